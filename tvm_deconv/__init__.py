@@ -1,0 +1,1 @@
+"""Transposed convolution compiled ahead of time."""
