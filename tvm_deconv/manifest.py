@@ -1,0 +1,334 @@
+"""What is known of an artifact without loading it, and which artifact serves a problem.
+
+An artifact is ``<stem>.so`` with ``<stem>.json`` beside it; the `Manifest` is that JSON file and is written last, so a
+library without one is an interrupted build. `select` is pure: manifests and CPU flags in, decisions with reasons out.
+
+========================  ==================================================================================
+field                     rule
+========================  ==================================================================================
+``format``                1; a higher number was written by a newer version
+``problem``               the ``artifact_key`` of a `Problem`
+``layers``                names of the layers it serves; informative
+``target``                name of the target it was compiled for
+``features``              CPU flags it needs, as in ``/proc/cpuinfo``; added to those of the target
+``library``               ``<stem>.so``, in the same directory
+``sha256``, ``size``      of the library: 64 hexadecimal digits; bytes, at most 1 GiB
+``algorithm``             name of the compute definition
+``origin``                ``default`` or ``tuned``
+``decisions``             the schedule's choices
+``packed_shape``/``_dtype``  the filter as "pack" leaves it
+``scratch_bytes``         workspace of one thread
+``macs``                  useful multiply-adds of one call
+``versions``              of what built it
+``recipe``                sha256 of everything that decides the bytes of the library
+========================  ==================================================================================
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
+
+from tvm_deconv.errors import ManifestError, ProblemError
+from tvm_deconv.problem import Problem
+from tvm_deconv.targets import MAX_TARGET_VARIABLE, TARGETS, Target
+
+FORMAT = 1
+MAX_MANIFEST_BYTES = 1 << 20
+MAX_LIBRARY_BYTES = 1 << 30
+ORIGINS = ("default", "tuned")
+
+# The storage types that cross the ABI; bfloat16 travels as its bits.
+PACKED_DTYPES = ("float64", "float32", "float16", "uint16", "int32", "int16", "int8", "uint8")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_STEM = re.compile(r"[0-9a-f]{16}-[A-Za-z0-9][A-Za-z0-9._+-]*")
+_INT64 = 1 << 63
+
+
+def stem(artifact_key: str, target: str) -> str:
+    """Return the file name without suffix of the artifact for a problem's `artifact_key` and a target's name."""
+    return f"{hashlib.sha256(artifact_key.encode()).hexdigest()[:16]}-{target}"
+
+
+def is_stem(name: str) -> bool:
+    """Tell whether `name` could have come from `stem`: other files in an artifact directory are not ours."""
+    return _STEM.fullmatch(name) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The facts of one artifact; construction checks every field and raises ManifestError."""
+
+    format: int = FORMAT
+    problem: str
+    layers: tuple[str, ...] = ()
+    target: str
+    features: tuple[str, ...]
+    library: str
+    sha256: str
+    size: int
+    algorithm: str
+    origin: str = "default"
+    decisions: Mapping[str, int]
+    packed_shape: tuple[int, ...]
+    packed_dtype: str
+    scratch_bytes: int
+    macs: int
+    versions: Mapping[str, str]
+    recipe: str
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "features", "packed_shape"):
+            value = getattr(self, name)
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
+        _check(self.__dict__)
+
+    @property
+    def name(self) -> str:
+        """The artifact's file name without suffix."""
+        return self.library.removesuffix(".so")
+
+    @cached_property
+    def parsed(self) -> Problem:
+        """The problem it serves, with its filter as [G, Ci, Co, *K]."""
+        return Problem.from_key(self.problem)
+
+    @cached_property
+    def required(self) -> frozenset[str]:
+        """Every CPU flag it needs: its own and its target's, so that a short list can not cause an illegal instruction."""
+        own = frozenset(self.features)
+        return own | TARGETS[self.target].features if self.target in TARGETS else own
+
+    def to_json(self) -> str:
+        """Return the text of the manifest file; `from_json` of it is equal to this."""
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes, path: str | os.PathLike[str] | None = None) -> Manifest:
+        """Parse the text of a manifest file, strictly; ManifestError names the field, its value and the rule."""
+        try:
+            found = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            raise ManifestError(path, "manifest", _head(text), f"must be JSON: {error}") from None
+        if not isinstance(found, dict):
+            raise ManifestError(path, "manifest", _head(text), "must be a JSON object")
+        _check_format(found.get("format"), path)
+        known = {field.name for field in fields(cls)}
+        for name in found:
+            if name not in known:
+                raise ManifestError(path, name, found[name], "is not a field of manifest format 1")
+        for name in known:
+            if name not in found:
+                raise ManifestError(path, name, None, "is missing")
+        _check(found, path)
+        return cls(**found)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Manifest:
+        """Read a manifest file; ManifestError where it cannot be read, is larger than 1 MiB or breaks a rule."""
+        try:
+            with Path(path).open("rb") as file:
+                data = file.read(MAX_MANIFEST_BYTES + 1)
+        except OSError as error:
+            raise ManifestError(path, "manifest", os.fspath(path), f"must be readable: {error.strerror}") from None
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise ManifestError(path, "manifest", os.fspath(path), f"must be at most {MAX_MANIFEST_BYTES} bytes")
+        return cls.from_json(data, path)
+
+
+def _head(text: str | bytes) -> str:
+    return text[:40] if isinstance(text, str) else text[:40].decode("utf-8", "replace")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a field appears twice")
+    return found
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def _check_format(value: object, path: str | os.PathLike[str] | None) -> None:
+    # First of all: nothing else of a newer manifest can be judged by this version's rules.
+    if type(value) is not int or value < 1:
+        raise ManifestError(path, "format", value, "must be an integer, at least 1")
+    if value > FORMAT:
+        raise ManifestError(
+            path, "format", value, f"is newer than {FORMAT}, the newest that this version reads; upgrade it"
+        )
+
+
+def _check(found: Mapping[str, Any], path: str | os.PathLike[str] | None = None) -> None:
+    def require(name: str, holds: bool, rule: str) -> None:
+        if not holds:
+            raise ManifestError(path, name, found[name], rule)
+
+    def is_int(value: object, low: int, high: int = _INT64 - 1) -> bool:
+        return type(value) is int and low <= value <= high
+
+    def is_text(value: object, pattern: re.Pattern[str]) -> bool:
+        return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+    def is_list(value: object) -> bool:
+        return isinstance(value, (list, tuple))
+
+    _check_format(found["format"], path)
+    require("problem", isinstance(found["problem"], str), "must be a string")
+    try:
+        canonical = Problem.from_key(found["problem"]).artifact_key
+    except ProblemError as error:
+        raise ManifestError(path, "problem", found["problem"], f"must be the key of a problem: {error}") from None
+    require("problem", found["problem"] == canonical, f"must be an artifact key, here {canonical}")
+    layers = found["layers"]
+    require("layers", is_list(layers) and all(isinstance(name, str) for name in layers), "must be a list of strings")
+    require("target", is_text(found["target"], _NAME), "must be the plain name of a target")
+    features = found["features"]
+    require(
+        "features",
+        is_list(features) and all(is_text(name, _NAME) for name in features) and len(set(features)) == len(features),
+        "must be a list of different CPU flags",
+    )
+    library = found["library"]
+    plain = isinstance(library, str) and library not in ("", ".", "..") and not re.search(r"[/\\\0]", library)
+    require("library", plain, "must be a plain file name in the manifest's directory")
+    expected = stem(found["problem"], found["target"]) + ".so"
+    require("library", library == expected, f"must be {expected}, which problem and target decide")
+    require("sha256", is_text(found["sha256"], _DIGEST), "must be 64 lower-case hexadecimal digits")
+    require(
+        "size", is_int(found["size"], 1, MAX_LIBRARY_BYTES), f"must be an integer from 1 to {MAX_LIBRARY_BYTES} (bytes)"
+    )
+    require("algorithm", is_text(found["algorithm"], _NAME), "must be a plain name")
+    require("origin", found["origin"] in ORIGINS, f"must be one of {', '.join(ORIGINS)}")
+    decisions = found["decisions"]
+    require(
+        "decisions",
+        isinstance(decisions, Mapping)
+        and all(isinstance(name, str) and is_int(value, -_INT64) for name, value in decisions.items()),
+        "must map names to integers",
+    )
+    shape = found["packed_shape"]
+    require("packed_shape", is_list(shape) and all(is_int(extent, 0) for extent in shape), "must be a list of extents")
+    require("packed_shape", math.prod(shape) < _INT64 // 8, "must hold fewer than 2**60 elements")
+    require("packed_dtype", found["packed_dtype"] in PACKED_DTYPES, f"must be one of {', '.join(PACKED_DTYPES)}")
+    require("scratch_bytes", is_int(found["scratch_bytes"], 0), "must be an integer, at least 0 (bytes)")
+    require("macs", is_int(found["macs"], 0), "must be an integer, at least 0")
+    versions = found["versions"]
+    require(
+        "versions",
+        isinstance(versions, Mapping)
+        and all(isinstance(name, str) and isinstance(value, str) for name, value in versions.items()),
+        "must map names to strings",
+    )
+    require("recipe", is_text(found["recipe"], _DIGEST), "must be 64 lower-case hexadecimal digits")
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A candidate that can serve the problem here; `reason` says what distinguishes it."""
+
+    manifest: Manifest
+    reason: str
+
+    @property
+    def name(self) -> str:
+        """The artifact's file name without suffix."""
+        return self.manifest.name
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A candidate that cannot serve the problem here, and why; `manifest` is None where it could not be read."""
+
+    manifest: Manifest | None
+    reason: str
+    name: str
+
+
+Decision: TypeAlias = Accepted | Rejected
+
+
+def select(
+    problem: Problem,
+    manifests: Iterable[Manifest],
+    features: frozenset[str],
+    *,
+    cap: Target | None = None,
+    broken: Mapping[str, str] | None = None,
+) -> list[Decision]:
+    """Decide over every candidate for `problem` on a CPU with `features`; pure. The best comes first.
+
+    1. A manifest that could not be read (`broken`: name to reason) is rejected.
+    2. The key must be the problem's artifact key, exactly; the reason names the fields that differ.
+    3. The target must be one that this version knows.
+    4. The flags it needs must be among `features`; the reason names the missing ones.
+    5. With a `cap`, they must be among those of the cap too.
+
+    Accepted: the wider feature set first (a superset has more flags, so counting respects the partial order), tuned
+    before default, then by name. Rejected: those for this problem, the unreadable, the others by likeness.
+    """
+    ranked: list[tuple[tuple[int | str, ...], Decision]] = []
+    for manifest in manifests:
+        if manifest.problem != problem.artifact_key:
+            differing = _differing(problem, manifest.parsed)
+            reason = f"serves another problem: {'; '.join(differing)}"
+            ranked.append(((3, len(differing), manifest.name), Rejected(manifest, reason, manifest.name)))
+            continue
+        refusal = _refusal(manifest, features, cap)
+        if refusal:
+            ranked.append(((1, manifest.name), Rejected(manifest, refusal, manifest.name)))
+            continue
+        reason = (
+            f"serves this problem and this CPU: {manifest.target}, {manifest.algorithm}, {manifest.origin} schedule"
+        )
+        rank = (0, -len(manifest.required), -ORIGINS.index(manifest.origin), manifest.name)
+        ranked.append((rank, Accepted(manifest, reason)))
+    for name, reason in (broken or {}).items():
+        ranked.append(((2, name), Rejected(None, reason, name)))
+    return [decision for _, decision in sorted(ranked, key=lambda pair: pair[0])]
+
+
+def _refusal(manifest: Manifest, features: frozenset[str], cap: Target | None) -> str | None:
+    if manifest.target not in TARGETS:
+        return f"target {manifest.target} is not known to this version, which knows {', '.join(TARGETS)}"
+    missing = manifest.required - features
+    if missing:
+        return f"needs CPU flags that this host lacks: {', '.join(sorted(missing))}"
+    beyond = manifest.required - cap.features if cap else frozenset()
+    if cap and beyond:
+        return f"{MAX_TARGET_VARIABLE}={cap.name} excludes CPU flags that it needs: {', '.join(sorted(beyond))}"
+    return None
+
+
+def _differing(problem: Problem, other: Problem) -> tuple[str, ...]:
+    # The filter's format is not part of an artifact's identity.
+    names = [field.name for field in fields(problem) if field.name != "filter_format"]
+    pairs = ((name, getattr(other, name), getattr(problem, name)) for name in names)
+    return tuple(f"{name} {theirs}, wanted {ours}" for name, theirs, ours in pairs if theirs != ours)
+
+
+def table(decisions: Iterable[Decision], limit: int = 20) -> str:
+    """Return `decisions` as aligned lines of text, at most `limit` of them and a count of the rest."""
+    rows = [
+        ("yes" if isinstance(decision, Accepted) else "no", decision.name, decision.reason) for decision in decisions
+    ]
+    if not rows:
+        return "no candidates"
+    width = max(len(name) for _, name, _ in rows)
+    lines = [f"{usable:3}  {name:{width}}  {reason}" for usable, name, reason in rows[:limit]]
+    if len(rows) > limit:
+        lines.append(f"and {len(rows) - limit} more")
+    return "\n".join(lines)

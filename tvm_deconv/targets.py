@@ -1,0 +1,125 @@
+"""Facts about the CPUs we compile for, and about the one we run on.
+
+A target is a set of CPU flags (spelled as in ``/proc/cpuinfo``) and the sizes that schedules derive their tiles from.
+Feature sets are a partial order: an artifact runs where its flags are a subset of the host's, and of two that run the
+one that needs more is the wider. `detect_host` is the only function here that reads the machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tvm_deconv.errors import ProblemError
+
+MAX_TARGET_VARIABLE = "TVM_DECONV_MAX_TARGET"
+
+# The psABI levels; flags that /proc/cpuinfo does not list (osxsave) are implied by those that it does (avx).
+_X86_64_V2 = frozenset({"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"})
+_X86_64_V3 = _X86_64_V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
+_X86_64_V4 = _X86_64_V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a schedule may assume of a CPU: vector width in bits, number of vector registers, cache sizes in bytes."""
+
+    name: str
+    mcpu: str
+    vector_bits: int
+    vector_registers: int
+    l1_bytes: int
+    l2_bytes: int
+    features: frozenset[str]
+
+    def lanes(self, element_bytes: int) -> int:
+        """Return the number of elements of `element_bytes` bytes in one vector register."""
+        return self.vector_bits // (8 * element_bytes)
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine: its CPU flags (common to all of its CPUs), model name, physical cores and logical CPUs."""
+
+    features: frozenset[str]
+    name: str = "unknown"
+    cores: int = 1
+    threads: int = 1
+
+
+# Cache sizes are those of the first (smallest) CPUs of each level, Haswell and Skylake-SP: tiles that fit there fit later ones.
+TARGETS: Mapping[str, Target] = {
+    target.name: target
+    for target in (
+        Target("x86-64-v3", "x86-64-v3", 256, 16, 32 << 10, 256 << 10, _X86_64_V3),
+        Target("x86-64-v4", "x86-64-v4", 512, 32, 32 << 10, 1 << 20, _X86_64_V4),
+    )
+}
+
+
+def get(name: str) -> Target:
+    """Return the target called `name`; ProblemError lists the known names."""
+    try:
+        return TARGETS[name]
+    except (KeyError, TypeError):
+        raise ProblemError("target", name, f"must be one of {', '.join(TARGETS)}") from None
+
+
+def detect_host(cpuinfo: str | os.PathLike[str] = "/proc/cpuinfo") -> Host:
+    """Read the host from `cpuinfo`; where that cannot be read, a host without any feature."""
+    try:
+        text = Path(cpuinfo).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return Host(frozenset())
+    return parse_cpuinfo(text)
+
+
+def parse_cpuinfo(text: str) -> Host:
+    """Parse the text of ``/proc/cpuinfo``: flags are those that every CPU has."""
+    features: frozenset[str] | None = None
+    name = "unknown"
+    cores: set[tuple[str, str]] = set()
+    threads = 0
+    for block in text.split("\n\n"):
+        fields = {
+            key.strip(): value.strip()
+            for key, colon, value in (line.partition(":") for line in block.splitlines())
+            if colon
+        }
+        if "processor" not in fields:
+            continue
+        flags = frozenset(fields.get("flags", fields.get("Features", "")).split())
+        features = flags if features is None else features & flags
+        name = fields.get("model name", name)
+        cores.add((fields.get("physical id", "0"), fields.get("core id", str(threads))))
+        threads += 1
+    return Host(features or frozenset(), name, max(len(cores), 1), max(threads, 1))
+
+
+def supported(features: frozenset[str]) -> list[Target]:
+    """Return the targets that a CPU with `features` can run, the widest first."""
+    fitting = (target for target in TARGETS.values() if target.features <= features)
+    return sorted(fitting, key=lambda target: len(target.features), reverse=True)
+
+
+def native(host: Host | None = None) -> Target:
+    """Return the widest target that `host` (by default this machine) can run; ProblemError names what it lacks."""
+    host = detect_host() if host is None else host
+    fitting = supported(host.features)
+    if not fitting:
+        narrowest = min(TARGETS.values(), key=lambda target: len(target.features))
+        missing = ", ".join(sorted(narrowest.features - host.features))
+        raise ProblemError("target", "native", f"this CPU ({host.name}) lacks {missing}, which {narrowest.name} needs")
+    return fitting[0]
+
+
+def max_target(environ: Mapping[str, str] | None = None) -> Target | None:
+    """Return the target that ``TVM_DECONV_MAX_TARGET`` names, the widest that may be loaded; None where it is not set."""
+    name = (os.environ if environ is None else environ).get(MAX_TARGET_VARIABLE, "")
+    if not name:
+        return None
+    if name not in TARGETS:
+        raise ProblemError(MAX_TARGET_VARIABLE, name, f"must be one of {', '.join(TARGETS)}")
+    return TARGETS[name]
