@@ -29,7 +29,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -44,6 +43,8 @@ from tvm_deconv.targets import MAX_TARGET_VARIABLE, TARGETS, Target
 FORMAT = 1
 MAX_MANIFEST_BYTES = 1 << 20
 MAX_LIBRARY_BYTES = 1 << 30
+MAX_KEY_LENGTH = 1000
+UNWRITTEN = "(not written)"
 ORIGINS = ("default", "tuned")
 
 # The storage types that cross the ABI; bfloat16 travels as its bits.
@@ -106,7 +107,7 @@ class Manifest:
 
     @cached_property
     def required(self) -> frozenset[str]:
-        """Every CPU flag it needs: its own and its target's, so that a short list can not cause an illegal instruction."""
+        """Every CPU flag it needs: its own and its target's, since one too few ends in an illegal instruction."""
         own = frozenset(self.features)
         return own | TARGETS[self.target].features if self.target in TARGETS else own
 
@@ -115,40 +116,36 @@ class Manifest:
         return json.dumps(asdict(self), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
-    def from_json(cls, text: str | bytes, path: str | os.PathLike[str] | None = None) -> Manifest:
+    def from_json(cls, text: str | bytes, path: Path | str = UNWRITTEN) -> Manifest:
         """Parse the text of a manifest file, strictly; ManifestError names the field, its value and the rule."""
         try:
             found = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
-            raise ManifestError(path, "manifest", _head(text), f"must be JSON: {error}") from None
+            raise ManifestError(path, f"must be JSON: {error}") from None
         if not isinstance(found, dict):
-            raise ManifestError(path, "manifest", _head(text), "must be a JSON object")
+            raise ManifestError(path, "must be a JSON object")
         _check_format(found.get("format"), path)
-        known = {field.name for field in fields(cls)}
+        known = [field.name for field in fields(cls)]
         for name in found:
             if name not in known:
-                raise ManifestError(path, name, found[name], "is not a field of manifest format 1")
+                raise ManifestError(path, f"is not a field of manifest format {FORMAT}", name, found[name])
         for name in known:
             if name not in found:
-                raise ManifestError(path, name, None, "is missing")
+                raise ManifestError(path, "is missing", name)
         _check(found, path)
         return cls(**found)
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> Manifest:
+    def read(cls, path: Path | str) -> Manifest:
         """Read a manifest file; ManifestError where it cannot be read, is larger than 1 MiB or breaks a rule."""
         try:
             with Path(path).open("rb") as file:
                 data = file.read(MAX_MANIFEST_BYTES + 1)
         except OSError as error:
-            raise ManifestError(path, "manifest", os.fspath(path), f"must be readable: {error.strerror}") from None
+            raise ManifestError(path, f"must be readable: {error.strerror}") from None
         if len(data) > MAX_MANIFEST_BYTES:
-            raise ManifestError(path, "manifest", os.fspath(path), f"must be at most {MAX_MANIFEST_BYTES} bytes")
+            raise ManifestError(path, f"must be at most {MAX_MANIFEST_BYTES} bytes")
         return cls.from_json(data, path)
-
-
-def _head(text: str | bytes) -> str:
-    return text[:40] if isinstance(text, str) else text[:40].decode("utf-8", "replace")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -162,20 +159,19 @@ def _no_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not a JSON number")
 
 
-def _check_format(value: object, path: str | os.PathLike[str] | None) -> None:
+def _check_format(value: object, path: Path | str) -> None:
     # First of all: nothing else of a newer manifest can be judged by this version's rules.
     if type(value) is not int or value < 1:
-        raise ManifestError(path, "format", value, "must be an integer, at least 1")
+        raise ManifestError(path, "must be an integer, at least 1", "format", value)
     if value > FORMAT:
-        raise ManifestError(
-            path, "format", value, f"is newer than {FORMAT}, the newest that this version reads; upgrade it"
-        )
+        rule = f"must be at most {FORMAT}: a newer version wrote it, upgrade this one"
+        raise ManifestError(path, rule, "format", value)
 
 
-def _check(found: Mapping[str, Any], path: str | os.PathLike[str] | None = None) -> None:
+def _check(found: Mapping[str, Any], path: Path | str = UNWRITTEN) -> None:
     def require(name: str, holds: bool, rule: str) -> None:
         if not holds:
-            raise ManifestError(path, name, found[name], rule)
+            raise ManifestError(path, rule, name, found[name])
 
     def is_int(value: object, low: int, high: int = _INT64 - 1) -> bool:
         return type(value) is int and low <= value <= high
@@ -187,12 +183,14 @@ def _check(found: Mapping[str, Any], path: str | os.PathLike[str] | None = None)
         return isinstance(value, (list, tuple))
 
     _check_format(found["format"], path)
-    require("problem", isinstance(found["problem"], str), "must be a string")
+    key = found["problem"]
+    require("problem", isinstance(key, str), "must be a string")
+    require("problem", len(key) <= MAX_KEY_LENGTH, f"must be at most {MAX_KEY_LENGTH} characters")
     try:
-        canonical = Problem.from_key(found["problem"]).artifact_key
+        canonical = Problem.from_key(key).artifact_key
     except ProblemError as error:
-        raise ManifestError(path, "problem", found["problem"], f"must be the key of a problem: {error}") from None
-    require("problem", found["problem"] == canonical, f"must be an artifact key, here {canonical}")
+        raise ManifestError(path, f"must be the key of a problem: {error}", "problem", key) from None
+    require("problem", key == canonical, f"must be an artifact key, here {canonical}")
     layers = found["layers"]
     require("layers", is_list(layers) and all(isinstance(name, str) for name in layers), "must be a list of strings")
     require("target", is_text(found["target"], _NAME), "must be the plain name of a target")
@@ -205,7 +203,7 @@ def _check(found: Mapping[str, Any], path: str | os.PathLike[str] | None = None)
     library = found["library"]
     plain = isinstance(library, str) and library not in ("", ".", "..") and not re.search(r"[/\\\0]", library)
     require("library", plain, "must be a plain file name in the manifest's directory")
-    expected = stem(found["problem"], found["target"]) + ".so"
+    expected = stem(key, found["target"]) + ".so"
     require("library", library == expected, f"must be {expected}, which problem and target decide")
     require("sha256", is_text(found["sha256"], _DIGEST), "must be 64 lower-case hexadecimal digits")
     require(
@@ -248,6 +246,9 @@ class Accepted:
         """The artifact's file name without suffix."""
         return self.manifest.name
 
+    def __str__(self) -> str:
+        return f"{self.name}: accepted: {self.reason}"
+
 
 @dataclass(frozen=True)
 class Rejected:
@@ -256,6 +257,9 @@ class Rejected:
     manifest: Manifest | None
     reason: str
     name: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: rejected: {self.reason}"
 
 
 Decision: TypeAlias = Accepted | Rejected
@@ -284,7 +288,8 @@ def select(
     for manifest in manifests:
         if manifest.problem != problem.artifact_key:
             differing = _differing(problem, manifest.parsed)
-            reason = f"serves another problem: {'; '.join(differing)}"
+            more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
+            reason = f"serves another problem: {'; '.join(differing[:3])}{more}"
             ranked.append(((3, len(differing), manifest.name), Rejected(manifest, reason, manifest.name)))
             continue
         refusal = _refusal(manifest, features, cap)

@@ -49,7 +49,7 @@ class Host:
     threads: int = 1
 
 
-# Cache sizes are those of the first (smallest) CPUs of each level, Haswell and Skylake-SP: tiles that fit there fit later ones.
+# Cache sizes are those of the first CPUs of each level, Haswell and Skylake-SP: tiles that fit there fit later ones.
 TARGETS: Mapping[str, Target] = {
     target.name: target
     for target in (
@@ -116,7 +116,7 @@ def native(host: Host | None = None) -> Target:
 
 
 def max_target(environ: Mapping[str, str] | None = None) -> Target | None:
-    """Return the target that ``TVM_DECONV_MAX_TARGET`` names, the widest that may be loaded; None where it is not set."""
+    """Return the target that ``TVM_DECONV_MAX_TARGET`` names, the widest that may be loaded; None where unset."""
     name = (os.environ if environ is None else environ).get(MAX_TARGET_VARIABLE, "")
     if not name:
         return None
