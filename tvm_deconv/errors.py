@@ -1,0 +1,107 @@
+"""Every error raised on purpose.
+
+    DeconvError
+    ├── ProblemError      (ValueError)    a problem that no operator defines: attribute, shape, key
+    ├── TensorError       (ValueError)    an array that does not fit the problem, at bind or call
+    │   └── TensorTypeError (TypeError)   ... because of its dtype or kind
+    ├── SourceError       (ValueError)    a model or problem file that cannot be read
+    ├── BuildError        (RuntimeError)  a compilation that failed
+    │   └── CompilerNotFound              ... because the machine has no C++ compiler
+    ├── ArtifactError     (RuntimeError)  a file of an artifact that cannot be used
+    │   ├── ManifestError                 ... because the manifest does not read
+    │   └── IntegrityError                ... because the bytes are not those that were written
+    └── NoArtifactError   (LookupError)   no artifact serves the problem
+
+The text is always ``<attribute>=<value>: <rule>``. All of them survive pickling, since builds run in other processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+_LONGEST_VALUE = 120
+
+
+def _shown(value: object) -> str:
+    text = str(value) if isinstance(value, Path) else repr(value)
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
+
+
+class DeconvError(Exception):
+    """What is wrong (`attribute`), what it was (`value`) and what it must be (`rule`)."""
+
+    def __init__(self, attribute: str, value: object, rule: str) -> None:
+        super().__init__(attribute, value, rule)
+        self.attribute = attribute
+        self.value = value
+        self.rule = rule
+
+    def __str__(self) -> str:
+        return f"{self.attribute}={_shown(self.value)}: {self.rule}"
+
+
+class ProblemError(DeconvError, ValueError):
+    """An attribute, a shape or a key that describes no transposed convolution."""
+
+
+class TensorError(DeconvError, ValueError):
+    """An array that does not fit its problem; `argument` is the name of the parameter."""
+
+    @property
+    def argument(self) -> str:
+        """The parameter that was refused."""
+        return self.attribute
+
+
+class TensorTypeError(TensorError, TypeError):
+    """An array of a wrong dtype, or something that is no array."""
+
+
+class SourceError(DeconvError, ValueError):
+    """A model file or a list of problems that cannot be read."""
+
+
+class BuildError(DeconvError, RuntimeError):
+    """A problem that could not be compiled."""
+
+
+class CompilerNotFound(BuildError):
+    """No C++ compiler to link a shared library with."""
+
+
+class ArtifactError(DeconvError, RuntimeError):
+    """A file of an artifact that cannot be used; `path` is that file.
+
+    `attribute` and `value` name the fact inside the file, where there is one.
+    """
+
+    def __init__(self, path: Path | str, rule: str, attribute: str = "path", value: object = None) -> None:
+        self.path = Path(path)
+        super().__init__(attribute, self.path if attribute == "path" else value, rule)
+        self.args = (path, rule, attribute, value)
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if self.attribute == "path" else f"{text} (in {self.path})"
+
+
+class ManifestError(ArtifactError):
+    """A manifest that does not read: unknown fields, a newer format, a path that leaves its folder."""
+
+
+class IntegrityError(ArtifactError):
+    """A shared library whose bytes are not those its manifest was written for."""
+
+
+class NoArtifactError(DeconvError, LookupError):
+    """No artifact serves the problem `value`; `decisions` says why, one entry per candidate."""
+
+    def __init__(self, problem: str, decisions: Iterable[object] = ()) -> None:
+        self.decisions = list(decisions)
+        rule = "no artifact serves this problem" if self.decisions else "no artifact serves it: there are no candidates"
+        super().__init__("problem", problem, rule)
+        self.args = (problem, self.decisions)
+
+    def __str__(self) -> str:
+        return "\n  ".join([f"problem={self.value}: {self.rule}", *map(str, self.decisions)])

@@ -1,0 +1,348 @@
+"""The canonical description of one transposed convolution, under all dialects.
+
+Per spatial axis, with data extent X, kernel K, stride s, dilation d, begin pad p and output extent Y:
+
+    out[n, g*Co+o, s*x + d*k - p] += data[n, g*Ci+i, x] * filter[g, i, o, k]    where the index lies in [0, Y)
+
+What nothing reaches is zero. The epilogue (bias, then activation) follows. An end pad is not part of the description:
+it only decided Y.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_deconv.errors import ProblemError
+
+if TYPE_CHECKING:
+    from tvm_deconv import dialects
+
+Array = npt.NDArray[Any]
+
+#: dtype -> (bytes, accumulator, output)
+_DTYPES = {
+    "float32": (4, "float32", "float32"),
+    "float64": (8, "float64", "float64"),
+    "float16": (2, "float32", "float16"),
+    "bfloat16": (2, "float32", "bfloat16"),
+    "int8": (1, "int32", "int32"),
+    "uint8": (1, "int32", "int32"),
+}
+_BYTES = {name: size for name, (size, _, _) in _DTYPES.items()} | {"int32": 4}
+DTYPES = tuple(_DTYPES)
+ACTIVATIONS = ("none", "relu", "leaky_relu", "sigmoid", "tanh", "gelu", "silu", "clip")
+DATA_FORMATS = ("NCX", "NXC")
+#: The formats a problem keeps, and the other names of the same memory.
+FILTER_FORMATS = ("IOX", "GIOX", "XIO")
+_FILTER_ALIASES = {"OIX": "IOX", "XOI": "XIO"}
+_INT64_MAX = 2**63 - 1
+_INT32 = (-(2**31), 2**31 - 1)
+
+
+def one_of(attribute: str, value: object, allowed: Iterable[str]) -> str:
+    """`value` if it is one of the `allowed` words, else ProblemError."""
+    allowed = tuple(allowed)
+    if not isinstance(value, str) or value not in allowed:
+        raise ProblemError(attribute, value, f"must be one of {', '.join(allowed)}")
+    return value
+
+
+def integer(attribute: str, value: object, minimum: int) -> int:
+    """`value` as a Python int of at least `minimum`; floats and bools are no integers."""
+    if isinstance(value, (bool, np.bool_)):
+        raise ProblemError(attribute, value, "must be an integer, not a bool")
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ProblemError(attribute, value, "must be an integer") from None
+    if not minimum <= number <= _INT64_MAX:
+        raise ProblemError(attribute, number, f"must be at least {minimum} and fit in 64 bits")
+    return number
+
+
+def integers(attribute: str, value: object, minimum: int, length: int | None = None) -> tuple[int, ...]:
+    """`value` as a tuple of `length` ints, each at least `minimum`, else ProblemError."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise ProblemError(attribute, value, "must be a sequence of integers")
+    try:
+        items = tuple(integer(attribute, item, minimum) for item in value)
+    except ProblemError as error:
+        raise ProblemError(attribute, value, f"every element {error.rule}") from None
+    except TypeError:
+        raise ProblemError(attribute, value, "must be a sequence of integers") from None
+    if length is not None and len(items) != length:
+        raise ProblemError(attribute, items, f"must have {length} elements, one per axis")
+    return items
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """What happens to an element after the last product: bias, then activation.
+
+    `alpha` is the slope of leaky_relu; `minimum` and `maximum` are the bounds of clip. Where they mean nothing they
+    take their defaults, so that equal epilogues compare equal. gelu is the exact form, with the error function.
+    """
+
+    bias: bool = False
+    activation: str = "none"
+    alpha: float = 0.01
+    minimum: float = 0.0
+    maximum: float = 6.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.bias, (bool, np.bool_)):
+            raise ProblemError("bias", self.bias, "must be True or False: the values come with the filter, at bind")
+        one_of("activation", self.activation, ACTIVATIONS)
+        object.__setattr__(self, "bias", bool(self.bias))
+        for field in dataclasses.fields(self)[2:]:
+            meant = self.activation == ("leaky_relu" if field.name == "alpha" else "clip")
+            value = getattr(self, field.name) if meant else field.default
+            if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
+                raise ProblemError(field.name, value, "must be a real number")
+            try:
+                object.__setattr__(self, field.name, float(value) + 0.0)  # -0.0 becomes 0.0: one printed form
+            except OverflowError:
+                raise ProblemError(field.name, value, "must fit in a float") from None
+        if not math.isfinite(self.alpha):
+            raise ProblemError("alpha", self.alpha, "must be finite")
+        if not self.minimum <= self.maximum:
+            raise ProblemError("minimum", self.minimum, f"must be at most maximum={self.maximum}, neither NaN")
+
+    def __str__(self) -> str:
+        activation = self.activation
+        if activation == "leaky_relu":
+            activation += f"({self.alpha!r})"
+        elif activation == "clip":
+            activation += f"({self.minimum!r},{self.maximum!r})"
+        if self.bias:
+            return "bias" if activation == "none" else f"bias+{activation}"
+        return activation
+
+    @staticmethod
+    def parse(text: str) -> Epilogue:
+        """The epilogue that prints as `text`, for example ``bias+leaky_relu(0.1)``."""
+        found = re.fullmatch(r"(?P<bias>bias(?:\+(?=.)|$))?(?:(?P<name>[a-z_]+)(?:\((?P<numbers>[^()]+)\))?)?", text)
+        if found is None:
+            raise ProblemError("epilogue", text, "must look like none, bias, relu or bias+leaky_relu(0.1)")
+        try:
+            numbers = [float(number) for number in (found["numbers"] or "").split(",") if number]
+        except ValueError:
+            raise ProblemError("epilogue", text, "what stands in parentheses must be numbers") from None
+        activation = found["name"] or "none"
+        names = {"leaky_relu": ["alpha"], "clip": ["minimum", "maximum"]}.get(activation, [])
+        if len(names) != len(numbers):
+            raise ProblemError("epilogue", text, f"{activation} takes {len(names)} numbers")
+        epilogue = Epilogue(found["bias"] is not None, activation, **dict(zip(names, numbers, strict=True)))
+        if str(epilogue) != text:
+            raise ProblemError("epilogue", text, f"must be written {epilogue}")
+        return epilogue
+
+
+_KEY = re.compile(
+    r"n(?P<batch>\d+)-g(?P<groups>\d+)-i(?P<in_channels>\d+)-o(?P<out_channels>\d+)"
+    r"-x(?P<data_spatial>[\dx]+)-k(?P<kernel>[\dx]+)-s(?P<strides>[\dx]+)-d(?P<dilations>[\dx]+)"
+    r"-p(?P<pads_begin>[\dx]+)-y(?P<output_spatial>[\dx]+)"
+    r"-(?P<dtype>[a-z0-9]+)-(?P<data_format>[A-Z]+)-(?P<filter_format>[A-Z]+)-(?P<epilogue>[^\s/]+)",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One transposed convolution with everything decided; see the module for its meaning.
+
+    `in_channels` and `out_channels` are per group. Sequences become tuples and numpy integers become ints. A dilation
+    along an axis where the kernel has one element is 1, and filter formats that are the same memory have one name.
+    Raises ProblemError.
+    """
+
+    batch: int
+    groups: int
+    in_channels: int
+    out_channels: int
+    data_spatial: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads_begin: tuple[int, ...]
+    output_spatial: tuple[int, ...]
+    dtype: str = "float32"
+    data_format: str = "NCX"
+    filter_format: str = "IOX"
+    epilogue: Epilogue = Epilogue()
+
+    def __post_init__(self) -> None:
+        def put(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        for name, minimum in (("batch", 0), ("groups", 1), ("in_channels", 1), ("out_channels", 1)):
+            put(name, integer(name, getattr(self, name), minimum))
+        put("data_spatial", integers("data_spatial", self.data_spatial, 1))
+        if not 1 <= self.rank <= 3:
+            raise ProblemError("data_spatial", self.data_spatial, "must have 1, 2 or 3 axes")
+        per_axis = (("kernel", 1), ("strides", 1), ("dilations", 1), ("pads_begin", 0), ("output_spatial", 0))
+        for name, minimum in per_axis:
+            put(name, integers(name, getattr(self, name), minimum, self.rank))
+        put("dilations", tuple(1 if k == 1 else d for k, d in zip(self.kernel, self.dilations, strict=True)))
+        one_of("dtype", self.dtype, DTYPES)
+        one_of("data_format", self.data_format, DATA_FORMATS)
+        one_of("filter_format", self.filter_format, (*FILTER_FORMATS, *_FILTER_ALIASES))
+        put("filter_format", _FILTER_ALIASES.get(self.filter_format, self.filter_format))
+        if not isinstance(self.epilogue, Epilogue):
+            raise ProblemError("epilogue", self.epilogue, "must be an Epilogue")
+        if self.accumulate_dtype == "int32":
+            self._check_integer_epilogue()
+        self._check_sizes()
+
+    def _check_integer_epilogue(self) -> None:
+        epilogue = self.epilogue
+        one_of("activation", epilogue.activation, ("none", "relu", "clip"))
+        for name, bound in (("minimum", epilogue.minimum), ("maximum", epilogue.maximum)):
+            if not _INT32[0] <= bound <= _INT32[1] or not bound.is_integer():
+                raise ProblemError(name, bound, f"must be an integer of 32 bits where dtype={self.dtype}")
+
+    def _check_sizes(self) -> None:
+        for name in ("data_shape", "filter_shape", "output_shape"):
+            shape = getattr(self, name)
+            # Without zero extents, since an empty tensor still has strides.
+            if math.prod(max(extent, 1) for extent in shape) * 8 > _INT64_MAX:
+                raise ProblemError(name, shape, "must have a size in bytes that fits in 64 bits")
+        for axis, natural in enumerate(self.natural_spatial):
+            if natural + self.pads_begin[axis] + self.output_spatial[axis] > _INT64_MAX:
+                raise ProblemError("strides", self.strides, f"must keep every index of axis {axis} within 64 bits")
+
+    @property
+    def rank(self) -> int:
+        """The number of spatial axes."""
+        return len(self.data_spatial)
+
+    @property
+    def natural_spatial(self) -> tuple[int, ...]:
+        """The output extents that nothing would be cut from: s*(X-1) + (K-1)*d + 1."""
+        axes = zip(self.data_spatial, self.kernel, self.strides, self.dilations, strict=True)
+        return tuple(s * (x - 1) + (k - 1) * d + 1 for x, k, s, d in axes)
+
+    def _batched(self, channels: int, spatial: tuple[int, ...]) -> tuple[int, ...]:
+        if self.data_format == "NCX":
+            return (self.batch, channels, *spatial)
+        return (self.batch, *spatial, channels)
+
+    @property
+    def data_shape(self) -> tuple[int, ...]:
+        """Shape of the data, in `data_format`."""
+        return self._batched(self.groups * self.in_channels, self.data_spatial)
+
+    @property
+    def filter_shape(self) -> tuple[int, ...]:
+        """Shape of the filter, in `filter_format`."""
+        if self.filter_format == "GIOX":
+            return (self.groups, self.in_channels, self.out_channels, *self.kernel)
+        if self.filter_format == "IOX":
+            return (self.groups * self.in_channels, self.out_channels, *self.kernel)
+        return (*self.kernel, self.out_channels, self.groups * self.in_channels)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of the output, in `data_format`."""
+        return self._batched(self.groups * self.out_channels, self.output_spatial)
+
+    @property
+    def bias_shape(self) -> tuple[int, ...]:
+        """Shape of the bias: one element per output channel, in `accumulate_dtype`."""
+        return (self.groups * self.out_channels,)
+
+    @property
+    def accumulate_dtype(self) -> str:
+        """The type of sums and of the bias: float32, float64 or int32."""
+        return _DTYPES[self.dtype][1]
+
+    @property
+    def output_dtype(self) -> str:
+        """The type of the output: `dtype`, or int32 where `dtype` is an integer type."""
+        return _DTYPES[self.dtype][2]
+
+    @property
+    def macs(self) -> int:
+        """The multiply-adds that reach the output: products that a pad cuts off are not counted."""
+        pairs = 1
+        for axis in range(self.rank):
+            pairs *= sum(len(self.reach(axis, k)) for k in range(self.kernel[axis]))
+        return self.batch * self.groups * self.in_channels * self.out_channels * pairs
+
+    def reach(self, axis: int, k: int) -> range:
+        """The data positions whose product with kernel element `k` lands inside the output, along `axis`."""
+        s, shift = self.strides[axis], self.dilations[axis] * k - self.pads_begin[axis]
+        first = max(0, -(shift // s))
+        last = min(self.data_spatial[axis] - 1, (self.output_spatial[axis] - 1 - shift) // s)
+        return range(first, max(first, last + 1))
+
+    @property
+    def min_bytes(self) -> int:
+        """Bytes that must cross memory: data, filter and bias read once, output written once."""
+        size = _BYTES[self.dtype]
+        moved = (math.prod(self.data_shape) + math.prod(self.filter_shape)) * size
+        moved += math.prod(self.output_shape) * _BYTES[self.output_dtype]
+        return moved + self.epilogue.bias * math.prod(self.bias_shape) * _BYTES[self.accumulate_dtype]
+
+    @property
+    def key(self) -> str:
+        """The problem in one printed word that a file name can hold; `from_key` reads it back."""
+
+        def by(extents: tuple[int, ...]) -> str:
+            return "x".join(map(str, extents))
+
+        return (
+            f"n{self.batch}-g{self.groups}-i{self.in_channels}-o{self.out_channels}"
+            f"-x{by(self.data_spatial)}-k{by(self.kernel)}-s{by(self.strides)}-d{by(self.dilations)}"
+            f"-p{by(self.pads_begin)}-y{by(self.output_spatial)}"
+            f"-{self.dtype}-{self.data_format}-{self.filter_format}-{self.epilogue}"
+        )
+
+    @property
+    def artifact_key(self) -> str:
+        """The key of the library that serves the problem: filters reach it as ``[G, Ci, Co, *K]`` from any format."""
+        return self.replace(filter_format="GIOX").key
+
+    @staticmethod
+    def from_key(key: str) -> Problem:
+        """The problem that prints as `key`; anything else raises ProblemError."""
+        found = _KEY.fullmatch(key) if isinstance(key, str) else None
+        if found is None:
+            raise ProblemError("key", key, "must be the printed key of a problem")
+        fields: dict[str, Any] = found.groupdict()
+        for name in ("batch", "groups", "in_channels", "out_channels"):
+            fields[name] = int(fields[name])
+        for name in ("data_spatial", "kernel", "strides", "dilations", "pads_begin", "output_spatial"):
+            if not all(fields[name].split("x")):
+                raise ProblemError("key", key, f"{name} must be integers joined by x")
+            fields[name] = tuple(map(int, fields[name].split("x")))
+        fields["epilogue"] = Epilogue.parse(fields["epilogue"])
+        problem = Problem(**fields)
+        if problem.key != key:
+            raise ProblemError("key", key, f"must be written {problem.key}")
+        return problem
+
+    def replace(self, **changes: Any) -> Problem:
+        """The same problem with some fields changed; validated again."""
+        return dataclasses.replace(self, **changes)
+
+    def canonical_filter(self, filter: Array) -> Array:
+        """A view of `filter`, which is in `filter_format`, as ``[G, Ci, Co, *K]``; copies nothing."""
+        if self.filter_format == "XIO":
+            filter = filter.transpose(self.rank + 1, self.rank, *range(self.rank))
+        return filter.reshape(self.groups, self.in_channels, self.out_channels, *self.kernel)
+
+    if TYPE_CHECKING:  # bound by tvm_deconv.dialects, which needs this class
+        from_openvino = staticmethod(dialects.from_openvino)
+        from_onednn = staticmethod(dialects.from_onednn)
+        from_onnx = staticmethod(dialects.from_onnx)
+        from_torch = staticmethod(dialects.from_torch)
