@@ -1,1 +1,47 @@
-"""Package."""
+"""The launcher: a C source that every artifact is linked with, so that it needs no TVM runtime library.
+
+`docs/launcher.md` says what it does and what it costs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from tvm_deconv.errors import BuildError, CompilerNotFound
+
+SOURCE = Path(__file__).with_name("launcher.c")
+FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
+COMPILERS = ("g++", "c++", "clang++", "gcc", "cc")
+
+
+def find_compiler() -> str:
+    """The compiler driver: `CXX` where it is set, else the first of `COMPILERS` on `PATH`. Raises CompilerNotFound."""
+    wanted = os.environ.get("CXX")
+    for name in (wanted,) if wanted else COMPILERS:
+        found = shutil.which(name)
+        if found:
+            return found
+    if wanted:
+        raise CompilerNotFound("CXX", wanted, "no such program; set CXX to the path of a C++ compiler, or unset it")
+    tried = ", ".join(COMPILERS)
+    raise CompilerNotFound("PATH", os.environ.get("PATH", ""), f"no C++ compiler ({tried}) here; install g++ or set CXX")
+
+
+def launcher_object(cc: str, out_dir: Path) -> Path:
+    """Compiles the launcher with `cc` to `out_dir/launcher.o`, an addon for `export_library`. Raises BuildError."""
+    target = out_dir / "launcher.o"
+    with tempfile.TemporaryDirectory(dir=out_dir) as scratch:
+        made = Path(scratch) / target.name
+        command = [cc, "-x", "c", *FLAGS, "-c", str(SOURCE), "-o", str(made)]
+        try:
+            run = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise CompilerNotFound("cc", cc, f"the compiler does not start ({error}); set CXX to one that does") from error
+        if run.returncode != 0:
+            raise BuildError("cc", cc, f"the launcher does not compile:\n{run.stderr.strip()}")
+        made.replace(target)
+    return target
