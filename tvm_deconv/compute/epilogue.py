@@ -16,7 +16,8 @@ def activate(epilogue: Epilogue, x: Expr) -> Expr:
 
     NaN stays NaN.
     """
-    dtype = str(x.expr_ty.dtype)
+    x = tirx.convert(x)  # a TensorSlice is no Expr
+    dtype = str(x.ty.dtype)
 
     def number(value: float) -> Expr:
         return tirx.const(int(value) if dtype == "int32" else float(np.dtype(dtype).type(value)), dtype)
