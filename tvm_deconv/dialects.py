@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from tvm_deconv.errors import ProblemError
-from tvm_deconv.problem import Epilogue, Problem, integer, integers, one_of
+from tvm_deconv.problem import Epilogue, Problem, integer, integers, natural, one_of
 
 Ints = Sequence[int]
 
@@ -65,24 +65,19 @@ def _optional(attribute: str, value: Ints | None, default: int, rank: int, minim
     return (default,) * rank if value is None else integers(attribute, value, minimum, rank)
 
 
-def _natural(spatial: Ints, kernel: Ints, strides: Ints, dilations: Ints) -> list[int]:
-    axes = zip(spatial, kernel, strides, dilations, strict=True)
-    return [s * (x - 1) + (k - 1) * d + 1 for x, k, s, d in axes]
-
-
 def _begins(totals: Sequence[int], odd_at_begin: bool) -> tuple[int, ...]:
     """The begin pads when the totals are shared out evenly, the odd element going to one end."""
     return tuple((max(total, 0) + odd_at_begin) // 2 for total in totals)
 
 
 def _extents(
-    natural: Ints, pads_begin: Ints, pads_end: Ints, output_padding: Ints, attribute: str, value: object
+    whole: Ints, pads_begin: Ints, pads_end: Ints, output_padding: Ints, attribute: str, value: object
 ) -> tuple[int, ...]:
     """The output extents without an output_shape; a negative one is the fault of `attribute`."""
-    axes = zip(natural, pads_begin, pads_end, output_padding, strict=True)
+    axes = zip(whole, pads_begin, pads_end, output_padding, strict=True)
     extents = tuple(nat - begin - end + extra for nat, begin, end, extra in axes)
     if min(extents) < 0:
-        raise ProblemError(attribute, value, f"the pads must leave an output; its extents would be {extents}")
+        raise ProblemError(attribute, value, f"must leave an output of extents at least 0, not {extents}")
     return extents
 
 
@@ -111,15 +106,16 @@ def _backprop_data(
     extra = _optional("output_padding", output_padding, 0, rank, 0)
     mode = _auto_pad(auto_pad)
     one_of("output_shape_rule", output_shape_rule, ("runtime", "formula"))
-    natural = _natural(spatial, kernel, steps, spread)
+    whole = natural(spatial, kernel, steps, spread)
     if mode != _EXPLICIT:
         begin = end = (0,) * rank
     if output_shape is None:
-        extents = _extents(natural, begin, end, extra, "pads_end", end)
+        both = tuple(first + last for first, last in zip(begin, end, strict=True))
+        extents = _extents(whole, begin, end, extra, "pads_begin+pads_end", both)
     else:
         extents = integers("output_shape", output_shape, 0, rank)
         if mode.startswith("same") or output_shape_rule == "formula":
-            totals = [nat + more - out for nat, more, out in zip(natural, extra, extents, strict=True)]
+            totals = [nat + more - out for nat, more, out in zip(whole, extra, extents, strict=True)]
             begin = _begins(totals, mode == odd_at_begin)
     return {"strides": steps, "dilations": spread, "pads_begin": begin, "output_spatial": extents}
 
@@ -242,16 +238,16 @@ def from_onnx(
     if len(ends) != 2 * rank:
         raise ProblemError("pads", ends, f"must have {2 * rank} elements: the begins and then the ends of {rank} axes")
     mode = _auto_pad(auto_pad)
-    natural = _natural(spatial, kernel, steps, spread)
+    whole = natural(spatial, kernel, steps, spread)
     if output_shape is None and not mode.startswith("same"):
         begin, end = (ends[:rank], ends[rank:]) if mode == _EXPLICIT else ((0,) * rank, (0,) * rank)
-        extents = _extents(natural, begin, end, extra, "pads", ends)
+        extents = _extents(whole, begin, end, extra, "pads", ends)
     else:
         if output_shape is None:
             extents = tuple(x * s for x, s in zip(spatial, steps, strict=True))
         else:
             extents = integers("output_shape", output_shape, 0, rank)
-        totals = [nat + more - out for nat, more, out in zip(natural, extra, extents, strict=True)]
+        totals = [nat + more - out for nat, more, out in zip(whole, extra, extents, strict=True)]
         begin = _begins(totals, mode != "same_upper")
     return Problem(
         batch=batch, groups=groups, in_channels=channels // groups, out_channels=shape[1], data_spatial=spatial,
@@ -299,13 +295,13 @@ def from_torch(
     steps = _broadcast("stride", stride, rank, 1)
     spread = _broadcast("dilation", dilation, rank, 1)
     pads = _broadcast("padding", padding, rank, 0)
-    natural = _natural(spatial, kernel, steps, spread)
+    whole = natural(spatial, kernel, steps, spread)
     extra = _broadcast("output_padding", output_padding, rank, 0)
     if output_size is not None:
         size = integers("output_size", output_size, 0)
         if len(size) not in (rank, len(given)):
             raise ProblemError("output_size", size, f"must have {rank} or {len(given)} elements")
-        smallest = _extents(natural, pads, pads, (0,) * rank, "padding", pads)
+        smallest = _extents(whole, pads, pads, (0,) * rank, "padding", pads)
         extra = tuple(out - small for out, small in zip(size[-rank:], smallest, strict=True))
         if not all(0 <= more < step for more, step in zip(extra, steps, strict=True)):
             largest = tuple(small + step - 1 for small, step in zip(smallest, steps, strict=True))
@@ -315,7 +311,7 @@ def from_torch(
     return Problem(
         batch=batch, groups=groups, in_channels=channels // groups, out_channels=shape[1], data_spatial=spatial,
         kernel=kernel, strides=steps, dilations=spread, pads_begin=pads,
-        output_spatial=_extents(natural, pads, pads, extra, "padding", pads), dtype=dtype, epilogue=epilogue,
+        output_spatial=_extents(whole, pads, pads, extra, "padding", pads), dtype=dtype, epilogue=epilogue,
     )  # fmt: skip
 
 

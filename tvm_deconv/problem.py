@@ -64,8 +64,10 @@ def integer(attribute: str, value: object, minimum: int) -> int:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise ProblemError(attribute, value, "must be an integer") from None
-    if not minimum <= number <= _INT64_MAX:
-        raise ProblemError(attribute, number, f"must be at least {minimum} and fit in 64 bits")
+    if number < minimum:
+        raise ProblemError(attribute, number, f"must be at least {minimum}")
+    if number > _INT64_MAX:
+        raise ProblemError(attribute, number, "must fit in 64 bits")
     return number
 
 
@@ -80,8 +82,19 @@ def integers(attribute: str, value: object, minimum: int, length: int | None = N
     except TypeError:
         raise ProblemError(attribute, value, "must be a sequence of integers") from None
     if length is not None and len(items) != length:
-        raise ProblemError(attribute, items, f"must have {length} elements, one per axis")
+        raise ProblemError(attribute, items, f"must have one element per spatial axis, {length} here")
     return items
+
+
+def natural(
+    data_spatial: Iterable[int], kernel: Iterable[int], strides: Iterable[int], dilations: Iterable[int]
+) -> tuple[int, ...]:
+    """The output extents that nothing would be cut from: s*(X-1) + (K-1)*d + 1."""
+    axes = zip(data_spatial, kernel, strides, dilations, strict=True)
+    return tuple(s * (x - 1) + (k - 1) * d + 1 for x, k, s, d in axes)
+
+
+_EPILOGUE = re.compile(r"(?P<bias>bias(?:\+(?=.)|$))?(?:(?P<name>[a-z_]+)(?:\((?P<numbers>[^()]+)\))?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +143,7 @@ class Epilogue:
     @staticmethod
     def parse(text: str) -> Epilogue:
         """The epilogue that prints as `text`, for example ``bias+leaky_relu(0.1)``."""
-        found = re.fullmatch(r"(?P<bias>bias(?:\+(?=.)|$))?(?:(?P<name>[a-z_]+)(?:\((?P<numbers>[^()]+)\))?)?", text)
+        found = _EPILOGUE.fullmatch(text) if isinstance(text, str) else None
         if found is None:
             raise ProblemError("epilogue", text, "must look like none, bias, relu or bias+leaky_relu(0.1)")
         try:
@@ -216,8 +229,8 @@ class Problem:
             # Without zero extents, since an empty tensor still has strides.
             if math.prod(max(extent, 1) for extent in shape) * 8 > _INT64_MAX:
                 raise ProblemError(name, shape, "must have a size in bytes that fits in 64 bits")
-        for axis, natural in enumerate(self.natural_spatial):
-            if natural + self.pads_begin[axis] + self.output_spatial[axis] > _INT64_MAX:
+        for axis, extent in enumerate(self.natural_spatial):
+            if extent + self.pads_begin[axis] + self.output_spatial[axis] > _INT64_MAX:
                 raise ProblemError("strides", self.strides, f"must keep every index of axis {axis} within 64 bits")
 
     @property
@@ -227,9 +240,8 @@ class Problem:
 
     @property
     def natural_spatial(self) -> tuple[int, ...]:
-        """The output extents that nothing would be cut from: s*(X-1) + (K-1)*d + 1."""
-        axes = zip(self.data_spatial, self.kernel, self.strides, self.dilations, strict=True)
-        return tuple(s * (x - 1) + (k - 1) * d + 1 for x, k, s, d in axes)
+        """The output extents that nothing would be cut from; see `natural`."""
+        return natural(self.data_spatial, self.kernel, self.strides, self.dilations)
 
     def _batched(self, channels: int, spatial: tuple[int, ...]) -> tuple[int, ...]:
         if self.data_format == "NCX":

@@ -20,8 +20,8 @@ def _float64(argument: str, value: object, shape: tuple[int, ...], dtype: str) -
     array = np.asarray(value)
     bits = dtype == "bfloat16" and array.dtype == np.uint16
     exact = dtype in ("int8", "uint8", "int32")
-    # Types from outside NumPy, such as bfloat16, have kind V and convert to float64 without loss.
-    kind = array.dtype.kind if array.dtype.kind != "V" or array.dtype.names or array.dtype.isbuiltin == 1 else "f"
+    # bfloat16 and its like come from outside NumPy (2); they convert to float64 without loss.
+    kind = "f" if array.dtype.isbuiltin == 2 else array.dtype.kind
     if kind not in ("iu" if exact else "iuf"):
         rule = f"must hold {'integers' if exact else 'real numbers'}, since the type here is {dtype}"
         raise TensorTypeError(argument, str(array.dtype), rule)
