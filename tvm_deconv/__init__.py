@@ -1,5 +1,6 @@
 """Transposed convolution compiled ahead of time."""
 
+from tvm_deconv._loading import get_num_threads, set_num_threads
 from tvm_deconv.dialects import from_onednn, from_onnx, from_openvino, from_torch
 from tvm_deconv.errors import (
     ArtifactError,
@@ -14,20 +15,28 @@ from tvm_deconv.errors import (
     TensorError,
     TensorTypeError,
 )
+from tvm_deconv.library import Layer, Library, load
+from tvm_deconv.manifest import Accepted, Decision, Manifest, Rejected
 from tvm_deconv.problem import Epilogue, Problem
 from tvm_deconv.reference import reference
 
 __all__ = [
+    "Accepted",
     "ArtifactError",
     "BuildError",
     "CompilerNotFound",
+    "Decision",
     "DeconvError",
     "Epilogue",
     "IntegrityError",
+    "Layer",
+    "Library",
+    "Manifest",
     "ManifestError",
     "NoArtifactError",
     "Problem",
     "ProblemError",
+    "Rejected",
     "SourceError",
     "TensorError",
     "TensorTypeError",
@@ -35,5 +44,8 @@ __all__ = [
     "from_onnx",
     "from_openvino",
     "from_torch",
+    "get_num_threads",
+    "load",
     "reference",
+    "set_num_threads",
 ]

@@ -1,0 +1,327 @@
+"""From a directory of artifacts to calls: `load`, `Library.select`, `Library.bind`, `Layer`.
+
+A `Library` reads manifests only. The first `Library.bind` that needs an artifact verifies and loads its shared library;
+`bind` packs the filter, once; calling the `Layer` then costs the checks of its arrays and the kernel.
+
+Arrays may be NumPy's or of any package with DLPack (torch, jax, ...) in CPU memory; results are of the data's kind.
+Data and output must be C-contiguous and aligned to the size of an element, nothing more; filters and biases are copied
+at bind, so that they may have any strides, and changing them later changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tvm_deconv import _arrays, _loading
+from tvm_deconv import manifest as manifests
+from tvm_deconv.dialects import from_openvino
+from tvm_deconv.errors import ArtifactError, IntegrityError, ManifestError, NoArtifactError, ProblemError, TensorError
+from tvm_deconv.manifest import Accepted, Decision, Manifest
+from tvm_deconv.problem import Epilogue, Problem
+from tvm_deconv.targets import Host, Target, detect_host, max_target
+
+Ints = Sequence[int]
+
+
+def load(root: str | Path, *, digest: str | None = None) -> Library:
+    """Read the manifests in the directory `root`; no library is opened and no code runs.
+
+    A manifest that does not read is a rejected candidate of every selection, and in `Library.broken`; where nothing
+    else is there, its ManifestError is raised. A library without a manifest, left by an interrupted build, is such a
+    candidate too. With `digest`, that of an earlier `Library.digest`, nothing but those artifacts is loaded
+    (IntegrityError). ``TVM_DECONV_MAX_TARGET`` names the widest target to use. Raises ArtifactError where there is no
+    such directory.
+    """
+    root = Path(root)
+    try:
+        names = sorted(path.name for path in root.iterdir())
+    except OSError as error:
+        raise ArtifactError(root, f"must be a directory of artifacts: {error.strerror}") from None
+    read: list[Manifest] = []
+    broken: dict[str, ArtifactError] = {}
+    content = hashlib.sha256()
+    for name in names:
+        path = root / name
+        if not manifests.is_stem(path.stem) or path.suffix not in (".json", ".so"):
+            continue
+        if path.suffix == ".so":
+            if f"{path.stem}.json" not in names:
+                broken[path.stem] = ArtifactError(path, "has no manifest: its build was interrupted; compile it again")
+            continue
+        try:
+            manifest = Manifest.read(path)
+            if manifest.name != path.stem:
+                raise ManifestError(path, "must have the name of the manifest's file", "library", manifest.library)
+        except ManifestError as error:
+            broken[path.stem] = error
+        else:
+            read.append(manifest)
+            content.update(manifest.to_json().encode())
+    if broken and not read:
+        raise next(iter(broken.values()))
+    library = Library(root, read, broken, host=detect_host(), cap=max_target(), digest=content.hexdigest())
+    if digest is not None and digest != library.digest:
+        raise IntegrityError(root, f"must be {digest}, which was asked for", "digest", library.digest)
+    return library
+
+
+class _Attributes(NamedTuple):
+    """The attributes of OpenVINO's operators, in the order of its opset."""
+
+    strides: Ints
+    output_shape: Ints | None
+    pads_begin: Ints | None
+    pads_end: Ints | None
+    dilations: Ints | None
+    auto_pad: str | None
+    output_padding: Ints | None
+
+
+class Library:
+    """The artifacts of a directory; see `load`. Its methods may be called from several threads."""
+
+    def __init__(
+        self,
+        root: Path,
+        manifests: Sequence[Manifest],
+        broken: Mapping[str, ArtifactError],
+        *,
+        host: Host,
+        cap: Target | None,
+        digest: str,
+    ) -> None:
+        self.root = root
+        self.manifests = tuple(manifests)
+        self.broken = MappingProxyType(dict(broken))
+        self.host = host
+        self.digest = digest
+        self._cap = cap
+        self._best: dict[Problem, tuple[Manifest, _loading.Functions]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Library {str(self.root)!r}: {len(self.manifests)} artifacts, {len(self.broken)} broken>"
+
+    def select(self, problem: Problem) -> list[Decision]:
+        """Return the decision on every candidate for `problem` on this machine, with its reason, the best first."""
+        if not isinstance(problem, Problem):
+            raise ProblemError("problem", problem, "must be a Problem")
+        reasons = {name: str(error) for name, error in self.broken.items()}
+        return manifests.select(problem, self.manifests, self.host.features, cap=self._cap, broken=reasons)
+
+    def explain(self, problem: Problem) -> str:
+        """Return the decisions of `select` as a table."""
+        return manifests.table(self.select(problem))
+
+    def bind(self, problem: Problem, filter: Any, bias: Any = None) -> Layer:
+        """Pack `filter` (shape ``problem.filter_shape``) for the best artifact and return the function of the data.
+
+        `bias` (shape ``problem.bias_shape``, in the problem's dtype or its accumulate dtype) goes with an epilogue that
+        has one. Both are copied. Raises NoArtifactError with every candidate's reason, IntegrityError where the library
+        is not the one that was built, ArtifactError where it does not load, TensorError.
+        """
+        manifest, functions = self._load(problem)
+        return Layer(problem, manifest, functions, _arrays.borrow("filter", filter), _borrow_bias(problem, bias))
+
+    def _load(self, problem: Problem) -> tuple[Manifest, _loading.Functions]:
+        found = self._best.get(problem) if isinstance(problem, Problem) else None
+        if found is None:
+            decisions = self.select(problem)
+            best = decisions[0] if decisions else None
+            if not isinstance(best, Accepted):
+                raise NoArtifactError(problem.artifact_key, decisions)
+            found = self._best[problem] = (best.manifest, _loading.load(self.root, best.manifest))
+        return found
+
+    def convolution_backprop_data(
+        self,
+        data: Any,
+        filter: Any,
+        strides: Ints,
+        output_shape: Ints | None = None,
+        pads_begin: Ints | None = None,
+        pads_end: Ints | None = None,
+        dilations: Ints | None = None,
+        auto_pad: str | None = None,
+        output_padding: Ints | None = None,
+        bias: Any = None,
+        activation: str | Epilogue | None = None,
+        out: Any = None,
+    ) -> Any:
+        """Compute OpenVINO's ConvolutionBackpropData-1: `data` ``[N, Cin, *X]``, `filter` ``[Cin, Cout, *K]``.
+
+        `activation` is a name, or an `Epilogue` where it has parameters. The filter is packed on every call, since
+        nothing tells whether it has changed: `bind` is for filters that stay. Raises what `bind` and the layer do, and
+        ProblemError.
+        """
+        attributes = _Attributes(strides, output_shape, pads_begin, pads_end, dilations, auto_pad, output_padding)
+        return self._call(0, attributes, data, filter, bias, activation, out)
+
+    def group_convolution_backprop_data(
+        self,
+        data: Any,
+        filter: Any,
+        strides: Ints,
+        output_shape: Ints | None = None,
+        pads_begin: Ints | None = None,
+        pads_end: Ints | None = None,
+        dilations: Ints | None = None,
+        auto_pad: str | None = None,
+        output_padding: Ints | None = None,
+        bias: Any = None,
+        activation: str | Epilogue | None = None,
+        out: Any = None,
+    ) -> Any:
+        """Compute GroupConvolutionBackpropData-1: as above, with `filter` ``[G, Cin/G, Cout/G, *K]``."""
+        attributes = _Attributes(strides, output_shape, pads_begin, pads_end, dilations, auto_pad, output_padding)
+        return self._call(1, attributes, data, filter, bias, activation, out)
+
+    def _call(
+        self,
+        group_axes: int,
+        attributes: _Attributes,
+        data: Any,
+        filter: Any,
+        bias: Any,
+        activation: str | Epilogue | None,
+        out: Any,
+    ) -> Any:
+        borrowed = _arrays.borrow("data", data)
+        weights = _arrays.borrow("filter", filter)
+        rank = borrowed.view.ndim + group_axes
+        if weights.view.ndim != rank:
+            rule = f"rank must be {rank}, for this operator and data of rank {borrowed.view.ndim}"
+            raise TensorError("filter", weights.view.shape, rule)
+        problem = from_openvino(
+            borrowed.view.shape,
+            weights.view.shape,
+            **attributes._asdict(),
+            dtype=borrowed.dtype,
+            epilogue=_epilogue(activation, bias is not None),
+        )
+        manifest, functions = self._load(problem)
+        offset = _borrow_bias(problem, bias)
+        layer = Layer(problem, manifest, functions, weights, offset)
+        others = {"filter": weights.view} if offset is None else {"filter": weights.view, "bias": offset.view}
+        return layer._run(borrowed, out, others)
+
+
+def _epilogue(activation: str | Epilogue | None, bias: bool) -> Epilogue:
+    if not isinstance(activation, Epilogue):
+        return Epilogue(bias=bias, activation="none" if activation is None else activation)
+    if activation.bias and not bias:
+        raise TensorError("bias", None, "must be an array: activation is an Epilogue with a bias")
+    return Epilogue(bias, activation.activation, activation.alpha, activation.minimum, activation.maximum)
+
+
+def _borrow_bias(problem: Problem, bias: object) -> _arrays.Borrowed | None:
+    if problem.epilogue.bias and bias is None:
+        raise TensorError(
+            "bias", None, f"must be an array of shape {problem.bias_shape}: the problem's epilogue has one"
+        )
+    if bias is None:
+        return None
+    borrowed = _arrays.borrow("bias", bias)
+    if not problem.epilogue.bias:
+        raise TensorError("bias", borrowed.view.shape, "must be None: the problem's epilogue has none")
+    return borrowed
+
+
+class Layer:
+    """A filter bound to its artifact: `layer(data, out=None)`. It may be called from several threads."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        manifest: Manifest,
+        functions: _loading.Functions,
+        filter: _arrays.Borrowed,
+        bias: _arrays.Borrowed | None,
+    ) -> None:
+        """Pack `filter` and convert `bias`; see `Library.bind`, which is how layers are made."""
+        self.problem = problem
+        self.manifest = manifest
+        self._data_shape = problem.data_shape
+        self._output_shape = problem.output_shape
+        self._output_storage = _arrays.storage(problem.output_dtype)
+        # What the short way of a call compares by identity. It is not for bfloat16, which NumPy does not know.
+        short = problem.dtype != "bfloat16"
+        self._data_dtype = np.dtype(problem.dtype) if short else None
+        self._output_dtype = self._output_storage if short else None
+        arguments = [_packed(problem, manifest, functions, filter)]
+        if bias is not None:
+            arguments.append(_accumulated(problem, bias))
+        from_dlpack = _loading.import_tvm_ffi().from_dlpack
+        self._constants = tuple(map(from_dlpack, arguments))
+        # An empty output is complete: kernels need not know of extents of zero.
+        self._deconv = functions.deconv if 0 not in self._output_shape else _nothing
+
+    def __repr__(self) -> str:
+        return f"<Layer {self.problem.key} by {self.manifest.name}>"
+
+    def __call__(self, data: Any, out: Any = None) -> Any:
+        """Return the output for `data`, in `out` where that is given.
+
+        `data` has shape ``problem.data_shape`` and dtype ``problem.dtype``; the output has ``problem.output_shape`` and
+        ``problem.output_dtype`` and is of the kind of `data`, or is `out` itself. Raises TensorError, TensorTypeError.
+        """
+        if _is_plain(data, self._data_dtype, self._data_shape):
+            if out is None:
+                result = np.empty(self._output_shape, self._output_storage)
+                self._deconv(data, *self._constants, result)
+                return result
+            if _is_plain(out, self._output_dtype, self._output_shape) and not np.may_share_memory(data, out):
+                self._deconv(data, *self._constants, out)
+                return out
+        return self._run(_arrays.borrow("data", data), out, {})
+
+    def _run(self, data: _arrays.Borrowed, out: Any, others: dict[str, _arrays.Array]) -> Any:
+        """Check `data` and `out`, which must not overlap each other or `others`, and compute."""
+        _arrays.check_type("data", data.dtype, [self.problem.dtype])
+        _arrays.check_shape("data", data.view, self._data_shape)
+        _arrays.check_layout("data", data.view)
+        if out is None:
+            result = np.empty(self._output_shape, self._output_storage)
+        else:
+            borrowed = _arrays.borrow("out", out)
+            result = borrowed.view
+            _arrays.check_type("out", borrowed.dtype, [self.problem.output_dtype])
+            _arrays.check_shape("out", result, self._output_shape)
+            _arrays.check_layout("out", result)
+            _arrays.check_output(result, {"data": data.view, **others})
+        self._deconv(_arrays.readable(data.view), *self._constants, result)
+        return data.give(result) if out is None else out
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+def _is_plain(array: Any, dtype: np.dtype[Any] | None, shape: tuple[int, ...]) -> bool:
+    """Tell whether the kernel can take `array` as it is; where not, the checks find out why."""
+    return type(array) is np.ndarray and array.dtype is dtype and array.shape == shape and array.flags.carray
+
+
+def _packed(
+    problem: Problem, manifest: Manifest, functions: _loading.Functions, filter: _arrays.Borrowed
+) -> _arrays.Array:
+    _arrays.check_type("filter", filter.dtype, [problem.dtype])
+    _arrays.check_shape("filter", filter.view, problem.filter_shape)
+    # A copy where the memory is not already [G, Ci, Co, *K], else the caller's own, which "pack" only reads.
+    canonical = np.require(problem.canonical_filter(filter.view), requirements=["C", "A"])
+    packed = np.empty(manifest.packed_shape, manifest.packed_dtype)
+    functions.pack(_arrays.readable(canonical), packed)
+    return packed
+
+
+def _accumulated(problem: Problem, bias: _arrays.Borrowed) -> _arrays.Array:
+    _arrays.check_type("bias", bias.dtype, list(dict.fromkeys([problem.accumulate_dtype, problem.dtype])))
+    _arrays.check_shape("bias", bias.view, problem.bias_shape)
+    if bias.dtype == "bfloat16":
+        return (bias.view.astype(np.uint32) << 16).view(np.float32)
+    return np.array(bias.view, dtype=problem.accumulate_dtype, order="C")
