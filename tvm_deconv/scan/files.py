@@ -1,0 +1,42 @@
+"""Reading files that nobody vouches for: every fault is a SourceError, and no offset leaves its file."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvm_deconv.errors import SourceError
+from tvm_deconv.problem import Array
+
+
+def read_bytes(path: Path) -> bytes:
+    """The whole file."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SourceError("source", path, f"must be a file that can be read ({error.strerror})") from None
+
+
+def read_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, size: int | None) -> Array:
+    """`size` bytes at `offset` (None: as many as there are) as an array; the size must be that of the shape."""
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, 2)
+            size = end - offset if size is None else size
+            if offset < 0 or size < 0 or offset + size > end:
+                raise SourceError("offset", (offset, size), f"must lie within the {end} bytes of {path}")
+            file.seek(offset)
+            content = file.read(size)
+    except OSError as error:
+        raise SourceError("source", path, f"must be a file that can be read ({error.strerror})") from None
+    return from_bytes(content, dtype, shape, path)
+
+
+def from_bytes(content: bytes, dtype: np.dtype[Any], shape: tuple[int, ...], path: Path) -> Array:
+    """Little-endian bytes as an array; there must be as many as the shape asks for."""
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(content):
+        raise SourceError("shape", shape, f"must fit the {len(content)} bytes of the {dtype} constant in {path}")
+    return np.frombuffer(content, dtype).reshape(shape)
