@@ -28,7 +28,8 @@ def find_compiler() -> str:
     if wanted:
         raise CompilerNotFound("CXX", wanted, "no such program; set CXX to the path of a C++ compiler, or unset it")
     tried = ", ".join(COMPILERS)
-    raise CompilerNotFound("PATH", os.environ.get("PATH", ""), f"no C++ compiler ({tried}) here; install g++ or set CXX")
+    path = os.environ.get("PATH", "")
+    raise CompilerNotFound("PATH", path, f"no C++ compiler here ({tried}); install g++ or set CXX to one")
 
 
 def launcher_object(cc: str, out_dir: Path) -> Path:
@@ -40,7 +41,8 @@ def launcher_object(cc: str, out_dir: Path) -> Path:
         try:
             run = subprocess.run(command, capture_output=True, text=True, check=False)
         except OSError as error:
-            raise CompilerNotFound("cc", cc, f"the compiler does not start ({error}); set CXX to one that does") from error
+            rule = f"the compiler does not start ({error.strerror}); set CXX to one that does"
+            raise CompilerNotFound("cc", cc, rule) from error
         if run.returncode != 0:
             raise BuildError("cc", cc, f"the launcher does not compile:\n{run.stderr.strip()}")
         made.replace(target)

@@ -1,0 +1,242 @@
+/*
+ * Stress of tvm_deconv/launcher/launcher.c, linked with it and, where the machine can, built with -fsanitize=thread.
+ *
+ *   launcher_stress storm ROUNDS       8 callers launch at once while thread counts and limits change: every task runs
+ *                                      once, what it wrote is seen, failures and their error objects arrive
+ *   launcher_stress rendezvous ROUNDS  each task waits for all others: every helper that is needed comes, however the
+ *                                      launch falls against workers going to sleep
+ *   launcher_stress cost ROUNDS        microseconds per launch: warm, after 1 ms of idleness, serial
+ *
+ * Prints what failed and returns 1, else 0.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef struct {
+  void *sync_handle;
+  int32_t num_task;
+} Env;
+typedef int (*Task)(int, Env *, void *);
+
+extern int (*__TVMBackendParallelLaunch)(Task, void *, int);
+extern void *(*__TVMBackendAllocWorkspace)(int, int, uint64_t, int, int);
+extern int (*__TVMBackendFreeWorkspace)(int, int, void *);
+extern int (*__TVMBackendParallelBarrier)(int, Env *);
+int tvm_deconv_set_num_threads(int);
+int tvm_deconv_get_num_threads(void);
+int tvm_deconv_set_thread_limit(int);
+
+/* The part of libtvm_ffi that the launcher uses: one raised error a thread, counted objects. */
+static _Thread_local void *raised;
+static atomic_int live_errors;
+
+static void raise_object(void) {
+  free(raised);
+  raised = malloc(1);
+  atomic_fetch_add(&live_errors, 1);
+}
+void TVMFFIErrorSetRaisedFromCStr(const char *kind, const char *message) {
+  (void)kind, (void)message;
+  raise_object();
+}
+void TVMFFIErrorMoveFromRaised(void **result) {
+  *result = raised;
+  raised = NULL;
+}
+void TVMFFIErrorSetRaised(void *error) { raised = error; }
+int TVMFFIObjectDecRef(void *object) {
+  free(object);
+  atomic_fetch_sub(&live_errors, 1);
+  return 0;
+}
+
+static atomic_int failures;
+
+static void check(int truth, const char *what) {
+  if (!truth && atomic_fetch_add(&failures, 1) < 10) printf("failed: %s\n", what);
+}
+
+static unsigned next_random(unsigned *state) { return (*state = *state * 1664525u + 1013904223u) >> 8; }
+
+enum { CALLERS = 8, MOST_TASKS = 64 };
+
+struct storm {
+  int done[MOST_TASKS]; /* plain memory: only the launch orders these writes before the caller's reads */
+  int tasks;
+  int fails; /* the task that fails, or -1 */
+  unsigned work;
+};
+
+static int nothing(int task, Env *env, void *data) {
+  (void)task, (void)env;
+  ++*(int *)data;
+  return 0;
+}
+
+static int storm_task(int task, Env *env, void *data) {
+  struct storm *storm = data;
+  if (task == 0) storm->tasks = env->num_task;
+  if (task == storm->fails) {
+    if (task % 2) raise_object();
+    return -1;
+  }
+  size_t size = 100 + 977 * (size_t)(task % 5);
+  unsigned char *outer = __TVMBackendAllocWorkspace(1, 0, size, 2, 32);
+  unsigned char *inner = __TVMBackendAllocWorkspace(1, 0, 64, 2, 32);
+  check((uintptr_t)outer % 64 == 0 && (uintptr_t)inner % 64 == 0, "workspaces are aligned");
+  memset(outer, task, size);
+  memset(inner, ~task, 64);
+  for (volatile unsigned i = 0; i < storm->work; i = i + 1) continue;
+  for (size_t i = 0; i < size; ++i) check(outer[i] == (unsigned char)task, "a workspace belongs to one task");
+  __TVMBackendFreeWorkspace(1, 0, inner);
+  __TVMBackendFreeWorkspace(1, 0, outer);
+  int nested = 0; /* unprotected: a nested launch is serial */
+  check(__TVMBackendParallelLaunch(nothing, &nested, 3) == 0 && nested == 3, "a nested launch runs its tasks");
+  ++storm->done[task];
+  return 0;
+}
+
+static pthread_barrier_t start;
+
+static void *storm_caller(void *argument) {
+  unsigned seed = (unsigned)(uintptr_t)argument;
+  int rounds = atoi(getenv("ROUNDS"));
+  for (int round = 0; round < rounds; ++round) {
+    struct storm storm = {.fails = -1, .work = next_random(&seed) % 2000};
+    int asked = next_random(&seed) % 3 ? 0 : 1 + (int)(next_random(&seed) % MOST_TASKS);
+    if (next_random(&seed) % 8 == 0) tvm_deconv_set_thread_limit((int)(next_random(&seed) % 5));
+    if (next_random(&seed) % 16 == 0) tvm_deconv_set_num_threads(1 + (int)(next_random(&seed) % 12));
+    if (next_random(&seed) % 8 == 0) storm.fails = (int)(next_random(&seed) % 3);
+    if (next_random(&seed) % 32 == 0) usleep(next_random(&seed) % 200);
+    if (round % 64 == 0) pthread_barrier_wait(&start);
+    int status = __TVMBackendParallelLaunch(storm_task, &storm, asked);
+    if (storm.fails >= 0 && storm.fails < storm.tasks) { /* tasks are claimed in order: the first three all run */
+      check(status == -1 && raised != NULL, "a failed task fails the launch and leaves an error");
+      TVMFFIObjectDecRef(raised);
+      raised = NULL;
+      continue;
+    }
+    check(status == 0 && raised == NULL, "the launch succeeds");
+    check(asked ? storm.tasks == asked : storm.tasks >= 1 && storm.tasks <= 12, "the number of tasks");
+    for (int i = 0; i < MOST_TASKS; ++i) check(storm.done[i] == (i < storm.tasks), "every task runs once");
+  }
+  return NULL;
+}
+
+static void run_storm(void) {
+  pthread_t callers[CALLERS];
+  pthread_barrier_init(&start, NULL, CALLERS);
+  for (uintptr_t i = 0; i < CALLERS; ++i) pthread_create(&callers[i], NULL, storm_caller, (void *)(i + 1));
+  for (int i = 0; i < CALLERS; ++i) pthread_join(callers[i], NULL);
+  check(atomic_load(&live_errors) == 0, "no error object is lost");
+}
+
+static int rendezvous_task(int task, Env *env, void *data) {
+  (void)task;
+  atomic_int *arrived = data;
+  atomic_fetch_add(arrived, 1);
+  time_t end = time(NULL) + 10;
+  while (atomic_load(arrived) < env->num_task) {
+    if (time(NULL) > end) return -1;
+    sched_yield();
+  }
+  return 0;
+}
+
+static void run_rendezvous(int rounds) {
+  unsigned seed = 1;
+  for (int round = 0; round < rounds && !atomic_load(&failures); ++round) {
+    atomic_int arrived = 0;
+    tvm_deconv_set_num_threads(2 + (int)(next_random(&seed) % 5));
+    switch (next_random(&seed) % 4) { /* idle for about as long as workers spin, so that some are falling asleep */
+      case 0: usleep(next_random(&seed) % 60); break;
+      case 1: for (volatile unsigned i = next_random(&seed) % 20000; i; i = i - 1) continue; break;
+    }
+    check(__TVMBackendParallelLaunch(rendezvous_task, &arrived, 0) == 0, "every helper comes");
+  }
+  Env one = {.num_task = 1}, two = {.num_task = 2};
+  check(__TVMBackendParallelBarrier(0, &one) == 0, "a barrier of one task passes");
+  check(__TVMBackendParallelBarrier(0, &two) == -1 && raised, "a barrier of two tasks is refused");
+}
+
+static double now_us(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
+}
+
+static int empty_task(int task, Env *env, void *data) {
+  (void)task, (void)env, (void)data;
+  return 0;
+}
+
+static int arrival_task(int task, Env *env, void *data) {
+  if (task) ((double *)data)[0] = now_us();
+  return rendezvous_task(task, env, (double *)data + 1);
+}
+
+static int by_value(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+static void report(const char *what, double *times, int rounds) {
+  qsort(times, (size_t)rounds, sizeof *times, by_value);
+  printf("%-42s median %8.2f us   p90 %8.2f us\n", what, times[rounds / 2], times[rounds * 9 / 10]);
+}
+
+static void run_cost(int rounds) {
+  double *times = malloc((size_t)rounds * sizeof *times);
+  int threads = tvm_deconv_get_num_threads();
+  printf("threads %d\n", threads);
+  for (int count = 1; count <= threads; count = count == 1 && threads > 1 ? threads : threads + 1) {
+    tvm_deconv_set_num_threads(count);
+    char what[64];
+    for (int i = 0; i < rounds; ++i) {
+      double begin = now_us();
+      for (int j = 0; j < 10; ++j) __TVMBackendParallelLaunch(empty_task, NULL, 0);
+      times[i] = (now_us() - begin) / 10;
+    }
+    snprintf(what, sizeof what, "launch of empty tasks, %d threads", count);
+    report(what, times, rounds);
+  }
+  if (threads > 1) {
+    const char *names[] = {"first helper at work, workers awake", "first helper at work, after 1 ms of sleep"};
+    tvm_deconv_set_num_threads(2);
+    for (int asleep = 0; asleep < 2; ++asleep) {
+      for (int i = 0; i < rounds; ++i) {
+        double data[2] = {0, 0};
+        if (asleep) usleep(1000);
+        double begin = now_us();
+        __TVMBackendParallelLaunch(arrival_task, data, 0);
+        times[i] = data[0] - begin;
+      }
+      report(names[asleep], times, rounds);
+    }
+  }
+  for (int i = 0; i < rounds; ++i) {
+    double begin = now_us();
+    for (int j = 0; j < 10; ++j) __TVMBackendFreeWorkspace(1, 0, __TVMBackendAllocWorkspace(1, 0, 1 << 20, 2, 32));
+    times[i] = (now_us() - begin) / 10;
+  }
+  report("workspace of 1 MiB, taken and given back", times, rounds);
+  free(times);
+}
+
+int main(int argc, char **argv) {
+  if (argc != 3) return 2;
+  int rounds = atoi(argv[2]);
+  setenv("ROUNDS", argv[2], 1);
+  if (strcmp(argv[1], "storm") == 0) run_storm();
+  if (strcmp(argv[1], "rendezvous") == 0) run_rendezvous(rounds);
+  if (strcmp(argv[1], "cost") == 0) run_cost(rounds);
+  return atomic_load(&failures) != 0;
+}
