@@ -1,41 +1,180 @@
-"""The activation of an epilogue as an expression that TE takes."""
+"""The activation of an epilogue as an expression that TE takes and that vectorises.
+
+TVM lowers exp, tanh and erf to one call of the C library per lane.  For float32 they are therefore written out here as
+arithmetic on vectors, all of them on one exponential: ``exp(v) = 2**n * (1 + (exp(r) - 1))`` with ``n`` the integer
+nearest to ``v / ln 2`` and ``r`` the rest, for which a polynomial of degree 6 stands.  The bits of ``2**n`` come from
+the sum that rounds ``v / ln 2``, so ``n = -127`` gives 0 and ``n = 128`` gives infinity: results that underflow or
+overflow arrive at their limits.
+"""
 
 from __future__ import annotations
 
-import math
+import ctypes
+from typing import Any
 
-import numpy as np
 from tvm import tirx
 from tvm.ir import Expr
 
 from tvm_deconv.problem import Epilogue
 
+# 1.5 * 2**23 rounds what is added to it to an integer, in the low bits; 127 is the bias of an exponent.
+_ROUND = 12582912.0 + 127.0
+_LOG2_E = 1.4426950408889634
+# ln 2 in two parts; the first has 16 bits, so that its product with n is exact.
+_LN_2 = (0.693145751953125, 1.4286068202862268e-06)
+# Least greatest error of 1 + r*w(r) against expm1(r)/r on -0.44 <= r <= 0.3475: 2.9e-8; coefficients rising from 1.
+_EXPM1 = (1.0, 0.4999998, 0.16666517, 0.041674867, 0.008369078, 0.0013344256)
+# Least greatest error of P(a)/Q(a) against exp(a*a/2) * Phi(-a) on 0 <= a <= 13.26: 1.1e-8; coefficients rising.
+_TAIL_P = (0.5, 0.43559295, 0.18123798, 0.039961085, 0.004016787)
+_TAIL_Q = (1.0, 1.6690708, 1.1941977, 0.46419883, 0.100175, 0.010068447)
+
 
 def activate(epilogue: Epilogue, x: Expr) -> Expr:
     """The activation of `epilogue` at `x`, which is float32, float64 or int32 (none, relu and clip only).
 
-    NaN stays NaN.
+    NaN stays NaN and an infinity gives the limit; for silu and gelu that is 0 at minus infinity.
     """
     x = tirx.convert(x)  # a TensorSlice is no Expr
     dtype = str(x.ty.dtype)
 
     def number(value: float) -> Expr:
-        return tirx.const(int(value) if dtype == "int32" else float(np.dtype(dtype).type(value)), dtype)
+        return tirx.const(int(value) if dtype == "int32" else _rounded(value, dtype), dtype)
 
+    if epilogue.activation == "none":
+        return x
+    let = _Let()
+    x = let(x)
     match epilogue.activation:
         case "relu":
-            return tirx.Select(x < number(0), number(0), x)
+            result = _at_least(x, number(0))
         case "leaky_relu":
-            return tirx.Select(x < number(0), number(epilogue.alpha) * x, x)
+            result = tirx.Select(x < number(0), number(epilogue.alpha) * x, x)
         case "clip":
-            low, high = number(epilogue.minimum), number(epilogue.maximum)
-            return tirx.Select(x < low, low, tirx.Select(x > high, high, x))
-        case "sigmoid":
-            return number(1) / (number(1) + tirx.exp(-x))
-        case "silu":
-            return x / (number(1) + tirx.exp(-x))
-        case "tanh":
-            return tirx.tanh(x)
-        case "gelu":
-            return number(0.5) * x * (number(1) + tirx.erf(x * number(math.sqrt(0.5))))
-    return x
+            result = _at_most(let(_at_least(x, number(epilogue.minimum))), number(epilogue.maximum))
+        case _:
+            result = (_DOUBLE if dtype == "float64" else _SINGLE)[epilogue.activation](let, x)
+    return let.around(result)
+
+
+def _rounded(value: float, dtype: str) -> float:
+    """`value` as the float `dtype` holds it, infinity where it is too large."""
+    return ctypes.c_float(value).value if dtype == "float32" else value
+
+
+# In both of these a NaN in x fails the comparison and stays; LLVM makes them one vmaxps or vminps.
+def _at_least(x: Expr, bound: Expr) -> Expr:
+    return tirx.Select(x < bound, bound, x)
+
+
+def _at_most(x: Expr, bound: Expr) -> Expr:
+    return tirx.Select(x > bound, bound, x)
+
+
+class _Let:
+    """Names for subexpressions, so that using one twice does not write it twice."""
+
+    def __init__(self) -> None:
+        self._bound: list[tuple[Any, Expr]] = []
+
+    def __call__(self, value: Expr) -> Expr:
+        variable = tirx.Var(f"t{len(self._bound)}", str(value.ty.dtype))
+        self._bound.append((variable, value))
+        return variable
+
+    def around(self, result: Expr) -> Expr:
+        for variable, value in reversed(self._bound):
+            result = tirx.Let(variable, value, result)
+        return result
+
+
+def _f32(value: float) -> Expr:
+    return tirx.const(_rounded(value, "float32"), "float32")
+
+
+def _bits(x: Expr) -> Expr:
+    return tirx.reinterpret("int32", x)
+
+
+def _horner(coefficients: tuple[float, ...], x: Expr) -> Expr:
+    result = _f32(coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        result = result * x + _f32(coefficient)
+    return result
+
+
+def _exponential(let: _Let, v: Expr, rest: Expr | None = None) -> tuple[Expr, Expr]:
+    """``(m, s)`` with ``exp(v + rest) = s*m + s``, for ``-88.3 < v < 89`` and ``-0.09 < rest <= 0``.
+
+    `s` is a power of two, 0 below -87.7 and infinity above 88.4; `m` is accurate in relative terms and has the sign of
+    zero of `v`.
+    """
+    # Through the integer, since TVM's simplifier would cancel a constant that is added and subtracted again.
+    bits = let(_bits(v * _f32(_LOG2_E) + _f32(_ROUND)))
+    n = let(tirx.reinterpret("float32", bits) - _f32(_ROUND))
+    r = v - n * _f32(_LN_2[0]) - n * _f32(_LN_2[1])
+    r = let(r if rest is None else r + rest)
+    s = let(tirx.reinterpret("float32", bits << tirx.const(23, "int32")))
+    return let(_horner(_EXPM1, r) * r), s
+
+
+def _one_plus_exp_minus(let: _Let, x: Expr) -> Expr:
+    """``1 + exp(-x)`` for ``x >= -88.9``."""
+    m, s = _exponential(let, let(_at_most(x, _f32(88)) * _f32(-1)))
+    return (m + _f32(1)) * s + _f32(1)
+
+
+def _sigmoid(let: _Let, x: Expr) -> Expr:
+    return _f32(1) / _one_plus_exp_minus(let, let(_at_least(x, _f32(-88.9))))
+
+
+def _silu(let: _Let, x: Expr) -> Expr:
+    x = let(_at_least(x, _f32(-88.9)))
+    return x / _one_plus_exp_minus(let, x)
+
+
+def _tanh(let: _Let, x: Expr) -> Expr:
+    x = let(_at_most(_at_least(x, _f32(-10)), _f32(10)))
+    m, s = _exponential(let, let(x + x))
+    e = let(m * s - (_f32(1) - s))  # exp(2x) - 1; this order keeps the sign of zero
+    return e / (e + _f32(2))
+
+
+def _gelu(let: _Let, x: Expr) -> Expr:
+    """``x*Phi(x) = max(x, 0) - a*Phi(-a)`` with ``a = |x|``, and ``Phi(-a) = exp(-a*a/2) * P(a)/Q(a)``."""
+    a = let(_at_most(tirx.abs(x), _f32(13.25)))
+    # The upper 12 bits of a have an exact square; without that the error would grow with the square.
+    upper = let(tirx.reinterpret("float32", _bits(a) & tirx.const(~0xFFF, "int32")))
+    m, s = _exponential(let, let(upper * upper * _f32(-0.5)), (a - upper) * (a + upper) * _f32(-0.5))
+    return _at_least(x, _f32(0)) - (m * s + s) * (a * _horner(_TAIL_P, a)) / _horner(_TAIL_Q, a)
+
+
+_SINGLE = {"sigmoid": _sigmoid, "silu": _silu, "tanh": _tanh, "gelu": _gelu}
+
+
+def _libm(name: str, x: Expr) -> Expr:
+    return tirx.call_pure_extern("float64", name, x)
+
+
+def _f64(value: float) -> Expr:
+    return tirx.const(value, "float64")
+
+
+def _sigmoid_double(_let: _Let, x: Expr) -> Expr:
+    return _f64(1) / (_f64(1) + _libm("exp", _f64(0) - x))
+
+
+def _silu_double(let: _Let, x: Expr) -> Expr:
+    x = let(_at_least(x, _f64(-800)))
+    return x / (_f64(1) + _libm("exp", _f64(0) - x))
+
+
+def _tanh_double(_let: _Let, x: Expr) -> Expr:
+    return _libm("tanh", x)
+
+
+def _gelu_double(let: _Let, x: Expr) -> Expr:
+    x = let(_at_least(x, _f64(-40)))
+    return x * _f64(0.5) * _libm("erfc", x * _f64(-(0.5**0.5)))
+
+
+_DOUBLE = {"sigmoid": _sigmoid_double, "silu": _silu_double, "tanh": _tanh_double, "gelu": _gelu_double}

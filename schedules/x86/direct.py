@@ -1,0 +1,70 @@
+"""Schedule of the direct definitions."""
+
+from __future__ import annotations
+
+from tvm.s_tir import Schedule
+from tvm_deconv.compute.direct import CHANNELS, LEAD, ROWS, Definition, Tile
+from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, interleave_intrinsic
+
+
+def schedule(definition: Definition, form: str, tile: Tile, lanes: int, dtype: str, share_data: bool) -> Schedule:
+    sch = Schedule(definition.func)
+    blocks = {
+        name: sch.get_sblock(name)
+        for name in ("data_pack", *(f"run_{i}" for i in range(len(definition.sections))), "interleave", "out")
+    }
+    runs = [blocks[f"run_{i}"] for i in range(len(definition.sections))]
+    tail = [blocks["interleave"]]
+    if form == ROWS:
+        tail.insert(0, sch.get_sblock("epilogue"))
+    nested = [*runs, *tail]
+    # 1. one nest over blocks, groups and channel tiles; the packed data inside it, unless tiles share them.
+    if not share_data:
+        sch.merge(*(sch.get_loops(block)[LEAD - 2] for block in (blocks["data_pack"], *nested)))
+    if len(nested) > 1:
+        innermost = sch.merge(*(sch.get_loops(block)[LEAD - 1] for block in nested))
+    else:
+        innermost = sch.get_loops(nested[0])[LEAD - 1]
+    sch.reverse_compute_at(blocks["out"], innermost, preserve_unit_loops=True)
+    *_, first, second = sch.get_loops(blocks["data_pack"])
+    sch.split(second if form == ROWS else first, [None, definition.row])
+    # 2. parallel over what is independent
+    lead = sch.get_loops(tail[-1])[:LEAD]
+    sch.parallel(sch.fuse(*(lead if share_data else lead[:-1])))
+    if share_data:
+        sch.parallel(sch.fuse(*sch.get_loops(blocks["data_pack"])[: LEAD]))
+    # 3. register tiles
+    for block in runs:
+        fd, fh, fw, first, second, td, th, tw, ci = sch.get_loops(block)[-9:]
+        cc, m = (first, second) if form == ROWS else (second, first)
+        m_tile = sch.split(m, [None, tile.positions])
+        vector_loop, other = (m_tile[1], cc) if form == ROWS else (cc, m_tile[1])
+        vectors, lane = sch.split(vector_loop, [None, lanes])
+        sch.reorder(fd, fh, fw, m_tile[0], td, th, tw, ci, other, vectors, lane)
+        store = sch.cache_write(block, 0, "global")
+        sch.reverse_compute_at(store, m_tile[0], preserve_unit_loops=True)
+        sch.vectorize(lane)
+        sch.unroll(vectors)
+        sch.unroll(other)
+        *_, outer, inner = sch.get_loops(store)
+        inner, lane = sch.split(inner, [None, lanes])
+        sch.vectorize(lane)
+        sch.unroll(inner)
+        sch.unroll(outer)
+        sch.decompose_reduction(block, td)
+    # 4. epilogue and interleave
+    if form == ROWS:
+        *_, stream, lane = sch.get_loops(tail[0])
+        sch.vectorize(lane)
+        if definition.stride * definition.minor <= MAX_STREAMS:
+            sch.unroll(stream)
+            *_, w, _ = sch.get_loops(tail[1])
+            _, chunk = sch.split(w, [None, definition.stride * lanes])
+            sch.tensorize(chunk, interleave_intrinsic(definition.stride, definition.minor, lanes, dtype))
+    else:
+        *_, w, cc = sch.get_loops(tail[0])
+        cc, lane = sch.split(cc, [None, lanes])
+        sch.vectorize(lane)
+        sch.unroll(cc)
+    sch.transform_layout(blocks["out"], ("write", 0), definition.natural_output)
+    return sch

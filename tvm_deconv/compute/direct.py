@@ -1,0 +1,295 @@
+"""Direct transposed convolution by phases, in tensor expressions.
+
+Five stages, all of them blocked over images and positions (``nb, db, hb, wb``), groups ``g`` and tiles of output
+channels ``co``:
+
+1. ``data_pack``   the data of a block with its halo, zero where the data ends; positions flattened to one axis.
+2. ``run_0 ...``   one stage for each combination of runs of phases: the sum over the taps and input channels.  A position
+   and a tap add up to one flat index, so no tile ever tests a border.
+3. ``epilogue``    the phase is selected, the bias added, the activation applied.
+4. ``interleave``  phases of the last axis (and, for ``N *X C``, channels) take their places next to each other.
+5. ``out``         rows are copied into the output.
+
+In *rows* the vector runs over positions and the filter is broadcast: the output's rows are the vectors.  In *channels* the
+vector runs over output channels and the data are broadcast; there is nothing to interleave then, and stages 3 and 4
+are one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from functools import reduce
+
+from tvm import ir, te, tirx
+from tvm.ir import Expr
+from tvm.tirx import IntImm, PrimFunc
+
+from tvm_deconv.compute.epilogue import activate
+from tvm_deconv.compute.phases import Geometry, Run
+from tvm_deconv.compute.storage import from_accumulator, storage_dtype, to_accumulator
+from tvm_deconv.problem import Problem
+
+ROWS = "rows"
+CHANNELS = "channels"
+LEAD = 6  # the axes nb, db, hb, wb, g, co with which every stage but the last begins
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a direct definition is cut up.
+
+    A block is ``images x depth x height x width`` positions per phase; a register tile is `channels` output channels by
+    `positions` flattened positions.  The vectorised one of the two is a multiple of the lanes.
+    """
+
+    images: int
+    depth: int
+    height: int
+    width: int
+    channels: int
+    positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class FilterSection:
+    """The packed filter of one combination of runs: ``[g, co, phases(3), taps(3), ci, channels]`` from `offset` on."""
+
+    offset: int
+    runs: tuple[Run, Run, Run]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A definition as TensorIR before scheduling, and what its packed filter looks like."""
+
+    func: PrimFunc
+    sections: tuple[FilterSection, ...]
+    stride: int
+    minor: int
+    row: int
+    rank: int
+    channels_last: bool
+    out_channels: int
+
+    @property
+    def packed_elements(self) -> int:
+        """Number of elements of the packed filter."""
+        return sum(math.prod(section.shape) for section in self.sections)
+
+    def natural_output(self, *index: Expr) -> tuple[Expr, ...]:
+        """Map an index of the stage ``out``, with its own group axis and three spatial axes, to the caller's output."""
+        if self.channels_last:
+            n, *spatial, g, c = index
+        else:
+            n, g, c, *spatial = index
+        channel, natural = g * self.out_channels + c, spatial[3 - self.rank :]
+        return (n, *natural, channel) if self.channels_last else (n, channel, *natural)
+
+
+def _int64(values: tuple[int, ...]) -> list[IntImm]:
+    return [IntImm("int64", value) for value in values]
+
+
+def _any_alignment(func: PrimFunc) -> PrimFunc:
+    """Return `func` with buffers aligned to one byte, so that generated code never uses an aligned move.
+
+    Callers' arrays are aligned to their elements only, and an aligned move of such an address ends the process.
+    Buffer types cannot be changed in place; their serialised form can.
+    """
+    graph = json.loads(ir.save_json(func))
+    for node in graph["nodes"]:
+        if node["type"] == "tirx.BufferType":
+            node["data"]["data_alignment"] = 1
+    return ir.load_json(json.dumps(graph))
+
+
+def filter_sections(geometry: Geometry, channels: int) -> tuple[FilterSection, ...]:
+    """Lay out the packed filter for register tiles of `channels` output channels."""
+    sections: list[FilterSection] = []
+    offset = 0
+    for runs in geometry.runs:
+        phases, taps = tuple(run.count for run in runs), tuple(run.taps for run in runs)
+        tiles = -(-geometry.out_channels // channels)
+        shape = (geometry.groups, tiles, *phases, *taps, geometry.in_channels, channels)
+        sections.append(FilterSection(offset, runs, shape))
+        offset += math.prod(shape)
+    return tuple(sections)
+
+
+def block_extents(geometry: Geometry, tile: Tile) -> tuple[int, int, int]:
+    """Extents of one image of a packed block: the positions of a block and the halo of its taps."""
+    depth, height, width = geometry.axes
+    return tile.depth + depth.halo, tile.height + height.halo, tile.width + width.halo
+
+
+def direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Definition:
+    """Define `problem` in `form` (ROWS or CHANNELS) blocked by `tile`, for vectors of `lanes` accumulators.
+
+    The parameters are ``data [N, G, Ci, D, H, W]`` (or ``[N, D, H, W, G, Ci]``), the packed filter, the bias ``[G, Co]`` if the
+    epilogue has one, and the output like the data.
+    """
+    geo = Geometry.of(problem)
+    last = problem.data_format == "NXC"
+    accumulator = problem.accumulate_dtype
+    axes = geo.axes
+    strides = tuple(axis.stride for axis in axes)
+    sections = filter_sections(geo, tile.channels)
+
+    block = (tile.images, tile.depth, tile.height, tile.width)
+    blocks = (-(-geo.batch // tile.images), *(-(-axis.positions // b) for axis, b in zip(axes, block[1:], strict=True)))
+    extents = block_extents(geo, tile)
+
+    def flat(n: Expr, d: Expr, h: Expr, w: Expr) -> Expr:
+        return ((n * extents[0] + d) * extents[1] + h) * extents[2] + w
+
+    row_vectors = -(-tile.width // lanes)
+    row_read = row_vectors * lanes if form == ROWS else tile.width
+    used = flat(tile.images - 1, tile.depth - 1, tile.height - 1, 0) + row_read
+    positions = -(-used // tile.positions) * tile.positions
+    reach = positions + flat(0, *(axis.halo for axis in axes))
+    packed_positions = -(-reach // extents[2]) * extents[2]
+    channel_tiles = -(-geo.out_channels // tile.channels)
+    lead = (*blocks, geo.groups, channel_tiles)
+
+    data_shape = (geo.batch, *problem.data_shape[1:])
+    data = te.placeholder(_int64(data_shape), storage_dtype(problem.dtype), "data")
+    packed = te.placeholder(
+        _int64((sum(math.prod(section.shape) for section in sections),)), accumulator, "packed_filter"
+    )
+    parameters = [data, packed]
+
+    def zero() -> Expr:
+        return tirx.const(0, accumulator)
+
+    def data_pack(nb: Expr, db: Expr, hb: Expr, wb: Expr, g: Expr, *inner: Expr) -> Expr:
+        ci, index = inner if form == ROWS else inner[::-1]
+        within = (
+            index // (extents[2] * extents[1] * extents[0]),
+            index // (extents[2] * extents[1]) % extents[0],
+            index // extents[2] % extents[1],
+            index % extents[2],
+        )
+        n = nb * tile.images + within[0]
+        x = [b * tile_b + i + axis.low for b, tile_b, i, axis in zip((db, hb, wb), block[1:], within[1:], axes, strict=True)]
+        inside = [n < geo.batch]
+        for index_x, extent in zip(x, geo.data, strict=True):
+            inside += [index_x >= 0, index_x < extent]
+        channel, natural = g * geo.in_channels + ci, x[3 - problem.rank :]
+        element = data[(n, *natural, channel) if last else (n, channel, *natural)]
+        return tirx.if_then_else(tirx.all(*inside), to_accumulator(element, problem.dtype, accumulator), zero())
+
+    inner_shape = (geo.in_channels, packed_positions)
+    data_packed = te.compute(
+        _int64((*blocks, geo.groups, *(inner_shape if form == ROWS else inner_shape[::-1]))), data_pack, "data_pack"
+    )
+
+    def define_run(section: FilterSection, name: str) -> te.Tensor:
+        taps = [te.reduce_axis(tuple(_int64((0, run.taps))), f"t{i}") for i, run in enumerate(section.runs)]
+        ci = te.reduce_axis(tuple(_int64((0, geo.in_channels))), "ci")
+
+        def body(*index: Expr) -> Expr:
+            *at, g, co, fd, fh, fw, last_but_one, last_one = index
+            cc, m = (last_but_one, last_one) if form == ROWS else (last_one, last_but_one)
+            offsets = [
+                run.x0 - t.var * run.x_step - axis.low for run, t, axis in zip(section.runs, taps, axes, strict=True)
+            ]
+            position = m + flat(0, *offsets)
+            element = data_packed[(*at, g, ci.var, position) if form == ROWS else (*at, g, position, ci.var)]
+            where = reduce(
+                lambda total, step: total * step[1] + step[0],
+                zip((g, co, fd, fh, fw, *(t.var for t in taps), ci.var, cc), section.shape, strict=True),
+                tirx.const(0, "int64"),
+            )
+            return te.sum(element * packed[where + section.offset], axis=[*taps, ci])
+
+        tile_shape = (tile.channels, positions) if form == ROWS else (positions, tile.channels)
+        return te.compute(_int64((*lead, *(run.count for run in section.runs), *tile_shape)), body, name)
+
+    computed = [define_run(section, f"run_{i}") for i, section in enumerate(sections)]
+
+    def finish(at: tuple[Expr, ...], cc: Expr, phases: tuple[Expr, ...], m: Expr) -> Expr:
+        value = zero()
+        for tensor, section in zip(reversed(computed), reversed(sections), strict=True):
+            # The phase within the run is clamped: an index outside of a buffer, even one that the select discards,
+            # lets simplification go wrong.
+            member: list[Expr] = []
+            local: list[Expr] = []
+            for phase, run, stride in zip(phases, section.runs, strides, strict=True):
+                within = phase - run.start
+                if run.start > 0:
+                    member.append(phase >= run.start)
+                    within = tirx.max(within, 0)
+                if run.start + run.count < stride:
+                    member.append(phase < run.start + run.count)
+                    within = tirx.min(within, run.count - 1)
+                local.append(within)
+            here = tensor[(*at, *local, cc, m) if form == ROWS else (*at, *local, m, cc)]
+            value = tirx.if_then_else(tirx.all(*member), here, value) if member else here
+        if bias is not None:
+            value = value + bias[at[4], at[5], cc]
+        return activate(problem.epilogue, value)
+
+    bias = None
+    if problem.epilogue.bias:
+        given = te.placeholder(_int64(problem.bias_shape), accumulator, "bias")
+        parameters.append(given)
+
+        def bias_pack(g: Expr, co: Expr, cc: Expr) -> Expr:
+            channel = co * tile.channels + cc
+            return tirx.if_then_else(channel < geo.out_channels, given[g * geo.out_channels + channel], zero())
+
+        bias = te.compute(_int64((geo.groups, channel_tiles, tile.channels)), bias_pack, "bias_pack")
+
+    row = tile.width * strides[2]
+    outer = (tile.images, tile.depth * strides[0], tile.height * strides[1])
+    if form == CHANNELS:
+
+        def tile_out(*index: Expr) -> Expr:
+            *at, n, d, h, w, cc = index
+            phases = tuple(i % s for i, s in zip((d, h, w), strides, strict=True))
+            position = flat(n, *(i // s for i, s in zip((d, h, w), strides, strict=True)))
+            return finish(tuple(at), cc, phases, position)
+
+        minor = 1
+        interleaved = te.compute(_int64((*lead, *outer, row, tile.channels)), tile_out, "interleave")
+    else:
+        # A chunk is `lanes` positions of `streams` rows; interleaving a chunk makes it contiguous in the output.
+        minor = tile.channels if last else 1
+        streams = strides[2] * minor
+        rows = outer if last else (tile.channels, *outer)
+
+        def epilogue(*index: Expr) -> Expr:
+            at, (*where, vector, stream, lane) = index[:LEAD], index[LEAD:]
+            cc, (n, d, h) = (stream % minor, where) if last else (where[0], where[1:])
+            phases = (d % strides[0], h % strides[1], stream // minor)
+            return finish(at, cc, phases, flat(n, d // strides[0], h // strides[1], vector * lanes + lane))
+
+        finished = te.compute(_int64((*lead, *rows, row_vectors, streams, lanes)), epilogue, "epilogue")
+
+        def interleave(*index: Expr) -> Expr:
+            *at, w, channel = index
+            stream = w % strides[2] * minor + channel
+            return finished[(*at, w // (strides[2] * lanes), stream, w // strides[2] % lanes)]
+
+        interleaved = te.compute(_int64((*lead, *rows, row_vectors * lanes * strides[2], minor)), interleave, "interleave")
+
+    def out(*index: Expr) -> Expr:
+        if last:
+            n, d, h, w, g, c = index
+        else:
+            n, g, c, d, h, w = index
+        at = (n // outer[0], d // outer[1], h // outer[2], w // row, g, c // tile.channels)
+        cc, where, w = c % tile.channels, (n % outer[0], d % outer[1], h % outer[2]), w % row
+        if form == CHANNELS or last:
+            element = interleaved[(*at, *where, w, cc)]
+        else:
+            element = interleaved[(*at, cc, *where, w, 0)]
+        return from_accumulator(element, problem.output_dtype)
+
+    channel_axes, position_axes = (geo.groups, geo.out_channels), (geo.batch, *geo.output)
+    shape = (*position_axes, *channel_axes) if last else (geo.batch, *channel_axes, *geo.output)
+    func = te.create_prim_func([*parameters, te.compute(_int64(shape), out, "out")])
+    return Definition(_any_alignment(func), sections, strides[2], minor, extents[2], problem.rank, last, geo.out_channels)

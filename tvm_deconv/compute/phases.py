@@ -1,0 +1,127 @@
+"""The arithmetic of a phase: which taps reach an output index, and from which data index.
+
+Per spatial axis the operator adds ``data[x] * filter[k]`` into the output index ``i = s*x + d*k - pb``.  Write an output
+index as ``i = s*y + r`` with the phase ``r`` in ``[0, s)``.  A tap ``k`` reaches phase ``r`` when ``d*k - pb - r`` is a
+multiple of ``s``; the taps that do are ``k = k0 + t*(s/g)`` with ``g = gcd(s, d)``, and tap ``t`` reads the data index
+``x = y + x0 - t*(d/g)``.  So every phase is a small dense correlation of stride one, and no product with an inserted zero
+is ever formed.
+
+Neighbouring phases with the same number of taps, the same ``x0`` and consecutive ``k0`` form a `Run`; with dilation 1 an
+axis has at most three runs whatever its stride, so that a stride of 32 costs three stages and not thirty-two.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tvm_deconv.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Phases ``start .. start + count - 1`` of one axis, all with `taps` taps.
+
+    Phase ``start + j``, tap ``t`` multiplies the filter element ``k0 + j + t*k_step`` with the data element
+    ``y + x0 - t*x_step``.
+    """
+
+    start: int
+    count: int
+    taps: int
+    k0: int
+    k_step: int
+    x0: int
+    x_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class AxisPhases:
+    """One spatial axis split into phases: `runs` cover every phase that has a tap, in rising order.
+
+    `positions` is the number of ``y`` per phase, ``ceil(Y / s)``.  The data indices read at ``y`` lie in
+    ``[y + low, y + low + halo]``.
+    """
+
+    stride: int
+    positions: int
+    runs: tuple[Run, ...]
+    low: int
+    halo: int
+
+
+def axis_phases(kernel: int, stride: int, dilation: int, pad_begin: int, output: int) -> AxisPhases:
+    """Split one axis of extent `output` into phases.  All arguments are element counts."""
+    common = math.gcd(stride, dilation)
+    k_step, x_step = stride // common, dilation // common
+    runs: list[Run] = []
+    for phase in range(min(stride, output)):
+        k0 = next((k for k in range(min(k_step, kernel)) if (dilation * k - pad_begin - phase) % stride == 0), None)
+        if k0 is None:
+            continue
+        taps = (kernel - 1 - k0) // k_step + 1
+        x0 = (phase + pad_begin - dilation * k0) // stride
+        last = runs[-1] if runs else None
+        if (
+            last is not None
+            and (last.start + last.count, last.k0 + last.count, last.taps, last.x0) == (phase, k0, taps, x0)
+        ):
+            runs[-1] = Run(last.start, last.count + 1, taps, last.k0, k_step, x0, x_step)
+        else:
+            runs.append(Run(phase, 1, taps, k0, k_step, x0, x_step))
+    low = min((run.x0 - (run.taps - 1) * x_step for run in runs), default=0)
+    high = max((run.x0 for run in runs), default=0)
+    return AxisPhases(stride, -(-output // stride), tuple(runs), low, high - low)
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The extents of a problem with exactly three spatial axes; missing ones are leading axes of extent one.
+
+    An axis with one data element has no stride to speak of: each output element has one tap or none.  Such an axis
+    is given a stride past every index, which turns all of its outputs into phases of one position, so that the
+    layer is the plain matrix product it is.  Empty batches and outputs are given extent one: their kernel is built, and
+    never called.
+    """
+
+    batch: int
+    groups: int
+    in_channels: int
+    out_channels: int
+    data: tuple[int, int, int]
+    kernel: tuple[int, int, int]
+    output: tuple[int, int, int]
+    axes: tuple[AxisPhases, AxisPhases, AxisPhases]
+
+    @staticmethod
+    def of(problem: Problem) -> Geometry:
+        """Return the geometry of `problem`."""
+
+        def three(values: tuple[int, ...], fill: int) -> tuple[int, int, int]:
+            padded = (fill,) * (3 - problem.rank) + values
+            return padded[0], padded[1], padded[2]
+
+        data, kernel = three(problem.data_spatial, 1), three(problem.kernel, 1)
+        output = three(tuple(max(y, 1) for y in problem.output_spatial), 1)
+        strides, dilations = three(problem.strides, 1), three(problem.dilations, 1)
+        pads = three(problem.pads_begin, 0)
+        first, second, third = (
+            axis_phases(k, s if x > 1 else max(pad + y, (k - 1) * d + 1), d, pad, y)
+            for x, k, s, d, pad, y in zip(data, kernel, strides, dilations, pads, output, strict=True)
+        )
+        return Geometry(
+            max(problem.batch, 1),
+            problem.groups,
+            problem.in_channels,
+            problem.out_channels,
+            data,
+            kernel,
+            output,
+            (first, second, third),
+        )
+
+    @property
+    def runs(self) -> tuple[tuple[Run, Run, Run], ...]:
+        """Every combination of runs of the three axes: together, each phase that has a tap once."""
+        first, second, third = self.axes
+        return tuple((d, h, w) for d in first.runs for h in second.runs for w in third.runs)

@@ -1,0 +1,36 @@
+"""Numeric types of a definition: how stored elements become accumulator elements and back.
+
+float16 and bfloat16 are stored, float32 is computed.  bfloat16 crosses the ABI as uint16 with the same bits: a bfloat16
+is the upper half of a float32, so both conversions are integer arithmetic that any vector unit has.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.ir import Expr
+
+
+def storage_dtype(dtype: str) -> str:
+    """Return the dtype that carries elements of `dtype` across the ABI."""
+    return "uint16" if dtype == "bfloat16" else dtype
+
+
+def to_accumulator(value: Expr, dtype: str, accumulator: str) -> Expr:
+    """Convert a stored element of `dtype` to the `accumulator` dtype, exactly."""
+    if dtype == "bfloat16":
+        return tirx.reinterpret("float32", value.astype("uint32") << tirx.const(16, "uint32"))
+    return value if dtype == accumulator else value.astype(accumulator)
+
+
+def from_accumulator(value: Expr, dtype: str) -> Expr:
+    """Round an accumulator element once, to nearest even, to the storage of `dtype`; NaN stays NaN."""
+    if dtype != "bfloat16":
+        return value if value.dtype == dtype else value.astype(dtype)
+
+    def const(number: int) -> Expr:
+        return tirx.const(number, "uint32")
+
+    bits = tirx.reinterpret("uint32", value)
+    rounded = (bits + const(0x7FFF) + ((bits >> const(16)) & const(1))) >> const(16)
+    is_nan = (bits & const(0x7FFFFFFF)) > const(0x7F800000)
+    return tirx.Select(is_nan, const(0x7FC0), rounded).astype("uint16")
