@@ -12,7 +12,7 @@ import numpy as np
 from tvm_deconv.errors import SourceError
 from tvm_deconv.scan.layer import FoundLayer, missing_extra, with_unique_names
 
-__all__ = ["Coverage", "FoundLayer", "coverage_table", "scan", "write_weights"]
+__all__ = ["Coverage", "FoundLayer", "coverage_table", "scan", "with_unique_names", "write_weights"]
 
 
 def scan(source: object, inputs: Sequence[object] = ()) -> list[FoundLayer]:

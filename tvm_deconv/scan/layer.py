@@ -153,9 +153,8 @@ def batch_norm_step(node: str, parameters: Sequence[Array], epsilon: float, chan
     if len(parameters) != 4 or any(value.shape != (channels,) for value in parameters):
         return None
     gamma, beta, mean, variance = (value.astype(np.float64) for value in parameters)
-    with np.errstate(all="ignore"):
-        scale = gamma / np.sqrt(variance + epsilon)
-        return Step((node,), scale=scale, shift=beta - mean * scale)
+    scale = gamma / np.sqrt(variance + epsilon)
+    return Step((node,), scale=scale, shift=beta - mean * scale)
 
 
 def _per_channel(constant: Array, rank: int, channels: int) -> Array | None:
@@ -168,6 +167,7 @@ def _per_channel(constant: Array, rank: int, channels: int) -> Array | None:
     return np.broadcast_to(constant.reshape(-1).astype(np.float64), channels)
 
 
+@np.errstate(all="ignore")  # overflow and NaN are looked for
 def absorb(layer: FoundLayer, steps: Iterable[Step]) -> FoundLayer:
     """`layer` with as many of `steps` as an epilogue can hold, folded in float64.
 
@@ -183,10 +183,9 @@ def absorb(layer: FoundLayer, steps: Iterable[Step]) -> FoundLayer:
     shift = np.zeros(problem.bias_shape) if layer.bias is None else layer.bias.astype(np.float64)
     for step in steps:
         if step.scale is not None or step.shift is not None:
-            with np.errstate(all="ignore"):
-                next_scale = scale if step.scale is None else scale * step.scale
-                next_shift = shift * (1 if step.scale is None else step.scale)
-                next_shift = next_shift + (0 if step.shift is None else step.shift)
+            next_scale = scale if step.scale is None else scale * step.scale
+            next_shift = shift * (1 if step.scale is None else step.scale)
+            next_shift = next_shift + (0 if step.shift is None else step.shift)
             filter = _scaled(problem, layer.filter, next_scale) if step.scale is not None else layer.filter
             finite = np.all(np.isfinite(next_shift.astype(problem.accumulate_dtype)))
             if not known or not finite or (step.scale is not None and filter is None):
@@ -212,9 +211,8 @@ def _scaled(problem: Problem, filter: Array | None, scale: Array) -> Array | Non
     if filter is None:
         return None
     per_output = scale.reshape(problem.groups, 1, problem.out_channels, *(1,) * problem.rank)
-    with np.errstate(all="ignore"):
-        wide = problem.canonical_filter(filter.astype(np.float64))
-        scaled = (wide * per_output).astype(filter.dtype).reshape(filter.shape)
+    wide = problem.canonical_filter(filter.astype(np.float64))
+    scaled = (wide * per_output).astype(filter.dtype).reshape(filter.shape)
     lost = np.isfinite(filter.astype(np.float64)) & ~np.isfinite(scaled.astype(np.float64))
     return None if lost.any() else scaled
 
@@ -226,10 +224,9 @@ def _in_dtype(epilogue: Epilogue, dtype: str) -> Epilogue:
     """
     if dtype == "float64":
         return epilogue
-    with np.errstate(over="ignore"):
-        numbers: dict[str, Any] = {
-            name: float(str(np.float32(getattr(epilogue, name)))) for name in ("alpha", "minimum", "maximum")
-        }
+    numbers: dict[str, Any] = {
+        name: float(str(np.float32(getattr(epilogue, name)))) for name in ("alpha", "minimum", "maximum")
+    }
     return dataclasses.replace(epilogue, **numbers) if np.isfinite(numbers["alpha"]) else epilogue
 
 
@@ -263,6 +260,12 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
     dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
     return dtype
+
+
+@np.errstate(all="ignore")
+def cast(value: Array, dtype: str) -> Array:
+    """`value` in that dtype; what does not fit is what NumPy makes of it, without a warning."""
+    return value.astype(numpy_dtype(dtype))
 
 
 def missing_extra(source: object, package: str, extra: str) -> SourceError:

@@ -83,7 +83,7 @@ def scan_onnx(path: Path) -> list[FoundLayer]:
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
     except SourceError:
         raise
-    except (DecodeError, EncodeError, RuntimeError, ValueError, TypeError) as error:
+    except (DecodeError, EncodeError, onnx.shape_inference.InferenceError, ValueError) as error:
         raise SourceError("source", path, f"must be a valid ONNX model: {error}") from None
     opset = max((entry.version for entry in model.opset_import if entry.domain in _DOMAINS), default=0)
     return list(_Graph(model.graph, path, opset, {}, {}).scan())
@@ -139,7 +139,9 @@ class _Graph:
             )
         attributes = self._attributes(node)
         if not set(attributes) <= _ATTRIBUTES:
-            return uncovered(name, OPERATOR, f"has unknown attributes: {', '.join(set(attributes) - _ATTRIBUTES)}")
+            return uncovered(
+                name, OPERATOR, f"has unknown attributes: {', '.join(sorted(set(attributes) - _ATTRIBUTES))}"
+            )
         if isinstance(attributes.get("auto_pad"), bytes):
             attributes["auto_pad"] = attributes["auto_pad"].decode(errors="replace")
         biased = len(node.input) == 3 and node.input[2] != ""
@@ -152,7 +154,7 @@ class _Graph:
         if bias is not None:
             if bias.shape != problem.bias_shape:
                 raise SourceError("bias", bias.shape, f"must have shape {problem.bias_shape} in {name} ({self._path})")
-            bias = bias.astype(problem.accumulate_dtype)
+            bias = found.cast(bias, problem.accumulate_dtype)
         if values is not None and (values.shape, values.dtype.name) != (problem.filter_shape, dtype):
             raise SourceError("filter", values.shape, f"must be what the graph says of it in {name} ({self._path})")
         steps = self._graph.steps(node.output[0], problem.rank + 2, problem.bias_shape[0])
@@ -218,8 +220,7 @@ class _Graph:
         for type in reversed(types):
             if value is None or type not in _CONSTANTS:
                 return None
-            with np.errstate(all="ignore"):
-                value = value.astype(found.numpy_dtype(_CONSTANTS[type]))
+            value = found.cast(value, _CONSTANTS[type])
         return value
 
     def _stored(self, tensor: onnx.TensorProto) -> Array | None:
@@ -237,7 +238,7 @@ class _Graph:
             raise SourceError("shape", shape, f"must fit the values of {tensor.name}: {error} ({self._path})") from None
 
     def _external(self, tensor: onnx.TensorProto, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-        facts = {entry.key: entry.value for entry in tensor.external_data}
+        facts = {str(entry.key): str(entry.value) for entry in tensor.external_data}
         folder = self._path.parent.resolve()
         try:
             path = (folder / facts["location"]).resolve()
@@ -252,7 +253,7 @@ class _Graph:
 
     def _attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
         try:
-            return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+            return {str(attribute.name): onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
         except (ValueError, TypeError) as error:
             raise SourceError("attribute", _name(node), f"must have a type: {error} ({self._path})") from None
 

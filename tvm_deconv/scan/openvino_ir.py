@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tvm_deconv.dialects import from_openvino
 from tvm_deconv.errors import ProblemError, SourceError
 from tvm_deconv.problem import Array
@@ -196,8 +194,7 @@ class _Net:
 
     def _converted(self, layer: _Layer, value: Array) -> Array | None:
         dtype = _ELEMENT_TYPES.get(layer.data.get("destination_type", ""))
-        with np.errstate(all="ignore"):
-            return None if dtype is None else value.astype(found.numpy_dtype(dtype))
+        return None if dtype is None else found.cast(value, dtype)
 
     def _reshaped(self, layer: _Layer, value: Array) -> Array | None:
         (port,) = layer.outputs.values()

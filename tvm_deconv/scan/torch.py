@@ -21,6 +21,7 @@ from tvm_deconv.scan.layer import (
     absorb,
     activation_step,
     batch_norm_step,
+    cast,
     leaky_relu_step,
     missing_extra,
     numpy_dtype,
@@ -115,7 +116,7 @@ def _found(name: str, call: _Call) -> FoundLayer:
         )
     except ProblemError as error:
         return uncovered(name, base.__name__, str(error))
-    offset = None if bias is None else _array(bias).astype(problem.accumulate_dtype)
+    offset = None if bias is None else cast(_array(bias), problem.accumulate_dtype)
     return FoundLayer(name, base.__name__, problem, _array(weight), offset)
 
 
