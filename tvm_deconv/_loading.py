@@ -88,16 +88,17 @@ def load(directory: Path, manifest: Manifest) -> Functions:
 def read_verified(path: Path, manifest: Manifest) -> bytes:
     """Return the bytes of the library at `path` once size, digest and dependencies are those allowed."""
     try:
-        if path.resolve().parent != path.parent.resolve():
-            raise IntegrityError(path, f"must not be a link that leaves {path.parent}")
+        leaves = path.resolve().parent != path.parent.resolve()
         # Without O_NONBLOCK a named pipe would wait for a writer.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise IntegrityError(path, "must be a regular file")
-            data = file.read(manifest.size + 1)
+            data = file.read(manifest.size + 1) if stat.S_ISREG(status.st_mode) else b""
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
         raise ArtifactError(path, f"must be readable: {error}") from None
+    if leaves:
+        raise IntegrityError(path, f"must not be a link that leaves {path.parent}")
+    if not stat.S_ISREG(status.st_mode):
+        raise IntegrityError(path, "must be a regular file")
     if len(data) != manifest.size:
         rule = f"must be {manifest.size}, which the manifest says: the file was truncated or replaced; compile it again"
         raise IntegrityError(path, rule, "size", status.st_size)
