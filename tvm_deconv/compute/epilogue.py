@@ -42,6 +42,8 @@ def activate(epilogue: Epilogue, x: Expr) -> Expr:
 
     if epilogue.activation == "none":
         return x
+    if dtype == "float64" and epilogue.activation in _DOUBLE:
+        return _DOUBLE[epilogue.activation](x)
     let = _Let()
     x = let(x)
     match epilogue.activation:
@@ -52,7 +54,7 @@ def activate(epilogue: Epilogue, x: Expr) -> Expr:
         case "clip":
             result = _at_most(let(_at_least(x, number(epilogue.minimum))), number(epilogue.maximum))
         case _:
-            result = (_DOUBLE if dtype == "float64" else _SINGLE)[epilogue.activation](let, x)
+            result = _SINGLE[epilogue.activation](let, x)
     return let.around(result)
 
 
@@ -159,21 +161,22 @@ def _f64(value: float) -> Expr:
     return tirx.const(value, "float64")
 
 
-def _sigmoid_double(_let: _Let, x: Expr) -> Expr:
+# The vectoriser unrolls these into lanes, and then rejects a let around them in some places: so they repeat x instead.
+def _sigmoid_double(x: Expr) -> Expr:
     return _f64(1) / (_f64(1) + _libm("exp", _f64(0) - x))
 
 
-def _silu_double(let: _Let, x: Expr) -> Expr:
-    x = let(_at_least(x, _f64(-800)))
+def _silu_double(x: Expr) -> Expr:
+    x = _at_least(x, _f64(-800))
     return x / (_f64(1) + _libm("exp", _f64(0) - x))
 
 
-def _tanh_double(_let: _Let, x: Expr) -> Expr:
+def _tanh_double(x: Expr) -> Expr:
     return _libm("tanh", x)
 
 
-def _gelu_double(let: _Let, x: Expr) -> Expr:
-    x = let(_at_least(x, _f64(-40)))
+def _gelu_double(x: Expr) -> Expr:
+    x = _at_least(x, _f64(-40))
     return x * _f64(0.5) * _libm("erfc", x * _f64(-(0.5**0.5)))
 
 
