@@ -68,6 +68,8 @@ def scan_ir(path: Path) -> list[FoundLayer]:
         text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SourceError("source", path, f"must be XML in UTF-8: {error}") from None
+    if "\0" in text:  # expat would take it for UTF-16
+        raise SourceError("source", path, "must be XML in UTF-8, without null characters")
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise SourceError("source", path, "must be XML without a document type or entities")
     try:
