@@ -47,10 +47,13 @@ def reference(p: Problem, data: object, filter: object, bias: object = None) -> 
     if p.data_format == "NXC":
         x = np.moveaxis(x, -1, 1)
     x = x.reshape(p.batch, p.groups, p.in_channels, *p.data_spatial)
+    # The batch goes inside, so that a tap is one matrix product per group.
+    x = np.moveaxis(x, 0, 2).reshape(p.groups, p.in_channels, -1)
+    w = np.ascontiguousarray(w.transpose(*range(3, 3 + p.rank), 0, 2, 1))  # [*K, G, Co, Ci]
     out = np.zeros((p.batch, p.groups, p.out_channels, *p.output_spatial))
     with np.errstate(all="ignore"):
         for tap in itertools.product(*map(range, p.kernel)):
-            _scatter(p, tap, x, w, out)
+            _scatter(p, tap, x, w[tap], np.moveaxis(out, 0, 2))
         out = out.reshape(p.batch, p.groups * p.out_channels, *p.output_spatial)
         if bias is not None:
             values = _float64("bias", bias, p.bias_shape, p.accumulate_dtype)
@@ -60,19 +63,18 @@ def reference(p: Problem, data: object, filter: object, bias: object = None) -> 
 
 
 def _scatter(p: Problem, tap: tuple[int, ...], x: Float64, w: Float64, out: Float64) -> None:
-    """Add the products of one kernel element, over all positions that reach the output."""
+    """Add the products of one kernel element, `w`, to the positions they reach; the batch is axis 2 of `out`."""
     reaches = [p.reach(axis, k) for axis, k in enumerate(tap)]
     if not all(reaches):
         return
-    source: list[Any] = [..., *(slice(reach.start, reach.stop) for reach in reaches)]
+    source: list[Any] = [...]
     target: list[Any] = [...]
     for axis, (k, reach) in enumerate(zip(tap, reaches, strict=True)):
         s, shift = p.strides[axis], p.dilations[axis] * k - p.pads_begin[axis]
+        source.append(slice(reach.start, reach.stop))
         target.append(slice(s * reach.start + shift, s * reach[-1] + shift + 1, s))
-    cut = x[tuple(source)]
-    weights = w[(slice(None),) * 3 + tap].transpose(0, 2, 1)  # [G, Co, Ci]
-    products = weights @ cut.reshape(p.batch, p.groups, p.in_channels, math.prod(map(len, reaches)))
-    out[tuple(target)] += products.reshape(p.batch, p.groups, p.out_channels, *map(len, reaches))
+    products = (w @ x).reshape(p.groups, p.out_channels, p.batch, *p.data_spatial)
+    out[tuple(target)] += products[tuple(source)]
 
 
 def _activate(p: Problem, x: Float64) -> Float64:
