@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tvm_deconv.errors import SourceError
-from tvm_deconv.scan.layer import FoundLayer, missing_extra, with_unique_names
+from tvm_deconv.scan.layer import FoundLayer, missing_package, with_unique_names
 
 __all__ = ["Coverage", "FoundLayer", "coverage_table", "scan", "with_unique_names", "write_weights"]
 
@@ -57,7 +57,7 @@ def write_weights(layers: Iterable[FoundLayer], path: Path) -> list[str]:
     try:
         from safetensors.numpy import save
     except ImportError:
-        raise missing_extra("weights", "safetensors", "compile") from None
+        raise missing_package("weights", "safetensors", "'tvm_deconv[compile]'") from None
     content = save(arrays, {layer.name: layer.problem.key for layer in layers if layer.problem is not None})
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")

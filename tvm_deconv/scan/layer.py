@@ -268,6 +268,6 @@ def cast(value: Array, dtype: str) -> Array:
     return value.astype(numpy_dtype(dtype))
 
 
-def missing_extra(source: object, package: str, extra: str) -> SourceError:
+def missing_package(source: str, package: str, install: str) -> SourceError:
     """The error of a reader whose package is not installed."""
-    return SourceError("source", source, f"needs the package {package}: pip install 'tvm_deconv[{extra}]'")
+    return SourceError("source", source, f"needs the package {package}: pip install {install}")

@@ -28,7 +28,7 @@ try:
     import onnx.shape_inference
     from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 except ImportError:
-    raise found.missing_extra("an ONNX model", "onnx", "onnx") from None
+    raise found.missing_package("an ONNX model", "onnx", "'tvm_deconv[onnx]'") from None
 
 OPERATOR = "ConvTranspose"
 _DOMAINS = ("", "ai.onnx")

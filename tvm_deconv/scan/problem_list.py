@@ -17,12 +17,12 @@ from tvm_deconv.dialects import from_openvino
 from tvm_deconv.errors import ProblemError, SourceError
 from tvm_deconv.problem import Epilogue, Problem
 from tvm_deconv.scan.files import read_bytes
-from tvm_deconv.scan.layer import FoundLayer, missing_extra
+from tvm_deconv.scan.layer import FoundLayer, missing_package
 
 try:
     import msgspec
 except ImportError:
-    raise missing_extra("a list of problems", "msgspec", "compile") from None
+    raise missing_package("a list of problems", "msgspec", "'tvm_deconv[compile]'") from None
 
 
 class _Entry(msgspec.Struct, kw_only=True):

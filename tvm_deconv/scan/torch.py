@@ -23,7 +23,7 @@ from tvm_deconv.scan.layer import (
     batch_norm_step,
     cast,
     leaky_relu_step,
-    missing_extra,
+    missing_package,
     numpy_dtype,
     uncovered,
 )
@@ -32,7 +32,7 @@ try:
     import torch
     from torch import nn
 except ImportError:
-    raise missing_extra("a module", "torch", "torch") from None
+    raise missing_package("a module", "torch", "torch") from None
 
 _OPERATORS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

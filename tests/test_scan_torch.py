@@ -1,0 +1,205 @@
+"""Modules: what a scan finds computes what PyTorch computes."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from tvm_deconv import Epilogue, SourceError, reference
+from tvm_deconv.scan import scan, write_weights
+
+torch = pytest.importorskip("torch")
+safetensors_torch = pytest.importorskip("safetensors.torch")
+nn = torch.nn
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def trained(module):
+    """Batch normalisations as training leaves them; evaluation mode."""
+    for part in module.modules():
+        if isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)) and part.running_mean is not None:
+            part.running_mean.uniform_(-1, 1)
+            part.running_var.uniform_(0.5, 2)
+            if part.affine:
+                nn.init.uniform_(part.weight, -1, 1)
+                nn.init.uniform_(part.bias, -1, 1)
+    return module.eval()
+
+
+def check(module, shape, expected_epilogue, fused, name="0"):
+    x = torch.randn(shape)
+    (layer,) = scan(module, [x])
+    assert layer.name == name
+    assert layer.problem.epilogue == expected_epilogue
+    assert layer.fused == fused
+    with torch.no_grad():
+        expected = module(x).numpy()
+    got = reference(layer.problem, x.numpy().reshape(layer.problem.data_shape), layer.filter, layer.bias)
+    np.testing.assert_allclose(got.reshape(expected.shape), expected, rtol=1e-4, atol=1e-5)
+    return layer
+
+
+FOLLOWERS = {
+    "relu": (nn.ReLU(), "relu"),
+    "in place": (nn.ReLU(inplace=True), "relu"),
+    "leaky": (nn.LeakyReLU(0.2), "leaky_relu(0.2)"),
+    "prelu": (nn.PReLU(), "leaky_relu(0.25)"),
+    "sigmoid": (nn.Sigmoid(), "sigmoid"),
+    "tanh": (nn.Tanh(), "tanh"),
+    "gelu": (nn.GELU(), "gelu"),
+    "silu": (nn.SiLU(), "silu"),
+    "relu6": (nn.ReLU6(), "clip(0.0,6.0)"),
+    "hardtanh": (nn.Hardtanh(-0.5, 0.75), "clip(-0.5,0.75)"),
+}
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("case", FOLLOWERS)
+def test_batch_norm_and_activation(case, groups):
+    activation, text = FOLLOWERS[case]
+    up = nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=groups, bias=groups == 1)
+    module = trained(nn.Sequential(up, nn.BatchNorm2d(6), activation))
+    check(module, (2, 4, 5, 6), Epilogue.parse(f"bias+{text}"), ("1", "2"))
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_ranks(rank):
+    up = (nn.ConvTranspose1d, None, nn.ConvTranspose3d)[rank - 1](4, 6, 3, stride=2, dilation=2)
+    norm = (nn.BatchNorm1d, None, nn.BatchNorm3d)[rank - 1](6, affine=False)
+    check(trained(nn.Sequential(up, norm)), (2, 4, 5, 6, 3)[: rank + 2], Epilogue(bias=True), ("1",))
+
+
+def test_a_bare_module():
+    layer = check(nn.ConvTranspose2d(4, 3, 2, bias=False).eval(), (1, 4, 5, 6), Epilogue(), (), "ConvTranspose2d")
+    assert layer.operator == "ConvTranspose2d"
+    assert layer.bias is None
+
+
+def test_without_a_batch():
+    module = trained(nn.Sequential(nn.ConvTranspose1d(4, 4, 3), nn.ReLU()))
+    (layer,) = scan(module, [torch.randn(4, 7)])
+    assert layer.problem.data_shape == (1, 4, 7)
+    assert layer.problem.epilogue == Epilogue(bias=True)
+
+
+def test_output_size_of_the_call():
+    class Up(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = nn.ConvTranspose2d(4, 3, 3, stride=2, padding=1)
+
+        def forward(self, x):
+            return self.up(x, output_size=(10, 11))
+
+    check(Up().eval(), (1, 4, 5, 6), Epilogue(bias=True), (), "up")
+
+
+class Net(nn.Module):
+    """A layer of which both a ReLU and the output use the result, and one that runs twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.ConvTranspose2d(4, 4, 2, stride=2), nn.ReLU())
+        self.twice = nn.ConvTranspose2d(4, 4, 3, padding=1)
+        self.unused = nn.ConvTranspose2d(4, 4, 3)
+
+    def forward(self, x):
+        up = self.body[0](x)
+        return self.twice(self.twice(up)) + self.body[1](up.clone())
+
+
+def test_only_what_runs_is_found():
+    layers = scan(Net().eval(), [torch.randn(1, 4, 5, 6)])
+    assert [layer.name for layer in layers] == ["body.0", "twice", "twice_2"]
+    assert [layer.problem.epilogue for layer in layers] == [Epilogue(bias=True)] * 3
+    assert layers[1].problem.data_shape == (1, 4, 10, 12)
+
+
+def test_parametrized_weights():
+    up = nn.utils.parametrizations.weight_norm(nn.ConvTranspose1d(4, 6, 4, stride=2, padding=1))
+    check(nn.Sequential(up, nn.LeakyReLU(0.1)).eval(), (1, 4, 9), Epilogue(True, "leaky_relu", alpha=0.1), ("1",))
+
+
+def test_bfloat16(tmp_path):
+    module = nn.Sequential(nn.ConvTranspose1d(4, 6, 4), nn.ReLU()).to(torch.bfloat16).eval()
+    (layer,) = scan(module, [torch.randn(1, 4, 9, dtype=torch.bfloat16)])
+    assert layer.problem.dtype == layer.filter.dtype.name == "bfloat16"
+    assert layer.bias.dtype == np.float32
+    np.testing.assert_array_equal(layer.filter.astype(np.float32), module[0].weight.detach().float().numpy())
+    assert write_weights([layer], tmp_path / "weights.safetensors") == ["0.filter", "0.bias"]
+    read = safetensors_torch.load_file(tmp_path / "weights.safetensors")
+    assert torch.equal(read["0.filter"], module[0].weight.detach())
+
+
+def test_the_arrays_are_copies():
+    module = nn.ConvTranspose1d(4, 6, 4).eval()
+    (layer,) = scan(module, [torch.randn(1, 4, 9)])
+    before = layer.filter.copy()
+    with torch.no_grad():
+        module.weight.zero_()
+    np.testing.assert_array_equal(layer.filter, before)
+
+
+NOT_FUSED = {
+    "tanh gelu": nn.GELU(approximate="tanh"),
+    "slopes": nn.PReLU(6),
+    "no statistics": nn.BatchNorm2d(6, track_running_stats=False),
+    "elu": nn.ELU(),
+    "dropout": nn.Dropout(),
+}
+
+
+@pytest.mark.parametrize("case", NOT_FUSED)
+def test_not_fused(case):
+    if case == "slopes":
+        nn.init.uniform_(NOT_FUSED[case].weight)
+    module = trained(nn.Sequential(nn.ConvTranspose2d(4, 6, 3), NOT_FUSED[case]))
+    (layer,) = scan(module, [torch.randn(1, 4, 5, 6)])
+    assert layer.problem.epilogue == Epilogue(bias=True)
+    assert layer.fused == ()
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
+def test_not_covered():
+    class Other(nn.ConvTranspose2d):
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    (layer,) = scan(Other(4, 6, 3).eval(), [torch.randn(1, 4, 5, 6)])
+    assert (layer.problem, layer.reason) == (None, "Other has a forward of its own")
+    (layer,) = scan(
+        nn.ConvTranspose2d(4, 6, 3).to(torch.complex64).eval(), [torch.randn(1, 4, 5, 6).to(torch.complex64)]
+    )
+    assert layer.problem is None
+    assert layer.reason.startswith("dtype='complex64': must be one of float32")
+
+
+def test_bad_sources():
+    with pytest.raises(
+        SourceError, match=r"training=True: must be False all over the module: call module.eval\(\) first"
+    ):
+        scan(nn.Sequential(nn.ConvTranspose2d(4, 6, 3)), [torch.randn(1, 4, 5, 6)])
+    with pytest.raises(SourceError, match=r"source='int': must be a path or an nn.Module"):
+        scan(3)
+
+
+def test_the_module_is_left_as_it_was():
+    module = trained(nn.Sequential(nn.ConvTranspose2d(4, 6, 3), nn.BatchNorm2d(6)))
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    scan(module, [torch.randn(1, 4, 5, 6)])
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert not any(part._forward_hooks for part in module.modules())
+    with pytest.raises(RuntimeError, match="Given transposed"):
+        scan(module, [torch.randn(1, 5, 5, 6)])
+    assert not any(part._forward_hooks for part in module.modules())
+
+
+def test_no_torch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "tvm_deconv.scan.torch", raising=False)
+    with pytest.raises(SourceError, match=r"source='a module': needs the package torch: pip install torch$"):
+        scan(nn.ReLU())
