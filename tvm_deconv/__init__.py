@@ -1,5 +1,7 @@
 """Transposed convolution compiled ahead of time."""
 
+from typing import TYPE_CHECKING, Any
+
 from tvm_deconv._loading import get_num_threads, set_num_threads
 from tvm_deconv.dialects import from_onednn, from_onnx, from_openvino, from_torch
 from tvm_deconv.errors import (
@@ -19,6 +21,9 @@ from tvm_deconv.library import Layer, Library, load
 from tvm_deconv.manifest import Accepted, Decision, Manifest, Rejected
 from tvm_deconv.problem import Epilogue, Problem
 from tvm_deconv.reference import reference
+
+if TYPE_CHECKING:
+    from tvm_deconv.build import compile  # noqa: A004
 
 __all__ = [
     "Accepted",
@@ -40,6 +45,7 @@ __all__ = [
     "SourceError",
     "TensorError",
     "TensorTypeError",
+    "compile",
     "from_onednn",
     "from_onnx",
     "from_openvino",
@@ -49,3 +55,12 @@ __all__ = [
     "reference",
     "set_num_threads",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # The compiler needs TVM, which takes seconds to import and need not be there: it is imported when it is asked for.
+    if name == "compile":
+        from tvm_deconv.build import compile as build  # noqa: PLC0415
+
+        return build
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

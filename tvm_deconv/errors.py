@@ -17,7 +17,7 @@ The text is always ``<attribute>=<value>: <rule>``. All of them survive pickling
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 _LONGEST_VALUE = 120
@@ -63,7 +63,9 @@ class SourceError(DeconvError, ValueError):
 
 
 class BuildError(DeconvError, RuntimeError):
-    """A problem that could not be compiled."""
+    """Problems that could not be compiled; `outcomes` says what became of each of many."""
+
+    outcomes: Sequence[object] = ()
 
 
 class CompilerNotFound(BuildError):

@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 from tvm.s_tir import Schedule
-from tvm_deconv.compute.direct import CHANNELS, LEAD, ROWS, Definition, Tile
+
+from tvm_deconv.compute.direct import LEAD, ROWS, Definition
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, interleave_intrinsic
+from tvm_deconv.schedules.x86.tiles import Plan
 
 
-def schedule(definition: Definition, form: str, tile: Tile, lanes: int, dtype: str, share_data: bool) -> Schedule:
+def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: str) -> Schedule:
+    """Schedule a direct `definition`, whose accumulators are of `dtype`, by `plan`."""
+    tile = plan.tile
     sch = Schedule(definition.func)
-    blocks = {
-        name: sch.get_sblock(name)
-        for name in ("data_pack", *(f"run_{i}" for i in range(len(definition.sections))), "interleave", "out")
-    }
-    runs = [blocks[f"run_{i}"] for i in range(len(definition.sections))]
-    tail = [blocks["interleave"]]
+    runs = [sch.get_sblock(f"run_{i}") for i in range(len(definition.sections))]
+    tail = [sch.get_sblock("interleave")]
+    out = sch.get_sblock("out")
     if form == ROWS:
         tail.insert(0, sch.get_sblock("epilogue"))
     nested = [*runs, *tail]
-    # 1. one nest over blocks, groups and channel tiles; the packed data inside it, unless tiles share them.
-    if not share_data:
-        sch.merge(*(sch.get_loops(block)[LEAD - 2] for block in (blocks["data_pack"], *nested)))
+    # 1. One nest over blocks, groups and channel tiles, and the copy into the output at its end.
+    innermost = sch.get_loops(nested[0])[LEAD - 1]
     if len(nested) > 1:
         innermost = sch.merge(*(sch.get_loops(block)[LEAD - 1] for block in nested))
-    else:
-        innermost = sch.get_loops(nested[0])[LEAD - 1]
-    sch.reverse_compute_at(blocks["out"], innermost, preserve_unit_loops=True)
-    *_, first, second = sch.get_loops(blocks["data_pack"])
-    sch.split(second if form == ROWS else first, [None, definition.row])
-    # 2. parallel over what is independent
+    # 2. The packed data: within the nest, once for all channel tiles; or before it, where those run in parallel.
+    if runs:
+        data_pack = sch.get_sblock("data_pack")
+        *_, first, second = sch.get_loops(data_pack)
+        sch.split(second if form == ROWS else first, [None, definition.row])
+        if plan.share_data:
+            sch.parallel(sch.fuse(*sch.get_loops(data_pack)[:LEAD]))
+        else:
+            sch.merge(sch.get_loops(data_pack)[LEAD - 2], sch.get_loops(runs[0])[LEAD - 2])
+    sch.reverse_compute_at(out, sch.get_loops(tail[-1])[LEAD - 1], preserve_unit_loops=True)
     lead = sch.get_loops(tail[-1])[:LEAD]
-    sch.parallel(sch.fuse(*(lead if share_data else lead[:-1])))
-    if share_data:
-        sch.parallel(sch.fuse(*sch.get_loops(blocks["data_pack"])[: LEAD]))
+    sch.parallel(sch.fuse(*(lead if plan.share_data else lead[:-1])))
     # 3. register tiles
     for block in runs:
         fd, fh, fw, first, second, td, th, tw, ci = sch.get_loops(block)[-9:]
@@ -66,5 +68,5 @@ def schedule(definition: Definition, form: str, tile: Tile, lanes: int, dtype: s
         cc, lane = sch.split(cc, [None, lanes])
         sch.vectorize(lane)
         sch.unroll(cc)
-    sch.transform_layout(blocks["out"], ("write", 0), definition.natural_output)
+    sch.transform_layout(out, ("write", 0), definition.natural_output)
     return sch

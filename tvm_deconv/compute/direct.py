@@ -76,8 +76,8 @@ class Definition:
 
     @property
     def packed_elements(self) -> int:
-        """Number of elements of the packed filter."""
-        return sum(math.prod(section.shape) for section in self.sections)
+        """Number of elements of the packed filter; one, never read, where no tap reaches the output."""
+        return _elements(self.sections)
 
     def natural_output(self, *index: Expr) -> tuple[Expr, ...]:
         """Map an index of the stage ``out``, with its own group axis and three spatial axes, to the caller's output."""
@@ -91,6 +91,10 @@ class Definition:
 
 def _int64(values: tuple[int, ...]) -> list[IntImm]:
     return [IntImm("int64", value) for value in values]
+
+
+def _elements(sections: tuple[FilterSection, ...]) -> int:
+    return max(1, sum(math.prod(section.shape) for section in sections))
 
 
 def _any_alignment(func: PrimFunc) -> PrimFunc:
@@ -125,7 +129,7 @@ def block_extents(geometry: Geometry, tile: Tile) -> tuple[int, int, int]:
     return tile.depth + depth.halo, tile.height + height.halo, tile.width + width.halo
 
 
-def direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Definition:
+def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Definition:
     """Define `problem` in `form` (ROWS or CHANNELS) blocked by `tile`, for vectors of `lanes` accumulators.
 
     The parameters are ``data [N, G, Ci, D, H, W]`` (or ``[N, D, H, W, G, Ci]``), the packed filter, the bias ``[G, Co]`` if the
@@ -156,9 +160,7 @@ def direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Definition:
 
     data_shape = (geo.batch, *problem.data_shape[1:])
     data = te.placeholder(_int64(data_shape), storage_dtype(problem.dtype), "data")
-    packed = te.placeholder(
-        _int64((sum(math.prod(section.shape) for section in sections),)), accumulator, "packed_filter"
-    )
+    packed = te.placeholder(_int64((_elements(sections),)), accumulator, "packed_filter")
     parameters = [data, packed]
 
     def zero() -> Expr:

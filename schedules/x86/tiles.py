@@ -1,0 +1,134 @@
+"""The default tiles of the direct definitions, by arithmetic on the target's registers and caches.
+
+A register tile of ``c`` channels by ``v`` vectors of positions (or ``p`` positions by ``v`` vectors of channels) keeps ``c * v``
+accumulators, ``v`` vectors of the operand that is loaded, and one broadcast: ``c*v + v + 1`` registers, 16 with AVX2 and 32
+with AVX-512.  One step of the reduction issues ``c * v`` multiply-adds and ``c + v`` loads; both ports do two a cycle, so a
+tile with more loads than products is bound by loads, and one with fewer than eight accumulators by the
+latency of four cycles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tvm_deconv.compute.direct import ROWS, Tile, block_extents
+from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
+from tvm_deconv.targets import Target
+
+#: Independent accumulators that hide the latency of a multiply-add: four cycles, two a cycle.
+LATENCY_ACCUMULATORS = 8
+#: A kernel with fewer independent tasks than this also splits its channel tiles over threads.
+FEW_TASKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The decisions of a schedule: the tile, and whether the channel tiles of a block are tasks of their own.
+
+    `scratch_bytes` is the workspace of one task, an upper bound.
+    """
+
+    tile: Tile
+    share_data: bool
+    scratch_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A register tile, and its cost: cycles an instruction-perfect kernel takes for one useful product, relative."""
+
+    channels: int
+    positions: int
+    cost: float
+
+
+def register_tiles(geometry: Geometry, form: str, target: Target, lanes: int, minor_stride: int | None) -> list[Shape]:
+    """Every register tile that fits, with its cost.  `minor_stride` bounds the channels of an interleaved chunk."""
+    shapes = []
+    for vectors in range(1, target.vector_registers // 2):
+        scalars = (target.vector_registers - 1 - vectors) // vectors
+        for broadcast in range(1, scalars + 1):
+            channels, positions = (
+                (broadcast, vectors * lanes) if form == ROWS else (vectors * lanes, broadcast)
+            )
+            if minor_stride is not None and channels > 1 and channels * minor_stride > MAX_STREAMS:
+                continue
+            products, loads = broadcast * vectors, broadcast + vectors
+            padded = -(-geometry.out_channels // channels) * channels / geometry.out_channels
+            cost = padded * max(1.0, loads / products, LATENCY_ACCUMULATORS / products)
+            # Among equals, fewer loads a product leave room for addresses and cache misses.
+            shapes.append(Shape(channels, positions, cost * (1 + 0.1 * loads / products)))
+    return shapes
+
+
+def _steps(extent: int) -> list[int]:
+    """Block extents worth trying: powers of two, three times them, and the whole."""
+    sizes = {extent}
+    for base in (1, 3):
+        size = base
+        while size < extent:
+            sizes.add(size)
+            size *= 2
+    # The same number of blocks with less left over in the last one.
+    return sorted({-(-extent // -(-extent // size)) for size in sizes})
+
+
+def blocks(geometry: Geometry) -> Iterator[tuple[int, int, int, int]]:
+    """Blocks worth trying: a longer axis is cut only where everything outside of it is cut to one."""
+    depth, height, width = (axis.positions for axis in geometry.axes)
+    for w in _steps(width):
+        yield 1, 1, 1, w
+    for h in _steps(height):
+        yield 1, 1, h, width
+    for d in _steps(depth):
+        yield 1, d, height, width
+    for n in _steps(geometry.batch):
+        yield n, depth, height, width
+
+
+def default_plan(problem: Problem, form: str, target: Target, lanes: int) -> Plan:
+    """Choose the cheapest tile for `problem` by arithmetic alone."""
+    geometry = Geometry.of(problem)
+    element = target.vector_bits // 8 // lanes
+    interleaves_channels = form == ROWS and problem.data_format == "NXC"
+    minor_stride = geometry.axes[2].stride if interleaves_channels else None
+    phases = math.prod(axis.stride for axis in geometry.axes)
+    taps = math.prod(sum(run.count * run.taps for run in axis.runs) for axis in geometry.axes)
+    filter_bytes = geometry.groups * geometry.in_channels * geometry.out_channels * taps * element
+    useful = geometry.batch * math.prod(axis.positions for axis in geometry.axes)
+    shapes = register_tiles(geometry, form, target, lanes, minor_stride)
+
+    best: tuple[float, Plan] | None = None
+    for block in dict.fromkeys(blocks(geometry)):
+        for shape in shapes:
+            tile = Tile(*block, shape.channels, shape.positions)
+            extents = block_extents(geometry, tile)
+            row = -(-tile.width // lanes) * lanes if form == ROWS else tile.width
+            rows = (tile.images * extents[0] - extents[0] + tile.depth) * extents[1] - extents[1] + tile.height
+            used = (rows - 1) * extents[2] + row
+            positions = -(-used // tile.positions) * tile.positions
+            count = -(-geometry.batch // tile.images) * math.prod(
+                -(-axis.positions // b) for axis, b in zip(geometry.axes, block[1:], strict=True)
+            )
+            packed = geometry.in_channels * tile.images * math.prod(extents) * element
+            results = phases * tile.channels * positions * element
+            cost = shape.cost * count * positions / useful
+            # What a block holds should stay in the second-level cache; past it every product waits for memory.
+            cost *= 1 + max(0.0, (packed + 2 * results) / (0.75 * target.l2_bytes) - 1)
+            # A filter that does not stay there is read again for every block: the longer the block the better.
+            if filter_bytes > target.l2_bytes // 2:
+                cost *= 1 + lanes / positions
+            # Work outside of the reduction: packing with its halo, interleaving, copying, the setup of a task.
+            outside = packed / element * 2 + 3 * phases * geometry.out_channels * tile.images * math.prod(block[1:])
+            inside = positions * geometry.out_channels * geometry.in_channels * taps / (2 * lanes)
+            cost *= 1 + (outside / lanes + 500) / max(inside, 1)
+            if best is None or cost < best[0]:
+                share = count * geometry.groups < FEW_TASKS
+                scratch = results * 3 + (0 if share else packed)
+                best = cost, Plan(tile, share, scratch)
+    assert best is not None
+    return best[1]

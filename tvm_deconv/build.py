@@ -1,0 +1,256 @@
+"""Problems to artifacts: schedule, compile, link with the launcher, and write library and manifest.
+
+An artifact is written under a temporary name, renamed, and described by its manifest last, so that a build that stops
+anywhere leaves nothing that can be loaded.  What decides the bytes of a library is hashed into its recipe; an artifact
+whose recipe and digest still hold is not built again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.metadata
+import multiprocessing
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import tvm
+from filelock import FileLock
+
+from tvm_deconv.errors import BuildError, DeconvError, ManifestError, ProblemError
+from tvm_deconv.launcher import find_compiler, launcher_object
+from tvm_deconv.manifest import Manifest, stem
+from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.x86 import build_kernel
+from tvm_deconv.targets import TARGETS, Target, detect_host, get, native
+
+#: The packages of this project whose text decides what a kernel is.
+_SOURCES = ("compute", "launcher", "schedules")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one problem on one target: `status` is built, current (already up to date) or failed."""
+
+    problem: Problem
+    layers: tuple[str, ...]
+    target: str
+    status: str
+    manifest: Manifest | None
+    error: str | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Job:
+    problem: Problem
+    layers: tuple[str, ...]
+    target: str
+    output: Path
+    launcher: Path
+    cc: str
+
+
+def resolve_targets(target: str | Sequence[str]) -> tuple[Target, ...]:
+    """Return the targets that `target` names; "native" is the widest that this machine can run."""
+    names = (target,) if isinstance(target, str) else tuple(target)
+    if not names:
+        raise ProblemError("target", target, f"must name at least one of native, {', '.join(TARGETS)}")
+    return tuple(dict.fromkeys(native(detect_host()) if name == "native" else get(name) for name in names))
+
+
+def export(
+    problem: Problem,
+    target: Target,
+    output: Path | str,
+    *,
+    layers: Sequence[str] = (),
+    cc: str | None = None,
+    launcher: Path | None = None,
+) -> Manifest:
+    """Build the artifact for `problem` on `target` into the directory `output` and return its manifest.
+
+    `layers` are names for people; `cc` is the compiler driver that links, `launcher` its compiled object file; both are
+    found or made where they are not given.  Raises BuildError, CompilerNotFound.
+    """
+    output = Path(output)
+    output.mkdir(parents=True, exist_ok=True)
+    cc = cc or find_compiler()
+    kernel = build_kernel(problem, target)
+    name = stem(problem.artifact_key, target.name)
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=output) as scratch:
+        made = Path(scratch) / f"{name}.so"
+        module = tvm.IRModule({"deconv": kernel.deconv, "pack": kernel.pack})
+        try:
+            compiled = tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu}))
+            addon = launcher or launcher_object(cc, Path(scratch))
+            compiled.export_library(str(made.absolute()), addons=[str(addon)], cc=cc)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise BuildError("problem", problem.key, f"does not compile for {target.name}: {error}") from error
+        content = made.read_bytes()
+        manifest = Manifest(
+            problem=problem.artifact_key,
+            layers=tuple(layers),
+            target=target.name,
+            features=tuple(sorted(target.features)),
+            library=made.name,
+            sha256=hashlib.sha256(content).hexdigest(),
+            size=len(content),
+            algorithm=kernel.algorithm,
+            decisions=kernel.decisions,
+            packed_shape=(kernel.packed_elements,),
+            packed_dtype=problem.accumulate_dtype,
+            scratch_bytes=kernel.scratch_bytes,
+            macs=problem.macs,
+            versions=_versions(cc),
+            recipe=_recipe(problem, target),
+        )
+        described = Path(scratch) / f"{name}.json"
+        described.write_text(manifest.to_json(), encoding="utf-8")
+        # Two builders of one artifact must not leave the library of one and the manifest of the other.
+        with FileLock(output / ".lock"):
+            made.replace(output / made.name)
+            described.replace(output / described.name)
+    return manifest
+
+
+def compile(
+    problems: Iterable[Problem],
+    target: str | Sequence[str] = "native",
+    output: Path | str = "artifacts",
+    *,
+    layers: Mapping[Problem, Sequence[str]] | None = None,
+    jobs: int | None = None,
+    on_outcome: Callable[[Outcome], None] | None = None,
+) -> list[Outcome]:
+    """Build the artifacts for `problems` on every named target into the directory `output`.
+
+    Builds run in `jobs` processes (as many as CPUs); problems that share an artifact share the build.  A problem that
+    fails does not stop the others: at the end BuildError names all that failed, with the `outcomes` as an attribute.
+    What is up to date is left alone.  `on_outcome` hears of each problem as it is done.
+    """
+    targets = resolve_targets(target)
+    names: dict[str, list[str]] = {}
+    unique: dict[str, Problem] = {}
+    for problem in problems:
+        if not isinstance(problem, Problem):
+            raise ProblemError("problems", problem, "must be a sequence of Problem")
+        unique.setdefault(problem.artifact_key, problem)
+        names.setdefault(problem.artifact_key, []).extend((layers or {}).get(problem, ()))
+    directory = Path(output)
+    directory.mkdir(parents=True, exist_ok=True)
+    outcomes: list[Outcome] = []
+
+    def note(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        if on_outcome:
+            on_outcome(outcome)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        pending = []
+        for chosen in targets:
+            for key, problem in unique.items():
+                wanted = tuple(dict.fromkeys(names[key]))
+                current = _up_to_date(problem, chosen, directory, wanted)
+                if current:
+                    note(Outcome(problem, wanted, chosen.name, "current", current, None, 0.0))
+                else:
+                    pending.append(_Job(problem, wanted, chosen.name, directory, Path(scratch), ""))
+        if pending:
+            cc = find_compiler()
+            launcher = launcher_object(cc, Path(scratch))
+            ready = [_Job(job.problem, job.layers, job.target, job.output, launcher, cc) for job in pending]
+            for outcome in _run(ready, jobs or os.cpu_count() or 1):
+                note(outcome)
+    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    if failed:
+        listing = "".join(f"\n  {o.problem.key} ({o.target}): {o.error}" for o in failed)
+        error = BuildError("problems", f"{len(failed)} of {len(outcomes)}", f"did not build:{listing}")
+        error.outcomes = outcomes
+        raise error
+    return outcomes
+
+
+def _run(pending: list[_Job], workers: int) -> Iterator[Outcome]:
+    """Run jobs in processes of their own.  One that kills its process fails alone; the rest are run again."""
+    context = multiprocessing.get_context("spawn")
+    if len(pending) == 1:
+        workers = 1
+    unfinished = list(pending)
+    with ProcessPoolExecutor(min(workers, len(pending)), context) as pool:
+        futures: dict[Future[Outcome], _Job] = {pool.submit(_build, job): job for job in pending}
+        for future in as_completed(futures):
+            try:
+                outcome = future.result()
+            except BrokenProcessPool:
+                continue
+            unfinished.remove(futures[future])
+            yield outcome
+    if len(pending) == 1 and unfinished:
+        job = pending[0]
+        yield Outcome(job.problem, job.layers, job.target, "failed", None, "the compiler's process died", 0.0)
+    else:
+        for job in unfinished:
+            yield from _run([job], 1)
+
+
+def _build(job: _Job) -> Outcome:
+    start = time.perf_counter()
+    manifest, problem = None, None
+    try:
+        manifest = export(
+            job.problem, get(job.target), job.output, layers=job.layers, cc=job.cc, launcher=job.launcher
+        )
+    except DeconvError as error:
+        problem = str(error)
+    except Exception as error:  # a defect of ours or of TVM in one problem must not hide what became of the others
+        problem = f"{type(error).__name__}: {error}"
+    status = "built" if manifest else "failed"
+    return Outcome(job.problem, job.layers, job.target, status, manifest, problem, time.perf_counter() - start)
+
+
+def _up_to_date(problem: Problem, target: Target, directory: Path, layers: tuple[str, ...]) -> Manifest | None:
+    name = stem(problem.artifact_key, target.name)
+    try:
+        manifest = Manifest.read(directory / f"{name}.json")
+        content = (directory / f"{name}.so").read_bytes()
+    except (ManifestError, OSError):
+        return None
+    holds = manifest.recipe == _recipe(problem, target) and manifest.sha256 == hashlib.sha256(content).hexdigest()
+    return manifest if holds and set(layers) <= set(manifest.layers) else None
+
+
+def _recipe(problem: Problem, target: Target) -> str:
+    """Hash everything that decides the bytes of the library, except the linker."""
+    described = repr((problem.artifact_key, target.mcpu, sorted(target.features), tvm.__version__, _sources()))
+    return hashlib.sha256(described.encode()).hexdigest()
+
+
+@cache
+def _sources() -> str:
+    digest = hashlib.sha256()
+    for package in _SOURCES:
+        found = importlib.import_module(f"tvm_deconv.{package}")
+        for folder in found.__path__:
+            for path in sorted(Path(folder).rglob("*")):
+                if path.suffix in (".py", ".c"):
+                    digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def _versions(cc: str) -> dict[str, str]:
+    printed = subprocess.run([cc, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
+    return {
+        **{name: importlib.metadata.version(name) for name in ("tvm_deconv", "apache-tvm", "apache-tvm-ffi")},
+        "llvm": str(tvm.support.libinfo().get("LLVM_VERSION", "unknown")),
+        "cc": printed[0] if printed else cc,
+    }
