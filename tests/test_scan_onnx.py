@@ -190,6 +190,8 @@ NOT_FUSED = {
     "per position": [("Add", "u position", "y", {})],
     "computed": [("Relu", "c", "k", {}), ("Add", "u k", "y", {})],
     "bound of run time": [("ReduceMax", "x", "k", {"keepdims": 0}), ("Clip", "u k", "y", {})],
+    "bound and data": [("ReduceMin", "u", "k", {"keepdims": 0}), ("Clip", "u k", "y", {})],
+    "bound of another": [("Relu", "u", "y", {}), ("ReduceMin", "u", "k", {"keepdims": 0}), ("Clip", "x k", "z", {})],
     "bounds that cross": [("Clip", "u high low", "y", {})],
     "twice": [("Mul", "u u", "y", {})],
     "gate of another": [("Sigmoid", "u", "s", {}), ("Add", "u s", "y", {})],

@@ -76,15 +76,13 @@ def scan_onnx(path: Path) -> list[FoundLayer]:
     content = read_bytes(path)
     try:
         model = onnx.load_model_from_string(content)
-        if not model.ir_version or not model.HasField("graph"):
-            raise SourceError("source", path, "must be an ONNX model")
         if model.functions:
             model = onnx.inliner.inline_local_functions(model)
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except SourceError:
-        raise
     except (DecodeError, EncodeError, onnx.shape_inference.InferenceError, ValueError) as error:
         raise SourceError("source", path, f"must be a valid ONNX model: {error}") from None
+    if not model.ir_version or not model.graph.node:
+        raise SourceError("source", path, "must be an ONNX model with nodes")
     opset = max((entry.version for entry in model.opset_import if entry.domain in _DOMAINS), default=0)
     return list(_Graph(model.graph, path, opset, {}, {}).scan())
 
@@ -169,7 +167,7 @@ class _Graph:
         numbers = None
         if op and known and node.domain in _DOMAINS and self._opset >= _FIRST_OPSET and len(outputs) == 1:
             numbers = self._numbers(op, node)
-        if op == "clip":
+        if op == "clip" and numbers:
             inputs = inputs[:1]  # the bounds are in the numbers
         return Node(_name(node), "" if numbers is None else op, inputs, (outputs or [None])[0], numbers or {})
 
