@@ -100,11 +100,11 @@ def read_verified(path: Path, manifest: Manifest) -> bytes:
     if not stat.S_ISREG(status.st_mode):
         raise IntegrityError(path, "must be a regular file")
     if len(data) != manifest.size:
-        rule = f"must be {manifest.size}, which the manifest says: the file was truncated or replaced; compile it again"
+        rule = f"must be {manifest.size}, which the manifest says: the file was truncated or replaced"
         raise IntegrityError(path, rule, "size", status.st_size)
     digest = hashlib.sha256(data).hexdigest()
     if digest != manifest.sha256:
-        rule = f"must be {manifest.sha256}, which the manifest says: the file was altered; compile it again"
+        rule = f"must be {manifest.sha256}, which the manifest says: the file was altered or replaced"
         raise IntegrityError(path, rule, "sha256", digest)
     try:
         needed = _elf.needed(data)

@@ -89,11 +89,9 @@ class Manifest:
     recipe: str
 
     def __post_init__(self) -> None:
-        for name in ("layers", "features", "packed_shape"):
-            value = getattr(self, name)
-            if isinstance(value, list):
-                object.__setattr__(self, name, tuple(value))
         _check(self.__dict__)
+        for name in ("layers", "features", "packed_shape"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
 
     @property
     def name(self) -> str:
@@ -132,8 +130,10 @@ class Manifest:
         for name in known:
             if name not in found:
                 raise ManifestError(path, "is missing", name)
-        _check(found, path)
-        return cls(**found)
+        try:
+            return cls(**found)
+        except ManifestError as error:
+            raise ManifestError(path, error.rule, error.attribute, error.value) from None
 
     @classmethod
     def read(cls, path: Path | str) -> Manifest:
@@ -159,7 +159,7 @@ def _no_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not a JSON number")
 
 
-def _check_format(value: object, path: Path | str) -> None:
+def _check_format(value: object, path: Path | str = UNWRITTEN) -> None:
     # First of all: nothing else of a newer manifest can be judged by this version's rules.
     if type(value) is not int or value < 1:
         raise ManifestError(path, "must be an integer, at least 1", "format", value)
@@ -168,10 +168,10 @@ def _check_format(value: object, path: Path | str) -> None:
         raise ManifestError(path, rule, "format", value)
 
 
-def _check(found: Mapping[str, Any], path: Path | str = UNWRITTEN) -> None:
+def _check(found: Mapping[str, Any]) -> None:
     def require(name: str, holds: bool, rule: str) -> None:
         if not holds:
-            raise ManifestError(path, rule, name, found[name])
+            raise ManifestError(UNWRITTEN, rule, name, found[name])
 
     def is_int(value: object, low: int, high: int = _INT64 - 1) -> bool:
         return type(value) is int and low <= value <= high
@@ -182,14 +182,14 @@ def _check(found: Mapping[str, Any], path: Path | str = UNWRITTEN) -> None:
     def is_list(value: object) -> bool:
         return isinstance(value, (list, tuple))
 
-    _check_format(found["format"], path)
+    _check_format(found["format"])
     key = found["problem"]
     require("problem", isinstance(key, str), "must be a string")
     require("problem", len(key) <= MAX_KEY_LENGTH, f"must be at most {MAX_KEY_LENGTH} characters")
     try:
         canonical = Problem.from_key(key).artifact_key
     except ProblemError as error:
-        raise ManifestError(path, f"must be the key of a problem: {error}", "problem", key) from None
+        raise ManifestError(UNWRITTEN, f"must be the key of a problem: {error}", "problem", key) from None
     require("problem", key == canonical, f"must be an artifact key, here {canonical}")
     layers = found["layers"]
     require("layers", is_list(layers) and all(isinstance(name, str) for name in layers), "must be a list of strings")

@@ -1,0 +1,76 @@
+"""Small problems, compiled once a session for the tests of the runtime (fixture `artifacts`)."""
+
+import dataclasses
+import hashlib
+
+from tvm_deconv import Epilogue, Problem
+from tvm_deconv.launcher import find_compiler, launcher_object
+from tvm_deconv.manifest import Manifest, stem
+from tvm_deconv.targets import get
+
+TARGET = "x86-64-v3"
+
+PLAIN = Problem(2, 1, 3, 5, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (7, 9))
+PROBLEMS = {
+    "plain": PLAIN,
+    "bias": PLAIN.replace(epilogue=Epilogue(bias=True)),
+    "grouped": Problem(
+        1,
+        2,
+        3,
+        4,
+        (6,),
+        (4,),
+        (2,),
+        (1,),
+        (1,),
+        (12,),
+        filter_format="GIOX",
+        epilogue=Epilogue(bias=True, activation="relu"),
+    ),
+    "channels last": Problem(
+        1,
+        1,
+        4,
+        6,
+        (2, 3, 3),
+        (2, 2, 2),
+        (2, 2, 2),
+        (1, 1, 1),
+        (0, 0, 0),
+        (4, 6, 6),
+        data_format="NXC",
+        filter_format="XIO",
+    ),
+    "float64": PLAIN.replace(dtype="float64"),
+    "float16": PLAIN.replace(dtype="float16", epilogue=Epilogue(bias=True)),
+    "bfloat16": PLAIN.replace(dtype="bfloat16", epilogue=Epilogue(bias=True)),
+    "int8": PLAIN.replace(dtype="int8", epilogue=Epilogue(bias=True)),
+    "no batch": PLAIN.replace(batch=0),
+    "no output": PLAIN.replace(output_spatial=(7, 0)),
+}
+
+
+def export(directory):
+    """Compile every problem of `PROBLEMS` into `directory`."""
+    from tvm_deconv import build  # which imports tvm; tests of the runtime have no other use for it
+
+    cc = find_compiler()
+    launcher = launcher_object(cc, directory)
+    for problem in PROBLEMS.values():
+        build.export(problem, get(TARGET), directory, cc=cc, launcher=launcher)
+    launcher.unlink()
+
+
+def file(directory, problem, suffix):
+    """The file of the artifact for `problem`: its ".so" or its ".json"."""
+    return directory / (stem(problem.artifact_key, TARGET) + suffix)
+
+
+def rewrite(directory, problem, **changes):
+    """Change fields of the manifest for `problem`; `content` is written as its library and described truly."""
+    path = file(directory, problem, ".json")
+    if (content := changes.pop("content", None)) is not None:
+        file(directory, problem, ".so").write_bytes(content)
+        changes |= {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+    path.write_text(dataclasses.replace(Manifest.read(path), **changes).to_json())
