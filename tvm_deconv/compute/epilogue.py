@@ -32,7 +32,10 @@ _TAIL_Q = (1.0, 1.6690708, 1.1941977, 0.46419883, 0.100175, 0.010068447)
 def activate(epilogue: Epilogue, x: Expr) -> Expr:
     """The activation of `epilogue` at `x`, which is float32, float64 or int32 (none, relu and clip only).
 
-    NaN stays NaN and an infinity gives the limit; for silu and gelu that is 0 at minus infinity.
+    NaN stays NaN and an infinity gives the limit; for silu and gelu that is 0 at minus infinity. The greatest error in
+    float32, relative to the result and found over every float between 2**-28 and 128 in magnitude: sigmoid and silu
+    1.8e-7 (2.5 ulp), tanh 2.4e-7 (3.6 ulp), gelu 4.4e-7 (6.3 ulp); besides, results below 4e-37 may become 0. In
+    float64 sigmoid, silu, tanh and gelu call exp, tanh and erfc of the C library, lane by lane.
     """
     x = tirx.convert(x)  # a TensorSlice is no Expr
     dtype = str(x.ty.dtype)
