@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 from tvm_deconv import Problem, SourceError
 from tvm_deconv.scan import Coverage, FoundLayer, coverage_table, scan, with_unique_names, write_weights
+from tvm_deconv.scan.layer import numpy_dtype
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 #: In an ONNX file the nodes come first, the weights last: most faults should be where they matter.
@@ -132,6 +133,12 @@ def test_missing_packages(monkeypatch, name, reader, package, install):
     monkeypatch.delitem(sys.modules, f"tvm_deconv.scan.{reader}", raising=False)
     with pytest.raises(SourceError, match=f"needs the package {package}: pip install {install}$"):
         scan(EXAMPLES / name)
+
+
+def test_missing_ml_dtypes(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(SourceError, match="needs the package ml_dtypes: pip install"):
+        numpy_dtype("bfloat16")
 
 
 def test_missing_safetensors(monkeypatch, tmp_path):

@@ -138,6 +138,8 @@ def test_bad_path(tmp_path):
     (tmp_path / "folder.json").mkdir()
     with pytest.raises(SourceError, match=r"must be a file that can be read \(Is a directory"):
         scan(str(tmp_path / "folder.json"))
+    with pytest.raises(SourceError, match=r"must be a file that can be read \(embedded null byte\)"):
+        scan("a\0.json")
     with pytest.raises(SourceError, match=r"source=model.pb: must end in \.xml \(OpenVINO IR\), \.onnx or \.json"):
         scan("model.pb")
 

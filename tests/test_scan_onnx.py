@@ -326,8 +326,10 @@ def test_bad_external_data(tmp_path, location, facts, text):
 def test_functions_are_inlined(tmp_path):
     body = [helper.make_node("ConvTranspose", ["a", "b"], ["c"], name="up", strides=[2, 2])]
     function = helper.make_function("mine", "Up", ["a", "b"], ["c"], body, [helper.make_opsetid("", 17)])
-    path = save(tmp_path, [("Up", "x w", "y", {"domain": "mine"})], {"w": uniform(4, 3, 3, 2)}, functions=[function])
-    check(path, Epilogue(), 0)
+    nodes, constants = [("Up", "x w", "y", {"domain": "mine"})], {"w": uniform(4, 3, 3, 2)}
+    check(save(tmp_path, nodes, constants, functions=[function]), Epilogue(), 0)
+    (layer,) = scan(save(tmp_path, nodes, constants, functions=[function], opset=18))
+    assert (layer.name, layer.reason) == ("up", "stands in the function Up, which has another opset")
 
 
 def test_bodies_are_scanned_and_use_what_is_outside(tmp_path):

@@ -16,8 +16,8 @@ def read_bytes(path: Path) -> bytes:
     """The whole file."""
     try:
         return path.read_bytes()
-    except OSError as error:
-        raise SourceError("source", path, f"must be a file that can be read ({error.strerror})") from None
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        raise SourceError("source", path, f"must be a file that can be read ({_why(error)})") from None
 
 
 def read_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, size: int | None) -> Array:
@@ -31,8 +31,12 @@ def read_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], offset:
             file.seek(offset)
             content = file.read(size)
     except OSError as error:
-        raise SourceError("source", path, f"must be a file that can be read ({error.strerror})") from None
+        raise SourceError("source", path, f"must be a file that can be read ({_why(error)})") from None
     return from_bytes(content, dtype, shape, path)
+
+
+def _why(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def from_bytes(content: bytes, dtype: np.dtype[Any], shape: tuple[int, ...], path: Path) -> Array:

@@ -256,8 +256,10 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     """The NumPy dtype of that name; bfloat16 comes from ml_dtypes."""
     if name != "bfloat16":
         return np.dtype(name)
-    import ml_dtypes
-
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise missing_package("a bfloat16 constant", "ml_dtypes", "'tvm_deconv[compile]'") from None
     dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
     return dtype
 

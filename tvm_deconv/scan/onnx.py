@@ -1,7 +1,7 @@
 """ONNX models: ConvTranspose, read with the onnx package.
 
 Shapes come from ONNX's own shape inference, constants from initializers and Constant nodes, also through Identity and
-Cast. Functions are inlined, and the bodies of If, Loop and Scan are scanned too. External data may lie in the folder
+Cast. Functions of the opset of the model are inlined, and the bodies of If, Loop and Scan are scanned too. External data may lie in the folder
 of the model and below it, nowhere else.
 """
 
@@ -79,12 +79,18 @@ def scan_onnx(path: Path) -> list[FoundLayer]:
         if model.functions:
             model = onnx.inliner.inline_local_functions(model)
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except (DecodeError, EncodeError, onnx.shape_inference.InferenceError, ValueError) as error:
+    except (DecodeError, EncodeError, onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
         raise SourceError("source", path, f"must be a valid ONNX model: {error}") from None
     if not model.ir_version or not model.graph.node:
         raise SourceError("source", path, "must be an ONNX model with nodes")
     opset = max((entry.version for entry in model.opset_import if entry.domain in _DOMAINS), default=0)
-    return list(_Graph(model.graph, path, opset, {}, {}).scan())
+    left = [
+        uncovered(_name(node), OPERATOR, f"stands in the function {function.name}, which has another opset")
+        for function in model.functions
+        for node in function.node
+        if _is_operator(node)
+    ]
+    return [*_Graph(model.graph, path, opset, {}, {}).scan(), *left]
 
 
 class _Graph:
@@ -112,7 +118,7 @@ class _Graph:
     def scan(self) -> Iterator[FoundLayer]:
         """What the graph and the graphs inside it hold."""
         for node in self._nodes:
-            if node.op_type == OPERATOR and node.domain in _DOMAINS:
+            if _is_operator(node):
                 yield self._found(node)
             for graph in _bodies(node):
                 yield from _Graph(graph, self._path, self._opset, self._types, self._makers).scan()
@@ -254,6 +260,10 @@ class _Graph:
             return {str(attribute.name): onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
         except (ValueError, TypeError) as error:
             raise SourceError("attribute", _name(node), f"must have a type: {error} ({self._path})") from None
+
+
+def _is_operator(node: onnx.NodeProto) -> bool:
+    return bool(node.op_type == OPERATOR and node.domain in _DOMAINS)
 
 
 def _name(node: onnx.NodeProto) -> str:
