@@ -133,10 +133,18 @@ def test_torch(attributes, expected):
 
 
 def test_torch_broadcasts_and_takes_data_without_a_batch():
+    assert from_torch((1, 2, 5), (2, 3, 4)) == torch(stride=1)
+    assert from_torch((1, 2, 5, 5), (2, 3, 4, 4), stride=(3,), padding=np.array([1, 2])).strides == (3, 3)
     p = from_torch((4, 5, 6), (4, 2, 3, 3), stride=2, padding=(1, 0), groups=2, output_size=(4, 9, 13))
     assert p == from_torch((1, 4, 5, 6), (4, 2, 3, 3), stride=(2, 2), padding=(1, 0), groups=2)
     assert p.data_shape == (1, 4, 5, 6)
     assert p.output_shape == (1, 4, 9, 13)
+
+
+def test_no_batch_at_all():
+    assert onednn().replace(batch=0) == from_onednn((0, 5, 2), (4, 3, 2), strides=(3,))
+    for dialect in (from_onnx, from_torch):
+        assert dialect((0, 2, 5), (2, 3, 4)).output_shape == (0, 3, 8)
 
 
 @pytest.mark.parametrize("word", [None, "none", "None", "NOTSET", "notset", "explicit", "EXPLICIT", "Explicit"])

@@ -183,6 +183,7 @@ def problem(**changes):
         (lambda: torch(stride=0), "stride=0: must be at least 1"),
         (lambda: torch(stride=()), "stride=(): must have one element per spatial axis, 1 here"),
         (lambda: torch(stride=1.5), "stride=1.5: must be an integer"),
+        (lambda: torch((2,) * 6, (2,) * 6), "filter_shape=(2, 2, 2, 2, 2, 2): must have rank 3, 4 or 5"),
         (lambda: torch(filter=(2, 3)), "filter_shape=(2, 3): must have rank 3, 4 or 5"),
         (lambda: torch(data=(2, 3, 4, 5)), "data_shape=(2, 3, 4, 5): must have rank 3, or 2 without a batch"),
         (lambda: torch(data=(2,)), "data_shape=(2,): must have rank 3, or 2 without a batch"),

@@ -9,7 +9,7 @@ Every function raises ProblemError with the attribute, its value and the rule.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from tvm_deconv.errors import ProblemError
@@ -257,10 +257,11 @@ def from_onnx(
 
 
 def _broadcast(attribute: str, value: int | Ints, rank: int, minimum: int) -> tuple[int, ...]:
-    """An int for every axis, or one int per axis."""
-    if isinstance(value, Sequence) and len(value) != 1:
-        return integers(attribute, value, minimum, rank)
-    return (integer(attribute, value[0] if isinstance(value, Sequence) else value, minimum),) * rank
+    """One int for all axes, bare or alone in a sequence, or one int per axis."""
+    if not isinstance(value, Iterable):
+        return (integer(attribute, value, minimum),) * rank
+    items = integers(attribute, value, minimum)
+    return items * rank if len(items) == 1 else integers(attribute, items, minimum, rank)
 
 
 def from_torch(
@@ -281,8 +282,8 @@ def from_torch(
     Data without a batch axis becomes a batch of one. An `output_size`, with or without its channel axes, replaces
     output_padding, as in the modules.
     """
-    rank = len(integers("filter_shape", filter_shape, 1)) - 2
-    shape = _filter_shape(filter_shape, rank + 2, "")
+    shape = integers("filter_shape", filter_shape, 1)
+    rank = len(shape) - 2
     if not 1 <= rank <= 3:
         raise ProblemError("filter_shape", shape, "must have rank 3, 4 or 5")
     given = integers("data_shape", data_shape, 0)
