@@ -1,8 +1,8 @@
 """ONNX models: ConvTranspose, read with the onnx package.
 
 Shapes come from ONNX's own shape inference, constants from initializers and Constant nodes, also through Identity and
-Cast. Functions of the opset of the model are inlined, and the bodies of If, Loop and Scan are scanned too. External data may lie in the folder
-of the model and below it, nowhere else.
+Cast. Functions of the opset of the model are inlined, and the bodies of If, Loop and Scan are scanned too. External
+data may lie in the folder of the model and below it, nowhere else.
 """
 
 from __future__ import annotations
