@@ -51,14 +51,14 @@ PROBLEMS = {
 }
 
 
-def export(directory):
-    """Compile every problem of `PROBLEMS` into `directory`."""
+def export(directory, problems=tuple(PROBLEMS.values()), target=TARGET):
+    """Compile `problems` into `directory`."""
     from tvm_deconv import build  # which imports tvm; tests of the runtime have no other use for it
 
     cc = find_compiler()
     launcher = launcher_object(cc, directory)
-    for problem in PROBLEMS.values():
-        build.export(problem, get(TARGET), directory, cc=cc, launcher=launcher)
+    for problem in problems:
+        build.export(problem, get(target), directory, cc=cc, launcher=launcher)
     launcher.unlink()
 
 

@@ -10,6 +10,7 @@ import pytest
 from strategies import operands
 
 import tvm_deconv as td
+from tvm_deconv.targets import detect_host, get, supported
 
 P = made.PLAIN
 
@@ -249,12 +250,9 @@ def test_bias_where_there_is_none(artifacts):
 # ---- odd but right ----
 
 
-@pytest.mark.parametrize(
-    "name", ["plain", "bias", "grouped", "channels last", "float64", "float16", "bfloat16", "int8"]
-)
-def test_every_aligned_offset(artifacts, name):
-    """Generated code may assume no more than the alignment of an element: anything less crashes here."""
-    layer, data = bound(artifacts, name)
+def check_every_offset(directory, name):
+    """Generated code may assume no more than the alignment of an element: where it does, this crashes."""
+    layer, data = bound(directory, name)
     problem = made.PROBLEMS[name]
     _, filter, bias = operands(problem)
     expected = layer(data)
@@ -265,8 +263,22 @@ def test_every_aligned_offset(artifacts, name):
         assert layer(source, result) is result
         np.testing.assert_array_equal(result, expected)
         moved = None if bias is None else at_offset(bias, bias.itemsize)
-        again = td.load(artifacts).bind(problem, at_offset(filter, offset), moved)
+        again = td.load(directory).bind(problem, at_offset(filter, offset), moved)
         np.testing.assert_array_equal(again(data), expected)
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "bias", "grouped", "channels last", "float64", "float16", "bfloat16", "int8"]
+)
+def test_every_aligned_offset(artifacts, name):
+    check_every_offset(artifacts, name)
+
+
+@pytest.mark.skipif(get("x86-64-v4") not in supported(detect_host().features), reason="runs on AVX-512 only")
+@pytest.mark.parametrize("name", ["bias", "channels last"])
+def test_every_aligned_offset_with_wide_vectors(tmp_path, name):
+    made.export(tmp_path, [made.PROBLEMS[name]], "x86-64-v4")
+    check_every_offset(tmp_path, name)
 
 
 @pytest.mark.parametrize("name", ["plain", "bfloat16"])

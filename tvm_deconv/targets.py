@@ -7,6 +7,7 @@ one that needs more is the wider. `detect_host` is the only function here that r
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -67,8 +68,9 @@ def get(name: str) -> Target:
         raise ProblemError("target", name, f"must be one of {', '.join(TARGETS)}") from None
 
 
+@functools.cache
 def detect_host(cpuinfo: str | os.PathLike[str] = "/proc/cpuinfo") -> Host:
-    """Read the host from `cpuinfo`; where that cannot be read, a host without any feature."""
+    """Read the host from `cpuinfo`, once; where that cannot be read, a host without any feature."""
     try:
         text = Path(cpuinfo).read_text(encoding="utf-8", errors="replace")
     except OSError:
