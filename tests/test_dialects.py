@@ -106,10 +106,15 @@ def test_the_odd_element_of_a_pad(dialect, auto_pad, begin):
         ({"output_shape": (20,), "auto_pad": "SAME_LOWER"}, (0, 20)),
         ({"output_padding": (5,)}, (0, 21)),
         ({"kernel_shape": [4]}, (0, 16)),
+        ({"output_shape": (0,)}, (8, 0)),
     ],
 )
 def test_onnx(attributes, expected):
     assert placed(onnx(**attributes)) == expected
+
+
+def test_onnx_kernel_shape_of_one():
+    assert from_onnx((1, 2, 5), (2, 3, 1), kernel_shape=(1,)).kernel == (1,)
 
 
 def test_onnx_same_where_the_kernel_is_smaller_than_the_stride():
