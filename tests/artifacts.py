@@ -51,7 +51,7 @@ PROBLEMS = {
 }
 
 
-def export(directory, problems=tuple(PROBLEMS.values()), target=TARGET):
+def export(directory, problems, target=TARGET):
     """Compile `problems` into `directory`."""
     from tvm_deconv import build  # which imports tvm; tests of the runtime have no other use for it
 

@@ -18,5 +18,5 @@ def artifacts(tmp_path_factory):
     import artifacts as made
 
     directory = tmp_path_factory.mktemp("artifacts")
-    made.export(directory)
+    made.export(directory, made.PROBLEMS.values())
     return directory
