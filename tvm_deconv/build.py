@@ -206,9 +206,7 @@ def _build(job: _Job) -> Outcome:
     start = time.perf_counter()
     manifest, problem = None, None
     try:
-        manifest = export(
-            job.problem, get(job.target), job.output, layers=job.layers, cc=job.cc, launcher=job.launcher
-        )
+        manifest = export(job.problem, get(job.target), job.output, layers=job.layers, cc=job.cc, launcher=job.launcher)
     except DeconvError as error:
         problem = str(error)
     except Exception as error:  # a defect of ours or of TVM in one problem must not hide what became of the others

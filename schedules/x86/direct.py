@@ -20,9 +20,8 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
         tail.insert(0, sch.get_sblock("epilogue"))
     nested = [*runs, *tail]
     # 1. One nest over blocks, groups and channel tiles, and the copy into the output at its end.
-    innermost = sch.get_loops(nested[0])[LEAD - 1]
     if len(nested) > 1:
-        innermost = sch.merge(*(sch.get_loops(block)[LEAD - 1] for block in nested))
+        sch.merge(*(sch.get_loops(block)[LEAD - 1] for block in nested))
     # 2. The packed data: within the nest, once for all channel tiles; or before it, where those run in parallel.
     if runs:
         data_pack = sch.get_sblock("data_pack")

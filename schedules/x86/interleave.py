@@ -3,8 +3,8 @@
     out[lane * streams + stream] = in[stream, lane]
 
 Left to the compiler this store is a lottery between permutes and element-wise scatters (a factor of two in the whole
-layer).  As a tensor intrinsic of explicit two-source shuffles it always compiles to `vpermt2` and unpacks: an even number
-of streams halves (``log2`` rounds of one shuffle a vector), an odd one is merged one stream at a time.
+layer).  As a tensor intrinsic of explicit two-source shuffles it always compiles to `vpermt2` and unpacks: an even
+number of streams halves (``log2`` rounds of one shuffle a vector), an odd one is merged one stream at a time.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from __future__ import annotations
 from functools import cache
 
 from tvm import tirx
+from tvm.ir import Expr
 from tvm.s_tir import TensorIntrin
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as B
-from tvm.ir import Expr
 from tvm.tirx import IntImm, PrimFunc
 
 #: More streams than this are not worth a shuffle network: it grows past the stores that it replaces.
@@ -49,7 +49,7 @@ def shuffle_network(streams: list[Expr], lanes: int) -> list[Expr]:
     return merged
 
 
-def i64(value: int) -> IntImm:
+def _int64(value: int) -> IntImm:
     return IntImm("int64", value)
 
 
@@ -75,16 +75,16 @@ def interleave_intrinsic(stride: int, minor: int, lanes: int, dtype: str) -> str
                 B.reads(rows[0:streams, 0:lanes])
                 B.writes(chunk[0:places, 0:minor])
                 if vectors:
-                    loaded = [rows.vload([i64(stream), i64(0)], f"{dtype}x{lanes}") for stream in range(streams)]
+                    loaded = [rows.vload([_int64(stream), _int64(0)], f"{dtype}x{lanes}") for stream in range(streams)]
                     for vector, value in enumerate(shuffle_network(loaded, lanes)):
                         # A vector may run over the end of a place: places follow each other without a gap.
                         place, channel = divmod(vector * lanes, minor)
-                        B.buffer_store(chunk, value, [i64(place), tirx.Ramp(i64(channel), i64(1), lanes)])
+                        B.buffer_store(chunk, value, [_int64(place), tirx.Ramp(_int64(channel), _int64(1), lanes)])
                 else:
-                    with B.grid(i64(places), i64(minor)) as (i, j), B.sblock("move"):
-                        place = B.axis.spatial(i64(places), i)
+                    with B.grid(_int64(places), _int64(minor)) as (i, j), B.sblock("move"):
+                        place = B.axis.spatial(_int64(places), i)
                         # An axis of extent one is no axis any more where the description is compared.
-                        channel = B.axis.spatial(i64(minor), j) if minor > 1 else i64(0)
+                        channel = B.axis.spatial(_int64(minor), j) if minor > 1 else _int64(0)
                         source = (place % stride * minor + channel, place // stride)
                         B.reads(rows[source])
                         B.writes(chunk[place, channel])

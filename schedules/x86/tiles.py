@@ -1,10 +1,11 @@
 """The default tiles of the direct definitions, by arithmetic on the target's registers and caches.
 
-A register tile of ``c`` channels by ``v`` vectors of positions (or ``p`` positions by ``v`` vectors of channels) keeps ``c * v``
-accumulators, ``v`` vectors of the operand that is loaded, and one broadcast: ``c*v + v + 1`` registers, 16 with AVX2 and 32
-with AVX-512.  One step of the reduction issues ``c * v`` multiply-adds and ``c + v`` loads; both ports do two a cycle, so a
-tile with more loads than products is bound by loads, and one with fewer than eight accumulators by the
-latency of four cycles.
+A register tile of ``c`` channels by ``v`` vectors of positions (or ``p`` positions by ``v`` vectors of channels)
+keeps ``c * v`` accumulators, ``v`` vectors of the operand that is loaded, and one broadcast: ``c*v + v + 1``
+registers, 16 with AVX2 and 32 with AVX-512.  One step of the reduction issues ``c * v`` multiply-adds and ``c + v``
+loads.  Four limits follow, in cycles a step: two multiply-adds a cycle; two loads a cycle; the latency of four
+cycles, which eight accumulators hide; and, where a block exceeds the first-level cache, the ``v`` vectors that come
+from the second at half a vector a cycle.
 """
 
 from __future__ import annotations
@@ -39,11 +40,15 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A register tile, and its cost: cycles an instruction-perfect kernel takes for one useful product, relative."""
+    """A register tile, and its cost: cycles an instruction-perfect kernel takes for one useful product, relative.
+
+    `near` is the cost while the block stays in the first-level cache, `far` where it does not.
+    """
 
     channels: int
     positions: int
-    cost: float
+    near: float
+    far: float
 
 
 def register_tiles(geometry: Geometry, form: str, target: Target, lanes: int, minor_stride: int | None) -> list[Shape]:
@@ -52,16 +57,15 @@ def register_tiles(geometry: Geometry, form: str, target: Target, lanes: int, mi
     for vectors in range(1, target.vector_registers // 2):
         scalars = (target.vector_registers - 1 - vectors) // vectors
         for broadcast in range(1, scalars + 1):
-            channels, positions = (
-                (broadcast, vectors * lanes) if form == ROWS else (vectors * lanes, broadcast)
-            )
+            channels, positions = (broadcast, vectors * lanes) if form == ROWS else (vectors * lanes, broadcast)
             if minor_stride is not None and channels > 1 and channels * minor_stride > MAX_STREAMS:
                 continue
             products, loads = broadcast * vectors, broadcast + vectors
             padded = -(-geometry.out_channels // channels) * channels / geometry.out_channels
-            cost = padded * max(1.0, loads / products, LATENCY_ACCUMULATORS / products)
             # Among equals, fewer loads a product leave room for addresses and cache misses.
-            shapes.append(Shape(channels, positions, cost * (1 + 0.1 * loads / products)))
+            padded *= 1 + 0.1 * loads / products
+            near = max(1.0, loads / products, LATENCY_ACCUMULATORS / products)
+            shapes.append(Shape(channels, positions, padded * near, padded * max(near, 4 * vectors / products)))
     return shapes
 
 
@@ -116,7 +120,7 @@ def default_plan(problem: Problem, form: str, target: Target, lanes: int) -> Pla
             )
             packed = geometry.in_channels * tile.images * math.prod(extents) * element
             results = phases * tile.channels * positions * element
-            cost = shape.cost * count * positions / useful
+            cost = (shape.near if packed <= target.l1_bytes // 2 else shape.far) * count * positions / useful
             # What a block holds should stay in the second-level cache; past it every product waits for memory.
             cost *= 1 + max(0.0, (packed + 2 * results) / (0.75 * target.l2_bytes) - 1)
             # A filter that does not stay there is read again for every block: the longer the block the better.

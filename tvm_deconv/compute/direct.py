@@ -3,16 +3,16 @@
 Five stages, all of them blocked over images and positions (``nb, db, hb, wb``), groups ``g`` and tiles of output
 channels ``co``:
 
-1. ``data_pack``   the data of a block with its halo, zero where the data ends; positions flattened to one axis.
-2. ``run_0 ...``   one stage for each combination of runs of phases: the sum over the taps and input channels.  A position
-   and a tap add up to one flat index, so no tile ever tests a border.
-3. ``epilogue``    the phase is selected, the bias added, the activation applied.
-4. ``interleave``  phases of the last axis (and, for ``N *X C``, channels) take their places next to each other.
-5. ``out``         rows are copied into the output.
+1. ``data_pack`` the data of a block with its halo, zero where the data ends; positions flattened to one axis.
+2. ``run_0 ...`` one stage for each combination of runs of phases: the sum over the taps and input channels. A
+   position and a tap add up to one flat index, so no tile ever tests a border.
+3. ``epilogue`` the phase is selected, the bias added, the activation applied.
+4. ``interleave`` phases of the last axis (and, for ``N *X C``, channels) take their places next to each other.
+5. ``out`` rows are copied into the output.
 
-In *rows* the vector runs over positions and the filter is broadcast: the output's rows are the vectors.  In *channels* the
-vector runs over output channels and the data are broadcast; there is nothing to interleave then, and stages 3 and 4
-are one.
+In *rows* the vector runs over positions and the filter is broadcast: the output's rows are the vectors.  In
+*channels* the vector runs over output channels and the data are broadcast; there is nothing to interleave then, and
+stages 3 and 4 are one.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def block_extents(geometry: Geometry, tile: Tile) -> tuple[int, int, int]:
 def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Definition:
     """Define `problem` in `form` (ROWS or CHANNELS) blocked by `tile`, for vectors of `lanes` accumulators.
 
-    The parameters are ``data [N, G, Ci, D, H, W]`` (or ``[N, D, H, W, G, Ci]``), the packed filter, the bias ``[G, Co]`` if the
-    epilogue has one, and the output like the data.
+    The parameters are the data and the bias, if the epilogue has one, as the caller has them, the packed filter, and
+    the output as ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``: `Definition.natural_output` makes it the caller's.
     """
     geo = Geometry.of(problem)
     last = problem.data_format == "NXC"
@@ -175,7 +175,10 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
             index % extents[2],
         )
         n = nb * tile.images + within[0]
-        x = [b * tile_b + i + axis.low for b, tile_b, i, axis in zip((db, hb, wb), block[1:], within[1:], axes, strict=True)]
+        x = [
+            b * tile_b + i + axis.low
+            for b, tile_b, i, axis in zip((db, hb, wb), block[1:], within[1:], axes, strict=True)
+        ]
         inside = [n < geo.batch]
         for index_x, extent in zip(x, geo.data, strict=True):
             inside += [index_x >= 0, index_x < extent]
@@ -276,7 +279,9 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
             stream = w % strides[2] * minor + channel
             return finished[(*at, w // (strides[2] * lanes), stream, w // strides[2] % lanes)]
 
-        interleaved = te.compute(_int64((*lead, *rows, row_vectors * lanes * strides[2], minor)), interleave, "interleave")
+        interleaved = te.compute(
+            _int64((*lead, *rows, row_vectors * lanes * strides[2], minor)), interleave, "interleave"
+        )
 
     def out(*index: Expr) -> Expr:
         if last:
@@ -285,13 +290,12 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
             n, g, c, d, h, w = index
         at = (n // outer[0], d // outer[1], h // outer[2], w // row, g, c // tile.channels)
         cc, where, w = c % tile.channels, (n % outer[0], d % outer[1], h % outer[2]), w % row
-        if form == CHANNELS or last:
-            element = interleaved[(*at, *where, w, cc)]
-        else:
-            element = interleaved[(*at, cc, *where, w, 0)]
-        return from_accumulator(element, problem.output_dtype)
+        inner = (*where, w, cc) if form == CHANNELS or last else (cc, *where, w, 0)
+        return from_accumulator(interleaved[(*at, *inner)], problem.output_dtype)
 
     channel_axes, position_axes = (geo.groups, geo.out_channels), (geo.batch, *geo.output)
     shape = (*position_axes, *channel_axes) if last else (geo.batch, *channel_axes, *geo.output)
     func = te.create_prim_func([*parameters, te.compute(_int64(shape), out, "out")])
-    return Definition(_any_alignment(func), sections, strides[2], minor, extents[2], problem.rank, last, geo.out_channels)
+    return Definition(
+        _any_alignment(func), sections, strides[2], minor, extents[2], problem.rank, last, geo.out_channels
+    )

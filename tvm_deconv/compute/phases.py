@@ -1,13 +1,13 @@
 """The arithmetic of a phase: which taps reach an output index, and from which data index.
 
-Per spatial axis the operator adds ``data[x] * filter[k]`` into the output index ``i = s*x + d*k - pb``.  Write an output
-index as ``i = s*y + r`` with the phase ``r`` in ``[0, s)``.  A tap ``k`` reaches phase ``r`` when ``d*k - pb - r`` is a
-multiple of ``s``; the taps that do are ``k = k0 + t*(s/g)`` with ``g = gcd(s, d)``, and tap ``t`` reads the data index
-``x = y + x0 - t*(d/g)``.  So every phase is a small dense correlation of stride one, and no product with an inserted zero
-is ever formed.
+Per spatial axis the operator adds ``data[x] * filter[k]`` into the output index ``i = s*x + d*k - pb``.  Write an
+output index as ``i = s*y + r`` with the phase ``r`` in ``[0, s)``.  A tap ``k`` reaches phase ``r`` when ``d*k - pb -
+r`` is a multiple of ``s``; the taps that do are ``k = k0 + t*(s/g)`` with ``g = gcd(s, d)``, and tap ``t`` reads the
+data index ``x = y + x0 - t*(d/g)``.  So every phase is a small dense correlation of stride one, and no product with
+an inserted zero is ever formed.
 
-Neighbouring phases with the same number of taps, the same ``x0`` and consecutive ``k0`` form a `Run`; with dilation 1 an
-axis has at most three runs whatever its stride, so that a stride of 32 costs three stages and not thirty-two.
+Neighbouring phases with the same number of taps, the same ``x0`` and consecutive ``k0`` form a `Run`; with dilation 1
+an axis has at most three runs whatever its stride, so that a stride of 32 costs three stages and not thirty-two.
 """
 
 from __future__ import annotations
@@ -62,9 +62,11 @@ def axis_phases(kernel: int, stride: int, dilation: int, pad_begin: int, output:
         taps = (kernel - 1 - k0) // k_step + 1
         x0 = (phase + pad_begin - dilation * k0) // stride
         last = runs[-1] if runs else None
-        if (
-            last is not None
-            and (last.start + last.count, last.k0 + last.count, last.taps, last.x0) == (phase, k0, taps, x0)
+        if last is not None and (last.start + last.count, last.k0 + last.count, last.taps, last.x0) == (
+            phase,
+            k0,
+            taps,
+            x0,
         ):
             runs[-1] = Run(last.start, last.count + 1, taps, last.k0, k_step, x0, x_step)
         else:

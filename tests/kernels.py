@@ -1,0 +1,39 @@
+"""Compile and run one kernel in this process, around the library: what the tests of schedules share."""
+
+import numpy as np
+import tvm
+
+from tvm_deconv.schedules.x86 import build_kernel
+
+#: Elements before and behind an array in its allocation; the offset is odd, so no vector of an array is aligned.
+MARGIN = 37
+
+
+def bits(array):
+    """bfloat16 crosses the ABI as uint16."""
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+
+
+def guarded(shape, dtype):
+    """An array filled with a poison, somewhere inside an allocation of the same poison, and that allocation."""
+    size = int(np.prod(shape))
+    poison = np.nan if np.dtype(dtype).kind == "f" else 113
+    whole = np.full(size + 2 * MARGIN, poison, dtype)
+    return whole[MARGIN : MARGIN + size].reshape(shape), whole
+
+
+def run_kernel(problem, target, data, weights, bias):
+    """The output of the default kernel for `problem`; what lies around the output and the packed filter is checked."""
+    kernel = build_kernel(problem, target)
+    module = tvm.IRModule({"deconv": kernel.deconv, "pack": kernel.pack})
+    compiled = tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu}))
+    packed, around_packed = guarded((kernel.packed_elements,), problem.accumulate_dtype)
+    storage = "uint16" if problem.output_dtype == "bfloat16" else problem.output_dtype
+    out, around_out = guarded(problem.output_shape, storage)
+    compiled["pack"](bits(np.ascontiguousarray(problem.canonical_filter(weights))), packed)
+    inner = [bits(data), packed, *([] if bias is None else [bias]), out]
+    compiled["deconv"](*inner)
+    for whole in (around_packed, around_out):
+        edges = np.concatenate([whole[:MARGIN], whole[-MARGIN:]])
+        assert np.isnan(edges).all() if edges.dtype.kind == "f" else (edges == 113).all()
+    return out.view("bfloat16") if problem.output_dtype == "bfloat16" else out

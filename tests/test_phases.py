@@ -1,0 +1,60 @@
+"""The arithmetic of phases against its definition, tap by tap."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tvm_deconv import Problem
+from tvm_deconv.compute.phases import Geometry, axis_phases
+
+axes = st.fixed_dictionaries(
+    {
+        "kernel": st.integers(1, 9),
+        "stride": st.integers(1, 9),
+        "dilation": st.integers(1, 6),
+        "pad_begin": st.integers(0, 30),
+        "output": st.integers(1, 40),
+    }
+)
+
+
+@given(axes)
+def test_runs_hold_every_tap_of_every_phase_once(axis):
+    phases = axis_phases(**axis)
+    found = []
+    for run in phases.runs:
+        assert run.taps > 0
+        assert run.count > 0
+        for within in range(run.count):
+            for tap in range(run.taps):
+                # At y, phase r = start + within is output index s*y + r; its data index is y + x0 - tap*x_step.
+                k = run.k0 + within + tap * run.k_step
+                offset = run.x0 - tap * run.x_step
+                assert phases.low <= offset <= phases.low + phases.halo
+                found.append((run.start + within, k, offset))
+    s, d, p = axis["stride"], axis["dilation"], axis["pad_begin"]
+    expected = [
+        (phase, k, (phase + p - d * k) // s)
+        for phase in range(min(s, axis["output"]))
+        for k in range(axis["kernel"])
+        if (phase + p - d * k) % s == 0
+    ]
+    assert sorted(found) == sorted(expected)
+
+
+@given(axes)
+def test_positions_cover_the_output(axis):
+    phases = axis_phases(**axis)
+    assert (phases.positions - 1) * axis["stride"] < axis["output"] <= phases.positions * axis["stride"]
+
+
+@pytest.mark.parametrize(("stride", "runs"), [(1, 1), (2, 2), (8, 2), (32, 1)])
+def test_runs_without_dilation_are_few(stride, runs):
+    pad = {1: 1, 2: 1, 8: 4, 32: 0}[stride]
+    assert len(axis_phases(2 * stride, stride, 1, pad, 100).runs) == runs
+
+
+def test_an_axis_of_one_element_becomes_phases_of_one_position():
+    geometry = Geometry.of(Problem(4, 1, 3, 5, (1, 1), (4, 4), (1, 1), (1, 1), (0, 0), (4, 4)))
+    assert [axis.positions for axis in geometry.axes] == [1, 1, 1]
+    assert all(run.taps == 1 for runs in geometry.runs for run in runs)
