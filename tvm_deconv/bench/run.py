@@ -1,0 +1,344 @@
+"""Interleaved runs of the contenders: one process each, one at a time, on the same CPUs and the same data.
+
+In every round each contender has one turn of some tens of milliseconds; the median of its turns is its time and their
+quartiles are its spread, so that what disturbs the machine for a while disturbs all of them.  A process that waits is
+stopped: threads that spin while they wait for work would take the CPU from whoever has the turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import math
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from tvm_deconv.bench.floors import FMA_DTYPES, beyond_caches, build_fma
+from tvm_deconv.bench.peers import OURS, Task, Turn
+from tvm_deconv.errors import BuildError, NoArtifactError, ProblemError
+from tvm_deconv.library import Library
+from tvm_deconv.manifest import Accepted, Manifest
+from tvm_deconv.problem import Problem
+from tvm_deconv.reference import reference
+from tvm_deconv.targets import Host, Target, detect_host, native
+from tvm_deconv.verify import Deviation, decide, operands
+
+ROUNDS = 11
+TURN_SECONDS = 0.03
+# A contender that needs this long in all for a layer has no more turns, but at least three.
+_ENOUGH_SECONDS = 10.0
+_LEAST_TURNS = 3
+_SEED = 20
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer to time: its name, and the artifact that serves it."""
+
+    name: str
+    task: Task
+    target: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """One contender on one layer: seconds per call, or why there are none."""
+
+    median: float = math.nan
+    quartiles: tuple[float, float] = (math.nan, math.nan)
+    turns: int = 0
+    deviation: Deviation | None = None
+    note: str = ""
+    failure: str = ""
+
+    @property
+    def correct(self) -> bool:
+        """Whether it ran and its output is right."""
+        return self.deviation is not None and self.deviation.allowed
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the quartiles, as a part of the median."""
+        return (self.quartiles[1] - self.quartiles[0]) / (2 * self.median)
+
+
+@dataclass(frozen=True)
+class Floors:
+    """Rates that bound every program, all threads together; `fma` maps an accumulate dtype to multiply-adds a second.
+
+    Where a type is missing, `why` tells.
+    """
+
+    fma: Mapping[str, float]
+    copy: float
+    why: str = ""
+
+    def seconds(self, problem: Problem) -> dict[str, float]:
+        """Return the least time of the multiply-adds ("fma", where known) and of the bytes ("copy")."""
+        found = {"copy": problem.min_bytes / self.copy}
+        if problem.accumulate_dtype in self.fma:
+            found["fma"] = problem.macs / self.fma[problem.accumulate_dtype]
+        return found
+
+
+@dataclass(frozen=True)
+class Row:
+    """All contenders on one layer; the keys of `results` are their names."""
+
+    layer: Layer
+    results: Mapping[str, Result]
+
+    @property
+    def ours(self) -> Result:
+        """Our own result."""
+        return self.results[OURS]
+
+    @property
+    def best_peer(self) -> str | None:
+        """The fastest of the others that are right, None where there is none."""
+        times = {name: found.median for name, found in self.results.items() if name != OURS and found.correct}
+        return min(times, key=times.__getitem__, default=None)
+
+    @property
+    def ratio(self) -> float | None:
+        """The best peer's time by ours: above 1 we are faster."""
+        best = self.best_peer
+        return None if best is None or not self.ours.correct else self.results[best].median / self.ours.median
+
+
+@dataclass(frozen=True)
+class Report:
+    """The rows, and under which conditions they were measured; `versions` maps contenders to theirs."""
+
+    host: Host
+    threads: int
+    cpus: tuple[int, ...]
+    rounds: int
+    floors: Floors
+    versions: Mapping[str, str]
+    rows: Sequence[Row]
+    python: str = field(default_factory=platform.python_version)
+    date: str = field(default_factory=lambda: datetime.date.today().isoformat())
+
+    @property
+    def geometric_mean(self) -> float | None:
+        """The mean of the ratios, None where there is none."""
+        ratios = [row.ratio for row in self.rows if row.ratio is not None]
+        return statistics.geometric_mean(ratios) if ratios else None
+
+    @property
+    def worst(self) -> Row | None:
+        """The row with the least ratio."""
+        compared = [row for row in self.rows if row.ratio is not None]
+        return min(compared, key=lambda row: row.ratio or math.inf, default=None)
+
+
+def cpus_for(threads: int | None) -> tuple[int, ...]:
+    """Return the CPUs to run on: one per core that this process may use first; None: as many as there are cores.
+
+    Raises ProblemError where there are not so many.
+    """
+    by_core: dict[str, list[int]] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        core = str(cpu)
+        with contextlib.suppress(OSError):
+            core = siblings.read_text().strip()
+        by_core.setdefault(core, []).append(cpu)
+    ordered = sorted((place, cpu) for siblings in by_core.values() for place, cpu in enumerate(siblings))
+    count = len(by_core) if threads is None else threads
+    if not 1 <= count <= len(ordered):
+        raise ProblemError("threads", count, f"must be from 1 to {len(ordered)}, the CPUs that this process may use")
+    return tuple(cpu for _, cpu in ordered[:count])
+
+
+class WorkerError(RuntimeError):
+    """What went wrong in a contender's process."""
+
+
+class Worker:
+    """The process of a contender, stopped except while it answers.  Calls raise WorkerError."""
+
+    def __init__(self, name: str, cpus: Sequence[int]) -> None:
+        self.name = name
+        self._connection, theirs = Pipe()
+        threads = len(cpus)
+        code = f"from tvm_deconv.bench.peers import serve; serve({theirs.fileno()}, {name!r}, {threads}, {list(cpus)})"
+        libraries = ("OMP", "MKL", "OPENBLAS")
+        environment = os.environ | {f"{library}_NUM_THREADS": str(threads) for library in libraries}
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (__exit__ closes it)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.DEVNULL,
+            stdout=self._said,
+            stderr=self._said,
+            pass_fds=[theirs.fileno()],
+            env=environment,
+        )
+        theirs.close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._connection.close()
+        self._process.kill()
+        self._process.wait()
+        self._said.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    def ask(self, method: str, *arguments: object) -> Any:
+        """Call that method of the Contender there."""
+        try:
+            self._connection.send((method, arguments))
+            self._process.send_signal(signal.SIGCONT)
+            succeeded, answer = self._connection.recv()
+            self._process.send_signal(signal.SIGSTOP)
+        except (OSError, EOFError):
+            self._process.kill()
+            code = self._process.wait()
+            self._said.seek(0)
+            last = self._said.read().decode(errors="replace").strip().rpartition("\n")[2]
+            raise WorkerError(f"its process ended with {code}: {last or 'it said nothing'}") from None
+        if not succeeded:
+            raise WorkerError(answer)
+        return answer
+
+
+class _Machine:
+    """The floors, measured as often as it is asked: what else runs on the machine can only lower them."""
+
+    def __init__(self, worker: Worker, target: Target, directory: Path) -> None:
+        self._worker = worker
+        self._kernels: dict[str, Path] = {}
+        self._fma: dict[str, float] = {}
+        self._copy = 0.0
+        self._why = ""
+        try:
+            self._kernels = {dtype: build_fma(target, dtype, directory) for dtype in FMA_DTYPES}
+        except BuildError as error:
+            self._why = f"no rate of multiply-adds: {error}"
+
+    def measure(self) -> Floors:
+        """Measure once more and return the best so far."""
+        for dtype, kernel in self._kernels.items():
+            self._fma[dtype] = max(self._fma.get(dtype, 0.0), self._worker.ask("fma", kernel))
+        self._copy = max(self._copy, self._worker.ask("copy", beyond_caches()))
+        return Floors(dict(self._fma), self._copy, self._why)
+
+
+def run(
+    layers: Sequence[Layer],
+    peers: Sequence[str] = (),
+    *,
+    threads: int | None = None,
+    rounds: int = ROUNDS,
+    turn_seconds: float = TURN_SECONDS,
+    on_row: Callable[[Row], None] | None = None,
+) -> Report:
+    """Time `layers` by our artifacts and by `peers`, on `threads` CPUs (None: one per core).
+
+    `on_row` hears of each layer as it is done.  Raises ProblemError, WorkerError where not even our process starts.
+    """
+    cpus = cpus_for(threads)
+    names = (OURS, *peers)
+    with contextlib.ExitStack() as stack:
+        workers = {name: stack.enter_context(Worker(name, cpus)) for name in names}
+        versions = {name: workers[name].ask("version") for name in names}
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        machine = _Machine(stack.enter_context(Worker(OURS, cpus)), native(), scratch)
+        machine.measure()
+        rows = []
+        for layer in layers:
+            for name in names:
+                if not workers[name].alive:
+                    workers[name] = stack.enter_context(Worker(name, cpus))
+            row = Row(layer, dict(_one_layer(layer, workers, rounds, turn_seconds)))
+            rows.append(row)
+            if on_row:
+                on_row(row)
+        floors = machine.measure()
+    return Report(detect_host(), len(cpus), cpus, rounds, floors, versions, rows)
+
+
+def _one_layer(
+    layer: Layer, workers: Mapping[str, Worker], rounds: int, turn_seconds: float
+) -> Iterator[tuple[str, Result]]:
+    """Yield the contenders' results in the order of `workers`."""
+    failures: dict[str, str] = {}
+
+    def ask(name: str, method: str, *arguments: object) -> Any:
+        try:
+            return workers[name].ask(method, *arguments)
+        except WorkerError as error:
+            failures[name] = str(error)
+            return None
+
+    notes = {name: ask(name, "prepare", layer.task) for name in workers}
+    deviations = {}
+    with tempfile.TemporaryDirectory() as directory:
+        expected = Path(directory) / "expected.npy"
+        np.save(expected, reference(layer.task.problem, *operands(layer.task.problem, layer.task.seed)))
+        for name in workers:
+            if name not in failures:
+                deviations[name] = ask(name, "check", expected)
+    turns: dict[str, list[Turn]] = {name: [] for name in workers}
+    for _ in range(rounds):
+        for name, had in turns.items():
+            spent = sum(turn.median * (turn.calls + 1) for turn in had)
+            if name not in failures and (len(had) < _LEAST_TURNS or spent < _ENOUGH_SECONDS):
+                taken = ask(name, "turn", turn_seconds)
+                if taken is not None:
+                    had.append(taken)
+    for name, had in turns.items():
+        if name in failures:
+            yield name, Result(failure=failures[name])
+        else:
+            medians = [turn.median for turn in had]
+            low, high = np.quantile(medians, (0.25, 0.75))
+            middle = statistics.median(medians)
+            yield name, Result(middle, (float(low), float(high)), len(had), deviations[name], notes[name])
+
+
+def layers_in(library: Library) -> list[Layer]:
+    """Return the artifacts of `library` that this machine runs, each as a layer."""
+    found = []
+    for manifest in library.manifests:
+        if isinstance(decide(library, manifest), Accepted):
+            name = ", ".join(manifest.layers) or manifest.name
+            found.append(Layer(name, _task(library, manifest.parsed, manifest), manifest.target))
+    return found
+
+
+def layers_of(problems: Mapping[Problem, Sequence[str]], library: Library) -> list[Layer]:
+    """Return `problems`, with the names of their layers, each on the artifact that `library` selects."""
+    found = []
+    for problem, names in problems.items():
+        best = library.select(problem)[0]
+        if not isinstance(best, Accepted):
+            raise NoArtifactError(problem.artifact_key, [best])
+        found.append(Layer(", ".join(names), _task(library, problem, best.manifest), best.manifest.target))
+    return found
+
+
+def _task(library: Library, problem: Problem, manifest: Manifest) -> Task:
+    return Task(problem, _SEED, library.root.absolute(), manifest.name)
