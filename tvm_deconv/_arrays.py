@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +29,7 @@ def storage(dtype: str) -> np.dtype[Any]:
     return np.dtype("uint16" if dtype == _BFLOAT16 else dtype)
 
 
-@dataclass(frozen=True)
-class Borrowed:
+class Borrowed(NamedTuple):
     """A view of a caller's array, the name of its dtype, and what makes an array of the same kind of a result."""
 
     view: Array
