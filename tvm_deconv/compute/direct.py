@@ -124,9 +124,18 @@ def filter_sections(geometry: Geometry, channels: int) -> tuple[FilterSection, .
 
 
 def block_extents(geometry: Geometry, tile: Tile) -> tuple[int, int, int]:
-    """Extents of one image of a packed block: the positions of a block and the halo of its taps."""
-    depth, height, width = geometry.axes
-    return tile.depth + depth.halo, tile.height + height.halo, tile.width + width.halo
+    """Extents of one image of a packed block: the positions of a block, the halo of its taps, and the padding.
+
+    Where one block holds a whole axis, the zeros after a row are the zeros before the next: what reads past the end of
+    a row then reads those, and rows are packed closer.
+    """
+    extents = []
+    for axis, extent, block in zip(geometry.axes, geometry.data, (tile.depth, tile.height, tile.width), strict=True):
+        apart = block + axis.halo
+        before = max(-axis.low, 0)
+        whole = axis.positions <= block
+        extents.append(max(apart - before, extent + before) if whole and extent + before < apart else apart)
+    return extents[0], extents[1], extents[2]
 
 
 def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Definition:
