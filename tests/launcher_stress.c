@@ -5,7 +5,7 @@
  *                                      once, what it wrote is seen, failures and their error objects arrive
  *   launcher_stress rendezvous ROUNDS  each task waits for all others: every helper that is needed comes, however the
  *                                      launch falls against workers going to sleep
- *   launcher_stress cost ROUNDS        microseconds per launch: warm, after 1 ms of idleness, serial
+ *   launcher_stress cost ROUNDS        what a launch costs, its worker awake or asleep, and what an idle pool costs
  *
  * Prints what failed and returns 1, else 0.
  */
@@ -64,7 +64,7 @@ static void check(int truth, const char *what) {
   if (!truth && atomic_fetch_add(&failures, 1) < 10) printf("failed: %s\n", what);
 }
 
-static unsigned next_random(unsigned *state) { return (*state = *state * 1664525u + 1013904223u) >> 8; }
+static unsigned next_random(unsigned *state) { return (*state = *state * 1664525u + 1013904223u) >> 16; }
 
 enum { CALLERS = 8, MOST_TASKS = 64 };
 
@@ -139,6 +139,12 @@ static void run_storm(void) {
   check(atomic_load(&live_errors) == 0, "no error object is lost");
 }
 
+static double now_us(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
+}
+
 static int rendezvous_task(int task, Env *env, void *data) {
   (void)task;
   atomic_int *arrived = data;
@@ -153,24 +159,21 @@ static int rendezvous_task(int task, Env *env, void *data) {
 
 static void run_rendezvous(int rounds) {
   unsigned seed = 1;
+  double last = 0;
   for (int round = 0; round < rounds && !atomic_load(&failures); ++round) {
     atomic_int arrived = 0;
-    tvm_deconv_set_num_threads(2 + (int)(next_random(&seed) % 5));
-    switch (next_random(&seed) % 4) { /* idle for about as long as workers spin, so that some are falling asleep */
+    tvm_deconv_set_num_threads(next_random(&seed) % 2 ? 2 : 2 + (int)(next_random(&seed) % 5));
+    double pause = 19 + 0.01 * (next_random(&seed) % 300); /* workers spin for 20 us: they are just falling asleep */
+    switch (next_random(&seed) % 4) {
       case 0: usleep(next_random(&seed) % 60); break;
-      case 1: for (volatile unsigned i = next_random(&seed) % 20000; i; i = i - 1) continue; break;
+      case 1: case 2: while (now_us() < last + pause) continue;
     }
     check(__TVMBackendParallelLaunch(rendezvous_task, &arrived, 0) == 0, "every helper comes");
+    last = now_us();
   }
   Env one = {.num_task = 1}, two = {.num_task = 2};
   check(__TVMBackendParallelBarrier(0, &one) == 0, "a barrier of one task passes");
   check(__TVMBackendParallelBarrier(0, &two) == -1 && raised, "a barrier of two tasks is refused");
-}
-
-static double now_us(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
 }
 
 static int empty_task(int task, Env *env, void *data) {
@@ -178,9 +181,24 @@ static int empty_task(int task, Env *env, void *data) {
   return 0;
 }
 
+struct arrival {
+  atomic_int arrived;
+  double when; /* a helper began its task */
+};
+
 static int arrival_task(int task, Env *env, void *data) {
-  if (task) ((double *)data)[0] = now_us();
-  return rendezvous_task(task, env, (double *)data + 1);
+  struct arrival *arrival = data;
+  if (task) arrival->when = now_us();
+  return rendezvous_task(task, env, &arrival->arrived);
+}
+
+enum { WORK_US = 200 };
+
+static int work_task(int task, Env *env, void *data) {
+  (void)task, (void)data;
+  double end = now_us() + (double)WORK_US / env->num_task;
+  while (now_us() < end) continue;
+  return 0;
 }
 
 static int by_value(const void *a, const void *b) {
@@ -190,44 +208,58 @@ static int by_value(const void *a, const void *b) {
 
 static void report(const char *what, double *times, int rounds) {
   qsort(times, (size_t)rounds, sizeof *times, by_value);
-  printf("%-42s median %8.2f us   p90 %8.2f us\n", what, times[rounds / 2], times[rounds * 9 / 10]);
+  printf("%-52s p10 %7.2f   median %7.2f   p90 %7.2f us\n", what, times[rounds / 10], times[rounds / 2],
+         times[rounds * 9 / 10]);
+}
+
+static void launch_cost(const char *what, Task task, int rounds, double *times, int sleep_us) {
+  for (int i = 0; i < rounds; ++i) {
+    if (sleep_us) usleep((unsigned)sleep_us);
+    double begin = now_us();
+    __TVMBackendParallelLaunch(task, NULL, 0);
+    times[i] = now_us() - begin;
+  }
+  report(what, times, rounds);
+}
+
+static void arrival_cost(const char *what, int rounds, double *times, int sleep_us) {
+  for (int i = 0; i < rounds; ++i) {
+    struct arrival arrival = {.arrived = 0};
+    if (sleep_us) usleep((unsigned)sleep_us);
+    double begin = now_us();
+    check(__TVMBackendParallelLaunch(arrival_task, &arrival, 0) == 0, "the helper comes");
+    times[i] = arrival.when - begin;
+  }
+  report(what, times, rounds);
 }
 
 static void run_cost(int rounds) {
   double *times = malloc((size_t)rounds * sizeof *times);
-  int threads = tvm_deconv_get_num_threads();
-  printf("threads %d\n", threads);
-  for (int count = 1; count <= threads; count = count == 1 && threads > 1 ? threads : threads + 1) {
-    tvm_deconv_set_num_threads(count);
-    char what[64];
-    for (int i = 0; i < rounds; ++i) {
-      double begin = now_us();
-      for (int j = 0; j < 10; ++j) __TVMBackendParallelLaunch(empty_task, NULL, 0);
-      times[i] = (now_us() - begin) / 10;
-    }
-    snprintf(what, sizeof what, "launch of empty tasks, %d threads", count);
-    report(what, times, rounds);
-  }
-  if (threads > 1) {
-    const char *names[] = {"first helper at work, workers awake", "first helper at work, after 1 ms of sleep"};
-    tvm_deconv_set_num_threads(2);
-    for (int asleep = 0; asleep < 2; ++asleep) {
-      for (int i = 0; i < rounds; ++i) {
-        double data[2] = {0, 0};
-        if (asleep) usleep(1000);
-        double begin = now_us();
-        __TVMBackendParallelLaunch(arrival_task, data, 0);
-        times[i] = data[0] - begin;
-      }
-      report(names[asleep], times, rounds);
-    }
-  }
   for (int i = 0; i < rounds; ++i) {
     double begin = now_us();
-    for (int j = 0; j < 10; ++j) __TVMBackendFreeWorkspace(1, 0, __TVMBackendAllocWorkspace(1, 0, 1 << 20, 2, 32));
-    times[i] = (now_us() - begin) / 10;
+    times[i] = now_us() - begin;
+  }
+  report("the clock itself, in every figure below", times, rounds);
+  tvm_deconv_set_num_threads(1);
+  launch_cost("empty tasks, 1 thread", empty_task, rounds, times, 0);
+  launch_cost("200 us of work, 1 thread", work_task, rounds, times, 0);
+  tvm_deconv_set_num_threads(2);
+  launch_cost("empty tasks, 2 threads, worker awake", empty_task, rounds, times, 0);
+  launch_cost("empty tasks, 2 threads, worker asleep", empty_task, rounds, times, 1000);
+  launch_cost("200 us of work, 2 threads, worker awake", work_task, rounds, times, 0);
+  launch_cost("200 us of work, 2 threads, worker asleep", work_task, rounds, times, 1000);
+  arrival_cost("until the worker begins its task, worker awake", rounds, times, 0);
+  arrival_cost("until the worker begins its task, worker asleep", rounds, times, 1000);
+  for (int i = 0; i < rounds; ++i) {
+    double begin = now_us();
+    __TVMBackendFreeWorkspace(1, 0, __TVMBackendAllocWorkspace(1, 0, 1 << 20, 2, 32));
+    times[i] = now_us() - begin;
   }
   report("workspace of 1 MiB, taken and given back", times, rounds);
+  clock_t begin = clock();
+  usleep(300000);
+  double burned_ms = (double)(clock() - begin) * 1e3 / CLOCKS_PER_SEC;
+  printf("CPU time of the process in 300 ms without a launch: %.3f ms\n", burned_ms);
   free(times);
 }
 

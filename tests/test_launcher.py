@@ -219,7 +219,7 @@ def caller(seed):
     random = np.random.default_rng(seed)
     cases = [Case("small"), Case("large")]
     try:
-        for _ in range(60):
+        for _ in range(40):
             if random.random() < 0.3: set_threads(int(random.integers(1, 7)))
             if random.random() < 0.3: set_limit(int(random.integers(0, 4)))
             cases[int(random.random() < 0.1)].check()
@@ -309,9 +309,7 @@ for threads in (1, 4):
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
     assert text == "nbytes=1048576: no memory for the workspace", text
-    set_limit(1)
-Case("small").check()
-set_limit(0)
+    Case("small").check()
 case.check()
 """)
 
@@ -349,7 +347,7 @@ for _ in range(3):
     threading.Thread(target=caller, args=(started,), daemon=True).start()
     assert started.wait(20)
 """
-    for _ in range(3):
+    for _ in range(2):
         run(script)
 
 
@@ -363,7 +361,7 @@ def _build_stress(folder: Path, *flags: str) -> Path:
     return program
 
 
-@pytest.mark.parametrize(("mode", "rounds"), [("storm", 1000), ("rendezvous", 3000)])
+@pytest.mark.parametrize(("mode", "rounds"), [("storm", 1000), ("rendezvous", 30000)])
 def test_stress(tmp_path, mode, rounds):
     done = subprocess.run([_build_stress(tmp_path), mode, str(rounds)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
