@@ -269,6 +269,9 @@ def test_tensor_errors():
     with pytest.raises(TensorError) as caught:
         reference(p, data, filter, np.ones(3))
     assert str(caught.value) == "bias='an array': must be left out: the epilogue has none"
+    with pytest.raises(TensorError) as caught:
+        reference(p.replace(epilogue=Epilogue(True)), data, filter)
+    assert str(caught.value) == "bias=None: must be given: the epilogue has one"
 
 
 TREE = {

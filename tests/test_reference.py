@@ -63,6 +63,11 @@ def test_takes_every_type_exactly(p):
         np.testing.assert_array_equal(reference(p, data.view(np.uint16), filter.view(np.uint16)), expected)
 
 
+def test_uint16_is_a_number_unless_the_problem_is_bfloat16():
+    data, filter = np.full((1, 1, 9), 3, np.uint16), np.full((1, 1, 1), 5, np.uint16)
+    assert (reference(one(), data, filter) == 15).all()
+
+
 def one(activation="none", dtype="float64", **numbers):
     """One channel and one kernel element, so that the sum before the activation is the data times one number."""
     return Problem(
