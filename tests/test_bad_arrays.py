@@ -444,6 +444,11 @@ def test_torch_parameter(refuse, artifacts, torch, data):
     assert isinstance(bound(artifacts, "plain")[0](frozen), torch.Tensor)
 
 
+def test_torch_dtype(refuse, torch, data):
+    tensor = torch.from_numpy(data).to(torch.int64)
+    refuse(tensor, f"data='int64': must be one of {DTYPES}", td.TensorTypeError)
+
+
 def test_torch_elsewhere(layer, torch):
     with pytest.raises(td.TensorError, match=r"^data="):
         layer(torch.zeros(P.data_shape, device="meta"))

@@ -226,6 +226,14 @@ def test_load_reads_manifests_only(copy):
     assert isinstance(library.select(P)[0], td.Accepted)
 
 
+def test_relative_directory(copy, monkeypatch):
+    """The library is found where it was when the manifests were read."""
+    monkeypatch.chdir(copy.parent)
+    library = td.load(copy.name)
+    monkeypatch.chdir("/")
+    library.bind(P, operands(P)[1])
+
+
 def test_other_files_are_left_alone(copy):
     (copy / "layers.json").write_text("{}")
     (copy / "weights.safetensors").write_bytes(b"")

@@ -38,7 +38,7 @@ def load(root: str | Path, *, digest: str | None = None) -> Library:
     (IntegrityError). ``TVM_DECONV_MAX_TARGET`` names the widest target to use. Raises ArtifactError where there is no
     such directory.
     """
-    root = Path(root)
+    root = Path(root).absolute()  # the program may change its directory before the first bind
     try:
         names = sorted(path.name for path in root.iterdir())
     except OSError as error:
