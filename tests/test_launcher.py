@@ -299,6 +299,7 @@ case = Case("large")
 for threads in (1, 4):
     set_threads(threads)
     Case("small").check()
+    assert come_to(threads - 1)  # thread-local data of a thread that begins now would find no memory either
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (size, hard))

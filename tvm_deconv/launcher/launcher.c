@@ -261,6 +261,10 @@ static void sleep_until_woken(int index) {
 
 static void *worker_main(void *argument) {
   int index = (int)(intptr_t)argument;
+  /* Thread-local data is allocated at first use, and the C library ends the process where it cannot: use it now. */
+  void *error;
+  TVMFFIErrorMoveFromRaised(&error);
+  self.inside = false;
   prctl(PR_SET_NAME, "tvm_deconv");
   if (pool.cpus_known) sched_setaffinity(0, sizeof pool.cpus, &pool.cpus);
   for (;;) {
