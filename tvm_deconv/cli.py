@@ -36,10 +36,11 @@ try:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
 except ImportError as error:
-    raise SystemExit(f"tvm-deconv needs the package {error.name}: pip install 'tvm_deconv[compile]'") from None
+    package = str(error.name).partition(".")[0]
+    raise SystemExit(f"tvm-deconv needs the package {package}: pip install 'tvm_deconv[compile]'") from None
 
 _PACKAGES = ("tvm_deconv", "numpy", "apache-tvm-ffi", "apache-tvm", "onnx", "safetensors", "ml_dtypes")
-_UNSEEN_WIDTH = 200  # of lines where no terminal says how wide it is
+_UNSEEN_WIDTH = 1000  # where no terminal says how wide it is: as wide as a table needs
 
 
 class _Commands(click.Group):
