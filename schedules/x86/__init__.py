@@ -6,7 +6,7 @@ The rules are tried in order; the first whose predicate admits the problem build
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from tvm.tirx import PrimFunc
@@ -15,8 +15,8 @@ from tvm_deconv.compute.direct import CHANNELS, ROWS, define_direct
 from tvm_deconv.compute.packing import pack_filter
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.x86 import tiles
 from tvm_deconv.schedules.x86.direct import schedule
+from tvm_deconv.schedules.x86.tiles import Plan, default_plan, scratch_bytes
 from tvm_deconv.targets import Target
 
 Predicate: TypeAlias = Callable[[Problem, Target], bool]
@@ -73,18 +73,25 @@ def accumulator_lanes(problem: Problem, target: Target) -> int:
     return target.lanes(_ELEMENT_BYTES[problem.accumulate_dtype])
 
 
-def build_kernel(problem: Problem, target: Target) -> Kernel:
-    """Choose the algorithm and the tiles for `problem` on `target`, and schedule it."""
-    algorithm = next(algorithm for algorithm in ALGORITHMS if algorithm.serves(problem, target))
+def algorithm_for(problem: Problem, target: Target) -> Algorithm:
+    """Return the first algorithm whose predicate admits `problem` on `target`."""
+    return next(algorithm for algorithm in ALGORITHMS if algorithm.serves(problem, target))
+
+
+def build_kernel(
+    problem: Problem, target: Target, algorithm: Algorithm | None = None, plan: Plan | None = None
+) -> Kernel:
+    """Schedule `problem` on `target`, by the default algorithm and plan where none is given."""
+    algorithm = algorithm or algorithm_for(problem, target)
     lanes = accumulator_lanes(problem, target)
-    plan = tiles.default_plan(problem, algorithm.form, target, lanes)
+    plan = plan or default_plan(problem, algorithm.form, target, lanes)
     definition = define_direct(problem, algorithm.form, plan.tile, lanes)
     scheduled = schedule(definition, algorithm.form, plan, lanes, problem.accumulate_dtype)
     return Kernel(
         scheduled.mod["main"].with_attr("global_symbol", "deconv"),
         pack_filter(problem, definition.sections, definition.packed_elements),
         algorithm.name,
-        {**asdict(plan.tile), "share_data": int(plan.share_data)},
+        plan.decisions,
         definition.packed_elements,
-        plan.scratch_bytes,
+        scratch_bytes(problem, algorithm.form, plan, lanes, _ELEMENT_BYTES[problem.accumulate_dtype]),
     )

@@ -31,10 +31,25 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
             sch.parallel(sch.fuse(*sch.get_loops(data_pack)[:LEAD]))
         else:
             sch.merge(sch.get_loops(data_pack)[LEAD - 2], sch.get_loops(runs[0])[LEAD - 2])
+    # 3. A row is finished and interleaved a chunk at a time, which lives in registers, and is copied out at once.
+    if form == ROWS:
+        *_, vector, stream, chunk_lane = sch.get_loops(tail[0])
+        *_, w, _ = sch.get_loops(tail[1])
+        chunk_vector, chunk = sch.split(w, [None, definition.stride * lanes])
+        sch.merge(vector, chunk_vector)
     sch.reverse_compute_at(out, sch.get_loops(tail[-1])[LEAD - 1], preserve_unit_loops=True)
+    if definition.channels_last:
+        height = LEAD + 2  # n, d, h
+        sch.merge(sch.get_loops(tail[-1])[height], sch.get_loops(out)[height])
+    elif form == ROWS:
+        height = LEAD + 3  # channel, n, d, h
+        n, g, c, d, h, w = sch.get_loops(out)[LEAD:]
+        sch.reorder(g, c, n, d, h, w)
+        sch.fuse(g, c)
+        sch.merge(sch.get_loops(tail[-1])[height], sch.get_loops(out)[height])
     lead = sch.get_loops(tail[-1])[:LEAD]
     sch.parallel(sch.fuse(*(lead if plan.share_data else lead[:-1])))
-    # 3. register tiles
+    # 4. Register tiles.
     for block in runs:
         fd, fh, fw, first, second, td, th, tw, ci = sch.get_loops(block)[-9:]
         cc, m = (first, second) if form == ROWS else (second, first)
@@ -53,14 +68,11 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
         sch.unroll(inner)
         sch.unroll(outer)
         sch.decompose_reduction(block, td)
-    # 4. epilogue and interleave
+    # 5. Vectors of the epilogue, and the shuffles.
     if form == ROWS:
-        *_, stream, lane = sch.get_loops(tail[0])
-        sch.vectorize(lane)
+        sch.vectorize(chunk_lane)
         if definition.stride * definition.minor <= MAX_STREAMS:
             sch.unroll(stream)
-            *_, w, _ = sch.get_loops(tail[1])
-            _, chunk = sch.split(w, [None, definition.stride * lanes])
             sch.tensorize(chunk, interleave_intrinsic(definition.stride, definition.minor, lanes, dtype))
     else:
         *_, w, cc = sch.get_loops(tail[0])

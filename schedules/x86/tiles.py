@@ -11,8 +11,8 @@ from the second at half a vector a cycle.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 
 from tvm_deconv.compute.direct import ROWS, Tile, block_extents
 from tvm_deconv.compute.phases import Geometry
@@ -28,14 +28,21 @@ FEW_TASKS = 16
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The decisions of a schedule: the tile, and whether the channel tiles of a block are tasks of their own.
-
-    `scratch_bytes` is the workspace of one task, an upper bound.
-    """
+    """The decisions of a schedule: the tile, and whether the channel tiles of a block are tasks of their own."""
 
     tile: Tile
     share_data: bool
-    scratch_bytes: int
+
+    @property
+    def decisions(self) -> dict[str, int]:
+        """The plan as plain integers: what manifests and logs hold."""
+        return {**asdict(self.tile), "share_data": int(self.share_data)}
+
+    @staticmethod
+    def from_decisions(decisions: Mapping[str, int]) -> Plan:
+        """Return the plan whose decisions these are."""
+        tile = {name: value for name, value in decisions.items() if name != "share_data"}
+        return Plan(Tile(**tile), bool(decisions["share_data"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +101,30 @@ def blocks(geometry: Geometry) -> Iterator[tuple[int, int, int, int]]:
         yield n, depth, height, width
 
 
-def default_plan(problem: Problem, form: str, target: Target, lanes: int) -> Plan:
-    """Choose the cheapest tile for `problem` by arithmetic alone."""
+def scratch_bytes(problem: Problem, form: str, plan: Plan, lanes: int, element: int) -> int:
+    """Upper bound of the workspace of one task: the packed data of a block and the results of its channel tile."""
+    geometry = Geometry.of(problem)
+    packed, results = _footprint(geometry, form, plan.tile, lanes, element)
+    return 3 * results + (0 if plan.share_data else packed)
+
+
+def _positions(geometry: Geometry, form: str, tile: Tile, lanes: int) -> int:
+    """Flattened positions that a block computes, to whole register tiles."""
+    extents = block_extents(geometry, tile)
+    row = -(-tile.width // lanes) * lanes if form == ROWS else tile.width
+    rows = ((tile.images - 1) * extents[0] + tile.depth - 1) * extents[1] + tile.height - 1
+    return -(-(rows * extents[2] + row) // tile.positions) * tile.positions
+
+
+def _footprint(geometry: Geometry, form: str, tile: Tile, lanes: int, element: int) -> tuple[int, int]:
+    """Bytes of a block's packed data, and of the results of one channel tile before they are interleaved."""
+    phases = math.prod(axis.stride for axis in geometry.axes)
+    packed = geometry.in_channels * tile.images * math.prod(block_extents(geometry, tile)) * element
+    return packed, phases * tile.channels * _positions(geometry, form, tile, lanes) * element
+
+
+def candidates(problem: Problem, form: str, target: Target, lanes: int) -> list[tuple[float, Plan]]:
+    """Every plan worth considering with its cost by arithmetic (cycles a useful product, relative), cheapest first."""
     geometry = Geometry.of(problem)
     element = target.vector_bits // 8 // lanes
     interleaves_channels = form == ROWS and problem.data_format == "NXC"
@@ -106,20 +135,15 @@ def default_plan(problem: Problem, form: str, target: Target, lanes: int) -> Pla
     useful = geometry.batch * math.prod(axis.positions for axis in geometry.axes)
     shapes = register_tiles(geometry, form, target, lanes, minor_stride)
 
-    best: tuple[float, Plan] | None = None
+    found: list[tuple[float, Plan]] = []
     for block in dict.fromkeys(blocks(geometry)):
         for shape in shapes:
             tile = Tile(*block, shape.channels, shape.positions)
-            extents = block_extents(geometry, tile)
-            row = -(-tile.width // lanes) * lanes if form == ROWS else tile.width
-            rows = (tile.images * extents[0] - extents[0] + tile.depth) * extents[1] - extents[1] + tile.height
-            used = (rows - 1) * extents[2] + row
-            positions = -(-used // tile.positions) * tile.positions
+            positions = _positions(geometry, form, tile, lanes)
             count = -(-geometry.batch // tile.images) * math.prod(
                 -(-axis.positions // b) for axis, b in zip(geometry.axes, block[1:], strict=True)
             )
-            packed = geometry.in_channels * tile.images * math.prod(extents) * element
-            results = phases * tile.channels * positions * element
+            packed, results = _footprint(geometry, form, tile, lanes, element)
             cost = (shape.near if packed <= target.l1_bytes // 2 else shape.far) * count * positions / useful
             # What a block holds should stay in the second-level cache; past it every product waits for memory.
             cost *= 1 + max(0.0, (packed + 2 * results) / (0.75 * target.l2_bytes) - 1)
@@ -130,9 +154,10 @@ def default_plan(problem: Problem, form: str, target: Target, lanes: int) -> Pla
             outside = packed / element * 2 + 3 * phases * geometry.out_channels * tile.images * math.prod(block[1:])
             inside = positions * geometry.out_channels * geometry.in_channels * taps / (2 * lanes)
             cost *= 1 + (outside / lanes + 500) / max(inside, 1)
-            if best is None or cost < best[0]:
-                share = count * geometry.groups < FEW_TASKS
-                scratch = results * 3 + (0 if share else packed)
-                best = cost, Plan(tile, share, scratch)
-    assert best is not None
-    return best[1]
+            found.append((cost, Plan(tile, count * geometry.groups < FEW_TASKS)))
+    return sorted(found, key=lambda candidate: candidate[0])
+
+
+def default_plan(problem: Problem, form: str, target: Target, lanes: int) -> Plan:
+    """Return the cheapest plan for `problem` by arithmetic alone."""
+    return candidates(problem, form, target, lanes)[0][1]

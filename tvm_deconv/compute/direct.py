@@ -258,7 +258,13 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
         bias = te.compute(_int64((geo.groups, channel_tiles, tile.channels)), bias_pack, "bias_pack")
 
     row = tile.width * strides[2]
-    outer = (tile.images, tile.depth * strides[0], tile.height * strides[1])
+    # A block that holds a whole axis holds no more of the output than there is: its rows are the rows of the output.
+    outer = (
+        min(tile.images, geo.batch),
+        min(tile.depth * strides[0], geo.output[0]),
+        min(tile.height * strides[1], geo.output[1]),
+    )
+    row_channels = min(tile.channels, geo.out_channels)
     if form == CHANNELS:
 
         def tile_out(*index: Expr) -> Expr:
@@ -271,9 +277,9 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
         interleaved = te.compute(_int64((*lead, *outer, row, tile.channels)), tile_out, "interleave")
     else:
         # A chunk is `lanes` positions of `streams` rows; interleaving a chunk makes it contiguous in the output.
-        minor = tile.channels if last else 1
+        minor = row_channels if last else 1
         streams = strides[2] * minor
-        rows = outer if last else (tile.channels, *outer)
+        rows = outer if last else (row_channels, *outer)
 
         def epilogue(*index: Expr) -> Expr:
             at, (*where, vector, stream, lane) = index[:LEAD], index[LEAD:]
