@@ -163,7 +163,7 @@ def _onnxruntime(task: Task, arrays: Operands, threads: int) -> Prepared:
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in (_channels_first(problem, arrays.data), out)]
     binding.bind_ortvalue_input("data", values[0])
     binding.bind_ortvalue_output("out", values[1])
-    return Prepared(lambda: session.run_with_iobinding(binding), lambda: _as_asked(problem, values[1].numpy()))
+    return Prepared(lambda: session.run_with_iobinding(binding), lambda: _as_asked(problem, values[1].numpy().copy()))
 
 
 def _openvino(task: Task, arrays: Operands, threads: int) -> Prepared:
@@ -202,12 +202,9 @@ def _torch(task: Task, arrays: Operands, threads: int) -> Prepared:
     torch.set_num_threads(threads)
 
     def tensor(array: Array) -> Any:
-        bits = numpy_dtype("bfloat16") if problem.dtype == "bfloat16" else None
-        return (
-            torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-            if array.dtype == bits
-            else torch.from_numpy(array)
-        )
+        if array.dtype.name == "bfloat16":
+            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(array)
 
     # It cuts the same pad off both ends and then adds less than a stride or dilation; the rest is cut off as a view.
     paddings, extras, begins = [], [], []
