@@ -64,7 +64,7 @@ def _cells(report: Report, row: Row, peers: list[str]) -> Iterator[str]:
 
 
 def _milliseconds(result: Result) -> str:
-    return f"{1e3 * result.median:.3g}" + ("" if result.correct else " WRONG")
+    return f"{1e3 * result.median:.3g}" + ("" if result.correct else " (differs)")
 
 
 def summary(report: Report) -> str:
@@ -85,11 +85,16 @@ def summary(report: Report) -> str:
         lines.append(f"Worst layer: {worst.layer.name} at {worst.ratio:.2f}, against {worst.best_peer}.")
     for row in report.rows:
         lines += [
-            f"{row.layer.name}: {name}: {result.failure or 'its output is wrong'}"
+            f"{row.layer.name}: {name}: {result.failure or _difference(result)}"
             for name, result in row.results.items()
             if not result.correct
         ]
     return "\n".join(lines)
+
+
+def _difference(result: Result) -> str:
+    largest = math.nan if result.deviation is None else result.deviation.largest
+    return f"its output differs from the reference by {largest:.1e} of the largest element"
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -232,20 +237,20 @@ def _roofline(report: Report) -> str:
     peaks = {dtype: 2e-9 * rate for dtype, rate in report.floors.fma.items()}
     copied = 1e-9 * report.floors.copy
     ridges = [peak / copied for peak in peaks.values()]
-    x = _LogAxis([*(point[0] for point in points), *ridges], left, width - 10)
+    x = _LogAxis([*(point[0] for point in points), *ridges], left, width - 30)
     y = _LogAxis([*(point[1] for point in points), *peaks.values()], bottom, 40)
     drawn = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="Roofline">', *_legend(report, left, 18)]
     for value in x.ticks():
         drawn.append(f'<path class="axis" d="M{x(value):.1f} 40V{bottom}"/>')
         drawn.append(f'<text class="faint" x="{x(value):.1f}" y="{bottom + 18}" text-anchor="middle">{value:g}</text>')
     for value in y.ticks():
-        drawn.append(f'<path class="axis" d="M{left} {y(value):.1f}H{width - 10}"/>')
+        drawn.append(f'<path class="axis" d="M{left} {y(value):.1f}H{width - 30}"/>')
         drawn.append(f'<text class="faint" x="{left - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value:g}</text>')
     drawn.append(f'<text class="faint" x="{left}" y="{height - 12}">FLOP per byte that must cross memory</text>')
     drawn.append(f'<text class="faint" x="{left + 8}" y="52">GFLOP/s</text>')
     drawn.append(_roof(x, y, copied, list(peaks.values())))
     for dtype, peak in peaks.items():
-        end = f'x="{width - 14}" y="{y(peak) - 6:.1f}" text-anchor="end"'
+        end = f'x="{width - 34}" y="{y(peak) - 6:.1f}" text-anchor="end"'
         drawn.append(f'<text class="faint" {end}>{dtype} multiply-adds, {peak:.0f}</text>')
     for intensity, gflops, row, name, result in points:
         colour = _colours(report)[name]
@@ -293,7 +298,7 @@ def _bars(report: Report) -> str:
                     f'<rect class="{_colours(report)[contender]}" x="{label}" y="{y}" width="{part * scale:.1f}" '
                     f'height="{bar - 2}" rx="2">{_tooltip(row, contender, result)}</rect>'
                     f'<text class="faint" x="{label + part * scale + 5:.1f}" y="{y + 9}">'
-                    f"{100 * part:.0f} %, {_milliseconds(result)} ms</text>"
+                    f"{100 * part:.0f} %, ms: {_milliseconds(result)}</text>"
                 )
             y += bar
         y += gap
