@@ -23,7 +23,7 @@ from tvm_deconv.problem import Epilogue, Problem
 from tvm_deconv.reference import reference
 
 if TYPE_CHECKING:
-    from tvm_deconv.build import compile  # noqa: A004
+    from tvm_deconv.build import compile
 
 __all__ = [
     "Accepted",
@@ -60,7 +60,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # The compiler needs TVM, which takes seconds to import and need not be there: it is imported when it is asked for.
     if name == "compile":
-        from tvm_deconv.build import compile as build  # noqa: PLC0415
+        from tvm_deconv.build import compile as build
 
         return build
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
