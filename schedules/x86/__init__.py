@@ -38,10 +38,14 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """An algorithm by name: the problems it is for, and the form of the direct definition that it is."""
+    """An algorithm by name, and the form of the direct definition that it is.
+
+    `serves` names the problems it is the default for, `admits` those it computes at all: what a search may try.
+    """
 
     name: str
     serves: Predicate
+    admits: Predicate
     form: str
 
 
@@ -63,8 +67,8 @@ def always(problem: Problem, target: Target) -> bool:  # noqa: ARG001
 
 
 ALGORITHMS = (
-    Algorithm("direct_channels", fills_vectors_with_channels, CHANNELS),
-    Algorithm("direct_rows", always, ROWS),
+    Algorithm("direct_channels", fills_vectors_with_channels, always, CHANNELS),
+    Algorithm("direct_rows", always, always, ROWS),
 )
 
 
