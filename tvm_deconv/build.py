@@ -7,17 +7,19 @@ whose recipe and digest still hold is not built again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.metadata
-import multiprocessing
 import os
+import pickle
+import queue
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -180,26 +182,83 @@ def compile(
 
 
 def _run(pending: list[_Job], workers: int) -> Iterator[Outcome]:
-    """Run jobs in processes of their own.  One that kills its process fails alone; the rest are run again."""
-    context = multiprocessing.get_context("spawn")
-    if len(pending) == 1:
-        workers = 1
-    unfinished = list(pending)
-    with ProcessPoolExecutor(min(workers, len(pending)), context) as pool:
-        futures: dict[Future[Outcome], _Job] = {pool.submit(_build, job): job for job in pending}
-        for future in as_completed(futures):
-            try:
-                outcome = future.result()
-            except BrokenProcessPool:
-                continue
-            unfinished.remove(futures[future])
-            yield outcome
-    if len(pending) == 1 and unfinished:
-        job = pending[0]
-        yield Outcome(job.problem, job.layers, job.target, "failed", None, "the compiler's process died", 0.0)
-    else:
-        for job in unfinished:
-            yield from _run([job], 1)
+    """Run jobs in worker processes, each its own; a job that kills its worker fails alone.
+
+    Workers are started by name and not by multiprocessing, whose children import the caller's script again: a
+    script that compiles without a guard for that is what people write.
+    """
+    waiting: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+    for job in pending:
+        waiting.put(job)
+    done: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+
+    def work() -> None:
+        worker = None
+        try:
+            while True:
+                try:
+                    job = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                worker = worker or _start_worker()
+                start = time.perf_counter()
+                outcome = _ask(worker, job)
+                if outcome is None:
+                    seconds = time.perf_counter() - start
+                    code = _stop(worker)
+                    died = f"the compiler's process died ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
+                    outcome = Outcome(job.problem, job.layers, job.target, "failed", None, died, seconds)
+                    worker = None
+                done.put(outcome)
+        finally:
+            if worker:
+                _stop(worker)
+
+    with ThreadPoolExecutor(min(workers, len(pending))) as threads:
+        running = [threads.submit(work) for _ in range(min(workers, len(pending)))]
+        for _ in pending:
+            yield done.get()
+        for thread in running:
+            thread.result()
+
+
+def _start_worker() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tvm_deconv.build"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ
+    )
+
+
+def _stop(worker: subprocess.Popen[bytes]) -> int:
+    """Close the pipes of `worker`, which ends it, and return its exit code; what a dead one did not read is lost."""
+    with contextlib.suppress(BrokenPipeError), worker:
+        pass
+    return worker.wait()
+
+
+def _ask(worker: subprocess.Popen[bytes], job: _Job) -> Outcome | None:
+    """Have `worker` build `job`; None where it died."""
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    try:
+        pickle.dump(job, worker.stdin)
+        worker.stdin.flush()
+        answer: Outcome = pickle.load(worker.stdout)
+    except (EOFError, OSError, pickle.UnpicklingError):
+        return None
+    return answer
+
+
+def _serve() -> None:
+    """Build the jobs that come in on standard input until it ends; what TVM prints goes to standard error."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    while True:
+        try:
+            job = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        pickle.dump(_build(job), answers)
+        answers.flush()
 
 
 def _build(job: _Job) -> Outcome:
@@ -252,3 +311,11 @@ def _versions(cc: str) -> dict[str, str]:
         "llvm": str(tvm.support.libinfo().get("LLVM_VERSION", "unknown")),
         "cc": printed[0] if printed else cc,
     }
+
+
+if __name__ == "__main__":
+    from tvm_deconv.build import (
+        _serve as serve,
+    )  # the classes that are unpickled are those of the module, not of the script
+
+    serve()

@@ -1,0 +1,173 @@
+"""Building: what is written, what is left alone, what fails alone, what never loads."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+from strategies import operands
+
+import tvm_deconv as td
+from tvm_deconv import build
+from tvm_deconv.errors import BuildError, CompilerNotFound
+from tvm_deconv.launcher import find_compiler
+from tvm_deconv.manifest import Manifest, stem
+from tvm_deconv.targets import TARGETS
+
+SMALL = td.Problem(1, 1, 3, 2, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (7, 9))
+OTHER = SMALL.replace(out_channels=5)
+V3 = TARGETS["x86-64-v3"]
+
+
+def run(problem, directory):
+    data, weights, bias = operands(problem, 0)
+    found = td.load(directory).bind(problem, weights, bias)(data)
+    np.testing.assert_allclose(found, td.reference(problem, data, weights, bias), rtol=1e-4, atol=1e-5)
+
+
+def files(directory):
+    return {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
+
+
+def test_export_describes_what_it_wrote(tmp_path):
+    manifest = build.export(SMALL, V3, tmp_path, layers=("a", "b"))
+    assert Manifest.read(tmp_path / f"{manifest.name}.json") == manifest
+    assert manifest.layers == ("a", "b")
+    assert manifest.macs == SMALL.macs
+    assert set(manifest.features) == V3.features
+    assert {"tvm_deconv", "apache-tvm", "apache-tvm-ffi", "llvm", "cc"} <= set(manifest.versions)
+    assert manifest.decisions["channels"] >= 1
+    run(SMALL, tmp_path)
+
+
+def test_compile_builds_each_artifact_once_and_leaves_it_alone(tmp_path):
+    grouped = SMALL.replace(filter_format="GIOX")  # the same artifact: a filter's format is not part of it
+    heard = []
+    outcomes = td.compile(
+        [SMALL, OTHER, grouped], "x86-64-v3", tmp_path, layers={SMALL: ["s"], OTHER: ["o"]}, on_outcome=heard.append
+    )
+    assert sorted(o.status for o in outcomes) == ["built", "built"]
+    assert outcomes == heard
+    before = files(tmp_path)
+    assert [o.status for o in td.compile([SMALL, OTHER], "x86-64-v3", tmp_path)] == ["current", "current"]
+    assert files(tmp_path) == before
+    for problem in (SMALL, OTHER, grouped):
+        run(problem, tmp_path)
+
+
+def test_a_changed_library_or_recipe_is_built_again(tmp_path, monkeypatch):
+    manifest = build.export(SMALL, V3, tmp_path)
+    library = tmp_path / manifest.library
+    content = library.read_bytes()
+    library.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert [o.status for o in td.compile([SMALL], "x86-64-v3", tmp_path)] == ["built"]
+    run(SMALL, tmp_path)
+    monkeypatch.setattr(build, "_sources", lambda: "other sources")
+    assert [o.status for o in td.compile([SMALL], "x86-64-v3", tmp_path)] == ["built"]
+
+
+def test_one_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
+    # A compiler that refuses to link one artifact, known by its name.
+    refusing = tmp_path / "cc"
+    refused = stem(OTHER.artifact_key, V3.name)
+    refusing.write_text(f'#!/bin/sh\ncase "$*" in *{refused}*) exit 1;; esac\nexec {find_compiler()} "$@"\n')
+    refusing.chmod(0o755)
+    monkeypatch.setenv("CXX", str(refusing))
+    directory = tmp_path / "out"
+    with pytest.raises(BuildError, match=r"1 of 2.*did not build") as caught:
+        td.compile([OTHER, SMALL], "x86-64-v3", directory)
+    assert sorted(o.status for o in caught.value.outcomes) == ["built", "failed"]
+    assert OTHER.key in str(caught.value)
+    run(SMALL, directory)
+    with pytest.raises(td.NoArtifactError):
+        run(OTHER, directory)
+
+
+def test_one_that_kills_its_process_fails_alone(tmp_path, monkeypatch):
+    killing = tmp_path / "cc"
+    victim = stem(OTHER.artifact_key, V3.name)
+    killing.write_text(f'#!/bin/sh\ncase "$*" in *{victim}*) kill -9 $PPID;; esac\nexec {find_compiler()} "$@"\n')
+    killing.chmod(0o755)
+    monkeypatch.setenv("CXX", str(killing))
+    directory = tmp_path / "out"
+    with pytest.raises(BuildError, match="process died") as caught:
+        td.compile([OTHER, SMALL], "x86-64-v3", directory)
+    assert {o.problem: o.status for o in caught.value.outcomes} == {OTHER: "failed", SMALL: "built"}
+    run(SMALL, directory)
+
+
+@pytest.mark.parametrize("problems", [[SMALL.key], [None]])
+def test_what_is_no_problem_is_refused(problems, tmp_path):
+    with pytest.raises(td.ProblemError, match="problems="):
+        td.compile(problems, "x86-64-v3", tmp_path)
+
+
+@pytest.mark.parametrize("target", ["x86-64-v9", "", [], ["native", "sparc"]])
+def test_unknown_targets_are_refused(target, tmp_path):
+    with pytest.raises(td.ProblemError, match="target="):
+        td.compile([SMALL], target, tmp_path)
+
+
+def test_a_missing_compiler_is_said_in_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CompilerNotFound, match=r"install g\+\+ or set CXX") as caught:
+        td.compile([SMALL], "x86-64-v3", tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_compiler_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\necho no such luck >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    with pytest.raises(BuildError, match="no such luck"):
+        build.export(SMALL, V3, tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_killed_build_leaves_nothing_loadable(tmp_path):
+    program = textwrap.dedent(
+        f"""
+        from tvm_deconv.build import export
+        from tvm_deconv.problem import Problem
+        from tvm_deconv.targets import TARGETS
+        print("ready", flush=True)
+        for channels in range(1, 100):
+            problem = Problem.from_key({SMALL.key!r}).replace(out_channels=channels)
+            export(problem, TARGETS["x86-64-v3"], {str(tmp_path)!r})
+        """
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        while not list(tmp_path.glob("*.json")):
+            time.sleep(0.05)
+        time.sleep(0.3)
+        os.kill(process.pid, signal.SIGKILL)
+    library = td.load(tmp_path)
+    complete = [path.stem for path in tmp_path.glob("*.json")]
+    assert complete
+    for channels in range(1, 100):
+        problem = SMALL.replace(out_channels=channels)
+        data, weights, bias = operands(problem, 0)
+        try:
+            layer = library.bind(problem, weights, bias)
+        except td.NoArtifactError:
+            continue
+        np.testing.assert_allclose(layer(data), td.reference(problem, data, weights), rtol=1e-4, atol=1e-5)
+        complete.remove(library.select(problem)[0].name)
+    assert complete == []
+
+
+def test_a_script_without_a_guard_compiles(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import tvm_deconv as td\n"
+        f"td.compile([td.Problem.from_key({SMALL.key!r})], target='x86-64-v3', output={str(tmp_path / 'out')!r})\n"
+    )
+    subprocess.run([sys.executable, script], check=True, cwd=tmp_path)
+    run(SMALL, tmp_path / "out")
