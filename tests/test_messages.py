@@ -129,6 +129,10 @@ def problem(**changes):
             "dtype='int32': must be one of float32, float64, float16, bfloat16, int8, uint8",
         ),
         (
+            lambda: openvino(dtype=np.dtype("float32")),
+            "dtype=dtype('float32'): must be one of float32, float64, float16, bfloat16, int8, uint8",
+        ),
+        (
             lambda: openvino(dtype=np.float32),
             "dtype=<class 'numpy.float32'>: must be one of float32, float64, float16, bfloat16, int8, uint8",
         ),

@@ -162,19 +162,20 @@ def test_canonical_filter_of_a_strided_array_is_a_view():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "accumulate", "output"),
+    ("dtype", "bytes", "accumulate", "output"),
     [
-        ("float64", "float64", "float64"),
-        ("float32", "float32", "float32"),
-        ("float16", "float32", "float16"),
-        ("bfloat16", "float32", "bfloat16"),
-        ("int8", "int32", "int32"),
-        ("uint8", "int32", "int32"),
+        ("float64", 8, "float64", "float64"),
+        ("float32", 4, "float32", "float32"),
+        ("float16", 2, "float32", "float16"),
+        ("bfloat16", 2, "float32", "bfloat16"),
+        ("int8", 1, "int32", "int32"),
+        ("uint8", 1, "int32", "int32"),
     ],
 )
-def test_types(dtype, accumulate, output):
+def test_types(dtype, bytes, accumulate, output):
     p = plain(dtype=dtype)
     assert (p.accumulate_dtype, p.output_dtype) == (accumulate, output)
+    assert p.replace(output_spatial=(0, 0)).min_bytes == bytes * (2 * 6 * 24 + 6 * 5 * 6)
 
 
 @given(problems(max_macs=20_000))
@@ -215,6 +216,36 @@ def test_frozen():
         plain().batch = 1
     with pytest.raises((AttributeError, TypeError)):
         plain().extra = 1
+
+
+def test_epilogue_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Epilogue().bias = True
+    assert hash(Epilogue(True)) == hash(Epilogue(True))
+
+
+def test_integer_bounds_of_integer_problems():
+    lowest, highest = -(2**31), 2**31 - 1
+    kept = plain(dtype="int8", epilogue=Epilogue(activation="clip", minimum=lowest, maximum=highest)).epilogue
+    assert (kept.minimum, kept.maximum) == (lowest, highest)
+    for bounds in ({"minimum": lowest - 1}, {"minimum": lowest, "maximum": highest + 1}):
+        with pytest.raises(ProblemError, match="32 bits"):
+            plain(dtype="uint8", epilogue=Epilogue(activation="clip", **bounds))
+
+
+def test_the_last_index_of_64_bits():
+    last = 2**63 - 1
+    wide = {"data_spatial": (2, 1), "kernel": (1, 1), "pads_begin": (0, 0), "output_spatial": (1, 1)}
+    assert plain(**wide, strides=(last - 2, 1)).natural_spatial == (last - 1, 1)
+    for changes in (
+        {"strides": (last - 1, 1)},
+        {"strides": (last, 1)},
+        {"strides": (last - 2, 1), "pads_begin": (1, 0)},
+    ):
+        with pytest.raises(ProblemError, match=r"^strides=.*index of axis 0 within 64 bits"):
+            plain(**wide | changes)
+    with pytest.raises(ProblemError, match=r"^strides=\(9223372036854775808, 1\): every element must fit in 64 bits"):
+        plain(**wide, strides=(last + 1, 1))
 
 
 def test_replace_validates():
