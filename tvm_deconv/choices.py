@@ -1,0 +1,213 @@
+"""Which schedule a problem is built with: the best record of exactly it, the nearest record adapted, or the default.
+
+`space` lists the schedules that a search may try. Adapting is choosing from the same list, so what was measured on
+one problem is a valid schedule of another whatever their extents.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.errors import DeconvError, ProblemError
+from tvm_deconv.problem import Problem
+from tvm_deconv.records import Record, Records, Schedule, best
+from tvm_deconv.schedules.x86 import ALGORITHMS, Algorithm, accumulator_lanes, algorithm_for
+from tvm_deconv.schedules.x86.tiles import Plan, candidates
+from tvm_deconv.targets import Target, get
+
+#: Records farther than this from a problem say less about it than the arithmetic of the default does.
+FAR = 8.0
+#: How much a factor of two in a field counts. Kernel and strides decide the taps and phases, which tiles are made for.
+_WEIGHTS = {
+    "batch": 0.5,
+    "groups": 1.0,
+    "in_channels": 1.0,
+    "out_channels": 1.5,
+    "data_spatial": 1.0,
+    "kernel": 3.0,
+    "strides": 4.0,
+    "dilations": 3.0,
+}
+_EPILOGUE = 0.25  # for another bias or activation
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A schedule with its cost by arithmetic, relative."""
+
+    schedule: Schedule
+    cost: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A schedule to build with, and why: `origin` is what the manifest says, `reason` what people are told."""
+
+    schedule: Schedule
+    origin: str
+    reason: str
+
+
+def named(algorithm: str) -> Algorithm:
+    """Return the algorithm called `algorithm`; ProblemError lists the known names."""
+    for known in ALGORITHMS:
+        if known.name == algorithm:
+            return known
+    raise ProblemError("algorithm", algorithm, f"must be one of {', '.join(known.name for known in ALGORITHMS)}")
+
+
+def plan_of(schedule: Schedule) -> Plan:
+    """Return the plan of a schedule; ProblemError where it is not one of this version's."""
+    named(schedule.algorithm)
+    decisions = dict(schedule.decisions)
+    try:
+        plan = Plan.from_decisions(decisions)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProblemError("decisions", decisions, f"are not those of a plan: {error}") from None
+    if plan.decisions != decisions or min(decisions.values()) < 0:
+        raise ProblemError("decisions", decisions, "are not those of a plan")
+    return plan
+
+
+def of_algorithm(problem: Problem, algorithm: Algorithm, target: Target) -> list[Candidate]:
+    """Return every plan of one algorithm that is worth considering, the cheapest first."""
+    found = candidates(problem, algorithm.form, target, accumulator_lanes(problem, target))
+    return [Candidate(Schedule.of(algorithm.name, plan.decisions), cost) for cost, plan in found]
+
+
+def idle(problem: Problem, schedule: Schedule, threads: int) -> float:
+    """Return the time that `threads` threads take over what they would take if all had the same to do, at least 1."""
+    geometry, plan = Geometry.of(problem), plan_of(schedule)
+    block = (plan.tile.images, plan.tile.depth, plan.tile.height, plan.tile.width)
+    extents = (geometry.batch, *(axis.positions for axis in geometry.axes))
+    tasks = geometry.groups * math.prod(-(-extent // part) for extent, part in zip(extents, block, strict=True))
+    if plan.share_data:
+        tasks *= -(-geometry.out_channels // plan.tile.channels)
+    return -(-tasks // threads) * threads / tasks
+
+
+def space(problem: Problem, target: Target, threads: int = 1) -> list[Candidate]:
+    """Return every schedule worth considering, of all algorithms that admit the problem, the cheapest first."""
+    admitting = (algorithm for algorithm in ALGORITHMS if algorithm.admits(problem, target))
+    found = [
+        Candidate(candidate.schedule, candidate.cost * idle(problem, candidate.schedule, threads))
+        for algorithm in admitting
+        for candidate in of_algorithm(problem, algorithm, target)
+    ]
+    return sorted(found, key=lambda candidate: candidate.cost)
+
+
+def default(problem: Problem, target: Target) -> Schedule:
+    """Return the schedule that arithmetic alone chooses."""
+    return of_algorithm(problem, algorithm_for(problem, target), target)[0].schedule
+
+
+def distance(one: Schedule, other: Schedule) -> float:
+    """How far apart the decisions of two schedules of one algorithm are: factors of two, summed."""
+    theirs = dict(other.decisions)
+    return sum(abs(math.log2((value + 1) / (theirs.get(name, 0) + 1))) for name, value in one.decisions)
+
+
+def adapt(schedule: Schedule, source: Problem, problem: Problem, target: Target) -> Schedule:
+    """Return the schedule of `problem` that is most like `schedule` of the problem `source`.
+
+    A decision that is the largest of its problem, such as a block that holds a whole axis, becomes the largest.
+    """
+    algorithm = named(schedule.algorithm)
+
+    def largest(options: Sequence[Candidate]) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for option in options:
+            for name, value in option.schedule.decisions:
+                found[name] = max(value, found.get(name, value))
+        return found
+
+    options = of_algorithm(problem, algorithm, target)
+    theirs, ours = largest(of_algorithm(source, algorithm, target)), largest(options)
+    wanted = Schedule(
+        schedule.algorithm,
+        tuple(
+            (name, ours.get(name, value) if value == theirs.get(name) else value) for name, value in schedule.decisions
+        ),
+    )
+    return min(options, key=lambda option: (distance(option.schedule, wanted), option.cost)).schedule
+
+
+def apart(one: Problem, other: Problem) -> float:
+    """How unlike two problems are; infinite where layout, type or the number of axes differ."""
+    if (one.rank, one.dtype, one.data_format) != (other.rank, other.dtype, other.data_format):
+        return math.inf
+
+    def extents(problem: Problem, name: str) -> tuple[int, ...]:
+        value = getattr(problem, name)
+        return value if isinstance(value, tuple) else (value,)
+
+    found = 0.0 if one.epilogue == other.epilogue else _EPILOGUE
+    for name, weight in _WEIGHTS.items():
+        for mine, theirs in zip(extents(one, name), extents(other, name), strict=True):
+            found += weight * abs(math.log2(max(mine, 1) / max(theirs, 1)))
+    return found
+
+
+def nearest(problem: Problem, target: Target, records: Records) -> tuple[Record, Schedule] | None:
+    """Return the best record of the problem most like `problem`, and its schedule adapted; None where none is near.
+
+    Records of algorithms that do not admit the problem, or that this version does not know, are passed over.
+    """
+    near = sorted(
+        (far, key)
+        for key in records.by_problem
+        if key != problem.artifact_key and (far := apart(problem, Problem.from_key(key))) <= FAR
+    )
+    for _, key in near:
+        record = best(key, records)
+        if record is None:
+            continue
+        try:
+            plan_of(record.schedule)
+            if named(record.algorithm).admits(problem, target):
+                return record, adapt(record.schedule, Problem.from_key(key), problem, target)
+        except DeconvError:
+            continue
+    return None
+
+
+def choices(
+    problem: Problem, target: Target, records: Records, complaints: list[str] | None = None
+) -> Iterator[Choice]:
+    """Yield what to build `problem` with, the best first; the default comes last.
+
+    What follows the first is for a kernel that does not build. A record that no longer replays is skipped, and said
+    in `complaints`.
+    """
+    record = best(problem, records)
+    if record is not None:
+        try:
+            plan_of(record.schedule)
+        except DeconvError as error:
+            if complaints is not None:
+                complaints.append(unusable(record, error))
+        else:
+            yield Choice(record.schedule, "tuned", "the record of this problem")
+    near = nearest(problem, target, records)
+    if near is not None:
+        yield Choice(near[1], "default", f"adapted from the record of {near[0].problem}")
+    yield Choice(default(problem, target), "default", "the default")
+
+
+def unusable(record: Record, error: Exception) -> str:
+    """Say that a record does not replay."""
+    return f"record of {record.problem} for {record.target} by {record.algorithm}: skipped, does not replay: {error}"
+
+
+def replays(record: Record) -> str | None:
+    """Return why a record does not replay with this version, None where it does; nothing is compiled."""
+    try:
+        get(record.target)
+        plan_of(record.schedule)
+    except DeconvError as error:
+        return unusable(record, error)
+    return None

@@ -1,0 +1,399 @@
+"""The search for schedules: propose, compile, measure, keep every result.
+
+Proposals come from `choices.space`. First what is known: the default, the best under other conditions, the nearest
+record, the cheapest of each algorithm. Then in turn a candidate drawn by its arithmetic cost, and a mutation: a
+candidate like one of the fastest so far. What arithmetic says to be far slower than its cheapest is not tried at all.
+
+A round compiles some candidates of one problem in all builders at once, and then, with the machine to itself, measures
+them one by one. Rounds go to the problem with most to gain: its gap to the floor, less the longer nothing was found.
+
+Every trial is in the log as soon as it is over, failures too, and what the log has under the same conditions (CPU,
+threads, text of the kernels) is not tried again: a search that was stopped continues.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib.metadata
+import math
+import os
+import random
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from tvm_deconv import build
+from tvm_deconv._workers import Built, Measured, Worker, WorkerError
+from tvm_deconv.bench.floors import FMA_DTYPES, beyond_caches, build_fma
+from tvm_deconv.bench.run import Floors
+from tvm_deconv.choices import Candidate, Choice, choices, default, distance, nearest, space
+from tvm_deconv.errors import ProblemError
+from tvm_deconv.launcher import find_compiler, launcher_object
+from tvm_deconv.problem import Problem, integer
+from tvm_deconv.records import Conditions, Log, Record, Records, Schedule, best, read, shipped
+from tvm_deconv.targets import Target, detect_host
+
+__all__ = ["Choice", "Log", "Record", "Records", "Trial", "Tuned", "best", "choices", "nearest", "read", "tune"]
+
+#: A schedule that arithmetic says to be so many times the cheapest is not tried.
+HOPELESS_COST = 4.0
+#: How strongly drawing prefers the cheap: a candidate of twice the cost is drawn 2**-_BIAS times as often.
+_BIAS = 4.0
+_PARENTS = 3  # mutations start from one of so many fastest
+_ROUND = 8  # trials of one problem before another may have its turn
+_PATIENCE = 16.0  # so many trials without a better schedule halve what is expected of more
+_LEAST_GAP = 0.02  # floors are measured too, and a schedule may seem to be below
+_BUILD_TIMEOUT = 120.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial that is over: its record, the fastest of its problem so far, and how far the search is."""
+
+    problem: Problem
+    record: Record
+    best: Record | None
+    floor: float
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What the search knows of one problem: its fastest record, that of the default schedule, the floor in seconds.
+
+    `trials` counts all under these conditions, those of earlier searches too.
+    """
+
+    problem: Problem
+    target: str
+    best: Record | None
+    default: Record | None
+    floor: float
+    trials: int
+    complaints: tuple[str, ...] = ()
+
+
+def tune(
+    problems: Iterable[Problem],
+    target: str | Sequence[str] = "native",
+    trials: int = 64,
+    logs: Path | str = "tuning_logs",
+    *,
+    threads: int = 1,
+    seed: int = 0,
+    jobs: int | None = None,
+    timeout: float = 30.0,
+    on_trial: Callable[[Trial], None] | None = None,
+) -> list[Tuned]:
+    """Search for schedules of `problems` on every named target, and keep what is measured in the directory `logs`.
+
+    `trials` is per problem on average: all of them together are spent where most is to be gained. Trials that the log
+    has already count. Calls use `threads` threads, `jobs` processes compile (as many as CPUs); a candidate that has not
+    ended after `timeout` seconds is given up. It may be stopped at any time, by KeyboardInterrupt, and called again.
+    Raises ProblemError where this machine cannot run a target, BuildError, CompilerNotFound.
+    """
+    integer("trials", trials, 0)
+    integer("threads", threads, 1)
+    targets = build.resolve_targets(target)
+    for chosen in targets:
+        missing = chosen.features - detect_host().features
+        if missing:
+            raise ProblemError("target", chosen.name, f"this CPU cannot run it: it lacks {', '.join(sorted(missing))}")
+    # Without batch or output there is nothing to measure.
+    unique = {problem.artifact_key: problem for problem in problems if math.prod(problem.output_shape)}
+    log = Log(logs)
+    tuned: list[Tuned] = []
+    for chosen in targets:
+        records = read(chosen.name, shipped(), log.root)
+        with _Machine(chosen, threads, seed, jobs or os.cpu_count() or 1, timeout) as machine:
+            searches = [_Search(problem, chosen, records, machine.conditions, seed) for problem in unique.values()]
+            try:
+                _spend(searches, machine, trials * len(searches), log, on_trial)
+            finally:
+                for search in searches:
+                    log.tidy(search.key, chosen.name)
+        tuned += [search.result() for search in searches]
+    return tuned
+
+
+def _spend(
+    searches: Sequence[_Search],
+    machine: _Machine,
+    total: int,
+    log: Log,
+    on_trial: Callable[[Trial], None] | None,
+) -> None:
+    """Hold rounds until `total` trials are known, or nothing is left to try."""
+    done = sum(len(search.tried) for search in searches)
+    while done < total:
+        open_searches = [search for search in searches if not search.exhausted]
+        if not open_searches:
+            return
+        machine.measure_floors(search.problem for search in searches)
+        search = max(open_searches, key=lambda search: search.expected_gain(machine.floor(search.problem)))
+        search.floor = machine.floor(search.problem)
+        proposals = search.propose(min(_ROUND, total - done))
+        if not proposals:
+            continue
+        for record in machine.round(search, proposals):
+            log.append(record)
+            search.note(record)
+            done += 1
+            if on_trial:
+                on_trial(Trial(search.problem, record, search.best, search.floor, done, total))
+
+
+class _Search:
+    """What is known of one problem on one target, and what to try next."""
+
+    def __init__(self, problem: Problem, target: Target, records: Records, conditions: Conditions, seed: int) -> None:
+        self.problem = problem
+        self.target = target
+        self.key = problem.artifact_key
+        self.floor = math.nan
+        self.complaints: list[str] = []
+        self.tried: dict[Schedule, Record] = {}
+        self.default = default(problem, target)
+        self.broken = False
+        self._since_better = 0
+        self._threads = conditions.threads
+        self._records = records
+        for record in sorted(records.by_problem.get(self.key, ()), key=lambda record: record.when):
+            if record.conditions == conditions:
+                self.note(record)
+        self._random = random.Random(f"{seed} {target.name} {self.key} {len(self.tried)}")
+        self._known = self._known_schedules()
+        self._space: list[Candidate] | None = None
+
+    def _known_schedules(self) -> list[Schedule]:
+        known = [self.default]
+        known += [choice.schedule for choice in choices(self.problem, self.target, self._records, self.complaints)]
+        near = nearest(self.problem, self.target, self._records)
+        known += [near[1]] if near else []
+        return list(dict.fromkeys(known))
+
+    @property
+    def best(self) -> Record | None:
+        """The fastest so far."""
+        return next(iter(self._fastest(1)), None)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether there is nothing left to try."""
+        return self.broken or (self._space is not None and not self._open() and not self._known)
+
+    def note(self, record: Record) -> None:
+        """Take up a result."""
+        before = self.best
+        self.tried[record.schedule] = record
+        better = record.seconds is not None and (before is None or record.seconds < (before.seconds or 0.0))
+        self._since_better = 0 if better else self._since_better + 1
+
+    def expected_gain(self, floor: float) -> float:
+        """How much more trials promise, relative to other problems; the first round of every problem comes first.
+
+        Between the sum of all times, which one slow layer rules, and the mean of the gaps, to which layers of
+        microseconds count as much as any: the gap, times the root of the time.
+        """
+        fastest = self.best
+        if fastest is None or fastest.seconds is None:
+            return math.inf if not self.tried else 0.0
+        gap = max(1 - floor / fastest.seconds, _LEAST_GAP)
+        return gap * math.sqrt(fastest.seconds) * 2 ** (-self._since_better / _PATIENCE)
+
+    def propose(self, count: int) -> list[Schedule]:
+        """Return up to `count` schedules that were not tried yet."""
+        found: list[Schedule] = []
+        if self._space is None:
+            everything = space(self.problem, self.target, self._threads)
+            cheapest = everything[0].cost
+            self._space = [candidate for candidate in everything if candidate.cost <= HOPELESS_COST * cheapest]
+            first = {candidate.schedule.algorithm: candidate.schedule for candidate in reversed(self._space)}
+            self._known = list(dict.fromkeys([*self._known, *first.values()]))
+        while self._known and len(found) < count:
+            schedule = self._known.pop(0)
+            if schedule not in self.tried:
+                found.append(schedule)
+        while len(found) < count:
+            left = [candidate for candidate in self._open() if candidate.schedule not in found]
+            if not left:
+                break
+            found.append(self._mutation(left) if len(found) % 2 else self._draw(left))
+        return found
+
+    def _open(self) -> list[Candidate]:
+        return [candidate for candidate in self._space or () if candidate.schedule not in self.tried]
+
+    def _fastest(self, count: int) -> list[Record]:
+        timed = [record for record in self.tried.values() if record.seconds is not None]
+        return sorted(timed, key=lambda record: (record.seconds or 0.0, record.schedule))[:count]
+
+    def _draw(self, left: Sequence[Candidate]) -> Schedule:
+        weights = [candidate.cost**-_BIAS for candidate in left]
+        return self._random.choices(left, weights)[0].schedule
+
+    def _mutation(self, left: Sequence[Candidate]) -> Schedule:
+        parents = self._fastest(_PARENTS)
+        if not parents:
+            return self._draw(left)
+        parent = self._random.choice(parents).schedule
+        near = [candidate for candidate in left if candidate.schedule.algorithm == parent.algorithm]
+        if not near:
+            return self._draw(left)
+        weights = [2 ** -distance(candidate.schedule, parent) / candidate.cost for candidate in near]
+        return self._random.choices(near, weights)[0].schedule
+
+    def result(self) -> Tuned:
+        """Return what is known."""
+        return Tuned(
+            self.problem,
+            self.target.name,
+            self.best,
+            self.tried.get(self.default),
+            self.floor,
+            len(self.tried),
+            tuple(self.complaints),
+        )
+
+
+@dataclass
+class _Machine:
+    """The processes that compile and measure for one target."""
+
+    target: Target
+    threads: int
+    seed: int
+    jobs: int
+    timeout: float
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def __enter__(self) -> _Machine:
+        with contextlib.ExitStack() as stack:
+            self._scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            self._pool = stack.enter_context(ThreadPoolExecutor(self.jobs))
+            cc = find_compiler()
+            launcher = launcher_object(cc, self._scratch)
+            arguments = ("Builder", self.target.name, self._scratch, cc, launcher)
+            self._builders = [stack.enter_context(Worker(*arguments)) for _ in range(self.jobs)]
+            self._meter = stack.enter_context(Worker("Meter", self.threads))
+            self._stack = stack.pop_all()
+        self.conditions = Conditions(detect_host().name, self.threads, build._sources()[:12])
+        self._floors: Floors | None = None
+        self._prepared: str | None = None
+        self._references: dict[str, Built] = {}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def measure_floors(self, problems: Iterable[Problem]) -> None:
+        """Measure what this machine can do, once."""
+        if self._floors is None:
+            wanted = {problem.accumulate_dtype for problem in problems} & set(FMA_DTYPES)
+            rates = {}
+            for dtype in sorted(wanted):
+                kernel = build_fma(self.target, dtype, self._scratch)
+                rates[dtype] = self._meter.ask("fma", kernel, timeout=_BUILD_TIMEOUT)
+            self._floors = Floors(rates, self._meter.ask("copy", beyond_caches(), timeout=_BUILD_TIMEOUT))
+
+    def floor(self, problem: Problem) -> float:
+        """Return the seconds that no schedule of `problem` beats."""
+        assert self._floors is not None
+        return max(self._floors.seconds(problem).values())
+
+    def round(self, search: _Search, schedules: Sequence[Schedule]) -> Iterator[Record]:
+        """Compile all, then measure each; yield what became of each."""
+        wanted = list(schedules)
+        if search.key not in self._references:
+            wanted = list(dict.fromkeys([search.default, *wanted]))
+        built = dict(zip(wanted, self._compile(search.key, wanted), strict=True))
+        if search.key not in self._references:
+            reference = built[search.default]
+            if isinstance(reference, str):
+                search.broken = True
+                if search.default not in search.tried:
+                    yield self._record(search, search.default, f"does not compile: {reference}")
+                return
+            self._references[search.key] = reference
+        for schedule in schedules:
+            made = built[schedule]
+            outcome = f"does not compile: {made}" if isinstance(made, str) else self._measure(search, made)
+            yield self._record(search, schedule, outcome)
+            if search.broken:
+                return
+            if isinstance(made, Built) and made != self._references[search.key]:
+                made.deconv.unlink(missing_ok=True)
+
+    def _compile(self, key: str, schedules: Sequence[Schedule]) -> list[Built | str]:
+        free = list(self._builders)
+
+        def compile_one(schedule: Schedule) -> Built | str:
+            builder = free.pop()
+            try:
+                built: Built = builder.ask("build", key, schedule, timeout=_BUILD_TIMEOUT)
+            except WorkerError as error:
+                return str(error)
+            finally:
+                free.append(builder)
+            return built
+
+        return list(self._pool.map(compile_one, schedules))
+
+    def _measure(self, search: _Search, built: Built) -> Measured | str:
+        fastest = search.best.seconds if search.best else None
+        longest = max(self.timeout, 50 * (fastest or 0.0))
+        try:
+            if not self._meter.running or self._prepared != search.key:
+                self._prepared = None
+                reference = self._references[search.key]
+                self._meter.ask("prepare", search.key, self.seed, reference, timeout=4 * longest)
+                self._prepared = search.key
+        except WorkerError as error:
+            search.broken = True
+            self._meter.stop()
+            return f"the default does not run: {error}"
+        try:
+            measured: Measured = self._meter.ask("measure", built, fastest or math.inf, timeout=longest)
+        except WorkerError as error:
+            self._meter.stop()  # whatever it did, it may have done to the memory of that process too
+            return str(error)
+        return measured
+
+    def _record(self, search: _Search, schedule: Schedule, outcome: Measured | str) -> Record:
+        failed = isinstance(outcome, str)
+        return Record(
+            problem=search.key,
+            target=self.target.name,
+            algorithm=schedule.algorithm,
+            decisions=dict(schedule.decisions),
+            seconds=None if isinstance(outcome, str) else outcome.seconds,
+            spread=0.0 if isinstance(outcome, str) else round(outcome.spread, 4),
+            runs=0 if isinstance(outcome, str) else outcome.runs,
+            error=str(outcome) if failed else "",
+            threads=self.threads,
+            host=self.conditions.host,
+            sources=self.conditions.sources,
+            commit=_commit(),
+            seed=self.seed,
+            versions={name: importlib.metadata.version(name) for name in ("tvm_deconv", "apache-tvm")},
+            when=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"),
+        )
+
+
+@cache
+def _commit() -> str:
+    """The commit of the checkout that this runs from; the version where it is installed."""
+    root = Path(__file__).parents[1]
+    if (root / ".git").exists():
+        command = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
+        with contextlib.suppress(OSError):
+            said = subprocess.run(command, capture_output=True, text=True, check=False)
+            if said.returncode == 0:
+                return said.stdout.strip()
+    return f"v{importlib.metadata.version('tvm_deconv')}"
