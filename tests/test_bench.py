@@ -333,7 +333,7 @@ def quick():
         patch.setattr(run, "beyond_caches", lambda: 1 << 20)
 
         def command(*arguments):
-            return CliRunner().invoke(cli.main, ["bench", *map(str, arguments)])
+            return CliRunner(env={"COLUMNS": None}).invoke(cli.main, ["bench", *map(str, arguments)])
 
         yield command
 

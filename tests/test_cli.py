@@ -28,6 +28,8 @@ SMALL = [
 
 
 def run(*arguments, **environment):
+    # Without COLUMNS, as pytest-xdist sets it, tables are as wide as they need.
+    environment = {"COLUMNS": None, **environment}
     return CliRunner(env=environment).invoke(cli.main, [str(argument) for argument in arguments])
 
 

@@ -121,7 +121,7 @@ def compile(sources: Sequence[Path], targets: Sequence[str], output: Path, jobs:
         console.print(_coverage(source, layers))
         weights = _free_name(source.stem, taken)
         if write_weights(layers, output / weights):
-            console.print(f"weights: {output / weights}")
+            click.echo(f"weights: {output / weights}")
         _collect(layers, problems)
     if not problems:
         raise SourceError("source", ", ".join(map(str, sources)), "must hold a transposed convolution that is covered")
@@ -187,7 +187,7 @@ def _build(problems: dict[Problem, list[str]], targets: Sequence[str], output: P
     seconds = time.perf_counter() - start
     said = f"{output}: {count['built']} built, {count['current']} up to date, {len(failed)} failed in {seconds:.1f} s"
     if not failed:
-        _console().print(said)
+        click.echo(said)
         return
     for outcome in failed:
         names = ", ".join(outcome.layers) or outcome.problem.key
@@ -260,7 +260,7 @@ def verify(directory: Path, seed: int | None) -> None:
     said = f"{directory}: {good} ok, {failed} failed, {skipped} not for this machine"
     if failed or not good:
         raise click.ClickException(said)
-    _console().print(said)
+    click.echo(said)
 
 
 def _peer_names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -338,8 +338,8 @@ def bench(
                 report = runs.run(layers, peers, threads=threads, rounds=rounds or runs.ROUNDS, on_row=note)
             except runs.WorkerError as error:
                 raise click.ClickException(str(error)) from None
-    console = _console()
-    console.print(reports.table(report))
+    _console().print(reports.table(report))
+    click.echo(reports.summary(report))
     if json_file:
         json_file.write_text(json.dumps(reports.as_json(report), indent=1) + "\n", encoding="utf-8")
     if html_file:
@@ -373,13 +373,11 @@ def doctor(directory: Path | None) -> None:
 
     for package in dict.fromkeys((*_PACKAGES, *PEERS)):
         table.add_row(package, _version(package))
-    console = _console()
-    console.print(table)
+    _console().print(table)
     if directory is not None:
         library = load(directory)
         for problem in dict.fromkeys(manifest.parsed for manifest in library.manifests):
-            console.print(problem.key)
-            console.print(manifests.table(_own(library, problem)), soft_wrap=True)
+            click.echo(f"\n{problem.key}\n{manifests.table(_own(library, problem))}")
 
 
 def _own(library: Library, problem: Problem) -> list[Decision]:

@@ -28,9 +28,9 @@ def shares(report: Report, row: Row, result: Result) -> dict[str, float]:
 
 
 def table(report: Report) -> Table:
-    """Return the table that the command prints."""
+    """Return the table that the command prints, above the summary."""
     peers = [name for name in report.versions if name != OURS]
-    made = Table(caption=summary(report), caption_justify="left")
+    made = Table()
     for name in ("layer", "problem", "target"):
         made.add_column(name, overflow="fold")
     for name in ("ms", "±%", "GFLOP/s", "GB/s", "% FMA", "% copy", *(f"{peer} ms" for peer in peers)):
