@@ -20,19 +20,26 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tvm
 from filelock import FileLock
 
+from tvm_deconv.choices import Choice, named, plan_of
+from tvm_deconv.choices import choices as choose
 from tvm_deconv.errors import BuildError, DeconvError, ManifestError, ProblemError
 from tvm_deconv.launcher import find_compiler, launcher_object
 from tvm_deconv.manifest import Manifest, stem
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.x86 import build_kernel
+from tvm_deconv.records import read, shipped
+from tvm_deconv.schedules.x86 import Kernel, build_kernel
 from tvm_deconv.targets import TARGETS, Target, detect_host, get, native
+
+if TYPE_CHECKING:
+    from tvm_deconv.tuning import Trial
 
 #: The packages of this project whose text decides what a kernel is.
 _SOURCES = ("compute", "launcher", "schedules")
@@ -40,7 +47,10 @@ _SOURCES = ("compute", "launcher", "schedules")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one problem on one target: `status` is built, current (already up to date) or failed."""
+    """What became of one problem on one target: `status` is built, current (already up to date) or failed.
+
+    `complaints` are on records of tuning logs that were of no use.
+    """
 
     problem: Problem
     layers: tuple[str, ...]
@@ -49,6 +59,7 @@ class Outcome:
     manifest: Manifest | None
     error: str | None
     seconds: float
+    complaints: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,8 @@ class _Job:
     output: Path
     launcher: Path
     cc: str
+    choices: tuple[Choice, ...]
+    complaints: tuple[str, ...]
 
 
 def resolve_targets(target: str | Sequence[str]) -> tuple[Target, ...]:
@@ -77,26 +90,33 @@ def export(
     layers: Sequence[str] = (),
     cc: str | None = None,
     launcher: Path | None = None,
+    choices: Sequence[Choice] = (),
+    complaints: list[str] | None = None,
 ) -> Manifest:
     """Build the artifact for `problem` on `target` into the directory `output` and return its manifest.
 
     `layers` are names for people; `cc` is the compiler driver that links, `launcher` its compiled object file; both are
-    found or made where they are not given.  Raises BuildError, CompilerNotFound.
+    found or made where they are not given.  The first of `choices` that builds is taken, by default what the installed
+    tuning logs say; what does not build is told in `complaints`.  Raises BuildError, CompilerNotFound.
     """
     output = Path(output)
     output.mkdir(parents=True, exist_ok=True)
     cc = cc or find_compiler()
-    kernel = build_kernel(problem, target)
+    choices = choices or tuple(choose(problem, target, read(target.name, shipped()), complaints))
     name = stem(problem.artifact_key, target.name)
     with tempfile.TemporaryDirectory(prefix=".building-", dir=output) as scratch:
         made = Path(scratch) / f"{name}.so"
-        module = tvm.IRModule({"deconv": kernel.deconv, "pack": kernel.pack})
-        try:
-            compiled = tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu}))
-            addon = launcher or launcher_object(cc, Path(scratch))
-            compiled.export_library(str(made.absolute()), addons=[str(addon)], cc=cc)
-        except (RuntimeError, ValueError, OSError) as error:
-            raise BuildError("problem", problem.key, f"does not compile for {target.name}: {error}") from error
+        addon = launcher or launcher_object(cc, Path(scratch))
+        for choice in choices:
+            try:
+                kernel = _link(problem, target, choice, made, cc, addon)
+                break
+            # Whatever an old record makes TVM do, there is the next choice.
+            except Exception as error:
+                if choice == choices[-1]:
+                    raise
+                if complaints is not None:
+                    complaints.append(f"{problem.key} for {target.name}: not built by {choice.reason}: {error}")
         content = made.read_bytes()
         manifest = Manifest(
             problem=problem.artifact_key,
@@ -112,8 +132,9 @@ def export(
             packed_dtype=problem.accumulate_dtype,
             scratch_bytes=kernel.scratch_bytes,
             macs=problem.macs,
+            origin=choice.origin,
             versions=_versions(cc),
-            recipe=_recipe(problem, target),
+            recipe=_recipe(problem, target, choices[0]),
         )
         described = Path(scratch) / f"{name}.json"
         described.write_text(manifest.to_json(), encoding="utf-8")
@@ -124,6 +145,21 @@ def export(
     return manifest
 
 
+def _link(problem: Problem, target: Target, choice: Choice, path: Path, cc: str, launcher: Path) -> Kernel:
+    """Compile `problem` as chosen to a library at `path`."""
+    if choice.schedule:
+        kernel = build_kernel(problem, target, named(choice.schedule.algorithm), plan_of(choice.schedule))
+    else:
+        kernel = build_kernel(problem, target)
+    module = tvm.IRModule({"deconv": kernel.deconv, "pack": kernel.pack})
+    try:
+        compiled = tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu}))
+        compiled.export_library(str(path.absolute()), addons=[str(launcher)], cc=cc)
+    except (RuntimeError, ValueError, OSError) as error:
+        raise BuildError("problem", problem.key, f"does not compile for {target.name}: {error}") from error
+    return kernel
+
+
 def compile(
     problems: Iterable[Problem],
     target: str | Sequence[str] = "native",
@@ -132,12 +168,19 @@ def compile(
     layers: Mapping[Problem, Sequence[str]] | None = None,
     jobs: int | None = None,
     on_outcome: Callable[[Outcome], None] | None = None,
+    trials: int = 0,
+    logs: Path | str | None = None,
+    on_trial: Callable[[Trial], None] | None = None,
 ) -> list[Outcome]:
     """Build the artifacts for `problems` on every named target into the directory `output`.
 
     Builds run in `jobs` processes (as many as CPUs); problems that share an artifact share the build.  A problem that
     fails does not stop the others: at the end BuildError names all that failed, with the `outcomes` as an attribute.
     What is up to date is left alone.  `on_outcome` hears of each problem as it is done.
+
+    Schedules come from the tuning logs, those installed and those in the directory `logs`: `choices` says how.  With
+    `trials`, a search for better ones precedes the build, whose results are kept in `logs`; `tuning.tune` is that
+    search, and `on_trial` hears of it.
     """
     targets = resolve_targets(target)
     names: dict[str, list[str]] = {}
@@ -147,6 +190,12 @@ def compile(
             raise ProblemError("problems", problem, "must be a sequence of Problem")
         unique.setdefault(problem.artifact_key, problem)
         names.setdefault(problem.artifact_key, []).extend((layers or {}).get(problem, ()))
+    if trials:
+        if logs is None:
+            raise ProblemError("logs", logs, "must be a directory for the results of the trials")
+        from tvm_deconv.tuning import tune
+
+        tune(unique.values(), target, trials, logs, jobs=jobs, on_trial=on_trial)
     directory = Path(output)
     directory.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []
@@ -159,17 +208,22 @@ def compile(
     with tempfile.TemporaryDirectory() as scratch:
         pending = []
         for chosen in targets:
+            records = read(chosen.name, shipped(), *([] if logs is None else [logs]))
             for key, problem in unique.items():
                 wanted = tuple(dict.fromkeys(names[key]))
-                current = _up_to_date(problem, chosen, directory, wanted)
+                complaints: list[str] = []
+                choices = tuple(choose(problem, chosen, records, complaints))
+                current = _up_to_date(problem, chosen, directory, wanted, choices[0])
                 if current:
-                    note(Outcome(problem, wanted, chosen.name, "current", current, None, 0.0))
+                    note(Outcome(problem, wanted, chosen.name, "current", current, None, 0.0, tuple(complaints)))
                 else:
-                    pending.append(_Job(problem, wanted, chosen.name, directory, Path(scratch), ""))
+                    nowhere = Path(scratch)
+                    job = _Job(problem, wanted, chosen.name, directory, nowhere, "", choices, tuple(complaints))
+                    pending.append(job)
         if pending:
             cc = find_compiler()
             launcher = launcher_object(cc, Path(scratch))
-            ready = [_Job(job.problem, job.layers, job.target, job.output, launcher, cc) for job in pending]
+            ready = [replace(job, launcher=launcher, cc=cc) for job in pending]
             for outcome in _run(ready, jobs or os.cpu_count() or 1):
                 note(outcome)
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
@@ -264,31 +318,53 @@ def _serve() -> None:
 def _build(job: _Job) -> Outcome:
     start = time.perf_counter()
     manifest, problem = None, None
+    complaints = list(job.complaints)
     try:
-        manifest = export(job.problem, get(job.target), job.output, layers=job.layers, cc=job.cc, launcher=job.launcher)
+        manifest = export(
+            job.problem,
+            get(job.target),
+            job.output,
+            layers=job.layers,
+            cc=job.cc,
+            launcher=job.launcher,
+            choices=job.choices,
+            complaints=complaints,
+        )
     except DeconvError as error:
         problem = str(error)
     except Exception as error:  # a defect of ours or of TVM in one problem must not hide what became of the others
         problem = f"{type(error).__name__}: {error}"
     status = "built" if manifest else "failed"
-    return Outcome(job.problem, job.layers, job.target, status, manifest, problem, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return Outcome(job.problem, job.layers, job.target, status, manifest, problem, seconds, tuple(complaints))
 
 
-def _up_to_date(problem: Problem, target: Target, directory: Path, layers: tuple[str, ...]) -> Manifest | None:
+def _up_to_date(
+    problem: Problem, target: Target, directory: Path, layers: tuple[str, ...], choice: Choice
+) -> Manifest | None:
     name = stem(problem.artifact_key, target.name)
     try:
         manifest = Manifest.read(directory / f"{name}.json")
         content = (directory / f"{name}.so").read_bytes()
     except (ManifestError, OSError):
         return None
-    holds = manifest.recipe == _recipe(problem, target) and manifest.sha256 == hashlib.sha256(content).hexdigest()
+    unchanged = manifest.sha256 == hashlib.sha256(content).hexdigest()
+    holds = unchanged and manifest.recipe == _recipe(problem, target, choice)
     return manifest if holds and set(layers) <= set(manifest.layers) else None
 
 
-def _recipe(problem: Problem, target: Target) -> str:
-    """Hash everything that decides the bytes of the library, except the linker."""
-    described = repr((problem.artifact_key, target.mcpu, sorted(target.features), tvm.__version__, _sources()))
-    return hashlib.sha256(described.encode()).hexdigest()
+def _recipe(problem: Problem, target: Target, choice: Choice) -> str:
+    """Hash everything that decides the bytes of the library, except the linker, and what the manifest says of it."""
+    deciding = (
+        problem.artifact_key,
+        target.mcpu,
+        sorted(target.features),
+        tvm.__version__,
+        _sources(),
+        tuple(choice.schedule or ()),
+        choice.origin,
+    )
+    return hashlib.sha256(repr(deciding).encode()).hexdigest()
 
 
 @cache

@@ -44,9 +44,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """A schedule to build with, and why: `origin` is what the manifest says, `reason` what people are told."""
+    """A schedule to build with, and why: `origin` is what the manifest says, `reason` what people are told.
 
-    schedule: Schedule
+    Without a `schedule` it is the default, which the kernel's own arithmetic chooses.
+    """
+
+    schedule: Schedule | None
     origin: str
     reason: str
 
@@ -195,7 +198,7 @@ def choices(
     near = nearest(problem, target, records)
     if near is not None:
         yield Choice(near[1], "default", f"adapted from the record of {near[0].problem}")
-    yield Choice(default(problem, target), "default", "the default")
+    yield Choice(None, "default", "the default")
 
 
 def unusable(record: Record, error: Exception) -> str:

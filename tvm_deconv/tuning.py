@@ -114,7 +114,7 @@ def tune(
         with _Machine(chosen, threads, seed, jobs or os.cpu_count() or 1, timeout) as machine:
             searches = [_Search(problem, chosen, records, machine.conditions, seed) for problem in unique.values()]
             try:
-                _spend(searches, machine, trials * len(searches), log, on_trial)
+                _spend(searches, machine, trials, log, on_trial)
             finally:
                 for search in searches:
                     log.tidy(search.key, chosen.name)
@@ -125,11 +125,12 @@ def tune(
 def _spend(
     searches: Sequence[_Search],
     machine: _Machine,
-    total: int,
+    trials: int,
     log: Log,
     on_trial: Callable[[Trial], None] | None,
 ) -> None:
-    """Hold rounds until `total` trials are known, or nothing is left to try."""
+    """Hold rounds until there are `trials` for each on average, or nothing is left to try."""
+    total = trials * len(searches)
     done = sum(len(search.tried) for search in searches)
     while done < total:
         open_searches = [search for search in searches if not search.exhausted]
@@ -138,7 +139,7 @@ def _spend(
         machine.measure_floors(search.problem for search in searches)
         search = max(open_searches, key=lambda search: search.expected_gain(machine.floor(search.problem)))
         search.floor = machine.floor(search.problem)
-        proposals = search.propose(min(_ROUND, total - done))
+        proposals = search.propose(min(_ROUND, trials, total - done))
         if not proposals:
             continue
         for record in machine.round(search, proposals):
@@ -173,9 +174,8 @@ class _Search:
 
     def _known_schedules(self) -> list[Schedule]:
         known = [self.default]
-        known += [choice.schedule for choice in choices(self.problem, self.target, self._records, self.complaints)]
-        near = nearest(self.problem, self.target, self._records)
-        known += [near[1]] if near else []
+        for choice in choices(self.problem, self.target, self._records, self.complaints):
+            known += [choice.schedule] if choice.schedule else []
         return list(dict.fromkeys(known))
 
     @property

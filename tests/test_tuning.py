@@ -1,0 +1,386 @@
+"""Tuning: logs and what becomes of bad lines, choosing and adapting schedules, a search and what cannot stop it."""
+
+import dataclasses
+import importlib.metadata
+import math
+import subprocess
+import textwrap
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import operands, problems
+
+import tvm_deconv as td
+from tvm_deconv import build, choices, records, tuning
+from tvm_deconv._workers import Builder, Worker, WorkerError
+from tvm_deconv.choices import Choice, adapt, apart, nearest, plan_of, space
+from tvm_deconv.launcher import find_compiler
+from tvm_deconv.records import Log, Record, Schedule, best, read
+from tvm_deconv.targets import TARGETS, detect_host
+
+V3 = TARGETS["x86-64-v3"]
+SMALL = td.Problem(1, 1, 4, 6, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (9, 11))
+OTHER = SMALL.replace(out_channels=8)
+
+runs_v3 = pytest.mark.skipif(not V3.features <= detect_host().features, reason="this CPU does not run x86-64-v3")
+
+
+def schedules_of(problem, count):
+    return [candidate.schedule for candidate in space(problem, V3)[:count]]
+
+
+def record(problem=SMALL, schedule=None, seconds=1e-3, **changes):
+    schedule = schedule or schedules_of(problem, 1)[0]
+    made = Record(
+        problem=problem.artifact_key,
+        target=V3.name,
+        algorithm=schedule.algorithm,
+        decisions=dict(schedule.decisions),
+        seconds=seconds,
+        spread=0.01,
+        runs=9,
+        error="",
+        threads=1,
+        host="a CPU",
+        sources="0123456789ab",
+        commit="fedcba987654",
+        seed=3,
+        versions={"tvm_deconv": "0.1.0"},
+        when="2026-01-02T03:04:05.678+00:00",
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+# --- logs ------------------------------------------------------------------------------------------------------------
+
+
+@given(
+    seconds=st.none() | st.floats(1e-9, 1e9),
+    decisions=st.dictionaries(st.text(min_size=1), st.integers(-(2**63), 2**63 - 1)),
+    error=st.text(),
+)
+def test_a_record_is_one_line_and_reads_back(seconds, decisions, error):
+    made = record(schedule=Schedule.of("direct_rows", decisions), seconds=seconds, error=error)
+    assert "\n" not in made.line
+    assert Record.parse(made.line) == made
+    fields = list(msgspec.json.decode(made.line))
+    assert fields == sorted(fields)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda fields: fields | {"more": 1},
+        lambda fields: {name: value for name, value in fields.items() if name != "seed"},
+        lambda fields: fields | {"seconds": "1"},
+        lambda fields: fields | {"seconds": -1.0},
+        lambda fields: fields | {"decisions": {"width": 1.5}},
+        lambda fields: fields | {"problem": "no problem"},
+        lambda fields: fields | {"problem": SMALL.key},
+    ],
+    ids=["unknown field", "missing field", "text", "negative", "no integer", "no key", "no artifact key"],
+)
+def test_reading_is_strict(change):
+    with pytest.raises(ValueError):  # noqa: PT011 (of msgspec or ours)
+        Record.parse(msgspec.json.encode(change(msgspec.to_builtins(record()))))
+
+
+def test_a_torn_line_loses_only_itself(tmp_path):
+    log = Log(tmp_path)
+    first, second, third = (record(schedule=schedule) for schedule in schedules_of(SMALL, 3))
+    log.append(first)
+    log.append(second)
+    path = log.file(SMALL.artifact_key, V3.name)
+    path.write_bytes(path.read_bytes()[:-20])
+    found = read(V3.name, tmp_path)
+    assert found.by_problem[SMALL.artifact_key] == [first]
+    assert len(found.complaints) == 1
+    assert f"{path}:2: skipped" in found.complaints[0]
+    log.append(third)
+    assert read(V3.name, tmp_path).by_problem[SMALL.artifact_key] == [first, third]
+    log.tidy(SMALL.artifact_key, V3.name)
+    after = read(V3.name, tmp_path)
+    assert after.complaints == []
+    assert sorted(after.by_problem[SMALL.artifact_key], key=str) == sorted([first, third], key=str)
+
+
+def test_logs_merge_to_the_same_text_in_any_order(tmp_path):
+    one, two = schedules_of(SMALL, 2)
+    older, newer = record(schedule=one, seconds=1e-3), record(schedule=one, seconds=2e-3, when="2027")
+    parts = [[older, record(schedule=two)], [newer], [record(OTHER)]]
+    texts = []
+    for name, order in (("a", parts), ("b", parts[::-1])):
+        for part in order:
+            Log(tmp_path / name).merge(part)
+        texts.append({path.name: path.read_text() for path in (tmp_path / name / V3.name).glob("*.jsonl")})
+    assert texts[0] == texts[1]
+    lines = texts[0][Log(tmp_path).file(SMALL.artifact_key, V3.name).name].splitlines()
+    assert newer.line in lines
+    assert older.line not in lines
+    assert len(lines) == 2
+    assert lines == [found.line for found in records.newest(map(Record.parse, lines))]
+
+
+def test_the_newest_conditions_decide_what_is_best(tmp_path):
+    one, two = schedules_of(SMALL, 2)
+    Log(tmp_path).merge(
+        [
+            record(schedule=one, seconds=1e-6, sources="old"),
+            record(schedule=one, seconds=2e-3, when="2027"),
+            record(schedule=two, seconds=1e-3, when="2027"),
+            record(schedule=two, seconds=None, error="crashed", when="2028", host="another CPU"),
+        ]
+    )
+    assert best(SMALL, read(V3.name, tmp_path)).schedule == two
+    assert best(OTHER, read(V3.name, tmp_path)) is None
+
+
+def test_prune_keeps_the_fastest_of_each_algorithm(tmp_path):
+    everything = space(SMALL, V3)
+    rows = [c.schedule for c in everything if c.schedule.algorithm == "direct_rows"][:4]
+    channels = [c.schedule for c in everything if c.schedule.algorithm == "direct_channels"][:4]
+    log = Log(tmp_path)
+    log.merge(record(schedule=schedule, seconds=1e-3 * i) for i, schedule in enumerate([*rows, *channels], 1))
+    log.append(record(OTHER, seconds=None, error="crashed"))
+    assert log.prune(V3.name, 2) == (9, 4)
+    found = read(V3.name, tmp_path)
+    assert {r.schedule for r in found.by_problem[SMALL.artifact_key]} == {*rows[:2], *channels[:2]}
+    assert list(found.by_problem) == [SMALL.artifact_key]
+
+
+def test_the_installed_log_reads():
+    for target in TARGETS:
+        found = read(target, records.shipped())
+        assert found.complaints == []
+        for key in found.by_problem:
+            for kept in found.by_problem[key]:
+                assert choices.replays(kept) is None
+
+
+# --- choices ---------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(
+    source=problems(dtypes=["float32"], max_macs=50_000),
+    problem=problems(dtypes=["float32"], max_macs=50_000),
+    target=st.sampled_from(list(TARGETS.values())),
+    draw=st.data(),
+)
+def test_an_adapted_schedule_is_one_of_the_problem(source, problem, target, draw):
+    schedule = draw.draw(st.sampled_from(space(source, target))).schedule
+    adapted = adapt(schedule, source, problem, target)
+    assert adapted.algorithm == schedule.algorithm
+    assert adapted in {candidate.schedule for candidate in space(problem, target)}
+    assert plan_of(adapted).decisions == dict(adapted.decisions)
+    assert adapt(schedule, source, source, target) == schedule
+
+
+def test_distance_counts_kernel_and_strides_most():
+    assert apart(SMALL, SMALL) == 0
+    assert apart(SMALL, SMALL.replace(data_format="NXC")) == math.inf
+    assert apart(SMALL, SMALL.replace(dtype="float64")) == math.inf
+    wider = apart(SMALL, SMALL.replace(data_spatial=(5, 12)))
+    assert 0 < wider < apart(SMALL, SMALL.replace(strides=(2, 4)))
+
+
+def choice_of(problem, *found):
+    kept = records.Records(V3.name)
+    for one in found:
+        kept.add(one)
+    complaints = []
+    return list(choices.choices(problem, V3, kept, complaints)), complaints
+
+
+def test_exact_before_nearest_before_default():
+    exact, near = schedules_of(SMALL, 6)[5], schedules_of(OTHER, 5)[4]
+    found, complaints = choice_of(SMALL, record(SMALL, exact), record(OTHER, near))
+    assert found[0] == Choice(exact, "tuned", "the record of this problem")
+    assert found[1].schedule == adapt(near, OTHER, SMALL, V3)
+    assert found[1].origin == "default"
+    assert OTHER.artifact_key in found[1].reason
+    assert found[2] == Choice(None, "default", "the default")
+    assert complaints == []
+    far = SMALL.replace(strides=(64, 64), kernel=(64, 64))
+    assert [choice.schedule for choice in choice_of(far, record(SMALL))[0]] == [None]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"algorithm": "from_the_future"}, "algorithm='from_the_future': must be one of direct_channels, direct_rows"),
+        ({"decisions": {"width": 3}}, "decisions="),
+        ({"decisions": {**record().decisions, "fancy": 2}}, "fancy"),
+        ({"decisions": {**record().decisions, "width": -2}}, "decisions="),
+    ],
+)
+def test_a_record_that_does_not_replay_is_named_and_skipped(change, named):
+    bad = record(**change)
+    found, (complaint,) = choice_of(SMALL, bad)
+    assert [choice.reason for choice in found] == ["the default"]
+    assert SMALL.artifact_key in complaint
+    assert named in complaint
+    assert choices.replays(bad) == complaint
+    kept = records.Records(V3.name)
+    kept.add(bad)
+    assert nearest(OTHER, V3, kept) is None
+
+
+def run(problem, directory):
+    data, weights, bias = operands(problem, 0)
+    found = td.load(directory).bind(problem, weights, bias)(data)
+    np.testing.assert_allclose(found, td.reference(problem, data, weights, bias), rtol=1e-4, atol=1e-5)
+
+
+@runs_v3
+def test_a_build_follows_the_log_and_says_so(tmp_path):
+    log, made = tmp_path / "log", tmp_path / "made"
+    assert [o.manifest.origin for o in td.compile([SMALL], V3.name, made)] == ["default"]
+    schedule = schedules_of(SMALL, 9)[8]
+    Log(log).append(record(schedule=schedule))
+    (outcome,) = td.compile([SMALL], V3.name, made, logs=log)
+    assert outcome.status == "built"
+    assert outcome.manifest.origin == "tuned"
+    assert Schedule.of(outcome.manifest.algorithm, outcome.manifest.decisions) == schedule
+    run(SMALL, made)
+    assert [o.status for o in td.compile([SMALL], V3.name, made, logs=log)] == ["current"]
+    assert [o.status for o in td.compile([SMALL], V3.name, made)] == ["built"]
+
+
+@runs_v3
+def test_a_record_that_does_not_build_is_said_and_the_default_is_built(tmp_path):
+    decisions = {**record().decisions, "channels": 0}
+    Log(tmp_path / "log").append(record(schedule=Schedule.of("direct_rows", decisions)))
+    (outcome,) = td.compile([SMALL], V3.name, tmp_path / "made", logs=tmp_path / "log")
+    assert outcome.status == "built"
+    assert outcome.manifest.origin == "default"
+    assert "not built by the record of this problem" in outcome.complaints[0]
+    run(SMALL, tmp_path / "made")
+
+
+# --- search ----------------------------------------------------------------------------------------------------------
+
+
+@runs_v3
+def test_a_search_keeps_everything_and_resumes(tmp_path):
+    heard = []
+
+    def search(trials):
+        heard.clear()
+        return tuning.tune([SMALL, OTHER, SMALL], V3.name, trials, tmp_path, jobs=1, on_trial=heard.append)
+
+    tuned = search(3)
+    assert [trial.done for trial in heard] == list(range(1, 7))
+    for found in tuned:
+        assert found.best.seconds <= found.default.seconds
+        assert found.floor > 0
+    kept = read(V3.name, tmp_path)
+    assert kept.complaints == []
+    assert sum(map(len, kept.by_problem.values())) == 6
+    first = {(r.problem, r.schedule) for found in kept.by_problem.values() for r in found}
+    assert len(first) == 6
+    tuned = search(3)
+    assert heard == []
+    assert sum(found.trials for found in tuned) == 6
+    search(4)
+    assert len(heard) == 2
+    assert not {(trial.record.problem, trial.record.schedule) for trial in heard} & first
+    for trial in heard:
+        assert trial.record.error == ""
+        assert trial.record.host == detect_host().name
+        assert trial.record.versions["tvm_deconv"] == importlib.metadata.version("tvm_deconv")
+
+
+_BAD = """
+    #include <stdint.h>
+    int tvm_deconv_set_num_threads(int count) {{ return count; }}
+    int __tvm_ffi_deconv(void *self, const void *arguments, int32_t count, void *result) {{ {body} return 0; }}
+"""
+
+
+@pytest.fixture
+def spoilt(tmp_path, monkeypatch):
+    """Replaces what is built of some candidates: a function of schedule to None, or to the body of a C function."""
+
+    def install(body_of):
+        ask = Worker.ask
+
+        def spoiling(self, method, *arguments, timeout):
+            answer = ask(self, method, *arguments, timeout=timeout)
+            body = body_of(arguments[1]) if method == "build" else None
+            if body is None:
+                return answer
+            path = tmp_path / f"bad{len(list(tmp_path.glob('*.so')))}.so"
+            command = [find_compiler(), "-x", "c", "-shared", "-fPIC", "-o", str(path), "-"]
+            subprocess.run(command, input=textwrap.dedent(_BAD.format(body=body)), text=True, check=True)
+            return dataclasses.replace(answer, deconv=path)
+
+        monkeypatch.setattr(Worker, "ask", spoiling)
+
+    return install
+
+
+@runs_v3
+def test_bad_candidates_do_not_stop_a_search_and_are_never_best(spoilt, tmp_path):
+    bodies = iter(["for (;;) {}", "__builtin_trap();", "(void)0;"])
+    default, bad = choices.default(SMALL, V3), {}
+    spoilt(lambda schedule: None if schedule == default else bad.setdefault(schedule, next(bodies, None)))
+    (found,) = tuning.tune([SMALL], V3.name, 6, tmp_path / "log", jobs=1, timeout=8)
+    errors = {r.schedule: r.error for r in read(V3.name, tmp_path / "log").by_problem[SMALL.artifact_key]}
+    said = {body: errors[schedule] for schedule, body in bad.items() if body}
+    assert said["for (;;) {}"] == "did not end within 8 s"
+    assert said["__builtin_trap();"].startswith("its process ended with signal SIG")
+    assert said["(void)0;"].startswith("ArithmeticError: differs from the default")
+    assert sum(1 for error in errors.values() if error == "") == 3
+    assert errors[found.best.schedule] == ""
+    assert best(SMALL, read(V3.name, tmp_path / "log")) == found.best
+
+
+@runs_v3
+def test_an_interrupted_search_has_kept_what_it_measured(tmp_path):
+    def interrupt(trial):
+        if trial.done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tuning.tune([SMALL], V3.name, 5, tmp_path, jobs=1, on_trial=interrupt)
+    assert len(read(V3.name, tmp_path).by_problem[SMALL.artifact_key]) == 2
+
+
+def test_a_worker_starts_again():
+    with Worker("Builder", V3.name, None, "cc", None) as worker:
+        with pytest.raises(WorkerError, match="AttributeError") as caught:
+            worker.ask("no_such_method", timeout=120)
+        assert not caught.value.died
+        worker.stop()
+        with pytest.raises(WorkerError, match="AttributeError"):
+            worker.ask("no_such_method", timeout=120)
+    assert not hasattr(Builder, "no_such_method")
+
+
+@pytest.mark.parametrize("trials", [-1, 1.5])
+def test_trials_are_a_count(trials, tmp_path):
+    with pytest.raises(td.ProblemError, match="trials="):
+        tuning.tune([SMALL], V3.name, trials, tmp_path)
+
+
+def test_trials_need_a_log(tmp_path):
+    with pytest.raises(td.ProblemError, match="logs=None"):
+        td.compile([SMALL], V3.name, tmp_path, trials=1)
+
+
+def test_a_target_that_cannot_run_here_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "detect_host", lambda: dataclasses.replace(detect_host(), features=frozenset()))
+    with pytest.raises(td.ProblemError, match="it lacks"):
+        tuning.tune([SMALL], V3.name, 1, tmp_path)
+
+
+@runs_v3
+def test_compile_with_trials(tmp_path):
+    outcomes = td.compile([SMALL], V3.name, tmp_path / "made", trials=2, logs=tmp_path / "log", jobs=1)
+    assert [outcome.manifest.origin for outcome in outcomes] == ["tuned"]
+    run(SMALL, tmp_path / "made")
+    assert build.compile([SMALL], V3.name, tmp_path / "made", logs=tmp_path / "log")[0].status == "current"
