@@ -50,24 +50,27 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
     lead = sch.get_loops(tail[-1])[:LEAD]
     sch.parallel(sch.fuse(*(lead if plan.share_data else lead[:-1])))
     # 4. Register tiles.
-    for block in runs:
-        fd, fh, fw, first, second, td, th, tw, ci = sch.get_loops(block)[-9:]
+    for block, section in zip(runs, definition.sections, strict=True):
+        fd, fh, fw, first, second, *reduction = sch.get_loops(block)[-9:]
         cc, m = (first, second) if form == ROWS else (second, first)
+        fw, phase = sch.split(fw, [None, section.phases])
         m_tile = sch.split(m, [None, tile.positions])
         vector_loop, other = (m_tile[1], cc) if form == ROWS else (cc, m_tile[1])
         vectors, lane = sch.split(vector_loop, [None, lanes])
-        sch.reorder(fd, fh, fw, m_tile[0], td, th, tw, ci, other, vectors, lane)
+        sch.reorder(fd, fh, fw, m_tile[0], *reduction, phase, other, vectors, lane)
         store = sch.cache_write(block, 0, "global")
         sch.reverse_compute_at(store, m_tile[0], preserve_unit_loops=True)
         sch.vectorize(lane)
         sch.unroll(vectors)
         sch.unroll(other)
-        *_, outer, inner = sch.get_loops(store)
+        sch.unroll(phase)
+        *_, phase, outer, inner = sch.get_loops(store)
         inner, lane = sch.split(inner, [None, lanes])
         sch.vectorize(lane)
         sch.unroll(inner)
         sch.unroll(outer)
-        sch.decompose_reduction(block, td)
+        sch.unroll(phase)
+        sch.decompose_reduction(block, reduction[0])
     # 5. Vectors of the epilogue, and the shuffles.
     if form == ROWS:
         sch.vectorize(chunk_lane)

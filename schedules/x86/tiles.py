@@ -10,6 +10,7 @@ from the second at half a vector a cycle.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -54,26 +55,45 @@ class Shape:
 
     channels: int
     positions: int
+    phases: int
     near: float
     far: float
 
 
-def register_tiles(geometry: Geometry, form: str, target: Target, lanes: int, minor_stride: int | None) -> list[Shape]:
-    """Every register tile that fits, with its cost.  `minor_stride` bounds the channels of an interleaved chunk."""
+def register_tiles(
+    geometry: Geometry, form: str, target: Target, lanes: int, minor_stride: int | None, streams_filter: bool
+) -> list[Shape]:
+    """Every register tile that fits, with its cost.
+
+    `minor_stride` bounds the channels of an interleaved chunk; `streams_filter`: the filter exceeds the caches.
+    """
     shapes = []
-    for vectors in range(1, target.vector_registers // 2):
+    most_phases = max((run.count for run in geometry.axes[2].runs), default=1)
+    for vectors, phases in itertools.product(range(1, target.vector_registers // 2), _divisors(most_phases)):
         scalars = (target.vector_registers - 1 - vectors) // vectors
-        for broadcast in range(1, scalars + 1):
-            channels, positions = (broadcast, vectors * lanes) if form == ROWS else (vectors * lanes, broadcast)
+        for broadcast in range(phases, scalars + 1, phases):
+            one_phase = broadcast // phases
+            if form == ROWS:
+                channels, positions = one_phase, vectors * lanes
+            else:
+                channels, positions = vectors * lanes, one_phase
             if minor_stride is not None and channels > 1 and channels * minor_stride > MAX_STREAMS:
                 continue
+            if phases > 1 and form == ROWS and 1 < channels < geometry.out_channels:
+                continue  # phases serve where the channels of one do not fill the registers, or their results the cache
             products, loads = broadcast * vectors, broadcast + vectors
             padded = -(-geometry.out_channels // channels) * channels / geometry.out_channels
-            # Among equals, fewer loads a product leave room for addresses and cache misses.
-            padded *= 1 + 0.1 * loads / products
+            # Among equals: each vector is a line of the first cache that is missed, each broadcast a load, and, where
+            # the filter is streamed from far away, a miss as well.
+            padded *= 1 + ((0.8 if streams_filter else 0.3) * broadcast + vectors) / products
             near = max(1.0, loads / products, LATENCY_ACCUMULATORS / products)
-            shapes.append(Shape(channels, positions, padded * near, padded * max(near, 4 * vectors / products)))
+            far = max(near, 4 * vectors / products)
+            shapes.append(Shape(channels, positions, phases, padded * near, padded * far))
     return shapes
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def _steps(extent: int) -> list[int]:
@@ -133,22 +153,24 @@ def candidates(problem: Problem, form: str, target: Target, lanes: int) -> list[
     taps = math.prod(sum(run.count * run.taps for run in axis.runs) for axis in geometry.axes)
     filter_bytes = geometry.groups * geometry.in_channels * geometry.out_channels * taps * element
     useful = geometry.batch * math.prod(axis.positions for axis in geometry.axes)
-    shapes = register_tiles(geometry, form, target, lanes, minor_stride)
+    streams_filter = filter_bytes > target.l2_bytes // 2
+    shapes = register_tiles(geometry, form, target, lanes, minor_stride, streams_filter)
 
     found: list[tuple[float, Plan]] = []
     for block in dict.fromkeys(blocks(geometry)):
         for shape in shapes:
-            tile = Tile(*block, shape.channels, shape.positions)
+            tile = Tile(*block, shape.channels, shape.positions, shape.phases)
             positions = _positions(geometry, form, tile, lanes)
             count = -(-geometry.batch // tile.images) * math.prod(
                 -(-axis.positions // b) for axis, b in zip(geometry.axes, block[1:], strict=True)
             )
             packed, results = _footprint(geometry, form, tile, lanes, element)
             cost = (shape.near if packed <= target.l1_bytes // 2 else shape.far) * count * positions / useful
-            # What a block holds should stay in the second-level cache; past it every product waits for memory.
-            cost *= 1 + max(0.0, (packed + 2 * results) / (0.75 * target.l2_bytes) - 1)
+            # What a block holds should stay within a quarter of the second-level cache: its input channels lie a row
+            # apart, and that much is what the first-level translation buffer reaches.
+            cost *= 1 + 0.35 * max(0.0, (packed + results) / (target.l2_bytes / 4) - 1)
             # A filter that does not stay there is read again for every block: the longer the block the better.
-            if filter_bytes > target.l2_bytes // 2:
+            if streams_filter:
                 cost *= 1 + lanes / positions
             # Work outside of the reduction: packing with its halo, interleaving, copying, the setup of a task.
             outside = packed / element * 2 + 3 * phases * geometry.out_channels * tile.images * math.prod(block[1:])

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -41,7 +42,8 @@ class Tile:
     """How a direct definition is cut up.
 
     A block is ``images x depth x height x width`` positions per phase; a register tile is `channels` output channels by
-    `positions` flattened positions.  The vectorised one of the two is a multiple of the lanes.
+    `positions` flattened positions, the vectorised one of the two a multiple of the lanes, by up to `phases` phases of
+    the last axis, which serve where there are few channels.
     """
 
     images: int
@@ -50,15 +52,32 @@ class Tile:
     width: int
     channels: int
     positions: int
+    phases: int
 
 
 @dataclass(frozen=True, slots=True)
 class FilterSection:
-    """The packed filter of one combination of runs: ``[g, co, phases(3), taps(3), ci, channels]`` from `offset` on."""
+    """The packed filter of one combination of runs, from `offset` on.
+
+    Its axes are ``[g, co, d, h, w, reduction(4), phases, channels]``: ``d, h, w`` count tiles of phases, of which only
+    those of the last axis hold more than one; the reduction is ``[ci, taps(3)]`` where positions are vectors, so that
+    the taps of a data element follow each other while it is near, and ``[taps(3), ci]`` where channels are, and lie
+    together.
+    """
 
     offset: int
     runs: tuple[Run, Run, Run]
+    phases: int
+    channels_inner: bool
     shape: tuple[int, ...]
+
+    def index(
+        self, g: Expr, co: Expr, phases: Sequence[Expr], ci: Expr, taps: Sequence[Expr], cc: Expr
+    ) -> tuple[Expr, ...]:
+        """Return the index of the filter element for a phase of each axis, within its run, and a tap of each."""
+        d, h, w = phases
+        reduction = (*taps, ci) if self.channels_inner else (ci, *taps)
+        return g, co, d, h, w // self.phases, *reduction, w % self.phases, cc
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +129,25 @@ def _any_alignment(func: PrimFunc) -> PrimFunc:
     return ir.load_json(json.dumps(graph))
 
 
-def filter_sections(geometry: Geometry, channels: int) -> tuple[FilterSection, ...]:
-    """Lay out the packed filter for register tiles of `channels` output channels."""
+def filter_sections(geometry: Geometry, form: str, tile: Tile) -> tuple[FilterSection, ...]:
+    """Lay out the packed filter for the register tiles of `tile`."""
     sections: list[FilterSection] = []
     offset = 0
     for runs in geometry.runs:
-        phases, taps = tuple(run.count for run in runs), tuple(run.taps for run in runs)
-        tiles = -(-geometry.out_channels // channels)
-        shape = (geometry.groups, tiles, *phases, *taps, geometry.in_channels, channels)
-        sections.append(FilterSection(offset, runs, shape))
+        phases = math.gcd(runs[2].count, tile.phases)
+        taps = tuple(run.taps for run in runs)
+        reduction = (*taps, geometry.in_channels) if form == CHANNELS else (geometry.in_channels, *taps)
+        shape = (
+            geometry.groups,
+            -(-geometry.out_channels // tile.channels),
+            runs[0].count,
+            runs[1].count,
+            runs[2].count // phases,
+            *reduction,
+            phases,
+            tile.channels,
+        )
+        sections.append(FilterSection(offset, runs, phases, form == CHANNELS, shape))
         offset += math.prod(shape)
     return tuple(sections)
 
@@ -149,7 +178,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
     accumulator = problem.accumulate_dtype
     axes = geo.axes
     strides = tuple(axis.stride for axis in axes)
-    sections = filter_sections(geo, tile.channels)
+    sections = filter_sections(geo, form, tile)
 
     block = (tile.images, tile.depth, tile.height, tile.width)
     blocks = (-(-geo.batch // tile.images), *(-(-axis.positions // b) for axis, b in zip(axes, block[1:], strict=True)))
@@ -214,10 +243,12 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
             element = data_packed[(*at, g, ci.var, position) if form == ROWS else (*at, g, position, ci.var)]
             where = reduce(
                 lambda total, step: total * step[1] + step[0],
-                zip((g, co, fd, fh, fw, *(t.var for t in taps), ci.var, cc), section.shape, strict=True),
+                zip(section.index(g, co, (fd, fh, fw), ci.var, [t.var for t in taps], cc), section.shape, strict=True),
                 tirx.const(0, "int64"),
             )
-            return te.sum(element * packed[where + section.offset], axis=[*taps, ci])
+            return te.sum(
+                element * packed[where + section.offset], axis=[*taps, ci] if form == CHANNELS else [ci, *taps]
+            )
 
         tile_shape = (tile.channels, positions) if form == ROWS else (positions, tile.channels)
         return te.compute(_int64((*lead, *(run.count for run in section.runs), *tile_shape)), body, name)

@@ -38,13 +38,15 @@ def pack_filter(problem: Problem, sections: Sequence[FilterSection], elements: i
         packed = build.arg("packed", build.buffer([int64(elements)], accumulator, align=1, layout=None))
         for section in sections:
             with build.grid(*(int64(n) for n in section.shape)) as index:
-                g, co, *local, ci, cc = index
-                taps = [
-                    run.k0 + phase + tap * run.k_step
-                    for run, phase, tap in zip(section.runs, local[:3], local[3:], strict=True)
+                g, co, d, h, w, *reduction, phase, cc = index
+                ci, *taps = [reduction[-1], *reduction[:-1]] if section.channels_inner else reduction
+                phases = (d, h, w * section.phases + phase)
+                places = [
+                    run.k0 + within + tap * run.k_step
+                    for run, within, tap in zip(section.runs, phases, taps, strict=True)
                 ]
                 channel = co * section.shape[-1] + cc
-                element: Expr = source[(g, ci, channel, *taps[3 - problem.rank :])]
+                element: Expr = source[(g, ci, channel, *places[3 - problem.rank :])]
                 where = tirx.const(section.offset, "int64")
                 scale = 1
                 for i, extent in zip(reversed(index), reversed(section.shape), strict=True):
