@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.errors import DeconvError, ProblemError
 from tvm_deconv.problem import Problem
-from tvm_deconv.records import Record, Records, Schedule, best
+from tvm_deconv.records import Record, Records, Schedule
 from tvm_deconv.schedules.x86 import ALGORITHMS, Algorithm, accumulator_lanes, algorithm_for
 from tvm_deconv.schedules.x86.tiles import Plan, candidates
 from tvm_deconv.targets import Target, get
@@ -166,15 +166,9 @@ def nearest(problem: Problem, target: Target, records: Records) -> tuple[Record,
         if key != problem.artifact_key and (far := apart(problem, Problem.from_key(key))) <= FAR
     )
     for _, key in near:
-        record = best(key, records)
-        if record is None:
-            continue
-        try:
-            plan_of(record.schedule)
-            if named(record.algorithm).admits(problem, target):
-                return record, adapt(record.schedule, Problem.from_key(key), problem, target)
-        except DeconvError:
-            continue
+        record = next((record for record in records.comparable(key) if not replays(record)), None)
+        if record is not None and named(record.algorithm).admits(problem, target):
+            return record, adapt(record.schedule, Problem.from_key(key), problem, target)
     return None
 
 
@@ -186,24 +180,17 @@ def choices(
     What follows the first is for a kernel that does not build. A record that no longer replays is skipped, and said
     in `complaints`.
     """
-    record = best(problem, records)
-    if record is not None:
-        try:
-            plan_of(record.schedule)
-        except DeconvError as error:
-            if complaints is not None:
-                complaints.append(unusable(record, error))
-        else:
+    for record in records.comparable(problem.artifact_key):
+        unusable = replays(record)
+        if unusable is None:
             yield Choice(record.schedule, "tuned", "the record of this problem")
+            break
+        if complaints is not None:
+            complaints.append(unusable)
     near = nearest(problem, target, records)
     if near is not None:
         yield Choice(near[1], "default", f"adapted from the record of {near[0].problem}")
     yield Choice(None, "default", "the default")
-
-
-def unusable(record: Record, error: Exception) -> str:
-    """Say that a record does not replay."""
-    return f"record of {record.problem} for {record.target} by {record.algorithm}: skipped, does not replay: {error}"
 
 
 def replays(record: Record) -> str | None:
@@ -212,5 +199,5 @@ def replays(record: Record) -> str | None:
         get(record.target)
         plan_of(record.schedule)
     except DeconvError as error:
-        return unusable(record, error)
+        return f"record of {record.problem} for {record.target} by {record.algorithm}: does not replay: {error}"
     return None

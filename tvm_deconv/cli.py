@@ -1,4 +1,4 @@
-"""The command tvm-deconv: compile, inspect, verify, bench, doctor.
+"""The command tvm-deconv: compile, inspect, verify, bench, doctor; `cli_tune` has tune and logs.
 
 A DeconvError becomes one line and exit code 1; wrong usage exits with 2, as click has it.
 """
@@ -35,6 +35,8 @@ try:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
+
+    from tvm_deconv import cli_tune
 except ImportError as error:
     package = str(error.name).partition(".")[0]
     raise SystemExit(f"tvm-deconv needs the package {package}: pip install 'tvm_deconv[compile]'") from None
@@ -68,6 +70,10 @@ class _Commands(click.Group):
 @click.version_option(importlib.metadata.version("tvm_deconv"))
 def main() -> None:
     """Transposed convolutions, compiled ahead of time."""
+
+
+main.add_command(cli_tune.tune)
+main.add_command(cli_tune.logs)
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -108,12 +114,23 @@ _DIRECTORY = click.argument("directory", type=click.Path(exists=True, file_okay=
     help="Directory of the artifacts.",
 )
 @click.option("--jobs", type=click.IntRange(1), help="Processes at a time; as many as CPUs where not given.")
-def compile(sources: Sequence[Path], targets: Sequence[str], output: Path, jobs: int | None) -> None:
+@click.option("--trials", type=click.IntRange(1), help="Search for fast schedules first; as in tune. Needs --logs.")
+@click.option("--logs", type=cli_tune.LOGS, help="Tuning logs to follow besides the installed ones.")
+def compile(
+    sources: Sequence[Path],
+    targets: Sequence[str],
+    output: Path,
+    jobs: int | None,
+    trials: int | None,
+    logs: Path | None,
+) -> None:
     """Compile every transposed convolution of each SOURCE.
 
     A SOURCE is an OpenVINO IR (.xml), an ONNX model (.onnx) or a list of problems (.json). What is up to date stays as
     it is. Constant filters and biases are written beside the artifacts, as SOURCE.safetensors.
     """
+    if trials and logs is None:
+        raise click.UsageError("--trials needs --logs, where results are kept")
     console = _console()
     problems: dict[Problem, list[str]] = {}
     taken: set[str] = set()
@@ -125,7 +142,9 @@ def compile(sources: Sequence[Path], targets: Sequence[str], output: Path, jobs:
         _collect(layers, problems)
     if not problems:
         raise SourceError("source", ", ".join(map(str, sources)), "must hold a transposed convolution that is covered")
-    _build(problems, targets, output, jobs)
+    if trials and logs is not None:
+        cli_tune.search(problems, targets, trials, logs, jobs=jobs)
+    _build(problems, targets, output, jobs, logs)
 
 
 def _scan(sources: Sequence[Path]) -> list[tuple[Path, list[FoundLayer]]]:
@@ -163,7 +182,13 @@ def _coverage(source: Path, layers: Sequence[FoundLayer]) -> Table:
     return table
 
 
-def _build(problems: dict[Problem, list[str]], targets: Sequence[str], output: Path, jobs: int | None) -> None:
+def _build(
+    problems: dict[Problem, list[str]],
+    targets: Sequence[str],
+    output: Path,
+    jobs: int | None,
+    logs: Path | None = None,
+) -> None:
     """Build, with a bar and a summary; what failed is said at the end, with exit code 1."""
     from tvm_deconv.build import Outcome
     from tvm_deconv.build import compile as build
@@ -178,10 +203,12 @@ def _build(problems: dict[Problem, list[str]], targets: Sequence[str], output: P
             progress.advance(progress.task_ids[0])
 
         try:
-            build(problems, targets, output, layers=problems, jobs=jobs, on_outcome=note)
+            build(problems, targets, output, layers=problems, jobs=jobs, on_outcome=note, logs=logs)
         except BuildError:
             if not any(outcome.status == "failed" for outcome in outcomes):
                 raise
+    for complaint in dict.fromkeys(complaint for outcome in outcomes for complaint in outcome.complaints):
+        click.echo(complaint, err=True)
     count = {status: sum(1 for outcome in outcomes if outcome.status == status) for status in ("built", "current")}
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     seconds = time.perf_counter() - start

@@ -124,6 +124,9 @@ class Records:
     by_problem: dict[str, list[Record]] = field(default_factory=dict)
     complaints: list[str] = field(default_factory=list)
 
+    def __iter__(self) -> Iterator[Record]:
+        return (record for found in self.by_problem.values() for record in found)
+
     def add(self, record: Record) -> None:
         """Take up one more record."""
         self.by_problem.setdefault(record.problem, []).append(record)
