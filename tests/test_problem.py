@@ -208,7 +208,8 @@ def test_sequences_and_numpy_integers_are_taken():
 
 
 def test_dilation_of_a_single_element_is_one():
-    assert plain(kernel=(1, 2), dilations=(4, 2)) == plain(kernel=(1, 2), dilations=(1, 2))
+    assert plain(kernel=(1, 2), dilations=(4, 3)).dilations == (1, 3)
+    assert plain(kernel=(2, 1), dilations=(4, 3)).dilations == (4, 1)
 
 
 def test_frozen():
