@@ -171,6 +171,13 @@ def test_a_worker_that_dies(worker):
     assert not worker.alive
 
 
+def test_a_worker_that_does_not_answer(worker, monkeypatch):
+    monkeypatch.setattr(run, "_PATIENCE_SECONDS", 0.0)
+    with pytest.raises(run.WorkerError, match="it did not answer within 0 s"):
+        worker.ask("version")
+    assert not worker.alive
+
+
 def test_cpus():
     allowed = os.sched_getaffinity(0)
     cpus = run.cpus_for(len(allowed))

@@ -41,6 +41,7 @@ TURN_SECONDS = 0.03
 # A contender that needs this long in all for a layer has no more turns, but at least three.
 _ENOUGH_SECONDS = 10.0
 _LEAST_TURNS = 3
+_PATIENCE_SECONDS = 600.0  # for one answer
 _SEED = 20
 
 
@@ -211,6 +212,10 @@ class Worker:
         try:
             self._connection.send((method, arguments))
             self._process.send_signal(signal.SIGCONT)
+            if not self._connection.poll(_PATIENCE_SECONDS):
+                self._process.kill()
+                self._process.wait()
+                raise WorkerError(f"it did not answer within {_PATIENCE_SECONDS:g} s")
             succeeded, answer = self._connection.recv()
             self._process.send_signal(signal.SIGSTOP)
         except (OSError, EOFError):
