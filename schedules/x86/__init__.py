@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from tvm.tirx import PrimFunc
 
-from tvm_deconv.compute.direct import CHANNELS, ROWS, define_direct
+from tvm_deconv.compute.direct import CHANNELS, GROUPS, ROWS, define_direct
 from tvm_deconv.compute.packing import pack_filter
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
@@ -61,6 +61,11 @@ def fills_vectors_with_channels(problem: Problem, target: Target) -> bool:
     return 2 * positions <= lanes <= problem.out_channels
 
 
+def fills_vectors_with_groups(problem: Problem, target: Target) -> bool:
+    """Channels are contiguous, and a group has fewer than half a vector of them, but there are many groups."""
+    return problem.data_format == "NXC" and 2 * problem.groups >= accumulator_lanes(problem, target)
+
+
 def always(problem: Problem, target: Target) -> bool:  # noqa: ARG001
     """Every problem."""
     return True
@@ -68,6 +73,7 @@ def always(problem: Problem, target: Target) -> bool:  # noqa: ARG001
 
 ALGORITHMS = (
     Algorithm("direct_channels", fills_vectors_with_channels, always, CHANNELS),
+    Algorithm("direct_groups", fills_vectors_with_groups, always, GROUPS),
     Algorithm("direct_rows", always, always, ROWS),
 )
 

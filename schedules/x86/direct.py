@@ -4,7 +4,7 @@ Measured on one core of a Cascade Lake Xeon at 2.5 GHz, shared with other work, 
 128 to 64 channels, kernel 2, stride 2, 256x256: 1.5 times as fast; 256 to 64, kernel 2, 64x64: 1.4; 512 to 256, kernel
 16, stride 8, 128: 1.6; 1024 groups of one channel, kernel 5, stride 2, 7x7: 10.
 
-Registers: `tiles.register_tiles` counts ``broadcast * vectors + vectors + 1``: 13 channels by 2 of positions are
+Registers: `tiles.register_tiles` counts ``broadcast * vectors + vectors + 1``: 13 channels by 2 vectors make
 29 of the 32 of AVX-512, 6 by 2 are 15 of the 16 of AVX2.  The accumulators are one buffer with constant indices in a
 fully unrolled body, which LLVM keeps in registers.
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from tvm_deconv.compute.direct import LEAD, ROWS, Definition
+from tvm_deconv.compute.direct import CHANNELS, GROUPS, LEAD, ROWS, Definition
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, interleave_intrinsic
 from tvm_deconv.schedules.x86.tiles import Plan
 
@@ -38,8 +38,8 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
     # 2. The packed data: within the nest, once for all channel tiles; or before it, where those run in parallel.
     if runs:
         data_pack = sch.get_sblock("data_pack")
-        *_, first, second = sch.get_loops(data_pack)
-        sch.split(second if form == ROWS else first, [None, definition.row])
+        position = sch.get_loops(data_pack)[{ROWS: -1, CHANNELS: -2, GROUPS: -3}[form]]
+        sch.split(position, [None, definition.row])
         if plan.share_data:
             sch.parallel(sch.fuse(*sch.get_loops(data_pack)[:LEAD]))
         else:

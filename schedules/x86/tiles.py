@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
-from tvm_deconv.compute.direct import ROWS, Tile, block_extents
+from tvm_deconv.compute.direct import GROUPS, ROWS, Tile, block_extents, tiles_of_channels
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
@@ -82,7 +82,10 @@ def register_tiles(
             if phases > 1 and form == ROWS and 1 < channels < geometry.out_channels:
                 continue  # phases serve where the channels of one do not fill the registers, or their results the cache
             products, loads = broadcast * vectors, broadcast + vectors
-            padded = -(-geometry.out_channels // channels) * channels / geometry.out_channels
+            if form == GROUPS:  # nothing is broadcast: every product loads a vector of data
+                loads = products + vectors
+            extent = geometry.groups if form == GROUPS else geometry.out_channels
+            padded = -(-extent // channels) * channels / extent
             # Among equals: each vector is a line of the first cache that is missed, each broadcast a load, and, where
             # the filter is streamed from far away, a miss as well.
             padded *= 1 + ((0.8 if streams_filter else 0.3) * broadcast + vectors) / products
@@ -140,6 +143,8 @@ def _footprint(geometry: Geometry, form: str, tile: Tile, lanes: int, element: i
     """Bytes of a block's packed data, and of the results of one channel tile before they are interleaved."""
     phases = math.prod(axis.stride for axis in geometry.axes)
     packed = geometry.in_channels * tile.images * math.prod(block_extents(geometry, tile)) * element
+    if form == GROUPS:
+        packed *= tile.channels
     return packed, phases * tile.channels * _positions(geometry, form, tile, lanes) * element
 
 
@@ -173,10 +178,12 @@ def candidates(problem: Problem, form: str, target: Target, lanes: int) -> list[
             if streams_filter:
                 cost *= 1 + lanes / positions
             # Work outside of the reduction: packing with its halo, interleaving, copying, the setup of a task.
-            outside = packed / element * 2 + 3 * phases * geometry.out_channels * tile.images * math.prod(block[1:])
-            inside = positions * geometry.out_channels * geometry.in_channels * taps / (2 * lanes)
+            channels = geometry.out_channels * (tile.channels if form == GROUPS else 1)
+            outside = packed / element * 2 + 3 * phases * channels * tile.images * math.prod(block[1:])
+            inside = positions * channels * geometry.in_channels * taps / (2 * lanes)
             cost *= 1 + (outside / lanes + 500) / max(inside, 1)
-            found.append((cost, Plan(tile, count * geometry.groups < FEW_TASKS)))
+            tasks = count * tiles_of_channels(geometry, form, tile)[0]
+            found.append((cost, Plan(tile, tasks < FEW_TASKS)))
     return sorted(found, key=lambda candidate: candidate[0])
 
 

@@ -34,6 +34,7 @@ from tvm_deconv.problem import Problem
 
 ROWS = "rows"
 CHANNELS = "channels"
+GROUPS = "groups"
 LEAD = 6  # the axes nb, db, hb, wb, g, co with which every stage but the last begins
 
 
@@ -68,7 +69,7 @@ class FilterSection:
     offset: int
     runs: tuple[Run, Run, Run]
     phases: int
-    channels_inner: bool
+    form: str
     shape: tuple[int, ...]
 
     def index(
@@ -76,7 +77,7 @@ class FilterSection:
     ) -> tuple[Expr, ...]:
         """Return the index of the filter element for a phase of each axis, within its run, and a tap of each."""
         d, h, w = phases
-        reduction = (*taps, ci) if self.channels_inner else (ci, *taps)
+        reduction = (ci, *taps) if self.form == ROWS else (*taps, ci)
         return g, co, d, h, w // self.phases, *reduction, w % self.phases, cc
 
 
@@ -116,6 +117,11 @@ def _elements(sections: tuple[FilterSection, ...]) -> int:
     return max(1, sum(math.prod(section.shape) for section in sections))
 
 
+def member(form: str, width: Expr | int, g: Expr, co: Expr, cc: Expr) -> tuple[Expr, Expr]:
+    """Return the group and the output channel within it of lane or register `cc` of tile `co` of `g`, `width` wide."""
+    return (g * width + cc, co) if form == GROUPS else (g, co * width + cc)
+
+
 def _any_alignment(func: PrimFunc) -> PrimFunc:
     """Return `func` with buffers aligned to one byte, so that generated code never uses an aligned move.
 
@@ -136,10 +142,9 @@ def filter_sections(geometry: Geometry, form: str, tile: Tile) -> tuple[FilterSe
     for runs in geometry.runs:
         phases = math.gcd(runs[2].count, tile.phases)
         taps = tuple(run.taps for run in runs)
-        reduction = (*taps, geometry.in_channels) if form == CHANNELS else (geometry.in_channels, *taps)
+        reduction = (geometry.in_channels, *taps) if form == ROWS else (*taps, geometry.in_channels)
         shape = (
-            geometry.groups,
-            -(-geometry.out_channels // tile.channels),
+            *tiles_of_channels(geometry, form, tile),
             runs[0].count,
             runs[1].count,
             runs[2].count // phases,
@@ -147,9 +152,16 @@ def filter_sections(geometry: Geometry, form: str, tile: Tile) -> tuple[FilterSe
             phases,
             tile.channels,
         )
-        sections.append(FilterSection(offset, runs, phases, form == CHANNELS, shape))
+        sections.append(FilterSection(offset, runs, phases, form, shape))
         offset += math.prod(shape)
     return tuple(sections)
+
+
+def tiles_of_channels(geometry: Geometry, form: str, tile: Tile) -> tuple[int, int]:
+    """Number of tiles of groups, and of tiles of the output channels of a group."""
+    if form == GROUPS:
+        return -(-geometry.groups // tile.channels), geometry.out_channels
+    return geometry.groups, -(-geometry.out_channels // tile.channels)
 
 
 def block_extents(geometry: Geometry, tile: Tile) -> tuple[int, int, int]:
@@ -168,7 +180,7 @@ def block_extents(geometry: Geometry, tile: Tile) -> tuple[int, int, int]:
 
 
 def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Definition:
-    """Define `problem` in `form` (ROWS or CHANNELS) blocked by `tile`, for vectors of `lanes` accumulators.
+    """Define `problem` in `form` (ROWS, CHANNELS or GROUPS) blocked by `tile`, for vectors of `lanes` accumulators.
 
     The parameters are the data and the bias, if the epilogue has one, as the caller has them, the packed filter, and
     the output as ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``: `Definition.natural_output` makes it the caller's.
@@ -193,8 +205,8 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
     positions = -(-used // tile.positions) * tile.positions
     reach = positions + flat(0, *(axis.halo for axis in axes))
     packed_positions = -(-reach // extents[2]) * extents[2]
-    channel_tiles = -(-geo.out_channels // tile.channels)
-    lead = (*blocks, geo.groups, channel_tiles)
+    group_tiles, channel_tiles = tiles_of_channels(geo, form, tile)
+    lead = (*blocks, group_tiles, channel_tiles)
 
     data_shape = (geo.batch, *problem.data_shape[1:])
     data = te.placeholder(_int64(data_shape), storage_dtype(problem.dtype), "data")
@@ -205,7 +217,14 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
         return tirx.const(0, accumulator)
 
     def data_pack(nb: Expr, db: Expr, hb: Expr, wb: Expr, g: Expr, *inner: Expr) -> Expr:
-        ci, index = inner if form == ROWS else inner[::-1]
+        group, inside = g, []
+        if form == ROWS:
+            ci, index = inner
+        else:
+            index, ci = inner[:2]
+        if form == GROUPS:
+            group = g * tile.channels + inner[2]
+            inside.append(group < geo.groups)
         within = (
             index // (extents[2] * extents[1] * extents[0]),
             index // (extents[2] * extents[1]) % extents[0],
@@ -217,17 +236,19 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
             b * tile_b + i + axis.low
             for b, tile_b, i, axis in zip((db, hb, wb), block[1:], within[1:], axes, strict=True)
         ]
-        inside = [n < geo.batch]
+        inside.append(n < geo.batch)
         for index_x, extent in zip(x, geo.data, strict=True):
             inside += [index_x >= 0, index_x < extent]
-        channel, natural = g * geo.in_channels + ci, x[3 - problem.rank :]
+        channel, natural = group * geo.in_channels + ci, x[3 - problem.rank :]
         element = data[(n, *natural, channel) if last else (n, channel, *natural)]
         return tirx.if_then_else(tirx.all(*inside), to_accumulator(element, problem.dtype, accumulator), zero())
 
-    inner_shape = (geo.in_channels, packed_positions)
-    data_packed = te.compute(
-        _int64((*blocks, geo.groups, *(inner_shape if form == ROWS else inner_shape[::-1]))), data_pack, "data_pack"
-    )
+    inner_shape = {
+        ROWS: (geo.in_channels, packed_positions),
+        CHANNELS: (packed_positions, geo.in_channels),
+        GROUPS: (packed_positions, geo.in_channels, tile.channels),
+    }[form]
+    data_packed = te.compute(_int64((*blocks, group_tiles, *inner_shape)), data_pack, "data_pack")
 
     def define_run(section: FilterSection, name: str) -> te.Tensor:
         taps = [te.reduce_axis(tuple(_int64((0, run.taps))), f"t{i}") for i, run in enumerate(section.runs)]
@@ -240,15 +261,14 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
                 run.x0 - t.var * run.x_step - axis.low for run, t, axis in zip(section.runs, taps, axes, strict=True)
             ]
             position = m + flat(0, *offsets)
-            element = data_packed[(*at, g, ci.var, position) if form == ROWS else (*at, g, position, ci.var)]
+            inner = {ROWS: (ci.var, position), CHANNELS: (position, ci.var), GROUPS: (position, ci.var, cc)}[form]
+            element = data_packed[(*at, g, *inner)]
             where = reduce(
                 lambda total, step: total * step[1] + step[0],
                 zip(section.index(g, co, (fd, fh, fw), ci.var, [t.var for t in taps], cc), section.shape, strict=True),
                 tirx.const(0, "int64"),
             )
-            return te.sum(
-                element * packed[where + section.offset], axis=[*taps, ci] if form == CHANNELS else [ci, *taps]
-            )
+            return te.sum(element * packed[where + section.offset], axis=[ci, *taps] if form == ROWS else [*taps, ci])
 
         tile_shape = (tile.channels, positions) if form == ROWS else (positions, tile.channels)
         return te.compute(_int64((*lead, *(run.count for run in section.runs), *tile_shape)), body, name)
@@ -283,10 +303,11 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
         parameters.append(given)
 
         def bias_pack(g: Expr, co: Expr, cc: Expr) -> Expr:
-            channel = co * tile.channels + cc
-            return tirx.if_then_else(channel < geo.out_channels, given[g * geo.out_channels + channel], zero())
+            group, channel = member(form, tile.channels, g, co, cc)
+            exists = tirx.all(group < geo.groups, channel < geo.out_channels)
+            return tirx.if_then_else(exists, given[group * geo.out_channels + channel], zero())
 
-        bias = te.compute(_int64((geo.groups, channel_tiles, tile.channels)), bias_pack, "bias_pack")
+        bias = te.compute(_int64((group_tiles, channel_tiles, tile.channels)), bias_pack, "bias_pack")
 
     row = tile.width * strides[2]
     # A block that holds a whole axis holds no more of the output than there is: its rows are the rows of the output.
@@ -296,7 +317,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
         min(tile.height * strides[1], geo.output[1]),
     )
     row_channels = min(tile.channels, geo.out_channels)
-    if form == CHANNELS:
+    if form != ROWS:
 
         def tile_out(*index: Expr) -> Expr:
             *at, n, d, h, w, cc = index
@@ -334,9 +355,11 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
             n, d, h, w, g, c = index
         else:
             n, g, c, d, h, w = index
-        at = (n // outer[0], d // outer[1], h // outer[2], w // row, g, c // tile.channels)
-        cc, where, w = c % tile.channels, (n % outer[0], d % outer[1], h % outer[2]), w % row
-        inner = (*where, w, cc) if form == CHANNELS or last else (cc, *where, w, 0)
+        width = tile.channels
+        group, tile_of, cc = (g // width, c, g % width) if form == GROUPS else (g, c // width, c % width)
+        at = (n // outer[0], d // outer[1], h // outer[2], w // row, group, tile_of)
+        where, w = (n % outer[0], d % outer[1], h % outer[2]), w % row
+        inner = (*where, w, cc) if form != ROWS or last else (cc, *where, w, 0)
         return from_accumulator(interleaved[(*at, *inner)], problem.output_dtype)
 
     channel_axes, position_axes = (geo.groups, geo.out_channels), (geo.batch, *geo.output)

@@ -14,7 +14,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as build
 from tvm.tirx import IntImm, PrimFunc
 
-from tvm_deconv.compute.direct import FilterSection
+from tvm_deconv.compute.direct import ROWS, FilterSection, member
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import storage_dtype, to_accumulator
 from tvm_deconv.problem import Problem
@@ -39,14 +39,14 @@ def pack_filter(problem: Problem, sections: Sequence[FilterSection], elements: i
         for section in sections:
             with build.grid(*(int64(n) for n in section.shape)) as index:
                 g, co, d, h, w, *reduction, phase, cc = index
-                ci, *taps = [reduction[-1], *reduction[:-1]] if section.channels_inner else reduction
+                ci, *taps = reduction if section.form == ROWS else [reduction[-1], *reduction[:-1]]
                 phases = (d, h, w * section.phases + phase)
                 places = [
                     run.k0 + within + tap * run.k_step
                     for run, within, tap in zip(section.runs, phases, taps, strict=True)
                 ]
-                channel = co * section.shape[-1] + cc
-                element: Expr = source[(g, ci, channel, *places[3 - problem.rank :])]
+                group, channel = member(section.form, section.shape[-1], g, co, cc)
+                element: Expr = source[(group, ci, channel, *places[3 - problem.rank :])]
                 where = tirx.const(section.offset, "int64")
                 scale = 1
                 for i, extent in zip(reversed(index), reversed(section.shape), strict=True):
@@ -54,7 +54,7 @@ def pack_filter(problem: Problem, sections: Sequence[FilterSection], elements: i
                 build.buffer_store(
                     packed,
                     tirx.if_then_else(
-                        channel < geometry.out_channels,
+                        tirx.all(group < geometry.groups, channel < geometry.out_channels),
                         to_accumulator(element, problem.dtype, accumulator),
                         tirx.const(0, accumulator),
                     ),

@@ -54,10 +54,14 @@ def axis_phases(kernel: int, stride: int, dilation: int, pad_begin: int, output:
     """Split one axis of extent `output` into phases.  All arguments are element counts."""
     common = math.gcd(stride, dilation)
     k_step, x_step = stride // common, dilation // common
+    inverse = pow(x_step, -1, k_step)
     runs: list[Run] = []
     for phase in range(min(stride, output)):
-        k0 = next((k for k in range(min(k_step, kernel)) if (dilation * k - pad_begin - phase) % stride == 0), None)
-        if k0 is None:
+        if (phase + pad_begin) % common:
+            continue
+        # The smallest k with dilation * k = phase + pad_begin, modulo the stride.
+        k0 = (phase + pad_begin) // common * inverse % k_step
+        if k0 >= kernel:
             continue
         taps = (kernel - 1 - k0) // k_step + 1
         x0 = (phase + pad_begin - dilation * k0) // stride
