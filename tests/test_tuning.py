@@ -109,6 +109,21 @@ def test_a_torn_line_loses_only_itself(tmp_path):
     assert sorted(after.by_problem[SMALL.artifact_key], key=str) == sorted([first, third], key=str)
 
 
+def test_what_a_newer_version_wrote_stays(tmp_path):
+    log = Log(tmp_path)
+    log.append(record())
+    path = log.file(SMALL.artifact_key, V3.name)
+    newer = '{"from":"the future"}'
+    path.write_text(f"{newer}\n{{torn\n{path.read_text()}")
+    log.tidy(SMALL.artifact_key, V3.name)
+    assert path.read_text() == f"{record().line}\n{newer}\n"
+    found = read(V3.name, tmp_path)
+    assert found.complaints_of(SMALL.artifact_key) == found.complaints != []
+    assert found.complaints_of(OTHER.artifact_key) == []
+    log.merge([record(seconds=1e-4, when="2027")])
+    assert newer in path.read_text()
+
+
 def test_logs_merge_to_the_same_text_in_any_order(tmp_path):
     one, two = schedules_of(SMALL, 2)
     older, newer = record(schedule=one, seconds=1e-3), record(schedule=one, seconds=2e-3, when="2027")
@@ -243,9 +258,13 @@ def test_a_build_follows_the_log_and_says_so(tmp_path):
     assert [o.manifest.origin for o in td.compile([SMALL], V3.name, made)] == ["default"]
     schedule = schedules_of(SMALL, 9)[8]
     Log(log).append(record(schedule=schedule))
+    path = Log(log).file(SMALL.artifact_key, V3.name)
+    path.write_text(path.read_text() + "{torn")
     (outcome,) = td.compile([SMALL], V3.name, made, logs=log)
     assert outcome.status == "built"
     assert outcome.manifest.origin == "tuned"
+    assert len(outcome.complaints) == 1
+    assert ":2: skipped" in outcome.complaints[0]
     assert Schedule.of(outcome.manifest.algorithm, outcome.manifest.decisions) == schedule
     run(SMALL, made)
     assert [o.status for o in td.compile([SMALL], V3.name, made, logs=log)] == ["current"]

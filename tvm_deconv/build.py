@@ -211,7 +211,7 @@ def compile(
             records = read(chosen.name, shipped(), *([] if logs is None else [logs]))
             for key, problem in unique.items():
                 wanted = tuple(dict.fromkeys(names[key]))
-                complaints: list[str] = []
+                complaints = records.complaints_of(key)
                 choices = tuple(choose(problem, chosen, records, complaints))
                 current = _up_to_date(problem, chosen, directory, wanted, choices[0])
                 if current:

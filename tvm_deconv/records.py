@@ -106,6 +106,10 @@ def _order(record: Record) -> tuple[object, ...]:
     return record.problem, record.target, record.conditions, record.schedule
 
 
+def _name(problem: str, target: str) -> str:
+    return stem(problem, target).removesuffix(f"-{target}") + SUFFIX
+
+
 def newest(records: Iterable[Record]) -> list[Record]:
     """Sort `records`; of those that tried the same under the same conditions, the newest stays."""
     found: dict[tuple[object, ...], Record] = {}
@@ -126,6 +130,10 @@ class Records:
 
     def __iter__(self) -> Iterator[Record]:
         return (record for found in self.by_problem.values() for record in found)
+
+    def complaints_of(self, problem: str) -> list[str]:
+        """Return the complaints on the files of the problem with this key."""
+        return [complaint for complaint in self.complaints if f"{_name(problem, self.target)}:" in complaint]
 
     def add(self, record: Record) -> None:
         """Take up one more record."""
@@ -193,8 +201,7 @@ class Log:
 
     def file(self, problem: str, target: str) -> Path:
         """Return the file of the problem with this `artifact_key`."""
-        name = stem(problem, target).removesuffix(f"-{target}")
-        return self.root / target / (name + SUFFIX)
+        return self.root / target / _name(problem, target)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -224,7 +231,7 @@ class Log:
                 _write(path, [*old, *added])
 
     def tidy(self, problem: str, target: str) -> None:
-        """Sort the records of a problem, without lines that do not read and records that newer ones replace."""
+        """Sort the records of a problem, without half-written lines and records that newer ones replace."""
         path = self.file(problem, target)
         with self._locked():
             if path.exists():
@@ -244,12 +251,9 @@ class Log:
                     of_algorithm = kept.setdefault(record.algorithm, [])
                     if len(of_algorithm) < keep:
                         of_algorithm.append(record)
-                path, left = self.file(problem, target), [record for part in kept.values() for record in part]
+                left = [record for part in kept.values() for record in part]
                 before, after = before + len(found), after + len(left)
-                if left:
-                    _write(path, left)
-                else:
-                    path.unlink(missing_ok=True)
+                _write(self.file(problem, target), left)
         return before, after
 
     def targets(self) -> list[str]:
@@ -257,9 +261,28 @@ class Log:
         return sorted(path.name for path in self.root.iterdir() if path.is_dir()) if self.root.is_dir() else []
 
 
+def _foreign(line: str) -> bool:
+    """Whether a line is whole, but no record of this version: it may be one of a newer version."""
+    try:
+        msgspec.json.decode(line)
+    except ValueError:
+        return False
+    try:
+        Record.parse(line)
+    except ValueError:
+        return True
+    return False
+
+
 def _write(path: Path, records: Iterable[Record]) -> None:
-    text = "".join(record.line + "\n" for record in newest(records))
-    if path.exists() and path.read_text(encoding="utf-8", errors="replace") == text:
+    """Replace the records in a file; what other versions wrote stays. A file without a line is removed."""
+    old = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    lines = [record.line for record in newest(records)]
+    lines += sorted({line for line in old.split("\n") if _foreign(line)})
+    text = "".join(line + "\n" for line in lines)
+    if not text:
+        path.unlink(missing_ok=True)
+    if text == old or not text:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")

@@ -158,7 +158,7 @@ class _Search:
         self.target = target
         self.key = problem.artifact_key
         self.floor = math.nan
-        self.complaints: list[str] = []
+        self.complaints = records.complaints_of(self.key)
         self.tried: dict[Schedule, Record] = {}
         self.default = default(problem, target)
         self.broken = False
