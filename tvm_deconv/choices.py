@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tvm_deconv.compute.direct import tiles_of_channels
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.errors import DeconvError, ProblemError
 from tvm_deconv.problem import Problem
@@ -86,9 +87,10 @@ def idle(problem: Problem, schedule: Schedule, threads: int) -> float:
     geometry, plan = Geometry.of(problem), plan_of(schedule)
     block = (plan.tile.images, plan.tile.depth, plan.tile.height, plan.tile.width)
     extents = (geometry.batch, *(axis.positions for axis in geometry.axes))
-    tasks = geometry.groups * math.prod(-(-extent // part) for extent, part in zip(extents, block, strict=True))
+    groups, channels = tiles_of_channels(geometry, named(schedule.algorithm).form, plan.tile)
+    tasks = groups * math.prod(-(-extent // part) for extent, part in zip(extents, block, strict=True))
     if plan.share_data:
-        tasks *= -(-geometry.out_channels // plan.tile.channels)
+        tasks *= channels
     return -(-tasks // threads) * threads / tasks
 
 
