@@ -98,8 +98,8 @@ VALUES = np.array([-math.inf, -700.0, -30.0, -1.5, -0.0, 0.0, 0.5, 3.0, math.inf
         ("leaky_relu", {"alpha": -1.0}, lambda x: abs(x)),
         ("sigmoid", {}, lambda x: 1 / (1 + math.exp(-x)) if x > -701 else 0.0),
         ("tanh", {}, math.tanh),
-        ("silu", {}, lambda x: x / (1 + math.exp(-x)) if x > -701 else math.nan),
-        ("gelu", {}, lambda x: 0.5 * x * math.erfc(-x / math.sqrt(2))),
+        ("silu", {}, lambda x: x / (1 + math.exp(-x)) if x > -701 else 0.0),
+        ("gelu", {}, lambda x: 0.5 * x * math.erfc(-x / math.sqrt(2)) if x > -701 else 0.0),
         ("clip", {"minimum": -1, "maximum": 0.75}, lambda x: min(max(x, -1.0), 0.75)),
     ],
 )

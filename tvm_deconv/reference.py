@@ -77,6 +77,11 @@ def _scatter(p: Problem, tap: tuple[int, ...], x: Float64, w: Float64, out: Floa
     out[tuple(target)] += products[tuple(source)]
 
 
+def _limit_at_minus_infinity(x: Float64, value: Float64) -> Float64:
+    # There the formula is infinity times zero, and the function has a limit.
+    return np.where(np.isneginf(x), 0.0, value)
+
+
 def _activate(p: Problem, x: Float64) -> Float64:
     e = p.epilogue
     if e.activation == "relu":
@@ -88,9 +93,9 @@ def _activate(p: Problem, x: Float64) -> Float64:
     if e.activation == "tanh":
         return np.tanh(x)
     if e.activation == "gelu":
-        return 0.5 * x * _erfc(-x / math.sqrt(2.0))
+        return _limit_at_minus_infinity(x, 0.5 * x * _erfc(-x / math.sqrt(2.0)))
     if e.activation == "silu":
-        return x * _sigmoid(x)
+        return _limit_at_minus_infinity(x, x * _sigmoid(x))
     if e.activation == "clip":
         return np.clip(x, e.minimum, e.maximum)
     return x
