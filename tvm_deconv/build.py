@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 
 import tvm
 from filelock import FileLock
+from tvm.target.codegen import llvm_version_major
 
 from tvm_deconv.choices import Choice, named, plan_of
 from tvm_deconv.choices import choices as choose
@@ -384,7 +385,7 @@ def _versions(cc: str) -> dict[str, str]:
     printed = subprocess.run([cc, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
     return {
         **{name: importlib.metadata.version(name) for name in ("tvm_deconv", "apache-tvm", "apache-tvm-ffi")},
-        "llvm": str(tvm.support.libinfo().get("LLVM_VERSION", "unknown")),
+        "llvm": str(llvm_version_major()),
         "cc": printed[0] if printed else cc,
     }
 

@@ -45,8 +45,9 @@ class _Entry(msgspec.Struct, kw_only=True):
 
 def scan_list(path: Path) -> list[FoundLayer]:
     """The problems of the list at `path`; raises SourceError at the first that is none."""
+    content = read_bytes(path)
     try:
-        entries = msgspec.json.decode(read_bytes(path), type=list[dict[str, Any]])
+        entries = msgspec.json.decode(content, type=list[dict[str, Any]])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise SourceError("source", path, f"must be a JSON list of problems: {error}") from None
     return [_found(index, entry, path) for index, entry in enumerate(entries)]
