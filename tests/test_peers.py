@@ -13,11 +13,13 @@ import onnx
 import onnxruntime
 import openvino
 import pytest
+from kernels import run_kernel
 from onnx import numpy_helper
 from openvino import opset1
 from openvino.utils.node_factory import NodeFactory
 
 from tvm_deconv import Epilogue, ProblemError, from_onnx, from_openvino, from_torch, reference
+from tvm_deconv.targets import TARGETS
 
 AUTO_PADS = ("explicit", "valid", "same_upper", "same_lower")
 
@@ -40,6 +42,12 @@ NODE_CASES = [case for case in onnx_node_cases() if case.name.startswith("test_c
 MODELS = sorted((Path(onnx.__file__).parent / "backend/test/data").glob("pytorch-*/test_*onv*ranspose*"))
 
 
+def compiled(p, *arrays):
+    """What the compiled kernel gives for data, filter and perhaps bias; copied, since ONNX's are read-only."""
+    data, weights, bias = (*(np.array(array) for array in arrays), None)[:3]
+    return run_kernel(p, TARGETS["x86-64-v3"], data, weights, bias)
+
+
 def test_all_cases_are_there():
     assert len(NODE_CASES) == 11
     assert [model.name for model in MODELS] == [
@@ -55,6 +63,7 @@ def test_onnx_nodes(case):
         p = onnx_problem(case.model.graph.node[0], [array.shape for array in inputs])
         assert p.output_shape == expected.shape
         np.testing.assert_allclose(reference(p, *inputs), expected, rtol=1e-6)
+        np.testing.assert_allclose(compiled(p, *inputs), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
@@ -70,6 +79,7 @@ def test_onnx_converted_models(folder):
     p = onnx_problem(node, [array.shape for array in (data, *parameters)])
     assert p.output_shape == expected.shape
     np.testing.assert_allclose(reference(p, data, *parameters), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(compiled(p, data, *parameters), expected, rtol=1e-4, atol=1e-5)
 
 
 class Case:
