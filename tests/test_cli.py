@@ -211,7 +211,7 @@ def test_a_peer_that_is_not_installed(monkeypatch):
     assert "onnxruntime needs the package onnxruntime: pip install onnxruntime" in result.stderr
 
 
-@pytest.mark.parametrize("package", ["click", "rich"])
+@pytest.mark.parametrize("package", ["click", "rich", "msgspec"])
 def test_without_the_extra(package, tmp_path):
     (tmp_path / "hide.py").write_text(f"import sys; sys.modules[{package!r}] = None\nfrom tvm_deconv.cli import main")
     done = subprocess.run([sys.executable, "hide.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -219,7 +219,7 @@ def test_without_the_extra(package, tmp_path):
     assert done.stderr == f"tvm-deconv needs the package {package}: pip install 'tvm_deconv[compile]'\n"
 
 
-@pytest.mark.parametrize("package", ["tvm", "msgspec", "safetensors"])
+@pytest.mark.parametrize("package", ["tvm", "safetensors"])
 def test_without_a_package_of_the_extra(package, tmp_path):
     script = f"import sys; sys.modules[{package!r}] = None\nfrom tvm_deconv.cli import main; main()"
     source = EXAMPLES / ("problems.json" if package != "safetensors" else "upsampling_node.xml")

@@ -10,7 +10,9 @@ from kernels import run_kernel
 from strategies import operands, problems
 
 import tvm_deconv as td
+from tvm_deconv.compute.direct import ROWS, Tile, define_direct
 from tvm_deconv.reference import reference
+from tvm_deconv.schedules.x86.tiles import candidates
 from tvm_deconv.targets import TARGETS, detect_host
 
 TOLERANCE = {"float32": 2e-6, "float64": 1e-13, "float16": 1e-3, "bfloat16": 8e-3, "int8": 0.0, "uint8": 0.0}
@@ -93,3 +95,13 @@ def test_more_elements_than_32_bits_count():
         line = (wanted[row // 2] * np.float32(weights[0, 0, row % 2, 0])).astype(np.float16)
         np.testing.assert_array_equal(found[row, ::8], line)
         assert not found[row].reshape(-1)[1::8].any()
+
+
+def test_a_row_is_cut_into_whole_vectors():
+    # Else the last vector of a block's row spills into the next block's, which another thread may have finished.
+    problem = td.Problem(1, 1, 256, 128, (600,), (10,), (5,), (1,), (0,), (3000,))
+    found = [plan for _, plan in candidates(problem, ROWS, TARGETS["x86-64-v4"], 16) if plan.tile.width < 600]
+    assert found
+    assert {plan.tile.width % 16 for plan in found} == {0}
+    with pytest.raises(ValueError, match="multiple of 16"):
+        define_direct(problem, ROWS, Tile(1, 1, 1, 150, 1, 80, 5), 16)

@@ -420,7 +420,7 @@ def test_compile_with_trials(tmp_path):
 
 
 def command(*arguments):
-    return CliRunner().invoke(cli.main, [str(argument) for argument in arguments])
+    return CliRunner().invoke(cli.main, [str(argument) for argument in arguments], env={"COLUMNS": None})
 
 
 @pytest.fixture

@@ -111,11 +111,14 @@ def _steps(extent: int) -> list[int]:
     return sorted({-(-extent // -(-extent // size)) for size in sizes})
 
 
-def blocks(geometry: Geometry) -> Iterator[tuple[int, int, int, int]]:
-    """Blocks worth trying: a longer axis is cut only where everything outside of it is cut to one."""
+def blocks(geometry: Geometry, row_unit: int) -> Iterator[tuple[int, int, int, int]]:
+    """Blocks worth trying: a longer axis is cut only where everything outside of it is cut to one.
+
+    A row that is cut is cut into multiples of `row_unit` positions.
+    """
     depth, height, width = (axis.positions for axis in geometry.axes)
     for w in _steps(width):
-        yield 1, 1, 1, w
+        yield 1, 1, 1, min(-(-w // row_unit) * row_unit, width)
     for h in _steps(height):
         yield 1, 1, h, width
     for d in _steps(depth):
@@ -162,7 +165,7 @@ def candidates(problem: Problem, form: str, target: Target, lanes: int) -> list[
     shapes = register_tiles(geometry, form, target, lanes, minor_stride, streams_filter)
 
     found: list[tuple[float, Plan]] = []
-    for block in dict.fromkeys(blocks(geometry)):
+    for block in dict.fromkeys(blocks(geometry, lanes if form == ROWS else 1)):
         for shape in shapes:
             tile = Tile(*block, shape.channels, shape.positions, shape.phases)
             positions = _positions(geometry, form, tile, lanes)

@@ -192,6 +192,9 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
     strides = tuple(axis.stride for axis in axes)
     sections = filter_sections(geo, form, tile)
 
+    if form == ROWS and tile.width < axes[2].positions and tile.width % lanes:
+        # Its interleaved row would be longer than its share of the output, and spill into the next block's.
+        raise ValueError(f"width={tile.width}: must be a multiple of {lanes} where a row has several blocks")
     block = (tile.images, tile.depth, tile.height, tile.width)
     blocks = (-(-geo.batch // tile.images), *(-(-axis.positions // b) for axis, b in zip(axes, block[1:], strict=True)))
     extents = block_extents(geo, tile)
