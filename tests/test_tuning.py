@@ -237,7 +237,7 @@ def test_exact_before_nearest_before_default():
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"algorithm": "from_the_future"}, "algorithm='from_the_future': must be one of direct_"),
+        ({"algorithm": "from_the_future"}, "algorithm='from_the_future': must be one of winograd"),
         ({"decisions": {"width": 3}}, "decisions="),
         ({"decisions": {**record().decisions, "fancy": 2}}, "fancy"),
         ({"decisions": {**record().decisions, "width": -2}}, "decisions="),

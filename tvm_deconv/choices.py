@@ -10,13 +10,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tvm_deconv.compute.direct import tiles_of_channels
-from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.errors import DeconvError, ProblemError
 from tvm_deconv.problem import Problem
 from tvm_deconv.records import Record, Records, Schedule
-from tvm_deconv.schedules.x86 import ALGORITHMS, Algorithm, accumulator_lanes, algorithm_for
-from tvm_deconv.schedules.x86.tiles import Plan, candidates
+from tvm_deconv.schedules.x86 import ALGORITHMS, Algorithm, Plan, default_plan
 from tvm_deconv.targets import Target, get
 
 #: Records farther than this from a problem say less about it than the arithmetic of the default does.
@@ -65,10 +62,9 @@ def named(algorithm: str) -> Algorithm:
 
 def plan_of(schedule: Schedule) -> Plan:
     """Return the plan of a schedule; ProblemError where it is not one of this version's."""
-    named(schedule.algorithm)
     decisions = dict(schedule.decisions)
     try:
-        plan = Plan.from_decisions(decisions)
+        plan = named(schedule.algorithm).family.read(decisions)
     except (KeyError, TypeError, ValueError) as error:
         raise ProblemError("decisions", decisions, f"are not those of a plan: {error}") from None
     if plan.decisions != decisions or min(decisions.values()) < 0:
@@ -78,19 +74,13 @@ def plan_of(schedule: Schedule) -> Plan:
 
 def of_algorithm(problem: Problem, algorithm: Algorithm, target: Target) -> list[Candidate]:
     """Return every plan of one algorithm that is worth considering, the cheapest first."""
-    found = candidates(problem, algorithm.form, target, accumulator_lanes(problem, target))
+    found = algorithm.family.plans(problem, target)
     return [Candidate(Schedule.of(algorithm.name, plan.decisions), cost) for cost, plan in found]
 
 
 def idle(problem: Problem, schedule: Schedule, threads: int) -> float:
     """Return the time that `threads` threads take over what they would take if all had the same to do, at least 1."""
-    geometry, plan = Geometry.of(problem), plan_of(schedule)
-    block = (plan.tile.images, plan.tile.depth, plan.tile.height, plan.tile.width)
-    extents = (geometry.batch, *(axis.positions for axis in geometry.axes))
-    groups, channels = tiles_of_channels(geometry, named(schedule.algorithm).form, plan.tile)
-    tasks = groups * math.prod(-(-extent // part) for extent, part in zip(extents, block, strict=True))
-    if plan.share_data:
-        tasks *= channels
+    tasks = named(schedule.algorithm).family.tasks(problem, plan_of(schedule))
     return -(-tasks // threads) * threads / tasks
 
 
@@ -107,7 +97,8 @@ def space(problem: Problem, target: Target, threads: int = 1) -> list[Candidate]
 
 def default(problem: Problem, target: Target) -> Schedule:
     """Return the schedule that arithmetic alone chooses."""
-    return of_algorithm(problem, algorithm_for(problem, target), target)[0].schedule
+    algorithm, plan = default_plan(problem, target)
+    return Schedule.of(algorithm.name, plan.decisions)
 
 
 def distance(one: Schedule, other: Schedule) -> float:

@@ -45,6 +45,15 @@ class Plan:
         tile = {name: value for name, value in decisions.items() if name != "share_data"}
         return Plan(Tile(**tile), bool(decisions["share_data"]))
 
+    def tasks(self, problem: Problem, form: str) -> int:
+        """Independent tasks of a call."""
+        geometry = Geometry.of(problem)
+        block = (self.tile.images, self.tile.depth, self.tile.height, self.tile.width)
+        extents = (geometry.batch, *(axis.positions for axis in geometry.axes))
+        groups, channels = tiles_of_channels(geometry, form, self.tile)
+        count = groups * math.prod(-(-extent // part) for extent, part in zip(extents, block, strict=True))
+        return count * channels if self.share_data else count
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -99,7 +108,7 @@ def _divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
-def _steps(extent: int) -> list[int]:
+def steps(extent: int) -> list[int]:
     """Block extents worth trying: powers of two, three times them, and the whole."""
     sizes = {extent}
     for base in (1, 3):
@@ -117,13 +126,13 @@ def blocks(geometry: Geometry, row_unit: int) -> Iterator[tuple[int, int, int, i
     A row that is cut is cut into multiples of `row_unit` positions.
     """
     depth, height, width = (axis.positions for axis in geometry.axes)
-    for w in _steps(width):
+    for w in steps(width):
         yield 1, 1, 1, min(-(-w // row_unit) * row_unit, width)
-    for h in _steps(height):
+    for h in steps(height):
         yield 1, 1, h, width
-    for d in _steps(depth):
+    for d in steps(depth):
         yield 1, d, height, width
-    for n in _steps(geometry.batch):
+    for n in steps(geometry.batch):
         yield n, depth, height, width
 
 
@@ -188,8 +197,3 @@ def candidates(problem: Problem, form: str, target: Target, lanes: int) -> list[
             tasks = count * tiles_of_channels(geometry, form, tile)[0]
             found.append((cost, Plan(tile, tasks < FEW_TASKS)))
     return sorted(found, key=lambda candidate: candidate[0])
-
-
-def default_plan(problem: Problem, form: str, target: Target, lanes: int) -> Plan:
-    """Return the cheapest plan for `problem` by arithmetic alone."""
-    return candidates(problem, form, target, lanes)[0][1]
