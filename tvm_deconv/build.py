@@ -29,14 +29,14 @@ import tvm
 from filelock import FileLock
 from tvm.target.codegen import llvm_version_major
 
-from tvm_deconv.choices import Choice, named, plan_of
+from tvm_deconv.choices import Choice, checked, named, plan_of
 from tvm_deconv.choices import choices as choose
 from tvm_deconv.errors import BuildError, DeconvError, ManifestError, ProblemError
 from tvm_deconv.launcher import find_compiler, launcher_object
 from tvm_deconv.manifest import Manifest, stem
 from tvm_deconv.problem import Problem
 from tvm_deconv.records import read, shipped
-from tvm_deconv.schedules.x86 import Kernel, build_kernel
+from tvm_deconv.schedules.x86 import Kernel, build_kernel, default_plan
 from tvm_deconv.targets import TARGETS, Target, detect_host, get, native
 
 if TYPE_CHECKING:
@@ -151,7 +151,12 @@ def _link(problem: Problem, target: Target, choice: Choice, path: Path, cc: str,
     if choice.schedule:
         kernel = build_kernel(problem, target, named(choice.schedule.algorithm), plan_of(choice.schedule))
     else:
-        kernel = build_kernel(problem, target)
+        try:
+            algorithm, plan = default_plan(problem, target, choice.algorithms)
+        except ValueError as error:
+            rule = f"admit no algorithm for {problem.key}"
+            raise BuildError("algorithms", ", ".join(choice.algorithms or ()), rule) from error
+        kernel = build_kernel(problem, target, algorithm, plan)
     module = tvm.IRModule({"deconv": kernel.deconv, "pack": kernel.pack})
     try:
         compiled = tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu}))
@@ -169,6 +174,7 @@ def compile(
     layers: Mapping[Problem, Sequence[str]] | None = None,
     jobs: int | None = None,
     on_outcome: Callable[[Outcome], None] | None = None,
+    algorithms: Iterable[str] | None = None,
     trials: int = 0,
     logs: Path | str | None = None,
     on_trial: Callable[[Trial], None] | None = None,
@@ -179,11 +185,13 @@ def compile(
     fails does not stop the others: at the end BuildError names all that failed, with the `outcomes` as an attribute.
     What is up to date is left alone.  `on_outcome` hears of each problem as it is done.
 
-    Schedules come from the tuning logs, those installed and those in the directory `logs`: `choices` says how.  With
-    `trials`, a search for better ones precedes the build, whose results are kept in `logs`; `tuning.tune` is that
-    search, and `on_trial` hears of it.
+    `algorithms` names those that may be used, all where it is not given: without winograd, sums are rounded as those of
+    the direct algorithms are. Schedules come from the tuning logs, those installed and those in the directory `logs`:
+    `choices` says how. With `trials`, a search for better ones precedes the build, whose results are kept in `logs`;
+    `tuning.tune` is that search, and `on_trial` hears of it.
     """
     targets = resolve_targets(target)
+    using = checked(algorithms)
     names: dict[str, list[str]] = {}
     unique: dict[str, Problem] = {}
     for problem in problems:
@@ -196,7 +204,7 @@ def compile(
             raise ProblemError("logs", logs, "must be a directory for the results of the trials")
         from tvm_deconv.tuning import tune
 
-        tune(unique.values(), target, trials, logs, jobs=jobs, on_trial=on_trial)
+        tune(unique.values(), target, trials, logs, jobs=jobs, algorithms=using, on_trial=on_trial)
     directory = Path(output)
     directory.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []
@@ -213,7 +221,7 @@ def compile(
             for key, problem in unique.items():
                 wanted = tuple(dict.fromkeys(names[key]))
                 complaints = records.complaints_of(key)
-                choices = tuple(choose(problem, chosen, records, complaints))
+                choices = tuple(choose(problem, chosen, records, complaints, using))
                 current = _up_to_date(problem, chosen, directory, wanted, choices[0])
                 if current:
                     note(Outcome(problem, wanted, chosen.name, "current", current, None, 0.0, tuple(complaints)))
@@ -364,6 +372,7 @@ def _recipe(problem: Problem, target: Target, choice: Choice) -> str:
         _sources(),
         tuple(choice.schedule or ()),
         choice.origin,
+        choice.algorithms,
     )
     return hashlib.sha256(repr(deciding).encode()).hexdigest()
 

@@ -114,6 +114,7 @@ _DIRECTORY = click.argument("directory", type=click.Path(exists=True, file_okay=
     help="Directory of the artifacts.",
 )
 @click.option("--jobs", type=click.IntRange(1), help="Processes at a time; as many as CPUs where not given.")
+@cli_tune.ALGORITHMS
 @click.option("--trials", type=click.IntRange(1), help="Search for fast schedules first; as in tune. Needs --logs.")
 @click.option("--logs", type=cli_tune.LOGS, help="Tuning logs to follow besides the installed ones.")
 def compile(
@@ -121,6 +122,7 @@ def compile(
     targets: Sequence[str],
     output: Path,
     jobs: int | None,
+    algorithms: Sequence[str],
     trials: int | None,
     logs: Path | None,
 ) -> None:
@@ -143,8 +145,8 @@ def compile(
     if not problems:
         raise SourceError("source", ", ".join(map(str, sources)), "must hold a transposed convolution that is covered")
     if trials and logs is not None:
-        cli_tune.search(problems, targets, trials, logs, jobs=jobs)
-    _build(problems, targets, output, jobs, logs)
+        cli_tune.search(problems, targets, trials, logs, jobs=jobs, algorithms=algorithms or None)
+    _build(problems, targets, output, jobs, logs, algorithms or None)
 
 
 def _scan(sources: Sequence[Path]) -> list[tuple[Path, list[FoundLayer]]]:
@@ -188,6 +190,7 @@ def _build(
     output: Path,
     jobs: int | None,
     logs: Path | None = None,
+    algorithms: Sequence[str] | None = None,
 ) -> None:
     """Build, with a bar and a summary; what failed is said at the end, with exit code 1."""
     from tvm_deconv.build import Outcome
@@ -203,7 +206,16 @@ def _build(
             progress.advance(progress.task_ids[0])
 
         try:
-            build(problems, targets, output, layers=problems, jobs=jobs, on_outcome=note, logs=logs)
+            build(
+                problems,
+                targets,
+                output,
+                layers=problems,
+                jobs=jobs,
+                algorithms=algorithms,
+                logs=logs,
+                on_outcome=note,
+            )
         except BuildError:
             if not any(outcome.status == "failed" for outcome in outcomes):
                 raise

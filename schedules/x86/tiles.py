@@ -25,6 +25,15 @@ from tvm_deconv.targets import Target
 LATENCY_ACCUMULATORS = 8
 #: A kernel with fewer independent tasks than this also splits its channel tiles over threads.
 FEW_TASKS = 16
+#: Cycles of work outside of the reduction: to pack a vector, to set up a packed row, to finish a vector of the output
+#: and copy it, and to start on another piece of the caller's memory.
+_PACK = 4.0
+_PACK_ROW = 20.0
+_FINISH = 3.0
+_PIECE = 100.0
+#: What a block holds should stay within this share of the second-level cache; the cost of as much again beyond it.
+_L2_SHARE = 0.25
+_OVERFULL = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,7 @@ def register_tiles(
     """
     shapes = []
     most_phases = max((run.count for run in geometry.axes[2].runs), default=1)
+    row_taps = min((run.taps for run in geometry.axes[2].runs), default=1)
     for vectors, phases in itertools.product(range(1, target.vector_registers // 2), _divisors(most_phases)):
         scalars = (target.vector_registers - 1 - vectors) // vectors
         for broadcast in range(phases, scalars + 1, phases):
@@ -99,7 +109,8 @@ def register_tiles(
             # the filter is streamed from far away, a miss as well.
             padded *= 1 + ((0.8 if streams_filter else 0.3) * broadcast + vectors) / products
             near = max(1.0, loads / products, LATENCY_ACCUMULATORS / products)
-            far = max(near, 4 * vectors / products)
+            # The taps of a row read the same lines of the second level, one after the other.
+            far = max(near, 4 * vectors / products / (row_taps if form == ROWS else 1))
             shapes.append(Shape(channels, positions, phases, padded * near, padded * far))
     return shapes
 
@@ -183,17 +194,22 @@ def candidates(problem: Problem, form: str, target: Target, lanes: int) -> list[
             )
             packed, results = _footprint(geometry, form, tile, lanes, element)
             cost = (shape.near if packed <= target.l1_bytes // 2 else shape.far) * count * positions / useful
-            # What a block holds should stay within a quarter of the second-level cache: its input channels lie a row
-            # apart, and that much is what the first-level translation buffer reaches.
-            cost *= 1 + 0.35 * max(0.0, (packed + results) / (target.l2_bytes / 4) - 1)
+            cost *= 1 + _OVERFULL * max(0.0, (packed + results) / (target.l2_bytes * _L2_SHARE) - 1)
             # A filter that does not stay there is read again for every block: the longer the block the better.
             if streams_filter:
                 cost *= 1 + lanes / positions
             # Work outside of the reduction: packing with its halo, interleaving, copying, the setup of a task.
             channels = geometry.out_channels * (tile.channels if form == GROUPS else 1)
-            outside = packed / element * 2 + 3 * phases * channels * tile.images * math.prod(block[1:])
+            made = phases * channels * tile.images * math.prod(block[1:])
+            outside = (_PACK * packed / element + _FINISH * made) / lanes + 500
+            rows = geometry.in_channels * tile.images * math.prod(block_extents(geometry, tile)[:2])
+            outside += _PACK_ROW * rows
+            # What is contiguous in the caller's arrays is fetched ahead; each piece starts with a miss.
+            pieces = tile.images if tile.width >= geometry.axes[2].positions else tile.images * tile.depth * tile.height
+            if problem.data_format == "NCX":
+                outside += _PIECE * pieces * (geometry.in_channels + channels)
             inside = positions * channels * geometry.in_channels * taps / (2 * lanes)
-            cost *= 1 + (outside / lanes + 500) / max(inside, 1)
+            cost *= 1 + outside / max(inside, 1)
             tasks = count * tiles_of_channels(geometry, form, tile)[0]
             found.append((cost, Plan(tile, tasks < FEW_TASKS)))
     return sorted(found, key=lambda candidate: candidate[0])
