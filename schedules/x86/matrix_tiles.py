@@ -11,10 +11,10 @@ in the second-level cache next to a panel of the filter, ``v`` vectors of which 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from tvm_deconv.compute.matrix import MatrixSection, MatrixTile, block_positions, matrix_sections, row_channels
+from tvm_deconv.compute.matrix import MatrixTile, axis_rows, block_positions, matrix_sections, row_channels
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.tiles import FEW_TASKS, LATENCY_ACCUMULATORS, steps
@@ -123,85 +123,128 @@ def _channel_choices(out_channels: int, panel: int) -> list[int]:
     return sorted(found)
 
 
-def _product_cycles(section: MatrixSection, images: int, in_channels: int, rows: int, vectors: int) -> float:
-    """Cycles of the products of one block and tile of channels, in perfect register tiles."""
-    count = images * math.prod(axis.tiles for axis in section.axes)
-    padded = -(-count // rows) * rows
-    products = rows * vectors
-    step = max(1.0, (rows + vectors) / products, LATENCY_ACCUMULATORS / products)
-    panels = section.shape[5]
-    depth = math.prod(section.taps) * in_channels
-    # The setup of a reduction: its accumulators are cleared and stored.
-    return padded / rows * panels * math.prod(section.points) * products / 2 * (depth * step + 3)
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What one combination of runs asks of a block, by the numbers that costs are made of.
+
+    `rows` of the block's products, `points` products of each, a reduction over `taps`, `phases` of output channels as
+    columns, `outputs` positions a row, transforms along `transformed` axes.
+    """
+
+    rows: int
+    points: int
+    taps: int
+    phases: int
+    outputs: int
+    transformed: int
 
 
-def cost(problem: Problem, plan: MatrixPlan, target: Target, lanes: int) -> float:
-    """Return cycles per useful product by arithmetic, relative."""
-    geometry, tile = Geometry.of(problem), plan.tile
-    element = target.vector_bits // 8 // lanes
-    sections = matrix_sections(geometry, tile, lanes)
-    channels = row_channels(geometry.in_channels, lanes)
-    count = _blocks(geometry, tile) * geometry.groups
-    tiles = -(-geometry.out_channels // tile.channels)
-    packed = tile.images * math.prod(block_positions(geometry, tile)) * channels / lanes
-    cycles = packed * (_MOVE if problem.data_format == "NXC" else _MOVE + _TRANSPOSE)
-    inside = 0.0
-    results = 0.0
-    for section in sections:
-        rows = tile.images * math.prod(axis.tiles for axis in section.axes)
-        transformed = sum(axis.transformed for axis in section.axes)
-        vectors = rows * math.prod(section.points) * math.prod(section.taps) * channels / lanes
-        columns = section.shape[5] * tile.vectors
-        far = vectors * lanes * element > target.l2_bytes / 2
-        cycles += vectors * (_MOVE + (_FAR if far else 0) + _TRANSFORM * transformed)
-        inside += _product_cycles(section, tile.images, geometry.in_channels, tile.rows, tile.vectors)
-        produced = rows * math.prod(section.points) * columns
-        far = produced * lanes * element > target.l2_bytes / 2
-        inside += produced * (_FAR if far else 0)
-        finished = rows * math.prod(axis.outputs for axis in section.axes) * columns
-        if transformed:
-            inside += finished * (_MOVE + _TRANSFORM * transformed)
-        # A product's rows and a panel that do not fit together are read again from further away.
-        near = (rows * channels + tile.vectors * lanes * geometry.in_channels) * math.prod(section.taps) * element
-        if near > target.l2_bytes * 0.75:
-            inside += rows * columns * math.prod(section.taps) * channels / lanes * element / _FAR_BYTES
-        # The filter is read once for each block.
-        filter_bytes = math.prod(section.shape[2:]) * element
-        if filter_bytes * tiles > target.l2_bytes // 2:
-            inside += filter_bytes / _FAR_BYTES / 2
-        results += finished
-    outputs = tile.images * math.prod(
-        min(b * axis.stride, extent)
-        for b, axis, extent in zip(tile.block[1:], geometry.axes, geometry.output, strict=True)
-    )
-    channel_vectors = -(-tile.channels // lanes)
-    moved = 3 * _MOVE if problem.data_format == "NXC" else 4 * _MOVE + _TRANSPOSE
-    if results * lanes * element > target.l2_bytes / 2:
-        moved += _FAR
-    inside += outputs * channel_vectors * moved + _TASK
-    useful = geometry.batch * math.prod(axis.positions for axis in geometry.axes)
-    useful *= math.prod(sum(run.count * run.taps for run in axis.runs) for axis in geometry.axes)
-    useful *= geometry.groups * geometry.in_channels * geometry.out_channels
-    return count * (cycles + tiles * inside) / max(useful / (2 * lanes), 1)
+def _works(geometry: Geometry, tile: MatrixTile) -> list[_Work]:
+    found = []
+    for runs in geometry.runs:
+        axes = [
+            axis_rows(axis, run, positions, m)
+            for axis, run, positions, m in zip(geometry.axes, runs, tile.block[1:], tile.outputs, strict=True)
+        ]
+        found.append(
+            _Work(
+                tile.images * math.prod(axis.tiles for axis in axes),
+                math.prod(axis.points for axis in axes),
+                math.prod(axis.taps for axis in axes),
+                math.prod(run.count for run in runs),
+                math.prod(axis.outputs for axis in axes),
+                sum(axis.transformed for axis in axes),
+            )
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Arithmetic:
+    """Costs of the plans of one problem on one target."""
+
+    problem: Problem
+    geometry: Geometry
+    target: Target
+    lanes: int
+
+    def block(self, tile: MatrixTile, works: Sequence[_Work]) -> float:
+        """Cycles to pack the data of a block and to gather its rows: the same for every tile of channels."""
+        channels = row_channels(self.geometry.in_channels, self.lanes) / self.lanes
+        packed = tile.images * math.prod(block_positions(self.geometry, tile)) * channels
+        cycles = packed * (_MOVE if self.problem.data_format == "NXC" else _MOVE + _TRANSPOSE)
+        for work in works:
+            vectors = work.rows * work.points * work.taps * channels
+            cycles += vectors * (_MOVE + self._far(vectors) + _TRANSFORM * work.transformed)
+        return cycles
+
+    def channels(self, tile: MatrixTile, works: Sequence[_Work]) -> float:
+        """Cycles of one tile of channels of a block, from its products to its output."""
+        geometry, lanes = self.geometry, self.lanes
+        element = self.target.vector_bits // 8 // lanes
+        channels = row_channels(geometry.in_channels, lanes)
+        panel = tile.vectors * lanes
+        products = tile.rows * tile.vectors
+        step = max(1.0, (tile.rows + tile.vectors) / products, LATENCY_ACCUMULATORS / products)
+        tiles = -(-geometry.out_channels // tile.channels)
+        cycles, results = _TASK, 0
+        for work in works:
+            panels = -(-work.phases * tile.channels // panel)
+            columns = panels * tile.vectors
+            # Accumulators are cleared and stored for each reduction.
+            reductions = -(-work.rows // tile.rows) * panels * work.points
+            cycles += reductions * products / 2 * (work.taps * geometry.in_channels * step + 3)
+            cycles += work.rows * work.points * columns * self._far(work.rows * work.points * columns)
+            finished = work.rows * work.outputs * columns
+            results += finished
+            if work.transformed:
+                cycles += finished * (_MOVE + _TRANSFORM * work.transformed)
+            # A product's rows and a panel that do not fit together are read again from further away.
+            near = (work.rows * channels + panel * geometry.in_channels) * work.taps * element
+            if near > self.target.l2_bytes * 0.75:
+                cycles += work.rows * columns * work.taps * channels / lanes * element / _FAR_BYTES
+            # The filter is read once for each block.
+            filter_bytes = work.points * work.taps * panels * panel * geometry.in_channels * element
+            if filter_bytes * tiles > self.target.l2_bytes // 2:
+                cycles += filter_bytes / _FAR_BYTES / 2
+        outputs = tile.images * math.prod(
+            min(b * axis.stride, extent)
+            for b, axis, extent in zip(tile.block[1:], geometry.axes, geometry.output, strict=True)
+        )
+        moved = 3 * _MOVE if self.problem.data_format == "NXC" else 4 * _MOVE + _TRANSPOSE
+        return cycles + outputs * -(-tile.channels // lanes) * (moved + self._far(results))
+
+    def _far(self, vectors: float) -> float:
+        """Cycles for each of so many vectors because they do not stay in the second-level cache."""
+        return _FAR if vectors * self.target.vector_bits // 8 > self.target.l2_bytes / 2 else 0.0
+
+    def useful(self) -> float:
+        """Cycles of the products of the direct algorithm, without any loss."""
+        geometry = self.geometry
+        products = geometry.batch * math.prod(axis.positions for axis in geometry.axes)
+        products *= math.prod(sum(run.count * run.taps for run in axis.runs) for axis in geometry.axes)
+        products *= geometry.groups * geometry.in_channels * geometry.out_channels
+        return max(products / (2 * self.lanes), 1.0)
 
 
 def candidates(problem: Problem, winograd: bool, target: Target, lanes: int) -> list[tuple[float, MatrixPlan]]:
-    """Every plan worth considering with its cost by arithmetic, cheapest first."""
+    """Every plan worth considering with its cost by arithmetic (cycles a useful product, relative), cheapest first."""
     geometry = Geometry.of(problem)
+    arithmetic = _Arithmetic(problem, geometry, target, lanes)
+    useful = arithmetic.useful()
     found: list[tuple[float, MatrixPlan]] = []
     for outputs in output_choices(geometry, winograd):
         for block in dict.fromkeys(_block_choices(geometry, outputs)):
             whole = MatrixTile(*block, geometry.out_channels, 1, 1, *outputs)
-            counts = [
-                block[0] * math.prod(axis.tiles for axis in section.axes)
-                for section in matrix_sections(geometry, whole, lanes)
-            ]
-            for rows, vectors in register_tiles(target, counts):
+            works = _works(geometry, whole)
+            shared = arithmetic.block(whole, works)
+            count = geometry.groups * _blocks(geometry, whole)
+            for rows, vectors in register_tiles(target, [work.rows for work in works]):
                 for channels in _channel_choices(geometry.out_channels, vectors * lanes):
                     tile = MatrixTile(*block, channels, rows, vectors, *outputs)
-                    few = geometry.groups * _blocks(geometry, tile) < FEW_TASKS
-                    plan = MatrixPlan(tile, few)
-                    found.append((cost(problem, plan, target, lanes), plan))
+                    tiles = -(-geometry.out_channels // channels)
+                    cycles = count * (shared + tiles * arithmetic.channels(tile, works))
+                    found.append((cycles / useful, MatrixPlan(tile, count < FEW_TASKS)))
     return sorted(found, key=lambda candidate: candidate[0])
 
 
