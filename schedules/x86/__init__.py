@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 from tvm.tirx import PrimFunc
 
 from tvm_deconv.compute.direct import CHANNELS, GROUPS, ROWS, define_direct
-from tvm_deconv.compute.matrix import define_matrix
+from tvm_deconv.compute.matrix import contiguous_phases, define_matrix
 from tvm_deconv.compute.packing import pack_filter, pack_matrix_filter
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
@@ -175,7 +175,8 @@ def fills_panels(problem: Problem, target: Target) -> bool:
     positions = geometry.batch
     for axis in geometry.axes:
         positions *= axis.positions
-    return 2 * problem.out_channels >= lanes and 2 * problem.in_channels >= lanes and positions >= 4
+    columns = 2 * problem.out_channels >= lanes or contiguous_phases(problem, lanes)
+    return columns and 2 * problem.in_channels >= lanes and positions >= 4
 
 
 def has_taps_to_transform(problem: Problem, target: Target) -> bool:  # noqa: ARG001

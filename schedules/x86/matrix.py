@@ -22,7 +22,8 @@ def schedule_matrix(definition: MatrixDefinition, plan: MatrixPlan, lanes: int, 
         i: sch.get_sblock(f"outputs_{i}") for i, section in enumerate(definition.sections) if section.transformed
     }
     epilogue = sch.get_sblock("epilogue")
-    tail = [epilogue] if definition.channels_last else [epilogue, sch.get_sblock("interleave")]
+    direct = definition.channels_last or definition.wide  # vectors as in the output: nothing to transpose
+    tail = [epilogue] if direct else [epilogue, sch.get_sblock("interleave")]
     out = sch.get_sblock("out")
     nested = []
     for i in range(count):
@@ -89,10 +90,10 @@ def schedule_matrix(definition: MatrixDefinition, plan: MatrixPlan, lanes: int, 
         for loop in (d, h, w):
             sch.unroll(loop)
     # 7. Epilogue, and transposition.
-    if definition.channels_last:
-        *_, w, cc = sch.get_loops(epilogue)
-        if tile.channels >= lanes:
-            cc, lane = sch.split(cc, [None, lanes])
+    if direct:
+        *_, inner = sch.get_loops(epilogue)
+        if definition.wide or tile.channels >= lanes:
+            inner, lane = sch.split(inner, [None, lanes])
             sch.vectorize(lane)
     else:
         *_, i, lane = sch.get_loops(epilogue)

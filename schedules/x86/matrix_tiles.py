@@ -14,7 +14,14 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from tvm_deconv.compute.matrix import MatrixTile, axis_rows, block_positions, matrix_sections, row_channels
+from tvm_deconv.compute.matrix import (
+    MatrixTile,
+    axis_rows,
+    block_positions,
+    contiguous_phases,
+    matrix_sections,
+    row_channels,
+)
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.tiles import FEW_TASKS, LATENCY_ACCUMULATORS, steps
@@ -211,8 +218,12 @@ class _Arithmetic:
             min(b * axis.stride, extent)
             for b, axis, extent in zip(tile.block[1:], geometry.axes, geometry.output, strict=True)
         )
-        moved = 3 * _MOVE if self.problem.data_format == "NXC" else 4 * _MOVE + _TRANSPOSE
-        return cycles + outputs * -(-tile.channels // lanes) * (moved + self._far(results))
+        if contiguous_phases(self.problem, lanes):
+            moved, vectors = 3 * _MOVE, outputs * tile.channels / lanes
+        else:
+            moved = 3 * _MOVE if self.problem.data_format == "NXC" else 4 * _MOVE + _TRANSPOSE
+            vectors = outputs * -(-tile.channels // lanes)
+        return cycles + vectors * (moved + self._far(results))
 
     def _far(self, vectors: float) -> float:
         """Cycles for each of so many vectors because they do not stay in the second-level cache."""
@@ -255,7 +266,7 @@ def scratch_bytes(problem: Problem, plan: MatrixPlan, lanes: int, element: int) 
     d, h, w = block_positions(geometry, tile)
     data = 2 * tile.images * d * h * -(-w // lanes) * lanes * channels
     gathered = inside = 0
-    for section in matrix_sections(geometry, tile, lanes):
+    for section in matrix_sections(geometry, tile, lanes, wide=False):
         rows = tile.images * math.prod(axis.tiles for axis in section.axes) + tile.rows
         columns = section.shape[5] * section.shape[-1]
         gathered += rows * math.prod(section.points) * math.prod(section.taps) * channels

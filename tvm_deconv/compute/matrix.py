@@ -111,13 +111,15 @@ class MatrixSection:
     """The products of one combination of runs, and its part of the packed filter, from `offset` on.
 
     `shape` is that of the packed part: ``[g, co, points(3), panel, taps(3), ci, column]``, where panels are as many
-    columns as a register tile has.  Columns count phases (of each axis), then the channels of a tile.
+    columns as a register tile has.  Columns count phases (of each axis), then the channels of a tile; or, where `wide`,
+    the phases of the last axis last.
     """
 
     offset: int
     axes: tuple[AxisRows, AxisRows, AxisRows]
     shape: tuple[int, ...]
     channels: int
+    wide: bool
 
     @property
     def columns(self) -> int:
@@ -142,7 +144,19 @@ class MatrixSection:
     def column(self, phases: Sequence[Expr], cc: Expr) -> Expr:
         """Return the column of a phase of each axis, within its run, and channel `cc` of the tile."""
         d, h, w = phases
-        return ((d * self.axes[1].run.count + h) * self.axes[2].run.count + w) * self.channels + cc
+        _, rows, columns = (axis.run.count for axis in self.axes)
+        if self.wide:
+            return ((d * rows + h) * self.channels + cc) * columns + w
+        return ((d * rows + h) * columns + w) * self.channels + cc
+
+    def place(self, column: Expr) -> tuple[tuple[Expr, Expr, Expr], Expr]:
+        """Return what `column` counts: a phase of each axis, within its run, and the channel of the tile."""
+        _, rows, columns = (axis.run.count for axis in self.axes)
+        if self.wide:
+            cc, outer = column // columns % self.channels, column // (columns * self.channels)
+            return (outer // rows, outer % rows, column % columns), cc
+        phases = column // self.channels
+        return (phases // (columns * rows), phases // columns % rows, phases % columns), column % self.channels
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +169,7 @@ class MatrixDefinition:
     chunk: int
     rank: int
     channels_last: bool
+    wide: bool
     out_channels: int
 
     def natural_output(self, *index: Expr) -> tuple[Expr, ...]:
@@ -167,7 +182,17 @@ class MatrixDefinition:
         return (n, *natural, channel) if self.channels_last else (n, channel, *natural)
 
 
-def matrix_sections(geometry: Geometry, tile: MatrixTile, lanes: int) -> tuple[MatrixSection, ...]:
+def contiguous_phases(problem: Problem, lanes: int) -> bool:
+    """Whether phases are the vectors of the output: `N C *X`, and whole vectors of phases of the last axis in each run.
+
+    Then channels need not be many, and nothing is transposed.
+    """
+    axis = Geometry.of(problem).axes[2]
+    extents = (axis.stride, *(extent for run in axis.runs for extent in (run.start, run.count)))
+    return problem.data_format == "NCX" and all(extent % lanes == 0 for extent in extents)
+
+
+def matrix_sections(geometry: Geometry, tile: MatrixTile, lanes: int, wide: bool) -> tuple[MatrixSection, ...]:
     """Lay out products and packed filter for `tile`."""
     found: list[MatrixSection] = []
     offset = 0
@@ -187,7 +212,7 @@ def matrix_sections(geometry: Geometry, tile: MatrixTile, lanes: int) -> tuple[M
             geometry.in_channels,
             panel,
         )
-        found.append(MatrixSection(offset, (axes[0], axes[1], axes[2]), shape, tile.channels))
+        found.append(MatrixSection(offset, (axes[0], axes[1], axes[2]), shape, tile.channels, wide))
         offset += math.prod(shape)
     return tuple(found)
 
@@ -228,7 +253,8 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
     accumulator = problem.accumulate_dtype
     axes = geo.axes
     strides = tuple(axis.stride for axis in axes)
-    sections = matrix_sections(geo, tile, lanes)
+    wide = contiguous_phases(problem, lanes)
+    sections = matrix_sections(geo, tile, lanes, wide)
     packed_elements = max(1, sum(math.prod(section.shape) for section in sections))
 
     block = tile.block
@@ -390,13 +416,14 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
         # An index that is constant, into a buffer of whole vectors: its region is not understood.
         raise ValueError("width=1: must be at least 2 where the stride is 1 and a row has several blocks")
     chunk = math.lcm(lanes, strides[2])
-    if last:
+    if last or wide:
 
         def finished(*index: Expr) -> Expr:
-            *at, n, d, h, w, cc = index
+            *at, n, d, h, w, cc = (*index[:LEAD], *index[LEAD + 1 :], index[LEAD]) if wide else index
             return finish(at, n, (d, h, w), cc)
 
-        interleaved = te.compute(_int64((*lead, *outer, row_outputs, tile.channels)), finished, "epilogue")
+        inner_shape = (tile.channels, *outer, row_outputs) if wide else (*outer, row_outputs, tile.channels)
+        interleaved = te.compute(_int64((*lead, *inner_shape)), finished, "epilogue")
     else:
         chunks = -(-row_outputs // chunk)
         channel_vectors = -(-tile.channels // lanes)
@@ -429,14 +456,14 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
         sizes = (*outer, row_outputs)
         cuts = [cut(i, size, count) for i, size, count in zip((n, d, h, w), sizes, blocks, strict=True)]
         at, (*where, w) = (*(number for number, _ in cuts), g, tile_of), (within for _, within in cuts)
-        inner = (*where, w, cc) if last else (cc // lanes, *where, cc % lanes, w)
+        inner = (*where, w, cc) if last else (cc, *where, w) if wide else (cc // lanes, *where, cc % lanes, w)
         return from_accumulator(interleaved[(*at, *inner)], problem.output_dtype)
 
     channel_axes, position_axes = (geo.groups, geo.out_channels), (geo.batch, *geo.output)
     shape = (*position_axes, *channel_axes) if last else (geo.batch, *channel_axes, *geo.output)
     func = te.create_prim_func([*parameters, te.compute(_int64(shape), out, "out")])
     return MatrixDefinition(
-        _any_alignment(func), sections, packed_elements, chunk, problem.rank, last, geo.out_channels
+        _any_alignment(func), sections, packed_elements, chunk, problem.rank, last, wide, geo.out_channels
     )
 
 

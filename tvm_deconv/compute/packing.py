@@ -88,15 +88,13 @@ def pack_matrix_filter(problem: Problem, sections: Sequence[MatrixSection], elem
     accumulator = problem.accumulate_dtype
     with _pack_function(problem, elements) as (builder, source, packed):
         for section in sections:
-            counts = [axis.run.count for axis in section.axes]
             groups, tiles, *_, panel = section.shape
             panels, taps, channels = section.shape[5], section.shape[6:9], section.shape[9]
             with build.grid(*map(_int64, (groups, tiles, panels, *taps, channels, panel))) as index:
                 g, tile, number, *tap, ci, place = index
                 column = number * panel + place
-                channel = tile * section.channels + column % section.channels
-                phases = column // section.channels
-                local = (phases // (counts[2] * counts[1]), phases // counts[2] % counts[1], phases % counts[2])
+                local, cc = section.place(column)
+                channel = tile * section.channels + cc
                 exists = tirx.all(column < section.columns, channel < geometry.out_channels)
                 element = partial(_element, problem, source, section, (g, ci, channel), local)
                 for points in itertools.product(*map(range, section.points)):
