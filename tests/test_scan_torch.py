@@ -278,6 +278,24 @@ def test_under_autocast():
     assert layer.filter.dtype.name == "bfloat16"
 
 
+def test_a_constant_of_a_wider_type():
+    """The result is float32, which no epilogue of a bfloat16 layer gives."""
+    block = Block(lambda m, x: (m.up(x) * m.shift, m.up(x).mul_(m.shift))).to(torch.bfloat16).eval()
+    block.shift.data = block.shift.data.float()
+    wider, same = scan(block, [torch.randn(1, 4, 5, 6, dtype=torch.bfloat16)])
+    assert (wider.fused, same.fused) == ((), ("mul()",))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_script():
+    module = torch.jit.script(nn.Sequential(nn.ConvTranspose2d(4, 6, 3), nn.ReLU()).eval())
+    x = torch.randn(1, 4, 5, 6)
+    (layer,) = scan(module, [x])
+    (inner,) = scan(nn.Sequential(module).eval(), [x])
+    for found in (layer, inner):
+        assert (str(found.problem.epilogue), found.operator) == ("bias+relu", "conv_transpose2d")
+
+
 def test_inference_tensors():
     with torch.inference_mode():
         module = nn.Sequential(nn.ConvTranspose2d(4, 6, 3), nn.ReLU(inplace=True)).eval()

@@ -83,7 +83,7 @@ def trace(module: object, inputs: Sequence[object]) -> Trace:
     if any(part.training for part in module.modules()):
         raise SourceError("training", True, "must be False all over the module: call module.eval() first")
     names = {part: name or type(part).__name__ for name, part in module.named_modules()}
-    recorder = _Recorder([*module.parameters(), *module.buffers()])
+    recorder = _Recorder([*module.parameters(), *module.buffers()], (names.pop(module), module))
     with torch.no_grad(), recorder, _watched(names, recorder.stack):
         outputs = module(*inputs)
     return recorder.found(outputs)
@@ -91,12 +91,12 @@ def trace(module: object, inputs: Sequence[object]) -> Trace:
 
 @contextlib.contextmanager
 def _watched(names: Mapping[nn.Module, str], stack: list[tuple[str, nn.Module]]) -> Iterator[None]:
-    """Keep in `stack` the modules that are running, the innermost last."""
+    """Keep in `stack` the modules that are running inside the whole, the innermost last."""
     with contextlib.ExitStack() as hooks:
         for part in names:
             if not isinstance(part, torch.jit.ScriptModule):  # those take no hooks
                 before = part.register_forward_pre_hook(lambda part, _: stack.append((names[part], part)))
-                after = part.register_forward_hook(lambda *_: stack.pop() and None, always_call=True)
+                after = part.register_forward_hook(lambda *_: stack.__delitem__(-1), always_call=True)
                 hooks.callback(before.remove)
                 hooks.callback(after.remove)
         yield
@@ -108,9 +108,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     A constant is a parameter, a buffer, or what a deterministic operator makes of constants alone.
     """
 
-    def __init__(self, constants: Sequence[torch.Tensor]) -> None:
+    def __init__(self, constants: Sequence[torch.Tensor], whole: tuple[str, nn.Module]) -> None:
         super().__init__()
-        self.stack: list[tuple[str, nn.Module]] = []
+        self.stack = [whole]
         self._nodes: list[Node] = []
         self._layers: list[tuple[Hashable, FoundLayer]] = []
         self._values: dict[Hashable, Array] = {}
@@ -133,6 +133,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         operands = self._normal(*args[:5]) if op == found.BATCH_NORM else tensors
         # Of other operators too the constants would only be in the way: weights of any size.
         inputs = tuple(map(self._operand if op else self._key, operands))
+        layer = None
         if called == "convolution" and args[6]:
             called = f"conv_transpose{args[0].dim() - 2}d"
             layer = self._layer(called, *args)
@@ -140,9 +141,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         made = _tensors(output)
         fixed = bool(tensors) and all(map(self._is_constant, tensors))
         self._constant.update(dict.fromkeys(made, fixed and torch.Tag.nondeterministic_seeded not in func.tags))
+        if op and made[0].dtype != tensors[0].dtype:
+            op = ""  # a constant of another type has changed the type
         key = self._key(made[0]) if made else None
         self._nodes.append(Node(self._name(called), op, inputs, key, numbers))
-        if called.startswith("conv_transpose"):
+        if layer is not None:
             self._layers.append((key, layer))
         return output
 
