@@ -171,7 +171,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         """The key of an input; where that is a constant, its value is kept."""
         key = self._key(tensor)
         if self._is_constant(tensor) and key not in self._values:
-            self._values[key] = _array(tensor)
+            self._values[key] = array(tensor)
         return key
 
     def _normal(
@@ -227,10 +227,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             )
         except ProblemError as error:
             return uncovered(name, operator, str(error))
-        filter = _array(weight) if self._is_constant(weight) else None
+        filter = array(weight) if self._is_constant(weight) else None
         known = bias is not None and self._is_constant(bias)
         return FoundLayer(
-            name, operator, problem, filter, cast(_array(bias), problem.accumulate_dtype) if known else None
+            name, operator, problem, filter, cast(array(bias), problem.accumulate_dtype) if known else None
         )
 
 
@@ -252,9 +252,9 @@ def _follower(called: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tu
     return (op, numbers) if op and plain and operands else ("", {})
 
 
-def _array(tensor: torch.Tensor) -> Array:
+def array(tensor: torch.Tensor) -> Array:
     """A copy of `tensor` in NumPy."""
     tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype == torch.bfloat16:
-        return _array(tensor.view(torch.int16)).view(numpy_dtype("bfloat16"))
+        return array(tensor.view(torch.int16)).view(numpy_dtype("bfloat16"))
     return np.array(tensor.numpy())
