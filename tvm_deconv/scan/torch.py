@@ -62,7 +62,7 @@ _HARMLESS: Mapping[str, object] = {"alpha": 1, "approximate": "none"}
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The layers of a run, in its order, and how often each module of a known class was run."""
+    """The layers of a run, in its order, and by name how many nodes ran that an epilogue could hold."""
 
     layers: list[FoundLayer]
     runs: Counter[str]
@@ -157,7 +157,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         for tensor, layer in self._layers:
             p = layer.problem
             layers.append(layer if p is None else absorb(layer, graph.steps(tensor, p.rank + 2, *p.bias_shape)))
-        return Trace(layers, Counter(node.name for node in self._nodes))
+        return Trace(layers, Counter(node.name for node in self._nodes if node.op))
 
     def _key(self, tensor: torch.Tensor) -> Hashable:
         if tensor not in self._numbers:
