@@ -1,6 +1,7 @@
 """Modules: what a scan finds computes what PyTorch computes."""
 
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -190,6 +191,11 @@ def functional(m, x):
     return F.conv_transpose2d(x, m.up.weight, stride=2)
 
 
+def keep(module, tensor):
+    module.kept = [tensor]
+    return tensor
+
+
 SEEN = {
     "modules": (lambda m, x: m.act(m.norm(m.up(x))), "up", "bias+relu", ("norm", "act")),
     "functions": (lambda m, x: F.relu(functional(m, x)), "conv_transpose2d()", "relu", ("relu()",)),
@@ -209,6 +215,8 @@ SEEN = {
     "also an output": (lambda m, x: (y := m.up(x), m.act(y))[1] + 0 * y, "up", "none", ()),
     "a view of it is used": (lambda m, x: m.act(y := m.up(x)) + y[:, :1], "up", "none", ()),
     "written in between": (lambda m, x: m.act(m.up(x).add_(x.mean())), "up", "none", ()),
+    "kept": (lambda m, x: m.act(keep(m, m.up(x))), "up", "none", ()),
+    "in an object": (lambda m, x: types.SimpleNamespace(raw=(y := m.up(x)), act=torch.relu(y)), "up", "none", ()),
     "noise": (lambda m, x: m.up(x) + 0 * torch.randn(6, 1, 1), "up", "none", ()),
     "data": (lambda m, x: m.up(x) * x.mean((2, 3), keepdim=True)[:, :1], "up", "none", ()),
     "scaled sum": (lambda m, x: torch.add(m.up(x), m.shift, alpha=2), "up", "none", ()),

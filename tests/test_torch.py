@@ -211,10 +211,10 @@ def test_what_is_kept_is_bounded(library, binds):
         for extent in [*range(10, 30), *range(22, 30)]:
             td.torch.conv_transpose(torch.randn(1, 4, extent), weight, library=library, fallback="torch")
     assert len(binds) == 20
-    assert len(td.torch._layers[weight]) == td.torch._MOST_LAYERS
-    count = len(td.torch._layers)
+    assert len(td.torch.operator.held_layers[weight]) == td.torch.operator.MOST_LAYERS
+    count = len(td.torch.operator.held_layers)
     del weight
-    assert len(td.torch._layers) == count - 1
+    assert len(td.torch.operator.held_layers) == count - 1
 
 
 # ---- gradients ----
@@ -246,8 +246,8 @@ def test_only_the_gradients_that_are_needed(library):
 def test_operator_check(library, activation):
     arguments = [tensor.requires_grad_() for tensor in tensors(SMALL)]
     text = str(with_bias(Epilogue(activation=activation)))
-    numbers = (*(None,) * 4, 0.0, [2], [0], [0], [1], 1, text, td.torch._handle(library), False, True)
-    torch.library.opcheck(td.torch._operator, (*arguments, *numbers))
+    numbers = (*(None,) * 4, 0.0, [2], [0], [0], [1], 1, text, td.torch.operator.handle_of(library), False, True)
+    torch.library.opcheck(td.torch.operator._operator, (*arguments, *numbers))
 
 
 # ---- compiled and exported ----
@@ -299,7 +299,7 @@ def test_export(library, tmp_path, monkeypatch):
         torch.ops.tvm_deconv.conv_transpose.default
     ]
     torch.export.save(program, tmp_path / "net.pt2")
-    monkeypatch.setattr(td.torch, "_libraries", {})  # as in another process
+    monkeypatch.setattr(td.torch.operator, "libraries", {})  # as in another process
     read = torch.export.load(tmp_path / "net.pt2").module()
     assert torch.equal(read(x), net(x))
 
@@ -308,7 +308,7 @@ def test_an_exported_program_wants_its_artifacts(directory, tmp_path, monkeypatc
     copy = shutil.copytree(directory, tmp_path / "copy")
     x = torch.randn(SMALL.data_shape, dtype=torch.float64)
     program = torch.export.export(Net(td.load(copy)), (x,)).module()
-    monkeypatch.setattr(td.torch, "_libraries", {})
+    monkeypatch.setattr(td.torch.operator, "libraries", {})
     made.file(copy, SMALL.replace(epilogue=Epilogue(True, "tanh")), ".json").unlink()
     with pytest.raises(td.IntegrityError, match="digest="):
         program(x)
@@ -316,7 +316,7 @@ def test_an_exported_program_wants_its_artifacts(directory, tmp_path, monkeypatc
 
 def test_without_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    for name in [name for name in sys.modules if name in ("tvm_deconv.torch", "tvm_deconv.scan.torch")]:
+    for name in [name for name in sys.modules if name.startswith(("tvm_deconv.torch", "tvm_deconv.scan.torch"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr(td, "torch", raising=False)
     with pytest.raises(ModuleNotFoundError, match="torch"):

@@ -255,15 +255,15 @@ def test_a_pickled_model_wants_its_artifacts(swapped, library, tmp_path, monkeyp
     model, original = swapped
     file = io.BytesIO()
     torch.save(model.up, file)
-    monkeypatch.setattr(td.torch, "_libraries", {})  # as in another process
+    monkeypatch.setattr(td.torch.operator, "libraries", {})  # as in another process
     file.seek(0)
     read = torch.load(file, weights_only=False)
     with torch.no_grad():
         torch.testing.assert_close(read(data()), original(data()))
     made.export(tmp_path, [made.PLAIN])
-    monkeypatch.setattr(td.torch, "_libraries", {})
+    monkeypatch.setattr(td.torch.operator, "libraries", {})
     read._fusion.library = read._fusion.library.replace(str(library.root), str(tmp_path))
-    td.torch._layers.clear()
+    td.torch.operator.held_layers.clear()
     with pytest.raises(td.IntegrityError, match="digest="):
         read(data())
 

@@ -1,8 +1,8 @@
 """PyTorch modules: transposed convolutions and what follows them, seen by running the module once on example inputs.
 
 The run is recorded operator by operator, below autograd and autocast, so that a layer is found however it is called: a
-module, a function, inside a parametrization. Shapes, dtypes and constants are those of the run. A tensor that is kept
-for later without an operator (an attribute set in forward) counts as used by nobody else.
+module, a function, inside a parametrization. Shapes, dtypes and constants are those of the run. A tensor that a hook or
+a closure keeps for later counts as used by nobody else; outputs and attributes of modules are seen.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ def trace(module: object, inputs: Sequence[object]) -> Trace:
     recorder = _Recorder([*module.parameters(), *module.buffers()], (names.pop(module), module))
     with torch.no_grad(), recorder, _watched(names, recorder.stack):
         outputs = module(*inputs)
-    return recorder.found(outputs)
+    # What the program gets, also inside an object, and what the modules keep.
+    objects = [vars(leaf) for leaf in tree_leaves(outputs) if hasattr(leaf, "__dict__")]
+    return recorder.found([outputs, objects, [vars(part) for part in module.modules()]])
 
 
 @contextlib.contextmanager
@@ -149,9 +151,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             self._layers.append((key, layer))
         return output
 
-    def found(self, outputs: object) -> Trace:
-        """The layers with their epilogues, once the run is over."""
-        results = Node("", "", tuple(map(self._key, _tensors(outputs))), None)
+    def found(self, left: object) -> Trace:
+        """The layers with their epilogues, once the run is over; `left` holds the tensors that others may use."""
+        results = Node("", "", tuple(map(self._key, _tensors(left))), None)
         graph = Graph([*self._nodes, results], self._values.get)
         layers = []
         for tensor, layer in self._layers:
