@@ -114,6 +114,33 @@ def test_any_strides(library, change):
     assert_right(problem, output.detach(), data, weight)
 
 
+@pytest.mark.parametrize("name", ["2d", "3d"])
+def test_channels_last(directory, tmp_path, name):
+    """The format is the result's too, whichever artifact there is; where both are, nothing is copied."""
+    problem, attributes = LAYERS[name]
+    data, weight, _ = tensors(problem)
+    last = data.contiguous(memory_format=(torch.channels_last, torch.channels_last_3d)[problem.rank - 2])
+    made.export(tmp_path, [problem, problem.replace(data_format="NXC")])
+
+    def call(data, library):
+        return td.torch.conv_transpose(data, weight, **attributes, library=library)
+
+    for library in (td.load(directory), td.load(tmp_path)):
+        output = call(last, library)
+        assert_right(problem, output, data, weight)
+        assert output.movedim(1, -1).is_contiguous()
+        compiled = torch.compile(call, fullgraph=True, backend="aot_eager")(last, library)
+        assert (compiled.stride(), torch.equal(compiled, output)) == (output.stride(), True)
+        assert call(data, library).is_contiguous()
+    kept = td.torch.operator.held_layers[weight].values()
+    assert sorted(layer.problem.data_format for layer, _ in kept) == ["NCX", "NCX", "NCX", "NXC"]
+    handle = td.torch.operator.handle_of(library)
+    axes = [attributes.get(key, default) for key, default in (("stride", 1), ("padding", 0), ("output_padding", 0))]
+    axes = [axis if isinstance(axis, tuple) else (axis,) * problem.rank for axis in (*axes, problem.dilations)]
+    numbers = (*(None,) * 5, 0.0, *map(list, axes), problem.groups, "none", handle, False, True)
+    torch.library.opcheck(td.torch.operator._operator, (last.requires_grad_(), weight, *numbers))
+
+
 def test_without_a_batch(library):
     problem, attributes = LAYERS["3d"]
     data, weight, _ = tensors(problem)

@@ -230,6 +230,23 @@ def test_gradients(swapped):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_channels_last(tmp_path, kernels):
+    model = seeded(Block()).to(memory_format=torch.channels_last)
+    x = data().contiguous(memory_format=torch.channels_last)
+    (problem,) = td.torch.problems(model, [x])
+    assert (problem.data_format, problem.data_shape) == ("NXC", (2, 4, 5, 3))
+    original = copy.deepcopy(model)
+    made.export(tmp_path, [problem])
+    (row,) = td.torch.replace(model, td.load(tmp_path), [x])
+    assert row.problems == (problem,)
+    kernels.clear()
+    assert_same(model, original, x)
+    assert kernels == ["call"]
+    assert model(x).is_contiguous(memory_format=torch.channels_last)
+    with pytest.raises(td.NoArtifactError, match="NCX"):
+        model(data())
+
+
 # ---- copies, files, compiled and exported ----
 
 
@@ -287,6 +304,15 @@ def test_exported(swapped):
     program = torch.export.export(model, (data(),))
     assert sum("tvm_deconv" in str(node.target) for node in program.graph.nodes) == 1
     assert_same(program.module(), original)
+
+
+def test_exported_for_any_batch(library):
+    model = seeded(Block())
+    original = copy.deepcopy(model)
+    td.torch.replace(model, library, [data()], fallback="torch")
+    program = torch.export.export(model, (data(),), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=8)},))
+    for batch in (1, 2, 5):
+        assert_same(program.module(), original, data((batch, *X[1:])))
 
 
 # ---- what is not swapped, or not absorbed ----

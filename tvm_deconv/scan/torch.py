@@ -1,8 +1,9 @@
 """PyTorch modules: transposed convolutions and what follows them, seen by running the module once on example inputs.
 
 The run is recorded operator by operator, below autograd and autocast, so that a layer is found however it is called: a
-module, a function, inside a parametrization. Shapes, dtypes and constants are those of the run. A tensor that a hook or
-a closure keeps for later counts as used by nobody else; outputs and attributes of modules are seen.
+module, a function, inside a parametrization. Shapes, dtypes, memory formats and constants are those of the run. A
+tensor that a hook or a closure keeps for later counts as used by nobody else; outputs and attributes of modules are
+seen.
 """
 
 from __future__ import annotations
@@ -226,7 +227,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
                 dilation=dilation,
                 dtype=str(data.dtype).removeprefix("torch."),
                 epilogue=Epilogue(bias=bias is not None),
-            )
+            ).replace(data_format="NXC" if channels_last(data) else "NCX")
         except ProblemError as error:
             return uncovered(name, operator, str(error))
         filter = array(weight) if self._is_constant(weight) else None
@@ -234,6 +235,18 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return FoundLayer(
             name, operator, problem, filter, cast(array(bias), problem.accumulate_dtype) if known else None
         )
+
+
+def memory_format(tensor: torch.Tensor) -> torch.memory_format:
+    """The format that a result for `tensor`, of shape ``[N, C, *X]``, has: channels last where it has that alone."""
+    form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
+    last = tensor.is_contiguous(memory_format=form) and not tensor.is_contiguous()
+    return form if last else torch.contiguous_format
+
+
+def channels_last(tensor: torch.Tensor) -> bool:
+    """Whether the channels of `tensor`, of shape ``[N, C, *X]``, come last in memory."""
+    return memory_format(tensor) is not torch.contiguous_format
 
 
 def _tensors(tree: object) -> list[torch.Tensor]:

@@ -199,6 +199,7 @@ def _serves(fusion: _Fusion, problem: Problem) -> bool:
     axes = zip(problem.output_spatial, problem.natural_spatial, problem.pads_begin, strict=True)
     arguments = fusion.arguments([extent - nat + 2 * pad for extent, nat, pad in axes])
     data = torch.empty(problem.data_shape, dtype=getattr(torch, problem.dtype), device="meta")
+    data = data.movedim(-1, 1) if problem.data_format == "NXC" else data
     try:
         return layer_of(data, *parted(arguments)) is not None
     except NoArtifactError:

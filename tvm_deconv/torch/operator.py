@@ -8,6 +8,7 @@ filter it packs on every call.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +24,7 @@ from tvm_deconv.errors import NoArtifactError, TensorError
 from tvm_deconv.library import Layer, Library, _epilogue, load
 from tvm_deconv.problem import Epilogue, Problem, one_of
 from tvm_deconv.scan.layer import FoundLayer, absorb, batch_norm_step, cast
-from tvm_deconv.scan.torch import array
+from tvm_deconv.scan.torch import array, channels_last, memory_format
 
 _LOG = logging.getLogger("tvm_deconv")
 #: How many layers, of different shapes, a filter is kept packed for.
@@ -57,11 +58,11 @@ def conv_transpose(
 ) -> Tensor:
     """Compute PyTorch's conv_transpose1d, 2d or 3d, as the rank of `weight` says, with an artifact of `library`.
 
-    `input` is ``[N, Cin, *X]`` or ``[Cin, *X]``, copied unless it is contiguous, `weight` ``[Cin, Cout/G, *K]``, `bias`
-    ``[Cout]``; the result is contiguous. `activation` is a name, or an `Epilogue` where it has parameters. Gradients
-    are those of PyTorch's own operators. Where no artifact serves, the call raises NoArtifactError; with
-    ``fallback="torch"`` PyTorch computes then, and also what is not in the memory of the CPU. Raises ProblemError,
-    TensorError.
+    `input` is ``[N, Cin, *X]`` or ``[Cin, *X]``, `weight` ``[Cin, Cout/G, *K]``, `bias` ``[Cout]``. The result is
+    contiguous, or `channels_last` where `input` is; an `input` that is neither, or that has no artifact of its format,
+    is copied. `activation` is a name, or an `Epilogue` where it has parameters. Gradients are those of PyTorch's own
+    operators. Where no artifact serves, the call raises NoArtifactError; with ``fallback="torch"`` PyTorch computes
+    then, and also what is not in the memory of the CPU. Raises ProblemError, TensorError.
     """
     rank = weight.dim() - 2
     return called(
@@ -172,10 +173,14 @@ def _operator(input: Tensor, *arguments: Any) -> Tensor:
     parameters, a = parted(arguments)
     elsewhere = a.fallback and input.device.type != "cpu"
     layer = None if elsewhere else layer_of(input, parameters, a)
+    output: Tensor
     if layer is None:
-        return _tail(_convolved(input, parameters, a), _affine(parameters), parameters, a)
-    output: Tensor = layer(input.detach().contiguous())
-    return output
+        output = _tail(_convolved(input, parameters, a), _affine(parameters), parameters, a)
+    elif layer.problem.data_format == "NXC":
+        output = layer(input.detach().movedim(1, -1)).movedim(-1, 1)
+    else:
+        output = layer(input.detach().contiguous())
+    return output.contiguous(memory_format=memory_format(input))
 
 
 def parted(arguments: Sequence[Any]) -> tuple[_Parameters, _Attributes]:
@@ -194,7 +199,8 @@ def _fake(input: Tensor, *arguments: Any) -> Tensor:
         )
     ]
     dtype = torch.int32 if input.dtype in (torch.int8, torch.uint8) else input.dtype
-    return input.new_empty((input.shape[0], parameters.weight.shape[1] * a.groups, *spatial), dtype=dtype)
+    output = input.new_empty((input.shape[0], parameters.weight.shape[1] * a.groups, *spatial), dtype=dtype)
+    return output.contiguous(memory_format=memory_format(input))
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -249,7 +255,7 @@ def layer_of(input: Tensor, parameters: _Parameters, a: _Attributes) -> Layer | 
     if not a.keep or any(tensor is not None and tensor.is_inference() for tensor in parameters):
         return _bound(input, parameters, a)
     held = held_layers.setdefault(parameters.weight, {})
-    key = (input.shape, input.dtype, a)
+    key = (input.shape, channels_last(input), input.dtype, a)
     layer: Layer | None
     layer, stamp = held.get(key, (None, None))
     if stamp is None or not stamp.holds(parameters):
@@ -276,15 +282,19 @@ def _bound(input: Tensor, parameters: _Parameters, a: _Attributes) -> Layer | No
         dtype=str(input.dtype).removeprefix("torch."),
         epilogue=epilogue,
     )
-    try:
-        if parameters.mean is None:
-            return _library(a.library).bind(problem, weight, bias)
-        return _library(a.library).bind(problem, *_folded(problem, parameters, a.epsilon))
-    except NoArtifactError:
-        if not a.fallback:
-            raise
-        _LOG.info("PyTorch computes %s: no artifact of %s serves it", problem.key, a.library)
-        return None
+    operands: tuple[Any, Any] = (weight, bias)
+    if parameters.mean is not None:
+        operands = _folded(problem, parameters, a.epsilon)
+    # For data with the channels last the other format costs copies.
+    last = [problem.replace(data_format="NXC")] if channels_last(input) else []
+    library, asked = _library(a.library), [*last, problem]
+    for each in asked:
+        with contextlib.suppress(NoArtifactError):
+            return library.bind(each, *operands)
+    if not a.fallback:
+        raise NoArtifactError(asked[0].artifact_key, library.select(asked[0]))
+    _LOG.info("PyTorch computes %s: no artifact of %s serves it", asked[0].key, a.library)
+    return None
 
 
 def _folded(problem: Problem, parameters: _Parameters, epsilon: float) -> tuple[Any, Any]:
