@@ -1,5 +1,6 @@
 """Transposed convolution compiled ahead of time."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from tvm_deconv._loading import get_num_threads, set_num_threads
@@ -23,6 +24,7 @@ from tvm_deconv.problem import Epilogue, Problem
 from tvm_deconv.reference import reference
 
 if TYPE_CHECKING:
+    from tvm_deconv import torch as torch
     from tvm_deconv.build import compile
 
 __all__ = [
@@ -58,9 +60,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # The compiler needs TVM, which takes seconds to import and need not be there: it is imported when it is asked for.
+    # TVM and PyTorch take seconds to import and need not be there: they are imported when they are asked for.
     if name == "compile":
         from tvm_deconv.build import compile as build
 
         return build
+    if name == "torch":
+        return importlib.import_module("tvm_deconv.torch")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

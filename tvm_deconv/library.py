@@ -295,7 +295,10 @@ class Layer:
             _arrays.check_layout("out", result)
             _arrays.check_output(result, {"data": data.view, **others})
         self._deconv(_arrays.readable(data.view), *self._constants, result)
-        return data.give(result) if out is None else out
+        if out is None:
+            return data.give(result)
+        _arrays.count_write(out)
+        return out
 
 
 def _nothing(*_: object) -> None:
