@@ -174,7 +174,7 @@ class MatrixDefinition:
 
     def natural_output(self, *index: Expr) -> tuple[Expr, ...]:
         """Map an index of the stage ``out``, with its own group axis and three spatial axes, to the caller's output."""
-        if self.channels_last:
+        if self.channels_last and not self.wide:
             n, *spatial, g, c = index
         else:
             n, g, c, *spatial = index
@@ -183,13 +183,14 @@ class MatrixDefinition:
 
 
 def contiguous_phases(problem: Problem, lanes: int) -> bool:
-    """Whether phases are the vectors of the output: `N C *X`, and whole vectors of phases of the last axis in each run.
+    """Whether phases are the vectors of the output: there are whole vectors of phases of the last axis in each run.
 
-    Then channels need not be many, and nothing is transposed.
+    That is for `N C *X`, and for one channel in all. Then channels need not be many, and nothing is transposed.
     """
     axis = Geometry.of(problem).axes[2]
     extents = (axis.stride, *(extent for run in axis.runs for extent in (run.start, run.count)))
-    return problem.data_format == "NCX" and all(extent % lanes == 0 for extent in extents)
+    rows = problem.data_format == "NCX" or problem.groups * problem.out_channels == 1
+    return rows and all(extent % lanes == 0 for extent in extents)
 
 
 def matrix_sections(geometry: Geometry, tile: MatrixTile, lanes: int, wide: bool) -> tuple[MatrixSection, ...]:
@@ -448,7 +449,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
         )
 
     def out(*index: Expr) -> Expr:
-        if last:
+        if last and not wide:
             n, d, h, w, g, c = index
         else:
             n, g, c, d, h, w = index
@@ -456,11 +457,11 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
         sizes = (*outer, row_outputs)
         cuts = [cut(i, size, count) for i, size, count in zip((n, d, h, w), sizes, blocks, strict=True)]
         at, (*where, w) = (*(number for number, _ in cuts), g, tile_of), (within for _, within in cuts)
-        inner = (*where, w, cc) if last else (cc, *where, w) if wide else (cc // lanes, *where, cc % lanes, w)
+        inner = (cc, *where, w) if wide else (*where, w, cc) if last else (cc // lanes, *where, cc % lanes, w)
         return from_accumulator(interleaved[(*at, *inner)], problem.output_dtype)
 
     channel_axes, position_axes = (geo.groups, geo.out_channels), (geo.batch, *geo.output)
-    shape = (*position_axes, *channel_axes) if last else (geo.batch, *channel_axes, *geo.output)
+    shape = (*position_axes, *channel_axes) if last and not wide else (geo.batch, *channel_axes, *geo.output)
     func = te.create_prim_func([*parameters, te.compute(_int64(shape), out, "out")])
     return MatrixDefinition(
         _any_alignment(func), sections, packed_elements, chunk, problem.rank, last, wide, geo.out_channels
