@@ -48,18 +48,19 @@ def load(root: str | Path, *, digest: str | None = None) -> Library:
     content = hashlib.sha256()
     for name in names:
         path = root / name
-        if not manifests.is_stem(path.stem) or path.suffix not in (".json", ".so"):
+        stem = manifests.stem_of(name)
+        if stem is None:
             continue
         if path.suffix == ".so":
-            if f"{path.stem}.json" not in names:
-                broken[path.stem] = ArtifactError(path, "has no manifest: its build was interrupted; compile it again")
+            if f"{stem}.json" not in names:
+                broken[stem] = ArtifactError(path, "has no manifest: its build was interrupted; compile it again")
             continue
         try:
             manifest = Manifest.read(path)
-            if manifest.name != path.stem:
+            if manifest.name != stem:
                 raise ManifestError(path, "must have the name of the manifest's file", "library", manifest.library)
         except ManifestError as error:
-            broken[path.stem] = error
+            broken[stem] = error
         else:
             read.append(manifest)
             content.update(manifest.to_json().encode())

@@ -1,7 +1,8 @@
 """What is known of an artifact without loading it, and which artifact serves a problem.
 
-An artifact is ``<stem>.so`` with ``<stem>.json`` beside it; the `Manifest` is that JSON file and is written last, so a
-library without one is an interrupted build. `select` is pure: manifests and CPU flags in, decisions with reasons out.
+An artifact is a shared library with ``<stem>.json`` beside it, the `Manifest`. The library's name holds the beginning
+of its digest, so that a new build never touches the file of the one before it; the manifest is written last and decides
+which library is meant. `select` is pure: manifests and CPU flags in, decisions with reasons out.
 
 ========================  ==================================================================================
 field                     rule
@@ -11,7 +12,7 @@ field                     rule
 ``layers``                names of the layers it serves; informative
 ``target``                name of the target it was compiled for
 ``features``              CPU flags it needs, as in ``/proc/cpuinfo``; added to those of the target
-``library``               ``<stem>.so``, in the same directory
+``library``               ``<stem>.<first 16 digits of sha256>.so``, in the same directory
 ``sha256``, ``size``      of the library: 64 hexadecimal digits; bytes, at most 1 GiB
 ``algorithm``             name of the compute definition
 ``origin``                ``default`` or ``tuned``
@@ -52,7 +53,7 @@ PACKED_DTYPES = ("float64", "float32", "float16", "uint16", "int32", "int16", "i
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_STEM = re.compile(r"[0-9a-f]{16}-[A-Za-z0-9][A-Za-z0-9._+-]*")
+_FILE = re.compile(r"([0-9a-f]{16}-[A-Za-z0-9][A-Za-z0-9._+-]*?)(?:\.json|\.[0-9a-f]{16}\.so)")
 _INT64 = 1 << 63
 
 
@@ -61,9 +62,15 @@ def stem(artifact_key: str, target: str) -> str:
     return f"{hashlib.sha256(artifact_key.encode()).hexdigest()[:16]}-{target}"
 
 
-def is_stem(name: str) -> bool:
-    """Tell whether `name` could have come from `stem`: other files in an artifact directory are not ours."""
-    return _STEM.fullmatch(name) is not None
+def library_name(stem: str, sha256: str) -> str:
+    """Return the file name of the library with this digest."""
+    return f"{stem}.{sha256[:16]}.so"
+
+
+def stem_of(name: str) -> str | None:
+    """Return the stem of a manifest's or a library's file name; None for other files, which are not ours."""
+    found = _FILE.fullmatch(name)
+    return found[1] if found else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +102,8 @@ class Manifest:
 
     @property
     def name(self) -> str:
-        """The artifact's file name without suffix."""
-        return self.library.removesuffix(".so")
+        """The stem of the artifact's file names."""
+        return self.library.removesuffix(".so").rpartition(".")[0]
 
     @cached_property
     def parsed(self) -> Problem:
@@ -203,9 +210,9 @@ def _check(found: Mapping[str, Any]) -> None:
     library = found["library"]
     plain = isinstance(library, str) and library not in ("", ".", "..") and not re.search(r"[/\\\0]", library)
     require("library", plain, "must be a plain file name in the manifest's directory")
-    expected = stem(key, found["target"]) + ".so"
-    require("library", library == expected, f"must be {expected}, which problem and target decide")
     require("sha256", is_text(found["sha256"], _DIGEST), "must be 64 lower-case hexadecimal digits")
+    expected = library_name(stem(key, found["target"]), found["sha256"])
+    require("library", library == expected, f"must be {expected}, which problem, target and sha256 decide")
     require(
         "size", is_int(found["size"], 1, MAX_LIBRARY_BYTES), f"must be an integer from 1 to {MAX_LIBRARY_BYTES} (bytes)"
     )
@@ -243,7 +250,7 @@ class Accepted:
 
     @property
     def name(self) -> str:
-        """The artifact's file name without suffix."""
+        """The stem of the artifact's file names."""
         return self.manifest.name
 
     def __str__(self) -> str:
