@@ -168,8 +168,7 @@ def test_empty_output_calls_no_kernel(library, name, monkeypatch):
 
     problem = made.PROBLEMS[name]
     data, filter, _ = operands(problem)
-    manifest, functions = library._load(problem)
-    monkeypatch.setitem(library._best, problem, (manifest, dataclasses.replace(functions, deconv=kernel)))
+    monkeypatch.setattr(library._load(problem)[1], "deconv", kernel)
     layer = library.bind(problem, filter)
     out = np.empty(problem.output_shape, np.float32)
     assert layer(data).shape == problem.output_shape
@@ -252,7 +251,7 @@ def test_no_directory(tmp_path):
 
 def test_empty_directory(tmp_path):
     library = td.load(tmp_path)
-    assert library.explain(P) == "no candidates"
+    assert library.explain(P) == "no candidates\nwhere none is usable, bind raises NoArtifactError"
     with pytest.raises(td.NoArtifactError, match="there are no candidates"):
         library.bind(P, operands(P)[1])
 
@@ -492,7 +491,7 @@ def test_what_was_verified_is_what_is_loaded(copy, monkeypatch):
         return content
 
     monkeypatch.setattr(_loading, "read_verified", replaced)
-    monkeypatch.setattr(_loading._process, "functions", {})
+    monkeypatch.setattr(_loading._process, "artifacts", {})
     data, filter, _ = operands(P)
     assert_right(P, td.load(copy).bind(P, filter)(data), data, filter)
     assert made.file(copy, P, ".so").read_bytes() == b"evil"
@@ -529,7 +528,7 @@ def test_every_library_is_loaded_as_itself(artifacts, way, monkeypatch, tmp_path
     if way == "file":
         monkeypatch.setattr(_loading, "_memory_file", lambda _: None)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(_loading._process, "functions", {})
+    monkeypatch.setattr(_loading._process, "artifacts", {})
     library = td.load(artifacts)
     library.bind(P, operands(P)[1])
     before = open_files()
@@ -617,7 +616,7 @@ def test_forked_child(artifacts):
 
 
 def test_threads_that_load_at_once(artifacts, monkeypatch):
-    monkeypatch.setattr(_loading._process, "functions", {})
+    monkeypatch.setattr(_loading._process, "artifacts", {})
     barrier = threading.Barrier(8)
     libraries = [td.load(artifacts) for _ in range(8)]
 

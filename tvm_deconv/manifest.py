@@ -37,6 +37,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
+from tvm_deconv import _files
 from tvm_deconv.errors import ManifestError, ProblemError
 from tvm_deconv.problem import Problem
 from tvm_deconv.targets import MAX_TARGET_VARIABLE, TARGETS, Target
@@ -144,13 +145,9 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path | str) -> Manifest:
-        """Read a manifest file; ManifestError where it cannot be read, is larger than 1 MiB or breaks a rule."""
-        try:
-            with Path(path).open("rb") as file:
-                data = file.read(MAX_MANIFEST_BYTES + 1)
-        except OSError as error:
-            raise ManifestError(path, f"must be readable: {error.strerror}") from None
-        if len(data) > MAX_MANIFEST_BYTES:
+        """Read a manifest file; ManifestError where it cannot be read, leaves its directory, is too large or wrong."""
+        data, size = _files.read(Path(path), MAX_MANIFEST_BYTES, ManifestError, ManifestError)
+        if size > MAX_MANIFEST_BYTES:
             raise ManifestError(path, f"must be at most {MAX_MANIFEST_BYTES} bytes")
         return cls.from_json(data, path)
 
