@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -613,6 +614,180 @@ def test_forked_child(artifacts):
     )
     done = run(script, artifacts, P.key)
     assert done.returncode == 0, done.stderr
+
+
+DAEMONS = """
+import threading, time
+layer, data = library.bind(p, np.ones(p.filter_shape, np.float32)), np.ones(p.data_shape, np.float32)
+def call(ready):
+    while True:
+        layer(data)
+        ready.set()
+def bind(ready):
+    while True:
+        work()
+        ready.set()
+for target in [call] * 3 + [bind] * 3:
+    ready = threading.Event()
+    threading.Thread(target=target, args=(ready,), daemon=True).start()
+    ready.wait()
+"""
+
+
+@pytest.mark.parametrize("ending", ["", "sys.exit(0)", "threading.Thread(target=lambda: time.sleep(0.05)).start()"])
+def test_exit_with_daemon_threads_inside_calls(artifacts, ending):
+    """Several times, since whether a thread is inside at the wrong moment is chance."""
+    for _ in range(3):
+        done = run(SETUP + DAEMONS + ending, artifacts, P.key)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_calls_at_exit(artifacts):
+    """The thread that ends the interpreter may still call layers, from functions that run at exit after ours."""
+    script = (
+        "import atexit\n"
+        "@atexit.register\n"
+        "def last():\n"
+        "    assert layer(data).tobytes() == expected.tobytes()\n"
+        "    print('called')\n"
+    )
+    script += SETUP + DAEMONS + "expected = layer(data)\n"
+    done = run(script, artifacts, P.key)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "called\n", "")
+
+
+def test_a_forked_child_ends_whatever_its_parent_was_doing(artifacts):
+    script = (
+        SETUP
+        + DAEMONS
+        + (
+            "for _ in range(5):\n"
+            "    pid = os.fork()\n"
+            "    if pid == 0:\n"
+            "        layer(data)\n"
+            "        sys.exit(0)\n"
+            "    assert os.waitpid(pid, 0)[1] == 0\n"
+        )
+    )
+    done = run(script, artifacts, P.key)
+    assert done.returncode == 0, done.stderr
+
+
+def test_threads_of_a_call(artifacts):
+    """A limit is of one call and one thread; without one, many callers share as many threads as are set."""
+    script = SETUP + (
+        "import threading, time\n"
+        "from pathlib import Path\n"
+        "def workers():\n"
+        "    tasks = list(Path('/proc/self/task').iterdir())\n"
+        "    return sum((task / 'comm').read_text().strip() == 'tvm_deconv' for task in tasks)\n"
+        "td.set_num_threads(3)\n"
+        "layer, data = library.bind(p, np.ones(p.filter_shape, np.float32)), np.ones(p.data_shape, np.float32)\n"
+        "expected = layer(data, threads=1)\n"
+        "assert workers() == 0\n"
+        "wrong = []\n"
+        "def caller():\n"
+        "    for _ in range(200):\n"
+        "        if not np.array_equal(layer(data), expected): wrong.append(1)\n"
+        "callers = [threading.Thread(target=caller) for _ in range(8)]\n"
+        "for caller in callers: caller.start()\n"
+        "for caller in callers: caller.join()\n"
+        "end = time.time() + 10\n"
+        "while workers() != 2 and time.time() < end: time.sleep(0.001)\n"
+        "assert workers() == 2 and not wrong\n"
+        "out = np.full_like(expected, np.nan)\n"
+        "assert layer(data, out, threads=2) is out and np.array_equal(out, expected)\n"
+    )
+    done = run(script, artifacts, P.key)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("count", [0, -1, 1025, True, 1.5, "2"])
+def test_wrong_threads_of_a_call(library, count):
+    data, filter, _ = operands(P)
+    with pytest.raises(td.ProblemError, match=r"^threads="):
+        library.bind(P, filter)(data, threads=count)
+
+
+# ---- what is in use ----
+
+
+def counted(layer):
+    (found,) = [each for each in td.loaded() if each.sha256 == layer.manifest.sha256]
+    return found
+
+
+def test_loaded(artifacts, monkeypatch):
+    monkeypatch.setattr(_loading._process, "artifacts", {})
+    assert td.loaded() == []
+    library = td.load(artifacts)
+    assert td.loaded() == []
+    data, filter, _ = operands(P)
+    layer = library.bind(P, filter)
+    manifest = layer.manifest
+    path = str(artifacts / manifest.library)
+    facts = (manifest.name, P.artifact_key, made.TARGET, path, manifest.sha256)
+    assert td.loaded() == [(*facts, 0, 0.0)]
+    before = time.perf_counter()
+    for _ in range(3):
+        layer(data)
+    layer(data, np.empty(P.output_shape, np.float32))
+    library.convolution_backprop_data(data, filter, (2, 2), None, (1, 1), (1, 1))
+    elapsed = time.perf_counter() - before
+    with pytest.raises(td.TensorError):
+        layer(data[:1])
+    found = counted(layer)
+    assert found.calls == 5
+    assert 0 < found.seconds < elapsed
+
+
+def test_no_count_is_lost_between_threads(library):
+    data, filter, _ = operands(P)
+    layer = library.bind(P, filter)
+    before = counted(layer).calls
+
+    def caller(_):
+        for _ in range(500):
+            layer(data)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(caller, range(8)))
+    assert counted(layer).calls == before + 4000
+
+
+def test_a_forked_child_counts_on(artifacts):
+    script = SETUP + (
+        "layer, data = library.bind(p, np.ones(p.filter_shape, np.float32)), np.ones(p.data_shape, np.float32)\n"
+        "layer(data)\n"
+        "library._load(p)[1]._lock.acquire()\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    layer(data)\n"
+        "    os._exit(td.loaded()[0].calls - 2)\n"
+        "assert os.waitpid(pid, 0)[1] == 0\n"
+    )
+    done = run(script, artifacts, P.key)
+    assert done.returncode == 0, done.stderr
+
+
+def test_nothing_is_printed_and_everything_is_logged(copy):
+    spoil(made.file(copy, made.PROBLEMS["bias"], ".json"))
+    script = SETUP + "work()\nlibrary = td.load(sys.argv[1], fallback='reference')\np = p.replace(batch=9)\nwork()\n"
+    done = run(script, copy, P.key)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = run(
+        "import logging\nlogging.basicConfig(level='INFO', format='%(levelname)s %(name)s %(message)s')\n" + script,
+        copy,
+        P.key,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert all(line.split()[1] == "tvm_deconv" for line in lines)
+    assert [line.split()[0] for line in lines] == ["WARNING", "INFO", "INFO", "WARNING", "INFO", "WARNING"]
+    assert "ignored: format=2" in lines[0]
+    assert f"{copy} holds {len(made.PROBLEMS) - 1} artifacts, 1 broken; sha256:" in lines[1]
+    assert f"loaded {made.file(copy, P, '.so')} in" in lines[2]
+    assert lines[5].endswith(f"no artifact serves {P.replace(batch=9).artifact_key}: NumPy computes it, slowly")
 
 
 def test_threads_that_load_at_once(artifacts, monkeypatch):
