@@ -223,17 +223,17 @@ def read_verified(path: Path, manifest: Manifest) -> bytes:
 def _load(path: Path, manifest: Manifest, data: bytes) -> Artifact:
     start = time.perf_counter()
     tvm_ffi = import_tvm_ffi()
-    with _private_file(data, path.name) as name, inside():
-        try:
+    try:
+        with _private_file(data, path.name) as name, inside():
             module = tvm_ffi.load_module(name)
             pack, deconv = module.get_function("pack"), module.get_function("deconv")
             library = ctypes.CDLL(name)
             for function in (library.tvm_deconv_set_num_threads, library.tvm_deconv_set_thread_limit):
                 function.argtypes = [ctypes.c_int]
             library.tvm_deconv_get_num_threads.argtypes = []
-        # tvm_ffi raises whatever class of error the C++ side names.
-        except Exception as error:
-            raise ArtifactError(path, f"must load and define pack, deconv and the thread count: {error}") from error
+    # tvm_ffi raises whatever class of error the C++ side names; there may be no memory, or no room, for the copy.
+    except Exception as error:
+        raise ArtifactError(path, f"must load and define pack, deconv and the thread count: {error}") from error
     if _process.threads is None:
         _process.threads = library
         if _process.wanted_threads is not None:

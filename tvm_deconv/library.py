@@ -37,6 +37,7 @@ from tvm_deconv.problem import Epilogue, Problem, one_of
 from tvm_deconv.targets import Host, Target, detect_host, max_target
 
 Ints = Sequence[int]
+_REPLACEMENTS = 10  # times that an artifact may be built again while it is loaded
 
 
 def load(
@@ -189,22 +190,26 @@ class Library:
         return decisions[0].manifest if decisions and isinstance(decisions[0], Accepted) else None
 
     def _open(self, problem: Problem, manifest: Manifest) -> tuple[Manifest, _loading.Artifact]:
-        while True:
+        """Load an artifact; where a build has replaced its library since the manifest was read, the new one."""
+        for _ in range(_REPLACEMENTS):
             try:
                 return manifest, _loading.load(self.root, manifest)
+            except IntegrityError:
+                raise
             except ArtifactError:
-                newer = None if self._pinned else self._rebuilt(problem, manifest)
+                newer = self._reread(problem, manifest)
                 if newer is None:
                     raise
                 manifest = newer
+        return manifest, _loading.load(self.root, manifest)
 
-    def _rebuilt(self, problem: Problem, manifest: Manifest) -> Manifest | None:
-        """Return the manifest that has taken the place of `manifest` since that was read."""
+    def _reread(self, problem: Problem, manifest: Manifest) -> Manifest | None:
+        """Return what is now in the place of `manifest`; None where that is not allowed to serve `problem`."""
         try:
             newer = Manifest.read(self.root / f"{manifest.name}.json")
         except ManifestError:
             return None
-        return self._choose(problem, [newer]) if newer.sha256 != manifest.sha256 else None
+        return None if self._pinned and newer != manifest else self._choose(problem, [newer])
 
     def _fall_back(self, problem: Problem) -> tuple[Manifest | None, _loading.Artifact]:
         decisions = self.select(problem)
