@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -121,7 +121,7 @@ class _Process:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.artifacts: dict[str, Artifact] = {}
+        self.artifacts: dict[Hashable, Artifact] = {}
         self.threads: ctypes.CDLL | None = None
         self.wanted_threads: int | None = None
         self.ending: int | None = None  # the thread that ends the interpreter
@@ -181,7 +181,7 @@ def loaded() -> list[Loaded]:
     return [artifact.loaded for artifact in artifacts]
 
 
-def once(identity: str, make: Callable[[], Artifact]) -> Artifact:
+def once(identity: Hashable, make: Callable[[], Artifact]) -> Artifact:
     """Return what `make` gave for `identity` in this process."""
     with _process.lock:
         artifact = _process.artifacts.get(identity)
@@ -197,7 +197,9 @@ def load(directory: Path, manifest: Manifest) -> Artifact:
     """
     path = directory / manifest.library
     data = read_verified(path, manifest)
-    return once(manifest.sha256, lambda: _load(path, manifest, data))
+    # With what of the manifest decides how it is used: a wrong one must not decide for a right one.
+    identity = (manifest.sha256, manifest.packed_shape, manifest.packed_dtype)
+    return once(identity, lambda: _load(path, manifest, data))
 
 
 def read_verified(path: Path, manifest: Manifest) -> bytes:
