@@ -1,9 +1,9 @@
 """From a manifest to callable functions: read, verify, load those very bytes.
 
-The library is read once. Its size, digest and dependencies are checked on the bytes in memory, and these bytes, not the
-file, are what the dynamic linker maps: through an anonymous file in memory, named by a symbolic link in a fresh private
-directory (the linker takes libraries of one name for one library), or a file in that directory where the system has no
-such files. What is loaded stays loaded: unmapping code that a thread may be in is not safe.
+The library is read once. Its size, digest, dependencies and symbols are checked on the bytes in memory, and these
+bytes, not the file, are what the dynamic linker maps: through an anonymous file in memory, named by a symbolic link in a
+fresh private directory (the linker takes libraries of one name for one library), or a file in that directory where the
+system has no such files. What is loaded stays loaded: unmapping code that a thread may be in is not safe.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ NEEDED = frozenset(
         "ld-linux-x86-64.so.2",
     }
 )
+
+_THREADS = tuple(f"tvm_deconv_{name}" for name in ("get_num_threads", "set_num_threads", "set_thread_limit"))
+DEFINED = frozenset({"__tvm_ffi_pack", "__tvm_ffi_deconv", *_THREADS})
 
 MAX_THREADS = 1024  # the launcher's
 
@@ -203,7 +206,7 @@ def load(directory: Path, manifest: Manifest) -> Artifact:
 
 
 def read_verified(path: Path, manifest: Manifest) -> bytes:
-    """Return the bytes of the library at `path` once size, digest and dependencies are those allowed."""
+    """Return the bytes of the library at `path` once size, digest, dependencies and symbols are as they must be."""
     data, size = _files.read(path, manifest.size + 1, ArtifactError, IntegrityError)
     if len(data) != manifest.size:
         rule = f"must be {manifest.size}, which the manifest says: the file was truncated or replaced"
@@ -213,12 +216,15 @@ def read_verified(path: Path, manifest: Manifest) -> bytes:
         rule = f"must be {manifest.sha256}, which the manifest says: the file was altered or replaced"
         raise IntegrityError(path, rule, "sha256", digest)
     try:
-        needed = _elf.needed(data)
+        needed, defined = _elf.dynamic(data)
     except ValueError as error:
         raise IntegrityError(path, f"must be a shared library for this machine, but {error}") from None
     foreign = [name for name in needed if name not in NEEDED]
     if foreign:
         raise IntegrityError(path, f"may only need {', '.join(sorted(NEEDED))}", "needed", foreign)
+    missing = sorted(DEFINED - defined)
+    if missing:
+        raise IntegrityError(path, f"must define {', '.join(missing)}: it is no artifact", "defined", len(defined))
     return data
 
 
