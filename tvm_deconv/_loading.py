@@ -1,9 +1,9 @@
 """From a manifest to callable functions: read, verify, load those very bytes.
 
 The library is read once. Its size, digest, dependencies and symbols are checked on the bytes in memory, and these
-bytes, not the file, are what the dynamic linker maps: through an anonymous file in memory, named by a symbolic link in a
-fresh private directory (the linker takes libraries of one name for one library), or a file in that directory where the
-system has no such files. What is loaded stays loaded: unmapping code that a thread may be in is not safe.
+bytes, not the file, are what the dynamic linker maps: through an anonymous file in memory, named by a symbolic link in
+a fresh private directory (the linker takes libraries of one name for one library), or a file in that directory where
+the system has no such files. What is loaded stays loaded: unmapping code that a thread may be in is not safe.
 """
 
 from __future__ import annotations
