@@ -1,4 +1,4 @@
-"""The command tvm-deconv: compile, inspect, sign, verify, bench, doctor; `cli_tune` has tune and logs.
+"""The command tvm-deconv: compile, inspect, sign, verify, bench, overhead, doctor; `cli_tune` has tune and logs.
 
 A DeconvError becomes one line and exit code 1; wrong usage exits with 2, as click has it.
 """
@@ -413,6 +413,22 @@ def bench(
     wrong = [row.layer.name for row in report.rows if not row.ours.correct]
     if wrong:
         raise click.ClickException(f"these layers failed or are wrong: {', '.join(wrong)}")
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def overhead(as_json: bool) -> None:
+    """Measure what this package costs besides its kernels: import, load, calls, parallel launches, idling."""
+    from tvm_deconv.bench.overhead import measure
+
+    figures = measure()
+    if as_json:
+        click.echo(json.dumps([figure._asdict() for figure in figures], indent=1))
+        return
+    table = Table(show_header=False)
+    for figure in figures:
+        table.add_row(figure.name, f"{figure.value:.2f}", figure.unit)
+    _console().print(table)
 
 
 @main.command()

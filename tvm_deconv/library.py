@@ -78,17 +78,19 @@ def load(
     read: list[Manifest] = []
     broken: dict[str, ArtifactError] = {}
     content = hashlib.sha256()
+    present = frozenset(names)
     for name in names:
         path = root / name
         stem = manifests.stem_of(name)
         if stem is None:
             continue
         if path.suffix == ".so":
-            if f"{stem}.json" not in names:
+            if f"{stem}.json" not in present:
                 broken[stem] = ArtifactError(path, "has no manifest: its build was interrupted; compile it again")
             continue
         try:
-            manifest = Manifest.read(path)
+            text = manifests.read(path)
+            manifest = Manifest.from_json(text, path)
             if manifest.name != stem:
                 raise ManifestError(path, "must have the name of the manifest's file", "library", manifest.library)
         except ManifestError as error:
@@ -96,7 +98,7 @@ def load(
             broken[stem] = error
         else:
             read.append(manifest)
-            content.update(manifest.to_json().encode())
+            content.update(name.encode() + b"\0" + hashlib.sha256(text).digest())
     if broken and not read:
         raise next(iter(broken.values()))
     found = f"sha256:{content.hexdigest()}"
@@ -350,10 +352,10 @@ class Layer:
             self._constants = tuple(map(artifact.constant, arguments))
         # An empty output is complete: kernels need not know of extents of zero.
         self._deconv: Callable[..., None] = artifact if 0 not in self._output_shape else _nothing
-        self._name = artifact.name
+        self._artifact = artifact
 
     def __repr__(self) -> str:
-        return f"<Layer {self.problem.key} by {self._name}>"
+        return f"<Layer {self.problem.key} by {self._artifact.name}>"
 
     def __call__(self, data: Any, out: Any = None, *, threads: int | None = None) -> Any:
         """Return the output for `data`, in `out` where that is given, by up to `threads` threads.

@@ -145,11 +145,16 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path | str) -> Manifest:
-        """Read a manifest file; ManifestError where it cannot be read, leaves its directory, is too large or wrong."""
-        data, size = _files.read(Path(path), MAX_MANIFEST_BYTES, ManifestError, ManifestError)
-        if size > MAX_MANIFEST_BYTES:
-            raise ManifestError(path, f"must be at most {MAX_MANIFEST_BYTES} bytes")
-        return cls.from_json(data, path)
+        """Read and parse a manifest file; ManifestError."""
+        return cls.from_json(read(Path(path)), path)
+
+
+def read(path: Path) -> bytes:
+    """Return what a manifest file holds; ManifestError where it cannot be read, leaves its directory, is too large."""
+    data, size = _files.read(path, MAX_MANIFEST_BYTES, ManifestError, ManifestError)
+    if size > MAX_MANIFEST_BYTES:
+        raise ManifestError(path, f"must be at most {MAX_MANIFEST_BYTES} bytes")
+    return data
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
