@@ -1,6 +1,6 @@
 """Builders that are killed and readers beside them: run by `test_faults` in a process of its own, which may fork.
 
-    python faults.py killed|concurrent fast|real DIRECTORY ROUNDS SEED
+    python faults.py killed|stepped|concurrent fast|real DIRECTORY ROUNDS SEED
 
 Two artifacts of one problem that differ in their launcher take turns. "fast" has the compiler's work done beforehand,
 so that most of a builder's time goes into putting files in their places. Prints what the kills left behind.
@@ -104,6 +104,36 @@ def killed(directory, launchers, rounds, random, longest):
     return left
 
 
+def stepped(directory, launchers, rounds, *_):
+    """Builders that kill themselves before the first, the second, ... step of putting files in their places."""
+    left = Counter()
+    for step in range(rounds):
+        pid = os.fork()
+        if pid == 0:
+            remaining = iter(range(step))
+            for owner, name in ((build, "_flush"), (Path, "replace"), (Path, "unlink")):
+                setattr(owner, name, dying(getattr(owner, name), remaining))
+            export(directory, launchers[1])
+            os._exit(0)
+        status = os.waitpid(pid, 0)[1]
+        assert status in (0, signal.SIGKILL)
+        check(td.load(directory))
+        left[left_behind(directory)] += 1
+        if status == 0:
+            return left
+        export(directory, launchers[0])
+    raise AssertionError("more steps than rounds")
+
+
+def dying(step, remaining):
+    def step_or_die(*arguments, **more):
+        if next(remaining, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(*arguments, **more)
+
+    return step_or_die
+
+
 def concurrent(directory, launchers, rounds, random, longest):
     """Readers that load, and bind later, beside two builders; now and then one of these is killed."""
     builders = [fork(directory, launchers), fork(directory, launchers[::-1])]
@@ -129,7 +159,7 @@ def main(what, speed, directory, rounds, seed):
     with tempfile.TemporaryDirectory() as scratch:
         launchers = variants(Path(scratch), speed == "fast")
         export(directory, launchers[0])
-        work = {"killed": killed, "concurrent": concurrent}[what]
+        work = {"killed": killed, "stepped": stepped, "concurrent": concurrent}[what]
         found = work(directory, launchers, int(rounds), random.Random(int(seed)), 0.03 if speed == "fast" else 0.8)
         last = export(directory, launchers[0])
     assert {path.name for path in directory.iterdir()} == {".lock", f"{last.name}.json", last.library}
