@@ -24,6 +24,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from tvm_deconv import _elf, _files
 from tvm_deconv.errors import ArtifactError, IntegrityError, ProblemError
 from tvm_deconv.manifest import Manifest
@@ -41,10 +44,10 @@ NEEDED = frozenset(
     }
 )
 
-_THREADS = tuple(f"tvm_deconv_{name}" for name in ("get_num_threads", "set_num_threads", "set_thread_limit"))
-DEFINED = frozenset({"__tvm_ffi_pack", "__tvm_ffi_deconv", *_THREADS})
+_LAUNCHER = ("get_num_threads", "set_num_threads", "set_thread_limit", "make_arena", "set_arena")
+DEFINED = frozenset({"__tvm_ffi_pack", "__tvm_ffi_deconv", *(f"tvm_deconv_{name}" for name in _LAUNCHER)})
 
-MAX_THREADS = 1024  # the launcher's
+MAX_THREADS, MAX_LANES = 1024, 64  # the launcher's
 
 
 LOG = logging.getLogger("tvm_deconv")
@@ -239,6 +242,9 @@ def _load(path: Path, manifest: Manifest, data: bytes) -> Artifact:
             for function in (library.tvm_deconv_set_num_threads, library.tvm_deconv_set_thread_limit):
                 function.argtypes = [ctypes.c_int]
             library.tvm_deconv_get_num_threads.argtypes = []
+            library.tvm_deconv_make_arena.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64]
+            library.tvm_deconv_set_arena.argtypes = [ctypes.c_void_p]
+            library.tvm_deconv_set_arena.restype = ctypes.c_void_p
     # tvm_ffi raises whatever class of error the C++ side names; there may be no memory, or no room, for the copy.
     except Exception as error:
         raise ArtifactError(path, f"must load and define pack, deconv and the thread count: {error}") from error
@@ -309,6 +315,26 @@ def import_tvm_ffi() -> Any:
     import tvm_ffi
 
     return tvm_ffi
+
+
+def within(memory: npt.NDArray[np.uint8], lane_bytes: int, call: Callable[..., None]) -> Callable[..., None]:
+    """Return `call` with its workspace in `memory`, where each thread that takes part has `lane_bytes`.
+
+    A thread for which there is no lane left uses memory of its own, as without this. The caller keeps `memory`.
+    """
+    library = _process.threads
+    assert library is not None  # `call` is of an artifact
+    address = memory.ctypes.data
+    library.tvm_deconv_make_arena(address, memory.nbytes, lane_bytes)
+
+    def called(*arguments: Any) -> None:
+        library.tvm_deconv_set_arena(address)
+        try:
+            call(*arguments)
+        finally:
+            library.tvm_deconv_set_arena(None)
+
+    return called
 
 
 def _threads(attribute: str, count: object) -> int:

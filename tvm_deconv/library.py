@@ -33,7 +33,7 @@ from tvm_deconv.errors import (
     TensorError,
 )
 from tvm_deconv.manifest import Accepted, Decision, Manifest, Rejected
-from tvm_deconv.problem import Epilogue, Problem, one_of
+from tvm_deconv.problem import Epilogue, Problem, integer, one_of
 from tvm_deconv.targets import Host, Target, detect_host, max_target
 
 Ints = Sequence[int]
@@ -168,15 +168,25 @@ class Library:
         then = f"falls back to {', then '.join(self._fallback)}" if self._fallback else "raises NoArtifactError"
         return f"{manifests.table(self.select(problem))}\nwhere none is usable, bind {then}"
 
-    def bind(self, problem: Problem, filter: Any, bias: Any = None) -> Layer:
+    def bind(
+        self, problem: Problem, filter: Any, bias: Any = None, *, workspace: int | _arrays.Array | None = None
+    ) -> Layer:
         """Pack `filter` (shape ``problem.filter_shape``) for the best artifact and return the function of the data.
 
         `bias` (shape ``problem.bias_shape``, in the problem's dtype or its accumulate dtype) goes with an epilogue that
-        has one. Both are copied. Raises NoArtifactError with every candidate's reason, IntegrityError where the library
+        has one. Both are copied.
+
+        By default every thread keeps the workspace of its last calls, for all layers. A number as `workspace` has the
+        layer keep its own, allocated now, for so many threads (1 to 64); an array (of ``manifest.workspace_bytes``, in
+        the caller's memory, for this layer alone) is used as it is. Threads beyond that use their own, and so does what
+        a schedule packs once for all threads.
+
+        Raises NoArtifactError with every candidate's reason, IntegrityError where the library
         is not the one that was built, ArtifactError where it does not load, TensorError.
         """
         manifest, artifact = self._load(problem)
-        return Layer(problem, manifest, artifact, _arrays.borrow("filter", filter), _borrow_bias(problem, bias))
+        weights, offset = _arrays.borrow("filter", filter), _borrow_bias(problem, bias)
+        return Layer(problem, manifest, artifact, weights, offset, workspace)
 
     def _load(self, problem: Problem) -> tuple[Manifest | None, _loading.Artifact]:
         """Return what serves `problem`; without a manifest where that is NumPy."""
@@ -334,6 +344,7 @@ class Layer:
         artifact: _loading.Artifact,
         filter: _arrays.Borrowed,
         bias: _arrays.Borrowed | None,
+        workspace: int | _arrays.Array | None = None,
     ) -> None:
         """Pack `filter` and convert `bias`; see `Library.bind`, which is how layers are made."""
         self.problem = problem
@@ -352,6 +363,9 @@ class Layer:
             self._constants = tuple(map(artifact.constant, arguments))
         # An empty output is complete: kernels need not know of extents of zero.
         self._deconv: Callable[..., None] = artifact if 0 not in self._output_shape else _nothing
+        if workspace is not None and manifest is not None:
+            self._workspace = _memory(workspace, manifest)
+            self._deconv = _loading.within(self._workspace, manifest.lane_bytes, self._deconv)
         self._artifact = artifact
 
     def __repr__(self) -> str:
@@ -404,6 +418,21 @@ def _nothing(*_: object) -> None:
 def _is_plain(array: Any, dtype: np.dtype[Any] | None, shape: tuple[int, ...]) -> bool:
     """Tell whether the kernel can take `array` as it is; where not, the checks find out why."""
     return type(array) is np.ndarray and array.dtype is dtype and array.shape == shape and array.flags.carray
+
+
+def _memory(workspace: int | _arrays.Array, manifest: Manifest) -> _arrays.Array:
+    """Return the bytes of a workspace that was given, or that is wanted for a number of threads."""
+    if not isinstance(workspace, np.ndarray):
+        threads = integer("workspace", workspace, 1)
+        if threads > _loading.MAX_LANES:
+            raise ProblemError("workspace", threads, f"must be at most {_loading.MAX_LANES}, or an array")
+        return np.ones(manifest.workspace_bytes(threads), np.uint8)  # written, so that the pages are there
+    least = manifest.workspace_bytes(1)
+    if workspace.nbytes < least:
+        raise TensorError("workspace", workspace.nbytes, f"must have at least {least} bytes, for one thread")
+    if not (workspace.flags.c_contiguous and workspace.flags.writeable):
+        raise TensorError("workspace", workspace.strides, "must be contiguous memory that can be written")
+    return workspace.view(np.ndarray).reshape(-1).view(np.uint8)
 
 
 def _packed(problem: Problem, artifact: _loading.Artifact, filter: _arrays.Borrowed) -> _arrays.Array:

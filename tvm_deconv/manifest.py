@@ -56,6 +56,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _FILE = re.compile(r"([0-9a-f]{16}-[A-Za-z0-9][A-Za-z0-9._+-]*?)(?:\.json|\.[0-9a-f]{16}\.so)")
 _INT64 = 1 << 63
+_LINE, _BLOCKS = 64, 16  # alignment in a workspace; blocks of a thread, more than any schedule has
 
 
 def stem(artifact_key: str, target: str) -> str:
@@ -105,6 +106,15 @@ class Manifest:
     def name(self) -> str:
         """The stem of the artifact's file names."""
         return self.library.removesuffix(".so").rpartition(".")[0]
+
+    @property
+    def lane_bytes(self) -> int:
+        """The part of a workspace that one thread uses: its blocks, each with a header, aligned."""
+        return -(-self.scratch_bytes // _LINE) * _LINE + _BLOCKS * 2 * _LINE
+
+    def workspace_bytes(self, threads: int) -> int:
+        """Return the size of a workspace for as many threads, of all calls at one time together."""
+        return 2 * _LINE + threads * self.lane_bytes
 
     @cached_property
     def parsed(self) -> Problem:
