@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tvm_deconv._loading import get_num_threads, set_num_threads
+from tvm_deconv._loading import Loaded, get_num_threads, loaded, set_num_threads
 from tvm_deconv.dialects import from_onednn, from_onnx, from_openvino, from_torch
 from tvm_deconv.errors import (
     ArtifactError,
@@ -38,6 +38,7 @@ __all__ = [
     "IntegrityError",
     "Layer",
     "Library",
+    "Loaded",
     "Manifest",
     "ManifestError",
     "NoArtifactError",
@@ -54,6 +55,7 @@ __all__ = [
     "from_torch",
     "get_num_threads",
     "load",
+    "loaded",
     "reference",
     "set_num_threads",
 ]

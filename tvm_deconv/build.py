@@ -1,8 +1,9 @@
 """Problems to artifacts: schedule, compile, link with the launcher, and write library and manifest.
 
-An artifact is written under a temporary name, renamed, and described by its manifest last, so that a build that stops
-anywhere leaves nothing that can be loaded.  What decides the bytes of a library is hashed into its recipe; an artifact
-whose recipe and digest still hold is not built again.
+An artifact is made in a directory of its own and moved into place: the library first, under a name that no other
+content has, then the manifest, which replaces the one before it.  A build that stops anywhere leaves what was there.
+What decides the bytes of a library is hashed into its recipe; an artifact whose recipe and digest still hold is not
+built again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import importlib.metadata
 import os
 import pickle
 import queue
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,14 +28,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tvm
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from tvm.target.codegen import llvm_version_major
 
 from tvm_deconv.choices import Choice, checked, named, plan_of
 from tvm_deconv.choices import choices as choose
 from tvm_deconv.errors import BuildError, DeconvError, ManifestError, ProblemError
 from tvm_deconv.launcher import find_compiler, launcher_object
-from tvm_deconv.manifest import Manifest, stem
+from tvm_deconv.manifest import Manifest, library_name, stem, stem_of
 from tvm_deconv.problem import Problem
 from tvm_deconv.records import read, shipped
 from tvm_deconv.schedules.x86 import Kernel, build_kernel, default_plan
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
 #: The packages of this project whose text decides what a kernel is.
 _SOURCES = ("compute", "launcher", "schedules")
+#: What a directory of artifacts holds besides them: a lock, and while they run, a directory for each build.
+_LOCK, _SCRATCH = ".lock", ".building-"
 
 
 @dataclass(frozen=True)
@@ -96,54 +100,97 @@ def export(
 ) -> Manifest:
     """Build the artifact for `problem` on `target` into the directory `output` and return its manifest.
 
+    An older one stays what is loaded until the new one is complete, and is removed then.
+
     `layers` are names for people; `cc` is the compiler driver that links, `launcher` its compiled object file; both are
     found or made where they are not given.  The first of `choices` that builds is taken, by default what the installed
     tuning logs say; what does not build is told in `complaints`.  Raises BuildError, CompilerNotFound.
     """
     output = Path(output)
-    output.mkdir(parents=True, exist_ok=True)
     cc = cc or find_compiler()
     choices = choices or tuple(choose(problem, target, read(target.name, shipped()), complaints))
     name = stem(problem.artifact_key, target.name)
-    with tempfile.TemporaryDirectory(prefix=".building-", dir=output) as scratch:
-        made = Path(scratch) / f"{name}.so"
-        addon = launcher or launcher_object(cc, Path(scratch))
-        for choice in choices:
-            try:
-                kernel = _link(problem, target, choice, made, cc, addon)
-                break
-            # Whatever an old record makes TVM do, there is the next choice.
-            except Exception as error:
-                if choice == choices[-1]:
-                    raise
-                if complaints is not None:
-                    complaints.append(f"{problem.key} for {target.name}: not built by {choice.reason}: {error}")
-        content = made.read_bytes()
-        manifest = Manifest(
-            problem=problem.artifact_key,
-            layers=tuple(layers),
-            target=target.name,
-            features=tuple(sorted(target.features)),
-            library=made.name,
-            sha256=hashlib.sha256(content).hexdigest(),
-            size=len(content),
-            algorithm=kernel.algorithm,
-            decisions=kernel.decisions,
-            packed_shape=(kernel.packed_elements,),
-            packed_dtype=problem.accumulate_dtype,
-            scratch_bytes=kernel.scratch_bytes,
-            macs=problem.macs,
-            origin=choice.origin,
-            versions=_versions(cc),
-            recipe=_recipe(problem, target, choices[0]),
-        )
-        described = Path(scratch) / f"{name}.json"
-        described.write_text(manifest.to_json(), encoding="utf-8")
-        # Two builders of one artifact must not leave the library of one and the manifest of the other.
-        with FileLock(output / ".lock"):
-            made.replace(output / made.name)
-            described.replace(output / described.name)
+    try:
+        with _scratch(output) as scratch:
+            made = scratch / f"{name}.so"
+            addon = launcher or launcher_object(cc, scratch)
+            for choice in choices:
+                try:
+                    kernel = _link(problem, target, choice, made, cc, addon)
+                    break
+                # Whatever an old record makes TVM do, there is the next choice.
+                except Exception as error:
+                    if choice == choices[-1]:
+                        raise
+                    if complaints is not None:
+                        complaints.append(f"{problem.key} for {target.name}: not built by {choice.reason}: {error}")
+            content = made.read_bytes()
+            digest = hashlib.sha256(content).hexdigest()
+            manifest = Manifest(
+                problem=problem.artifact_key,
+                layers=tuple(layers),
+                target=target.name,
+                features=tuple(sorted(target.features)),
+                library=library_name(name, digest),
+                sha256=digest,
+                size=len(content),
+                algorithm=kernel.algorithm,
+                decisions=kernel.decisions,
+                packed_shape=(kernel.packed_elements,),
+                packed_dtype=problem.accumulate_dtype,
+                scratch_bytes=kernel.scratch_bytes,
+                macs=problem.macs,
+                origin=choice.origin,
+                versions=_versions(cc),
+                recipe=_recipe(problem, target, choices[0]),
+            )
+            described = scratch / f"{name}.json"
+            described.write_text(manifest.to_json(), encoding="utf-8")
+            _publish(output, manifest, made, described)
+    except OSError as error:
+        raise BuildError("output", output, f"must be a directory with room that can be written: {error}") from error
     return manifest
+
+
+@contextlib.contextmanager
+def _scratch(output: Path) -> Iterator[Path]:
+    """Make a directory for one build in `output`, and remove those of builds that were killed: nobody locks these."""
+    output.mkdir(parents=True, exist_ok=True)
+    with FileLock(output / _LOCK):
+        for left in output.glob(f"{_SCRATCH}*"):
+            with contextlib.suppress(Timeout), FileLock(left / _LOCK, blocking=False):
+                shutil.rmtree(left, ignore_errors=True)
+        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=output))
+        held = FileLock(scratch / _LOCK)
+        held.acquire()
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        held.release()
+
+
+def _publish(output: Path, manifest: Manifest, library: Path, described: Path) -> None:
+    """Move the files of an artifact into place; the manifest's rename is the moment at which it replaces another."""
+    _flush(library)
+    _flush(described)
+    # Of two builders of one artifact, the one that is late must not remove the library that the other's manifest means.
+    with FileLock(output / _LOCK):
+        library.replace(output / manifest.library)
+        described.replace(output / f"{manifest.name}.json")
+        _flush(output)
+        for path in output.iterdir():
+            if path.suffix == ".so" and stem_of(path.name) == manifest.name and path.name != manifest.library:
+                path.unlink()
+
+
+def _flush(path: Path) -> None:
+    """Have the disk hold what `path` holds."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _link(problem: Problem, target: Target, choice: Choice, path: Path, cc: str, launcher: Path) -> Kernel:
@@ -354,7 +401,7 @@ def _up_to_date(
     name = stem(problem.artifact_key, target.name)
     try:
         manifest = Manifest.read(directory / f"{name}.json")
-        content = (directory / f"{name}.so").read_bytes()
+        content = (directory / manifest.library).read_bytes()
     except (ManifestError, OSError):
         return None
     unchanged = manifest.sha256 == hashlib.sha256(content).hexdigest()

@@ -45,6 +45,7 @@ DATA_FORMATS = ("NCX", "NXC")
 FILTER_FORMATS = ("IOX", "GIOX", "XIO")
 _FILTER_ALIASES = {"OIX": "IOX", "XOI": "XIO"}
 _INT64_MAX = 2**63 - 1
+_INT64_DIGITS = len(str(_INT64_MAX))
 _INT32 = (-(2**31), 2**31 - 1)
 
 
@@ -344,12 +345,14 @@ class Problem:
         if found is None:
             raise ProblemError("key", key, "must be the printed key of a problem")
         fields: dict[str, Any] = found.groupdict()
-        for name in ("batch", "groups", "in_channels", "out_channels"):
-            fields[name] = int(fields[name])
-        for name in ("data_spatial", "kernel", "strides", "dilations", "pads_begin", "output_spatial"):
-            if not all(fields[name].split("x")):
+        channels = ("batch", "groups", "in_channels", "out_channels")
+        for name in (*channels, "data_spatial", "kernel", "strides", "dilations", "pads_begin", "output_spatial"):
+            numbers = fields[name].split("x")
+            if not all(numbers):
                 raise ProblemError("key", key, f"{name} must be integers joined by x")
-            fields[name] = tuple(map(int, fields[name].split("x")))
+            if max(map(len, numbers)) > _INT64_DIGITS:  # Python refuses to read numbers of some thousand digits
+                raise ProblemError("key", key, f"{name} must fit in 64 bits")
+            fields[name] = int(numbers[0]) if name in channels else tuple(map(int, numbers))
         fields["epilogue"] = Epilogue.parse(fields["epilogue"])
         problem = Problem(**fields)
         if problem.key != key:
