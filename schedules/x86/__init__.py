@@ -185,7 +185,7 @@ def fills_panels(problem: Problem, target: Target) -> bool:
 
 
 def finishes_in_short_chunks(problem: Problem, target: Target) -> bool:
-    """Where channels become rows, that happens in whole vectors of whole strides: a body of code that must stay small."""
+    """Where channels become rows, that happens by whole vectors and strides: a body of code that must stay small."""
     lanes = accumulator_lanes(problem, target)
     if problem.data_format == "NXC" or contiguous_phases(problem, lanes):
         return True
