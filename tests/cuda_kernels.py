@@ -13,7 +13,6 @@ from hypothesis import Phase, given, settings
 
 from tvm_deconv.launcher import find_compiler
 from tvm_deconv.schedules.cuda import build_kernel, source
-from tvm_deconv.targets import get_any
 
 SHIM = Path(__file__).parent / "cuda_shim"
 MARGIN = 64  # elements before and behind an array; a multiple of 16 bytes, which kernels may rely on
@@ -110,8 +109,8 @@ def aligned(array):
 class Batch:
     """Kernels for several problems in one translation unit, since compiling its headers costs most of the time."""
 
-    def __init__(self, problems, directory, name, algorithm=None, target="cuda-sm_80"):
-        self.kernels = [build_kernel(problem, get_any(target), algorithm) for problem in problems]
+    def __init__(self, problems, directory, name, algorithm=None):
+        self.kernels = [build_kernel(problem, algorithm) for problem in problems]
         functions = {}
         for number, kernel in enumerate(self.kernels):
             functions[f"deconv_{number}"] = kernel.deconv

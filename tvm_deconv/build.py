@@ -34,14 +34,19 @@ from tvm_deconv.choices import choices as choose
 from tvm_deconv.errors import BuildError, DeconvError, ManifestError, ProblemError
 from tvm_deconv.launcher import find_compiler, launcher_object
 from tvm_deconv.manifest import Manifest, stem
+from tvm_deconv.nvcc import compile_library, find_nvcc
+from tvm_deconv.nvcc import version as nvcc_version
 from tvm_deconv.problem import Problem
 from tvm_deconv.records import read, shipped
-from tvm_deconv.schedules.x86 import Kernel, build_kernel
-from tvm_deconv.targets import TARGETS, Target, detect_host, get, native
+from tvm_deconv.schedules import cuda
+from tvm_deconv.schedules.x86 import build_kernel
+from tvm_deconv.targets import CUDA_TARGETS, TARGETS, CudaTarget, Target, detect_host, get, get_any, native
 
 if TYPE_CHECKING:
     from tvm_deconv.tuning import Trial
 
+#: What a CUDA kernel is built with: its own arithmetic.
+_DEFAULT = Choice(None, "default", "the default")
 #: The packages of this project whose text decides what a kernel is.
 _SOURCES = ("compute", "launcher", "schedules")
 
@@ -75,17 +80,39 @@ class _Job:
     complaints: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class _Facts:
+    """What a manifest says of the kernel in its library."""
+
+    algorithm: str
+    decisions: dict[str, int]
+    packed_elements: int
+    packed_dtype: str
+    scratch_bytes: int
+
+
 def resolve_targets(target: str | Sequence[str]) -> tuple[Target, ...]:
-    """Return the targets that `target` names; "native" is the widest that this machine can run."""
+    """Return the CPU targets that `target` names; "native" is the widest that this machine can run."""
+    return tuple(dict.fromkeys(native(detect_host()) if name == "native" else get(name) for name in _names(target)))
+
+
+def _names(target: str | Sequence[str]) -> tuple[str, ...]:
     names = (target,) if isinstance(target, str) else tuple(target)
     if not names:
-        raise ProblemError("target", target, f"must name at least one of native, {', '.join(TARGETS)}")
-    return tuple(dict.fromkeys(native(detect_host()) if name == "native" else get(name) for name in names))
+        known = ", ".join(("native", *TARGETS, *CUDA_TARGETS))
+        raise ProblemError("target", target, f"must name at least one of {known}")
+    return names
+
+
+def _resolve(target: str | Sequence[str]) -> tuple[Target | CudaTarget, ...]:
+    """Return the targets that `target` names, of CPUs and of CUDA devices."""
+    found = (native(detect_host()) if name == "native" else get_any(name) for name in _names(target))
+    return tuple(dict.fromkeys(found))
 
 
 def export(
     problem: Problem,
-    target: Target,
+    target: Target | CudaTarget,
     output: Path | str,
     *,
     layers: Sequence[str] = (),
@@ -102,15 +129,17 @@ def export(
     """
     output = Path(output)
     output.mkdir(parents=True, exist_ok=True)
-    cc = cc or find_compiler()
-    choices = choices or tuple(choose(problem, target, read(target.name, shipped()), complaints))
+    cc = cc or _compiler(target)
+    choices = choices or _choices(problem, target, complaints)
     name = stem(problem.artifact_key, target.name)
     with tempfile.TemporaryDirectory(prefix=".building-", dir=output) as scratch:
         made = Path(scratch) / f"{name}.so"
-        addon = launcher or launcher_object(cc, Path(scratch))
         for choice in choices:
             try:
-                kernel = _link(problem, target, choice, made, cc, addon)
+                if isinstance(target, CudaTarget):
+                    facts = _link_cuda(problem, target, made, cc)
+                else:
+                    facts = _link(problem, target, choice, made, cc, launcher or launcher_object(cc, Path(scratch)))
                 break
             # Whatever an old record makes TVM do, there is the next choice.
             except Exception as error:
@@ -127,14 +156,14 @@ def export(
             library=made.name,
             sha256=hashlib.sha256(content).hexdigest(),
             size=len(content),
-            algorithm=kernel.algorithm,
-            decisions=kernel.decisions,
-            packed_shape=(kernel.packed_elements,),
-            packed_dtype=problem.accumulate_dtype,
-            scratch_bytes=kernel.scratch_bytes,
+            algorithm=facts.algorithm,
+            decisions=facts.decisions,
+            packed_shape=(facts.packed_elements,),
+            packed_dtype=facts.packed_dtype,
+            scratch_bytes=facts.scratch_bytes,
             macs=problem.macs,
             origin=choice.origin,
-            versions=_versions(cc),
+            versions=_versions(cc, isinstance(target, CudaTarget)),
             recipe=_recipe(problem, target, choices[0]),
         )
         described = Path(scratch) / f"{name}.json"
@@ -146,7 +175,35 @@ def export(
     return manifest
 
 
-def _link(problem: Problem, target: Target, choice: Choice, path: Path, cc: str, launcher: Path) -> Kernel:
+def _compiler(target: Target | CudaTarget) -> str:
+    return find_nvcc() if isinstance(target, CudaTarget) else find_compiler()
+
+
+def _choices(problem: Problem, target: Target | CudaTarget, complaints: list[str] | None) -> tuple[Choice, ...]:
+    if isinstance(target, CudaTarget):
+        return (_DEFAULT,)
+    return tuple(choose(problem, target, read(target.name, shipped()), complaints))
+
+
+def _link_cuda(problem: Problem, target: CudaTarget, path: Path, nvcc: str) -> _Facts:
+    """Compile `problem` to a library at `path` whose functions launch kernels."""
+    try:
+        kernel = cuda.build_kernel(problem)
+        text = cuda.source({"deconv": kernel.deconv, "pack": kernel.pack})
+    except (RuntimeError, ValueError) as error:
+        raise BuildError("problem", problem.key, f"does not compile for {target.name}: {error}") from error
+    compile_library(text, path.absolute(), target, nvcc)
+    element = 8 if problem.accumulate_dtype == "float64" else 4
+    return _Facts(
+        kernel.algorithm,
+        kernel.decisions,
+        kernel.packed_elements,
+        kernel.packed_dtype,
+        kernel.workspace_elements * element,
+    )
+
+
+def _link(problem: Problem, target: Target, choice: Choice, path: Path, cc: str, launcher: Path) -> _Facts:
     """Compile `problem` as chosen to a library at `path`."""
     if choice.schedule:
         kernel = build_kernel(problem, target, named(choice.schedule.algorithm), plan_of(choice.schedule))
@@ -158,7 +215,13 @@ def _link(problem: Problem, target: Target, choice: Choice, path: Path, cc: str,
         compiled.export_library(str(path.absolute()), addons=[str(launcher)], cc=cc)
     except (RuntimeError, ValueError, OSError) as error:
         raise BuildError("problem", problem.key, f"does not compile for {target.name}: {error}") from error
-    return kernel
+    return _Facts(
+        kernel.algorithm,
+        kernel.decisions,
+        kernel.packed_elements,
+        problem.accumulate_dtype,
+        kernel.scratch_bytes,
+    )
 
 
 def compile(
@@ -183,7 +246,7 @@ def compile(
     `trials`, a search for better ones precedes the build, whose results are kept in `logs`; `tuning.tune` is that
     search, and `on_trial` hears of it.
     """
-    targets = resolve_targets(target)
+    targets = _resolve(target)
     names: dict[str, list[str]] = {}
     unique: dict[str, Problem] = {}
     for problem in problems:
@@ -196,7 +259,14 @@ def compile(
             raise ProblemError("logs", logs, "must be a directory for the results of the trials")
         from tvm_deconv.tuning import tune
 
-        tune(unique.values(), target, trials, logs, jobs=jobs, on_trial=on_trial)
+        tune(
+            unique.values(),
+            [t.name for t in targets if isinstance(t, Target)],
+            trials,
+            logs,
+            jobs=jobs,
+            on_trial=on_trial,
+        )
     directory = Path(output)
     directory.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []
@@ -213,7 +283,10 @@ def compile(
             for key, problem in unique.items():
                 wanted = tuple(dict.fromkeys(names[key]))
                 complaints = records.complaints_of(key)
-                choices = tuple(choose(problem, chosen, records, complaints))
+                if isinstance(chosen, CudaTarget):
+                    choices: tuple[Choice, ...] = (_DEFAULT,)
+                else:
+                    choices = tuple(choose(problem, chosen, records, complaints))
                 current = _up_to_date(problem, chosen, directory, wanted, choices[0])
                 if current:
                     note(Outcome(problem, wanted, chosen.name, "current", current, None, 0.0, tuple(complaints)))
@@ -222,9 +295,9 @@ def compile(
                     job = _Job(problem, wanted, chosen.name, directory, nowhere, "", choices, tuple(complaints))
                     pending.append(job)
         if pending:
-            cc = find_compiler()
-            launcher = launcher_object(cc, Path(scratch))
-            ready = [replace(job, launcher=launcher, cc=cc) for job in pending]
+            compilers = {job.target: _compiler(get_any(job.target)) for job in pending}
+            launcher = launcher_object(find_compiler(), Path(scratch))
+            ready = [replace(job, launcher=launcher, cc=compilers[job.target]) for job in pending]
             for outcome in _run(ready, jobs or os.cpu_count() or 1):
                 note(outcome)
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
@@ -323,7 +396,7 @@ def _build(job: _Job) -> Outcome:
     try:
         manifest = export(
             job.problem,
-            get(job.target),
+            get_any(job.target),
             job.output,
             layers=job.layers,
             cc=job.cc,
@@ -341,7 +414,7 @@ def _build(job: _Job) -> Outcome:
 
 
 def _up_to_date(
-    problem: Problem, target: Target, directory: Path, layers: tuple[str, ...], choice: Choice
+    problem: Problem, target: Target | CudaTarget, directory: Path, layers: tuple[str, ...], choice: Choice
 ) -> Manifest | None:
     name = stem(problem.artifact_key, target.name)
     try:
@@ -354,11 +427,11 @@ def _up_to_date(
     return manifest if holds and set(layers) <= set(manifest.layers) else None
 
 
-def _recipe(problem: Problem, target: Target, choice: Choice) -> str:
+def _recipe(problem: Problem, target: Target | CudaTarget, choice: Choice) -> str:
     """Hash everything that decides the bytes of the library, except the linker, and what the manifest says of it."""
     deciding = (
         problem.artifact_key,
-        target.mcpu,
+        (target.code, target.ptx, nvcc_version(find_nvcc())) if isinstance(target, CudaTarget) else target.mcpu,
         sorted(target.features),
         tvm.__version__,
         _sources(),
@@ -381,10 +454,13 @@ def _sources() -> str:
 
 
 @cache
-def _versions(cc: str) -> dict[str, str]:
+def _versions(cc: str, cuda: bool) -> dict[str, str]:
+    packages = {name: importlib.metadata.version(name) for name in ("tvm_deconv", "apache-tvm", "apache-tvm-ffi")}
+    if cuda:
+        return {**packages, "nvcc": nvcc_version(cc)}
     printed = subprocess.run([cc, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
     return {
-        **{name: importlib.metadata.version(name) for name in ("tvm_deconv", "apache-tvm", "apache-tvm-ffi")},
+        **packages,
         "llvm": str(llvm_version_major()),
         "cc": printed[0] if printed else cc,
     }

@@ -7,7 +7,7 @@ problem.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import tvm
 from tvm.backend.cuda import export_cuda_host
@@ -16,7 +16,6 @@ from tvm.tirx import PrimFunc
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda.emit import Kernel
 from tvm_deconv.schedules.cuda.generic import generic
-from tvm_deconv.targets import CudaTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ def algorithm_for(problem: Problem) -> Algorithm:
     return next(algorithm for algorithm in ALGORITHMS if algorithm.serves(problem))
 
 
-def build_kernel(problem: Problem, target: CudaTarget, algorithm: Algorithm | None = None) -> Kernel:
+def build_kernel(problem: Problem, algorithm: Algorithm | None = None) -> Kernel:
     """Build the functions of `problem`, by the default algorithm where none is given."""
     return (algorithm or algorithm_for(problem)).build(problem)
 

@@ -104,9 +104,7 @@ class Arguments:
     def flat(self, n: Index, channel: Index, i: Sequence[Index]) -> Index:
         """Return the number of an output element in memory."""
         geometry, channels = self.geometry, self.geometry.groups * self.geometry.out_channels
-        extents = (
-            (*geometry.output, channels) if self.problem.data_format == "NXC" else (channels, *geometry.output)
-        )
+        extents = (*geometry.output, channels) if self.problem.data_format == "NXC" else (channels, *geometry.output)
         found = n
         parts = (*i, channel) if self.problem.data_format == "NXC" else (channel, *i)
         for part, extent in zip(parts, extents, strict=True):
@@ -180,8 +178,9 @@ def launch(blocks: int, threads: int = THREADS) -> Iterator[tuple[Expr, Expr]]:
 
 
 @contextlib.contextmanager
-def each(elements: int, index: str) -> Iterator[Expr]:
+def each(elements: int) -> Iterator[Expr]:
     """Launch one thread for each of `elements`, with its number."""
+    index = index_dtype(elements)
     with launch(-(-elements // THREADS)) as (block, thread):
         number = build.bind(block.astype(index) * THREADS + thread.astype(index))
         with when([number < elements] if elements % THREADS else []):
@@ -213,9 +212,7 @@ def barrier() -> None:
     build.evaluate(build.tvm_storage_sync("shared"))
 
 
-def pack_filter(
-    problem: Problem, elements: int, dtype: str, parts: Sequence[tuple[int, int, Place]]
-) -> PrimFunc:
+def pack_filter(problem: Problem, elements: int, dtype: str, parts: Sequence[tuple[int, int, Place]]) -> PrimFunc:
     """Build ``pack(filter [G, Ci, Co, *K], packed [elements])``.
 
     `parts` holds, for each part of the packed filter, its offset, its number of elements, and what they are; where the
@@ -231,7 +228,7 @@ def pack_filter(
             source = build.arg("filter", build.buffer(extents, storage_dtype(problem.dtype), layout=None))
             packed = build.arg("packed", build.buffer([IntImm(index, elements)], dtype, layout=None))
             for offset, count, place in parts:
-                with each(count, index) as number:
+                with each(count) as number:
                     g, ci, co, places, conditions = place(number)
                     element = source[(g, ci, co, *places[3 - problem.rank :])]
                     if dtype != storage_dtype(problem.dtype):
@@ -240,6 +237,6 @@ def pack_filter(
                         element = tirx.if_then_else(tirx.all(*conditions), element, tirx.const(0, dtype))
                     build.buffer_store(packed, element, [number + offset])
             if not parts:
-                with each(1, index) as number:
+                with each(1) as number:
                     build.buffer_store(packed, tirx.const(0, dtype), [number])
         return builder.get()

@@ -28,9 +28,8 @@ def generic(problem: Problem) -> Kernel:
         return g, ci, co, taps, []
 
     pack = pack_filter(problem, elements, problem.accumulate_dtype, [(0, elements, place)])
-    with deconv(problem, elements, problem.accumulate_dtype) as (function, args):
-        with each(args.outputs, args.index) as flat:
-            _gather(args, kernel, extents, flat)
+    with deconv(problem, elements, problem.accumulate_dtype) as (function, args), each(args.outputs) as flat:
+        _gather(args, kernel, extents, flat)
     return Kernel(problem, function.done, pack, "cuda_generic", {}, elements, problem.accumulate_dtype)
 
 

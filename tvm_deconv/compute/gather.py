@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -22,7 +23,7 @@ from tvm.ir import Expr
 from tvm_deconv.compute.phases import Geometry, Run
 from tvm_deconv.problem import Problem
 
-Index = Expr | int
+Index: TypeAlias = Expr | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +132,7 @@ class Section:
 
     def element(self, taps: Sequence[Index], phases: Sequence[Index]) -> list[Index]:
         """Return the filter element that a tap of a phase is."""
-        return [
-            run.k0 + phase + tap * run.k_step for run, phase, tap in zip(self.runs, phases, taps, strict=True)
-        ]
+        return [run.k0 + phase + tap * run.k_step for run, phase, tap in zip(self.runs, phases, taps, strict=True)]
 
 
 def sections(problem: Problem, tile_k: int, tile_n: int) -> tuple[Section, ...]:
