@@ -27,6 +27,7 @@ from tvm_deconv import _elf
 from tvm_deconv.errors import ArtifactError, IntegrityError, ProblemError
 from tvm_deconv.manifest import Manifest
 from tvm_deconv.problem import integer
+from tvm_deconv.targets import CUDA_TARGETS
 
 NEEDED = frozenset(
     {
@@ -36,6 +37,8 @@ NEEDED = frozenset(
         "libgcc_s.so.1",
         "libstdc++.so.6",
         "libpthread.so.0",
+        "libdl.so.2",
+        "librt.so.1",
         "ld-linux-x86-64.so.2",
     }
 )
@@ -81,7 +84,8 @@ def load(directory: Path, manifest: Manifest) -> Functions:
     with _process.lock:
         functions = _process.functions.get(manifest.sha256)
         if functions is None:
-            functions = _process.functions[manifest.sha256] = _load(path, data)
+            functions = _load(path, data, threads=manifest.target not in CUDA_TARGETS)
+            _process.functions[manifest.sha256] = functions
         return functions
 
 
@@ -116,12 +120,15 @@ def read_verified(path: Path, manifest: Manifest) -> bytes:
     return data
 
 
-def _load(path: Path, data: bytes) -> Functions:
+def _load(path: Path, data: bytes, *, threads: bool) -> Functions:
+    """Load the library in `data`, which has a pool of threads where it computes on the CPU."""
     tvm_ffi = import_tvm_ffi()
     with _private_file(data, path.name) as name:
         try:
             module = tvm_ffi.load_module(name)
             functions = Functions(module.get_function("pack"), module.get_function("deconv"))
+            if not threads:
+                return functions
             library = ctypes.CDLL(name)
             library.tvm_deconv_set_num_threads.argtypes = [ctypes.c_int]
             library.tvm_deconv_get_num_threads.argtypes = []

@@ -4,6 +4,8 @@ A `Library` reads manifests only. The first `Library.bind` that needs an artifac
 `bind` packs the filter, once; calling the `Layer` then costs the checks of its arrays and the kernel.
 
 Arrays may be NumPy's or of any package with DLPack (torch, jax, ...) in CPU memory; results are of the data's kind.
+Arrays of torch and CuPy in the memory of a CUDA device are served by artifacts for CUDA, on that device and the
+package's current stream; where the filter is decides.
 Data and output must be C-contiguous and aligned to the size of an element, nothing more; filters and biases are copied
 at bind, so that they may have any strides, and changing them later changes nothing.
 """
@@ -18,13 +20,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tvm_deconv import _arrays, _loading
+from tvm_deconv import _arrays, _cuda, _loading
 from tvm_deconv import manifest as manifests
 from tvm_deconv.dialects import from_openvino
 from tvm_deconv.errors import ArtifactError, IntegrityError, ManifestError, NoArtifactError, ProblemError, TensorError
 from tvm_deconv.manifest import Accepted, Decision, Manifest
 from tvm_deconv.problem import Epilogue, Problem
-from tvm_deconv.targets import Host, Target, detect_host, max_target
+from tvm_deconv.targets import Host, Target, cuda_capability, detect_host, max_target
 
 Ints = Sequence[int]
 
@@ -102,40 +104,56 @@ class Library:
         self.host = host
         self.digest = digest
         self._cap = cap
-        self._best: dict[Problem, tuple[Manifest, _loading.Functions]] = {}
+        self._best: dict[tuple[Problem, int | None], tuple[Manifest, _loading.Functions]] = {}
 
     def __repr__(self) -> str:
         return f"<Library {str(self.root)!r}: {len(self.manifests)} artifacts, {len(self.broken)} broken>"
 
-    def select(self, problem: Problem) -> list[Decision]:
-        """Return the decision on every candidate for `problem` on this machine, with its reason, the best first."""
+    def select(self, problem: Problem, device: int | None = None) -> list[Decision]:
+        """Return the decision on every candidate for `problem` on this machine, with its reason, the best first.
+
+        With a `device`, for arrays on the CUDA device of this number; DeviceError where there is none.
+        """
         if not isinstance(problem, Problem):
             raise ProblemError("problem", problem, "must be a Problem")
         reasons = {name: str(error) for name, error in self.broken.items()}
-        return manifests.select(problem, self.manifests, self.host.features, cap=self._cap, broken=reasons)
+        capability = None if device is None else cuda_capability(device)
+        return manifests.select(
+            problem, self.manifests, self.host.features, cap=self._cap, broken=reasons, capability=capability
+        )
 
-    def explain(self, problem: Problem) -> str:
+    def explain(self, problem: Problem, device: int | None = None) -> str:
         """Return the decisions of `select` as a table."""
-        return manifests.table(self.select(problem))
+        return manifests.table(self.select(problem, device))
 
     def bind(self, problem: Problem, filter: Any, bias: Any = None) -> Layer:
         """Pack `filter` (shape ``problem.filter_shape``) for the best artifact and return the function of the data.
 
         `bias` (shape ``problem.bias_shape``, in the problem's dtype or its accumulate dtype) goes with an epilogue that
         has one. Both are copied. Raises NoArtifactError with every candidate's reason, IntegrityError where the library
-        is not the one that was built, ArtifactError where it does not load, TensorError.
+        is not the one that was built, ArtifactError where it does not load, TensorError; DeviceError where the filter
+        is on a CUDA device that cannot be used.
         """
+        if _cuda.holds(filter):
+            return self._bind_cuda(problem, _cuda.borrow("filter", filter), bias)
         manifest, functions = self._load(problem)
         return Layer(problem, manifest, functions, _arrays.borrow("filter", filter), _borrow_bias(problem, bias))
 
-    def _load(self, problem: Problem) -> tuple[Manifest, _loading.Functions]:
-        found = self._best.get(problem) if isinstance(problem, Problem) else None
+    def _bind_cuda(self, problem: Problem, filter: _cuda.Borrowed, bias: Any) -> Layer:
+        manifest, functions = self._load(problem, filter.device)
+        _check_bias(problem, bias)
+        offset = None if bias is None else _cuda.borrow("bias", bias)
+        return CudaLayer(problem, manifest, _cuda.CudaCall(problem, manifest, functions, filter, offset))
+
+    def _load(self, problem: Problem, device: int | None = None) -> tuple[Manifest, _loading.Functions]:
+        found = self._best.get((problem, device)) if isinstance(problem, Problem) else None
         if found is None:
-            decisions = self.select(problem)
+            decisions = self.select(problem, device)
             best = decisions[0] if decisions else None
             if not isinstance(best, Accepted):
                 raise NoArtifactError(problem.artifact_key, decisions)
-            found = self._best[problem] = (best.manifest, _loading.load(self.root, best.manifest))
+            found = best.manifest, _loading.load(self.root, best.manifest)
+            self._best[problem, device] = found
         return found
 
     def convolution_backprop_data(
@@ -191,19 +209,21 @@ class Library:
         activation: str | Epilogue | None,
         out: Any,
     ) -> Any:
+        def problem_of(dtype: str, data_shape: tuple[int, ...], filter_shape: tuple[int, ...]) -> Problem:
+            rank = len(data_shape) + group_axes
+            if len(filter_shape) != rank:
+                rule = f"rank must be {rank}, for this operator and data of rank {len(data_shape)}"
+                raise TensorError("filter", filter_shape, rule)
+            epilogue = _epilogue(activation, bias is not None)
+            return from_openvino(data_shape, filter_shape, **attributes._asdict(), dtype=dtype, epilogue=epilogue)
+
+        if _cuda.holds(filter):
+            on_device = _cuda.borrow("filter", filter)
+            given = _cuda.borrow("data", data, on_device.device)
+            return self._bind_cuda(problem_of(given.dtype, given.shape, on_device.shape), on_device, bias)(data, out)
         borrowed = _arrays.borrow("data", data)
         weights = _arrays.borrow("filter", filter)
-        rank = borrowed.view.ndim + group_axes
-        if weights.view.ndim != rank:
-            rule = f"rank must be {rank}, for this operator and data of rank {borrowed.view.ndim}"
-            raise TensorError("filter", weights.view.shape, rule)
-        problem = from_openvino(
-            borrowed.view.shape,
-            weights.view.shape,
-            **attributes._asdict(),
-            dtype=borrowed.dtype,
-            epilogue=_epilogue(activation, bias is not None),
-        )
+        problem = problem_of(borrowed.dtype, borrowed.view.shape, weights.view.shape)
         manifest, functions = self._load(problem)
         offset = _borrow_bias(problem, bias)
         layer = Layer(problem, manifest, functions, weights, offset)
@@ -219,16 +239,19 @@ def _epilogue(activation: str | Epilogue | None, bias: bool) -> Epilogue:
     return Epilogue(bias, activation.activation, activation.alpha, activation.minimum, activation.maximum)
 
 
-def _borrow_bias(problem: Problem, bias: object) -> _arrays.Borrowed | None:
+def _check_bias(problem: Problem, bias: Any) -> None:
     if problem.epilogue.bias and bias is None:
         raise TensorError(
             "bias", None, f"must be an array of shape {problem.bias_shape}: the problem's epilogue has one"
         )
-    if bias is None:
-        return None
-    borrowed = _arrays.borrow("bias", bias)
-    if not problem.epilogue.bias:
-        raise TensorError("bias", borrowed.view.shape, "must be None: the problem's epilogue has none")
+    if bias is not None and not problem.epilogue.bias:
+        shape = tuple(getattr(bias, "shape", ()))
+        raise TensorError("bias", shape, "must be None: the problem's epilogue has none")
+
+
+def _borrow_bias(problem: Problem, bias: object) -> _arrays.Borrowed | None:
+    borrowed = None if bias is None else _arrays.borrow("bias", bias)
+    _check_bias(problem, bias)
     return borrowed
 
 
@@ -296,6 +319,20 @@ class Layer:
             _arrays.check_output(result, {"data": data.view, **others})
         self._deconv(_arrays.readable(data.view), *self._constants, result)
         return data.give(result) if out is None else out
+
+
+class CudaLayer(Layer):
+    """A filter bound to its artifact on a CUDA device: the same, for arrays in the memory of that device."""
+
+    def __init__(self, problem: Problem, manifest: Manifest, call: _cuda.CudaCall) -> None:
+        """Keep what is packed already; see `Library.bind`, which is how layers are made."""
+        self.problem = problem
+        self.manifest = manifest
+        self._call = call
+
+    def __call__(self, data: Any, out: Any = None) -> Any:
+        """Return the output for `data`, computed on the package's current stream; see `Layer`. Raises DeviceError."""
+        return self._call(data, out)
 
 
 def _nothing(*_: object) -> None:

@@ -80,8 +80,12 @@ class CudaTarget:
 
     def runs_on(self, capability: Capability) -> bool:
         """Tell whether a device of `capability` runs it: machine code serves its major version from its minor on."""
+        return self.fit(capability) > (0, 0) or any(capability >= known for known in self.ptx)
+
+    def fit(self, capability: Capability) -> Capability:
+        """Return what of it would run on a device of `capability`: the higher, the closer; PTX is compiled first."""
         major, minor = capability
-        return any(major == m and minor >= n for m, n in self.code) or any(capability >= known for known in self.ptx)
+        return max((known for known in self.code if known[0] == major and known[1] <= minor), default=(0, 0))
 
     @property
     def architectures(self) -> str:
