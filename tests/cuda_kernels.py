@@ -75,7 +75,8 @@ class OnDevice:
 def compile_for_cpu(sources, directory, name):
     """A tvm_ffi module of the CUDA `sources`, which are one translation unit."""
     path = directory / f"{name}.cc"
-    path.write_text(sources)
+    # g++ takes the two in this order only.
+    path.write_text(sources.replace("__shared__ alignas(64)", "alignas(64) __shared__"))
     library = path.with_suffix(".so")
     include = Path(tvm_ffi.__file__).parent / "include"
     command = [find_compiler(), "-shared", "-fPIC", "-O1", "-std=c++17", "-w", "-x", "c++", f"-I{SHIM}", f"-I{include}"]

@@ -104,7 +104,7 @@ class Library:
         self.host = host
         self.digest = digest
         self._cap = cap
-        self._best: dict[tuple[Problem, int | None], tuple[Manifest, _loading.Functions]] = {}
+        self._best: dict[Problem | tuple[Problem, int], tuple[Manifest, _loading.Functions]] = {}
 
     def __repr__(self) -> str:
         return f"<Library {str(self.root)!r}: {len(self.manifests)} artifacts, {len(self.broken)} broken>"
@@ -146,14 +146,15 @@ class Library:
         return CudaLayer(problem, manifest, _cuda.CudaCall(problem, manifest, functions, filter, offset))
 
     def _load(self, problem: Problem, device: int | None = None) -> tuple[Manifest, _loading.Functions]:
-        found = self._best.get((problem, device)) if isinstance(problem, Problem) else None
+        key = problem if device is None else (problem, device)
+        found = self._best.get(key) if isinstance(problem, Problem) else None
         if found is None:
             decisions = self.select(problem, device)
             best = decisions[0] if decisions else None
             if not isinstance(best, Accepted):
                 raise NoArtifactError(problem.artifact_key, decisions)
             found = best.manifest, _loading.load(self.root, best.manifest)
-            self._best[problem, device] = found
+            self._best[key] = found
         return found
 
     def convolution_backprop_data(

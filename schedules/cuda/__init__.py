@@ -6,16 +6,17 @@ problem.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import tvm
-from tvm.backend.cuda import export_cuda_host
-from tvm.tirx import PrimFunc
-
+from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda.emit import Kernel
 from tvm_deconv.schedules.cuda.generic import generic
+from tvm_deconv.schedules.cuda.lower import source
+from tvm_deconv.schedules.cuda.product import product
+
+__all__ = ["ALGORITHMS", "Algorithm", "Kernel", "algorithm_for", "build_kernel", "source"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,15 @@ def always(problem: Problem) -> bool:  # noqa: ARG001
     return True
 
 
-ALGORITHMS = (Algorithm("cuda_generic", always, generic),)
+def few_sections(problem: Problem) -> bool:
+    """Phases form few combinations with the same taps, each a matrix product."""
+    return 1 <= len(Geometry.of(problem).runs) <= 27
+
+
+ALGORITHMS = (
+    Algorithm("cuda_product", few_sections, product),
+    Algorithm("cuda_generic", always, generic),
+)
 
 
 def algorithm_for(problem: Problem) -> Algorithm:
@@ -43,13 +52,3 @@ def algorithm_for(problem: Problem) -> Algorithm:
 def build_kernel(problem: Problem, algorithm: Algorithm | None = None) -> Kernel:
     """Build the functions of `problem`, by the default algorithm where none is given."""
     return (algorithm or algorithm_for(problem)).build(problem)
-
-
-def source(functions: Mapping[str, PrimFunc]) -> str:
-    """Return one CUDA C++ translation unit that exports `functions` under their names, kernels and host code."""
-    module = tvm.IRModule({name: func.with_attr("global_symbol", name) for name, func in functions.items()})
-    # The architecture is not in the source: nvcc is told.
-    target = tvm.target.Target({"kind": "cuda", "arch": "sm_80"}, host={"kind": "cuda_host"})
-    # Loops marked to be unrolled stay loops, which nvcc unrolls.
-    with tvm.transform.PassContext(config={"tirx.UnrollLoop": {"explicit_unroll": 0}}):
-        return str(export_cuda_host(tvm.compile(module, target=target).mod))
