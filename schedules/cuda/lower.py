@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 import tvm
@@ -11,7 +12,10 @@ from tvm.s_tir.pipeline import finalize_device_passes, finalize_host_passes
 from tvm.tirx import PrimFunc
 from tvm.tirx.compilation_pipeline import register_tir_pipeline
 
+#: Threads that a multiprocessor is to hold at least: their registers bound those of one, at 128.
+RESIDENT = 512
 _PIPELINE = "tvm_deconv_cuda"
+_BOUNDS = re.compile(r"(?<=__launch_bounds__)\((\d+)\)")
 
 
 def _pipeline() -> tuple[tvm.transform.Pass, Callable[[], tvm.transform.Pass], Callable[[], tvm.transform.Pass]]:
@@ -44,4 +48,5 @@ def source(functions: Mapping[str, PrimFunc]) -> str:
     target = tvm.target.Target({"kind": "cuda", "arch": "sm_80"}, host={"kind": "cuda_host"})
     # Loops marked to be unrolled stay loops, which nvcc unrolls.
     with tvm.transform.PassContext(config={"tirx.UnrollLoop": {"explicit_unroll": 0}}):
-        return str(export_cuda_host(tvm.compile(module, target=target, tir_pipeline=_PIPELINE).mod))
+        text = export_cuda_host(tvm.compile(module, target=target, tir_pipeline=_PIPELINE).mod)
+    return _BOUNDS.sub(lambda found: f"({found[1]}, {max(1, RESIDENT // int(found[1]))})", text)

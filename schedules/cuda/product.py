@@ -100,7 +100,7 @@ class Plan:
 
 #: Plans by falling width: a product takes the widest that its columns fill well.
 PLANS = (
-    Plan(128, 128, 16, 8, 8),
+    Plan(128, 128, 8, 8, 8),
     Plan(128, 64, 16, 8, 4),
     Plan(64, 64, 16, 4, 4),
     Plan(128, 32, 16, 4, 4),
@@ -128,7 +128,8 @@ def default_plan(problem: Problem) -> Plan:
             plan = replace(plan, tile_k=8)
         found = sections(problem, plan.tile_k, plan.tile_n)
         blocks = sum(_blocks(section, plan) for section in found)
-        work = sum(_blocks(section, plan) * plan.tile_m * plan.tile_n * section.tiles_k for section in found)
+        work = sum(_blocks(section, plan) * section.tiles_k for section in found)
+        work *= plan.tile_m * plan.tile_n * plan.tile_k
         reuse = 2 * plan.thread_m * plan.thread_n / (plan.thread_m + plan.thread_n)
         resident = MULTIPROCESSORS * (512 // plan.threads)
         waves = max(-(-blocks // resident) * resident / blocks, 1.0) if blocks else 1.0
@@ -141,11 +142,11 @@ def default_plan(problem: Problem) -> Plan:
 
 
 def _split(problem: Problem, plan: Plan) -> int:
-    """Return into how many parts sums are split: as many as fill the device, each of eight tiles of k at least."""
+    """Return into how many parts sums are split: as many as fill the device, each of 128 terms at least."""
     found = sections(problem, plan.tile_k, plan.tile_n)
     blocks = sum(_blocks(section, plan) for section in found)
     longest = max((section.tiles_k for section in found), default=1)
-    return max(1, min(2 * MULTIPROCESSORS // max(blocks, 1), longest // 8, 32))
+    return max(1, min(2 * MULTIPROCESSORS // max(blocks, 1), longest * plan.tile_k // 128, 32))
 
 
 def _blocks(section: Section, plan: Plan) -> int:
