@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import tvm_ffi
-from hypothesis import Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 
 from tvm_deconv.launcher import find_compiler
 from tvm_deconv.schedules.cuda import build_kernel, source
@@ -111,7 +111,8 @@ class Batch:
     """Kernels for several problems in one translation unit, since compiling its headers costs most of the time."""
 
     def __init__(self, problems, directory, name, algorithm=None):
-        self.kernels = [build_kernel(problem, algorithm) for problem in problems]
+        algorithms = algorithm if isinstance(algorithm, list) else [algorithm] * len(problems)
+        self.kernels = [build_kernel(problem, chosen) for problem, chosen in zip(problems, algorithms, strict=True)]
         functions = {}
         for number, kernel in enumerate(self.kernels):
             functions[f"deconv_{number}"] = kernel.deconv
@@ -141,11 +142,11 @@ class Batch:
         return out.view("bfloat16") if problem.output_dtype == "bfloat16" else out
 
 
-def drawn(strategy, count, fresh=True):
-    """`count` examples of a hypothesis strategy; other ones in every run unless `fresh` is false."""
+def drawn(strategy, count):
+    """`count` examples of a hypothesis strategy, other ones in every run."""
     found = []
 
-    @settings(max_examples=count, database=None, phases=[Phase.generate], derandomize=not fresh)
+    @settings(max_examples=count, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(strategy)
     def draw(example):
         found.append(example)

@@ -14,6 +14,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda.emit import Kernel
 from tvm_deconv.schedules.cuda.generic import generic
 from tvm_deconv.schedules.cuda.lower import source
+from tvm_deconv.schedules.cuda.narrow import narrow, narrow_groups
 from tvm_deconv.schedules.cuda.product import product
 
 __all__ = ["ALGORITHMS", "Algorithm", "Kernel", "algorithm_for", "build_kernel", "source"]
@@ -39,6 +40,7 @@ def few_sections(problem: Problem) -> bool:
 
 
 ALGORITHMS = (
+    Algorithm("cuda_narrow", narrow_groups, narrow),
     Algorithm("cuda_product", few_sections, product),
     Algorithm("cuda_generic", always, generic),
 )

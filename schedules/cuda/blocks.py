@@ -111,6 +111,7 @@ class Rows:
         for number, row in enumerate(rows):
             m = block.tile_m * args.const(tile_m) + row
             image, position = block.section.position(m)
+            image = args.const(0) + image
             if self._ragged:
                 image = tirx.Select(m < block.section.m, image, args.const(_NO_IMAGE))
             for offset, value in enumerate((image, *position)):

@@ -85,12 +85,22 @@ class Arguments:
         """Store the epilogue of the sum `total` as the output element of `channel` at `i`."""
         if self.bias is not None:
             total = total + self.bias[channel]
-        # Named first, since rounding to bfloat16 uses it several times.
+        # Kept in a variable: the code generator cannot reinterpret a constant, and rounding uses its operand twice.
         value = local(1, self.problem.accumulate_dtype)
-        build.buffer_store(value, activate(self.problem.epilogue, total), [0])
+        build.buffer_store(value, total, [0])
+        build.buffer_store(value, activate(self.problem.epilogue, value[0]), [0])
         dtype = self.problem.output_dtype
         rounded = from_accumulator(value[0], dtype) if dtype == "bfloat16" else value[0].astype(dtype)
         build.buffer_store(self.out, rounded, list(self._at(n, channel, i)))
+
+    def finish_vector(self, n: Index, channel: Index, i: Sequence[Index], totals: Sequence[Expr]) -> None:
+        """Store neighbours along the last axis, from `i` on, in one access; the output's type is the accumulator's."""
+        values = local(len(totals), self.problem.accumulate_dtype)
+        for number, total in enumerate(totals):
+            biased = total if self.bias is None else total + self.bias[channel]
+            build.buffer_store(values, activate(self.problem.epilogue, biased), [number])
+        with build.vectorized(len(totals)) as lane:
+            build.buffer_store(self.out, values[lane], list(self._at(n, channel, [*i[:2], i[2] + lane])))
 
     def output_at(self, flat: Index) -> tuple[Index, Index, list[Index]]:
         """Return image, channel and index along each axis of output element number `flat` in memory."""

@@ -2,6 +2,7 @@
 // others run up to it. Memory is the CPU's, streams mean nothing, and threads run one by one, so races do not show.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -41,6 +42,9 @@ inline const char* cudaGetErrorName(cudaError_t) { return "cudaSuccess"; }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaGetDevice(int* device) { *device = 0; return cudaSuccess; }
 inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+
+using std::max;
+using std::min;
 
 static uint3 blockIdx;
 

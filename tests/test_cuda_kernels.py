@@ -1,0 +1,144 @@
+"""Generated CUDA on the CPU (`cuda_shim`) against the reference: every family over the attribute space it serves."""
+
+import numpy as np
+import pytest
+from cuda_kernels import Batch, drawn
+from strategies import operands, problems
+
+import tvm_deconv as td
+from tvm_deconv.reference import reference
+from tvm_deconv.schedules.cuda import ALGORITHMS, algorithm_for, build_kernel, emit
+from tvm_deconv.schedules.cuda.product import PLANS, default_plan, product
+
+TOLERANCE = {"float32": 2e-6, "float64": 1e-13, "float16": 1e-3, "bfloat16": 8e-3, "int8": 0.0, "uint8": 0.0}
+FAMILIES = {algorithm.name: algorithm for algorithm in ALGORITHMS}
+
+
+def not_empty(problem):
+    return problem.batch > 0 and 0 not in problem.output_spatial
+
+
+def with_many_groups(problem):
+    return problem.replace(
+        groups=16 + problem.groups,
+        in_channels=min(problem.in_channels, 3),
+        out_channels=min(problem.out_channels, 2),
+    )
+
+
+def check(batch, number, seed=0):
+    problem = batch.kernels[number].problem
+    data, weights, bias = operands(problem, seed)
+    found = batch.run(number, data, weights, bias).astype(np.float64)
+    wanted = reference(problem, data, weights, bias)
+    norm = np.linalg.norm(wanted)
+    assert np.linalg.norm(found - wanted) <= TOLERANCE[problem.dtype] * max(norm, 1e-3), problem.key
+
+
+EXAMPLES = {
+    "cuda_generic": [
+        # Strides and dilations that do not divide each other: 64 combinations of phases.
+        td.Problem(1, 1, 3, 2, (5, 5), (7, 7), (8, 8), (3, 3), (2, 3), (40, 43)),
+        # No tap reaches any output.
+        td.Problem(1, 1, 2, 3, (5,), (1,), (2,), (1,), (1,), (1,), epilogue=td.Epilogue(True, "sigmoid")),
+    ],
+    "cuda_narrow": [
+        td.Problem(2, 64, 1, 1, (6, 8), (4, 4), (2, 2), (1, 1), (1, 1), (12, 16), epilogue=td.Epilogue(True, "silu")),
+        td.Problem(1, 19, 2, 3, (6, 7), (8, 8), (4, 4), (1, 1), (2, 2), (24, 28), data_format="NXC"),
+    ],
+    "cuda_product": [
+        # All that the taps read is outside of the data.
+        td.Problem(1, 1, 2, 3, (5,), (7,), (1,), (3,), (40,), (9,), epilogue=td.Epilogue(True, "sigmoid")),
+        td.Problem(1, 1, 3, 2, (6,), (2,), (5,), (1,), (0,), (31,), epilogue=td.Epilogue(True, "gelu")),
+        td.Problem(1, 1, 1030, 3, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (8, 9), epilogue=td.Epilogue(True, "relu")),
+        td.Problem(1, 1, 40, 24, (9, 16), (4, 4), (2, 2), (1, 1), (1, 1), (18, 32), data_format="NXC"),
+        td.Problem(1, 1, 12, 130, (5, 6), (2, 2), (2, 2), (1, 1), (0, 0), (10, 12)),
+        td.Problem(1, 1, 3, 1, (9,), (64,), (17,), (1,), (5,), (190,)),
+        td.Problem(64, 1, 7, 33, (1, 1), (4, 4), (1, 1), (1, 1), (0, 0), (4, 4)),
+        td.Problem(1, 3, 5, 17, (3, 4, 5), (2, 3, 3), (3, 1, 2), (1, 2, 3), (2, 0, 1), (7, 9, 12)),
+    ],
+}
+
+
+@pytest.mark.parametrize("family", ["cuda_generic", "cuda_narrow", "cuda_product"])
+def test_a_family_agrees_with_the_reference(family, tmp_path):
+    algorithm = FAMILIES[family]
+    space = problems().map(with_many_groups) if family == "cuda_narrow" else problems(max_macs=60_000)
+    count = 16 if family == "cuda_product" else 40
+    chosen = drawn(space.filter(lambda p: not_empty(p) and algorithm.serves(p)), count)
+    batch = Batch(EXAMPLES[family] + chosen, tmp_path, "batch", algorithm)
+    for number in range(len(batch.kernels)):
+        check(batch, number)
+
+
+def test_the_choice_of_algorithm():
+    def chosen(problem):
+        return algorithm_for(problem).name
+
+    for family, given in EXAMPLES.items():
+        assert {chosen(problem) for problem in given} == {family}
+    depthwise = EXAMPLES["cuda_narrow"][0]
+    assert chosen(depthwise.replace(groups=2)) == "cuda_product"
+    assert chosen(depthwise.replace(batch=0)) == "cuda_narrow"
+
+
+def test_every_plan_computes_the_same(tmp_path):
+    """Tiles of all shapes, ragged in every direction, and split sums; sums are those of the same terms."""
+    problem = td.Problem(1, 1, 37, 70, (7, 9), (3, 4), (2, 2), (1, 1), (1, 2), (14, 17), epilogue=td.Epilogue(True))
+    plans = [*PLANS, type(PLANS[0])(64, 64, 16, 4, 4, split=3), type(PLANS[0])(64, 64, 16, 4, 4, split=31)]
+
+    class OfPlan:
+        def __init__(self, plan):
+            self.plan = plan
+
+        def build(self, given):
+            return product(given, self.plan)
+
+    batch = Batch([problem] * len(plans), tmp_path, "plans", [OfPlan(plan) for plan in plans])
+    for number in range(len(plans)):
+        check(batch, number, seed=number)
+
+
+def test_results_are_the_same_in_every_run(tmp_path):
+    problem = EXAMPLES["cuda_product"][2]
+    assert default_plan(problem).split > 1
+    batch = Batch([problem], tmp_path, "twice")
+    data, weights, bias = operands(problem, 5)
+    first, second = (batch.run(0, data, weights, bias).tobytes() for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_nan_and_infinity_pass(value, tmp_path):
+    given = [
+        td.Problem(1, 1, 3, 18, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11)),
+        td.Problem(1, 18, 1, 1, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11), data_format="NXC"),
+        td.Problem(1, 1, 3, 2, (5, 5), (7, 7), (8, 8), (3, 3), (2, 3), (40, 43)),
+    ]
+    batch = Batch(given, tmp_path, "nan")
+    for number, problem in enumerate(given):
+        data, weights, _ = operands(problem, 1)
+        data.flat[7] = value
+        found = batch.run(number, data, weights, None)
+        np.testing.assert_allclose(found, reference(problem, data, weights), rtol=1e-4, atol=1e-5)
+        assert not np.isfinite(found).all()
+
+
+def test_indices_of_64_bits(tmp_path, monkeypatch):
+    """Arrays beyond 2^31 elements are not for a test; that their kernels count with 64 bits is, and that it works."""
+    large = td.Problem(1, 1, 1, 1, (1025, 131072), (2, 1), (2, 8), (1, 1), (0, 0), (2050, 1048569), "float16")
+    assert np.prod(large.output_shape) > 2**31
+    assert "int64_t v" in td_source(large)
+    assert "int64_t v" not in td_source(large.replace(output_spatial=(2050, 1024)))
+    monkeypatch.setattr(emit, "_BEYOND", 2**31)
+    given = [EXAMPLES[family][0] for family in EXAMPLES] + EXAMPLES["cuda_product"][1:4]
+    batch = Batch(given, tmp_path, "wide")
+    for number in range(len(given)):
+        check(batch, number)
+
+
+def td_source(problem):
+    from tvm_deconv.schedules.cuda import source
+
+    text = source({"deconv": build_kernel(problem).deconv})
+    return text[text.index('extern "C" __global__') : text.index("#include <tvm/ffi/c_api.h>")]
