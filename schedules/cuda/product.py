@@ -19,6 +19,7 @@ Registers for 8x8 accumulators: 64, 16 for the operands, about 16 for the staged
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from tvm import tirx
@@ -138,15 +139,14 @@ def default_plan(problem: Problem) -> Plan:
         cost = work * (1 + 4 / reuse) * idle
         if cost < lowest:
             best, lowest = plan, cost
-    return replace(best, split=_split(problem, best))
+    found = sections(problem, best.tile_k, best.tile_n)
+    return replace(best, split=split_of(found, sum(_blocks(section, best) for section in found), best.tile_k))
 
 
-def _split(problem: Problem, plan: Plan) -> int:
+def split_of(found: Sequence[Section], blocks: int, tile_k: int) -> int:
     """Return into how many parts sums are split: as many as fill the device, each of 128 terms at least."""
-    found = sections(problem, plan.tile_k, plan.tile_n)
-    blocks = sum(_blocks(section, plan) for section in found)
     longest = max((section.tiles_k for section in found), default=1)
-    return max(1, min(2 * MULTIPROCESSORS // max(blocks, 1), longest * plan.tile_k // 128, 32))
+    return max(1, min(2 * MULTIPROCESSORS // max(blocks, 1), longest * tile_k // 128, 32))
 
 
 def _blocks(section: Section, plan: Plan) -> int:
