@@ -4,6 +4,7 @@ Arrays pass as tensors of a CUDA device, as they would with a GPU; their memory 
 """
 
 import ctypes
+import re
 import subprocess
 from pathlib import Path
 
@@ -18,6 +19,7 @@ SHIM = Path(__file__).parent / "cuda_shim"
 MARGIN = 64  # elements before and behind an array; a multiple of 16 bytes, which kernels may rely on
 DLPACK_CUDA = 2
 
+_PTX = re.compile(r"__device__ __forceinline__ void \w+\([^)]*\) \{\n(?:[^}]|\}(?!\n))*?asm volatile.*?\n\}\n", re.S)
 _CODES = {"i": 0, "u": 1, "f": 2}
 
 
@@ -75,8 +77,9 @@ class OnDevice:
 def compile_for_cpu(sources, directory, name):
     """A tvm_ffi module of the CUDA `sources`, which are one translation unit."""
     path = directory / f"{name}.cc"
-    # g++ takes the two in this order only.
-    path.write_text(sources.replace("__shared__ alignas(64)", "alignas(64) __shared__"))
+    # g++ takes the two in this order only; functions of PTX are the shim's.
+    text = _PTX.sub("", sources.replace("__shared__ alignas(64)", "alignas(64) __shared__"))
+    path.write_text('#include "warp.h"\n' + text)
     library = path.with_suffix(".so")
     include = Path(tvm_ffi.__file__).parent / "include"
     command = [find_compiler(), "-shared", "-fPIC", "-O1", "-std=c++17", "-w", "-x", "c++", f"-I{SHIM}", f"-I{include}"]

@@ -14,7 +14,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda.emit import Kernel
 from tvm_deconv.schedules.cuda.generic import generic
 from tvm_deconv.schedules.cuda.lower import source
-from tvm_deconv.schedules.cuda.narrow import narrow, narrow_groups
+from tvm_deconv.schedules.cuda.narrow import bound_by_memory, narrow
 from tvm_deconv.schedules.cuda.product import product
 from tvm_deconv.schedules.cuda.tensor import fills_tensor_cores, tensor
 
@@ -41,7 +41,7 @@ def few_sections(problem: Problem) -> bool:
 
 
 ALGORITHMS = (
-    Algorithm("cuda_narrow", narrow_groups, narrow),
+    Algorithm("cuda_narrow", bound_by_memory, narrow),
     Algorithm("cuda_tensor", fills_tensor_cores, tensor),
     Algorithm("cuda_product", few_sections, product),
     Algorithm("cuda_generic", always, generic),

@@ -116,10 +116,15 @@ def vector_lanes(accumulator: str) -> int:
     return 16 // _ELEMENT_BYTES[accumulator]
 
 
-def default_plan(problem: Problem) -> Plan:
-    """Choose the tiles that pad least for their speed, and split sums where too few blocks would run.
+#: What it costs to gather one element of A, for its address and borders, in multiply-adds.
+_GATHER = 10
 
-    The cost of a plan is its padded multiply-adds over the operands' reuse, times the idle part of the last wave.
+
+def default_plan(problem: Problem) -> Plan:
+    """Choose the tiles of the least cost, in multiply-adds, and split sums where too few blocks would run.
+
+    A tile costs its multiply-adds, padding included, as many again as its operands are read from shared memory, and
+    the gathering of A, which many columns share; all that times the idle part of the last wave of blocks.
     """
     best, lowest = PLANS[0], math.inf
     for plan in PLANS:
@@ -128,29 +133,32 @@ def default_plan(problem: Problem) -> Plan:
                 continue
             plan = replace(plan, tile_k=8)
         found = sections(problem, plan.tile_k, plan.tile_n)
-        blocks = sum(_blocks(section, plan) for section in found)
-        work = sum(_blocks(section, plan) * section.tiles_k for section in found)
-        work *= plan.tile_m * plan.tile_n * plan.tile_k
-        reuse = 2 * plan.thread_m * plan.thread_n / (plan.thread_m + plan.thread_n)
-        resident = MULTIPROCESSORS * (512 // plan.threads)
-        waves = max(-(-blocks // resident) * resident / blocks, 1.0) if blocks else 1.0
-        # Splitting fills what one wave leaves idle.
-        idle = 1.1 if blocks < resident else waves
-        cost = work * (1 + 4 / reuse) * idle
+        reads = 1 / plan.thread_m + 1 / plan.thread_n
+        term = plan.tile_m * (plan.tile_n * (1 + reads) + _GATHER) + plan.tile_n
+        work = sum(blocks_of(section, plan.tile_m) * section.tiles_k for section in found) * plan.tile_k * term
+        cost = work * idle(sum(blocks_of(section, plan.tile_m) for section in found), plan.threads)
         if cost < lowest:
             best, lowest = plan, cost
     found = sections(problem, best.tile_k, best.tile_n)
-    return replace(best, split=split_of(found, sum(_blocks(section, best) for section in found), best.tile_k))
+    return replace(best, split=split_of(found, best.tile_m, best.tile_k))
 
 
-def split_of(found: Sequence[Section], blocks: int, tile_k: int) -> int:
+def idle(blocks: int, threads: int) -> float:
+    """Return the time of a launch over that of one in which no multiprocessor idles."""
+    resident = MULTIPROCESSORS * (512 // threads)
+    return 1.1 if blocks < resident else -(-blocks // resident) * resident / blocks
+
+
+def split_of(found: Sequence[Section], tile_m: int, tile_k: int) -> int:
     """Return into how many parts sums are split: as many as fill the device, each of 128 terms at least."""
+    blocks = sum(blocks_of(section, tile_m) for section in found)
     longest = max((section.tiles_k for section in found), default=1)
     return max(1, min(2 * MULTIPROCESSORS // max(blocks, 1), longest * tile_k // 128, 32))
 
 
-def _blocks(section: Section, plan: Plan) -> int:
-    return section.geometry.groups * section.tiles_n * -(-section.m // plan.tile_m)
+def blocks_of(section: Section, tile_m: int) -> int:
+    """Return the number of blocks for a section, of sums that are not split."""
+    return section.geometry.groups * section.tiles_n * -(-section.m // tile_m)
 
 
 def vectors(problem: Problem) -> int:

@@ -21,7 +21,7 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 
-from tvm_deconv.compute.gather import Index, Section, sections
+from tvm_deconv.compute.gather import Index, sections
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda.blocks import (
@@ -35,7 +35,7 @@ from tvm_deconv.schedules.cuda.blocks import (
     store_tile,
 )
 from tvm_deconv.schedules.cuda.emit import Arguments, Kernel, barrier, deconv, local, shared, when
-from tvm_deconv.schedules.cuda.product import MULTIPROCESSORS, split_of
+from tvm_deconv.schedules.cuda.product import blocks_of, idle, split_of
 from tvm_deconv.schedules.cuda.warp import ldmatrix, mma, move16
 
 DTYPES = ("float16", "bfloat16")
@@ -83,25 +83,24 @@ def fills_tensor_cores(problem: Problem) -> bool:
     )
 
 
+#: In multiply-adds of CUDA cores: one of tensor cores, and gathering one element of A, alone or with its vector.
+_MMA, _GATHER, _GATHER_WIDE = 1 / 8, 8, 1
+
+
 def default_plan(problem: Problem) -> Plan:
-    """Choose the tiles that pad least for their reuse of operands, and split sums where too few blocks would run."""
+    """Choose the tiles of the least cost, as `product.default_plan` does."""
+    gather = _GATHER_WIDE if _wide(problem) else _GATHER
     best, lowest = PLANS[0], math.inf
     for plan in PLANS:
         found = sections(problem, plan.tile_k, plan.tile_n)
-        blocks = sum(_blocks(section, plan) for section in found)
-        work = sum(_blocks(section, plan) * section.tiles_k for section in found) * plan.tile_m * plan.tile_n
-        reuse = 2 * plan.tile_m * plan.tile_n / (plan.tile_m + plan.tile_n)
-        resident = MULTIPROCESSORS * (512 // plan.threads)
-        idle = 1.1 if blocks < resident else -(-blocks // resident) * resident / blocks
-        cost = work * (1 + 64 / reuse) * idle
+        reads = 8 / plan.warp_m + 8 / plan.warp_n
+        term = plan.tile_m * (plan.tile_n * _MMA * (1 + reads) + gather) + plan.tile_n
+        work = sum(blocks_of(section, plan.tile_m) * section.tiles_k for section in found) * term
+        cost = work * idle(sum(blocks_of(section, plan.tile_m) for section in found), plan.threads)
         if cost < lowest:
             best, lowest = plan, cost
     found = sections(problem, best.tile_k, best.tile_n)
-    return replace(best, split=split_of(found, sum(_blocks(section, best) for section in found), best.tile_k))
-
-
-def _blocks(section: Section, plan: Plan) -> int:
-    return section.geometry.groups * section.tiles_n * -(-section.m // plan.tile_m)
+    return replace(best, split=split_of(found, best.tile_m, best.tile_k))
 
 
 def _wide(problem: Problem) -> bool:

@@ -8,3 +8,4 @@ inline bool __hgt(half a, half b) { return a > b; }
 inline bool __hlt(half a, half b) { return a < b; }
 inline float __half2float(half a) { return a; }
 inline half __float2half(float a) { return a; }
+inline half __float2half_rn(float a) { return a; }
