@@ -82,7 +82,7 @@ def compile_for_cpu(sources, directory, name):
     path.write_text('#include "warp.h"\n' + text)
     library = path.with_suffix(".so")
     include = Path(tvm_ffi.__file__).parent / "include"
-    command = [find_compiler(), "-shared", "-fPIC", "-O1", "-std=c++17", "-w", "-x", "c++", f"-I{SHIM}", f"-I{include}"]
+    command = [find_compiler(), "-shared", "-fPIC", "-O0", "-std=c++17", "-w", "-x", "c++", f"-I{SHIM}", f"-I{include}"]
     command += [str(path), "-o", str(library), f"-L{include.parent / 'lib'}", "-ltvm_ffi"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:4000]

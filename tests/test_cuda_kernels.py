@@ -1,5 +1,7 @@
 """Generated CUDA on the CPU (`cuda_shim`) against the reference: every family over the attribute space it serves."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from cuda_kernels import Batch, drawn
@@ -9,6 +11,8 @@ import tvm_deconv as td
 from tvm_deconv.reference import reference
 from tvm_deconv.schedules.cuda import ALGORITHMS, algorithm_for, build_kernel, emit
 from tvm_deconv.schedules.cuda.product import PLANS, default_plan, product
+from tvm_deconv.schedules.cuda.tensor import PLANS as TENSOR_PLANS
+from tvm_deconv.schedules.cuda.tensor import tensor
 
 TOLERANCE = {"float32": 2e-6, "float64": 1e-13, "float16": 1e-3, "bfloat16": 8e-3, "int8": 0.0, "uint8": 0.0}
 FAMILIES = {algorithm.name: algorithm for algorithm in ALGORITHMS}
@@ -45,6 +49,17 @@ EXAMPLES = {
     "cuda_narrow": [
         td.Problem(2, 64, 1, 1, (6, 8), (4, 4), (2, 2), (1, 1), (1, 1), (12, 16), epilogue=td.Epilogue(True, "silu")),
         td.Problem(1, 19, 2, 3, (6, 7), (8, 8), (4, 4), (1, 1), (2, 2), (24, 28), data_format="NXC"),
+        # One output channel: several positions a thread.
+        td.Problem(1, 1, 3, 1, (131, 130), (9, 9), (3, 3), (1, 1), (4, 4), (391, 390), epilogue=td.Epilogue(True)),
+        td.Problem(1, 1, 2, 1, (150, 129), (2, 2), (2, 2), (1, 1), (0, 0), (300, 258), "float16"),
+    ],
+    "cuda_tensor": [
+        # Every plan's width; both layouts of A, vectors of it and single elements; rows and terms that end in a tile.
+        td.Problem(2, 1, 40, 24, (9, 16), (4, 4), (2, 2), (1, 1), (1, 1), (18, 32), "bfloat16", "NXC"),
+        td.Problem(1, 1, 21, 5, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11), "float16", "NXC"),
+        td.Problem(1, 1, 20, 130, (5, 6), (2, 2), (2, 2), (1, 1), (0, 0), (10, 12), "float16"),
+        td.Problem(1, 2, 600, 17, (5, 5), (3, 3), (2, 2), (1, 1), (1, 1), (9, 10), "bfloat16"),
+        td.Problem(1, 1, 20, 4, (60,), (8,), (4,), (1,), (2,), (240,), "float16", epilogue=td.Epilogue(True, "tanh")),
     ],
     "cuda_product": [
         # All that the taps read is outside of the data.
@@ -60,11 +75,19 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("family", ["cuda_generic", "cuda_narrow", "cuda_product"])
+#: The space of each family, and how many of it are drawn.
+SPACES = {
+    "cuda_generic": (problems(), 12),
+    "cuda_narrow": (problems().map(with_many_groups), 8),
+    "cuda_tensor": (problems(dtypes=["float16", "bfloat16"]), 3),
+    "cuda_product": (problems(max_macs=60_000), 6),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_agrees_with_the_reference(family, tmp_path):
     algorithm = FAMILIES[family]
-    space = problems().map(with_many_groups) if family == "cuda_narrow" else problems(max_macs=60_000)
-    count = 16 if family == "cuda_product" else 40
+    space, count = SPACES[family]
     chosen = drawn(space.filter(lambda p: not_empty(p) and algorithm.serves(p)), count)
     batch = Batch(EXAMPLES[family] + chosen, tmp_path, "batch", algorithm)
     for number in range(len(batch.kernels)):
@@ -80,21 +103,25 @@ def test_the_choice_of_algorithm():
     depthwise = EXAMPLES["cuda_narrow"][0]
     assert chosen(depthwise.replace(groups=2)) == "cuda_product"
     assert chosen(depthwise.replace(batch=0)) == "cuda_narrow"
+    half = EXAMPLES["cuda_tensor"][0]
+    assert chosen(half.replace(dtype="float32")) == "cuda_product"
+    assert chosen(half.replace(in_channels=1, kernel=(2, 2))) == "cuda_product"
 
 
-def test_every_plan_computes_the_same(tmp_path):
-    """Tiles of all shapes, ragged in every direction, and split sums; sums are those of the same terms."""
-    problem = td.Problem(1, 1, 37, 70, (7, 9), (3, 4), (2, 2), (1, 1), (1, 2), (14, 17), epilogue=td.Epilogue(True))
-    plans = [*PLANS, type(PLANS[0])(64, 64, 16, 4, 4, split=3), type(PLANS[0])(64, 64, 16, 4, 4, split=31)]
+class OfPlan:
+    def __init__(self, family, plan):
+        self.family, self.plan = family, plan
 
-    class OfPlan:
-        def __init__(self, plan):
-            self.plan = plan
+    def build(self, given):
+        return self.family(given, self.plan)
 
-        def build(self, given):
-            return product(given, self.plan)
 
-    batch = Batch([problem] * len(plans), tmp_path, "plans", [OfPlan(plan) for plan in plans])
+@pytest.mark.parametrize(("family", "plans", "dtype"), [(product, PLANS, "float32"), (tensor, TENSOR_PLANS, "float16")])
+def test_every_plan_is_right(family, plans, dtype, tmp_path):
+    """Tiles of all shapes, ragged in every direction, and split sums, some parts of which have no terms."""
+    problem = td.Problem(1, 1, 37, 70, (130,), (5,), (2,), (1,), (1,), (263,), dtype)
+    plans = [*plans, replace(plans[2], split=3), replace(plans[2], split=7)]
+    batch = Batch([problem] * len(plans), tmp_path, "plans", [OfPlan(family, plan) for plan in plans])
     for number in range(len(plans)):
         check(batch, number, seed=number)
 
@@ -131,7 +158,7 @@ def test_indices_of_64_bits(tmp_path, monkeypatch):
     assert "int64_t v" in td_source(large)
     assert "int64_t v" not in td_source(large.replace(output_spatial=(2050, 1024)))
     monkeypatch.setattr(emit, "_BEYOND", 2**31)
-    given = [EXAMPLES[family][0] for family in EXAMPLES] + EXAMPLES["cuda_product"][1:4]
+    given = [EXAMPLES[family][0] for family in EXAMPLES] + EXAMPLES["cuda_product"][2:4]
     batch = Batch(given, tmp_path, "wide")
     for number in range(len(given)):
         check(batch, number)

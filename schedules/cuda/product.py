@@ -88,7 +88,7 @@ class Plan:
         """Vectors in which a thread reads its columns."""
         return max(1, self.thread_n // vector_lanes(dtype))
 
-    def row(self, thread: Expr, part: int, dtype: str) -> Expr:
+    def row(self, thread: Expr, part: Expr | int, dtype: str) -> Expr:
         """Return the first row of one of a thread's vectors."""
         parts = self.parts_m(dtype)
         return part * (self.tile_m // parts) + thread // (self.tile_n // self.thread_n) * (self.thread_m // parts)
@@ -303,12 +303,14 @@ def _write(args: Arguments, block: Block, plan: Plan, memory: Expr, sums: Expr) 
         for part in range(plan.parts_n(dtype)):
             start = plan.column(block.thread, part, dtype)
             # All columns of one vector are in the same round.
-            with when([start >= first, start < first + columns] if columns < plan.tile_n else []):
-                for i in range(plan.thread_m):
-                    row = plan.row(block.thread, i // rows_wide, dtype) + i % rows_wide
-                    for j in range(columns_wide):
-                        at = i * plan.thread_n + part * columns_wide + j
-                        build.buffer_store(memory, sums[at], [(start - first + j) * pitch + row])
+            with (
+                when([start >= first, start < first + columns] if columns < plan.tile_n else []),
+                build.unroll(plan.thread_m) as i,
+                build.unroll(columns_wide) as j,
+            ):
+                row = plan.row(block.thread, i // rows_wide, dtype) + i % rows_wide
+                at = i * plan.thread_n + part * columns_wide + j
+                build.buffer_store(memory, sums[at], [(start - first + j) * pitch + row])
         barrier()
         store_tile(
             args,

@@ -271,13 +271,14 @@ def _write(args: Arguments, block: Block, plan: Plan, tile: _Tile, rounds: Expr,
             barrier()
         for j in range(tiles_n):
             start = first_column + 8 * j
-            with when([start >= first, start < first + tile.columns]):
-                for i in range(tiles_m):
-                    for part in range(4):
-                        row = first_row + 16 * i + lane // 4 + part // 2 * 8
-                        column = start - first + lane % 4 * 2 + part % 2
-                        value = sums[4 * (i * tiles_n + j) + part]
-                        build.buffer_store(rounds, value, [column * pitch + row])
+            with (
+                when([start >= first, start < first + tile.columns]),
+                build.unroll(tiles_m) as i,
+                build.unroll(4) as part,
+            ):
+                row = first_row + 16 * i + lane // 4 + part // 2 * 8
+                column = start - first + lane % 4 * 2 + part % 2
+                build.buffer_store(rounds, sums[4 * (i * tiles_n + j) + part], [column * pitch + row])
         barrier()
         store_tile(
             args,
