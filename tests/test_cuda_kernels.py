@@ -56,7 +56,7 @@ EXAMPLES = {
     "cuda_tensor": [
         # Every plan's width; both layouts of A, vectors of it and single elements; rows and terms that end in a tile.
         td.Problem(2, 1, 40, 24, (9, 16), (4, 4), (2, 2), (1, 1), (1, 1), (18, 32), "bfloat16", "NXC"),
-        td.Problem(1, 1, 21, 5, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11), "float16", "NXC"),
+        td.Problem(1, 1, 21, 9, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11), "float16", "NXC"),
         td.Problem(1, 1, 20, 130, (5, 6), (2, 2), (2, 2), (1, 1), (0, 0), (10, 12), "float16"),
         td.Problem(1, 2, 600, 17, (5, 5), (3, 3), (2, 2), (1, 1), (1, 1), (9, 10), "bfloat16"),
         td.Problem(1, 1, 20, 4, (60,), (8,), (4,), (1,), (2,), (240,), "float16", epilogue=td.Epilogue(True, "tanh")),
