@@ -2,10 +2,11 @@
 
 import dataclasses
 import hashlib
+import json
 
 from tvm_deconv import Epilogue, Problem
 from tvm_deconv.launcher import find_compiler, launcher_object
-from tvm_deconv.manifest import Manifest, stem
+from tvm_deconv.manifest import Manifest, library_name, stem
 from tvm_deconv.targets import get
 
 TARGET = "x86-64-v3"
@@ -63,14 +64,23 @@ def export(directory, problems, target=TARGET):
 
 
 def file(directory, problem, suffix):
-    """The file of the artifact for `problem`: its ".so" or its ".json"."""
-    return directory / (stem(problem.artifact_key, TARGET) + suffix)
+    """The file of the artifact for `problem`: its ".json", or its ".so", which that names."""
+    path = directory / (stem(problem.artifact_key, TARGET) + suffix)
+    return directory / json.loads(path.with_suffix(".json").read_text())["library"] if suffix == ".so" else path
+
+
+def describe(directory, name, content):
+    """Write the library of the artifact called `name`; return the fields of a manifest that are of it."""
+    digest = hashlib.sha256(content).hexdigest()
+    library = library_name(name, digest)
+    (directory / library).write_bytes(content)
+    return {"library": library, "sha256": digest, "size": len(content)}
 
 
 def rewrite(directory, problem, **changes):
     """Change fields of the manifest for `problem`; `content` is written as its library and described truly."""
     path = file(directory, problem, ".json")
     if (content := changes.pop("content", None)) is not None:
-        file(directory, problem, ".so").write_bytes(content)
-        changes |= {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+        file(directory, problem, ".so").unlink()
+        changes |= describe(directory, stem(problem.artifact_key, TARGET), content)
     path.write_text(dataclasses.replace(Manifest.read(path), **changes).to_json())

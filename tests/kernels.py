@@ -22,9 +22,12 @@ def guarded(shape, dtype):
     return whole[MARGIN : MARGIN + size].reshape(shape), whole
 
 
-def run_kernel(problem, target, data, weights, bias):
-    """The output of the default kernel for `problem`; what lies around the output and the packed filter is checked."""
-    kernel = build_kernel(problem, target)
+def run_kernel(problem, target, data, weights, bias, algorithm=None, plan=None):
+    """The output of a kernel for `problem`, by default the default one.
+
+    What lies around the output and the packed filter is checked.
+    """
+    kernel = build_kernel(problem, target, algorithm, plan)
     module = tvm.IRModule({"deconv": kernel.deconv, "pack": kernel.pack})
     compiled = tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu}))
     packed, around_packed = guarded((kernel.packed_elements,), problem.accumulate_dtype)

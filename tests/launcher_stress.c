@@ -1,8 +1,9 @@
 /*
  * Stress of tvm_deconv/launcher/launcher.c, linked with it and, where the machine can, built with -fsanitize=thread.
  *
- *   launcher_stress storm ROUNDS       8 callers launch at once while thread counts and limits change: every task runs
- *                                      once, what it wrote is seen, failures and their error objects arrive
+ *   launcher_stress storm ROUNDS       8 callers launch at once while thread counts and limits change, with and without
+ *                                      an arena: every task runs once, what it wrote is seen, a workspace has one
+ *                                      owner, failures and their error objects arrive
  *   launcher_stress rendezvous ROUNDS  each task waits for all others: every helper that is needed comes, however the
  *                                      launch falls against workers going to sleep
  *   launcher_stress cost ROUNDS        what a launch costs, its worker awake or asleep, and what an idle pool costs
@@ -33,6 +34,8 @@ extern int (*__TVMBackendParallelBarrier)(int, Env *);
 int tvm_deconv_set_num_threads(int);
 int tvm_deconv_get_num_threads(void);
 int tvm_deconv_set_thread_limit(int);
+int tvm_deconv_make_arena(void *, uint64_t, uint64_t);
+void *tvm_deconv_set_arena(void *);
 
 /* The part of libtvm_ffi that the launcher uses: one raised error a thread, counted objects. */
 static _Thread_local void *raised;
@@ -106,6 +109,9 @@ static int storm_task(int task, Env *env, void *data) {
 
 static pthread_barrier_t start;
 
+/* Shared by all callers, too small for all of them, with lanes that are too small for some blocks. */
+static _Alignas(64) char arena[64 + 3 * 2048];
+
 static void *storm_caller(void *argument) {
   unsigned seed = (unsigned)(uintptr_t)argument;
   int rounds = atoi(getenv("ROUNDS"));
@@ -117,7 +123,14 @@ static void *storm_caller(void *argument) {
     if (next_random(&seed) % 8 == 0) storm.fails = (int)(next_random(&seed) % 3);
     if (next_random(&seed) % 32 == 0) usleep(next_random(&seed) % 200);
     if (round % 64 == 0) pthread_barrier_wait(&start);
+    int shared = next_random(&seed) % 2;
+    if (shared) check(tvm_deconv_set_arena(arena) == NULL, "no arena is left behind");
+    unsigned char *own = __TVMBackendAllocWorkspace(1, 0, 300, 2, 32); /* around the launch, as some schedules have it */
+    memset(own, 0x5a, 300);
     int status = __TVMBackendParallelLaunch(storm_task, &storm, asked);
+    for (int i = 0; i < 300; ++i) check(own[i] == 0x5a, "a caller's workspace is its own");
+    __TVMBackendFreeWorkspace(1, 0, own);
+    if (shared) check(tvm_deconv_set_arena(NULL) != NULL, "the arena stays until it is taken away");
     if (storm.fails >= 0 && storm.fails < storm.tasks) { /* tasks are claimed in order: the first three all run */
       check(status == -1 && raised != NULL, "a failed task fails the launch and leaves an error");
       TVMFFIObjectDecRef(raised);
@@ -134,9 +147,11 @@ static void *storm_caller(void *argument) {
 static void run_storm(void) {
   pthread_t callers[CALLERS];
   pthread_barrier_init(&start, NULL, CALLERS);
+  check(tvm_deconv_make_arena(arena, sizeof arena, 2048) == 3, "an arena has as many lanes as there is room for");
   for (uintptr_t i = 0; i < CALLERS; ++i) pthread_create(&callers[i], NULL, storm_caller, (void *)(i + 1));
   for (int i = 0; i < CALLERS; ++i) pthread_join(callers[i], NULL);
   check(atomic_load(&live_errors) == 0, "no error object is lost");
+  check(*(uint64_t *)arena == 0, "every lane is given back");
 }
 
 static double now_us(void) {

@@ -1,6 +1,5 @@
 """Arrays that do not fit, each refused by name, value and rule before any kernel runs; and odd ones that do fit."""
 
-import dataclasses
 import sys
 import types
 
@@ -14,6 +13,7 @@ import tvm_deconv as td
 from tvm_deconv.targets import detect_host, get, supported
 
 P = made.PLAIN
+COPY = "pass a contiguous copy (numpy.ascontiguousarray, or contiguous() of a tensor)"
 
 
 def bound(artifacts, name):
@@ -125,7 +125,7 @@ def test_rank(refuse, shape):
     ids=["step", "batch", "transposed", "reversed", "broadcast", "fortran"],
 )
 def test_strided(refuse, strided):
-    rule = "strides must be those of a C-contiguous array of shape (2, 3, 4, 5); pass numpy.ascontiguousarray of it"
+    rule = f"strides must be those of a C-contiguous array of shape (2, 3, 4, 5); {COPY}"
     refuse(strided, f"data={strided.strides}: {rule}")
 
 
@@ -162,7 +162,7 @@ def test_out_of_another_shape(refuse, data, output):
 
 def test_out_strided(refuse, data):
     wide = np.zeros((2, 5, 7, 18), np.float32)[..., ::2]
-    rule = "strides must be those of a C-contiguous array of shape (2, 5, 7, 9); pass numpy.ascontiguousarray of it"
+    rule = f"strides must be those of a C-contiguous array of shape (2, 5, 7, 9); {COPY}"
     refuse(data, f"out={wide.strides}: {rule}", out=wide)
 
 
@@ -308,18 +308,19 @@ def test_filter_and_bias_of_any_layout(artifacts, order):
     np.testing.assert_array_equal(td.load(artifacts).bind(problem, filter, bias)(data), expected)
 
 
-def test_pack_is_given_compact_aligned_memory(artifacts):
+def test_pack_is_given_compact_aligned_memory(artifacts, monkeypatch):
     """Whatever the layout of the filter; x86 forgives most of what this asks."""
     library = td.load(artifacts)
-    manifest, functions = library._load(P)
+    artifact = library._load(P)[1]
+    honest = artifact.pack
     filter = operands(P)[1]
     seen = []
 
     def pack(given, packed):
         seen.append(given.flags.c_contiguous and given.flags.aligned)
-        functions.pack(given, packed)
+        honest(given, packed)
 
-    library._best[P] = (manifest, dataclasses.replace(functions, pack=pack))
+    monkeypatch.setattr(artifact, "pack", pack)
     for array in (filter, at_offset(filter, 1), np.asfortranarray(filter)):
         library.bind(P, array)
     assert seen == [True, True, True]
@@ -474,8 +475,31 @@ def test_torch_elsewhere(layer, torch):
 
 def test_torch_strided(refuse, torch, data):
     tensor = torch.from_numpy(data).transpose(2, 3).contiguous().transpose(2, 3)
-    rule = "strides must be those of a C-contiguous array of shape (2, 3, 4, 5); pass numpy.ascontiguousarray of it"
+    rule = f"strides must be those of a C-contiguous array of shape (2, 3, 4, 5); {COPY}"
     refuse(tensor, f"data=(240, 80, 4, 16): {rule}")
+
+
+def test_torch_out_counts_as_written(artifacts, torch, data):
+    """Else neither autograd nor what was packed from `out` would notice."""
+    layer = bound(artifacts, "plain")[0]
+    out = torch.empty(P.output_shape)
+    x = torch.ones(P.output_shape, requires_grad=True)
+    y = (x * out).sum()
+    version = out._version
+    assert layer(torch.from_numpy(data), out) is out
+    assert out._version == version + 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+    with torch.inference_mode():
+        out = torch.empty(P.output_shape)
+        assert layer(torch.from_numpy(data), out) is out
+
+
+def test_torch_compile_leaves_a_disabled_layer_alone(artifacts, torch, data):
+    layer = bound(artifacts, "plain")[0]
+    x, disabled = torch.from_numpy(data), torch.compiler.disable(layer)
+    compiled = torch.compile(lambda x: disabled(2 * x) + 1, backend="eager")
+    assert torch.equal(compiled(x), layer(2 * x) + 1)
 
 
 def test_torch_out_over_data(refuse, torch):
@@ -500,6 +524,13 @@ def test_jax(artifacts):
         np.testing.assert_array_equal(np.asarray(result), expected)
         with pytest.raises(td.TensorError, match="out='read-only': must be writable"):
             layer(data, out=result)
+
+
+def test_jax_traced(artifacts, data):
+    jax = pytest.importorskip("jax")
+    layer = bound(artifacts, "plain")[0]
+    with pytest.raises(td.TensorTypeError, match=r"data='DynamicJaxprTracer': must be .*, call it through jax.pure"):
+        jax.jit(layer)(data)
 
 
 def test_tvm_ffi_tensor(artifacts, data):

@@ -127,7 +127,7 @@ def test_a_compiler_that_fails_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", str(broken))
     with pytest.raises(BuildError, match="no such luck"):
         build.export(SMALL, V3, tmp_path / "out")
-    assert list((tmp_path / "out").iterdir()) == []
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
 
 
 def test_a_killed_build_leaves_nothing_loadable(tmp_path):
@@ -171,3 +171,30 @@ def test_a_script_without_a_guard_compiles(tmp_path):
     )
     subprocess.run([sys.executable, script], check=True, cwd=tmp_path)
     run(SMALL, tmp_path / "out")
+
+
+WIDE = td.Problem(1, 1, 32, 32, (12, 12), (4, 4), (2, 2), (1, 1), (1, 1), (24, 24))
+
+
+def test_algorithms_are_excluded_by_naming_the_others(tmp_path):
+    (first,) = td.compile([WIDE], "x86-64-v3", tmp_path)
+    assert first.manifest.algorithm == "winograd"
+    others = ["direct_rows", "matrix"]
+    (second,) = td.compile([WIDE], "x86-64-v3", tmp_path, algorithms=others)
+    assert (second.status, second.manifest.algorithm in others) == ("built", True)
+    (again,) = td.compile([WIDE], "x86-64-v3", tmp_path, algorithms=reversed(others))
+    assert again.status == "current"
+    run(WIDE, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("problem", "algorithms", "rule"),
+    [
+        (WIDE, ["winograd", "fft"], "algorithm='fft': must be one of winograd, matrix"),
+        (WIDE, [], r"algorithms=\(\): must name at least one of winograd"),
+        (WIDE.replace(kernel=(2, 2)), ["winograd"], "algorithms='winograd': admit no algorithm for n1"),
+    ],
+)
+def test_algorithms_that_do_not_serve_are_refused(problem, algorithms, rule, tmp_path):
+    with pytest.raises(td.DeconvError, match=rule):
+        td.compile([problem], "x86-64-v3", tmp_path, algorithms=algorithms)

@@ -62,6 +62,13 @@ def at(problem, data, weights, bias, index):
     return total + (0.0 if bias is None else float(bias[channel]))
 
 
+@pytest.fixture(autouse=True)
+def two_threads():
+    td.set_num_threads(2)
+    yield
+    td.set_num_threads(None)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name.replace("/", "."))
 def test_layer(layer, target, tmp_path):
@@ -71,8 +78,15 @@ def test_layer(layer, target, tmp_path):
         pytest.skip(f"compiled, but this CPU does not run {target}")
     data, weights, bias = operands(problem, 5)
     out = np.full(problem.output_shape, np.nan, np.float32)
-    td.load(tmp_path).bind(problem, weights, bias)(data, out=out)
+    bound = td.load(tmp_path).bind(problem, weights, bias)
+    bound(data, out=out)
     assert np.isfinite(out).all()
+    for threads in (1, 3):
+        # However blocks fall to threads, each writes its own share: what spills shows as another order of writes.
+        again = np.full(problem.output_shape, np.nan, np.float32)
+        td.set_num_threads(threads)
+        bound(data, out=again)
+        np.testing.assert_array_equal(again, out)
     rng = np.random.default_rng(6)
     corners = [0] * out.ndim, [extent - 1 for extent in out.shape]
     places = [*corners, *(tuple(rng.integers(out.shape)) for _ in range(SAMPLES))]

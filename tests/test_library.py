@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -168,8 +169,7 @@ def test_empty_output_calls_no_kernel(library, name, monkeypatch):
 
     problem = made.PROBLEMS[name]
     data, filter, _ = operands(problem)
-    manifest, functions = library._load(problem)
-    monkeypatch.setitem(library._best, problem, (manifest, dataclasses.replace(functions, deconv=kernel)))
+    monkeypatch.setattr(library._load(problem)[1], "deconv", kernel)
     layer = library.bind(problem, filter)
     out = np.empty(problem.output_shape, np.float32)
     assert layer(data).shape == problem.output_shape
@@ -252,7 +252,7 @@ def test_no_directory(tmp_path):
 
 def test_empty_directory(tmp_path):
     library = td.load(tmp_path)
-    assert library.explain(P) == "no candidates"
+    assert library.explain(P) == "no candidates\nwhere none is usable, bind raises NoArtifactError"
     with pytest.raises(td.NoArtifactError, match="there are no candidates"):
         library.bind(P, operands(P)[1])
 
@@ -305,9 +305,10 @@ def test_manifest_under_another_name(copy):
 
 def test_path_that_leaves_the_directory(copy):
     path = made.file(copy, P, ".json")
-    path.write_text(path.read_text().replace(f'"{path.stem}.so"', f'"../{path.stem}.so"'))
+    library = made.file(copy, P, ".so").name
+    path.write_text(path.read_text().replace(f'"{library}"', f'"../{library}"'))
     error = td.load(copy).broken[path.stem]
-    assert str(error).startswith(f"library='../{path.stem}.so': must be a plain file name")
+    assert str(error).startswith(f"library='../{library}': must be a plain file name")
 
 
 def test_digest(copy):
@@ -470,14 +471,26 @@ def test_foreign_dependency(copy, tmp_path):
     assert_refused(copy, r"needed=\['libother.so.1'\]: may only need .*libtvm_ffi.so")
 
 
-def test_library_without_the_functions(copy, tmp_path):
-    made.rewrite(copy, P, content=build_so(tmp_path, "int f(void) { return 1; }"))
-    assert_refused(copy, "must load and define pack, deconv and the thread count", td.ArtifactError)
+STUBS = "".join(f"void {name}(void) {{}}" for name in sorted(_loading.DEFINED))
+
+
+@pytest.mark.parametrize("missing", sorted(_loading.DEFINED))
+@pytest.mark.parametrize("style", ["gnu", "sysv", "both"])
+def test_library_without_a_function(copy, tmp_path, missing, style):
+    """Found before it is loaded, by either of the tables that a linker writes."""
+    source = STUBS.replace(f"void {missing}(void) {{}}", f"void {missing}(void);void f(void) {{ {missing}(); }}")
+    made.rewrite(copy, P, content=build_so(tmp_path, source, f"-Wl,--hash-style={style}"))
+    assert_refused(copy, rf"^defined=\d+: must define {missing}: it is no artifact")
+
+
+def test_library_without_any_function(copy, tmp_path):
+    made.rewrite(copy, P, content=build_so(tmp_path, "static int f = 1;"))
+    assert_refused(copy, "must define __tvm_ffi_deconv, __tvm_ffi_pack, tvm_deconv_get_num_threads")
 
 
 def test_library_that_does_not_load(copy, tmp_path):
     source = "int absent(void); int (*pointer)(void) = absent;"
-    made.rewrite(copy, P, content=build_so(tmp_path, source))
+    made.rewrite(copy, P, content=build_so(tmp_path, STUBS + source))
     assert_refused(copy, "must load and define .*absent", td.ArtifactError)
 
 
@@ -491,7 +504,7 @@ def test_what_was_verified_is_what_is_loaded(copy, monkeypatch):
         return content
 
     monkeypatch.setattr(_loading, "read_verified", replaced)
-    monkeypatch.setattr(_loading._process, "functions", {})
+    monkeypatch.setattr(_loading._process, "artifacts", {})
     data, filter, _ = operands(P)
     assert_right(P, td.load(copy).bind(P, filter)(data), data, filter)
     assert made.file(copy, P, ".so").read_bytes() == b"evil"
@@ -502,20 +515,22 @@ def elf(artifacts):
     return made.file(artifacts, P, ".so")
 
 
-def test_needed(elf):
-    found = _elf.needed(elf.read_bytes())
-    assert "libc.so.6" in found
-    assert set(found) <= _loading.NEEDED
+def test_dynamic_section(elf):
+    found = _elf.dynamic(elf.read_bytes())
+    assert "libc.so.6" in found.needed
+    assert set(found.needed) <= _loading.NEEDED
+    listing = subprocess.run(["nm", "-D", "--defined-only", elf], capture_output=True, text=True, check=True).stdout
+    assert found.defined == {line.split()[-1] for line in listing.splitlines()}
 
 
-@given(st.integers(0, 1 << 16), st.lists(st.tuples(st.integers(0, 700), st.integers(0, 255)), max_size=4))
-def test_needed_of_anything(elf, size, changes):
+@given(st.integers(0, 1 << 16), st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 255)), max_size=6))
+def test_dynamic_section_of_anything(elf, size, changes):
     """Whatever the bytes, an answer or ValueError."""
     content = bytearray(elf.read_bytes())
     for at, value in changes:
         content[at] = value
     with contextlib.suppress(ValueError):
-        assert isinstance(_elf.needed(bytes(content[:size])), list)
+        assert isinstance(_elf.dynamic(bytes(content[:size])).needed, list)
 
 
 def open_files():
@@ -528,7 +543,7 @@ def test_every_library_is_loaded_as_itself(artifacts, way, monkeypatch, tmp_path
     if way == "file":
         monkeypatch.setattr(_loading, "_memory_file", lambda _: None)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(_loading._process, "functions", {})
+    monkeypatch.setattr(_loading._process, "artifacts", {})
     library = td.load(artifacts)
     library.bind(P, operands(P)[1])
     before = open_files()
@@ -615,8 +630,185 @@ def test_forked_child(artifacts):
     assert done.returncode == 0, done.stderr
 
 
+DAEMONS = """
+import threading, time
+layer, data = library.bind(p, np.ones(p.filter_shape, np.float32)), np.ones(p.data_shape, np.float32)
+def call(ready):
+    while True:
+        layer(data)
+        ready.set()
+def bind(ready):
+    while True:
+        work()
+        ready.set()
+for target in [call] * 3 + [bind] * 3:
+    ready = threading.Event()
+    threading.Thread(target=target, args=(ready,), daemon=True).start()
+    ready.wait()
+"""
+
+
+@pytest.mark.parametrize("ending", ["", "sys.exit(0)", "threading.Thread(target=lambda: time.sleep(0.05)).start()"])
+def test_exit_with_daemon_threads_inside_calls(artifacts, ending):
+    """Several times, since whether a thread is inside at the wrong moment is chance."""
+    for _ in range(3):
+        done = run(SETUP + DAEMONS + ending, artifacts, P.key)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_calls_at_exit(artifacts):
+    """The thread that ends the interpreter may still call layers, from functions that run at exit after ours."""
+    script = (
+        "import atexit\n"
+        "@atexit.register\n"
+        "def last():\n"
+        "    assert layer(data).tobytes() == expected.tobytes()\n"
+        "    print('called')\n"
+    )
+    script += SETUP + DAEMONS + "expected = layer(data)\n"
+    done = run(script, artifacts, P.key)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "called\n", "")
+
+
+def test_a_forked_child_ends_whatever_its_parent_was_doing(artifacts):
+    script = (
+        SETUP
+        + DAEMONS
+        + (
+            "for _ in range(5):\n"
+            "    pid = os.fork()\n"
+            "    if pid == 0:\n"
+            "        layer(data)\n"
+            "        sys.exit(0)\n"
+            "    assert os.waitpid(pid, 0)[1] == 0\n"
+        )
+    )
+    done = run(script, artifacts, P.key)
+    assert done.returncode == 0, done.stderr
+
+
+def test_threads_of_a_call(artifacts):
+    """A limit is of one call and one thread; without one, many callers share as many threads as are set."""
+    script = SETUP + (
+        "import contextlib, threading, time\n"
+        "from pathlib import Path\n"
+        "def workers():\n"
+        "    found = 0\n"
+        "    for task in Path('/proc/self/task').iterdir():\n"
+        "        with contextlib.suppress(OSError):  # a caller that has just ended\n"
+        "            found += (task / 'comm').read_text() == 'tvm_deconv\\n'\n"
+        "    return found\n"
+        "td.set_num_threads(3)\n"
+        "layer, data = library.bind(p, np.ones(p.filter_shape, np.float32)), np.ones(p.data_shape, np.float32)\n"
+        "expected = layer(data, threads=1)\n"
+        "assert workers() == 0\n"
+        "wrong = []\n"
+        "def caller():\n"
+        "    for _ in range(200):\n"
+        "        if not np.array_equal(layer(data), expected): wrong.append(1)\n"
+        "callers = [threading.Thread(target=caller) for _ in range(8)]\n"
+        "for caller in callers: caller.start()\n"
+        "for caller in callers: caller.join()\n"
+        "end = time.time() + 10\n"
+        "while workers() != 2 and time.time() < end: time.sleep(0.001)\n"
+        "assert workers() == 2 and not wrong\n"
+        "out = np.full_like(expected, np.nan)\n"
+        "assert layer(data, out, threads=2) is out and np.array_equal(out, expected)\n"
+    )
+    done = run(script, artifacts, P.key)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("count", [0, -1, 1025, True, 1.5, "2"])
+def test_wrong_threads_of_a_call(library, count):
+    data, filter, _ = operands(P)
+    with pytest.raises(td.ProblemError, match=r"^threads="):
+        library.bind(P, filter)(data, threads=count)
+
+
+# ---- what is in use ----
+
+
+def counted(layer):
+    (found,) = [each for each in td.loaded() if each.sha256 == layer.manifest.sha256]
+    return found
+
+
+def test_loaded(artifacts, monkeypatch):
+    monkeypatch.setattr(_loading._process, "artifacts", {})
+    assert td.loaded() == []
+    library = td.load(artifacts)
+    assert td.loaded() == []
+    data, filter, _ = operands(P)
+    layer = library.bind(P, filter)
+    manifest = layer.manifest
+    path = str(artifacts / manifest.library)
+    facts = (manifest.name, P.artifact_key, made.TARGET, path, manifest.sha256)
+    assert td.loaded() == [(*facts, 0, 0.0)]
+    before = time.perf_counter()
+    for _ in range(3):
+        layer(data)
+    layer(data, np.empty(P.output_shape, np.float32))
+    library.convolution_backprop_data(data, filter, (2, 2), None, (1, 1), (1, 1))
+    elapsed = time.perf_counter() - before
+    with pytest.raises(td.TensorError):
+        layer(data[:1])
+    found = counted(layer)
+    assert found.calls == 5
+    assert 0 < found.seconds < elapsed
+
+
+def test_no_count_is_lost_between_threads(library):
+    data, filter, _ = operands(P)
+    layer = library.bind(P, filter)
+    before = counted(layer).calls
+
+    def caller(_):
+        for _ in range(500):
+            layer(data)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(caller, range(8)))
+    assert counted(layer).calls == before + 4000
+
+
+def test_a_forked_child_counts_on(artifacts):
+    script = SETUP + (
+        "layer, data = library.bind(p, np.ones(p.filter_shape, np.float32)), np.ones(p.data_shape, np.float32)\n"
+        "layer(data)\n"
+        "library._load(p)[1]._lock.acquire()\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    layer(data)\n"
+        "    os._exit(td.loaded()[0].calls - 2)\n"
+        "assert os.waitpid(pid, 0)[1] == 0\n"
+    )
+    done = run(script, artifacts, P.key)
+    assert done.returncode == 0, done.stderr
+
+
+def test_nothing_is_printed_and_everything_is_logged(copy):
+    spoil(made.file(copy, made.PROBLEMS["bias"], ".json"))
+    script = SETUP + "work()\nlibrary = td.load(sys.argv[1], fallback='reference')\np = p.replace(batch=9)\nwork()\n"
+    done = run(script, copy, P.key)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = run(
+        "import logging\nlogging.basicConfig(level='INFO', format='%(levelname)s %(name)s %(message)s')\n" + script,
+        copy,
+        P.key,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert all(line.split()[1] == "tvm_deconv" for line in lines)
+    assert [line.split()[0] for line in lines] == ["WARNING", "INFO", "INFO", "WARNING", "INFO", "WARNING"]
+    assert "ignored: format=2" in lines[0]
+    assert f"{copy} holds {len(made.PROBLEMS) - 1} artifacts, 1 broken; sha256:" in lines[1]
+    assert f"loaded {made.file(copy, P, '.so')} in" in lines[2]
+    assert lines[5].endswith(f"no artifact serves {P.replace(batch=9).artifact_key}: NumPy computes it, slowly")
+
+
 def test_threads_that_load_at_once(artifacts, monkeypatch):
-    monkeypatch.setattr(_loading._process, "functions", {})
+    monkeypatch.setattr(_loading._process, "artifacts", {})
     barrier = threading.Barrier(8)
     libraries = [td.load(artifacts) for _ in range(8)]
 

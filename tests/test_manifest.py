@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tvm_deconv.errors import ManifestError
-from tvm_deconv.manifest import Accepted, Manifest, Rejected, is_stem, select, stem, table
+from tvm_deconv.manifest import Accepted, Manifest, Rejected, library_name, select, stem, stem_of, table
 from tvm_deconv.problem import Epilogue, Problem
 from tvm_deconv.targets import CUDA_TARGETS, TARGETS
 
@@ -23,7 +23,7 @@ def fields(problem=P, target="x86-64-v3", /, **changes):
         "layers": ["decoder.0"],
         "target": target,
         "features": features,
-        "library": stem(problem.artifact_key, target) + ".so",
+        "library": library_name(stem(problem.artifact_key, target), "ab" * 32),
         "sha256": "ab" * 32,
         "size": 20480,
         "algorithm": "direct",
@@ -67,12 +67,35 @@ def test_every_field_is_checked():
 
 def test_stem():
     key = P.artifact_key
-    assert is_stem(stem(key, "x86-64-v3"))
     assert stem(key, "x86-64-v3") != stem(key, "x86-64-v4")
     assert stem(key, "x86-64-v3") != stem(P.replace(batch=2).artifact_key, "x86-64-v3")
-    assert not any(
-        map(is_stem, ["", "layers", "0123456789abcdef", "0123456789abcdeg-x86", "0123456789ABCDEF-x86", "../a"])
-    )
+
+
+@pytest.mark.parametrize("target", ["x86-64-v3", "x86-64-v3.5", "a.0123456789abcdef.so"])
+def test_stem_of_its_files(target):
+    """Also where a target's name looks like the rest of a file's."""
+    name = stem(P.artifact_key, target)
+    assert stem_of(f"{name}.json") == name
+    assert stem_of(library_name(name, "ab" * 32)) == name
+    assert manifest(target=target, library=library_name(name, "ab" * 32)).name == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "layers.json",
+        "0123456789abcdef.json",
+        "0123456789abcdeg-x86.json",
+        "0123456789ABCDEF-x86.json",
+        "0123456789abcdef-x86.so",
+        "0123456789abcdef-x86.0123456789abcde.so",
+        "0123456789abcdef-x86.json.tmp",
+        "../0123456789abcdef-x86.json",
+    ],
+)
+def test_files_that_are_not_ours(name):
+    assert stem_of(name) is None
 
 
 def test_one_artifact_for_every_filter_format():
@@ -109,7 +132,7 @@ WRONG = [
     ("library", "x.so\0", "must be a plain file name in the manifest's directory"),
     ("library", "..", "must be a plain file name in the manifest's directory"),
     ("library", "", "must be a plain file name in the manifest's directory"),
-    ("library", "x.so", f"must be {manifest().library}, which problem and target decide"),
+    ("library", "x.so", f"must be {manifest().library}, which problem, target and sha256 decide"),
     ("sha256", "ab" * 31, "must be 64 lower-case hexadecimal digits"),
     ("sha256", "AB" * 32, "must be 64 lower-case hexadecimal digits"),
     ("sha256", "ab" * 32 + "\n", "must be 64 lower-case hexadecimal digits"),

@@ -63,6 +63,8 @@ def test_key_is_stable():
         lambda key: " " + key,
         lambda key: key.replace("n2", "n02"),
         lambda key: key.replace("n2", "n٢"),
+        lambda key: key.replace("n2", "n" + "2" * 5000),
+        lambda key: key.replace("x4x6", "x4x" + "6" * 5000),
         lambda key: key.replace("x4x6", "x4xx6"),
         lambda key: key.replace("x4x6", "x4x6x"),
         lambda key: key.replace("x4x6", "x4"),
@@ -176,6 +178,16 @@ def test_types(dtype, bytes, accumulate, output):
     p = plain(dtype=dtype)
     assert (p.accumulate_dtype, p.output_dtype) == (accumulate, output)
     assert p.replace(output_spatial=(0, 0)).min_bytes == bytes * (2 * 6 * 24 + 6 * 5 * 6)
+
+
+def test_macs_of_a_kernel_too_large_to_walk():
+    # x of 0, 1, 2 lands at 7x + 5k - 3 >= 0: three positions for each k, but for the first k and the last.
+    far = Problem(1, 1, 1, 1, (3,), (10**15,), (7,), (5,), (3,), (10**15,))
+    assert far.macs == sum(
+        # k from ceil((3 - 7x) / 5), 0 at least, to the last with 7x + 5k - 3 < 10**15
+        (10**15 + 3 - 7 * x - 1) // 5 - max(0, -(-(3 - 7 * x) // 5)) + 1
+        for x in range(3)
+    )
 
 
 @given(problems(max_macs=20_000))

@@ -1,6 +1,7 @@
 """Modules: what a scan finds computes what PyTorch computes."""
 
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from tvm_deconv.scan import scan, write_weights
 
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
-nn = torch.nn
+nn, F = torch.nn, torch.nn.functional
 
 
 @pytest.fixture(autouse=True)
@@ -163,19 +164,154 @@ def test_not_fused(case):
     assert layer.fused == ()
 
 
-@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
 def test_not_covered():
+    module = nn.ConvTranspose2d(4, 6, 3, bias=False).eval()
+    module.weight = nn.Parameter(module.weight.to(torch.int64), requires_grad=False)
+    (layer,) = scan(module, [torch.ones(1, 4, 5, 6, dtype=torch.int64)])
+    assert (layer.name, layer.operator, layer.problem) == ("ConvTranspose2d", "ConvTranspose2d", None)
+    assert layer.reason.startswith("dtype='int64': must be one of float32")
+
+
+class Block(nn.Module):
+    """What `nn.Sequential` does not say: `forward` is given the block and its input."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.up = nn.ConvTranspose2d(4, 6, 3, stride=2, bias=False)
+        self.norm = nn.BatchNorm2d(6)
+        self.act = nn.ReLU()
+        self.shift = nn.Parameter(torch.randn(6, 1, 1))
+        self.body = forward
+
+    def forward(self, x):
+        return self.body(self, x)
+
+
+def functional(m, x):
+    return F.conv_transpose2d(x, m.up.weight, stride=2)
+
+
+def keep(module, tensor):
+    module.kept = [tensor]
+    return tensor
+
+
+SEEN = {
+    "modules": (lambda m, x: m.act(m.norm(m.up(x))), "up", "bias+relu", ("norm", "act")),
+    "functions": (lambda m, x: F.relu(functional(m, x)), "conv_transpose2d()", "relu", ("relu()",)),
+    "method": (lambda m, x: m.up(x).sigmoid_(), "up", "sigmoid", ("sigmoid()",)),
+    "constants": (
+        lambda m, x: (m.up(x) * m.shift.exp() + m.shift).clamp(max=0.5),
+        "up",
+        "bias+clip(-inf,0.5)",
+        ("mul()", "add()", "clamp()"),
+    ),
+    "gate": (lambda m, x: (y := m.up(x)) * torch.sigmoid(y), "up", "silu", ("sigmoid()", "mul()")),
+    "relu6": (lambda m, x: F.relu6(m.up(x)), "up", "clip(0.0,6.0)", ("hardtanh()",)),
+    "gelu": (lambda m, x: F.gelu(m.up(x)), "up", "gelu", ("gelu()",)),
+    "autocast": (lambda m, x: torch.autocast("cpu", enabled=False)(m.up)(x), "up", "none", ()),
+    # What must not be fused.
+    "used twice": (lambda m, x: (y := m.up(x)) + m.act(y), "up", "none", ()),
+    "also an output": (lambda m, x: (y := m.up(x), m.act(y))[1] + 0 * y, "up", "none", ()),
+    "a view of it is used": (lambda m, x: m.act(y := m.up(x)) + y[:, :1], "up", "none", ()),
+    "written in between": (lambda m, x: m.act(m.up(x).add_(x.mean())), "up", "none", ()),
+    "kept": (lambda m, x: m.act(keep(m, m.up(x))), "up", "none", ()),
+    "in an object": (lambda m, x: types.SimpleNamespace(raw=(y := m.up(x)), act=torch.relu(y)), "up", "none", ()),
+    "noise": (lambda m, x: m.up(x) + 0 * torch.randn(6, 1, 1), "up", "none", ()),
+    "data": (lambda m, x: m.up(x) * x.mean((2, 3), keepdim=True)[:, :1], "up", "none", ()),
+    "scaled sum": (lambda m, x: torch.add(m.up(x), m.shift, alpha=2), "up", "none", ()),
+    "tanh form": (lambda m, x: F.gelu(m.up(x), approximate="tanh"), "up", "none", ()),
+    "running moments": (lambda m, x: F.batch_norm(m.up(x), None, None, training=True), "up", "none", ()),
+}
+
+
+@pytest.mark.parametrize("case", SEEN)
+def test_what_a_forward_does(case):
+    forward, name, epilogue, fused = SEEN[case]
+    block = trained(Block(forward))
+    x = torch.randn(1, 4, 5, 6)
+    (layer,) = scan(block, [x])
+    assert (layer.name, str(layer.problem.epilogue), layer.fused) == (name, epilogue, fused)
+    if fused:
+        with torch.no_grad():
+            expected = block(x).numpy()
+        got = reference(layer.problem, x.numpy(), layer.filter, layer.bias)
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_names_inside_a_model():
+    module = nn.Sequential(Block(functional), Block(lambda m, x: F.relu(m.up(x[:, :4])))).eval()
+    first, second = scan(module, [torch.randn(1, 4, 5, 6)])
+    assert (first.name, first.operator) == ("0.conv_transpose2d()", "conv_transpose2d")
+    assert (second.name, second.operator, second.fused) == ("1.up", "ConvTranspose2d", ("1.relu()",))
+
+
+def test_a_forward_of_its_own():
     class Other(nn.ConvTranspose2d):
         def forward(self, x):
-            return super().forward(x) + 1
+            return super().forward(2 * x) + self.bias.view(-1, 1, 1)
 
-    (layer,) = scan(Other(4, 6, 3).eval(), [torch.randn(1, 4, 5, 6)])
-    assert (layer.problem, layer.reason) == (None, "Other has a forward of its own")
-    (layer,) = scan(
-        nn.ConvTranspose2d(4, 6, 3).to(torch.complex64).eval(), [torch.randn(1, 4, 5, 6).to(torch.complex64)]
-    )
-    assert layer.problem is None
-    assert layer.reason.startswith("dtype='complex64': must be one of float32")
+    x = torch.randn(1, 4, 5, 6)
+    module = Other(4, 6, 3).eval()
+    (layer,) = scan(module, [x])
+    assert (layer.name, layer.fused) == ("Other", ("Other",))
+    with torch.no_grad():
+        np.testing.assert_allclose(
+            reference(layer.problem, 2 * x.numpy(), layer.filter, layer.bias), module(x), rtol=1e-4, atol=1e-5
+        )
+
+
+def test_a_filter_that_the_data_make():
+    class Hyper(nn.Module):
+        def forward(self, x, weight):
+            return F.relu(F.conv_transpose2d(x, weight, weight.mean((0, 2, 3))) + 1)
+
+    (layer,) = scan(Hyper().eval(), [torch.randn(1, 4, 5, 6), torch.randn(4, 3, 2, 2)])
+    assert layer.problem.epilogue == Epilogue(bias=True)
+    assert (layer.filter, layer.bias) == (None, None)
+
+
+def test_under_autocast():
+    class Cast(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = nn.ConvTranspose2d(4, 6, 3)
+
+        def forward(self, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return F.relu(self.up(x))
+
+    (layer,) = scan(Cast().eval(), [torch.randn(1, 4, 5, 6)])
+    assert (layer.problem.dtype, str(layer.problem.epilogue)) == ("bfloat16", "bias+relu")
+    assert layer.filter.dtype.name == "bfloat16"
+
+
+def test_a_constant_of_a_wider_type():
+    """The result is float32, which no epilogue of a bfloat16 layer gives."""
+    block = Block(lambda m, x: (m.up(x) * m.shift, m.up(x).mul_(m.shift))).to(torch.bfloat16).eval()
+    block.shift.data = block.shift.data.float()
+    wider, same = scan(block, [torch.randn(1, 4, 5, 6, dtype=torch.bfloat16)])
+    assert (wider.fused, same.fused) == ((), ("mul()",))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_script():
+    module = torch.jit.script(nn.Sequential(nn.ConvTranspose2d(4, 6, 3), nn.ReLU()).eval())
+    x = torch.randn(1, 4, 5, 6)
+    (layer,) = scan(module, [x])
+    (inner,) = scan(nn.Sequential(module).eval(), [x])
+    for found in (layer, inner):
+        assert (str(found.problem.epilogue), found.operator) == ("bias+relu", "conv_transpose2d")
+
+
+def test_inference_tensors():
+    with torch.inference_mode():
+        module = nn.Sequential(nn.ConvTranspose2d(4, 6, 3), nn.ReLU(inplace=True)).eval()
+        x = torch.randn(1, 4, 5, 6)
+        (layer,) = scan(module, [x])
+        (other,) = scan(nn.Sequential(module[0], nn.BatchNorm2d(6)).eval(), [x])
+    assert (layer.name, layer.problem.data_shape) == ("0", (1, 4, 5, 6))
+    assert other.fused == ("1",)
 
 
 def test_bad_sources():

@@ -1,8 +1,9 @@
 """Transposed convolution compiled ahead of time."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from tvm_deconv._loading import get_num_threads, set_num_threads
+from tvm_deconv._loading import Loaded, get_num_threads, loaded, set_num_threads
 from tvm_deconv.dialects import from_onednn, from_onnx, from_openvino, from_torch
 from tvm_deconv.errors import (
     ArtifactError,
@@ -24,6 +25,7 @@ from tvm_deconv.problem import Epilogue, Problem
 from tvm_deconv.reference import reference
 
 if TYPE_CHECKING:
+    from tvm_deconv import torch as torch
     from tvm_deconv.build import compile
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "IntegrityError",
     "Layer",
     "Library",
+    "Loaded",
     "Manifest",
     "ManifestError",
     "NoArtifactError",
@@ -54,15 +57,18 @@ __all__ = [
     "from_torch",
     "get_num_threads",
     "load",
+    "loaded",
     "reference",
     "set_num_threads",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    # The compiler needs TVM, which takes seconds to import and need not be there: it is imported when it is asked for.
+    # TVM and PyTorch take seconds to import and need not be there: they are imported when they are asked for.
     if name == "compile":
         from tvm_deconv.build import compile as build
 
         return build
+    if name == "torch":
+        return importlib.import_module("tvm_deconv.torch")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -43,6 +43,8 @@ def borrow(argument: str, array: object) -> Borrowed:
         return _borrow_numpy(argument, array)
     if not hasattr(array, "__dlpack__") or not hasattr(array, "__dlpack_device__"):
         rule = "must be a NumPy array or an array with DLPack (__dlpack__)"
+        if type(array).__module__.partition(".")[0] in _JAX:
+            rule += "; where jax traces a layer, call it through jax.pure_callback"
         raise TensorTypeError(argument, type(array).__qualname__, rule)
     if getattr(array, "requires_grad", False):
         raise TensorError(argument, "requires_grad", "must not require gradients, which stop here; pass detach() of it")
@@ -144,7 +146,8 @@ def check_layout(argument: str, view: Array) -> None:
     """Raise TensorError unless `view` is C-contiguous and each element is aligned to its size."""
     if not view.flags.c_contiguous:
         rule = (
-            f"strides must be those of a C-contiguous array of shape {view.shape}; pass numpy.ascontiguousarray of it"
+            f"strides must be those of a C-contiguous array of shape {view.shape}; pass a contiguous copy "
+            "(numpy.ascontiguousarray, or contiguous() of a tensor)"
         )
         raise TensorError(argument, view.strides, rule)
     if not view.flags.aligned:
@@ -164,3 +167,10 @@ def check_output(view: Array, others: dict[str, Array]) -> None:
             raise TensorError(
                 "out", "overlapping", f"must not share memory with {name}, which is read while out is written"
             )
+
+
+def count_write(out: object) -> None:
+    """Let torch know that the memory of `out` was written, where that is one of its tensors."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(out, torch.Tensor) and not out.is_inference():
+        torch.autograd.graph.increment_version(out)

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from tvm_deconv import _arrays
-from tvm_deconv._loading import Functions, import_tvm_ffi
+from tvm_deconv._loading import Artifact, import_tvm_ffi, inside
 from tvm_deconv.errors import DeviceError, TensorError, TensorTypeError
 from tvm_deconv.manifest import Manifest
 from tvm_deconv.problem import Problem
@@ -181,18 +181,19 @@ class CudaCall:
     """A filter bound to an artifact on the device that it is on: what `Layer` does for arrays of that device."""
 
     def __init__(
-        self, problem: Problem, manifest: Manifest, functions: Functions, filter: Borrowed, bias: Borrowed | None
+        self, problem: Problem, manifest: Manifest, artifact: Artifact, filter: Borrowed, bias: Borrowed | None
     ) -> None:
         """Pack `filter` and convert `bias`, on their device."""
         self._problem = problem
-        self._deconv = functions.deconv
+        self._artifact = artifact
         self._alignment = int(manifest.decisions.get("alignment", 1))
         self._workspace_elements = manifest.scratch_bytes // (8 if problem.accumulate_dtype == "float64" else 4)
         self._device, framework = filter.device, filter.framework
         _check("filter", filter, [problem.dtype], problem.filter_shape)
         packed = framework.empty(manifest.packed_shape, manifest.packed_dtype, self._device)
         canonical = framework.canonical(problem, filter.array)
-        self._run(framework, functions.pack, canonical, packed)
+        with inside():
+            self._run(framework, artifact.pack, canonical, packed)
         self._constants = [packed]
         if bias is not None:
             if bias.device != self._device:
@@ -221,7 +222,7 @@ class CudaCall:
         if self._workspace_elements:
             # For every call anew, from the framework's cache: calls may run at the same time on several streams.
             workspace = [framework.empty((self._workspace_elements,), problem.accumulate_dtype, self._device)]
-        self._run(framework, self._deconv, data, *self._constants, *workspace, out)
+        self._run(framework, self._artifact, data, *self._constants, *workspace, out)
         return out
 
     def _check_memory(self, argument: str, borrowed: Borrowed) -> None:

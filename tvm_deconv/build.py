@@ -1,8 +1,9 @@
 """Problems to artifacts: schedule, compile, link with the launcher, and write library and manifest.
 
-An artifact is written under a temporary name, renamed, and described by its manifest last, so that a build that stops
-anywhere leaves nothing that can be loaded.  What decides the bytes of a library is hashed into its recipe; an artifact
-whose recipe and digest still hold is not built again.
+An artifact is made in a directory of its own and moved into place: the library first, under a name that no other
+content has, then the manifest, which replaces the one before it.  A build that stops anywhere leaves what was there.
+What decides the bytes of a library is hashed into its recipe; an artifact whose recipe and digest still hold is not
+built again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import importlib.metadata
 import os
 import pickle
 import queue
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,20 +28,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tvm
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from tvm.target.codegen import llvm_version_major
 
-from tvm_deconv.choices import Choice, named, plan_of
+from tvm_deconv.choices import Choice, checked, named, plan_of
 from tvm_deconv.choices import choices as choose
 from tvm_deconv.errors import BuildError, DeconvError, ManifestError, ProblemError
 from tvm_deconv.launcher import find_compiler, launcher_object
-from tvm_deconv.manifest import Manifest, stem
+from tvm_deconv.manifest import Manifest, library_name, stem, stem_of
 from tvm_deconv.nvcc import compile_library, find_nvcc
 from tvm_deconv.nvcc import version as nvcc_version
 from tvm_deconv.problem import Problem
 from tvm_deconv.records import read, shipped
 from tvm_deconv.schedules import cuda
-from tvm_deconv.schedules.x86 import build_kernel
+from tvm_deconv.schedules.x86 import Kernel, build_kernel, default_plan
 from tvm_deconv.targets import CUDA_TARGETS, TARGETS, CudaTarget, Target, detect_host, get, get_any, native
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
 _DEFAULT = Choice(None, "default", "the default")
 #: The packages of this project whose text decides what a kernel is.
 _SOURCES = ("compute", "launcher", "schedules")
+#: What a directory of artifacts holds besides them: a lock, and while they run, a directory for each build.
+_LOCK, _SCRATCH = ".lock", ".building-"
 
 
 @dataclass(frozen=True)
@@ -78,17 +82,6 @@ class _Job:
     cc: str
     choices: tuple[Choice, ...]
     complaints: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Facts:
-    """What a manifest says of the kernel in its library."""
-
-    algorithm: str
-    decisions: dict[str, int]
-    packed_elements: int
-    packed_dtype: str
-    scratch_bytes: int
 
 
 def resolve_targets(target: str | Sequence[str]) -> tuple[Target, ...]:
@@ -123,56 +116,99 @@ def export(
 ) -> Manifest:
     """Build the artifact for `problem` on `target` into the directory `output` and return its manifest.
 
+    An older one stays what is loaded until the new one is complete, and is removed then.
+
     `layers` are names for people; `cc` is the compiler driver that links, `launcher` its compiled object file; both are
     found or made where they are not given.  The first of `choices` that builds is taken, by default what the installed
     tuning logs say; what does not build is told in `complaints`.  Raises BuildError, CompilerNotFound.
     """
     output = Path(output)
-    output.mkdir(parents=True, exist_ok=True)
     cc = cc or _compiler(target)
     choices = choices or _choices(problem, target, complaints)
     name = stem(problem.artifact_key, target.name)
-    with tempfile.TemporaryDirectory(prefix=".building-", dir=output) as scratch:
-        made = Path(scratch) / f"{name}.so"
-        for choice in choices:
-            try:
-                if isinstance(target, CudaTarget):
-                    facts = _link_cuda(problem, target, made, cc)
-                else:
-                    facts = _link(problem, target, choice, made, cc, launcher or launcher_object(cc, Path(scratch)))
-                break
-            # Whatever an old record makes TVM do, there is the next choice.
-            except Exception as error:
-                if choice == choices[-1]:
-                    raise
-                if complaints is not None:
-                    complaints.append(f"{problem.key} for {target.name}: not built by {choice.reason}: {error}")
-        content = made.read_bytes()
-        manifest = Manifest(
-            problem=problem.artifact_key,
-            layers=tuple(layers),
-            target=target.name,
-            features=tuple(sorted(target.features)),
-            library=made.name,
-            sha256=hashlib.sha256(content).hexdigest(),
-            size=len(content),
-            algorithm=facts.algorithm,
-            decisions=facts.decisions,
-            packed_shape=(facts.packed_elements,),
-            packed_dtype=facts.packed_dtype,
-            scratch_bytes=facts.scratch_bytes,
-            macs=problem.macs,
-            origin=choice.origin,
-            versions=_versions(cc, isinstance(target, CudaTarget)),
-            recipe=_recipe(problem, target, choices[0]),
-        )
-        described = Path(scratch) / f"{name}.json"
-        described.write_text(manifest.to_json(), encoding="utf-8")
-        # Two builders of one artifact must not leave the library of one and the manifest of the other.
-        with FileLock(output / ".lock"):
-            made.replace(output / made.name)
-            described.replace(output / described.name)
+    try:
+        with _scratch(output) as scratch:
+            made = scratch / f"{name}.so"
+            for choice in choices:
+                try:
+                    if isinstance(target, CudaTarget):
+                        kernel: Kernel | cuda.Kernel = _link_cuda(problem, target, made, cc)
+                    else:
+                        kernel = _link(problem, target, choice, made, cc, launcher or launcher_object(cc, scratch))
+                    break
+                # Whatever an old record makes TVM do, there is the next choice.
+                except Exception as error:
+                    if choice == choices[-1]:
+                        raise
+                    if complaints is not None:
+                        complaints.append(f"{problem.key} for {target.name}: not built by {choice.reason}: {error}")
+            content = made.read_bytes()
+            digest = hashlib.sha256(content).hexdigest()
+            manifest = Manifest(
+                problem=problem.artifact_key,
+                layers=tuple(layers),
+                target=target.name,
+                features=tuple(sorted(target.features)),
+                library=library_name(name, digest),
+                sha256=digest,
+                size=len(content),
+                algorithm=kernel.algorithm,
+                decisions=kernel.decisions,
+                packed_shape=(kernel.packed_elements,),
+                packed_dtype=kernel.packed_dtype if isinstance(kernel, cuda.Kernel) else problem.accumulate_dtype,
+                scratch_bytes=kernel.scratch_bytes,
+                macs=problem.macs,
+                origin=choice.origin,
+                versions=_versions(cc, isinstance(target, CudaTarget)),
+                recipe=_recipe(problem, target, choices[0]),
+            )
+            described = scratch / f"{name}.json"
+            described.write_text(manifest.to_json(), encoding="utf-8")
+            _publish(output, manifest, made, described)
+    except OSError as error:
+        raise BuildError("output", output, f"must be a directory with room that can be written: {error}") from error
     return manifest
+
+
+@contextlib.contextmanager
+def _scratch(output: Path) -> Iterator[Path]:
+    """Make a directory for one build in `output`, and remove those of builds that were killed: nobody locks these."""
+    output.mkdir(parents=True, exist_ok=True)
+    with FileLock(output / _LOCK):
+        for left in output.glob(f"{_SCRATCH}*"):
+            with contextlib.suppress(Timeout), FileLock(left / _LOCK, blocking=False):
+                shutil.rmtree(left, ignore_errors=True)
+        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=output))
+        held = FileLock(scratch / _LOCK)
+        held.acquire()
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        held.release()
+
+
+def _publish(output: Path, manifest: Manifest, library: Path, described: Path) -> None:
+    """Move the files of an artifact into place; the manifest's rename is the moment at which it replaces another."""
+    _flush(library)
+    _flush(described)
+    # Of two builders of one artifact, the one that is late must not remove the library that the other's manifest means.
+    with FileLock(output / _LOCK):
+        library.replace(output / manifest.library)
+        described.replace(output / f"{manifest.name}.json")
+        _flush(output)
+        for path in output.iterdir():
+            if path.suffix == ".so" and stem_of(path.name) == manifest.name and path.name != manifest.library:
+                path.unlink()
+
+
+def _flush(path: Path) -> None:
+    """Have the disk hold what `path` holds."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _compiler(target: Target | CudaTarget) -> str:
@@ -185,7 +221,7 @@ def _choices(problem: Problem, target: Target | CudaTarget, complaints: list[str
     return tuple(choose(problem, target, read(target.name, shipped()), complaints))
 
 
-def _link_cuda(problem: Problem, target: CudaTarget, path: Path, nvcc: str) -> _Facts:
+def _link_cuda(problem: Problem, target: CudaTarget, path: Path, nvcc: str) -> cuda.Kernel:
     """Compile `problem` to a library at `path` whose functions launch kernels."""
     try:
         kernel = cuda.build_kernel(problem)
@@ -193,35 +229,27 @@ def _link_cuda(problem: Problem, target: CudaTarget, path: Path, nvcc: str) -> _
     except (RuntimeError, ValueError) as error:
         raise BuildError("problem", problem.key, f"does not compile for {target.name}: {error}") from error
     compile_library(text, path.absolute(), target, nvcc)
-    element = 8 if problem.accumulate_dtype == "float64" else 4
-    return _Facts(
-        kernel.algorithm,
-        kernel.decisions,
-        kernel.packed_elements,
-        kernel.packed_dtype,
-        kernel.workspace_elements * element,
-    )
+    return kernel
 
 
-def _link(problem: Problem, target: Target, choice: Choice, path: Path, cc: str, launcher: Path) -> _Facts:
+def _link(problem: Problem, target: Target, choice: Choice, path: Path, cc: str, launcher: Path) -> Kernel:
     """Compile `problem` as chosen to a library at `path`."""
     if choice.schedule:
         kernel = build_kernel(problem, target, named(choice.schedule.algorithm), plan_of(choice.schedule))
     else:
-        kernel = build_kernel(problem, target)
+        try:
+            algorithm, plan = default_plan(problem, target, choice.algorithms)
+        except ValueError as error:
+            rule = f"admit no algorithm for {problem.key}"
+            raise BuildError("algorithms", ", ".join(choice.algorithms or ()), rule) from error
+        kernel = build_kernel(problem, target, algorithm, plan)
     module = tvm.IRModule({"deconv": kernel.deconv, "pack": kernel.pack})
     try:
         compiled = tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu}))
         compiled.export_library(str(path.absolute()), addons=[str(launcher)], cc=cc)
     except (RuntimeError, ValueError, OSError) as error:
         raise BuildError("problem", problem.key, f"does not compile for {target.name}: {error}") from error
-    return _Facts(
-        kernel.algorithm,
-        kernel.decisions,
-        kernel.packed_elements,
-        problem.accumulate_dtype,
-        kernel.scratch_bytes,
-    )
+    return kernel
 
 
 def compile(
@@ -232,6 +260,7 @@ def compile(
     layers: Mapping[Problem, Sequence[str]] | None = None,
     jobs: int | None = None,
     on_outcome: Callable[[Outcome], None] | None = None,
+    algorithms: Iterable[str] | None = None,
     trials: int = 0,
     logs: Path | str | None = None,
     on_trial: Callable[[Trial], None] | None = None,
@@ -242,11 +271,13 @@ def compile(
     fails does not stop the others: at the end BuildError names all that failed, with the `outcomes` as an attribute.
     What is up to date is left alone.  `on_outcome` hears of each problem as it is done.
 
-    Schedules come from the tuning logs, those installed and those in the directory `logs`: `choices` says how.  With
-    `trials`, a search for better ones precedes the build, whose results are kept in `logs`; `tuning.tune` is that
-    search, and `on_trial` hears of it.
+    `algorithms` names those that may be used, all where it is not given: without winograd, sums are rounded as those of
+    the direct algorithms are. Schedules come from the tuning logs, those installed and those in the directory `logs`:
+    `choices` says how. With `trials`, a search for better ones precedes the build, whose results are kept in `logs`;
+    `tuning.tune` is that search, and `on_trial` hears of it.
     """
     targets = _resolve(target)
+    using = checked(algorithms)
     names: dict[str, list[str]] = {}
     unique: dict[str, Problem] = {}
     for problem in problems:
@@ -259,14 +290,8 @@ def compile(
             raise ProblemError("logs", logs, "must be a directory for the results of the trials")
         from tvm_deconv.tuning import tune
 
-        tune(
-            unique.values(),
-            [t.name for t in targets if isinstance(t, Target)],
-            trials,
-            logs,
-            jobs=jobs,
-            on_trial=on_trial,
-        )
+        searched = [chosen.name for chosen in targets if isinstance(chosen, Target)]
+        tune(unique.values(), searched, trials, logs, jobs=jobs, algorithms=using, on_trial=on_trial)
     directory = Path(output)
     directory.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []
@@ -283,10 +308,9 @@ def compile(
             for key, problem in unique.items():
                 wanted = tuple(dict.fromkeys(names[key]))
                 complaints = records.complaints_of(key)
-                if isinstance(chosen, CudaTarget):
-                    choices: tuple[Choice, ...] = (_DEFAULT,)
-                else:
-                    choices = tuple(choose(problem, chosen, records, complaints))
+                choices: tuple[Choice, ...] = (_DEFAULT,)
+                if isinstance(chosen, Target):
+                    choices = tuple(choose(problem, chosen, records, complaints, using))
                 current = _up_to_date(problem, chosen, directory, wanted, choices[0])
                 if current:
                     note(Outcome(problem, wanted, chosen.name, "current", current, None, 0.0, tuple(complaints)))
@@ -419,7 +443,7 @@ def _up_to_date(
     name = stem(problem.artifact_key, target.name)
     try:
         manifest = Manifest.read(directory / f"{name}.json")
-        content = (directory / f"{name}.so").read_bytes()
+        content = (directory / manifest.library).read_bytes()
     except (ManifestError, OSError):
         return None
     unchanged = manifest.sha256 == hashlib.sha256(content).hexdigest()
@@ -437,6 +461,7 @@ def _recipe(problem: Problem, target: Target | CudaTarget, choice: Choice) -> st
         _sources(),
         tuple(choice.schedule or ()),
         choice.origin,
+        choice.algorithms,
     )
     return hashlib.sha256(repr(deciding).encode()).hexdigest()
 
@@ -454,9 +479,9 @@ def _sources() -> str:
 
 
 @cache
-def _versions(cc: str, cuda: bool) -> dict[str, str]:
+def _versions(cc: str, with_cuda: bool) -> dict[str, str]:
     packages = {name: importlib.metadata.version(name) for name in ("tvm_deconv", "apache-tvm", "apache-tvm-ffi")}
-    if cuda:
+    if with_cuda:
         return {**packages, "nvcc": nvcc_version(cc)}
     printed = subprocess.run([cc, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
     return {

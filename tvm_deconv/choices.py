@@ -7,16 +7,13 @@ one problem is a valid schedule of another whatever their extents.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tvm_deconv.compute.direct import tiles_of_channels
-from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.errors import DeconvError, ProblemError
 from tvm_deconv.problem import Problem
 from tvm_deconv.records import Record, Records, Schedule
-from tvm_deconv.schedules.x86 import ALGORITHMS, Algorithm, accumulator_lanes, algorithm_for
-from tvm_deconv.schedules.x86.tiles import Plan, candidates
+from tvm_deconv.schedules.x86 import ALGORITHMS, Algorithm, Plan, default_plan
 from tvm_deconv.targets import Target, get
 
 #: Records farther than this from a problem say less about it than the arithmetic of the default does.
@@ -47,12 +44,14 @@ class Candidate:
 class Choice:
     """A schedule to build with, and why: `origin` is what the manifest says, `reason` what people are told.
 
-    Without a `schedule` it is the default, which the kernel's own arithmetic chooses.
+    Without a `schedule` it is the default, which the kernel's own arithmetic chooses, among `algorithms` where they are
+    given.
     """
 
     schedule: Schedule | None
     origin: str
     reason: str
+    algorithms: tuple[str, ...] | None = None
 
 
 def named(algorithm: str) -> Algorithm:
@@ -65,10 +64,9 @@ def named(algorithm: str) -> Algorithm:
 
 def plan_of(schedule: Schedule) -> Plan:
     """Return the plan of a schedule; ProblemError where it is not one of this version's."""
-    named(schedule.algorithm)
     decisions = dict(schedule.decisions)
     try:
-        plan = Plan.from_decisions(decisions)
+        plan = named(schedule.algorithm).family.read(decisions)
     except (KeyError, TypeError, ValueError) as error:
         raise ProblemError("decisions", decisions, f"are not those of a plan: {error}") from None
     if plan.decisions != decisions or min(decisions.values()) < 0:
@@ -78,25 +76,25 @@ def plan_of(schedule: Schedule) -> Plan:
 
 def of_algorithm(problem: Problem, algorithm: Algorithm, target: Target) -> list[Candidate]:
     """Return every plan of one algorithm that is worth considering, the cheapest first."""
-    found = candidates(problem, algorithm.form, target, accumulator_lanes(problem, target))
+    found = algorithm.family.plans(problem, target)
     return [Candidate(Schedule.of(algorithm.name, plan.decisions), cost) for cost, plan in found]
 
 
 def idle(problem: Problem, schedule: Schedule, threads: int) -> float:
     """Return the time that `threads` threads take over what they would take if all had the same to do, at least 1."""
-    geometry, plan = Geometry.of(problem), plan_of(schedule)
-    block = (plan.tile.images, plan.tile.depth, plan.tile.height, plan.tile.width)
-    extents = (geometry.batch, *(axis.positions for axis in geometry.axes))
-    groups, channels = tiles_of_channels(geometry, named(schedule.algorithm).form, plan.tile)
-    tasks = groups * math.prod(-(-extent // part) for extent, part in zip(extents, block, strict=True))
-    if plan.share_data:
-        tasks *= channels
+    tasks = named(schedule.algorithm).family.tasks(problem, plan_of(schedule))
     return -(-tasks // threads) * threads / tasks
 
 
-def space(problem: Problem, target: Target, threads: int = 1) -> list[Candidate]:
-    """Return every schedule worth considering, of all algorithms that admit the problem, the cheapest first."""
-    admitting = (algorithm for algorithm in ALGORITHMS if algorithm.admits(problem, target))
+def space(
+    problem: Problem, target: Target, threads: int = 1, algorithms: Collection[str] | None = None
+) -> list[Candidate]:
+    """Return every schedule worth considering, of all `algorithms` that admit the problem, the cheapest first."""
+    admitting = (
+        algorithm
+        for algorithm in ALGORITHMS
+        if (algorithms is None or algorithm.name in algorithms) and algorithm.admits(problem, target)
+    )
     found = [
         Candidate(candidate.schedule, candidate.cost * idle(problem, candidate.schedule, threads))
         for algorithm in admitting
@@ -105,9 +103,10 @@ def space(problem: Problem, target: Target, threads: int = 1) -> list[Candidate]
     return sorted(found, key=lambda candidate: candidate.cost)
 
 
-def default(problem: Problem, target: Target) -> Schedule:
+def default(problem: Problem, target: Target, algorithms: Collection[str] | None = None) -> Schedule:
     """Return the schedule that arithmetic alone chooses."""
-    return of_algorithm(problem, algorithm_for(problem, target), target)[0].schedule
+    algorithm, plan = default_plan(problem, target, algorithms)
+    return Schedule.of(algorithm.name, plan.decisions)
 
 
 def distance(one: Schedule, other: Schedule) -> float:
@@ -157,10 +156,13 @@ def apart(one: Problem, other: Problem) -> float:
     return found
 
 
-def nearest(problem: Problem, target: Target, records: Records) -> tuple[Record, Schedule] | None:
+def nearest(
+    problem: Problem, target: Target, records: Records, algorithms: Collection[str] | None = None
+) -> tuple[Record, Schedule] | None:
     """Return the best record of the problem most like `problem`, and its schedule adapted; None where none is near.
 
-    Records of algorithms that do not admit the problem, or that this version does not know, are passed over.
+    Records of algorithms that do not admit the problem, that this version does not know, or that are not among
+    `algorithms` where those are given, are passed over.
     """
     near = sorted(
         (far, key)
@@ -168,31 +170,53 @@ def nearest(problem: Problem, target: Target, records: Records) -> tuple[Record,
         if key != problem.artifact_key and (far := apart(problem, Problem.from_key(key))) <= FAR
     )
     for _, key in near:
-        record = next((record for record in records.comparable(key) if not replays(record)), None)
+        usable = (r for r in records.comparable(key) if allowed(r, algorithms) and not replays(r))
+        record = next(usable, None)
         if record is not None and named(record.algorithm).admits(problem, target):
             return record, adapt(record.schedule, Problem.from_key(key), problem, target)
     return None
 
 
+def allowed(record: Record, algorithms: Collection[str] | None) -> bool:
+    """Whether the algorithm of a record is among `algorithms`, of which None means all."""
+    return algorithms is None or record.algorithm in algorithms
+
+
+def checked(algorithms: Iterable[str] | None) -> tuple[str, ...] | None:
+    """Return names of algorithms in their own order; ProblemError where one is not known, or there is none."""
+    if algorithms is None:
+        return None
+    asked = {named(name).name for name in algorithms}
+    if not asked:
+        raise ProblemError("algorithms", (), f"must name at least one of {', '.join(a.name for a in ALGORITHMS)}")
+    return tuple(known.name for known in ALGORITHMS if known.name in asked)
+
+
 def choices(
-    problem: Problem, target: Target, records: Records, complaints: list[str] | None = None
+    problem: Problem,
+    target: Target,
+    records: Records,
+    complaints: list[str] | None = None,
+    algorithms: tuple[str, ...] | None = None,
 ) -> Iterator[Choice]:
-    """Yield what to build `problem` with, the best first; the default comes last.
+    """Yield what to build `problem` with, the best first, of `algorithms` where they are given; the default comes last.
 
     What follows the first is for a kernel that does not build. A record that no longer replays is skipped, and said
     in `complaints`.
     """
     for record in records.comparable(problem.artifact_key):
+        if not allowed(record, algorithms):
+            continue
         unusable = replays(record)
         if unusable is None:
             yield Choice(record.schedule, "tuned", "the record of this problem")
             break
         if complaints is not None:
             complaints.append(unusable)
-    near = nearest(problem, target, records)
+    near = nearest(problem, target, records, algorithms)
     if near is not None:
         yield Choice(near[1], "default", f"adapted from the record of {near[0].problem}")
-    yield Choice(None, "default", "the default")
+    yield Choice(None, "default", "the default", algorithms)
 
 
 def replays(record: Record) -> str | None:

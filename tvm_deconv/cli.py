@@ -1,4 +1,4 @@
-"""The command tvm-deconv: compile, inspect, verify, bench, doctor; `cli_tune` has tune and logs.
+"""The command tvm-deconv: compile, inspect, sign, verify, bench, overhead, doctor; `cli_tune` has tune and logs.
 
 A DeconvError becomes one line and exit code 1; wrong usage exits with 2, as click has it.
 """
@@ -20,6 +20,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tvm_deconv import manifest as manifests
+from tvm_deconv import signing
+from tvm_deconv._loading import read_verified
 from tvm_deconv.errors import BuildError, CompilerNotFound, DeconvError, DeviceError, ProblemError, SourceError
 from tvm_deconv.launcher import find_compiler
 from tvm_deconv.library import Library, load
@@ -123,6 +125,7 @@ _DIRECTORY = click.argument("directory", type=click.Path(exists=True, file_okay=
     help="Directory of the artifacts.",
 )
 @click.option("--jobs", type=click.IntRange(1), help="Processes at a time; as many as CPUs where not given.")
+@cli_tune.ALGORITHMS
 @click.option("--trials", type=click.IntRange(1), help="Search for fast schedules first; as in tune. Needs --logs.")
 @click.option("--logs", type=cli_tune.LOGS, help="Tuning logs to follow besides the installed ones.")
 def compile(
@@ -130,6 +133,7 @@ def compile(
     targets: Sequence[str],
     output: Path,
     jobs: int | None,
+    algorithms: Sequence[str],
     trials: int | None,
     logs: Path | None,
 ) -> None:
@@ -152,8 +156,8 @@ def compile(
     if not problems:
         raise SourceError("source", ", ".join(map(str, sources)), "must hold a transposed convolution that is covered")
     if trials and logs is not None:
-        cli_tune.search(problems, targets, trials, logs, jobs=jobs)
-    _build(problems, targets, output, jobs, logs)
+        cli_tune.search(problems, targets, trials, logs, jobs=jobs, algorithms=algorithms or None)
+    _build(problems, targets, output, jobs, logs, algorithms or None)
 
 
 def _scan(sources: Sequence[Path]) -> list[tuple[Path, list[FoundLayer]]]:
@@ -197,6 +201,7 @@ def _build(
     output: Path,
     jobs: int | None,
     logs: Path | None = None,
+    algorithms: Sequence[str] | None = None,
 ) -> None:
     """Build, with a bar and a summary; what failed is said at the end, with exit code 1."""
     from tvm_deconv.build import Outcome
@@ -212,7 +217,16 @@ def _build(
             progress.advance(progress.task_ids[0])
 
         try:
-            build(problems, targets, output, layers=problems, jobs=jobs, on_outcome=note, logs=logs)
+            build(
+                problems,
+                targets,
+                output,
+                layers=problems,
+                jobs=jobs,
+                algorithms=algorithms,
+                logs=logs,
+                on_outcome=note,
+            )
         except BuildError:
             if not any(outcome.status == "failed" for outcome in outcomes):
                 raise
@@ -252,27 +266,52 @@ def inspect(directory: Path, as_json: bool) -> None:
     for name in ("artifact", "layers", "problem", "algorithm", "origin"):
         table.add_column(name, overflow="fold")
     table.add_column("kB", justify="right")
+    table.add_column("workspace of a thread, kB", justify="right")
     table.add_column("runs here, or why not", overflow="fold")
     for manifest, decision in decisions:
         usable = "yes" if isinstance(decision, Accepted) else decision.reason
         size = f"{manifest.size / 1000:.0f}"
         layers = ", ".join(manifest.layers)
-        table.add_row(manifest.name, layers, manifest.problem, manifest.algorithm, manifest.origin, size, usable)
+        workspace = f"{manifest.scratch_bytes / 1000:.0f}"
+        row = (manifest.name, layers, manifest.problem, manifest.algorithm, manifest.origin, size, workspace, usable)
+        table.add_row(*row)
     for name, error in library.broken.items():
-        table.add_row(name, "", "", "", "", "", str(error))
+        table.add_row(name, "", "", "", "", "", "", str(error))
     _console().print(table)
+    click.echo(f"digest {library.digest}")
+
+
+_KEY = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @main.command()
 @_DIRECTORY
+@click.option("--key", type=_KEY, required=True, help="PEM file of the private key, Ed25519.")
+def sign(directory: Path, key: Path) -> None:
+    """Sign the artifacts in DIRECTORY, for verify --key and load(..., public_key=).
+
+    Every library is held against its manifest first. Weights and other files are not signed.
+    """
+    library = load(directory)
+    for error in library.broken.values():
+        raise error
+    for manifest in library.manifests:
+        read_verified(library.root / manifest.library, manifest)
+    path = signing.sign(library.root, library.digest, key)
+    click.echo(f"{path}: {len(library.manifests)} artifacts, {library.digest}")
+
+
+@main.command()
+@_DIRECTORY
+@click.option("--key", type=_KEY, help="PEM file of a public key: refuse what its owner did not sign.")
 @click.option("--seed", type=click.IntRange(0), help="Of the random data; fresh where not given.")
-def verify(directory: Path, seed: int | None) -> None:
+def verify(directory: Path, key: Path | None, seed: int | None) -> None:
     """Run every artifact in DIRECTORY on random data and compare with the reference.
 
     Artifacts that this machine cannot run are held against their digest only. Exits with 1 where an artifact is wrong
-    or broken, or none could be run.
+    or broken, or none could be run; with --key before any is run, where they are not those that were signed.
     """
-    library = load(directory)
+    library = load(directory, public_key=key)
     verdicts: list[Verdict] = []
     with _progress("verifying", len(library.manifests)) as progress:
         for manifest in library.manifests:
@@ -383,6 +422,22 @@ def bench(
     wrong = [row.layer.name for row in report.rows if not row.ours.correct]
     if wrong:
         raise click.ClickException(f"these layers failed or are wrong: {', '.join(wrong)}")
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def overhead(as_json: bool) -> None:
+    """Measure what this package costs besides its kernels: import, load, calls, parallel launches, idling."""
+    from tvm_deconv.bench.overhead import measure
+
+    figures = measure()
+    if as_json:
+        click.echo(json.dumps([figure._asdict() for figure in figures], indent=1))
+        return
+    table = Table(show_header=False)
+    for figure in figures:
+        table.add_row(figure.name, f"{figure.value:.2f}", figure.unit)
+    _console().print(table)
 
 
 @main.command()

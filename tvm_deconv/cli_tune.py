@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from tvm_deconv.tuning import Trial, Tuned
 
 LOGS = click.Path(file_okay=False, path_type=Path)
+ALGORITHMS = click.option(
+    "--algorithm",
+    "algorithms",
+    metavar="NAME",
+    multiple=True,
+    help="Use this algorithm only; may be given several times. All where not given.",
+)
 _KEPT = click.Path(exists=True, file_okay=False, path_type=Path)
 _TARGET = click.option("--target", type=click.Choice(list(TARGETS)), help="Only records for this target.")
 
@@ -58,6 +65,7 @@ def search(
     seed: int = 0,
     jobs: int | None = None,
     timeout: float = 30.0,
+    algorithms: Sequence[str] | None = None,
 ) -> None:
     """Tune `problems`, by the names of their layers, and print what came of each.
 
@@ -77,6 +85,7 @@ def search(
                 seed=seed,
                 jobs=jobs,
                 timeout=timeout,
+                algorithms=algorithms,
                 on_trial=note,
             )
     except KeyboardInterrupt:
@@ -136,6 +145,7 @@ def _found(problems: dict[Problem, list[str]], logs: Path, tuned: Sequence[Tuned
     show_default=True,
     help="Seconds after which a candidate is given up.",
 )
+@ALGORITHMS
 def tune(
     sources: Sequence[Path],
     targets: Sequence[str],
@@ -145,6 +155,7 @@ def tune(
     seed: int,
     jobs: int | None,
     timeout: float,
+    algorithms: Sequence[str],
 ) -> None:
     """Search for fast schedules of every transposed convolution of each SOURCE, and keep what is measured.
 
@@ -157,7 +168,17 @@ def tune(
         _collect(layers, problems)
     if not problems:
         raise SourceError("source", ", ".join(map(str, sources)), "must hold a transposed convolution that is covered")
-    search(problems, targets, trials, logs, threads=threads, seed=seed, jobs=jobs, timeout=timeout)
+    search(
+        problems,
+        targets,
+        trials,
+        logs,
+        threads=threads,
+        seed=seed,
+        jobs=jobs,
+        timeout=timeout,
+        algorithms=algorithms or None,
+    )
 
 
 @click.group()

@@ -256,7 +256,7 @@ def from_onnx(
     )  # fmt: skip
 
 
-def _broadcast(attribute: str, value: int | Ints, rank: int, minimum: int) -> tuple[int, ...]:
+def broadcast(attribute: str, value: int | Ints, rank: int, minimum: int) -> tuple[int, ...]:
     """One int for all axes, bare or alone in a sequence, or one int per axis."""
     if not isinstance(value, Iterable):
         return (integer(attribute, value, minimum),) * rank
@@ -293,11 +293,11 @@ def from_torch(
     _check_channels(shape, shape[0], channels, "axis 0")
     groups = _check_groups("groups", groups, channels)
     kernel = shape[2:]
-    steps = _broadcast("stride", stride, rank, 1)
-    spread = _broadcast("dilation", dilation, rank, 1)
-    pads = _broadcast("padding", padding, rank, 0)
+    steps = broadcast("stride", stride, rank, 1)
+    spread = broadcast("dilation", dilation, rank, 1)
+    pads = broadcast("padding", padding, rank, 0)
     whole = natural(spatial, kernel, steps, spread)
-    extra = _broadcast("output_padding", output_padding, rank, 0)
+    extra = broadcast("output_padding", output_padding, rank, 0)
     if output_size is not None:
         size = integers("output_size", output_size, 0)
         if len(size) not in (rank, len(given)):

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 _LONGEST_VALUE = 120
+_MOST_CANDIDATES = 20
 
 
 def _shown(value: object) -> str:
@@ -102,7 +103,10 @@ class DeviceError(DeconvError, RuntimeError):
 
 
 class NoArtifactError(DeconvError, LookupError):
-    """No artifact serves the problem `value`; `decisions` says why, one entry per candidate."""
+    """No artifact serves the problem `value`; `decisions` says why, the nearest candidate first.
+
+    The text shows the first 20 of them.
+    """
 
     def __init__(self, problem: str, decisions: Iterable[object] = ()) -> None:
         self.decisions = list(decisions)
@@ -111,4 +115,6 @@ class NoArtifactError(DeconvError, LookupError):
         self.args = (problem, self.decisions)
 
     def __str__(self) -> str:
-        return "\n  ".join([f"problem={self.value}: {self.rule}", *map(str, self.decisions)])
+        lines = [f"problem={self.value}: {self.rule}", *map(str, self.decisions[:_MOST_CANDIDATES])]
+        more = len(self.decisions) - _MOST_CANDIDATES
+        return "\n  ".join([*lines, f"and {more} more"] if more > 0 else lines)

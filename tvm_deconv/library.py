@@ -13,7 +13,7 @@ at bind, so that they may have any strides, and changing them later changes noth
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -21,25 +21,57 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tvm_deconv import _arrays, _cuda, _loading
+from tvm_deconv import fallback as fallbacks
 from tvm_deconv import manifest as manifests
+from tvm_deconv._loading import LOG
 from tvm_deconv.dialects import from_openvino
-from tvm_deconv.errors import ArtifactError, IntegrityError, ManifestError, NoArtifactError, ProblemError, TensorError
-from tvm_deconv.manifest import Accepted, Decision, Manifest
-from tvm_deconv.problem import Epilogue, Problem
-from tvm_deconv.targets import Host, Target, cuda_capability, detect_host, max_target
+from tvm_deconv.errors import (
+    ArtifactError,
+    DeconvError,
+    IntegrityError,
+    ManifestError,
+    NoArtifactError,
+    ProblemError,
+    TensorError,
+)
+from tvm_deconv.manifest import Accepted, Decision, Manifest, Rejected
+from tvm_deconv.problem import Epilogue, Problem, integer, one_of
+from tvm_deconv.targets import Capability, Host, Target, cuda_capability, detect_host, max_target
 
 Ints = Sequence[int]
+_REPLACEMENTS = 10  # times that an artifact may be built again while it is loaded
 
 
-def load(root: str | Path, *, digest: str | None = None) -> Library:
+def load(
+    root: str | Path,
+    *,
+    digest: str | None = None,
+    public_key: str | Path | None = None,
+    fallback: str | Sequence[str] | None = None,
+) -> Library:
     """Read the manifests in the directory `root`; no library is opened and no code runs.
 
     A manifest that does not read is a rejected candidate of every selection, and in `Library.broken`; where nothing
     else is there, its ManifestError is raised. A library without a manifest, left by an interrupted build, is such a
-    candidate too. With `digest`, that of an earlier `Library.digest`, nothing but those artifacts is loaded
-    (IntegrityError). ``TVM_DECONV_MAX_TARGET`` names the widest target to use. Raises ArtifactError where there is no
-    such directory.
+    candidate too. ``TVM_DECONV_MAX_TARGET`` names the widest target to use. Raises ArtifactError where there is no such
+    directory.
+
+    With `digest`, that of an earlier `Library.digest`, nothing but those artifacts is loaded. With `public_key`, the
+    PEM file of an Ed25519 key, nothing but what its owner signed is ("tvm-deconv sign"; needs the package
+    cryptography). Raises IntegrityError.
+
+    `fallback` says what to do with a problem that no artifact serves: "compile" builds one into the user's cache, once,
+    where the compiler is installed and nothing is pinned; "reference" computes with NumPy, slowly; both may be given,
+    in the order to try. By default it is NoArtifactError.
     """
+    wanted = (fallback,) if isinstance(fallback, str) else tuple(fallback or ())
+    for name in wanted:
+        one_of("fallback", name, fallbacks.FALLBACKS)
+    pinned = digest is not None or public_key is not None
+    if pinned and "compile" in wanted:
+        raise ProblemError(
+            "fallback", fallback, "must not be compile where digest or public_key say what may be loaded"
+        )
     root = Path(root).absolute()  # the program may change its directory before the first bind
     try:
         names = sorted(path.name for path in root.iterdir())
@@ -48,29 +80,40 @@ def load(root: str | Path, *, digest: str | None = None) -> Library:
     read: list[Manifest] = []
     broken: dict[str, ArtifactError] = {}
     content = hashlib.sha256()
+    present = frozenset(names)
     for name in names:
         path = root / name
-        if not manifests.is_stem(path.stem) or path.suffix not in (".json", ".so"):
+        stem = manifests.stem_of(name)
+        if stem is None:
             continue
         if path.suffix == ".so":
-            if f"{path.stem}.json" not in names:
-                broken[path.stem] = ArtifactError(path, "has no manifest: its build was interrupted; compile it again")
+            if f"{stem}.json" not in present:
+                broken[stem] = ArtifactError(path, "has no manifest: its build was interrupted; compile it again")
             continue
         try:
-            manifest = Manifest.read(path)
-            if manifest.name != path.stem:
+            text = manifests.read(path)
+            manifest = Manifest.from_json(text, path)
+            if manifest.name != stem:
                 raise ManifestError(path, "must have the name of the manifest's file", "library", manifest.library)
         except ManifestError as error:
-            broken[path.stem] = error
+            LOG.warning("ignored: %s", error)
+            broken[stem] = error
         else:
             read.append(manifest)
-            content.update(manifest.to_json().encode())
+            content.update(name.encode() + b"\0" + hashlib.sha256(text).digest())
     if broken and not read:
         raise next(iter(broken.values()))
-    library = Library(root, read, broken, host=detect_host(), cap=max_target(), digest=content.hexdigest())
-    if digest is not None and digest != library.digest:
-        raise IntegrityError(root, f"must be {digest}, which was asked for", "digest", library.digest)
-    return library
+    found = f"sha256:{content.hexdigest()}"
+    if digest is not None and digest != found:
+        raise IntegrityError(root, f"must be {digest}, which was asked for", "digest", found)
+    if public_key is not None:
+        from tvm_deconv.signing import check
+
+        check(root, found, Path(public_key))
+    LOG.info("%s holds %d artifacts, %d broken; %s", root, len(read), len(broken), found)
+    return Library(
+        root, read, broken, host=detect_host(), cap=max_target(), digest=found, pinned=pinned, fallback=wanted
+    )
 
 
 class _Attributes(NamedTuple):
@@ -97,6 +140,8 @@ class Library:
         host: Host,
         cap: Target | None,
         digest: str,
+        pinned: bool = True,
+        fallback: Sequence[str] = (),
     ) -> None:
         self.root = root
         self.manifests = tuple(manifests)
@@ -104,7 +149,13 @@ class Library:
         self.host = host
         self.digest = digest
         self._cap = cap
-        self._best: dict[Problem | tuple[Problem, int], tuple[Manifest, _loading.Functions]] = {}
+        self._pinned = pinned
+        self._fallback = tuple(fallback)
+        self._best: dict[Problem, tuple[Manifest | None, _loading.Artifact]] = {}
+        self._best_on: dict[tuple[Problem, int], tuple[Manifest, _loading.Artifact]] = {}
+        self._serving: dict[str, list[Manifest]] = {}
+        for manifest in self.manifests:
+            self._serving.setdefault(manifest.problem, []).append(manifest)
 
     def __repr__(self) -> str:
         return f"<Library {str(self.root)!r}: {len(self.manifests)} artifacts, {len(self.broken)} broken>"
@@ -114,48 +165,107 @@ class Library:
 
         With a `device`, for arrays on the CUDA device of this number; DeviceError where there is none.
         """
-        if not isinstance(problem, Problem):
-            raise ProblemError("problem", problem, "must be a Problem")
+        _check_problem(problem)
         reasons = {name: str(error) for name, error in self.broken.items()}
         capability = None if device is None else cuda_capability(device)
         return manifests.select(
             problem, self.manifests, self.host.features, cap=self._cap, broken=reasons, capability=capability
         )
 
-    def explain(self, problem: Problem, device: int | None = None) -> str:
-        """Return the decisions of `select` as a table."""
-        return manifests.table(self.select(problem, device))
+    def explain(self, problem: Problem) -> str:
+        """Return the decisions of `select` as a table, and what follows where none is accepted."""
+        then = f"falls back to {', then '.join(self._fallback)}" if self._fallback else "raises NoArtifactError"
+        return f"{manifests.table(self.select(problem))}\nwhere none is usable, bind {then}"
 
-    def bind(self, problem: Problem, filter: Any, bias: Any = None) -> Layer:
+    def bind(
+        self, problem: Problem, filter: Any, bias: Any = None, *, workspace: int | _arrays.Array | None = None
+    ) -> Layer:
         """Pack `filter` (shape ``problem.filter_shape``) for the best artifact and return the function of the data.
 
         `bias` (shape ``problem.bias_shape``, in the problem's dtype or its accumulate dtype) goes with an epilogue that
-        has one. Both are copied. Raises NoArtifactError with every candidate's reason, IntegrityError where the library
+        has one. Both are copied.
+
+        By default every thread keeps the workspace of its last calls, for all layers. A number as `workspace` has the
+        layer keep its own, allocated now, for so many threads (1 to 64); an array (of ``manifest.workspace_bytes``, in
+        the caller's memory, for this layer alone) is used as it is. Threads beyond that use their own, and so does what
+        a schedule packs once for all threads.
+
+        Raises NoArtifactError with every candidate's reason, IntegrityError where the library
         is not the one that was built, ArtifactError where it does not load, TensorError; DeviceError where the filter
-        is on a CUDA device that cannot be used.
+        is on a CUDA device that cannot be used. On a device the workspace is allocated for each call, by the package
+        of the data.
         """
         if _cuda.holds(filter):
+            if workspace is not None:
+                raise ProblemError("workspace", workspace, "must be None for a filter on a CUDA device")
             return self._bind_cuda(problem, _cuda.borrow("filter", filter), bias)
-        manifest, functions = self._load(problem)
-        return Layer(problem, manifest, functions, _arrays.borrow("filter", filter), _borrow_bias(problem, bias))
+        manifest, artifact = self._load(problem)
+        weights, offset = _arrays.borrow("filter", filter), _borrow_bias(problem, bias)
+        return Layer(problem, manifest, artifact, weights, offset, workspace)
 
     def _bind_cuda(self, problem: Problem, filter: _cuda.Borrowed, bias: Any) -> Layer:
-        manifest, functions = self._load(problem, filter.device)
+        _check_problem(problem)
+        found = self._best_on.get((problem, filter.device))
+        if found is None:
+            capability = cuda_capability(filter.device)
+            best = self._choose(problem, self._serving.get(problem.artifact_key, ()), capability)
+            if best is None:
+                raise NoArtifactError(problem.artifact_key, self.select(problem, filter.device))
+            found = self._best_on[problem, filter.device] = self._open(problem, best, capability)
         _check_bias(problem, bias)
         offset = None if bias is None else _cuda.borrow("bias", bias)
-        return CudaLayer(problem, manifest, _cuda.CudaCall(problem, manifest, functions, filter, offset))
+        return CudaLayer(problem, *found, filter, offset)
 
-    def _load(self, problem: Problem, device: int | None = None) -> tuple[Manifest, _loading.Functions]:
-        key = problem if device is None else (problem, device)
-        found = self._best.get(key) if isinstance(problem, Problem) else None
+    def _load(self, problem: Problem) -> tuple[Manifest | None, _loading.Artifact]:
+        """Return what serves `problem`; without a manifest where that is NumPy."""
+        _check_problem(problem)
+        found = self._best.get(problem)
         if found is None:
-            decisions = self.select(problem, device)
-            best = decisions[0] if decisions else None
-            if not isinstance(best, Accepted):
-                raise NoArtifactError(problem.artifact_key, decisions)
-            found = best.manifest, _loading.load(self.root, best.manifest)
-            self._best[key] = found
+            best = self._choose(problem, self._serving.get(problem.artifact_key, ()))
+            found = self._best[problem] = self._open(problem, best) if best else self._fall_back(problem)
         return found
+
+    def _choose(
+        self, problem: Problem, among: Sequence[Manifest], capability: Capability | None = None
+    ) -> Manifest | None:
+        decisions = manifests.select(problem, among, self.host.features, cap=self._cap, capability=capability)
+        return decisions[0].manifest if decisions and isinstance(decisions[0], Accepted) else None
+
+    def _open(
+        self, problem: Problem, manifest: Manifest, capability: Capability | None = None
+    ) -> tuple[Manifest, _loading.Artifact]:
+        """Load an artifact; where a build has replaced its library since the manifest was read, the new one."""
+        for _ in range(_REPLACEMENTS):
+            try:
+                return manifest, _loading.load(self.root, manifest)
+            except IntegrityError:
+                raise
+            except ArtifactError:
+                newer = self._reread(problem, manifest, capability)
+                if newer is None:
+                    raise
+                manifest = newer
+        return manifest, _loading.load(self.root, manifest)
+
+    def _reread(self, problem: Problem, manifest: Manifest, capability: Capability | None) -> Manifest | None:
+        """Return what is now in the place of `manifest`; None where that is not allowed to serve `problem`."""
+        try:
+            newer = Manifest.read(self.root / f"{manifest.name}.json")
+        except ManifestError:
+            return None
+        return None if self._pinned and newer != manifest else self._choose(problem, [newer], capability)
+
+    def _fall_back(self, problem: Problem) -> tuple[Manifest | None, _loading.Artifact]:
+        decisions = self.select(problem)
+        for name in self._fallback:
+            if name == "reference":
+                return None, fallbacks.computed(problem)
+            try:
+                return fallbacks.compiled(problem, self.host, self._cap)
+            except DeconvError as error:
+                LOG.warning("%s", error)
+                decisions.insert(0, Rejected(None, str(error), f"fallback {name}"))
+        raise NoArtifactError(problem.artifact_key, decisions)
 
     def convolution_backprop_data(
         self,
@@ -225,11 +335,16 @@ class Library:
         borrowed = _arrays.borrow("data", data)
         weights = _arrays.borrow("filter", filter)
         problem = problem_of(borrowed.dtype, borrowed.view.shape, weights.view.shape)
-        manifest, functions = self._load(problem)
+        manifest, artifact = self._load(problem)
         offset = _borrow_bias(problem, bias)
-        layer = Layer(problem, manifest, functions, weights, offset)
+        layer = Layer(problem, manifest, artifact, weights, offset)
         others = {"filter": weights.view} if offset is None else {"filter": weights.view, "bias": offset.view}
         return layer._run(borrowed, out, others)
+
+
+def _check_problem(problem: object) -> None:
+    if not isinstance(problem, Problem):
+        raise ProblemError("problem", problem, "must be a Problem")
 
 
 def _epilogue(activation: str | Epilogue | None, bias: bool) -> Epilogue:
@@ -262,10 +377,11 @@ class Layer:
     def __init__(
         self,
         problem: Problem,
-        manifest: Manifest,
-        functions: _loading.Functions,
+        manifest: Manifest | None,
+        artifact: _loading.Artifact,
         filter: _arrays.Borrowed,
         bias: _arrays.Borrowed | None,
+        workspace: int | _arrays.Array | None = None,
     ) -> None:
         """Pack `filter` and convert `bias`; see `Library.bind`, which is how layers are made."""
         self.problem = problem
@@ -277,23 +393,30 @@ class Layer:
         short = problem.dtype != "bfloat16"
         self._data_dtype = np.dtype(problem.dtype) if short else None
         self._output_dtype = self._output_storage if short else None
-        arguments = [_packed(problem, manifest, functions, filter)]
-        if bias is not None:
-            arguments.append(_accumulated(problem, bias))
-        from_dlpack = _loading.import_tvm_ffi().from_dlpack
-        self._constants = tuple(map(from_dlpack, arguments))
+        with _loading.inside():
+            arguments = [_packed(problem, artifact, filter)]
+            if bias is not None:
+                arguments.append(_accumulated(problem, bias))
+            self._constants = tuple(map(artifact.constant, arguments))
         # An empty output is complete: kernels need not know of extents of zero.
-        self._deconv = functions.deconv if 0 not in self._output_shape else _nothing
+        self._deconv: Callable[..., None] = artifact if 0 not in self._output_shape else _nothing
+        if workspace is not None and manifest is not None:
+            self._workspace = _memory(workspace, manifest)
+            self._deconv = _loading.within(self._workspace, manifest.lane_bytes, self._deconv)
+        self._artifact = artifact
 
     def __repr__(self) -> str:
-        return f"<Layer {self.problem.key} by {self.manifest.name}>"
+        return f"<Layer {self.problem.key} by {self._artifact.name}>"
 
-    def __call__(self, data: Any, out: Any = None) -> Any:
-        """Return the output for `data`, in `out` where that is given.
+    def __call__(self, data: Any, out: Any = None, *, threads: int | None = None) -> Any:
+        """Return the output for `data`, in `out` where that is given, by up to `threads` threads.
 
         `data` has shape ``problem.data_shape`` and dtype ``problem.dtype``; the output has ``problem.output_shape`` and
         ``problem.output_dtype`` and is of the kind of `data`, or is `out` itself. Raises TensorError, TensorTypeError.
         """
+        if threads is not None:
+            with _loading.thread_limit(threads):
+                return self(data, out)
         if _is_plain(data, self._data_dtype, self._data_shape):
             if out is None:
                 result = np.empty(self._output_shape, self._output_storage)
@@ -319,20 +442,33 @@ class Layer:
             _arrays.check_layout("out", result)
             _arrays.check_output(result, {"data": data.view, **others})
         self._deconv(_arrays.readable(data.view), *self._constants, result)
-        return data.give(result) if out is None else out
+        if out is None:
+            return data.give(result)
+        _arrays.count_write(out)
+        return out
 
 
 class CudaLayer(Layer):
     """A filter bound to its artifact on a CUDA device: the same, for arrays in the memory of that device."""
 
-    def __init__(self, problem: Problem, manifest: Manifest, call: _cuda.CudaCall) -> None:
-        """Keep what is packed already; see `Library.bind`, which is how layers are made."""
+    def __init__(
+        self,
+        problem: Problem,
+        manifest: Manifest,
+        artifact: _loading.Artifact,
+        filter: _cuda.Borrowed,
+        bias: _cuda.Borrowed | None,
+    ) -> None:
+        """Pack `filter` and convert `bias` on their device; see `Library.bind`, which is how layers are made."""
         self.problem = problem
         self.manifest = manifest
-        self._call = call
+        self._artifact = artifact
+        self._call = _cuda.CudaCall(problem, manifest, artifact, filter, bias)
 
-    def __call__(self, data: Any, out: Any = None) -> Any:
-        """Return the output for `data`, computed on the package's current stream; see `Layer`. Raises DeviceError."""
+    def __call__(self, data: Any, out: Any = None, *, threads: int | None = None) -> Any:
+        """Return the output for `data`, computed on its package's current stream; see `Layer`. Raises DeviceError."""
+        if threads is not None:
+            raise ProblemError("threads", threads, "must be None: a device computes")
         return self._call(data, out)
 
 
@@ -345,15 +481,32 @@ def _is_plain(array: Any, dtype: np.dtype[Any] | None, shape: tuple[int, ...]) -
     return type(array) is np.ndarray and array.dtype is dtype and array.shape == shape and array.flags.carray
 
 
-def _packed(
-    problem: Problem, manifest: Manifest, functions: _loading.Functions, filter: _arrays.Borrowed
-) -> _arrays.Array:
+def _memory(workspace: int | _arrays.Array, manifest: Manifest) -> _arrays.Array:
+    """Return the bytes of a workspace that was given, or that is wanted for a number of threads."""
+    if not isinstance(workspace, np.ndarray):
+        threads = integer("workspace", workspace, 1)
+        if threads > _loading.MAX_LANES:
+            raise ProblemError("workspace", threads, f"must be at most {_loading.MAX_LANES}, or an array")
+        return np.ones(manifest.workspace_bytes(threads), np.uint8)  # written, so that the pages are there
+    least = manifest.workspace_bytes(1)
+    if workspace.nbytes < least:
+        raise TensorError("workspace", workspace.nbytes, f"must have at least {least} bytes, for one thread")
+    if not (workspace.flags.c_contiguous and workspace.flags.writeable):
+        raise TensorError("workspace", workspace.strides, "must be contiguous memory that can be written")
+    return workspace.view(np.ndarray).reshape(-1).view(np.uint8)
+
+
+def _packed(problem: Problem, artifact: _loading.Artifact, filter: _arrays.Borrowed) -> _arrays.Array:
     _arrays.check_type("filter", filter.dtype, [problem.dtype])
     _arrays.check_shape("filter", filter.view, problem.filter_shape)
     # A copy where the memory is not already [G, Ci, Co, *K], else the caller's own, which "pack" only reads.
     canonical = np.require(problem.canonical_filter(filter.view), requirements=["C", "A"])
-    packed = np.empty(manifest.packed_shape, manifest.packed_dtype)
-    functions.pack(_arrays.readable(canonical), packed)
+    shape, dtype = artifact.packed
+    try:
+        packed = np.empty(shape, dtype)
+        artifact.pack(_arrays.readable(canonical), packed)
+    except (RuntimeError, ValueError, TypeError, MemoryError) as error:
+        raise ArtifactError(artifact.path, f"must take the filter as its manifest says: {error}") from error
     return packed
 
 

@@ -1,7 +1,8 @@
 """What is known of an artifact without loading it, and which artifact serves a problem.
 
-An artifact is ``<stem>.so`` with ``<stem>.json`` beside it; the `Manifest` is that JSON file and is written last, so a
-library without one is an interrupted build. `select` is pure: manifests and CPU flags in, decisions with reasons out.
+An artifact is a shared library with ``<stem>.json`` beside it, the `Manifest`. The library's name holds the beginning
+of its digest, so that a new build never touches the file of the one before it; the manifest is written last and decides
+which library is meant. `select` is pure: manifests and CPU flags in, decisions with reasons out.
 
 ========================  ==================================================================================
 field                     rule
@@ -11,7 +12,7 @@ field                     rule
 ``layers``                names of the layers it serves; informative
 ``target``                name of the target it was compiled for
 ``features``              CPU flags it needs, as in ``/proc/cpuinfo``; added to those of the target
-``library``               ``<stem>.so``, in the same directory
+``library``               ``<stem>.<first 16 digits of sha256>.so``, in the same directory
 ``sha256``, ``size``      of the library: 64 hexadecimal digits; bytes, at most 1 GiB
 ``algorithm``             name of the compute definition
 ``origin``                ``default`` or ``tuned``
@@ -36,6 +37,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
+from tvm_deconv import _files
 from tvm_deconv.errors import ManifestError, ProblemError
 from tvm_deconv.problem import Problem
 from tvm_deconv.targets import CUDA_TARGETS, MAX_TARGET_VARIABLE, TARGETS, Capability, Target
@@ -52,8 +54,9 @@ PACKED_DTYPES = ("float64", "float32", "float16", "uint16", "int32", "int16", "i
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_STEM = re.compile(r"[0-9a-f]{16}-[A-Za-z0-9][A-Za-z0-9._+-]*")
+_FILE = re.compile(r"([0-9a-f]{16}-[A-Za-z0-9][A-Za-z0-9._+-]*?)(?:\.json|\.[0-9a-f]{16}\.so)")
 _INT64 = 1 << 63
+_LINE, _BLOCKS = 64, 16  # alignment in a workspace; blocks of a thread, more than any schedule has
 
 
 def stem(artifact_key: str, target: str) -> str:
@@ -61,9 +64,15 @@ def stem(artifact_key: str, target: str) -> str:
     return f"{hashlib.sha256(artifact_key.encode()).hexdigest()[:16]}-{target}"
 
 
-def is_stem(name: str) -> bool:
-    """Tell whether `name` could have come from `stem`: other files in an artifact directory are not ours."""
-    return _STEM.fullmatch(name) is not None
+def library_name(stem: str, sha256: str) -> str:
+    """Return the file name of the library with this digest."""
+    return f"{stem}.{sha256[:16]}.so"
+
+
+def stem_of(name: str) -> str | None:
+    """Return the stem of a manifest's or a library's file name; None for other files, which are not ours."""
+    found = _FILE.fullmatch(name)
+    return found[1] if found else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +104,17 @@ class Manifest:
 
     @property
     def name(self) -> str:
-        """The artifact's file name without suffix."""
-        return self.library.removesuffix(".so")
+        """The stem of the artifact's file names."""
+        return self.library.removesuffix(".so").rpartition(".")[0]
+
+    @property
+    def lane_bytes(self) -> int:
+        """The part of a workspace that one thread uses: its blocks, each with a header, aligned."""
+        return -(-self.scratch_bytes // _LINE) * _LINE + _BLOCKS * 2 * _LINE
+
+    def workspace_bytes(self, threads: int) -> int:
+        """Return the size of a workspace for as many threads, of all calls at one time together."""
+        return 2 * _LINE + threads * self.lane_bytes
 
     @cached_property
     def parsed(self) -> Problem:
@@ -137,15 +155,16 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path | str) -> Manifest:
-        """Read a manifest file; ManifestError where it cannot be read, is larger than 1 MiB or breaks a rule."""
-        try:
-            with Path(path).open("rb") as file:
-                data = file.read(MAX_MANIFEST_BYTES + 1)
-        except OSError as error:
-            raise ManifestError(path, f"must be readable: {error.strerror}") from None
-        if len(data) > MAX_MANIFEST_BYTES:
-            raise ManifestError(path, f"must be at most {MAX_MANIFEST_BYTES} bytes")
-        return cls.from_json(data, path)
+        """Read and parse a manifest file; ManifestError."""
+        return cls.from_json(read(Path(path)), path)
+
+
+def read(path: Path) -> bytes:
+    """Return what a manifest file holds; ManifestError where it cannot be read, leaves its directory, is too large."""
+    data, size = _files.read(path, MAX_MANIFEST_BYTES, ManifestError, ManifestError)
+    if size > MAX_MANIFEST_BYTES:
+        raise ManifestError(path, f"must be at most {MAX_MANIFEST_BYTES} bytes")
+    return data
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -203,9 +222,9 @@ def _check(found: Mapping[str, Any]) -> None:
     library = found["library"]
     plain = isinstance(library, str) and library not in ("", ".", "..") and not re.search(r"[/\\\0]", library)
     require("library", plain, "must be a plain file name in the manifest's directory")
-    expected = stem(key, found["target"]) + ".so"
-    require("library", library == expected, f"must be {expected}, which problem and target decide")
     require("sha256", is_text(found["sha256"], _DIGEST), "must be 64 lower-case hexadecimal digits")
+    expected = library_name(stem(key, found["target"]), found["sha256"])
+    require("library", library == expected, f"must be {expected}, which problem, target and sha256 decide")
     require(
         "size", is_int(found["size"], 1, MAX_LIBRARY_BYTES), f"must be an integer from 1 to {MAX_LIBRARY_BYTES} (bytes)"
     )
@@ -243,7 +262,7 @@ class Accepted:
 
     @property
     def name(self) -> str:
-        """The artifact's file name without suffix."""
+        """The stem of the artifact's file names."""
         return self.manifest.name
 
     def __str__(self) -> str:

@@ -45,6 +45,7 @@ DATA_FORMATS = ("NCX", "NXC")
 FILTER_FORMATS = ("IOX", "GIOX", "XIO")
 _FILTER_ALIASES = {"OIX": "IOX", "XOI": "XIO"}
 _INT64_MAX = 2**63 - 1
+_INT64_DIGITS = len(str(_INT64_MAX))
 _INT32 = (-(2**31), 2**31 - 1)
 
 
@@ -285,10 +286,23 @@ class Problem:
     @property
     def macs(self) -> int:
         """The multiply-adds that reach the output: products that a pad cuts off are not counted."""
-        pairs = 1
-        for axis in range(self.rank):
-            pairs *= sum(len(self.reach(axis, k)) for k in range(self.kernel[axis]))
+        pairs = math.prod(self._pairs(axis) for axis in range(self.rank))
         return self.batch * self.groups * self.in_channels * self.out_channels * pairs
+
+    def _pairs(self, axis: int) -> int:
+        """How many pairs of a data position and a kernel element land inside the output, along `axis`."""
+        positions, kernel = self.data_spatial[axis], self.kernel[axis]
+        s, d, pad = self.strides[axis], self.dilations[axis], self.pads_begin[axis]
+
+        def before(end: int) -> int:
+            """The pairs (x, k) with ``s*x + d*k < end``: so many x for each k, `positions` at most."""
+            reaching = min(max(-(-end // d), 0), kernel)
+            full = min(max(-(-(end - s * (positions - 1)) // d), 0), reaching)
+            # Counted from the last k that reaches any: (smallest + d*i) // s positions, rounded up beforehand.
+            smallest = end - d * (reaching - 1) + s - 1
+            return full * positions + _floor_sum(reaching - full, s, d, smallest)
+
+        return before(pad + self.output_spatial[axis]) - before(pad)
 
     def reach(self, axis: int, k: int) -> range:
         """The data positions whose product with kernel element `k` lands inside the output, along `axis`."""
@@ -331,12 +345,14 @@ class Problem:
         if found is None:
             raise ProblemError("key", key, "must be the printed key of a problem")
         fields: dict[str, Any] = found.groupdict()
-        for name in ("batch", "groups", "in_channels", "out_channels"):
-            fields[name] = int(fields[name])
-        for name in ("data_spatial", "kernel", "strides", "dilations", "pads_begin", "output_spatial"):
-            if not all(fields[name].split("x")):
+        channels = ("batch", "groups", "in_channels", "out_channels")
+        for name in (*channels, "data_spatial", "kernel", "strides", "dilations", "pads_begin", "output_spatial"):
+            numbers = fields[name].split("x")
+            if not all(numbers):
                 raise ProblemError("key", key, f"{name} must be integers joined by x")
-            fields[name] = tuple(map(int, fields[name].split("x")))
+            if max(map(len, numbers)) > _INT64_DIGITS:  # Python refuses to read numbers of some thousand digits
+                raise ProblemError("key", key, f"{name} must fit in 64 bits")
+            fields[name] = int(numbers[0]) if name in channels else tuple(map(int, numbers))
         fields["epilogue"] = Epilogue.parse(fields["epilogue"])
         problem = Problem(**fields)
         if problem.key != key:
@@ -358,3 +374,15 @@ class Problem:
         from_onednn = staticmethod(dialects.from_onednn)
         from_onnx = staticmethod(dialects.from_onnx)
         from_torch = staticmethod(dialects.from_torch)
+
+
+def _floor_sum(count: int, divisor: int, factor: int, offset: int) -> int:
+    """Return the sum of ``(factor*i + offset) // divisor`` for i from 0 to count - 1, in logarithmic time."""
+    total = 0
+    while True:
+        total += factor // divisor * (count * (count - 1) // 2) + offset // divisor * count
+        # What is left counts the lattice points under a line of slope below one: the same sum along the other axis.
+        rows, rest = divmod(factor % divisor * count + offset % divisor, divisor)
+        if rows == 0:
+            return total
+        count, divisor, factor, offset = rows, factor % divisor, divisor, rest

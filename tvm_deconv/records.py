@@ -265,7 +265,7 @@ def _foreign(line: str) -> bool:
     """Whether a line is whole, but no record of this version: it may be one of a newer version."""
     try:
         msgspec.json.decode(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter is of brackets within brackets: no version wrote them
         return False
     try:
         Record.parse(line)

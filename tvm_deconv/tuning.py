@@ -31,7 +31,7 @@ from tvm_deconv import build
 from tvm_deconv._workers import Built, Measured, Worker, WorkerError
 from tvm_deconv.bench.floors import FMA_DTYPES, beyond_caches, build_fma
 from tvm_deconv.bench.run import Floors
-from tvm_deconv.choices import Candidate, Choice, choices, default, distance, nearest, space
+from tvm_deconv.choices import Candidate, Choice, checked, choices, default, distance, nearest, space
 from tvm_deconv.errors import ProblemError
 from tvm_deconv.launcher import find_compiler, launcher_object
 from tvm_deconv.problem import Problem, integer
@@ -89,17 +89,20 @@ def tune(
     seed: int = 0,
     jobs: int | None = None,
     timeout: float = 30.0,
+    algorithms: Iterable[str] | None = None,
     on_trial: Callable[[Trial], None] | None = None,
 ) -> list[Tuned]:
     """Search for schedules of `problems` on every named target, and keep what is measured in the directory `logs`.
 
     `trials` is per problem on average: all of them together are spent where most is to be gained. Trials that the log
-    has already count. Calls use `threads` threads, `jobs` processes compile (as many as CPUs); a candidate that has not
-    ended after `timeout` seconds is given up. It may be stopped at any time, by KeyboardInterrupt, and called again.
-    Raises ProblemError where this machine cannot run a target, BuildError, CompilerNotFound.
+    has already count. Only `algorithms` are tried, where they are given. Calls use `threads` threads, `jobs` processes
+    compile (as many as CPUs); a candidate that has not ended after `timeout` seconds is given up. It may be stopped at
+    any time, by KeyboardInterrupt, and called again. Raises ProblemError where this machine cannot run a target,
+    BuildError, CompilerNotFound.
     """
     integer("trials", trials, 0)
     integer("threads", threads, 1)
+    using = checked(algorithms)
     targets = build.resolve_targets(target)
     for chosen in targets:
         missing = chosen.features - detect_host().features
@@ -112,7 +115,9 @@ def tune(
     for chosen in targets:
         records = read(chosen.name, shipped(), log.root)
         with _Machine(chosen, threads, seed, jobs or os.cpu_count() or 1, timeout) as machine:
-            searches = [_Search(problem, chosen, records, machine.conditions, seed) for problem in unique.values()]
+            searches = [
+                _Search(problem, chosen, records, machine.conditions, seed, using) for problem in unique.values()
+            ]
             try:
                 _spend(searches, machine, trials, log, on_trial)
             finally:
@@ -153,14 +158,23 @@ def _spend(
 class _Search:
     """What is known of one problem on one target, and what to try next."""
 
-    def __init__(self, problem: Problem, target: Target, records: Records, conditions: Conditions, seed: int) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        target: Target,
+        records: Records,
+        conditions: Conditions,
+        seed: int,
+        algorithms: tuple[str, ...] | None,
+    ) -> None:
         self.problem = problem
         self.target = target
+        self.algorithms = algorithms
         self.key = problem.artifact_key
         self.floor = math.nan
         self.complaints = records.complaints_of(self.key)
         self.tried: dict[Schedule, Record] = {}
-        self.default = default(problem, target)
+        self.default = default(problem, target, algorithms)
         self.broken = False
         self._since_better = 0
         self._threads = conditions.threads
@@ -174,7 +188,7 @@ class _Search:
 
     def _known_schedules(self) -> list[Schedule]:
         known = [self.default]
-        for choice in choices(self.problem, self.target, self._records, self.complaints):
+        for choice in choices(self.problem, self.target, self._records, self.complaints, self.algorithms):
             known += [choice.schedule] if choice.schedule else []
         return list(dict.fromkeys(known))
 
@@ -211,7 +225,7 @@ class _Search:
         """Return up to `count` schedules that were not tried yet."""
         found: list[Schedule] = []
         if self._space is None:
-            everything = space(self.problem, self.target, self._threads)
+            everything = space(self.problem, self.target, self._threads, self.algorithms)
             cheapest = everything[0].cost
             self._space = [candidate for candidate in everything if candidate.cost <= HOPELESS_COST * cheapest]
             first = {candidate.schedule.algorithm: candidate.schedule for candidate in reversed(self._space)}

@@ -7,8 +7,10 @@ beyond the end both show.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,6 +34,7 @@ TOLERANCES = {
     "bfloat16": (2e-5, 2.0**-7),
     "int32": (0.0, 0.0),
 }
+_PART_ELEMENTS = 2**26  # of an output whose reference is computed at once
 _GUARD = 61  # elements before and behind an output; odd, so that no vector of it is aligned
 
 
@@ -48,6 +51,14 @@ class Deviation(NamedTuple):
 
     largest: float
     allowed: bool
+
+
+class Part(NamedTuple):
+    """A piece of a problem as one of its own, its arrays, and where in the whole output its output lies."""
+
+    problem: Problem
+    operands: Operands
+    where: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -94,13 +105,17 @@ def deviation(problem: Problem, output: Array, expected: npt.NDArray[np.float64]
     """
     if output.size == 0:
         return Deviation(0.0, output.shape == expected.shape)
-    error = np.abs(output.astype(np.float64) - expected)
-    magnitude = np.abs(expected)
-    largest = float(magnitude.max())
     common, own = TOLERANCES[problem.output_dtype]
-    # Written so that a NaN is not allowed.
-    allowed = bool(np.all(error <= common * largest + own * (magnitude if fused else largest)))
-    return Deviation(float(error.max()) / (largest or 1.0), allowed)
+    # Cut along the first two axes where intermediate results of the whole would take much memory.
+    pieces = list(np.ndindex(output.shape[:2])) if output.size > _PART_ELEMENTS else [()]
+    largest = max(float(np.abs(expected[at]).max()) for at in pieces)
+    off, allowed = 0.0, True
+    for at in pieces:
+        error = np.abs(output[at].astype(np.float64) - expected[at])
+        off = float(np.maximum(off, error.max()))  # which keeps a NaN
+        # Written so that a NaN is not allowed.
+        allowed &= bool(np.all(error <= common * largest + own * (np.abs(expected[at]) if fused else largest)))
+    return Deviation(off / (largest or 1.0), allowed)
 
 
 def only(library: Library, manifest: Manifest) -> Library:
@@ -129,11 +144,47 @@ def verify(library: Library, manifest: Manifest, seed: int | None = None) -> Ver
         return Verdict(manifest, "failed", str(error))
     if isinstance(outcome, str):
         return Verdict(manifest, "failed", f"{outcome}, with seed {seed}")
-    found = deviation(problem, outcome, reference(problem, *arrays))
-    if not found.allowed:
-        reason = f"differs from the reference by {found.largest:.1e} of its largest element, with seed {seed}"
-        return Verdict(manifest, "failed", reason, found.largest)
-    return Verdict(manifest, "ok", "", found.largest)
+    largest = 0.0
+    for part in parts(problem, arrays):
+        found = deviation(part.problem, outcome[part.where], reference(part.problem, *part.operands))
+        largest = max(largest, found.largest)
+        if not found.allowed:
+            reason = f"differs from the reference by {found.largest:.1e} of its largest element, with seed {seed}"
+            return Verdict(manifest, "failed", reason, found.largest)
+    return Verdict(manifest, "ok", "", largest)
+
+
+def parts(problem: Problem, arrays: Operands) -> Iterator[Part]:
+    """Cut a large problem along images, groups and output channels into ones whose reference fits into memory."""
+    positions = math.prod(problem.output_spatial)
+
+    def at_most(extent: int, each: int) -> int:
+        return max(1, min(extent, _PART_ELEMENTS // max(1, each)))
+
+    images = at_most(problem.batch, problem.groups * problem.out_channels * positions)
+    groups = at_most(problem.groups, images * problem.out_channels * positions)
+    channels = at_most(problem.out_channels, images * groups * positions)
+    filter, last = problem.canonical_filter(arrays.filter), problem.data_format == "NXC"
+
+    def along(images: slice, channels: slice) -> tuple[Any, ...]:
+        return (images, ..., channels) if last else (images, channels)
+
+    for n, g, c in itertools.product(
+        range(0, problem.batch, images), range(0, problem.groups, groups), range(0, problem.out_channels, channels)
+    ):
+        taken = filter[g : g + groups, :, c : c + channels]
+        part = problem.replace(
+            batch=min(images, problem.batch - n),
+            groups=taken.shape[0],
+            out_channels=taken.shape[2],
+            filter_format="GIOX",
+        )
+        first = g * problem.out_channels + c
+        outputs = slice(first, first + part.groups * part.out_channels)
+        inputs = slice(g * problem.in_channels, (g + part.groups) * problem.in_channels)
+        some = slice(n, n + part.batch)
+        bias = None if arrays.bias is None else arrays.bias[outputs]
+        yield Part(part, Operands(arrays.data[along(some, inputs)], taken, bias), along(some, outputs))
 
 
 def _call(layer: Layer, data: Array) -> Array | str:

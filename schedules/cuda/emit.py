@@ -51,6 +51,11 @@ class Kernel:
     packed_dtype: str
     workspace_elements: int = 0
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of the workspace."""
+        return self.workspace_elements * (8 if self.problem.accumulate_dtype == "float64" else 4)
+
 
 @dataclass(frozen=True, slots=True)
 class Arguments:

@@ -1,27 +1,38 @@
 """Schedules for x86 with AVX2 or AVX-512: which algorithm serves a problem, and the default tiles.
 
-The rules are tried in order; the first whose predicate admits the problem builds the kernel.
+An algorithm's predicates say which problems it computes at all, and for which it is a default. Of several, the one
+whose best plan is the cheapest by arithmetic builds the kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from tvm.tirx import PrimFunc
 
 from tvm_deconv.compute.direct import CHANNELS, GROUPS, ROWS, define_direct
-from tvm_deconv.compute.packing import pack_filter
+from tvm_deconv.compute.matrix import contiguous_phases, define_matrix
+from tvm_deconv.compute.packing import pack_filter, pack_matrix_filter
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.x86 import matrix_tiles, tiles
 from tvm_deconv.schedules.x86.direct import schedule
-from tvm_deconv.schedules.x86.tiles import Plan, default_plan, scratch_bytes
+from tvm_deconv.schedules.x86.matrix import schedule_matrix
 from tvm_deconv.targets import Target
 
 Predicate: TypeAlias = Callable[[Problem, Target], bool]
 
 _ELEMENT_BYTES = {"float32": 4, "float64": 8, "int32": 4}
+
+
+class Plan(Protocol):
+    """The decisions of a schedule, of any algorithm."""
+
+    @property
+    def decisions(self) -> dict[str, int]:
+        """The plan as plain integers: what manifests and logs hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +47,103 @@ class Kernel:
     scratch_bytes: int
 
 
+class Family(Protocol):
+    """A definition with its schedules and plans."""
+
+    def plans(self, problem: Problem, target: Target) -> list[tuple[float, Plan]]:
+        """Return every plan worth considering with its cost by arithmetic (cycles a useful product), cheapest first."""
+
+    def read(self, decisions: Mapping[str, int]) -> Plan:
+        """Return the plan whose decisions these are. Raises KeyError, TypeError or ValueError where there is none."""
+
+    def tasks(self, problem: Problem, plan: Plan) -> int:
+        """Return the number of independent tasks of a call."""
+
+    def kernel(self, problem: Problem, target: Target, plan: Plan, algorithm: str) -> Kernel:
+        """Define and schedule `problem`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """The direct definition in one of its forms."""
+
+    form: str
+
+    def plans(self, problem: Problem, target: Target) -> list[tuple[float, Plan]]:
+        """See Family."""
+        return [*tiles.candidates(problem, self.form, target, accumulator_lanes(problem, target))]
+
+    def read(self, decisions: Mapping[str, int]) -> Plan:
+        """See Family."""
+        return tiles.Plan.from_decisions(decisions)
+
+    def tasks(self, problem: Problem, plan: Plan) -> int:
+        """See Family."""
+        assert isinstance(plan, tiles.Plan)
+        return plan.tasks(problem, self.form)
+
+    def kernel(self, problem: Problem, target: Target, plan: Plan, algorithm: str) -> Kernel:
+        """See Family."""
+        assert isinstance(plan, tiles.Plan)
+        lanes, element = accumulator_lanes(problem, target), _ELEMENT_BYTES[problem.accumulate_dtype]
+        definition = define_direct(problem, self.form, plan.tile, lanes)
+        scheduled = schedule(definition, self.form, plan, lanes, problem.accumulate_dtype)
+        return Kernel(
+            scheduled.mod["main"].with_attr("global_symbol", "deconv"),
+            pack_filter(problem, definition.sections, definition.packed_elements),
+            algorithm,
+            plan.decisions,
+            definition.packed_elements,
+            tiles.scratch_bytes(problem, self.form, plan, lanes, element),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """The matrix definition, with Winograd's transforms or without."""
+
+    winograd: bool
+
+    def plans(self, problem: Problem, target: Target) -> list[tuple[float, Plan]]:
+        """See Family."""
+        return [*matrix_tiles.candidates(problem, self.winograd, target, accumulator_lanes(problem, target))]
+
+    def read(self, decisions: Mapping[str, int]) -> Plan:
+        """See Family."""
+        return matrix_tiles.MatrixPlan.from_decisions(decisions)
+
+    def tasks(self, problem: Problem, plan: Plan) -> int:
+        """See Family."""
+        assert isinstance(plan, matrix_tiles.MatrixPlan)
+        return plan.tasks(problem)
+
+    def kernel(self, problem: Problem, target: Target, plan: Plan, algorithm: str) -> Kernel:
+        """See Family."""
+        assert isinstance(plan, matrix_tiles.MatrixPlan)
+        lanes, element = accumulator_lanes(problem, target), _ELEMENT_BYTES[problem.accumulate_dtype]
+        definition = define_matrix(problem, plan.tile, lanes)
+        scheduled = schedule_matrix(definition, plan, lanes, problem.accumulate_dtype)
+        return Kernel(
+            scheduled.mod["main"].with_attr("global_symbol", "deconv"),
+            pack_matrix_filter(problem, definition.sections, definition.packed_elements),
+            algorithm,
+            plan.decisions,
+            definition.packed_elements,
+            matrix_tiles.scratch_bytes(problem, plan, lanes, element),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """An algorithm by name, and the form of the direct definition that it is.
+    """An algorithm by name.
 
-    `serves` names the problems it is the default for, `admits` those it computes at all: what a search may try.
+    `serves` names the problems it is a default for, `admits` those it computes at all: what a search may try.
     """
 
     name: str
     serves: Predicate
     admits: Predicate
-    form: str
+    family: Family
 
 
 def fills_vectors_with_channels(problem: Problem, target: Target) -> bool:
@@ -71,10 +168,35 @@ def always(problem: Problem, target: Target) -> bool:  # noqa: ARG001
     return True
 
 
+def fills_panels(problem: Problem, target: Target) -> bool:
+    """Every product has vectors of columns and of rows: enough output channels, input channels and positions."""
+    lanes = accumulator_lanes(problem, target)
+    geometry = Geometry.of(problem)
+    positions = geometry.batch
+    for axis in geometry.axes:
+        positions *= axis.positions
+    columns = 2 * problem.out_channels >= lanes or contiguous_phases(problem, lanes)
+    return columns and 2 * problem.in_channels >= lanes and positions >= 4
+
+
+def has_taps_to_transform(problem: Problem, target: Target) -> bool:  # noqa: ARG001
+    """Some phase has several taps next to each other, and sums of data do not overflow: floating point."""
+    return problem.accumulate_dtype != "int32" and bool(
+        matrix_tiles.output_choices(Geometry.of(problem), winograd=True)
+    )
+
+
+def saves_products(problem: Problem, target: Target) -> bool:
+    """There are taps to transform, and columns enough for the transforms to pay."""
+    return has_taps_to_transform(problem, target) and fills_panels(problem, target)
+
+
 ALGORITHMS = (
-    Algorithm("direct_channels", fills_vectors_with_channels, always, CHANNELS),
-    Algorithm("direct_groups", fills_vectors_with_groups, always, GROUPS),
-    Algorithm("direct_rows", always, always, ROWS),
+    Algorithm("winograd", saves_products, has_taps_to_transform, Matrix(winograd=True)),
+    Algorithm("matrix", fills_panels, always, Matrix(winograd=False)),
+    Algorithm("direct_channels", fills_vectors_with_channels, always, Direct(CHANNELS)),
+    Algorithm("direct_groups", fills_vectors_with_groups, always, Direct(GROUPS)),
+    Algorithm("direct_rows", always, always, Direct(ROWS)),
 )
 
 
@@ -83,25 +205,26 @@ def accumulator_lanes(problem: Problem, target: Target) -> int:
     return target.lanes(_ELEMENT_BYTES[problem.accumulate_dtype])
 
 
-def algorithm_for(problem: Problem, target: Target) -> Algorithm:
-    """Return the first algorithm whose predicate admits `problem` on `target`."""
-    return next(algorithm for algorithm in ALGORITHMS if algorithm.serves(problem, target))
+def default_plan(problem: Problem, target: Target, algorithms: Collection[str] | None = None) -> tuple[Algorithm, Plan]:
+    """Return the cheapest plan, by arithmetic, of the algorithms that serve `problem`; only the named ones are asked.
+
+    Where none of those serves it, the first that admits it is taken. Raises ValueError where there is none.
+    """
+    allowed = [a for a in ALGORITHMS if algorithms is None or a.name in algorithms]
+    serving = [a for a in allowed if a.serves(problem, target)]
+    serving = serving or [a for a in allowed if a.admits(problem, target)][:1]
+    if not serving:
+        raise ValueError(f"no algorithm of {', '.join(algorithms or ())} admits {problem.key}")
+    best = [(algorithm.family.plans(problem, target)[0], algorithm) for algorithm in serving]
+    (_, plan), algorithm = min(best, key=lambda found: found[0][0])
+    return algorithm, plan
 
 
 def build_kernel(
     problem: Problem, target: Target, algorithm: Algorithm | None = None, plan: Plan | None = None
 ) -> Kernel:
-    """Schedule `problem` on `target`, by the default algorithm and plan where none is given."""
-    algorithm = algorithm or algorithm_for(problem, target)
-    lanes = accumulator_lanes(problem, target)
-    plan = plan or default_plan(problem, algorithm.form, target, lanes)
-    definition = define_direct(problem, algorithm.form, plan.tile, lanes)
-    scheduled = schedule(definition, algorithm.form, plan, lanes, problem.accumulate_dtype)
-    return Kernel(
-        scheduled.mod["main"].with_attr("global_symbol", "deconv"),
-        pack_filter(problem, definition.sections, definition.packed_elements),
-        algorithm.name,
-        plan.decisions,
-        definition.packed_elements,
-        scratch_bytes(problem, algorithm.form, plan, lanes, _ELEMENT_BYTES[problem.accumulate_dtype]),
-    )
+    """Schedule `problem` on `target`; by default with the default plan, of `algorithm` where that is given."""
+    if plan is None:
+        algorithm, plan = default_plan(problem, target, [algorithm.name] if algorithm else None)
+    assert algorithm is not None
+    return algorithm.family.kernel(problem, target, plan, algorithm.name)

@@ -93,3 +93,43 @@ def interleave_intrinsic(stride: int, minor: int, lanes: int, dtype: str) -> str
 
     TensorIntrin.register(name, function(vectors=False), function(vectors=True), override=True)
     return name
+
+
+@cache
+def transpose_intrinsic(lanes: int, dtype: str) -> str:
+    """Register the intrinsic that transposes ``[lanes, lanes]`` elements of `dtype`, both with rows some way apart."""
+    name = f"tvm_deconv.transpose_{lanes}_{dtype}"
+
+    def function(vectors: bool) -> PrimFunc:
+        with IRBuilder() as builder, B.prim_func(s_tir=True):
+            B.func_name("transpose")
+            source, rows = (
+                B.arg(
+                    name,
+                    B.buffer(
+                        (lanes, lanes),
+                        dtype,
+                        strides=[tirx.Var(f"{name}_pitch", "int64"), _int64(1)],
+                        offset_factor=1,
+                        align=1,
+                    ),
+                )
+                for name in ("source", "rows")
+            )
+            with B.sblock("root"):
+                B.reads(source[0:lanes, 0:lanes])
+                B.writes(rows[0:lanes, 0:lanes])
+                if vectors:
+                    loaded = [source.vload([_int64(row), _int64(0)], f"{dtype}x{lanes}") for row in range(lanes)]
+                    for row, value in enumerate(shuffle_network(loaded, lanes)):
+                        B.buffer_store(rows, value, [_int64(row), tirx.Ramp(_int64(0), _int64(1), lanes)])
+                else:
+                    with B.grid(_int64(lanes), _int64(lanes)) as (i, j), B.sblock("move"):
+                        row, column = B.axis.spatial(_int64(lanes), i), B.axis.spatial(_int64(lanes), j)
+                        B.reads(source[column, row])
+                        B.writes(rows[row, column])
+                        B.buffer_store(rows, source[column, row], [row, column])
+        return builder.get()
+
+    TensorIntrin.register(name, function(vectors=False), function(vectors=True), override=True)
+    return name

@@ -25,6 +25,15 @@ from tvm_deconv.targets import Target
 LATENCY_ACCUMULATORS = 8
 #: A kernel with fewer independent tasks than this also splits its channel tiles over threads.
 FEW_TASKS = 16
+#: Cycles of work outside of the reduction: to pack a vector, to set up a packed row, to finish a vector of the output
+#: and copy it, and to start on another piece of the caller's memory.
+_PACK = 4.0
+_PACK_ROW = 20.0
+_FINISH = 3.0
+_PIECE = 100.0
+#: What a block holds should stay within this share of the second-level cache; the cost of as much again beyond it.
+_L2_SHARE = 0.25
+_OVERFULL = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,15 @@ class Plan:
         """Return the plan whose decisions these are."""
         tile = {name: value for name, value in decisions.items() if name != "share_data"}
         return Plan(Tile(**tile), bool(decisions["share_data"]))
+
+    def tasks(self, problem: Problem, form: str) -> int:
+        """Independent tasks of a call."""
+        geometry = Geometry.of(problem)
+        block = (self.tile.images, self.tile.depth, self.tile.height, self.tile.width)
+        extents = (geometry.batch, *(axis.positions for axis in geometry.axes))
+        groups, channels = tiles_of_channels(geometry, form, self.tile)
+        count = groups * math.prod(-(-extent // part) for extent, part in zip(extents, block, strict=True))
+        return count * channels if self.share_data else count
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +87,7 @@ def register_tiles(
     """
     shapes = []
     most_phases = max((run.count for run in geometry.axes[2].runs), default=1)
+    row_taps = min((run.taps for run in geometry.axes[2].runs), default=1)
     for vectors, phases in itertools.product(range(1, target.vector_registers // 2), _divisors(most_phases)):
         scalars = (target.vector_registers - 1 - vectors) // vectors
         for broadcast in range(phases, scalars + 1, phases):
@@ -90,7 +109,8 @@ def register_tiles(
             # the filter is streamed from far away, a miss as well.
             padded *= 1 + ((0.8 if streams_filter else 0.3) * broadcast + vectors) / products
             near = max(1.0, loads / products, LATENCY_ACCUMULATORS / products)
-            far = max(near, 4 * vectors / products)
+            # The taps of a row read the same lines of the second level, one after the other.
+            far = max(near, 4 * vectors / products / (row_taps if form == ROWS else 1))
             shapes.append(Shape(channels, positions, phases, padded * near, padded * far))
     return shapes
 
@@ -99,7 +119,7 @@ def _divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
-def _steps(extent: int) -> list[int]:
+def steps(extent: int) -> list[int]:
     """Block extents worth trying: powers of two, three times them, and the whole."""
     sizes = {extent}
     for base in (1, 3):
@@ -117,13 +137,13 @@ def blocks(geometry: Geometry, row_unit: int) -> Iterator[tuple[int, int, int, i
     A row that is cut is cut into multiples of `row_unit` positions.
     """
     depth, height, width = (axis.positions for axis in geometry.axes)
-    for w in _steps(width):
+    for w in steps(width):
         yield 1, 1, 1, min(-(-w // row_unit) * row_unit, width)
-    for h in _steps(height):
+    for h in steps(height):
         yield 1, 1, h, width
-    for d in _steps(depth):
+    for d in steps(depth):
         yield 1, d, height, width
-    for n in _steps(geometry.batch):
+    for n in steps(geometry.batch):
         yield n, depth, height, width
 
 
@@ -174,22 +194,22 @@ def candidates(problem: Problem, form: str, target: Target, lanes: int) -> list[
             )
             packed, results = _footprint(geometry, form, tile, lanes, element)
             cost = (shape.near if packed <= target.l1_bytes // 2 else shape.far) * count * positions / useful
-            # What a block holds should stay within a quarter of the second-level cache: its input channels lie a row
-            # apart, and that much is what the first-level translation buffer reaches.
-            cost *= 1 + 0.35 * max(0.0, (packed + results) / (target.l2_bytes / 4) - 1)
+            cost *= 1 + _OVERFULL * max(0.0, (packed + results) / (target.l2_bytes * _L2_SHARE) - 1)
             # A filter that does not stay there is read again for every block: the longer the block the better.
             if streams_filter:
                 cost *= 1 + lanes / positions
             # Work outside of the reduction: packing with its halo, interleaving, copying, the setup of a task.
             channels = geometry.out_channels * (tile.channels if form == GROUPS else 1)
-            outside = packed / element * 2 + 3 * phases * channels * tile.images * math.prod(block[1:])
+            made = phases * channels * tile.images * math.prod(block[1:])
+            outside = (_PACK * packed / element + _FINISH * made) / lanes + 500
+            rows = geometry.in_channels * tile.images * math.prod(block_extents(geometry, tile)[:2])
+            outside += _PACK_ROW * rows
+            # What is contiguous in the caller's arrays is fetched ahead; each piece starts with a miss.
+            pieces = tile.images if tile.width >= geometry.axes[2].positions else tile.images * tile.depth * tile.height
+            if problem.data_format == "NCX":
+                outside += _PIECE * pieces * (geometry.in_channels + channels)
             inside = positions * channels * geometry.in_channels * taps / (2 * lanes)
-            cost *= 1 + (outside / lanes + 500) / max(inside, 1)
+            cost *= 1 + outside / max(inside, 1)
             tasks = count * tiles_of_channels(geometry, form, tile)[0]
             found.append((cost, Plan(tile, tasks < FEW_TASKS)))
     return sorted(found, key=lambda candidate: candidate[0])
-
-
-def default_plan(problem: Problem, form: str, target: Target, lanes: int) -> Plan:
-    """Return the cheapest plan for `problem` by arithmetic alone."""
-    return candidates(problem, form, target, lanes)[0][1]

@@ -34,7 +34,7 @@ from tvm_deconv.manifest import Accepted, Manifest
 from tvm_deconv.problem import Problem
 from tvm_deconv.reference import reference
 from tvm_deconv.targets import Host, Target, detect_host, native
-from tvm_deconv.verify import Deviation, decide, operands
+from tvm_deconv.verify import Deviation, decide, operands, parts
 
 ROUNDS = 11
 TURN_SECONDS = 0.03
@@ -302,7 +302,7 @@ def _one_layer(
     deviations = {}
     with tempfile.TemporaryDirectory() as directory:
         expected = Path(directory) / "expected.npy"
-        np.save(expected, reference(layer.task.problem, *operands(layer.task.problem, layer.task.seed)))
+        _write_expected(expected, layer.task.problem, layer.task.seed)
         for name in workers:
             if name not in failures:
                 deviations[name] = ask(name, "check", expected)
@@ -322,6 +322,14 @@ def _one_layer(
             low, high = np.quantile(medians, (0.25, 0.75))
             middle = statistics.median(medians)
             yield name, Result(middle, (float(low), float(high)), len(had), deviations[name], notes[name])
+
+
+def _write_expected(path: Path, problem: Problem, seed: int) -> None:
+    """Write what the reference gives to an array file, a part at a time."""
+    expected = np.lib.format.open_memmap(path, "w+", np.float64, problem.output_shape)
+    for part in parts(problem, operands(problem, seed)):
+        expected[part.where] = reference(part.problem, *part.operands)
+    expected.flush()
 
 
 def layers_in(library: Library) -> list[Layer]:

@@ -179,6 +179,43 @@ def block_extents(geometry: Geometry, tile: Tile) -> tuple[int, int, int]:
     return extents[0], extents[1], extents[2]
 
 
+def cut(index: Expr, size: int, count: int) -> tuple[Expr, Expr]:
+    """Return the number of the block of `size` that `index` lies in, of `count`, and where in it.
+
+    Where there is one block nothing is divided: it may hold fewer than `size`, and more than one remainder in a row
+    is not understood where regions are computed.
+    """
+    return (index // size, index % size) if count > 1 else (tirx.const(0, "int64"), index)
+
+
+def data_element(
+    problem: Problem,
+    data: te.Tensor,
+    block: tuple[int, int, int, int],
+    within: Sequence[Expr],
+    at: Sequence[Expr],
+    group: Expr,
+    ci: Expr,
+    inside: Sequence[Expr] = (),
+) -> Expr:
+    """Return what the packed block `at` (nb, db, hb, wb) has at `within` (n, d, h, w), converted to the accumulator.
+
+    That is zero where the data end, and where not all of `inside` hold. `block` counts images and positions of a block.
+    """
+    geo = Geometry.of(problem)
+    accumulator = problem.accumulate_dtype
+    n = at[0] * block[0] + within[0]
+    x = [b * length + i + axis.low for b, length, i, axis in zip(at[1:], block[1:], within[1:], geo.axes, strict=True)]
+    conditions = [*inside, n < geo.batch]
+    for index, extent in zip(x, geo.data, strict=True):
+        conditions += [index >= 0, index < extent]
+    channel, natural = group * geo.in_channels + ci, x[3 - problem.rank :]
+    element = data[(n, *natural, channel) if problem.data_format == "NXC" else (n, channel, *natural)]
+    return tirx.if_then_else(
+        tirx.all(*conditions), to_accumulator(element, problem.dtype, accumulator), tirx.const(0, accumulator)
+    )
+
+
 def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Definition:
     """Define `problem` in `form` (ROWS, CHANNELS or GROUPS) blocked by `tile`, for vectors of `lanes` accumulators.
 
@@ -222,29 +259,19 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
     def data_pack(nb: Expr, db: Expr, hb: Expr, wb: Expr, g: Expr, *inner: Expr) -> Expr:
         group, inside = g, []
         if form == ROWS:
-            ci, index = inner
+            ci, position = inner
         else:
-            index, ci = inner[:2]
+            position, ci = inner[:2]
         if form == GROUPS:
             group = g * tile.channels + inner[2]
             inside.append(group < geo.groups)
         within = (
-            index // (extents[2] * extents[1] * extents[0]),
-            index // (extents[2] * extents[1]) % extents[0],
-            index // extents[2] % extents[1],
-            index % extents[2],
+            position // (extents[2] * extents[1] * extents[0]),
+            position // (extents[2] * extents[1]) % extents[0],
+            position // extents[2] % extents[1],
+            position % extents[2],
         )
-        n = nb * tile.images + within[0]
-        x = [
-            b * tile_b + i + axis.low
-            for b, tile_b, i, axis in zip((db, hb, wb), block[1:], within[1:], axes, strict=True)
-        ]
-        inside.append(n < geo.batch)
-        for index_x, extent in zip(x, geo.data, strict=True):
-            inside += [index_x >= 0, index_x < extent]
-        channel, natural = group * geo.in_channels + ci, x[3 - problem.rank :]
-        element = data[(n, *natural, channel) if last else (n, channel, *natural)]
-        return tirx.if_then_else(tirx.all(*inside), to_accumulator(element, problem.dtype, accumulator), zero())
+        return data_element(problem, data, block, within, (nb, db, hb, wb), group, ci, inside)
 
     inner_shape = {
         ROWS: (geo.in_channels, packed_positions),
@@ -358,10 +385,12 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
             n, d, h, w, g, c = index
         else:
             n, g, c, d, h, w = index
-        width = tile.channels
-        group, tile_of, cc = (g // width, c, g % width) if form == GROUPS else (g, c // width, c % width)
-        at = (n // outer[0], d // outer[1], h // outer[2], w // row, group, tile_of)
-        where, w = (n % outer[0], d % outer[1], h % outer[2]), w % row
+        if form == GROUPS:
+            (group, cc), tile_of = cut(g, tile.channels, group_tiles), c
+        else:
+            group, (tile_of, cc) = g, cut(c, tile.channels, channel_tiles)
+        cuts = [cut(i, extent, count) for i, extent, count in zip((n, d, h, w), (*outer, row), blocks, strict=True)]
+        at, (*where, w) = (*(number for number, _ in cuts), group, tile_of), (within for _, within in cuts)
         inner = (*where, w, cc) if form != ROWS or last else (cc, *where, w, 0)
         return from_accumulator(interleaved[(*at, *inner)], problem.output_dtype)
 

@@ -6,7 +6,11 @@ where the last tile exceeds the channels.  Storage types are widened to the accu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -15,29 +19,44 @@ from tvm.script.ir_builder import tirx as build
 from tvm.tirx import IntImm, PrimFunc
 
 from tvm_deconv.compute.direct import ROWS, FilterSection, member
+from tvm_deconv.compute.matrix import MatrixSection
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import storage_dtype, to_accumulator
+from tvm_deconv.compute.winograd import winograd
 from tvm_deconv.problem import Problem
+
+
+def _int64(value: int) -> IntImm:
+    return IntImm("int64", value)
+
+
+def _flat(index: Sequence[Expr | int], shape: Sequence[int]) -> Expr:
+    where: Expr = tirx.const(0, "int64")
+    for i, extent in zip(index, shape, strict=True):
+        where = where * extent + i
+    return where
+
+
+@contextlib.contextmanager
+def _pack_function(problem: Problem, elements: int) -> Iterator[tuple[IRBuilder, Any, Any]]:
+    """Open ``pack(filter, packed)``: yields its builder, and the two buffers."""
+    given = (problem.groups, problem.in_channels, problem.out_channels, *problem.kernel)
+    with IRBuilder() as builder, build.prim_func():
+        build.func_name("pack")
+        build.func_attr({"global_symbol": "pack", "tirx.noalias": True})
+        dtype = storage_dtype(problem.dtype)
+        source = build.arg("filter", build.buffer(list(map(_int64, given)), dtype, align=1, layout=None))
+        packed = build.arg("packed", build.buffer([_int64(elements)], problem.accumulate_dtype, align=1, layout=None))
+        yield builder, source, packed
 
 
 def pack_filter(problem: Problem, sections: Sequence[FilterSection], elements: int) -> PrimFunc:
     """Build ``pack(filter [G, Ci, Co, *K], packed [elements])`` for the `sections` of a definition."""
     geometry = Geometry.of(problem)
     accumulator = problem.accumulate_dtype
-
-    def int64(value: int) -> IntImm:
-        return IntImm("int64", value)
-
-    given = (geometry.groups, geometry.in_channels, geometry.out_channels, *problem.kernel)
-    with IRBuilder() as builder, build.prim_func():
-        build.func_name("pack")
-        build.func_attr({"global_symbol": "pack", "tirx.noalias": True})
-        source = build.arg(
-            "filter", build.buffer([int64(n) for n in given], storage_dtype(problem.dtype), align=1, layout=None)
-        )
-        packed = build.arg("packed", build.buffer([int64(elements)], accumulator, align=1, layout=None))
+    with _pack_function(problem, elements) as (builder, source, packed):
         for section in sections:
-            with build.grid(*(int64(n) for n in section.shape)) as index:
+            with build.grid(*map(_int64, section.shape)) as index:
                 g, co, d, h, w, *reduction, phase, cc = index
                 ci, *taps = reduction if section.form == ROWS else [reduction[-1], *reduction[:-1]]
                 phases = (d, h, w * section.phases + phase)
@@ -47,10 +66,7 @@ def pack_filter(problem: Problem, sections: Sequence[FilterSection], elements: i
                 ]
                 group, channel = member(section.form, section.shape[-1], g, co, cc)
                 element: Expr = source[(group, ci, channel, *places[3 - problem.rank :])]
-                where = tirx.const(section.offset, "int64")
-                scale = 1
-                for i, extent in zip(reversed(index), reversed(section.shape), strict=True):
-                    where, scale = where + i * scale, scale * extent
+                where = _flat(index, section.shape) + section.offset
                 build.buffer_store(
                     packed,
                     tirx.if_then_else(
@@ -61,3 +77,72 @@ def pack_filter(problem: Problem, sections: Sequence[FilterSection], elements: i
                     [where],
                 )
     return builder.get()
+
+
+def pack_matrix_filter(problem: Problem, sections: Sequence[MatrixSection], elements: int) -> PrimFunc:
+    """Build ``pack(filter [G, Ci, Co, *K], packed [elements])`` for the `sections` of a matrix definition.
+
+    Winograd's transform of the taps is computed in float64 and rounded once.
+    """
+    geometry = Geometry.of(problem)
+    accumulator = problem.accumulate_dtype
+    with _pack_function(problem, elements) as (builder, source, packed):
+        for section in sections:
+            groups, tiles, *_, panel = section.shape
+            panels, taps, channels = section.shape[5], section.shape[6:9], section.shape[9]
+            with build.grid(*map(_int64, (groups, tiles, panels, *taps, channels, panel))) as index:
+                g, tile, number, *tap, ci, place = index
+                column = number * panel + place
+                local, cc = section.place(column)
+                channel = tile * section.channels + cc
+                exists = tirx.all(column < section.columns, channel < geometry.out_channels)
+                element = partial(_element, problem, source, section, (g, ci, channel), local)
+                for points in itertools.product(*map(range, section.points)):
+                    value = element(tap)
+                    if section.transformed:
+                        value = _filter_point(section, points, tap, element).astype(accumulator)
+                    where = _flat((g, tile, *points, number, *tap, ci, place), section.shape)
+                    build.buffer_store(
+                        packed,
+                        tirx.if_then_else(exists, value, tirx.const(0, accumulator)),
+                        [where + section.offset],
+                    )
+    return builder.get()
+
+
+def _element(
+    problem: Problem,
+    source: Any,
+    section: MatrixSection,
+    at: tuple[Expr, Expr, Expr],
+    phases: Sequence[Expr],
+    taps: Sequence[Expr | int],
+) -> Expr:
+    """Return the filter element at group, input and output channel `at`, for phases within their runs and taps."""
+    places = [
+        axis.run.k0 + phase + t * axis.run.k_step for axis, phase, t in zip(section.axes, phases, taps, strict=True)
+    ]
+    return to_accumulator(source[(*at, *places[3 - problem.rank :])], problem.dtype, problem.accumulate_dtype)
+
+
+def _filter_point(
+    section: MatrixSection, points: Sequence[int], tap: Sequence[Expr], element: Callable[[Sequence[Expr | int]], Expr]
+) -> Expr:
+    """Return one point of the transformed filter in float64; along axes without a transform `tap` is taken."""
+
+    def along(axis: int, chosen: tuple[Expr | int, ...]) -> Expr:
+        if axis == 3:
+            return element(chosen).astype("float64")
+        rows = section.axes[axis]
+        if not rows.transformed:
+            return along(axis + 1, (*chosen, tap[axis]))
+        coefficients = winograd(rows.outputs, rows.run.taps).filter[points[axis]]
+        total: Expr = tirx.const(0, "float64")
+        # A row's window rises where its taps fall.
+        for place, coefficient in enumerate(coefficients):
+            if coefficient:
+                inner = along(axis + 1, (*chosen, rows.run.taps - 1 - place))
+                total = total + tirx.const(float(coefficient), "float64") * inner
+        return total
+
+    return along(0, ())

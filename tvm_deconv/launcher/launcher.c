@@ -6,7 +6,7 @@
  * so an artifact needs no TVM runtime library, and nothing outside can overwrite the slots.
  *
  * One pool per process. Each artifact carries a copy of this code, but all of them reach it through one pointer,
- * `tvm_deconv_runtime_v1`, bound as STB_GNU_UNIQUE: the dynamic linker resolves it to the same copy in every artifact,
+ * `tvm_deconv_runtime_v2`, bound as STB_GNU_UNIQUE: the dynamic linker resolves it to the same copy in every artifact,
  * also under RTLD_LOCAL, and never unloads that copy. Code, data and thread-local storage in use are therefore always
  * those of the artifact loaded first. A change of `struct runtime` or of its meaning needs a new suffix.
  *
@@ -60,6 +60,7 @@ enum {
   WORKSPACE_ALIGN = 64,            /* TVM's kTempAllocaAlignment */
   WORKSPACE_BLOCKS = 16,           /* free blocks kept by a thread */
   WORKSPACE_GRAIN = 4096,          /* block sizes are multiples of this */
+  MAX_LANES = 64,                  /* threads that an arena serves at one time: the bits of `arena.taken` */
 };
 static const size_t WORKSPACE_KEEP = (size_t)256 << 20; /* free bytes kept by a thread */
 
@@ -70,6 +71,8 @@ struct runtime {
   int (*set_num_threads)(int count);
   int (*get_num_threads)(void);
   int (*set_thread_limit)(int limit);
+  int (*make_arena)(void *memory, uint64_t nbytes, uint64_t lane_bytes);
+  void *(*set_arena)(void *arena);
 };
 
 /* ---- job --------------------------------------------------------------------------------------------------------- */
@@ -80,8 +83,9 @@ static const uint32_t GATE_OPEN = 1u << 31;
 
 struct job {
   _Alignas(CACHE_LINE) _Atomic uint32_t gate;
-  FTVMParallelLambda lambda; /* these three are written before the gate opens */
+  FTVMParallelLambda lambda; /* these four are written before the gate opens */
   void *cdata;
+  struct arena *arena; /* of the caller, or NULL */
   _Atomic int tasks; /* atomic because a thread without a seat looks at it */
   _Alignas(CACHE_LINE) _Atomic int next;
   _Atomic int status; /* first non-zero return code of a task */
@@ -112,6 +116,10 @@ static struct worker workers[MAX_THREADS];
 static _Thread_local struct {
   bool inside; /* this thread runs a task: launches from here are serial */
   int limit;   /* threads a launch from this thread may use; 0: no limit */
+  struct arena *arena; /* where its workspace comes from, while there is room; NULL: the thread's own blocks */
+  char *lane;          /* its part of the arena while it has blocks there, else NULL */
+  size_t lane_used;
+  int lane_blocks;
 } self;
 
 static void pause_cpu(void) {
@@ -225,13 +233,18 @@ static void leave_seat(struct job *job) {
   if ((gate & SEAT_MASK) == 1 && (gate & GATE_WAITED)) futex_wake(&job->gate);
 }
 
+static void leave_lane(void);
+
 static bool help(void) {
   struct job *job = find_joinable();
   if (!job || !take_turn()) return false;
   if (take_seat(job)) {
     atomic_fetch_sub(&pool.spinning, 1);
     call_helpers();
+    self.arena = job->arena;
     run_tasks(job);
+    leave_lane();
+    self.arena = NULL;
     atomic_fetch_add(&pool.spinning, 1);
     atomic_fetch_sub(&pool.running, 1);
     leave_seat(job);
@@ -443,6 +456,7 @@ static int launch(FTVMParallelLambda lambda, void *cdata, int num_task) {
     struct job *job = &jobs[slot];
     job->lambda = lambda;
     job->cdata = cdata;
+    job->arena = self.arena;
     atomic_store_explicit(&job->tasks, tasks, memory_order_relaxed);
     job->error = NULL;
     atomic_store_explicit(&job->status, 0, memory_order_relaxed);
@@ -461,11 +475,88 @@ static int launch(FTVMParallelLambda lambda, void *cdata, int num_task) {
   return status;
 }
 
-/* ---- workspace --------------------------------------------------------------------------------------------------- */
+/* ---- arena ------------------------------------------------------------------------------------------------------- */
+
+/*
+ * Memory that the caller of an artifact gave for its workspace: this, then lanes, one for each thread that has blocks in
+ * it. A lane is a stack. A block for which there is no lane, or no room in it, is the thread's own, as without an arena.
+ */
+struct arena {
+  _Atomic uint64_t taken; /* lanes in use */
+  size_t lane_bytes;
+  char *lanes;
+  int count;
+};
 
 struct block {
   size_t size; /* of what follows the header */
 };
+
+/* Makes an arena of `nbytes` bytes at `memory`; returns its number of lanes, 0 where there is no room for any. */
+static int make_arena(void *memory, uint64_t nbytes, uint64_t lane_bytes) {
+  uintptr_t start = (uintptr_t)memory, end = start + nbytes;
+  uintptr_t header = (start + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE, lanes = header + CACHE_LINE;
+  lane_bytes = lane_bytes / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
+  if (lane_bytes == 0 || end < start || lanes > end || end - lanes < lane_bytes) return 0;
+  uint64_t count = (end - lanes) / lane_bytes;
+  struct arena *arena = (struct arena *)header;
+  atomic_init(&arena->taken, 0);
+  arena->lane_bytes = lane_bytes;
+  arena->lanes = (char *)lanes;
+  arena->count = count < MAX_LANES ? (int)count : MAX_LANES;
+  return arena->count;
+}
+
+static void leave_lane(void) {
+  if (!self.lane) return; /* after a failure some of its blocks may not have been given back */
+  atomic_fetch_and(&self.arena->taken, ~(UINT64_C(1) << (self.lane - self.arena->lanes) / self.arena->lane_bytes));
+  self.lane = NULL;
+}
+
+static void *set_arena(void *memory) {
+  void *old = self.arena;
+  leave_lane();
+  self.arena = memory ? (struct arena *)(((uintptr_t)memory + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE) : NULL;
+  return old;
+}
+
+static bool take_lane(void) {
+  struct arena *arena = self.arena;
+  uint64_t taken = atomic_load(&arena->taken);
+  for (;;) {
+    int lane = ~taken ? __builtin_ctzll(~taken) : MAX_LANES;
+    if (lane >= arena->count) return false;
+    if (!atomic_compare_exchange_weak(&arena->taken, &taken, taken | UINT64_C(1) << lane)) continue;
+    self.lane = arena->lanes + lane * arena->lane_bytes;
+    self.lane_used = 0;
+    self.lane_blocks = 0;
+    return true;
+  }
+}
+
+static void *alloc_in_lane(uint64_t nbytes) {
+  if (!self.arena || nbytes > self.arena->lane_bytes || (!self.lane && !take_lane())) return NULL;
+  size_t size = WORKSPACE_ALIGN + (nbytes + WORKSPACE_ALIGN - 1) / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
+  if (size > self.arena->lane_bytes - self.lane_used) {
+    if (self.lane_blocks == 0) leave_lane();
+    return NULL;
+  }
+  struct block *block = (struct block *)(self.lane + self.lane_used);
+  block->size = size;
+  self.lane_used += size;
+  ++self.lane_blocks;
+  return (char *)block + WORKSPACE_ALIGN;
+}
+
+static bool free_in_lane(char *ptr) { /* by the thread that took it, in the same task: so generated code has it */
+  if (!self.lane || ptr < self.lane || ptr >= self.lane + self.arena->lane_bytes) return false;
+  struct block *block = (struct block *)(ptr - WORKSPACE_ALIGN);
+  if ((char *)block + block->size == self.lane + self.lane_used) self.lane_used -= block->size;
+  if (--self.lane_blocks == 0) leave_lane();
+  return true;
+}
+
+/* ---- workspace --------------------------------------------------------------------------------------------------- */
 
 /* Free blocks of this thread. A block freed by another thread than the one that took it changes hands. */
 static _Thread_local struct {
@@ -491,6 +582,8 @@ static struct block *take_block(int index) {
 }
 
 static void *alloc_workspace(uint64_t nbytes) {
+  void *given = alloc_in_lane(nbytes);
+  if (given) return given;
   int fit = -1, largest = -1;
   for (int i = 0; i < cache.count; ++i) {
     size_t size = cache.blocks[i]->size;
@@ -519,7 +612,7 @@ static void *alloc_workspace(uint64_t nbytes) {
 }
 
 static int free_workspace(void *ptr) {
-  if (!ptr) return 0;
+  if (!ptr || free_in_lane(ptr)) return 0;
   struct block *block = (struct block *)((char *)ptr - WORKSPACE_ALIGN);
   if (!cache.registered) {
     set_up();
@@ -537,36 +630,40 @@ static int free_workspace(void *ptr) {
 /* ---- what the artifact sees -------------------------------------------------------------------------------------- */
 
 __attribute__((used)) static const struct runtime tvm_deconv_own_runtime = {
-    launch, alloc_workspace, free_workspace, set_num_threads, get_num_threads, set_thread_limit,
+    launch, alloc_workspace, free_workspace, set_num_threads, get_num_threads, set_thread_limit, make_arena, set_arena,
 };
 
 /* Wholly in assembly: compilers give a C object a binding of their own, and clang refuses to change it. */
 __asm__(
     ".pushsection .data.rel.ro,\"aw\",%progbits\n"
     ".balign 8\n"
-    ".type tvm_deconv_runtime_v1, %gnu_unique_object\n"
-    ".size tvm_deconv_runtime_v1, 8\n"
-    "tvm_deconv_runtime_v1:\n"
+    ".type tvm_deconv_runtime_v2, %gnu_unique_object\n"
+    ".size tvm_deconv_runtime_v2, 8\n"
+    "tvm_deconv_runtime_v2:\n"
     ".quad tvm_deconv_own_runtime\n"
     ".popsection\n");
-extern EXPORT const struct runtime *const tvm_deconv_runtime_v1;
+extern EXPORT const struct runtime *const tvm_deconv_runtime_v2;
 
-EXPORT int tvm_deconv_set_num_threads(int count) { return tvm_deconv_runtime_v1->set_num_threads(count); }
-EXPORT int tvm_deconv_get_num_threads(void) { return tvm_deconv_runtime_v1->get_num_threads(); }
-EXPORT int tvm_deconv_set_thread_limit(int limit) { return tvm_deconv_runtime_v1->set_thread_limit(limit); }
+EXPORT int tvm_deconv_set_num_threads(int count) { return tvm_deconv_runtime_v2->set_num_threads(count); }
+EXPORT int tvm_deconv_get_num_threads(void) { return tvm_deconv_runtime_v2->get_num_threads(); }
+EXPORT int tvm_deconv_set_thread_limit(int limit) { return tvm_deconv_runtime_v2->set_thread_limit(limit); }
+EXPORT int tvm_deconv_make_arena(void *memory, uint64_t nbytes, uint64_t lane_bytes) {
+  return tvm_deconv_runtime_v2->make_arena(memory, nbytes, lane_bytes);
+}
+EXPORT void *tvm_deconv_set_arena(void *arena) { return tvm_deconv_runtime_v2->set_arena(arena); }
 
 static int backend_launch(FTVMParallelLambda lambda, void *cdata, int num_task) {
-  return tvm_deconv_runtime_v1->launch(lambda, cdata, num_task);
+  return tvm_deconv_runtime_v2->launch(lambda, cdata, num_task);
 }
 
 static void *backend_alloc(int device_type, int device_id, uint64_t nbytes, int code_hint, int bits_hint) {
   (void)device_type, (void)device_id, (void)code_hint, (void)bits_hint;
-  return tvm_deconv_runtime_v1->alloc_workspace(nbytes);
+  return tvm_deconv_runtime_v2->alloc_workspace(nbytes);
 }
 
 static int backend_free(int device_type, int device_id, void *ptr) {
   (void)device_type, (void)device_id;
-  return tvm_deconv_runtime_v1->free_workspace(ptr);
+  return tvm_deconv_runtime_v2->free_workspace(ptr);
 }
 
 /* Tasks are claimed, not dealt one to a thread, so they cannot wait for each other. Schedules here never ask for it. */

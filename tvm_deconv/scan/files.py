@@ -43,4 +43,7 @@ def from_bytes(content: bytes, dtype: np.dtype[Any], shape: tuple[int, ...], pat
     """Little-endian bytes as an array; there must be as many as the shape asks for."""
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(content):
         raise SourceError("shape", shape, f"must fit the {len(content)} bytes of the {dtype} constant in {path}")
-    return np.frombuffer(content, dtype).reshape(shape)
+    try:
+        return np.frombuffer(content, dtype).reshape(shape)
+    except ValueError as error:  # more axes than NumPy has, or none of many elements
+        raise SourceError("shape", shape, f"must be one of an array, in {path}: {error}") from None

@@ -1,0 +1,109 @@
+"""Schedule of the matrix definition for AVX2 and AVX-512."""
+
+from __future__ import annotations
+
+from tvm.s_tir import Schedule
+
+from tvm_deconv.compute.direct import LEAD
+from tvm_deconv.compute.matrix import MatrixDefinition
+from tvm_deconv.schedules.x86.interleave import transpose_intrinsic
+from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
+
+
+def schedule_matrix(definition: MatrixDefinition, plan: MatrixPlan, lanes: int, dtype: str) -> Schedule:
+    """Schedule `definition`, which was made for the tile of `plan`, with accumulators of `dtype`."""
+    tile, share_data = plan.tile, plan.share_data
+    sch = Schedule(definition.func)
+    count = len(definition.sections)
+    data_pack = sch.get_sblock("data_pack") if count else None
+    rows = [sch.get_sblock(f"rows_{i}") for i in range(count)]
+    runs = [sch.get_sblock(f"run_{i}") for i in range(count)]
+    transforms = {
+        i: sch.get_sblock(f"outputs_{i}") for i, section in enumerate(definition.sections) if section.transformed
+    }
+    epilogue = sch.get_sblock("epilogue")
+    direct = definition.channels_last or definition.wide  # vectors as in the output: nothing to transpose
+    tail = [epilogue] if direct else [epilogue, sch.get_sblock("interleave")]
+    out = sch.get_sblock("out")
+    nested = []
+    for i in range(count):
+        nested += [runs[i], *([transforms[i]] if i in transforms else [])]
+    nested += tail
+    # 1. One nest over blocks, groups and tiles of channels.
+    if len(nested) > 1:
+        sch.merge(*(sch.get_loops(block)[LEAD - 1] for block in nested))
+    # 2. Data and rows within it, once for all tiles of channels; or before it, where those run in parallel.
+    if count:
+        first = [data_pack, *rows] if definition.channels_last else [sch.get_sblock("data_rows"), data_pack, *rows]
+        if share_data:
+            sch.merge(*(sch.get_loops(block)[LEAD - 2] for block in first))
+            sch.parallel(sch.fuse(*sch.get_loops(rows[0])[: LEAD - 1]))
+        else:
+            sch.merge(*(sch.get_loops(block)[LEAD - 2] for block in (*first, runs[0])))
+    # 3. The copy into the output.
+    sch.reverse_compute_at(out, sch.get_loops(tail[-1])[LEAD - 1], preserve_unit_loops=True)
+    lead = sch.get_loops(tail[-1])[:LEAD]
+    sch.parallel(sch.fuse(*(lead if share_data else lead[:-1])))
+    # 4. Rows: vectors of input channels; the points of a transform are one body, where inner sums are shared.
+    if count:
+        *_, w, ci = sch.get_loops(data_pack)
+        ci, lane = sch.split(ci, [None, lanes])
+        if definition.channels_last:
+            sch.vectorize(lane)
+        else:
+            w, w_lane = sch.split(w, [None, lanes])
+            sch.reorder(ci, w, w_lane, lane)
+            *_, row_ci, _ = sch.get_loops(first[0])
+            row_ci, _ = sch.split(row_ci, [None, lanes])
+            sch.merge(row_ci, ci)
+            sch.tensorize(w_lane, transpose_intrinsic(lanes, dtype))
+        for block in rows:
+            *_, pd, ph, pw, row, td, th, tw, ci = sch.get_loops(block)
+            ci, lane = sch.split(ci, [None, lanes])
+            sch.reorder(row, td, th, tw, ci, pd, ph, pw, lane)
+            sch.vectorize(lane)
+            for loop in (pd, ph, pw):
+                sch.unroll(loop)
+    # 5. Register tiles of the products.
+    for block in runs:
+        row, column, *reduction = sch.get_loops(block)[-6:]
+        row, row_in = sch.split(row, [None, tile.rows])
+        column, vector, lane = sch.split(column, [None, tile.vectors, lanes])
+        sch.reorder(column, row, *reduction, row_in, vector, lane)
+        store = sch.cache_write(block, 0, "global")
+        sch.reverse_compute_at(store, row, preserve_unit_loops=True)
+        sch.vectorize(lane)
+        sch.unroll(vector)
+        sch.unroll(row_in)
+        *_, row_in, column = sch.get_loops(store)
+        column, lane = sch.split(column, [None, lanes])
+        sch.vectorize(lane)
+        sch.unroll(column)
+        sch.unroll(row_in)
+        sch.decompose_reduction(block, reduction[0])
+    # 6. The transform of the results.
+    for block in transforms.values():
+        *_, row, d, h, w, column = sch.get_loops(block)
+        column, lane = sch.split(column, [None, lanes])
+        sch.reorder(row, column, d, h, w, lane)
+        sch.vectorize(lane)
+        for loop in (d, h, w):
+            sch.unroll(loop)
+    # 7. Epilogue, and transposition.
+    if direct:
+        *_, inner = sch.get_loops(epilogue)
+        if definition.wide or tile.channels >= lanes:
+            inner, lane = sch.split(inner, [None, lanes])
+            sch.vectorize(lane)
+    else:
+        *_, i, lane = sch.get_loops(epilogue)
+        sch.vectorize(lane)
+        sch.unroll(i)
+        *_, cc, w = sch.get_loops(tail[1])
+        chunk, part, w = sch.split(w, [None, definition.chunk // lanes, lanes])
+        sch.reorder(chunk, part, cc, w)
+        # A chunk is finished in registers, and transposed at once.
+        sch.merge(sch.get_loops(epilogue)[-3], chunk)
+        sch.tensorize(sch.get_loops(tail[1])[-2], transpose_intrinsic(lanes, dtype))
+    sch.transform_layout(out, ("write", 0), definition.natural_output)
+    return sch

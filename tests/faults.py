@@ -1,0 +1,171 @@
+"""Builders that are killed and readers beside them: run by `test_faults` in a process of its own, which may fork.
+
+    python faults.py killed|stepped|concurrent fast|real DIRECTORY ROUNDS SEED
+
+Two artifacts of one problem that differ in their launcher take turns. "fast" has the compiler's work done beforehand,
+so that most of a builder's time goes into putting files in their places. Prints what the kills left behind.
+"""
+
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+import tvm_deconv as td
+from tvm_deconv import build
+from tvm_deconv.launcher import FLAGS, find_compiler, launcher_object
+from tvm_deconv.manifest import Manifest
+from tvm_deconv.schedules.x86 import build_kernel
+from tvm_deconv.targets import TARGETS
+
+P = td.Problem(2, 1, 3, 5, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (7, 9))
+TARGET = TARGETS["x86-64-v3"]
+CC = find_compiler()
+RNG = np.random.default_rng(0)
+DATA, FILTER = RNG.standard_normal(P.data_shape, np.float32), RNG.standard_normal(P.filter_shape, np.float32)
+EXPECTED = td.reference(P, DATA, FILTER)
+
+
+def variants(scratch, fast):
+    """The argument `launcher` of two exports whose libraries differ; with `fast`, those libraries."""
+    objects = []
+    for level in ("-O2", "-O1"):
+        folder = scratch / level
+        folder.mkdir()
+        build.launcher_object.__globals__["FLAGS"] = (*FLAGS, level)
+        objects.append(launcher_object(CC, folder))
+        if fast:
+            manifest = export(folder / "made", objects[-1])
+            objects[-1] = folder / "made" / manifest.library
+    if fast:
+        kernel = build_kernel(P, TARGET)
+
+        def link(*arguments):
+            *_, path, _, library = arguments
+            shutil.copy(library, path)
+            return kernel
+
+        build._link = link
+    return objects
+
+
+def export(directory, launcher):
+    return build.export(P, TARGET, directory, cc=CC, launcher=launcher)
+
+
+def fork(directory, launchers):
+    """A process that builds again and again."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            while True:
+                for launcher in launchers:
+                    export(directory, launcher)
+        finally:
+            os._exit(1)
+    return pid
+
+
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL, "the builder had failed"
+
+
+def check(library):
+    assert not library.broken, library.broken
+    out = np.full(P.output_shape, np.nan, np.float32)
+    np.testing.assert_allclose(library.bind(P, FILTER)(DATA, out), EXPECTED, rtol=1e-4, atol=1e-4)
+
+
+def left_behind(directory):
+    """What a kill left besides an artifact: nothing, a half-made one, one whose manifest was not yet in place."""
+    (manifest,) = map(Manifest.read, directory.glob("*.json"))
+    names = {path.name for path in directory.iterdir()} - {".lock", f"{manifest.name}.json", manifest.library}
+    kinds = {"directory" if name.startswith(".building-") else "library" for name in names}
+    assert len(names) == len(kinds), names  # the next build clears what the one before it left
+    return "+".join(sorted(kinds)) or "nothing"
+
+
+def killed(directory, launchers, rounds, random, longest):
+    left = Counter()
+    for _ in range(rounds):
+        builder = fork(directory, launchers)
+        time.sleep(random.uniform(0, longest))
+        kill(builder)
+        check(td.load(directory))
+        left[left_behind(directory)] += 1
+    return left
+
+
+def stepped(directory, launchers, rounds, *_):
+    """Builders that kill themselves before the first, the second, ... step of putting files in their places."""
+    left = Counter()
+    for step in range(rounds):
+        pid = os.fork()
+        if pid == 0:
+            remaining = iter(range(step))
+            for owner, name in ((build, "_flush"), (Path, "replace"), (Path, "unlink")):
+                setattr(owner, name, dying(getattr(owner, name), remaining))
+            export(directory, launchers[1])
+            os._exit(0)
+        status = os.waitpid(pid, 0)[1]
+        assert status in (0, signal.SIGKILL)
+        check(td.load(directory))
+        left[left_behind(directory)] += 1
+        if status == 0:
+            return left
+        export(directory, launchers[0])
+    raise AssertionError("more steps than rounds")
+
+
+def dying(step, remaining):
+    def step_or_die(*arguments, **more):
+        if next(remaining, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(*arguments, **more)
+
+    return step_or_die
+
+
+def concurrent(directory, launchers, rounds, random, longest):
+    """Readers that load, and bind later, beside two builders; now and then one of these is killed."""
+    builders = [fork(directory, launchers), fork(directory, launchers[::-1])]
+    read = Counter()
+    for _ in range(rounds):
+        library = td.load(directory)
+        end = time.monotonic() + random.uniform(0, longest)
+        while time.monotonic() < end:
+            check(td.load(directory))
+        check(library)
+        read[library.manifests[0].sha256] += 1
+        victim = random.randrange(2)
+        kill(builders[victim])
+        builders[victim] = fork(directory, launchers)
+    for builder in builders:
+        kill(builder)
+    assert len(read) == 2, "only one artifact was ever seen"
+    return read
+
+
+def main(what, speed, directory, rounds, seed):
+    directory = Path(directory)
+    with tempfile.TemporaryDirectory() as scratch:
+        launchers = variants(Path(scratch), speed == "fast")
+        export(directory, launchers[0])
+        work = {"killed": killed, "stepped": stepped, "concurrent": concurrent}[what]
+        found = work(directory, launchers, int(rounds), random.Random(int(seed)), 0.03 if speed == "fast" else 0.8)
+        last = export(directory, launchers[0])
+    assert {path.name for path in directory.iterdir()} == {".lock", f"{last.name}.json", last.library}
+    check(td.load(directory))
+    print(dict(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,180 @@
+"""What must not happen whenever a build ends: a half artifact that loads, a good one that is lost."""
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import artifacts as made
+import numpy as np
+import pytest
+from strategies import operands
+
+import tvm_deconv as td
+
+P = made.PLAIN
+ROOT = Path(td.__file__).parents[1]
+FAULTS = Path(__file__).with_name("faults.py")
+SEED = random.SystemRandom().randrange(1 << 32)
+
+
+def run(*command):
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    done = subprocess.run(
+        [*map(str, command)], env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, f"seed {SEED}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("what", "speed", "rounds"),
+    [
+        ("stepped", "fast", 30),
+        ("killed", "fast", 50),
+        ("killed", "real", 5),
+        ("concurrent", "fast", 15),
+        pytest.param("killed", "fast", 1000, marks=pytest.mark.slow),
+        pytest.param("killed", "real", 50, marks=pytest.mark.slow),
+        pytest.param("concurrent", "fast", 300, marks=pytest.mark.slow),
+        pytest.param("concurrent", "real", 30, marks=pytest.mark.slow),
+    ],
+)
+def test_kill(tmp_path, what, speed, rounds):
+    left = run(sys.executable, "-W", "error", FAULTS, what, speed, tmp_path / "made", rounds, SEED)
+    # The moments that matter were met: in the middle of making, and, where that is not left to chance, the others.
+    assert "'directory" in left or what == "concurrent"
+    if what == "stepped":
+        assert all(state in left for state in ("'directory': ", "'directory+library': ", "'nothing': "))
+
+
+FILL = """
+import sys
+from pathlib import Path
+import artifacts as made
+import numpy as np
+import tvm_deconv as td
+from tvm_deconv import build
+from tvm_deconv.targets import get
+
+directory = Path(sys.argv[1])
+def export(channels):
+    build.export(made.PLAIN.replace(out_channels=channels), get(made.TARGET), directory)
+def check(channels):
+    p = made.PLAIN.replace(out_channels=channels)
+    rng = np.random.default_rng(channels)
+    data, filter = rng.standard_normal(p.data_shape, np.float32), rng.standard_normal(p.filter_shape, np.float32)
+    out = np.full(p.output_shape, np.nan, np.float32)
+    library = td.load(directory)
+    assert not library.broken
+    np.testing.assert_allclose(library.bind(p, filter)(data, out), td.reference(p, data, filter), rtol=1e-4, atol=1e-4)
+def refused(channels):
+    try:
+        export(channels)
+    except td.BuildError as error:
+        return str(error)
+    raise AssertionError("there was room")
+"""
+
+UNTIL_FULL = """
+for channels in range(1, 100):
+    try:
+        export(channels)
+    except td.BuildError:
+        break
+assert channels > 2
+for _ in range(3):
+    refused(channels)
+    refused(1)  # what is there stays, although its replacement did not fit
+for built in range(1, channels):
+    check(built)
+assert not [path for path in directory.iterdir() if path.name.startswith(".building-")]
+manifest = td.load(directory).manifests[0]
+for path in directory.glob(f"{manifest.name}.*"):
+    path.unlink()
+export(channels)
+check(channels)
+"""
+
+
+def test_full_disk(tmp_path):
+    """A disk of 400 kB, in a namespace of its own."""
+    mounted = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    mounted += ['mount -t tmpfs -o size=400k none "$0" && exec "$@"', tmp_path]
+    if not shutil.which("unshare") or subprocess.run([*mounted, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("file systems cannot be mounted here")
+    run(*mounted, sys.executable, "-W", "error", "-c", FILL + UNTIL_FULL, tmp_path)
+
+
+@pytest.mark.parametrize("size", [1 << 12, 1 << 14, 1 << 15])
+def test_files_that_may_not_grow(tmp_path, size):
+    """As on a full disk, for every file that the build writes; the compiler itself may die of it."""
+    script = FILL + (
+        "import resource\n"
+        "export(1)\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, -1))\n"
+        "try:\n"
+        "    td.compile([made.PLAIN.replace(out_channels=c) for c in (1, 2)], made.TARGET, directory, layers={\n"
+        "        made.PLAIN.replace(out_channels=1): ['a name that the manifest lacks']}, jobs=1)\n"
+        "except td.BuildError as error:\n"
+        "    assert [outcome.status for outcome in error.outcomes] in ([], ['failed', 'failed']), error.outcomes\n"
+        "else:\n"
+        "    raise AssertionError('there was room')\n"
+        "try:\n"
+        "    check(1)\n"
+        "except td.ArtifactError as error:\n"
+        "    assert 'File too large' in str(error), error\n"
+        "else:\n"
+        "    raise AssertionError('the copy that is loaded had room')\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))\n"
+        "check(1)\n"
+        "assert len(td.load(directory).manifests) == 1\n"
+    )
+    run(sys.executable, "-W", "error", "-c", script, tmp_path)
+
+
+def test_flipped_bits(artifacts, tmp_path):
+    """One bit of any file: an error of ours, or a result that is right where the bit means nothing."""
+    copy = shutil.copytree(artifacts, tmp_path / "copy")
+    digest = td.load(copy).digest
+    data, filter, bias = operands(P)
+    expected = td.reference(P, data, filter, bias)
+    chance = random.Random(SEED)
+    for suffix in (".json", ".so"):
+        path = made.file(copy, P, suffix)
+        content = path.read_bytes()
+        refused = 0
+        for _ in range(400):
+            flipped = bytearray(content)
+            flipped[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+            path.write_bytes(flipped)
+            out = np.full(P.output_shape, np.nan, np.float32)
+            try:
+                td.load(copy).bind(P, filter, bias)(data, out)
+            except td.DeconvError:
+                refused += 1
+            else:
+                assert suffix == ".json"
+                np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4, err_msg=f"seed {SEED}: {flipped}")
+            try:
+                td.load(copy, digest=digest).bind(P, filter, bias)(data, out)
+            except td.DeconvError:
+                continue
+            assert suffix == ".json"
+            assert td.load(copy).digest == digest
+        assert refused > 100
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".so"])
+def test_torn_files(artifacts, tmp_path, suffix):
+    copy = shutil.copytree(artifacts, tmp_path / "copy")
+    path = made.file(copy, P, suffix)
+    content = path.read_bytes()
+    filter = operands(P)[1]
+    for size in random.Random(SEED).sample(range(len(content) - 1), 100):
+        path.write_bytes(content[:size])
+        with pytest.raises((td.ManifestError, td.IntegrityError, td.NoArtifactError)):
+            td.load(copy).bind(P, filter)

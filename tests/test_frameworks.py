@@ -1,0 +1,115 @@
+"""docs/frameworks.md: its code runs as it is printed, and computes what the framework computes."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import artifacts as made
+import numpy as np
+import pytest
+
+import tvm_deconv as td
+
+ROOT = Path(__file__).parent.parent
+SECTIONS = dict(
+    part.split("\n", 1) for part in re.split(r"^## ", (ROOT / "docs/frameworks.md").read_text(), flags=re.M)[1:]
+)
+
+
+def code(title):
+    return "".join(re.findall(r"^```python\n(.*?)^```", SECTIONS[title], flags=re.M | re.S))
+
+
+def build(problems, target, output):
+    """td.compile in this process, which saves the seconds that others take to start; test_jax takes them."""
+    assert target == "native"
+    Path(output).mkdir()
+    made.export(Path(output), problems)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs the blocks of a section, in a folder with the examples, and returns the names they leave."""
+
+    def section(title, package):
+        pytest.importorskip(package)
+        monkeypatch.setattr(td, "compile", build)
+        (tmp_path / "examples").symlink_to(ROOT / "examples")
+        monkeypatch.chdir(tmp_path)
+        names = {}
+        exec(compile(code(title), title, "exec"), names)
+        return names
+
+    return section
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The layers that are called."""
+    seen, call = [], td.Layer.__call__
+    monkeypatch.setattr(
+        td.Layer, "__call__", lambda self, *rest, **out: seen.append(self.problem) or call(self, *rest, **out)
+    )
+    return seen
+
+
+def assert_same(y, expected):
+    np.testing.assert_allclose(np.asarray(y), np.asarray(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_every_section_is_run():
+    assert [title for title, text in SECTIONS.items() if "```" in text] == [
+        "PyTorch, a model", "PyTorch, one call", "JAX", "ONNX Runtime", "OpenVINO",
+    ]  # fmt: skip
+
+
+def test_a_model_of_pytorch(run, calls):
+    names = run("PyTorch, a model", "torch")
+    assert_same(names["y"], names["expected"])
+    assert len(calls) == 1
+    printed = re.findall(r"^    (.*)$", SECTIONS["PyTorch, a model"].rsplit("```", 1)[1], flags=re.M)
+    assert str(names["report"]).splitlines() == printed
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # in PyTorch's own compiler
+def test_one_call_of_pytorch(run, calls):
+    names = run("PyTorch, one call", "torch")
+    assert_same(names["y"], names["expected"])
+    assert len(calls) == 1
+
+
+JAX_CHECKS = """
+data = np.asarray(x)
+expected = np.tanh(td.reference(p, data, weight))
+for got in (y, eager, jax.vmap(decode)(np.stack([data, data]))[1]):
+    assert isinstance(got, jax.Array)
+    np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-4, atol=1e-4)
+assert "pure_callback" in str(jax.make_jaxpr(decode)(x))
+"""
+
+
+def test_jax(tmp_path):
+    """In another process: once its threads run, jax warns at every fork."""
+    if importlib.util.find_spec("jax") is None:
+        pytest.skip("could not import 'jax'")
+    environment = os.environ | {"PYTHONPATH": str(Path(td.__file__).parent.parent)}
+    command = [sys.executable, "-c", code("JAX") + JAX_CHECKS]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_onnx_runtime(run, calls):
+    names = run("ONNX Runtime", "onnxruntime")
+    assert_same(names["y"], names["expected"])
+    assert len(calls) == len(names["layers"]) == 4
+
+
+def test_openvino(run, calls):
+    names = run("OpenVINO", "openvino")
+    assert_same(names["y"], names["expected"])
+    assert len(calls) == len(names["layers"]) == 4

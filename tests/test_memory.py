@@ -1,0 +1,188 @@
+"""What calls allocate, and what a process keeps: nothing that grows."""
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import artifacts as made
+import numpy as np
+import pytest
+from strategies import operands
+
+import tvm_deconv as td
+from tvm_deconv.launcher import find_compiler
+
+ROOT = Path(td.__file__).parents[1]
+SOAK = Path(__file__).with_name("soak.py")
+
+# Stands before the C library's functions and counts what is large enough to be an array or a workspace.
+COUNTER = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <sys/mman.h>
+enum { LARGE = 256 };
+static _Atomic long large;
+long large_allocations(void) { return atomic_load(&large); }
+extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
+extern void *__libc_memalign(size_t, size_t);
+static void note(size_t size) { if (size >= LARGE) atomic_fetch_add(&large, 1); }
+void *malloc(size_t size) { note(size); return __libc_malloc(size); }
+void *calloc(size_t count, size_t size) { note(count * size); return __libc_calloc(count, size); }
+void *realloc(void *old, size_t size) { note(size); return __libc_realloc(old, size); }
+void *memalign(size_t align, size_t size) { note(size); return __libc_memalign(align, size); }
+void *aligned_alloc(size_t align, size_t size) { return memalign(align, size); }
+int posix_memalign(void **result, size_t align, size_t size) {
+  *result = memalign(align, size);
+  return *result ? 0 : ENOMEM;
+}
+"""
+
+COUNT = """
+import ctypes, sys
+import numpy as np
+import tvm_deconv as td
+count = ctypes.CDLL(None).large_allocations
+count.restype = ctypes.c_long
+p = td.Problem.from_key(sys.argv[2])
+td.set_num_threads(2)
+library, filter = td.load(sys.argv[1]), np.ones(p.filter_shape, np.float32)
+assert library.manifests[0].scratch_bytes > 1000 and not library.manifests[0].decisions["share_data"]
+data, out = np.ones(p.data_shape, np.float32), np.empty(p.output_shape, np.float32)
+def during(call):
+    # The least of several runs: a second thread may come late to its first task, and takes its workspace then.
+    counts = []
+    for _ in range(10):
+        before = count()
+        for _ in range(200): call()
+        counts.append(count() - before)
+    return min(counts)
+before = count()
+held = np.empty(1000)
+assert count() == before + 1, "allocations are not counted"
+def first(layer):
+    # That of a thread that has no workspace yet.
+    before = count()
+    layer(data, out)
+    return count() - before
+if sys.argv[3] == "workspace":
+    td.set_num_threads(1)
+    whole, own = library.bind(p, filter, workspace=1), library.bind(p, filter)
+    assert first(whole) == 0, "at the first call with a workspace"
+    assert first(own) > 0, "the first call without a workspace takes none: this test tells nothing"
+    sys.exit()
+layer = library.bind(p, filter)
+assert during(lambda: layer(data, out)) == 0, "with out"
+assert during(lambda: layer(data)) <= 200, "more than the output"
+"""
+
+#: A layer whose workspace and output are both far from small, and whose schedule packs no data for all threads at once.
+LARGE = td.Problem(1, 1, 20, 10, (56, 112), (3, 3), (2, 2), (1, 1), (1, 1), (112, 224))
+
+
+def run(*command, **environment):
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"} | environment
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *map(str, command)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("large")
+    made.export(directory, [LARGE])
+    return directory
+
+
+@pytest.mark.parametrize("way", ["again and again", "workspace"])
+def test_calls_allocate_nothing_but_the_output(large, tmp_path, way):
+    if not hasattr(ctypes.CDLL(None), "__libc_memalign"):
+        pytest.skip("another C library than GNU's")
+    counter = tmp_path / "counter.so"
+    command = [find_compiler(), "-x", "c", "-", "-shared", "-fPIC", "-O1", "-o", str(counter)]
+    subprocess.run(command, input=COUNTER.encode(), check=True)
+    run("-c", COUNT, large, LARGE.key, way, LD_PRELOAD=str(counter))
+
+
+# ---- a workspace of a layer's own ----
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 8])
+@pytest.mark.parametrize("name", made.PROBLEMS)
+def test_workspace_of_the_caller(artifacts, name, lanes):
+    """Eight callers, with lanes for fewer or for all; nothing outside of the memory is written."""
+    problem = made.PROBLEMS[name]
+    data, filter, bias = operands(problem)
+    library = td.load(artifacts)
+    manifest = library.select(problem)[0].manifest
+    memory = np.full(manifest.workspace_bytes(lanes) + 2000, 0xA5, np.uint8)
+    inner = memory[1000 + lanes : -1000 + lanes]  # at odd addresses
+    layer = library.bind(problem, filter, bias, workspace=inner)
+    expected = library.bind(problem, filter, bias)(data)
+    before = td.get_num_threads()
+    td.set_num_threads(4)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            outputs = pool.map(lambda _: [layer(data) for _ in range(50)], range(8))
+            assert {output.tobytes() for outputs in outputs for output in outputs} == {expected.tobytes()}
+    finally:
+        td.set_num_threads(before)
+    assert (memory[: 1000 + lanes] == 0xA5).all()
+    assert (memory[-1000 + lanes :] == 0xA5).all()
+    if expected.size and manifest.scratch_bytes > 2000:  # what is smaller may be on the stack
+        assert (inner[: manifest.workspace_bytes(1)] != 0xA5).mean() > 0.1, "the memory is not what is used"
+
+
+def test_workspace_at_bind(large):
+    data, filter, _ = operands(LARGE)
+    library = td.load(large)
+    np.testing.assert_array_equal(library.bind(LARGE, filter, workspace=2)(data), library.bind(LARGE, filter)(data))
+    assert library.bind(LARGE, filter, workspace=64)(data).any()
+
+
+@pytest.mark.parametrize(
+    ("workspace", "error", "match"),
+    [
+        (0, td.ProblemError, "workspace=0: must be at least 1"),
+        (65, td.ProblemError, "workspace=65: must be at most 64, or an array"),
+        (1.5, td.ProblemError, "workspace=1.5: must be an integer"),
+        (True, td.ProblemError, "workspace=True: must be an integer, not a bool"),
+        (np.empty(100, np.uint8), td.TensorError, "workspace=100: must have at least [0-9]+ bytes, for one thread"),
+        (np.empty(1 << 20, np.uint8)[::2], td.TensorError, "workspace=.*: must be contiguous"),
+        (np.broadcast_to(np.uint8(0), 1 << 20), td.TensorError, "workspace=.*: must be contiguous"),
+    ],
+)
+def test_wrong_workspace(artifacts, workspace, error, match):
+    with pytest.raises(error, match=match):
+        td.load(artifacts).bind(made.PLAIN, operands(made.PLAIN)[1], workspace=workspace)
+
+
+def test_workspace_of_no_artifact(tmp_path):
+    data, filter, _ = operands(made.PLAIN)
+    layer = td.load(tmp_path, fallback="reference").bind(made.PLAIN, filter, workspace=1)
+    np.testing.assert_allclose(layer(data), td.reference(made.PLAIN, data, filter), rtol=1e-6)
+
+
+# ---- for long ----
+
+
+@pytest.mark.parametrize("seconds", [15, pytest.param(600, marks=pytest.mark.slow)])
+def test_soak(artifacts, seconds):
+    found = json.loads(run(SOAK, artifacts, seconds))
+    assert found["calls"] > 1000
+    first, *_, last = found["resident"]
+    # A kilobyte lost with each call would be ten times this.
+    assert last - first < max(4 << 20, found["calls"] * 100), found

@@ -1,0 +1,33 @@
+"""The benchmark of what is not a kernel: that it measures, not how much."""
+
+import json
+import math
+
+from click.testing import CliRunner
+
+from tvm_deconv import _loading
+from tvm_deconv.bench import overhead
+from tvm_deconv.cli import main
+
+
+def test_overhead(monkeypatch):
+    monkeypatch.setattr(overhead, "measure", lambda honest=overhead.measure: honest(rounds=1))
+    before = _loading.get_num_threads()
+    done = CliRunner().invoke(main, ["overhead", "--json"])
+    assert done.exit_code == 0, done.output
+    figures = {figure["name"]: figure for figure in json.loads(done.stdout)}
+    assert len(figures) == 11
+    assert all(math.isfinite(figure["value"]) and figure["unit"] in ("ms", "us") for figure in figures.values())
+    for name in ("import tvm_deconv", "load of 100 artifacts", "first bind and call in a process"):
+        assert figures[name]["value"] > 0.1
+    assert before in (None, _loading.get_num_threads())
+    assert "call of a Layer with out" in CliRunner().invoke(main, ["overhead"]).stdout
+
+
+def test_a_hundred_artifacts_are_loaded(tmp_path):
+    """What is timed is a directory that loads whole."""
+    manifest = overhead.export(overhead._SMALL, overhead.native(), tmp_path)
+    overhead._multiply(manifest, tmp_path / "many")
+    library = overhead.load(tmp_path / "many")
+    assert len(library.manifests) == 100
+    assert not library.broken

@@ -1,0 +1,64 @@
+"""Every algorithm that admits a problem, by any plan that a search may try, against the reference."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from kernels import run_kernel
+from strategies import operands, problems
+from test_kernels import TOLERANCE, not_empty, targets
+
+import tvm_deconv as td
+from tvm_deconv.reference import reference
+from tvm_deconv.schedules.x86 import ALGORITHMS, default_plan
+from tvm_deconv.targets import TARGETS, detect_host
+
+#: Winograd's transforms may lose this much of the direct algorithm's precision.
+WINOGRAD = 4.0
+
+
+@targets
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(problem=problems(max_macs=60_000).filter(not_empty), seed=st.integers(0, 2**20))
+@example(problem=td.Problem(2, 1, 17, 33, (7, 9), (4, 4), (2, 2), (1, 1), (1, 1), (14, 18)), seed=3)
+@example(problem=td.Problem(1, 3, 16, 5, (6, 5), (3, 5), (2, 2), (1, 1), (0, 3), (13, 8), data_format="NXC"), seed=4)
+@example(problem=td.Problem(1, 2, 9, 40, (3, 4, 5), (3, 3, 3), (2, 1, 2), (1, 1, 2), (1, 0, 1), (5, 6, 12)), seed=5)
+@example(problem=td.Problem(3, 1, 20, 21, (11,), (16,), (5,), (1,), (3,), (50,)), seed=6)
+def test_any_plan_agrees_with_the_reference(problem, target, seed):
+    choose = random.Random(seed)
+    data, weights, bias = operands(problem, seed)
+    wanted = reference(problem, data, weights, bias)
+    norm = max(np.linalg.norm(wanted), 1e-3)
+    admitting = [algorithm for algorithm in ALGORITHMS if algorithm.admits(problem, target)]
+    for algorithm in choose.sample(admitting, 2):
+        plan = choose.choice(algorithm.family.plans(problem, target))[1]
+        found = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
+        bound = TOLERANCE[problem.dtype] * (WINOGRAD if algorithm.name == "winograd" else 1)
+        assert np.linalg.norm(found - wanted) <= bound * norm, (problem.key, algorithm.name, plan)
+
+
+@pytest.mark.parametrize("kernel", [3, 4, 5])
+def test_winograd_keeps_the_precision_of_the_direct_algorithm(kernel):
+    target = TARGETS["x86-64-v3"]
+    if not target.features <= detect_host().features:
+        pytest.skip("this CPU does not run x86-64-v3")
+    problem = td.Problem(1, 1, 64, 32, (12, 12), (kernel, kernel), (2, 2), (1, 1), (1, 1), (24, 24))
+    errors = {}
+    for name in ("winograd", "direct_rows"):
+        data, weights, bias = operands(problem, kernel)
+        algorithm, plan = default_plan(problem, target, [name])
+        found = run_kernel(problem, target, data, weights, bias, algorithm, plan)
+        wanted = reference(problem, data, weights, bias)
+        errors[name] = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
+    assert 0 < errors["winograd"] <= WINOGRAD * errors["direct_rows"]
+
+
+def test_no_algorithm_is_named_that_does_not_admit_the_problem():
+    # One tap a phase: nothing to transform.
+    problem = td.Problem(1, 1, 16, 16, (4, 4), (2, 2), (2, 2), (1, 1), (0, 0), (8, 8))
+    target = TARGETS["x86-64-v3"]
+    assert default_plan(problem, target)[0].name != "winograd"
+    with pytest.raises(ValueError, match="no algorithm of winograd admits"):
+        default_plan(problem, target, ["winograd"])

@@ -1,0 +1,160 @@
+"""What the package costs besides its kernels: import, load, the first call, a call, a parallel launch, idling.
+
+Times of other processes are of fresh interpreters with an idle machine in mind; each figure is the median of some, or
+the smallest of some batches where it says so. `docs/reliability.md` has figures.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tvm_deconv import _loading
+from tvm_deconv.build import export
+from tvm_deconv.library import Layer, load
+from tvm_deconv.manifest import Manifest, library_name, stem
+from tvm_deconv.problem import Problem
+from tvm_deconv.targets import native
+
+_SMALL = Problem(1, 1, 2, 2, (4,), (2,), (2,), (1,), (0,), (8,))
+_ARTIFACTS = 100
+_PRELUDE = "import sys, time; start = time.perf_counter(); import tvm_deconv as td; imported = time.perf_counter(); "
+_IMPORT = _PRELUDE + "print(imported - start)"
+_FIRST = (
+    _PRELUDE + "import numpy as np; p = td.Problem.from_key(sys.argv[2]); library = td.load(sys.argv[1]); "
+    "filter, data = np.ones(p.filter_shape, p.dtype), np.ones(p.data_shape, p.dtype); start = time.perf_counter(); "
+    "library.bind(p, filter)(data); print(time.perf_counter() - start)"
+)
+
+
+class Figure(NamedTuple):
+    """One measurement: `value` in `unit`."""
+
+    name: str
+    value: float
+    unit: str
+
+
+def measure(rounds: int = 9) -> list[Figure]:
+    """Measure everything on this machine, with an artifact that is built for it; `rounds` of what has a median."""
+    with tempfile.TemporaryDirectory() as directory:
+        one, many = Path(directory) / "one", Path(directory) / "many"
+        manifest = export(_SMALL, native(), one)
+        _multiply(manifest, many)
+        layer = load(one).bind(_SMALL, np.ones(_SMALL.filter_shape, np.float32))
+        return [
+            Figure("import tvm_deconv", 1e3 * _median(rounds, lambda: _printed(_IMPORT)), "ms"),
+            Figure(f"load of {_ARTIFACTS} artifacts", 1e3 * _median(rounds, lambda: _timed(lambda: load(many))), "ms"),
+            Figure(
+                "first bind and call in a process",
+                1e3 * _median(rounds, lambda: _printed(_FIRST, str(one), _SMALL.key)),
+                "ms",
+            ),
+            *_calls(layer),
+            *_launches(rounds),
+        ]
+
+
+def _multiply(manifest: Manifest, directory: Path) -> None:
+    """Write manifests of as many artifacts as are loaded; their libraries are not opened."""
+    directory.mkdir()
+    for batch in range(1, _ARTIFACTS + 1):
+        key = _SMALL.replace(batch=batch).artifact_key
+        name = stem(key, manifest.target)
+        made = dataclasses.replace(manifest, problem=key, library=library_name(name, manifest.sha256))
+        (directory / f"{name}.json").write_text(made.to_json(), encoding="utf-8")
+        (directory / made.library).touch()
+
+
+def _median(rounds: int, measured: Callable[[], float]) -> float:
+    return statistics.median(measured() for _ in range(rounds))
+
+
+def _timed(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _printed(program: str, *arguments: str) -> float:
+    command = [sys.executable, "-c", program, *arguments]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def _smallest(call: Callable[[], object], calls: int = 2000, batches: int = 20) -> float:
+    """Seconds of one call: the smallest mean of some batches."""
+
+    def batch() -> None:
+        for _ in range(calls):
+            call()
+
+    return min(_timed(batch) for _ in range(batches)) / calls
+
+
+def _calls(layer: Layer) -> list[Figure]:
+    data, out = np.ones(_SMALL.data_shape, np.float32), np.empty(_SMALL.output_shape, np.float32)
+    constants, deconv = layer._constants, layer._artifact.deconv
+    with _loading.thread_limit(1):
+        kernel = _smallest(lambda: deconv(data, *constants, out))
+        figures = {
+            "smallest kernel, called directly": kernel,
+            "call of a Layer with out, above that": _smallest(lambda: layer(data, out)) - kernel,
+            "call of a Layer, above that": _smallest(lambda: layer(data)) - kernel,
+            "call of a Layer with out and threads, above that": _smallest(lambda: layer(data, out, threads=1)) - kernel,
+        }
+    return [Figure(name, 1e6 * seconds, "us") for name, seconds in figures.items()]
+
+
+def _launches(rounds: int) -> list[Figure]:
+    """Time parallel launches of tasks that do nothing, through ctypes, whose own cost is taken off."""
+    library = _loading._process.threads
+    assert library is not None  # an artifact is loaded
+    table = ctypes.cast(
+        ctypes.c_void_p.in_dll(library, "tvm_deconv_runtime_v2").value or 0, ctypes.POINTER(ctypes.c_void_p)
+    )
+    launch = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)(table[0] or 0)
+    c = ctypes.CDLL(None)
+    task = ctypes.cast(c.isalpha, ctypes.c_void_p)  # does nothing and returns 0 for the numbers of the first tasks
+    nothing = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)(("isalpha", c))
+
+    def start() -> None:
+        launch(task, None, 0)
+
+    def asleep() -> float:
+        time.sleep(0.001)
+        return _timed(start)
+
+    def idle() -> float:
+        start()
+        before = time.process_time()
+        time.sleep(0.3)
+        return time.process_time() - before
+
+    own = _smallest(lambda: nothing(None, None, 0))
+    before = _loading.get_num_threads()
+    try:
+        _loading.set_num_threads(1)
+        alone = _smallest(start) - own
+        _loading.set_num_threads(2)
+        awake = _smallest(start) - own
+        sleeping = statistics.median(asleep() for _ in range(20 * rounds)) - own
+        idling = _median(min(rounds, 5), idle)
+    finally:
+        _loading.set_num_threads(before)
+    figures = {
+        "launch on one thread": alone,
+        "launch on two threads, worker awake": awake,
+        "launch on two threads, worker asleep": sleeping,
+        "processor time of 300 ms without a launch": idling,
+    }
+    return [Figure(name, 1e6 * seconds, "us") for name, seconds in figures.items()]

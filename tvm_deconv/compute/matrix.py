@@ -1,0 +1,495 @@
+"""Transposed convolution by phases as matrix products, with or without Winograd's transforms, in tensor expressions.
+
+For each combination of runs of phases the layer is a matrix product: rows are positions, columns are the output
+channels of all phases of the run, since these read the same data, and the reduction goes over taps and input channels.
+Along an axis where a run has several taps, rows may instead be tiles of ``m`` positions under Winograd's F(m, taps):
+then there is one product for each of the ``m + taps - 1`` points, with sums of data for data and sums of taps for
+filters, and sums of its results are the output.  Along an axis with one tap, or without Winograd, ``m`` is 1.
+
+Stages, all of them blocked over images and positions (``nb, db, hb, wb``) and groups ``g``, from the third on over
+tiles of output channels ``co`` too:
+
+1. ``data_pack`` the data of a block with its halo, zero where the data end, input channels innermost.
+2. ``rows_i`` for each combination of runs, the rows of its products: gathered data, transformed along Winograd's axes.
+3. ``run_i`` the products.
+4. ``outputs_i`` the transform of the results, where Winograd's.
+5. ``epilogue``, for ``N C *X`` only ``interleave`` too: the phase is selected, the bias added, the activation applied;
+   channels become rows.
+6. ``out`` rows are copied into the output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from tvm import te, tirx
+from tvm.ir import Expr
+from tvm.tirx import PrimFunc
+
+from tvm_deconv.compute.direct import LEAD, _any_alignment, _int64, cut, data_element
+from tvm_deconv.compute.epilogue import activate
+from tvm_deconv.compute.phases import AxisPhases, Geometry, Run
+from tvm_deconv.compute.storage import from_accumulator, storage_dtype
+from tvm_deconv.compute.winograd import Matrix, winograd
+from tvm_deconv.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixTile:
+    """How a matrix definition is cut up.
+
+    A block is ``images x depth x height x width`` positions per phase and `channels` output channels; a register tile
+    is `rows` rows by `vectors` vectors of columns. `outputs_*` is Winograd's m along an axis, 1 without it.
+    """
+
+    images: int
+    depth: int
+    height: int
+    width: int
+    channels: int
+    rows: int
+    vectors: int
+    outputs_d: int
+    outputs_h: int
+    outputs_w: int
+
+    @property
+    def outputs(self) -> tuple[int, int, int]:
+        """Winograd's m along the three axes."""
+        return self.outputs_d, self.outputs_h, self.outputs_w
+
+    @property
+    def block(self) -> tuple[int, int, int, int]:
+        """Images and positions of a block."""
+        return self.images, self.depth, self.height, self.width
+
+
+@dataclass(frozen=True, slots=True)
+class AxisRows:
+    """How a run's rows lie along one axis.
+
+    A row is `outputs` positions, and there are `tiles` of them in a block; it reads `window` data elements, `step`
+    apart, from `start` on relative to the first element that a block holds.  Without Winograd those are the taps, last
+    first, and part of the reduction.
+    """
+
+    outputs: int
+    tiles: int
+    window: int
+    start: int
+    step: int
+    run: Run
+
+    @property
+    def transformed(self) -> bool:
+        """Whether Winograd's transforms apply."""
+        return self.outputs > 1
+
+    @property
+    def points(self) -> int:
+        """Products per row."""
+        return self.window if self.transformed else 1
+
+    @property
+    def taps(self) -> int:
+        """Extent of the reduction."""
+        return 1 if self.transformed else self.window
+
+
+def axis_rows(axis: AxisPhases, run: Run, positions: int, outputs: int) -> AxisRows:
+    """Lay the rows of `run` along `axis` for a block of that many `positions`."""
+    m = outputs if run.taps > 1 and run.x_step == 1 else 1
+    start = run.x0 - (run.taps - 1) * run.x_step - axis.low
+    return AxisRows(m, -(-positions // m), m + run.taps - 1, start, run.x_step, run)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixSection:
+    """The products of one combination of runs, and its part of the packed filter, from `offset` on.
+
+    `shape` is that of the packed part: ``[g, co, points(3), panel, taps(3), ci, column]``, where panels are as many
+    columns as a register tile has.  Columns count phases (of each axis), then the channels of a tile; or, where `wide`,
+    the phases of the last axis last.
+    """
+
+    offset: int
+    axes: tuple[AxisRows, AxisRows, AxisRows]
+    shape: tuple[int, ...]
+    channels: int
+    wide: bool
+
+    @property
+    def columns(self) -> int:
+        """Columns that mean something; those of the last panel after them are zero."""
+        return math.prod(axis.run.count for axis in self.axes) * self.channels
+
+    @property
+    def points(self) -> tuple[int, ...]:
+        """Products per row, along each axis."""
+        return tuple(axis.points for axis in self.axes)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Extents of the reduction over taps."""
+        return tuple(axis.taps for axis in self.axes)
+
+    @property
+    def transformed(self) -> bool:
+        """Whether Winograd's transforms apply along any axis."""
+        return any(axis.transformed for axis in self.axes)
+
+    def column(self, phases: Sequence[Expr], cc: Expr) -> Expr:
+        """Return the column of a phase of each axis, within its run, and channel `cc` of the tile."""
+        d, h, w = phases
+        _, rows, columns = (axis.run.count for axis in self.axes)
+        if self.wide:
+            return ((d * rows + h) * self.channels + cc) * columns + w
+        return ((d * rows + h) * columns + w) * self.channels + cc
+
+    def place(self, column: Expr) -> tuple[tuple[Expr, Expr, Expr], Expr]:
+        """Return what `column` counts: a phase of each axis, within its run, and the channel of the tile."""
+        _, rows, columns = (axis.run.count for axis in self.axes)
+        if self.wide:
+            cc, outer = column // columns % self.channels, column // (columns * self.channels)
+            return (outer // rows, outer % rows, column % columns), cc
+        phases = column // self.channels
+        return (phases // (columns * rows), phases // columns % rows, phases % columns), column % self.channels
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixDefinition:
+    """A definition as TensorIR before scheduling, and what its packed filter looks like."""
+
+    func: PrimFunc
+    sections: tuple[MatrixSection, ...]
+    packed_elements: int
+    chunk: int
+    rank: int
+    channels_last: bool
+    wide: bool
+    out_channels: int
+
+    def natural_output(self, *index: Expr) -> tuple[Expr, ...]:
+        """Map an index of the stage ``out``, with its own group axis and three spatial axes, to the caller's output."""
+        if self.channels_last and not self.wide:
+            n, *spatial, g, c = index
+        else:
+            n, g, c, *spatial = index
+        channel, natural = g * self.out_channels + c, spatial[3 - self.rank :]
+        return (n, *natural, channel) if self.channels_last else (n, channel, *natural)
+
+
+def contiguous_phases(problem: Problem, lanes: int) -> bool:
+    """Whether phases are the vectors of the output: there are whole vectors of phases of the last axis in each run.
+
+    That is for `N C *X`, and for one channel in all. Then channels need not be many, and nothing is transposed.
+    """
+    axis = Geometry.of(problem).axes[2]
+    extents = (axis.stride, *(extent for run in axis.runs for extent in (run.start, run.count)))
+    rows = problem.data_format == "NCX" or problem.groups * problem.out_channels == 1
+    return rows and all(extent % lanes == 0 for extent in extents)
+
+
+def matrix_sections(geometry: Geometry, tile: MatrixTile, lanes: int, wide: bool) -> tuple[MatrixSection, ...]:
+    """Lay out products and packed filter for `tile`."""
+    found: list[MatrixSection] = []
+    offset = 0
+    panel = tile.vectors * lanes
+    for runs in geometry.runs:
+        axes = tuple(
+            axis_rows(axis, run, positions, m)
+            for axis, run, positions, m in zip(geometry.axes, runs, tile.block[1:], tile.outputs, strict=True)
+        )
+        columns = math.prod(run.count for run in runs) * tile.channels
+        shape = (
+            geometry.groups,
+            -(-geometry.out_channels // tile.channels),
+            *(axis.points for axis in axes),
+            -(-columns // panel),
+            *(axis.taps for axis in axes),
+            geometry.in_channels,
+            panel,
+        )
+        found.append(MatrixSection(offset, (axes[0], axes[1], axes[2]), shape, tile.channels, wide))
+        offset += math.prod(shape)
+    return tuple(found)
+
+
+def _coefficient(matrix: Matrix, column: int, row: Expr, dtype: str) -> Expr:
+    """Return ``matrix[row][column]``, where `row` becomes a constant once its loop is unrolled."""
+    value: Expr = tirx.const(float(matrix[-1][column]), dtype)
+    for i in reversed(range(len(matrix) - 1)):
+        value = tirx.Select(row == i, tirx.const(float(matrix[i][column]), dtype), value)
+    return value
+
+
+def block_positions(geometry: Geometry, tile: MatrixTile) -> tuple[int, int, int]:
+    """Extents of one image of a packed block: its positions, to whole rows of every run, and the halo of the taps."""
+    extents = []
+    for axis, positions, m in zip(geometry.axes, tile.block[1:], tile.outputs, strict=True):
+        rows = [axis_rows(axis, run, positions, m) for run in axis.runs]
+        last = [row.start + (row.tiles - 1) * row.outputs + (row.window - 1) * row.step for row in rows]
+        extents.append(max(last, default=0) + 1)
+    return extents[0], extents[1], extents[2]
+
+
+def row_channels(in_channels: int, lanes: int) -> int:
+    """Input channels of a row in memory: whole vectors, and no pitch at which many rows share a line of the cache."""
+    padded = -(-in_channels // lanes) * lanes
+    return padded + lanes if padded * 4 % 1024 == 0 else padded
+
+
+def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefinition:
+    """Define `problem` blocked by `tile`, for vectors of `lanes` accumulators.
+
+    The parameters are the data and the bias, if the epilogue has one, as the caller has them, the packed filter, and
+    the output as ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``: `natural_output` makes it the caller's.  Raises
+    ValueError for a tile that cannot be scheduled.
+    """
+    geo = Geometry.of(problem)
+    last = problem.data_format == "NXC"
+    accumulator = problem.accumulate_dtype
+    axes = geo.axes
+    strides = tuple(axis.stride for axis in axes)
+    wide = contiguous_phases(problem, lanes)
+    sections = matrix_sections(geo, tile, lanes, wide)
+    packed_elements = max(1, sum(math.prod(section.shape) for section in sections))
+
+    block = tile.block
+    blocks = (-(-geo.batch // tile.images), *(-(-axis.positions // b) for axis, b in zip(axes, block[1:], strict=True)))
+    extents = block_positions(geo, tile)
+    groups, channel_tiles = geo.groups, -(-geo.out_channels // tile.channels)
+    lead = (*blocks, groups, channel_tiles)
+    channels = row_channels(geo.in_channels, lanes)
+
+    data = te.placeholder(_int64((geo.batch, *problem.data_shape[1:])), storage_dtype(problem.dtype), "data")
+    packed = te.placeholder(_int64((packed_elements,)), accumulator, "packed_filter")
+    parameters = [data, packed]
+
+    # Channels last: [n, d, h, w, ci]. Where the data are not, rows of them come first, and are transposed in squares of
+    # vectors, for which a row is whole vectors.
+    width = extents[2] if last else -(-extents[2] // lanes) * lanes
+
+    def element(at: Sequence[Expr], g: Expr, n: Expr, d: Expr, h: Expr, w: Expr, ci: Expr) -> Expr:
+        inside = [ci < geo.in_channels] if channels > geo.in_channels else []
+        return data_element(problem, data, block, (n, d, h, w), at, g, ci, inside)
+
+    within = (tile.images, *extents[:2], width)
+    if last:
+
+        def data_pack(*index: Expr) -> Expr:
+            *at, g, n, d, h, w, ci = index
+            return element(at, g, n, d, h, w, ci)
+
+    else:
+
+        def data_rows(*index: Expr) -> Expr:
+            *at, g, n, d, h, ci, w = index
+            return element(at, g, n, d, h, w, ci)
+
+        data_rows_shape = (*blocks, groups, tile.images, *extents[:2], channels, width)
+        rows_of_data = te.compute(_int64(data_rows_shape), data_rows, "data_rows")
+
+        def data_pack(*index: Expr) -> Expr:
+            *at, w, ci = index
+            return rows_of_data[(*at, ci, w)]
+
+    data_packed = te.compute(_int64((*blocks, groups, *within, channels)), data_pack, "data_pack")
+
+    def gather(section: MatrixSection, name: str) -> te.Tensor:
+        counts = [axis.tiles for axis in section.axes]
+        rows = tile.images * math.prod(counts)
+        padded_rows = -(-rows // tile.rows) * tile.rows
+
+        def body(*index: Expr) -> Expr:
+            at, points, row, taps, ci = index[:5], index[5:8], index[8], index[9:12], index[12]
+            # Rows beyond the last repeat the last: what is computed from them is never read.
+            row = tirx.min(row, rows - 1) if padded_rows > rows else row
+            where = (
+                row // (counts[2] * counts[1] * counts[0]),
+                row // (counts[2] * counts[1]) % counts[0],
+                row // counts[2] % counts[1],
+                row % counts[2],
+            )
+            first = [
+                i * axis.outputs + axis.start + (0 if axis.transformed else (axis.window - 1 - tap) * axis.step)
+                for i, axis, tap in zip(where[1:], section.axes, taps, strict=True)
+            ]
+
+            matrices = [winograd(a.outputs, a.run.taps).data if a.transformed else None for a in section.axes]
+
+            def packed_element(*x: Expr) -> Expr:
+                return data_packed[(*at, where[0], *x, ci)]
+
+            return _transform(matrices, points, first, packed_element, accumulator)
+
+        shape = (*blocks, groups, *section.points, padded_rows, *section.taps, channels)
+        return te.compute(_int64(shape), body, name)
+
+    def multiply(section: MatrixSection, rows: te.Tensor, name: str) -> te.Tensor:
+        taps = [te.reduce_axis(tuple(_int64((0, count))), f"t{i}") for i, count in enumerate(section.taps)]
+        ci = te.reduce_axis(tuple(_int64((0, geo.in_channels))), "ci")
+        panel = section.shape[-1]
+
+        def body(*index: Expr) -> Expr:
+            *at, g, co, pd, ph, pw, row, column = index
+            within = [t.var for t in taps]
+            where = reduce(
+                lambda total, step: total * step[1] + step[0],
+                zip((g, co, pd, ph, pw, column // panel, *within, ci.var, column % panel), section.shape, strict=True),
+                tirx.const(0, "int64"),
+            )
+            return te.sum(
+                rows[(*at, g, pd, ph, pw, row, *within, ci.var)] * packed[where + section.offset], axis=[*taps, ci]
+            )
+
+        row_count = int(rows.shape[8])
+        return te.compute(_int64((*lead, *section.points, row_count, section.shape[5] * panel)), body, name)
+
+    def transform_outputs(section: MatrixSection, product: te.Tensor, name: str) -> te.Tensor:
+        def body(*index: Expr) -> Expr:
+            at, row, places, column = index[:LEAD], index[LEAD], index[LEAD + 1 : LEAD + 4], index[LEAD + 4]
+            matrices = [winograd(a.outputs, a.run.taps).outputs if a.transformed else None for a in section.axes]
+            zero = [tirx.const(0, "int64")] * 3
+
+            def result(*points: Expr) -> Expr:
+                return product[(*at, *points, row, column)]
+
+            return _transform(matrices, places, zero, result, accumulator)
+
+        rows = tile.images * math.prod(axis.tiles for axis in section.axes)
+        shape = (*lead, rows, *(axis.outputs for axis in section.axes), int(product.shape[-1]))
+        return te.compute(_int64(shape), body, name)
+
+    computed = []
+    for i, section in enumerate(sections):
+        product = multiply(section, gather(section, f"rows_{i}"), f"run_{i}")
+        computed.append(transform_outputs(section, product, f"outputs_{i}") if section.transformed else product)
+
+    bias = None
+    if problem.epilogue.bias:
+        bias = te.placeholder(_int64(problem.bias_shape), accumulator, "bias")
+        parameters.append(bias)
+
+    def finish(at: Sequence[Expr], n: Expr, out_index: Sequence[Expr], cc: Expr) -> Expr:
+        """The output at an index of the block (image, three output coordinates) and a channel of the tile."""
+        phases = [i % s for i, s in zip(out_index, strides, strict=True)]
+        places = [tirx.min(i // s, b - 1) for i, s, b in zip(out_index, strides, block[1:], strict=True)]
+        value: Expr = tirx.const(0, accumulator)
+        for tensor, section in zip(reversed(computed), reversed(sections), strict=True):
+            member: list[Expr] = []
+            local: list[Expr] = []
+            for phase, axis, stride in zip(phases, section.axes, strides, strict=True):
+                run = axis.run
+                within = phase - run.start
+                # Clamped: an index outside of a buffer, even one that is discarded, lets simplification go wrong.
+                if run.start > 0:
+                    member.append(phase >= run.start)
+                    within = tirx.max(within, 0)
+                if run.start + run.count < stride:
+                    member.append(phase < run.start + run.count)
+                    within = tirx.min(within, run.count - 1)
+                local.append(within)
+            row, inner = n, []
+            for place, axis in zip(places, section.axes, strict=True):
+                row = row * axis.tiles + place // axis.outputs
+                inner.append(place % axis.outputs)
+            column = section.column(local, cc)
+            points = inner if section.transformed else [tirx.const(0, "int64")] * 3
+            index = (*at, row, *points, column) if section.transformed else (*at, *points, row, column)
+            here = tensor[index]
+            value = tirx.if_then_else(tirx.all(*member), here, value) if member else here
+        if bias is not None:
+            channel = tirx.min(at[5] * tile.channels + cc, geo.out_channels - 1)
+            value = value + bias[at[4] * geo.out_channels + channel]
+        return activate(problem.epilogue, value)
+
+    outer = (
+        min(tile.images, geo.batch),
+        min(tile.depth * strides[0], geo.output[0]),
+        min(tile.height * strides[1], geo.output[1]),
+    )
+    row_outputs = tile.width * strides[2]
+    if row_outputs == 1 < geo.output[2]:
+        # An index that is constant, into a buffer of whole vectors: its region is not understood.
+        raise ValueError("width=1: must be at least 2 where the stride is 1 and a row has several blocks")
+    chunk = math.lcm(lanes, strides[2])
+    if last or wide:
+
+        def finished(*index: Expr) -> Expr:
+            *at, n, d, h, w, cc = (*index[:LEAD], *index[LEAD + 1 :], index[LEAD]) if wide else index
+            return finish(at, n, (d, h, w), cc)
+
+        inner_shape = (tile.channels, *outer, row_outputs) if wide else (*outer, row_outputs, tile.channels)
+        interleaved = te.compute(_int64((*lead, *inner_shape)), finished, "epilogue")
+    else:
+        chunks = -(-row_outputs // chunk)
+        channel_vectors = -(-tile.channels // lanes)
+
+        def epilogue(*index: Expr) -> Expr:
+            *at, vector, n, d, h, c, i, lane = index
+            cc = vector * lanes + lane
+            if tile.channels % lanes:
+                cc = tirx.min(cc, tile.channels - 1)
+            return finish(at, n, (d, h, c * chunk + i), cc)
+
+        finished_vectors = te.compute(
+            _int64((*lead, channel_vectors, *outer, chunks, chunk, lanes)), epilogue, "epilogue"
+        )
+
+        def interleave(*index: Expr) -> Expr:
+            *at, lane, w = index
+            return finished_vectors[(*at, w // chunk, w % chunk, lane)]
+
+        interleaved = te.compute(
+            _int64((*lead, channel_vectors, *outer, lanes, chunks * chunk)), interleave, "interleave"
+        )
+
+    def out(*index: Expr) -> Expr:
+        if last and not wide:
+            n, d, h, w, g, c = index
+        else:
+            n, g, c, d, h, w = index
+        tile_of, cc = cut(c, tile.channels, channel_tiles)
+        sizes = (*outer, row_outputs)
+        cuts = [cut(i, size, count) for i, size, count in zip((n, d, h, w), sizes, blocks, strict=True)]
+        at, (*where, w) = (*(number for number, _ in cuts), g, tile_of), (within for _, within in cuts)
+        inner = (cc, *where, w) if wide else (*where, w, cc) if last else (cc // lanes, *where, cc % lanes, w)
+        return from_accumulator(interleaved[(*at, *inner)], problem.output_dtype)
+
+    channel_axes, position_axes = (geo.groups, geo.out_channels), (geo.batch, *geo.output)
+    shape = (*position_axes, *channel_axes) if last and not wide else (geo.batch, *channel_axes, *geo.output)
+    func = te.create_prim_func([*parameters, te.compute(_int64(shape), out, "out")])
+    return MatrixDefinition(
+        _any_alignment(func), sections, packed_elements, chunk, problem.rank, last, wide, geo.out_channels
+    )
+
+
+def _transform(
+    matrices: Sequence[Matrix | None],
+    rows: Sequence[Expr],
+    first: Sequence[Expr],
+    element: Callable[..., Expr],
+    dtype: str,
+) -> Expr:
+    """Return the sum over the columns of `matrices`, of one row of each, times ``element``; nested axis by axis.
+
+    Where an axis has no matrix, its `first` element is taken.  Equal inner sums are found by the compiler.
+    """
+
+    def along(axis: int, chosen: tuple[Expr, ...]) -> Expr:
+        if axis == len(matrices):
+            return element(*chosen)
+        matrix = matrices[axis]
+        if matrix is None:
+            return along(axis + 1, (*chosen, first[axis]))
+        total: Expr = tirx.const(0, dtype)
+        for column in range(len(matrix[0])):
+            inner = along(axis + 1, (*chosen, first[axis] + column))
+            total = total + _coefficient(matrix, column, rows[axis], dtype) * inner
+        return total
+
+    return along(0, ())

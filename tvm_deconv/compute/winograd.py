@@ -1,0 +1,57 @@
+"""The matrices of Winograd's minimal filtering F(m, T): m outputs of a filter of T taps from m + T - 1 products.
+
+For a correlation ``y[i] = sum over t of x[i + t] * w[t]`` and the matrices below,
+``y = outputs @ ((filter @ w) * (data @ x))``.  They are those of Toom and Cook with one point at infinity (S. Winograd,
+Arithmetic Complexity of Computations, 1980), in exact fractions; the finite points are the smallest numbers there are,
+which keeps rounding errors small.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+
+Matrix = tuple[tuple[Fraction, ...], ...]
+
+_POINTS = tuple(map(Fraction, ("0", "1", "-1", "2", "-1/2", "-2", "1/2")))
+#: More products than this have no points left.
+MAX_PRODUCTS = len(_POINTS) + 1
+
+
+@dataclass(frozen=True)
+class Winograd:
+    """F(m, T) as matrices, with p = m + T - 1 products: `data` is [p, p], `filter` is [p, T], `outputs` is [m, p]."""
+
+    data: Matrix
+    filter: Matrix
+    outputs: Matrix
+
+
+def _product(roots: tuple[Fraction, ...]) -> list[Fraction]:
+    """Coefficients, rising, of the product of ``x - root``."""
+    coefficients = [Fraction(1)]
+    for root in roots:
+        shifted = [Fraction(0), *coefficients]
+        coefficients = [a - root * b for a, b in zip(shifted, [*coefficients, Fraction(0)], strict=True)]
+    return coefficients
+
+
+@cache
+def winograd(outputs: int, taps: int) -> Winograd:
+    """Return F(`outputs`, `taps`); ValueError where that takes more than `MAX_PRODUCTS`."""
+    products = outputs + taps - 1
+    if products > MAX_PRODUCTS:
+        raise ValueError(f"outputs={outputs}, taps={taps}: must together make at most {MAX_PRODUCTS} products")
+    points = _POINTS[: products - 1]
+    data, filter = [], []
+    for i, point in enumerate(points):
+        others = points[:i] + points[i + 1 :]
+        coefficients = _product(others)
+        value = sum((c * point**power for power, c in enumerate(coefficients)), Fraction(0))
+        data.append((*coefficients, Fraction(0)))
+        filter.append(tuple(point**t / value for t in range(taps)))
+    data.append(tuple(_product(points)))
+    filter.append((*(Fraction(0),) * (taps - 1), Fraction(1)))
+    rows = tuple((*(point**i for point in points), Fraction(int(i == outputs - 1))) for i in range(outputs))
+    return Winograd(tuple(data), tuple(filter), rows)
