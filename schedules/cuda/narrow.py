@@ -33,7 +33,8 @@ _LEAST_GROUPS = 16
 _MOST_CHANNELS = 8  # of a group, on the way in
 _LEAST_COLUMNS = 8  # of a product worth its tiles
 _LEAST_POSITIONS = 1 << 14
-_POSITIONS = 4
+_POSITIONS = (4, 2)
+_MOST_SUMS_TOGETHER = 32
 _VECTORS = (2, 4)
 
 
@@ -48,8 +49,8 @@ def few_outputs(problem: Problem) -> bool:
     found = sections(problem, 1, 1)
     return (
         problem.groups == 1
-        and 0 < _sums(problem) * _POSITIONS <= _MOST_SUMS
-        and _products(problem) * _POSITIONS <= _MOST_PRODUCTS
+        and 0 < _sums(problem) <= _MOST_SUMS_TOGETHER // 2
+        and _products(problem) <= _MOST_PRODUCTS // 4
         and max(section.n for section in found) < _LEAST_COLUMNS
         and found[0].m >= _LEAST_POSITIONS
     )
@@ -85,7 +86,7 @@ def narrow(problem: Problem) -> Kernel:
         g = index.pop() if last else index.pop(0)
         return g, index[0], index[-1], index[1:-1], []
 
-    vector, together = _vector(problem), _POSITIONS if problem.groups == 1 else 1
+    vector, together = _vector(problem), _together(problem)
     with deconv(problem, elements, dtype) as (function, args):
         extents = tuple(axis.positions for axis in args.geometry.axes)
         images = args.geometry.batch
@@ -104,6 +105,13 @@ def narrow(problem: Problem) -> Kernel:
     pack = pack_filter(problem, elements, dtype, [(0, elements, place)])
     decisions = {"vector": vector, "positions": together} | ({"alignment": 16} if vector > 1 else {})
     return Kernel(problem, function.done, pack, "cuda_narrow", decisions, elements, dtype)
+
+
+def _together(problem: Problem) -> int:
+    """Return the number of positions of a thread."""
+    if problem.groups > 1:
+        return 1
+    return next(count for count in _POSITIONS if count * _sums(problem) <= _MOST_SUMS_TOGETHER)
 
 
 def _vector(problem: Problem) -> int:

@@ -92,10 +92,13 @@ def default_plan(problem: Problem) -> Plan:
     gather = _GATHER_WIDE if _wide(problem) else _GATHER
     best, lowest = PLANS[0], math.inf
     for plan in PLANS:
+        if not _wide(problem) and plan.warp_m * plan.warp_n > 1024:
+            # Staged one by one, 32 terms take more registers than the sums leave.
+            plan = replace(plan, tile_k=16)
         found = sections(problem, plan.tile_k, plan.tile_n)
         reads = 8 / plan.warp_m + 8 / plan.warp_n
         term = plan.tile_m * (plan.tile_n * _MMA * (1 + reads) + gather) + plan.tile_n
-        work = sum(blocks_of(section, plan.tile_m) * section.tiles_k for section in found) * term
+        work = sum(blocks_of(section, plan.tile_m) * section.tiles_k for section in found) * plan.tile_k * term
         cost = work * idle(sum(blocks_of(section, plan.tile_m) for section in found), plan.threads)
         if cost < lowest:
             best, lowest = plan, cost
