@@ -36,7 +36,7 @@ from tvm_deconv.choices import choices as choose
 from tvm_deconv.errors import BuildError, DeconvError, ManifestError, ProblemError
 from tvm_deconv.launcher import find_compiler, launcher_object
 from tvm_deconv.manifest import Manifest, library_name, stem, stem_of
-from tvm_deconv.nvcc import compile_library, find_nvcc
+from tvm_deconv.nvcc import FLAGS, compile_library, find_nvcc
 from tvm_deconv.nvcc import version as nvcc_version
 from tvm_deconv.problem import Problem
 from tvm_deconv.records import read, shipped
@@ -455,7 +455,7 @@ def _recipe(problem: Problem, target: Target | CudaTarget, choice: Choice) -> st
     """Hash everything that decides the bytes of the library, except the linker, and what the manifest says of it."""
     deciding = (
         problem.artifact_key,
-        (target.code, target.ptx, nvcc_version(find_nvcc())) if isinstance(target, CudaTarget) else target.mcpu,
+        (target.code, target.ptx, FLAGS, nvcc_version(find_nvcc())) if isinstance(target, CudaTarget) else target.mcpu,
         sorted(target.features),
         tvm.__version__,
         _sources(),

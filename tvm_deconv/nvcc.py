@@ -20,6 +20,10 @@ from tvm_deconv.targets import CudaTarget
 #: Where NVIDIA's packages for Python put it, below site-packages: CUDA 13, CUDA 12.
 _IN_PACKAGES = ("nvidia/cu*/bin/nvcc", "nvidia/cuda_nvcc/bin/nvcc")
 
+#: IEEE arithmetic, the CUDA runtime inside, and a report of resources.
+FLAGS = ("-shared", "-O3", "-std=c++17", "-w", "-Xptxas", "-v", "-Xcompiler", "-fPIC,-fvisibility=hidden")
+FLAGS += ("-cudart", "static")
+
 _KERNEL = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
@@ -80,8 +84,7 @@ def compile_library(source: str, path: Path, target: CudaTarget, nvcc: str | Non
     text.write_text(source, encoding="utf-8")
     ffi = Path(tvm_ffi.__file__).parent
     root = Path(nvcc).resolve().parent.parent
-    command = [nvcc, "-shared", "-O3", "-std=c++17", "-w", "-Xptxas", "-v", "-ccbin", find_compiler()]
-    command += ["-Xcompiler", "-fPIC,-fvisibility=hidden", "-cudart", "static", f"-L{root / 'lib'}"]
+    command = [nvcc, *FLAGS, "-ccbin", find_compiler(), f"-L{root / 'lib'}"]
     for major, minor in target.code:
         command += ["-gencode", f"arch=compute_{major}{minor},code=sm_{major}{minor}"]
     for major, minor in target.ptx:
