@@ -147,7 +147,7 @@ def concurrent(directory, launchers, rounds, random, longest):
         read[library.manifests[0].sha256] += 1
         victim = random.randrange(2)
         kill(builders[victim])
-        builders[victim] = fork(directory, launchers)
+        builders[victim] = fork(directory, launchers[:: random.choice((1, -1))])
     for builder in builders:
         kill(builder)
     assert len(read) == 2, "only one artifact was ever seen"
@@ -160,7 +160,7 @@ def main(what, speed, directory, rounds, seed):
         launchers = variants(Path(scratch), speed == "fast")
         export(directory, launchers[0])
         work = {"killed": killed, "stepped": stepped, "concurrent": concurrent}[what]
-        found = work(directory, launchers, int(rounds), random.Random(int(seed)), 0.03 if speed == "fast" else 0.8)
+        found = work(directory, launchers, int(rounds), random.Random(int(seed)), 0.03 if speed == "fast" else 2)
         last = export(directory, launchers[0])
     assert {path.name for path in directory.iterdir()} == {".lock", f"{last.name}.json", last.library}
     check(td.load(directory))

@@ -108,7 +108,7 @@ def test_full_disk(tmp_path):
     run(*mounted, sys.executable, "-W", "error", "-c", FILL + UNTIL_FULL, tmp_path)
 
 
-@pytest.mark.parametrize("size", [1 << 12, 1 << 14, 1 << 15])
+@pytest.mark.parametrize("size", [1 << 12, 1 << 15])
 def test_files_that_may_not_grow(tmp_path, size):
     """As on a full disk, for every file that the build writes; the compiler itself may die of it."""
     script = FILL + (

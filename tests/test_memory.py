@@ -142,7 +142,7 @@ def test_workspace_of_the_caller(artifacts, name, lanes):
         td.set_num_threads(before)
     assert (memory[: 1000 + lanes] == 0xA5).all()
     assert (memory[-1000 + lanes :] == 0xA5).all()
-    if expected.size and manifest.scratch_bytes > 2000:  # what is smaller may be on the stack
+    if name == "plain":  # others may be small enough for the stack
         assert (inner[: manifest.workspace_bytes(1)] != 0xA5).mean() > 0.1, "the memory is not what is used"
 
 

@@ -16,10 +16,9 @@ def test_overhead(monkeypatch):
     done = CliRunner().invoke(main, ["overhead", "--json"])
     assert done.exit_code == 0, done.output
     figures = {figure["name"]: figure for figure in json.loads(done.stdout)}
-    assert len(figures) == 11
+    assert len(figures) == 12
     assert all(math.isfinite(figure["value"]) and figure["unit"] in ("ms", "us") for figure in figures.values())
-    for name in ("import tvm_deconv", "load of 100 artifacts", "first bind and call in a process"):
-        assert figures[name]["value"] > 0.1
+    assert all(figure["value"] > 0.1 for figure in figures.values() if figure["unit"] == "ms")
     assert before in (None, _loading.get_num_threads())
     assert "call of a Layer with out" in CliRunner().invoke(main, ["overhead"]).stdout
 

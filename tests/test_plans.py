@@ -11,8 +11,9 @@ from strategies import operands, problems
 from test_kernels import TOLERANCE, not_empty, targets
 
 import tvm_deconv as td
+from tvm_deconv.compute.matrix import MatrixTile, define_matrix, row_unit
 from tvm_deconv.reference import reference
-from tvm_deconv.schedules.x86 import ALGORITHMS, default_plan
+from tvm_deconv.schedules.x86 import ALGORITHMS, default_plan, matrix_tiles
 from tvm_deconv.targets import TARGETS, detect_host
 
 #: Winograd's transforms may lose this much of the direct algorithm's precision.
@@ -53,6 +54,21 @@ def test_winograd_keeps_the_precision_of_the_direct_algorithm(kernel):
         wanted = reference(problem, data, weights, bias)
         errors[name] = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
     assert 0 < errors["winograd"] <= WINOGRAD * errors["direct_rows"]
+
+
+@pytest.mark.parametrize(("stride", "unit"), [(1, 16), (2, 8), (5, 16), (8, 2), (16, 1)])
+def test_a_row_is_cut_into_whole_vectors(stride, unit):
+    # Else the last vector of a block's row spills into the next block's, which another thread may have finished.
+    problem = td.Problem(1, 1, 32, 48, (600,), (2 * stride,), (stride,), (1,), (0,), (600 * stride,))
+    assert row_unit(problem, 16) == unit
+    for winograd in (False, True):
+        found = [p.tile.width for _, p in matrix_tiles.candidates(problem, winograd, TARGETS["x86-64-v4"], 16)]
+        cut = [width for width in found if width < 600]
+        assert cut
+        assert all(width % unit == 0 for width in cut)
+    if unit > 1:
+        with pytest.raises(ValueError, match=f"multiple of {unit}"):
+            define_matrix(problem, MatrixTile(1, 1, 1, 3 * unit // 2, 48, 12, 2, 1, 1, 1), 16)
 
 
 def test_no_algorithm_is_named_that_does_not_admit_the_problem():

@@ -193,7 +193,7 @@ def loaded() -> list[Loaded]:
 
 def once(identity: Hashable, make: Callable[[], Artifact]) -> Artifact:
     """Return what `make` gave for `identity` in this process."""
-    with _process.lock:
+    with inside(), _process.lock:  # in this order: a thread that is held at the end must not hold the lock
         artifact = _process.artifacts.get(identity)
         if artifact is None:
             artifact = _process.artifacts[identity] = make()
@@ -239,7 +239,7 @@ def _load(path: Path, manifest: Manifest, data: bytes) -> Artifact:
     start = time.perf_counter()
     tvm_ffi = import_tvm_ffi()
     try:
-        with _private_file(data, path.name) as name, inside():
+        with _private_file(data, path.name) as name:
             module = tvm_ffi.load_module(name)
             pack, deconv = module.get_function("pack"), module.get_function("deconv")
             library = None if manifest.target in CUDA_TARGETS else _launcher_of(name)

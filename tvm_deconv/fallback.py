@@ -21,7 +21,6 @@ from tvm_deconv.problem import Array, Problem
 from tvm_deconv.reference import reference
 from tvm_deconv.targets import MAX_TARGET_VARIABLE, Host, Target, supported
 
-FALLBACKS = ("compile", "reference")
 #: Without `-c`'s "" in front of the path: what lies in the current directory is not what is imported.
 _PROGRAM = """
 import sys

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tvm_deconv import _arrays, _cuda, _loading
-from tvm_deconv import fallback as fallbacks
 from tvm_deconv import manifest as manifests
 from tvm_deconv._loading import LOG
 from tvm_deconv.dialects import from_openvino
@@ -39,6 +38,7 @@ from tvm_deconv.problem import Epilogue, Problem, integer, one_of
 from tvm_deconv.targets import Capability, Host, Target, cuda_capability, detect_host, max_target
 
 Ints = Sequence[int]
+_FALLBACKS = ("compile", "reference")
 _REPLACEMENTS = 10  # times that an artifact may be built again while it is loaded
 
 
@@ -66,7 +66,7 @@ def load(
     """
     wanted = (fallback,) if isinstance(fallback, str) else tuple(fallback or ())
     for name in wanted:
-        one_of("fallback", name, fallbacks.FALLBACKS)
+        one_of("fallback", name, _FALLBACKS)
     pinned = digest is not None or public_key is not None
     if pinned and "compile" in wanted:
         raise ProblemError(
@@ -256,12 +256,14 @@ class Library:
         return None if self._pinned and newer != manifest else self._choose(problem, [newer], capability)
 
     def _fall_back(self, problem: Problem) -> tuple[Manifest | None, _loading.Artifact]:
+        from tvm_deconv.fallback import compiled, computed  # rarely needed, and not quick to import
+
         decisions = self.select(problem)
         for name in self._fallback:
             if name == "reference":
-                return None, fallbacks.computed(problem)
+                return None, computed(problem)
             try:
-                return fallbacks.compiled(problem, self.host, self._cap)
+                return compiled(problem, self.host, self._cap)
             except DeconvError as error:
                 LOG.warning("%s", error)
                 decisions.insert(0, Rejected(None, str(error), f"fallback {name}"))

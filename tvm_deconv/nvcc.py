@@ -21,8 +21,10 @@ from tvm_deconv.targets import CudaTarget
 _IN_PACKAGES = ("nvidia/cu*/bin/nvcc", "nvidia/cuda_nvcc/bin/nvcc")
 
 #: IEEE arithmetic, the CUDA runtime inside, and a report of resources.
-FLAGS = ("-shared", "-O3", "-std=c++17", "-w", "-Xptxas", "-v", "-Xcompiler", "-fPIC,-fvisibility=hidden")
-FLAGS += ("-cudart", "static")
+FLAGS = (
+    *("-shared", "-O3", "-std=c++17", "-w", "-Xcompiler", "-fPIC,-fvisibility=hidden"),
+    *("-cudart", "static", "-Xptxas", "-v"),
+)
 
 _KERNEL = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")

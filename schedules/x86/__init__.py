@@ -6,6 +6,7 @@ whose best plan is the cheapest by arithmetic builds the kernel.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -23,6 +24,9 @@ from tvm_deconv.schedules.x86.matrix import schedule_matrix
 from tvm_deconv.targets import Target
 
 Predicate: TypeAlias = Callable[[Problem, Target], bool]
+
+#: Outputs of a row that the matrix definition finishes at once, at most: its code grows with them.
+MAX_CHUNK = 160
 
 _ELEMENT_BYTES = {"float32": 4, "float64": 8, "int32": 4}
 
@@ -176,14 +180,23 @@ def fills_panels(problem: Problem, target: Target) -> bool:
     for axis in geometry.axes:
         positions *= axis.positions
     columns = 2 * problem.out_channels >= lanes or contiguous_phases(problem, lanes)
-    return columns and 2 * problem.in_channels >= lanes and positions >= 4
+    enough = columns and 2 * problem.in_channels >= lanes and positions >= 4
+    return enough and finishes_in_short_chunks(problem, target)
 
 
-def has_taps_to_transform(problem: Problem, target: Target) -> bool:  # noqa: ARG001
+def finishes_in_short_chunks(problem: Problem, target: Target) -> bool:
+    """Where channels become rows, that happens by whole vectors and strides: a body of code that must stay small."""
+    lanes = accumulator_lanes(problem, target)
+    if problem.data_format == "NXC" or contiguous_phases(problem, lanes):
+        return True
+    return math.lcm(lanes, Geometry.of(problem).axes[2].stride) <= MAX_CHUNK
+
+
+def has_taps_to_transform(problem: Problem, target: Target) -> bool:
     """Some phase has several taps next to each other, and sums of data do not overflow: floating point."""
-    return problem.accumulate_dtype != "int32" and bool(
-        matrix_tiles.output_choices(Geometry.of(problem), winograd=True)
-    )
+    if problem.accumulate_dtype == "int32" or not finishes_in_short_chunks(problem, target):
+        return False
+    return bool(matrix_tiles.output_choices(Geometry.of(problem), winograd=True))
 
 
 def saves_products(problem: Problem, target: Target) -> bool:
@@ -193,7 +206,7 @@ def saves_products(problem: Problem, target: Target) -> bool:
 
 ALGORITHMS = (
     Algorithm("winograd", saves_products, has_taps_to_transform, Matrix(winograd=True)),
-    Algorithm("matrix", fills_panels, always, Matrix(winograd=False)),
+    Algorithm("matrix", fills_panels, finishes_in_short_chunks, Matrix(winograd=False)),
     Algorithm("direct_channels", fills_vectors_with_channels, always, Direct(CHANNELS)),
     Algorithm("direct_groups", fills_vectors_with_groups, always, Direct(GROUPS)),
     Algorithm("direct_rows", always, always, Direct(ROWS)),

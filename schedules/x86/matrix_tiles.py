@@ -21,6 +21,7 @@ from tvm_deconv.compute.matrix import (
     contiguous_phases,
     matrix_sections,
     row_channels,
+    row_unit,
 )
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
@@ -100,8 +101,11 @@ def output_choices(geometry: Geometry, winograd: bool) -> list[tuple[int, int, i
     return found
 
 
-def _block_choices(geometry: Geometry, outputs: tuple[int, int, int]) -> Iterator[tuple[int, int, int, int]]:
-    """Blocks worth trying: a longer axis is cut only where everything outside of it is cut to one row."""
+def _block_choices(geometry: Geometry, outputs: tuple[int, int, int], unit: int) -> Iterator[tuple[int, int, int, int]]:
+    """Blocks worth trying: a longer axis is cut only where everything outside of it is cut to one row.
+
+    A row that is cut is cut into multiples of `unit` positions.
+    """
     depth, height, width = (axis.positions for axis in geometry.axes)
     m_d, m_h, m_w = outputs
 
@@ -109,9 +113,8 @@ def _block_choices(geometry: Geometry, outputs: tuple[int, int, int]) -> Iterato
         return sorted({min(-(-size // unit) * unit, extent) for size in steps(extent)})
 
     least_d, least_h = min(m_d, depth), min(m_h, height)
-    for w in cut(width, m_w):
-        if w * geometry.axes[2].stride > 1 or w == width:
-            yield 1, least_d, least_h, w
+    for w in cut(width, math.lcm(m_w, unit)):
+        yield 1, least_d, least_h, w
     for h in cut(height, m_h):
         yield 1, least_d, h, width
     for d in cut(depth, m_d):
@@ -245,7 +248,7 @@ def candidates(problem: Problem, winograd: bool, target: Target, lanes: int) -> 
     useful = arithmetic.useful()
     found: list[tuple[float, MatrixPlan]] = []
     for outputs in output_choices(geometry, winograd):
-        for block in dict.fromkeys(_block_choices(geometry, outputs)):
+        for block in dict.fromkeys(_block_choices(geometry, outputs, row_unit(problem, lanes))):
             whole = MatrixTile(*block, geometry.out_channels, 1, 1, *outputs)
             works = _works(geometry, whole)
             shared = arithmetic.block(whole, works)

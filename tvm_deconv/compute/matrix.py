@@ -193,6 +193,13 @@ def contiguous_phases(problem: Problem, lanes: int) -> bool:
     return rows and all(extent % lanes == 0 for extent in extents)
 
 
+def row_unit(problem: Problem, lanes: int) -> int:
+    """Positions whose outputs are whole vectors of a row; 1 where rows are not made of vectors of positions."""
+    stride = Geometry.of(problem).axes[2].stride
+    rows = problem.data_format == "NCX" and not contiguous_phases(problem, lanes)
+    return math.lcm(lanes, stride) // stride if rows else 1
+
+
 def matrix_sections(geometry: Geometry, tile: MatrixTile, lanes: int, wide: bool) -> tuple[MatrixSection, ...]:
     """Lay out products and packed filter for `tile`."""
     found: list[MatrixSection] = []
@@ -413,10 +420,11 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
         min(tile.height * strides[1], geo.output[1]),
     )
     row_outputs = tile.width * strides[2]
-    if row_outputs == 1 < geo.output[2]:
-        # An index that is constant, into a buffer of whole vectors: its region is not understood.
-        raise ValueError("width=1: must be at least 2 where the stride is 1 and a row has several blocks")
-    chunk = math.lcm(lanes, strides[2])
+    unit = row_unit(problem, lanes)
+    if tile.width < axes[2].positions and tile.width % unit:
+        # Its rows in whole vectors would be longer than their share of the output, and spill into the next block's.
+        raise ValueError(f"width={tile.width}: must be a multiple of {unit} where a row has several blocks")
+    chunk = unit * strides[2]
     if last or wide:
 
         def finished(*index: Expr) -> Expr:
