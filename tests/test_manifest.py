@@ -9,7 +9,7 @@ import pytest
 from tvm_deconv.errors import ManifestError
 from tvm_deconv.manifest import Accepted, Manifest, Rejected, library_name, select, stem, stem_of, table
 from tvm_deconv.problem import Epilogue, Problem
-from tvm_deconv.targets import TARGETS
+from tvm_deconv.targets import CUDA_TARGETS, TARGETS
 
 V3, V4 = TARGETS["x86-64-v3"], TARGETS["x86-64-v4"]
 P = Problem(1, 2, 3, 4, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 12), filter_format="IOX")
@@ -294,7 +294,8 @@ def test_cap():
 def test_unknown_target():
     (decision,) = select(P, [manifest(P, "riscv-rvv")], V4.features)
     assert isinstance(decision, Rejected)
-    assert decision.reason == "target riscv-rvv is not known to this version, which knows x86-64-v3, x86-64-v4"
+    known = ", ".join((*TARGETS, *CUDA_TARGETS))
+    assert decision.reason == f"target riscv-rvv is not known to this version, which knows {known}"
 
 
 @pytest.mark.parametrize(

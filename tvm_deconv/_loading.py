@@ -31,6 +31,7 @@ from tvm_deconv import _elf, _files
 from tvm_deconv.errors import ArtifactError, IntegrityError, ProblemError
 from tvm_deconv.manifest import Manifest
 from tvm_deconv.problem import integer
+from tvm_deconv.targets import CUDA_TARGETS
 
 NEEDED = frozenset(
     {
@@ -40,12 +41,15 @@ NEEDED = frozenset(
         "libgcc_s.so.1",
         "libstdc++.so.6",
         "libpthread.so.0",
+        "libdl.so.2",
+        "librt.so.1",
         "ld-linux-x86-64.so.2",
     }
 )
 
 _LAUNCHER = ("get_num_threads", "set_num_threads", "set_thread_limit", "make_arena", "set_arena")
-DEFINED = frozenset({"__tvm_ffi_pack", "__tvm_ffi_deconv", *(f"tvm_deconv_{name}" for name in _LAUNCHER)})
+_FUNCTIONS = frozenset({"__tvm_ffi_pack", "__tvm_ffi_deconv"})
+DEFINED = frozenset({*_FUNCTIONS, *(f"tvm_deconv_{name}" for name in _LAUNCHER)})
 
 MAX_THREADS, MAX_LANES = 1024, 64  # the launcher's
 
@@ -225,7 +229,7 @@ def read_verified(path: Path, manifest: Manifest) -> bytes:
     foreign = [name for name in needed if name not in NEEDED]
     if foreign:
         raise IntegrityError(path, f"may only need {', '.join(sorted(NEEDED))}", "needed", foreign)
-    missing = sorted(DEFINED - defined)
+    missing = sorted((_FUNCTIONS if manifest.target in CUDA_TARGETS else DEFINED) - defined)
     if missing:
         raise IntegrityError(path, f"must define {', '.join(missing)}: it is no artifact", "defined", len(defined))
     return data
@@ -238,23 +242,29 @@ def _load(path: Path, manifest: Manifest, data: bytes) -> Artifact:
         with _private_file(data, path.name) as name:
             module = tvm_ffi.load_module(name)
             pack, deconv = module.get_function("pack"), module.get_function("deconv")
-            library = ctypes.CDLL(name)
-            for function in (library.tvm_deconv_set_num_threads, library.tvm_deconv_set_thread_limit):
-                function.argtypes = [ctypes.c_int]
-            library.tvm_deconv_get_num_threads.argtypes = []
-            library.tvm_deconv_make_arena.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64]
-            library.tvm_deconv_set_arena.argtypes = [ctypes.c_void_p]
-            library.tvm_deconv_set_arena.restype = ctypes.c_void_p
+            library = None if manifest.target in CUDA_TARGETS else _launcher_of(name)
     # tvm_ffi raises whatever class of error the C++ side names; there may be no memory, or no room, for the copy.
     except Exception as error:
         raise ArtifactError(path, f"must load and define pack, deconv and the thread count: {error}") from error
-    if _process.threads is None:
+    if library is not None and _process.threads is None:
         _process.threads = library
         if _process.wanted_threads is not None:
             library.tvm_deconv_set_num_threads(_process.wanted_threads)
     LOG.info("loaded %s in %.1f ms", path, 1e3 * (time.perf_counter() - start))
     facts = Loaded(manifest.name, manifest.problem, manifest.target, str(path), manifest.sha256)
     return Artifact(facts, (manifest.packed_shape, manifest.packed_dtype), pack, deconv, tvm_ffi.from_dlpack)
+
+
+def _launcher_of(name: str) -> ctypes.CDLL:
+    """Return the functions of the launcher in the library `name`, declared."""
+    library = ctypes.CDLL(name)
+    for function in (library.tvm_deconv_set_num_threads, library.tvm_deconv_set_thread_limit):
+        function.argtypes = [ctypes.c_int]
+    library.tvm_deconv_get_num_threads.argtypes = []
+    library.tvm_deconv_make_arena.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64]
+    library.tvm_deconv_set_arena.argtypes = [ctypes.c_void_p]
+    library.tvm_deconv_set_arena.restype = ctypes.c_void_p
+    return library
 
 
 @contextlib.contextmanager

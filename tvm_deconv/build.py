@@ -36,14 +36,19 @@ from tvm_deconv.choices import choices as choose
 from tvm_deconv.errors import BuildError, DeconvError, ManifestError, ProblemError
 from tvm_deconv.launcher import find_compiler, launcher_object
 from tvm_deconv.manifest import Manifest, library_name, stem, stem_of
+from tvm_deconv.nvcc import FLAGS, compile_library, find_nvcc
+from tvm_deconv.nvcc import version as nvcc_version
 from tvm_deconv.problem import Problem
 from tvm_deconv.records import read, shipped
+from tvm_deconv.schedules import cuda
 from tvm_deconv.schedules.x86 import Kernel, build_kernel, default_plan
-from tvm_deconv.targets import TARGETS, Target, detect_host, get, native
+from tvm_deconv.targets import CUDA_TARGETS, TARGETS, CudaTarget, Target, detect_host, get, get_any, native
 
 if TYPE_CHECKING:
     from tvm_deconv.tuning import Trial
 
+#: What a CUDA kernel is built with: its own arithmetic.
+_DEFAULT = Choice(None, "default", "the default")
 #: The packages of this project whose text decides what a kernel is.
 _SOURCES = ("compute", "launcher", "schedules")
 #: What a directory of artifacts holds besides them: a lock, and while they run, a directory for each build.
@@ -80,16 +85,27 @@ class _Job:
 
 
 def resolve_targets(target: str | Sequence[str]) -> tuple[Target, ...]:
-    """Return the targets that `target` names; "native" is the widest that this machine can run."""
+    """Return the CPU targets that `target` names; "native" is the widest that this machine can run."""
+    return tuple(dict.fromkeys(native(detect_host()) if name == "native" else get(name) for name in _names(target)))
+
+
+def _names(target: str | Sequence[str]) -> tuple[str, ...]:
     names = (target,) if isinstance(target, str) else tuple(target)
     if not names:
-        raise ProblemError("target", target, f"must name at least one of native, {', '.join(TARGETS)}")
-    return tuple(dict.fromkeys(native(detect_host()) if name == "native" else get(name) for name in names))
+        known = ", ".join(("native", *TARGETS, *CUDA_TARGETS))
+        raise ProblemError("target", target, f"must name at least one of {known}")
+    return names
+
+
+def _resolve(target: str | Sequence[str]) -> tuple[Target | CudaTarget, ...]:
+    """Return the targets that `target` names, of CPUs and of CUDA devices."""
+    found = (native(detect_host()) if name == "native" else get_any(name) for name in _names(target))
+    return tuple(dict.fromkeys(found))
 
 
 def export(
     problem: Problem,
-    target: Target,
+    target: Target | CudaTarget,
     output: Path | str,
     *,
     layers: Sequence[str] = (),
@@ -107,16 +123,18 @@ def export(
     tuning logs say; what does not build is told in `complaints`.  Raises BuildError, CompilerNotFound.
     """
     output = Path(output)
-    cc = cc or find_compiler()
-    choices = choices or tuple(choose(problem, target, read(target.name, shipped()), complaints))
+    cc = cc or _compiler(target)
+    choices = choices or _choices(problem, target, complaints)
     name = stem(problem.artifact_key, target.name)
     try:
         with _scratch(output) as scratch:
             made = scratch / f"{name}.so"
-            addon = launcher or launcher_object(cc, scratch)
             for choice in choices:
                 try:
-                    kernel = _link(problem, target, choice, made, cc, addon)
+                    if isinstance(target, CudaTarget):
+                        kernel: Kernel | cuda.Kernel = _link_cuda(problem, target, made, cc)
+                    else:
+                        kernel = _link(problem, target, choice, made, cc, launcher or launcher_object(cc, scratch))
                     break
                 # Whatever an old record makes TVM do, there is the next choice.
                 except Exception as error:
@@ -137,11 +155,11 @@ def export(
                 algorithm=kernel.algorithm,
                 decisions=kernel.decisions,
                 packed_shape=(kernel.packed_elements,),
-                packed_dtype=problem.accumulate_dtype,
+                packed_dtype=kernel.packed_dtype if isinstance(kernel, cuda.Kernel) else problem.accumulate_dtype,
                 scratch_bytes=kernel.scratch_bytes,
                 macs=problem.macs,
                 origin=choice.origin,
-                versions=_versions(cc),
+                versions=_versions(cc, isinstance(target, CudaTarget)),
                 recipe=_recipe(problem, target, choices[0]),
             )
             described = scratch / f"{name}.json"
@@ -193,6 +211,27 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
+def _compiler(target: Target | CudaTarget) -> str:
+    return find_nvcc() if isinstance(target, CudaTarget) else find_compiler()
+
+
+def _choices(problem: Problem, target: Target | CudaTarget, complaints: list[str] | None) -> tuple[Choice, ...]:
+    if isinstance(target, CudaTarget):
+        return (_DEFAULT,)
+    return tuple(choose(problem, target, read(target.name, shipped()), complaints))
+
+
+def _link_cuda(problem: Problem, target: CudaTarget, path: Path, nvcc: str) -> cuda.Kernel:
+    """Compile `problem` to a library at `path` whose functions launch kernels."""
+    try:
+        kernel = cuda.build_kernel(problem)
+        text = cuda.source({"deconv": kernel.deconv, "pack": kernel.pack})
+    except (RuntimeError, ValueError) as error:
+        raise BuildError("problem", problem.key, f"does not compile for {target.name}: {error}") from error
+    compile_library(text, path.absolute(), target, nvcc)
+    return kernel
+
+
 def _link(problem: Problem, target: Target, choice: Choice, path: Path, cc: str, launcher: Path) -> Kernel:
     """Compile `problem` as chosen to a library at `path`."""
     if choice.schedule:
@@ -237,7 +276,7 @@ def compile(
     `choices` says how. With `trials`, a search for better ones precedes the build, whose results are kept in `logs`;
     `tuning.tune` is that search, and `on_trial` hears of it.
     """
-    targets = resolve_targets(target)
+    targets = _resolve(target)
     using = checked(algorithms)
     names: dict[str, list[str]] = {}
     unique: dict[str, Problem] = {}
@@ -251,7 +290,8 @@ def compile(
             raise ProblemError("logs", logs, "must be a directory for the results of the trials")
         from tvm_deconv.tuning import tune
 
-        tune(unique.values(), target, trials, logs, jobs=jobs, algorithms=using, on_trial=on_trial)
+        searched = [chosen.name for chosen in targets if isinstance(chosen, Target)]
+        tune(unique.values(), searched, trials, logs, jobs=jobs, algorithms=using, on_trial=on_trial)
     directory = Path(output)
     directory.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []
@@ -268,7 +308,9 @@ def compile(
             for key, problem in unique.items():
                 wanted = tuple(dict.fromkeys(names[key]))
                 complaints = records.complaints_of(key)
-                choices = tuple(choose(problem, chosen, records, complaints, using))
+                choices: tuple[Choice, ...] = (_DEFAULT,)
+                if isinstance(chosen, Target):
+                    choices = tuple(choose(problem, chosen, records, complaints, using))
                 current = _up_to_date(problem, chosen, directory, wanted, choices[0])
                 if current:
                     note(Outcome(problem, wanted, chosen.name, "current", current, None, 0.0, tuple(complaints)))
@@ -277,9 +319,9 @@ def compile(
                     job = _Job(problem, wanted, chosen.name, directory, nowhere, "", choices, tuple(complaints))
                     pending.append(job)
         if pending:
-            cc = find_compiler()
-            launcher = launcher_object(cc, Path(scratch))
-            ready = [replace(job, launcher=launcher, cc=cc) for job in pending]
+            compilers = {job.target: _compiler(get_any(job.target)) for job in pending}
+            launcher = launcher_object(find_compiler(), Path(scratch))
+            ready = [replace(job, launcher=launcher, cc=compilers[job.target]) for job in pending]
             for outcome in _run(ready, jobs or os.cpu_count() or 1):
                 note(outcome)
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
@@ -378,7 +420,7 @@ def _build(job: _Job) -> Outcome:
     try:
         manifest = export(
             job.problem,
-            get(job.target),
+            get_any(job.target),
             job.output,
             layers=job.layers,
             cc=job.cc,
@@ -396,7 +438,7 @@ def _build(job: _Job) -> Outcome:
 
 
 def _up_to_date(
-    problem: Problem, target: Target, directory: Path, layers: tuple[str, ...], choice: Choice
+    problem: Problem, target: Target | CudaTarget, directory: Path, layers: tuple[str, ...], choice: Choice
 ) -> Manifest | None:
     name = stem(problem.artifact_key, target.name)
     try:
@@ -409,11 +451,11 @@ def _up_to_date(
     return manifest if holds and set(layers) <= set(manifest.layers) else None
 
 
-def _recipe(problem: Problem, target: Target, choice: Choice) -> str:
+def _recipe(problem: Problem, target: Target | CudaTarget, choice: Choice) -> str:
     """Hash everything that decides the bytes of the library, except the linker, and what the manifest says of it."""
     deciding = (
         problem.artifact_key,
-        target.mcpu,
+        (target.code, target.ptx, FLAGS, nvcc_version(find_nvcc())) if isinstance(target, CudaTarget) else target.mcpu,
         sorted(target.features),
         tvm.__version__,
         _sources(),
@@ -437,10 +479,13 @@ def _sources() -> str:
 
 
 @cache
-def _versions(cc: str) -> dict[str, str]:
+def _versions(cc: str, with_cuda: bool) -> dict[str, str]:
+    packages = {name: importlib.metadata.version(name) for name in ("tvm_deconv", "apache-tvm", "apache-tvm-ffi")}
+    if with_cuda:
+        return {**packages, "nvcc": nvcc_version(cc)}
     printed = subprocess.run([cc, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
     return {
-        **{name: importlib.metadata.version(name) for name in ("tvm_deconv", "apache-tvm", "apache-tvm-ffi")},
+        **packages,
         "llvm": str(llvm_version_major()),
         "cc": printed[0] if printed else cc,
     }

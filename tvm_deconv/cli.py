@@ -22,13 +22,22 @@ from pathlib import Path
 from tvm_deconv import manifest as manifests
 from tvm_deconv import signing
 from tvm_deconv._loading import read_verified
-from tvm_deconv.errors import BuildError, CompilerNotFound, DeconvError, ProblemError, SourceError
+from tvm_deconv.errors import BuildError, CompilerNotFound, DeconvError, DeviceError, ProblemError, SourceError
 from tvm_deconv.launcher import find_compiler
 from tvm_deconv.library import Library, load
 from tvm_deconv.manifest import Accepted, Decision
 from tvm_deconv.problem import Problem
 from tvm_deconv.scan import FoundLayer, coverage_table, scan, with_unique_names, write_weights
-from tvm_deconv.targets import MAX_TARGET_VARIABLE, TARGETS, Target, detect_host, max_target, native
+from tvm_deconv.targets import (
+    CUDA_TARGETS,
+    MAX_TARGET_VARIABLE,
+    TARGETS,
+    Target,
+    cuda_capability,
+    detect_host,
+    max_target,
+    native,
+)
 from tvm_deconv.verify import Verdict, decide
 from tvm_deconv.verify import verify as verify_artifact
 
@@ -102,11 +111,11 @@ _DIRECTORY = click.argument("directory", type=click.Path(exists=True, file_okay=
 @click.option(
     "--target",
     "targets",
-    type=click.Choice(["native", *TARGETS]),
+    type=click.Choice(["native", *TARGETS, *CUDA_TARGETS]),
     multiple=True,
     default=["native"],
     show_default=True,
-    help="CPU to compile for; may be given several times.",
+    help="CPU or CUDA devices to compile for; may be given several times.",
 )
 @click.option(
     "--output",
@@ -450,6 +459,8 @@ def doctor(directory: Path | None) -> None:
         table.add_row("native", str(error))
     table.add_row(MAX_TARGET_VARIABLE, cap.name if cap else "not set")
     table.add_row("compiler", _compiler())
+    table.add_row("nvcc", _nvcc())
+    table.add_row("CUDA device", _cuda_device())
     table.add_row("Python", platform.python_version())
     from tvm_deconv.bench.peers import PEERS
 
@@ -488,6 +499,22 @@ def _compiler() -> str:
         return str(error)
     said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
     return f"{found}: {said.partition(os.linesep)[0]}"
+
+
+def _nvcc() -> str:
+    try:
+        from tvm_deconv.nvcc import find_nvcc, version
+
+        return f"{find_nvcc()}: {version(find_nvcc())}"
+    except CompilerNotFound as error:
+        return str(error)
+
+
+def _cuda_device() -> str:
+    try:
+        return "compute capability {}.{}".format(*cuda_capability())
+    except DeviceError as error:
+        return str(error)
 
 
 def _version(package: str) -> str:

@@ -6,10 +6,11 @@
     │   └── TensorTypeError (TypeError)   ... because of its dtype or kind
     ├── SourceError       (ValueError)    a model or problem file that cannot be read
     ├── BuildError        (RuntimeError)  a compilation that failed
-    │   └── CompilerNotFound              ... because the machine has no C++ compiler
+    │   └── CompilerNotFound              ... because the machine has no C++ compiler, or no nvcc
     ├── ArtifactError     (RuntimeError)  a file of an artifact that cannot be used
     │   ├── ManifestError                 ... because the manifest does not read
     │   └── IntegrityError                ... because the bytes are not those that were written
+    ├── DeviceError       (RuntimeError)  a device that is missing, or that failed
     └── NoArtifactError   (LookupError)   no artifact serves the problem
 
 The text is always ``<attribute>=<value>: <rule>``. All of them survive pickling, since builds run in other processes.
@@ -70,7 +71,7 @@ class BuildError(DeconvError, RuntimeError):
 
 
 class CompilerNotFound(BuildError):
-    """No C++ compiler to link a shared library with."""
+    """No C++ compiler to link a shared library with, or no nvcc to compile CUDA with."""
 
 
 class ArtifactError(DeconvError, RuntimeError):
@@ -95,6 +96,10 @@ class ManifestError(ArtifactError):
 
 class IntegrityError(ArtifactError):
     """A shared library whose bytes are not those its manifest was written for."""
+
+
+class DeviceError(DeconvError, RuntimeError):
+    """A device that this machine does not have or cannot use, or a call that failed on it."""
 
 
 class NoArtifactError(DeconvError, LookupError):

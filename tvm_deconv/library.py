@@ -4,6 +4,8 @@ A `Library` reads manifests only. The first `Library.bind` that needs an artifac
 `bind` packs the filter, once; calling the `Layer` then costs the checks of its arrays and the kernel.
 
 Arrays may be NumPy's or of any package with DLPack (torch, jax, ...) in CPU memory; results are of the data's kind.
+Arrays of torch and CuPy in the memory of a CUDA device are served by artifacts for CUDA, on that device and the
+package's current stream; where the filter is decides.
 Data and output must be C-contiguous and aligned to the size of an element, nothing more; filters and biases are copied
 at bind, so that they may have any strides, and changing them later changes nothing.
 """
@@ -18,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tvm_deconv import _arrays, _loading
+from tvm_deconv import _arrays, _cuda, _loading
 from tvm_deconv import manifest as manifests
 from tvm_deconv._loading import LOG
 from tvm_deconv.dialects import from_openvino
@@ -33,7 +35,7 @@ from tvm_deconv.errors import (
 )
 from tvm_deconv.manifest import Accepted, Decision, Manifest, Rejected
 from tvm_deconv.problem import Epilogue, Problem, integer, one_of
-from tvm_deconv.targets import Host, Target, detect_host, max_target
+from tvm_deconv.targets import Capability, Host, Target, cuda_capability, detect_host, max_target
 
 Ints = Sequence[int]
 _FALLBACKS = ("compile", "reference")
@@ -150,6 +152,7 @@ class Library:
         self._pinned = pinned
         self._fallback = tuple(fallback)
         self._best: dict[Problem, tuple[Manifest | None, _loading.Artifact]] = {}
+        self._best_on: dict[tuple[Problem, int], tuple[Manifest, _loading.Artifact]] = {}
         self._serving: dict[str, list[Manifest]] = {}
         for manifest in self.manifests:
             self._serving.setdefault(manifest.problem, []).append(manifest)
@@ -157,11 +160,17 @@ class Library:
     def __repr__(self) -> str:
         return f"<Library {str(self.root)!r}: {len(self.manifests)} artifacts, {len(self.broken)} broken>"
 
-    def select(self, problem: Problem) -> list[Decision]:
-        """Return the decision on every candidate for `problem` on this machine, with its reason, the best first."""
+    def select(self, problem: Problem, device: int | None = None) -> list[Decision]:
+        """Return the decision on every candidate for `problem` on this machine, with its reason, the best first.
+
+        With a `device`, for arrays on the CUDA device of this number; DeviceError where there is none.
+        """
         _check_problem(problem)
         reasons = {name: str(error) for name, error in self.broken.items()}
-        return manifests.select(problem, self.manifests, self.host.features, cap=self._cap, broken=reasons)
+        capability = None if device is None else cuda_capability(device)
+        return manifests.select(
+            problem, self.manifests, self.host.features, cap=self._cap, broken=reasons, capability=capability
+        )
 
     def explain(self, problem: Problem) -> str:
         """Return the decisions of `select` as a table, and what follows where none is accepted."""
@@ -182,11 +191,30 @@ class Library:
         a schedule packs once for all threads.
 
         Raises NoArtifactError with every candidate's reason, IntegrityError where the library
-        is not the one that was built, ArtifactError where it does not load, TensorError.
+        is not the one that was built, ArtifactError where it does not load, TensorError; DeviceError where the filter
+        is on a CUDA device that cannot be used. On a device the workspace is allocated for each call, by the package
+        of the data.
         """
+        if _cuda.holds(filter):
+            if workspace is not None:
+                raise ProblemError("workspace", workspace, "must be None for a filter on a CUDA device")
+            return self._bind_cuda(problem, _cuda.borrow("filter", filter), bias)
         manifest, artifact = self._load(problem)
         weights, offset = _arrays.borrow("filter", filter), _borrow_bias(problem, bias)
         return Layer(problem, manifest, artifact, weights, offset, workspace)
+
+    def _bind_cuda(self, problem: Problem, filter: _cuda.Borrowed, bias: Any) -> Layer:
+        _check_problem(problem)
+        found = self._best_on.get((problem, filter.device))
+        if found is None:
+            capability = cuda_capability(filter.device)
+            best = self._choose(problem, self._serving.get(problem.artifact_key, ()), capability)
+            if best is None:
+                raise NoArtifactError(problem.artifact_key, self.select(problem, filter.device))
+            found = self._best_on[problem, filter.device] = self._open(problem, best, capability)
+        _check_bias(problem, bias)
+        offset = None if bias is None else _cuda.borrow("bias", bias)
+        return CudaLayer(problem, *found, filter, offset)
 
     def _load(self, problem: Problem) -> tuple[Manifest | None, _loading.Artifact]:
         """Return what serves `problem`; without a manifest where that is NumPy."""
@@ -197,11 +225,15 @@ class Library:
             found = self._best[problem] = self._open(problem, best) if best else self._fall_back(problem)
         return found
 
-    def _choose(self, problem: Problem, among: Sequence[Manifest]) -> Manifest | None:
-        decisions = manifests.select(problem, among, self.host.features, cap=self._cap)
+    def _choose(
+        self, problem: Problem, among: Sequence[Manifest], capability: Capability | None = None
+    ) -> Manifest | None:
+        decisions = manifests.select(problem, among, self.host.features, cap=self._cap, capability=capability)
         return decisions[0].manifest if decisions and isinstance(decisions[0], Accepted) else None
 
-    def _open(self, problem: Problem, manifest: Manifest) -> tuple[Manifest, _loading.Artifact]:
+    def _open(
+        self, problem: Problem, manifest: Manifest, capability: Capability | None = None
+    ) -> tuple[Manifest, _loading.Artifact]:
         """Load an artifact; where a build has replaced its library since the manifest was read, the new one."""
         for _ in range(_REPLACEMENTS):
             try:
@@ -209,19 +241,19 @@ class Library:
             except IntegrityError:
                 raise
             except ArtifactError:
-                newer = self._reread(problem, manifest)
+                newer = self._reread(problem, manifest, capability)
                 if newer is None:
                     raise
                 manifest = newer
         return manifest, _loading.load(self.root, manifest)
 
-    def _reread(self, problem: Problem, manifest: Manifest) -> Manifest | None:
+    def _reread(self, problem: Problem, manifest: Manifest, capability: Capability | None) -> Manifest | None:
         """Return what is now in the place of `manifest`; None where that is not allowed to serve `problem`."""
         try:
             newer = Manifest.read(self.root / f"{manifest.name}.json")
         except ManifestError:
             return None
-        return None if self._pinned and newer != manifest else self._choose(problem, [newer])
+        return None if self._pinned and newer != manifest else self._choose(problem, [newer], capability)
 
     def _fall_back(self, problem: Problem) -> tuple[Manifest | None, _loading.Artifact]:
         from tvm_deconv.fallback import compiled, computed  # rarely needed, and not quick to import
@@ -290,19 +322,21 @@ class Library:
         activation: str | Epilogue | None,
         out: Any,
     ) -> Any:
+        def problem_of(dtype: str, data_shape: tuple[int, ...], filter_shape: tuple[int, ...]) -> Problem:
+            rank = len(data_shape) + group_axes
+            if len(filter_shape) != rank:
+                rule = f"rank must be {rank}, for this operator and data of rank {len(data_shape)}"
+                raise TensorError("filter", filter_shape, rule)
+            epilogue = _epilogue(activation, bias is not None)
+            return from_openvino(data_shape, filter_shape, **attributes._asdict(), dtype=dtype, epilogue=epilogue)
+
+        if _cuda.holds(filter):
+            on_device = _cuda.borrow("filter", filter)
+            given = _cuda.borrow("data", data, on_device.device)
+            return self._bind_cuda(problem_of(given.dtype, given.shape, on_device.shape), on_device, bias)(data, out)
         borrowed = _arrays.borrow("data", data)
         weights = _arrays.borrow("filter", filter)
-        rank = borrowed.view.ndim + group_axes
-        if weights.view.ndim != rank:
-            rule = f"rank must be {rank}, for this operator and data of rank {borrowed.view.ndim}"
-            raise TensorError("filter", weights.view.shape, rule)
-        problem = from_openvino(
-            borrowed.view.shape,
-            weights.view.shape,
-            **attributes._asdict(),
-            dtype=borrowed.dtype,
-            epilogue=_epilogue(activation, bias is not None),
-        )
+        problem = problem_of(borrowed.dtype, borrowed.view.shape, weights.view.shape)
         manifest, artifact = self._load(problem)
         offset = _borrow_bias(problem, bias)
         layer = Layer(problem, manifest, artifact, weights, offset)
@@ -323,16 +357,19 @@ def _epilogue(activation: str | Epilogue | None, bias: bool) -> Epilogue:
     return Epilogue(bias, activation.activation, activation.alpha, activation.minimum, activation.maximum)
 
 
-def _borrow_bias(problem: Problem, bias: object) -> _arrays.Borrowed | None:
+def _check_bias(problem: Problem, bias: Any) -> None:
     if problem.epilogue.bias and bias is None:
         raise TensorError(
             "bias", None, f"must be an array of shape {problem.bias_shape}: the problem's epilogue has one"
         )
-    if bias is None:
-        return None
-    borrowed = _arrays.borrow("bias", bias)
-    if not problem.epilogue.bias:
-        raise TensorError("bias", borrowed.view.shape, "must be None: the problem's epilogue has none")
+    if bias is not None and not problem.epilogue.bias:
+        shape = tuple(getattr(bias, "shape", ()))
+        raise TensorError("bias", shape, "must be None: the problem's epilogue has none")
+
+
+def _borrow_bias(problem: Problem, bias: object) -> _arrays.Borrowed | None:
+    borrowed = None if bias is None else _arrays.borrow("bias", bias)
+    _check_bias(problem, bias)
     return borrowed
 
 
@@ -411,6 +448,30 @@ class Layer:
             return data.give(result)
         _arrays.count_write(out)
         return out
+
+
+class CudaLayer(Layer):
+    """A filter bound to its artifact on a CUDA device: the same, for arrays in the memory of that device."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        manifest: Manifest,
+        artifact: _loading.Artifact,
+        filter: _cuda.Borrowed,
+        bias: _cuda.Borrowed | None,
+    ) -> None:
+        """Pack `filter` and convert `bias` on their device; see `Library.bind`, which is how layers are made."""
+        self.problem = problem
+        self.manifest = manifest
+        self._artifact = artifact
+        self._call = _cuda.CudaCall(problem, manifest, artifact, filter, bias)
+
+    def __call__(self, data: Any, out: Any = None, *, threads: int | None = None) -> Any:
+        """Return the output for `data`, computed on its package's current stream; see `Layer`. Raises DeviceError."""
+        if threads is not None:
+            raise ProblemError("threads", threads, "must be None: a device computes")
+        return self._call(data, out)
 
 
 def _nothing(*_: object) -> None:

@@ -18,7 +18,7 @@ field                     rule
 ``origin``                ``default`` or ``tuned``
 ``decisions``             the schedule's choices
 ``packed_shape``/``_dtype``  the filter as "pack" leaves it
-``scratch_bytes``         workspace of one thread
+``scratch_bytes``         workspace of one thread; of a call, on a CUDA device
 ``macs``                  useful multiply-adds of one call
 ``versions``              of what built it
 ``recipe``                sha256 of everything that decides the bytes of the library
@@ -40,7 +40,7 @@ from typing import Any, NoReturn, TypeAlias
 from tvm_deconv import _files
 from tvm_deconv.errors import ManifestError, ProblemError
 from tvm_deconv.problem import Problem
-from tvm_deconv.targets import MAX_TARGET_VARIABLE, TARGETS, Target
+from tvm_deconv.targets import CUDA_TARGETS, MAX_TARGET_VARIABLE, TARGETS, Capability, Target
 
 FORMAT = 1
 MAX_MANIFEST_BYTES = 1 << 20
@@ -291,17 +291,22 @@ def select(
     *,
     cap: Target | None = None,
     broken: Mapping[str, str] | None = None,
+    capability: Capability | None = None,
 ) -> list[Decision]:
     """Decide over every candidate for `problem` on a CPU with `features`; pure. The best comes first.
+
+    With a `capability`, on a CUDA device which has that, for arrays in its memory.
 
     1. A manifest that could not be read (`broken`: name to reason) is rejected.
     2. The key must be the problem's artifact key, exactly; the reason names the fields that differ.
     3. The target must be one that this version knows.
-    4. The flags it needs must be among `features`; the reason names the missing ones.
+    4. It must be for the CPU, or for a CUDA device of this `capability`, wherever the arrays are; the flags it needs
+       must be among `features`; the reason names the missing ones.
     5. With a `cap`, they must be among those of the cap too.
 
-    Accepted: the wider feature set first (a superset has more flags, so counting respects the partial order), tuned
-    before default, then by name. Rejected: those for this problem, the unreadable, the others by likeness.
+    Accepted: the wider feature set first (a superset has more flags, so counting respects the partial order), or the
+    code closest to the device; tuned before default, then by name. Rejected: those for this problem, the unreadable,
+    the others by likeness.
     """
     ranked: list[tuple[tuple[int | str, ...], Decision]] = []
     for manifest in manifests:
@@ -311,23 +316,38 @@ def select(
             reason = f"serves another problem: {'; '.join(differing[:3])}{more}"
             ranked.append(((3, len(differing), manifest.name), Rejected(manifest, reason, manifest.name)))
             continue
-        refusal = _refusal(manifest, features, cap)
+        refusal = _refusal(manifest, features, cap, capability)
         if refusal:
             ranked.append(((1, manifest.name), Rejected(manifest, refusal, manifest.name)))
             continue
+        place, fit = "CPU", (0, 0)
+        if capability is not None:
+            place, fit = "device", CUDA_TARGETS[manifest.target].fit(capability)
         reason = (
-            f"serves this problem and this CPU: {manifest.target}, {manifest.algorithm}, {manifest.origin} schedule"
+            f"serves this problem and this {place}: {manifest.target}, {manifest.algorithm}, {manifest.origin} schedule"
         )
-        rank = (0, -len(manifest.required), -ORIGINS.index(manifest.origin), manifest.name)
+        wide = (-len(manifest.required), -fit[0], -fit[1])
+        rank = (0, *wide, -ORIGINS.index(manifest.origin), manifest.name)
         ranked.append((rank, Accepted(manifest, reason)))
     for name, reason in (broken or {}).items():
         ranked.append(((2, name), Rejected(None, reason, name)))
     return [decision for _, decision in sorted(ranked, key=lambda pair: pair[0])]
 
 
-def _refusal(manifest: Manifest, features: frozenset[str], cap: Target | None) -> str | None:
-    if manifest.target not in TARGETS:
-        return f"target {manifest.target} is not known to this version, which knows {', '.join(TARGETS)}"
+def _refusal(
+    manifest: Manifest, features: frozenset[str], cap: Target | None, capability: Capability | None
+) -> str | None:
+    device = CUDA_TARGETS.get(manifest.target)
+    if device is None and manifest.target not in TARGETS:
+        known = ", ".join((*TARGETS, *CUDA_TARGETS))
+        return f"target {manifest.target} is not known to this version, which knows {known}"
+    if device is not None and capability is None:
+        return f"runs on CUDA devices (compute capability {device.architectures}); these arrays are in CPU memory"
+    if device is None and capability is not None:
+        return "runs on the CPU; these arrays are in the memory of a CUDA device"
+    if device is not None and capability is not None and not device.runs_on(capability):
+        own = ".".join(map(str, capability))
+        return f"runs on compute capability {device.architectures}; this device has {own}"
     missing = manifest.required - features
     if missing:
         return f"needs CPU flags that this host lacks: {', '.join(sorted(missing))}"

@@ -1,19 +1,21 @@
-"""Facts about the CPUs we compile for, and about the one we run on.
+"""Facts about the CPUs and GPUs we compile for, and about those that we run on.
 
 A target is a set of CPU flags (spelled as in ``/proc/cpuinfo``) and the sizes that schedules derive their tiles from.
 Feature sets are a partial order: an artifact runs where its flags are a subset of the host's, and of two that run the
-one that needs more is the wider. `detect_host` is the only function here that reads the machine.
+one that needs more is the wider. `detect_host` and `cuda_capability` are the only functions here that read the machine.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
-from tvm_deconv.errors import ProblemError
+from tvm_deconv.errors import DeviceError, ProblemError
 
 MAX_TARGET_VARIABLE = "TVM_DECONV_MAX_TARGET"
 
@@ -60,12 +62,64 @@ TARGETS: Mapping[str, Target] = {
 }
 
 
+#: Compute capability of a CUDA device: major, minor.
+Capability: TypeAlias = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class CudaTarget:
+    """CUDA devices: `code` holds the capabilities that a library has machine code for, `ptx` those it has PTX for.
+
+    The host part of such a library runs on any x86-64 CPU.
+    """
+
+    name: str
+    code: tuple[Capability, ...]
+    ptx: tuple[Capability, ...] = ()
+    features: frozenset[str] = frozenset()
+
+    def runs_on(self, capability: Capability) -> bool:
+        """Tell whether a device of `capability` runs it: machine code serves its major version from its minor on."""
+        return self.fit(capability) > (0, 0) or any(capability >= known for known in self.ptx)
+
+    def fit(self, capability: Capability) -> Capability:
+        """Return what of it would run on a device of `capability`: the higher, the closer; PTX is compiled first."""
+        major, minor = capability
+        return max((known for known in self.code if known[0] == major and known[1] <= minor), default=(0, 0))
+
+    @property
+    def architectures(self) -> str:
+        """The devices it runs on, for people."""
+        exact = [f"{major}.{minor} and later {major}.x" for major, minor in self.code]
+        return ", ".join(exact + [f"{major}.{minor} and later" for major, minor in self.ptx])
+
+
+_CUDA_CODE: tuple[Capability, ...] = ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
+#: "cuda" holds machine code for data centres' devices, and PTX from which a driver makes code for all later ones.
+CUDA_TARGETS: Mapping[str, CudaTarget] = {
+    target.name: target
+    for target in (
+        *(CudaTarget(f"cuda-sm_{major}{minor}", ((major, minor),)) for major, minor in _CUDA_CODE),
+        CudaTarget("cuda", ((8, 0), (9, 0)), ((9, 0),)),
+    )
+}
+
+
 def get(name: str) -> Target:
-    """Return the target called `name`; ProblemError lists the known names."""
+    """Return the CPU target called `name`; ProblemError lists the known names."""
     try:
         return TARGETS[name]
     except (KeyError, TypeError):
         raise ProblemError("target", name, f"must be one of {', '.join(TARGETS)}") from None
+
+
+def get_any(name: str) -> Target | CudaTarget:
+    """Return the target called `name`, of CPUs or of CUDA devices; ProblemError lists the known names."""
+    known: Mapping[str, Target | CudaTarget] = {**TARGETS, **CUDA_TARGETS}
+    try:
+        return known[name]
+    except (KeyError, TypeError):
+        raise ProblemError("target", name, f"must be one of {', '.join(known)}") from None
 
 
 @functools.cache
@@ -125,3 +179,28 @@ def max_target(environ: Mapping[str, str] | None = None) -> Target | None:
     if name not in TARGETS:
         raise ProblemError(MAX_TARGET_VARIABLE, name, f"must be one of {', '.join(TARGETS)}")
     return TARGETS[name]
+
+
+_CUDA_NAME = "libcuda.so.1"
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+
+
+@functools.cache
+def cuda_capability(device: int = 0) -> Capability:
+    """Return the compute capability of CUDA device number `device`; DeviceError says what is missing."""
+    try:
+        driver = ctypes.CDLL(_CUDA_NAME)
+    except OSError:
+        raise DeviceError("device", f"cuda:{device}", f"needs NVIDIA's driver: {_CUDA_NAME} is not found") from None
+
+    def ask(function: str, *arguments: object) -> None:
+        code = getattr(driver, function)(*arguments)
+        if code:
+            raise DeviceError("device", f"cuda:{device}", f"NVIDIA's driver has no such device: {function} says {code}")
+
+    handle, found = ctypes.c_int(), [ctypes.c_int(), ctypes.c_int()]
+    ask("cuInit", 0)
+    ask("cuDeviceGet", ctypes.byref(handle), device)
+    for value, attribute in zip(found, (_MAJOR, _MINOR), strict=True):
+        ask("cuDeviceGetAttribute", ctypes.byref(value), attribute, handle)
+    return found[0].value, found[1].value

@@ -1,0 +1,199 @@
+"""What the kernels for products have in common: which block does what, the gathered rows, and the way to the output."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.ir import Expr
+from tvm.script.ir_builder import tirx as build
+from tvm.tirx import PrimFunc
+
+from tvm_deconv.compute.gather import Index, Section, reached, unravel
+from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.cuda.emit import Arguments, Place, each, launch, local, pack_filter, when
+
+#: Sections in one launch: each is a copy of the kernel's body, and nvcc's time grows with it.
+_TOGETHER = 8
+_NO_IMAGE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What one block computes: a tile of the product of a group, over one part of its terms."""
+
+    section: Section
+    part: Index
+    group: Index
+    tile_m: Index
+    tile_n: Index
+    thread: Expr
+
+
+def packed_elements(found: Sequence[Section]) -> int:
+    """Return the number of elements of the packed filter of all sections; at least one."""
+    return max(1, sum(math.prod(section.shape) for section in found))
+
+
+def pack_sections(problem: Problem, found: Sequence[Section], dtype: str) -> PrimFunc:
+    """Build ``pack``, which brings the filter into the tiles of its sections."""
+
+    def place(section: Section) -> Place:
+        def of(number: Expr) -> tuple[Index, Index, Index, list[Index], list[Expr]]:
+            g, tile, k, within = unravel(number, section.shape)
+            n = tile * section.tile_n + within
+            ci, taps = section.term(k)
+            co, phases = section.column(n)
+            conditions = [n < section.n] if section.n % section.tile_n else []
+            conditions += [k < section.k] if section.k % section.tile_k else []
+            return g, ci, co, section.element(taps, phases), conditions
+
+        return of
+
+    parts = [(section.offset, math.prod(section.shape), place(section)) for section in found]
+    return pack_filter(problem, packed_elements(found), dtype, parts)
+
+
+def each_block(
+    found: Sequence[Section],
+    tile_m: int,
+    threads: int,
+    split: int,
+    allocate: Callable[[], tuple[Expr, ...]],
+    body: Callable[..., None],
+) -> None:
+    """Launch the blocks of all sections: `body` is given a `Block` and what `allocate` allocated for the kernel."""
+
+    def extents(section: Section) -> tuple[int, int, int, int]:
+        return split, section.geometry.groups, -(-section.m // tile_m), section.tiles_n
+
+    def choose(rest: Sequence[Section], first: int, block: Expr, thread: Expr, memory: tuple[Expr, ...]) -> None:
+        section = rest[0]
+        end = first + math.prod(extents(section))
+
+        def here() -> None:
+            part, group, m, n = unravel(block - first, extents(section))
+            body(Block(section, part, group, m, n, thread), *memory)
+
+        if len(rest) == 1:
+            here()
+            return
+        with build.If(block < end):
+            with build.Then():
+                here()
+            with build.Else():
+                choose(rest[1:], end, block, thread, memory)
+
+    for start in range(0, len(found), _TOGETHER):
+        together = found[start : start + _TOGETHER]
+        with launch(sum(math.prod(extents(section)) for section in together), threads) as (block, thread):
+            choose(together, 0, block, thread, allocate())
+
+
+def parts_of(section: Section, split: int, part: Index) -> tuple[Index, Index]:
+    """Return the first tile of k of a part of a sum, and how many it has: none, in the last parts of short sums."""
+    if split == 1:
+        return 0, section.tiles_k
+    length = -(-section.tiles_k // split)
+    return part * length, tirx.max(tirx.min(section.tiles_k - part * length, length), 0)
+
+
+class Rows:
+    """Rows of A that a thread gathers: their images and positions, worked out once."""
+
+    def __init__(self, args: Arguments, block: Block, tile_m: int, rows: Sequence[Index]) -> None:
+        """Work out row ``tile_m * block.tile_m + row`` for each of `rows`, which are less than `tile_m`."""
+        self._args, self._section, self._group = args, block.section, block.group
+        self._kept = local(4 * len(rows), args.index)
+        self._ragged = block.section.m % tile_m != 0
+        for number, row in enumerate(rows):
+            m = block.tile_m * args.const(tile_m) + row
+            image, position = block.section.position(m)
+            image = args.const(0) + image
+            if self._ragged:
+                image = tirx.Select(m < block.section.m, image, args.const(_NO_IMAGE))
+            for offset, value in enumerate((image, *position)):
+                build.buffer_store(self._kept, value + args.const(0), [4 * number + offset])
+
+    def source(self, number: int, k: Index) -> tuple[Index, Index, list[Index], list[Expr]]:
+        """Return image, channel and data index that term `k` of a row reads, and the conditions under which it does."""
+        section = self._section
+        image, *position = (self._kept[4 * number + offset] for offset in range(4))
+        ci, taps = section.term(k)
+        x, inside = section.source(position, taps)
+        if section.k % section.tile_k:
+            inside.append(k < section.k)
+        if self._ragged:
+            inside.append(image >= 0)
+        return image, self._group * section.geometry.in_channels + ci, x, inside
+
+
+def store_tile(
+    args: Arguments,
+    block: Block,
+    extents: tuple[int, int],
+    first_column: int,
+    threads: int,
+    split: int,
+    value: Callable[[Expr, Expr], Expr],
+) -> None:
+    """Write a tile of C, ``extents`` rows by columns from `first_column` of the block's tile on, to the output.
+
+    Threads take elements in the order in which they lie in the output, as far as the tile goes. `value` of a row and a
+    column is the sum. Where sums are split it goes to the workspace, at the place of its output element.
+    """
+    section, (rows, columns) = block.section, extents
+    inner = 1
+    if not section.channels_last and columns % section.counts[2] == 0 and first_column % section.counts[2] == 0:
+        inner = section.counts[2]
+    order = (rows, columns) if section.channels_last else (columns // inner, rows, inner)
+    total = rows * columns
+    with (
+        build.unroll(-(-total // threads)) as step,
+        when([step * threads + block.thread < total] if total % threads else []),
+    ):
+        number = step * threads + block.thread
+        if section.channels_last:
+            row, column = unravel(number, order)
+        else:
+            outer, row, phase = unravel(number, order)
+            column = outer * inner + phase
+        tile_m = extents[0]
+        m = block.tile_m * args.const(tile_m) + row
+        n = block.tile_n * section.tile_n + first_column + column
+        image, position = section.position(m)
+        co, phases = section.column(n)
+        i, inside = section.target(position, phases)
+        if section.m % tile_m:
+            inside.append(m < section.m)
+        if section.n % section.tile_n:
+            inside.append(n < section.n)
+        channel = block.group * section.geometry.out_channels + co
+        with when(inside):
+            if split > 1:
+                where = block.part * args.const(args.outputs) + args.flat(image, channel, i)
+                build.buffer_store(args.workspace, value(row, column), [where])
+            else:
+                args.finish(image, channel, i, value(row, column))
+
+
+def finish_sums(args: Arguments, split: int) -> None:
+    """Add up the parts of split sums in order, and write the outputs that no tap reaches."""
+    workspace = args.workspace
+    if workspace is None and not args.holes:
+        return
+    accumulator = args.problem.accumulate_dtype
+    with each(args.outputs) as flat:
+        n, channel, i = args.output_at(flat)
+        conditions = reached(args.geometry, i)
+        if workspace is None:
+            with when([tirx.Not(tirx.all(*conditions))]):
+                args.finish(n, channel, i, tirx.const(0, accumulator))
+            return
+        total = local(1, accumulator)
+        build.buffer_store(total, tirx.const(0, accumulator), [0])
+        with when(conditions), build.serial(args.const(0), args.const(split)) as part:
+            build.buffer_store(total, total[0] + workspace[part * args.outputs + flat], [0])
+        args.finish(n, channel, i, total[0])

@@ -1,0 +1,257 @@
+"""What every CUDA kernel is written with: the function and its arguments, launches, loads, stores and the epilogue.
+
+Kernels are TensorIR written by a builder: each launch is a loop nest over blocks and threads, and nothing is left to
+region inference. Indices are 32-bit where every element of every argument can be counted so, else 64-bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tvm import tirx
+from tvm.ir import Expr
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as build
+from tvm.tirx import IntImm, PrimFunc
+
+from tvm_deconv.compute.epilogue import activate
+from tvm_deconv.compute.gather import Index, reached, unravel
+from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.compute.storage import from_accumulator, storage_dtype, to_accumulator
+from tvm_deconv.problem import Problem
+
+#: Threads of a block in kernels where each thread works for itself.
+THREADS = 256
+#: A tile may reach this many elements beyond the end of an argument while its index is computed.
+_BEYOND = 1 << 24
+
+
+def index_dtype(*elements: int) -> str:
+    """Return the type that counts arrays of so many elements."""
+    return "int32" if max(elements) < 2**31 - _BEYOND else "int64"
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """The functions of an artifact, ``pack(filter, packed)`` and ``deconv(data, packed, [bias], [workspace], out)``.
+
+    The workspace, of accumulators, is there where it has elements.
+    """
+
+    problem: Problem
+    deconv: PrimFunc
+    pack: PrimFunc
+    algorithm: str
+    decisions: dict[str, int]
+    packed_elements: int
+    packed_dtype: str
+    workspace_elements: int = 0
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of the workspace."""
+        return self.workspace_elements * (8 if self.problem.accumulate_dtype == "float64" else 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The buffers of the function that is being built."""
+
+    problem: Problem
+    geometry: Geometry
+    index: str
+    data: Expr
+    packed: Expr
+    bias: Expr | None
+    workspace: Expr | None
+    out: Expr
+
+    def const(self, value: int) -> IntImm:
+        """Return an index."""
+        return IntImm(self.index, value)
+
+    def _at(self, n: Index, channel: Index, x: Sequence[Index]) -> tuple[Index, ...]:
+        natural = x[3 - self.problem.rank :]
+        return (n, *natural, channel) if self.problem.data_format == "NXC" else (n, channel, *natural)
+
+    def element(self, n: Index, channel: Index, x: Sequence[Index]) -> Expr:
+        """Return an element of the data, as it is stored."""
+        return self.data[self._at(n, channel, x)]
+
+    def accumulated(self, n: Index, channel: Index, x: Sequence[Index]) -> Expr:
+        """Return an element of the data as an accumulator."""
+        return to_accumulator(self.element(n, channel, x), self.problem.dtype, self.problem.accumulate_dtype)
+
+    def finish(self, n: Index, channel: Index, i: Sequence[Index], total: Expr) -> None:
+        """Store the epilogue of the sum `total` as the output element of `channel` at `i`."""
+        if self.bias is not None:
+            total = total + self.bias[channel]
+        # Kept in a variable: the code generator cannot reinterpret a constant, and rounding uses its operand twice.
+        value = local(1, self.problem.accumulate_dtype)
+        build.buffer_store(value, total, [0])
+        build.buffer_store(value, activate(self.problem.epilogue, value[0]), [0])
+        dtype = self.problem.output_dtype
+        rounded = from_accumulator(value[0], dtype) if dtype == "bfloat16" else value[0].astype(dtype)
+        build.buffer_store(self.out, rounded, list(self._at(n, channel, i)))
+
+    def finish_vector(self, n: Index, channel: Index, i: Sequence[Index], totals: Sequence[Expr]) -> None:
+        """Store neighbours along the last axis, from `i` on, in one access; the output's type is the accumulator's."""
+        values = local(len(totals), self.problem.accumulate_dtype)
+        for number, total in enumerate(totals):
+            biased = total if self.bias is None else total + self.bias[channel]
+            build.buffer_store(values, activate(self.problem.epilogue, biased), [number])
+        with build.vectorized(len(totals)) as lane:
+            build.buffer_store(self.out, values[lane], list(self._at(n, channel, [*i[:2], i[2] + lane])))
+
+    def output_at(self, flat: Index) -> tuple[Index, Index, list[Index]]:
+        """Return image, channel and index along each axis of output element number `flat` in memory."""
+        geometry, channels = self.geometry, self.geometry.groups * self.geometry.out_channels
+        if self.problem.data_format == "NXC":
+            n, *i, channel = unravel(flat, (geometry.batch, *geometry.output, channels))
+        else:
+            n, channel, *i = unravel(flat, (geometry.batch, channels, *geometry.output))
+        return n, channel, i
+
+    def flat(self, n: Index, channel: Index, i: Sequence[Index]) -> Index:
+        """Return the number of an output element in memory."""
+        geometry, channels = self.geometry, self.geometry.groups * self.geometry.out_channels
+        extents = (*geometry.output, channels) if self.problem.data_format == "NXC" else (channels, *geometry.output)
+        found = n
+        parts = (*i, channel) if self.problem.data_format == "NXC" else (channel, *i)
+        for part, extent in zip(parts, extents, strict=True):
+            found = found * extent + part
+        return found
+
+    @property
+    def outputs(self) -> int:
+        """Number of output elements."""
+        return self.geometry.batch * self.geometry.groups * self.geometry.out_channels * math.prod(self.geometry.output)
+
+    @property
+    def holes(self) -> bool:
+        """Whether there are outputs that no tap reaches."""
+        return bool(reached(self.geometry, [tirx.Var(name, self.index) for name in "dhw"]))
+
+
+class Function:
+    """The function under construction; `done` is set when the block of `deconv` or `pack` ends."""
+
+    done: PrimFunc
+
+
+#: From the number of a packed element to group, input channel, output channel, kernel index, and conditions on them.
+Place: TypeAlias = Callable[[Expr], tuple[Index, Index, Index, Sequence[Index], Sequence[Expr]]]
+
+
+@contextlib.contextmanager
+def deconv(
+    problem: Problem, packed_elements: int, packed_dtype: str, workspace_elements: int = 0
+) -> Iterator[tuple[Function, Arguments]]:
+    """Build ``deconv(data, packed, [bias], [workspace], out)``; the launches of the with block are its body."""
+    geometry = Geometry.of(problem)
+    data_shape = (geometry.batch, *problem.data_shape[1:])
+    spatial = geometry.output[3 - problem.rank :]
+    channels = geometry.groups * geometry.out_channels
+    out_shape = (geometry.batch, *((*spatial, channels) if problem.data_format == "NXC" else (channels, *spatial)))
+    index = index_dtype(math.prod(data_shape), math.prod(out_shape), packed_elements, workspace_elements)
+    accumulator, function = problem.accumulate_dtype, Function()
+
+    def argument(name: str, shape: Sequence[int], dtype: str) -> Expr:
+        extents = [IntImm(index, extent) for extent in shape]
+        return build.arg(name, build.buffer(extents, dtype, layout=None))
+
+    with IRBuilder() as builder:
+        with build.prim_func():
+            build.func_name("deconv")
+            build.func_attr({"global_symbol": "deconv", "tirx.noalias": True})
+            yield (
+                function,
+                Arguments(
+                    problem,
+                    geometry,
+                    index,
+                    argument("data", data_shape, storage_dtype(problem.dtype)),
+                    argument("packed", (packed_elements,), packed_dtype),
+                    argument("bias", problem.bias_shape, accumulator) if problem.epilogue.bias else None,
+                    argument("workspace", (workspace_elements,), accumulator) if workspace_elements else None,
+                    argument("out", out_shape, storage_dtype(problem.output_dtype)),
+                ),
+            )
+        function.done = builder.get()
+
+
+@contextlib.contextmanager
+def launch(blocks: int, threads: int = THREADS) -> Iterator[tuple[Expr, Expr]]:
+    """Launch a kernel, whose body is the with block, and yield the numbers of block and thread."""
+    block, thread = build.env_thread("blockIdx.x"), build.env_thread("threadIdx.x")
+    with build.launch_thread(block, blocks), build.launch_thread(thread, threads):
+        yield block, thread
+
+
+@contextlib.contextmanager
+def each(elements: int) -> Iterator[Expr]:
+    """Launch one thread for each of `elements`, with its number."""
+    index = index_dtype(elements)
+    with launch(-(-elements // THREADS)) as (block, thread):
+        number = build.bind(block.astype(index) * THREADS + thread.astype(index))
+        with when([number < elements] if elements % THREADS else []):
+            yield number
+
+
+@contextlib.contextmanager
+def when(conditions: Sequence[Expr]) -> Iterator[None]:
+    """Do the with block where all of `conditions` hold."""
+    if not conditions:
+        yield
+        return
+    with build.If(tirx.all(*conditions)), build.Then():
+        yield
+
+
+def local(extent: int, dtype: str) -> Expr:
+    """Return an array of the thread, in registers where all its indices are constants after unrolling."""
+    return build.alloc_buffer([extent], dtype, scope="local", layout=None)
+
+
+def shared(extent: int, dtype: str) -> Expr:
+    """Return an array of the block."""
+    return build.alloc_buffer([extent], dtype, scope="shared", layout=None)
+
+
+def barrier() -> None:
+    """Wait for all threads of the block."""
+    build.evaluate(build.tvm_storage_sync("shared"))
+
+
+def pack_filter(problem: Problem, elements: int, dtype: str, parts: Sequence[tuple[int, int, Place]]) -> PrimFunc:
+    """Build ``pack(filter [G, Ci, Co, *K], packed [elements])``.
+
+    `parts` holds, for each part of the packed filter, its offset, its number of elements, and what they are; where the
+    conditions do not hold they are zero.
+    """
+    given = (problem.groups, problem.in_channels, problem.out_channels, *problem.kernel)
+    index = index_dtype(math.prod(given), elements)
+    with IRBuilder() as builder:
+        with build.prim_func():
+            build.func_name("pack")
+            build.func_attr({"global_symbol": "pack", "tirx.noalias": True})
+            extents = [IntImm(index, extent) for extent in given]
+            source = build.arg("filter", build.buffer(extents, storage_dtype(problem.dtype), layout=None))
+            packed = build.arg("packed", build.buffer([IntImm(index, elements)], dtype, layout=None))
+            for offset, count, place in parts:
+                with each(count) as number:
+                    g, ci, co, places, conditions = place(number)
+                    element = source[(g, ci, co, *places[3 - problem.rank :])]
+                    if dtype != storage_dtype(problem.dtype):
+                        element = to_accumulator(element, problem.dtype, dtype)
+                    if conditions:
+                        element = tirx.if_then_else(tirx.all(*conditions), element, tirx.const(0, dtype))
+                    build.buffer_store(packed, element, [number + offset])
+            if not parts:
+                with each(1) as number:
+                    build.buffer_store(packed, tirx.const(0, dtype), [number])
+        return builder.get()

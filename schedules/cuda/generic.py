@@ -1,0 +1,59 @@
+"""The kernel that is right for every problem: one thread for each output element, which gathers its taps.
+
+It is the default where no other kernel admits the problem: many combinations of phases (strides and dilations that do
+not divide each other), and types without tensor cores in odd shapes.  Its bound is the arithmetic of indices.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tvm import tirx
+from tvm.ir import Expr
+from tvm.script.ir_builder import tirx as build
+
+from tvm_deconv.compute.gather import Index, unravel
+from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.cuda.emit import Arguments, Kernel, deconv, each, local, pack_filter, when
+
+
+def generic(problem: Problem) -> Kernel:
+    """Build the kernel; the packed filter is ``[G, Ci, *K, Co]`` in the accumulator's type."""
+    elements = problem.groups * problem.in_channels * problem.out_channels * math.prod(problem.kernel)
+    kernel = (1,) * (3 - problem.rank) + problem.kernel
+    extents = (problem.groups, problem.in_channels, *kernel, problem.out_channels)
+
+    def place(number: Expr) -> tuple[Index, Index, Index, list[Index], list[Expr]]:
+        g, ci, *taps, co = unravel(number, extents)
+        return g, ci, co, taps, []
+
+    pack = pack_filter(problem, elements, problem.accumulate_dtype, [(0, elements, place)])
+    with deconv(problem, elements, problem.accumulate_dtype) as (function, args), each(args.outputs) as flat:
+        _gather(args, kernel, extents, flat)
+    return Kernel(problem, function.done, pack, "cuda_generic", {}, elements, problem.accumulate_dtype)
+
+
+def _gather(args: Arguments, kernel: tuple[int, ...], extents: tuple[int, ...], flat: Expr) -> None:
+    """Sum the products that reach output element number `flat`: 'k' reaches it where a stride divides i + pb - d*k."""
+    problem, geometry, const = args.problem, args.geometry, args.const
+    n, channel, i = args.output_at(flat)
+    group = channel // problem.out_channels if problem.groups > 1 else const(0)
+    co = channel % problem.out_channels if problem.groups > 1 else channel
+    total = local(1, problem.accumulate_dtype)
+    build.buffer_store(total, tirx.const(0, problem.accumulate_dtype), [0])
+    fill = 3 - problem.rank
+    strides, dilations = (1,) * fill + problem.strides, (1,) * fill + problem.dilations
+    pads = (0,) * fill + problem.pads_begin
+    with build.grid(*(const(extent) for extent in kernel)) as taps:
+        shifted = [build.bind(o + (pad - tap * d)) for o, pad, tap, d in zip(i, pads, taps, dilations, strict=True)]
+        reaches = [value >= 0 for value in shifted]
+        reaches += [tirx.truncmod(value, const(s)) == 0 for value, s in zip(shifted, strides, strict=True) if s > 1]
+        x = [tirx.truncdiv(value, const(s)) for value, s in zip(shifted, strides, strict=True)]
+        reaches += [index < extent for index, extent in zip(x, geometry.data, strict=True)]
+        with when(reaches), build.serial(const(0), const(problem.in_channels)) as ci:
+            element = args.accumulated(n, group * problem.in_channels + ci, x)
+            where: Index = group
+            for part, extent in zip((ci, *taps, co), extents[1:], strict=True):
+                where = where * extent + part
+            build.buffer_store(total, total[0] + element * args.packed[where], [0])
+    args.finish(n, channel, i, total[0])

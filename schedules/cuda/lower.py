@@ -1,0 +1,52 @@
+"""From functions to one CUDA C++ translation unit, by the passes that kernels written as they are need."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+import tvm
+from tvm import tirx
+from tvm.backend.cuda import export_cuda_host
+from tvm.s_tir.pipeline import finalize_device_passes, finalize_host_passes
+from tvm.tirx import PrimFunc
+from tvm.tirx.compilation_pipeline import register_tir_pipeline
+
+#: Threads that a multiprocessor is to hold at least: their registers bound those of one, at 128.
+RESIDENT = 512
+_PIPELINE = "tvm_deconv_cuda"
+_BOUNDS = re.compile(r"(?<=__launch_bounds__)\((\d+)\)")
+
+
+def _pipeline() -> tuple[tvm.transform.Pass, Callable[[], tvm.transform.Pass], Callable[[], tvm.transform.Pass]]:
+    """TVM's passes without those that schedule: the usual pipeline would place barriers of its own.
+
+    Storage is not rewritten either: it would give arrays in registers and the stages in shared memory a common home.
+    """
+    passes = [
+        tirx.transform.FlattenBuffer(),
+        tirx.transform.NarrowDataType(32),
+        tirx.transform.VectorizeLoop(True),
+        tirx.transform.UnrollLoop(),
+        tirx.transform.StmtSimplify(),
+        tirx.transform.RemoveNoOp(),
+        tirx.transform.VerifyMemory(),
+        tirx.transform.AnnotateEntryFunc(),
+        tirx.transform.SplitHostDevice(),
+        tirx.transform.MakePackedAPI(),
+    ]
+    return tvm.transform.Sequential(passes), finalize_host_passes, finalize_device_passes
+
+
+register_tir_pipeline(_PIPELINE, _pipeline)
+
+
+def source(functions: Mapping[str, PrimFunc]) -> str:
+    """Return one CUDA C++ translation unit that exports `functions` under their names, kernels and host code."""
+    module = tvm.IRModule({name: func.with_attr("global_symbol", name) for name, func in functions.items()})
+    # The architecture is not in the source: nvcc is told.
+    target = tvm.target.Target({"kind": "cuda", "arch": "sm_80"}, host={"kind": "cuda_host"})
+    # Loops marked to be unrolled stay loops, which nvcc unrolls.
+    with tvm.transform.PassContext(config={"tirx.UnrollLoop": {"explicit_unroll": 0}}):
+        text = export_cuda_host(tvm.compile(module, target=target, tir_pipeline=_PIPELINE).mod)
+    return _BOUNDS.sub(lambda found: f"({found[1]}, {max(1, RESIDENT // int(found[1]))})", text)

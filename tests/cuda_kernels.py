@@ -1,0 +1,158 @@
+"""Run generated CUDA on the CPU: the artifact's whole source, compiled with g++ against `cuda_shim`.
+
+Arrays pass as tensors of a CUDA device, as they would with a GPU; their memory is the CPU's.
+"""
+
+import ctypes
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import tvm_ffi
+from hypothesis import HealthCheck, Phase, given, settings
+
+from tvm_deconv.launcher import find_compiler
+from tvm_deconv.schedules.cuda import build_kernel, source
+
+SHIM = Path(__file__).parent / "cuda_shim"
+MARGIN = 64  # elements before and behind an array; a multiple of 16 bytes, which kernels may rely on
+DLPACK_CUDA = 2
+
+_PTX = re.compile(r"__device__ __forceinline__ void \w+\([^)]*\) \{\n(?:[^}]|\}(?!\n))*?asm volatile.*?\n\}\n", re.S)
+_CODES = {"i": 0, "u": 1, "f": 2}
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _DLManagedTensor(ctypes.Structure):
+    _fields_ = (("tensor", _DLTensor), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+class OnDevice:
+    """A NumPy array that says it is in the memory of CUDA device 0, by DLPack."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack_device__(self):
+        return DLPACK_CUDA, 0
+
+    def __dlpack__(self, **_):
+        array = self.array
+        managed = _DLManagedTensor()
+        shape = (ctypes.c_int64 * max(array.ndim, 1))(*array.shape)
+        strides = (ctypes.c_int64 * max(array.ndim, 1))(*(step // array.itemsize for step in array.strides))
+        managed.tensor = _DLTensor(
+            array.ctypes.data,
+            DLPACK_CUDA,
+            0,
+            array.ndim,
+            _CODES[array.dtype.kind],
+            8 * array.itemsize,
+            1,
+            shape,
+            strides,
+            0,
+        )
+        self.kept = (managed, shape, strides)
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        return new(ctypes.addressof(managed), b"dltensor", None)
+
+
+def compile_for_cpu(sources, directory, name):
+    """A tvm_ffi module of the CUDA `sources`, which are one translation unit."""
+    path = directory / f"{name}.cc"
+    # g++ takes the two in this order only; functions of PTX are the shim's.
+    text = _PTX.sub("", sources.replace("__shared__ alignas(64)", "alignas(64) __shared__"))
+    path.write_text('#include "warp.h"\n' + text)
+    library = path.with_suffix(".so")
+    include = Path(tvm_ffi.__file__).parent / "include"
+    command = [find_compiler(), "-shared", "-fPIC", "-O0", "-std=c++17", "-w", "-x", "c++", f"-I{SHIM}", f"-I{include}"]
+    command += [str(path), "-o", str(library), f"-L{include.parent / 'lib'}", "-ltvm_ffi"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:4000]
+    return tvm_ffi.load_module(str(library))
+
+
+def poisoned(shape, dtype):
+    """An array filled with a poison inside an allocation of the same poison, and that allocation."""
+    size = int(np.prod(shape))
+    poison = np.nan if np.dtype(dtype).kind == "f" else 113
+    whole = np.full(size + 2 * MARGIN + 16, poison, dtype)
+    start = MARGIN + (-(whole.ctypes.data // whole.itemsize + MARGIN)) % (16 // min(whole.itemsize, 16))
+    return whole[start : start + size].reshape(shape), whole
+
+
+def bits(array):
+    """bfloat16 crosses the ABI as uint16."""
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+
+
+def aligned(array):
+    """A copy whose address is a multiple of 16."""
+    copy, _ = poisoned(array.shape, array.dtype)
+    copy[...] = array
+    return copy
+
+
+class Batch:
+    """Kernels for several problems in one translation unit, since compiling its headers costs most of the time."""
+
+    def __init__(self, problems, directory, name, algorithm=None):
+        algorithms = algorithm if isinstance(algorithm, list) else [algorithm] * len(problems)
+        self.kernels = [build_kernel(problem, chosen) for problem, chosen in zip(problems, algorithms, strict=True)]
+        functions = {}
+        for number, kernel in enumerate(self.kernels):
+            functions[f"deconv_{number}"] = kernel.deconv
+            functions[f"pack_{number}"] = kernel.pack
+        self.module = compile_for_cpu(source(functions), directory, name)
+
+    def run(self, number, data, weights, bias):
+        """The output of the kernel for problem `number`; what lies around the outputs is checked."""
+        kernel = self.kernels[number]
+        problem = kernel.problem
+        packed, around_packed = poisoned((kernel.packed_elements,), kernel.packed_dtype)
+        storage = "uint16" if problem.output_dtype == "bfloat16" else problem.output_dtype
+        out, around_out = poisoned(problem.output_shape, storage)
+        filter = aligned(bits(np.ascontiguousarray(problem.canonical_filter(weights))))
+        arguments = [aligned(bits(data)), packed, *([] if bias is None else [aligned(bias)])]
+        around = [(packed, around_packed), (out, around_out)]
+        if kernel.workspace_elements:
+            arguments.append(poisoned((kernel.workspace_elements,), problem.accumulate_dtype)[0])
+        held = [OnDevice(array) for array in (filter, packed, *arguments, out)]
+        tensors = [tvm_ffi.from_dlpack(array) for array in held]
+        self.module.get_function(f"pack_{number}")(*tensors[:2])
+        self.module.get_function(f"deconv_{number}")(*tensors[2:])
+        for inner, whole in around:
+            start = (inner.ctypes.data - whole.ctypes.data) // whole.itemsize
+            edges = np.concatenate([whole[:start], whole[start + inner.size :]])
+            assert np.isnan(edges).all() if edges.dtype.kind == "f" else (edges == 113).all()
+        return out.view("bfloat16") if problem.output_dtype == "bfloat16" else out
+
+
+def drawn(strategy, count):
+    """`count` examples of a hypothesis strategy, other ones in every run."""
+    found = []
+
+    @settings(max_examples=count, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(strategy)
+    def draw(example):
+        found.append(example)
+
+    draw()
+    return found

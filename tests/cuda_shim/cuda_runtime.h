@@ -1,0 +1,107 @@
+// Just enough of CUDA to run generated kernels on the CPU: every thread of a block is a fiber, and a barrier lets all
+// others run up to it. Memory is the CPU's, streams mean nothing, and threads run one by one, so races do not show.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <ucontext.h>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__ static
+#define __align__(n) alignas(n)
+#define __restrict__ __restrict
+
+struct uint3 { unsigned x, y, z; };
+struct dim3 { unsigned x, y, z; dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {} };
+template <typename T> struct alignas(sizeof(T) * 2) shim_2 { T x, y; };
+template <typename T> struct alignas(16) shim_4 { T x, y, z, w; };
+using float2 = shim_2<float>; using float4 = shim_4<float>; using double2 = shim_2<double>;
+using int2 = shim_2<int>; using int4 = shim_4<int>; using uint2 = shim_2<unsigned>; using uint4 = shim_4<unsigned>;
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline double2 make_double2(double x, double y) { return {x, y}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+enum cudaError_t { cudaSuccess = 0, cudaErrorCudartUnloading = 4 };
+typedef void* cudaStream_t;
+struct cudaLaunchConfig_t { dim3 gridDim, blockDim; size_t dynamicSmemBytes; cudaStream_t stream; void* attrs; unsigned numAttrs; };
+inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
+inline const char* cudaGetErrorName(cudaError_t) { return "cudaSuccess"; }
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline cudaError_t cudaGetDevice(int* device) { *device = 0; return cudaSuccess; }
+inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+
+using std::max;
+using std::min;
+
+static uint3 blockIdx;
+
+struct ShimFiber { ucontext_t context; bool done; unsigned operations; };
+static std::vector<ShimFiber> shim_fibers;
+static std::vector<char> shim_stacks;
+static ucontext_t shim_scheduler;
+static unsigned shim_current;
+static const std::function<void()>* shim_body;
+constexpr size_t SHIM_STACK = 64 << 10;
+
+#define threadIdx (uint3{shim_current, 0, 0})
+
+inline void shim_yield() {
+  unsigned me = shim_current;
+  swapcontext(&shim_fibers[me].context, &shim_scheduler);
+}
+
+inline void __syncthreads() { shim_yield(); }
+
+static void shim_entry() {
+  (*shim_body)();
+  shim_fibers[shim_current].done = true;
+  swapcontext(&shim_fibers[shim_current].context, &shim_scheduler);
+}
+
+template <typename... Params, typename... Args>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args... args) {
+  unsigned threads = config->blockDim.x;
+  const std::function<void()> body = [&] { kernel(args...); };
+  shim_body = &body;
+  shim_fibers.resize(threads);
+  shim_stacks.resize(threads * SHIM_STACK);
+  for (unsigned block = 0; block < config->gridDim.x; ++block) {
+    blockIdx = {block, 0, 0};
+    for (unsigned t = 0; t < threads; ++t) {
+      ShimFiber& fiber = shim_fibers[t];
+      getcontext(&fiber.context);
+      fiber.context.uc_stack.ss_sp = shim_stacks.data() + t * SHIM_STACK;
+      fiber.context.uc_stack.ss_size = SHIM_STACK;
+      fiber.context.uc_link = nullptr;
+      fiber.done = false;
+      fiber.operations = 0;
+      makecontext(&fiber.context, shim_entry, 0);
+    }
+    for (unsigned left = threads; left;) {
+      unsigned ended = 0;
+      for (unsigned t = 0; t < threads; ++t) {
+        if (shim_fibers[t].done) continue;
+        shim_current = t;
+        swapcontext(&shim_scheduler, &shim_fibers[t].context);
+        ended += shim_fibers[t].done;
+      }
+      // A barrier that some threads skip and others wait at is undefined on a device.
+      if (ended && ended != left) { std::fprintf(stderr, "a barrier that not all threads reach\n"); std::abort(); }
+      left -= ended;
+    }
+  }
+  return cudaSuccess;
+}

@@ -1,0 +1,130 @@
+"""Building artifacts for CUDA, on machines without a GPU: nvcc, what it is told, and what it says of kernels."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import tvm_deconv as td
+from tvm_deconv import _elf, _loading, build, nvcc
+from tvm_deconv.errors import BuildError, CompilerNotFound
+from tvm_deconv.manifest import Manifest
+from tvm_deconv.schedules import cuda
+from tvm_deconv.targets import CUDA_TARGETS, CudaTarget
+from tvm_deconv.verify import verify
+
+try:
+    nvcc.find_nvcc()
+    MISSING = None
+except CompilerNotFound as error:
+    MISSING = str(error)
+needs_nvcc = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+
+PRODUCT = td.Problem(1, 1, 256, 256, (16, 16), (4, 4), (2, 2), (1, 1), (1, 1), (32, 32))
+PROBLEMS = {
+    "product": PRODUCT.replace(epilogue=td.Epilogue(True, "gelu")),
+    "product_nxc": PRODUCT.replace(data_format="NXC"),
+    "tensor": PRODUCT.replace(dtype="float16"),
+    "tensor_nxc": PRODUCT.replace(dtype="bfloat16", data_format="NXC"),
+    "narrow": td.Problem(1, 64, 1, 1, (64, 64), (4, 4), (2, 2), (1, 1), (1, 1), (128, 128)),
+    "generic": td.Problem(1, 1, 3, 2, (5, 5), (7, 7), (8, 8), (3, 3), (2, 3), (40, 43), "float64"),
+}
+BOTH = CudaTarget("cuda", ((8, 0), (9, 0)))
+
+
+@needs_nvcc
+def test_resources_are_within_bounds(tmp_path):
+    """One translation unit for all families, for both architectures: 128 registers, static shared memory, no spill."""
+    functions = {}
+    for name, problem in PROBLEMS.items():
+        kernel = cuda.build_kernel(problem)
+        assert kernel.algorithm == f"cuda_{name.partition('_')[0]}"
+        functions |= {f"deconv_{name}": kernel.deconv, f"pack_{name}": kernel.pack}
+    found = nvcc.compile_library(cuda.source(functions), tmp_path / "all.so", BOTH)
+    assert {resources.architecture for resources in found} == {"sm_80", "sm_90"}
+    for resources in found:
+        assert resources.registers <= 128, resources
+        assert resources.shared_bytes <= 48 << 10, resources
+        assert resources.stack_bytes == 0, resources
+        assert resources.spill_bytes == 0, resources
+    needed, defined = _elf.dynamic((tmp_path / "all.so").read_bytes())
+    assert set(needed) <= _loading.NEEDED
+    assert {f"__tvm_ffi_{name}" for name in functions} <= defined
+
+
+@needs_nvcc
+def test_an_artifact_for_several_architectures(tmp_path):
+    """Built, up to date, loaded and refused without a GPU, by a process without TVM."""
+    problem = PROBLEMS["generic"]
+    (outcome,) = td.compile([problem], "cuda", tmp_path)
+    assert outcome.status == "built"
+    assert [o.status for o in td.compile([problem], "cuda", tmp_path)] == ["current"]
+    (path,) = tmp_path.glob("*.json")
+    manifest = Manifest.read(path)
+    assert (manifest.target, manifest.features, manifest.algorithm) == ("cuda", (), "cuda_generic")
+    assert "nvcc" in manifest.versions
+    verdict = verify(td.load(tmp_path), manifest)
+    assert verdict.status == "skipped"
+    assert "CUDA devices" in verdict.reason
+    script = f"""
+        import sys
+        import numpy as np
+        from pathlib import Path
+        import tvm_deconv as td
+        from tvm_deconv import _loading
+        library = td.load({str(tmp_path)!r})
+        artifact = _loading.load(library.root, library.manifests[0])
+        try:
+            artifact(*[np.zeros(1)] * 3)
+        except Exception as error:
+            print(type(error).__name__)
+        print("tvm" in sys.modules, "torch" in sys.modules)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[1:] == ["False", "False"]
+
+
+def test_nvcc_is_looked_for(monkeypatch, tmp_path):
+    nvcc.find_nvcc.cache_clear()
+    monkeypatch.setenv("NVCC", "no-such-nvcc")
+    monkeypatch.setattr(nvcc.sysconfig, "get_path", lambda _: str(tmp_path))
+    with pytest.raises(CompilerNotFound, match=r"nvcc='no-such-nvcc': .*pip install 'tvm_deconv\[cuda\]'"):
+        nvcc.find_nvcc()
+    packaged = tmp_path / "nvidia" / "cu13" / "bin" / "nvcc"
+    packaged.parent.mkdir(parents=True)
+    packaged.write_text("")
+    assert nvcc.find_nvcc() == str(packaged)
+    nvcc.find_nvcc.cache_clear()
+
+
+def test_what_nvcc_refuses_is_a_build_error(tmp_path):
+    fails = tmp_path / "nvcc"
+    fails.write_text("#!/bin/sh\necho 'error: no such thing' >&2\nexit 1\n")
+    fails.chmod(0o755)
+    with pytest.raises(BuildError, match=r"failed for cuda-sm_80: error: no such thing"):
+        nvcc.compile_library("", tmp_path / "x.so", CUDA_TARGETS["cuda-sm_80"], str(fails))
+    with pytest.raises(BuildError, match="no such thing"):
+        build.export(PROBLEMS["generic"], CUDA_TARGETS["cuda-sm_80"], tmp_path / "out", cc=str(fails))
+    assert not [path for path in (tmp_path / "out").iterdir() if path.suffix in (".so", ".json")]
+
+
+SAID = """\
+ptxas info    : Compiling entry function 'pack_kernel' for 'sm_80'
+ptxas info    : Function properties for pack_kernel
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 10 registers, used 0 barriers, 368 bytes cmem[0]
+ptxas info    : Compiling entry function 'deconv_kernel' for 'sm_90'
+ptxas info    : Function properties for deconv_kernel
+    16 bytes stack frame, 44 bytes spill stores, 40 bytes spill loads
+ptxas info    : Used 128 registers, used 1 barriers, 16 bytes cumulative stack size, 33280 bytes smem
+"""
+
+
+def test_what_ptxas_says():
+    first, second = nvcc.parse_resources(SAID)
+    assert first == nvcc.Resources("pack_kernel", "sm_80", 10, 0, 0, 0)
+    assert second == nvcc.Resources("deconv_kernel", "sm_90", 128, 33280, 16, 84)
+    assert first.blocks(256) == 8  # by threads
+    assert second.blocks(256) == 2  # by registers
+    assert nvcc.Resources("x", "sm_80", 32, 48 << 10, 0, 0).blocks(256) == 3  # by shared memory

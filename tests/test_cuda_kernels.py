@@ -1,0 +1,171 @@
+"""Generated CUDA on the CPU (`cuda_shim`) against the reference: every family over the attribute space it serves."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cuda_kernels import Batch, drawn
+from strategies import operands, problems
+
+import tvm_deconv as td
+from tvm_deconv.reference import reference
+from tvm_deconv.schedules.cuda import ALGORITHMS, algorithm_for, build_kernel, emit
+from tvm_deconv.schedules.cuda.product import PLANS, default_plan, product
+from tvm_deconv.schedules.cuda.tensor import PLANS as TENSOR_PLANS
+from tvm_deconv.schedules.cuda.tensor import tensor
+
+TOLERANCE = {"float32": 2e-6, "float64": 1e-13, "float16": 1e-3, "bfloat16": 8e-3, "int8": 0.0, "uint8": 0.0}
+FAMILIES = {algorithm.name: algorithm for algorithm in ALGORITHMS}
+
+
+def not_empty(problem):
+    return problem.batch > 0 and 0 not in problem.output_spatial
+
+
+def with_many_groups(problem):
+    return problem.replace(
+        groups=16 + problem.groups,
+        in_channels=min(problem.in_channels, 3),
+        out_channels=min(problem.out_channels, 2),
+    )
+
+
+def check(batch, number, seed=0):
+    problem = batch.kernels[number].problem
+    data, weights, bias = operands(problem, seed)
+    found = batch.run(number, data, weights, bias).astype(np.float64)
+    wanted = reference(problem, data, weights, bias)
+    norm = np.linalg.norm(wanted)
+    assert np.linalg.norm(found - wanted) <= TOLERANCE[problem.dtype] * max(norm, 1e-3), problem.key
+
+
+EXAMPLES = {
+    "cuda_generic": [
+        # Strides and dilations that do not divide each other: 64 combinations of phases.
+        td.Problem(1, 1, 3, 2, (5, 5), (7, 7), (8, 8), (3, 3), (2, 3), (40, 43)),
+        # No tap reaches any output.
+        td.Problem(1, 1, 2, 3, (5,), (1,), (2,), (1,), (1,), (1,), epilogue=td.Epilogue(True, "sigmoid")),
+    ],
+    "cuda_narrow": [
+        td.Problem(2, 64, 1, 1, (6, 8), (4, 4), (2, 2), (1, 1), (1, 1), (12, 16), epilogue=td.Epilogue(True, "silu")),
+        td.Problem(1, 19, 2, 3, (6, 7), (8, 8), (4, 4), (1, 1), (2, 2), (24, 28), data_format="NXC"),
+        # One output channel: several positions a thread.
+        td.Problem(1, 1, 3, 1, (131, 130), (9, 9), (3, 3), (1, 1), (4, 4), (391, 390), epilogue=td.Epilogue(True)),
+        td.Problem(1, 1, 2, 1, (150, 129), (2, 2), (2, 2), (1, 1), (0, 0), (300, 258), "float16"),
+    ],
+    "cuda_tensor": [
+        # Every plan's width; both layouts of A, vectors of it and single elements; rows and terms that end in a tile.
+        td.Problem(2, 1, 40, 24, (9, 16), (4, 4), (2, 2), (1, 1), (1, 1), (18, 32), "bfloat16", "NXC"),
+        td.Problem(1, 1, 21, 9, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11), "float16", "NXC"),
+        td.Problem(1, 1, 20, 130, (5, 6), (2, 2), (2, 2), (1, 1), (0, 0), (10, 12), "float16"),
+        td.Problem(1, 2, 600, 17, (5, 5), (3, 3), (2, 2), (1, 1), (1, 1), (9, 10), "bfloat16"),
+        td.Problem(1, 1, 20, 4, (60,), (8,), (4,), (1,), (2,), (240,), "float16", epilogue=td.Epilogue(True, "tanh")),
+    ],
+    "cuda_product": [
+        # All that the taps read is outside of the data.
+        td.Problem(1, 1, 2, 3, (5,), (7,), (1,), (3,), (40,), (9,), epilogue=td.Epilogue(True, "sigmoid")),
+        td.Problem(1, 1, 3, 2, (6,), (2,), (5,), (1,), (0,), (31,), epilogue=td.Epilogue(True, "gelu")),
+        td.Problem(1, 1, 1030, 3, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (8, 9), epilogue=td.Epilogue(True, "relu")),
+        td.Problem(1, 1, 40, 24, (9, 16), (4, 4), (2, 2), (1, 1), (1, 1), (18, 32), data_format="NXC"),
+        td.Problem(1, 1, 12, 130, (5, 6), (2, 2), (2, 2), (1, 1), (0, 0), (10, 12)),
+        td.Problem(1, 1, 3, 1, (9,), (64,), (17,), (1,), (5,), (190,)),
+        td.Problem(64, 1, 7, 33, (1, 1), (4, 4), (1, 1), (1, 1), (0, 0), (4, 4)),
+        td.Problem(1, 3, 5, 17, (3, 4, 5), (2, 3, 3), (3, 1, 2), (1, 2, 3), (2, 0, 1), (7, 9, 12)),
+    ],
+}
+
+
+#: The space of each family, and how many of it are drawn.
+SPACES = {
+    "cuda_generic": (problems(), 12),
+    "cuda_narrow": (problems().map(with_many_groups), 8),
+    "cuda_tensor": (problems(dtypes=["float16", "bfloat16"]), 3),
+    "cuda_product": (problems(max_macs=60_000), 6),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_agrees_with_the_reference(family, tmp_path):
+    algorithm = FAMILIES[family]
+    space, count = SPACES[family]
+    chosen = drawn(space.filter(lambda p: not_empty(p) and algorithm.serves(p)), count)
+    batch = Batch(EXAMPLES[family] + chosen, tmp_path, "batch", algorithm)
+    for number in range(len(batch.kernels)):
+        check(batch, number)
+
+
+def test_the_choice_of_algorithm():
+    def chosen(problem):
+        return algorithm_for(problem).name
+
+    for family, given in EXAMPLES.items():
+        assert {chosen(problem) for problem in given} == {family}
+    depthwise = EXAMPLES["cuda_narrow"][0]
+    assert chosen(depthwise.replace(groups=2)) == "cuda_product"
+    assert chosen(depthwise.replace(batch=0)) == "cuda_narrow"
+    half = EXAMPLES["cuda_tensor"][0]
+    assert chosen(half.replace(dtype="float32")) == "cuda_product"
+    assert chosen(half.replace(in_channels=1, kernel=(2, 2))) == "cuda_product"
+
+
+class OfPlan:
+    def __init__(self, family, plan):
+        self.family, self.plan = family, plan
+
+    def build(self, given):
+        return self.family(given, self.plan)
+
+
+@pytest.mark.parametrize(("family", "plans", "dtype"), [(product, PLANS, "float32"), (tensor, TENSOR_PLANS, "float16")])
+def test_every_plan_is_right(family, plans, dtype, tmp_path):
+    """Tiles of all shapes, ragged in every direction, and split sums, some parts of which have no terms."""
+    problem = td.Problem(1, 1, 37, 70, (130,), (5,), (2,), (1,), (1,), (263,), dtype)
+    plans = [*plans, replace(plans[2], split=3), replace(plans[2], split=7)]
+    batch = Batch([problem] * len(plans), tmp_path, "plans", [OfPlan(family, plan) for plan in plans])
+    for number in range(len(plans)):
+        check(batch, number, seed=number)
+
+
+def test_results_are_the_same_in_every_run(tmp_path):
+    problem = EXAMPLES["cuda_product"][2]
+    assert default_plan(problem).split > 1
+    batch = Batch([problem], tmp_path, "twice")
+    data, weights, bias = operands(problem, 5)
+    first, second = (batch.run(0, data, weights, bias).tobytes() for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_nan_and_infinity_pass(value, tmp_path):
+    given = [
+        td.Problem(1, 1, 3, 18, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11)),
+        td.Problem(1, 18, 1, 1, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11), data_format="NXC"),
+        td.Problem(1, 1, 3, 2, (5, 5), (7, 7), (8, 8), (3, 3), (2, 3), (40, 43)),
+    ]
+    batch = Batch(given, tmp_path, "nan")
+    for number, problem in enumerate(given):
+        data, weights, _ = operands(problem, 1)
+        data.flat[7] = value
+        found = batch.run(number, data, weights, None)
+        np.testing.assert_allclose(found, reference(problem, data, weights), rtol=1e-4, atol=1e-5)
+        assert not np.isfinite(found).all()
+
+
+def test_indices_of_64_bits(tmp_path, monkeypatch):
+    """Arrays beyond 2^31 elements are not for a test; that their kernels count with 64 bits is, and that it works."""
+    large = td.Problem(1, 1, 1, 1, (1025, 131072), (2, 1), (2, 8), (1, 1), (0, 0), (2050, 1048569), "float16")
+    assert np.prod(large.output_shape) > 2**31
+    assert "int64_t v" in td_source(large)
+    assert "int64_t v" not in td_source(large.replace(output_spatial=(2050, 1024)))
+    monkeypatch.setattr(emit, "_BEYOND", 2**31)
+    given = [EXAMPLES[family][0] for family in EXAMPLES] + EXAMPLES["cuda_product"][2:4]
+    batch = Batch(given, tmp_path, "wide")
+    for number in range(len(given)):
+        check(batch, number)
+
+
+def td_source(problem):
+    from tvm_deconv.schedules.cuda import source
+
+    text = source({"deconv": build_kernel(problem).deconv})
+    return text[text.index('extern "C" __global__') : text.index("#include <tvm/ffi/c_api.h>")]

@@ -1,0 +1,167 @@
+"""The phases of a transposed convolution as matrix products, in index space, for targets with many threads.
+
+For each combination of runs (`phases`) the outputs of one group are the product ``C[m, n] = sum_k A[m, k] * B[k, n]``:
+
+- ``m`` counts positions ``(image, d, h, w)``, of one phase;
+- ``n`` counts output channels and phases, since all phases of a run read the same data: ``(phase, channel)`` where the
+  output has its channels last, else ``(channel, phase)``, so that neighbours in n are neighbours in memory;
+- ``k`` counts ``(tap, input channel)``.
+
+A is gathered from the data, with zeros where they end, B is the packed filter, and C is scattered to the output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tvm import tirx
+from tvm.ir import Expr
+
+from tvm_deconv.compute.phases import Geometry, Run
+from tvm_deconv.problem import Problem
+
+Index: TypeAlias = Expr | int
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One combination of runs as a matrix product; its packed filter is ``[groups, n tiles, k tiles * k, n]``.
+
+    The packed filter begins at element `offset`, and is zero beyond the last k and n. `tile_k` and `tile_n` are
+    extents of a tile.
+    """
+
+    geometry: Geometry
+    runs: tuple[Run, Run, Run]
+    channels_last: bool
+    tile_k: int
+    tile_n: int
+    offset: int
+
+    @property
+    def taps(self) -> tuple[int, int, int]:
+        """Taps of each axis."""
+        first, second, third = self.runs
+        return first.taps, second.taps, third.taps
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Phases of each axis."""
+        first, second, third = self.runs
+        return first.count, second.count, third.count
+
+    @property
+    def m(self) -> int:
+        """Rows of the product: positions of all images."""
+        return self.geometry.batch * math.prod(axis.positions for axis in self.geometry.axes)
+
+    @property
+    def n(self) -> int:
+        """Columns of the product."""
+        return self.geometry.out_channels * math.prod(self.counts)
+
+    @property
+    def k(self) -> int:
+        """Terms of each sum."""
+        return self.geometry.in_channels * math.prod(self.taps)
+
+    @property
+    def tiles_n(self) -> int:
+        """Tiles of columns."""
+        return -(-self.n // self.tile_n)
+
+    @property
+    def tiles_k(self) -> int:
+        """Tiles of terms."""
+        return -(-self.k // self.tile_k)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """The axes of the packed filter: groups, tiles of n, k, n within the tile."""
+        return self.geometry.groups, self.tiles_n, self.tiles_k * self.tile_k, self.tile_n
+
+    def position(self, m: Index) -> tuple[Index, tuple[Index, Index, Index]]:
+        """Return the image and the position along each axis of row `m`."""
+        image, d, h, w = unravel(m, (self.geometry.batch, *(axis.positions for axis in self.geometry.axes)))
+        return image, (d, h, w)
+
+    def column(self, n: Index) -> tuple[Index, tuple[Index, Index, Index]]:
+        """Return the output channel within the group and the phase within its run of each axis of column `n`."""
+        channels = self.geometry.out_channels
+        if self.channels_last:
+            d, h, w, channel = unravel(n, (*self.counts, channels))
+        else:
+            channel, d, h, w = unravel(n, (channels, *self.counts))
+        return channel, (d, h, w)
+
+    def term(self, k: Index) -> tuple[Index, tuple[Index, Index, Index]]:
+        """Return the input channel within the group and the tap of each axis of term `k`."""
+        d, h, w, channel = unravel(k, (*self.taps, self.geometry.in_channels))
+        return channel, (d, h, w)
+
+    def source(self, position: Sequence[Index], taps: Sequence[Index]) -> tuple[list[Index], list[Expr]]:
+        """Return the data index that a tap reads at a position, and the conditions under which it exists."""
+        index: list[Index] = []
+        inside: list[Expr] = []
+        for y, t, run, axis, extent in zip(
+            position, taps, self.runs, self.geometry.axes, self.geometry.data, strict=True
+        ):
+            x = y + run.x0 - t * run.x_step if run.taps > 1 else y + run.x0
+            index.append(x)
+            if run.x0 - (run.taps - 1) * run.x_step < 0:
+                inside.append(x >= 0)
+            if axis.positions - 1 + run.x0 >= extent:
+                inside.append(x < extent)
+        return index, inside
+
+    def target(self, position: Sequence[Index], phases: Sequence[Index]) -> tuple[list[Index], list[Expr]]:
+        """Return the output index of a phase at a position, and the conditions under which it exists."""
+        index: list[Index] = []
+        inside: list[Expr] = []
+        for y, phase, run, axis, extent in zip(
+            position, phases, self.runs, self.geometry.axes, self.geometry.output, strict=True
+        ):
+            i = y * axis.stride + (phase + run.start if run.count > 1 else run.start)
+            index.append(i)
+            if (axis.positions - 1) * axis.stride + run.start + run.count - 1 >= extent:
+                inside.append(i < extent)
+        return index, inside
+
+    def element(self, taps: Sequence[Index], phases: Sequence[Index]) -> list[Index]:
+        """Return the filter element that a tap of a phase is."""
+        return [run.k0 + phase + tap * run.k_step for run, phase, tap in zip(self.runs, phases, taps, strict=True)]
+
+
+def sections(problem: Problem, tile_k: int, tile_n: int) -> tuple[Section, ...]:
+    """Return the products of `problem`, those with the most terms first; none where no tap reaches the output."""
+    geometry = Geometry.of(problem)
+    last = problem.data_format == "NXC"
+    found: list[Section] = []
+    offset = 0
+    for runs in sorted(geometry.runs, key=lambda runs: -math.prod(run.taps for run in runs)):
+        found.append(Section(geometry, runs, last, tile_k, tile_n, offset))
+        offset += math.prod(found[-1].shape)
+    return tuple(found)
+
+
+def unravel(flat: Index, extents: Sequence[int]) -> list[Index]:
+    """Return the index along each of `extents` of the element number `flat`; the first axis is never wrapped."""
+    found: list[Index] = []
+    for extent in reversed(extents[1:]):
+        found.append(flat % extent if extent > 1 else 0)
+        flat = flat // extent if extent > 1 else flat
+    return [flat if extents[0] > 1 else 0, *reversed(found)]
+
+
+def reached(geometry: Geometry, index: Sequence[Index]) -> list[Expr]:
+    """Return the conditions under which any tap reaches the output index; none where all outputs are reached."""
+    found: list[Expr] = []
+    for i, axis, extent in zip(index, geometry.axes, geometry.output, strict=True):
+        if sum(run.count for run in axis.runs) < min(axis.stride, extent):
+            phase = i % axis.stride
+            members = [tirx.all(phase >= run.start, phase < run.start + run.count) for run in axis.runs]
+            found.append(tirx.any(*members) if members else tirx.const(False, "bool"))
+    return found
