@@ -8,7 +8,7 @@ which library is meant. `select` is pure: manifests and CPU flags in, decisions 
 field                     rule
 ========================  ==================================================================================
 ``format``                1; a higher number was written by a newer version
-``problem``               the ``artifact_key`` of a `Problem`
+``problem``               the ``artifact_key`` of a `Problem`; free extents are ``any`` in it
 ``layers``                names of the layers it serves; informative
 ``target``                name of the target it was compiled for
 ``features``              CPU flags it needs, as in ``/proc/cpuinfo``; added to those of the target
@@ -295,17 +295,19 @@ def select(
     """Decide over every candidate for `problem` on a CPU with `features`; pure. The best comes first.
 
     1. A manifest that could not be read (`broken`: name to reason) is rejected.
-    2. The key must be the problem's artifact key, exactly; the reason names the fields that differ.
+    2. The key must be the problem's artifact key, or that of a variable problem that serves it; the reason names the
+       fields that differ.
     3. The target must be one that this version knows.
     4. The flags it needs must be among `features`; the reason names the missing ones.
     5. With a `cap`, they must be among those of the cap too.
 
-    Accepted: the wider feature set first (a superset has more flags, so counting respects the partial order), tuned
-    before default, then by name. Rejected: those for this problem, the unreadable, the others by likeness.
+    Accepted: the wider feature set first (a superset has more flags, so counting respects the partial order), exact
+    before variable (which is better the fewer extents are free), tuned before default, then by name. Rejected: those for this problem, the unreadable, the others by likeness.
     """
     ranked: list[tuple[tuple[int | str, ...], Decision]] = []
     for manifest in manifests:
-        if manifest.problem != problem.artifact_key:
+        exact = manifest.problem == problem.artifact_key
+        if not exact and not (manifest.parsed.free and manifest.parsed.serves(problem)):
             differing = _differing(problem, manifest.parsed)
             more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
             reason = f"serves another problem: {'; '.join(differing[:3])}{more}"
@@ -315,10 +317,9 @@ def select(
         if refusal:
             ranked.append(((1, manifest.name), Rejected(manifest, refusal, manifest.name)))
             continue
-        reason = (
-            f"serves this problem and this CPU: {manifest.target}, {manifest.algorithm}, {manifest.origin} schedule"
-        )
-        rank = (0, -len(manifest.required), -ORIGINS.index(manifest.origin), manifest.name)
+        what = "this problem" if exact else f"any extents that are free in {manifest.problem},"
+        reason = f"serves {what} and this CPU: {manifest.target}, {manifest.algorithm}, {manifest.origin} schedule"
+        rank = (0, -len(manifest.required), len(manifest.parsed.free) * (not exact), -ORIGINS.index(manifest.origin), manifest.name)
         ranked.append((rank, Accepted(manifest, reason)))
     for name, reason in (broken or {}).items():
         ranked.append(((2, name), Rejected(None, reason, name)))

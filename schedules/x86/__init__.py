@@ -7,19 +7,20 @@ whose best plan is the cheapest by arithmetic builds the kernel.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 from tvm.tirx import PrimFunc
 
 from tvm_deconv.compute.direct import CHANNELS, GROUPS, ROWS, define_direct
-from tvm_deconv.compute.matrix import contiguous_phases, define_matrix
+from tvm_deconv.compute.matrix import contiguous_phases, define_matrix, row_unit
 from tvm_deconv.compute.packing import pack_filter, pack_matrix_filter
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86 import matrix_tiles, tiles
 from tvm_deconv.schedules.x86.direct import schedule
 from tvm_deconv.schedules.x86.matrix import schedule_matrix
+from tvm_deconv.schedules.x86.threads import in_parallel
 from tvm_deconv.targets import Target
 
 Predicate: TypeAlias = Callable[[Problem, Target], bool]
@@ -51,7 +52,11 @@ class Family(Protocol):
     """A definition with its schedules and plans."""
 
     def plans(self, problem: Problem, target: Target) -> list[tuple[float, Plan]]:
-        """Return every plan worth considering with its cost by arithmetic (cycles a useful product), cheapest first."""
+        """Return every plan worth considering with its cost by arithmetic (cycles a useful product), cheapest first.
+
+        Of a variable problem: for its typical call.  Tasks share no data there, which would be packed for all blocks at
+        once, in memory that grows with the call.
+        """
 
     def read(self, decisions: Mapping[str, int]) -> Plan:
         """Return the plan whose decisions these are. Raises KeyError, TypeError or ValueError where there is none."""
@@ -71,7 +76,13 @@ class Direct:
 
     def plans(self, problem: Problem, target: Target) -> list[tuple[float, Plan]]:
         """See Family."""
-        return [*tiles.candidates(problem, self.form, target, accumulator_lanes(problem, target))]
+        lanes = accumulator_lanes(problem, target)
+        found = tiles.candidates(problem, self.form, target, lanes)
+        if problem.free:
+            # A row may always have a next block: it is cut into whole vectors.
+            whole = lanes if self.form == ROWS and problem.rank in problem.free else 1
+            found = [(cost, replace(plan, share_data=False)) for cost, plan in found if plan.tile.width % whole == 0]
+        return [*found]
 
     def read(self, decisions: Mapping[str, int]) -> Plan:
         """See Family."""
@@ -89,7 +100,7 @@ class Direct:
         definition = define_direct(problem, self.form, plan.tile, lanes)
         scheduled = schedule(definition, self.form, plan, lanes, problem.accumulate_dtype)
         return Kernel(
-            scheduled.mod["main"].with_attr("global_symbol", "deconv"),
+            in_parallel(scheduled.mod["main"]).with_attr("global_symbol", "deconv"),
             pack_filter(problem, definition.sections, definition.packed_elements),
             algorithm,
             plan.decisions,
@@ -106,7 +117,12 @@ class Matrix:
 
     def plans(self, problem: Problem, target: Target) -> list[tuple[float, Plan]]:
         """See Family."""
-        return [*matrix_tiles.candidates(problem, self.winograd, target, accumulator_lanes(problem, target))]
+        lanes = accumulator_lanes(problem, target)
+        found = matrix_tiles.candidates(problem, self.winograd, target, lanes)
+        if problem.free:
+            whole = row_unit(problem, lanes) if problem.rank in problem.free else 1
+            found = [(cost, replace(plan, share_data=False)) for cost, plan in found if plan.tile.width % whole == 0]
+        return [*found]
 
     def read(self, decisions: Mapping[str, int]) -> Plan:
         """See Family."""
@@ -124,7 +140,7 @@ class Matrix:
         definition = define_matrix(problem, plan.tile, lanes)
         scheduled = schedule_matrix(definition, plan, lanes, problem.accumulate_dtype)
         return Kernel(
-            scheduled.mod["main"].with_attr("global_symbol", "deconv"),
+            in_parallel(scheduled.mod["main"]).with_attr("global_symbol", "deconv"),
             pack_matrix_filter(problem, definition.sections, definition.packed_elements),
             algorithm,
             plan.decisions,

@@ -19,6 +19,7 @@ from tvm.s_tir import Schedule
 
 from tvm_deconv.compute.direct import CHANNELS, GROUPS, LEAD, ROWS, Definition
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, interleave_intrinsic
+from tvm_deconv.schedules.x86.threads import tasks
 from tvm_deconv.schedules.x86.tiles import Plan
 
 
@@ -60,8 +61,6 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
         sch.reorder(g, c, n, d, h, w)
         sch.fuse(g, c)
         sch.merge(sch.get_loops(tail[-1])[height], sch.get_loops(out)[height])
-    lead = sch.get_loops(tail[-1])[:LEAD]
-    sch.parallel(sch.fuse(*(lead if plan.share_data else lead[:-1])))
     # 4. Register tiles.
     for block, section in zip(runs, definition.sections, strict=True):
         fd, fh, fw, first, second, *reduction = sch.get_loops(block)[-9:]
@@ -95,5 +94,8 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
         cc, lane = sch.split(cc, [None, lanes])
         sch.vectorize(lane)
         sch.unroll(cc)
+    # 6. Threads.
+    lead = sch.get_loops(out)[:LEAD]
+    tasks(sch, lead if plan.share_data else lead[:-1])
     sch.transform_layout(out, ("write", 0), definition.natural_output)
     return sch

@@ -8,6 +8,7 @@ from tvm_deconv.compute.direct import LEAD
 from tvm_deconv.compute.matrix import MatrixDefinition
 from tvm_deconv.schedules.x86.interleave import transpose_intrinsic
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
+from tvm_deconv.schedules.x86.threads import tasks
 
 
 def schedule_matrix(definition: MatrixDefinition, plan: MatrixPlan, lanes: int, dtype: str) -> Schedule:
@@ -42,8 +43,6 @@ def schedule_matrix(definition: MatrixDefinition, plan: MatrixPlan, lanes: int, 
             sch.merge(*(sch.get_loops(block)[LEAD - 2] for block in (*first, runs[0])))
     # 3. The copy into the output.
     sch.reverse_compute_at(out, sch.get_loops(tail[-1])[LEAD - 1], preserve_unit_loops=True)
-    lead = sch.get_loops(tail[-1])[:LEAD]
-    sch.parallel(sch.fuse(*(lead if share_data else lead[:-1])))
     # 4. Rows: vectors of input channels; the points of a transform are one body, where inner sums are shared.
     if count:
         *_, w, ci = sch.get_loops(data_pack)
@@ -105,5 +104,8 @@ def schedule_matrix(definition: MatrixDefinition, plan: MatrixPlan, lanes: int, 
         # A chunk is finished in registers, and transposed at once.
         sch.merge(sch.get_loops(epilogue)[-3], chunk)
         sch.tensorize(sch.get_loops(tail[1])[-2], transpose_intrinsic(lanes, dtype))
+    # 8. Threads.
+    lead = sch.get_loops(out)[:LEAD]
+    tasks(sch, lead if share_data else lead[:-1])
     sch.transform_layout(out, ("write", 0), definition.natural_output)
     return sch

@@ -1,0 +1,66 @@
+"""The extents of a definition: numbers, and variables of the call where a problem leaves them free.
+
+A free extent enters three places only: where the data end, how many blocks there are, and where the output ends.
+Everything inside of a block is a number, so no symbolic axis is ever cut, and vectors stay whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.ir import Expr
+from tvm.tirx import IntImm
+
+from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.problem import Problem
+
+Extent = Expr | int
+
+
+@dataclass(frozen=True, slots=True)
+class Extents:
+    """Images, and along three spatial axes the data, the output, and the positions of a phase."""
+
+    batch: Extent
+    data: tuple[Extent, ...]
+    output: tuple[Extent, ...]
+    positions: tuple[Extent, ...]
+
+    @staticmethod
+    def of(problem: Problem) -> Extents:
+        """Return the extents of `problem`, with new variables for the free ones."""
+        geometry = Geometry.of(problem)
+        data: list[Extent] = [*geometry.data]
+        output: list[Extent] = [*geometry.output]
+        positions: list[Extent] = [axis.positions for axis in geometry.axes]
+        for axis in (axis - 1 for axis in problem.free if axis):
+            place, stride, constant = axis + 3 - problem.rank, problem.strides[axis], problem.output_constant(axis)
+            extent = tirx.Var(f"extent_{axis}", "int64")
+            data[place] = extent
+            output[place] = extent * stride + (constant - stride)
+            positions[place] = extent + (-(-constant // stride) - 1)
+        batch: Extent = tirx.Var("batch", "int64") if 0 in problem.free else geometry.batch
+        return Extents(batch, tuple(data), tuple(output), tuple(positions))
+
+    def blocks(self, block: Sequence[int]) -> tuple[Extent, ...]:
+        """Return how many blocks of images and positions there are along each of the four axes."""
+        return tuple(
+            -(-e // b) if isinstance(e, int) else (e + (b - 1)) // b
+            for e, b in zip((self.batch, *self.positions), block, strict=True)
+        )
+
+    def natural(self, rank: int) -> tuple[Extent, ...]:
+        """Return the spatial extents of the data as the caller has them."""
+        return self.data[3 - rank :]
+
+
+def at_most(size: int, extent: Extent) -> int:
+    """Return `size`, or the `extent` where that is known to be smaller."""
+    return min(size, extent) if isinstance(extent, int) else size
+
+
+def shape_of(values: Sequence[Extent]) -> list[Expr]:
+    """Return a shape for TVM, all of it 64-bit."""
+    return [IntImm("int64", value) if isinstance(value, int) else value for value in values]
