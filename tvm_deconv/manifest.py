@@ -319,7 +319,13 @@ def select(
             continue
         what = "this problem" if exact else f"any extents that are free in {manifest.problem},"
         reason = f"serves {what} and this CPU: {manifest.target}, {manifest.algorithm}, {manifest.origin} schedule"
-        rank = (0, -len(manifest.required), len(manifest.parsed.free) * (not exact), -ORIGINS.index(manifest.origin), manifest.name)
+        rank = (
+            0,
+            -len(manifest.required),
+            len(manifest.parsed.free) * (not exact),
+            -ORIGINS.index(manifest.origin),
+            manifest.name,
+        )
         ranked.append((rank, Accepted(manifest, reason)))
     for name, reason in (broken or {}).items():
         ranked.append(((2, name), Rejected(None, reason, name)))

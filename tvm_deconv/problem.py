@@ -55,6 +55,11 @@ _TYPICAL_BATCH = 1
 _TYPICAL_EXTENT = {1: 1024, 2: 64}
 
 
+def typical_extent(axis: int, rank: int) -> int:
+    """What a problem has in the place of a free extent: of the batch, which is `axis` 0, or of a spatial axis."""
+    return _TYPICAL_EXTENT.get(rank, 1) if axis else _TYPICAL_BATCH
+
+
 def one_of(attribute: str, value: object, allowed: Iterable[str]) -> str:
     """`value` if it is one of the `allowed` words, else ProblemError."""
     allowed = tuple(allowed)
