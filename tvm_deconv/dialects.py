@@ -4,8 +4,8 @@ The families share their arithmetic and differ in layouts, defaults and in who g
 with `nat = s*(X-1) + (K-1)*d + 1` and an output extent Y, the pad to share out is `total = max(nat + op - Y, 0)`; what
 an output is longer than `nat + op` stays zero at its end. docs/semantics.md has the tables.
 
-The batch and, with one or two spatial axes, spatial extents of `data_shape` may be "any": the problem is then a variable
-one, whose output extents follow from the attributes in every call.
+The batch and, with one or two spatial axes, spatial extents of `data_shape` may be "any": that makes a variable
+problem, whose output extents follow from the attributes in every call.
 
 Every function raises ProblemError with the attribute, its value and the rule.
 """

@@ -302,7 +302,8 @@ def select(
     5. With a `cap`, they must be among those of the cap too.
 
     Accepted: the wider feature set first (a superset has more flags, so counting respects the partial order), exact
-    before variable (which is better the fewer extents are free), tuned before default, then by name. Rejected: those for this problem, the unreadable, the others by likeness.
+    before variable (which is better the fewer extents are free), tuned before default, then by name. Rejected: those
+    for this problem, the unreadable, the others by likeness.
     """
     ranked: list[tuple[tuple[int | str, ...], Decision]] = []
     for manifest in manifests:

@@ -189,9 +189,9 @@ class Problem:
     along an axis where the kernel has one element is 1, and filter formats that are the same memory have one name.
 
     Extents may be left to each call, which makes a *variable* problem: ``batch="any"``, and with one or two axes
-    ``"any"`` in `data_spatial`, where `output_spatial` then has ``"any+c"`` for ``s*(X-1) + c``. `free` lists those axes
-    of the data (0 the batch, 1 the first spatial axis). Their fields, and all that follows from them, are those of one
-    typical call: a batch of 1, 1024 positions of one axis, 64 of each of two. `at` gives the problem of a call.
+    ``"any"`` in `data_spatial`, where `output_spatial` then has ``"any+c"`` for ``s*(X-1) + c``. `free` lists those
+    axes of the data (0 the batch, 1 the first spatial axis). Their fields, and all that follows from them, are those of
+    a typical call: a batch of 1, 1024 positions of one axis, 64 of each of two. `at` gives the problem of a call.
     Raises ProblemError.
     """
 

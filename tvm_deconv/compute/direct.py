@@ -28,7 +28,7 @@ from tvm.ir import Expr
 from tvm.tirx import PrimFunc
 
 from tvm_deconv.compute.epilogue import activate
-from tvm_deconv.compute.extents import Extent, Extents, at_most, shape_of
+from tvm_deconv.compute.extents import End, Extent, Extents, at_most, shape_of
 from tvm_deconv.compute.phases import Geometry, Run
 from tvm_deconv.compute.storage import from_accumulator, storage_dtype, to_accumulator
 from tvm_deconv.problem import Problem
@@ -88,9 +88,12 @@ class Definition:
 
     func: PrimFunc
     sections: tuple[FilterSection, ...]
+    end: End | None
+    serial: int
     stride: int
     minor: int
     row: int
+    inner: int
     rank: int
     channels_last: bool
     out_channels: int
@@ -398,7 +401,19 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
 
     channel_axes, position_axes = (geo.groups, geo.out_channels), (whole.batch, *whole.output)
     shape = (*position_axes, *channel_axes) if last else (whole.batch, *channel_axes, *whole.output)
+    end = whole.end(block)
+    inner = math.prod(extents[end.axis + 1 :]) if end else 1  # flat positions from one place along its axis to the next
     func = te.create_prim_func([*parameters, te.compute(shape_of(shape), out, "out")])
     return Definition(
-        _any_alignment(func), sections, strides[2], minor, extents[2], problem.rank, last, geo.out_channels
+        _any_alignment(func),
+        sections,
+        end,
+        whole.serial,
+        strides[2],
+        minor,
+        extents[2],
+        inner,
+        problem.rank,
+        last,
+        geo.out_channels,
     )

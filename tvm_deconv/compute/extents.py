@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -16,17 +17,35 @@ from tvm.tirx import IntImm
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 
-Extent = Expr | int
+Extent: TypeAlias = Expr | int
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Where a free axis ends, the outermost along which blocks have several positions, `block` of them.
+
+    That is after so many positions as the variable `name` of a call says, and `offset` more.
+    """
+
+    axis: int
+    name: str
+    offset: int
+    block: int
 
 
 @dataclass(frozen=True, slots=True)
 class Extents:
-    """Images, and along three spatial axes the data, the output, and the positions of a phase."""
+    """Images, and along three spatial axes the data, the output, and the positions of a phase.
+
+    `names` are those of the free extents of the data, empty for others, and `offsets` what positions are more.
+    """
 
     batch: Extent
     data: tuple[Extent, ...]
     output: tuple[Extent, ...]
     positions: tuple[Extent, ...]
+    names: tuple[str, ...]
+    offsets: tuple[int, ...]
 
     @staticmethod
     def of(problem: Problem) -> Extents:
@@ -35,14 +54,16 @@ class Extents:
         data: list[Extent] = [*geometry.data]
         output: list[Extent] = [*geometry.output]
         positions: list[Extent] = [axis.positions for axis in geometry.axes]
+        names, offsets = ["", "", ""], [0, 0, 0]
         for axis in (axis - 1 for axis in problem.free if axis):
             place, stride, constant = axis + 3 - problem.rank, problem.strides[axis], problem.output_constant(axis)
-            extent = tirx.Var(f"extent_{axis}", "int64")
+            names[place], offsets[place] = f"extent_{axis}", -(-constant // stride) - 1
+            extent = tirx.Var(names[place], "int64")
             data[place] = extent
             output[place] = extent * stride + (constant - stride)
-            positions[place] = extent + (-(-constant // stride) - 1)
+            positions[place] = extent + offsets[place]
         batch: Extent = tirx.Var("batch", "int64") if 0 in problem.free else geometry.batch
-        return Extents(batch, tuple(data), tuple(output), tuple(positions))
+        return Extents(batch, tuple(data), tuple(output), tuple(positions), tuple(names), tuple(offsets))
 
     def blocks(self, block: Sequence[int]) -> tuple[Extent, ...]:
         """Return how many blocks of images and positions there are along each of the four axes."""
@@ -50,6 +71,24 @@ class Extents:
             -(-e // b) if isinstance(e, int) else (e + (b - 1)) // b
             for e, b in zip((self.batch, *self.positions), block, strict=True)
         )
+
+    def end(self, block: Sequence[int]) -> End | None:
+        """Return the end that the positions of a block, in their order, may run over; None where it is not free."""
+        images, *lengths = block
+        axis = next((axis for axis, length in enumerate(lengths) if length > 1), None)
+        if images > 1 or axis is None:
+            return None
+        name = self.names[axis]
+        return End(axis, name, self.offsets[axis], lengths[axis]) if name else None
+
+    @property
+    def serial(self) -> int:
+        """How many axes of blocks, from the outermost on, hold all that are free.
+
+        What is made once for several tasks is made anew for each block of those: its memory does not grow with a call.
+        """
+        free = [not isinstance(extent, int) for extent in (self.batch, *self.positions)]
+        return max((axis + 1 for axis, is_free in enumerate(free) if is_free), default=0)
 
     def natural(self, rank: int) -> tuple[Extent, ...]:
         """Return the spatial extents of the data as the caller has them."""

@@ -31,7 +31,7 @@ from tvm.tirx import PrimFunc
 
 from tvm_deconv.compute.direct import LEAD, _any_alignment, cut, data_element
 from tvm_deconv.compute.epilogue import activate
-from tvm_deconv.compute.extents import Extents, at_most, shape_of
+from tvm_deconv.compute.extents import End, Extents, at_most, shape_of
 from tvm_deconv.compute.phases import AxisPhases, Geometry, Run
 from tvm_deconv.compute.storage import from_accumulator, storage_dtype
 from tvm_deconv.compute.winograd import Matrix, winograd
@@ -167,6 +167,9 @@ class MatrixDefinition:
     func: PrimFunc
     sections: tuple[MatrixSection, ...]
     packed_elements: int
+    end: End | None
+    serial: int
+    halo: int
     chunk: int
     rank: int
     channels_last: bool
@@ -477,7 +480,17 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
     shape = (*position_axes, *channel_axes) if last and not wide else (whole.batch, *channel_axes, *whole.output)
     func = te.create_prim_func([*parameters, te.compute(shape_of(shape), out, "out")])
     return MatrixDefinition(
-        _any_alignment(func), sections, packed_elements, chunk, problem.rank, last, wide, geo.out_channels
+        _any_alignment(func),
+        sections,
+        packed_elements,
+        whole.end(block),
+        whole.serial,
+        axes[2].halo,
+        chunk,
+        problem.rank,
+        last,
+        wide,
+        geo.out_channels,
     )
 
 
