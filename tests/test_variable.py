@@ -13,21 +13,12 @@ from test_kernels import TOLERANCE, not_empty, targets
 from test_plans import WINOGRAD
 
 import tvm_deconv as td
-from tvm_deconv.manifest import Manifest, select, stem
+from tvm_deconv.manifest import Manifest, library_name, select, stem
 from tvm_deconv.reference import reference
 from tvm_deconv.schedules.x86 import ALGORITHMS
 from tvm_deconv.targets import TARGETS, detect_host
 
 VOCODER = td.Problem("any", 2, 20, 24, ("any",), (16,), (8,), (1,), (4,), ("any+8",), epilogue=td.Epilogue(True))
-
-
-def data_shape(problem, batch, spatial):
-    """The shape of data for `problem` with those extents where they are free."""
-    chosen = iter([batch if 0 in problem.free else problem.batch, *spatial])
-    return tuple(
-        next(chosen) if axis != problem.data_form.index(channels(problem)) else extent
-        for axis, extent in enumerate(problem.data_shape)
-    )
 
 
 def channels(problem):
@@ -37,7 +28,8 @@ def channels(problem):
 def at(problem, batch, spatial):
     """The problem of a call of `problem`, with the free ones among these extents."""
     spatial = tuple(
-        x if i + 1 in problem.free else own for i, (x, own) in enumerate(zip(spatial, problem.data_spatial))
+        x if i + 1 in problem.free else own
+        for i, (x, own) in enumerate(zip(spatial, problem.data_spatial, strict=True))
     )
     batch = batch if 0 in problem.free else problem.batch
     last = problem.data_format == "NXC"
@@ -59,10 +51,11 @@ def variable(draw):
 
 
 @targets
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(drawn=variable(), seed=st.integers(0, 2**20))
 @example(drawn=(VOCODER, [(1, (513,)), (2, (1025,)), (3, (7,))]), seed=0)
 @example(drawn=(VOCODER.replace(data_format="NXC"), [(1, (513,)), (2, (1025,)), (3, (7,))]), seed=1)
+@example(drawn=(td.Problem("any", 1, 3, 5, ("any",), (1,), (1,), (1,), (0,), ("any+1",)), [(2, (1025,))]), seed=2)
 def test_any_plan_serves_extents_it_never_saw(drawn, target, seed):
     if drawn is None:
         return
@@ -176,7 +169,7 @@ class TestLayer:
 
 def manifest(problem, target):
     return Manifest(
-        problem=problem.artifact_key, target=target, features=(), library=f"{stem(problem.artifact_key, target)}.so",
+        problem=problem.artifact_key, target=target, features=(), library=library_name(stem(problem.artifact_key, target), "0" * 64),
         sha256="0" * 64, size=1, algorithm="direct_rows", decisions={}, packed_shape=(1,), packed_dtype="float32",
         scratch_bytes=0, macs=0, versions={}, recipe="0" * 64,
     )  # fmt: skip
@@ -202,7 +195,7 @@ def test_keys_and_calls():
     assert not VOCODER.replace(batch=3).serves(VOCODER)
     assert not static.serves(VOCODER)
     assert static.replace(free=(0, 1)) == VOCODER
-    assert VOCODER != VOCODER.replace(batch=1)
+    assert VOCODER.replace(batch=1) != VOCODER
 
 
 def test_a_negative_constant():
@@ -244,7 +237,10 @@ def test_dialects(dialect, any_shape, shape, filter_shape, attributes):
             "output_shape=[5]: must be left out",
         ),
         (lambda: td.Problem.from_torch((2, 8, "any"), (8, 4, 3), output_size=[5]), "output_size=[5]: must be left out"),
-        (lambda: td.Problem.from_torch((2, "any", 8), (8, 4, 3)), "data_shape=(2, 'any', 8): every element must be"),
+        (
+            lambda: td.Problem.from_torch((2, "any", 8), (8, 4, 3)),
+            "data_shape=(2, 'any', 8): every element must be an integer",
+        ),
         (lambda: td.Problem.from_torch((2, 8, "any", 3, 3), (8, 4, 3, 3, 3)), "may be any with 1 or 2 axes only"),
         (lambda: VOCODER.replace(data_spatial=("any",)), "must be any+c where the data extent is any"),
         (lambda: VOCODER.replace(free=(0, 2)), "free=(0, 2): must be axes from 0 to 1"),

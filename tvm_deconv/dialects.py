@@ -51,7 +51,7 @@ def _data_shape(value: Shape, data_format: str = "NCX") -> tuple[int, int, tuple
             if isinstance(typical[place], str) and typical[place] == ANY:
                 typical[place] = typical_extent(axis, len(axes) - 1)
                 free.append(axis)
-        value = typical
+        value = tuple(typical)
     shape = integers("data_shape", value, 0)
     if not 3 <= len(shape) <= 5:
         raise ProblemError("data_shape", shape, "must have rank 3, 4 or 5")

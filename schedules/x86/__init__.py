@@ -26,8 +26,8 @@ from tvm_deconv.targets import Target
 
 Predicate: TypeAlias = Callable[[Problem, Target], bool]
 
-#: Where a spatial extent is free and a block has so many tiles of channels, those share its data, and blocks follow each
-#: other; with fewer, blocks are the tasks.
+#: Where a spatial extent is free and a block has so many tiles of channels, those share its data, and blocks follow one
+#: another; with fewer, blocks are the tasks.
 SHARERS = 4
 _ELEMENT_BYTES = {"float32": 4, "float64": 8, "int32": 4}
 

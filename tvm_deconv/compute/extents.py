@@ -68,7 +68,7 @@ class Extents:
     def blocks(self, block: Sequence[int]) -> tuple[Extent, ...]:
         """Return how many blocks of images and positions there are along each of the four axes."""
         return tuple(
-            -(-e // b) if isinstance(e, int) else (e + (b - 1)) // b
+            -(-e // b) if isinstance(e, int) else (e - 1) // b + 1
             for e, b in zip((self.batch, *self.positions), block, strict=True)
         )
 
