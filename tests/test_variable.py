@@ -169,8 +169,9 @@ class TestLayer:
 
 def manifest(problem, target):
     return Manifest(
-        problem=problem.artifact_key, target=target, features=(), library=library_name(stem(problem.artifact_key, target), "0" * 64),
-        sha256="0" * 64, size=1, algorithm="direct_rows", decisions={}, packed_shape=(1,), packed_dtype="float32",
+        problem=problem.artifact_key, target=target, features=(), sha256="0" * 64,
+        library=library_name(stem(problem.artifact_key, target), "0" * 64),
+        size=1, algorithm="direct_rows", decisions={}, packed_shape=(1,), packed_dtype="float32",
         scratch_bytes=0, macs=0, versions={}, recipe="0" * 64,
     )  # fmt: skip
 

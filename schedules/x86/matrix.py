@@ -69,7 +69,7 @@ def schedule_matrix(definition: MatrixDefinition, plan: MatrixPlan, lanes: int, 
             *_, pd, ph, pw, row, td, th, tw, ci = sch.get_loops(block)
             ci, lane = sch.split(ci, [None, lanes])
             sch.reorder(row, td, th, tw, ci, pd, ph, pw, lane)
-            skips.needed(row, outputs[i], whole=tile.rows, inner=inner[i])
+            skips.needed(row, 1, whole=tile.rows, inner=inner[i], outputs=outputs[i])
             sch.vectorize(lane)
             for loop in (pd, ph, pw):
                 sch.unroll(loop)
@@ -79,7 +79,7 @@ def schedule_matrix(definition: MatrixDefinition, plan: MatrixPlan, lanes: int, 
         row, row_in = sch.split(row, [None, tile.rows])
         column, vector, lane = sch.split(column, [None, tile.vectors, lanes])
         sch.reorder(column, row, *reduction, row_in, vector, lane)
-        skips.needed(row, tile.rows * outputs[i], inner=inner[i])
+        skips.needed(row, tile.rows, inner=inner[i], outputs=outputs[i])
         store = sch.cache_write(block, 0, "global")
         sch.reverse_compute_at(store, row, preserve_unit_loops=True)
         sch.vectorize(lane)
@@ -96,15 +96,15 @@ def schedule_matrix(definition: MatrixDefinition, plan: MatrixPlan, lanes: int, 
         *_, row, d, h, w, column = sch.get_loops(block)
         column, lane = sch.split(column, [None, lanes])
         sch.reorder(row, column, d, h, w, lane)
-        skips.needed(row, outputs[i], inner=inner[i])
+        skips.needed(row, 1, inner=inner[i], outputs=outputs[i])
         sch.vectorize(lane)
         for loop in (d, h, w):
             sch.unroll(loop)
     # 7. Epilogue, and transposition.
     if direct:
-        *_, inner = sch.get_loops(epilogue)
+        *_, last = sch.get_loops(epilogue)
         if definition.wide or tile.channels >= lanes:
-            inner, lane = sch.split(inner, [None, lanes])
+            last, lane = sch.split(last, [None, lanes])
             sch.vectorize(lane)
     else:
         *_, i, lane = sch.get_loops(epilogue)

@@ -39,13 +39,13 @@ class Skips:
     sch: Schedule
     end: End | None
 
-    def needed(self, loop: LoopRV, unit: int, whole: int = 1, inner: int = 1, slack: int = 0) -> None:
-        """Mark `loop`, an iteration of which does places from ``i // whole * whole * unit // inner`` on.
+    def needed(self, loop: LoopRV, unit: int, *, whole: int = 1, inner: int = 1, outputs: int = 1) -> None:
+        """Mark `loop`, whose iteration i does `unit` rows, in groups of `whole` iterations that need each other.
 
-        Places are positions of the block along the axis of the end, of which those up to `slack` past it are needed.
+        Rows count along the axis of the end, `outputs` positions each, and the axes inside of it, `inner` rows.
         """
         if self.end is not None:
-            self.sch.annotate(loop, _NEEDED, [unit, whole, inner, slack])
+            self.sch.annotate(loop, _NEEDED, [unit, whole, inner, outputs])
 
 
 def finished(func: PrimFunc, end: End | None) -> PrimFunc:
@@ -76,10 +76,10 @@ def _finished(stmt: Stmt, end: tuple[End, Expr] | None) -> Stmt:
     if _NEEDED in stmt.annotations:
         assert end is not None
         axis, positions = end
-        unit, whole, inner_extent, slack = (int(value) for value in stmt.annotations[_NEEDED])
-        first = stmt.loop_var // whole * (whole * unit) // inner_extent
+        unit, whole, rows_inside, outputs = (int(value) for value in stmt.annotations[_NEEDED])
+        first = stmt.loop_var // whole * (whole * unit) // rows_inside * outputs
         block_number = _first_block(stmt.body).iter_values[axis.axis + 1]
-        left = positions + slack - (block_number * axis.block + first)
+        left = positions - (block_number * axis.block + first)
         body = IfThenElse(left.astype("float64") > tirx.const(0, "float64"), body, None)
     return For(stmt.loop_var, stmt.min, stmt.extent, kind, body, stmt.thread_binding, kept)
 

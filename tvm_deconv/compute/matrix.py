@@ -169,7 +169,6 @@ class MatrixDefinition:
     packed_elements: int
     end: End | None
     serial: int
-    halo: int
     chunk: int
     rank: int
     channels_last: bool
@@ -485,7 +484,6 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
         packed_elements,
         whole.end(block),
         whole.serial,
-        axes[2].halo,
         chunk,
         problem.rank,
         last,
