@@ -22,14 +22,15 @@ def guarded(shape, dtype):
     return whole[MARGIN : MARGIN + size].reshape(shape), whole
 
 
-def run_kernel(problem, target, data, weights, bias, algorithm=None, plan=None):
-    """The output of a kernel for `problem`, by default the default one.
-
-    What lies around the output and the packed filter is checked.
-    """
+def compile_kernel(problem, target, algorithm=None, plan=None):
+    """A kernel for `problem`, by default the default one, and its functions."""
     kernel = build_kernel(problem, target, algorithm, plan)
     module = tvm.IRModule({"deconv": kernel.deconv, "pack": kernel.pack})
-    compiled = tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu}))
+    return kernel, tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu}))
+
+
+def call_kernel(problem, kernel, compiled, data, weights, bias):
+    """The output of a compiled kernel for `problem`; what lies around the output and the packed filter is checked."""
     packed, around_packed = guarded((kernel.packed_elements,), problem.accumulate_dtype)
     storage = "uint16" if problem.output_dtype == "bfloat16" else problem.output_dtype
     out, around_out = guarded(problem.output_shape, storage)
@@ -40,3 +41,8 @@ def run_kernel(problem, target, data, weights, bias, algorithm=None, plan=None):
         edges = np.concatenate([whole[:MARGIN], whole[-MARGIN:]])
         assert np.isnan(edges).all() if edges.dtype.kind == "f" else (edges == 113).all()
     return out.view("bfloat16") if problem.output_dtype == "bfloat16" else out
+
+
+def run_kernel(problem, target, data, weights, bias, algorithm=None, plan=None):
+    """The output of a kernel for `problem`, by default the default one; see `call_kernel`."""
+    return call_kernel(problem, *compile_kernel(problem, target, algorithm, plan), data, weights, bias)

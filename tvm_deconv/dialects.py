@@ -4,6 +4,9 @@ The families share their arithmetic and differ in layouts, defaults and in who g
 with `nat = s*(X-1) + (K-1)*d + 1` and an output extent Y, the pad to share out is `total = max(nat + op - Y, 0)`; what
 an output is longer than `nat + op` stays zero at its end. docs/semantics.md has the tables.
 
+The batch and, with one or two spatial axes, spatial extents of `data_shape` may be "any": that makes a variable
+problem, whose output extents follow from the attributes in every call.
+
 Every function raises ProblemError with the attribute, its value and the rule.
 """
 
@@ -13,9 +16,11 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from tvm_deconv.errors import ProblemError
-from tvm_deconv.problem import Epilogue, Problem, integer, integers, natural, one_of
+from tvm_deconv.problem import ANY, Epilogue, Problem, integer, integers, natural, one_of, typical_extent
 
 Ints = Sequence[int]
+#: Of data: an extent may be the word "any".
+Shape = Sequence[int | str]
 
 _EXPLICIT = "explicit"
 _AUTO_PADS = {"none": _EXPLICIT, "notset": _EXPLICIT} | {
@@ -30,16 +35,36 @@ def _auto_pad(value: object) -> str:
     return _AUTO_PADS[word.lower()]
 
 
-def _data_shape(value: Ints, data_format: str = "NCX") -> tuple[int, int, tuple[int, ...]]:
-    """(batch, channels, spatial extents) of a data shape."""
+def _data_shape(value: Shape, data_format: str = "NCX") -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
+    """(batch, channels, spatial extents, free axes) of a data shape; free axes have a typical extent."""
     one_of("data_format", data_format, ("NCX", "NXC"))
+    channel = 1 if data_format == "NCX" else -1
+    free: list[int] = []
+    if (
+        isinstance(value, (list, tuple))
+        and 3 <= len(value) <= 5
+        and any(isinstance(x, str) and x == ANY for x in value)
+    ):
+        typical = list(value)
+        axes = [axis for axis in range(len(typical)) if axis != channel % len(typical)]
+        for axis, place in enumerate(axes):
+            if isinstance(typical[place], str) and typical[place] == ANY:
+                typical[place] = typical_extent(axis, len(axes) - 1)
+                free.append(axis)
+        value = tuple(typical)
     shape = integers("data_shape", value, 0)
     if not 3 <= len(shape) <= 5:
         raise ProblemError("data_shape", shape, "must have rank 3, 4 or 5")
     channels, spatial = (shape[1], shape[2:]) if data_format == "NCX" else (shape[-1], shape[1:-1])
     if channels < 1 or min(spatial) < 1:
         raise ProblemError("data_shape", shape, f"must have channels and spatial extents of at least 1 ({data_format})")
-    return shape[0], channels, spatial
+    return shape[0], channels, spatial, tuple(free)
+
+
+def _check_fixed(attribute: str, value: Ints | None, free: tuple[int, ...]) -> None:
+    """Refuse an output shape where the extents that it would prescribe are free."""
+    if value is not None and free not in ((), (0,)):
+        raise ProblemError(attribute, value, "must be left out where a spatial extent of the data is any")
 
 
 def _filter_shape(value: Ints, rank: int, rule: str) -> tuple[int, ...]:
@@ -121,7 +146,7 @@ def _backprop_data(
 
 
 def from_openvino(
-    data_shape: Ints,
+    data_shape: Shape,
     filter_shape: Ints,
     *,
     strides: Ints | None,
@@ -142,7 +167,8 @@ def from_openvino(
     without SAME padding, rule "runtime" honours pads_begin (what OpenVINO runs) and "formula" shares the pad out evenly
     (what its documents compute). `data_format` NXC, which OpenVINO lacks, only says where the channels stand.
     """
-    batch, channels, spatial = _data_shape(data_shape, data_format)
+    batch, channels, spatial, free = _data_shape(data_shape, data_format)
+    _check_fixed("output_shape", output_shape, free)
     grouped = len(integers("filter_shape", filter_shape, 1)) == len(spatial) + 3
     rule = f"must have rank {len(spatial) + 2}, or {len(spatial) + 3} with groups, for data of rank {len(spatial) + 2}"
     shape = _filter_shape(filter_shape, len(spatial) + 2 + grouped, rule)
@@ -156,12 +182,12 @@ def from_openvino(
     return Problem(
         batch=batch, groups=groups, in_channels=in_channels, out_channels=out_channels, data_spatial=spatial,
         kernel=kernel, **axes, dtype=dtype, data_format=data_format, filter_format="GIOX" if grouped else "IOX",
-        epilogue=epilogue,
+        epilogue=epilogue, free=free,
     )  # fmt: skip
 
 
 def from_onednn(
-    data_shape: Ints,
+    data_shape: Shape,
     filter_shape: Ints,
     *,
     strides: Ints | None,
@@ -183,8 +209,9 @@ def from_onednn(
     I and O of a filter format are the forward convolution's: OIX is ``(data channels, Cout/G, *K)`` and XIO is
     ``(*K, Cout/G, data channels)``; ConvTranspose's IOX and XOI are the same memory. `output_shape` is spatial.
     """
-    batch, channels, spatial = _data_shape(data_shape, data_format)
+    batch, channels, spatial, free = _data_shape(data_shape, data_format)
     rank = len(spatial)
+    _check_fixed("output_shape", output_shape, free)
     one_of("filter_format", filter_format, ("XIO", "OIX", "XOI", "IOX"))
     rule = f"must have rank {rank + 2}, that of the data"
     shape = _filter_shape(filter_shape, rank + 2, rule)
@@ -199,12 +226,12 @@ def from_onednn(
     return Problem(
         batch=batch, groups=groups, in_channels=channels // groups, out_channels=out_channels, data_spatial=spatial,
         kernel=tuple(kernel), **axes, dtype=dtype, data_format=data_format, filter_format=filter_format,
-        epilogue=epilogue,
+        epilogue=epilogue, free=free,
     )  # fmt: skip
 
 
 def from_onnx(
-    data_shape: Ints,
+    data_shape: Shape,
     filter_shape: Ints,
     *,
     strides: Ints | None = None,
@@ -223,8 +250,9 @@ def from_onnx(
     The filter is ``[Cin, Cout/G, *K]``, `pads` are all begins and then all ends, `output_shape` is spatial. `pads` are
     ignored where auto_pad or output_shape decide.
     """
-    batch, channels, spatial = _data_shape(data_shape)
+    batch, channels, spatial, free = _data_shape(data_shape)
     rank = len(spatial)
+    _check_fixed("output_shape", output_shape, free)
     shape = _filter_shape(filter_shape, rank + 2, f"must have rank {rank + 2}, that of the data")
     _check_channels(shape, shape[0], channels, "axis 0")
     groups = _check_groups("group", group, channels)
@@ -252,7 +280,7 @@ def from_onnx(
     return Problem(
         batch=batch, groups=groups, in_channels=channels // groups, out_channels=shape[1], data_spatial=spatial,
         kernel=kernel, strides=steps, dilations=spread, pads_begin=begin, output_spatial=extents, dtype=dtype,
-        epilogue=epilogue,
+        epilogue=epilogue, free=free,
     )  # fmt: skip
 
 
@@ -265,7 +293,7 @@ def broadcast(attribute: str, value: int | Ints, rank: int, minimum: int) -> tup
 
 
 def from_torch(
-    data_shape: Ints,
+    data_shape: Shape,
     filter_shape: Ints,
     *,
     stride: int | Ints = 1,
@@ -286,10 +314,11 @@ def from_torch(
     rank = len(shape) - 2
     if not 1 <= rank <= 3:
         raise ProblemError("filter_shape", shape, "must have rank 3, 4 or 5")
-    given = integers("data_shape", data_shape, 0)
+    given = data_shape if isinstance(data_shape, (list, tuple)) else integers("data_shape", data_shape, 0)
     if len(given) not in (rank + 1, rank + 2):
         raise ProblemError("data_shape", given, f"must have rank {rank + 2}, or {rank + 1} without a batch")
-    batch, channels, spatial = _data_shape(given if len(given) == rank + 2 else (1, *given))
+    batch, channels, spatial, free = _data_shape(given if len(given) == rank + 2 else (1, *given))
+    _check_fixed("output_size", output_size, free)
     _check_channels(shape, shape[0], channels, "axis 0")
     groups = _check_groups("groups", groups, channels)
     kernel = shape[2:]
@@ -313,6 +342,7 @@ def from_torch(
         batch=batch, groups=groups, in_channels=channels // groups, out_channels=shape[1], data_spatial=spatial,
         kernel=kernel, strides=steps, dilations=spread, pads_begin=pads,
         output_spatial=_extents(whole, pads, pads, extra, "padding", pads), dtype=dtype, epilogue=epilogue,
+        free=free,
     )  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def computed(problem: Problem) -> _loading.Artifact:
 
     def deconv(data: Array, filter: Array, *others: Array) -> None:
         *bias, out = others
-        out[...] = _rounded(reference(canonical, data, filter, *bias), problem.output_dtype)
+        out[...] = _rounded(reference(canonical.at(data.shape), data, filter, *bias), problem.output_dtype)
 
     def make() -> _loading.Artifact:
         _loading.LOG.warning("no artifact serves %s: NumPy computes it, slowly", key)

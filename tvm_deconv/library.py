@@ -34,12 +34,13 @@ from tvm_deconv.errors import (
     TensorError,
 )
 from tvm_deconv.manifest import Accepted, Decision, Manifest, Rejected
-from tvm_deconv.problem import Epilogue, Problem, integer, one_of
+from tvm_deconv.problem import ANY, Epilogue, Problem, integer, one_of
 from tvm_deconv.targets import Capability, Host, Target, cuda_capability, detect_host, max_target
 
 Ints = Sequence[int]
 _FALLBACKS = ("compile", "reference")
 _REPLACEMENTS = 10  # times that an artifact may be built again while it is loaded
+_MOST_SHAPES = 4096  # that a layer of a variable problem remembers
 
 
 def load(
@@ -156,6 +157,7 @@ class Library:
         self._serving: dict[str, list[Manifest]] = {}
         for manifest in self.manifests:
             self._serving.setdefault(manifest.problem, []).append(manifest)
+        self._variable = [manifest for manifest in self.manifests if ANY in manifest.problem]
 
     def __repr__(self) -> str:
         return f"<Library {str(self.root)!r}: {len(self.manifests)} artifacts, {len(self.broken)} broken>"
@@ -221,7 +223,8 @@ class Library:
         _check_problem(problem)
         found = self._best.get(problem)
         if found is None:
-            best = self._choose(problem, self._serving.get(problem.artifact_key, ()))
+            exact = self._serving.get(problem.artifact_key, ())
+            best = self._choose(problem, [*exact, *(manifest for manifest in self._variable if manifest not in exact)])
             found = self._best[problem] = self._open(problem, best) if best else self._fall_back(problem)
         return found
 
@@ -388,8 +391,8 @@ class Layer:
         """Pack `filter` and convert `bias`; see `Library.bind`, which is how layers are made."""
         self.problem = problem
         self.manifest = manifest
-        self._data_shape = problem.data_shape
-        self._output_shape = problem.output_shape
+        # The output's shape by the data's. A variable problem learns those of its calls.
+        self._outputs = {} if problem.free else {problem.data_shape: problem.output_shape}
         self._output_storage = _arrays.storage(problem.output_dtype)
         # What the short way of a call compares by identity. It is not for bfloat16, which NumPy does not know.
         short = problem.dtype != "bfloat16"
@@ -401,7 +404,7 @@ class Layer:
                 arguments.append(_accumulated(problem, bias))
             self._constants = tuple(map(artifact.constant, arguments))
         # An empty output is complete: kernels need not know of extents of zero.
-        self._deconv: Callable[..., None] = artifact if 0 not in self._output_shape else _nothing
+        self._deconv: Callable[..., None] = artifact if 0 not in problem.output_shape else _nothing
         if workspace is not None and manifest is not None:
             self._workspace = _memory(workspace, manifest)
             self._deconv = _loading.within(self._workspace, manifest.lane_bytes, self._deconv)
@@ -414,17 +417,20 @@ class Layer:
         """Return the output for `data`, in `out` where that is given, by up to `threads` threads.
 
         `data` has shape ``problem.data_shape`` and dtype ``problem.dtype``; the output has ``problem.output_shape`` and
-        ``problem.output_dtype`` and is of the kind of `data`, or is `out` itself. Raises TensorError, TensorTypeError.
+        ``problem.output_dtype`` and is of the kind of `data`, or is `out` itself. Where the problem is variable, its
+        free extents are those of `data`, and ``problem.at(data.shape)`` has the output's. Raises TensorError,
+        TensorTypeError.
         """
         if threads is not None:
             with _loading.thread_limit(threads):
                 return self(data, out)
-        if _is_plain(data, self._data_dtype, self._data_shape):
+        shape = self._outputs.get(data.shape) if type(data) is np.ndarray else None
+        if shape is not None and data.dtype is self._data_dtype and data.flags.carray:
             if out is None:
-                result = np.empty(self._output_shape, self._output_storage)
+                result = np.empty(shape, self._output_storage)
                 self._deconv(data, *self._constants, result)
                 return result
-            if _is_plain(out, self._output_dtype, self._output_shape) and not np.may_share_memory(data, out):
+            if _is_plain(out, self._output_dtype, shape) and not np.may_share_memory(data, out):
                 self._deconv(data, *self._constants, out)
                 return out
         return self._run(_arrays.borrow("data", data), out, {})
@@ -432,22 +438,39 @@ class Layer:
     def _run(self, data: _arrays.Borrowed, out: Any, others: dict[str, _arrays.Array]) -> Any:
         """Check `data` and `out`, which must not overlap each other or `others`, and compute."""
         _arrays.check_type("data", data.dtype, [self.problem.dtype])
-        _arrays.check_shape("data", data.view, self._data_shape)
+        shape = self._output_shape(data.view)
         _arrays.check_layout("data", data.view)
         if out is None:
-            result = np.empty(self._output_shape, self._output_storage)
+            result = np.empty(shape, self._output_storage)
         else:
             borrowed = _arrays.borrow("out", out)
             result = borrowed.view
             _arrays.check_type("out", borrowed.dtype, [self.problem.output_dtype])
-            _arrays.check_shape("out", result, self._output_shape)
+            _arrays.check_shape("out", result, shape)
             _arrays.check_layout("out", result)
             _arrays.check_output(result, {"data": data.view, **others})
-        self._deconv(_arrays.readable(data.view), *self._constants, result)
+        if result.size:
+            self._deconv(_arrays.readable(data.view), *self._constants, result)
         if out is None:
             return data.give(result)
         _arrays.count_write(out)
         return out
+
+    def _output_shape(self, data: _arrays.Array) -> tuple[int, ...]:
+        """Return the output's shape for `data`, whose shape is checked, and remember it."""
+        if not self.problem.free:
+            _arrays.check_shape("data", data, self.problem.data_shape)
+            return self.problem.output_shape
+        try:
+            shape = self.problem.at(data.shape).output_shape
+        except ProblemError as error:
+            raise TensorError("data", data.shape, f"{error.attribute} {error.rule}") from None
+        # Empty outputs stay unknown: the short way of a call has no answer to them.
+        if 0 not in shape:
+            if len(self._outputs) >= _MOST_SHAPES:
+                self._outputs.clear()
+            self._outputs[data.shape] = shape
+        return shape
 
 
 class CudaLayer(Layer):

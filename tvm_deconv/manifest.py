@@ -8,7 +8,7 @@ which library is meant. `select` is pure: manifests and CPU flags in, decisions 
 field                     rule
 ========================  ==================================================================================
 ``format``                1; a higher number was written by a newer version
-``problem``               the ``artifact_key`` of a `Problem`
+``problem``               the ``artifact_key`` of a `Problem`; free extents are ``any`` in it
 ``layers``                names of the layers it serves; informative
 ``target``                name of the target it was compiled for
 ``features``              CPU flags it needs, as in ``/proc/cpuinfo``; added to those of the target
@@ -298,19 +298,21 @@ def select(
     With a `capability`, on a CUDA device which has that, for arrays in its memory.
 
     1. A manifest that could not be read (`broken`: name to reason) is rejected.
-    2. The key must be the problem's artifact key, exactly; the reason names the fields that differ.
+    2. The key must be the problem's artifact key, or that of a variable problem that serves it; the reason names the
+       fields that differ.
     3. The target must be one that this version knows.
     4. It must be for the CPU, or for a CUDA device of this `capability`, wherever the arrays are; the flags it needs
        must be among `features`; the reason names the missing ones.
     5. With a `cap`, they must be among those of the cap too.
 
     Accepted: the wider feature set first (a superset has more flags, so counting respects the partial order), or the
-    code closest to the device; tuned before default, then by name. Rejected: those for this problem, the unreadable,
-    the others by likeness.
+    code closest to the device; exact before variable (which is better the fewer extents are free), tuned before
+    default, then by name. Rejected: those for this problem, the unreadable, the others by likeness.
     """
     ranked: list[tuple[tuple[int | str, ...], Decision]] = []
     for manifest in manifests:
-        if manifest.problem != problem.artifact_key:
+        exact = manifest.problem == problem.artifact_key
+        if not exact and not (manifest.parsed.free and manifest.parsed.serves(problem)):
             differing = _differing(problem, manifest.parsed)
             more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
             reason = f"serves another problem: {'; '.join(differing[:3])}{more}"
@@ -323,11 +325,17 @@ def select(
         place, fit = "CPU", (0, 0)
         if capability is not None:
             place, fit = "device", CUDA_TARGETS[manifest.target].fit(capability)
-        reason = (
-            f"serves this problem and this {place}: {manifest.target}, {manifest.algorithm}, {manifest.origin} schedule"
+        what = "this problem" if exact else f"any extents that are free in {manifest.problem},"
+        reason = f"serves {what} and this {place}: {manifest.target}, {manifest.algorithm}, {manifest.origin} schedule"
+        rank = (
+            0,
+            -len(manifest.required),
+            -fit[0],
+            -fit[1],
+            len(manifest.parsed.free) * (not exact),
+            -ORIGINS.index(manifest.origin),
+            manifest.name,
         )
-        wide = (-len(manifest.required), -fit[0], -fit[1])
-        rank = (0, *wide, -ORIGINS.index(manifest.origin), manifest.name)
         ranked.append((rank, Accepted(manifest, reason)))
     for name, reason in (broken or {}).items():
         ranked.append(((2, name), Rejected(None, reason, name)))

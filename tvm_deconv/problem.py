@@ -47,6 +47,17 @@ _FILTER_ALIASES = {"OIX": "IOX", "XOI": "XIO"}
 _INT64_MAX = 2**63 - 1
 _INT64_DIGITS = len(str(_INT64_MAX))
 _INT32 = (-(2**31), 2**31 - 1)
+#: The word for an extent that every call decides.
+ANY = "any"
+_ANY_OUTPUT = re.compile(r"any([+-]\d{1,18})", re.ASCII)
+#: What a problem with free extents holds in their place: one image, and this many positions per axis, by the rank.
+_TYPICAL_BATCH = 1
+_TYPICAL_EXTENT = {1: 1024, 2: 64}
+
+
+def typical_extent(axis: int, rank: int) -> int:
+    """What a problem has in the place of a free extent: of the batch, which is `axis` 0, or of a spatial axis."""
+    return _TYPICAL_EXTENT.get(rank, 1) if axis else _TYPICAL_BATCH
 
 
 def one_of(attribute: str, value: object, allowed: Iterable[str]) -> str:
@@ -162,9 +173,9 @@ class Epilogue:
 
 
 _KEY = re.compile(
-    r"n(?P<batch>\d+)-g(?P<groups>\d+)-i(?P<in_channels>\d+)-o(?P<out_channels>\d+)"
-    r"-x(?P<data_spatial>[\dx]+)-k(?P<kernel>[\dx]+)-s(?P<strides>[\dx]+)-d(?P<dilations>[\dx]+)"
-    r"-p(?P<pads_begin>[\dx]+)-y(?P<output_spatial>[\dx]+)"
+    r"n(?P<batch>\d+|any)-g(?P<groups>\d+)-i(?P<in_channels>\d+)-o(?P<out_channels>\d+)"
+    r"-x(?P<data_spatial>(?:any|[\dx])+)-k(?P<kernel>[\dx]+)-s(?P<strides>[\dx]+)-d(?P<dilations>[\dx]+)"
+    r"-p(?P<pads_begin>[\dx]+)-y(?P<output_spatial>(?:any[+-]|[\dx])+)"
     r"-(?P<dtype>[a-z0-9]+)-(?P<data_format>[A-Z]+)-(?P<filter_format>[A-Z]+)-(?P<epilogue>[^\s/]+)",
     re.ASCII,
 )
@@ -176,6 +187,11 @@ class Problem:
 
     `in_channels` and `out_channels` are per group. Sequences become tuples and numpy integers become ints. A dilation
     along an axis where the kernel has one element is 1, and filter formats that are the same memory have one name.
+
+    Extents may be left to each call, which makes a *variable* problem: ``batch="any"``, and with one or two axes
+    ``"any"`` in `data_spatial`, where `output_spatial` then has ``"any+c"`` for ``s*(X-1) + c``. `free` lists those
+    axes of the data (0 the batch, 1 the first spatial axis). Their fields, and all that follows from them, are those of
+    a typical call: a batch of 1, 1024 positions of one axis, 64 of each of two. `at` gives the problem of a call.
     Raises ProblemError.
     """
 
@@ -193,11 +209,13 @@ class Problem:
     data_format: str = "NCX"
     filter_format: str = "IOX"
     epilogue: Epilogue = Epilogue()
+    free: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
+        self._read_free()
         for name, minimum in (("batch", 0), ("groups", 1), ("in_channels", 1), ("out_channels", 1)):
             put(name, integer(name, getattr(self, name), minimum))
         put("data_spatial", integers("data_spatial", self.data_spatial, 1))
@@ -213,9 +231,56 @@ class Problem:
         put("filter_format", _FILTER_ALIASES.get(self.filter_format, self.filter_format))
         if not isinstance(self.epilogue, Epilogue):
             raise ProblemError("epilogue", self.epilogue, "must be an Epilogue")
+        self._make_typical()
         if self.accumulate_dtype == "int32":
             self._check_integer_epilogue()
         self._check_sizes()
+
+    def _read_free(self) -> None:
+        """Turn the words for free extents into `free` and a typical extent."""
+        free = set(integers("free", self.free, 0))
+        if isinstance(self.batch, str) and self.batch == ANY:
+            free.add(0)
+            object.__setattr__(self, "batch", _TYPICAL_BATCH)
+        data, output = self.data_spatial, self.output_spatial
+        if isinstance(data, (list, tuple)) and any(isinstance(extent, str) and extent == ANY for extent in data):
+            typical = _TYPICAL_EXTENT.get(len(data), 1)
+            if not isinstance(output, (list, tuple)) or len(output) != len(data):
+                raise ProblemError(
+                    "output_spatial", output, f"must have one element per spatial axis, {len(data)} here"
+                )
+            extents, outputs = list(data), list(output)
+            for axis, extent in enumerate(data):
+                if isinstance(extent, str) and extent == ANY:
+                    found = _ANY_OUTPUT.fullmatch(output[axis]) if isinstance(output[axis], str) else None
+                    if found is None:
+                        rule = f"must be any+c where the data extent is any, for s*(X-1) + c; axis {axis} is not"
+                        raise ProblemError("output_spatial", output, rule)
+                    free.add(axis + 1)
+                    extents[axis] = typical
+                    stride = integers("strides", self.strides, 1, len(data))[axis]
+                    outputs[axis] = stride * (typical - 1) + int(found[1])
+            object.__setattr__(self, "data_spatial", tuple(extents))
+            object.__setattr__(self, "output_spatial", tuple(outputs))
+        object.__setattr__(self, "free", tuple(sorted(free)))
+
+    def _make_typical(self) -> None:
+        """Give free axes their typical extents, whatever extents they came with."""
+        if not self.free:
+            return
+        if self.free[-1] > self.rank:
+            raise ProblemError("free", self.free, f"must be axes from 0 to {self.rank}")
+        if self.free != (0,) and self.rank not in _TYPICAL_EXTENT:
+            raise ProblemError("data_spatial", self.free, "extents may be any with 1 or 2 axes only")
+        if 0 in self.free:
+            object.__setattr__(self, "batch", _TYPICAL_BATCH)
+        data, output = list(self.data_spatial), list(self.output_spatial)
+        for axis in (axis - 1 for axis in self.free if axis):
+            typical = _TYPICAL_EXTENT[self.rank]
+            output[axis] += self.strides[axis] * (typical - data[axis])
+            data[axis] = typical
+        object.__setattr__(self, "data_spatial", tuple(data))
+        object.__setattr__(self, "output_spatial", integers("output_spatial", output, 0))
 
     def _check_integer_epilogue(self) -> None:
         epilogue = self.epilogue
@@ -253,6 +318,14 @@ class Problem:
     def data_shape(self) -> tuple[int, ...]:
         """Shape of the data, in `data_format`."""
         return self._batched(self.groups * self.in_channels, self.data_spatial)
+
+    @property
+    def data_form(self) -> tuple[int | str, ...]:
+        """The `data_shape`, with "any" for free extents."""
+        form: list[int | str] = [*self.data_shape]
+        for axis in self.free:
+            form[axis + 1 if axis and self.data_format == "NCX" else axis] = ANY
+        return tuple(form)
 
     @property
     def filter_shape(self) -> tuple[int, ...]:
@@ -323,13 +396,17 @@ class Problem:
     def key(self) -> str:
         """The problem in one printed word that a file name can hold; `from_key` reads it back."""
 
-        def by(extents: tuple[int, ...]) -> str:
+        def by(extents: Iterable[int | str]) -> str:
             return "x".join(map(str, extents))
 
+        data: list[int | str] = [*self.data_spatial]
+        output: list[int | str] = [*self.output_spatial]
+        for axis in (axis - 1 for axis in self.free if axis):
+            data[axis], output[axis] = ANY, f"{ANY}{self.output_constant(axis):+d}"
         return (
-            f"n{self.batch}-g{self.groups}-i{self.in_channels}-o{self.out_channels}"
-            f"-x{by(self.data_spatial)}-k{by(self.kernel)}-s{by(self.strides)}-d{by(self.dilations)}"
-            f"-p{by(self.pads_begin)}-y{by(self.output_spatial)}"
+            f"n{ANY if 0 in self.free else self.batch}-g{self.groups}-i{self.in_channels}-o{self.out_channels}"
+            f"-x{by(data)}-k{by(self.kernel)}-s{by(self.strides)}-d{by(self.dilations)}"
+            f"-p{by(self.pads_begin)}-y{by(output)}"
             f"-{self.dtype}-{self.data_format}-{self.filter_format}-{self.epilogue}"
         )
 
@@ -345,6 +422,10 @@ class Problem:
         if found is None:
             raise ProblemError("key", key, "must be the printed key of a problem")
         fields: dict[str, Any] = found.groupdict()
+
+        def read(extent: str) -> int | str:
+            return extent if extent.startswith(ANY) else int(extent)
+
         channels = ("batch", "groups", "in_channels", "out_channels")
         for name in (*channels, "data_spatial", "kernel", "strides", "dilations", "pads_begin", "output_spatial"):
             numbers = fields[name].split("x")
@@ -352,7 +433,7 @@ class Problem:
                 raise ProblemError("key", key, f"{name} must be integers joined by x")
             if max(map(len, numbers)) > _INT64_DIGITS:  # Python refuses to read numbers of some thousand digits
                 raise ProblemError("key", key, f"{name} must fit in 64 bits")
-            fields[name] = int(numbers[0]) if name in channels else tuple(map(int, numbers))
+            fields[name] = read(numbers[0]) if name in channels else tuple(map(read, numbers))
         fields["epilogue"] = Epilogue.parse(fields["epilogue"])
         problem = Problem(**fields)
         if problem.key != key:
@@ -360,8 +441,43 @@ class Problem:
         return problem
 
     def replace(self, **changes: Any) -> Problem:
-        """The same problem with some fields changed; validated again."""
-        return dataclasses.replace(self, **changes)
+        """The same problem with some fields changed; validated again. Extents that are given are no longer free."""
+        given = {0} if "batch" in changes else set()
+        if "data_spatial" in changes:
+            given |= set(range(1, self.rank + 1))
+        free = {"free": tuple(axis for axis in self.free if axis not in given)}
+        return dataclasses.replace(self, **free | changes)
+
+    def output_constant(self, axis: int) -> int:
+        """The c of the output extent ``s*(X-1) + c`` along a spatial `axis`, which pads and kernel decide."""
+        return self.output_spatial[axis] - self.strides[axis] * (self.data_spatial[axis] - 1)
+
+    def at(self, data_shape: tuple[int, ...]) -> Problem:
+        """The problem of a call of a variable problem with data of that shape.
+
+        Raises ProblemError where the shape differs in what is not free, or an output extent would be negative.
+        """
+        wanted = self.data_form
+        if len(data_shape) != len(wanted) or any(w not in (ANY, x) for w, x in zip(wanted, data_shape, strict=True)):
+            raise ProblemError("data_shape", data_shape, f"must be ({', '.join(map(str, wanted))})")
+        batch = data_shape[0]
+        data_spatial = data_shape[2:] if self.data_format == "NCX" else data_shape[1:-1]
+        output = list(self.output_spatial)
+        for axis in (axis - 1 for axis in self.free if axis):
+            output[axis] = self.strides[axis] * (data_spatial[axis] - 1) + self.output_constant(axis)
+        return self.replace(batch=batch, data_spatial=data_spatial, output_spatial=tuple(output))
+
+    def serves(self, other: Problem) -> bool:
+        """Tell whether a kernel for this problem computes `other`: they differ in extents that are free here only.
+
+        Filter formats do not matter, as to artifacts.
+        """
+        if not set(other.free) <= set(self.free) or other.rank != self.rank:
+            return False
+        try:
+            return other.replace(filter_format=self.filter_format, free=self.free) == self
+        except ProblemError:  # its output would be negative at the typical extent
+            return False
 
     def canonical_filter(self, filter: Array) -> Array:
         """A view of `filter`, which is in `filter_format`, as ``[G, Ci, Co, *K]``; copies nothing."""

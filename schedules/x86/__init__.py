@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 from tvm.tirx import PrimFunc
 
-from tvm_deconv.compute.direct import CHANNELS, GROUPS, ROWS, define_direct
-from tvm_deconv.compute.matrix import contiguous_phases, define_matrix
+from tvm_deconv.compute.direct import CHANNELS, GROUPS, ROWS, define_direct, tiles_of_channels
+from tvm_deconv.compute.matrix import contiguous_phases, define_matrix, row_unit
 from tvm_deconv.compute.packing import pack_filter, pack_matrix_filter
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86 import matrix_tiles, tiles
 from tvm_deconv.schedules.x86.direct import schedule
 from tvm_deconv.schedules.x86.matrix import schedule_matrix
+from tvm_deconv.schedules.x86.threads import finished
 from tvm_deconv.targets import Target
 
 Predicate: TypeAlias = Callable[[Problem, Target], bool]
 
 #: Outputs of a row that the matrix definition finishes at once, at most: its code grows with them.
 MAX_CHUNK = 160
-
+#: Where a spatial extent is free and a block has so many tiles of channels, those share its data, and blocks follow one
+#: another; with fewer, blocks are the tasks.
+SHARERS = 4
 _ELEMENT_BYTES = {"float32": 4, "float64": 8, "int32": 4}
 
 
@@ -55,7 +58,10 @@ class Family(Protocol):
     """A definition with its schedules and plans."""
 
     def plans(self, problem: Problem, target: Target) -> list[tuple[float, Plan]]:
-        """Return every plan worth considering with its cost by arithmetic (cycles a useful product), cheapest first."""
+        """Return every plan worth considering with its cost by arithmetic (cycles a useful product), cheapest first.
+
+        Of a variable problem: for its typical call.
+        """
 
     def read(self, decisions: Mapping[str, int]) -> Plan:
         """Return the plan whose decisions these are. Raises KeyError, TypeError or ValueError where there is none."""
@@ -75,7 +81,18 @@ class Direct:
 
     def plans(self, problem: Problem, target: Target) -> list[tuple[float, Plan]]:
         """See Family."""
-        return [*tiles.candidates(problem, self.form, target, accumulator_lanes(problem, target))]
+        lanes = accumulator_lanes(problem, target)
+        found = tiles.candidates(problem, self.form, target, lanes)
+        if problem.free in ((), (0,)):
+            return [*found]
+        geometry = Geometry.of(problem)
+        # A row may always have a next block: it is cut into whole vectors.
+        unit = lanes if self.form == ROWS and problem.rank in problem.free else 1
+        return [
+            (cost, replace(plan, share_data=math.prod(tiles_of_channels(geometry, self.form, plan.tile)) >= SHARERS))
+            for cost, plan in found
+            if plan.tile.width % unit == 0
+        ]
 
     def read(self, decisions: Mapping[str, int]) -> Plan:
         """See Family."""
@@ -93,7 +110,7 @@ class Direct:
         definition = define_direct(problem, self.form, plan.tile, lanes)
         scheduled = schedule(definition, self.form, plan, lanes, problem.accumulate_dtype)
         return Kernel(
-            scheduled.mod["main"].with_attr("global_symbol", "deconv"),
+            finished(scheduled.mod["main"], definition.end).with_attr("global_symbol", "deconv"),
             pack_filter(problem, definition.sections, definition.packed_elements),
             algorithm,
             plan.decisions,
@@ -110,7 +127,16 @@ class Matrix:
 
     def plans(self, problem: Problem, target: Target) -> list[tuple[float, Plan]]:
         """See Family."""
-        return [*matrix_tiles.candidates(problem, self.winograd, target, accumulator_lanes(problem, target))]
+        lanes = accumulator_lanes(problem, target)
+        found = matrix_tiles.candidates(problem, self.winograd, target, lanes)
+        if problem.free in ((), (0,)):
+            return [*found]
+        unit = row_unit(problem, lanes) if problem.rank in problem.free else 1
+        return [
+            (cost, replace(plan, share_data=problem.groups * -(-problem.out_channels // plan.tile.channels) >= SHARERS))
+            for cost, plan in found
+            if plan.tile.width % unit == 0
+        ]
 
     def read(self, decisions: Mapping[str, int]) -> Plan:
         """See Family."""
@@ -128,7 +154,7 @@ class Matrix:
         definition = define_matrix(problem, plan.tile, lanes)
         scheduled = schedule_matrix(definition, plan, lanes, problem.accumulate_dtype)
         return Kernel(
-            scheduled.mod["main"].with_attr("global_symbol", "deconv"),
+            finished(scheduled.mod["main"], definition.end).with_attr("global_symbol", "deconv"),
             pack_matrix_filter(problem, definition.sections, definition.packed_elements),
             algorithm,
             plan.decisions,

@@ -19,6 +19,7 @@ from tvm.s_tir import Schedule
 
 from tvm_deconv.compute.direct import CHANNELS, GROUPS, LEAD, ROWS, Definition
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, interleave_intrinsic
+from tvm_deconv.schedules.x86.threads import Skips, tasks
 from tvm_deconv.schedules.x86.tiles import Plan
 
 
@@ -26,6 +27,7 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
     """Schedule a direct `definition`, whose accumulators are of `dtype`, by `plan`."""
     tile = plan.tile
     sch = Schedule(definition.func)
+    skips, serial = Skips(sch, definition.end), definition.serial
     runs = [sch.get_sblock(f"run_{i}") for i in range(len(definition.sections))]
     tail = [sch.get_sblock("interleave")]
     out = sch.get_sblock("out")
@@ -41,7 +43,9 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
         position = sch.get_loops(data_pack)[{ROWS: -1, CHANNELS: -2, GROUPS: -3}[form]]
         sch.split(position, [None, definition.row])
         if plan.share_data:
-            sch.parallel(sch.fuse(*sch.get_loops(data_pack)[:LEAD]))
+            if serial:
+                sch.merge(*(sch.get_loops(block)[serial - 1] for block in (data_pack, runs[0])))
+            sch.parallel(sch.fuse(*sch.get_loops(data_pack)[serial:LEAD]))
         else:
             sch.merge(sch.get_loops(data_pack)[LEAD - 2], sch.get_loops(runs[0])[LEAD - 2])
     # 3. A row is finished and interleaved a chunk at a time, which lives in registers, and is copied out at once.
@@ -60,8 +64,6 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
         sch.reorder(g, c, n, d, h, w)
         sch.fuse(g, c)
         sch.merge(sch.get_loops(tail[-1])[height], sch.get_loops(out)[height])
-    lead = sch.get_loops(tail[-1])[:LEAD]
-    sch.parallel(sch.fuse(*(lead if plan.share_data else lead[:-1])))
     # 4. Register tiles.
     for block, section in zip(runs, definition.sections, strict=True):
         fd, fh, fw, first, second, *reduction = sch.get_loops(block)[-9:]
@@ -71,6 +73,7 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
         vector_loop, other = (m_tile[1], cc) if form == ROWS else (cc, m_tile[1])
         vectors, lane = sch.split(vector_loop, [None, lanes])
         sch.reorder(fd, fh, fw, m_tile[0], *reduction, phase, other, vectors, lane)
+        skips.needed(m_tile[0], tile.positions, inner=definition.inner)
         store = sch.cache_write(block, 0, "global")
         sch.reverse_compute_at(store, m_tile[0], preserve_unit_loops=True)
         sch.vectorize(lane)
@@ -95,5 +98,8 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
         cc, lane = sch.split(cc, [None, lanes])
         sch.vectorize(lane)
         sch.unroll(cc)
+    # 6. Threads.
+    lead = sch.get_loops(out)[:LEAD]
+    tasks(sch, lead[serial:] if plan.share_data else lead[:-1])
     sch.transform_layout(out, ("write", 0), definition.natural_output)
     return sch

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
 from tvm.s_tir import Schedule
 
 from tvm_deconv.compute.direct import LEAD
 from tvm_deconv.compute.matrix import MatrixDefinition
 from tvm_deconv.schedules.x86.interleave import transpose_intrinsic
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
+from tvm_deconv.schedules.x86.threads import Skips, tasks
 
 
 def schedule_matrix(definition: MatrixDefinition, plan: MatrixPlan, lanes: int, dtype: str) -> Schedule:
     """Schedule `definition`, which was made for the tile of `plan`, with accumulators of `dtype`."""
     tile, share_data = plan.tile, plan.share_data
     sch = Schedule(definition.func)
+    skips, serial = Skips(sch, definition.end), definition.serial
+    end_axis = definition.end.axis if definition.end else 2
+    # Rows from one place along the axis of the end to the next, and the positions of a place.
+    inner = [math.prod(axis.tiles for axis in section.axes[end_axis + 1 :]) for section in definition.sections]
+    outputs = [section.axes[end_axis].outputs for section in definition.sections]
     count = len(definition.sections)
     data_pack = sch.get_sblock("data_pack") if count else None
     rows = [sch.get_sblock(f"rows_{i}") for i in range(count)]
@@ -37,13 +45,13 @@ def schedule_matrix(definition: MatrixDefinition, plan: MatrixPlan, lanes: int, 
         first = [data_pack, *rows] if definition.channels_last else [sch.get_sblock("data_rows"), data_pack, *rows]
         if share_data:
             sch.merge(*(sch.get_loops(block)[LEAD - 2] for block in first))
-            sch.parallel(sch.fuse(*sch.get_loops(rows[0])[: LEAD - 1]))
+            if serial:
+                sch.merge(*(sch.get_loops(block)[serial - 1] for block in (rows[0], runs[0])))
+            sch.parallel(sch.fuse(*sch.get_loops(rows[0])[serial : LEAD - 1]))
         else:
             sch.merge(*(sch.get_loops(block)[LEAD - 2] for block in (*first, runs[0])))
     # 3. The copy into the output.
     sch.reverse_compute_at(out, sch.get_loops(tail[-1])[LEAD - 1], preserve_unit_loops=True)
-    lead = sch.get_loops(tail[-1])[:LEAD]
-    sch.parallel(sch.fuse(*(lead if share_data else lead[:-1])))
     # 4. Rows: vectors of input channels; the points of a transform are one body, where inner sums are shared.
     if count:
         *_, w, ci = sch.get_loops(data_pack)
@@ -57,19 +65,21 @@ def schedule_matrix(definition: MatrixDefinition, plan: MatrixPlan, lanes: int, 
             row_ci, _ = sch.split(row_ci, [None, lanes])
             sch.merge(row_ci, ci)
             sch.tensorize(w_lane, transpose_intrinsic(lanes, dtype))
-        for block in rows:
+        for i, block in enumerate(rows):
             *_, pd, ph, pw, row, td, th, tw, ci = sch.get_loops(block)
             ci, lane = sch.split(ci, [None, lanes])
             sch.reorder(row, td, th, tw, ci, pd, ph, pw, lane)
+            skips.needed(row, 1, whole=tile.rows, inner=inner[i], outputs=outputs[i])
             sch.vectorize(lane)
             for loop in (pd, ph, pw):
                 sch.unroll(loop)
     # 5. Register tiles of the products.
-    for block in runs:
+    for i, block in enumerate(runs):
         row, column, *reduction = sch.get_loops(block)[-6:]
         row, row_in = sch.split(row, [None, tile.rows])
         column, vector, lane = sch.split(column, [None, tile.vectors, lanes])
         sch.reorder(column, row, *reduction, row_in, vector, lane)
+        skips.needed(row, tile.rows, inner=inner[i], outputs=outputs[i])
         store = sch.cache_write(block, 0, "global")
         sch.reverse_compute_at(store, row, preserve_unit_loops=True)
         sch.vectorize(lane)
@@ -82,18 +92,19 @@ def schedule_matrix(definition: MatrixDefinition, plan: MatrixPlan, lanes: int, 
         sch.unroll(row_in)
         sch.decompose_reduction(block, reduction[0])
     # 6. The transform of the results.
-    for block in transforms.values():
+    for i, block in transforms.items():
         *_, row, d, h, w, column = sch.get_loops(block)
         column, lane = sch.split(column, [None, lanes])
         sch.reorder(row, column, d, h, w, lane)
+        skips.needed(row, 1, inner=inner[i], outputs=outputs[i])
         sch.vectorize(lane)
         for loop in (d, h, w):
             sch.unroll(loop)
     # 7. Epilogue, and transposition.
     if direct:
-        *_, inner = sch.get_loops(epilogue)
+        *_, last = sch.get_loops(epilogue)
         if definition.wide or tile.channels >= lanes:
-            inner, lane = sch.split(inner, [None, lanes])
+            last, lane = sch.split(last, [None, lanes])
             sch.vectorize(lane)
     else:
         *_, i, lane = sch.get_loops(epilogue)
@@ -105,5 +116,8 @@ def schedule_matrix(definition: MatrixDefinition, plan: MatrixPlan, lanes: int, 
         # A chunk is finished in registers, and transposed at once.
         sch.merge(sch.get_loops(epilogue)[-3], chunk)
         sch.tensorize(sch.get_loops(tail[1])[-2], transpose_intrinsic(lanes, dtype))
+    # 8. Threads.
+    lead = sch.get_loops(out)[:LEAD]
+    tasks(sch, lead[serial:] if share_data else lead[:-1])
     sch.transform_layout(out, ("write", 0), definition.natural_output)
     return sch

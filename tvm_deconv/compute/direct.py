@@ -25,9 +25,10 @@ from functools import reduce
 
 from tvm import ir, te, tirx
 from tvm.ir import Expr
-from tvm.tirx import IntImm, PrimFunc
+from tvm.tirx import PrimFunc
 
 from tvm_deconv.compute.epilogue import activate
+from tvm_deconv.compute.extents import End, Extent, Extents, at_most, shape_of
 from tvm_deconv.compute.phases import Geometry, Run
 from tvm_deconv.compute.storage import from_accumulator, storage_dtype, to_accumulator
 from tvm_deconv.problem import Problem
@@ -87,9 +88,12 @@ class Definition:
 
     func: PrimFunc
     sections: tuple[FilterSection, ...]
+    end: End | None
+    serial: int
     stride: int
     minor: int
     row: int
+    inner: int
     rank: int
     channels_last: bool
     out_channels: int
@@ -107,10 +111,6 @@ class Definition:
             n, g, c, *spatial = index
         channel, natural = g * self.out_channels + c, spatial[3 - self.rank :]
         return (n, *natural, channel) if self.channels_last else (n, channel, *natural)
-
-
-def _int64(values: tuple[int, ...]) -> list[IntImm]:
-    return [IntImm("int64", value) for value in values]
 
 
 def _elements(sections: tuple[FilterSection, ...]) -> int:
@@ -171,25 +171,28 @@ def block_extents(geometry: Geometry, tile: Tile) -> tuple[int, int, int]:
     a row then reads those, and rows are packed closer.
     """
     extents = []
-    for axis, extent, block in zip(geometry.axes, geometry.data, (tile.depth, tile.height, tile.width), strict=True):
+    blocks = (tile.depth, tile.height, tile.width)
+    for axis, extent, block, free in zip(geometry.axes, geometry.data, blocks, geometry.free, strict=True):
         apart = block + axis.halo
         before = max(-axis.low, 0)
-        whole = axis.positions <= block
+        whole = axis.positions <= block and not free
         extents.append(max(apart - before, extent + before) if whole and extent + before < apart else apart)
     return extents[0], extents[1], extents[2]
 
 
-def cut(index: Expr, size: int, count: int) -> tuple[Expr, Expr]:
+def cut(index: Expr, size: int, count: Extent) -> tuple[Expr, Expr]:
     """Return the number of the block of `size` that `index` lies in, of `count`, and where in it.
 
     Where there is one block nothing is divided: it may hold fewer than `size`, and more than one remainder in a row
     is not understood where regions are computed.
     """
-    return (index // size, index % size) if count > 1 else (tirx.const(0, "int64"), index)
+    several = not isinstance(count, int) or count > 1
+    return (index // size, index % size) if several else (tirx.const(0, "int64"), index)
 
 
 def data_element(
     problem: Problem,
+    extents: Extents,
     data: te.Tensor,
     block: tuple[int, int, int, int],
     within: Sequence[Expr],
@@ -206,8 +209,8 @@ def data_element(
     accumulator = problem.accumulate_dtype
     n = at[0] * block[0] + within[0]
     x = [b * length + i + axis.low for b, length, i, axis in zip(at[1:], block[1:], within[1:], geo.axes, strict=True)]
-    conditions = [*inside, n < geo.batch]
-    for index, extent in zip(x, geo.data, strict=True):
+    conditions = [*inside, n < extents.batch]
+    for index, extent in zip(x, extents.data, strict=True):
         conditions += [index >= 0, index < extent]
     channel, natural = group * geo.in_channels + ci, x[3 - problem.rank :]
     element = data[(n, *natural, channel) if problem.data_format == "NXC" else (n, channel, *natural)]
@@ -222,18 +225,18 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
     The parameters are the data and the bias, if the epilogue has one, as the caller has them, the packed filter, and
     the output as ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``: `Definition.natural_output` makes it the caller's.
     """
-    geo = Geometry.of(problem)
+    geo, whole = Geometry.of(problem), Extents.of(problem)
     last = problem.data_format == "NXC"
     accumulator = problem.accumulate_dtype
     axes = geo.axes
     strides = tuple(axis.stride for axis in axes)
     sections = filter_sections(geo, form, tile)
 
-    if form == ROWS and tile.width < axes[2].positions and tile.width % lanes:
+    if form == ROWS and (tile.width < axes[2].positions or geo.free[2]) and tile.width % lanes:
         # Its interleaved row would be longer than its share of the output, and spill into the next block's.
         raise ValueError(f"width={tile.width}: must be a multiple of {lanes} where a row has several blocks")
     block = (tile.images, tile.depth, tile.height, tile.width)
-    blocks = (-(-geo.batch // tile.images), *(-(-axis.positions // b) for axis, b in zip(axes, block[1:], strict=True)))
+    blocks = whole.blocks(block)
     extents = block_extents(geo, tile)
 
     def flat(n: Expr, d: Expr, h: Expr, w: Expr) -> Expr:
@@ -248,9 +251,11 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
     group_tiles, channel_tiles = tiles_of_channels(geo, form, tile)
     lead = (*blocks, group_tiles, channel_tiles)
 
-    data_shape = (geo.batch, *problem.data_shape[1:])
-    data = te.placeholder(_int64(data_shape), storage_dtype(problem.dtype), "data")
-    packed = te.placeholder(_int64((_elements(sections),)), accumulator, "packed_filter")
+    channels = geo.groups * geo.in_channels
+    natural = whole.natural(problem.rank)
+    data_shape = (whole.batch, *natural, channels) if last else (whole.batch, channels, *natural)
+    data = te.placeholder(shape_of(data_shape), storage_dtype(problem.dtype), "data")
+    packed = te.placeholder(shape_of((_elements(sections),)), accumulator, "packed_filter")
     parameters = [data, packed]
 
     def zero() -> Expr:
@@ -271,18 +276,18 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
             position // extents[2] % extents[1],
             position % extents[2],
         )
-        return data_element(problem, data, block, within, (nb, db, hb, wb), group, ci, inside)
+        return data_element(problem, whole, data, block, within, (nb, db, hb, wb), group, ci, inside)
 
     inner_shape = {
         ROWS: (geo.in_channels, packed_positions),
         CHANNELS: (packed_positions, geo.in_channels),
         GROUPS: (packed_positions, geo.in_channels, tile.channels),
     }[form]
-    data_packed = te.compute(_int64((*blocks, group_tiles, *inner_shape)), data_pack, "data_pack")
+    data_packed = te.compute(shape_of((*blocks, group_tiles, *inner_shape)), data_pack, "data_pack")
 
     def define_run(section: FilterSection, name: str) -> te.Tensor:
-        taps = [te.reduce_axis(tuple(_int64((0, run.taps))), f"t{i}") for i, run in enumerate(section.runs)]
-        ci = te.reduce_axis(tuple(_int64((0, geo.in_channels))), "ci")
+        taps = [te.reduce_axis(tuple(shape_of((0, run.taps))), f"t{i}") for i, run in enumerate(section.runs)]
+        ci = te.reduce_axis(tuple(shape_of((0, geo.in_channels))), "ci")
 
         def body(*index: Expr) -> Expr:
             *at, g, co, fd, fh, fw, last_but_one, last_one = index
@@ -301,7 +306,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
             return te.sum(element * packed[where + section.offset], axis=[ci, *taps] if form == ROWS else [*taps, ci])
 
         tile_shape = (tile.channels, positions) if form == ROWS else (positions, tile.channels)
-        return te.compute(_int64((*lead, *(run.count for run in section.runs), *tile_shape)), body, name)
+        return te.compute(shape_of((*lead, *(run.count for run in section.runs), *tile_shape)), body, name)
 
     computed = [define_run(section, f"run_{i}") for i, section in enumerate(sections)]
 
@@ -329,7 +334,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
 
     bias = None
     if problem.epilogue.bias:
-        given = te.placeholder(_int64(problem.bias_shape), accumulator, "bias")
+        given = te.placeholder(shape_of(problem.bias_shape), accumulator, "bias")
         parameters.append(given)
 
         def bias_pack(g: Expr, co: Expr, cc: Expr) -> Expr:
@@ -337,14 +342,14 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
             exists = tirx.all(group < geo.groups, channel < geo.out_channels)
             return tirx.if_then_else(exists, given[group * geo.out_channels + channel], zero())
 
-        bias = te.compute(_int64((group_tiles, channel_tiles, tile.channels)), bias_pack, "bias_pack")
+        bias = te.compute(shape_of((group_tiles, channel_tiles, tile.channels)), bias_pack, "bias_pack")
 
     row = tile.width * strides[2]
     # A block that holds a whole axis holds no more of the output than there is: its rows are the rows of the output.
     outer = (
-        min(tile.images, geo.batch),
-        min(tile.depth * strides[0], geo.output[0]),
-        min(tile.height * strides[1], geo.output[1]),
+        at_most(tile.images, whole.batch),
+        at_most(tile.depth * strides[0], whole.output[0]),
+        at_most(tile.height * strides[1], whole.output[1]),
     )
     row_channels = min(tile.channels, geo.out_channels)
     if form != ROWS:
@@ -356,7 +361,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
             return finish(tuple(at), cc, phases, position)
 
         minor = 1
-        interleaved = te.compute(_int64((*lead, *outer, row, tile.channels)), tile_out, "interleave")
+        interleaved = te.compute(shape_of((*lead, *outer, row, tile.channels)), tile_out, "interleave")
     else:
         # A chunk is `lanes` positions of `streams` rows; interleaving a chunk makes it contiguous in the output.
         minor = row_channels if last else 1
@@ -369,7 +374,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
             phases = (d % strides[0], h % strides[1], stream // minor)
             return finish(at, cc, phases, flat(n, d // strides[0], h // strides[1], vector * lanes + lane))
 
-        finished = te.compute(_int64((*lead, *rows, row_vectors, streams, lanes)), epilogue, "epilogue")
+        finished = te.compute(shape_of((*lead, *rows, row_vectors, streams, lanes)), epilogue, "epilogue")
 
         def interleave(*index: Expr) -> Expr:
             *at, w, channel = index
@@ -377,7 +382,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
             return finished[(*at, w // (strides[2] * lanes), stream, w // strides[2] % lanes)]
 
         interleaved = te.compute(
-            _int64((*lead, *rows, row_vectors * lanes * strides[2], minor)), interleave, "interleave"
+            shape_of((*lead, *rows, row_vectors * lanes * strides[2], minor)), interleave, "interleave"
         )
 
     def out(*index: Expr) -> Expr:
@@ -394,9 +399,21 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
         inner = (*where, w, cc) if form != ROWS or last else (cc, *where, w, 0)
         return from_accumulator(interleaved[(*at, *inner)], problem.output_dtype)
 
-    channel_axes, position_axes = (geo.groups, geo.out_channels), (geo.batch, *geo.output)
-    shape = (*position_axes, *channel_axes) if last else (geo.batch, *channel_axes, *geo.output)
-    func = te.create_prim_func([*parameters, te.compute(_int64(shape), out, "out")])
+    channel_axes, position_axes = (geo.groups, geo.out_channels), (whole.batch, *whole.output)
+    shape = (*position_axes, *channel_axes) if last else (whole.batch, *channel_axes, *whole.output)
+    end = whole.end(block)
+    inner = math.prod(extents[end.axis + 1 :]) if end else 1  # flat positions from one place along its axis to the next
+    func = te.create_prim_func([*parameters, te.compute(shape_of(shape), out, "out")])
     return Definition(
-        _any_alignment(func), sections, strides[2], minor, extents[2], problem.rank, last, geo.out_channels
+        _any_alignment(func),
+        sections,
+        end,
+        whole.serial,
+        strides[2],
+        minor,
+        extents[2],
+        inner,
+        problem.rank,
+        last,
+        geo.out_channels,
     )

@@ -29,8 +29,9 @@ from tvm import te, tirx
 from tvm.ir import Expr
 from tvm.tirx import PrimFunc
 
-from tvm_deconv.compute.direct import LEAD, _any_alignment, _int64, cut, data_element
+from tvm_deconv.compute.direct import LEAD, _any_alignment, cut, data_element
 from tvm_deconv.compute.epilogue import activate
+from tvm_deconv.compute.extents import End, Extents, at_most, shape_of
 from tvm_deconv.compute.phases import AxisPhases, Geometry, Run
 from tvm_deconv.compute.storage import from_accumulator, storage_dtype
 from tvm_deconv.compute.winograd import Matrix, winograd
@@ -166,6 +167,8 @@ class MatrixDefinition:
     func: PrimFunc
     sections: tuple[MatrixSection, ...]
     packed_elements: int
+    end: End | None
+    serial: int
     chunk: int
     rank: int
     channels_last: bool
@@ -256,7 +259,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
     the output as ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``: `natural_output` makes it the caller's.  Raises
     ValueError for a tile that cannot be scheduled.
     """
-    geo = Geometry.of(problem)
+    geo, whole = Geometry.of(problem), Extents.of(problem)
     last = problem.data_format == "NXC"
     accumulator = problem.accumulate_dtype
     axes = geo.axes
@@ -266,14 +269,18 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
     packed_elements = max(1, sum(math.prod(section.shape) for section in sections))
 
     block = tile.block
-    blocks = (-(-geo.batch // tile.images), *(-(-axis.positions // b) for axis, b in zip(axes, block[1:], strict=True)))
+    blocks = whole.blocks(block)
     extents = block_positions(geo, tile)
     groups, channel_tiles = geo.groups, -(-geo.out_channels // tile.channels)
     lead = (*blocks, groups, channel_tiles)
     channels = row_channels(geo.in_channels, lanes)
 
-    data = te.placeholder(_int64((geo.batch, *problem.data_shape[1:])), storage_dtype(problem.dtype), "data")
-    packed = te.placeholder(_int64((packed_elements,)), accumulator, "packed_filter")
+    natural = whole.natural(problem.rank)
+    data_shape = (whole.batch, *natural, geo.groups * geo.in_channels)
+    if not last:
+        data_shape = (whole.batch, geo.groups * geo.in_channels, *natural)
+    data = te.placeholder(shape_of(data_shape), storage_dtype(problem.dtype), "data")
+    packed = te.placeholder(shape_of((packed_elements,)), accumulator, "packed_filter")
     parameters = [data, packed]
 
     # Channels last: [n, d, h, w, ci]. Where the data are not, rows of them come first, and are transposed in squares of
@@ -282,7 +289,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
 
     def element(at: Sequence[Expr], g: Expr, n: Expr, d: Expr, h: Expr, w: Expr, ci: Expr) -> Expr:
         inside = [ci < geo.in_channels] if channels > geo.in_channels else []
-        return data_element(problem, data, block, (n, d, h, w), at, g, ci, inside)
+        return data_element(problem, whole, data, block, (n, d, h, w), at, g, ci, inside)
 
     within = (tile.images, *extents[:2], width)
     if last:
@@ -298,13 +305,13 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
             return element(at, g, n, d, h, w, ci)
 
         data_rows_shape = (*blocks, groups, tile.images, *extents[:2], channels, width)
-        rows_of_data = te.compute(_int64(data_rows_shape), data_rows, "data_rows")
+        rows_of_data = te.compute(shape_of(data_rows_shape), data_rows, "data_rows")
 
         def data_pack(*index: Expr) -> Expr:
             *at, w, ci = index
             return rows_of_data[(*at, ci, w)]
 
-    data_packed = te.compute(_int64((*blocks, groups, *within, channels)), data_pack, "data_pack")
+    data_packed = te.compute(shape_of((*blocks, groups, *within, channels)), data_pack, "data_pack")
 
     def gather(section: MatrixSection, name: str) -> te.Tensor:
         counts = [axis.tiles for axis in section.axes]
@@ -334,11 +341,11 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
             return _transform(matrices, points, first, packed_element, accumulator)
 
         shape = (*blocks, groups, *section.points, padded_rows, *section.taps, channels)
-        return te.compute(_int64(shape), body, name)
+        return te.compute(shape_of(shape), body, name)
 
     def multiply(section: MatrixSection, rows: te.Tensor, name: str) -> te.Tensor:
-        taps = [te.reduce_axis(tuple(_int64((0, count))), f"t{i}") for i, count in enumerate(section.taps)]
-        ci = te.reduce_axis(tuple(_int64((0, geo.in_channels))), "ci")
+        taps = [te.reduce_axis(tuple(shape_of((0, count))), f"t{i}") for i, count in enumerate(section.taps)]
+        ci = te.reduce_axis(tuple(shape_of((0, geo.in_channels))), "ci")
         panel = section.shape[-1]
 
         def body(*index: Expr) -> Expr:
@@ -354,7 +361,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
             )
 
         row_count = int(rows.shape[8])
-        return te.compute(_int64((*lead, *section.points, row_count, section.shape[5] * panel)), body, name)
+        return te.compute(shape_of((*lead, *section.points, row_count, section.shape[5] * panel)), body, name)
 
     def transform_outputs(section: MatrixSection, product: te.Tensor, name: str) -> te.Tensor:
         def body(*index: Expr) -> Expr:
@@ -369,7 +376,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
 
         rows = tile.images * math.prod(axis.tiles for axis in section.axes)
         shape = (*lead, rows, *(axis.outputs for axis in section.axes), int(product.shape[-1]))
-        return te.compute(_int64(shape), body, name)
+        return te.compute(shape_of(shape), body, name)
 
     computed = []
     for i, section in enumerate(sections):
@@ -378,7 +385,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
 
     bias = None
     if problem.epilogue.bias:
-        bias = te.placeholder(_int64(problem.bias_shape), accumulator, "bias")
+        bias = te.placeholder(shape_of(problem.bias_shape), accumulator, "bias")
         parameters.append(bias)
 
     def finish(at: Sequence[Expr], n: Expr, out_index: Sequence[Expr], cc: Expr) -> Expr:
@@ -415,13 +422,13 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
         return activate(problem.epilogue, value)
 
     outer = (
-        min(tile.images, geo.batch),
-        min(tile.depth * strides[0], geo.output[0]),
-        min(tile.height * strides[1], geo.output[1]),
+        at_most(tile.images, whole.batch),
+        at_most(tile.depth * strides[0], whole.output[0]),
+        at_most(tile.height * strides[1], whole.output[1]),
     )
     row_outputs = tile.width * strides[2]
     unit = row_unit(problem, lanes)
-    if tile.width < axes[2].positions and tile.width % unit:
+    if (tile.width < axes[2].positions or geo.free[2]) and tile.width % unit:
         # Its rows in whole vectors would be longer than their share of the output, and spill into the next block's.
         raise ValueError(f"width={tile.width}: must be a multiple of {unit} where a row has several blocks")
     chunk = unit * strides[2]
@@ -432,7 +439,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
             return finish(at, n, (d, h, w), cc)
 
         inner_shape = (tile.channels, *outer, row_outputs) if wide else (*outer, row_outputs, tile.channels)
-        interleaved = te.compute(_int64((*lead, *inner_shape)), finished, "epilogue")
+        interleaved = te.compute(shape_of((*lead, *inner_shape)), finished, "epilogue")
     else:
         chunks = -(-row_outputs // chunk)
         channel_vectors = -(-tile.channels // lanes)
@@ -445,7 +452,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
             return finish(at, n, (d, h, c * chunk + i), cc)
 
         finished_vectors = te.compute(
-            _int64((*lead, channel_vectors, *outer, chunks, chunk, lanes)), epilogue, "epilogue"
+            shape_of((*lead, channel_vectors, *outer, chunks, chunk, lanes)), epilogue, "epilogue"
         )
 
         def interleave(*index: Expr) -> Expr:
@@ -453,7 +460,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
             return finished_vectors[(*at, w // chunk, w % chunk, lane)]
 
         interleaved = te.compute(
-            _int64((*lead, channel_vectors, *outer, lanes, chunks * chunk)), interleave, "interleave"
+            shape_of((*lead, channel_vectors, *outer, lanes, chunks * chunk)), interleave, "interleave"
         )
 
     def out(*index: Expr) -> Expr:
@@ -468,11 +475,20 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
         inner = (cc, *where, w) if wide else (*where, w, cc) if last else (cc // lanes, *where, cc % lanes, w)
         return from_accumulator(interleaved[(*at, *inner)], problem.output_dtype)
 
-    channel_axes, position_axes = (geo.groups, geo.out_channels), (geo.batch, *geo.output)
-    shape = (*position_axes, *channel_axes) if last and not wide else (geo.batch, *channel_axes, *geo.output)
-    func = te.create_prim_func([*parameters, te.compute(_int64(shape), out, "out")])
+    channel_axes, position_axes = (geo.groups, geo.out_channels), (whole.batch, *whole.output)
+    shape = (*position_axes, *channel_axes) if last and not wide else (whole.batch, *channel_axes, *whole.output)
+    func = te.create_prim_func([*parameters, te.compute(shape_of(shape), out, "out")])
     return MatrixDefinition(
-        _any_alignment(func), sections, packed_elements, chunk, problem.rank, last, wide, geo.out_channels
+        _any_alignment(func),
+        sections,
+        packed_elements,
+        whole.end(block),
+        whole.serial,
+        chunk,
+        problem.rank,
+        last,
+        wide,
+        geo.out_channels,
     )
 
 

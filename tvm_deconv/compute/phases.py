@@ -87,7 +87,7 @@ class Geometry:
     An axis with one data element has no stride to speak of: each output element has one tap or none.  Such an axis
     is given a stride past every index, which turns all of its outputs into phases of one position, so that the
     layer is the plain matrix product it is.  Empty batches and outputs are given extent one: their kernel is built, and
-    never called.
+    never called.  Where an axis is `free` its extents are those of a typical call.
     """
 
     batch: int
@@ -98,6 +98,7 @@ class Geometry:
     kernel: tuple[int, int, int]
     output: tuple[int, int, int]
     axes: tuple[AxisPhases, AxisPhases, AxisPhases]
+    free: tuple[bool, bool, bool]
 
     @staticmethod
     def of(problem: Problem) -> Geometry:
@@ -108,7 +109,12 @@ class Geometry:
             return padded[0], padded[1], padded[2]
 
         data, kernel = three(problem.data_spatial, 1), three(problem.kernel, 1)
-        output = three(tuple(max(y, 1) for y in problem.output_spatial), 1)
+        # Every phase of a free axis is computed: some call has it.
+        outputs = tuple(
+            max(y, s if axis + 1 in problem.free else 1)
+            for axis, (y, s) in enumerate(zip(problem.output_spatial, problem.strides, strict=True))
+        )
+        output = three(outputs, 1)
         strides, dilations = three(problem.strides, 1), three(problem.dilations, 1)
         pads = three(problem.pads_begin, 0)
         first, second, third = (
@@ -124,6 +130,7 @@ class Geometry:
             kernel,
             output,
             (first, second, third),
+            (False, problem.rank == 2 and 1 in problem.free, problem.rank in problem.free),
         )
 
     @property

@@ -1,0 +1,254 @@
+"""Problems with free extents: keys, dialects, kernels at extents they were not made for, layers and selection."""
+
+import random
+
+import numpy as np
+import pytest
+from artifacts import TARGET, export
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from kernels import call_kernel, compile_kernel
+from strategies import operands, problems
+from test_kernels import TOLERANCE, not_empty, targets
+from test_plans import WINOGRAD
+
+import tvm_deconv as td
+from tvm_deconv.manifest import Manifest, library_name, select, stem
+from tvm_deconv.reference import reference
+from tvm_deconv.schedules.x86 import ALGORITHMS
+from tvm_deconv.targets import TARGETS, detect_host
+
+VOCODER = td.Problem("any", 2, 20, 24, ("any",), (16,), (8,), (1,), (4,), ("any+8",), epilogue=td.Epilogue(True))
+
+
+def channels(problem):
+    return problem.groups * problem.in_channels
+
+
+def at(problem, batch, spatial):
+    """The problem of a call of `problem`, with the free ones among these extents."""
+    spatial = tuple(
+        x if i + 1 in problem.free else own
+        for i, (x, own) in enumerate(zip(spatial, problem.data_spatial, strict=True))
+    )
+    batch = batch if 0 in problem.free else problem.batch
+    last = problem.data_format == "NXC"
+    return problem.at((batch, *spatial, channels(problem)) if last else (batch, channels(problem), *spatial))
+
+
+@st.composite
+def variable(draw):
+    """A problem with one or more free extents, and calls of it."""
+    problem = draw(problems(ranks=(1, 2), max_macs=20_000).filter(not_empty))
+    free = draw(st.lists(st.integers(0, problem.rank), min_size=1, unique=True))
+    try:
+        found = problem.replace(free=tuple(free))
+    except td.ProblemError:
+        return None
+    extents = st.integers(1, 150 if problem.rank == 1 else 23)
+    calls = draw(st.lists(st.tuples(st.integers(1, 3), st.tuples(*[extents] * problem.rank)), min_size=3, max_size=3))
+    return found, calls
+
+
+@targets
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(drawn=variable(), seed=st.integers(0, 2**20))
+@example(drawn=(VOCODER, [(1, (513,)), (2, (1025,)), (3, (7,))]), seed=0)
+@example(drawn=(VOCODER.replace(data_format="NXC"), [(1, (513,)), (2, (1025,)), (3, (7,))]), seed=1)
+@example(drawn=(td.Problem("any", 1, 3, 5, ("any",), (1,), (1,), (1,), (0,), ("any+1",)), [(2, (1025,))]), seed=2)
+def test_any_plan_serves_extents_it_never_saw(drawn, target, seed):
+    if drawn is None:
+        return
+    problem, calls = drawn
+    choose = random.Random(seed)
+    admitting = [algorithm for algorithm in ALGORITHMS if algorithm.admits(problem, target)]
+    algorithm = choose.choice(admitting)
+    plan = choose.choice(algorithm.family.plans(problem, target))[1]
+    kernel, compiled = compile_kernel(problem, target, algorithm, plan)
+    for batch, spatial in calls:
+        try:
+            static = at(problem, batch, spatial)
+        except td.ProblemError:  # its output would be negative
+            continue
+        if not_empty(static):
+            data, weights, bias = operands(static, seed)
+            found = call_kernel(static, kernel, compiled, data, weights, bias).astype(np.float64)
+            wanted = reference(static, data, weights, bias)
+            bound = TOLERANCE[problem.dtype] * (WINOGRAD if algorithm.name == "winograd" else 1)
+            error = np.linalg.norm(found - wanted)
+            assert error <= bound * max(np.linalg.norm(wanted), 1e-3), (static.key, algorithm.name, plan)
+
+
+@targets
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.name)
+def test_every_algorithm_serves_a_plane_of_any_extents(algorithm, data_format, target):
+    problem = td.Problem(
+        "any", 2, 17, 20, ("any", "any"), (4, 3), (2, 3), (1, 1), (1, 0), ("any+2", "any+3"), data_format=data_format
+    )
+    plans = [plan for _, plan in algorithm.family.plans(problem, target)]
+    for plan in (plans[0], plans[len(plans) // 3]):
+        kernel, compiled = compile_kernel(problem, target, algorithm, plan)
+        for batch, spatial in ((1, (30, 41)), (3, (1, 1)), (2, (65, 7)), (1, (64, 129))):
+            static = at(problem, batch, spatial)
+            data, weights, bias = operands(static, batch)
+            found = call_kernel(static, kernel, compiled, data, weights, bias)
+            wanted = reference(static, data, weights, bias)
+            assert np.linalg.norm(found - wanted) <= WINOGRAD * 2e-6 * np.linalg.norm(wanted), (static.key, plan)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("variable")
+    export(directory, [VOCODER, VOCODER.replace(data_format="NXC"), VOCODER.at((2, 40, 64))])
+    return td.load(directory)
+
+
+@pytest.fixture(autouse=True)
+def default_threads():
+    yield
+    td.set_num_threads(None)
+
+
+@pytest.mark.skipif(not TARGETS[TARGET].features <= detect_host().features, reason=f"this CPU does not run {TARGET}")
+class TestLayer:
+    @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+    @pytest.mark.parametrize("threads", [1, 2, 3])
+    def test_one_layer_takes_any_extents(self, library, data_format, threads):
+        problem = VOCODER.replace(data_format=data_format)
+        _, weights, bias = operands(problem, 1)
+        layer = library.bind(problem, weights, bias)
+        td.set_num_threads(threads)
+        for batch, length in ((1, 1), (2, 3), (1, 700), (3, 1025), (1, 5000), (2, 3)):
+            static = at(problem, batch, (length,))
+            data, _, _ = operands(static, length)
+            out = np.full(static.output_shape, np.nan, np.float32)
+            assert layer(data, out=out) is out
+            np.testing.assert_allclose(out, reference(static, data, weights, bias), rtol=1e-4, atol=1e-4)
+            np.testing.assert_array_equal(layer(data), out)
+
+    def test_no_batch_is_no_output(self, library):
+        _, weights, bias = operands(VOCODER, 1)
+        layer = library.bind(VOCODER, weights, bias)
+        for _ in range(2):
+            assert layer(np.empty((0, 40, 9), np.float32)).shape == (0, 48, 72)
+
+    @pytest.mark.parametrize("shape", [(1, 41, 9), (1, 40), (1, 40, 0), (1, 40, 9, 1)])
+    def test_what_is_not_free_is_checked(self, library, shape):
+        _, weights, bias = operands(VOCODER, 1)
+        with pytest.raises(td.TensorError, match=r"^data=.*must "):
+            library.bind(VOCODER, weights, bias)(np.zeros(shape, np.float32))
+
+    def test_an_output_must_have_the_extents_of_the_call(self, library):
+        _, weights, bias = operands(VOCODER, 1)
+        layer = library.bind(VOCODER, weights, bias)
+        with pytest.raises(td.TensorError, match=r"shape must be \(1, 48, 80\)"):
+            layer(np.zeros((1, 40, 10), np.float32), out=np.zeros((1, 48, 72), np.float32))
+
+    def test_it_serves_static_problems_that_have_no_artifact(self, library):
+        static = VOCODER.at((3, 40, 33)).replace(filter_format="XIO")
+        data, weights, bias = operands(static, 2)
+        layer = library.bind(static, weights, bias)
+        assert layer.manifest.problem == VOCODER.artifact_key
+        np.testing.assert_allclose(layer(data), reference(static, data, weights, bias), rtol=1e-4, atol=1e-4)
+        with pytest.raises(td.TensorError, match=r"shape must be \(3, 40, 33\)"):
+            layer(data[:2])
+
+    def test_an_exact_artifact_comes_first(self, library):
+        exact = VOCODER.at((2, 40, 64))
+        first, second, *_ = library.select(exact)
+        assert (first.manifest.problem, second.manifest.problem) == (exact.artifact_key, VOCODER.artifact_key)
+        assert isinstance(second, type(first))
+
+    def test_other_problems_are_not_served(self, library):
+        for other in (VOCODER.at((2, 40, 64)).replace(output_spatial=(511,)), VOCODER.replace(pads_begin=(3,))):
+            _, weights, bias = operands(other, 1)
+            with pytest.raises(td.NoArtifactError):
+                library.bind(other, weights, bias)
+
+
+def manifest(problem, target):
+    return Manifest(
+        problem=problem.artifact_key, target=target, features=(), sha256="0" * 64,
+        library=library_name(stem(problem.artifact_key, target), "0" * 64),
+        size=1, algorithm="direct_rows", decisions={}, packed_shape=(1,), packed_dtype="float32",
+        scratch_bytes=0, macs=0, versions={}, recipe="0" * 64,
+    )  # fmt: skip
+
+
+def test_variable_artifacts_come_before_those_of_a_lower_target():
+    exact = VOCODER.at((2, 40, 64))
+    length = VOCODER.replace(batch=2)
+    wide, narrow = "x86-64-v4", "x86-64-v3"
+    candidates = [manifest(p, t) for p in (VOCODER, exact, length) for t in (narrow, wide)]
+    found = select(exact, candidates, TARGETS[wide].features)
+    order = [(decision.manifest.parsed.free, decision.manifest.target) for decision in found]
+    assert order == [((), wide), ((1,), wide), ((0, 1), wide), ((), narrow), ((1,), narrow), ((0, 1), narrow)]
+
+
+def test_keys_and_calls():
+    assert VOCODER.key == "nany-g2-i20-o24-xany-k16-s8-d1-p4-yany+8-float32-NCX-IOX-bias"
+    assert td.Problem.from_key(VOCODER.key) == VOCODER
+    static = VOCODER.at((3, 40, 100))
+    assert (static.batch, static.data_spatial, static.output_spatial, static.free) == (3, (100,), (800,), ())
+    assert VOCODER.serves(static)
+    assert VOCODER.serves(VOCODER.replace(batch=3))
+    assert not VOCODER.replace(batch=3).serves(VOCODER)
+    assert not static.serves(VOCODER)
+    assert static.replace(free=(0, 1)) == VOCODER
+    assert VOCODER.replace(batch=1) != VOCODER
+
+
+def test_a_negative_constant():
+    # Kernel 3, stride 1 and a pad of 2 on both sides: two positions are needed for any output.
+    problem = td.Problem.from_torch((1, 4, "any"), (4, 4, 3), padding=2)
+    assert problem.key.split("-y")[1].startswith("any-1-")
+    assert td.Problem.from_key(problem.key) == problem
+    assert problem.at((1, 4, 2)).output_spatial == (0,)
+    with pytest.raises(td.ProblemError, match="output_spatial"):
+        problem.at((1, 4, 1))
+
+
+@pytest.mark.parametrize(
+    ("dialect", "any_shape", "shape", "filter_shape", "attributes"),
+    [
+        ("from_torch", ("any", 8, "any"), (2, 8, 31), (8, 4, 16), {"stride": 8, "padding": 4, "groups": 2}),
+        (
+            "from_openvino",
+            ("any", 8, "any", "any"),
+            (2, 8, 5, 6),
+            (8, 4, 3, 3),
+            {"strides": [2, 3], "pads_end": [1, 0]},
+        ),
+        ("from_onednn", (2, 5, "any", 8), (2, 5, 6, 8), (3, 3, 4, 8), {"strides": [2, 2]}),
+        ("from_onnx", (2, 8, "any"), (2, 8, 9), (8, 4, 5), {"strides": [2], "auto_pad": "SAME_UPPER"}),
+        ("from_onnx", ("any", 8, 3, 4, 5), (2, 8, 3, 4, 5), (8, 4, 2, 2, 2), {"output_shape": [3, 5, 7]}),
+    ],
+)
+def test_dialects(dialect, any_shape, shape, filter_shape, attributes):
+    make = getattr(td.Problem, dialect)
+    assert make(any_shape, filter_shape, **attributes).at(shape) == make(shape, filter_shape, **attributes)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            lambda: td.Problem.from_onnx((2, 8, "any"), (8, 4, 3), output_shape=[5]),
+            "output_shape=[5]: must be left out",
+        ),
+        (lambda: td.Problem.from_torch((2, 8, "any"), (8, 4, 3), output_size=[5]), "output_size=[5]: must be left out"),
+        (
+            lambda: td.Problem.from_torch((2, "any", 8), (8, 4, 3)),
+            "data_shape=(2, 'any', 8): every element must be an integer",
+        ),
+        (lambda: td.Problem.from_torch((2, 8, "any", 3, 3), (8, 4, 3, 3, 3)), "may be any with 1 or 2 axes only"),
+        (lambda: VOCODER.replace(data_spatial=("any",)), "must be any+c where the data extent is any"),
+        (lambda: VOCODER.replace(free=(0, 2)), "free=(0, 2): must be axes from 0 to 1"),
+        (lambda: VOCODER.at((2, 40)), "data_shape=(2, 40): must be (any, 40, any)"),
+    ],
+)
+def test_messages(make, text):
+    with pytest.raises(td.ProblemError) as caught:
+        make()
+    assert text in str(caught.value)
