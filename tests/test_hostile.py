@@ -39,7 +39,7 @@ def hostile(strategy, fixture=None):
         def run(inputs, request):
             given_first = [request.getfixturevalue(fixture)] if fixture else []
 
-            @settings(max_examples=inputs, suppress_health_check=list(HealthCheck))
+            @settings(max_examples=inputs, deadline=None, suppress_health_check=list(HealthCheck))
             @given(strategy)
             def each(drawn):
                 timed(test, *given_first, drawn)
