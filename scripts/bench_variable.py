@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""Compare variable artifacts with static ones, at batches and lengths that neither plan was made for.
+
+    scripts/bench_variable.py --threads 2
+
+For each HiFi-GAN and EnCodec layer of examples/layers.json, calls of the two layers alternate in one process; the
+ratio is the median over rounds of the time of the variable one by that of the static one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+import tvm_deconv as td
+from tvm_deconv.scan import scan
+
+LAYERS = Path(__file__).parent.parent / "examples" / "layers.json"
+
+
+def seconds(layer: td.Layer, data: np.ndarray, out: np.ndarray) -> float:
+    """Return the time of one call."""
+    start = time.perf_counter()
+    layer(data, out=out)
+    return time.perf_counter() - start
+
+
+def compare(variable: td.Problem, shapes: list[tuple[int, ...]], rounds: int) -> None:
+    """Print the ratio at each of `shapes` of the data."""
+    statics = [variable.at(shape) for shape in shapes]
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal(variable.filter_shape).astype(np.float32)
+    bias = rng.standard_normal(variable.bias_shape).astype(np.float32) if variable.epilogue.bias else None
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as many:
+        td.compile([variable], output=one)
+        td.compile(statics, output=many)
+        whole = td.load(one).bind(variable, weights, bias)
+        for problem in statics:
+            exact = td.load(many).bind(problem, weights, bias)
+            data = rng.standard_normal(problem.data_shape).astype(np.float32)
+            out = np.empty(problem.output_shape, np.float32)
+            pairs = [(seconds(exact, data, out), seconds(whole, data, out)) for _ in range(rounds)][2:]
+            static, free = (statistics.median(times) for times in zip(*pairs, strict=True))
+            ratio = statistics.median(b / a for a, b in pairs)
+            print(f"  {problem.data_shape}: {static * 1e3:.2f} ms static, {free * 1e3:.2f} variable, {ratio:.2f}")
+
+
+def main() -> None:
+    """Parse the arguments and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=31)
+    arguments = parser.parse_args()
+    td.set_num_threads(arguments.threads)
+    for layer in scan(LAYERS):
+        if not layer.name.startswith(("hifi", "encodec")):
+            continue
+        problem = layer.problem
+        channels, length = problem.data_shape[1:]
+        print(f"{layer.name}, any batch")
+        compare(problem.replace(free=(0,)), [(n, channels, length) for n in (1, 2, 5)], arguments.rounds)
+        print(f"{layer.name}, any length")
+        lengths = (length // 2 + 3, length * 4 // 3 + 1, 3 * length + 7)
+        compare(problem.replace(free=(1,)), [(1, channels, x) for x in lengths], arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()
