@@ -13,7 +13,8 @@
     ├── DeviceError       (RuntimeError)  a device that is missing, or that failed
     └── NoArtifactError   (LookupError)   no artifact serves the problem
 
-The text is always ``<attribute>=<value>: <rule>``. All of them survive pickling, since builds run in other processes.
+The text is always ``<attribute>=<value>: <rule>``, and printable whatever the file held that is spoken of. All of them
+survive pickling, since builds run in other processes.
 """
 
 from __future__ import annotations
@@ -25,8 +26,16 @@ _LONGEST_VALUE = 120
 _MOST_CANDIDATES = 20
 
 
+def printable(text: str) -> str:
+    """Return `text` with its control characters and lone surrogates escaped, fit for a log or a terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def _shown(value: object) -> str:
-    text = str(value) if isinstance(value, Path) else repr(value)
+    return _short(printable(str(value)) if isinstance(value, Path) else repr(value))
+
+
+def _short(text: str) -> str:
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
 
 
@@ -40,7 +49,8 @@ class DeconvError(Exception):
         self.rule = rule
 
     def __str__(self) -> str:
-        return f"{self.attribute}={_shown(self.value)}: {self.rule}"
+        rule = "\n".join(map(printable, str(self.rule).split("\n")))
+        return f"{_short(printable(str(self.attribute)))}={_shown(self.value)}: {rule}"
 
 
 class ProblemError(DeconvError, ValueError):
@@ -87,7 +97,7 @@ class ArtifactError(DeconvError, RuntimeError):
 
     def __str__(self) -> str:
         text = super().__str__()
-        return text if self.attribute == "path" else f"{text} (in {self.path})"
+        return text if self.attribute == "path" else f"{text} (in {printable(str(self.path))})"
 
 
 class ManifestError(ArtifactError):

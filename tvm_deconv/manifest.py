@@ -55,6 +55,7 @@ PACKED_DTYPES = ("float64", "float32", "float16", "uint16", "int32", "int16", "i
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _FILE = re.compile(r"([0-9a-f]{16}-[A-Za-z0-9][A-Za-z0-9._+-]*?)(?:\.json|\.[0-9a-f]{16}\.so)")
+_SURROGATE = re.compile("[\ud800-\udfff]")  # alone, as JSON allows it; such a string cannot be written
 _INT64 = 1 << 63
 _LINE, _BLOCKS = 64, 16  # alignment in a workspace; blocks of a thread, more than any schedule has
 
@@ -201,6 +202,9 @@ def _check(found: Mapping[str, Any]) -> None:
     def is_list(value: object) -> bool:
         return isinstance(value, (list, tuple))
 
+    def is_string(value: object) -> bool:
+        return isinstance(value, str) and not _SURROGATE.search(value)
+
     _check_format(found["format"])
     key = found["problem"]
     require("problem", isinstance(key, str), "must be a string")
@@ -211,7 +215,7 @@ def _check(found: Mapping[str, Any]) -> None:
         raise ManifestError(UNWRITTEN, f"must be the key of a problem: {error}", "problem", key) from None
     require("problem", key == canonical, f"must be an artifact key, here {canonical}")
     layers = found["layers"]
-    require("layers", is_list(layers) and all(isinstance(name, str) for name in layers), "must be a list of strings")
+    require("layers", is_list(layers) and all(map(is_string, layers)), "must be a list of strings")
     require("target", is_text(found["target"], _NAME), "must be the plain name of a target")
     features = found["features"]
     require(
@@ -234,7 +238,7 @@ def _check(found: Mapping[str, Any]) -> None:
     require(
         "decisions",
         isinstance(decisions, Mapping)
-        and all(isinstance(name, str) and is_int(value, -_INT64) for name, value in decisions.items()),
+        and all(is_string(name) and is_int(value, -_INT64) for name, value in decisions.items()),
         "must map names to integers",
     )
     shape = found["packed_shape"]
@@ -246,8 +250,7 @@ def _check(found: Mapping[str, Any]) -> None:
     versions = found["versions"]
     require(
         "versions",
-        isinstance(versions, Mapping)
-        and all(isinstance(name, str) and isinstance(value, str) for name, value in versions.items()),
+        isinstance(versions, Mapping) and all(is_string(name) and is_string(value) for name, value in versions.items()),
         "must map names to strings",
     )
     require("recipe", is_text(found["recipe"], _DIGEST), "must be 64 lower-case hexadecimal digits")
