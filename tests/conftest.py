@@ -1,5 +1,9 @@
-"""What every test module relies on: `strategies` is importable, and hypothesis knows no deadline."""
+"""What every test module relies on: `strategies` is importable, hypothesis knows no deadline.
 
+Where CI is set, hypothesis draws the same examples every time, so that a change is judged by itself; elsewhere new ones.
+"""
+
+import os
 import sys
 from pathlib import Path
 
@@ -8,7 +12,13 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-settings.register_profile("default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "default",
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="CI" in os.environ,
+)
 settings.load_profile("default")
 
 
