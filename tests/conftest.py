@@ -1,6 +1,7 @@
 """What every test module relies on: `strategies` is importable, hypothesis knows no deadline.
 
-Where CI is set, hypothesis draws the same examples every time, so that a change is judged by itself; elsewhere new ones.
+Where CI is set, hypothesis draws the same examples every time, so that a change is judged by itself; elsewhere new
+ones.
 """
 
 import os
