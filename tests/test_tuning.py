@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from strategies import operands, problems
 
 import tvm_deconv as td
-from tvm_deconv import build, choices, cli, records, tuning
+from tvm_deconv import _meters, build, choices, cli, records, tuning
 from tvm_deconv._workers import Builder, Worker, WorkerError
 from tvm_deconv.choices import Choice, adapt, apart, idle, named, nearest, plan_of, space
 from tvm_deconv.launcher import find_compiler
@@ -406,7 +406,7 @@ def test_trials_need_a_log(tmp_path):
 
 
 def test_a_target_that_cannot_run_here_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "detect_host", lambda: dataclasses.replace(detect_host(), features=frozenset()))
+    monkeypatch.setattr(_meters, "detect_host", lambda: dataclasses.replace(detect_host(), features=frozenset()))
     with pytest.raises(td.ProblemError, match="it lacks"):
         tuning.tune([SMALL], V3.name, 1, tmp_path)
 

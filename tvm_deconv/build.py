@@ -42,7 +42,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.records import read, shipped
 from tvm_deconv.schedules import cuda
 from tvm_deconv.schedules.x86 import Kernel, build_kernel, default_plan
-from tvm_deconv.targets import CUDA_TARGETS, TARGETS, CudaTarget, Target, detect_host, get, get_any, native
+from tvm_deconv.targets import CUDA_TARGETS, TARGETS, CudaTarget, Host, Target, detect_host, get, get_any, native
 
 if TYPE_CHECKING:
     from tvm_deconv.tuning import Trial
@@ -84,9 +84,10 @@ class _Job:
     complaints: tuple[str, ...]
 
 
-def resolve_targets(target: str | Sequence[str]) -> tuple[Target, ...]:
-    """Return the CPU targets that `target` names; "native" is the widest that this machine can run."""
-    return tuple(dict.fromkeys(native(detect_host()) if name == "native" else get(name) for name in _names(target)))
+def resolve_targets(target: str | Sequence[str], host: Host | None = None) -> tuple[Target, ...]:
+    """Return the CPU targets that `target` names; "native" is the widest of `host`, which is this machine by default."""
+    host = host or detect_host()
+    return tuple(dict.fromkeys(native(host) if name == "native" else get(name) for name in _names(target)))
 
 
 def _names(target: str | Sequence[str]) -> tuple[str, ...]:
