@@ -85,7 +85,7 @@ class _Job:
 
 
 def resolve_targets(target: str | Sequence[str], host: Host | None = None) -> tuple[Target, ...]:
-    """Return the CPU targets that `target` names; "native" is the widest of `host`, which is this machine by default."""
+    """Return the CPU targets that `target` names; "native" is the widest of `host`, by default this machine."""
     host = host or detect_host()
     return tuple(dict.fromkeys(native(host) if name == "native" else get(name) for name in _names(target)))
 
