@@ -15,8 +15,9 @@ from click.testing import CliRunner
 import tvm_deconv as td
 from tvm_deconv import cli, tuning
 from tvm_deconv._meters import RemoteMeters
+from tvm_deconv._process import Worker, WorkerError
 from tvm_deconv._remote import Tracker
-from tvm_deconv._workers import Builder, Worker, WorkerError
+from tvm_deconv._workers import Builder
 from tvm_deconv.choices import space
 from tvm_deconv.launcher import find_compiler, launcher_object
 from tvm_deconv.targets import detect_host, native

@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tvm_deconv._workers import Built, Measured, Worker, WorkerError
+from tvm_deconv._process import Worker, WorkerError
+from tvm_deconv._workers import Built, Measured, Meter
 from tvm_deconv.errors import RemoteError
 from tvm_deconv.launcher import find_compiler, launcher_object
 from tvm_deconv.targets import Host, detect_host
@@ -37,7 +38,7 @@ class _Meter:
     """A process that measures, and which problem it is prepared for."""
 
     def __init__(self, *arguments: object) -> None:
-        self.worker = Worker("Meter", *arguments)
+        self.worker = Worker(Meter, *arguments)
         self.prepared = ""
 
 

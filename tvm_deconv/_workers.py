@@ -13,19 +13,12 @@ import ctypes
 import importlib
 import math
 import os
-import signal
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -42,131 +35,12 @@ from tvm_deconv.verify import deviation, operands
 if TYPE_CHECKING:
     from tvm_deconv._remote import Servers
 
-_PR_SET_PDEATHSIG = 1
-_END_SECONDS = 5.0  # for a process that has closed its connection to end
 _LEAST_RUNS = 3
 _MOST_RUNS = 50
 _GUARD = 64  # elements before and behind an output
 _SAMPLE_SECONDS = 2e-4  # shorter calls are timed several at a time
 _MEASURE_SECONDS = 0.03  # enough for one candidate, where it is fast
 _HOPELESS = 1.3  # a candidate so much slower than the best has had its chance after the least number of runs
-
-
-class WorkerError(RuntimeError):
-    """What a worker could not do. `died` tells that its process is gone."""
-
-    def __init__(self, reason: str, *, died: bool = False) -> None:
-        super().__init__(reason)
-        self.died = died
-
-
-class Worker:
-    """A process with an object of the class `name` of this module; started when first asked, again where it died.
-
-    It ends with the thread that started it.
-    """
-
-    def __init__(self, name: str, *arguments: object) -> None:
-        self._name = name
-        self._arguments = arguments
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Connection | None = None
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (close() closes it)
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    @property
-    def running(self) -> bool:
-        """Whether there is a process now."""
-        return self._process is not None
-
-    def close(self, grace: float = 0.0) -> None:
-        """End the process for good, after `grace` seconds in which it may end by itself."""
-        if self._process is not None and self._connection is not None:
-            self._connection.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(grace)
-        self.stop()
-        self._said.close()
-
-    def stop(self) -> None:
-        """End the process, whatever it does."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def ask(self, method: str, *arguments: object, timeout: float) -> Any:
-        """Call a method of the object there. WorkerError: it raised, died, or had not answered after `timeout` s."""
-        if self._process is None or self._connection is None:
-            self._start()
-        assert self._process is not None
-        assert self._connection is not None
-        try:
-            self._connection.send((method, arguments))
-            answered = self._connection.poll(timeout)
-            succeeded, answer = self._connection.recv() if answered else (False, None)
-        # A process that has overwritten its own memory may answer anything.
-        except Exception:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_END_SECONDS)
-            code = self._process.poll()
-            self.stop()
-            how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
-            raise WorkerError(f"its process ended with {how}{self._last_words()}", died=True) from None
-        if not answered:
-            self.stop()
-            raise WorkerError(f"did not end within {timeout:g} s", died=True)
-        if not succeeded:
-            raise WorkerError(str(answer))
-        return answer
-
-    def _last_words(self) -> str:
-        self._said.seek(0)
-        last = self._said.read().decode(errors="replace").strip().rpartition("\n")[2]
-        return f": {last}" if last else ""
-
-    def _start(self) -> None:
-        self._connection, theirs = Pipe()
-        self._said.seek(0)
-        self._said.truncate()
-        code = f"from tvm_deconv._workers import serve; serve({theirs.fileno()}, {self._name!r})"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.DEVNULL,
-            stdout=self._said,
-            stderr=self._said,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,  # an interrupt from the keyboard is for the search, which ends its workers
-        )
-        theirs.close()
-        self._connection.send(self._arguments)
-
-
-def serve(descriptor: int, name: str) -> None:
-    """Answer calls on a connection until it is closed; what a worker's process does."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    connection = Connection(descriptor)
-    made = {"Builder": Builder, "Meter": Meter}[name](*connection.recv())
-    while True:
-        try:
-            method, arguments = connection.recv()
-        except EOFError:
-            return
-        try:
-            answer = True, getattr(made, method)(*arguments)
-        except Exception as error:
-            answer = False, f"{type(error).__name__}: {error}"
-        connection.send(answer)
 
 
 @dataclass(frozen=True)

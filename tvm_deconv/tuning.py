@@ -29,8 +29,9 @@ from pathlib import Path
 
 from tvm_deconv import build
 from tvm_deconv._meters import BrokenDefaultError, Meters, RemoteMeters
+from tvm_deconv._process import Worker, WorkerError
 from tvm_deconv._remote import Tracker
-from tvm_deconv._workers import Built, Measured, Worker, WorkerError
+from tvm_deconv._workers import Builder, Built, Measured
 from tvm_deconv.bench.floors import FMA_DTYPES, build_fma
 from tvm_deconv.bench.run import Floors
 from tvm_deconv.choices import Candidate, Choice, checked, choices, default, distance, nearest, space
@@ -306,8 +307,8 @@ class _Machine:
             self._pool = stack.enter_context(ThreadPoolExecutor(self.jobs))
             cc = find_compiler()
             launcher = launcher_object(cc, self._scratch)
-            arguments = ("Builder", self.target.name, self._scratch, cc, launcher)
-            self._builders = [stack.enter_context(Worker(*arguments)) for _ in range(self.jobs)]
+            arguments = (self.target.name, self._scratch, cc, launcher)
+            self._builders = [stack.enter_context(Worker(Builder, *arguments)) for _ in range(self.jobs)]
             self._stack = stack.pop_all()
         self.conditions = Conditions(self.meters.host.name, self.meters.threads, build._sources()[:12])
         self._floors: Floors | None = None
