@@ -295,7 +295,29 @@ def test_unknown_target():
     (decision,) = select(P, [manifest(P, "riscv-rvv")], V4.features)
     assert isinstance(decision, Rejected)
     known = ", ".join((*TARGETS, *CUDA_TARGETS))
-    assert decision.reason == f"target riscv-rvv is not known to this version, which knows {known}"
+    rule = f"target riscv-rvv is not known to this version, which knows {known}, and what needs all CPU flags of one"
+    assert decision.reason == rule
+
+
+def test_a_microarchitecture_is_known_by_its_flags():
+    own = ("avx512_bf16", "sse4a")
+    tuned = manifest(P, "znver99", features=[*V4.features, *own])
+    narrow, wide = manifest(), manifest(P, "x86-64-v4")
+
+    def decided(features, cap=None):
+        return names(select(P, [narrow, wide, tuned], frozenset(features), cap=cap))
+
+    assert decided(tuned.required) == [("Accepted", "znver99"), ("Accepted", "x86-64-v4"), ("Accepted", "x86-64-v3")]
+    assert decided(tuned.required - {"sse4a"})[-1] == ("Rejected", "znver99")
+    assert decided(tuned.required, V4)[-1] == ("Rejected", "znver99")
+    reason = select(P, [tuned], tuned.required, cap=V4)[0].reason
+    assert reason == "TVM_DECONV_MAX_TARGET=x86-64-v4 excludes CPU flags that it needs: avx512_bf16, sse4a"
+
+
+def test_flags_below_every_level_are_no_target():
+    (decision,) = select(P, [manifest(P, "nehalem", features=sorted(V3.features - {"fma"}))], V4.features)
+    assert isinstance(decision, Rejected)
+    assert decision.reason.startswith("target nehalem is not known to this version")
 
 
 @pytest.mark.parametrize(

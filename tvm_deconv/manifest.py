@@ -10,8 +10,8 @@ field                     rule
 ``format``                1; a higher number was written by a newer version
 ``problem``               the ``artifact_key`` of a `Problem`; free extents are ``any`` in it
 ``layers``                names of the layers it serves; informative
-``target``                name of the target it was compiled for
-``features``              CPU flags it needs, as in ``/proc/cpuinfo``; added to those of the target
+``target``                name of the target it was compiled for: a level, a microarchitecture, CUDA devices
+``features``              CPU flags it needs, as in ``/proc/cpuinfo``; added to those of a target that is a level
 ``library``               ``<stem>.<first 16 digits of sha256>.so``, in the same directory
 ``sha256``, ``size``      of the library: 64 hexadecimal digits; bytes, at most 1 GiB
 ``algorithm``             name of the compute definition
@@ -124,7 +124,7 @@ class Manifest:
 
     @cached_property
     def required(self) -> frozenset[str]:
-        """Every CPU flag it needs: its own and its target's, since one too few ends in an illegal instruction."""
+        """Every CPU flag it needs: its own and its level's, since one too few ends in an illegal instruction."""
         own = frozenset(self.features)
         return own | TARGETS[self.target].features if self.target in TARGETS else own
 
@@ -303,7 +303,8 @@ def select(
     1. A manifest that could not be read (`broken`: name to reason) is rejected.
     2. The key must be the problem's artifact key, or that of a variable problem that serves it; the reason names the
        fields that differ.
-    3. The target must be one that this version knows.
+    3. The target must be one that this version knows, or a microarchitecture: any other name, whose flags, which the
+       manifest has all of, hold those of a level.
     4. It must be for the CPU, or for a CUDA device of this `capability`, wherever the arrays are; the flags it needs
        must be among `features`; the reason names the missing ones.
     5. With a `cap`, they must be among those of the cap too.
@@ -349,9 +350,12 @@ def _refusal(
     manifest: Manifest, features: frozenset[str], cap: Target | None, capability: Capability | None
 ) -> str | None:
     device = CUDA_TARGETS.get(manifest.target)
-    if device is None and manifest.target not in TARGETS:
+    if device is None and not any(level.features <= manifest.required for level in TARGETS.values()):
         known = ", ".join((*TARGETS, *CUDA_TARGETS))
-        return f"target {manifest.target} is not known to this version, which knows {known}"
+        return (
+            f"target {manifest.target} is not known to this version, which knows {known}, and what needs all "
+            "CPU flags of one"
+        )
     if device is not None and capability is None:
         return f"runs on CUDA devices (compute capability {device.architectures}); these arrays are in CPU memory"
     if device is None and capability is not None:
