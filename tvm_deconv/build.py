@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +41,7 @@ from tvm_deconv.records import Records, read, shipped
 from tvm_deconv.schedules import cuda
 from tvm_deconv.schedules.x86 import Kernel, build_kernel, default_plan
 from tvm_deconv.targets import CUDA_TARGETS, TARGETS, CudaTarget, Host, Target, detect_host, get, get_any, native
+from tvm_deconv.workspace import Counted
 
 if TYPE_CHECKING:
     from tvm_deconv.tuning import Trial
@@ -163,6 +164,7 @@ def export(
                 packed_shape=(kernel.packed_elements,),
                 packed_dtype=kernel.packed_dtype if isinstance(kernel, cuda.Kernel) else problem.accumulate_dtype,
                 scratch_bytes=kernel.scratch_bytes,
+                shared_bytes=kernel.shared_bytes if isinstance(kernel, Kernel) else 0,
                 macs=problem.macs,
                 origin=choice.origin,
                 versions=_versions(cc, isinstance(target, CudaTarget)),
@@ -262,13 +264,14 @@ def _link(problem: Problem, target: Target, choice: Choice, path: Path, cc: str,
             rule = f"admit no algorithm for {problem.key}"
             raise BuildError("algorithms", ", ".join(choice.algorithms or ()), rule) from error
         kernel = build_kernel(problem, target, algorithm, plan)
-    module = tvm.IRModule({"deconv": kernel.deconv, "pack": kernel.pack})
+    module, workspace = tvm.IRModule({"deconv": kernel.deconv, "pack": kernel.pack}), Counted()
     try:
-        compiled = tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu}))
+        with tvm.transform.PassContext(instruments=[workspace]):
+            compiled = tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu}))
         compiled.export_library(str(path.absolute()), addons=[str(launcher)], cc=cc)
     except (RuntimeError, ValueError, OSError) as error:
         raise BuildError("problem", problem.key, f"does not compile for {target.name}: {error}") from error
-    return kernel
+    return replace(kernel, scratch_bytes=workspace.scratch_bytes, shared_bytes=workspace.shared_bytes)
 
 
 def compile(

@@ -269,17 +269,18 @@ def inspect(directory: Path, as_json: bool) -> None:
     for name in ("artifact", "layers", "problem", "algorithm", "origin"):
         table.add_column(name, overflow="fold")
     table.add_column("kB", justify="right")
-    table.add_column("workspace of a thread, kB", justify="right")
+    table.add_column("workspace, kB", justify="right")
+    table.add_column("and of each thread", justify="right")
     table.add_column("runs here, or why not", overflow="fold")
     for manifest, decision in decisions:
         usable = "yes" if isinstance(decision, Accepted) else decision.reason
         size = f"{manifest.size / 1000:.0f}"
         layers = ", ".join(manifest.layers)
-        workspace = f"{manifest.scratch_bytes / 1000:.0f}"
-        row = (manifest.name, layers, manifest.problem, manifest.algorithm, manifest.origin, size, workspace, usable)
+        workspace = [f"{nbytes / 1000:.0f}" for nbytes in (manifest.shared_bytes, manifest.scratch_bytes)]
+        row = (manifest.name, layers, manifest.problem, manifest.algorithm, manifest.origin, size, *workspace, usable)
         table.add_row(*row)
     for name, error in library.broken.items():
-        table.add_row(name, "", "", "", "", "", "", str(error))
+        table.add_row(name, *[""] * 7, str(error))
     _console().print(table)
     click.echo(f"digest {library.digest}")
 

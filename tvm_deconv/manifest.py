@@ -19,6 +19,7 @@ field                     rule
 ``decisions``             the schedule's choices
 ``packed_shape``/``_dtype``  the filter as "pack" leaves it
 ``scratch_bytes``         workspace of one thread; of a call, on a CUDA device
+``shared_bytes``          workspace of a call besides, for all of its threads
 ``macs``                  useful multiply-adds of one call
 ``versions``              of what built it
 ``recipe``                sha256 of everything that decides the bytes of the library
@@ -57,7 +58,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _FILE = re.compile(r"([0-9a-f]{16}-[A-Za-z0-9][A-Za-z0-9._+-]*?)(?:\.json|\.[0-9a-f]{16}\.so)")
 _SURROGATE = re.compile("[\ud800-\udfff]")  # alone, as JSON allows it; such a string cannot be written
 _INT64 = 1 << 63
-_LINE, _BLOCKS = 64, 16  # alignment in a workspace; blocks of a thread, more than any schedule has
+_LINE = 64  # alignment in a workspace
 
 
 def stem(artifact_key: str, target: str) -> str:
@@ -94,6 +95,7 @@ class Manifest:
     packed_shape: tuple[int, ...]
     packed_dtype: str
     scratch_bytes: int
+    shared_bytes: int = 0
     macs: int
     versions: Mapping[str, str]
     recipe: str
@@ -110,12 +112,12 @@ class Manifest:
 
     @property
     def lane_bytes(self) -> int:
-        """The part of a workspace that one thread uses: its blocks, each with a header, aligned."""
-        return -(-self.scratch_bytes // _LINE) * _LINE + _BLOCKS * 2 * _LINE
+        """The part of a workspace that one thread uses: whole lines, at least one."""
+        return max(-(-self.scratch_bytes // _LINE), 1) * _LINE
 
     def workspace_bytes(self, threads: int) -> int:
         """Return the size of a workspace for as many threads, of all calls at one time together."""
-        return 2 * _LINE + threads * self.lane_bytes
+        return 2 * _LINE + -(-self.shared_bytes // _LINE) * _LINE + threads * self.lane_bytes
 
     @cached_property
     def parsed(self) -> Problem:
@@ -245,7 +247,8 @@ def _check(found: Mapping[str, Any]) -> None:
     require("packed_shape", is_list(shape) and all(is_int(extent, 0) for extent in shape), "must be a list of extents")
     require("packed_shape", math.prod(shape) < _INT64 // 8, "must hold fewer than 2**60 elements")
     require("packed_dtype", found["packed_dtype"] in PACKED_DTYPES, f"must be one of {', '.join(PACKED_DTYPES)}")
-    require("scratch_bytes", is_int(found["scratch_bytes"], 0), "must be an integer, at least 0 (bytes)")
+    for name in ("scratch_bytes", "shared_bytes"):
+        require(name, is_int(found[name], 0), "must be an integer, at least 0 (bytes)")
     require("macs", is_int(found["macs"], 0), "must be an integer, at least 0")
     versions = found["versions"]
     require(
