@@ -16,7 +16,7 @@ from rich.table import Table
 from tvm_deconv.errors import SourceError
 from tvm_deconv.problem import Problem
 from tvm_deconv.records import Log, Records, best, read
-from tvm_deconv.targets import TARGETS
+from tvm_deconv.targets import TARGETS, get
 
 if TYPE_CHECKING:
     from tvm_deconv.tuning import Trial, Tuned
@@ -30,7 +30,13 @@ ALGORITHMS = click.option(
     help="Use this algorithm only; may be given several times. All where not given.",
 )
 _KEPT = click.Path(exists=True, file_okay=False, path_type=Path)
-_TARGET = click.option("--target", type=click.Choice(list(TARGETS)), help="Only records for this target.")
+
+
+def _checked(_context: click.Context, _parameter: click.Parameter, name: str | None) -> str | None:
+    return name and get(name).name
+
+
+_TARGET = click.option("--target", metavar="TARGET", callback=_checked, help="Only records for this target.")
 
 
 def _milliseconds(seconds: float | None) -> str:
@@ -131,11 +137,12 @@ def _found(problems: dict[Problem, list[str]], logs: Path, tuned: Sequence[Tuned
 @click.option(
     "--target",
     "targets",
-    type=click.Choice(["native", *TARGETS]),
+    metavar="TARGET",
     multiple=True,
     default=["native"],
     show_default=True,
-    help="CPU to tune for, which the machine that measures must be; may be given several times.",
+    help="CPU to tune for, which the machine that measures must be; may be given several times. "
+    f"{', '.join(TARGETS)}, or a microarchitecture, as LLVM calls it: znver4.",
 )
 @click.option("--trials", type=click.IntRange(0), default=64, show_default=True, help="Per problem on average.")
 @click.option("--logs", type=LOGS, required=True, help="Directory of the results; what is there is not measured again.")
