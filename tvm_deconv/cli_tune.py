@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tvm_deconv.problem import Problem
 from tvm_deconv.records import Log, Records, best, read
-from tvm_deconv.targets import TARGETS
+from tvm_deconv.targets import TARGETS, get
 
 if TYPE_CHECKING:
     from tvm_deconv.tuning import Trial, Tuned
@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound=Callable[..., None])
 LOGS = click.Path(file_okay=False, path_type=Path)
 _KEPT = click.Path(exists=True, file_okay=False, path_type=Path)
-_TARGET = click.option("--target", type=click.Choice(list(TARGETS)), help="Only records for this target.")
+
+
+def _checked(_context: click.Context, _parameter: click.Parameter, name: str | None) -> str | None:
+    return name and get(name).name
+
+
+_TARGET = click.option("--target", metavar="TARGET", callback=_checked, help="Only records for this target.")
 
 
 def searching(*known: str, target: str) -> Callable[[_Command], _Command]:
@@ -33,11 +39,12 @@ def searching(*known: str, target: str) -> Callable[[_Command], _Command]:
         click.option(
             "--target",
             "targets",
-            type=click.Choice(["native", *known]),
+            metavar="TARGET",
             multiple=True,
             default=["native"],
             show_default=True,
-            help=f"{target}; may be given several times.",
+            help=f"{target}; may be given several times. {', '.join(known)}, or a microarchitecture, as LLVM calls it: "
+            "znver4.",
         ),
         click.option("--jobs", type=click.IntRange(1), help="Processes that compile; as many as CPUs where not given."),
         click.option(

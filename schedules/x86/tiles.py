@@ -151,13 +151,6 @@ def blocks(geometry: Geometry, row_unit: int) -> Iterator[tuple[int, int, int, i
         yield n, depth, height, width
 
 
-def scratch_bytes(problem: Problem, form: str, plan: Plan, lanes: int, element: int) -> int:
-    """Upper bound of the workspace of one task: the packed data of a block and the results of its channel tile."""
-    geometry = Geometry.of(problem)
-    packed, results = _footprint(geometry, form, plan.tile, lanes, element)
-    return 3 * results + (0 if plan.share_data else packed)
-
-
 def _positions(geometry: Geometry, form: str, tile: Tile, lanes: int) -> int:
     """Flattened positions that a block computes, to whole register tiles."""
     extents = block_extents(geometry, tile)
