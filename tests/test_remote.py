@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -20,6 +22,7 @@ from tvm_deconv._remote import Tracker
 from tvm_deconv._workers import Builder
 from tvm_deconv.choices import space
 from tvm_deconv.launcher import find_compiler, launcher_object
+from tvm_deconv.records import read
 from tvm_deconv.targets import detect_host, native
 
 SMALL = td.Problem(1, 1, 4, 6, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (9, 11))
@@ -40,100 +43,127 @@ def until(condition, seconds=300):
 
 
 class Fleet:
-    """A tracker and the servers of one key."""
+    """A tracker and its servers, all started at the same time, without torch, which TVM would import for seconds."""
 
-    def __init__(self):
+    def __init__(self, directory, **servers):
         self.processes = []
-        self.tracker = Tracker("127.0.0.1", free_port(), "test")
-        port = str(self.tracker.port)
-        self._start("rpc_tracker", "--port", port, "--port-end", str(self.tracker.port + 1))
-        until(self.answers)
-
-    def answers(self):
-        try:
-            return self.tracker.servers() is not None
-        except td.RemoteError:
-            return False
+        (directory / "torch.py").write_text("raise ImportError")
+        self.environment = os.environ | {"PYTHONPATH": f"{directory}:{os.environ.get('PYTHONPATH', '')}"}
+        port = free_port()
+        self.trackers = {key: Tracker("127.0.0.1", port, key) for key in servers}
+        self._start("rpc_tracker", "--port", str(port), "--port-end", str(port + 1))
+        self.servers = {}
+        for key, count in servers.items():
+            for _ in range(count):
+                port = free_port()
+                more = ("--port-end", str(port + 1), "--tracker", self.trackers[key].address, "--key", key)
+                self.servers[port] = self._start("rpc_server", "--port", str(port), *more)
+        until(lambda: self.known() == set(self.servers))
 
     def _start(self, module, *arguments):
         command = [sys.executable, "-m", f"tvm.exec.{module}", "--host", "127.0.0.1", *arguments]
-        process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
+        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen(command, **silent, env=self.environment, start_new_session=True)
         self.processes.append(process)
         return process
 
-    def servers(self, count):
-        ports, started = [free_port() for _ in range(count)], []
-        for port in ports:
-            more = ("--port-end", str(port + 1), "--tracker", self.tracker.address, "--key", self.tracker.key)
-            started.append(self._start("rpc_server", "--port", str(port), *more))
-        until(lambda: {port for _, port in self.tracker.servers()} >= set(ports))
-        return started
+    def known(self):
+        """The ports of the servers that the tracker knows, none where it does not answer."""
+        try:
+            return {port for tracker in self.trackers.values() for _, port in tracker.servers()}
+        except td.RemoteError:
+            return set()
 
-    def kill(self, process):
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    def kill_server_of(self, worker):
+        """Kill the server that a meter's process has a session with."""
+        connections = psutil.Process(worker._process.pid).net_connections("tcp")
+        (port,) = {connection.raddr.port for connection in connections if connection.raddr} & set(self.servers)
+        kill(self.servers.pop(port))
 
     def close(self):
         for process in self.processes:
             if process.poll() is None:
-                self.kill(process)
+                kill(process)
+
+
+def kill(process):
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 @pytest.fixture(scope="module")
-def fleet():
+def fleet(tmp_path_factory):
     for needed in ("tornado", "cloudpickle", "psutil"):
         pytest.importorskip(needed, reason="TVM's tracker or server needs it")
-    made = Fleet()
+    made = Fleet(tmp_path_factory.mktemp("fleet"), test=2, alone=1)
     yield made
     made.close()
 
 
-def tune(fleet, trials, logs, **more):
-    more = {"jobs": 1, "rpc_tracker": fleet.tracker.address, "rpc_key": fleet.tracker.key} | more
-    return tuning.tune([SMALL], TARGET.name, trials, logs, **more)
-
-
 @pytest.fixture
-def lost(monkeypatch):
-    """What meters said of servers that they lost."""
-    said, ask = [], Worker.ask
+def asked(monkeypatch):
+    """The candidates that were measured, what was said of servers that were lost, and what to do before measuring."""
+    ask = Worker.ask
+    made = SimpleNamespace(measured=[], lost=[], before=lambda _: None)
 
     def listening(self, method, *arguments, timeout):
-        try:
+        if method != "measure":
             return ask(self, method, *arguments, timeout=timeout)
+        made.before(self)
+        try:
+            answer = ask(self, method, *arguments, timeout=timeout)
         except WorkerError as error:
-            said.extend([str(error)] * error.died)
+            made.lost.extend([str(error)] * error.died)
             raise
+        made.measured.append(arguments[0].deconv)
+        return answer
 
     monkeypatch.setattr(Worker, "ask", listening)
-    return said
+    return made
 
 
-def test_a_server_that_dies_costs_no_candidate_and_the_last_one_is_an_error(fleet, lost, tmp_path):
-    servers = fleet.servers(2)
+def test_what_a_lost_server_had_is_measured_at_another_and_nothing_twice(fleet, asked, tmp_path):
+    tracker = fleet.trackers["test"]
+    how = {"jobs": 1, "rpc_tracker": tracker.address, "rpc_key": tracker.key}
     heard = []
 
-    def on_trial(trial):
-        heard.append(trial)
-        if trial.done == 2:
-            fleet.kill(servers.pop(0))
+    def kept():
+        return [record.schedule for record in read(TARGET.name, tmp_path).by_problem[SMALL.artifact_key]]
 
-    (found,) = tune(fleet, 16, tmp_path, on_trial=on_trial)
-    assert [trial.record.error for trial in heard] == [""] * 16
+    doomed = ["one"]
+
+    def kill_one(worker):
+        if len(asked.measured) >= 2 and doomed:
+            doomed.pop()
+            fleet.kill_server_of(worker)
+
+    def interrupt(trial):
+        heard.append(trial)
+        if trial.done == 5:
+            raise KeyboardInterrupt
+
+    asked.before = kill_one
+    with pytest.raises(KeyboardInterrupt):
+        tuning.tune([SMALL], TARGET.name, 6, tmp_path, on_trial=interrupt, **how)
+    assert [trial.record.error for trial in heard] == [""] * 5
     assert {trial.record.host for trial in heard} == {detect_host().name}
-    assert found.best.seconds <= found.default.seconds
-    assert found.floor > 0
-    assert len(lost) == 1
-    assert "was lost" in lost[0]
-    assert len(fleet.tracker.servers()) == 1
-    fleet.kill(servers[0])
-    until(lambda: not fleet.tracker.servers())
-    with pytest.raises(td.RemoteError, match=r"rpc_key='test': the tracker 127.0.0.1:\d+ has no server for it"):
-        tune(fleet, 17, tmp_path)
-    (outcome,) = td.compile([SMALL], TARGET.name, tmp_path / "made", logs=tmp_path)
+    assert heard[-1].floor > 0
+    (said,) = asked.lost
+    assert "was lost" in said
+    assert len(tracker.servers()) == 1
+    # Every result is kept, that of a candidate which ran at the interrupt too.
+    assert {trial.record.schedule for trial in heard} <= set(kept())
+    assert len(kept()) == len(asked.measured)
+
+    more = {"trials": 8, "logs": tmp_path, "on_trial": heard.append}
+    (outcome,) = td.compile([SMALL], TARGET.name, tmp_path / "made", **more, **how)
     assert outcome.manifest.origin == "tuned"
+    assert len(set(kept())) == len(kept()) == len(asked.measured) == 8
+
+    asked.before = fleet.kill_server_of
+    with pytest.raises(td.RemoteError, match=r"rpc_key='test': the tracker 127.0.0.1:\d+ has no server for it"):
+        tuning.tune([SMALL], TARGET.name, 9, tmp_path, **how)
+    assert len(kept()) == 8
 
 
 _BAD = """
@@ -147,36 +177,35 @@ _BAD = """
 """
 
 
-def test_a_bad_candidate_is_to_blame_and_its_server_is_not(fleet, lost, tmp_path):
-    (server,) = fleet.servers(1)
+def test_a_bad_candidate_is_to_blame_and_its_server_is_not(fleet, asked, tmp_path):
+    tracker = fleet.trackers["alone"]
     cc = find_compiler()
     good = Builder(TARGET.name, tmp_path, cc, launcher_object(cc, tmp_path)).build(
         SMALL.artifact_key, space(SMALL, TARGET)[0].schedule
     )
 
-    def outcome(body):
+    def outcome(body, seconds=60.0):
         path = tmp_path / "bad.so"
         command = [cc, "-x", "c", "-shared", "-fPIC", "-o", str(path), "-"]
         subprocess.run(command, input=_BAD.replace("BODY", body), text=True, check=True)
         with pytest.raises(WorkerError) as caught:
-            meters.measure(SMALL.artifact_key, 0, good, dataclasses.replace(good, deconv=path), 1.0, 2.0)
+            meters.measure(SMALL.artifact_key, 0, good, dataclasses.replace(good, deconv=path), 1.0, seconds)
         assert not caught.value.died
         return str(caught.value)
 
-    with RemoteMeters(1, fleet.tracker) as meters:
+    with RemoteMeters(1, tracker) as meters:
         assert meters.host == detect_host()
         assert outcome("").startswith("ArithmeticError: differs from the default by nan")
         assert outcome("out[-1] = 0;") == "ArithmeticError: wrote outside of its output"
         assert outcome("__builtin_trap();") == "RuntimeError: its process at the server ended"
-        assert outcome("for (;;) {}") == "TimeoutError: did not end within 2 s"
-        assert meters.measure(SMALL.artifact_key, 0, good, good, 1.0, 30.0).seconds > 0
+        assert outcome("for (;;) {}", 2.0) == "TimeoutError: did not end within 2 s"
+        assert meters.measure(SMALL.artifact_key, 0, good, good, 1.0, 60.0).seconds > 0
         meters._host = dataclasses.replace(meters.host, name="another CPU")
         meters._idle.pop().worker.close(10.0)
-        until(fleet.tracker.free)
+        until(tracker.free)
         with pytest.raises(td.RemoteError, match="machines of two kinds, another CPU and"):
-            meters.measure(SMALL.artifact_key, 0, good, good, 1.0, 30.0)
-    assert lost == []
-    fleet.kill(server)
+            meters.measure(SMALL.artifact_key, 0, good, good, 1.0, 60.0)
+    assert asked.lost == []
 
 
 def command(*arguments):
@@ -201,3 +230,11 @@ def test_no_tracker_is_one_line(tmp_path):
     result = command("tune", source, "--logs", tmp_path / "log", "--rpc-tracker", there, "--rpc-key", "test")
     assert result.exit_code == 1
     assert f"rpc_tracker='{there}': no TVM tracker answers there" in result.stderr
+
+
+def test_servers_without_trials_have_nothing_to_measure(tmp_path):
+    with pytest.raises(td.ProblemError, match="rpc_tracker='localhost:1': must be given with trials"):
+        td.compile([SMALL], TARGET.name, tmp_path, rpc_tracker="localhost:1", rpc_key="test")
+    result = command("compile", tmp_path / "any.json", "--rpc-tracker", "localhost:1", "--rpc-key", "test")
+    assert result.exit_code == 2
+    assert "--rpc-tracker needs --trials" in result.stderr

@@ -327,6 +327,93 @@ def test_a_search_keeps_everything_and_resumes(tmp_path):
         assert trial.record.versions["tvm_deconv"] == importlib.metadata.version("tvm_deconv")
 
 
+class Arithmetic:
+    """A machine without processes: a schedule takes `seconds(problem, schedule)`, and no problem less than `floor`."""
+
+    def __init__(self, seconds, floor):
+        self.seconds = seconds
+        self.floor = floor
+
+    def measure_floors(self, problems):
+        assert list(problems)
+
+    def round(self, search, schedules):
+        for schedule in schedules:
+            yield record(search.problem, schedule, self.seconds(search.problem, schedule), **CONDITIONS)
+
+
+CONDITIONS = {"host": "a CPU", "threads": 1, "sources": "now"}
+
+
+def spent(machine, problems, trials, *known):
+    """The records of a search on `machine`, in their order, where those of `known` were there before."""
+    kept, heard = records.Records(V3.name), []
+    for one in known:
+        kept.add(one)
+    searches = [
+        tuning._Search(problem, V3, kept, records.Conditions("a CPU", 1, "now"), 0, None) for problem in problems
+    ]
+    tuning._spend(searches, machine, trials, heard.append)
+    return [trial.record for trial in heard]
+
+
+def costs(problem):
+    return {candidate.schedule: candidate.cost for candidate in space(problem, V3)}
+
+
+def test_trials_go_to_the_problem_with_most_to_gain():
+    """Of two that take as long, one is at its floor."""
+    far = SMALL.replace(data_spatial=(9, 9), output_spatial=(17, 17))
+    machine = Arithmetic(lambda *_: 1e-3, lambda problem: 9.9e-4 if problem == SMALL else 5e-4)
+    got = spent(machine, [SMALL, far], 20)
+    of_far = sum(1 for one in got if one.problem == far.artifact_key)
+    assert len(got) == 40
+    assert of_far == 32  # each has its first round of eight
+    slow = Arithmetic(lambda problem, _: 1e-3 if problem == SMALL else 1e-1, lambda _: 1e-4)
+    assert sum(1 for one in spent(slow, [SMALL, far], 20) if one.problem == far.artifact_key) == 32
+
+
+def test_trials_go_to_the_algorithm_that_is_fast_and_all_are_tried():
+    problem = SMALL.replace(in_channels=32, out_channels=32, data_spatial=(12, 12), output_spatial=(23, 23))
+    cost = costs(problem)
+    worth_it = tuning.HOPELESS_COST * min(cost.values())
+    algorithms = list(dict.fromkeys(schedule.algorithm for schedule in cost if cost[schedule] <= worth_it))
+    assert len(algorithms) > 2
+
+    def seconds(_, schedule):
+        return cost[schedule] * (1e-6 if schedule.algorithm == algorithms[-1] else 1e-3)
+
+    tried = [one.algorithm for one in spent(Arithmetic(seconds, lambda _: 1e-9), [problem], 64)]
+    assert set(tried[:8]) == set(algorithms)
+    assert tried[16:].count(algorithms[-1]) > len(tried[16:]) / 2
+
+
+def test_a_search_that_was_stopped_anywhere_tries_nothing_twice():
+    cost = costs(SMALL)
+    machine = Arithmetic(lambda _, schedule: cost[schedule] * 1e-6, lambda _: 1e-9)
+    hopeless = tuning.HOPELESS_COST * min(cost.values())
+    worth_it = {schedule for schedule in cost if cost[schedule] <= hopeless}
+    got = []
+    for trials in (1, 3, 11, 12, 40, 100_000):
+        more = spent(machine, [SMALL], trials, *got)
+        assert not {one.schedule for one in more} & {one.schedule for one in got}
+        got += more
+        assert len(got) == min(trials, len(worth_it))
+    assert {one.schedule for one in got} == worth_it
+
+
+def test_the_nearest_record_is_among_the_first_that_are_tried():
+    near = schedules_of(OTHER, 30)[29]
+    machine = Arithmetic(lambda *_: 1e-3, lambda _: 1e-9)
+    adapted = adapt(near, OTHER, SMALL, V3)
+    assert adapted != choices.default(SMALL, V3)
+    assert [one.schedule for one in spent(machine, [SMALL], 2, record(OTHER, near, **CONDITIONS))] == [
+        choices.default(SMALL, V3),
+        adapted,
+    ]
+    assert adapted not in {one.schedule for one in spent(machine, [SMALL], 2)}
+
+
 _BAD = """
     #include <stdint.h>
     int tvm_deconv_set_num_threads(int count) {{ return count; }}

@@ -308,22 +308,27 @@ class _NoTorch:
         return None
 
 
+@contextlib.contextmanager
+def without_torch() -> Iterator[None]:
+    """Have imports of this thread not find torch, where the program has not imported it; later imports do."""
+    finder = _NoTorch()
+    hidden = [] if "torch" in sys.modules else [finder]
+    sys.meta_path[:0] = hidden
+    try:
+        yield
+    finally:
+        for finder in hidden:
+            sys.meta_path.remove(finder)
+
+
 def import_tvm_ffi() -> Any:
     """Return the module tvm_ffi, imported at the first artifact.
 
     It imports torch where that is installed (seconds, hundreds of MB), against a symbol conflict on Windows. Where the
     program has not imported torch, this import does not find it; other threads and later imports do.
     """
-    if "tvm_ffi" not in sys.modules and "torch" not in sys.modules:
-        finder = _NoTorch()
-        sys.meta_path.insert(0, finder)
-        try:
-            import tvm_ffi
-        finally:
-            sys.meta_path.remove(finder)
-        return tvm_ffi
-    import tvm_ffi
-
+    with without_torch():
+        import tvm_ffi
     return tvm_ffi
 
 

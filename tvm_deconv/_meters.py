@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tvm_deconv._remote import Tracker
 
 _T = TypeVar("_T")
+_U = TypeVar("_U")
 _START_SECONDS = 60.0  # for a server to answer at first
 _TRANSFER_SECONDS = 60.0  # for what goes over the network besides what a candidate may take
 _ATTEMPTS = 3  # so many servers may be lost with a candidate before it is to blame
@@ -65,9 +66,12 @@ class Meters:
         """The machine that candidates run on."""
         return detect_host()
 
-    def map(self, function: Callable[[_T], Any], items: Iterable[_T]) -> Iterator[Any]:
-        """Call `function`, which measures, on each item, as many at a time as can be measured, in order."""
-        return map(function, items)
+    def each(self, function: Callable[[_T], _U], items: Iterable[_T]) -> Iterator[tuple[_T, _U]]:
+        """Call `function`, which measures, on each item, as many at a time as can be measured.
+
+        Yields each item with its result as soon as there is one.
+        """
+        return ((item, function(item)) for item in items)
 
     def rate(self, method: str, *arguments: object, timeout: float) -> float:
         """Measure a rate of the machine, "fma" or "copy". Raises WorkerError, RemoteError."""
@@ -144,6 +148,7 @@ class RemoteMeters(Meters):
         self._idle: list[_Meter] = []
         self._used = 0
         self._connecting = False
+        self._stopping = False
         self._changed = threading.Condition()
         self._host: Host | None = None
         with contextlib.ExitStack() as stack:
@@ -161,12 +166,23 @@ class RemoteMeters(Meters):
         assert self._host is not None
         return self._host
 
-    def map(self, function: Callable[[_T], Any], items: Iterable[_T]) -> Iterator[Any]:
+    def each(self, function: Callable[[_T], _U], items: Iterable[_T]) -> Iterator[tuple[_T, _U]]:
         """Call `function` on each item, in threads that wait for servers."""
-        return self._pool.map(function, items)
+        items_of = {self._pool.submit(function, item): item for item in items}
+        failure = None
+        for done in as_completed(items_of):
+            # What was measured before all servers were gone is a result nevertheless.
+            if failed := done.exception():
+                failure = failed
+            else:
+                yield items_of[done], done.result()
+        if failure:
+            raise failure
 
     def _stop(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
         with self._changed:
+            self._stopping = True
             self._changed.wait_for(lambda: not self._used)
             for meter in self._idle:
                 meter.worker.close(_LEAVE_SECONDS)
@@ -176,6 +192,8 @@ class RemoteMeters(Meters):
         why = "none answers"
         while True:
             with self._changed:
+                if self._stopping:
+                    raise WorkerError("the search has ended")
                 if self._idle:
                     self._used += 1
                     return self._idle.pop()

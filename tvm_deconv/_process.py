@@ -17,6 +17,8 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
+from tvm_deconv._loading import without_torch
+
 _PR_SET_PDEATHSIG = 1
 _PATIENCE_SECONDS = 600.0
 _END_SECONDS = 5.0  # for a process that has closed its connection to end
@@ -175,7 +177,8 @@ def serve(descriptor: int, module: str, kind: str, cpus: list[int]) -> None:
     if cpus:
         os.sched_setaffinity(0, cpus)
     connection = Connection(descriptor)
-    made = getattr(importlib.import_module(module), kind)(*connection.recv())
+    with without_torch():  # which TVM imports where it is, for seconds, and no worker needs to start
+        made = getattr(importlib.import_module(module), kind)(*connection.recv())
     while True:
         try:
             method, arguments = connection.recv()

@@ -3,8 +3,8 @@
 A server needs TVM and nothing of ours: what it lacks (which CPU it is, threads of our launcher, guards around an
 output, rates of the machine) is in a *probe*, a small library that is sent first. A server forks a process for each
 session. The probe ends that process, quietly, when a candidate crashes or takes too long, since TVM's server gives up
-altogether when one of its processes fails. So when a session breaks off and the tracker still knows the server, it was
-the candidate; when the tracker does not, or when nothing answers, it was the server.
+altogether when one of its processes fails. So when a session breaks off and the server still answers, it was the
+candidate; when nothing answers, it was the server.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tvm_deconv.errors import BuildError, ProblemError, RemoteError
 from tvm_deconv.problem import Array
 from tvm_deconv.targets import Host, parse_cpuinfo
 
-_ANSWER_SECONDS = 5.0  # within which a tracker answers
-_NOTICE_SECONDS = 1.0  # within which a tracker notices that a server has ended
+_ANSWER_SECONDS = 5.0  # within which a tracker answers, and a server that has nothing else to do
+_NOTICE_SECONDS = 30.0  # within which a server whose session has ended turns to who calls next
 
 # Functions as `tvm_ffi` calls them. Rates are measured on the launcher's threads.
 _PROBE = r"""
@@ -337,9 +337,23 @@ class Server:
             raise RuntimeError("its process at the server ended") from None
 
     def _survived(self) -> bool:
-        """Whether the tracker still knows the server after it had time to notice."""
-        time.sleep(_NOTICE_SECONDS)
-        return self._address in self._tracker.servers()
+        """Whether the server has outlived the session: it then turns whoever calls without its key away."""
+        from tvm.rpc import base
+
+        key = b"client:"
+        end = time.monotonic() + _NOTICE_SECONDS
+        try:
+            with socket.create_connection(self._address, timeout=_NOTICE_SECONDS) as connection:
+                connection.sendall(struct.pack("<ii", base.RPC_MAGIC, len(key)) + key)
+                connection.settimeout(_ANSWER_SECONDS)
+                while self._address in self._tracker.servers():
+                    with contextlib.suppress(TimeoutError):
+                        return bool(struct.unpack("<i", base.recvall(connection, 4))[0] == base.RPC_CODE_MISMATCH)
+                    if time.monotonic() > end:  # it serves another client by now
+                        return True
+        except OSError:
+            pass
+        return False
 
     def put(self, array: Array) -> Any:
         """Send an array."""

@@ -286,6 +286,8 @@ def compile(
     trials: int = 0,
     logs: Path | str | None = None,
     on_trial: Callable[[Trial], None] | None = None,
+    rpc_tracker: str | None = None,
+    rpc_key: str | None = None,
 ) -> list[Outcome]:
     """Build the artifacts for `problems` on every named target into the directory `output`.
 
@@ -296,7 +298,7 @@ def compile(
     `algorithms` names those that may be used, all where it is not given: without winograd, sums are rounded as those of
     the direct algorithms are. Schedules come from the tuning logs, those installed and those in the directory `logs`:
     `choices` says how. With `trials`, a search for better ones precedes the build, whose results are kept in `logs`;
-    `tuning.tune` is that search, and `on_trial` hears of it.
+    `tuning.tune` is that search, `on_trial` hears of it, and servers of `rpc_tracker` measure where it is given.
     """
     targets = _resolve(target)
     using = checked(algorithms)
@@ -313,7 +315,19 @@ def compile(
         from tvm_deconv.tuning import tune
 
         searched = [chosen.name for chosen in targets if isinstance(chosen, Target)]
-        tune(unique.values(), searched, trials, logs, jobs=jobs, algorithms=using, on_trial=on_trial)
+        tune(
+            unique.values(),
+            searched,
+            trials,
+            logs,
+            jobs=jobs,
+            algorithms=using,
+            on_trial=on_trial,
+            rpc_tracker=rpc_tracker,
+            rpc_key=rpc_key,
+        )
+    elif rpc_tracker is not None:
+        raise ProblemError("rpc_tracker", rpc_tracker, "must be given with trials, which are what its servers measure")
     directory = Path(output)
     directory.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []

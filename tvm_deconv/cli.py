@@ -109,17 +109,7 @@ _DIRECTORY = click.argument("directory", type=click.Path(exists=True, file_okay=
 
 
 @main.command()
-@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--target",
-    "targets",
-    metavar="TARGET",
-    multiple=True,
-    default=["native"],
-    show_default=True,
-    help=f"CPU or CUDA devices to compile for; may be given several times. {', '.join((*TARGETS, *CUDA_TARGETS))}, "
-    "or a microarchitecture, as LLVM calls it: znver4.",
-)
+@cli_tune.searching(*TARGETS, *CUDA_TARGETS, target="CPU or CUDA devices to compile for")
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
@@ -127,8 +117,6 @@ _DIRECTORY = click.argument("directory", type=click.Path(exists=True, file_okay=
     show_default=True,
     help="Directory of the artifacts.",
 )
-@click.option("--jobs", type=click.IntRange(1), help="Processes at a time; as many as CPUs where not given.")
-@cli_tune.ALGORITHMS
 @click.option("--trials", type=click.IntRange(1), help="Search for fast schedules first; as in tune. Needs --logs.")
 @click.option("--logs", type=cli_tune.LOGS, help="Tuning logs to follow besides the installed ones.")
 def compile(
@@ -139,6 +127,8 @@ def compile(
     algorithms: Sequence[str],
     trials: int | None,
     logs: Path | None,
+    rpc_tracker: str | None,
+    rpc_key: str | None,
 ) -> None:
     """Compile every transposed convolution of each SOURCE.
 
@@ -147,19 +137,28 @@ def compile(
     """
     if trials and logs is None:
         raise click.UsageError("--trials needs --logs, where results are kept")
+    if rpc_tracker and not trials:
+        raise click.UsageError("--rpc-tracker needs --trials, which is what its servers measure")
     console = _console()
-    problems: dict[Problem, list[str]] = {}
     taken: set[str] = set()
-    for source, layers in _scan(sources):
+    found = _scan(sources)
+    for source, layers in found:
         console.print(_coverage(source, layers))
         weights = _free_name(source.stem, taken)
         if write_weights(layers, output / weights):
             click.echo(f"weights: {output / weights}")
-        _collect(layers, problems)
-    if not problems:
-        raise SourceError("source", ", ".join(map(str, sources)), "must hold a transposed convolution that is covered")
+    problems = _collect(found)
     if trials and logs is not None:
-        cli_tune.search(problems, targets, trials, logs, jobs=jobs, algorithms=algorithms or None)
+        cli_tune.search(
+            problems,
+            [native(detect_host()).name if name == "native" else name for name in targets],
+            trials,
+            logs,
+            jobs=jobs,
+            algorithms=algorithms or None,
+            rpc_tracker=rpc_tracker,
+            rpc_key=rpc_key,
+        )
     _build(problems, targets, output, jobs, logs, algorithms or None)
 
 
@@ -170,10 +169,17 @@ def _scan(sources: Sequence[Path]) -> list[tuple[Path, list[FoundLayer]]]:
     return [(source, [next(named) for _ in layers]) for source, layers in found]
 
 
-def _collect(layers: Sequence[FoundLayer], problems: dict[Problem, list[str]]) -> None:
-    for layer in layers:
-        if layer.problem is not None:
-            problems.setdefault(layer.problem, []).append(layer.name)
+def _collect(found: Sequence[tuple[Path, Sequence[FoundLayer]]]) -> dict[Problem, list[str]]:
+    """The problems of what `_scan` found, with the names of their layers."""
+    problems: dict[Problem, list[str]] = {}
+    for _, layers in found:
+        for layer in layers:
+            if layer.problem is not None:
+                problems.setdefault(layer.problem, []).append(layer.name)
+    if not problems:
+        sources = ", ".join(str(source) for source, _ in found)
+        raise SourceError("source", sources, "must hold a transposed convolution that is covered")
+    return problems
 
 
 def _free_name(stem: str, taken: set[str]) -> str:
@@ -401,12 +407,9 @@ def bench(
         layers = [layer for directory in directories for layer in runs.layers_in(load(directory))]
         if sources:
             kept = output or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            problems: dict[Problem, list[str]] = {}
-            for _, found in _scan(sources):
-                _collect(found, problems)
-            if problems:
-                _build(problems, ["native"], kept, None)
-                layers += runs.layers_of(problems, load(kept))
+            problems = _collect(_scan(sources))
+            _build(problems, ["native"], kept, None)
+            layers += runs.layers_of(problems, load(kept))
         if not layers:
             raise SourceError("paths", ", ".join(map(str, paths)), "must hold a layer that this machine can run")
         with _progress("measuring", len(layers)) as progress:

@@ -6,14 +6,13 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tvm_deconv.errors import SourceError
 from tvm_deconv.problem import Problem
 from tvm_deconv.records import Log, Records, best, read
 from tvm_deconv.targets import TARGETS, get
@@ -21,14 +20,8 @@ from tvm_deconv.targets import TARGETS, get
 if TYPE_CHECKING:
     from tvm_deconv.tuning import Trial, Tuned
 
+_Command = TypeVar("_Command", bound=Callable[..., None])
 LOGS = click.Path(file_okay=False, path_type=Path)
-ALGORITHMS = click.option(
-    "--algorithm",
-    "algorithms",
-    metavar="NAME",
-    multiple=True,
-    help="Use this algorithm only; may be given several times. All where not given.",
-)
 _KEPT = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
@@ -37,6 +30,44 @@ def _checked(_context: click.Context, _parameter: click.Parameter, name: str | N
 
 
 _TARGET = click.option("--target", metavar="TARGET", callback=_checked, help="Only records for this target.")
+
+
+def searching(*known: str, target: str) -> Callable[[_Command], _Command]:
+    """Return the decorator with what compile and tune are both given: SOURCE..., `known` targets, and how to search."""
+    options = (
+        click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, type=click.Path(path_type=Path)),
+        click.option(
+            "--target",
+            "targets",
+            metavar="TARGET",
+            multiple=True,
+            default=["native"],
+            show_default=True,
+            help=f"{target}; may be given several times. {', '.join(known)}, or a microarchitecture, as LLVM calls it: "
+            "znver4.",
+        ),
+        click.option("--jobs", type=click.IntRange(1), help="Processes that compile; as many as CPUs where not given."),
+        click.option(
+            "--algorithm",
+            "algorithms",
+            metavar="NAME",
+            multiple=True,
+            help="Use this algorithm only; may be given several times. All where not given.",
+        ),
+        click.option(
+            "--rpc-tracker", metavar="HOST:PORT", help="TVM tracker whose servers measure, in place of this machine."
+        ),
+        click.option(
+            "--rpc-key", metavar="KEY", help="Of the tracker's servers to use, which must be machines of one kind."
+        ),
+    )
+
+    def decorate(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
 def _milliseconds(seconds: float | None) -> str:
@@ -66,16 +97,9 @@ def search(
     targets: Sequence[str],
     trials: int,
     logs: Path,
-    *,
-    threads: int = 1,
-    seed: int = 0,
-    jobs: int | None = None,
-    timeout: float = 30.0,
-    algorithms: Sequence[str] | None = None,
-    rpc_tracker: str | None = None,
-    rpc_key: str | None = None,
+    **how: Any,
 ) -> None:
-    """Tune `problems`, by the names of their layers, and print what came of each.
+    """Tune `problems`, by the names of their layers, and print what came of each; `how` is for `tuning.tune`.
 
     An interrupt ends the command; what was measured is kept.
     """
@@ -84,20 +108,7 @@ def search(
 
     try:
         with _trials_shown(_console(stderr=True)) as note:
-            tuned = run(
-                problems,
-                targets,
-                trials,
-                logs,
-                threads=threads,
-                seed=seed,
-                jobs=jobs,
-                timeout=timeout,
-                algorithms=algorithms,
-                on_trial=note,
-                rpc_tracker=rpc_tracker,
-                rpc_key=rpc_key,
-            )
+            tuned = run(problems, targets, trials, logs, on_trial=note, **how)
     except KeyboardInterrupt:
         said = f"stopped; what was measured is in {logs}, and the same command continues from there"
         raise click.ClickException(said) from None
@@ -133,22 +144,11 @@ def _found(problems: dict[Problem, list[str]], logs: Path, tuned: Sequence[Tuned
 
 
 @click.command()
-@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--target",
-    "targets",
-    metavar="TARGET",
-    multiple=True,
-    default=["native"],
-    show_default=True,
-    help="CPU to tune for, which the machine that measures must be; may be given several times. "
-    f"{', '.join(TARGETS)}, or a microarchitecture, as LLVM calls it: znver4.",
-)
+@searching(*TARGETS, target="CPU to tune for, which the machine that measures must be")
 @click.option("--trials", type=click.IntRange(0), default=64, show_default=True, help="Per problem on average.")
 @click.option("--logs", type=LOGS, required=True, help="Directory of the results; what is there is not measured again.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of the calls that are timed.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the search and the arrays.")
-@click.option("--jobs", type=click.IntRange(1), help="Processes that compile; as many as CPUs where not given.")
 @click.option(
     "--timeout",
     type=click.FloatRange(0, min_open=True),
@@ -156,21 +156,13 @@ def _found(problems: dict[Problem, list[str]], logs: Path, tuned: Sequence[Tuned
     show_default=True,
     help="Seconds after which a candidate is given up.",
 )
-@click.option("--rpc-tracker", metavar="HOST:PORT", help="TVM tracker whose servers measure, in place of this machine.")
-@click.option("--rpc-key", metavar="KEY", help="Of the tracker's servers to use, which must be machines of one kind.")
-@ALGORITHMS
 def tune(
     sources: Sequence[Path],
     targets: Sequence[str],
     trials: int,
     logs: Path,
-    threads: int,
-    seed: int,
-    jobs: int | None,
-    timeout: float,
     algorithms: Sequence[str],
-    rpc_tracker: str | None,
-    rpc_key: str | None,
+    **how: Any,
 ) -> None:
     """Search for fast schedules of every transposed convolution of each SOURCE, and keep what is measured.
 
@@ -178,24 +170,7 @@ def tune(
     """
     from tvm_deconv.cli import _collect, _scan
 
-    problems: dict[Problem, list[str]] = {}
-    for _, layers in _scan(sources):
-        _collect(layers, problems)
-    if not problems:
-        raise SourceError("source", ", ".join(map(str, sources)), "must hold a transposed convolution that is covered")
-    search(
-        problems,
-        targets,
-        trials,
-        logs,
-        threads=threads,
-        seed=seed,
-        jobs=jobs,
-        timeout=timeout,
-        algorithms=algorithms or None,
-        rpc_tracker=rpc_tracker,
-        rpc_key=rpc_key,
-    )
+    search(_collect(_scan(sources)), targets, trials, logs, algorithms=algorithms or None, **how)
 
 
 @click.group()

@@ -128,12 +128,12 @@ def tune(
                 raise ProblemError("target", chosen.name, f"{meters.host.name} cannot run it: it lacks {missing}")
         for chosen in targets:
             records = read(chosen.name, shipped(), log.root)
-            with _Machine(chosen, meters, seed, jobs or os.cpu_count() or 1, timeout) as machine:
+            with _Machine(chosen, meters, log, seed, jobs or os.cpu_count() or 1, timeout) as machine:
                 searches = [
                     _Search(problem, chosen, records, machine.conditions, seed, using) for problem in unique.values()
                 ]
                 try:
-                    _spend(searches, machine, trials, log, on_trial)
+                    _spend(searches, machine, trials, on_trial)
                 finally:
                     for search in searches:
                         log.tidy(search.key, chosen.name)
@@ -145,7 +145,6 @@ def _spend(
     searches: Sequence[_Search],
     machine: _Machine,
     trials: int,
-    log: Log,
     on_trial: Callable[[Trial], None] | None,
 ) -> None:
     """Hold rounds until there are `trials` for each on average, or nothing is left to try."""
@@ -162,7 +161,6 @@ def _spend(
         if not proposals:
             continue
         for record in machine.round(search, proposals):
-            log.append(record)
             search.note(record)
             done += 1
             if on_trial:
@@ -292,10 +290,11 @@ class _Search:
 
 @dataclass
 class _Machine:
-    """The processes that compile for one target, and where what they made is measured."""
+    """The processes that compile for one target, where what they made is measured, and the log of what came of it."""
 
     target: Target
     meters: Meters
+    log: Log
     seed: int
     jobs: int
     timeout: float
@@ -334,7 +333,10 @@ class _Machine:
         return max(self._floors.seconds(problem).values())
 
     def round(self, search: _Search, schedules: Sequence[Schedule]) -> Iterator[Record]:
-        """Compile all, then measure each; yield what became of each."""
+        """Compile all, then measure each; yield what became of each, which the log has by then.
+
+        What is being measured when nobody listens any more comes into the log all the same.
+        """
         wanted = list(schedules)
         if search.key not in self._references:
             wanted = list(dict.fromkeys([search.default, *wanted]))
@@ -344,12 +346,15 @@ class _Machine:
             if isinstance(reference, str):
                 search.broken = True
                 if search.default not in search.tried:
-                    yield self._record(search, search.default, f"does not compile: {reference}")
+                    yield self._kept(search, search.default, f"does not compile: {reference}")
                 return
             self._references[search.key] = reference
-        outcomes = self.meters.map(lambda schedule: self._outcome(search, built[schedule]), schedules)
-        for schedule, outcome in zip(schedules, outcomes, strict=True):
-            yield self._record(search, schedule, outcome)
+
+        def measured(schedule: Schedule) -> Record:
+            return self._kept(search, schedule, self._outcome(search, built[schedule]))
+
+        for schedule, record in self.meters.each(measured, schedules):
+            yield record
             if search.broken:
                 return
             made = built[schedule]
@@ -385,9 +390,10 @@ class _Machine:
         except WorkerError as error:
             return str(error)
 
-    def _record(self, search: _Search, schedule: Schedule, outcome: Measured | str) -> Record:
+    def _kept(self, search: _Search, schedule: Schedule, outcome: Measured | str) -> Record:
+        """Write to the log what became of a trial."""
         failed = isinstance(outcome, str)
-        return Record(
+        record = Record(
             problem=search.key,
             target=self.target.name,
             algorithm=schedule.algorithm,
@@ -404,6 +410,8 @@ class _Machine:
             versions={name: importlib.metadata.version(name) for name in ("tvm_deconv", "apache-tvm")},
             when=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"),
         )
+        self.log.append(record)
+        return record
 
 
 @cache

@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""Compare the nearest record's decisions with the plain default, on layers whose own records are left out.
+
+    scripts/bench_nearest.py --json nearest.json
+
+Each layer of examples/layers.json, in both layouts, is built by the default, by the nearest of the other problems'
+records in the installed tuning logs, and by its own record. The three take turns on one thread and the same data; the
+ratio is the median time of the default by that of the nearest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tvm_deconv as td
+from tvm_deconv import build, choices
+from tvm_deconv.bench.peers import turn
+from tvm_deconv.choices import Choice
+from tvm_deconv.records import Records, best, read, shipped
+from tvm_deconv.scan import scan
+from tvm_deconv.targets import Target, detect_host, get, native
+from tvm_deconv.verify import TOLERANCES, operands
+
+LAYERS = Path(__file__).parent.parent / "examples" / "layers.json"
+ROUNDS = 11
+TURN_SECONDS = 0.03
+
+
+def without(problem: td.Problem, records: Records) -> Records:
+    """Return the records of all other problems."""
+    others = {key: found for key, found in records.by_problem.items() if key != problem.artifact_key}
+    return Records(records.target, others)
+
+
+def compare(problem: td.Problem, target: Target, records: Records) -> dict[str, Any]:
+    """Return the row of one problem: median seconds by name, and the problem whose record was the nearest."""
+    near = choices.nearest(problem, target, without(problem, records))
+    own = best(problem, records)
+    schedules = {"default": choices.default(problem, target)}
+    if near is not None:
+        schedules["nearest"] = near[1]
+    if own is not None and choices.replays(own) is None:
+        schedules["own"] = own.schedule
+    row: dict[str, Any] = {
+        "problem": problem.key,
+        "nearest_problem": near and near[0].problem,
+        "decisions": {name: [schedule.algorithm, dict(schedule.decisions)] for name, schedule in schedules.items()},
+    }
+    given = operands(problem, 20)
+    out = np.full(problem.output_shape, np.nan, np.float32)
+    with tempfile.TemporaryDirectory() as directory:
+        runs: dict[Any, Callable[[], object]] = {}
+        for name, schedule in schedules.items():
+            if schedule not in runs:
+                folder = Path(directory) / name
+                build.export(problem, target, folder, choices=[Choice(schedule, "tuned", name)])
+                runs[schedule] = partial(td.load(folder).bind(problem, given.filter, given.bias), given.data, out=out)
+        runs[schedules["default"]]()
+        expected = out.copy()
+        for schedule, run in runs.items():
+            out.fill(np.nan)
+            run()
+            off = max(float(np.abs(one - other).max()) for one, other in zip(out, expected, strict=True))
+            if not off <= 2 * TOLERANCES[problem.output_dtype][0] * float(np.abs(expected).max()):
+                raise SystemExit(f"{problem.key}: {schedule} differs from the default by {off}")
+        turns: dict[Any, list[float]] = {schedule: [] for schedule in runs}
+        for _ in range(ROUNDS):
+            for schedule, run in runs.items():
+                turns[schedule].append(turn(run, TURN_SECONDS).median)
+    row["seconds"] = {name: statistics.median(turns[schedule]) for name, schedule in schedules.items()}
+    return row
+
+
+def main() -> None:
+    """Parse the arguments, run, and print a table; the JSON file grows with each problem."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default=native().name, help="the widest of this machine where not given")
+    parser.add_argument("--layer", action="append", help="only names with this in them; may be given several times")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    td.set_num_threads(1)
+    target = get(arguments.target)
+    records = read(target.name, shipped())
+    rows: list[dict[str, Any]] = []
+    text = "{:50} {:4} {:>10} {:>10} {:>10} {:>8}"
+    print(text.format("layer", "", "default ms", "nearest ms", "own ms", "ratio"), flush=True)
+    for layer in scan(LAYERS):
+        if layer.problem is None or not any(part in layer.name for part in arguments.layer or [""]):
+            continue
+        for layout in ("NCX", "NXC"):
+            row = {"layer": layer.name, **compare(layer.problem.replace(data_format=layout), target, records)}
+            seconds = row["seconds"]
+            row["ratio"] = seconds["default"] / seconds["nearest"] if "nearest" in seconds else None
+            rows.append(row)
+            times = [f"{1e3 * seconds[name]:.3f}" if name in seconds else "" for name in ("default", "nearest", "own")]
+            said = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
+            print(text.format(layer.name[:50], layout, *times, said), flush=True)
+            if arguments.json:
+                found = {"host": detect_host().name, "target": target.name, "threads": 1, "rows": rows}
+                arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    compared = [row for row in rows if row["ratio"] is not None]
+    print(f"{len(compared)} of {len(rows)} have a near record")
+    if compared:
+        mean = statistics.geometric_mean(row["ratio"] for row in compared)
+        worst = min(compared, key=lambda row: row["ratio"])
+        print(f"geometric mean of default / nearest: {mean:.2f}; worst {worst['ratio']:.2f}, {worst['layer']}")
+        owned = [row for row in compared if "own" in row["seconds"]]
+        if owned:
+            mean = statistics.geometric_mean(row["seconds"]["nearest"] / row["seconds"]["own"] for row in owned)
+            print(f"geometric mean of nearest / own record: {mean:.2f}")
+
+
+if __name__ == "__main__":
+    main()
