@@ -186,7 +186,6 @@ class CudaCall:
         """Pack `filter` and convert `bias`, on their device."""
         self._problem = problem
         self._artifact = artifact
-        self._alignment = int(manifest.decisions.get("alignment", 1))
         self._workspace_elements = manifest.scratch_bytes // (8 if problem.accumulate_dtype == "float64" else 4)
         self._device, framework = filter.device, filter.framework
         _check("filter", filter, [problem.dtype], problem.filter_shape)
@@ -229,9 +228,9 @@ class CudaCall:
         if not borrowed.framework.contiguous(borrowed.array):
             rule = f"must be C-contiguous, of shape {borrowed.shape}; pass a contiguous copy"
             raise TensorError(argument, "strided", rule)
-        address = borrowed.framework.address(borrowed.array)
-        if address % self._alignment:
-            rule = f"address must be a multiple of {self._alignment}: this kernel moves vectors; pass a copy"
+        address, size = borrowed.framework.address(borrowed.array), int(borrowed.array.dtype.itemsize)
+        if address % size:
+            rule = f"address must be a multiple of {size}, the size of an element; pass a copy"
             raise TensorError(argument, hex(address), rule)
 
     def _check_apart(self, data: Borrowed, out: Borrowed) -> None:

@@ -89,6 +89,11 @@ def resolve_targets(target: str | Sequence[str]) -> tuple[Target, ...]:
     return tuple(dict.fromkeys(native(detect_host()) if name == "native" else get(name) for name in _names(target)))
 
 
+def computed_by(problem: Problem, target: Target | CudaTarget) -> Problem:
+    """Return what an artifact of `target` for `problem` computes: CPUs have no TF32, they compute exactly."""
+    return problem if isinstance(target, CudaTarget) else problem.replace(precision="ieee")
+
+
 def _names(target: str | Sequence[str]) -> tuple[str, ...]:
     names = (target,) if isinstance(target, str) else tuple(target)
     if not names:
@@ -122,7 +127,7 @@ def export(
     found or made where they are not given.  The first of `choices` that builds is taken, by default what the installed
     tuning logs say; what does not build is told in `complaints`.  Raises BuildError, CompilerNotFound.
     """
-    output = Path(output)
+    output, problem = Path(output), computed_by(problem, target)
     cc = cc or _compiler(target)
     choices = choices or _choices(problem, target, complaints)
     name = stem(problem.artifact_key, target.name)
@@ -285,6 +290,14 @@ def compile(
             raise ProblemError("problems", problem, "must be a sequence of Problem")
         unique.setdefault(problem.artifact_key, problem)
         names.setdefault(problem.artifact_key, []).extend((layers or {}).get(problem, ()))
+
+    def merged(target: Target | CudaTarget) -> dict[Problem, tuple[str, ...]]:
+        """The layers of each problem that `target` tells apart."""
+        found: dict[Problem, list[str]] = {}
+        for key, problem in unique.items():
+            found.setdefault(computed_by(problem, target), []).extend(names[key])
+        return {problem: tuple(dict.fromkeys(wanted)) for problem, wanted in found.items()}
+
     if trials:
         if logs is None:
             raise ProblemError("logs", logs, "must be a directory for the results of the trials")
@@ -305,9 +318,8 @@ def compile(
         pending = []
         for chosen in targets:
             records = read(chosen.name, shipped(), *([] if logs is None else [logs]))
-            for key, problem in unique.items():
-                wanted = tuple(dict.fromkeys(names[key]))
-                complaints = records.complaints_of(key)
+            for problem, wanted in merged(chosen).items():
+                complaints = records.complaints_of(problem.artifact_key)
                 choices: tuple[Choice, ...] = (_DEFAULT,)
                 if isinstance(chosen, Target):
                     choices = tuple(choose(problem, chosen, records, complaints, using))

@@ -210,7 +210,7 @@ class Library:
         found = self._best_on.get((problem, filter.device))
         if found is None:
             capability = cuda_capability(filter.device)
-            best = self._choose(problem, self._serving.get(problem.artifact_key, ()), capability)
+            best = self._choose(problem, self._candidates(problem), capability)
             if best is None:
                 raise NoArtifactError(problem.artifact_key, self.select(problem, filter.device))
             found = self._best_on[problem, filter.device] = self._open(problem, best, capability)
@@ -223,10 +223,13 @@ class Library:
         _check_problem(problem)
         found = self._best.get(problem)
         if found is None:
-            exact = self._serving.get(problem.artifact_key, ())
+            exact = self._candidates(problem)
             best = self._choose(problem, [*exact, *(manifest for manifest in self._variable if manifest not in exact)])
             found = self._best[problem] = self._open(problem, best) if best else self._fall_back(problem)
         return found
+
+    def _candidates(self, problem: Problem) -> list[Manifest]:
+        return [manifest for key in problem.artifact_keys for manifest in self._serving.get(key, ())]
 
     def _choose(
         self, problem: Problem, among: Sequence[Manifest], capability: Capability | None = None

@@ -301,20 +301,22 @@ def select(
     With a `capability`, on a CUDA device which has that, for arrays in its memory.
 
     1. A manifest that could not be read (`broken`: name to reason) is rejected.
-    2. The key must be the problem's artifact key, or that of a variable problem that serves it; the reason names the
-       fields that differ.
+    2. The key must be one of the problem's artifact keys, or that of a variable problem that serves it; the reason
+       names the fields that differ.
     3. The target must be one that this version knows.
     4. It must be for the CPU, or for a CUDA device of this `capability`, wherever the arrays are; the flags it needs
        must be among `features`; the reason names the missing ones.
     5. With a `cap`, they must be among those of the cap too.
 
-    Accepted: the wider feature set first (a superset has more flags, so counting respects the partial order), or the
-    code closest to the device; exact before variable (which is better the fewer extents are free), tuned before
-    default, then by name. Rejected: those for this problem, the unreadable, the others by likeness.
+    Accepted: the wider feature set first (a superset has more flags, so counting respects the partial order), or what
+    computes in the precision asked for, then the code closest to the device; exact before variable (which is better
+    the fewer extents are free), tuned before default, then by name. Rejected: those for this problem, the unreadable,
+    the others by likeness.
     """
     ranked: list[tuple[tuple[int | str, ...], Decision]] = []
+    keys = problem.artifact_keys
     for manifest in manifests:
-        exact = manifest.problem == problem.artifact_key
+        exact = manifest.problem in keys
         if not exact and not (manifest.parsed.free and manifest.parsed.serves(problem)):
             differing = _differing(problem, manifest.parsed)
             more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
@@ -333,6 +335,7 @@ def select(
         rank = (
             0,
             -len(manifest.required),
+            manifest.parsed.precision != problem.precision,
             -fit[0],
             -fit[1],
             len(manifest.parsed.free) * (not exact),

@@ -7,6 +7,7 @@ not divide each other), and types without tensor cores in odd shapes.  Its bound
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -17,7 +18,22 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda.emit import Arguments, Kernel, deconv, each, local, pack_filter, when
 
 
-def generic(problem: Problem) -> Kernel:
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """There is nothing to decide."""
+
+
+def default_plan(problem: Problem) -> Plan:  # noqa: ARG001
+    """Return the only plan."""
+    return Plan()
+
+
+def plans(problem: Problem) -> list[tuple[float, Plan]]:  # noqa: ARG001
+    """Return the only plan."""
+    return [(1.0, Plan())]
+
+
+def generic(problem: Problem, plan: Plan | None = None) -> Kernel:  # noqa: ARG001
     """Build the kernel; the packed filter is ``[G, Ci, *K, Co]`` in the accumulator's type."""
     elements = problem.groups * problem.in_channels * problem.out_channels * math.prod(problem.kernel)
     kernel = (1,) * (3 - problem.rank) + problem.kernel
