@@ -10,7 +10,6 @@ import json
 import math
 import os
 import re
-import signal
 import time
 import xml.etree.ElementTree
 from pathlib import Path
@@ -139,7 +138,7 @@ def test_operands(dtype):
 
 @pytest.fixture
 def worker():
-    with run.Worker(peers.OURS, run.cpus_for(1)) as made:
+    with run.worker(peers.OURS, run.cpus_for(1)) as made:
         yield made
 
 
@@ -155,27 +154,6 @@ def test_a_worker_that_waits_is_stopped(worker):
         time.sleep(0.01)
     assert state(worker) == "T"
     assert worker.ask("version")
-
-
-def test_a_worker_that_fails_goes_on(worker):
-    with pytest.raises(run.WorkerError, match=r"AttributeError: .*no_such_method"):
-        worker.ask("no_such_method")
-    assert worker.ask("version")
-
-
-def test_a_worker_that_dies(worker):
-    assert worker.ask("version")
-    os.kill(worker._process.pid, signal.SIGKILL)
-    with pytest.raises(run.WorkerError, match="its process ended with -9: it said nothing"):
-        worker.ask("version")
-    assert not worker.alive
-
-
-def test_a_worker_that_does_not_answer(worker, monkeypatch):
-    monkeypatch.setattr(run, "_PATIENCE_SECONDS", 0.0)
-    with pytest.raises(run.WorkerError, match="it did not answer within 0 s"):
-        worker.ask("version")
-    assert not worker.alive
 
 
 def test_cpus():

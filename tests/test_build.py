@@ -94,7 +94,7 @@ def test_one_that_kills_its_process_fails_alone(tmp_path, monkeypatch):
     killing.chmod(0o755)
     monkeypatch.setenv("CXX", str(killing))
     directory = tmp_path / "out"
-    with pytest.raises(BuildError, match="process died") as caught:
+    with pytest.raises(BuildError, match="the compiler: its process ended with signal SIGKILL") as caught:
         td.compile([OTHER, SMALL], "x86-64-v3", directory)
     assert {o.problem: o.status for o in caught.value.outcomes} == {OTHER: "failed", SMALL: "built"}
     run(SMALL, directory)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from strategies import operands, problems
 
 import tvm_deconv as td
-from tvm_deconv import build, choices, cli, records, tuning
-from tvm_deconv._workers import Builder, Worker, WorkerError
+from tvm_deconv import _meters, build, choices, cli, records, tuning
+from tvm_deconv._process import Worker
 from tvm_deconv.choices import Choice, adapt, apart, idle, named, nearest, plan_of, space
 from tvm_deconv.launcher import find_compiler
 from tvm_deconv.records import Log, Record, Schedule, best, read
@@ -383,17 +383,6 @@ def test_an_interrupted_search_has_kept_what_it_measured(tmp_path):
     assert len(read(V3.name, tmp_path).by_problem[SMALL.artifact_key]) == 2
 
 
-def test_a_worker_starts_again():
-    with Worker("Builder", V3.name, None, "cc", None) as worker:
-        with pytest.raises(WorkerError, match="AttributeError") as caught:
-            worker.ask("no_such_method", timeout=120)
-        assert not caught.value.died
-        worker.stop()
-        with pytest.raises(WorkerError, match="AttributeError"):
-            worker.ask("no_such_method", timeout=120)
-    assert not hasattr(Builder, "no_such_method")
-
-
 @pytest.mark.parametrize("trials", [-1, 1.5])
 def test_trials_are_a_count(trials, tmp_path):
     with pytest.raises(td.ProblemError, match="trials="):
@@ -406,7 +395,7 @@ def test_trials_need_a_log(tmp_path):
 
 
 def test_a_target_that_cannot_run_here_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "detect_host", lambda: dataclasses.replace(detect_host(), features=frozenset()))
+    monkeypatch.setattr(_meters, "detect_host", lambda: dataclasses.replace(detect_host(), features=frozenset()))
     with pytest.raises(td.ProblemError, match="it lacks"):
         tuning.tune([SMALL], V3.name, 1, tmp_path)
 

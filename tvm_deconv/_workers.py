@@ -2,7 +2,8 @@
 
 A candidate may crash, hang or write where it should not. The meter is therefore a process of its own that a search can
 lose: it loads what the builders linked, with the launcher as in an artifact, and needs neither TVM nor much time to
-start. Builders are processes too, so that they work at the same time, and since a compiler may crash as well.
+start. Where candidates run is its `Place`: that process, or a server elsewhere (`_remote`). Builders are processes too,
+so that they work at the same time, and since a compiler may crash as well.
 """
 
 from __future__ import annotations
@@ -12,143 +13,34 @@ import ctypes
 import importlib
 import math
 import os
-import signal
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from tvm_deconv._arrays import storage
 from tvm_deconv._loading import import_tvm_ffi
-from tvm_deconv.bench.floors import copy_bytes_per_second, fma_per_second
+from tvm_deconv.bench.floors import beyond_caches, copy_bytes_per_second, fma_per_second
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.records import Schedule
 from tvm_deconv.scan.layer import numpy_dtype
+from tvm_deconv.targets import Host, detect_host
 from tvm_deconv.verify import deviation, operands
 
-_PR_SET_PDEATHSIG = 1
+if TYPE_CHECKING:
+    from tvm_deconv._remote import Servers
+
 _LEAST_RUNS = 3
 _MOST_RUNS = 50
 _GUARD = 64  # elements before and behind an output
 _SAMPLE_SECONDS = 2e-4  # shorter calls are timed several at a time
 _MEASURE_SECONDS = 0.03  # enough for one candidate, where it is fast
 _HOPELESS = 1.3  # a candidate so much slower than the best has had its chance after the least number of runs
-
-
-class WorkerError(RuntimeError):
-    """What a worker could not do. `died` tells that its process is gone."""
-
-    def __init__(self, reason: str, *, died: bool = False) -> None:
-        super().__init__(reason)
-        self.died = died
-
-
-class Worker:
-    """A process with an object of the class `name` of this module; started when first asked, again where it died."""
-
-    def __init__(self, name: str, *arguments: object) -> None:
-        self._name = name
-        self._arguments = arguments
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Connection | None = None
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (close() closes it)
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
-        self._said.close()
-
-    @property
-    def running(self) -> bool:
-        """Whether there is a process now."""
-        return self._process is not None
-
-    def stop(self) -> None:
-        """End the process, whatever it does."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def ask(self, method: str, *arguments: object, timeout: float) -> Any:
-        """Call a method of the object there. WorkerError: it raised, died, or had not answered after `timeout` s."""
-        if self._process is None or self._connection is None:
-            self._start()
-        assert self._process is not None
-        assert self._connection is not None
-        try:
-            self._connection.send((method, arguments))
-            answered = self._connection.poll(timeout)
-            succeeded, answer = self._connection.recv() if answered else (False, None)
-        # A process that has overwritten its own memory may answer anything.
-        except Exception:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(1)
-            code = self._process.poll()
-            self.stop()
-            how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
-            raise WorkerError(f"its process ended with {how}{self._last_words()}", died=True) from None
-        if not answered:
-            self.stop()
-            raise WorkerError(f"did not end within {timeout:g} s", died=True)
-        if not succeeded:
-            raise WorkerError(str(answer))
-        return answer
-
-    def _last_words(self) -> str:
-        self._said.seek(0)
-        last = self._said.read().decode(errors="replace").strip().rpartition("\n")[2]
-        return f": {last}" if last else ""
-
-    def _start(self) -> None:
-        self._connection, theirs = Pipe()
-        self._said.seek(0)
-        self._said.truncate()
-        code = f"from tvm_deconv._workers import serve; serve({theirs.fileno()}, {self._name!r})"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.DEVNULL,
-            stdout=self._said,
-            stderr=self._said,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,  # an interrupt from the keyboard is for the search, which ends its workers
-        )
-        theirs.close()
-        self._connection.send(self._arguments)
-
-
-def serve(descriptor: int, name: str) -> None:
-    """Answer calls on a connection until it is closed; what a worker's process does."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    connection = Connection(descriptor)
-    made = {"Builder": Builder, "Meter": Meter}[name](*connection.recv())
-    while True:
-        try:
-            method, arguments = connection.recv()
-        except EOFError:
-            return
-        try:
-            answer = True, getattr(made, method)(*arguments)
-        except Exception as error:
-            answer = False, f"{type(error).__name__}: {error}"
-        connection.send(answer)
 
 
 @dataclass(frozen=True)
@@ -208,88 +100,204 @@ class Measured:
     runs: int
 
 
-class Meter:
-    """Runs candidates of one problem at a time on `threads` threads."""
+class Bound(NamedTuple):
+    """A function with its arguments: `run` calls it, `sample(number, repeat)` times `repeat` means of `number`"""
+
+    run: Callable[[], object]
+    sample: Callable[[int, int], Sequence[float]]
+
+
+class Output(Protocol):
+    """An array to write into, between guards; `argument` is what a function takes for it."""
+
+    argument: Any
+
+    def poison(self, byte: int) -> None:
+        """Fill it and its guards with this byte."""
+
+    def intact(self, byte: int) -> bool:
+        """Whether the guards hold what they were filled with."""
+
+    def read(self) -> Array:
+        """Return the elements."""
+
+
+class Place(Protocol):
+    """Where a meter's candidates run: this process, or a server. Arrays that cross have dtypes of NumPy alone."""
+
+    def host(self) -> Host:
+        """Return what the machine there is."""
+
+    def fma(self, library: Path) -> float:
+        """Measure the multiply-adds per second of a kernel of `bench.floors`."""
+
+    def copy(self) -> float:
+        """Measure the bytes per second of copies that no cache serves."""
+
+    def attempt(self, seconds: float) -> AbstractContextManager[object]:
+        """Return the context of what runs candidates and may take so long."""
+
+    def put(self, array: Array) -> Any:
+        """Return an array there that equals `array`, for functions to take."""
+
+    def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Output:
+        """Return an array for results."""
+
+    def bind(self, library: Path, name: str, arguments: Sequence[Any]) -> Bound:
+        """Return a function of a library that the launcher is linked into, with its arguments."""
+
+
+class Here:
+    """This process, as a `Place`: whoever asks it ends it where a candidate takes too long."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._ffi = import_tvm_ffi()
-        self._problem: Problem | None = None
-        self._expected: Array | None = None
-        self._packed: dict[Path, Any] = {}
+
+    def host(self) -> Host:
+        """Return this machine."""
+        return detect_host()
 
     def fma(self, library: Path) -> float:
-        """Measure the multiply-adds per second of a kernel of `bench.floors`."""
+        """Measure the multiply-adds per second."""
         return fma_per_second(library, self._threads)
 
-    def copy(self, size: int) -> float:
+    def copy(self) -> float:
         """Measure the bytes per second of copies."""
-        return copy_bytes_per_second(size, self._threads)
+        return copy_bytes_per_second(beyond_caches(), self._threads)
 
-    def prepare(self, key: str, seed: int, reference: Built) -> None:
+    def attempt(self, seconds: float) -> AbstractContextManager[object]:  # noqa: ARG002
+        """Return a context that does nothing."""
+        return contextlib.nullcontext()
+
+    def put(self, array: Array) -> Any:
+        """Return a tensor that shares its memory."""
+        return self._ffi.from_dlpack(array)
+
+    def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Output:
+        """Return an array for results."""
+        return _OutputHere(shape, dtype, self._ffi)
+
+    def bind(self, library: Path, name: str, arguments: Sequence[Any]) -> Bound:
+        """Return a function of a library with its arguments."""
+        ctypes.CDLL(str(library)).tvm_deconv_set_num_threads(self._threads)
+        function = self._ffi.load_module(str(library)).get_function(name)
+
+        def run() -> None:
+            function(*arguments)
+
+        def sample(number: int, repeat: int) -> list[float]:
+            found = []
+            for _ in range(repeat):
+                start = time.perf_counter()
+                for _ in range(number):
+                    function(*arguments)
+                found.append((time.perf_counter() - start) / number)
+            return found
+
+        return Bound(run, sample)
+
+
+class _OutputHere:
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], ffi: Any) -> None:
+        size = math.prod(shape)
+        self._memory = np.empty(size + 2 * _GUARD, dtype)
+        self._array = self._memory[_GUARD : _GUARD + size].reshape(shape)
+        self.argument = ffi.from_dlpack(self._array)
+
+    def poison(self, byte: int) -> None:
+        self._memory.view(np.uint8).fill(byte)
+
+    def intact(self, byte: int) -> bool:
+        guards = self._memory[:_GUARD], self._memory[-_GUARD:]
+        return all(bool((guard.view(np.uint8) == byte).all()) for guard in guards)
+
+    def read(self) -> Array:
+        return self._array
+
+
+class Meter:
+    """Runs candidates of one problem at a time on `threads` threads, here or at a server of a tracker."""
+
+    def __init__(self, threads: int, servers: Servers | None = None) -> None:
+        if servers is None:
+            self._place: Place = Here(threads)
+        else:
+            from tvm_deconv._remote import Server
+
+            self._place = Server(threads, servers)
+        self._problem: Problem | None = None
+        self._packed: dict[Path, Any] = {}
+
+    def host(self) -> Host:
+        """Return the machine that candidates run on."""
+        return self._place.host()
+
+    def fma(self, library: Path, timeout: float) -> float:
+        """Measure the multiply-adds per second of a kernel of `bench.floors`."""
+        with self._place.attempt(timeout):
+            return self._place.fma(library)
+
+    def copy(self, timeout: float) -> float:
+        """Measure the bytes per second of copies."""
+        with self._place.attempt(timeout):
+            return self._place.copy()
+
+    def prepare(self, key: str, seed: int, reference: Built, timeout: float) -> None:
         """Turn to the problem with this key; what `reference` computes is what the others are held against."""
         self._problem = problem = Problem.from_key(key)
         arrays = operands(problem, seed)
-        self._filter = np.ascontiguousarray(problem.canonical_filter(arrays.filter)).view(storage(problem.dtype))
-        self._data = np.ascontiguousarray(arrays.data).view(storage(problem.dtype))
-        self._bias = arrays.bias
-        dtype, size = numpy_dtype(problem.output_dtype), math.prod(problem.output_shape)
-        self._memory = np.empty(size + 2 * _GUARD, dtype)
-        self._out = self._memory[_GUARD : _GUARD + size].reshape(problem.output_shape)
+        filter = np.ascontiguousarray(problem.canonical_filter(arrays.filter))
+        self._poison = 0x80 if numpy_dtype(problem.output_dtype).kind in "iu" else 0xFF  # which is NaN
         self._packed = {}
-        self._call(reference)()
-        self._expected = self._out.astype(np.float64)
+        with self._place.attempt(timeout):
+            self._filter = self._place.put(filter.view(storage(problem.dtype)))
+            others = [np.ascontiguousarray(arrays.data).view(storage(problem.dtype))]
+            others += [] if arrays.bias is None else [arrays.bias]
+            self._data, *self._bias = (self._place.put(array) for array in others)
+            self._out = self._place.output(problem.output_shape, storage(problem.output_dtype))
+            self._bind(reference).run()
+            self._expected = self._read().astype(np.float64)
 
-    def measure(self, built: Built, best: float) -> Measured:
+    def measure(self, built: Built, best: float, timeout: float) -> Measured:
         """Run a candidate, check its output, and time it; `best` is the time of the best so far in seconds."""
-        problem, expected = self._problem, self._expected
+        problem = self._problem
         assert problem is not None
-        assert expected is not None
-        call = self._call(built)
-        integer = self._out.dtype.kind in "iu"
-        self._memory.fill(np.iinfo(self._out.dtype).min if integer else np.nan)
-        around = self._memory[:_GUARD].tobytes()
-        call()
-        if not self._memory[:_GUARD].tobytes() == around == self._memory[-_GUARD:].tobytes():
-            raise ArithmeticError("wrote outside of its output")
-        found = deviation(problem, self._out, expected)
-        if not found.allowed:
-            raise ArithmeticError(f"differs from the default by {found.largest:.1e} of its largest element")
-        return timed(call, best)
+        with self._place.attempt(timeout):
+            bound = self._bind(built)
+            self._out.poison(self._poison)
+            bound.run()
+            if not self._out.intact(self._poison):
+                raise ArithmeticError("wrote outside of its output")
+            found = deviation(problem, self._read(), self._expected)
+            if not found.allowed:
+                raise ArithmeticError(f"differs from the default by {found.largest:.1e} of its largest element")
+            return timed(bound.sample, best)
 
-    def _call(self, built: Built) -> Callable[[], object]:
+    def _read(self) -> Array:
+        assert self._problem is not None
+        return self._out.read().view(numpy_dtype(self._problem.output_dtype))
+
+    def _bind(self, built: Built) -> Bound:
         problem = self._problem
         assert problem is not None
         if built.pack not in self._packed:
-            packed = np.empty(built.packed_elements, problem.accumulate_dtype)
-            self._ffi.load_module(str(built.pack)).get_function("pack")(self._filter, packed)
-            self._packed[built.pack] = self._ffi.from_dlpack(packed)
-        threads = ctypes.CDLL(str(built.deconv)).tvm_deconv_set_num_threads
-        threads(self._threads)
-        deconv = self._ffi.load_module(str(built.deconv)).get_function("deconv")
-        out = self._out.view(storage(problem.output_dtype))
-        arrays = [self._data, *([] if self._bias is None else [self._bias]), out]
-        data, *others = (self._ffi.from_dlpack(array) for array in arrays)
-        packed = self._packed[built.pack]
-        return lambda: deconv(data, packed, *others)
+            packed = self._place.put(np.empty(built.packed_elements, problem.accumulate_dtype))
+            self._place.bind(built.pack, "pack", (self._filter, packed)).run()
+            self._packed[built.pack] = packed
+        arguments = (self._data, self._packed[built.pack], *self._bias, self._out.argument)
+        return self._place.bind(built.deconv, "deconv", arguments)
 
 
-def timed(call: Callable[[], object], best: float) -> Measured:
-    """Time `call`: at least three runs, more the shorter they are, and no more where `best` is out of reach."""
-    start = time.perf_counter()
-    call()
-    once = time.perf_counter() - start
+def timed(sample: Callable[[int, int], Sequence[float]], best: float) -> Measured:
+    """Take `Bound.sample`s: at least three, more the shorter they are, and no more where `best` is out of reach."""
+    (once,) = sample(1, 1)
     inner = max(1, min(1000, int(_SAMPLE_SECONDS / max(once, 1e-7))))
-    samples: list[float] = []
-    began = time.perf_counter()
-    while len(samples) < _MOST_RUNS:
-        start = time.perf_counter()
-        for _ in range(inner):
-            call()
-        end = time.perf_counter()
-        samples.append((end - start) / inner)
-        if len(samples) >= _LEAST_RUNS and (end - began > _MEASURE_SECONDS or min(samples) > _HOPELESS * best):
-            break
+    samples = list(sample(inner, _LEAST_RUNS))
+    shortest = min(samples)
+    enough = min(_MOST_RUNS, math.ceil(_MEASURE_SECONDS / (inner * max(shortest, 1e-9))))
+    if shortest <= _HOPELESS * best and enough > _LEAST_RUNS:
+        samples += sample(inner, enough - _LEAST_RUNS)
     return Measured(statistics.median(samples), _spread(samples), len(samples) * inner)
 
 

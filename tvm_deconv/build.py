@@ -13,16 +13,13 @@ import hashlib
 import importlib
 import importlib.metadata
 import os
-import pickle
-import queue
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +28,7 @@ import tvm
 from filelock import FileLock, Timeout
 from tvm.target.codegen import llvm_version_major
 
+from tvm_deconv._process import Worker, WorkerError
 from tvm_deconv.choices import Choice, checked, named, plan_of
 from tvm_deconv.choices import choices as choose
 from tvm_deconv.errors import BuildError, DeconvError, ManifestError, ProblemError
@@ -42,7 +40,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.records import read, shipped
 from tvm_deconv.schedules import cuda
 from tvm_deconv.schedules.x86 import Kernel, build_kernel, default_plan
-from tvm_deconv.targets import CUDA_TARGETS, TARGETS, CudaTarget, Target, detect_host, get, get_any, native
+from tvm_deconv.targets import CUDA_TARGETS, TARGETS, CudaTarget, Host, Target, detect_host, get, get_any, native
 
 if TYPE_CHECKING:
     from tvm_deconv.tuning import Trial
@@ -74,19 +72,26 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Job:
+    """What to build."""
+
     problem: Problem
     layers: tuple[str, ...]
     target: str
-    output: Path
-    launcher: Path
-    cc: str
     choices: tuple[Choice, ...]
     complaints: tuple[str, ...]
 
+    def outcome(
+        self, manifest: Manifest | None, error: str | None, seconds: float, complaints: Sequence[str]
+    ) -> Outcome:
+        """Return what became of it."""
+        status = "built" if manifest else "failed"
+        return Outcome(self.problem, self.layers, self.target, status, manifest, error, seconds, tuple(complaints))
 
-def resolve_targets(target: str | Sequence[str]) -> tuple[Target, ...]:
-    """Return the CPU targets that `target` names; "native" is the widest that this machine can run."""
-    return tuple(dict.fromkeys(native(detect_host()) if name == "native" else get(name) for name in _names(target)))
+
+def resolve_targets(target: str | Sequence[str], host: Host | None = None) -> tuple[Target, ...]:
+    """Return the CPU targets that `target` names; "native" is the widest of `host`, by default this machine."""
+    host = host or detect_host()
+    return tuple(dict.fromkeys(native(host) if name == "native" else get(name) for name in _names(target)))
 
 
 def computed_by(problem: Problem, target: Target | CudaTarget) -> Problem:
@@ -314,28 +319,25 @@ def compile(
         if on_outcome:
             on_outcome(outcome)
 
-    with tempfile.TemporaryDirectory() as scratch:
-        pending = []
-        for chosen in targets:
-            records = read(chosen.name, shipped(), *([] if logs is None else [logs]))
-            for problem, wanted in merged(chosen).items():
-                complaints = records.complaints_of(problem.artifact_key)
-                choices: tuple[Choice, ...] = (_DEFAULT,)
-                if isinstance(chosen, Target):
-                    choices = tuple(choose(problem, chosen, records, complaints, using))
-                current = _up_to_date(problem, chosen, directory, wanted, choices[0])
-                if current:
-                    note(Outcome(problem, wanted, chosen.name, "current", current, None, 0.0, tuple(complaints)))
-                else:
-                    nowhere = Path(scratch)
-                    job = _Job(problem, wanted, chosen.name, directory, nowhere, "", choices, tuple(complaints))
-                    pending.append(job)
-        if pending:
-            compilers = {job.target: _compiler(get_any(job.target)) for job in pending}
+    pending = []
+    for chosen in targets:
+        records = read(chosen.name, shipped(), *([] if logs is None else [logs]))
+        for problem, wanted in merged(chosen).items():
+            complaints = records.complaints_of(problem.artifact_key)
+            choices: tuple[Choice, ...] = (_DEFAULT,)
+            if isinstance(chosen, Target):
+                choices = tuple(choose(problem, chosen, records, complaints, using))
+            current = _up_to_date(problem, chosen, directory, wanted, choices[0])
+            if current:
+                note(Outcome(problem, wanted, chosen.name, "current", current, None, 0.0, tuple(complaints)))
+            else:
+                pending.append(_Job(problem, wanted, chosen.name, choices, tuple(complaints)))
+    if pending:
+        compilers = {name: _compiler(get_any(name)) for name in dict.fromkeys(job.target for job in pending)}
+        with tempfile.TemporaryDirectory() as scratch:
             launcher = launcher_object(find_compiler(), Path(scratch))
-            ready = [replace(job, launcher=launcher, cc=compilers[job.target]) for job in pending]
-            for outcome in _run(ready, jobs or os.cpu_count() or 1):
-                note(outcome)
+            count = min(jobs or os.cpu_count() or 1, len(pending))
+            _run(pending, count, note, directory, launcher, compilers)
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     if failed:
         listing = "".join(f"\n  {o.problem.key} ({o.target}): {o.error}" for o in failed)
@@ -345,108 +347,60 @@ def compile(
     return outcomes
 
 
-def _run(pending: list[_Job], workers: int) -> Iterator[Outcome]:
-    """Run jobs in worker processes, each its own; a job that kills its worker fails alone.
+def _run(pending: Sequence[_Job], count: int, note: Callable[[Outcome], None], *arguments: object) -> None:
+    """Run jobs in `count` processes, each an `_Exporter` of these arguments; a job that kills its process fails alone.
 
-    Workers are started by name and not by multiprocessing, whose children import the caller's script again: a
-    script that compiles without a guard for that is what people write.
+    An interrupt, or what `note` raises, ends them.
     """
-    waiting: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-    for job in pending:
-        waiting.put(job)
-    done: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    with ThreadPoolExecutor(count) as threads, contextlib.ExitStack() as stack:
+        free = [stack.enter_context(Worker(_Exporter, *arguments)) for _ in range(count)]
 
-    def work() -> None:
-        worker = None
+        def run(job: _Job) -> Outcome:
+            worker = free.pop()
+            start = time.perf_counter()
+            try:
+                outcome: Outcome = worker.ask("export", job, timeout=None)
+            except WorkerError as error:
+                seconds = time.perf_counter() - start
+                return job.outcome(None, f"the compiler: {error}", seconds, job.complaints)
+            finally:
+                free.append(worker)
+            return outcome
+
+        stack.callback(threads.shutdown, wait=False, cancel_futures=True)
+        for done in as_completed([threads.submit(run, job) for job in pending]):
+            note(done.result())
+
+
+class _Exporter:
+    """With what jobs are built, into the directory `output`: compilers, by target, and the launcher's object file."""
+
+    def __init__(self, output: Path, launcher: Path, compilers: Mapping[str, str]) -> None:
+        self._output = output
+        self._launcher = launcher
+        self._compilers = compilers
+
+    def export(self, job: _Job) -> Outcome:
+        """Build one job, and say what became of it."""
+        start = time.perf_counter()
+        manifest, problem = None, None
+        complaints = list(job.complaints)
         try:
-            while True:
-                try:
-                    job = waiting.get_nowait()
-                except queue.Empty:
-                    return
-                worker = worker or _start_worker()
-                start = time.perf_counter()
-                outcome = _ask(worker, job)
-                if outcome is None:
-                    seconds = time.perf_counter() - start
-                    code = _stop(worker)
-                    died = f"the compiler's process died ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
-                    outcome = Outcome(job.problem, job.layers, job.target, "failed", None, died, seconds)
-                    worker = None
-                done.put(outcome)
-        finally:
-            if worker:
-                _stop(worker)
-
-    with ThreadPoolExecutor(min(workers, len(pending))) as threads:
-        running = [threads.submit(work) for _ in range(min(workers, len(pending)))]
-        for _ in pending:
-            yield done.get()
-        for thread in running:
-            thread.result()
-
-
-def _start_worker() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tvm_deconv.build"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ
-    )
-
-
-def _stop(worker: subprocess.Popen[bytes]) -> int:
-    """Close the pipes of `worker`, which ends it, and return its exit code; what a dead one did not read is lost."""
-    with contextlib.suppress(BrokenPipeError), worker:
-        pass
-    return worker.wait()
-
-
-def _ask(worker: subprocess.Popen[bytes], job: _Job) -> Outcome | None:
-    """Have `worker` build `job`; None where it died."""
-    assert worker.stdin is not None
-    assert worker.stdout is not None
-    try:
-        pickle.dump(job, worker.stdin)
-        worker.stdin.flush()
-        answer: Outcome = pickle.load(worker.stdout)
-    except (EOFError, OSError, pickle.UnpicklingError):
-        return None
-    return answer
-
-
-def _serve() -> None:
-    """Build the jobs that come in on standard input until it ends; what TVM prints goes to standard error."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    while True:
-        try:
-            job = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
-        pickle.dump(_build(job), answers)
-        answers.flush()
-
-
-def _build(job: _Job) -> Outcome:
-    start = time.perf_counter()
-    manifest, problem = None, None
-    complaints = list(job.complaints)
-    try:
-        manifest = export(
-            job.problem,
-            get_any(job.target),
-            job.output,
-            layers=job.layers,
-            cc=job.cc,
-            launcher=job.launcher,
-            choices=job.choices,
-            complaints=complaints,
-        )
-    except DeconvError as error:
-        problem = str(error)
-    except Exception as error:  # a defect of ours or of TVM in one problem must not hide what became of the others
-        problem = f"{type(error).__name__}: {error}"
-    status = "built" if manifest else "failed"
-    seconds = time.perf_counter() - start
-    return Outcome(job.problem, job.layers, job.target, status, manifest, problem, seconds, tuple(complaints))
+            manifest = export(
+                job.problem,
+                get_any(job.target),
+                self._output,
+                layers=job.layers,
+                cc=self._compilers[job.target],
+                launcher=self._launcher,
+                choices=job.choices,
+                complaints=complaints,
+            )
+        except DeconvError as error:
+            problem = str(error)
+        except Exception as error:  # a defect of ours or of TVM in one problem must not hide what became of the others
+            problem = f"{type(error).__name__}: {error}"
+        return job.outcome(manifest, problem, time.perf_counter() - start, complaints)
 
 
 def _up_to_date(
@@ -501,11 +455,3 @@ def _versions(cc: str, with_cuda: bool) -> dict[str, str]:
         "llvm": str(llvm_version_major()),
         "cc": printed[0] if printed else cc,
     }
-
-
-if __name__ == "__main__":
-    from tvm_deconv.build import (
-        _serve as serve,
-    )  # the classes that are unpickled are those of the module, not of the script
-
-    serve()

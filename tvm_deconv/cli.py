@@ -387,6 +387,7 @@ def bench(
     The two floors, multiply-adds and copied bytes per second, are measured on the spot. With --peers the layers run in
     other packages too, in turn with ours and on the same data, and outputs are compared with the reference.
     """
+    from tvm_deconv._process import WorkerError
     from tvm_deconv.bench import report as reports
     from tvm_deconv.bench import run as runs
 
@@ -411,7 +412,7 @@ def bench(
 
             try:
                 report = runs.run(layers, peers, threads=threads, rounds=rounds or runs.ROUNDS, on_row=note)
-            except runs.WorkerError as error:
+            except WorkerError as error:
                 raise click.ClickException(str(error)) from None
     _console().print(reports.table(report))
     click.echo(reports.summary(report))

@@ -66,6 +66,8 @@ def search(
     jobs: int | None = None,
     timeout: float = 30.0,
     algorithms: Sequence[str] | None = None,
+    rpc_tracker: str | None = None,
+    rpc_key: str | None = None,
 ) -> None:
     """Tune `problems`, by the names of their layers, and print what came of each.
 
@@ -87,6 +89,8 @@ def search(
                 timeout=timeout,
                 algorithms=algorithms,
                 on_trial=note,
+                rpc_tracker=rpc_tracker,
+                rpc_key=rpc_key,
             )
     except KeyboardInterrupt:
         said = f"stopped; what was measured is in {logs}, and the same command continues from there"
@@ -131,7 +135,7 @@ def _found(problems: dict[Problem, list[str]], logs: Path, tuned: Sequence[Tuned
     multiple=True,
     default=["native"],
     show_default=True,
-    help="CPU to tune for, which this machine must be; may be given several times.",
+    help="CPU to tune for, which the machine that measures must be; may be given several times.",
 )
 @click.option("--trials", type=click.IntRange(0), default=64, show_default=True, help="Per problem on average.")
 @click.option("--logs", type=LOGS, required=True, help="Directory of the results; what is there is not measured again.")
@@ -145,6 +149,8 @@ def _found(problems: dict[Problem, list[str]], logs: Path, tuned: Sequence[Tuned
     show_default=True,
     help="Seconds after which a candidate is given up.",
 )
+@click.option("--rpc-tracker", metavar="HOST:PORT", help="TVM tracker whose servers measure, in place of this machine.")
+@click.option("--rpc-key", metavar="KEY", help="Of the tracker's servers to use, which must be machines of one kind.")
 @ALGORITHMS
 def tune(
     sources: Sequence[Path],
@@ -156,6 +162,8 @@ def tune(
     jobs: int | None,
     timeout: float,
     algorithms: Sequence[str],
+    rpc_tracker: str | None,
+    rpc_key: str | None,
 ) -> None:
     """Search for fast schedules of every transposed convolution of each SOURCE, and keep what is measured.
 
@@ -178,6 +186,8 @@ def tune(
         jobs=jobs,
         timeout=timeout,
         algorithms=algorithms or None,
+        rpc_tracker=rpc_tracker,
+        rpc_key=rpc_key,
     )
 
 

@@ -7,6 +7,7 @@
     ├── SourceError       (ValueError)    a model or problem file that cannot be read
     ├── BuildError        (RuntimeError)  a compilation that failed
     │   └── CompilerNotFound              ... because the machine has no C++ compiler, or no nvcc
+    ├── RemoteError       (RuntimeError)  no server to measure on
     ├── ArtifactError     (RuntimeError)  a file of an artifact that cannot be used
     │   ├── ManifestError                 ... because the manifest does not read
     │   └── IntegrityError                ... because the bytes are not those that were written
@@ -82,6 +83,10 @@ class BuildError(DeconvError, RuntimeError):
 
 class CompilerNotFound(BuildError):
     """No C++ compiler to link a shared library with, or no nvcc to compile CUDA with."""
+
+
+class RemoteError(DeconvError, RuntimeError):
+    """No server to measure on: no tracker, none with the key, or none that answers."""
 
 
 class ArtifactError(DeconvError, RuntimeError):

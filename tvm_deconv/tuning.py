@@ -28,15 +28,18 @@ from functools import cache
 from pathlib import Path
 
 from tvm_deconv import build
-from tvm_deconv._workers import Built, Measured, Worker, WorkerError
-from tvm_deconv.bench.floors import FMA_DTYPES, beyond_caches, build_fma
+from tvm_deconv._meters import BrokenDefaultError, Meters, RemoteMeters
+from tvm_deconv._process import Worker, WorkerError
+from tvm_deconv._remote import Tracker
+from tvm_deconv._workers import Builder, Built, Measured
+from tvm_deconv.bench.floors import FMA_DTYPES, build_fma
 from tvm_deconv.bench.run import Floors
 from tvm_deconv.choices import Candidate, Choice, checked, choices, default, distance, nearest, space
 from tvm_deconv.errors import ProblemError
 from tvm_deconv.launcher import find_compiler, launcher_object
 from tvm_deconv.problem import Problem, integer
 from tvm_deconv.records import Conditions, Log, Record, Records, Schedule, best, read, shipped
-from tvm_deconv.targets import Target, detect_host
+from tvm_deconv.targets import Target
 
 __all__ = ["Choice", "Log", "Record", "Records", "Trial", "Tuned", "best", "choices", "nearest", "read", "tune"]
 
@@ -91,39 +94,50 @@ def tune(
     timeout: float = 30.0,
     algorithms: Iterable[str] | None = None,
     on_trial: Callable[[Trial], None] | None = None,
+    rpc_tracker: str | None = None,
+    rpc_key: str | None = None,
 ) -> list[Tuned]:
     """Search for schedules of `problems` on every named target, and keep what is measured in the directory `logs`.
 
     `trials` is per problem on average: all of them together are spent where most is to be gained. Trials that the log
     has already count. Only `algorithms` are tried, where they are given. Calls use `threads` threads, `jobs` processes
     compile (as many as CPUs); a candidate that has not ended after `timeout` seconds is given up. It may be stopped at
-    any time, by KeyboardInterrupt, and called again. Raises ProblemError where this machine cannot run a target,
-    BuildError, CompilerNotFound.
+    any time, by KeyboardInterrupt, and called again. With `rpc_tracker` (HOST:PORT) and `rpc_key`, candidates run on
+    the servers that this TVM tracker has for the key: machines of one kind, which "native" then means.
+    Raises ProblemError where the machine that measures cannot run a target, BuildError, CompilerNotFound, and
+    RemoteError where no server is left.
     """
     integer("trials", trials, 0)
     integer("threads", threads, 1)
     using = checked(algorithms)
-    targets = build.resolve_targets(target)
-    for chosen in targets:
-        missing = chosen.features - detect_host().features
-        if missing:
-            raise ProblemError("target", chosen.name, f"this CPU cannot run it: it lacks {', '.join(sorted(missing))}")
+    if (rpc_tracker is None) != (rpc_key is None):
+        raise ProblemError("rpc_key", rpc_key, "must be given where rpc_tracker is, and nowhere else")
     # Without batch or output there is nothing to measure.
     unique = {problem.artifact_key: problem for problem in problems if math.prod(problem.output_shape)}
     log = Log(logs)
     tuned: list[Tuned] = []
-    for chosen in targets:
-        records = read(chosen.name, shipped(), log.root)
-        with _Machine(chosen, threads, seed, jobs or os.cpu_count() or 1, timeout) as machine:
-            searches = [
-                _Search(problem, chosen, records, machine.conditions, seed, using) for problem in unique.values()
-            ]
-            try:
-                _spend(searches, machine, trials, log, on_trial)
-            finally:
-                for search in searches:
-                    log.tidy(search.key, chosen.name)
-        tuned += [search.result() for search in searches]
+    if rpc_tracker is None or rpc_key is None:
+        measuring = Meters(threads)
+    else:
+        measuring = RemoteMeters(threads, Tracker.parse(rpc_tracker, rpc_key))
+    with measuring as meters:
+        targets = build.resolve_targets(target, meters.host)
+        for chosen in targets:
+            missing = ", ".join(sorted(chosen.features - meters.host.features))
+            if missing:
+                raise ProblemError("target", chosen.name, f"{meters.host.name} cannot run it: it lacks {missing}")
+        for chosen in targets:
+            records = read(chosen.name, shipped(), log.root)
+            with _Machine(chosen, meters, seed, jobs or os.cpu_count() or 1, timeout) as machine:
+                searches = [
+                    _Search(problem, chosen, records, machine.conditions, seed, using) for problem in unique.values()
+                ]
+                try:
+                    _spend(searches, machine, trials, log, on_trial)
+                finally:
+                    for search in searches:
+                        log.tidy(search.key, chosen.name)
+            tuned += [search.result() for search in searches]
     return tuned
 
 
@@ -278,10 +292,10 @@ class _Search:
 
 @dataclass
 class _Machine:
-    """The processes that compile and measure for one target."""
+    """The processes that compile for one target, and where what they made is measured."""
 
     target: Target
-    threads: int
+    meters: Meters
     seed: int
     jobs: int
     timeout: float
@@ -293,13 +307,11 @@ class _Machine:
             self._pool = stack.enter_context(ThreadPoolExecutor(self.jobs))
             cc = find_compiler()
             launcher = launcher_object(cc, self._scratch)
-            arguments = ("Builder", self.target.name, self._scratch, cc, launcher)
-            self._builders = [stack.enter_context(Worker(*arguments)) for _ in range(self.jobs)]
-            self._meter = stack.enter_context(Worker("Meter", self.threads))
+            arguments = (self.target.name, self._scratch, cc, launcher)
+            self._builders = [stack.enter_context(Worker(Builder, *arguments)) for _ in range(self.jobs)]
             self._stack = stack.pop_all()
-        self.conditions = Conditions(detect_host().name, self.threads, build._sources()[:12])
+        self.conditions = Conditions(self.meters.host.name, self.meters.threads, build._sources()[:12])
         self._floors: Floors | None = None
-        self._prepared: str | None = None
         self._references: dict[str, Built] = {}
         return self
 
@@ -307,14 +319,14 @@ class _Machine:
         self._stack.close()
 
     def measure_floors(self, problems: Iterable[Problem]) -> None:
-        """Measure what this machine can do, once."""
+        """Measure what the machine can do, once."""
         if self._floors is None:
             wanted = {problem.accumulate_dtype for problem in problems} & set(FMA_DTYPES)
             rates = {}
             for dtype in sorted(wanted):
                 kernel = build_fma(self.target, dtype, self._scratch)
-                rates[dtype] = self._meter.ask("fma", kernel, timeout=_BUILD_TIMEOUT)
-            self._floors = Floors(rates, self._meter.ask("copy", beyond_caches(), timeout=_BUILD_TIMEOUT))
+                rates[dtype] = self.meters.rate("fma", kernel, timeout=_BUILD_TIMEOUT)
+            self._floors = Floors(rates, self.meters.rate("copy", timeout=_BUILD_TIMEOUT))
 
     def floor(self, problem: Problem) -> float:
         """Return the seconds that no schedule of `problem` beats."""
@@ -335,12 +347,12 @@ class _Machine:
                     yield self._record(search, search.default, f"does not compile: {reference}")
                 return
             self._references[search.key] = reference
-        for schedule in schedules:
-            made = built[schedule]
-            outcome = f"does not compile: {made}" if isinstance(made, str) else self._measure(search, made)
+        outcomes = self.meters.map(lambda schedule: self._outcome(search, built[schedule]), schedules)
+        for schedule, outcome in zip(schedules, outcomes, strict=True):
             yield self._record(search, schedule, outcome)
             if search.broken:
                 return
+            made = built[schedule]
             if isinstance(made, Built) and made != self._references[search.key]:
                 made.deconv.unlink(missing_ok=True)
 
@@ -359,25 +371,19 @@ class _Machine:
 
         return list(self._pool.map(compile_one, schedules))
 
-    def _measure(self, search: _Search, built: Built) -> Measured | str:
+    def _outcome(self, search: _Search, built: Built | str) -> Measured | str:
+        if isinstance(built, str):
+            return f"does not compile: {built}"
         fastest = search.best.seconds if search.best else None
         longest = max(self.timeout, 50 * (fastest or 0.0))
+        reference = self._references[search.key]
         try:
-            if not self._meter.running or self._prepared != search.key:
-                self._prepared = None
-                reference = self._references[search.key]
-                self._meter.ask("prepare", search.key, self.seed, reference, timeout=4 * longest)
-                self._prepared = search.key
-        except WorkerError as error:
+            return self.meters.measure(search.key, self.seed, reference, built, fastest or math.inf, longest)
+        except BrokenDefaultError as error:
             search.broken = True
-            self._meter.stop()
-            return f"the default does not run: {error}"
-        try:
-            measured: Measured = self._meter.ask("measure", built, fastest or math.inf, timeout=longest)
-        except WorkerError as error:
-            self._meter.stop()  # whatever it did, it may have done to the memory of that process too
             return str(error)
-        return measured
+        except WorkerError as error:
+            return str(error)
 
     def _record(self, search: _Search, schedule: Schedule, outcome: Measured | str) -> Record:
         failed = isinstance(outcome, str)
@@ -390,7 +396,7 @@ class _Machine:
             spread=0.0 if isinstance(outcome, str) else round(outcome.spread, 4),
             runs=0 if isinstance(outcome, str) else outcome.runs,
             error=str(outcome) if failed else "",
-            threads=self.threads,
+            threads=self.meters.threads,
             host=self.conditions.host,
             sources=self.conditions.sources,
             commit=_commit(),

@@ -11,9 +11,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
+from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc
 
 from tvm_deconv.compute.direct import CHANNELS, GROUPS, ROWS, define_direct, tiles_of_channels
+from tvm_deconv.compute.extents import End
 from tvm_deconv.compute.matrix import contiguous_phases, define_matrix, row_unit
 from tvm_deconv.compute.packing import pack_filter, pack_matrix_filter
 from tvm_deconv.compute.phases import Geometry
@@ -21,6 +23,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86 import matrix_tiles, tiles
 from tvm_deconv.schedules.x86.direct import schedule
 from tvm_deconv.schedules.x86.matrix import schedule_matrix
+from tvm_deconv.schedules.x86.stores import outgrows_caches, streamed
 from tvm_deconv.schedules.x86.threads import finished
 from tvm_deconv.targets import Target
 
@@ -110,7 +113,7 @@ class Direct:
         definition = define_direct(problem, self.form, plan.tile, lanes)
         scheduled = schedule(definition, self.form, plan, lanes, problem.accumulate_dtype)
         return Kernel(
-            finished(scheduled.mod["main"], definition.end).with_attr("global_symbol", "deconv"),
+            _deconv(problem, scheduled, definition.end),
             pack_filter(problem, definition.sections, definition.packed_elements),
             algorithm,
             plan.decisions,
@@ -154,13 +157,20 @@ class Matrix:
         definition = define_matrix(problem, plan.tile, lanes)
         scheduled = schedule_matrix(definition, plan, lanes, problem.accumulate_dtype)
         return Kernel(
-            finished(scheduled.mod["main"], definition.end).with_attr("global_symbol", "deconv"),
+            _deconv(problem, scheduled, definition.end),
             pack_matrix_filter(problem, definition.sections, definition.packed_elements),
             algorithm,
             plan.decisions,
             definition.packed_elements,
             matrix_tiles.scratch_bytes(problem, plan, lanes, element),
         )
+
+
+def _deconv(problem: Problem, scheduled: Schedule, end: End | None) -> PrimFunc:
+    func = finished(scheduled.mod["main"], end)
+    if outgrows_caches(problem):
+        func = streamed(func)
+    return func.with_attr("global_symbol", "deconv")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ def schedule_matrix(definition: MatrixDefinition, plan: MatrixPlan, lanes: int, 
     outputs = [section.axes[end_axis].outputs for section in definition.sections]
     count = len(definition.sections)
     data_pack = sch.get_sblock("data_pack") if count else None
-    rows = [sch.get_sblock(f"rows_{i}") for i in range(count)]
+    rows = [sch.get_sblock(f"rows_{i}") for i in range(count)] if definition.gathers else []
     runs = [sch.get_sblock(f"run_{i}") for i in range(count)]
     transforms = {
         i: sch.get_sblock(f"outputs_{i}") for i, section in enumerate(definition.sections) if section.transformed
@@ -44,10 +44,11 @@ def schedule_matrix(definition: MatrixDefinition, plan: MatrixPlan, lanes: int, 
     if count:
         first = [data_pack, *rows] if definition.channels_last else [sch.get_sblock("data_rows"), data_pack, *rows]
         if share_data:
-            sch.merge(*(sch.get_loops(block)[LEAD - 2] for block in first))
+            if len(first) > 1:
+                sch.merge(*(sch.get_loops(block)[LEAD - 2] for block in first))
             if serial:
-                sch.merge(*(sch.get_loops(block)[serial - 1] for block in (rows[0], runs[0])))
-            sch.parallel(sch.fuse(*sch.get_loops(rows[0])[serial : LEAD - 1]))
+                sch.merge(*(sch.get_loops(block)[serial - 1] for block in (first[-1], runs[0])))
+            sch.parallel(sch.fuse(*sch.get_loops(first[-1])[serial : LEAD - 1]))
         else:
             sch.merge(*(sch.get_loops(block)[LEAD - 2] for block in (*first, runs[0])))
     # 3. The copy into the output.
@@ -64,6 +65,9 @@ def schedule_matrix(definition: MatrixDefinition, plan: MatrixPlan, lanes: int, 
             *_, row_ci, _ = sch.get_loops(first[0])
             row_ci, _ = sch.split(row_ci, [None, lanes])
             sch.merge(row_ci, ci)
+            *_, row = sch.get_loops(first[0])
+            if definition.row_run and int(sch.get(row).extent) > definition.row_run:
+                sch.split(row, [None, definition.row_run])
             sch.tensorize(w_lane, transpose_intrinsic(lanes, dtype))
         for i, block in enumerate(rows):
             *_, pd, ph, pw, row, td, th, tw, ci = sch.get_loops(block)

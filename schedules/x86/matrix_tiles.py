@@ -20,6 +20,7 @@ from tvm_deconv.compute.matrix import (
     block_positions,
     contiguous_phases,
     matrix_sections,
+    packs_rows,
     row_channels,
     row_unit,
 )
@@ -183,7 +184,7 @@ class _Arithmetic:
         channels = row_channels(self.geometry.in_channels, self.lanes) / self.lanes
         packed = tile.images * math.prod(block_positions(self.geometry, tile)) * channels
         cycles = packed * (_MOVE if self.problem.data_format == "NXC" else _MOVE + _TRANSPOSE)
-        for work in works:
+        for work in works if not packs_rows(self.problem, tile, self.lanes) else ():
             vectors = work.rows * work.points * work.taps * channels
             cycles += vectors * (_MOVE + self._far(vectors) + _TRANSFORM * work.transformed)
         return cycles

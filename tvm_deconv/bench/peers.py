@@ -9,23 +9,19 @@ Each contender has a process, since thread settings are read once per process an
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
 import importlib.metadata
-import os
-import signal
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tvm_deconv._loading import set_num_threads
+from tvm_deconv._process import Refusal
 from tvm_deconv.bench.floors import copy_bytes_per_second, fma_per_second
 from tvm_deconv.library import load
 from tvm_deconv.problem import Array, Problem
@@ -33,10 +29,9 @@ from tvm_deconv.scan.layer import numpy_dtype
 from tvm_deconv.verify import Deviation, Operands, deviation, only, operands
 
 OURS = "tvm_deconv"
-_PR_SET_PDEATHSIG = 1
 
 
-class Unsupported(Exception):
+class Unsupported(Refusal):
     """What a package cannot express."""
 
 
@@ -342,7 +337,7 @@ def turn(run: Callable[[], object], seconds: float) -> Turn:
 
 
 class Contender:
-    """What the process of one contender does when it is asked; see `serve`."""
+    """What the process of one contender does when it is asked."""
 
     def __init__(self, name: str, threads: int) -> None:
         self.name = name
@@ -382,24 +377,3 @@ class Contender:
     def copy(self, size: int) -> float:
         """Bytes read and written per second by copies of `size` bytes in all."""
         return copy_bytes_per_second(size, self.threads)
-
-
-def serve(descriptor: int, name: str, threads: int, cpus: list[int]) -> None:
-    """Answer requests ``(method of Contender, arguments)`` with ``(True, result)`` or ``(False, what went wrong)``."""
-    # A worker that waits is stopped, and would stay so for ever if its parent were killed.
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    os.sched_setaffinity(0, cpus)
-    contender = Contender(name, threads)
-    with Connection(descriptor) as connection:
-        while True:
-            try:
-                method, arguments = connection.recv()
-            except EOFError:
-                return
-            try:
-                answer = (True, getattr(contender, method)(*arguments))
-            except Exception as error:  # of any class: packages raise what they like, and that is a result here
-                text = str(error).strip() or repr(error)
-                answer = (False, text if isinstance(error, Unsupported) else f"{type(error).__name__}: {text}")
-            connection.send(answer)

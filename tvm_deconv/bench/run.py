@@ -12,22 +12,18 @@ import datetime
 import math
 import os
 import platform
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import Pipe
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from tvm_deconv._process import Worker, WorkerError
 from tvm_deconv.bench.floors import FMA_DTYPES, beyond_caches, build_fma
-from tvm_deconv.bench.peers import OURS, Task, Turn
+from tvm_deconv.bench.peers import OURS, Contender, Task, Turn
 from tvm_deconv.errors import BuildError, NoArtifactError, ProblemError
 from tvm_deconv.library import Library
 from tvm_deconv.manifest import Accepted, Manifest
@@ -41,7 +37,6 @@ TURN_SECONDS = 0.03
 # A contender that needs this long in all for a layer has no more turns, but at least three.
 _ENOUGH_SECONDS = 10.0
 _LEAST_TURNS = 3
-_PATIENCE_SECONDS = 600.0  # for one answer
 _SEED = 20
 
 
@@ -166,74 +161,18 @@ def cpus_for(threads: int | None) -> tuple[int, ...]:
     return tuple(cpu for _, cpu in ordered[:count])
 
 
-class WorkerError(RuntimeError):
-    """What went wrong in a contender's process."""
-
-
-class Worker:
-    """The process of a contender, stopped except while it answers.  Calls raise WorkerError."""
-
-    def __init__(self, name: str, cpus: Sequence[int]) -> None:
-        self.name = name
-        self._connection, theirs = Pipe()
-        threads = len(cpus)
-        code = f"from tvm_deconv.bench.peers import serve; serve({theirs.fileno()}, {name!r}, {threads}, {list(cpus)})"
-        libraries = ("OMP", "MKL", "OPENBLAS")
-        environment = os.environ | {f"{library}_NUM_THREADS": str(threads) for library in libraries}
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (__exit__ closes it)
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.DEVNULL,
-            stdout=self._said,
-            stderr=self._said,
-            pass_fds=[theirs.fileno()],
-            env=environment,
-        )
-        theirs.close()
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._connection.close()
-        self._process.kill()
-        self._process.wait()
-        self._said.close()
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self._process.poll() is None
-
-    def ask(self, method: str, *arguments: object) -> Any:
-        """Call that method of the Contender there."""
-        try:
-            self._connection.send((method, arguments))
-            self._process.send_signal(signal.SIGCONT)
-            if not self._connection.poll(_PATIENCE_SECONDS):
-                self._process.kill()
-                self._process.wait()
-                raise WorkerError(f"it did not answer within {_PATIENCE_SECONDS:g} s")
-            succeeded, answer = self._connection.recv()
-            self._process.send_signal(signal.SIGSTOP)
-        except (OSError, EOFError):
-            self._process.kill()
-            code = self._process.wait()
-            self._said.seek(0)
-            last = self._said.read().decode(errors="replace").strip().rpartition("\n")[2]
-            raise WorkerError(f"its process ended with {code}: {last or 'it said nothing'}") from None
-        if not succeeded:
-            raise WorkerError(answer)
-        return answer
+def worker(name: str, cpus: Sequence[int]) -> Worker:
+    """Return the process of a contender, on `cpus`, stopped except while it answers."""
+    threads = str(len(cpus))
+    environment = {f"{library}_NUM_THREADS": threads for library in ("OMP", "MKL", "OPENBLAS")}
+    return Worker(Contender, name, len(cpus), cpus=cpus, environment=environment, paused=True)
 
 
 class _Machine:
     """The floors, measured as often as it is asked: what else runs on the machine can only lower them."""
 
-    def __init__(self, worker: Worker, target: Target, directory: Path) -> None:
-        self._worker = worker
+    def __init__(self, process: Worker, target: Target, directory: Path) -> None:
+        self._process = process
         self._kernels: dict[str, Path] = {}
         self._fma: dict[str, float] = {}
         self._copy = 0.0
@@ -246,8 +185,8 @@ class _Machine:
     def measure(self) -> Floors:
         """Measure once more and return the best so far."""
         for dtype, kernel in self._kernels.items():
-            self._fma[dtype] = max(self._fma.get(dtype, 0.0), self._worker.ask("fma", kernel))
-        self._copy = max(self._copy, self._worker.ask("copy", beyond_caches()))
+            self._fma[dtype] = max(self._fma.get(dtype, 0.0), self._process.ask("fma", kernel))
+        self._copy = max(self._copy, self._process.ask("copy", beyond_caches()))
         return Floors(dict(self._fma), self._copy, self._why)
 
 
@@ -267,16 +206,13 @@ def run(
     cpus = cpus_for(threads)
     names = (OURS, *peers)
     with contextlib.ExitStack() as stack:
-        workers = {name: stack.enter_context(Worker(name, cpus)) for name in names}
+        workers = {name: stack.enter_context(worker(name, cpus)) for name in names}
         versions = {name: workers[name].ask("version") for name in names}
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        machine = _Machine(stack.enter_context(Worker(OURS, cpus)), native(), scratch)
+        machine = _Machine(stack.enter_context(worker(OURS, cpus)), native(), scratch)
         machine.measure()
         rows = []
         for layer in layers:
-            for name in names:
-                if not workers[name].alive:
-                    workers[name] = stack.enter_context(Worker(name, cpus))
             row = Row(layer, dict(_one_layer(layer, workers, rounds, turn_seconds)))
             rows.append(row)
             if on_row:

@@ -11,6 +11,7 @@ tiles of output channels ``co`` too:
 
 1. ``data_pack`` the data of a block with its halo, zero where the data end, input channels innermost.
 2. ``rows_i`` for each combination of runs, the rows of its products: gathered data, transformed along Winograd's axes.
+   Not where all phases read one element, the same (kernel = stride): then the packed data are the rows.
 3. ``run_i`` the products.
 4. ``outputs_i`` the transform of the results, where Winograd's.
 5. ``epilogue``, for ``N C *X`` only ``interleave`` too: the phase is selected, the bias added, the activation applied;
@@ -170,10 +171,16 @@ class MatrixDefinition:
     end: End | None
     serial: int
     chunk: int
+    row_run: int
     rank: int
     channels_last: bool
     wide: bool
     out_channels: int
+
+    @property
+    def gathers(self) -> bool:
+        """Whether there are stages ``rows_i``."""
+        return self.row_run == 0
 
     def natural_output(self, *index: Expr) -> tuple[Expr, ...]:
         """Map an index of the stage ``out``, with its own group axis and three spatial axes, to the caller's output."""
@@ -246,6 +253,17 @@ def block_positions(geometry: Geometry, tile: MatrixTile) -> tuple[int, int, int
     return extents[0], extents[1], extents[2]
 
 
+def packs_rows(problem: Problem, tile: MatrixTile, lanes: int) -> bool:
+    """Whether the packed data are the rows of the only products: all phases read one element, the same.
+
+    Where rows are transposed from `N C *X`, squares of vectors must not reach from one image into the next.
+    """
+    geometry = Geometry.of(problem)
+    single = len(geometry.runs) == 1 and all(run.taps == 1 for run in geometry.runs[0])
+    plane = tile.depth * tile.height * tile.width
+    return single and (problem.data_format == "NXC" or tile.images == 1 or plane % lanes == 0)
+
+
 def row_channels(in_channels: int, lanes: int) -> int:
     """Input channels of a row in memory: whole vectors, and no pitch at which many rows share a line of the cache."""
     padded = -(-in_channels // lanes) * lanes
@@ -286,13 +304,32 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
     # Channels last: [n, d, h, w, ci]. Where the data are not, rows of them come first, and are transposed in squares of
     # vectors, for which a row is whole vectors.
     width = extents[2] if last else -(-extents[2] // lanes) * lanes
+    packs = packs_rows(problem, tile, lanes)
+    plane = math.prod(extents)
+    count = tile.images * plane
+    flat = -(-count // tile.rows) * tile.rows
+    if not last:
+        flat = -(-flat // lanes) * lanes
 
     def element(at: Sequence[Expr], g: Expr, n: Expr, d: Expr, h: Expr, w: Expr, ci: Expr) -> Expr:
         inside = [ci < geo.in_channels] if channels > geo.in_channels else []
         return data_element(problem, whole, data, block, (n, d, h, w), at, g, ci, inside)
 
-    within = (tile.images, *extents[:2], width)
-    if last:
+    def row_element(at: Sequence[Expr], g: Expr, row: Expr, ci: Expr) -> Expr:
+        inside = [row < count] if flat > count else []
+        inside += [ci < geo.in_channels] if channels > geo.in_channels else []
+        n, position = (row // plane, row % plane) if tile.images > 1 else (tirx.const(0, "int64"), row)
+        where = (n, position // (extents[2] * extents[1]), position // extents[2] % extents[1], position % extents[2])
+        return data_element(problem, whole, data, block, where, at, g, ci, inside)
+
+    within = (flat,) if packs else (tile.images, *extents[:2], width)
+    if packs and last:
+
+        def data_pack(*index: Expr) -> Expr:
+            *at, g, row, ci = index
+            return row_element(at, g, row, ci)
+
+    elif last:
 
         def data_pack(*index: Expr) -> Expr:
             *at, g, n, d, h, w, ci = index
@@ -301,10 +338,13 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
     else:
 
         def data_rows(*index: Expr) -> Expr:
+            if packs:
+                *at, g, ci, row = index
+                return row_element(at, g, row, ci)
             *at, g, n, d, h, ci, w = index
             return element(at, g, n, d, h, w, ci)
 
-        data_rows_shape = (*blocks, groups, tile.images, *extents[:2], channels, width)
+        data_rows_shape = (*blocks, groups, *within[:-1], channels, within[-1])
         rows_of_data = te.compute(shape_of(data_rows_shape), data_rows, "data_rows")
 
         def data_pack(*index: Expr) -> Expr:
@@ -343,7 +383,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
         shape = (*blocks, groups, *section.points, padded_rows, *section.taps, channels)
         return te.compute(shape_of(shape), body, name)
 
-    def multiply(section: MatrixSection, rows: te.Tensor, name: str) -> te.Tensor:
+    def multiply(section: MatrixSection, name: str, rows: te.Tensor | None) -> te.Tensor:
         taps = [te.reduce_axis(tuple(shape_of((0, count))), f"t{i}") for i, count in enumerate(section.taps)]
         ci = te.reduce_axis(tuple(shape_of((0, geo.in_channels))), "ci")
         panel = section.shape[-1]
@@ -356,11 +396,10 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
                 zip((g, co, pd, ph, pw, column // panel, *within, ci.var, column % panel), section.shape, strict=True),
                 tirx.const(0, "int64"),
             )
-            return te.sum(
-                rows[(*at, g, pd, ph, pw, row, *within, ci.var)] * packed[where + section.offset], axis=[*taps, ci]
-            )
+            left = rows[(*at, g, pd, ph, pw, row, *within, ci.var)] if rows is not None else data_packed[(*at, g, row, ci.var)]
+            return te.sum(left * packed[where + section.offset], axis=[*taps, ci])
 
-        row_count = int(rows.shape[8])
+        row_count = int(rows.shape[8]) if rows is not None else -(-count // tile.rows) * tile.rows
         return te.compute(shape_of((*lead, *section.points, row_count, section.shape[5] * panel)), body, name)
 
     def transform_outputs(section: MatrixSection, product: te.Tensor, name: str) -> te.Tensor:
@@ -380,7 +419,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
 
     computed = []
     for i, section in enumerate(sections):
-        product = multiply(section, gather(section, f"rows_{i}"), f"run_{i}")
+        product = multiply(section, f"run_{i}", None if packs else gather(section, f"rows_{i}"))
         computed.append(transform_outputs(section, product, f"outputs_{i}") if section.transformed else product)
 
     bias = None
@@ -485,6 +524,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
         whole.end(block),
         whole.serial,
         chunk,
+        plane if packs else 0,
         problem.rank,
         last,
         wide,
