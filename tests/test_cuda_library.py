@@ -11,8 +11,8 @@ from cuda_kernels import OnDevice, compile_for_cpu
 from strategies import operands
 
 import tvm_deconv as td
-from tvm_deconv import _cuda, library, targets
-from tvm_deconv.errors import DeviceError, NoArtifactError, ProblemError, TensorError, TensorTypeError
+from tvm_deconv import _cuda, _loading, fallback, library, targets
+from tvm_deconv.errors import CompilerNotFound, DeviceError, NoArtifactError, ProblemError, TensorError, TensorTypeError
 from tvm_deconv.manifest import Accepted, Manifest, Rejected, library_name, select, stem
 from tvm_deconv.reference import reference
 from tvm_deconv.schedules.cuda import build_kernel, source
@@ -93,6 +93,12 @@ class Array(OnDevice):
         assert stream == -1, "the consumer runs on the producer's stream: nothing is to wait"
         return super().__dlpack__()
 
+    def view(self, dtype):
+        return Array(self.array.view(dtype))
+
+    def set(self, values):
+        self.array[...] = values
+
     def astype(self, dtype, order, copy):
         return Array(self.array.astype(dtype, order=order, copy=copy))
 
@@ -134,6 +140,7 @@ def device(monkeypatch):
     module = types.ModuleType("cupy")
     module.empty = empty
     module.ascontiguousarray = lambda given: Array(np.ascontiguousarray(given.array))
+    module.asnumpy = lambda given: given.array.copy()
     module.cuda = types.SimpleNamespace(Device=_Device, get_current_stream=get_current_stream)
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(library, "cuda_capability", lambda _: (9, 0))
@@ -238,6 +245,65 @@ def test_arrays_may_begin_at_any_element(shims, device):
         assert out.array.tobytes() == wanted.array.tobytes()
     with pytest.raises(TensorError, match="address must be a multiple of 2, the size of an element"):
         layer(beginning(1, data))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_reference_computes_for_a_device(dtype, tmp_path, device):
+    """Without any artifact: through the memory of the CPU and back, in the caller's package."""
+    problem = PLAIN.replace(dtype=dtype)
+    data, weights, bias = operands(problem, 6)
+    layer = td.load(tmp_path, fallback="reference").bind(problem, on_device(device, weights), on_device(device, bias))
+    given = on_device(device, data)
+    result = layer(given)
+    assert type(result) is Array
+    assert layer.manifest is None
+    tolerance = 1e-5 if dtype == "float32" else 2e-2
+    wanted = reference(problem, data, weights, bias)
+    np.testing.assert_allclose(result.array.astype(np.float64), wanted, rtol=tolerance, atol=tolerance)
+    out = device.empty(problem.output_shape, problem.output_dtype)
+    assert layer(given, out) is out
+    assert out.array.tobytes() == result.array.tobytes()
+
+
+def test_a_build_for_a_device(shims, tmp_path, monkeypatch, device):
+    """Into the user's cache, for the capability of the device that the filter is on; or why not, and what follows."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(_loading._process, "artifacts", {})
+    (made,) = (manifest for manifest in td.load(shims).manifests if manifest.parsed.epilogue.bias)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    targets = []
+
+    def build(problem, target, directory):
+        targets.append(target.name)
+        entry(directory, problem, target.name, (shims / made.library).read_bytes())
+
+    monkeypatch.setattr(fallback, "_build", build)
+    data, weights, bias = operands(PLAIN, 7)
+    operands_there = on_device(device, weights), on_device(device, bias)
+    for _ in range(2):
+        layer = td.load(empty, fallback=["compile", "reference"]).bind(PLAIN, *operands_there)
+        found = layer(on_device(device, data))
+        np.testing.assert_allclose(found.array, reference(PLAIN, data, weights, bias), rtol=1e-4, atol=1e-4)
+        assert layer.manifest.target == "cuda-sm_90"
+    assert targets == ["cuda-sm_90"]
+
+    def fails(*_):
+        raise CompilerNotFound("nvcc", "nvcc", "was not found")
+
+    monkeypatch.setattr(fallback, "_build", fails)
+    other, (_, weights, bias) = PLAIN.replace(batch=1), operands(PLAIN.replace(batch=1))
+    operands_there = on_device(device, weights), on_device(device, bias)
+    with pytest.raises(NoArtifactError, match="fallback compile: rejected: nvcc='nvcc': was not found"):
+        td.load(empty, fallback="compile").bind(other, *operands_there)
+    assert td.load(empty, fallback=["compile", "reference"]).bind(other, *operands_there).manifest is None
+
+
+def test_the_target_for_a_device():
+    wanted = {(8, 0): "cuda-sm_80", (8, 7): "cuda-sm_86", (9, 0): "cuda-sm_90", (10, 3): "cuda-sm_100", (11, 0): "cuda"}
+    assert {capability: targets.cuda_target(capability).name for capability in wanted} == wanted
+    with pytest.raises(ProblemError, match=r"target='7.5': must be a device of compute capability 8.0 or later"):
+        targets.cuda_target((7, 5))
 
 
 def test_failures_of_the_device_are_typed(shims, device):

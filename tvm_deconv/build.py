@@ -33,7 +33,7 @@ from tvm_deconv.choices import Choice, checked, named, plan_of
 from tvm_deconv.choices import choices as choose
 from tvm_deconv.errors import BuildError, DeconvError, ManifestError, ProblemError
 from tvm_deconv.launcher import find_compiler, launcher_object
-from tvm_deconv.manifest import Manifest, library_name, stem, stem_of
+from tvm_deconv.manifest import Manifest, computed_by, library_name, stem, stem_of
 from tvm_deconv.nvcc import FLAGS, compile_library, find_nvcc
 from tvm_deconv.nvcc import version as nvcc_version
 from tvm_deconv.problem import Problem
@@ -92,11 +92,6 @@ def resolve_targets(target: str | Sequence[str], host: Host | None = None) -> tu
     """Return the CPU targets that `target` names; "native" is the widest of `host`, by default this machine."""
     host = host or detect_host()
     return tuple(dict.fromkeys(native(host) if name == "native" else get(name) for name in _names(target)))
-
-
-def computed_by(problem: Problem, target: Target | CudaTarget) -> Problem:
-    """Return what an artifact of `target` for `problem` computes: CPUs have no TF32, they compute exactly."""
-    return problem if isinstance(target, CudaTarget) else problem.replace(precision="ieee")
 
 
 def _names(target: str | Sequence[str]) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ from typing import Any, NoReturn, TypeAlias
 from tvm_deconv import _files
 from tvm_deconv.errors import ManifestError, ProblemError
 from tvm_deconv.problem import Problem
-from tvm_deconv.targets import CUDA_TARGETS, MAX_TARGET_VARIABLE, TARGETS, Capability, Target
+from tvm_deconv.targets import CUDA_TARGETS, MAX_TARGET_VARIABLE, TARGETS, Capability, CudaTarget, Target
 
 FORMAT = 1
 MAX_MANIFEST_BYTES = 1 << 20
@@ -58,6 +58,11 @@ _FILE = re.compile(r"([0-9a-f]{16}-[A-Za-z0-9][A-Za-z0-9._+-]*?)(?:\.json|\.[0-9
 _SURROGATE = re.compile("[\ud800-\udfff]")  # alone, as JSON allows it; such a string cannot be written
 _INT64 = 1 << 63
 _LINE, _BLOCKS = 64, 16  # alignment in a workspace; blocks of a thread, more than any schedule has
+
+
+def computed_by(problem: Problem, target: Target | CudaTarget) -> Problem:
+    """Return what an artifact of `target` for `problem` computes: CPUs have no TF32, they compute exactly."""
+    return problem if isinstance(target, CudaTarget) else problem.replace(precision="ieee")
 
 
 def stem(artifact_key: str, target: str) -> str:

@@ -105,6 +105,16 @@ CUDA_TARGETS: Mapping[str, CudaTarget] = {
 }
 
 
+def cuda_target(capability: Capability) -> CudaTarget:
+    """Return the target whose code is the closest to a device of `capability`; ProblemError where none runs there."""
+    fitting = [target for target in CUDA_TARGETS.values() if target.runs_on(capability)]
+    if not fitting:
+        least = min(known for target in CUDA_TARGETS.values() for known in target.code)
+        rule = f"must be a device of compute capability {'.'.join(map(str, least))} or later"
+        raise ProblemError("target", ".".join(map(str, capability)), rule)
+    return max(fitting, key=lambda target: (target.fit(capability), -len(target.code)))
+
+
 def get(name: str) -> Target:
     """Return the CPU target called `name`; ProblemError lists the known names."""
     try:
