@@ -3,14 +3,18 @@
 Arrays pass as tensors of a CUDA device, as they would with a GPU; their memory is the CPU's.
 """
 
+import atexit
 import ctypes
-import re
+import functools
+import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import tvm_ffi
 from hypothesis import HealthCheck, Phase, given, settings
+from shim_source import for_cpu
 
 from tvm_deconv.launcher import find_compiler
 from tvm_deconv.schedules.cuda import build_kernel, source
@@ -19,7 +23,6 @@ SHIM = Path(__file__).parent / "cuda_shim"
 MARGIN = 64  # elements before and behind an array; a multiple of 16 bytes, which kernels may rely on
 DLPACK_CUDA = 2
 
-_PTX = re.compile(r"__device__ __forceinline__ \w+ \w+\([^)]*\) \{\n(?:[^}]|\}(?!\n))*?asm volatile.*?\n\}\n", re.S)
 _CODES = {"i": 0, "u": 1, "f": 2}
 
 
@@ -74,17 +77,27 @@ class OnDevice:
         return new(ctypes.addressof(managed), b"dltensor", None)
 
 
+_FLAGS = ("-fPIC", "-O0", "-std=c++17", "-w", f"-I{SHIM}", f"-I{Path(tvm_ffi.__file__).parent / 'include'}")
+
+
+@functools.cache
+def headers():
+    """A folder with the precompiled headers: they take longer than most kernels."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    command = [find_compiler(), *_FLAGS, "-x", "c++-header", str(SHIM / "all.h"), "-o", f"{folder}/all.h.gch"]
+    subprocess.run(command, check=True)
+    return folder
+
+
 def compile_for_cpu(sources, directory, name):
     """A tvm_ffi module of the CUDA `sources`, which are one translation unit."""
     path = directory / f"{name}.cc"
-    # g++ takes the two in this order only; functions of PTX are the shim's.
-    text = _PTX.sub("", sources.replace("__shared__ alignas(64)", "alignas(64) __shared__"))
-    path.write_text('#include "warp.h"\n' + text)
+    path.write_text(for_cpu(sources))
     library = path.with_suffix(".so")
-    include = Path(tvm_ffi.__file__).parent / "include"
-    command = [find_compiler(), "-shared", "-fPIC", "-O0", "-std=c++17", "-w", "-x", "c++", f"-I{SHIM}", f"-I{include}"]
-    command += [str(path), "-o", str(library), f"-L{include.parent / 'lib'}", "-ltvm_ffi"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    libraries = Path(tvm_ffi.__file__).parent / "lib"
+    command = [find_compiler(), f"-I{headers()}", "-shared", *_FLAGS, str(path), "-o", str(library)]
+    done = subprocess.run([*command, f"-L{libraries}", "-ltvm_ffi"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:4000]
     return tvm_ffi.load_module(str(library))
 
@@ -113,9 +126,9 @@ def copied(array, offset=0):
 class Batch:
     """Kernels for several problems in one translation unit, since compiling its headers costs most of the time."""
 
-    def __init__(self, problems, directory, name, algorithm=None, decisions=None, edit=str):
-        """Build by `algorithm` and a list of `decisions`; `edit` may change the text."""
-        chosen = zip(problems, decisions or [None] * len(problems), strict=True)
+    def __init__(self, problems, directory, name, algorithm=None, plans=None, edit=str):
+        """Build by `algorithm` and a list of `plans`; `edit` may change the text."""
+        chosen = zip(problems, plans or [None] * len(problems), strict=True)
         self.kernels = [build_kernel(problem, algorithm, wanted) for problem, wanted in chosen]
         functions = {}
         for number, kernel in enumerate(self.kernels):

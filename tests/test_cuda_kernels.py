@@ -1,7 +1,7 @@
 """Generated CUDA on the CPU (`cuda_shim`) against the reference: every family over the attribute space it serves."""
 
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -141,7 +141,7 @@ def test_every_plan_is_right(family, tmp_path):
     problem = td.Problem(1, 1, 37, 70, (130,), (5,), (2,), (1,), (1,), (263,)).replace(**given)
     plans = [*plans, *(replace(plans[2], split=split, stages=split) for split in (3, 4)), replace(plans[2], split=7)]
     algorithm = FAMILIES.get(family, FAMILIES["cuda_tensor"])
-    batch = Batch([problem] * len(plans), tmp_path, "plans", algorithm, [asdict(plan) for plan in plans])
+    batch = Batch([problem] * len(plans), tmp_path, "plans", algorithm, plans)
     for number in range(len(plans)):
         check(batch, number, seed=number)
 
@@ -182,8 +182,8 @@ def test_the_emulation_shows(mistake, tmp_path):
         assert changed != text
         return changed
 
-    decisions = asdict(replace(TENSOR_PLANS[2], tile_k=16))
-    batch = Batch(EXAMPLES["cuda_tensor"][-1:], tmp_path, "wrong", FAMILIES["cuda_tensor"], [decisions], edited)
+    plan = replace(TENSOR_PLANS[2], tile_k=16)
+    batch = Batch(EXAMPLES["cuda_tensor"][-1:], tmp_path, "wrong", FAMILIES["cuda_tensor"], [plan], edited)
     with pytest.raises((AssertionError, RuntimeError)):
         check(batch, 0)
 

@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 from tvm.target.codegen import llvm_version_major
 
 from tvm_deconv._process import Worker, WorkerError
-from tvm_deconv.choices import Choice, checked, named, plan_of
+from tvm_deconv.choices import Choice, checked, for_target, named, plan_of
 from tvm_deconv.choices import choices as choose
 from tvm_deconv.errors import BuildError, DeconvError, ManifestError, ProblemError
 from tvm_deconv.launcher import find_compiler, launcher_object
@@ -45,8 +45,6 @@ from tvm_deconv.targets import CUDA_TARGETS, TARGETS, CudaTarget, Host, Target, 
 if TYPE_CHECKING:
     from tvm_deconv.tuning import Trial
 
-#: What a CUDA kernel is built with: its own arithmetic.
-_DEFAULT = Choice(None, "default", "the default")
 #: The packages of this project whose text decides what a kernel is.
 _SOURCES = ("compute", "launcher", "schedules")
 #: What a directory of artifacts holds besides them: a lock, and while they run, a directory for each build.
@@ -91,10 +89,11 @@ class _Job:
 def resolve_targets(target: str | Sequence[str], host: Host | None = None) -> tuple[Target, ...]:
     """Return the CPU targets that `target` names; "native" is the widest of `host`, by default this machine."""
     host = host or detect_host()
-    return tuple(dict.fromkeys(native(host) if name == "native" else get(name) for name in _names(target)))
+    return tuple(dict.fromkeys(native(host) if name == "native" else get(name) for name in names_of(target)))
 
 
-def _names(target: str | Sequence[str]) -> tuple[str, ...]:
+def names_of(target: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names in `target`; ProblemError where there is none."""
     names = (target,) if isinstance(target, str) else tuple(target)
     if not names:
         known = ", ".join(("native", *TARGETS, *CUDA_TARGETS))
@@ -104,7 +103,7 @@ def _names(target: str | Sequence[str]) -> tuple[str, ...]:
 
 def _resolve(target: str | Sequence[str]) -> tuple[Target | CudaTarget, ...]:
     """Return the targets that `target` names, of CPUs and of CUDA devices."""
-    found = (native(detect_host()) if name == "native" else get_any(name) for name in _names(target))
+    found = (native(detect_host()) if name == "native" else get_any(name) for name in names_of(target))
     return tuple(dict.fromkeys(found))
 
 
@@ -137,7 +136,7 @@ def export(
             for choice in choices:
                 try:
                     if isinstance(target, CudaTarget):
-                        kernel: Kernel | cuda.Kernel = _link_cuda(problem, target, made, cc)
+                        kernel: Kernel | cuda.Kernel = _link_cuda(problem, target, choice, made, cc)
                     else:
                         kernel = _link(problem, target, choice, made, cc, launcher or launcher_object(cc, scratch))
                     break
@@ -221,15 +220,18 @@ def _compiler(target: Target | CudaTarget) -> str:
 
 
 def _choices(problem: Problem, target: Target | CudaTarget, complaints: list[str] | None) -> tuple[Choice, ...]:
-    if isinstance(target, CudaTarget):
-        return (_DEFAULT,)
     return tuple(choose(problem, target, read(target.name, shipped()), complaints))
 
 
-def _link_cuda(problem: Problem, target: CudaTarget, path: Path, nvcc: str) -> cuda.Kernel:
-    """Compile `problem` to a library at `path` whose functions launch kernels."""
+def _link_cuda(problem: Problem, target: CudaTarget, choice: Choice, path: Path, nvcc: str) -> cuda.Kernel:
+    """Compile `problem` as chosen to a library at `path` whose functions launch kernels."""
+    if problem.free:
+        raise BuildError("problem", problem.key, f"must have no free extents for {target.name}")
     try:
-        kernel = cuda.build_kernel(problem)
+        if choice.schedule:
+            kernel = cuda.build_kernel(problem, named(choice.schedule.algorithm), plan_of(choice.schedule))
+        else:
+            kernel = cuda.build_kernel(problem, cuda.algorithm_for(problem, choice.algorithms))
         text = cuda.source({"deconv": kernel.deconv, "pack": kernel.pack})
     except (RuntimeError, ValueError) as error:
         raise BuildError("problem", problem.key, f"does not compile for {target.name}: {error}") from error
@@ -303,7 +305,7 @@ def compile(
             raise ProblemError("logs", logs, "must be a directory for the results of the trials")
         from tvm_deconv.tuning import tune
 
-        searched = [chosen.name for chosen in targets if isinstance(chosen, Target)]
+        searched = [chosen.name for chosen in targets]
         tune(unique.values(), searched, trials, logs, jobs=jobs, algorithms=using, on_trial=on_trial)
     directory = Path(output)
     directory.mkdir(parents=True, exist_ok=True)
@@ -319,9 +321,7 @@ def compile(
         records = read(chosen.name, shipped(), *([] if logs is None else [logs]))
         for problem, wanted in merged(chosen).items():
             complaints = records.complaints_of(problem.artifact_key)
-            choices: tuple[Choice, ...] = (_DEFAULT,)
-            if isinstance(chosen, Target):
-                choices = tuple(choose(problem, chosen, records, complaints, using))
+            choices = tuple(choose(problem, chosen, records, complaints, for_target(using, chosen)))
             current = _up_to_date(problem, chosen, directory, wanted, choices[0])
             if current:
                 note(Outcome(problem, wanted, chosen.name, "current", current, None, 0.0, tuple(complaints)))

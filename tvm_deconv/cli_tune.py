@@ -16,7 +16,7 @@ from rich.table import Table
 from tvm_deconv.errors import SourceError
 from tvm_deconv.problem import Problem
 from tvm_deconv.records import Log, Records, best, read
-from tvm_deconv.targets import TARGETS
+from tvm_deconv.targets import CUDA_TARGETS, TARGETS
 
 if TYPE_CHECKING:
     from tvm_deconv.tuning import Trial, Tuned
@@ -30,7 +30,7 @@ ALGORITHMS = click.option(
     help="Use this algorithm only; may be given several times. All where not given.",
 )
 _KEPT = click.Path(exists=True, file_okay=False, path_type=Path)
-_TARGET = click.option("--target", type=click.Choice(list(TARGETS)), help="Only records for this target.")
+_TARGET = click.option("--target", type=click.Choice([*TARGETS, *CUDA_TARGETS]), help="Only records for this target.")
 
 
 def _milliseconds(seconds: float | None) -> str:
@@ -103,7 +103,8 @@ def search(
 def _found(problems: dict[Problem, list[str]], logs: Path, tuned: Sequence[Tuned]) -> Table:
     names: dict[str, list[str]] = {}
     for problem, layers in problems.items():
-        names.setdefault(problem.artifact_key, []).extend(layers)
+        for key in problem.artifact_keys:
+            names.setdefault(key, []).extend(layers)
     table = Table(title=f"{logs}: {sum(found.trials for found in tuned)} trials", title_justify="left")
     for name in ("layer", "target", "algorithm"):
         table.add_column(name, overflow="fold")
@@ -131,11 +132,11 @@ def _found(problems: dict[Problem, list[str]], logs: Path, tuned: Sequence[Tuned
 @click.option(
     "--target",
     "targets",
-    type=click.Choice(["native", *TARGETS]),
+    type=click.Choice(["native", *TARGETS, *CUDA_TARGETS]),
     multiple=True,
     default=["native"],
     show_default=True,
-    help="CPU to tune for, which the machine that measures must be; may be given several times.",
+    help="CPU that the machine that measures must be, or CUDA device that it must have; may be given several times.",
 )
 @click.option("--trials", type=click.IntRange(0), default=64, show_default=True, help="Per problem on average.")
 @click.option("--logs", type=LOGS, required=True, help="Directory of the results; what is there is not measured again.")

@@ -195,13 +195,18 @@ _CUDA_NAME = "libcuda.so.1"
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
 
+def cuda_driver(device: int = 0) -> ctypes.CDLL:
+    """Return the library of NVIDIA's driver; DeviceError, about CUDA device number `device`, where there is none."""
+    try:
+        return ctypes.CDLL(_CUDA_NAME)
+    except OSError:
+        raise DeviceError("device", f"cuda:{device}", f"needs NVIDIA's driver: {_CUDA_NAME} is not found") from None
+
+
 @functools.cache
 def cuda_capability(device: int = 0) -> Capability:
     """Return the compute capability of CUDA device number `device`; DeviceError says what is missing."""
-    try:
-        driver = ctypes.CDLL(_CUDA_NAME)
-    except OSError:
-        raise DeviceError("device", f"cuda:{device}", f"needs NVIDIA's driver: {_CUDA_NAME} is not found") from None
+    driver = cuda_driver(device)
 
     def ask(function: str, *arguments: object) -> None:
         code = getattr(driver, function)(*arguments)

@@ -26,6 +26,8 @@ from tvm_deconv.problem import Problem
 
 #: Threads of a block in kernels where each thread works for itself.
 THREADS = 256
+#: Multiprocessors that a launch should fill; those of an H100 or H200.
+MULTIPROCESSORS = 132
 #: A tile may reach this many elements beyond the end of an argument while its index is computed.
 _BEYOND = 1 << 24
 
@@ -33,6 +35,12 @@ _BEYOND = 1 << 24
 def index_dtype(*elements: int) -> str:
     """Return the type that counts arrays of so many elements."""
     return "int32" if max(elements) < 2**31 - _BEYOND else "int64"
+
+
+def idle(blocks: int, threads: int, resident: int) -> float:
+    """Return the time of a launch over that of one in which no multiprocessor idles; each holds `resident` threads."""
+    together = MULTIPROCESSORS * max(1, resident // threads)
+    return -(-blocks // together) * together / max(blocks, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -46,6 +46,7 @@ _LEAST_POSITIONS = 1 << 14
 _POSITIONS = (4, 2)
 _MOST_SUMS_TOGETHER = 32
 _VECTORS = (2, 4)
+_BYTE = 8  # what moving one costs, in multiply-adds
 
 
 def narrow_groups(problem: Problem) -> bool:
@@ -89,6 +90,11 @@ class Plan:
 
     positions: int
 
+    @property
+    def decisions(self) -> dict[str, int]:
+        """The fields by name."""
+        return asdict(self)
+
 
 def default_plan(problem: Problem) -> Plan:
     """Choose as many positions as leave room for their sums: they share what is read of the filter."""
@@ -100,7 +106,8 @@ def default_plan(problem: Problem) -> Plan:
 def plans(problem: Problem) -> list[tuple[float, Plan]]:
     """Return the plans worth measuring, with their costs, the cheapest first."""
     most = default_plan(problem).positions
-    return [(most / count, Plan(count)) for count in (*_POSITIONS, 1) if count <= most]
+    moved = _BYTE * problem.min_bytes
+    return [(max(problem.macs * (1 + 1 / count), moved), Plan(count)) for count in (*_POSITIONS, 1) if count <= most]
 
 
 def narrow(problem: Problem, plan: Plan | None = None) -> Kernel:

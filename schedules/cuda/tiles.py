@@ -40,12 +40,21 @@ from tvm_deconv.schedules.cuda.blocks import (
     parts_of,
     store_tile,
 )
-from tvm_deconv.schedules.cuda.emit import Arguments, Kernel, aligned_or_not, barrier, deconv, local, shared, when
+from tvm_deconv.schedules.cuda.emit import (
+    MULTIPROCESSORS,
+    Arguments,
+    Kernel,
+    aligned_or_not,
+    barrier,
+    deconv,
+    idle,
+    local,
+    shared,
+    when,
+)
 from tvm_deconv.schedules.cuda.lower import RESIDENT
 from tvm_deconv.schedules.cuda.warp import commit, copy, copy_by_elements, wait
 
-#: Multiprocessors that a launch should fill; those of an H100 or H200.
-MULTIPROCESSORS = 132
 #: Of a thread, so that `RESIDENT` threads fit on a multiprocessor.
 MOST_REGISTERS = 128
 _ADDRESSES = 30
@@ -74,6 +83,11 @@ class Plan:
     def parts(self) -> int:
         """Threads or warps of a block."""
         return self.tile_m // self.part_m * (self.tile_n // self.part_n)
+
+    @property
+    def decisions(self) -> dict[str, int]:
+        """The fields by name."""
+        return asdict(self)
 
 
 #: The rows and columns that a thread's sums are, from a first column on: extents, and of two indices within them row,
@@ -208,9 +222,8 @@ def cost(form: Form) -> float:
     found = sections(problem, plan.tile_k, plan.tile_n)
     work = sum(blocks_of(section, plan.tile_m) * section.tiles_k for section in found) * plan.tile_k * form.term
     blocks = sum(blocks_of(section, plan.tile_m) for section in found) * plan.split
-    resident = MULTIPROCESSORS * max(1, RESIDENT // form.threads)
     partial = _PARTIAL * plan.split * math.prod(problem.output_shape) if plan.split > 1 else 0
-    return work * -(-blocks // resident) * resident / max(blocks, 1) + partial
+    return work * idle(blocks, form.threads, RESIDENT) + partial
 
 
 def blocks_of(section: Section, tile_m: int) -> int:
@@ -274,7 +287,7 @@ def matrix_kernel(form: Form) -> Kernel:
         aligned_or_not([args.data] if form.wide > 1 else [], 16, launches)
         finish_sums(args, plan.split)
     pack = pack_sections(problem, found, form.dtype, form.rounded)
-    made = (problem, function.done, pack, form.algorithm, asdict(plan), elements, form.dtype)
+    made = (problem, function.done, pack, form.algorithm, plan.decisions, elements, form.dtype)
     return Kernel(*made, workspace_elements=plan.split * outputs)
 
 
