@@ -130,7 +130,7 @@ def test_the_choice_of_algorithm():
 PLANNED = {
     "cuda_product": (PLANS, {}),
     "cuda_tensor": (TENSOR_PLANS, {"dtype": "float16"}),
-    "tf32": ([replace(plan, tile_k=16) for plan in TENSOR_PLANS], {"precision": "tf32"}),
+    "tf32": ([replace(plan, tile_k=16) for plan in TENSOR_PLANS[::2]], {"precision": "tf32"}),
 }
 
 
@@ -139,7 +139,7 @@ def test_every_plan_is_right(family, tmp_path):
     """Tiles of all shapes, ragged in every direction; split sums, some parts of which have no terms; all stages."""
     plans, given = PLANNED[family]
     problem = td.Problem(1, 1, 37, 70, (130,), (5,), (2,), (1,), (1,), (263,)).replace(**given)
-    plans = [*plans, *(replace(plans[2], split=split, stages=split) for split in (3, 4)), replace(plans[2], split=7)]
+    plans = [*plans, *(replace(plans[-1], split=split, stages=stages) for split, stages in ((3, 3), (7, 4)))]
     algorithm = FAMILIES.get(family, FAMILIES["cuda_tensor"])
     batch = Batch([problem] * len(plans), tmp_path, "plans", algorithm, plans)
     for number in range(len(plans)):

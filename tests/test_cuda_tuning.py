@@ -11,12 +11,13 @@ from click.testing import CliRunner
 from cuda_kernels import SHIM
 
 import tvm_deconv as td
-from tvm_deconv import choices, nvcc, targets, tuning
-from tvm_deconv._device import Device
+from tvm_deconv import build, choices, nvcc, targets
+from tvm_deconv._device import Device, DeviceMeter
+from tvm_deconv._process import Refusal
+from tvm_deconv._workers import CudaBuilder
 from tvm_deconv.cli import main
 from tvm_deconv.errors import DeviceError, ProblemError
 from tvm_deconv.launcher import find_compiler
-from tvm_deconv.manifest import Manifest
 from tvm_deconv.records import Log, Schedule, read
 from tvm_deconv.schedules import cuda
 from tvm_deconv.schedules.cuda.tiles import MOST_REGISTERS
@@ -92,27 +93,34 @@ def test_a_search_and_what_follows_it(tmp_path):
     assert len(told) == 4
     # It is not tried again, and builds follow it.
     assert tune([PROBLEM], "cuda-sm_90", 4, logs)[0].trials == 4
-    (outcome,) = td.compile([PROBLEM], "cuda-sm_90", tmp_path / "built", logs=logs)
-    manifest = Manifest.read(tmp_path / "built" / f"{outcome.manifest.name}.json")
+    chosen = tuple(choices.choices(PROBLEM, SM_90, read("cuda-sm_90", logs)))
+    manifest = build.export(PROBLEM, SM_90, tmp_path / "built", choices=chosen)
     assert (manifest.origin, manifest.algorithm) == ("tuned", tuned.best.algorithm)
     assert manifest.decisions == tuned.best.decisions
 
 
 @pytest.mark.usefixtures("device")
-def test_wrong_candidates_do_not_win(tmp_path, monkeypatch):
-    """One that computes something else is a record with an error."""
+def test_candidates_are_held_against_the_default(tmp_path):
+    """What does not wait for its copies fails; what spills is not even made; a split sum has its workspace."""
     compiler = Path(nvcc.find_nvcc())
     compiler.write_text(
         compiler.read_text().replace("for_cpu(text)", "for_cpu(text.replace('tvm_deconv_wait1();', ''))")
     )
-    problem = PROBLEM.replace(dtype="int8", epilogue=td.Epilogue())  # its default has two stages
-    wrong = Schedule.of("cuda_product", _plans(problem, stages=3)[0].decisions)
-    monkeypatch.setattr(tuning, "space", lambda *_: [choices.Candidate(wrong, 1.0)])
-    (tuned,) = tune([problem], "cuda-sm_90", 2, tmp_path / "logs", jobs=1)
-    errors = {record.decisions["stages"]: record.error for record in read("cuda-sm_90", tmp_path / "logs")}
-    assert errors[2] == ""
-    assert "a copy that nothing waits for" in errors[3]
-    assert tuned.best.decisions["stages"] == 2
+    builder, meter = CudaBuilder("cuda-sm_90", tmp_path, str(compiler), (9, 0)), DeviceMeter(0)
+    problem = PROBLEM.replace(dtype="int8", in_channels=300, epilogue=td.Epilogue())
+    two, split, three, four = (
+        Schedule.of("cuda_product", _plans(problem, tile_m=64, tile_k=16, **wanted)[0].decisions)
+        for wanted in ({"stages": 2, "split": 1}, {"stages": 2, "split": 2}, {"stages": 3}, {"stages": 4})
+    )
+    default = builder.build(problem.artifact_key, two)
+    meter.prepare(problem.artifact_key, 1, default, 60.0)
+    assert meter.measure(default, 1.0, 60.0).seconds > 0
+    assert meter.measure(builder.build(problem.artifact_key, split), 1.0, 60.0).seconds > 0
+    wrong = builder.build(problem.artifact_key, three)
+    with pytest.raises(Exception, match="a copy that nothing waits for"):
+        meter.measure(wrong, 1.0, 60.0)
+    with pytest.raises(Refusal, match="deconv_kernel spills 16 bytes, its stack has 0"):
+        builder.build(problem.artifact_key, four)
 
 
 def _plans(problem, **wanted):
