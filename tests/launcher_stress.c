@@ -34,7 +34,7 @@ extern int (*__TVMBackendParallelBarrier)(int, Env *);
 int tvm_deconv_set_num_threads(int);
 int tvm_deconv_get_num_threads(void);
 int tvm_deconv_set_thread_limit(int);
-int tvm_deconv_make_arena(void *, uint64_t, uint64_t);
+int tvm_deconv_make_arena(void *, uint64_t, uint64_t, uint64_t);
 void *tvm_deconv_set_arena(void *);
 
 /* The part of libtvm_ffi that the launcher uses: one raised error a thread, counted objects. */
@@ -110,7 +110,7 @@ static int storm_task(int task, Env *env, void *data) {
 static pthread_barrier_t start;
 
 /* Shared by all callers, too small for all of them, with lanes that are too small for some blocks. */
-static _Alignas(64) char arena[64 + 3 * 2048];
+static _Alignas(64) char arena[64 + 1024 + 3 * 2048];
 
 static void *storm_caller(void *argument) {
   unsigned seed = (unsigned)(uintptr_t)argument;
@@ -147,7 +147,8 @@ static void *storm_caller(void *argument) {
 static void run_storm(void) {
   pthread_t callers[CALLERS];
   pthread_barrier_init(&start, NULL, CALLERS);
-  check(tvm_deconv_make_arena(arena, sizeof arena, 2048) == 3, "an arena has as many lanes as there is room for");
+  check(tvm_deconv_make_arena(arena, 1024, 2048, 1024) == 0, "an arena without a lane is none");
+  check(tvm_deconv_make_arena(arena, sizeof arena, 2048, 1024) == 3, "an arena has as many lanes as there is room for");
   for (uintptr_t i = 0; i < CALLERS; ++i) pthread_create(&callers[i], NULL, storm_caller, (void *)(i + 1));
   for (int i = 0; i < CALLERS; ++i) pthread_join(callers[i], NULL);
   check(atomic_load(&live_errors) == 0, "no error object is lost");

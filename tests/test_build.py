@@ -1,5 +1,6 @@
 """Building: what is written, what is left alone, what fails alone, what never loads."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -12,11 +13,11 @@ import pytest
 from strategies import operands
 
 import tvm_deconv as td
-from tvm_deconv import build
+from tvm_deconv import build, records
 from tvm_deconv.errors import BuildError, CompilerNotFound
 from tvm_deconv.launcher import find_compiler
 from tvm_deconv.manifest import Manifest, stem
-from tvm_deconv.targets import TARGETS
+from tvm_deconv.targets import TARGETS, detect_host, get, microarchitecture, supported
 
 SMALL = td.Problem(1, 1, 3, 2, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (7, 9))
 OTHER = SMALL.replace(out_channels=5)
@@ -68,6 +69,69 @@ def test_a_changed_library_or_recipe_is_built_again(tmp_path, monkeypatch):
     run(SMALL, tmp_path)
     monkeypatch.setattr(build, "_sources", lambda: "other sources")
     assert [o.status for o in td.compile([SMALL], "x86-64-v3", tmp_path)] == ["built"]
+
+
+def host_microarchitecture():
+    found = microarchitecture(detect_host())
+    return found if found is not None and found.level in {t.name for t in supported(detect_host().features)} else None
+
+
+@pytest.mark.skipif(not host_microarchitecture(), reason="archspec knows no microarchitecture of this CPU")
+def test_a_directory_for_levels_and_microarchitectures(tmp_path):
+    """The one with the most flags is taken, without archspec, and the cap excludes it."""
+    own = host_microarchitecture()
+    names = [own.level, own.name, "knl"]
+    outcomes = td.compile([SMALL], [own.name, *names, own.name], tmp_path)
+    assert sorted(outcome.target for outcome in outcomes) == sorted(names)
+    manifest = next(outcome.manifest for outcome in outcomes if outcome.target == own.name)
+    assert set(manifest.features) == own.features
+    script = (
+        "import sys, numpy as np, tvm_deconv as td\n"
+        "sys.modules['archspec'] = None\n"
+        "library, p = td.load(sys.argv[1]), td.Problem.from_key(sys.argv[2])\n"
+        "first, second, *_ = library.select(p)\n"
+        "filter, data = np.ones(p.filter_shape, np.float32), np.ones(p.data_shape, np.float32)\n"
+        "layer = library.bind(p, filter)\n"
+        "np.testing.assert_allclose(layer(data), td.reference(p, data, filter), rtol=1e-5)\n"
+        "print(first.manifest.target, second.manifest.target, layer.manifest.target)\n"
+    )
+
+    def chosen(**environment):
+        command = [sys.executable, "-c", script, str(tmp_path), SMALL.key]
+        done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    assert chosen() == [own.name, own.level, own.name]
+    assert chosen(TVM_DECONV_MAX_TARGET=own.level)[::2] == [own.level] * 2
+
+
+def test_microarchitectures_follow_the_logs_of_their_level(tmp_path):
+    """Their own records come first, problem by problem."""
+    znver4, log = get("znver4"), records.Log(tmp_path / "logs")
+
+    def tried(problem, target, form):
+        plan = {"images": 1, "depth": 1, "height": 4, "width": 5, "channels": 1, "positions": 16, "phases": 1}
+        return records.Record(
+            problem=problem.artifact_key, target=target, algorithm="direct_rows",
+            decisions=plan | {"share_data": form}, seconds=1.0, spread=0.0, runs=1, error="", threads=1, host="",
+            sources="", commit="", seed=0, versions={}, when="2026-01-01T00:00:00",
+        )  # fmt: skip
+
+    log.merge([tried(SMALL, "x86-64-v4", 0), tried(OTHER, "x86-64-v4", 0), tried(OTHER, "znver4", 1)])
+    found = build._records(znver4, log.root)
+    assert sorted((r.target, r.decisions["share_data"]) for r in found) == [("x86-64-v4", 0), ("znver4", 1)]
+    outcomes = td.compile([SMALL, OTHER], "znver4", tmp_path / "out", logs=log.root)
+    made = {outcome.problem: outcome.manifest for outcome in outcomes}
+    assert {m.origin for m in made.values()} == {"tuned"}
+    assert (made[SMALL].decisions["share_data"], made[OTHER].decisions["share_data"]) == (0, 1)
+
+
+def test_a_microarchitecture_that_llvm_does_not_know(tmp_path):
+    unknown = dataclasses.replace(V3, name="znver99", mcpu="znver99")
+    with pytest.raises(BuildError, match=r"^target='znver99': must be a CPU that LLVM [0-9]+ knows$"):
+        build.export(SMALL, unknown, tmp_path)
+    assert not list(tmp_path.glob("*.json"))
 
 
 def test_one_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
@@ -135,7 +199,7 @@ def test_a_killed_build_leaves_nothing_loadable(tmp_path):
         f"""
         from tvm_deconv.build import export
         from tvm_deconv.problem import Problem
-        from tvm_deconv.targets import TARGETS
+        from tvm_deconv.targets import TARGETS, detect_host, get, microarchitecture, supported
         print("ready", flush=True)
         for channels in range(1, 100):
             problem = Problem.from_key({SMALL.key!r}).replace(out_channels=channels)

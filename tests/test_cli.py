@@ -176,6 +176,11 @@ def test_no_compiler(small, tmp_path):
         (["bench", "{empty}"], "paths='{empty}': must hold a layer that this machine can run"),
         (["bench", "{artifacts}", "--threads", "4000"], "threads=4000: must be from 1 to"),
         (["compile", "{list}", "--output", "/proc/nowhere"], "/proc/nowhere"),
+        (
+            ["compile", "{list}", "--target", "sparc", "--output", "{empty}"],
+            "target='sparc': must be a microarchitecture of x86-64, not of sparc",
+        ),
+        (["logs", "prune", "{empty}", "--target", ".."], "target='..': must be one of x86-64-v3, "),
     ],
 )
 def test_errors_are_one_line(arguments, said, artifacts, small, tmp_path):
@@ -190,7 +195,6 @@ def test_errors_are_one_line(arguments, said, artifacts, small, tmp_path):
     "arguments",
     [
         ["compile"],
-        ["compile", "x.json", "--target", "sparc"],
         ["compile", "x.json", "--jobs", "0"],
         ["inspect", "/nowhere"],
         ["bench", "x.json", "--peers", "abacus"],

@@ -32,6 +32,7 @@ def fields(problem=P, target="x86-64-v3", /, **changes):
         "packed_shape": [2, 3, 4, 9],
         "packed_dtype": "float32",
         "scratch_bytes": 0,
+        "shared_bytes": 0,
         "macs": problem.macs,
         "versions": {"tvm": "0.27.0.post1"},
         "recipe": "cd" * 32,
@@ -156,6 +157,7 @@ WRONG = [
     ("packed_dtype", None, "must be one of float64, float32, float16, uint16, int32, int16, int8, uint8"),
     ("scratch_bytes", -1, "must be an integer, at least 0 (bytes)"),
     ("scratch_bytes", HUGE, "must be an integer, at least 0 (bytes)"),
+    ("shared_bytes", -1, "must be an integer, at least 0 (bytes)"),
     ("macs", False, "must be an integer, at least 0"),
     ("versions", {"tvm": 27}, "must map names to strings"),
     ("versions", "tvm", "must map names to strings"),
@@ -295,7 +297,29 @@ def test_unknown_target():
     (decision,) = select(P, [manifest(P, "riscv-rvv")], V4.features)
     assert isinstance(decision, Rejected)
     known = ", ".join((*TARGETS, *CUDA_TARGETS))
-    assert decision.reason == f"target riscv-rvv is not known to this version, which knows {known}"
+    rule = f"target riscv-rvv is not known to this version, which knows {known}, and what needs all CPU flags of one"
+    assert decision.reason == rule
+
+
+def test_a_microarchitecture_is_known_by_its_flags():
+    own = ("avx512_bf16", "sse4a")
+    tuned = manifest(P, "znver99", features=[*V4.features, *own])
+    narrow, wide = manifest(), manifest(P, "x86-64-v4")
+
+    def decided(features, cap=None):
+        return names(select(P, [narrow, wide, tuned], frozenset(features), cap=cap))
+
+    assert decided(tuned.required) == [("Accepted", "znver99"), ("Accepted", "x86-64-v4"), ("Accepted", "x86-64-v3")]
+    assert decided(tuned.required - {"sse4a"})[-1] == ("Rejected", "znver99")
+    assert decided(tuned.required, V4)[-1] == ("Rejected", "znver99")
+    reason = select(P, [tuned], tuned.required, cap=V4)[0].reason
+    assert reason == "TVM_DECONV_MAX_TARGET=x86-64-v4 excludes CPU flags that it needs: avx512_bf16, sse4a"
+
+
+def test_flags_below_every_level_are_no_target():
+    (decision,) = select(P, [manifest(P, "nehalem", features=sorted(V3.features - {"fma"}))], V4.features)
+    assert isinstance(decision, Rejected)
+    assert decision.reason.startswith("target nehalem is not known to this version")
 
 
 @pytest.mark.parametrize(

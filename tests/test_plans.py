@@ -11,6 +11,7 @@ from strategies import operands, problems
 from test_kernels import TOLERANCE, not_empty, targets
 
 import tvm_deconv as td
+from tvm_deconv.compute.direct import ROWS, define_direct
 from tvm_deconv.compute.matrix import MatrixTile, define_matrix, row_unit
 from tvm_deconv.reference import reference
 from tvm_deconv.schedules.x86 import ALGORITHMS, default_plan, matrix_tiles
@@ -27,6 +28,7 @@ WINOGRAD = 4.0
 @example(problem=td.Problem(1, 3, 16, 5, (6, 5), (3, 5), (2, 2), (1, 1), (0, 3), (13, 8), data_format="NXC"), seed=4)
 @example(problem=td.Problem(1, 2, 9, 40, (3, 4, 5), (3, 3, 3), (2, 1, 2), (1, 1, 2), (1, 0, 1), (5, 6, 12)), seed=5)
 @example(problem=td.Problem(3, 1, 20, 21, (11,), (16,), (5,), (1,), (3,), (50,)), seed=6)
+@example(problem=td.Problem(2, 1, 20, 40, (7, 9), (2, 2), (2, 2), (1, 1), (0, 0), (14, 18)), seed=7)
 def test_any_plan_agrees_with_the_reference(problem, target, seed):
     choose = random.Random(seed)
     data, weights, bias = operands(problem, seed)
@@ -38,6 +40,20 @@ def test_any_plan_agrees_with_the_reference(problem, target, seed):
         found = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
         bound = TOLERANCE[problem.dtype] * (WINOGRAD if algorithm.name == "winograd" else 1)
         assert np.linalg.norm(found - wanted) <= bound * norm, (problem.key, algorithm.name, plan)
+
+
+@targets
+def test_phases_of_two_axes_that_read_the_same_share_a_register_tile(target):
+    problem = td.Problem(1, 1, 5, 1, (7, 19), (9, 9), (3, 3), (1, 1), (4, 4), (21, 57))
+    rows = next(algorithm for algorithm in ALGORITHMS if algorithm.name == "direct_rows")
+    plan = next(plan for _, plan in rows.family.plans(problem, target) if plan.tile.phases == 4)
+    assert {section.phases for section in define_direct(problem, ROWS, plan.tile, 8).sections} == {
+        (2, 2), (2, 1), (1, 2), (1, 1)
+    }  # fmt: skip
+    data, weights, bias = operands(problem, 8)
+    found = run_kernel(problem, target, data, weights, bias, rows, plan)
+    wanted = reference(problem, data, weights, bias)
+    assert np.linalg.norm(found - wanted) <= TOLERANCE["float32"] * np.linalg.norm(wanted)
 
 
 @pytest.mark.parametrize("kernel", [3, 4, 5])

@@ -3,11 +3,25 @@
 import platform
 import shutil
 import subprocess
+import sys
 
 import pytest
 
+from tvm_deconv import targets
 from tvm_deconv.errors import ProblemError
-from tvm_deconv.targets import TARGETS, Host, Target, detect_host, get, max_target, native, parse_cpuinfo, supported
+from tvm_deconv.targets import (
+    TARGETS,
+    Host,
+    Target,
+    detect_host,
+    get,
+    get_any,
+    max_target,
+    microarchitecture,
+    native,
+    parse_cpuinfo,
+    supported,
+)
 
 V3, V4 = TARGETS["x86-64-v3"], TARGETS["x86-64-v4"]
 
@@ -101,6 +115,90 @@ def test_features_are_those_of_the_psabi(target):
 
 def test_get():
     assert get("x86-64-v4") is V4
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "some", "others"),
+    [
+        ("haswell", V3, {"rdrand"}, {"adx"}),
+        ("znver4", V4, {"avx512_bf16", "sse4a", "pni"}, {"amx_tile", "sse3", "pku", "flush_l1d"}),
+        ("sapphirerapids", V4, {"amx_tile", "avx512_fp16"}, {"sse4a"}),
+        ("knl", V3, {"avx512f", "avx512er"}, {"avx512bw"}),  # not all of x86-64-v4, so the vectors of x86-64-v3
+    ],
+)
+def test_microarchitectures(name, level, some, others):
+    found = get_any(name)
+    assert found is get(name)
+    assert (found.name, found.mcpu, found.level) == (name, name, level.name)
+    assert level.features < found.features
+    assert some <= found.features
+    assert not others & found.features
+    facts = ("vector_bits", "vector_registers", "l1_bytes", "l2_bytes")
+    assert all(getattr(found, fact) == getattr(level, fact) for fact in facts)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("nehalem", "must not be below x86-64-v3: it lacks abm, avx, avx2, bmi1, bmi2, f16c, fma, movbe"),
+        ("x86-64-v2", "must not be below x86-64-v3: it lacks "),
+        ("neoverse_v1", "must be a microarchitecture of x86-64, not of aarch64"),
+        ("zen4", "must be one of x86-64-v3, x86-64-v4; or a microarchitecture: alderlake, "),
+    ],
+)
+def test_microarchitectures_that_are_none(name, text):
+    with pytest.raises(ProblemError) as caught:
+        get(name)
+    assert str(caught.value).startswith(f"target={name!r}: {text}")
+
+
+@pytest.fixture
+def no_cache():
+    targets._microarchitectures.cache_clear()
+    yield
+    targets._microarchitectures.cache_clear()
+
+
+@pytest.mark.usefixtures("no_cache")
+def test_microarchitectures_need_archspec(monkeypatch):
+    monkeypatch.setitem(sys.modules, "archspec", None)
+    with pytest.raises(ProblemError) as caught:
+        get("znver4")
+    rule = "must be one of x86-64-v3, x86-64-v4; microarchitectures need archspec: pip install 'tvm_deconv[compile]'"
+    assert str(caught.value) == f"target='znver4': {rule}"
+
+
+# Names that LLVM and /proc/cpuinfo do not spell alike, but for points and underscores.
+LLVM = {"abm": "lzcnt", "bmi1": "bmi", "pni": "sse3"}
+
+
+def test_microarchitectures_have_the_flags_that_llvm_may_use():
+    """An instruction of code for it that a CPU with all of its flags does not have would end the process.
+
+    Of the extensions that LLVM uses without being told to.
+    """
+    import tvm
+    from tvm.target import codegen
+
+    kinds = ("sse", "avx", "amx", "fma", "xop", "tbm", "bmi", "f16c", "lzcnt", "popcnt", "movbe", "gfni")
+    checked = 0
+    for name, target in targets._microarchitectures().items():
+        if isinstance(target, Target) and codegen.llvm_is_valid_cpu(name, "x86_64-unknown-linux-gnu"):
+            ours = {LLVM.get(flag, flag).replace("_", "") for flag in target.features}
+            used = codegen.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": name}))
+            theirs = {str(feature).replace(".", "").replace("-", "") for feature in used}
+            assert {feature for feature in theirs if feature.startswith(kinds)} <= ours, name
+            checked += 1
+    assert checked > 15
+
+
+def test_microarchitecture_of_a_host():
+    znver4 = get("znver4").features | {"fpu", "syscall"}
+    assert microarchitecture(Host(znver4, vendor="AuthenticAMD")) is get("znver4")
+    assert microarchitecture(Host(znver4 - {"avx512_bf16"}, vendor="AuthenticAMD")) is get("znver3")
+    assert microarchitecture(Host(znver4, vendor="GenuineIntel")) is None
+    assert microarchitecture(Host(V4.features, vendor="AuthenticAMD")) is None
+    assert parse_cpuinfo("processor: 0\nvendor_id: AuthenticAMD\nflags: fma").vendor == "AuthenticAMD"
 
 
 @pytest.mark.parametrize("name", ["native", "", "x86-64-v9", "X86-64-V3", None, [], 3])

@@ -261,7 +261,7 @@ def _launcher_of(name: str) -> ctypes.CDLL:
     for function in (library.tvm_deconv_set_num_threads, library.tvm_deconv_set_thread_limit):
         function.argtypes = [ctypes.c_int]
     library.tvm_deconv_get_num_threads.argtypes = []
-    library.tvm_deconv_make_arena.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64]
+    library.tvm_deconv_make_arena.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64]
     library.tvm_deconv_set_arena.argtypes = [ctypes.c_void_p]
     library.tvm_deconv_set_arena.restype = ctypes.c_void_p
     return library
@@ -327,15 +327,17 @@ def import_tvm_ffi() -> Any:
     return tvm_ffi
 
 
-def within(memory: npt.NDArray[np.uint8], lane_bytes: int, call: Callable[..., None]) -> Callable[..., None]:
-    """Return `call` with its workspace in `memory`, where each thread that takes part has `lane_bytes`.
+def within(
+    memory: npt.NDArray[np.uint8], lane_bytes: int, shared_bytes: int, call: Callable[..., None]
+) -> Callable[..., None]:
+    """Return `call` with its workspace in `memory`: `lane_bytes` for each thread that takes part, and `shared_bytes`.
 
     A thread for which there is no lane left uses memory of its own, as without this. The caller keeps `memory`.
     """
     library = _process.threads
     assert library is not None  # `call` is of an artifact
     address = memory.ctypes.data
-    library.tvm_deconv_make_arena(address, memory.nbytes, lane_bytes)
+    library.tvm_deconv_make_arena(address, memory.nbytes, lane_bytes, shared_bytes)
 
     def called(*arguments: Any) -> None:
         library.tvm_deconv_set_arena(address)

@@ -19,14 +19,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tvm
 from filelock import FileLock, Timeout
-from tvm.target.codegen import llvm_version_major
+from tvm.target.codegen import llvm_is_valid_cpu, llvm_version_major
 
 from tvm_deconv._process import Worker, WorkerError
 from tvm_deconv.choices import Choice, checked, for_target, named, plan_of
@@ -37,10 +37,11 @@ from tvm_deconv.manifest import Manifest, computed_by, library_name, stem, stem_
 from tvm_deconv.nvcc import FLAGS, compile_library, find_nvcc
 from tvm_deconv.nvcc import version as nvcc_version
 from tvm_deconv.problem import Problem
-from tvm_deconv.records import read, shipped
+from tvm_deconv.records import Records, read, shipped
 from tvm_deconv.schedules import cuda
 from tvm_deconv.schedules.x86 import Kernel, build_kernel, default_plan
 from tvm_deconv.targets import CUDA_TARGETS, TARGETS, CudaTarget, Host, Target, detect_host, get, get_any, native
+from tvm_deconv.workspace import Counted
 
 if TYPE_CHECKING:
     from tvm_deconv.tuning import Trial
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 _SOURCES = ("compute", "launcher", "schedules")
 #: What a directory of artifacts holds besides them: a lock, and while they run, a directory for each build.
 _LOCK, _SCRATCH = ".lock", ".building-"
+_TRIPLE = "x86_64-unknown-linux-gnu"
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def names_of(target: str | Sequence[str]) -> tuple[str, ...]:
     """Return the names in `target`; ProblemError where there is none."""
     names = (target,) if isinstance(target, str) else tuple(target)
     if not names:
-        known = ", ".join(("native", *TARGETS, *CUDA_TARGETS))
+        known = ", ".join(("native", *TARGETS, *CUDA_TARGETS, "a microarchitecture"))
         raise ProblemError("target", target, f"must name at least one of {known}")
     return names
 
@@ -161,6 +163,7 @@ def export(
                 packed_shape=(kernel.packed_elements,),
                 packed_dtype=kernel.packed_dtype if isinstance(kernel, cuda.Kernel) else problem.accumulate_dtype,
                 scratch_bytes=kernel.scratch_bytes,
+                shared_bytes=kernel.shared_bytes if isinstance(kernel, Kernel) else 0,
                 macs=problem.macs,
                 origin=choice.origin,
                 versions=_versions(cc, isinstance(target, CudaTarget)),
@@ -220,7 +223,17 @@ def _compiler(target: Target | CudaTarget) -> str:
 
 
 def _choices(problem: Problem, target: Target | CudaTarget, complaints: list[str] | None) -> tuple[Choice, ...]:
-    return tuple(choose(problem, target, read(target.name, shipped()), complaints))
+    return tuple(choose(problem, target, _records(target, shipped()), complaints))
+
+
+def _records(target: Target | CudaTarget, *logs: Path | str) -> Records:
+    """Read the records for `target`; where a microarchitecture has none of a problem, those for its level."""
+    records = read(target.name, *logs)
+    if isinstance(target, Target) and target.level != target.name:
+        of_level = read(target.level, *logs)
+        records.by_problem = {**of_level.by_problem, **records.by_problem}
+        records.complaints += of_level.complaints
+    return records
 
 
 def _link_cuda(problem: Problem, target: CudaTarget, choice: Choice, path: Path, nvcc: str) -> cuda.Kernel:
@@ -241,6 +254,9 @@ def _link_cuda(problem: Problem, target: CudaTarget, choice: Choice, path: Path,
 
 def _link(problem: Problem, target: Target, choice: Choice, path: Path, cc: str, launcher: Path) -> Kernel:
     """Compile `problem` as chosen to a library at `path`."""
+    # LLVM would take another CPU for one that it does not know.
+    if not llvm_is_valid_cpu(target.mcpu, _TRIPLE):
+        raise BuildError("target", target.name, f"must be a CPU that LLVM {llvm_version_major()} knows")
     if choice.schedule:
         kernel = build_kernel(problem, target, named(choice.schedule.algorithm), plan_of(choice.schedule))
     else:
@@ -250,13 +266,14 @@ def _link(problem: Problem, target: Target, choice: Choice, path: Path, cc: str,
             rule = f"admit no algorithm for {problem.key}"
             raise BuildError("algorithms", ", ".join(choice.algorithms or ()), rule) from error
         kernel = build_kernel(problem, target, algorithm, plan)
-    module = tvm.IRModule({"deconv": kernel.deconv, "pack": kernel.pack})
+    module, workspace = tvm.IRModule({"deconv": kernel.deconv, "pack": kernel.pack}), Counted()
     try:
-        compiled = tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu}))
+        with tvm.transform.PassContext(instruments=[workspace]):
+            compiled = tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu}))
         compiled.export_library(str(path.absolute()), addons=[str(launcher)], cc=cc)
     except (RuntimeError, ValueError, OSError) as error:
         raise BuildError("problem", problem.key, f"does not compile for {target.name}: {error}") from error
-    return kernel
+    return replace(kernel, scratch_bytes=workspace.scratch_bytes, shared_bytes=workspace.shared_bytes)
 
 
 def compile(
@@ -318,7 +335,7 @@ def compile(
 
     pending = []
     for chosen in targets:
-        records = read(chosen.name, shipped(), *([] if logs is None else [logs]))
+        records = _records(chosen, shipped(), *([] if logs is None else [logs]))
         for problem, wanted in merged(chosen).items():
             complaints = records.complaints_of(problem.artifact_key)
             choices = tuple(choose(problem, chosen, records, complaints, for_target(using, chosen)))

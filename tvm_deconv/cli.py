@@ -32,10 +32,12 @@ from tvm_deconv.targets import (
     CUDA_TARGETS,
     MAX_TARGET_VARIABLE,
     TARGETS,
+    Host,
     Target,
     cuda_capability,
     detect_host,
     max_target,
+    microarchitecture,
     native,
 )
 from tvm_deconv.verify import Verdict, decide
@@ -52,7 +54,7 @@ except ImportError as error:
     package = str(error.name).partition(".")[0]
     raise SystemExit(f"tvm-deconv needs the package {package}: pip install 'tvm_deconv[compile]'") from None
 
-_PACKAGES = ("tvm_deconv", "numpy", "apache-tvm-ffi", "apache-tvm", "onnx", "safetensors", "ml_dtypes")
+_PACKAGES = ("tvm_deconv", "numpy", "apache-tvm-ffi", "apache-tvm", "archspec", "onnx", "safetensors", "ml_dtypes")
 _UNSEEN_WIDTH = 1000  # where no terminal says how wide it is: as wide as a table needs
 
 
@@ -111,11 +113,12 @@ _DIRECTORY = click.argument("directory", type=click.Path(exists=True, file_okay=
 @click.option(
     "--target",
     "targets",
-    type=click.Choice(["native", *TARGETS, *CUDA_TARGETS]),
+    metavar="TARGET",
     multiple=True,
     default=["native"],
     show_default=True,
-    help="CPU or CUDA devices to compile for; may be given several times.",
+    help=f"CPU or CUDA devices to compile for; may be given several times. {', '.join((*TARGETS, *CUDA_TARGETS))}, "
+    "or a microarchitecture, as LLVM calls it: znver4.",
 )
 @click.option(
     "--output",
@@ -266,17 +269,18 @@ def inspect(directory: Path, as_json: bool) -> None:
     for name in ("artifact", "layers", "problem", "algorithm", "origin"):
         table.add_column(name, overflow="fold")
     table.add_column("kB", justify="right")
-    table.add_column("workspace of a thread, kB", justify="right")
+    table.add_column("workspace, kB", justify="right")
+    table.add_column("and of each thread", justify="right")
     table.add_column("runs here, or why not", overflow="fold")
     for manifest, decision in decisions:
         usable = "yes" if isinstance(decision, Accepted) else decision.reason
         size = f"{manifest.size / 1000:.0f}"
         layers = ", ".join(manifest.layers)
-        workspace = f"{manifest.scratch_bytes / 1000:.0f}"
-        row = (manifest.name, layers, manifest.problem, manifest.algorithm, manifest.origin, size, workspace, usable)
+        workspace = [f"{nbytes / 1000:.0f}" for nbytes in (manifest.shared_bytes, manifest.scratch_bytes)]
+        row = (manifest.name, layers, manifest.problem, manifest.algorithm, manifest.origin, size, *workspace, usable)
         table.add_row(*row)
     for name, error in library.broken.items():
-        table.add_row(name, "", "", "", "", "", "", str(error))
+        table.add_row(name, *[""] * 7, str(error))
     _console().print(table)
     click.echo(f"digest {library.digest}")
 
@@ -458,6 +462,7 @@ def doctor(directory: Path | None) -> None:
         table.add_row("native", native(host).name)
     except ProblemError as error:
         table.add_row("native", str(error))
+    table.add_row("microarchitecture", _microarchitecture(host))
     table.add_row(MAX_TARGET_VARIABLE, cap.name if cap else "not set")
     table.add_row("compiler", _compiler())
     table.add_row("nvcc", _nvcc())
@@ -491,6 +496,14 @@ def _runs_here(target: Target, features: frozenset[str], cap: Target | None) -> 
     if cap is not None and target.features - cap.features:
         return f"no: {MAX_TARGET_VARIABLE}={cap.name} excludes it"
     return "yes"
+
+
+def _microarchitecture(host: Host) -> str:
+    try:
+        found = microarchitecture(host)
+    except ModuleNotFoundError as error:
+        return f"unknown: the package {error.name} is not installed"
+    return found.name if found else f"none that archspec knows all flags of for {host.vendor}"
 
 
 def _compiler() -> str:

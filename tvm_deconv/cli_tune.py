@@ -16,7 +16,7 @@ from rich.table import Table
 from tvm_deconv.errors import SourceError
 from tvm_deconv.problem import Problem
 from tvm_deconv.records import Log, Records, best, read
-from tvm_deconv.targets import CUDA_TARGETS, TARGETS
+from tvm_deconv.targets import CUDA_TARGETS, TARGETS, get_any
 
 if TYPE_CHECKING:
     from tvm_deconv.tuning import Trial, Tuned
@@ -30,7 +30,13 @@ ALGORITHMS = click.option(
     help="Use this algorithm only; may be given several times. All where not given.",
 )
 _KEPT = click.Path(exists=True, file_okay=False, path_type=Path)
-_TARGET = click.option("--target", type=click.Choice([*TARGETS, *CUDA_TARGETS]), help="Only records for this target.")
+
+
+def _checked(_context: click.Context, _parameter: click.Parameter, name: str | None) -> str | None:
+    return name and get_any(name).name
+
+
+_TARGET = click.option("--target", metavar="TARGET", callback=_checked, help="Only records for this target.")
 
 
 def _milliseconds(seconds: float | None) -> str:
@@ -132,11 +138,12 @@ def _found(problems: dict[Problem, list[str]], logs: Path, tuned: Sequence[Tuned
 @click.option(
     "--target",
     "targets",
-    type=click.Choice(["native", *TARGETS, *CUDA_TARGETS]),
+    metavar="TARGET",
     multiple=True,
     default=["native"],
     show_default=True,
-    help="CPU that the machine that measures must be, or CUDA device that it must have; may be given several times.",
+    help="CPU that the machine that measures must be, or CUDA device that it must have; may be given several times. "
+    f"{', '.join((*TARGETS, *CUDA_TARGETS))}, or a microarchitecture, as LLVM calls it: znver4.",
 )
 @click.option("--trials", type=click.IntRange(0), default=64, show_default=True, help="Per problem on average.")
 @click.option("--logs", type=LOGS, required=True, help="Directory of the results; what is there is not measured again.")

@@ -190,8 +190,8 @@ class Library:
 
         By default every thread keeps the workspace of its last calls, for all layers. A number as `workspace` has the
         layer keep its own, allocated now, for so many threads (1 to 64); an array (of ``manifest.workspace_bytes``, in
-        the caller's memory, for this layer alone) is used as it is. Threads beyond that use their own, and so does what
-        a schedule packs once for all threads.
+        the caller's memory, for this layer alone) is used as it is. Threads beyond that use their own, and of calls at
+        one time one has what a schedule packs for all of its threads there.
 
         Raises NoArtifactError with every candidate's reason, IntegrityError where the library
         is not the one that was built, ArtifactError where it does not load, TensorError; DeviceError where the filter
@@ -412,7 +412,7 @@ class Layer:
         self._deconv: Callable[..., None] = artifact if 0 not in problem.output_shape else _nothing
         if workspace is not None and manifest is not None:
             self._workspace = _memory(workspace, manifest)
-            self._deconv = _loading.within(self._workspace, manifest.lane_bytes, self._deconv)
+            self._deconv = _loading.within(self._workspace, manifest.lane_bytes, manifest.shared_bytes, self._deconv)
         self._artifact = artifact
 
     def __repr__(self) -> str:

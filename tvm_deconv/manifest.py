@@ -10,8 +10,8 @@ field                     rule
 ``format``                1; a higher number was written by a newer version
 ``problem``               the ``artifact_key`` of a `Problem`; free extents are ``any`` in it
 ``layers``                names of the layers it serves; informative
-``target``                name of the target it was compiled for
-``features``              CPU flags it needs, as in ``/proc/cpuinfo``; added to those of the target
+``target``                name of the target it was compiled for: a level, a microarchitecture, CUDA devices
+``features``              CPU flags it needs, as in ``/proc/cpuinfo``; added to those of a target that is a level
 ``library``               ``<stem>.<first 16 digits of sha256>.so``, in the same directory
 ``sha256``, ``size``      of the library: 64 hexadecimal digits; bytes, at most 1 GiB
 ``algorithm``             name of the compute definition
@@ -19,6 +19,7 @@ field                     rule
 ``decisions``             the schedule's choices
 ``packed_shape``/``_dtype``  the filter as "pack" leaves it
 ``scratch_bytes``         workspace of one thread; of a call, on a CUDA device
+``shared_bytes``          workspace of a call besides, for all of its threads
 ``macs``                  useful multiply-adds of one call
 ``versions``              of what built it
 ``recipe``                sha256 of everything that decides the bytes of the library
@@ -57,7 +58,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _FILE = re.compile(r"([0-9a-f]{16}-[A-Za-z0-9][A-Za-z0-9._+-]*?)(?:\.json|\.[0-9a-f]{16}\.so)")
 _SURROGATE = re.compile("[\ud800-\udfff]")  # alone, as JSON allows it; such a string cannot be written
 _INT64 = 1 << 63
-_LINE, _BLOCKS = 64, 16  # alignment in a workspace; blocks of a thread, more than any schedule has
+_LINE = 64  # alignment in a workspace
 
 
 def computed_by(problem: Problem, target: Target | CudaTarget) -> Problem:
@@ -99,6 +100,7 @@ class Manifest:
     packed_shape: tuple[int, ...]
     packed_dtype: str
     scratch_bytes: int
+    shared_bytes: int = 0
     macs: int
     versions: Mapping[str, str]
     recipe: str
@@ -115,12 +117,12 @@ class Manifest:
 
     @property
     def lane_bytes(self) -> int:
-        """The part of a workspace that one thread uses: its blocks, each with a header, aligned."""
-        return -(-self.scratch_bytes // _LINE) * _LINE + _BLOCKS * 2 * _LINE
+        """The part of a workspace that one thread uses: whole lines, at least one."""
+        return max(-(-self.scratch_bytes // _LINE), 1) * _LINE
 
     def workspace_bytes(self, threads: int) -> int:
         """Return the size of a workspace for as many threads, of all calls at one time together."""
-        return 2 * _LINE + threads * self.lane_bytes
+        return 2 * _LINE + -(-self.shared_bytes // _LINE) * _LINE + threads * self.lane_bytes
 
     @cached_property
     def parsed(self) -> Problem:
@@ -129,7 +131,7 @@ class Manifest:
 
     @cached_property
     def required(self) -> frozenset[str]:
-        """Every CPU flag it needs: its own and its target's, since one too few ends in an illegal instruction."""
+        """Every CPU flag it needs: its own and its level's, since one too few ends in an illegal instruction."""
         own = frozenset(self.features)
         return own | TARGETS[self.target].features if self.target in TARGETS else own
 
@@ -250,7 +252,8 @@ def _check(found: Mapping[str, Any]) -> None:
     require("packed_shape", is_list(shape) and all(is_int(extent, 0) for extent in shape), "must be a list of extents")
     require("packed_shape", math.prod(shape) < _INT64 // 8, "must hold fewer than 2**60 elements")
     require("packed_dtype", found["packed_dtype"] in PACKED_DTYPES, f"must be one of {', '.join(PACKED_DTYPES)}")
-    require("scratch_bytes", is_int(found["scratch_bytes"], 0), "must be an integer, at least 0 (bytes)")
+    for name in ("scratch_bytes", "shared_bytes"):
+        require(name, is_int(found[name], 0), "must be an integer, at least 0 (bytes)")
     require("macs", is_int(found["macs"], 0), "must be an integer, at least 0")
     versions = found["versions"]
     require(
@@ -308,7 +311,8 @@ def select(
     1. A manifest that could not be read (`broken`: name to reason) is rejected.
     2. The key must be one of the problem's artifact keys, or that of a variable problem that serves it; the reason
        names the fields that differ.
-    3. The target must be one that this version knows.
+    3. The target must be one that this version knows, or a microarchitecture: any other name, whose flags, which the
+       manifest has all of, hold those of a level.
     4. It must be for the CPU, or for a CUDA device of this `capability`, wherever the arrays are; the flags it needs
        must be among `features`; the reason names the missing ones.
     5. With a `cap`, they must be among those of the cap too.
@@ -357,9 +361,12 @@ def _refusal(
     manifest: Manifest, features: frozenset[str], cap: Target | None, capability: Capability | None
 ) -> str | None:
     device = CUDA_TARGETS.get(manifest.target)
-    if device is None and manifest.target not in TARGETS:
+    if device is None and not any(level.features <= manifest.required for level in TARGETS.values()):
         known = ", ".join((*TARGETS, *CUDA_TARGETS))
-        return f"target {manifest.target} is not known to this version, which knows {known}"
+        return (
+            f"target {manifest.target} is not known to this version, which knows {known}, and what needs all "
+            "CPU flags of one"
+        )
     if device is not None and capability is None:
         return f"runs on CUDA devices (compute capability {device.architectures}); these arrays are in CPU memory"
     if device is None and capability is not None:

@@ -2,7 +2,9 @@
 
 A target is a set of CPU flags (spelled as in ``/proc/cpuinfo``) and the sizes that schedules derive their tiles from.
 Feature sets are a partial order: an artifact runs where its flags are a subset of the host's, and of two that run the
-one that needs more is the wider. `detect_host` and `cuda_capability` are the only functions here that read the machine.
+one that needs more is the wider. Microarchitectures, such as "znver4", are those that archspec knows; it is needed to
+compile for them, and what loads their artifacts goes by their flags. `detect_host` and `cuda_capability` are the only
+functions here that read the machine.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ import ctypes
 import functools
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from tvm_deconv.errors import DeviceError, ProblemError
 
@@ -25,9 +27,20 @@ _X86_64_V3 = _X86_64_V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", 
 _X86_64_V4 = _X86_64_V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
 
+#: Flags that archspec counts, which no instruction of a kernel needs and virtual machines tend to hide.
+_NOT_NEEDED = frozenset({"flush_l1d", "pku", "tsc_adjust"})
+#: archspec's names of flags that /proc/cpuinfo calls otherwise.
+_FLAGS = {"sse3": "pni"}
+#: What LLVM uses for a microarchitecture and archspec does not list.
+_ALSO_NEEDED = {"sapphirerapids": frozenset({"avx512_fp16", "avx_vnni"})}
+
+
 @dataclass(frozen=True)
 class Target:
-    """What a schedule may assume of a CPU: vector width in bits, number of vector registers, cache sizes in bytes."""
+    """What a schedule may assume of a CPU: vector width in bits, number of vector registers, cache sizes in bytes.
+
+    `level` is the psABI level whose facts and tuning logs it has, itself where it is one.
+    """
 
     name: str
     mcpu: str
@@ -36,6 +49,7 @@ class Target:
     l1_bytes: int
     l2_bytes: int
     features: frozenset[str]
+    level: str
 
     def lanes(self, element_bytes: int) -> int:
         """Return the number of elements of `element_bytes` bytes in one vector register."""
@@ -44,20 +58,21 @@ class Target:
 
 @dataclass(frozen=True)
 class Host:
-    """A machine: its CPU flags (common to all of its CPUs), model name, physical cores and logical CPUs."""
+    """A machine: its CPU flags (common to all of its CPUs), model name, physical cores, logical CPUs, and vendor."""
 
     features: frozenset[str]
     name: str = "unknown"
     cores: int = 1
     threads: int = 1
+    vendor: str = ""
 
 
 # Cache sizes are those of the first CPUs of each level, Haswell and Skylake-SP: tiles that fit there fit later ones.
 TARGETS: Mapping[str, Target] = {
     target.name: target
     for target in (
-        Target("x86-64-v3", "x86-64-v3", 256, 16, 32 << 10, 256 << 10, _X86_64_V3),
-        Target("x86-64-v4", "x86-64-v4", 512, 32, 32 << 10, 1 << 20, _X86_64_V4),
+        Target("x86-64-v3", "x86-64-v3", 256, 16, 32 << 10, 256 << 10, _X86_64_V3, "x86-64-v3"),
+        Target("x86-64-v4", "x86-64-v4", 512, 32, 32 << 10, 1 << 20, _X86_64_V4, "x86-64-v4"),
     )
 }
 
@@ -116,20 +131,79 @@ def cuda_target(capability: Capability) -> CudaTarget:
 
 
 def get(name: str) -> Target:
-    """Return the CPU target called `name`; ProblemError lists the known names."""
-    try:
-        return TARGETS[name]
-    except (KeyError, TypeError):
-        raise ProblemError("target", name, f"must be one of {', '.join(TARGETS)}") from None
+    """Return the CPU target called `name`, a level or a microarchitecture; ProblemError lists the known names."""
+    found = _known(name, TARGETS)
+    assert isinstance(found, Target)
+    return found
 
 
 def get_any(name: str) -> Target | CudaTarget:
     """Return the target called `name`, of CPUs or of CUDA devices; ProblemError lists the known names."""
-    known: Mapping[str, Target | CudaTarget] = {**TARGETS, **CUDA_TARGETS}
-    try:
+    return _known(name, {**TARGETS, **CUDA_TARGETS})
+
+
+def _known(name: object, known: Mapping[str, Target | CudaTarget]) -> Target | CudaTarget:
+    if not isinstance(name, str):
+        raise ProblemError("target", name, f"must be one of {', '.join(known)}")
+    if name in known:
         return known[name]
-    except (KeyError, TypeError):
-        raise ProblemError("target", name, f"must be one of {', '.join(known)}") from None
+    try:
+        others = _microarchitectures()
+    except ModuleNotFoundError:
+        rule = f"must be one of {', '.join(known)}; microarchitectures need archspec: pip install 'tvm_deconv[compile]'"
+        raise ProblemError("target", name, rule) from None
+    found = others.get(name)
+    if isinstance(found, Target):
+        return found
+    names = ", ".join(other for other, target in sorted(others.items()) if isinstance(target, Target))
+    raise ProblemError("target", name, found or f"must be one of {', '.join(known)}; or a microarchitecture: {names}")
+
+
+@functools.cache
+def _microarchitectures() -> Mapping[str, Target | str]:
+    """Return the microarchitectures that archspec knows, by LLVM's names, each a target or why it is none.
+
+    Their flags are archspec's; all else is that of the widest level among their ancestors.
+    """
+    import archspec.cpu
+
+    found: dict[str, Target | str] = {}
+    for each in archspec.cpu.TARGETS.values():
+        name = _llvm_name(each)
+        if each.family.name != "x86_64":
+            found[name] = f"must be a microarchitecture of x86-64, not of {each.family.name}"
+        elif name not in TARGETS:
+            flags = frozenset(_FLAGS.get(flag, flag) for flag in each.features) - _NOT_NEEDED
+            flags |= _ALSO_NEEDED.get(name, frozenset())
+            ancestors = {_llvm_name(ancestor) for ancestor in each.ancestors}
+            levels = [level for level in TARGETS.values() if level.name in ancestors]
+            if levels:
+                level = max(levels, key=lambda level: len(level.features))
+                found[name] = replace(level, name=name, mcpu=name, features=level.features | flags)
+            else:
+                least = min(TARGETS.values(), key=lambda level: len(level.features))
+                found[name] = f"must not be below {least.name}: it lacks {', '.join(sorted(least.features - flags))}"
+    return found
+
+
+def _llvm_name(microarchitecture: Any) -> str:
+    """Return LLVM's name of one of archspec's: the newest, since older versions gave some the name of another."""
+    entries = microarchitecture.compilers.get("clang", ())
+    newest: Mapping[str, str] = next((entry for entry in entries if entry["versions"].endswith(":")), {})
+    return newest.get("name", microarchitecture.name)
+
+
+def microarchitecture(host: Host) -> Target | None:
+    """Return the microarchitecture of `host`, of its vendor's the one with the most flags that it has all of.
+
+    None where there is none. Raises ModuleNotFoundError where archspec is not installed.
+    """
+    known = _microarchitectures()
+    import archspec.cpu
+
+    names = (_llvm_name(each) for each in archspec.cpu.TARGETS.values() if each.vendor == host.vendor)
+    found = (target for target in map(known.get, names) if isinstance(target, Target))
+    return max((t for t in found if t.features <= host.features), key=lambda t: len(t.features), default=None)
 
 
 @functools.cache
@@ -145,7 +219,7 @@ def detect_host(cpuinfo: str | os.PathLike[str] = "/proc/cpuinfo") -> Host:
 def parse_cpuinfo(text: str) -> Host:
     """Parse the text of ``/proc/cpuinfo``: flags are those that every CPU has."""
     features: frozenset[str] | None = None
-    name = "unknown"
+    name, vendor = "unknown", ""
     cores: set[tuple[str, str]] = set()
     threads = 0
     for block in text.split("\n\n"):
@@ -158,10 +232,10 @@ def parse_cpuinfo(text: str) -> Host:
             continue
         flags = frozenset(fields.get("flags", fields.get("Features", "")).split())
         features = flags if features is None else features & flags
-        name = fields.get("model name", name)
+        name, vendor = fields.get("model name", name), fields.get("vendor_id", vendor)
         cores.add((fields.get("physical id", "0"), fields.get("core id", str(threads))))
         threads += 1
-    return Host(features or frozenset(), name, max(len(cores), 1), max(threads, 1))
+    return Host(features or frozenset(), name, max(len(cores), 1), max(threads, 1), vendor)
 
 
 def supported(features: frozenset[str]) -> list[Target]:

@@ -47,14 +47,18 @@ class Plan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A scheduled kernel: the functions of the artifact and what its manifest says of them."""
+    """A scheduled kernel: the functions of the artifact and what its manifest says of them.
+
+    The bytes of workspace are known once it is compiled.
+    """
 
     deconv: PrimFunc
     pack: PrimFunc
     algorithm: str
     decisions: dict[str, int]
     packed_elements: int
-    scratch_bytes: int
+    scratch_bytes: int = 0
+    shared_bytes: int = 0
 
 
 class Family(Protocol):
@@ -109,7 +113,7 @@ class Direct:
     def kernel(self, problem: Problem, target: Target, plan: Plan, algorithm: str) -> Kernel:
         """See Family."""
         assert isinstance(plan, tiles.Plan)
-        lanes, element = accumulator_lanes(problem, target), _ELEMENT_BYTES[problem.accumulate_dtype]
+        lanes = accumulator_lanes(problem, target)
         definition = define_direct(problem, self.form, plan.tile, lanes)
         scheduled = schedule(definition, self.form, plan, lanes, problem.accumulate_dtype)
         return Kernel(
@@ -118,7 +122,6 @@ class Direct:
             algorithm,
             plan.decisions,
             definition.packed_elements,
-            tiles.scratch_bytes(problem, self.form, plan, lanes, element),
         )
 
 
@@ -153,7 +156,7 @@ class Matrix:
     def kernel(self, problem: Problem, target: Target, plan: Plan, algorithm: str) -> Kernel:
         """See Family."""
         assert isinstance(plan, matrix_tiles.MatrixPlan)
-        lanes, element = accumulator_lanes(problem, target), _ELEMENT_BYTES[problem.accumulate_dtype]
+        lanes = accumulator_lanes(problem, target)
         definition = define_matrix(problem, plan.tile, lanes)
         scheduled = schedule_matrix(definition, plan, lanes, problem.accumulate_dtype)
         return Kernel(
@@ -162,7 +165,6 @@ class Matrix:
             algorithm,
             plan.decisions,
             definition.packed_elements,
-            matrix_tiles.scratch_bytes(problem, plan, lanes, element),
         )
 
 

@@ -68,11 +68,12 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
     for block, section in zip(runs, definition.sections, strict=True):
         fd, fh, fw, first, second, *reduction = sch.get_loops(block)[-9:]
         cc, m = (first, second) if form == ROWS else (second, first)
-        fw, phase = sch.split(fw, [None, section.phases])
+        fh, row = sch.split(fh, [None, section.phases[0]])
+        fw, phase = sch.split(fw, [None, section.phases[1]])
         m_tile = sch.split(m, [None, tile.positions])
         vector_loop, other = (m_tile[1], cc) if form == ROWS else (cc, m_tile[1])
         vectors, lane = sch.split(vector_loop, [None, lanes])
-        sch.reorder(fd, fh, fw, m_tile[0], *reduction, phase, other, vectors, lane)
+        sch.reorder(fd, fh, fw, m_tile[0], *reduction, row, phase, other, vectors, lane)
         skips.needed(m_tile[0], tile.positions, inner=definition.inner)
         store = sch.cache_write(block, 0, "global")
         sch.reverse_compute_at(store, m_tile[0], preserve_unit_loops=True)
@@ -80,12 +81,14 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
         sch.unroll(vectors)
         sch.unroll(other)
         sch.unroll(phase)
-        *_, phase, outer, inner = sch.get_loops(store)
+        sch.unroll(row)
+        *_, row, phase, outer, inner = sch.get_loops(store)
         inner, lane = sch.split(inner, [None, lanes])
         sch.vectorize(lane)
         sch.unroll(inner)
         sch.unroll(outer)
         sch.unroll(phase)
+        sch.unroll(row)
         sch.decompose_reduction(block, reduction[0])
     # 5. Vectors of the epilogue, and the shuffles.
     if form == ROWS:

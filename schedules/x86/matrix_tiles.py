@@ -19,7 +19,6 @@ from tvm_deconv.compute.matrix import (
     axis_rows,
     block_positions,
     contiguous_phases,
-    matrix_sections,
     packs_rows,
     row_channels,
     row_unit,
@@ -261,20 +260,3 @@ def candidates(problem: Problem, winograd: bool, target: Target, lanes: int) -> 
                     cycles = count * (shared + tiles * arithmetic.channels(tile, works))
                     found.append((cycles / useful, MatrixPlan(tile, count < FEW_TASKS)))
     return sorted(found, key=lambda candidate: candidate[0])
-
-
-def scratch_bytes(problem: Problem, plan: MatrixPlan, lanes: int, element: int) -> int:
-    """Upper bound of the workspace of one task: the data and rows of a block, products and results of its channels."""
-    geometry, tile = Geometry.of(problem), plan.tile
-    channels = row_channels(geometry.in_channels, lanes)
-    d, h, w = block_positions(geometry, tile)
-    data = 2 * tile.images * d * h * -(-w // lanes) * lanes * channels
-    gathered = inside = 0
-    for section in matrix_sections(geometry, tile, lanes, wide=False):
-        rows = tile.images * math.prod(axis.tiles for axis in section.axes) + tile.rows
-        columns = section.shape[5] * section.shape[-1]
-        gathered += rows * math.prod(section.points) * math.prod(section.taps) * channels
-        inside += rows * (math.prod(section.points) + math.prod(axis.outputs for axis in section.axes)) * columns
-    outputs = tile.images * math.prod(b * axis.stride for b, axis in zip(tile.block[1:], geometry.axes, strict=True))
-    inside += 3 * outputs * (tile.channels + lanes)
-    return (inside + (0 if plan.share_data else data + gathered)) * element

@@ -1,7 +1,7 @@
 """What a schedule cannot say itself: which loops are tasks, and which iterations a call does not need.
 
 A schedule must know before a reduction's initialisation is split off that a loop may run in parallel, and it does not
-understand a fused loop of which two extents are free.  So `tasks` are fused and marked last.
+understand a fused loop of which two extents are free.  So `tasks` are marked, and fused afterwards.
 
 Where the extent of a call is free, its last block may be nearly empty.  `needed` marks loops over a block's positions
 with the condition that some of what they compute is part of the output.  The condition compares floating point numbers,
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -28,8 +29,8 @@ _NEEDED = "tvm_deconv.needed"
 
 
 def tasks(sch: Schedule, loops: Sequence[LoopRV]) -> None:
-    """Fuse `loops`, which are independent of each other, and mark the result."""
-    sch.annotate(sch.fuse(*loops), _TASKS, 1)
+    """Mark `loops`, each alone in the one before it, as independent of each other."""
+    sch.annotate(loops[0], _TASKS, len(loops))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +70,10 @@ def _finished(stmt: Stmt, end: tuple[End, Expr] | None) -> Stmt:
         return SBlockRealize(stmt.iter_values, stmt.predicate, inner)
     if not isinstance(stmt, For):
         return stmt
-    body, kind = _finished(stmt.body, end), stmt.kind
-    kept = {key: value for key, value in stmt.annotations.items() if key not in (_TASKS, _NEEDED)}
     if _TASKS in stmt.annotations:
-        kind = ForKind.PARALLEL
+        return _fused(stmt, int(stmt.annotations[_TASKS]), end)
+    body, kind = _finished(stmt.body, end), stmt.kind
+    kept = {key: value for key, value in stmt.annotations.items() if key != _NEEDED}
     if _NEEDED in stmt.annotations:
         assert end is not None
         axis, positions = end
@@ -82,6 +83,22 @@ def _finished(stmt: Stmt, end: tuple[End, Expr] | None) -> Stmt:
         left = positions - (block_number * axis.block + first)
         body = IfThenElse(left.astype("float64") > tirx.const(0, "float64"), body, None)
     return For(stmt.loop_var, stmt.min, stmt.extent, kind, body, stmt.thread_binding, kept)
+
+
+def _fused(stmt: For, count: int, end: tuple[End, Expr] | None) -> For:
+    """Return a parallel loop over all iterations of `count` nested loops, the outermost of which is `stmt`."""
+    loops = [stmt]
+    while len(loops) < count:
+        loops.append(loops[-1].body)
+    body = _finished(loops[-1].body, end)
+    task = tirx.Var("task", "int64")
+    left: Expr = task
+    for number, loop in reversed(list(enumerate(loops))):
+        place = left % loop.extent if number else left
+        body = For(loop.loop_var, place, tirx.const(1, "int64"), ForKind.SERIAL, body)
+        left = left // loop.extent
+    total = reduce(lambda product, loop: product * loop.extent, loops, tirx.const(1, "int64"))
+    return For(task, tirx.const(0, "int64"), total, ForKind.PARALLEL, body)
 
 
 def _first_block(stmt: Stmt) -> SBlockRealize:

@@ -32,8 +32,9 @@ _PACK_ROW = 20.0
 _FINISH = 3.0
 _PIECE = 100.0
 #: What a block holds should stay within this share of the second-level cache; the cost of as much again beyond it.
-_L2_SHARE = 0.25
+_L2_SHARE = 0.5
 _OVERFULL = 0.2
+_LINE_BITS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,10 @@ def register_tiles(
     `minor_stride` bounds the channels of an interleaved chunk; `streams_filter`: the filter exceeds the caches.
     """
     shapes = []
-    most_phases = max((run.count for run in geometry.axes[2].runs), default=1)
+    most_phases = max((runs[1].count * runs[2].count for runs in geometry.runs), default=1)
     row_taps = min((run.taps for run in geometry.axes[2].runs), default=1)
+    # Of the taps of a row all but one read vectors that lie across two lines, which costs a load more.
+    crossing = 1 + (row_taps - 1) / row_taps * target.vector_bits / _LINE_BITS if form == ROWS else 1.0
     for vectors, phases in itertools.product(range(1, target.vector_registers // 2), _divisors(most_phases)):
         scalars = (target.vector_registers - 1 - vectors) // vectors
         for broadcast in range(phases, scalars + 1, phases):
@@ -100,14 +103,15 @@ def register_tiles(
                 continue
             if phases > 1 and form == ROWS and 1 < channels < geometry.out_channels:
                 continue  # phases serve where the channels of one do not fill the registers, or their results the cache
-            products, loads = broadcast * vectors, broadcast + vectors
+            products = broadcast * vectors
+            loads = broadcast + vectors * crossing
             if form == GROUPS:  # nothing is broadcast: every product loads a vector of data
                 loads = products + vectors
             extent = geometry.groups if form == GROUPS else geometry.out_channels
             padded = -(-extent // channels) * channels / extent
             # Among equals: each vector is a line of the first cache that is missed, each broadcast a load, and, where
             # the filter is streamed from far away, a miss as well.
-            padded *= 1 + ((0.8 if streams_filter else 0.3) * broadcast + vectors) / products
+            padded *= 1 + ((0.4 if streams_filter else 0.15) * broadcast + 0.5 * vectors) / products
             near = max(1.0, loads / products, LATENCY_ACCUMULATORS / products)
             # The taps of a row read the same lines of the second level, one after the other.
             far = max(near, 4 * vectors / products / (row_taps if form == ROWS else 1))
@@ -145,13 +149,6 @@ def blocks(geometry: Geometry, row_unit: int) -> Iterator[tuple[int, int, int, i
         yield 1, d, height, width
     for n in steps(geometry.batch):
         yield n, depth, height, width
-
-
-def scratch_bytes(problem: Problem, form: str, plan: Plan, lanes: int, element: int) -> int:
-    """Upper bound of the workspace of one task: the packed data of a block and the results of its channel tile."""
-    geometry = Geometry.of(problem)
-    packed, results = _footprint(geometry, form, plan.tile, lanes, element)
-    return 3 * results + (0 if plan.share_data else packed)
 
 
 def _positions(geometry: Geometry, form: str, tile: Tile, lanes: int) -> int:

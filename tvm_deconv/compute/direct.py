@@ -45,7 +45,7 @@ class Tile:
 
     A block is ``images x depth x height x width`` positions per phase; a register tile is `channels` output channels by
     `positions` flattened positions, the vectorised one of the two a multiple of the lanes, by up to `phases` phases of
-    the last axis, which serve where there are few channels.
+    the last two axes, which read the same data, and serve where there are few channels.
     """
 
     images: int
@@ -61,15 +61,15 @@ class Tile:
 class FilterSection:
     """The packed filter of one combination of runs, from `offset` on.
 
-    Its axes are ``[g, co, d, h, w, reduction(4), phases, channels]``: ``d, h, w`` count tiles of phases, of which only
-    those of the last axis hold more than one; the reduction is ``[ci, taps(3)]`` where positions are vectors, so that
+    Its axes are ``[g, co, d, h, w, reduction(4), phases(2), channels]``: ``d, h, w`` count tiles of phases, of which
+    those of the last two axes hold `phases`; the reduction is ``[ci, taps(3)]`` where positions are vectors, so that
     the taps of a data element follow each other while it is near, and ``[taps(3), ci]`` where channels are, and lie
     together.
     """
 
     offset: int
     runs: tuple[Run, Run, Run]
-    phases: int
+    phases: tuple[int, int]
     form: str
     shape: tuple[int, ...]
 
@@ -78,8 +78,9 @@ class FilterSection:
     ) -> tuple[Expr, ...]:
         """Return the index of the filter element for a phase of each axis, within its run, and a tap of each."""
         d, h, w = phases
+        rows, columns = self.phases
         reduction = (ci, *taps) if self.form == ROWS else (*taps, ci)
-        return g, co, d, h, w // self.phases, *reduction, w % self.phases, cc
+        return g, co, d, h // rows, w // columns, *reduction, h % rows, w % columns, cc
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,19 +141,21 @@ def filter_sections(geometry: Geometry, form: str, tile: Tile) -> tuple[FilterSe
     sections: list[FilterSection] = []
     offset = 0
     for runs in geometry.runs:
-        phases = math.gcd(runs[2].count, tile.phases)
+        columns = math.gcd(runs[2].count, tile.phases)
+        rows = math.gcd(runs[1].count, tile.phases // columns)
         taps = tuple(run.taps for run in runs)
         reduction = (geometry.in_channels, *taps) if form == ROWS else (*taps, geometry.in_channels)
         shape = (
             *tiles_of_channels(geometry, form, tile),
             runs[0].count,
-            runs[1].count,
-            runs[2].count // phases,
+            runs[1].count // rows,
+            runs[2].count // columns,
             *reduction,
-            phases,
+            rows,
+            columns,
             tile.channels,
         )
-        sections.append(FilterSection(offset, runs, phases, form, shape))
+        sections.append(FilterSection(offset, runs, (rows, columns), form, shape))
         offset += math.prod(shape)
     return tuple(sections)
 

@@ -57,9 +57,9 @@ def pack_filter(problem: Problem, sections: Sequence[FilterSection], elements: i
     with _pack_function(problem, elements) as (builder, source, packed):
         for section in sections:
             with build.grid(*map(_int64, section.shape)) as index:
-                g, co, d, h, w, *reduction, phase, cc = index
+                g, co, d, h, w, *reduction, row, column, cc = index
                 ci, *taps = reduction if section.form == ROWS else [reduction[-1], *reduction[:-1]]
-                phases = (d, h, w * section.phases + phase)
+                phases = (d, h * section.phases[0] + row, w * section.phases[1] + column)
                 places = [
                     run.k0 + within + tap * run.k_step
                     for run, within, tap in zip(section.runs, phases, taps, strict=True)

@@ -6,7 +6,7 @@
  * so an artifact needs no TVM runtime library, and nothing outside can overwrite the slots.
  *
  * One pool per process. Each artifact carries a copy of this code, but all of them reach it through one pointer,
- * `tvm_deconv_runtime_v2`, bound as STB_GNU_UNIQUE: the dynamic linker resolves it to the same copy in every artifact,
+ * `tvm_deconv_runtime_v3`, bound as STB_GNU_UNIQUE: the dynamic linker resolves it to the same copy in every artifact,
  * also under RTLD_LOCAL, and never unloads that copy. Code, data and thread-local storage in use are therefore always
  * those of the artifact loaded first. A change of `struct runtime` or of its meaning needs a new suffix.
  *
@@ -58,7 +58,7 @@ enum {
   SPIN_NS = 20000,                 /* an idle worker or a waiting caller spins this long, then sleeps */
   SPIN_PAUSES = 16,                /* between two looks at the clock */
   WORKSPACE_ALIGN = 64,            /* TVM's kTempAllocaAlignment */
-  WORKSPACE_BLOCKS = 16,           /* free blocks kept by a thread */
+  WORKSPACE_BLOCKS = 128,        /* free blocks kept by a thread */
   WORKSPACE_GRAIN = 4096,          /* block sizes are multiples of this */
   MAX_LANES = 64,                  /* threads that an arena serves at one time: the bits of `arena.taken` */
 };
@@ -71,7 +71,7 @@ struct runtime {
   int (*set_num_threads)(int count);
   int (*get_num_threads)(void);
   int (*set_thread_limit)(int limit);
-  int (*make_arena)(void *memory, uint64_t nbytes, uint64_t lane_bytes);
+  int (*make_arena)(void *memory, uint64_t nbytes, uint64_t lane_bytes, uint64_t shared_bytes);
   void *(*set_arena)(void *arena);
 };
 
@@ -118,7 +118,8 @@ static _Thread_local struct {
   int limit;   /* threads a launch from this thread may use; 0: no limit */
   struct arena *arena; /* where its workspace comes from, while there is room; NULL: the thread's own blocks */
   char *lane;          /* its part of the arena while it has blocks there, else NULL */
-  size_t lane_used;
+  int lane_number;
+  size_t lane_size, lane_used;
   int lane_blocks;
 } self;
 
@@ -479,11 +480,13 @@ static int launch(FTVMParallelLambda lambda, void *cdata, int num_task) {
 
 /*
  * Memory that the caller of an artifact gave for its workspace: this, then lanes, one for each thread that has blocks in
- * it. A lane is a stack. A block for which there is no lane, or no room in it, is the thread's own, as without an arena.
+ * it. A lane is a stack. The first is larger, and the first to be taken: what a call packs once for all of its threads
+ * is allocated before any helper comes. A block for which there is no lane, or no room in it, is the thread's own, as
+ * without an arena.
  */
 struct arena {
   _Atomic uint64_t taken; /* lanes in use */
-  size_t lane_bytes;
+  size_t lane_bytes, shared_bytes;
   char *lanes;
   int count;
 };
@@ -492,16 +495,25 @@ struct block {
   size_t size; /* of what follows the header */
 };
 
-/* Makes an arena of `nbytes` bytes at `memory`; returns its number of lanes, 0 where there is no room for any. */
-static int make_arena(void *memory, uint64_t nbytes, uint64_t lane_bytes) {
+static size_t whole_lines(size_t nbytes) { return nbytes / WORKSPACE_ALIGN * WORKSPACE_ALIGN; }
+
+/*
+ * Makes an arena of `nbytes` bytes at `memory`, the first of whose lanes has `shared_bytes` more than the others; returns
+ * its number of lanes, 0 where there is no room for any.
+ */
+static int make_arena(void *memory, uint64_t nbytes, uint64_t lane_bytes, uint64_t shared_bytes) {
   uintptr_t start = (uintptr_t)memory, end = start + nbytes;
   uintptr_t header = (start + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE, lanes = header + CACHE_LINE;
-  lane_bytes = lane_bytes / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
-  if (lane_bytes == 0 || end < start || lanes > end || end - lanes < lane_bytes) return 0;
-  uint64_t count = (end - lanes) / lane_bytes;
+  lane_bytes = whole_lines(lane_bytes), shared_bytes = whole_lines(shared_bytes);
+  if (lane_bytes == 0 || end < start || lanes > end || end - lanes < shared_bytes ||
+      end - lanes - shared_bytes < lane_bytes) {
+    return 0;
+  }
+  uint64_t count = (end - lanes - shared_bytes) / lane_bytes;
   struct arena *arena = (struct arena *)header;
   atomic_init(&arena->taken, 0);
   arena->lane_bytes = lane_bytes;
+  arena->shared_bytes = shared_bytes;
   arena->lanes = (char *)lanes;
   arena->count = count < MAX_LANES ? (int)count : MAX_LANES;
   return arena->count;
@@ -509,7 +521,7 @@ static int make_arena(void *memory, uint64_t nbytes, uint64_t lane_bytes) {
 
 static void leave_lane(void) {
   if (!self.lane) return; /* after a failure some of its blocks may not have been given back */
-  atomic_fetch_and(&self.arena->taken, ~(UINT64_C(1) << (self.lane - self.arena->lanes) / self.arena->lane_bytes));
+  atomic_fetch_and(&self.arena->taken, ~(UINT64_C(1) << self.lane_number));
   self.lane = NULL;
 }
 
@@ -527,7 +539,9 @@ static bool take_lane(void) {
     int lane = ~taken ? __builtin_ctzll(~taken) : MAX_LANES;
     if (lane >= arena->count) return false;
     if (!atomic_compare_exchange_weak(&arena->taken, &taken, taken | UINT64_C(1) << lane)) continue;
-    self.lane = arena->lanes + lane * arena->lane_bytes;
+    self.lane = arena->lanes + (lane ? arena->shared_bytes + lane * arena->lane_bytes : 0);
+    self.lane_number = lane;
+    self.lane_size = arena->lane_bytes + (lane ? 0 : arena->shared_bytes);
     self.lane_used = 0;
     self.lane_blocks = 0;
     return true;
@@ -535,9 +549,9 @@ static bool take_lane(void) {
 }
 
 static void *alloc_in_lane(uint64_t nbytes) {
-  if (!self.arena || nbytes > self.arena->lane_bytes || (!self.lane && !take_lane())) return NULL;
-  size_t size = WORKSPACE_ALIGN + (nbytes + WORKSPACE_ALIGN - 1) / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
-  if (size > self.arena->lane_bytes - self.lane_used) {
+  if (!self.arena || nbytes > PTRDIFF_MAX - 2 * WORKSPACE_ALIGN || (!self.lane && !take_lane())) return NULL;
+  size_t size = WORKSPACE_ALIGN + whole_lines(nbytes + WORKSPACE_ALIGN - 1);
+  if (size > self.lane_size - self.lane_used) {
     if (self.lane_blocks == 0) leave_lane();
     return NULL;
   }
@@ -549,7 +563,7 @@ static void *alloc_in_lane(uint64_t nbytes) {
 }
 
 static bool free_in_lane(char *ptr) { /* by the thread that took it, in the same task: so generated code has it */
-  if (!self.lane || ptr < self.lane || ptr >= self.lane + self.arena->lane_bytes) return false;
+  if (!self.lane || ptr < self.lane || ptr >= self.lane + self.lane_size) return false;
   struct block *block = (struct block *)(ptr - WORKSPACE_ALIGN);
   if ((char *)block + block->size == self.lane + self.lane_used) self.lane_used -= block->size;
   if (--self.lane_blocks == 0) leave_lane();
@@ -637,33 +651,33 @@ __attribute__((used)) static const struct runtime tvm_deconv_own_runtime = {
 __asm__(
     ".pushsection .data.rel.ro,\"aw\",%progbits\n"
     ".balign 8\n"
-    ".type tvm_deconv_runtime_v2, %gnu_unique_object\n"
-    ".size tvm_deconv_runtime_v2, 8\n"
-    "tvm_deconv_runtime_v2:\n"
+    ".type tvm_deconv_runtime_v3, %gnu_unique_object\n"
+    ".size tvm_deconv_runtime_v3, 8\n"
+    "tvm_deconv_runtime_v3:\n"
     ".quad tvm_deconv_own_runtime\n"
     ".popsection\n");
-extern EXPORT const struct runtime *const tvm_deconv_runtime_v2;
+extern EXPORT const struct runtime *const tvm_deconv_runtime_v3;
 
-EXPORT int tvm_deconv_set_num_threads(int count) { return tvm_deconv_runtime_v2->set_num_threads(count); }
-EXPORT int tvm_deconv_get_num_threads(void) { return tvm_deconv_runtime_v2->get_num_threads(); }
-EXPORT int tvm_deconv_set_thread_limit(int limit) { return tvm_deconv_runtime_v2->set_thread_limit(limit); }
-EXPORT int tvm_deconv_make_arena(void *memory, uint64_t nbytes, uint64_t lane_bytes) {
-  return tvm_deconv_runtime_v2->make_arena(memory, nbytes, lane_bytes);
+EXPORT int tvm_deconv_set_num_threads(int count) { return tvm_deconv_runtime_v3->set_num_threads(count); }
+EXPORT int tvm_deconv_get_num_threads(void) { return tvm_deconv_runtime_v3->get_num_threads(); }
+EXPORT int tvm_deconv_set_thread_limit(int limit) { return tvm_deconv_runtime_v3->set_thread_limit(limit); }
+EXPORT int tvm_deconv_make_arena(void *memory, uint64_t nbytes, uint64_t lane_bytes, uint64_t shared_bytes) {
+  return tvm_deconv_runtime_v3->make_arena(memory, nbytes, lane_bytes, shared_bytes);
 }
-EXPORT void *tvm_deconv_set_arena(void *arena) { return tvm_deconv_runtime_v2->set_arena(arena); }
+EXPORT void *tvm_deconv_set_arena(void *arena) { return tvm_deconv_runtime_v3->set_arena(arena); }
 
 static int backend_launch(FTVMParallelLambda lambda, void *cdata, int num_task) {
-  return tvm_deconv_runtime_v2->launch(lambda, cdata, num_task);
+  return tvm_deconv_runtime_v3->launch(lambda, cdata, num_task);
 }
 
 static void *backend_alloc(int device_type, int device_id, uint64_t nbytes, int code_hint, int bits_hint) {
   (void)device_type, (void)device_id, (void)code_hint, (void)bits_hint;
-  return tvm_deconv_runtime_v2->alloc_workspace(nbytes);
+  return tvm_deconv_runtime_v3->alloc_workspace(nbytes);
 }
 
 static int backend_free(int device_type, int device_id, void *ptr) {
   (void)device_type, (void)device_id;
-  return tvm_deconv_runtime_v2->free_workspace(ptr);
+  return tvm_deconv_runtime_v3->free_workspace(ptr);
 }
 
 /* Tasks are claimed, not dealt one to a thread, so they cannot wait for each other. Schedules here never ask for it. */

@@ -1,0 +1,49 @@
+"""What a kernel takes from the launcher's workspace, counted in the code that is compiled.
+
+After TVM has made calls of the runtime of all buffers that do not fit a stack, `Counted` adds them up: those within
+parallel loops, which each thread that takes part has for itself, and those outside, which the calling thread has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm.tirx import DeclBuffer, For, ForKind, Stmt
+
+_ALLOCATION = "tirx.TVMBackendAllocWorkspace"
+_PASS = "tirx.LowerTVMBuiltin"
+_LINE = 64  # of the launcher: blocks have a header of a line, and whole lines
+
+
+@tvm.ir.instrument.pass_instrument
+class Counted:
+    """An instrument of TVM's passes that counts, over the functions of the modules that it sees.
+
+    `scratch_bytes` is what one thread takes within a parallel loop, `shared_bytes` what the calling thread takes
+    besides. A kernel without a parallel loop is one task.
+    """
+
+    def __init__(self) -> None:
+        self.scratch_bytes = self.shared_bytes = 0
+
+    def run_after_pass(self, module: Any, info: Any) -> None:
+        """Count where `info` is of the pass that makes the calls."""
+        if info.name != _PASS:
+            return
+        for function in module.functions.values():
+            inside: list[int] = []
+            outside = _allocated(function.body, inside)
+            self.scratch_bytes = max(self.scratch_bytes, *inside, 0) if inside else max(self.scratch_bytes, outside)
+            self.shared_bytes = max(self.shared_bytes, outside if inside else 0)
+
+
+def _allocated(stmt: Stmt, parallel: list[int]) -> int:
+    """Return the bytes that `stmt` allocates outside of parallel loops; what each of these does goes to `parallel`."""
+    if isinstance(stmt, DeclBuffer) and getattr(getattr(stmt.data, "op", None), "name", "") == _ALLOCATION:
+        return _LINE + -(-int(stmt.data.args[2]) // _LINE) * _LINE
+    parts = [*getattr(stmt, "seq", ()), *(getattr(stmt, name, None) for name in ("body", "then_case", "else_case"))]
+    if isinstance(stmt, For) and stmt.kind == ForKind.PARALLEL:
+        parallel.append(sum(_allocated(part, []) for part in parts if part is not None))
+        return 0
+    return sum(_allocated(part, parallel) for part in parts if part is not None)
