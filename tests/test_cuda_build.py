@@ -123,6 +123,12 @@ def test_nvcc_is_looked_for(monkeypatch, tmp_path):
     nvcc.find_nvcc.cache_clear()
 
 
+def test_free_extents_are_refused(tmp_path):
+    problem = PROBLEMS["product"].replace(batch="any")
+    with pytest.raises(BuildError, match=r"problem='nany-.*': must have no free extents for cuda-sm_80"):
+        build.export(problem, CUDA_TARGETS["cuda-sm_80"], tmp_path, cc="nvcc")
+
+
 def test_what_nvcc_refuses_is_a_build_error(tmp_path):
     fails = tmp_path / "nvcc"
     fails.write_text("#!/bin/sh\necho 'error: no such thing' >&2\nexit 1\n")

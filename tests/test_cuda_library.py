@@ -386,3 +386,7 @@ def test_torch_is_asked_in_its_own_words():
     given = PLAIN.replace(filter_format="XIO")
     np.testing.assert_array_equal(framework.canonical(given, weights).numpy(), given.canonical_filter(weights.numpy()))
     assert framework.converted(half, "float32").dtype == torch.float32
+    bits = framework.to_host(half + 1)
+    assert bits.dtype == np.uint16
+    framework.fill(half, bits)
+    assert (half == 1).all()
