@@ -170,10 +170,15 @@ class _Warps(Form):
 
 
 def _shapes(problem: Problem) -> list[Plan]:
-    """Return plans, of 16 terms where 32 take too much: memory, of 32 bits each, or registers beside 64 sums."""
+    """Return plans, of 16 terms where 32 take too much: memory, of 32 bits each, or registers beside 64 sums.
+
+    Where A comes through registers, the addresses of three axes and 64 sums are more than there are.
+    """
     form = _Warps(problem, PLANS[0])
-    few = [plan for plan in PLANS if form.single or (form.wide == 1 and plan.part_m * plan.part_n > 1024)]
-    return [replace(plan, tile_k=16) if plan in few else plan for plan in PLANS]
+    large = [plan for plan in PLANS if plan.part_m * plan.part_n > 1024]
+    few = PLANS if form.single else large if form.wide == 1 else ()
+    beyond = large if problem.rank == 3 and not form.copies else ()
+    return [replace(plan, tile_k=16) if plan in few else plan for plan in PLANS if plan not in beyond]
 
 
 def default_plan(problem: Problem) -> Plan:
