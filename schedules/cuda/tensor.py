@@ -172,12 +172,13 @@ class _Warps(Form):
 def _shapes(problem: Problem) -> list[Plan]:
     """Return plans, of 16 terms where 32 take too much: memory, of 32 bits each, or registers beside 64 sums.
 
-    Where A comes through registers, the addresses of three axes and 64 sums are more than there are.
+    Where A comes through registers, 64 sums and the addresses of products with different taps are more than there are.
     """
     form = _Warps(problem, PLANS[0])
     large = [plan for plan in PLANS if plan.part_m * plan.part_n > 1024]
     few = PLANS if form.single else large if form.wide == 1 else ()
-    beyond = large if problem.rank == 3 and not form.copies else ()
+    differing = len({section.taps for section in sections(problem, 1, 1)}) > 1
+    beyond = large if differing and not form.copies else ()
     return [replace(plan, tile_k=16) if plan in few else plan for plan in PLANS if plan not in beyond]
 
 
