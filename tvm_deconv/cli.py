@@ -488,7 +488,7 @@ def _own(library: Library, problem: Problem) -> list[Decision]:
     return [
         decision
         for decision in decisions
-        if decision.manifest is None or decision.manifest.problem == problem.artifact_key
+        if decision.manifest is None or decision.manifest.problem in problem.artifact_keys
     ]
 
 
