@@ -622,7 +622,12 @@ BOUND = SETUP + (
 
 def forking(artifacts, before, *child, times=1):
     """Run BOUND, `before`, and `child` in as many forked children, which end with 0 where all is well."""
-    lines = [f"for _ in range({times}):", "    pid = os.fork()", "    if pid == 0:", *(f"        {line}" for line in child)]
+    lines = [
+        f"for _ in range({times}):",
+        "    pid = os.fork()",
+        "    if pid == 0:",
+        *(f"        {line}" for line in child),
+    ]
     script = "\n".join([BOUND + before, *lines, "    assert os.waitpid(pid, 0)[1] == 0", ""])
     done = run(script, artifacts, P.key)
     assert done.returncode == 0, done.stderr
