@@ -206,7 +206,7 @@ class TestOnADevice:
     def test_an_artifact_comes_before_pytorch(self, call, library, monkeypatch):
         bound = []
 
-        def bind(_, problem, filter, bias=None):
+        def bind(_, problem, filter, *_more):
             bound.append((problem, filter.device))
             raise ZeroDivisionError
 
