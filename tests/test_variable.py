@@ -53,7 +53,7 @@ def variable(draw):
 
 
 @targets
-@settings(max_examples=12, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, suppress_health_check=list(HealthCheck))
 @given(drawn=variable(), seed=st.integers(0, 2**20))
 @example(drawn=(VOCODER, [(1, (513,)), (2, (1025,)), (3, (7,))]), seed=0)
 @example(drawn=(VOCODER.replace(data_format="NXC"), [(1, (513,)), (2, (1025,)), (3, (7,))]), seed=1)
