@@ -396,7 +396,11 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
                 zip((g, co, pd, ph, pw, column // panel, *within, ci.var, column % panel), section.shape, strict=True),
                 tirx.const(0, "int64"),
             )
-            left = rows[(*at, g, pd, ph, pw, row, *within, ci.var)] if rows is not None else data_packed[(*at, g, row, ci.var)]
+            left = (
+                rows[(*at, g, pd, ph, pw, row, *within, ci.var)]
+                if rows is not None
+                else data_packed[(*at, g, row, ci.var)]
+            )
             return te.sum(left * packed[where + section.offset], axis=[*taps, ci])
 
         row_count = int(rows.shape[8]) if rows is not None else -(-count // tile.rows) * tile.rows
