@@ -300,8 +300,11 @@ def _bound(input: Tensor, parameters: _Parameters, a: _Attributes) -> Layer | No
             return library.bind(each, *operands)
         except NoArtifactError as error:
             refusals.append(error)
-    if not a.fallback:
-        raise refusals[0]
+    try:
+        if not a.fallback:
+            raise refusals[0]
+    finally:
+        refusals.clear()  # an error knows this frame, whose tensors would live on with it
     _LOG.info("PyTorch computes %s: no artifact of %s serves it", asked[0].key, a.library)
     return None
 
