@@ -59,7 +59,7 @@ def load(
 
     With `digest`, that of an earlier `Library.digest`, nothing but those artifacts is loaded. With `public_key`, the
     PEM file of an Ed25519 key, nothing but what its owner signed is ("tvm-deconv sign"; needs the package
-    cryptography). Raises IntegrityError.
+    cryptography), and the files of weights beside it must be those that were signed. Raises IntegrityError.
 
     `fallback` says what to do with a problem that no artifact serves: "compile" builds one into the user's cache, once,
     where the compiler is installed and nothing is pinned, for the device of the filter where that is on one;
