@@ -3,14 +3,18 @@
 Arrays pass as tensors of a CUDA device, as they would with a GPU; their memory is the CPU's.
 """
 
+import atexit
 import ctypes
-import re
+import functools
+import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import tvm_ffi
 from hypothesis import HealthCheck, Phase, given, settings
+from shim_source import for_cpu
 
 from tvm_deconv.launcher import find_compiler
 from tvm_deconv.schedules.cuda import build_kernel, source
@@ -19,7 +23,6 @@ SHIM = Path(__file__).parent / "cuda_shim"
 MARGIN = 64  # elements before and behind an array; a multiple of 16 bytes, which kernels may rely on
 DLPACK_CUDA = 2
 
-_PTX = re.compile(r"__device__ __forceinline__ void \w+\([^)]*\) \{\n(?:[^}]|\}(?!\n))*?asm volatile.*?\n\}\n", re.S)
 _CODES = {"i": 0, "u": 1, "f": 2}
 
 
@@ -74,27 +77,37 @@ class OnDevice:
         return new(ctypes.addressof(managed), b"dltensor", None)
 
 
+_FLAGS = ("-fPIC", "-O0", "-std=c++17", "-w", f"-I{SHIM}", f"-I{Path(tvm_ffi.__file__).parent / 'include'}")
+
+
+@functools.cache
+def headers():
+    """A folder with the precompiled headers: they take longer than most kernels."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    command = [find_compiler(), *_FLAGS, "-x", "c++-header", str(SHIM / "all.h"), "-o", f"{folder}/all.h.gch"]
+    subprocess.run(command, check=True)
+    return folder
+
+
 def compile_for_cpu(sources, directory, name):
     """A tvm_ffi module of the CUDA `sources`, which are one translation unit."""
     path = directory / f"{name}.cc"
-    # g++ takes the two in this order only; functions of PTX are the shim's.
-    text = _PTX.sub("", sources.replace("__shared__ alignas(64)", "alignas(64) __shared__"))
-    path.write_text('#include "warp.h"\n' + text)
+    path.write_text(for_cpu(sources))
     library = path.with_suffix(".so")
-    include = Path(tvm_ffi.__file__).parent / "include"
-    command = [find_compiler(), "-shared", "-fPIC", "-O0", "-std=c++17", "-w", "-x", "c++", f"-I{SHIM}", f"-I{include}"]
-    command += [str(path), "-o", str(library), f"-L{include.parent / 'lib'}", "-ltvm_ffi"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    libraries = Path(tvm_ffi.__file__).parent / "lib"
+    command = [find_compiler(), f"-I{headers()}", "-shared", *_FLAGS, str(path), "-o", str(library)]
+    done = subprocess.run([*command, f"-L{libraries}", "-ltvm_ffi"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:4000]
     return tvm_ffi.load_module(str(library))
 
 
-def poisoned(shape, dtype):
-    """An array filled with a poison inside an allocation of the same poison, and that allocation."""
+def poisoned(shape, dtype, offset=0):
+    """An array filled with a poison inside an allocation of the same poison, and that allocation; see `copied`."""
     size = int(np.prod(shape))
     poison = np.nan if np.dtype(dtype).kind == "f" else 113
-    whole = np.full(size + 2 * MARGIN + 16, poison, dtype)
-    start = MARGIN + (-(whole.ctypes.data // whole.itemsize + MARGIN)) % (16 // min(whole.itemsize, 16))
+    whole = np.full(size + 2 * MARGIN + 32, poison, dtype)
+    start = MARGIN + (-(whole.ctypes.data // whole.itemsize + MARGIN)) % (16 // min(whole.itemsize, 16)) + offset
     return whole[start : start + size].reshape(shape), whole
 
 
@@ -103,9 +116,9 @@ def bits(array):
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
-def aligned(array):
-    """A copy whose address is a multiple of 16."""
-    copy, _ = poisoned(array.shape, array.dtype)
+def copied(array, offset=0):
+    """A copy whose address is `offset` elements beyond a multiple of 16."""
+    copy, _ = poisoned(array.shape, array.dtype, offset)
     copy[...] = array
     return copy
 
@@ -113,24 +126,28 @@ def aligned(array):
 class Batch:
     """Kernels for several problems in one translation unit, since compiling its headers costs most of the time."""
 
-    def __init__(self, problems, directory, name, algorithm=None):
-        algorithms = algorithm if isinstance(algorithm, list) else [algorithm] * len(problems)
-        self.kernels = [build_kernel(problem, chosen) for problem, chosen in zip(problems, algorithms, strict=True)]
+    def __init__(self, problems, directory, name, algorithm=None, plans=None, edit=str):
+        """Build by `algorithm` and a list of `plans`; `edit` may change the text."""
+        chosen = zip(problems, plans or [None] * len(problems), strict=True)
+        self.kernels = [build_kernel(problem, algorithm, wanted) for problem, wanted in chosen]
         functions = {}
         for number, kernel in enumerate(self.kernels):
             functions[f"deconv_{number}"] = kernel.deconv
             functions[f"pack_{number}"] = kernel.pack
-        self.module = compile_for_cpu(source(functions), directory, name)
+        self.module = compile_for_cpu(edit(source(functions)), directory, name)
 
-    def run(self, number, data, weights, bias):
-        """The output of the kernel for problem `number`; what lies around the outputs is checked."""
+    def run(self, number, data, weights, bias, offset=0):
+        """The output of the kernel for problem `number`; what lies around the outputs is checked.
+
+        Data and output begin `offset` elements beyond a multiple of 16 bytes.
+        """
         kernel = self.kernels[number]
         problem = kernel.problem
         packed, around_packed = poisoned((kernel.packed_elements,), kernel.packed_dtype)
         storage = "uint16" if problem.output_dtype == "bfloat16" else problem.output_dtype
-        out, around_out = poisoned(problem.output_shape, storage)
-        filter = aligned(bits(np.ascontiguousarray(problem.canonical_filter(weights))))
-        arguments = [aligned(bits(data)), packed, *([] if bias is None else [aligned(bias)])]
+        out, around_out = poisoned(problem.output_shape, storage, offset)
+        filter = copied(bits(np.ascontiguousarray(problem.canonical_filter(weights))))
+        arguments = [copied(bits(data), offset), packed, *([] if bias is None else [copied(bias)])]
         around = [(packed, around_packed), (out, around_out)]
         if kernel.workspace_elements:
             arguments.append(poisoned((kernel.workspace_elements,), problem.accumulate_dtype)[0])

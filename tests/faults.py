@@ -1,6 +1,8 @@
 """Builders that are killed and readers beside them: run by `test_faults` in a process of its own, which may fork.
 
-    python faults.py killed|stepped|concurrent fast|real DIRECTORY ROUNDS SEED
+Each line of standard input is a task, done by a child, whose exit code is then printed after what it found:
+
+    killed|stepped|concurrent fast|real ROUNDS SEED DIRECTORY
 
 Two artifacts of one problem that differ in their launcher take turns. "fast" has the compiler's work done beforehand,
 so that most of a builder's time goes into putting files in their places. Prints what the kills left behind.
@@ -13,6 +15,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
 
@@ -61,15 +64,20 @@ def export(directory, launcher):
 
 
 def fork(directory, launchers):
-    """A process that builds again and again."""
+    """A process that builds again and again; it has begun."""
+    begun, begin = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
+            os.write(begin, b"!")
             while True:
                 for launcher in launchers:
                     export(directory, launcher)
         finally:
             os._exit(1)
+    os.read(begun, 1)
+    os.close(begun)
+    os.close(begin)
     return pid
 
 
@@ -154,18 +162,39 @@ def concurrent(directory, launchers, rounds, random, longest):
     return read
 
 
-def main(what, speed, directory, rounds, seed):
+def main(what, speed, rounds, seed, directory):
     directory = Path(directory)
     with tempfile.TemporaryDirectory() as scratch:
         launchers = variants(Path(scratch), speed == "fast")
+        start = time.monotonic()
+        for launcher in launchers:
+            export(directory, launcher)
+        longest = time.monotonic() - start  # of two builds: a kill comes at any moment of one
         export(directory, launchers[0])
         work = {"killed": killed, "stepped": stepped, "concurrent": concurrent}[what]
-        found = work(directory, launchers, int(rounds), random.Random(int(seed)), 0.03 if speed == "fast" else 2)
+        found = work(directory, launchers, int(rounds), random.Random(int(seed)), longest)
         last = export(directory, launchers[0])
     assert {path.name for path in directory.iterdir()} == {".lock", f"{last.name}.json", last.library}
     check(td.load(directory))
     print(dict(found))
 
 
+def serve():
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                main(*line.rstrip("\n").split(" ", 4))
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        print("exit code", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    serve()

@@ -3,15 +3,18 @@
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
+import tvm_ffi
 
 import tvm_deconv as td
 from tvm_deconv import _elf, _loading, build, nvcc
 from tvm_deconv.errors import BuildError, CompilerNotFound
+from tvm_deconv.launcher import find_compiler
 from tvm_deconv.manifest import Manifest
 from tvm_deconv.schedules import cuda
-from tvm_deconv.targets import CUDA_TARGETS, CudaTarget
+from tvm_deconv.targets import CUDA_TARGETS
 from tvm_deconv.verify import verify
 
 try:
@@ -21,36 +24,55 @@ except CompilerNotFound as error:
     MISSING = str(error)
 needs_nvcc = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
-PRODUCT = td.Problem(1, 1, 256, 256, (16, 16), (4, 4), (2, 2), (1, 1), (1, 1), (32, 32))
+#: Of one product, so that nvcc is soon done: of several, a kernel is so many copies of this one's code.
+PRODUCT = td.Problem(64, 1, 256, 64, (16, 16), (2, 2), (2, 2), (1, 1), (0, 0), (32, 32))
 PROBLEMS = {
     "product": PRODUCT.replace(epilogue=td.Epilogue(True, "gelu")),
-    "product_nxc": PRODUCT.replace(data_format="NXC"),
     "tensor": PRODUCT.replace(dtype="float16"),
     "tensor_nxc": PRODUCT.replace(dtype="bfloat16", data_format="NXC"),
+    "tensor_tf32": PRODUCT.replace(precision="tf32"),
     "narrow": td.Problem(1, 64, 1, 1, (64, 64), (4, 4), (2, 2), (1, 1), (1, 1), (128, 128)),
     "generic": td.Problem(1, 1, 3, 2, (5, 5), (7, 7), (8, 8), (3, 3), (2, 3), (40, 43), "float64"),
 }
-BOTH = CudaTarget("cuda", ((8, 0), (9, 0)))
+ARCHITECTURES = [name.removeprefix("cuda-") for name in CUDA_TARGETS if name != "cuda"]
+
+
+def resources_of(text, directory):
+    """What ptxas says of the kernels of `text` for every architecture, of one compilation to PTX."""
+    path = directory / "kernels.cu"
+    path.write_text(text)
+    codes = ",".join(ARCHITECTURES)
+    command = [nvcc.find_nvcc(), "-fatbin", "-O3", "-std=c++17", "-w", "-Xptxas", "-v", "-ccbin", find_compiler()]
+    command += ["-gencode", f"arch=compute_80,code=[{codes}]", f"-I{Path(tvm_ffi.__file__).parent / 'include'}"]
+    done = subprocess.run([*command, str(path), "-o", str(directory / "x.fatbin")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return nvcc.parse_resources(done.stderr)
 
 
 @needs_nvcc
-def test_resources_are_within_bounds(tmp_path):
-    """One translation unit for all families, for both architectures: 128 registers, static shared memory, no spill."""
-    functions = {}
-    for name, problem in PROBLEMS.items():
-        kernel = cuda.build_kernel(problem)
-        assert kernel.algorithm == f"cuda_{name.partition('_')[0]}"
-        functions |= {f"deconv_{name}": kernel.deconv, f"pack_{name}": kernel.pack}
-    found = nvcc.compile_library(cuda.source(functions), tmp_path / "all.so", BOTH)
-    assert {resources.architecture for resources in found} == {"sm_80", "sm_90"}
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_resources_are_within_bounds(name, tmp_path):
+    """Every family for every architecture: 128 registers, static shared memory, no stack and no spill."""
+    kernel = cuda.build_kernel(PROBLEMS[name])
+    assert kernel.algorithm == f"cuda_{name.partition('_')[0]}"
+    found = resources_of(cuda.source({"deconv": kernel.deconv, "pack": kernel.pack}), tmp_path)
+    assert {resources.architecture for resources in found} == set(ARCHITECTURES)
     for resources in found:
         assert resources.registers <= 128, resources
         assert resources.shared_bytes <= 48 << 10, resources
         assert resources.stack_bytes == 0, resources
         assert resources.spill_bytes == 0, resources
-    needed, defined = _elf.dynamic((tmp_path / "all.so").read_bytes())
-    assert set(needed) <= _loading.NEEDED
-    assert {f"__tvm_ffi_{name}" for name in functions} <= defined
+
+
+@needs_nvcc
+@pytest.mark.slow
+def test_every_layer_builds():
+    """All layers of the example, for 8.0 and 9.0, in float32 and float16: quarter of an hour."""
+    script = Path(__file__).parents[1] / "scripts" / "cuda-resources"
+    command = [sys.executable, str(script), "--types", "float32", "float16"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "92 built, 0 failed, 0 beyond bounds" in done.stderr
 
 
 @needs_nvcc
@@ -62,6 +84,9 @@ def test_an_artifact_for_several_architectures(tmp_path):
     assert [o.status for o in td.compile([problem], "cuda", tmp_path)] == ["current"]
     (path,) = tmp_path.glob("*.json")
     manifest = Manifest.read(path)
+    needed, defined = _elf.dynamic((tmp_path / manifest.library).read_bytes())
+    assert set(needed) <= _loading.NEEDED
+    assert {"__tvm_ffi_deconv", "__tvm_ffi_pack"} <= defined
     assert (manifest.target, manifest.features, manifest.algorithm) == ("cuda", (), "cuda_generic")
     assert "nvcc" in manifest.versions
     verdict = verify(td.load(tmp_path), manifest)
@@ -96,6 +121,12 @@ def test_nvcc_is_looked_for(monkeypatch, tmp_path):
     packaged.write_text("")
     assert nvcc.find_nvcc() == str(packaged)
     nvcc.find_nvcc.cache_clear()
+
+
+def test_free_extents_are_refused(tmp_path):
+    problem = PROBLEMS["product"].replace(batch="any")
+    with pytest.raises(BuildError, match=r"problem='nany-.*': must have no free extents for cuda-sm_80"):
+        build.export(problem, CUDA_TARGETS["cuda-sm_80"], tmp_path, cc="nvcc")
 
 
 def test_what_nvcc_refuses_is_a_build_error(tmp_path):

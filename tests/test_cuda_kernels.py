@@ -1,18 +1,19 @@
 """Generated CUDA on the CPU (`cuda_shim`) against the reference: every family over the attribute space it serves."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from cuda_kernels import Batch, drawn
+from hypothesis import strategies as st
 from strategies import operands, problems
 
 import tvm_deconv as td
 from tvm_deconv.reference import reference
 from tvm_deconv.schedules.cuda import ALGORITHMS, algorithm_for, build_kernel, emit
-from tvm_deconv.schedules.cuda.product import PLANS, default_plan, product
+from tvm_deconv.schedules.cuda.product import PLANS, default_plan
 from tvm_deconv.schedules.cuda.tensor import PLANS as TENSOR_PLANS
-from tvm_deconv.schedules.cuda.tensor import tensor
 
 TOLERANCE = {"float32": 2e-6, "float64": 1e-13, "float16": 1e-3, "bfloat16": 8e-3, "int8": 0.0, "uint8": 0.0}
 FAMILIES = {algorithm.name: algorithm for algorithm in ALGORITHMS}
@@ -30,10 +31,24 @@ def with_many_groups(problem):
     )
 
 
-def check(batch, number, seed=0):
-    problem = batch.kernels[number].problem
+def as_tf32(problem):
+    return problem.replace(precision="tf32")
+
+
+def tf32(array):
+    """Float32 rounded to 10 bits after the leading one, ties away from zero."""
+    bits = np.ascontiguousarray(array).view(np.uint32)
+    return ((bits + 0x1000) & 0xFFFFE000).astype(np.uint32).view(np.float32)
+
+
+def check(batch, number, seed=0, offset=0):
+    kernel = batch.kernels[number]
+    problem = kernel.problem
     data, weights, bias = operands(problem, seed)
-    found = batch.run(number, data, weights, bias).astype(np.float64)
+    found = batch.run(number, data, weights, bias, offset).astype(np.float64)
+    if problem.precision == "tf32" and kernel.algorithm == "cuda_tensor":
+        # Of rounded operands the products are exact, as far as float32 sums are.
+        data, weights = tf32(data), tf32(weights)
     wanted = reference(problem, data, weights, bias)
     norm = np.linalg.norm(wanted)
     assert np.linalg.norm(found - wanted) <= TOLERANCE[problem.dtype] * max(norm, 1e-3), problem.key
@@ -60,6 +75,9 @@ EXAMPLES = {
         td.Problem(1, 1, 20, 130, (5, 6), (2, 2), (2, 2), (1, 1), (0, 0), (10, 12), "float16"),
         td.Problem(1, 2, 600, 17, (5, 5), (3, 3), (2, 2), (1, 1), (1, 1), (9, 10), "bfloat16"),
         td.Problem(1, 1, 20, 4, (60,), (8,), (4,), (1,), (2,), (240,), "float16", epilogue=td.Epilogue(True, "tanh")),
+        td.Problem(2, 1, 21, 24, (9, 16), (4, 4), (2, 2), (1, 1), (1, 1), (18, 32), precision="tf32"),
+        td.Problem(1, 1, 21, 9, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11), "float32", "NXC", precision="tf32"),
+        td.Problem(1, 2, 20, 70, (130,), (5,), (2,), (1,), (1,), (263,), "float32", "NXC", precision="tf32"),
     ],
     "cuda_product": [
         # All that the taps read is outside of the data.
@@ -79,7 +97,7 @@ EXAMPLES = {
 SPACES = {
     "cuda_generic": (problems(), 12),
     "cuda_narrow": (problems().map(with_many_groups), 8),
-    "cuda_tensor": (problems(dtypes=["float16", "bfloat16"]), 3),
+    "cuda_tensor": (st.one_of(problems(dtypes=["float16", "bfloat16"]), problems(dtypes=["float32"]).map(as_tf32)), 4),
     "cuda_product": (problems(max_macs=60_000), 6),
 }
 
@@ -105,25 +123,81 @@ def test_the_choice_of_algorithm():
     assert chosen(depthwise.replace(batch=0)) == "cuda_narrow"
     half = EXAMPLES["cuda_tensor"][0]
     assert chosen(half.replace(dtype="float32")) == "cuda_product"
+    assert chosen(half.replace(dtype="float32", precision="tf32")) == "cuda_tensor"
     assert chosen(half.replace(in_channels=1, kernel=(2, 2))) == "cuda_product"
 
 
-class OfPlan:
-    def __init__(self, family, plan):
-        self.family, self.plan = family, plan
+PLANNED = {
+    "cuda_product": (PLANS, {}),
+    "cuda_tensor": (TENSOR_PLANS, {"dtype": "float16"}),
+    "tf32": ([replace(plan, tile_k=16) for plan in TENSOR_PLANS[::2]], {"precision": "tf32"}),
+}
 
-    def build(self, given):
-        return self.family(given, self.plan)
 
-
-@pytest.mark.parametrize(("family", "plans", "dtype"), [(product, PLANS, "float32"), (tensor, TENSOR_PLANS, "float16")])
-def test_every_plan_is_right(family, plans, dtype, tmp_path):
-    """Tiles of all shapes, ragged in every direction, and split sums, some parts of which have no terms."""
-    problem = td.Problem(1, 1, 37, 70, (130,), (5,), (2,), (1,), (1,), (263,), dtype)
-    plans = [*plans, replace(plans[2], split=3), replace(plans[2], split=7)]
-    batch = Batch([problem] * len(plans), tmp_path, "plans", [OfPlan(family, plan) for plan in plans])
+@pytest.mark.parametrize("family", PLANNED)
+def test_every_plan_is_right(family, tmp_path):
+    """Tiles of all shapes, ragged in every direction; split sums, some parts of which have no terms; all stages."""
+    plans, given = PLANNED[family]
+    problem = td.Problem(1, 1, 37, 70, (130,), (5,), (2,), (1,), (1,), (263,)).replace(**given)
+    plans = [*plans, *(replace(plans[-1], split=split, stages=stages) for split, stages in ((3, 3), (7, 4)))]
+    algorithm = FAMILIES.get(family, FAMILIES["cuda_tensor"])
+    batch = Batch([problem] * len(plans), tmp_path, "plans", algorithm, plans)
     for number in range(len(plans)):
         check(batch, number, seed=number)
+
+
+WIDE = [
+    td.Problem(1, 1, 24, 9, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11), "float16", "NXC"),
+    td.Problem(1, 1, 24, 9, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11), "float32", "NXC", precision="tf32"),
+    td.Problem(2, 64, 1, 1, (6, 8), (4, 4), (2, 2), (1, 1), (1, 1), (12, 16)),
+    td.Problem(1, 64, 1, 1, (6, 8), (4, 4), (4, 4), (1, 1), (0, 0), (24, 32)),
+    td.Problem(1, 1, 12, 9, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11), "float32", "NXC"),
+]
+
+
+def test_arrays_may_begin_anywhere(tmp_path):
+    """Vectors where arrays begin at one, single elements where they do not: the host chooses, the results are equal."""
+    batch = Batch(WIDE, tmp_path, "wide")
+    for number, problem in enumerate(WIDE):
+        data, weights, _ = operands(problem, number)
+        found = {batch.run(number, data, weights, None, offset).tobytes() for offset in range(4)}
+        assert len(found) == 1, problem.key
+        check(batch, number)
+
+
+MISTAKES = {
+    "no wait": (r"(?<=  )tvm_deconv_wait\d\(\);", ""),
+    "a wait for too few": (r"(?<=  )tvm_deconv_wait0\(\);", "tvm_deconv_wait1();"),
+    "no barrier": (r"(?<=  )(tvm_deconv_wait\d\(\);\s*)__syncthreads\(\);", r"\1"),
+    "not rounded": (r"tvm_deconv_tf32\((?!float)", "("),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_emulation_shows(mistake, tmp_path):
+    """Copies are not there before a wait, nor those of others before a barrier; operands of TF32 are rounded."""
+
+    def edited(text):
+        changed = re.sub(*MISTAKES[mistake], text)
+        assert changed != text
+        return changed
+
+    plan = replace(TENSOR_PLANS[2], tile_k=16)
+    batch = Batch(EXAMPLES["cuda_tensor"][-1:], tmp_path, "wrong", FAMILIES["cuda_tensor"], [plan], edited)
+    with pytest.raises((AssertionError, RuntimeError)):
+        check(batch, 0)
+
+
+def test_what_permits_tf32_is_within_its_bound(tmp_path):
+    """At most 2**-10 of the sum of the magnitudes of all products, and more exact where no tensor core serves."""
+    given = [EXAMPLES["cuda_tensor"][-1], as_tf32(EXAMPLES["cuda_narrow"][2]).replace(epilogue=td.Epilogue())]
+    batch = Batch(given, tmp_path, "bound")
+    for number, problem in enumerate(given):
+        data, weights, _ = operands(problem, 3)
+        error = np.abs(batch.run(number, data, weights, None) - reference(problem, data, weights))
+        relative = error / np.maximum(reference(problem, np.abs(data), np.abs(weights)), 1e-30)
+        assert relative.max() <= (2**-10 if number == 0 else 1e-6) * 1.01
+        assert number or relative.max() > 1e-6  # it is TF32
 
 
 def test_results_are_the_same_in_every_run(tmp_path):

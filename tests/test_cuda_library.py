@@ -11,8 +11,8 @@ from cuda_kernels import OnDevice, compile_for_cpu
 from strategies import operands
 
 import tvm_deconv as td
-from tvm_deconv import _cuda, library, targets
-from tvm_deconv.errors import DeviceError, NoArtifactError, ProblemError, TensorError, TensorTypeError
+from tvm_deconv import _cuda, _loading, fallback, library, targets
+from tvm_deconv.errors import CompilerNotFound, DeviceError, NoArtifactError, ProblemError, TensorError, TensorTypeError
 from tvm_deconv.manifest import Accepted, Manifest, Rejected, library_name, select, stem
 from tvm_deconv.reference import reference
 from tvm_deconv.schedules.cuda import build_kernel, source
@@ -20,7 +20,7 @@ from tvm_deconv.targets import CUDA_TARGETS
 
 PLAIN = td.Problem(2, 1, 3, 9, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (7, 9), epilogue=td.Epilogue(bias=True))
 SPLIT = td.Problem(1, 1, 1030, 3, (2, 3), (3, 3), (2, 2), (1, 1), (1, 1), (4, 5), filter_format="XIO")
-ALIGNED = td.Problem(1, 1, 8, 8, (3, 4), (2, 2), (2, 2), (1, 1), (0, 0), (6, 8), data_format="NXC")
+ALIGNED = td.Problem(1, 1, 16, 8, (3, 4), (2, 2), (2, 2), (1, 1), (0, 0), (6, 8), "float16", "NXC")
 PROBLEMS = (PLAIN, SPLIT, ALIGNED)
 
 
@@ -93,6 +93,12 @@ class Array(OnDevice):
         assert stream == -1, "the consumer runs on the producer's stream: nothing is to wait"
         return super().__dlpack__()
 
+    def view(self, dtype):
+        return Array(self.array.view(dtype))
+
+    def set(self, values):
+        self.array[...] = values
+
     def astype(self, dtype, order, copy):
         return Array(self.array.astype(dtype, order=order, copy=copy))
 
@@ -134,6 +140,7 @@ def device(monkeypatch):
     module = types.ModuleType("cupy")
     module.empty = empty
     module.ascontiguousarray = lambda given: Array(np.ascontiguousarray(given.array))
+    module.asnumpy = lambda given: given.array.copy()
     module.cuda = types.SimpleNamespace(Device=_Device, get_current_stream=get_current_stream)
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(library, "cuda_capability", lambda _: (9, 0))
@@ -153,7 +160,8 @@ def test_layers_compute_on_the_device(problem, shims, device):
     given = on_device(device, data)
     result = layer(given)
     assert type(result) is Array
-    np.testing.assert_allclose(result.array, reference(problem, data, weights, bias), rtol=1e-4, atol=1e-4)
+    tolerance = 1e-4 if problem.dtype == "float32" else 1e-2
+    np.testing.assert_allclose(result.array, reference(problem, data, weights, bias), rtol=tolerance, atol=tolerance)
     assert device.streams
     out = device.empty(problem.output_shape, problem.output_dtype)
     assert layer(given, out) is out
@@ -217,13 +225,85 @@ def test_what_does_not_fit_is_refused(shims, device):
         opened.bind(PLAIN, on_device(device, weights), on_device(device, bias), workspace=1)
     with pytest.raises(TensorError, match="bias"):
         opened.bind(PLAIN, on_device(device, weights))
+
+
+def test_arrays_may_begin_at_any_element(shims, device):
     data, weights, _ = operands(ALIGNED, 4)
-    layer = opened.bind(ALIGNED, on_device(device, weights))
-    odd = Array(np.zeros(data.size + 8, np.float32)[1:][: data.size].reshape(data.shape))
-    if odd.array.ctypes.data % 16 == 0:
-        odd = Array(np.zeros(data.size + 8, np.float32)[2:][: data.size].reshape(data.shape))
-    with pytest.raises(TensorError, match="address must be a multiple of 16"):
-        layer(odd)
+    layer = td.load(shims).bind(ALIGNED, on_device(device, weights))
+
+    def beginning(offset, array):
+        whole = np.empty(array.nbytes + 32, np.uint8)
+        first = -whole.ctypes.data % 16 + offset
+        view = whole[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
+        view[...] = array
+        return Array(view)
+
+    wanted = layer(beginning(0, data))
+    empty = np.empty(ALIGNED.output_shape, np.float16)
+    for offset in (2, 6, 8):
+        out = layer(beginning(offset, data), beginning(offset, empty))
+        assert out.array.tobytes() == wanted.array.tobytes()
+    with pytest.raises(TensorError, match="address must be a multiple of 2, the size of an element"):
+        layer(beginning(1, data))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_reference_computes_for_a_device(dtype, tmp_path, device):
+    """Without any artifact: through the memory of the CPU and back, in the caller's package."""
+    problem = PLAIN.replace(dtype=dtype)
+    data, weights, bias = operands(problem, 6)
+    layer = td.load(tmp_path, fallback="reference").bind(problem, on_device(device, weights), on_device(device, bias))
+    given = on_device(device, data)
+    result = layer(given)
+    assert type(result) is Array
+    assert layer.manifest is None
+    tolerance = 1e-5 if dtype == "float32" else 2e-2
+    wanted = reference(problem, data, weights, bias)
+    np.testing.assert_allclose(result.array.astype(np.float64), wanted, rtol=tolerance, atol=tolerance)
+    out = device.empty(problem.output_shape, problem.output_dtype)
+    assert layer(given, out) is out
+    assert out.array.tobytes() == result.array.tobytes()
+
+
+def test_a_build_for_a_device(shims, tmp_path, monkeypatch, device):
+    """Into the user's cache, for the capability of the device that the filter is on; or why not, and what follows."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(_loading._process, "artifacts", {})
+    (made,) = (manifest for manifest in td.load(shims).manifests if manifest.parsed.epilogue.bias)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    targets = []
+
+    def build(problem, target, directory):
+        targets.append(target.name)
+        entry(directory, problem, target.name, (shims / made.library).read_bytes())
+
+    monkeypatch.setattr(fallback, "_build", build)
+    data, weights, bias = operands(PLAIN, 7)
+    operands_there = on_device(device, weights), on_device(device, bias)
+    for _ in range(2):
+        layer = td.load(empty, fallback=["compile", "reference"]).bind(PLAIN, *operands_there)
+        found = layer(on_device(device, data))
+        np.testing.assert_allclose(found.array, reference(PLAIN, data, weights, bias), rtol=1e-4, atol=1e-4)
+        assert layer.manifest.target == "cuda-sm_90"
+    assert targets == ["cuda-sm_90"]
+
+    def fails(*_):
+        raise CompilerNotFound("nvcc", "nvcc", "was not found")
+
+    monkeypatch.setattr(fallback, "_build", fails)
+    other, (_, weights, bias) = PLAIN.replace(batch=1), operands(PLAIN.replace(batch=1))
+    operands_there = on_device(device, weights), on_device(device, bias)
+    with pytest.raises(NoArtifactError, match="fallback compile: rejected: nvcc='nvcc': was not found"):
+        td.load(empty, fallback="compile").bind(other, *operands_there)
+    assert td.load(empty, fallback=["compile", "reference"]).bind(other, *operands_there).manifest is None
+
+
+def test_the_target_for_a_device():
+    wanted = {(8, 0): "cuda-sm_80", (8, 7): "cuda-sm_86", (9, 0): "cuda-sm_90", (10, 3): "cuda-sm_100", (11, 0): "cuda"}
+    assert {capability: targets.cuda_target(capability).name for capability in wanted} == wanted
+    with pytest.raises(ProblemError, match=r"target='7.5': must be a device of compute capability 8.0 or later"):
+        targets.cuda_target((7, 5))
 
 
 def test_failures_of_the_device_are_typed(shims, device):
@@ -306,3 +386,7 @@ def test_torch_is_asked_in_its_own_words():
     given = PLAIN.replace(filter_format="XIO")
     np.testing.assert_array_equal(framework.canonical(given, weights).numpy(), given.canonical_filter(weights.numpy()))
     assert framework.converted(half, "float32").dtype == torch.float32
+    bits = framework.to_host(half + 1)
+    assert bits.dtype == np.uint16
+    framework.fill(half, bits)
+    assert (half == 1).all()

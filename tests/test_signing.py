@@ -1,5 +1,6 @@
 """Directories that are pinned by their digest or by a signature."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -122,6 +123,45 @@ def test_altered_library(signed, keys):
     assert run("sign", signed, "--key", keys[0]).stderr.startswith("Error: sha256=")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda directory: (directory / "model.safetensors").write_bytes(b"other weights"),
+        lambda directory: (directory / "model.safetensors").unlink(),
+        lambda directory: (directory / "model_2.safetensors").write_bytes(b"more weights"),
+        lambda directory: (directory / "model.safetensors").replace(directory / "model_2.safetensors"),
+    ],
+    ids=["changed", "removed", "added", "renamed"],
+)
+def test_weights_are_signed_too(copy, keys, change):
+    (copy / "model.safetensors").write_bytes(b"weights")
+    digest = td.load(copy).digest
+    assert run("sign", copy, "--key", keys[0]).exit_code == 0
+    works(copy, public_key=keys[1])
+    change(copy)
+    refused(copy, r"^sha256=.*: must be .*: weights were added, changed or removed", public_key=keys[1])
+    assert "weights were added, changed or removed" in run("verify", copy, "--key", keys[1]).stderr
+    works(copy, digest=digest)  # which is of the artifacts alone
+
+
+def test_weights_that_are_no_file_of_the_directory(copy, keys, tmp_path):
+    (tmp_path / "elsewhere").write_bytes(b"weights")
+    (copy / "model.safetensors").symlink_to(tmp_path / "elsewhere")
+    assert "must not be a link that leaves" in run("sign", copy, "--key", keys[0]).stderr
+    (copy / "model.safetensors").unlink()
+    os.mkfifo(copy / "model.safetensors")
+    assert "must be a regular file" in run("sign", copy, "--key", keys[0]).stderr
+    assert not (copy / FILE).exists()
+
+
+def test_a_signature_of_other_weights(signed, keys):
+    """What it says of weights is signed itself."""
+    found = json.loads((signed / FILE).read_text())
+    (signed / "model.safetensors").write_bytes(b"")
+    (signed / FILE).write_text(json.dumps(found | {"weights": {"model.safetensors": hashlib.sha256().hexdigest()}}))
+    refused(signed, "signature=None: must be made with the key", public_key=keys[1])
+
+
 def test_another_key(signed, tmp_path):
     private, public = write_keys(tmp_path, "other")
     refused(signed, f"signature=None: must be made with the key that belongs to {public}", public_key=public)
@@ -151,6 +191,8 @@ def test_link_to_a_signature_elsewhere(signed, keys, tmp_path):
         b'{"format": 1, "digest": "x", "signature": "zz"}',
         b'{"format": 2, "digest": "x", "signature": "00"}',
         b'{"format": 1, "digest": "x", "signature": "00"}',
+        b'{"format": 1, "digest": "x", "signature": "00", "weights": 3}',
+        b'{"format": 1, "digest": "x", "signature": "00", "weights": {"a": []}}',
     ],
 )
 def test_spoilt_signature(signed, keys, content):

@@ -141,6 +141,84 @@ def test_channels_last(directory, tmp_path, name):
     torch.library.opcheck(td.torch.operator._operator, (last.requires_grad_(), weight, *numbers))
 
 
+def test_libraries_of_one_directory_stay_apart(directory):
+    """What may serve a call besides the artifacts, and whether later builds may, is part of what a graph names."""
+    digest = td.load(directory).digest
+    ways = [{}, {"fallback": "reference"}, {"fallback": ["compile", "reference"]}, {"digest": digest}]
+    loaded = [td.load(directory, **way) for way in ways]
+    handles = [td.torch.operator.handle_of(library) for library in loaded]
+    assert [td.torch.operator._library(handle) for handle in handles] == loaded
+    assert handles[0] == td.torch.operator.handle_of(td.load(directory))
+    problem = LAYERS["2d"][0].replace(out_channels=7)
+    data, weight, _ = tensors(problem)
+    without, reference = (
+        lambda: td.torch.conv_transpose(data, weight, **LAYERS["2d"][1], library=loaded[0]),
+        lambda: td.torch.conv_transpose(data, weight, **LAYERS["2d"][1], library=loaded[1]),
+    )
+    assert_right(problem, reference(), data, weight)
+    with pytest.raises(td.NoArtifactError):
+        without()
+
+
+@pytest.mark.parametrize(("way", "kept"), [({}, ()), ({"fallback": ["compile", "reference"]}, ("reference",))])
+def test_another_process_has_the_same_library(directory, monkeypatch, way, kept):
+    """It must not have been built again, so nothing is compiled for it either."""
+    monkeypatch.setattr(td.torch.operator, "libraries", {})
+    library = td.load(directory, **way)
+    handle = td.torch.operator.handle_of(library)
+    td.torch.operator.libraries.clear()
+    found = td.torch.operator._library(handle)
+    assert found is not library
+    assert (found.digest, found.root, found._fallback, found._pinned) == (library.digest, library.root, kept, True)
+
+
+class TestOnADevice:
+    """Tensors of CUDA devices without a device: PyTorch's fakes, which say where they are."""
+
+    @pytest.fixture
+    def call(self, monkeypatch):
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        from tvm_deconv import library
+
+        monkeypatch.setattr(library, "cuda_capability", lambda _: (9, 0))
+        problem, attributes = LAYERS["2d"]
+        axes = [attributes.get(key, default) for key, default in (("stride", 1), ("padding", 0), ("output_padding", 0))]
+        axes = [axis if isinstance(axis, tuple) else (axis,) * problem.rank for axis in (*axes, problem.dilations)]
+
+        def call(library, fallback, device="cuda:0", weight_device=None):
+            handle = td.torch.operator.handle_of(library)
+            numbers = (*(None,) * 5, 0.0, *map(list, axes), problem.groups, "none", handle, fallback, False)
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                data = torch.empty(problem.data_shape, device=device)
+                weight = torch.empty(problem.filter_shape, device=weight_device or device)
+                return td.torch.operator._operator._init_fn(data, weight, *numbers)
+
+        return call
+
+    def test_the_library_is_asked(self, call, library):
+        with pytest.raises(td.NoArtifactError, match="these arrays are in the memory of a CUDA device"):
+            call(library, False)
+
+    def test_pytorch_computes_what_has_no_artifact(self, call, library):
+        assert str(call(library, True).device) == "cuda:0"
+
+    def test_an_artifact_comes_before_pytorch(self, call, library, monkeypatch):
+        bound = []
+
+        def bind(_, problem, filter, *_more):
+            bound.append((problem, filter.device))
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(td.Library, "bind", bind)
+        with pytest.raises(ZeroDivisionError):
+            call(library, True)
+        assert bound == [(LAYERS["2d"][0], torch.device("cuda:0"))]
+
+    def test_other_devices(self, call, library):
+        assert str(call(library, True, "xpu:0").device) == "xpu:0"
+
+
 def test_without_a_batch(library):
     problem, attributes = LAYERS["3d"]
     data, weight, _ = tensors(problem)

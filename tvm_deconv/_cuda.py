@@ -14,7 +14,7 @@ from tvm_deconv import _arrays
 from tvm_deconv._loading import Artifact, import_tvm_ffi, inside
 from tvm_deconv.errors import DeviceError, TensorError, TensorTypeError
 from tvm_deconv.manifest import Manifest
-from tvm_deconv.problem import Problem
+from tvm_deconv.problem import Array, Problem
 
 _DEVICE = 2  # of DLPack: memory of a CUDA device; 13 is managed memory, which any may read
 _PACKAGES = ("torch", "cupy")
@@ -47,6 +47,12 @@ class Framework(Protocol):
     def stream(self, device: int) -> int:
         """Return the current stream of a device."""
 
+    def to_host(self, array: Any) -> Array:
+        """Return a copy in the memory of the CPU, bfloat16 as uint16, once all before it on the stream is done."""
+
+    def fill(self, array: Any, values: Array) -> None:
+        """Copy `values` from the memory of the CPU into `array`, bfloat16 from uint16."""
+
 
 class _Torch:
     def __init__(self) -> None:
@@ -78,6 +84,13 @@ class _Torch:
 
     def stream(self, device: int) -> int:
         return int(self.torch.cuda.current_stream(device).cuda_stream)
+
+    def to_host(self, array: Any) -> Array:
+        values: Array = self.plain(array).cpu().numpy()
+        return values
+
+    def fill(self, array: Any, values: Array) -> None:
+        self.plain(array).copy_(self.torch.from_numpy(values))
 
 
 class _Unsynchronised:
@@ -112,7 +125,7 @@ class _CuPy:
             return self.cupy.empty(tuple(shape), dtype)
 
     def plain(self, array: Any) -> Any:
-        return _Unsynchronised(array.view("uint16") if self.dtype(array) == "bfloat16" else array)
+        return _Unsynchronised(self._bits(array))
 
     def canonical(self, problem: Problem, filter: Any) -> Any:
         return self.cupy.ascontiguousarray(problem.canonical_filter(filter))
@@ -123,6 +136,16 @@ class _CuPy:
     def stream(self, device: int) -> int:
         with self.cupy.cuda.Device(device):
             return int(self.cupy.cuda.get_current_stream().ptr)
+
+    def _bits(self, array: Any) -> Any:
+        return array.view("uint16") if self.dtype(array) == "bfloat16" else array
+
+    def to_host(self, array: Any) -> Array:
+        values: Array = self.cupy.asnumpy(self._bits(array))
+        return values
+
+    def fill(self, array: Any, values: Array) -> None:
+        self._bits(array).set(values)
 
 
 class Borrowed(NamedTuple):
@@ -178,19 +201,23 @@ def _check(argument: str, borrowed: Borrowed, dtypes: Sequence[str], shape: tupl
 
 
 class CudaCall:
-    """A filter bound to an artifact on the device that it is on: what `Layer` does for arrays of that device."""
+    """A filter bound to an artifact on the device that it is on: what `Layer` does for arrays of that device.
+
+    Without a manifest the artifact is the reference, which takes arrays in the memory of the CPU.
+    """
 
     def __init__(
-        self, problem: Problem, manifest: Manifest, artifact: Artifact, filter: Borrowed, bias: Borrowed | None
+        self, problem: Problem, manifest: Manifest | None, artifact: Artifact, filter: Borrowed, bias: Borrowed | None
     ) -> None:
         """Pack `filter` and convert `bias`, on their device."""
         self._problem = problem
         self._artifact = artifact
-        self._alignment = int(manifest.decisions.get("alignment", 1))
-        self._workspace_elements = manifest.scratch_bytes // (8 if problem.accumulate_dtype == "float64" else 4)
+        self._on_host = manifest is None
+        scratch = 0 if manifest is None else manifest.scratch_bytes
+        self._workspace_elements = scratch // (8 if problem.accumulate_dtype == "float64" else 4)
         self._device, framework = filter.device, filter.framework
         _check("filter", filter, [problem.dtype], problem.filter_shape)
-        packed = framework.empty(manifest.packed_shape, manifest.packed_dtype, self._device)
+        packed = framework.empty(*artifact.packed, self._device)
         canonical = framework.canonical(problem, filter.array)
         with inside():
             self._run(framework, artifact.pack, canonical, packed)
@@ -229,9 +256,9 @@ class CudaCall:
         if not borrowed.framework.contiguous(borrowed.array):
             rule = f"must be C-contiguous, of shape {borrowed.shape}; pass a contiguous copy"
             raise TensorError(argument, "strided", rule)
-        address = borrowed.framework.address(borrowed.array)
-        if address % self._alignment:
-            rule = f"address must be a multiple of {self._alignment}: this kernel moves vectors; pass a copy"
+        address, size = borrowed.framework.address(borrowed.array), int(borrowed.array.dtype.itemsize)
+        if address % size:
+            rule = f"address must be a multiple of {size}, the size of an element; pass a copy"
             raise TensorError(argument, hex(address), rule)
 
     def _check_apart(self, data: Borrowed, out: Borrowed) -> None:
@@ -246,6 +273,12 @@ class CudaCall:
 
     def _run(self, framework: Framework, function: Any, *arrays: Any) -> None:
         """Call `function` on the framework's current stream; DeviceError where it fails."""
+        if self._on_host:
+            *given, out = arrays
+            result = framework.to_host(out)
+            function(*map(framework.to_host, given), result)
+            framework.fill(out, result)
+            return
         tvm_ffi = import_tvm_ffi()
         device = tvm_ffi.device("cuda", self._device)
         stream: AbstractContextManager[Any] = tvm_ffi.use_raw_stream(device, framework.stream(self._device))

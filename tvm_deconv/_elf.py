@@ -27,7 +27,7 @@ def dynamic(data: bytes) -> Dynamic:
     """Read the dynamic section of the x86-64 shared library `data`; ValueError says what is wrong with it."""
     try:
         return _dynamic(data)
-    except struct.error:
+    except (struct.error, OverflowError):
         raise ValueError("its headers point outside of it") from None
 
 

@@ -15,7 +15,6 @@ import hashlib
 import logging
 import os
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -270,6 +269,8 @@ def _launcher_of(name: str) -> ctypes.CDLL:
 @contextlib.contextmanager
 def _private_file(data: bytes, name: str) -> Iterator[str]:
     """Yield the path of a library with the content `data` that nobody else can have written to."""
+    import tempfile  # which imports every way to compress
+
     with tempfile.TemporaryDirectory(prefix="tvm_deconv-") as directory, contextlib.ExitStack() as stack:
         path = Path(directory) / name
         descriptor = _memory_file(name)

@@ -38,8 +38,8 @@ class BrokenDefaultError(WorkerError):
 class _Meter:
     """A process that measures, and which problem it is prepared for."""
 
-    def __init__(self, *arguments: object) -> None:
-        self.worker = Worker(Meter, *arguments)
+    def __init__(self, *arguments: object, kind: type[Meter] = Meter) -> None:
+        self.worker = Worker(kind, *arguments)
         self.prepared = ""
 
 
@@ -129,6 +129,24 @@ class Meters:
     def _give(self, meter: _Meter, *, kept: bool) -> None:
         if not kept:
             meter.worker.stop()
+
+
+class DeviceMeters(Meters):
+    """Measuring on CUDA device 0 of this machine, one candidate at a time."""
+
+    def __init__(self) -> None:
+        from tvm_deconv._device import DeviceMeter
+
+        self.threads = 1
+        self._stack = contextlib.ExitStack()
+        self._only = _Meter(0, kind=DeviceMeter)
+        self._stack.callback(self._only.worker.close)
+        self._host: Host = self._only.worker.ask("host", timeout=_START_SECONDS)
+
+    @property
+    def host(self) -> Host:
+        """The device."""
+        return self._host
 
 
 class RemoteMeters(Meters):

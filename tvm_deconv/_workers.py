@@ -17,7 +17,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -25,11 +25,12 @@ import numpy as np
 
 from tvm_deconv._arrays import storage
 from tvm_deconv._loading import import_tvm_ffi
+from tvm_deconv._process import Refusal
 from tvm_deconv.bench.floors import beyond_caches, copy_bytes_per_second, fma_per_second
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.records import Schedule
 from tvm_deconv.scan.layer import numpy_dtype
-from tvm_deconv.targets import Host, detect_host
+from tvm_deconv.targets import Capability, Host, detect_host
 from tvm_deconv.verify import deviation, operands
 
 if TYPE_CHECKING:
@@ -45,11 +46,16 @@ _HOPELESS = 1.3  # a candidate so much slower than the best has had its chance a
 
 @dataclass(frozen=True)
 class Built:
-    """A compiled candidate: the library with "deconv", that with "pack", and the elements that "pack" fills."""
+    """A compiled candidate: the library with "deconv", that with "pack", and the elements that "pack" fills.
+
+    Those are accumulators, or of `packed_dtype`. "deconv" takes so many elements of workspace as an argument.
+    """
 
     deconv: Path
     pack: Path
     packed_elements: int
+    packed_dtype: str = ""
+    workspace_elements: int = 0
 
 
 class Builder:
@@ -69,17 +75,23 @@ class Builder:
         """Compile a schedule of the problem with this key. Many schedules share a "pack", which is compiled once."""
         from tvm_ffi import structural_hash
 
-        from tvm_deconv.choices import named, plan_of
-        from tvm_deconv.schedules.x86 import build_kernel
-
-        kernel = build_kernel(Problem.from_key(key), self._target, named(schedule.algorithm), plan_of(schedule))
+        kernel = self._kernel(Problem.from_key(key), schedule)
         pack = self._scratch / f"pack-{structural_hash(kernel.pack)}.so"
         if not pack.exists():
             self._link({"pack": kernel.pack}, pack)
         self._made += 1
         deconv = self._scratch / f"deconv-{os.getpid()}-{self._made}.so"
         self._link({"deconv": kernel.deconv}, deconv)
-        return Built(deconv, pack, kernel.packed_elements)
+        device = {
+            name: getattr(kernel, name) for name in ("packed_dtype", "workspace_elements") if hasattr(kernel, name)
+        }
+        return Built(deconv, pack, kernel.packed_elements, **device)
+
+    def _kernel(self, problem: Problem, schedule: Schedule) -> Any:
+        from tvm_deconv.choices import named, plan_of
+        from tvm_deconv.schedules.x86 import build_kernel
+
+        return build_kernel(problem, self._target, named(schedule.algorithm), plan_of(schedule))
 
     def _link(self, functions: dict[str, Any], path: Path) -> None:
         import tvm
@@ -88,6 +100,36 @@ class Builder:
         compiled = tvm.compile(tvm.IRModule(functions), target=target)
         made = path.with_suffix(f".{os.getpid()}.so")
         compiled.export_library(str(made), addons=[str(self._launcher)], cc=self._cc)
+        made.replace(path)
+
+
+class CudaBuilder(Builder):
+    """Compiles candidates for devices of one capability into the directory `scratch`, by `nvcc`."""
+
+    def __init__(self, target: str, scratch: Path, nvcc: str, capability: Capability) -> None:
+        from tvm_deconv.targets import CUDA_TARGETS
+
+        found = CUDA_TARGETS[target]
+        # One architecture is soon compiled, and the device runs no other.
+        code = found.fit(capability)
+        self._devices = replace(found, code=(code,), ptx=()) if code in found.code else found
+        self._scratch, self._nvcc, self._made = scratch, nvcc, 0
+        importlib.import_module("tvm_deconv.schedules.cuda")
+
+    def _kernel(self, problem: Problem, schedule: Schedule) -> Any:
+        from tvm_deconv.choices import named, plan_of
+        from tvm_deconv.schedules.cuda import build_kernel
+
+        return build_kernel(problem, named(schedule.algorithm), plan_of(schedule))
+
+    def _link(self, functions: dict[str, Any], path: Path) -> None:
+        from tvm_deconv.nvcc import compile_library
+        from tvm_deconv.schedules.cuda import source
+
+        made = path.with_suffix(f".{os.getpid()}.so")
+        for kernel in compile_library(source(functions), made, self._devices, self._nvcc):
+            if kernel.spill_bytes or kernel.stack_bytes:
+                raise Refusal(f"{kernel.kernel} spills {kernel.spill_bytes} bytes, its stack has {kernel.stack_bytes}")
         made.replace(path)
 
 
@@ -219,9 +261,9 @@ class _OutputHere:
 class Meter:
     """Runs candidates of one problem at a time on `threads` threads, here or at a server of a tracker."""
 
-    def __init__(self, threads: int, servers: Servers | None = None) -> None:
+    def __init__(self, threads: int, servers: Servers | None = None, place: Place | None = None) -> None:
         if servers is None:
-            self._place: Place = Here(threads)
+            self._place = place or Here(threads)
         else:
             from tvm_deconv._remote import Server
 
@@ -282,10 +324,12 @@ class Meter:
         problem = self._problem
         assert problem is not None
         if built.pack not in self._packed:
-            packed = self._place.put(np.empty(built.packed_elements, problem.accumulate_dtype))
+            packed = self._place.put(np.empty(built.packed_elements, built.packed_dtype or problem.accumulate_dtype))
             self._place.bind(built.pack, "pack", (self._filter, packed)).run()
             self._packed[built.pack] = packed
-        arguments = (self._data, self._packed[built.pack], *self._bias, self._out.argument)
+        elements = built.workspace_elements
+        workspace = [self._place.put(np.empty(elements, problem.accumulate_dtype))] if elements else []
+        arguments = (self._data, self._packed[built.pack], *self._bias, *workspace, self._out.argument)
         return self._place.bind(built.deconv, "deconv", arguments)
 
 

@@ -29,11 +29,11 @@ from filelock import FileLock, Timeout
 from tvm.target.codegen import llvm_is_valid_cpu, llvm_version_major
 
 from tvm_deconv._process import Worker, WorkerError
-from tvm_deconv.choices import Choice, checked, named, plan_of
+from tvm_deconv.choices import Choice, checked, for_target, named, plan_of
 from tvm_deconv.choices import choices as choose
 from tvm_deconv.errors import BuildError, DeconvError, ManifestError, ProblemError
 from tvm_deconv.launcher import find_compiler, launcher_object
-from tvm_deconv.manifest import Manifest, library_name, stem, stem_of
+from tvm_deconv.manifest import Manifest, computed_by, library_name, stem, stem_of
 from tvm_deconv.nvcc import FLAGS, compile_library, find_nvcc
 from tvm_deconv.nvcc import version as nvcc_version
 from tvm_deconv.problem import Problem
@@ -46,8 +46,6 @@ from tvm_deconv.workspace import Counted
 if TYPE_CHECKING:
     from tvm_deconv.tuning import Trial
 
-#: What a CUDA kernel is built with: its own arithmetic.
-_DEFAULT = Choice(None, "default", "the default")
 #: The packages of this project whose text decides what a kernel is.
 _SOURCES = ("compute", "launcher", "schedules")
 #: What a directory of artifacts holds besides them: a lock, and while they run, a directory for each build.
@@ -93,10 +91,11 @@ class _Job:
 def resolve_targets(target: str | Sequence[str], host: Host | None = None) -> tuple[Target, ...]:
     """Return the CPU targets that `target` names; "native" is the widest of `host`, by default this machine."""
     host = host or detect_host()
-    return tuple(dict.fromkeys(native(host) if name == "native" else get(name) for name in _names(target)))
+    return tuple(dict.fromkeys(native(host) if name == "native" else get(name) for name in names_of(target)))
 
 
-def _names(target: str | Sequence[str]) -> tuple[str, ...]:
+def names_of(target: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names in `target`; ProblemError where there is none."""
     names = (target,) if isinstance(target, str) else tuple(target)
     if not names:
         known = ", ".join(("native", *TARGETS, *CUDA_TARGETS, "a microarchitecture"))
@@ -106,7 +105,7 @@ def _names(target: str | Sequence[str]) -> tuple[str, ...]:
 
 def _resolve(target: str | Sequence[str]) -> tuple[Target | CudaTarget, ...]:
     """Return the targets that `target` names, of CPUs and of CUDA devices."""
-    found = (native(detect_host()) if name == "native" else get_any(name) for name in _names(target))
+    found = (native(detect_host()) if name == "native" else get_any(name) for name in names_of(target))
     return tuple(dict.fromkeys(found))
 
 
@@ -129,7 +128,7 @@ def export(
     found or made where they are not given.  The first of `choices` that builds is taken, by default what the installed
     tuning logs say; what does not build is told in `complaints`.  Raises BuildError, CompilerNotFound.
     """
-    output = Path(output)
+    output, problem = Path(output), computed_by(problem, target)
     cc = cc or _compiler(target)
     choices = choices or _choices(problem, target, complaints)
     name = stem(problem.artifact_key, target.name)
@@ -139,7 +138,7 @@ def export(
             for choice in choices:
                 try:
                     if isinstance(target, CudaTarget):
-                        kernel: Kernel | cuda.Kernel = _link_cuda(problem, target, made, cc)
+                        kernel: Kernel | cuda.Kernel = _link_cuda(problem, target, choice, made, cc)
                     else:
                         kernel = _link(problem, target, choice, made, cc, launcher or launcher_object(cc, scratch))
                     break
@@ -224,25 +223,28 @@ def _compiler(target: Target | CudaTarget) -> str:
 
 
 def _choices(problem: Problem, target: Target | CudaTarget, complaints: list[str] | None) -> tuple[Choice, ...]:
-    if isinstance(target, CudaTarget):
-        return (_DEFAULT,)
     return tuple(choose(problem, target, _records(target, shipped()), complaints))
 
 
-def _records(target: Target, *logs: Path | str) -> Records:
+def _records(target: Target | CudaTarget, *logs: Path | str) -> Records:
     """Read the records for `target`; where a microarchitecture has none of a problem, those for its level."""
     records = read(target.name, *logs)
-    if target.level != target.name:
+    if isinstance(target, Target) and target.level != target.name:
         of_level = read(target.level, *logs)
         records.by_problem = {**of_level.by_problem, **records.by_problem}
         records.complaints += of_level.complaints
     return records
 
 
-def _link_cuda(problem: Problem, target: CudaTarget, path: Path, nvcc: str) -> cuda.Kernel:
-    """Compile `problem` to a library at `path` whose functions launch kernels."""
+def _link_cuda(problem: Problem, target: CudaTarget, choice: Choice, path: Path, nvcc: str) -> cuda.Kernel:
+    """Compile `problem` as chosen to a library at `path` whose functions launch kernels."""
+    if problem.free:
+        raise BuildError("problem", problem.key, f"must have no free extents for {target.name}")
     try:
-        kernel = cuda.build_kernel(problem)
+        if choice.schedule:
+            kernel = cuda.build_kernel(problem, named(choice.schedule.algorithm), plan_of(choice.schedule))
+        else:
+            kernel = cuda.build_kernel(problem, cuda.algorithm_for(problem, choice.algorithms))
         text = cuda.source({"deconv": kernel.deconv, "pack": kernel.pack})
     except (RuntimeError, ValueError) as error:
         raise BuildError("problem", problem.key, f"does not compile for {target.name}: {error}") from error
@@ -309,12 +311,20 @@ def compile(
             raise ProblemError("problems", problem, "must be a sequence of Problem")
         unique.setdefault(problem.artifact_key, problem)
         names.setdefault(problem.artifact_key, []).extend((layers or {}).get(problem, ()))
+
+    def merged(target: Target | CudaTarget) -> dict[Problem, tuple[str, ...]]:
+        """The layers of each problem that `target` tells apart."""
+        found: dict[Problem, list[str]] = {}
+        for key, problem in unique.items():
+            found.setdefault(computed_by(problem, target), []).extend(names[key])
+        return {problem: tuple(dict.fromkeys(wanted)) for problem, wanted in found.items()}
+
     if trials:
         if logs is None:
             raise ProblemError("logs", logs, "must be a directory for the results of the trials")
         from tvm_deconv.tuning import tune
 
-        searched = [chosen.name for chosen in targets if isinstance(chosen, Target)]
+        searched = [chosen.name for chosen in targets]
         tune(
             unique.values(),
             searched,
@@ -339,15 +349,10 @@ def compile(
 
     pending = []
     for chosen in targets:
-        records = Records(chosen.name)
-        if isinstance(chosen, Target):
-            records = _records(chosen, shipped(), *([] if logs is None else [logs]))
-        for key, problem in unique.items():
-            wanted = tuple(dict.fromkeys(names[key]))
-            complaints = records.complaints_of(key)
-            choices: tuple[Choice, ...] = (_DEFAULT,)
-            if isinstance(chosen, Target):
-                choices = tuple(choose(problem, chosen, records, complaints, using))
+        records = _records(chosen, shipped(), *([] if logs is None else [logs]))
+        for problem, wanted in merged(chosen).items():
+            complaints = records.complaints_of(problem.artifact_key)
+            choices = tuple(choose(problem, chosen, records, complaints, for_target(using, chosen)))
             current = _up_to_date(problem, chosen, directory, wanted, choices[0])
             if current:
                 note(Outcome(problem, wanted, chosen.name, "current", current, None, 0.0, tuple(complaints)))

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tvm_deconv.errors import DeconvError, ProblemError
 from tvm_deconv.problem import Problem
 from tvm_deconv.records import Record, Records, Schedule
-from tvm_deconv.schedules.x86 import ALGORITHMS, Algorithm, Plan, default_plan
-from tvm_deconv.targets import Target, get
+from tvm_deconv.schedules import cuda
+from tvm_deconv.schedules.x86 import ALGORITHMS, Plan, default_plan
+from tvm_deconv.targets import CudaTarget, Target, get_any
 
 #: Records farther than this from a problem say less about it than the arithmetic of the default does.
 FAR = 8.0
@@ -54,27 +56,35 @@ class Choice:
     algorithms: tuple[str, ...] | None = None
 
 
-def named(algorithm: str) -> Algorithm:
-    """Return the algorithm called `algorithm`; ProblemError lists the known names."""
-    for known in ALGORITHMS:
+_EVERY = (*ALGORITHMS, *cuda.ALGORITHMS)
+
+
+def of_target(target: Target | CudaTarget) -> Sequence[Any]:
+    """Return the algorithms for a target, those of `schedules.x86` or `schedules.cuda`."""
+    return cuda.ALGORITHMS if isinstance(target, CudaTarget) else ALGORITHMS
+
+
+def named(algorithm: str) -> Any:
+    """Return the algorithm called `algorithm`, for whichever targets; ProblemError lists the known names."""
+    for known in _EVERY:
         if known.name == algorithm:
             return known
-    raise ProblemError("algorithm", algorithm, f"must be one of {', '.join(known.name for known in ALGORITHMS)}")
+    raise ProblemError("algorithm", algorithm, f"must be one of {', '.join(known.name for known in _EVERY)}")
 
 
-def plan_of(schedule: Schedule) -> Plan:
+def plan_of(schedule: Schedule) -> Plan | cuda.Plan:
     """Return the plan of a schedule; ProblemError where it is not one of this version's."""
     decisions = dict(schedule.decisions)
     try:
-        plan = named(schedule.algorithm).family.read(decisions)
+        plan: Plan | cuda.Plan = named(schedule.algorithm).family.read(decisions)
     except (KeyError, TypeError, ValueError) as error:
         raise ProblemError("decisions", decisions, f"are not those of a plan: {error}") from None
-    if plan.decisions != decisions or min(decisions.values()) < 0:
+    if plan.decisions != decisions or min(decisions.values(), default=0) < 0:
         raise ProblemError("decisions", decisions, "are not those of a plan")
     return plan
 
 
-def of_algorithm(problem: Problem, algorithm: Algorithm, target: Target) -> list[Candidate]:
+def of_algorithm(problem: Problem, algorithm: Any, target: Target | CudaTarget) -> list[Candidate]:
     """Return every plan of one algorithm that is worth considering, the cheapest first."""
     found = algorithm.family.plans(problem, target)
     return [Candidate(Schedule.of(algorithm.name, plan.decisions), cost) for cost, plan in found]
@@ -82,17 +92,17 @@ def of_algorithm(problem: Problem, algorithm: Algorithm, target: Target) -> list
 
 def idle(problem: Problem, schedule: Schedule, threads: int) -> float:
     """Return the time that `threads` threads take over what they would take if all had the same to do, at least 1."""
-    tasks = named(schedule.algorithm).family.tasks(problem, plan_of(schedule))
+    tasks: int = named(schedule.algorithm).family.tasks(problem, plan_of(schedule))
     return -(-tasks // threads) * threads / tasks
 
 
 def space(
-    problem: Problem, target: Target, threads: int = 1, algorithms: Collection[str] | None = None
+    problem: Problem, target: Target | CudaTarget, threads: int = 1, algorithms: Collection[str] | None = None
 ) -> list[Candidate]:
     """Return every schedule worth considering, of all `algorithms` that admit the problem, the cheapest first."""
     admitting = (
         algorithm
-        for algorithm in ALGORITHMS
+        for algorithm in of_target(target)
         if (algorithms is None or algorithm.name in algorithms) and algorithm.admits(problem, target)
     )
     found = [
@@ -103,8 +113,10 @@ def space(
     return sorted(found, key=lambda candidate: candidate.cost)
 
 
-def default(problem: Problem, target: Target, algorithms: Collection[str] | None = None) -> Schedule:
+def default(problem: Problem, target: Target | CudaTarget, algorithms: Collection[str] | None = None) -> Schedule:
     """Return the schedule that arithmetic alone chooses."""
+    if isinstance(target, CudaTarget):
+        return Schedule.of(*cuda.default_schedule(problem, algorithms))
     algorithm, plan = default_plan(problem, target, algorithms)
     return Schedule.of(algorithm.name, plan.decisions)
 
@@ -115,7 +127,7 @@ def distance(one: Schedule, other: Schedule) -> float:
     return sum(abs(math.log2((value + 1) / (theirs.get(name, 0) + 1))) for name, value in one.decisions)
 
 
-def adapt(schedule: Schedule, source: Problem, problem: Problem, target: Target) -> Schedule:
+def adapt(schedule: Schedule, source: Problem, problem: Problem, target: Target | CudaTarget) -> Schedule:
     """Return the schedule of `problem` that is most like `schedule` of the problem `source`.
 
     A decision that is the largest of its problem, such as a block that holds a whole axis, becomes the largest.
@@ -142,7 +154,7 @@ def adapt(schedule: Schedule, source: Problem, problem: Problem, target: Target)
 
 def apart(one: Problem, other: Problem) -> float:
     """How unlike two problems are; infinite where layout, type or the number of axes differ."""
-    if (one.rank, one.dtype, one.data_format) != (other.rank, other.dtype, other.data_format):
+    if any(getattr(one, name) != getattr(other, name) for name in ("rank", "dtype", "precision", "data_format")):
         return math.inf
 
     def extents(problem: Problem, name: str) -> tuple[int, ...]:
@@ -157,7 +169,7 @@ def apart(one: Problem, other: Problem) -> float:
 
 
 def nearest(
-    problem: Problem, target: Target, records: Records, algorithms: Collection[str] | None = None
+    problem: Problem, target: Target | CudaTarget, records: Records, algorithms: Collection[str] | None = None
 ) -> tuple[Record, Schedule] | None:
     """Return the best record of the problem most like `problem`, and its schedule adapted; None where none is near.
 
@@ -188,13 +200,18 @@ def checked(algorithms: Iterable[str] | None) -> tuple[str, ...] | None:
         return None
     asked = {named(name).name for name in algorithms}
     if not asked:
-        raise ProblemError("algorithms", (), f"must name at least one of {', '.join(a.name for a in ALGORITHMS)}")
-    return tuple(known.name for known in ALGORITHMS if known.name in asked)
+        raise ProblemError("algorithms", (), f"must name at least one of {', '.join(a.name for a in _EVERY)}")
+    return tuple(known.name for known in _EVERY if known.name in asked)
+
+
+def for_target(algorithms: Collection[str] | None, target: Target | CudaTarget) -> tuple[str, ...] | None:
+    """Return those of `algorithms` that are for a target; None, all, where none is."""
+    return tuple(a.name for a in of_target(target) if algorithms and a.name in algorithms) or None
 
 
 def choices(
     problem: Problem,
-    target: Target,
+    target: Target | CudaTarget,
     records: Records,
     complaints: list[str] | None = None,
     algorithms: tuple[str, ...] | None = None,
@@ -222,7 +239,7 @@ def choices(
 def replays(record: Record) -> str | None:
     """Return why a record does not replay with this version, None where it does; nothing is compiled."""
     try:
-        get(record.target)
+        get_any(record.target)
         plan_of(record.schedule)
     except DeconvError as error:
         return f"record of {record.problem} for {record.target} by {record.algorithm}: does not replay: {error}"

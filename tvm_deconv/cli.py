@@ -300,7 +300,7 @@ _KEY = click.Path(exists=True, dir_okay=False, path_type=Path)
 def sign(directory: Path, key: Path) -> None:
     """Sign the artifacts in DIRECTORY, for verify --key and load(..., public_key=).
 
-    Every library is held against its manifest first. Weights and other files are not signed.
+    Every library is held against its manifest first. Files of weights beside them are signed too.
     """
     library = load(directory)
     for error in library.broken.values():
@@ -488,7 +488,7 @@ def _own(library: Library, problem: Problem) -> list[Decision]:
     return [
         decision
         for decision in decisions
-        if decision.manifest is None or decision.manifest.problem == problem.artifact_key
+        if decision.manifest is None or decision.manifest.problem in problem.artifact_keys
     ]
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tvm_deconv.problem import Problem
 from tvm_deconv.records import Log, Records, best, read
-from tvm_deconv.targets import TARGETS, get
+from tvm_deconv.targets import CUDA_TARGETS, TARGETS, get_any
 
 if TYPE_CHECKING:
     from tvm_deconv.tuning import Trial, Tuned
@@ -26,7 +26,7 @@ _KEPT = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 def _checked(_context: click.Context, _parameter: click.Parameter, name: str | None) -> str | None:
-    return name and get(name).name
+    return name and get_any(name).name
 
 
 _TARGET = click.option("--target", metavar="TARGET", callback=_checked, help="Only records for this target.")
@@ -120,7 +120,8 @@ def search(
 def _found(problems: dict[Problem, list[str]], logs: Path, tuned: Sequence[Tuned]) -> Table:
     names: dict[str, list[str]] = {}
     for problem, layers in problems.items():
-        names.setdefault(problem.artifact_key, []).extend(layers)
+        for key in problem.artifact_keys:
+            names.setdefault(key, []).extend(layers)
     table = Table(title=f"{logs}: {sum(found.trials for found in tuned)} trials", title_justify="left")
     for name in ("layer", "target", "algorithm"):
         table.add_column(name, overflow="fold")
@@ -144,7 +145,9 @@ def _found(problems: dict[Problem, list[str]], logs: Path, tuned: Sequence[Tuned
 
 
 @click.command()
-@searching(*TARGETS, target="CPU to tune for, which the machine that measures must be")
+@searching(
+    *TARGETS, *CUDA_TARGETS, target="CPU that the machine that measures must be, or CUDA device that it must have"
+)
 @click.option("--trials", type=click.IntRange(0), default=64, show_default=True, help="Per problem on average.")
 @click.option("--logs", type=LOGS, required=True, help="Directory of the results; what is there is not measured again.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of the calls that are timed.")

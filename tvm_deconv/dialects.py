@@ -5,7 +5,7 @@ with `nat = s*(X-1) + (K-1)*d + 1` and an output extent Y, the pad to share out 
 an output is longer than `nat + op` stays zero at its end. docs/semantics.md has the tables.
 
 The batch and, with one or two spatial axes, spatial extents of `data_shape` may be "any": that makes a variable
-problem, whose output extents follow from the attributes in every call.
+problem, whose output extents follow from the attributes in every call. `precision` is that of `Problem`.
 
 Every function raises ProblemError with the attribute, its value and the rule.
 """
@@ -157,6 +157,7 @@ def from_openvino(
     output_padding: Ints | None = None,
     output_shape: Ints | None = None,
     dtype: str = "float32",
+    precision: str = "ieee",
     epilogue: Epilogue = Epilogue(),  # noqa: B008 (frozen)
     output_shape_rule: Literal["runtime", "formula"] = "runtime",
     data_format: Literal["NCX", "NXC"] = "NCX",
@@ -182,7 +183,7 @@ def from_openvino(
     return Problem(
         batch=batch, groups=groups, in_channels=in_channels, out_channels=out_channels, data_spatial=spatial,
         kernel=kernel, **axes, dtype=dtype, data_format=data_format, filter_format="GIOX" if grouped else "IOX",
-        epilogue=epilogue, free=free,
+        epilogue=epilogue, free=free, precision=precision,
     )  # fmt: skip
 
 
@@ -201,6 +202,7 @@ def from_onednn(
     data_format: Literal["NXC", "NCX"] = "NXC",
     filter_format: Literal["XIO", "OIX", "XOI", "IOX"] = "XIO",
     dtype: str = "float32",
+    precision: str = "ieee",
     epilogue: Epilogue = Epilogue(),  # noqa: B008 (frozen)
     output_shape_rule: Literal["runtime", "formula"] = "runtime",
 ) -> Problem:
@@ -226,7 +228,7 @@ def from_onednn(
     return Problem(
         batch=batch, groups=groups, in_channels=channels // groups, out_channels=out_channels, data_spatial=spatial,
         kernel=tuple(kernel), **axes, dtype=dtype, data_format=data_format, filter_format=filter_format,
-        epilogue=epilogue, free=free,
+        epilogue=epilogue, free=free, precision=precision,
     )  # fmt: skip
 
 
@@ -243,6 +245,7 @@ def from_onnx(
     group: int = 1,
     kernel_shape: Ints | None = None,
     dtype: str = "float32",
+    precision: str = "ieee",
     epilogue: Epilogue = Epilogue(),  # noqa: B008 (frozen)
 ) -> Problem:
     """ConvTranspose of ONNX, by the text of opset 11 and later.
@@ -280,7 +283,7 @@ def from_onnx(
     return Problem(
         batch=batch, groups=groups, in_channels=channels // groups, out_channels=shape[1], data_spatial=spatial,
         kernel=kernel, strides=steps, dilations=spread, pads_begin=begin, output_spatial=extents, dtype=dtype,
-        epilogue=epilogue, free=free,
+        epilogue=epilogue, free=free, precision=precision,
     )  # fmt: skip
 
 
@@ -303,6 +306,7 @@ def from_torch(
     dilation: int | Ints = 1,
     output_size: Ints | None = None,
     dtype: str = "float32",
+    precision: str = "ieee",
     epilogue: Epilogue = Epilogue(),  # noqa: B008 (frozen)
 ) -> Problem:
     """conv_transpose1d, 2d and 3d of PyTorch; the filter ``[Cin, Cout/G, *K]`` decides the rank.
@@ -342,7 +346,7 @@ def from_torch(
         batch=batch, groups=groups, in_channels=channels // groups, out_channels=shape[1], data_spatial=spatial,
         kernel=kernel, strides=steps, dilations=spread, pads_begin=pads,
         output_spatial=_extents(whole, pads, pads, extra, "padding", pads), dtype=dtype, epilogue=epilogue,
-        free=free,
+        free=free, precision=precision,
     )  # fmt: skip
 
 

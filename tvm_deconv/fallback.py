@@ -16,10 +16,10 @@ import numpy as np
 
 from tvm_deconv import _arrays, _loading
 from tvm_deconv.errors import ArtifactError, BuildError, ProblemError
-from tvm_deconv.manifest import Manifest, stem
+from tvm_deconv.manifest import Manifest, computed_by, stem
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.reference import reference
-from tvm_deconv.targets import MAX_TARGET_VARIABLE, Host, Target, supported
+from tvm_deconv.targets import MAX_TARGET_VARIABLE, CudaTarget, Host, Target, supported
 
 #: Without `-c`'s "" in front of the path: what lies in the current directory is not what is imported.
 _PROGRAM = """
@@ -55,13 +55,12 @@ def widest_target(host: Host, cap: Target | None) -> Target:
     raise ProblemError("fallback", "compile", f"there is no target for this CPU ({host.name}){allowed}")
 
 
-def compiled(problem: Problem, host: Host, cap: Target | None) -> tuple[Manifest, _loading.Artifact]:
-    """Load the artifact for `problem` from the user's cache, where it is built once, under a lock.
+def compiled(problem: Problem, target: Target | CudaTarget) -> tuple[Manifest, _loading.Artifact]:
+    """Load the artifact for `problem` and `target` from the user's cache, where it is built once, under a lock.
 
-    Raises BuildError, ProblemError (no target), ArtifactError.
+    Raises BuildError, ArtifactError.
     """
-    directory = cache_directory()
-    target = widest_target(host, cap)
+    directory, problem = cache_directory(), computed_by(problem, target)
     name = stem(problem.artifact_key, target.name)
     try:
         return _cached(directory, name)
@@ -85,7 +84,7 @@ def _cached(directory: Path, name: str) -> tuple[Manifest, _loading.Artifact]:
     return manifest, _loading.load(directory, manifest)
 
 
-def _build(problem: Problem, target: Target, directory: Path) -> None:
+def _build(problem: Problem, target: Target | CudaTarget, directory: Path) -> None:
     _loading.LOG.warning("compiling %s for %s into %s", problem.key, target.name, directory)
     command = [sys.executable, "-c", _PROGRAM, problem.artifact_key, target.name, str(directory)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)

@@ -35,7 +35,7 @@ from tvm_deconv.errors import (
 )
 from tvm_deconv.manifest import Accepted, Decision, Manifest, Rejected
 from tvm_deconv.problem import ANY, Epilogue, Problem, integer, one_of
-from tvm_deconv.targets import Capability, Host, Target, cuda_capability, detect_host, max_target
+from tvm_deconv.targets import Capability, Host, Target, cuda_capability, cuda_target, detect_host, max_target
 
 Ints = Sequence[int]
 _FALLBACKS = ("compile", "reference")
@@ -59,11 +59,12 @@ def load(
 
     With `digest`, that of an earlier `Library.digest`, nothing but those artifacts is loaded. With `public_key`, the
     PEM file of an Ed25519 key, nothing but what its owner signed is ("tvm-deconv sign"; needs the package
-    cryptography). Raises IntegrityError.
+    cryptography), and the files of weights beside it must be those that were signed. Raises IntegrityError.
 
     `fallback` says what to do with a problem that no artifact serves: "compile" builds one into the user's cache, once,
-    where the compiler is installed and nothing is pinned; "reference" computes with NumPy, slowly; both may be given,
-    in the order to try. By default it is NoArtifactError.
+    where the compiler is installed and nothing is pinned, for the device of the filter where that is on one;
+    "reference" computes with NumPy, slowly, and copies from and to a device; both may be given, in the order to try. By
+    default it is NoArtifactError.
     """
     wanted = (fallback,) if isinstance(fallback, str) else tuple(fallback or ())
     for name in wanted:
@@ -153,7 +154,7 @@ class Library:
         self._pinned = pinned
         self._fallback = tuple(fallback)
         self._best: dict[Problem, tuple[Manifest | None, _loading.Artifact]] = {}
-        self._best_on: dict[tuple[Problem, int], tuple[Manifest, _loading.Artifact]] = {}
+        self._best_on: dict[tuple[Problem, int], tuple[Manifest | None, _loading.Artifact]] = {}
         self._serving: dict[str, list[Manifest]] = {}
         for manifest in self.manifests:
             self._serving.setdefault(manifest.problem, []).append(manifest)
@@ -210,10 +211,9 @@ class Library:
         found = self._best_on.get((problem, filter.device))
         if found is None:
             capability = cuda_capability(filter.device)
-            best = self._choose(problem, self._serving.get(problem.artifact_key, ()), capability)
-            if best is None:
-                raise NoArtifactError(problem.artifact_key, self.select(problem, filter.device))
-            found = self._best_on[problem, filter.device] = self._open(problem, best, capability)
+            best = self._choose(problem, self._candidates(problem), capability)
+            found = self._open(problem, best, capability) if best else self._fall_back(problem, filter.device)
+            self._best_on[problem, filter.device] = found
         _check_bias(problem, bias)
         offset = None if bias is None else _cuda.borrow("bias", bias)
         return CudaLayer(problem, *found, filter, offset)
@@ -223,10 +223,13 @@ class Library:
         _check_problem(problem)
         found = self._best.get(problem)
         if found is None:
-            exact = self._serving.get(problem.artifact_key, ())
+            exact = self._candidates(problem)
             best = self._choose(problem, [*exact, *(manifest for manifest in self._variable if manifest not in exact)])
             found = self._best[problem] = self._open(problem, best) if best else self._fall_back(problem)
         return found
+
+    def _candidates(self, problem: Problem) -> list[Manifest]:
+        return [manifest for key in problem.artifact_keys for manifest in self._serving.get(key, ())]
 
     def _choose(
         self, problem: Problem, among: Sequence[Manifest], capability: Capability | None = None
@@ -258,15 +261,17 @@ class Library:
             return None
         return None if self._pinned and newer != manifest else self._choose(problem, [newer], capability)
 
-    def _fall_back(self, problem: Problem) -> tuple[Manifest | None, _loading.Artifact]:
-        from tvm_deconv.fallback import compiled, computed  # rarely needed, and not quick to import
+    def _fall_back(self, problem: Problem, device: int | None = None) -> tuple[Manifest | None, _loading.Artifact]:
+        from tvm_deconv.fallback import compiled, computed, widest_target  # rarely needed, and not quick to import
 
-        decisions = self.select(problem)
+        decisions = self.select(problem, device)
         for name in self._fallback:
             if name == "reference":
                 return None, computed(problem)
             try:
-                return compiled(problem, self.host, self._cap)
+                if device is None:
+                    return compiled(problem, widest_target(self.host, self._cap))
+                return compiled(problem, cuda_target(cuda_capability(device)))
             except DeconvError as error:
                 LOG.warning("%s", error)
                 decisions.insert(0, Rejected(None, str(error), f"fallback {name}"))
@@ -479,7 +484,7 @@ class CudaLayer(Layer):
     def __init__(
         self,
         problem: Problem,
-        manifest: Manifest,
+        manifest: Manifest | None,
         artifact: _loading.Artifact,
         filter: _cuda.Borrowed,
         bias: _cuda.Borrowed | None,

@@ -41,7 +41,7 @@ from typing import Any, NoReturn, TypeAlias
 from tvm_deconv import _files
 from tvm_deconv.errors import ManifestError, ProblemError
 from tvm_deconv.problem import Problem
-from tvm_deconv.targets import CUDA_TARGETS, MAX_TARGET_VARIABLE, TARGETS, Capability, Target
+from tvm_deconv.targets import CUDA_TARGETS, MAX_TARGET_VARIABLE, TARGETS, Capability, CudaTarget, Target
 
 FORMAT = 1
 MAX_MANIFEST_BYTES = 1 << 20
@@ -59,6 +59,11 @@ _FILE = re.compile(r"([0-9a-f]{16}-[A-Za-z0-9][A-Za-z0-9._+-]*?)(?:\.json|\.[0-9
 _SURROGATE = re.compile("[\ud800-\udfff]")  # alone, as JSON allows it; such a string cannot be written
 _INT64 = 1 << 63
 _LINE = 64  # alignment in a workspace
+
+
+def computed_by(problem: Problem, target: Target | CudaTarget) -> Problem:
+    """Return what an artifact of `target` for `problem` computes: CPUs have no TF32, they compute exactly."""
+    return problem if isinstance(target, CudaTarget) else problem.replace(precision="ieee")
 
 
 def stem(artifact_key: str, target: str) -> str:
@@ -304,21 +309,23 @@ def select(
     With a `capability`, on a CUDA device which has that, for arrays in its memory.
 
     1. A manifest that could not be read (`broken`: name to reason) is rejected.
-    2. The key must be the problem's artifact key, or that of a variable problem that serves it; the reason names the
-       fields that differ.
+    2. The key must be one of the problem's artifact keys, or that of a variable problem that serves it; the reason
+       names the fields that differ.
     3. The target must be one that this version knows, or a microarchitecture: any other name, whose flags, which the
        manifest has all of, hold those of a level.
     4. It must be for the CPU, or for a CUDA device of this `capability`, wherever the arrays are; the flags it needs
        must be among `features`; the reason names the missing ones.
     5. With a `cap`, they must be among those of the cap too.
 
-    Accepted: the wider feature set first (a superset has more flags, so counting respects the partial order), or the
-    code closest to the device; exact before variable (which is better the fewer extents are free), tuned before
-    default, then by name. Rejected: those for this problem, the unreadable, the others by likeness.
+    Accepted: the wider feature set first (a superset has more flags, so counting respects the partial order), or what
+    computes in the precision asked for, then the code closest to the device; exact before variable (which is better
+    the fewer extents are free), tuned before default, then by name. Rejected: those for this problem, the unreadable,
+    the others by likeness.
     """
     ranked: list[tuple[tuple[int | str, ...], Decision]] = []
+    keys = problem.artifact_keys
     for manifest in manifests:
-        exact = manifest.problem == problem.artifact_key
+        exact = manifest.problem in keys
         if not exact and not (manifest.parsed.free and manifest.parsed.serves(problem)):
             differing = _differing(problem, manifest.parsed)
             more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
@@ -337,6 +344,7 @@ def select(
         rank = (
             0,
             -len(manifest.required),
+            manifest.parsed.precision != problem.precision,
             -fit[0],
             -fit[1],
             len(manifest.parsed.free) * (not exact),

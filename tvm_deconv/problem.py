@@ -39,6 +39,8 @@ _DTYPES = {
 }
 _BYTES = {name: size for name, (size, _, _) in _DTYPES.items()} | {"int32": 4}
 DTYPES = tuple(_DTYPES)
+#: How float32 products are computed: as IEEE 754 has it, or with factors rounded to 11 bits where the target can.
+PRECISIONS = ("ieee", "tf32")
 ACTIVATIONS = ("none", "relu", "leaky_relu", "sigmoid", "tanh", "gelu", "silu", "clip")
 DATA_FORMATS = ("NCX", "NXC")
 #: The formats a problem keeps, and the other names of the same memory.
@@ -176,7 +178,7 @@ _KEY = re.compile(
     r"n(?P<batch>\d+|any)-g(?P<groups>\d+)-i(?P<in_channels>\d+)-o(?P<out_channels>\d+)"
     r"-x(?P<data_spatial>(?:any|[\dx])+)-k(?P<kernel>[\dx]+)-s(?P<strides>[\dx]+)-d(?P<dilations>[\dx]+)"
     r"-p(?P<pads_begin>[\dx]+)-y(?P<output_spatial>(?:any[+-]|[\dx])+)"
-    r"-(?P<dtype>[a-z0-9]+)-(?P<data_format>[A-Z]+)-(?P<filter_format>[A-Z]+)-(?P<epilogue>[^\s/]+)",
+    r"-(?P<dtype>[a-z0-9]+)(?:\+(?P<precision>[a-z0-9]+))?-(?P<data_format>[A-Z]+)-(?P<filter_format>[A-Z]+)-(?P<epilogue>[^\s/]+)",
     re.ASCII,
 )
 
@@ -192,7 +194,9 @@ class Problem:
     ``"any"`` in `data_spatial`, where `output_spatial` then has ``"any+c"`` for ``s*(X-1) + c``. `free` lists those
     axes of the data (0 the batch, 1 the first spatial axis). Their fields, and all that follows from them, are those of
     a typical call: a batch of 1, 1024 positions of one axis, 64 of each of two. `at` gives the problem of a call.
-    Raises ProblemError.
+
+    `precision` "tf32", of float32 problems, permits data and filter to be rounded to TF32 before they are multiplied;
+    sums stay float32. It asks for nothing: what computes exactly serves such a problem too. Raises ProblemError.
     """
 
     batch: int
@@ -210,6 +214,7 @@ class Problem:
     filter_format: str = "IOX"
     epilogue: Epilogue = Epilogue()
     free: tuple[int, ...] = ()
+    precision: str = "ieee"
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -226,6 +231,9 @@ class Problem:
             put(name, integers(name, getattr(self, name), minimum, self.rank))
         put("dilations", tuple(1 if k == 1 else d for k, d in zip(self.kernel, self.dilations, strict=True)))
         one_of("dtype", self.dtype, DTYPES)
+        one_of("precision", self.precision, PRECISIONS)
+        if self.precision != "ieee" and self.dtype != "float32":
+            raise ProblemError("precision", self.precision, f"must be ieee where dtype={self.dtype}")
         one_of("data_format", self.data_format, DATA_FORMATS)
         one_of("filter_format", self.filter_format, (*FILTER_FORMATS, *_FILTER_ALIASES))
         put("filter_format", _FILTER_ALIASES.get(self.filter_format, self.filter_format))
@@ -403,17 +411,23 @@ class Problem:
         output: list[int | str] = [*self.output_spatial]
         for axis in (axis - 1 for axis in self.free if axis):
             data[axis], output[axis] = ANY, f"{ANY}{self.output_constant(axis):+d}"
+        dtype = self.dtype if self.precision == "ieee" else f"{self.dtype}+{self.precision}"
         return (
             f"n{ANY if 0 in self.free else self.batch}-g{self.groups}-i{self.in_channels}-o{self.out_channels}"
             f"-x{by(data)}-k{by(self.kernel)}-s{by(self.strides)}-d{by(self.dilations)}"
             f"-p{by(self.pads_begin)}-y{by(output)}"
-            f"-{self.dtype}-{self.data_format}-{self.filter_format}-{self.epilogue}"
+            f"-{dtype}-{self.data_format}-{self.filter_format}-{self.epilogue}"
         )
 
     @property
     def artifact_key(self) -> str:
         """The key of the library that serves the problem: filters reach it as ``[G, Ci, Co, *K]`` from any format."""
         return self.replace(filter_format="GIOX").key
+
+    @property
+    def artifact_keys(self) -> tuple[str, ...]:
+        """The `artifact_key`, and that of the exact problem where less is permitted: either library serves."""
+        return tuple(dict.fromkeys((self.artifact_key, self.replace(precision="ieee").artifact_key)))
 
     @staticmethod
     def from_key(key: str) -> Problem:
@@ -435,6 +449,7 @@ class Problem:
                 raise ProblemError("key", key, f"{name} must fit in 64 bits")
             fields[name] = read(numbers[0]) if name in channels else tuple(map(read, numbers))
         fields["epilogue"] = Epilogue.parse(fields["epilogue"])
+        fields["precision"] = fields["precision"] or "ieee"
         problem = Problem(**fields)
         if problem.key != key:
             raise ProblemError("key", key, f"must be written {problem.key}")
@@ -470,12 +485,13 @@ class Problem:
     def serves(self, other: Problem) -> bool:
         """Tell whether a kernel for this problem computes `other`: they differ in extents that are free here only.
 
-        Filter formats do not matter, as to artifacts.
+        Filter formats do not matter, as to artifacts, and a kernel may be more exact than what `other` permits.
         """
         if not set(other.free) <= set(self.free) or other.rank != self.rank:
             return False
+        exact = {"precision": "ieee"} if self.precision == "ieee" else {}
         try:
-            return other.replace(filter_format=self.filter_format, free=self.free) == self
+            return other.replace(filter_format=self.filter_format, free=self.free, **exact) == self
         except ProblemError:  # its output would be negative at the typical extent
             return False
 

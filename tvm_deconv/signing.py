@@ -1,18 +1,19 @@
-"""Signatures of directories of artifacts: Ed25519 over their digest, kept beside them. Needs the package cryptography.
+"""Signatures of directories: Ed25519 over artifacts and weights, kept beside them. Needs the package cryptography.
 
 Keys are PEM files::
 
     openssl genpkey -algorithm ed25519 -out private.pem
     openssl pkey -in private.pem -pubout -out public.pem
 
-What is signed is `Library.digest`, so every manifest that reads and, through it, every library that can be loaded;
-other files of the directory, weights among them, are not.
+What is signed is `Library.digest`, so every manifest that reads and, through it, every library that can be loaded; and
+the SHA-256 of each file of weights (``*.safetensors``), of which there may be no others. Other files are not signed.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,19 +25,26 @@ if TYPE_CHECKING:
 
 FILE = "signature.json"
 FORMAT = 1
-_MAX_BYTES = 1 << 14
+_MAX_BYTES = 1 << 20
 _KINDS = ("public key", "private key")
 
 
-def _statement(digest: str) -> bytes:
+def _statement(digest: str, weights: Mapping[str, str]) -> bytes:
     # The words keep a signature from being one of something else made with the same key.
-    return f"tvm_deconv artifacts {digest}".encode()
+    return f"tvm_deconv artifacts {digest} weights {json.dumps(weights, sort_keys=True)}".encode()
+
+
+def _weights(root: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file of weights in `root`, by name."""
+    return {path.name: _files.sha256(path, IntegrityError) for path in sorted(root.glob("*.safetensors"))}
 
 
 def sign(root: Path, digest: str, private_key: Path) -> Path:
     """Write the signature of the directory `root`, whose digest this is, and return its path. Raises ArtifactError."""
     key: Ed25519PrivateKey = _key(private_key, private=True)
-    content = {"format": FORMAT, "digest": digest, "signature": key.sign(_statement(digest)).hex()}
+    weights = _weights(root)
+    signature = key.sign(_statement(digest, weights)).hex()
+    content = {"format": FORMAT, "digest": digest, "weights": weights, "signature": signature}
     path = root / FILE
     with tempfile.TemporaryDirectory(dir=root, prefix=".signing-") as scratch:
         made = Path(scratch) / FILE
@@ -55,14 +63,20 @@ def check(root: Path, digest: str, public_key: Path) -> None:
     try:
         found = json.loads(data)
         version, signed, signature = found["format"], found["digest"], bytes.fromhex(found["signature"])
+        weights = dict(found["weights"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise IntegrityError(path, f"must be a signature that tvm-deconv sign wrote: {error}") from None
     if version != FORMAT:
         raise IntegrityError(path, f"must be {FORMAT}: another version wrote it", "format", version)
     if signed != digest:
         raise IntegrityError(path, f"must be {digest}: artifacts were added, changed or removed", "digest", signed)
+    present = _weights(root)
+    for name in sorted({*present, *weights}):
+        if present.get(name) != weights.get(name):
+            rule = f"must be {weights.get(name)}: weights were added, changed or removed"
+            raise IntegrityError(root / name, rule, "sha256", present.get(name))
     try:
-        key.verify(signature, _statement(digest))
+        key.verify(signature, _statement(digest, weights))
     except InvalidSignature:
         raise IntegrityError(path, f"must be made with the key that belongs to {public_key}", "signature") from None
 

@@ -120,6 +120,16 @@ CUDA_TARGETS: Mapping[str, CudaTarget] = {
 }
 
 
+def cuda_target(capability: Capability) -> CudaTarget:
+    """Return the target whose code is the closest to a device of `capability`; ProblemError where none runs there."""
+    fitting = [target for target in CUDA_TARGETS.values() if target.runs_on(capability)]
+    if not fitting:
+        least = min(known for target in CUDA_TARGETS.values() for known in target.code)
+        rule = f"must be a device of compute capability {'.'.join(map(str, least))} or later"
+        raise ProblemError("target", ".".join(map(str, capability)), rule)
+    return max(fitting, key=lambda target: (target.fit(capability), -len(target.code)))
+
+
 def get(name: str) -> Target:
     """Return the CPU target called `name`, a level or a microarchitecture; ProblemError lists the known names."""
     found = _known(name, TARGETS)
@@ -259,13 +269,18 @@ _CUDA_NAME = "libcuda.so.1"
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
 
+def cuda_driver(device: int = 0) -> ctypes.CDLL:
+    """Return the library of NVIDIA's driver; DeviceError, about CUDA device number `device`, where there is none."""
+    try:
+        return ctypes.CDLL(_CUDA_NAME)
+    except OSError:
+        raise DeviceError("device", f"cuda:{device}", f"needs NVIDIA's driver: {_CUDA_NAME} is not found") from None
+
+
 @functools.cache
 def cuda_capability(device: int = 0) -> Capability:
     """Return the compute capability of CUDA device number `device`; DeviceError says what is missing."""
-    try:
-        driver = ctypes.CDLL(_CUDA_NAME)
-    except OSError:
-        raise DeviceError("device", f"cuda:{device}", f"needs NVIDIA's driver: {_CUDA_NAME} is not found") from None
+    driver = cuda_driver(device)
 
     def ask(function: str, *arguments: object) -> None:
         code = getattr(driver, function)(*arguments)

@@ -28,18 +28,20 @@ from functools import cache
 from pathlib import Path
 
 from tvm_deconv import build
-from tvm_deconv._meters import BrokenDefaultError, Meters, RemoteMeters
+from tvm_deconv._meters import BrokenDefaultError, DeviceMeters, Meters, RemoteMeters
 from tvm_deconv._process import Worker, WorkerError
 from tvm_deconv._remote import Tracker
-from tvm_deconv._workers import Builder, Built, Measured
+from tvm_deconv._workers import Builder, Built, CudaBuilder, Measured
 from tvm_deconv.bench.floors import FMA_DTYPES, build_fma
 from tvm_deconv.bench.run import Floors
-from tvm_deconv.choices import Candidate, Choice, checked, choices, default, distance, nearest, space
-from tvm_deconv.errors import ProblemError
+from tvm_deconv.choices import Candidate, Choice, checked, choices, default, distance, for_target, nearest, space
+from tvm_deconv.errors import DeviceError, ProblemError
 from tvm_deconv.launcher import find_compiler, launcher_object
+from tvm_deconv.manifest import computed_by
+from tvm_deconv.nvcc import find_nvcc
 from tvm_deconv.problem import Problem, integer
 from tvm_deconv.records import Conditions, Log, Record, Records, Schedule, best, read, shipped
-from tvm_deconv.targets import Target
+from tvm_deconv.targets import CUDA_TARGETS, CudaTarget, Target, cuda_capability
 
 __all__ = ["Choice", "Log", "Record", "Records", "Trial", "Tuned", "best", "choices", "nearest", "read", "tune"]
 
@@ -99,46 +101,78 @@ def tune(
 ) -> list[Tuned]:
     """Search for schedules of `problems` on every named target, and keep what is measured in the directory `logs`.
 
+    Those for CUDA are measured on device 0 of this machine, whose capability must be one that the target runs on.
+
     `trials` is per problem on average: all of them together are spent where most is to be gained. Trials that the log
     has already count. Only `algorithms` are tried, where they are given. Calls use `threads` threads, `jobs` processes
     compile (as many as CPUs); a candidate that has not ended after `timeout` seconds is given up. It may be stopped at
     any time, by KeyboardInterrupt, and called again. With `rpc_tracker` (HOST:PORT) and `rpc_key`, candidates run on
     the servers that this TVM tracker has for the key: machines of one kind, which "native" then means.
-    Raises ProblemError where the machine that measures cannot run a target, BuildError, CompilerNotFound, and
-    RemoteError where no server is left.
+    Raises ProblemError where the machine that measures cannot run a target, DeviceError where there is no such device,
+    BuildError, CompilerNotFound, and RemoteError where no server is left.
     """
     integer("trials", trials, 0)
     integer("threads", threads, 1)
     using = checked(algorithms)
     if (rpc_tracker is None) != (rpc_key is None):
         raise ProblemError("rpc_key", rpc_key, "must be given where rpc_tracker is, and nowhere else")
+    names = build.names_of(target)
+    devices = [CUDA_TARGETS[name] for name in names if name in CUDA_TARGETS]
+    for device in devices:
+        _check_device(device, rpc_tracker)
     # Without batch or output there is nothing to measure.
-    unique = {problem.artifact_key: problem for problem in problems if math.prod(problem.output_shape)}
-    log = Log(logs)
+    wanted = [problem for problem in problems if math.prod(problem.output_shape)]
     tuned: list[Tuned] = []
-    if rpc_tracker is None or rpc_key is None:
-        measuring = Meters(threads)
-    else:
-        measuring = RemoteMeters(threads, Tracker.parse(rpc_tracker, rpc_key))
-    with measuring as meters:
-        targets = build.resolve_targets(target, meters.host)
-        for chosen in targets:
-            missing = ", ".join(sorted(chosen.features - meters.host.features))
-            if missing:
-                raise ProblemError("target", chosen.name, f"{meters.host.name} cannot run it: it lacks {missing}")
+
+    def tune_on(meters: Meters, targets: Sequence[Target | CudaTarget]) -> None:
         for chosen in targets:
             records = read(chosen.name, shipped(), log.root)
+            allowed = for_target(using, chosen)
+            served = {problem.artifact_key: problem for problem in (computed_by(p, chosen) for p in wanted)}
             with _Machine(chosen, meters, log, seed, jobs or os.cpu_count() or 1, timeout) as machine:
                 searches = [
-                    _Search(problem, chosen, records, machine.conditions, seed, using) for problem in unique.values()
+                    _Search(problem, chosen, records, machine.conditions, seed, allowed) for problem in served.values()
                 ]
                 try:
                     _spend(searches, machine, trials, on_trial)
                 finally:
                     for search in searches:
                         log.tidy(search.key, chosen.name)
-            tuned += [search.result() for search in searches]
+            tuned.extend(search.result() for search in searches)
+
+    log = Log(logs)
+    cpus = [name for name in names if name not in CUDA_TARGETS]
+    if cpus:
+        if rpc_tracker is None or rpc_key is None:
+            measuring = Meters(threads)
+        else:
+            measuring = RemoteMeters(threads, Tracker.parse(rpc_tracker, rpc_key))
+        with measuring as meters:
+            targets = build.resolve_targets(cpus, meters.host)
+            for chosen in targets:
+                missing = ", ".join(sorted(chosen.features - meters.host.features))
+                if missing:
+                    raise ProblemError("target", chosen.name, f"{meters.host.name} cannot run it: it lacks {missing}")
+            tune_on(meters, targets)
+    if devices:
+        with DeviceMeters() as meters:
+            tune_on(meters, devices)
     return tuned
+
+
+def _check_device(target: CudaTarget, rpc_tracker: str | None) -> None:
+    """Raise where this machine has no device that runs `target`, or another machine is asked for."""
+    if rpc_tracker is not None:
+        raise ProblemError("rpc_tracker", rpc_tracker, f"must be left out for {target.name}: a device here measures")
+    try:
+        capability = cuda_capability()
+    except DeviceError as error:
+        rule = f"is tuned on a device of compute capability {target.architectures}: {error}"
+        raise DeviceError("target", target.name, rule) from None
+    if not target.runs_on(capability):
+        own = ".".join(map(str, capability))
+        rule = f"is tuned on a device of compute capability {target.architectures}: this one has {own}"
+        raise DeviceError("target", target.name, rule)
 
 
 def _spend(
@@ -173,7 +207,7 @@ class _Search:
     def __init__(
         self,
         problem: Problem,
-        target: Target,
+        target: Target | CudaTarget,
         records: Records,
         conditions: Conditions,
         seed: int,
@@ -292,7 +326,7 @@ class _Search:
 class _Machine:
     """The processes that compile for one target, where what they made is measured, and the log of what came of it."""
 
-    target: Target
+    target: Target | CudaTarget
     meters: Meters
     log: Log
     seed: int
@@ -304,13 +338,19 @@ class _Machine:
         with contextlib.ExitStack() as stack:
             self._scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             self._pool = stack.enter_context(ThreadPoolExecutor(self.jobs))
-            cc = find_compiler()
-            launcher = launcher_object(cc, self._scratch)
-            arguments = (self.target.name, self._scratch, cc, launcher)
-            self._builders = [stack.enter_context(Worker(Builder, *arguments)) for _ in range(self.jobs)]
+            kind: type = Builder
+            arguments: tuple[object, ...]
+            if isinstance(self.target, CudaTarget):
+                kind, arguments = CudaBuilder, (find_nvcc(), cuda_capability())
+            else:
+                cc = find_compiler()
+                arguments = cc, launcher_object(cc, self._scratch)
+            workers = (Worker(kind, self.target.name, self._scratch, *arguments) for _ in range(self.jobs))
+            self._builders = [stack.enter_context(worker) for worker in workers]
             self._stack = stack.pop_all()
         self.conditions = Conditions(self.meters.host.name, self.meters.threads, build._sources()[:12])
         self._floors: Floors | None = None
+        self._kinds: dict[str, float] = {}
         self._references: dict[str, Built] = {}
         return self
 
@@ -318,19 +358,24 @@ class _Machine:
         self._stack.close()
 
     def measure_floors(self, problems: Iterable[Problem]) -> None:
-        """Measure what the machine can do, once."""
-        if self._floors is None:
-            wanted = {problem.accumulate_dtype for problem in problems} & set(FMA_DTYPES)
-            rates = {}
-            for dtype in sorted(wanted):
+        """Measure what the machine can do, once; a device says itself how fast it multiplies."""
+        if self._floors is not None:
+            return
+        rates = {}
+        if isinstance(self.target, CudaTarget):
+            for kind in sorted({_kind(problem) for problem in problems}):
+                self._kinds[kind] = self.meters.rate("multiply_adds", kind, timeout=_BUILD_TIMEOUT)
+        else:
+            for dtype in sorted({problem.accumulate_dtype for problem in problems} & set(FMA_DTYPES)):
                 kernel = build_fma(self.target, dtype, self._scratch)
                 rates[dtype] = self.meters.rate("fma", kernel, timeout=_BUILD_TIMEOUT)
-            self._floors = Floors(rates, self.meters.rate("copy", timeout=_BUILD_TIMEOUT))
+        self._floors = Floors(rates, self.meters.rate("copy", timeout=_BUILD_TIMEOUT))
 
     def floor(self, problem: Problem) -> float:
         """Return the seconds that no schedule of `problem` beats."""
         assert self._floors is not None
-        return max(self._floors.seconds(problem).values())
+        floors = list(self._floors.seconds(problem).values())
+        return max([*floors, *(problem.macs / rate for kind, rate in self._kinds.items() if kind == _kind(problem))])
 
     def round(self, search: _Search, schedules: Sequence[Schedule]) -> Iterator[Record]:
         """Compile all, then measure each; yield what became of each, which the log has by then.
@@ -412,6 +457,11 @@ class _Machine:
         )
         self.log.append(record)
         return record
+
+
+def _kind(problem: Problem) -> str:
+    """Return the type that a device multiplies."""
+    return problem.dtype if problem.precision == "ieee" else problem.precision
 
 
 @cache

@@ -37,8 +37,8 @@ def packed_elements(found: Sequence[Section]) -> int:
     return max(1, sum(math.prod(section.shape) for section in found))
 
 
-def pack_sections(problem: Problem, found: Sequence[Section], dtype: str) -> PrimFunc:
-    """Build ``pack``, which brings the filter into the tiles of its sections."""
+def pack_sections(problem: Problem, found: Sequence[Section], dtype: str, rounded: Callable[[Expr], Expr]) -> PrimFunc:
+    """Build ``pack``, which brings the filter into the tiles of its sections, its elements `rounded`."""
 
     def place(section: Section) -> Place:
         def of(number: Expr) -> tuple[Index, Index, Index, list[Index], list[Expr]]:
@@ -53,7 +53,7 @@ def pack_sections(problem: Problem, found: Sequence[Section], dtype: str) -> Pri
         return of
 
     parts = [(section.offset, math.prod(section.shape), place(section)) for section in found]
-    return pack_filter(problem, packed_elements(found), dtype, parts)
+    return pack_filter(problem, packed_elements(found), dtype, parts, rounded)
 
 
 def each_block(

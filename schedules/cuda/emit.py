@@ -26,6 +26,8 @@ from tvm_deconv.problem import Problem
 
 #: Threads of a block in kernels where each thread works for itself.
 THREADS = 256
+#: Multiprocessors that a launch should fill; those of an H100 or H200.
+MULTIPROCESSORS = 132
 #: A tile may reach this many elements beyond the end of an argument while its index is computed.
 _BEYOND = 1 << 24
 
@@ -33,6 +35,12 @@ _BEYOND = 1 << 24
 def index_dtype(*elements: int) -> str:
     """Return the type that counts arrays of so many elements."""
     return "int32" if max(elements) < 2**31 - _BEYOND else "int64"
+
+
+def idle(blocks: int, threads: int, resident: int) -> float:
+    """Return the time of a launch over that of one in which no multiprocessor idles; each holds `resident` threads."""
+    together = MULTIPROCESSORS * max(1, resident // threads)
+    return -(-blocks // together) * together / max(blocks, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +200,22 @@ def launch(blocks: int, threads: int = THREADS) -> Iterator[tuple[Expr, Expr]]:
         yield block, thread
 
 
+def aligned_or_not(buffers: Sequence[Expr], size: int, launches: Callable[[bool], None]) -> None:
+    """Emit `launches` for `buffers` that begin at multiples of `size` bytes, and others for those that do not.
+
+    The host decides at every call; without `buffers` there is nothing to decide.
+    """
+    if not buffers:
+        launches(True)
+        return
+    rests = [tirx.reinterpret("uint64", buffer.data) % tirx.const(size, "uint64") for buffer in buffers]
+    with build.If(tirx.all(*(rest == tirx.const(0, "uint64") for rest in rests))):
+        with build.Then():
+            launches(True)
+        with build.Else():
+            launches(False)
+
+
 @contextlib.contextmanager
 def each(elements: int) -> Iterator[Expr]:
     """Launch one thread for each of `elements`, with its number."""
@@ -227,11 +251,17 @@ def barrier() -> None:
     build.evaluate(build.tvm_storage_sync("shared"))
 
 
-def pack_filter(problem: Problem, elements: int, dtype: str, parts: Sequence[tuple[int, int, Place]]) -> PrimFunc:
+def pack_filter(
+    problem: Problem,
+    elements: int,
+    dtype: str,
+    parts: Sequence[tuple[int, int, Place]],
+    rounded: Callable[[Expr], Expr] | None = None,
+) -> PrimFunc:
     """Build ``pack(filter [G, Ci, Co, *K], packed [elements])``.
 
     `parts` holds, for each part of the packed filter, its offset, its number of elements, and what they are; where the
-    conditions do not hold they are zero.
+    conditions do not hold they are zero. Elements are `rounded` where that is given.
     """
     given = (problem.groups, problem.in_channels, problem.out_channels, *problem.kernel)
     index = index_dtype(math.prod(given), elements)
@@ -248,6 +278,8 @@ def pack_filter(problem: Problem, elements: int, dtype: str, parts: Sequence[tup
                     element = source[(g, ci, co, *places[3 - problem.rank :])]
                     if dtype != storage_dtype(problem.dtype):
                         element = to_accumulator(element, problem.dtype, dtype)
+                    if rounded is not None:
+                        element = rounded(element)
                     if conditions:
                         element = tirx.if_then_else(tirx.all(*conditions), element, tirx.const(0, dtype))
                     build.buffer_store(packed, element, [number + offset])

@@ -7,6 +7,7 @@ not divide each other), and types without tensor cores in odd shapes.  Its bound
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, dataclass
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -14,10 +15,34 @@ from tvm.script.ir_builder import tirx as build
 
 from tvm_deconv.compute.gather import Index, unravel
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.cuda.emit import Arguments, Kernel, deconv, each, local, pack_filter, when
+from tvm_deconv.schedules.cuda.emit import THREADS, Arguments, Kernel, deconv, each, idle, local, pack_filter, when
+
+_PRODUCT = 20.0  # what one costs, in multiply-adds
+_RESIDENT = 1024  # threads of a multiprocessor
 
 
-def generic(problem: Problem) -> Kernel:
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """There is nothing to decide."""
+
+    @property
+    def decisions(self) -> dict[str, int]:
+        """The fields by name."""
+        return asdict(self)
+
+
+def default_plan(problem: Problem) -> Plan:  # noqa: ARG001
+    """Return the only plan."""
+    return Plan()
+
+
+def plans(problem: Problem) -> list[tuple[float, Plan]]:
+    """Return the only plan."""
+    blocks = -(-math.prod(problem.output_shape) // THREADS)
+    return [(_PRODUCT * problem.macs * idle(blocks, THREADS, _RESIDENT), Plan())]
+
+
+def generic(problem: Problem, plan: Plan | None = None) -> Kernel:  # noqa: ARG001
     """Build the kernel; the packed filter is ``[G, Ci, *K, Co]`` in the accumulator's type."""
     elements = problem.groups * problem.in_channels * problem.out_channels * math.prod(problem.kernel)
     kernel = (1,) * (3 - problem.rank) + problem.kernel

@@ -3,7 +3,7 @@
 What a matrix product would share is not there: between groups nothing, and with few outputs of a position hardly more.
 Threads run along the data's fastest axis: neighbours read and write neighbouring elements. A thread reads each element
 of the data once for all phases; where a row is a whole number of positions, its phases of the last axis are written
-as one vector.
+as one vector, unless the caller's array begins at an address that is none of a vector.
 
 The filter of a group is read by all threads of its positions at the same time, from cache; where channels are last,
 neighbouring threads have neighbouring groups, and the packed filter has groups last too. With one group a thread has
@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -25,7 +25,17 @@ from tvm_deconv.compute.gather import Index, sections, unravel
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda.blocks import finish_sums
-from tvm_deconv.schedules.cuda.emit import THREADS, Arguments, Kernel, deconv, launch, local, pack_filter, when
+from tvm_deconv.schedules.cuda.emit import (
+    THREADS,
+    Arguments,
+    Kernel,
+    aligned_or_not,
+    deconv,
+    launch,
+    local,
+    pack_filter,
+    when,
+)
 
 _MOST_SUMS = 64
 _MOST_PRODUCTS = 512
@@ -36,6 +46,7 @@ _LEAST_POSITIONS = 1 << 14
 _POSITIONS = (4, 2)
 _MOST_SUMS_TOGETHER = 32
 _VECTORS = (2, 4)
+_BYTE = 8  # what moving one costs, in multiply-adds
 
 
 def narrow_groups(problem: Problem) -> bool:
@@ -73,8 +84,35 @@ def _products(problem: Problem) -> int:
     return sum(math.prod(run.taps * run.count for run in three) for three in runs) * problem.out_channels
 
 
-def narrow(problem: Problem) -> Kernel:
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How many positions a thread has."""
+
+    positions: int
+
+    @property
+    def decisions(self) -> dict[str, int]:
+        """The fields by name."""
+        return asdict(self)
+
+
+def default_plan(problem: Problem) -> Plan:
+    """Choose as many positions as leave room for their sums: they share what is read of the filter."""
+    if problem.groups > 1:
+        return Plan(1)
+    return Plan(next(count for count in _POSITIONS if count * _sums(problem) <= _MOST_SUMS_TOGETHER))
+
+
+def plans(problem: Problem) -> list[tuple[float, Plan]]:
+    """Return the plans worth measuring, with their costs, the cheapest first."""
+    most = default_plan(problem).positions
+    moved = _BYTE * problem.min_bytes
+    return [(max(problem.macs * (1 + 1 / count), moved), Plan(count)) for count in (*_POSITIONS, 1) if count <= most]
+
+
+def narrow(problem: Problem, plan: Plan | None = None) -> Kernel:
     """Build the kernel of `problem`; the packed filter is ``[G, Ci, *K, Co]``, or ``[Ci, *K, Co, G]``."""
+    together = (plan or default_plan(problem)).positions
     dtype, last = problem.accumulate_dtype, problem.data_format == "NXC"
     kernel = (1,) * (3 - problem.rank) + problem.kernel
     within = (problem.in_channels, *kernel, problem.out_channels)
@@ -86,32 +124,28 @@ def narrow(problem: Problem) -> Kernel:
         g = index.pop() if last else index.pop(0)
         return g, index[0], index[-1], index[1:-1], []
 
-    vector, together = _vector(problem), _together(problem)
+    vector = _vector(problem)
     with deconv(problem, elements, dtype) as (function, args):
         extents = tuple(axis.positions for axis in args.geometry.axes)
         images = args.geometry.batch
         order = (images, *extents, problem.groups) if last else (images, problem.groups, *extents)
         total = math.prod(order)
-        with launch(-(-total // (THREADS * together))) as (block, thread):
-            positions = []
-            for part in range(together):
-                number = (block.astype(args.index) * together + part) * THREADS + thread.astype(args.index)
-                n, *rest = unravel(tirx.min(number, args.const(total - 1)), order)
-                group = rest.pop() if last else rest.pop(0)
-                exists = [number < total] if total % (THREADS * together) else []
-                positions.append(_Position(n, group, rest, exists))
-            _compute(args, vector, shape, positions)
+
+        def launches(aligned: bool) -> None:
+            with launch(-(-total // (THREADS * together))) as (block, thread):
+                positions = []
+                for part in range(together):
+                    number = (block.astype(args.index) * together + part) * THREADS + thread.astype(args.index)
+                    n, *rest = unravel(tirx.min(number, args.const(total - 1)), order)
+                    group = rest.pop() if last else rest.pop(0)
+                    exists = [number < total] if total % (THREADS * together) else []
+                    positions.append(_Position(n, group, rest, exists))
+                _compute(args, vector if aligned else 1, shape, positions)
+
+        aligned_or_not([args.out] if vector > 1 else [], 4 * vector, launches)
         finish_sums(args, 1)
     pack = pack_filter(problem, elements, dtype, [(0, elements, place)])
-    decisions = {"vector": vector, "positions": together} | ({"alignment": 16} if vector > 1 else {})
-    return Kernel(problem, function.done, pack, "cuda_narrow", decisions, elements, dtype)
-
-
-def _together(problem: Problem) -> int:
-    """Return the number of positions of a thread."""
-    if problem.groups > 1:
-        return 1
-    return next(count for count in _POSITIONS if count * _sums(problem) <= _MOST_SUMS_TOGETHER)
+    return Kernel(problem, function.done, pack, "cuda_narrow", {"positions": together}, elements, dtype)
 
 
 def _vector(problem: Problem) -> int:

@@ -1,5 +1,6 @@
-// Just enough of CUDA to run generated kernels on the CPU: every thread of a block is a fiber, and a barrier lets all
-// others run up to it. Memory is the CPU's, streams mean nothing, and threads run one by one, so races do not show.
+// Just enough of CUDA to run generated kernels on the CPU: every thread of a block is a fiber. One warp runs after the
+// other, up to the next barrier, its lanes in step at each instruction of the warp. Memory is the CPU's, streams mean
+// nothing. What a warp reads too early shows, other races do not.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <ucontext.h>
 #include <vector>
@@ -34,11 +36,13 @@ inline double2 make_double2(double x, double y) { return {x, y}; }
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorCudartUnloading = 4 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorOfShim = 1, cudaErrorCudartUnloading = 4 };
+static const char* shim_failure;  // what a kernel did that a device does not define
+inline void shim_fail(const char* what) { if (!shim_failure) shim_failure = what; }
 typedef void* cudaStream_t;
 struct cudaLaunchConfig_t { dim3 gridDim, blockDim; size_t dynamicSmemBytes; cudaStream_t stream; void* attrs; unsigned numAttrs; };
-inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
-inline const char* cudaGetErrorName(cudaError_t) { return "cudaSuccess"; }
+inline const char* cudaGetErrorString(cudaError_t error) { return error ? shim_failure : "no error"; }
+inline const char* cudaGetErrorName(cudaError_t error) { return error ? "cudaErrorOfShim" : "cudaSuccess"; }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaGetDevice(int* device) { *device = 0; return cudaSuccess; }
 inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
@@ -48,7 +52,8 @@ using std::min;
 
 static uint3 blockIdx;
 
-struct ShimFiber { ucontext_t context; bool done; unsigned operations; };
+struct ShimCopy { void* to; const void* from; unsigned size; };
+struct ShimFiber { ucontext_t context; bool done, waits; unsigned operations; std::deque<std::vector<ShimCopy>> copies; };
 static std::vector<ShimFiber> shim_fibers;
 static std::vector<char> shim_stacks;
 static ucontext_t shim_scheduler;
@@ -63,7 +68,10 @@ inline void shim_yield() {
   swapcontext(&shim_fibers[me].context, &shim_scheduler);
 }
 
-inline void __syncthreads() { shim_yield(); }
+inline void __syncthreads() {
+  shim_fibers[shim_current].waits = true;
+  shim_yield();
+}
 
 static void shim_entry() {
   (*shim_body)();
@@ -74,6 +82,7 @@ static void shim_entry() {
 template <typename... Params, typename... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args... args) {
   unsigned threads = config->blockDim.x;
+  shim_failure = nullptr;
   const std::function<void()> body = [&] { kernel(args...); };
   shim_body = &body;
   shim_fibers.resize(threads);
@@ -86,22 +95,36 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
       fiber.context.uc_stack.ss_sp = shim_stacks.data() + t * SHIM_STACK;
       fiber.context.uc_stack.ss_size = SHIM_STACK;
       fiber.context.uc_link = nullptr;
-      fiber.done = false;
+      fiber.done = fiber.waits = false;
       fiber.operations = 0;
+      fiber.copies.assign(1, {});
       makecontext(&fiber.context, shim_entry, 0);
     }
-    for (unsigned left = threads; left;) {
+    for (bool running = true; running;) {
       unsigned ended = 0;
-      for (unsigned t = 0; t < threads; ++t) {
-        if (shim_fibers[t].done) continue;
-        shim_current = t;
-        swapcontext(&shim_scheduler, &shim_fibers[t].context);
-        ended += shim_fibers[t].done;
+      for (unsigned warp = 0; warp < threads; warp += 32)
+        for (bool some = true; some;) {
+          some = false;
+          for (unsigned t = warp; t < std::min(warp + 32, threads); ++t) {
+            ShimFiber& fiber = shim_fibers[t];
+            if (fiber.done || fiber.waits) continue;
+            shim_current = t;
+            swapcontext(&shim_scheduler, &fiber.context);
+            some = true;
+          }
+        }
+      for (ShimFiber& fiber : shim_fibers) {
+        ended += fiber.done;
+        fiber.waits = false;
       }
       // A barrier that some threads skip and others wait at is undefined on a device.
-      if (ended && ended != left) { std::fprintf(stderr, "a barrier that not all threads reach\n"); std::abort(); }
-      left -= ended;
+      if (ended && ended != threads) shim_fail("a barrier that not all threads reach");
+      running = !ended;
     }
+    for (const ShimFiber& fiber : shim_fibers)
+      for (const auto& group : fiber.copies)
+        if (!group.empty()) shim_fail("a copy that nothing waits for");
+    if (shim_failure) return cudaErrorOfShim;
   }
   return cudaSuccess;
 }

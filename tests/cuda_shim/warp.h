@@ -1,4 +1,5 @@
 // The warp's instructions by the layouts of the PTX manual: every lane shows its operands to the others, waits, reads.
+// And the copies that run along.
 #pragma once
 #include "cuda_runtime.h"
 
@@ -30,7 +31,9 @@ inline void shim_ldmatrix(unsigned* r, const void* row, int count, bool transpos
 inline float shim_f16(unsigned short bits) { _Float16 value; std::memcpy(&value, &bits, 2); return value; }
 inline float shim_bf16(unsigned short bits) { unsigned wide = (unsigned)bits << 16; float value; std::memcpy(&value, &wide, 4); return value; }
 
-inline void shim_mma(float* c, const unsigned* a, const unsigned* b, float (*number)(unsigned short)) {
+// m16n8k16 of pairs of 16 bits.
+inline void shim_mma(float* c, const void* registers_a, const void* registers_b, float (*number)(unsigned short)) {
+  const unsigned *a = (const unsigned*)registers_a, *b = (const unsigned*)registers_b;
   const ShimShown* warp = shim_show({nullptr, {a[0], a[1], a[2], a[3]}, {b[0], b[1]}});
   int lane = shim_current % 32;
   for (int part = 0; part < 4; ++part) {
@@ -42,8 +45,59 @@ inline void shim_mma(float* c, const unsigned* a, const unsigned* b, float (*num
   }
 }
 
-inline void tvm_deconv_ldmatrix_x4(unsigned* r, const void* row) { shim_ldmatrix(r, row, 4, false); }
-inline void tvm_deconv_ldmatrix_x4_trans(unsigned* r, const void* row) { shim_ldmatrix(r, row, 4, true); }
-inline void tvm_deconv_ldmatrix_x2_trans(unsigned* r, const void* row) { shim_ldmatrix(r, row, 2, true); }
-inline void tvm_deconv_mma_f16(float* c, const unsigned* a, const unsigned* b) { shim_mma(c, a, b, shim_f16); }
-inline void tvm_deconv_mma_bf16(float* c, const unsigned* a, const unsigned* b) { shim_mma(c, a, b, shim_bf16); }
+// m16n8k8 of TF32. What is not rounded beforehand is cut off, as far as anything says: that is an error here.
+inline float shim_tf32(unsigned bits) {
+  if (bits & 0x1fff && (bits & 0x7fffffff) <= 0x7f800000) shim_fail("an operand that is no TF32");
+  float value; std::memcpy(&value, &bits, 4); return value;
+}
+
+inline void tvm_deconv_mma_tf32(float* c, const void* registers_a, const void* registers_b) {
+  const unsigned *a = (const unsigned*)registers_a, *b = (const unsigned*)registers_b;
+  const ShimShown* warp = shim_show({nullptr, {a[0], a[1], a[2], a[3]}, {b[0], b[1]}});
+  int lane = shim_current % 32;
+  for (int part = 0; part < 4; ++part) {
+    int row = lane / 4 + part / 2 * 8, column = lane % 4 * 2 + part % 2;
+    for (int k = 0; k < 8; ++k)
+      c[part] += shim_tf32(warp[row % 8 * 4 + k % 4].a[row / 8 + k / 4 * 2]) * shim_tf32(warp[column * 4 + k % 4].b[k / 4]);
+  }
+}
+
+inline float tvm_deconv_tf32(float value) {
+  if (value != value) return value;
+  unsigned bits;
+  std::memcpy(&bits, &value, 4);
+  bits = (bits + 0x1000) & ~0x1fffu;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+inline void tvm_deconv_ldmatrix_x4(void* r, const void* row) { shim_ldmatrix((unsigned*)r, row, 4, false); }
+inline void tvm_deconv_ldmatrix_x4_trans(void* r, const void* row) { shim_ldmatrix((unsigned*)r, row, 4, true); }
+inline void tvm_deconv_ldmatrix_x2_trans(void* r, const void* row) { shim_ldmatrix((unsigned*)r, row, 2, true); }
+inline void tvm_deconv_mma_f16(float* c, const void* a, const void* b) { shim_mma(c, a, b, shim_f16); }
+inline void tvm_deconv_mma_bf16(float* c, const void* a, const void* b) { shim_mma(c, a, b, shim_bf16); }
+
+// cp.async at its worst: what was there is gone at once, and what comes is there when it has been waited for.
+inline void shim_copy(void* to, const void* from, bool exists, unsigned size) {
+  if ((uintptr_t)to % size || (exists && (uintptr_t)from % size)) shim_fail("a copy at an odd address");
+  std::memset(to, 0xff, size);
+  shim_fibers[shim_current].copies.back().push_back({to, exists ? from : nullptr, size});
+}
+
+inline void tvm_deconv_copy4(void* to, const void* from, bool exists) { shim_copy(to, from, exists, 4); }
+inline void tvm_deconv_copy8(void* to, const void* from, bool exists) { shim_copy(to, from, exists, 8); }
+inline void tvm_deconv_copy16(void* to, const void* from, bool exists) { shim_copy(to, from, exists, 16); }
+inline void tvm_deconv_commit() { shim_fibers[shim_current].copies.emplace_back(); }
+
+inline void shim_wait(size_t left) {
+  // The last group is open: no wait is for it.
+  auto& groups = shim_fibers[shim_current].copies;
+  for (; groups.size() > left + 1; groups.pop_front())
+    for (const ShimCopy& copy : groups.front()) {
+      if (copy.from) std::memcpy(copy.to, copy.from, copy.size);
+      else std::memset(copy.to, 0, copy.size);
+    }
+}
+inline void tvm_deconv_wait0() { shim_wait(0); }
+inline void tvm_deconv_wait1() { shim_wait(1); }
+inline void tvm_deconv_wait2() { shim_wait(2); }

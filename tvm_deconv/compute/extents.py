@@ -66,10 +66,14 @@ class Extents:
         return Extents(batch, tuple(data), tuple(output), tuple(positions), tuple(names), tuple(offsets))
 
     def blocks(self, block: Sequence[int]) -> tuple[Extent, ...]:
-        """Return how many blocks of images and positions there are along each of the four axes."""
+        """Return how many blocks of images and positions there are along each of the four axes.
+
+        For a free extent in the one form that the simplifier brings the number of an output's block to.
+        """
+        free, offsets = (self.batch, *self.data), (0, *self.offsets)
         return tuple(
-            -(-e // b) if isinstance(e, int) else (e - 1) // b + 1
-            for e, b in zip((self.batch, *self.positions), block, strict=True)
+            -(-e // b) if isinstance(e, int) else (x + (offset % b - 1)) // b + (offset // b + 1)
+            for e, x, offset, b in zip((self.batch, *self.positions), free, offsets, block, strict=True)
         )
 
     def end(self, block: Sequence[int]) -> End | None:

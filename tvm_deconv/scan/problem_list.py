@@ -3,7 +3,8 @@
 `data` is the shape of the data in `data_format` (NCX: ``[N, C, *X]``, the default; NXC: ``[N, *X, C]``) and `filter` is
 ``[G, Cin/G, Cout/G, *K]``, with G = 1 for the operator without groups. The attributes mean what they mean to OpenVINO.
 `epilogue` is what an Epilogue prints, or an object with its fields; ``"bias": true`` adds the bias to it, whatever else
-it holds. `out_spatial`, where given, must be the extents that follow. Other fields are carried through.
+it holds. ``"precision": "tf32"`` permits TF32. `out_spatial`, where given, must be the extents that follow. Other
+fields are carried through.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class _Entry(msgspec.Struct, kw_only=True):
     output_shape: list[int] | None = None
     data_format: str = "NCX"
     dtype: str = "float32"
+    precision: str = "ieee"
     epilogue: str | dict[str, Any] = "none"
     bias: bool = False
     out_spatial: list[int] | None = None
@@ -90,6 +92,7 @@ def _problem(entry: _Entry) -> Problem:
         output_padding=entry.output_padding,
         output_shape=entry.output_shape,
         dtype=entry.dtype,
+        precision=entry.precision,
         epilogue=_epilogue(entry),
         data_format=entry.data_format,  # type: ignore[arg-type]
     )

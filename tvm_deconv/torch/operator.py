@@ -8,7 +8,6 @@ filter it packs on every call.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -61,8 +60,9 @@ def conv_transpose(
     `input` is ``[N, Cin, *X]`` or ``[Cin, *X]``, `weight` ``[Cin, Cout/G, *K]``, `bias` ``[Cout]``. The result is
     contiguous, or `channels_last` where `input` is; an `input` that is neither, or that has no artifact of its format,
     is copied. `activation` is a name, or an `Epilogue` where it has parameters. Gradients are those of PyTorch's own
-    operators. Where no artifact serves, the call raises NoArtifactError; with ``fallback="torch"`` PyTorch computes
-    then, and also what is not in the memory of the CPU. Raises ProblemError, TensorError.
+    operators. Tensors of a CUDA device need an artifact for it. Where no artifact serves, the call raises
+    NoArtifactError; with ``fallback="torch"`` PyTorch computes then, and also what is on other devices. Raises
+    ProblemError, TensorError.
     """
     rank = weight.dim() - 2
     return called(
@@ -101,16 +101,22 @@ libraries: dict[str, Library] = {}
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def handle_of(library: Library) -> str:
-    """Return the name of `library` in graphs. In another process it means the same artifacts in the same directory."""
-    handle = f"{library.digest}@{library.root}"
+    """Return the name of `library` in graphs.
+
+    In another process it means the same artifacts in the same directory, and NumPy where the library falls back to it;
+    nothing is compiled there.
+    """
+    words = [library.digest, *(["pinned"] if library._pinned else []), *library._fallback]
+    handle = f"{'+'.join(words)}@{library.root}"
     libraries[handle] = library
     return handle
 
 
 def _library(handle: str) -> Library:
     if handle not in libraries:
-        digest, _, root = handle.partition("@")
-        libraries[handle] = load(root, digest=digest)
+        words, _, root = handle.partition("@")
+        digest, *others = words.split("+")
+        libraries[handle] = load(root, digest=digest, fallback=[word for word in others if word == "reference"])
     return libraries[handle]
 
 
@@ -171,7 +177,7 @@ str library, bool fallback, bool keep) -> Tensor"""
 @torch.library.custom_op("tvm_deconv::conv_transpose", mutates_args=(), schema=_SCHEMA)  # type: ignore[untyped-decorator]
 def _operator(input: Tensor, *arguments: Any) -> Tensor:
     parameters, a = parted(arguments)
-    elsewhere = a.fallback and input.device.type != "cpu"
+    elsewhere = a.fallback and input.device.type not in ("cpu", "cuda")
     layer = None if elsewhere else layer_of(input, parameters, a)
     output: Tensor
     if layer is None:
@@ -282,22 +288,28 @@ def _bound(input: Tensor, parameters: _Parameters, a: _Attributes) -> Layer | No
         dtype=str(input.dtype).removeprefix("torch."),
         epilogue=epilogue,
     )
-    operands: tuple[Any, Any] = (weight, bias)
+    operands: tuple[Any, ...] = (weight, bias)
     if parameters.mean is not None:
         operands = _folded(problem, parameters, a.epsilon)
     # For data with the channels last the other format costs copies.
     last = [problem.replace(data_format="NXC")] if channels_last(input) else []
     library, asked = _library(a.library), [*last, problem]
+    refusals: list[NoArtifactError] = []
     for each in asked:
-        with contextlib.suppress(NoArtifactError):
+        try:
             return library.bind(each, *operands)
-    if not a.fallback:
-        raise NoArtifactError(asked[0].artifact_key, library.select(asked[0]))
+        except NoArtifactError as error:
+            refusals.append(error)
+    try:
+        if not a.fallback:
+            raise refusals[0]
+    finally:
+        refusals.clear()  # an error knows this frame, whose tensors would live on with it
     _LOG.info("PyTorch computes %s: no artifact of %s serves it", asked[0].key, a.library)
     return None
 
 
-def _folded(problem: Problem, parameters: _Parameters, epsilon: float) -> tuple[Any, Any]:
+def _folded(problem: Problem, parameters: _Parameters, epsilon: float) -> tuple[Any, ...]:
     """Return filter and bias of `problem` with the batch normalisation folded in."""
     bias = None if parameters.bias is None else cast(array(parameters.bias), problem.accumulate_dtype)
     layer = FoundLayer("", "", problem.replace(epilogue=Epilogue(bias is not None)), array(parameters.weight), bias)
@@ -310,4 +322,12 @@ def _folded(problem: Problem, parameters: _Parameters, epsilon: float) -> tuple[
     if not folded.fused:
         rule = "must leave filter and bias finite when the batch normalisation is folded into them"
         raise TensorError("filter", tuple(parameters.weight.shape), rule)
-    return folded.filter, folded.bias
+    return tuple(_placed(folded_array, parameters.weight) for folded_array in (folded.filter, folded.bias))
+
+
+def _placed(values: Any, like: Tensor) -> Any:
+    """Return `values` where `like` is: a CPU's may stay NumPy's."""
+    if values is None or like.device.type == "cpu":
+        return values
+    bits = torch.from_numpy(values.view("int16")) if values.dtype.name == "bfloat16" else torch.from_numpy(values)
+    return bits.view(torch.bfloat16 if values.dtype.name == "bfloat16" else bits.dtype).to(like.device)

@@ -1,0 +1,402 @@
+"""What the kernels for products have in common: plans, the way of the operands to shared memory, and of sums out of it.
+
+Every section of the problem (`compute/gather.py`) takes a range of the blocks of one launch. A block computes
+``tile_m x tile_n`` elements of C, in terms of `tile_k`:
+
+1. Tiles of A, gathered from the data, and of B, from the packed filter, are on their way to shared memory while the
+   block multiplies those before: copied by ``cp.async`` where elements go as they are, 4 bytes or more at a time, else
+   through registers. One barrier a tile; `stages` tiles are in memory or on their way.
+2. A thread or a warp multiplies its part: that is the `Form`, of CUDA cores or of tensor cores.
+3. C is scattered to the output through the epilogue, in the order of the output; or, where the sum is split, to the
+   workspace, which a second launch adds up in order: no atomics, so results are the same in every run.
+
+Where 16 bytes of the data go at a time and the caller's array is at another address, the host launches a twin that
+loads them one by one.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+from tvm import tirx
+from tvm.ir import Expr
+from tvm.script.ir_builder import tirx as build
+
+from tvm_deconv.compute.gather import Index, Section, sections
+from tvm_deconv.compute.storage import storage_dtype, to_accumulator
+from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.cuda.blocks import (
+    Block,
+    Rows,
+    each_block,
+    finish_sums,
+    pack_sections,
+    packed_elements,
+    parts_of,
+    store_tile,
+)
+from tvm_deconv.schedules.cuda.emit import (
+    MULTIPROCESSORS,
+    Arguments,
+    Kernel,
+    aligned_or_not,
+    barrier,
+    deconv,
+    idle,
+    local,
+    shared,
+    when,
+)
+from tvm_deconv.schedules.cuda.lower import RESIDENT
+from tvm_deconv.schedules.cuda.warp import commit, copy, copy_by_elements, wait
+
+#: Of a thread, so that `RESIDENT` threads fit on a multiprocessor.
+MOST_REGISTERS = 128
+_ADDRESSES = 30
+#: Bytes of shared memory that a block may declare, that a multiprocessor has for blocks, and that each block loses.
+_DECLARED, _SHARED, _LOST = 48 << 10, 164 << 10, 1 << 10
+_BYTES = {"float32": 4, "float64": 8, "int32": 4, "float16": 2, "uint16": 2}
+_MOST_STAGES = 3
+_TERMS = (8, 16, 32)  # of a tile, in a search
+_LEAST_TERMS = 128  # of a part of a split sum
+_MOST_PARTS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Extents of the tiles of a block and of the part of a thread or warp; stages; and the parts of a split sum."""
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    part_m: int
+    part_n: int
+    stages: int = 2
+    split: int = 1
+
+    @property
+    def parts(self) -> int:
+        """Threads or warps of a block."""
+        return self.tile_m // self.part_m * (self.tile_n // self.part_n)
+
+    @property
+    def decisions(self) -> dict[str, int]:
+        """The fields by name."""
+        return asdict(self)
+
+
+#: The rows and columns that a thread's sums are, from a first column on: extents, and of two indices within them row,
+#: column from the first on, and the number of the sum.
+Cells = tuple[Expr, tuple[int, int], Callable[[Expr, Expr], tuple[Expr, Expr, Expr]]]
+
+
+class Form(abc.ABC):
+    """How a block of a plan holds its tiles in shared memory, and multiplies them."""
+
+    algorithm: str
+    #: Columns that go to the output in one round, at most.
+    most_columns: int
+
+    def __init__(self, problem: Problem, plan: Plan, dtype: str, threads: int) -> None:
+        """Take the type of A and B in shared memory, and the number of threads of a block."""
+        self.problem, self.plan, self.dtype, self.threads = problem, plan, dtype, threads
+        self.lanes = 16 // _BYTES[dtype]
+
+    @property
+    @abc.abstractmethod
+    def k_fastest(self) -> bool:
+        """Whether neighbours of A in shared memory are terms of one row, as channels that come last are."""
+
+    @property
+    @abc.abstractmethod
+    def b_first(self) -> int:
+        """Where B begins in a stage."""
+
+    @property
+    @abc.abstractmethod
+    def stage(self) -> int:
+        """Elements of a stage."""
+
+    @property
+    @abc.abstractmethod
+    def sums(self) -> int:
+        """Sums of a thread."""
+
+    @property
+    @abc.abstractmethod
+    def operands(self) -> int:
+        """Registers of a thread for what it multiplies at a time."""
+
+    @property
+    @abc.abstractmethod
+    def term(self) -> float:
+        """What one term of a block's tile costs, in multiply-adds of CUDA cores."""
+
+    @abc.abstractmethod
+    def a(self, m: Index, k: Index) -> Index:
+        """Return where an element of A is in its stage."""
+
+    @abc.abstractmethod
+    def b(self, k: Index, n: Index) -> Index:
+        """Return where an element of B is in its stage."""
+
+    @abc.abstractmethod
+    def allocate(self) -> tuple[Expr, ...]:
+        """Return the registers that `multiply` needs besides the sums."""
+
+    @abc.abstractmethod
+    def multiply(self, thread: Expr, memory: Expr, base: Expr, sums: Expr, registers: Sequence[Expr]) -> None:
+        """Add the product of the stage that begins at `base`."""
+
+    @abc.abstractmethod
+    def cells(self, thread: Expr) -> Iterator[Cells]:
+        """Yield what the sums of a thread are, those of neighbouring columns together."""
+
+    def rounded(self, element: Expr) -> Expr:
+        """Return an element of the filter as it is packed."""
+        return element
+
+    @property
+    def accumulator(self) -> str:
+        """The type of the sums."""
+        return self.problem.accumulate_dtype
+
+    @property
+    def stored(self) -> bool:
+        """Whether elements of the data go to shared memory as they are."""
+        return storage_dtype(self.problem.dtype) == self.dtype
+
+    @property
+    def wide(self) -> int:
+        """Elements of the data that one copy moves: neighbouring channels, where those are neighbours in A too."""
+        return self.lanes if self.stored and self.k_fastest and self.problem.in_channels % self.lanes == 0 else 1
+
+    @property
+    def copies(self) -> bool:
+        """Whether A goes to shared memory by ``cp.async``."""
+        return self.stored and self.wide * _BYTES[self.dtype] >= 4
+
+    @property
+    def registers(self) -> int:
+        """About how many registers a thread needs; what comes through them needs addresses too."""
+        sums = self.sums * _BYTES[self.accumulator] // 4
+        staged = 0 if self.copies else 2 * self.plan.tile_m * self.plan.tile_k * _BYTES[self.dtype] // 4 // self.threads
+        return sums + self.operands + staged + _ADDRESSES
+
+    @property
+    def memory_bytes(self) -> int:
+        """Shared memory of a block."""
+        return self.plan.stages * self.stage * _BYTES[self.dtype]
+
+    @property
+    def columns(self) -> int:
+        """Columns that go to the output in one round: as many as the stages leave room for."""
+        columns = min(self.plan.tile_n, self.most_columns)
+        while columns * (self.plan.tile_m + 1) * _BYTES[self.accumulator] > self.memory_bytes:
+            columns //= 2
+        return columns
+
+    @property
+    def fits(self) -> bool:
+        """Whether as many blocks as there should be fit on a multiprocessor with their shared memory."""
+        blocks = max(1, RESIDENT // self.threads)
+        return self.memory_bytes <= min(_DECLARED, _SHARED // blocks - _LOST)
+
+
+#: What a written and read partial sum costs, in multiply-adds.
+_PARTIAL = 20
+
+
+def cost(form: Form) -> float:
+    """Return the time of a plan by arithmetic, in multiply-adds of the device.
+
+    A term of a tile costs what the form says; all that times the idle part of the last wave of blocks, and what split
+    sums move.
+    """
+    problem, plan = form.problem, form.plan
+    found = sections(problem, plan.tile_k, plan.tile_n)
+    work = sum(blocks_of(section, plan.tile_m) * section.tiles_k for section in found) * plan.tile_k * form.term
+    blocks = sum(blocks_of(section, plan.tile_m) for section in found) * plan.split
+    partial = _PARTIAL * plan.split * math.prod(problem.output_shape) if plan.split > 1 else 0
+    return work * idle(blocks, form.threads, RESIDENT) + partial
+
+
+def blocks_of(section: Section, tile_m: int) -> int:
+    """Return the number of blocks for a section, of sums that are not split."""
+    return section.geometry.groups * section.tiles_n * -(-section.m // tile_m)
+
+
+def filled(plan: Plan, form: Callable[[Problem, Plan], Form], problem: Problem) -> Plan:
+    """Return `plan` with as many stages as fit and are of use, and sums split where too few blocks would run.
+
+    Where A comes through registers a third stage would wait for nothing. Sums are split into as many parts as fill the
+    device, each of 128 terms at least.
+    """
+    stages = _MOST_STAGES if form(problem, plan).copies else 2
+    while stages > 2 and not form(problem, replace(plan, stages=stages)).fits:
+        stages -= 1
+    found = sections(problem, plan.tile_k, plan.tile_n)
+    blocks = sum(blocks_of(section, plan.tile_m) for section in found)
+    terms = max((section.tiles_k for section in found), default=1) * plan.tile_k
+    split = max(1, min(2 * MULTIPROCESSORS // max(blocks, 1), terms // _LEAST_TERMS, _MOST_PARTS))
+    return replace(plan, stages=stages, split=split)
+
+
+def searched(plan: Plan, form: Callable[[Problem, Plan], Form], problem: Problem) -> Iterator[Plan]:
+    """Yield plans like `plan` with other stages, tiles of k and parts of sums, as far as memory and registers reach."""
+    for tile_k in _TERMS:
+        for stages in range(2, 5):
+            split = filled(replace(plan, tile_k=tile_k), form, problem).split
+            for parts in sorted({1, max(1, split // 2), split, min(2 * split, _MOST_PARTS)}):
+                found = replace(plan, tile_k=tile_k, stages=stages, split=parts)
+                made = form(problem, found)
+                if made.fits and made.registers <= MOST_REGISTERS:
+                    yield found
+
+
+def matrix_kernel(form: Form) -> Kernel:
+    """Build the kernel of a form."""
+    problem, plan = form.problem, form.plan
+    found = sections(problem, plan.tile_k, plan.tile_n)
+    elements = packed_elements(found)
+    outputs = math.prod(problem.replace(batch=max(problem.batch, 1)).output_shape) if plan.split > 1 else 0
+    with deconv(problem, elements, form.dtype, plan.split * outputs) as (function, args):
+
+        def allocate() -> tuple[Expr, ...]:
+            memory = shared(plan.stages * form.stage, form.dtype)
+            rounds = memory
+            if form.dtype != form.accumulator:
+                size = form.memory_bytes // _BYTES[form.accumulator]
+                rounds = build.decl_buffer([size], form.accumulator, data=memory.data, scope="shared", layout=None)
+            return memory, rounds, local(form.sums, form.accumulator), *form.allocate()
+
+        def launches(aligned: bool) -> None:
+            def body(block: Block, memory: Expr, rounds: Expr, sums: Expr, *registers: Expr) -> None:
+                with build.unroll(form.sums) as i:
+                    build.buffer_store(sums, tirx.const(0, form.accumulator), [i])
+                _sum(args, block, form, aligned, memory, sums, registers)
+                _write(args, block, form, rounds, sums)
+
+            each_block(found, plan.tile_m, form.threads, plan.split, allocate, body)
+
+        aligned_or_not([args.data] if form.wide > 1 else [], 16, launches)
+        finish_sums(args, plan.split)
+    pack = pack_sections(problem, found, form.dtype, form.rounded)
+    made = (problem, function.done, pack, form.algorithm, plan.decisions, elements, form.dtype)
+    return Kernel(*made, workspace_elements=plan.split * outputs)
+
+
+class _Gather:
+    """The way of tiles of A to shared memory: `start` one, and `finish` what comes through registers.
+
+    Where channels are contiguous, neighbouring threads take neighbouring terms, else neighbouring rows.
+    """
+
+    def __init__(self, args: Arguments, block: Block, form: Form, memory: Expr, aligned: bool) -> None:
+        plan, thread, threads = form.plan, block.thread, form.threads
+        self.args, self.form, self.memory = args, form, memory
+        size = _BYTES[form.dtype]
+        self.copy = partial(copy, form.wide * size) if aligned else partial(copy_by_elements, size)
+        if args.problem.data_format == "NXC":
+            across = plan.tile_k // form.wide
+            rows = [thread // across + j * (threads // across) for j in range(plan.tile_m * across // threads)]
+            terms: list[Index] = [thread % across * form.wide]
+        else:
+            along = min(plan.tile_m, threads)
+            rows = [thread % along + j * along for j in range(plan.tile_m // along)]
+            terms = [thread // along + j * (threads // along) for j in range(plan.tile_k * along // threads)]
+        self.rows = Rows(args, block, plan.tile_m, rows)
+        self.places = [(number, row, term) for number, row in enumerate(rows) for term in terms]
+        self.staged: Any = None if form.copies else local(len(self.places), form.dtype)
+
+    def start(self, tile: Index, base: Index) -> None:
+        """Begin with tile number `tile` of k, for the stage at `base`."""
+        form, problem, zero = self.form, self.form.problem, tirx.const(0, self.form.dtype)
+        for at, (number, row, term) in enumerate(self.places):
+            image, channel, x, inside = self.rows.source(number, tile * form.plan.tile_k + term)
+            element = self.args.element(image, channel, x)
+            if self.staged is None:
+                self.copy(self.memory, base + form.a(row, term), element, inside)
+                continue
+            if not form.stored:
+                element = to_accumulator(element, problem.dtype, form.dtype)
+            element = tirx.if_then_else(tirx.all(*inside), element, zero) if inside else element
+            build.buffer_store(self.staged, element, [at])
+
+    def finish(self, base: Index) -> None:
+        """Store what came through registers to the stage at `base`."""
+        for at, (_, row, term) in enumerate(self.places):
+            build.buffer_store(self.memory, self.staged[at], [base + self.form.a(row, term)])
+
+
+def _sum(
+    args: Arguments, block: Block, form: Form, aligned: bool, memory: Expr, sums: Expr, registers: Sequence[Expr]
+) -> None:
+    """Leave the thread's sums of the block's tile in `sums`: stages go round, one barrier for each tile of k."""
+    plan, section, thread = form.plan, block.section, block.thread
+    gather = _Gather(args, block, form, memory, aligned)
+    first, count = parts_of(section, plan.split, block.part)
+    ahead = plan.stages - 1
+    vectors, across = plan.tile_k * plan.tile_n // form.lanes, plan.tile_n // form.lanes
+
+    def start(tile: Index, base: Index) -> None:
+        gather.start(first + tile, base)
+        place = (block.group * section.tiles_n + block.tile_n) * args.const(section.tiles_k) + first + tile
+        begin = args.const(section.offset) + place * (plan.tile_k * plan.tile_n)
+        for j in range(-(-vectors // form.threads)):
+            number = thread + j * form.threads
+            with when([number < vectors] if vectors % form.threads else []):
+                to = base + form.b(number // across, number % across * form.lanes)
+                copy(16, memory, to, args.packed[begin + number * form.lanes], [])
+
+    with build.serial(0, ahead) as tile:
+        with when([tile < count]):
+            start(tile, tile * form.stage)
+            if not form.copies:
+                gather.finish(tile * form.stage)
+        commit()
+    with build.serial(0, count) as step:
+        wait(ahead - 1)
+        barrier()
+        # Of the last tiles there are no next ones; every thread of the block agrees on that.
+        there, base = [step + ahead < count], (step + ahead) % plan.stages * form.stage
+        with when(there):
+            start(step + ahead, base)
+        commit()
+        form.multiply(thread, memory, step % plan.stages * form.stage, sums, registers)
+        if not form.copies:
+            with when(there):
+                gather.finish(base)
+    barrier()
+
+
+def _write(args: Arguments, block: Block, form: Form, rounds: Expr, sums: Expr) -> None:
+    """Bring the sums to the output, some columns at a time, through shared memory: in the order of the output."""
+    plan, columns, pitch = form.plan, form.columns, form.plan.tile_m + 1
+    for first in range(0, plan.tile_n, columns):
+        if first:
+            barrier()
+        for start, extents, cell in form.cells(block.thread):
+            # All columns that one gives are in the same round.
+            with (
+                when([start >= first, start < first + columns] if columns < plan.tile_n else []),
+                build.unroll(extents[0]) as i,
+                build.unroll(extents[1]) as j,
+            ):
+                row, column, number = cell(i, j)
+                build.buffer_store(rounds, sums[number], [(start - first + column) * pitch + row])
+        barrier()
+        store_tile(
+            args,
+            block,
+            (plan.tile_m, columns),
+            first,
+            form.threads,
+            plan.split,
+            lambda row, column: rounds[column * pitch + row],
+        )
