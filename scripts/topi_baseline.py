@@ -9,22 +9,30 @@ measures 64 candidates before its cost model learns anything. The fastest schedu
 tuning logs have it, then take turns in this process on the same data, and both are held against the reference.
 """
 
+# ruff: noqa: E402 (the environment comes before TVM)
 from __future__ import annotations
 
 import argparse
 import datetime
 import importlib.metadata
 import json
-import logging
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ |= {"TVM_NUM_THREADS": "1", "TVM_BIND_THREADS": "0"}  # read when TVM starts, here and where it measures
+# Read when TVM starts, here and in the processes that it builds and measures in.
+os.environ |= {"TVM_NUM_THREADS": "1", "TVM_BIND_THREADS": "0"}
+# TVM imports torch where it is. Every such process parses all tensor intrinsics, looking through all modules that are
+# imported for each: minutes with torch's thousands on a busy machine, by which builds are given up.
+_WITHOUT_TORCH = tempfile.TemporaryDirectory()
+Path(_WITHOUT_TORCH.name, "torch.py").write_text("raise ImportError('hidden')", encoding="utf-8")
+os.environ["PYTHONPATH"] = f"{_WITHOUT_TORCH.name}:{os.environ.get('PYTHONPATH', '')}"
+sys.path.insert(0, _WITHOUT_TORCH.name)
 
 import numpy as np
 import tvm
@@ -47,7 +55,7 @@ NAMES = (
 )
 ROUNDS = 11
 TURN_SECONDS = 0.1
-RUN_SECONDS = 120.0  # zeros are multiplied too, and a bad schedule of a large layer takes seconds a call
+PATIENCE_SECONDS = 300.0  # zeros are multiplied too, and a bad schedule of a large layer takes seconds a call
 DEFINITIONS: dict[int, Callable[..., te.Tensor]] = {
     1: topi.nn.group_conv1d_transpose_ncw,
     2: topi.nn.group_conv2d_transpose_nchw,
@@ -88,8 +96,8 @@ def search(function: tvm.tirx.PrimFunc, target: Target, trials: int) -> tuple[tv
             llvm,
             directory,
             trials,
-            builder=meta_schedule.builder.LocalBuilder(timeout_sec=RUN_SECONDS),
-            runner=meta_schedule.runner.LocalRunner(timeout_sec=RUN_SECONDS),
+            builder=meta_schedule.builder.LocalBuilder(timeout_sec=PATIENCE_SECONDS),
+            runner=meta_schedule.runner.LocalRunner(timeout_sec=PATIENCE_SECONDS),
             cost_model="random",  # as a model is that has seen nothing: XGBoost's need not be installed
             seed=20,
         )
@@ -152,7 +160,6 @@ def main() -> None:
     parser.add_argument("--layer", action="append", choices=NAMES, help="only this one; may be given several times")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    logging.getLogger("tvm.s_tir.meta_schedule").setLevel(logging.WARNING)
     td.set_num_threads(1)
     target = native()
     packages = ("tvm_deconv", "apache-tvm", "apache-tvm-ffi")
