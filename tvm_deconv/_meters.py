@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,7 +27,7 @@ _U = TypeVar("_U")
 _START_SECONDS = 60.0  # for a server to answer at first
 _TRANSFER_SECONDS = 60.0  # for what goes over the network besides what a candidate may take
 _ATTEMPTS = 3  # so many servers may be lost with a candidate before it is to blame
-_LEAVE_SECONDS = 5.0  # to close a session; a server may give up when one breaks off
+_LEAVE_SECONDS = 5.0  # to close a session
 _MOST = 16  # servers in use at a time
 
 
@@ -198,10 +198,10 @@ class RemoteMeters(Meters):
             raise failure
 
     def _stop(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Have what runs end, begin no more, and close the sessions: a server may give up when one breaks off."""
         with self._changed:
             self._stopping = True
-            self._changed.wait_for(lambda: not self._used)
+            self._changed.wait_for(lambda: not (self._used or self._connecting))
             for meter in self._idle:
                 meter.worker.close(_LEAVE_SECONDS)
 
@@ -211,7 +211,7 @@ class RemoteMeters(Meters):
         while True:
             with self._changed:
                 if self._stopping:
-                    raise WorkerError("the search has ended")
+                    raise CancelledError  # no fault of a candidate
                 if self._idle:
                     self._used += 1
                     return self._idle.pop()
