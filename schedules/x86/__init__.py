@@ -188,15 +188,17 @@ class Algorithm:
     family: Family
 
 
+def _positions(problem: Problem) -> int:
+    geometry = Geometry.of(problem)
+    return geometry.batch * math.prod(axis.positions for axis in geometry.axes)
+
+
 def fills_vectors_with_channels(problem: Problem, target: Target) -> bool:
     """Channels are contiguous and at least half a vector of them belongs to one group; or positions are too few."""
     lanes = accumulator_lanes(problem, target)
     if problem.data_format == "NXC":
         return 2 * problem.out_channels >= lanes
-    geometry = Geometry.of(problem)
-    positions = geometry.batch
-    for axis in geometry.axes:
-        positions *= axis.positions
+    positions = _positions(problem)
     return 2 * positions <= lanes <= problem.out_channels
 
 
@@ -213,10 +215,7 @@ def always(problem: Problem, target: Target) -> bool:  # noqa: ARG001
 def fills_panels(problem: Problem, target: Target) -> bool:
     """Every product has vectors of columns and of rows: enough output channels, input channels and positions."""
     lanes = accumulator_lanes(problem, target)
-    geometry = Geometry.of(problem)
-    positions = geometry.batch
-    for axis in geometry.axes:
-        positions *= axis.positions
+    positions = _positions(problem)
     columns = 2 * problem.out_channels >= lanes or contiguous_phases(problem, lanes)
     enough = columns and 2 * problem.in_channels >= lanes and positions >= 4
     return enough and finishes_in_short_chunks(problem, target)

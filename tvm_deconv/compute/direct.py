@@ -193,6 +193,25 @@ def cut(index: Expr, size: int, count: Extent) -> tuple[Expr, Expr]:
     return (index // size, index % size) if several else (tirx.const(0, "int64"), index)
 
 
+def within_runs(phases: Sequence[Expr], runs: Sequence[Run], strides: Sequence[int]) -> tuple[list[Expr], list[Expr]]:
+    """Return where in its run the phase of each axis is, and the conditions under which all are in their runs.
+
+    The places are clamped: an index outside of a buffer, even one that is discarded, lets simplification go wrong.
+    """
+    local: list[Expr] = []
+    conditions: list[Expr] = []
+    for phase, run, stride in zip(phases, runs, strides, strict=True):
+        within = phase - run.start
+        if run.start > 0:
+            conditions.append(phase >= run.start)
+            within = tirx.max(within, 0)
+        if run.start + run.count < stride:
+            conditions.append(phase < run.start + run.count)
+            within = tirx.min(within, run.count - 1)
+        local.append(within)
+    return local, conditions
+
+
 def data_element(
     problem: Problem,
     extents: Extents,
@@ -316,19 +335,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
     def finish(at: tuple[Expr, ...], cc: Expr, phases: tuple[Expr, ...], m: Expr) -> Expr:
         value = zero()
         for tensor, section in zip(reversed(computed), reversed(sections), strict=True):
-            # The phase within the run is clamped: an index outside of a buffer, even one that the select discards,
-            # lets simplification go wrong.
-            member: list[Expr] = []
-            local: list[Expr] = []
-            for phase, run, stride in zip(phases, section.runs, strides, strict=True):
-                within = phase - run.start
-                if run.start > 0:
-                    member.append(phase >= run.start)
-                    within = tirx.max(within, 0)
-                if run.start + run.count < stride:
-                    member.append(phase < run.start + run.count)
-                    within = tirx.min(within, run.count - 1)
-                local.append(within)
+            local, member = within_runs(phases, section.runs, strides)
             here = tensor[(*at, *local, cc, m) if form == ROWS else (*at, *local, m, cc)]
             value = tirx.if_then_else(tirx.all(*member), here, value) if member else here
         if bias is not None:

@@ -30,7 +30,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 from tvm.tirx import PrimFunc
 
-from tvm_deconv.compute.direct import LEAD, _any_alignment, cut, data_element
+from tvm_deconv.compute.direct import LEAD, _any_alignment, cut, data_element, within_runs
 from tvm_deconv.compute.epilogue import activate
 from tvm_deconv.compute.extents import End, Extents, at_most, shape_of
 from tvm_deconv.compute.phases import AxisPhases, Geometry, Run
@@ -437,19 +437,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
         places = [tirx.min(i // s, b - 1) for i, s, b in zip(out_index, strides, block[1:], strict=True)]
         value: Expr = tirx.const(0, accumulator)
         for tensor, section in zip(reversed(computed), reversed(sections), strict=True):
-            member: list[Expr] = []
-            local: list[Expr] = []
-            for phase, axis, stride in zip(phases, section.axes, strides, strict=True):
-                run = axis.run
-                within = phase - run.start
-                # Clamped: an index outside of a buffer, even one that is discarded, lets simplification go wrong.
-                if run.start > 0:
-                    member.append(phase >= run.start)
-                    within = tirx.max(within, 0)
-                if run.start + run.count < stride:
-                    member.append(phase < run.start + run.count)
-                    within = tirx.min(within, run.count - 1)
-                local.append(within)
+            local, member = within_runs(phases, [axis.run for axis in section.axes], strides)
             row, inner = n, []
             for place, axis in zip(places, section.axes, strict=True):
                 row = row * axis.tiles + place // axis.outputs
