@@ -53,8 +53,9 @@ class MatrixPlan:
 
     @property
     def decisions(self) -> dict[str, int]:
-        """The plan as plain integers: what manifests and logs hold."""
-        return {**asdict(self.tile), "share_data": int(self.share_data)}
+        """The plan as plain integers: what manifests and logs hold; `natural` where it is not 0."""
+        found = {**asdict(self.tile), "share_data": int(self.share_data)}
+        return {name: value for name, value in found.items() if value or name != "natural"}
 
     @staticmethod
     def from_decisions(decisions: Mapping[str, int]) -> MatrixPlan:
