@@ -103,11 +103,14 @@ def schedule(
     # 5. Vectors of the epilogue, and the shuffles.
     if form == ROWS:
         sch.vectorize(chunk_lane)
-        # Memory that is shared with what is read again would have to be written.
-        sch.set_scope(tail[1], 0, "local")
+        scope = "global"
+        if whole_chunks:
+            # Of a scope of its own, since memory that is shared with what is read again would have to be written.
+            scope = "local"
+            sch.set_scope(tail[1], 0, scope)
         if definition.stride * definition.minor <= MAX_STREAMS:
             sch.unroll(stream)
-            sch.tensorize(chunk, interleave_intrinsic(definition.stride, definition.minor, lanes, dtype))
+            sch.tensorize(chunk, interleave_intrinsic(definition.stride, definition.minor, lanes, dtype, scope))
     else:
         *_, w, cc = sch.get_loops(tail[0])
         cc, lane = sch.split(cc, [None, lanes])

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 
 from tvm import ir, te, tirx
@@ -174,12 +174,6 @@ def spans(geometry: Geometry, block: Sequence[int]) -> tuple[int, int, int]:
     axes = zip(geometry.axes, block, geometry.free, strict=True)
     first, second, third = (axis.span(positions, free) for axis, positions, free in axes)
     return first, second, third
-
-
-def end_of(geometry: Geometry, extents: Extents, block: Sequence[int]) -> End | None:
-    """Return the end of what `extents` leave free, in positions of `geometry`, for blocks of so many."""
-    end = extents.end(block)
-    return replace(end, offset=end.offset + 1) if end and geometry.axes[end.axis].shift else end
 
 
 def block_extents(geometry: Geometry, tile: Tile) -> tuple[int, int, int]:
@@ -437,7 +431,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
 
     channel_axes, position_axes = (geo.groups, geo.out_channels), (whole.batch, *whole.output)
     shape = (*position_axes, *channel_axes) if last else (whole.batch, *channel_axes, *whole.output)
-    end = end_of(geo, whole, block)
+    end = whole.end(block, (depth, height, width))
     inner = math.prod(extents[end.axis + 1 :]) if end else 1  # flat positions from one place along its axis to the next
     func = te.create_prim_func([*parameters, te.compute(shape_of(shape), out, "out")])
     return Definition(

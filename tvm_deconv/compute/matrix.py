@@ -30,7 +30,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 from tvm.tirx import PrimFunc
 
-from tvm_deconv.compute.direct import LEAD, _any_alignment, cut, data_element, end_of, spans, within_runs
+from tvm_deconv.compute.direct import LEAD, _any_alignment, cut, data_element, spans, within_runs
 from tvm_deconv.compute.epilogue import activate
 from tvm_deconv.compute.extents import End, Extents, at_most, shape_of
 from tvm_deconv.compute.phases import AxisPhases, Geometry, Run
@@ -519,7 +519,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
         _any_alignment(func),
         sections,
         packed_elements,
-        end_of(geo, whole, block),
+        whole.end(block, spans(geo, block[1:])),
         whole.serial,
         chunk,
         plane if packs else 0,
