@@ -11,10 +11,10 @@ from strategies import operands, problems
 from test_kernels import TOLERANCE, not_empty, targets
 
 import tvm_deconv as td
-from tvm_deconv.compute.direct import ROWS, define_direct
+from tvm_deconv.compute.direct import ROWS, define_direct, has_whole_chunks
 from tvm_deconv.compute.matrix import MatrixTile, define_matrix, row_unit
 from tvm_deconv.reference import reference
-from tvm_deconv.schedules.x86 import ALGORITHMS, default_plan, matrix_tiles
+from tvm_deconv.schedules.x86 import ALGORITHMS, accumulator_lanes, default_plan, matrix_tiles
 from tvm_deconv.targets import TARGETS, detect_host
 
 #: Winograd's transforms may lose this much of the direct algorithm's precision.
@@ -83,6 +83,26 @@ def test_phases_of_the_natural_output(algorithm, groups, extent, kernel, stride,
     for plan in (plans[0], several[-1]):
         found = run_kernel(problem, target, data, weights, bias, algorithm, plan)
         assert np.linalg.norm(found - wanted) <= bound, plan
+
+
+@targets
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int8"])
+def test_rows_of_whole_vectors_are_stored_as_they_are_made(dtype, target):
+    problem = td.Problem(
+        2, 3, 5, 4, (6, 64), (4, 4), (2, 2), (1, 1), (1, 1), (12, 128), dtype, epilogue=td.Epilogue(True, "relu")
+    )
+    rows = next(algorithm for algorithm in ALGORITHMS if algorithm.name == "direct_rows")
+    lanes = accumulator_lanes(problem, target)
+    data, weights, bias = operands(problem, 5)
+    wanted = reference(problem, data, weights, bias)
+    whole = [plan for _, plan in rows.family.plans(problem, target) if has_whole_chunks(problem, plan.tile, lanes)]
+    # A row in one block, and in several; all channels together, and one by one.
+    for width, channels in ((64, 4), (32, 1), (64, 1)):
+        plan = next(plan for plan in whole if (plan.tile.width, plan.tile.channels) == (width, channels))
+        found = run_kernel(problem, target, data, weights, bias, rows, plan).astype(np.float64)
+        assert np.linalg.norm(found - wanted) <= TOLERANCE[dtype] * np.linalg.norm(wanted), plan
+    odd = problem.replace(output_spatial=(12, 127))
+    assert not any(has_whole_chunks(odd, plan.tile, lanes) for _, plan in rows.family.plans(odd, target))
 
 
 @pytest.mark.parametrize("kernel", [3, 4, 5])
