@@ -269,7 +269,7 @@ def has_whole_vectors(problem: Problem, form: str, tile: Blocks, lanes: int) -> 
 
     In `form` ROWS of `N C *X` these are positions of each phase; else, of `N *X C`, channels.
     """
-    row, output = tile.width * problem.strides[-1], problem.output_spatial[-1]
+    row, output = tile.width * Geometry.of(problem).axes[2].stride, problem.output_spatial[-1]
     if problem.rank in problem.free or (problem.data_format == "NCX") != (form == ROWS):
         return False
     if form == ROWS:
