@@ -72,7 +72,8 @@ def test_float64_is_right():
         assert gpu.deviation(problem, data, filter, bias, wrong) == pytest.approx(0.1, rel=1e-6)
 
 
-def test_a_whole_run(built, children, tmp_path):
+@pytest.mark.usefixtures("children")
+def test_a_whole_run(built, tmp_path):
     """The script with processes that crash, hang and lose the device: every other row is done, and all is written."""
     output = tmp_path / "result.json"
     command = [sys.executable, gpu_dry.__file__, "--artifacts", str(built), "--output", str(output)]
@@ -108,7 +109,8 @@ def test_a_whole_run(built, children, tmp_path):
     assert said[-1].endswith(str(output))
 
 
-def test_the_time_is_kept(built, children, tmp_path):
+@pytest.mark.usefixtures("children")
+def test_the_time_is_kept(built, tmp_path):
     """What is left when the time is up is named, and what was done is there."""
     rows = [("right", gpu_dry.LAYER), ("", gpu_dry.LAYER.replace(batch=gpu_dry.ENDS_THE_TIME)), ("", gpu_dry.SMALL)]
     output = tmp_path / "result.json"

@@ -1,6 +1,8 @@
 // Just enough of CUDA to run generated kernels on the CPU: every thread of a block is a fiber. One warp runs after the
-// other, up to the next barrier, its lanes in step at each instruction of the warp. Memory is the CPU's, streams mean
-// nothing. What a warp reads too early shows, other races do not.
+// other, up to the next barrier, forwards or backwards by chance, its lanes in step at each instruction of the warp.
+// Memory is the CPU's, streams mean nothing. Shared memory is spoilt before each block. An access that faults, or is not
+// aligned (which the compiler checks), is a failure of the kernel. What a warp reads too early shows, and what two warps
+// do to each other between barriers, as far as their order tells.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <csignal>
 #include <functional>
 #include <ucontext.h>
 #include <vector>
@@ -20,7 +23,7 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-#define __shared__ static
+#define __shared__ static __attribute__((section("shim_shared")))
 #define __align__(n) alignas(n)
 #define __restrict__ __restrict
 
@@ -60,6 +63,9 @@ static ucontext_t shim_scheduler;
 static unsigned shim_current;
 static const std::function<void()>* shim_body;
 constexpr size_t SHIM_STACK = 64 << 10;
+extern "C" __attribute__((weak, visibility("hidden"))) char __start_shim_shared[], __stop_shim_shared[];
+static bool shim_faulted;
+static unsigned shim_chance = 1;
 
 #define threadIdx (uint3{shim_current, 0, 0})
 
@@ -79,16 +85,44 @@ static void shim_entry() {
   swapcontext(&shim_fibers[shim_current].context, &shim_scheduler);
 }
 
+static void shim_fault(int signal) {
+  shim_fail(signal == SIGSEGV ? "an access outside of all arrays" : "an access that is not aligned");
+  shim_faulted = true;
+  setcontext(&shim_scheduler);
+}
+
+// Turns faults into failures as long as it lives.
+struct ShimFaults {
+  struct sigaction before[2];
+  ShimFaults() {
+    struct sigaction action = {};
+    action.sa_handler = shim_fault;
+    sigaction(SIGSEGV, &action, &before[0]);
+    sigaction(SIGILL, &action, &before[1]);
+    shim_faulted = false;
+  }
+  ~ShimFaults() {
+    sigaction(SIGSEGV, &before[0], nullptr);
+    sigaction(SIGILL, &before[1], nullptr);
+  }
+};
+
 template <typename... Params, typename... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args... args) {
-  unsigned threads = config->blockDim.x;
+  unsigned threads = config->blockDim.x, warps = (threads + 31) / 32;
   shim_failure = nullptr;
+  if (threads > 1024 || !config->gridDim.x || config->gridDim.x > 0x7fffffff || config->dynamicSmemBytes > 227 << 10) {
+    shim_fail("a launch beyond what devices have");
+    return cudaErrorOfShim;
+  }
+  ShimFaults faults;
   const std::function<void()> body = [&] { kernel(args...); };
   shim_body = &body;
   shim_fibers.resize(threads);
   shim_stacks.resize(threads * SHIM_STACK);
   for (unsigned block = 0; block < config->gridDim.x; ++block) {
     blockIdx = {block, 0, 0};
+    if (__start_shim_shared) std::memset(__start_shim_shared, 0xff, __stop_shim_shared - __start_shim_shared);
     for (unsigned t = 0; t < threads; ++t) {
       ShimFiber& fiber = shim_fibers[t];
       getcontext(&fiber.context);
@@ -102,14 +136,17 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
     }
     for (bool running = true; running;) {
       unsigned ended = 0;
-      for (unsigned warp = 0; warp < threads; warp += 32)
+      shim_chance = shim_chance * 1664525 + 1013904223;
+      for (unsigned turn = 0; turn < warps; ++turn)
         for (bool some = true; some;) {
           some = false;
+          unsigned warp = 32 * (shim_chance >> 31 ? warps - 1 - turn : turn);
           for (unsigned t = warp; t < std::min(warp + 32, threads); ++t) {
             ShimFiber& fiber = shim_fibers[t];
             if (fiber.done || fiber.waits) continue;
             shim_current = t;
             swapcontext(&shim_scheduler, &fiber.context);
+            if (shim_faulted) return cudaErrorOfShim;
             some = true;
           }
         }
