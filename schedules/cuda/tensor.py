@@ -63,7 +63,7 @@ class _Warps(Form):
     """A part is a warp's."""
 
     algorithm = "cuda_tensor"
-    most_columns = 16
+    most_columns, most_stages = 32, 4
 
     def __init__(self, problem: Problem, plan: Plan) -> None:
         super().__init__(problem, plan, storage_dtype(problem.dtype), 32 * plan.parts)
@@ -172,13 +172,13 @@ class _Warps(Form):
 def _shapes(problem: Problem) -> list[Plan]:
     """Return plans, of 16 terms where 32 take too much: memory, of 32 bits each, or registers beside 64 sums.
 
-    Where A comes through registers, 64 sums and the addresses of products with different taps are more than there are.
+    That is where A comes through registers and products have different taps; with three axes even 16 terms do.
     """
     form = _Warps(problem, PLANS[0])
     large = [plan for plan in PLANS if plan.part_m * plan.part_n > 1024]
-    few = PLANS if form.single else large if form.wide == 1 else ()
-    differing = len({section.taps for section in sections(problem, 1, 1)}) > 1
-    beyond = large if differing and not form.copies else ()
+    differing = len({section.taps for section in sections(problem, 1, 1)}) > 1 and not form.copies
+    few = PLANS if form.single else large if differing else ()
+    beyond = large if differing and problem.rank == 3 else ()
     return [replace(plan, tile_k=16) if plan in few else plan for plan in PLANS if plan not in beyond]
 
 

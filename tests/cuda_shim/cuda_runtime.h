@@ -15,6 +15,8 @@
 #include <deque>
 #include <csignal>
 #include <functional>
+#include <map>
+#include <sys/mman.h>
 #include <ucontext.h>
 #include <vector>
 
@@ -39,6 +41,7 @@ inline double2 make_double2(double x, double y) { return {x, y}; }
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 enum cudaError_t { cudaSuccess = 0, cudaErrorOfShim = 1, cudaErrorCudartUnloading = 4 };
 static const char* shim_failure;  // what a kernel did that a device does not define
 inline void shim_fail(const char* what) { if (!shim_failure) shim_failure = what; }
@@ -85,6 +88,28 @@ static void shim_entry() {
   swapcontext(&shim_fibers[shim_current].context, &shim_scheduler);
 }
 
+static std::map<const void*, int> shim_permitted;  // bytes of shared memory that a kernel may be given
+
+template <typename Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int bytes) {
+  shim_permitted[(const void*)kernel] = bytes;
+  return cudaSuccess;
+}
+
+// Shared memory that a launch gives: up to what faults.
+static char* shim_dynamic;
+struct ShimDynamic {
+  static constexpr size_t page = 4096;
+  size_t size, inner;
+  char* whole;
+  explicit ShimDynamic(size_t size) : size(size), inner((size + page - 1) / page * page) {
+    whole = (char*)mmap(nullptr, inner + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    mprotect(whole + inner, page, PROT_NONE);
+    shim_dynamic = whole + (inner - size) / 64 * 64;
+  }
+  ~ShimDynamic() { munmap(whole, inner + page); }
+};
+
 static void shim_fault(int signal) {
   shim_fail(signal == SIGSEGV ? "an access outside of all arrays" : "an access that is not aligned");
   shim_faulted = true;
@@ -111,11 +136,13 @@ template <typename... Params, typename... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args... args) {
   unsigned threads = config->blockDim.x, warps = (threads + 31) / 32;
   shim_failure = nullptr;
-  if (threads > 1024 || !config->gridDim.x || config->gridDim.x > 0x7fffffff || config->dynamicSmemBytes > 227 << 10) {
+  size_t given = config->dynamicSmemBytes, permitted = std::max(48 << 10, shim_permitted[(const void*)kernel]);
+  if (threads > 1024 || !config->gridDim.x || config->gridDim.x > 0x7fffffff || given > 99 << 10 || given > permitted) {
     shim_fail("a launch beyond what devices have");
     return cudaErrorOfShim;
   }
   ShimFaults faults;
+  ShimDynamic dynamic(given);
   const std::function<void()> body = [&] { kernel(args...); };
   shim_body = &body;
   shim_fibers.resize(threads);
@@ -123,6 +150,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   for (unsigned block = 0; block < config->gridDim.x; ++block) {
     blockIdx = {block, 0, 0};
     if (__start_shim_shared) std::memset(__start_shim_shared, 0xff, __stop_shim_shared - __start_shim_shared);
+    std::memset(shim_dynamic, 0xff, given);
     for (unsigned t = 0; t < threads; ++t) {
       ShimFiber& fiber = shim_fibers[t];
       getcontext(&fiber.context);
