@@ -26,6 +26,7 @@ from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda.blocks import finish_sums
 from tvm_deconv.schedules.cuda.emit import (
+    MULTIPROCESSORS,
     THREADS,
     Arguments,
     Kernel,
@@ -45,6 +46,7 @@ _LEAST_COLUMNS = 8  # of a product worth its tiles
 _LEAST_POSITIONS = 1 << 14
 _POSITIONS = (4, 2)
 _MOST_SUMS_TOGETHER = 32
+_LEAST_THREADS = 64
 _VECTORS = (2, 4)
 _BYTE = 8  # what moving one costs, in multiply-adds
 
@@ -130,15 +132,16 @@ def narrow(problem: Problem, plan: Plan | None = None) -> Kernel:
         images = args.geometry.batch
         order = (images, *extents, problem.groups) if last else (images, problem.groups, *extents)
         total = math.prod(order)
+        threads = _threads(total, together)
 
         def launches(aligned: bool) -> None:
-            with launch(-(-total // (THREADS * together))) as (block, thread):
+            with launch(-(-total // (threads * together)), threads) as (block, thread):
                 positions = []
                 for part in range(together):
-                    number = (block.astype(args.index) * together + part) * THREADS + thread.astype(args.index)
+                    number = (block.astype(args.index) * together + part) * threads + thread.astype(args.index)
                     n, *rest = unravel(tirx.min(number, args.const(total - 1)), order)
                     group = rest.pop() if last else rest.pop(0)
-                    exists = [number < total] if total % (THREADS * together) else []
+                    exists = [number < total] if total % (threads * together) else []
                     positions.append(_Position(n, group, rest, exists))
                 _compute(args, vector if aligned else 1, shape, positions)
 
@@ -146,6 +149,14 @@ def narrow(problem: Problem, plan: Plan | None = None) -> Kernel:
         finish_sums(args, 1)
     pack = pack_filter(problem, elements, dtype, [(0, elements, place)])
     return Kernel(problem, function.done, pack, "cuda_narrow", {"positions": together}, elements, dtype)
+
+
+def _threads(total: int, together: int) -> int:
+    """Return the threads of a block: fewer where multiprocessors would have less than two blocks each."""
+    threads = THREADS
+    while threads > _LEAST_THREADS and -(-total // (threads * together)) < 2 * MULTIPROCESSORS:
+        threads //= 2
+    return threads
 
 
 def _vector(problem: Problem) -> int:

@@ -39,7 +39,7 @@ TOLERANCES = {
     "uint8": 0.0,
 }
 #: Multiply-adds and bytes per second of an H200.
-RATES = {"float32": 67e12 / 2, "tf32": 495e12 / 2, "float16": 990e12 / 2}
+RATES = {"float32": 67e12 / 2, "tf32": 495e12 / 2, "float16": 990e12 / 2, "bfloat16": 990e12 / 2}
 BANDWIDTH = 4.3e12
 #: What the layers are run in: type, and format of the data.
 SETTINGS = (("float32", "NCX"), ("float16", "NCX"), ("tf32", "NCX"), ("float16", "NXC"))
