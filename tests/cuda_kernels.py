@@ -22,6 +22,7 @@ from tvm_deconv.schedules.cuda import build_kernel, source
 
 SHIM = Path(__file__).parent / "cuda_shim"
 _LIBC = ctypes.CDLL(None)
+_NORESERVE = 0x4000  # of Linux, MAP_NORESERVE
 DLPACK_CUDA = 2
 
 _CODES = {"i": 0, "u": 1, "f": 2}
@@ -129,6 +130,13 @@ def poisoned(shape, dtype, offset=0, first=False):
     return whole[start : start + size].reshape(shape), whole
 
 
+def sparse(shape, dtype):
+    """An array of zeros of which memory is taken as it is written."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+    return np.frombuffer(mmap.mmap(-1, size, flags), dtype).reshape(shape)
+
+
 def bits(array):
     """bfloat16 crosses the ABI as uint16."""
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
@@ -154,6 +162,11 @@ class Batch:
             functions[f"pack_{number}"] = kernel.pack
         self.module = compile_for_cpu(edit(source(functions)), directory, name)
 
+    def call(self, name, *arrays):
+        """Call a function with arrays in the memory of the shim's device."""
+        held = [OnDevice(array) for array in arrays]
+        self.module.get_function(name)(*map(tvm_ffi.from_dlpack, held))
+
     def run(self, number, data, weights, bias, offset=0, first=False):
         """The output of the kernel for problem `number`; what lies around the outputs is checked.
 
@@ -171,10 +184,8 @@ class Batch:
         around = [(packed, around_packed), (out, around_out)]
         if kernel.workspace_elements:
             arguments.append(poisoned((kernel.workspace_elements,), problem.accumulate_dtype, first=first)[0])
-        held = [OnDevice(array) for array in (filter, packed, *arguments, out)]
-        tensors = [tvm_ffi.from_dlpack(array) for array in held]
-        self.module.get_function(f"pack_{number}")(*tensors[:2])
-        self.module.get_function(f"deconv_{number}")(*tensors[2:])
+        self.call(f"pack_{number}", filter, packed)
+        self.call(f"deconv_{number}", *arguments, out)
         for inner, whole in around:
             start = (inner.ctypes.data - whole.ctypes.data) // whole.itemsize
             edges = np.concatenate([whole[:start], whole[start + inner.size :]])
