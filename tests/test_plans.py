@@ -11,10 +11,10 @@ from strategies import operands, problems
 from test_kernels import TOLERANCE, not_empty, targets
 
 import tvm_deconv as td
-from tvm_deconv.compute.direct import ROWS, define_direct
+from tvm_deconv.compute.direct import ROWS, define_direct, has_whole_chunks
 from tvm_deconv.compute.matrix import MatrixTile, define_matrix, row_unit
 from tvm_deconv.reference import reference
-from tvm_deconv.schedules.x86 import ALGORITHMS, default_plan, matrix_tiles
+from tvm_deconv.schedules.x86 import ALGORITHMS, accumulator_lanes, default_plan, matrix_tiles
 from tvm_deconv.targets import TARGETS, detect_host
 
 #: Winograd's transforms may lose this much of the direct algorithm's precision.
@@ -54,6 +54,55 @@ def test_phases_of_two_axes_that_read_the_same_share_a_register_tile(target):
     found = run_kernel(problem, target, data, weights, bias, rows, plan)
     wanted = reference(problem, data, weights, bias)
     assert np.linalg.norm(found - wanted) <= TOLERANCE["float32"] * np.linalg.norm(wanted)
+
+
+@targets
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.name)
+@pytest.mark.parametrize(
+    ("groups", "extent", "kernel", "stride", "pad", "output"),
+    [
+        (1, (7, 33), (4, 4), (2, 2), (1, 1), (14, 66)),
+        (2, (9, 40), (5, 12), (3, 4), (2, 3), (26, 159)),
+        (17, (5, 16), (9, 4), (3, 2), (4, 1), (16, 32)),
+        (1, (50,), (16,), (8,), (5,), (393,)),
+    ],
+)
+def test_phases_of_the_natural_output(algorithm, groups, extent, kernel, stride, pad, output, data_format, target):
+    channels = 2 if groups == 17 else 19
+    problem = td.Problem(
+        2, groups, 5, channels, extent, kernel, stride, (1,) * len(extent), pad, output, data_format=data_format
+    )
+    plans = [plan for _, plan in algorithm.family.plans(problem, target) if plan.tile.natural]
+    if not plans or not algorithm.admits(problem, target):
+        pytest.skip("phases are vectors of the output, or there is nothing to transform")
+    data, weights, bias = operands(problem, 8)
+    wanted = reference(problem, data, weights, bias)
+    bound = TOLERANCE["float32"] * (WINOGRAD if algorithm.name == "winograd" else 1) * np.linalg.norm(wanted)
+    several = [plan for plan in plans if plan.tile.height < extent[0] or plan.tile.width < extent[-1]]
+    for plan in (plans[0], several[-1]):
+        found = run_kernel(problem, target, data, weights, bias, algorithm, plan)
+        assert np.linalg.norm(found - wanted) <= bound, plan
+
+
+@targets
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int8"])
+def test_rows_of_whole_vectors_are_stored_as_they_are_made(dtype, target):
+    problem = td.Problem(
+        2, 3, 5, 4, (6, 64), (4, 4), (2, 2), (1, 1), (1, 1), (12, 128), dtype, epilogue=td.Epilogue(True, "relu")
+    )
+    rows = next(algorithm for algorithm in ALGORITHMS if algorithm.name == "direct_rows")
+    lanes = accumulator_lanes(problem, target)
+    data, weights, bias = operands(problem, 5)
+    wanted = reference(problem, data, weights, bias)
+    whole = [plan for _, plan in rows.family.plans(problem, target) if has_whole_chunks(problem, plan.tile, lanes)]
+    # A row in one block, and in several; all channels together, and one by one.
+    for width, channels in ((64, 4), (32, 1), (64, 1)):
+        plan = next(plan for plan in whole if (plan.tile.width, plan.tile.channels) == (width, channels))
+        found = run_kernel(problem, target, data, weights, bias, rows, plan).astype(np.float64)
+        assert np.linalg.norm(found - wanted) <= TOLERANCE[dtype] * np.linalg.norm(wanted), plan
+    odd = problem.replace(output_spatial=(12, 127))
+    assert not any(has_whole_chunks(odd, plan.tile, lanes) for _, plan in rows.family.plans(odd, target))
 
 
 @pytest.mark.parametrize("kernel", [3, 4, 5])

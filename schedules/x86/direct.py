@@ -23,8 +23,13 @@ from tvm_deconv.schedules.x86.threads import Skips, tasks
 from tvm_deconv.schedules.x86.tiles import Plan
 
 
-def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: str) -> Schedule:
-    """Schedule a direct `definition`, whose accumulators are of `dtype`, by `plan`."""
+def schedule(
+    definition: Definition, form: str, plan: Plan, lanes: int, dtype: str, whole_chunks: bool = False
+) -> Schedule:
+    """Schedule a direct `definition`, whose accumulators are of `dtype`, by `plan`.
+
+    If `whole_chunks`, each of the output's rows is vectors of them, and these are stored as they are made.
+    """
     tile = plan.tile
     sch = Schedule(definition.func)
     skips, serial = Skips(sch, definition.end), definition.serial
@@ -64,6 +69,11 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
         sch.reorder(g, c, n, d, h, w)
         sch.fuse(g, c)
         sch.merge(sch.get_loops(tail[-1])[height], sch.get_loops(out)[height])
+        if whole_chunks:
+            chunk_number, part, out_lane = sch.split(w, [None, definition.stride, lanes])
+            sch.merge(sch.get_loops(tail[-1])[height + 1], chunk_number)
+            sch.unroll(part)
+            sch.vectorize(out_lane)
     # 4. Register tiles.
     for block, section in zip(runs, definition.sections, strict=True):
         fd, fh, fw, first, second, *reduction = sch.get_loops(block)[-9:]
@@ -93,9 +103,14 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
     # 5. Vectors of the epilogue, and the shuffles.
     if form == ROWS:
         sch.vectorize(chunk_lane)
+        scope = "global"
+        if whole_chunks:
+            # Of a scope of its own, since memory that is shared with what is read again would have to be written.
+            scope = "local"
+            sch.set_scope(tail[1], 0, scope)
         if definition.stride * definition.minor <= MAX_STREAMS:
             sch.unroll(stream)
-            sch.tensorize(chunk, interleave_intrinsic(definition.stride, definition.minor, lanes, dtype))
+            sch.tensorize(chunk, interleave_intrinsic(definition.stride, definition.minor, lanes, dtype, scope))
     else:
         *_, w, cc = sch.get_loops(tail[0])
         cc, lane = sch.split(cc, [None, lanes])
