@@ -251,11 +251,19 @@ def data_element(
     )
 
 
-def has_whole_chunks(problem: Problem, tile: Tile, lanes: int) -> bool:
-    """Whether every row of a block is stored by vectors of `lanes` positions of each phase, none of them in part."""
-    row = tile.width * problem.strides[-1]
-    exact = problem.rank not in problem.free and problem.output_spatial[-1] % row == 0
-    return problem.data_format == "NCX" and exact and tile.width % lanes == 0
+def has_whole_vectors(problem: Problem, form: str, tile: Tile, lanes: int) -> bool:
+    """Whether what a block makes is stored by vectors of `lanes`, none of them in part.
+
+    In `form` ROWS of `N C *X` these are positions of each phase; else, of `N *X C`, channels.
+    """
+    row, output = tile.width * problem.strides[-1], problem.output_spatial[-1]
+    if problem.rank in problem.free or (problem.data_format == "NCX") != (form == ROWS):
+        return False
+    if form == ROWS:
+        return output % row == 0 and tile.width % lanes == 0
+    contiguous = problem.groups if form == GROUPS else problem.out_channels
+    whole = contiguous % tile.channels == 0 and (form == CHANNELS or problem.out_channels == 1)
+    return whole and row <= output
 
 
 def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Definition:
