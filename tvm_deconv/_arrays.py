@@ -6,8 +6,9 @@ In views bfloat16 is uint16, its bits, which is how it crosses to the kernels an
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ Array = npt.NDArray[Any]
 _BFLOAT16 = "bfloat16"
 _JAX = ("jax", "jaxlib")
 _NAMES = {np.dtype(name): name for name in ("float32", "float64", "float16", "int8", "uint8", "int32")}
+_LINE = 64  # bytes
+_SMALL = 1 << 16
 _HOST_DEVICES = (1, 3, 11)  # of DLPack: CPU, and host memory pinned for CUDA and ROCm
 
 
@@ -35,6 +38,16 @@ class Borrowed(NamedTuple):
     view: Array
     dtype: str
     give: Callable[[Array], Any]
+
+
+def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+    """Return memory for an array; what is not small begins with a line of the cache, as vectors like it."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < _SMALL:
+        return np.empty(shape, dtype)
+    memory = np.empty(size + _LINE, np.uint8)
+    start = -memory.ctypes.data % _LINE
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def borrow(argument: str, array: object) -> Borrowed:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from tvm_deconv._arrays import storage
+from tvm_deconv._arrays import empty, storage
 from tvm_deconv._loading import import_tvm_ffi
 from tvm_deconv._process import Refusal
 from tvm_deconv.bench.floors import beyond_caches, copy_bytes_per_second, fma_per_second
@@ -243,7 +243,7 @@ class Here:
 class _OutputHere:
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], ffi: Any) -> None:
         size = math.prod(shape)
-        self._memory = np.empty(size + 2 * _GUARD, dtype)
+        self._memory = empty((size + 2 * _GUARD,), dtype)
         self._array = self._memory[_GUARD : _GUARD + size].reshape(shape)
         self.argument = ffi.from_dlpack(self._array)
 
@@ -324,7 +324,9 @@ class Meter:
         problem = self._problem
         assert problem is not None
         if built.pack not in self._packed:
-            packed = self._place.put(np.empty(built.packed_elements, built.packed_dtype or problem.accumulate_dtype))
+            packed = self._place.put(
+                empty((built.packed_elements,), np.dtype(built.packed_dtype or problem.accumulate_dtype))
+            )
             self._place.bind(built.pack, "pack", (self._filter, packed)).run()
             self._packed[built.pack] = packed
         elements = built.workspace_elements

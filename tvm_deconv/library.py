@@ -432,7 +432,7 @@ class Layer:
         shape = self._outputs.get(data.shape) if type(data) is np.ndarray else None
         if shape is not None and data.dtype is self._data_dtype and data.flags.carray:
             if out is None:
-                result = np.empty(shape, self._output_storage)
+                result = _arrays.empty(shape, self._output_storage)
                 self._deconv(data, *self._constants, result)
                 return result
             if _is_plain(out, self._output_dtype, shape) and not np.may_share_memory(data, out):
@@ -446,7 +446,7 @@ class Layer:
         shape = self._output_shape(data.view)
         _arrays.check_layout("data", data.view)
         if out is None:
-            result = np.empty(shape, self._output_storage)
+            result = _arrays.empty(shape, self._output_storage)
         else:
             borrowed = _arrays.borrow("out", out)
             result = borrowed.view
@@ -533,7 +533,7 @@ def _packed(problem: Problem, artifact: _loading.Artifact, filter: _arrays.Borro
     canonical = np.require(problem.canonical_filter(filter.view), requirements=["C", "A"])
     shape, dtype = artifact.packed
     try:
-        packed = np.empty(shape, dtype)
+        packed = _arrays.empty(shape, np.dtype(dtype))
         artifact.pack(_arrays.readable(canonical), packed)
     except (RuntimeError, ValueError, TypeError, MemoryError) as error:
         raise ArtifactError(artifact.path, f"must take the filter as its manifest says: {error}") from error

@@ -25,7 +25,6 @@ from tvm_deconv._process import Refusal
 from tvm_deconv.bench.floors import copy_bytes_per_second, fma_per_second
 from tvm_deconv.library import load
 from tvm_deconv.problem import Array, Problem
-from tvm_deconv.scan.layer import numpy_dtype
 from tvm_deconv.verify import Deviation, Operands, deviation, only, operands
 
 OURS = "tvm_deconv"
@@ -139,7 +138,7 @@ def _ours(task: Task, arrays: Operands, threads: int) -> Prepared:
     library = load(task.root)
     (manifest,) = (manifest for manifest in library.manifests if manifest.name == task.artifact)
     layer = only(library, manifest).bind(task.problem, arrays.filter, arrays.bias)
-    out = np.empty(task.problem.output_shape, numpy_dtype(task.problem.output_dtype))
+    out = layer(arrays.data)
     return Prepared(lambda: layer(arrays.data, out=out), lambda: out, manifest.algorithm)
 
 
