@@ -324,6 +324,12 @@ def test_ir(ir, changes):
     covered(path)
 
 
+def test_the_reason_why_a_layer_is_not_covered_can_be_printed(ir):
+    path, content = ir
+    path.write_bytes(re.sub(rb'precision="FP32"', b'precision="\x7f"', content))
+    covered(path)
+
+
 def model():
     nodes = [
         helper.make_node("ConvTranspose", ["x", "w", "b"], ["y"], "up", strides=[2, 2], pads=[1, 0, 0, 1], group=2),
