@@ -41,7 +41,11 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
     if runs:
         data_pack = sch.get_sblock("data_pack")
         position = sch.get_loops(data_pack)[{ROWS: -1, CHANNELS: -2, GROUPS: -3}[form]]
-        sch.split(position, [None, definition.row])
+        line, place = sch.split(position, [None, definition.row])
+        if definition.end and definition.end.axis == 2:
+            skips.parts(place, 1, halo=definition.halo)
+        elif form == ROWS:
+            skips.needed(line, definition.row, inner=definition.inner, halo=definition.halo)
         if plan.share_data:
             if serial:
                 sch.merge(*(sch.get_loops(block)[serial - 1] for block in (data_pack, runs[0])))
@@ -53,17 +57,24 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
         *_, vector, stream, chunk_lane = sch.get_loops(tail[0])
         *_, w, _ = sch.get_loops(tail[1])
         chunk_vector, chunk = sch.split(w, [None, definition.stride * lanes])
-        sch.merge(vector, chunk_vector)
+        vector = sch.merge(vector, chunk_vector)
+        if definition.end and definition.end.axis == 2:
+            skips.needed(vector, lanes)
     sch.reverse_compute_at(out, sch.get_loops(tail[-1])[LEAD - 1], preserve_unit_loops=True)
-    if definition.channels_last:
-        height = LEAD + 2  # n, d, h
-        sch.merge(sch.get_loops(tail[-1])[height], sch.get_loops(out)[height])
-    elif form == ROWS:
-        height = LEAD + 3  # channel, n, d, h
+    height = LEAD + 2 if definition.channels_last or form != ROWS else LEAD + 3  # n, d, h; or channel, n, d, h
+    if form == ROWS and not definition.channels_last:
         n, g, c, d, h, w = sch.get_loops(out)[LEAD:]
         sch.reorder(g, c, n, d, h, w)
         sch.fuse(g, c)
-        sch.merge(sch.get_loops(tail[-1])[height], sch.get_loops(out)[height])
+    if definition.end and definition.end.axis == 2:
+        if form != ROWS:
+            skips.outputs(tail[0], LEAD + 1, definition.stride)
+        if not definition.channels_last:
+            skips.outputs(out, -3, definition.stride)
+    if form == ROWS or definition.channels_last:
+        row = sch.merge(sch.get_loops(tail[-1])[height], sch.get_loops(out)[height])
+        if definition.end and definition.end.axis == 1:
+            skips.needed(row, 1, inner=definition.end.stride)
     # 4. Register tiles.
     for block, section in zip(runs, definition.sections, strict=True):
         fd, fh, fw, first, second, *reduction = sch.get_loops(block)[-9:]
