@@ -104,16 +104,19 @@ def output_choices(geometry: Geometry, winograd: bool) -> list[tuple[int, int, i
 def _block_choices(geometry: Geometry, outputs: tuple[int, int, int], unit: int) -> Iterator[tuple[int, int, int, int]]:
     """Blocks worth trying: a longer axis is cut only where everything outside of it is cut to one row.
 
-    A row that is cut is cut into multiples of `unit` positions.
+    A row that is cut is cut into multiples of `unit` positions, and so is one that a call may make longer.
     """
     depth, height, width = (axis.positions for axis in geometry.axes)
     m_d, m_h, m_w = outputs
+    unit = math.lcm(m_w, unit)
+    if geometry.free[2]:
+        width = -(-width // unit) * unit
 
     def cut(extent: int, unit: int) -> list[int]:
         return sorted({min(-(-size // unit) * unit, extent) for size in steps(extent)})
 
     least_d, least_h = min(m_d, depth), min(m_h, height)
-    for w in cut(width, math.lcm(m_w, unit)):
+    for w in cut(width, unit):
         yield 1, least_d, least_h, w
     for h in cut(height, m_h):
         yield 1, least_d, h, width
