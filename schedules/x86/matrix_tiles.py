@@ -108,7 +108,6 @@ def _block_choices(geometry: Geometry, outputs: tuple[int, int, int], unit: int)
     """
     depth, height, width = (axis.positions for axis in geometry.axes)
     m_d, m_h, m_w = outputs
-    unit = math.lcm(m_w, unit)
     if geometry.free[2]:
         width = -(-width // unit) * unit
 
@@ -116,7 +115,7 @@ def _block_choices(geometry: Geometry, outputs: tuple[int, int, int], unit: int)
         return sorted({min(-(-size // unit) * unit, extent) for size in steps(extent)})
 
     least_d, least_h = min(m_d, depth), min(m_h, height)
-    for w in cut(width, unit):
+    for w in cut(width, math.lcm(m_w, unit)):
         yield 1, least_d, least_h, w
     for h in cut(height, m_h):
         yield 1, least_d, h, width
