@@ -18,24 +18,25 @@ axes = st.fixed_dictionaries(
 )
 
 
-@given(axes)
-def test_runs_hold_every_tap_of_every_phase_once(axis):
-    phases = axis_phases(**axis)
+@given(axes, st.integers(0, 8))
+def test_runs_hold_every_tap_of_every_phase_once(axis, shift):
+    shift %= axis["stride"]
+    phases = axis_phases(**axis, shift=shift)
     found = []
     for run in phases.runs:
         assert run.taps > 0
         assert run.count > 0
         for within in range(run.count):
             for tap in range(run.taps):
-                # At y, phase r = start + within is output index s*y + r; its data index is y + x0 - tap*x_step.
+                # At y, phase r = start + within is output index s*y + r - shift; its data index is y + x0 - tap*x_step.
                 k = run.k0 + within + tap * run.k_step
                 offset = run.x0 - tap * run.x_step
                 assert phases.low <= offset <= phases.low + phases.halo
                 found.append((run.start + within, k, offset))
-    s, d, p = axis["stride"], axis["dilation"], axis["pad_begin"]
+    s, d, p = axis["stride"], axis["dilation"], axis["pad_begin"] - shift
     expected = [
         (phase, k, (phase + p - d * k) // s)
-        for phase in range(min(s, axis["output"]))
+        for phase in range(min(s, axis["output"] + shift))
         for k in range(axis["kernel"])
         if (phase + p - d * k) % s == 0
     ]
@@ -46,6 +47,25 @@ def test_runs_hold_every_tap_of_every_phase_once(axis):
 def test_positions_cover_the_output(axis):
     phases = axis_phases(**axis)
     assert (phases.positions - 1) * axis["stride"] < axis["output"] <= phases.positions * axis["stride"]
+
+
+@given(axes, st.integers(0, 8), st.integers(1, 40))
+def test_a_block_spans_the_places_of_its_outputs(axis, shift, block):
+    phases = axis_phases(**axis, shift=shift % axis["stride"])
+    block = min(block, phases.positions)
+    last = min(block * axis["stride"], axis["output"]) - 1
+    assert phases.span(block, free=False) > (last + phases.shift) // axis["stride"]
+    assert phases.span(block, free=True) > (block * axis["stride"] - 1 + phases.shift) // axis["stride"]
+    assert phases.span(phases.positions, free=False) <= phases.positions + (phases.shift > 0)
+
+
+def test_phases_of_the_natural_output_read_the_same_data():
+    problem = Problem(1, 1, 3, 5, (9, 9), (4, 16), (2, 8), (1, 1), (1, 4), (18, 72))
+    plain, natural = Geometry.choices(problem)
+    assert (len(plain.runs), len(natural.runs)) == (4, 1)
+    assert [axis.shift for axis in natural.axes] == [0, 1, 4]
+    unpadded = problem.replace(pads_begin=(0, 0), output_spatial=(20, 80))
+    assert len(Geometry.choices(unpadded)) == 1
 
 
 @pytest.mark.parametrize(("stride", "runs"), [(1, 1), (2, 2), (8, 2), (32, 1)])

@@ -56,6 +56,35 @@ def test_phases_of_two_axes_that_read_the_same_share_a_register_tile(target):
     assert np.linalg.norm(found - wanted) <= TOLERANCE["float32"] * np.linalg.norm(wanted)
 
 
+@targets
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.name)
+@pytest.mark.parametrize(
+    ("groups", "extent", "kernel", "stride", "pad", "output"),
+    [
+        (1, (7, 33), (4, 4), (2, 2), (1, 1), (14, 66)),
+        (2, (9, 40), (5, 12), (3, 4), (2, 3), (26, 159)),
+        (17, (5, 16), (9, 4), (3, 2), (4, 1), (16, 32)),
+        (1, (50,), (16,), (8,), (5,), (393,)),
+    ],
+)
+def test_phases_of_the_natural_output(algorithm, groups, extent, kernel, stride, pad, output, data_format, target):
+    channels = 2 if groups == 17 else 19
+    problem = td.Problem(
+        2, groups, 5, channels, extent, kernel, stride, (1,) * len(extent), pad, output, data_format=data_format
+    )
+    plans = [plan for _, plan in algorithm.family.plans(problem, target) if plan.tile.natural]
+    if not plans or not algorithm.admits(problem, target):
+        pytest.skip("phases are vectors of the output, or there is nothing to transform")
+    data, weights, bias = operands(problem, 8)
+    wanted = reference(problem, data, weights, bias)
+    bound = TOLERANCE["float32"] * (WINOGRAD if algorithm.name == "winograd" else 1) * np.linalg.norm(wanted)
+    several = [plan for plan in plans if plan.tile.height < extent[0] or plan.tile.width < extent[-1]]
+    for plan in (plans[0], several[-1]):
+        found = run_kernel(problem, target, data, weights, bias, algorithm, plan)
+        assert np.linalg.norm(found - wanted) <= bound, plan
+
+
 @pytest.mark.parametrize("kernel", [3, 4, 5])
 def test_winograd_keeps_the_precision_of_the_direct_algorithm(kernel):
     target = TARGETS["x86-64-v3"]

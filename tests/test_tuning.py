@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import textwrap
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -400,6 +401,33 @@ def test_a_search_that_was_stopped_anywhere_tries_nothing_twice():
         got += more
         assert len(got) == min(trials, len(worth_it))
     assert {one.schedule for one in got} == worth_it
+
+
+def test_finalists_take_turns_and_their_medians_decide():
+    lucky, steady, failing, slow = list(costs(SMALL))[:4]
+    turns = {lucky: iter([1.0, 1.3, 0.9, 1.2]), steady: iter([1.05] * 4), failing: iter([1.02, 1.0, None, 1.0])}
+    measured = []
+
+    class Noisy(Arithmetic):
+        log = SimpleNamespace(append=measured.append)
+
+        def round(self, search, schedules):
+            for schedule in schedules:
+                time = next(turns[schedule])
+                yield record(search.problem, schedule, time, **CONDITIONS, error="" if time else "it ended")
+
+    here, known = records.Conditions("a CPU", 1, "now"), records.Records(V3.name)
+    search, machine = tuning._Search(SMALL, V3, known, here, 0, None), Noisy(None, None)
+    for one in machine.round(search, [lucky, steady, failing]):
+        search.note(one)
+    search.note(record(SMALL, slow, 1.2, **CONDITIONS))
+    assert search.best.schedule == lucky
+    tuning._decide(search, machine)
+    assert {one.schedule: one.seconds for one in measured} == {lucky: 1.2, steady: 1.05, failing: None}
+    assert search.best.schedule == steady
+    known.by_problem[SMALL.artifact_key] = list(measured)
+    tuning._decide(tuning._Search(SMALL, V3, known, here, 0, None), machine)
+    assert len(measured) == 3  # nothing was tried since
 
 
 def test_the_nearest_record_is_among_the_first_that_are_tried():

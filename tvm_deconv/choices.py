@@ -124,8 +124,8 @@ def default(problem: Problem, target: Target | CudaTarget, algorithms: Collectio
 
 def distance(one: Schedule, other: Schedule) -> float:
     """How far apart the decisions of two schedules of one algorithm are: factors of two, summed."""
-    theirs = dict(other.decisions)
-    return sum(abs(math.log2((value + 1) / (theirs.get(name, 0) + 1))) for name, value in one.decisions)
+    ours, theirs = dict(one.decisions), dict(other.decisions)
+    return sum(abs(math.log2((ours.get(name, 0) + 1) / (theirs.get(name, 0) + 1))) for name in ours | theirs)
 
 
 def adapt(schedule: Schedule, source: Problem, problem: Problem, target: Target | CudaTarget) -> Schedule:

@@ -7,6 +7,9 @@ candidate like one of the fastest so far. What arithmetic says to be far slower 
 A round compiles some candidates of one problem in all builders at once, and then, with the machine to itself, measures
 them one by one. Rounds go to the problem with most to gain: its gap to the floor, less the longer nothing was found.
 
+At the end the few fastest of a problem take turns, since what disturbed the machine may have decided between them; the
+median of its turns is then the time of each.
+
 Every trial is in the log as soon as it is over, failures too, and what the log has under the same conditions (CPU,
 threads, text of the kernels) is not tried again: a search that was stopped continues.
 """
@@ -26,6 +29,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+
+import msgspec
 
 from tvm_deconv import build
 from tvm_deconv._meters import BrokenDefaultError, DeviceMeters, Meters, RemoteMeters
@@ -54,6 +59,10 @@ _ROUND = 8  # trials of one problem before another may have its turn
 _PATIENCE = 16.0  # so many trials without a better schedule halve what is expected of more
 _LEAST_GAP = 0.02  # floors are measured too, and a schedule may seem to be below
 _BUILD_TIMEOUT = 120.0
+#: Finalists: at most so many, not slower than the fastest by more than a part of its time; and their turns.
+_FINALISTS = 4
+_NEAR = 0.1
+_TURNS = 3
 
 
 @dataclass(frozen=True)
@@ -136,6 +145,8 @@ def tune(
                 ]
                 try:
                     _spend(searches, machine, trials, on_trial)
+                    for search in searches:
+                        _decide(search, machine)
                 finally:
                     for search in searches:
                         log.tidy(search.key, chosen.name)
@@ -202,6 +213,20 @@ def _spend(
                 on_trial(Trial(search.problem, record, search.best, search.floor, done, total))
 
 
+def _decide(search: _Search, machine: _Machine) -> None:
+    """Let the finalists of `search` take turns; the log has the median of each."""
+    turns: dict[Schedule, list[Record]] = {}
+    for record in machine.round(search, search.finalists() * _TURNS):
+        turns.setdefault(record.schedule, []).append(record)
+    for records in turns.values():
+        # One that fails has failed; else the one in the middle.
+        records.sort(key=lambda record: record.seconds or 0.0)
+        decisive = records[0 if records[0].error else len(records) // 2]
+        decided = msgspec.structs.replace(decisive, when=_now())
+        machine.log.append(decided)
+        search.note(decided)
+
+
 class _Search:
     """What is known of one problem on one target, and what to try next."""
 
@@ -224,12 +249,14 @@ class _Search:
         self.default = default(problem, target, algorithms)
         self.broken = False
         self._since_better = 0
+        self._noted = 0
         self._threads = conditions.threads
         self._records = records
         for record in sorted(records.by_problem.get(self.key, ()), key=lambda record: record.when):
             if record.conditions == conditions:
                 self.note(record)
-        self._random = random.Random(f"{seed} {target.name} {self.key} {len(self.tried)}")
+        self._noted = len(self.tried)
+        self._random = random.Random(f"{seed} {target.name} {self.key} {self._noted}")
         self._known = self._known_schedules()
         self._space: list[Candidate] | None = None
 
@@ -294,6 +321,12 @@ class _Search:
     def _fastest(self, count: int) -> list[Record]:
         timed = [record for record in self.tried.values() if record.seconds is not None]
         return sorted(timed, key=lambda record: (record.seconds or 0.0, record.schedule))[:count]
+
+    def finalists(self) -> list[Schedule]:
+        """Return what was about as fast as the fastest, if this search has tried anything and there are several."""
+        fastest = self._fastest(_FINALISTS) if len(self.tried) > self._noted else []
+        near = [r.schedule for r in fastest if (r.seconds or 0.0) <= (1 + _NEAR) * (fastest[0].seconds or 0.0)]
+        return near if len(near) > 1 else []
 
     def _draw(self, left: Sequence[Candidate]) -> Schedule:
         weights = [candidate.cost**-_BIAS for candidate in left]
@@ -399,11 +432,11 @@ class _Machine:
         def measured(schedule: Schedule) -> Record:
             return self._kept(search, schedule, self._outcome(search, built[schedule]))
 
-        for schedule, record in self.meters.each(measured, schedules):
+        for _, record in self.meters.each(measured, schedules):
             yield record
             if search.broken:
                 return
-            made = built[schedule]
+        for made in built.values():
             if isinstance(made, Built) and made != self._references[search.key]:
                 made.deconv.unlink(missing_ok=True)
 
@@ -454,10 +487,14 @@ class _Machine:
             commit=_commit(),
             seed=self.seed,
             versions={name: importlib.metadata.version(name) for name in ("tvm_deconv", "apache-tvm")},
-            when=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"),
+            when=_now(),
         )
         self.log.append(record)
         return record
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _kind(problem: Problem) -> str:

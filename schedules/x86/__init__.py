@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc
 
-from tvm_deconv.compute.direct import CHANNELS, GROUPS, ROWS, define_direct, tiles_of_channels
+from tvm_deconv.compute.direct import CHANNELS, GROUPS, ROWS, define_direct, has_whole_chunks, tiles_of_channels
 from tvm_deconv.compute.extents import End
 from tvm_deconv.compute.matrix import contiguous_phases, define_matrix, row_unit
 from tvm_deconv.compute.packing import pack_filter, pack_matrix_filter
@@ -116,7 +116,8 @@ class Direct:
         assert isinstance(plan, tiles.Plan)
         lanes = accumulator_lanes(problem, target)
         definition = define_direct(problem, self.form, plan.tile, lanes)
-        scheduled = schedule(definition, self.form, plan, lanes, problem.accumulate_dtype)
+        whole = self.form == ROWS and has_whole_chunks(problem, plan.tile, lanes) and not outgrows_caches(problem)
+        scheduled = schedule(definition, self.form, plan, lanes, problem.accumulate_dtype, whole)
         return Kernel(
             _deconv(problem, scheduled, definition.end),
             pack_filter(problem, definition.sections, definition.packed_elements),

@@ -23,8 +23,13 @@ from tvm_deconv.schedules.x86.threads import Skips, tasks
 from tvm_deconv.schedules.x86.tiles import Plan
 
 
-def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: str) -> Schedule:
-    """Schedule a direct `definition`, whose accumulators are of `dtype`, by `plan`."""
+def schedule(
+    definition: Definition, form: str, plan: Plan, lanes: int, dtype: str, whole_chunks: bool = False
+) -> Schedule:
+    """Schedule a direct `definition`, whose accumulators are of `dtype`, by `plan`.
+
+    If `whole_chunks`, each of the output's rows is vectors of them, and these are stored as they are made.
+    """
     tile = plan.tile
     sch = Schedule(definition.func)
     skips, serial = Skips(sch, definition.end), definition.serial
@@ -72,9 +77,14 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
         if not definition.channels_last:
             skips.outputs(out, -3, definition.stride)
     if form == ROWS or definition.channels_last:
-        row = sch.merge(sch.get_loops(tail[-1])[height], sch.get_loops(out)[height])
-        if definition.end and definition.end.axis == 1:
-            skips.needed(row, 1, inner=definition.end.stride)
+        sch.merge(sch.get_loops(tail[-1])[height], sch.get_loops(out)[height])
+    if whole_chunks:
+        chunk_number, part, out_lane = sch.split(w, [None, definition.stride, lanes])
+        sch.merge(sch.get_loops(tail[-1])[height + 1], chunk_number)
+        sch.unroll(part)
+        sch.vectorize(out_lane)
+    if definition.end and definition.end.axis == 1 and (form == ROWS or definition.channels_last):
+        skips.needed(sch.get_loops(out)[height], 1, inner=definition.end.stride)
     # 4. Register tiles.
     for block, section in zip(runs, definition.sections, strict=True):
         fd, fh, fw, first, second, *reduction = sch.get_loops(block)[-9:]
@@ -104,6 +114,8 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
     # 5. Vectors of the epilogue, and the shuffles.
     if form == ROWS:
         sch.vectorize(chunk_lane)
+        # Memory that is shared with what is read again would have to be written.
+        sch.set_scope(tail[1], 0, "local")
         if definition.stride * definition.minor <= MAX_STREAMS:
             sch.unroll(stream)
             sch.tensorize(chunk, interleave_intrinsic(definition.stride, definition.minor, lanes, dtype))

@@ -70,7 +70,7 @@ def interleave_intrinsic(stride: int, minor: int, lanes: int, dtype: str) -> str
         with IRBuilder() as builder, B.prim_func(s_tir=True):
             B.func_name("interleave")
             rows = B.arg("rows", B.buffer((streams, lanes), dtype, offset_factor=1, align=1))
-            chunk = B.arg("chunk", B.buffer((places, minor), dtype, offset_factor=1, align=1))
+            chunk = B.arg("chunk", B.buffer((places, minor), dtype, scope="local", offset_factor=1, align=1))
             with B.sblock("root"):
                 B.reads(rows[0:streams, 0:lanes])
                 B.writes(chunk[0:places, 0:minor])

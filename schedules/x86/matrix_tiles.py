@@ -14,6 +14,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from tvm_deconv.compute.direct import spans
 from tvm_deconv.compute.matrix import (
     MatrixTile,
     axis_rows,
@@ -52,8 +53,9 @@ class MatrixPlan:
 
     @property
     def decisions(self) -> dict[str, int]:
-        """The plan as plain integers: what manifests and logs hold."""
-        return {**asdict(self.tile), "share_data": int(self.share_data)}
+        """The plan as plain integers: what manifests and logs hold; `natural` where it is not 0."""
+        found = {**asdict(self.tile), "share_data": int(self.share_data)}
+        return {name: value for name, value in found.items() if value or name != "natural"}
 
     @staticmethod
     def from_decisions(decisions: Mapping[str, int]) -> MatrixPlan:
@@ -153,10 +155,11 @@ class _Work:
 
 def _works(geometry: Geometry, tile: MatrixTile) -> list[_Work]:
     found = []
+    taken = spans(geometry, tile.block[1:])
     for runs in geometry.runs:
         axes = [
             axis_rows(axis, run, positions, m)
-            for axis, run, positions, m in zip(geometry.axes, runs, tile.block[1:], tile.outputs, strict=True)
+            for axis, run, positions, m in zip(geometry.axes, runs, taken, tile.outputs, strict=True)
         ]
         found.append(
             _Work(
@@ -238,27 +241,37 @@ class _Arithmetic:
         """Cycles of the products of the direct algorithm, without any loss."""
         geometry = self.geometry
         products = geometry.batch * math.prod(axis.positions for axis in geometry.axes)
-        products *= math.prod(sum(run.count * run.taps for run in axis.runs) for axis in geometry.axes)
-        products *= geometry.groups * geometry.in_channels * geometry.out_channels
+        products *= geometry.taps * geometry.groups * geometry.in_channels * geometry.out_channels
         return max(products / (2 * self.lanes), 1.0)
 
 
 def candidates(problem: Problem, winograd: bool, target: Target, lanes: int) -> list[tuple[float, MatrixPlan]]:
     """Every plan worth considering with its cost by arithmetic (cycles a useful product, relative), cheapest first."""
-    geometry = Geometry.of(problem)
-    arithmetic = _Arithmetic(problem, geometry, target, lanes)
-    useful = arithmetic.useful()
+    choices = Geometry.choices(problem)
+    if contiguous_phases(problem, lanes):
+        del choices[1:]  # phases that are vectors of the output begin with it
+    useful = _Arithmetic(problem, choices[0], target, lanes).useful()
+    found = [
+        (cycles / useful, plan)
+        for geometry in choices
+        for cycles, plan in _candidates(_Arithmetic(problem, geometry, target, lanes), winograd)
+    ]
+    return sorted(found, key=lambda candidate: candidate[0])
+
+
+def _candidates(arithmetic: _Arithmetic, winograd: bool) -> list[tuple[float, MatrixPlan]]:
+    problem, geometry, target, lanes = arithmetic.problem, arithmetic.geometry, arithmetic.target, arithmetic.lanes
     found: list[tuple[float, MatrixPlan]] = []
     for outputs in output_choices(geometry, winograd):
         for block in dict.fromkeys(_block_choices(geometry, outputs, row_unit(problem, lanes))):
-            whole = MatrixTile(*block, geometry.out_channels, 1, 1, *outputs)
+            whole = MatrixTile(*block, geometry.out_channels, 1, 1, *outputs, geometry.natural)
             works = _works(geometry, whole)
             shared = arithmetic.block(whole, works)
             count = geometry.groups * _blocks(geometry, whole)
             for rows, vectors in register_tiles(target, [work.rows for work in works]):
                 for channels in _channel_choices(geometry.out_channels, vectors * lanes):
-                    tile = MatrixTile(*block, channels, rows, vectors, *outputs)
+                    tile = MatrixTile(*block, channels, rows, vectors, *outputs, geometry.natural)
                     tiles = -(-geometry.out_channels // channels)
                     cycles = count * (shared + tiles * arithmetic.channels(tile, works))
-                    found.append((cycles / useful, MatrixPlan(tile, count < FEW_TASKS)))
-    return sorted(found, key=lambda candidate: candidate[0])
+                    found.append((cycles, MatrixPlan(tile, count < FEW_TASKS)))
+    return found

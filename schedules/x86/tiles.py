@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
-from tvm_deconv.compute.direct import GROUPS, ROWS, Tile, block_extents, tiles_of_channels
+from tvm_deconv.compute.direct import GROUPS, ROWS, Tile, block_extents, spans, tiles_of_channels
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
@@ -46,8 +46,9 @@ class Plan:
 
     @property
     def decisions(self) -> dict[str, int]:
-        """The plan as plain integers: what manifests and logs hold."""
-        return {**asdict(self.tile), "share_data": int(self.share_data)}
+        """The plan as plain integers: what manifests and logs hold; `natural` where it is not 0."""
+        found = {**asdict(self.tile), "share_data": int(self.share_data)}
+        return {name: value for name, value in found.items() if value or name != "natural"}
 
     @staticmethod
     def from_decisions(decisions: Mapping[str, int]) -> Plan:
@@ -156,8 +157,9 @@ def blocks(geometry: Geometry, row_unit: int) -> Iterator[tuple[int, int, int, i
 def _positions(geometry: Geometry, form: str, tile: Tile, lanes: int) -> int:
     """Flattened positions that a block computes, to whole register tiles."""
     extents = block_extents(geometry, tile)
-    row = -(-tile.width // lanes) * lanes if form == ROWS else tile.width
-    rows = ((tile.images - 1) * extents[0] + tile.depth - 1) * extents[1] + tile.height - 1
+    depth, height, width = spans(geometry, (tile.depth, tile.height, tile.width))
+    row = -(-tile.width // lanes) * lanes + width - tile.width if form == ROWS else width
+    rows = ((tile.images - 1) * extents[0] + depth - 1) * extents[1] + height - 1
     return -(-(rows * extents[2] + row) // tile.positions) * tile.positions
 
 
@@ -172,13 +174,23 @@ def _footprint(geometry: Geometry, form: str, tile: Tile, lanes: int, element: i
 
 def candidates(problem: Problem, form: str, target: Target, lanes: int) -> list[tuple[float, Plan]]:
     """Every plan worth considering with its cost by arithmetic (cycles a useful product, relative), cheapest first."""
-    geometry = Geometry.of(problem)
+    choices = Geometry.choices(problem)
+    found = [
+        (cost * geometry.taps / max(choices[0].taps, 1), plan)
+        for geometry in choices
+        for cost, plan in _candidates(problem, geometry, form, target, lanes)
+    ]
+    return sorted(found, key=lambda candidate: candidate[0])
+
+
+def _candidates(
+    problem: Problem, geometry: Geometry, form: str, target: Target, lanes: int
+) -> list[tuple[float, Plan]]:
     element = target.vector_bits // 8 // lanes
     interleaves_channels = form == ROWS and problem.data_format == "NXC"
     minor_stride = geometry.axes[2].stride if interleaves_channels else None
     phases = math.prod(axis.stride for axis in geometry.axes)
-    taps = math.prod(sum(run.count * run.taps for run in axis.runs) for axis in geometry.axes)
-    filter_bytes = geometry.groups * geometry.in_channels * geometry.out_channels * taps * element
+    filter_bytes = geometry.groups * geometry.in_channels * geometry.out_channels * geometry.taps * element
     useful = geometry.batch * math.prod(axis.positions for axis in geometry.axes)
     streams_filter = filter_bytes > target.l2_bytes // 2
     shapes = register_tiles(geometry, form, target, lanes, minor_stride, streams_filter)
@@ -186,7 +198,7 @@ def candidates(problem: Problem, form: str, target: Target, lanes: int) -> list[
     found: list[tuple[float, Plan]] = []
     for block in dict.fromkeys(blocks(geometry, lanes if form == ROWS else 1)):
         for shape in shapes:
-            tile = Tile(*block, shape.channels, shape.positions, shape.phases)
+            tile = Tile(*block, shape.channels, shape.positions, shape.phases, geometry.natural)
             positions = _positions(geometry, form, tile, lanes)
             count = -(-geometry.batch // tile.images) * math.prod(
                 -(-axis.positions // b) for axis, b in zip(geometry.axes, block[1:], strict=True)
@@ -207,8 +219,8 @@ def candidates(problem: Problem, form: str, target: Target, lanes: int) -> list[
             pieces = tile.images if tile.width >= geometry.axes[2].positions else tile.images * tile.depth * tile.height
             if problem.data_format == "NCX":
                 outside += _PIECE * pieces * (geometry.in_channels + channels)
-            inside = positions * channels * geometry.in_channels * taps / (2 * lanes)
+            inside = positions * channels * geometry.in_channels * geometry.taps / (2 * lanes)
             cost *= 1 + outside / max(inside, 1)
             tasks = count * tiles_of_channels(geometry, form, tile)[0]
             found.append((cost, Plan(tile, tasks < FEW_TASKS)))
-    return sorted(found, key=lambda candidate: candidate[0])
+    return found

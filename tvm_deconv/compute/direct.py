@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 from tvm import ir, te, tirx
@@ -45,7 +45,8 @@ class Tile:
 
     A block is ``images x depth x height x width`` positions per phase; a register tile is `channels` output channels by
     `positions` flattened positions, the vectorised one of the two a multiple of the lanes, by up to `phases` phases of
-    the last two axes, which read the same data, and serve where there are few channels.
+    the last two axes, which read the same data, and serve where there are few channels. Phases are those of the output,
+    or, if `natural` is 1, of the natural output (`Geometry.of`).
     """
 
     images: int
@@ -55,6 +56,7 @@ class Tile:
     channels: int
     positions: int
     phases: int
+    natural: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,19 @@ def tiles_of_channels(geometry: Geometry, form: str, tile: Tile) -> tuple[int, i
     return geometry.groups, -(-geometry.out_channels // tile.channels)
 
 
+def spans(geometry: Geometry, block: Sequence[int]) -> tuple[int, int, int]:
+    """Return the positions that the outputs of a `block` of that many along three axes take."""
+    axes = zip(geometry.axes, block, geometry.free, strict=True)
+    first, second, third = (axis.span(positions, free) for axis, positions, free in axes)
+    return first, second, third
+
+
+def end_of(geometry: Geometry, extents: Extents, block: Sequence[int]) -> End | None:
+    """Return the end of what `extents` leave free, in positions of `geometry`, for blocks of so many."""
+    end = extents.end(block)
+    return replace(end, offset=end.offset + 1) if end and geometry.axes[end.axis].shift else end
+
+
 def block_extents(geometry: Geometry, tile: Tile) -> tuple[int, int, int]:
     """Extents of one image of a packed block: the positions of a block, the halo of its taps, and the padding.
 
@@ -176,8 +191,9 @@ def block_extents(geometry: Geometry, tile: Tile) -> tuple[int, int, int]:
     """
     extents = []
     blocks = (tile.depth, tile.height, tile.width)
-    for axis, extent, block, free in zip(geometry.axes, geometry.data, blocks, geometry.free, strict=True):
-        apart = block + axis.halo
+    taken = spans(geometry, blocks)
+    for axis, extent, block, span, free in zip(geometry.axes, geometry.data, blocks, taken, geometry.free, strict=True):
+        apart = span + axis.halo
         before = max(-axis.low, 0)
         whole = axis.positions <= block and not free
         extents.append(max(apart - before, extent + before) if whole and extent + before < apart else apart)
@@ -215,6 +231,7 @@ def within_runs(phases: Sequence[Expr], runs: Sequence[Run], strides: Sequence[i
 
 def data_element(
     problem: Problem,
+    geo: Geometry,
     extents: Extents,
     data: te.Tensor,
     block: tuple[int, int, int, int],
@@ -228,7 +245,6 @@ def data_element(
 
     That is zero where the data end, and where not all of `inside` hold. `block` counts images and positions of a block.
     """
-    geo = Geometry.of(problem)
     accumulator = problem.accumulate_dtype
     n = at[0] * block[0] + within[0]
     x = [b * length + i + axis.low for b, length, i, axis in zip(at[1:], block[1:], within[1:], geo.axes, strict=True)]
@@ -242,13 +258,20 @@ def data_element(
     )
 
 
+def has_whole_chunks(problem: Problem, tile: Tile, lanes: int) -> bool:
+    """Whether every row of a block is stored by vectors of `lanes` positions of each phase, none of them in part."""
+    row = tile.width * problem.strides[-1]
+    exact = problem.rank not in problem.free and problem.output_spatial[-1] % row == 0
+    return problem.data_format == "NCX" and exact and tile.width % lanes == 0
+
+
 def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Definition:
     """Define `problem` in `form` (ROWS, CHANNELS or GROUPS) blocked by `tile`, for vectors of `lanes` accumulators.
 
     The parameters are the data and the bias, if the epilogue has one, as the caller has them, the packed filter, and
     the output as ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``: `Definition.natural_output` makes it the caller's.
     """
-    geo, whole = Geometry.of(problem), Extents.of(problem)
+    geo, whole = Geometry.of(problem, bool(tile.natural)), Extents.of(problem)
     last = problem.data_format == "NXC"
     accumulator = problem.accumulate_dtype
     axes = geo.axes
@@ -265,9 +288,10 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
     def flat(n: Expr, d: Expr, h: Expr, w: Expr) -> Expr:
         return ((n * extents[0] + d) * extents[1] + h) * extents[2] + w
 
+    depth, height, width = spans(geo, block[1:])
     row_vectors = -(-tile.width // lanes)
-    row_read = row_vectors * lanes if form == ROWS else tile.width
-    used = flat(tile.images - 1, tile.depth - 1, tile.height - 1, 0) + row_read
+    row_read = row_vectors * lanes + width - tile.width if form == ROWS else width
+    used = flat(tile.images - 1, depth - 1, height - 1, 0) + row_read
     positions = -(-used // tile.positions) * tile.positions
     reach = positions + flat(0, *(axis.halo for axis in axes))
     packed_positions = -(-reach // extents[2]) * extents[2]
@@ -299,7 +323,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
             position // extents[2] % extents[1],
             position % extents[2],
         )
-        return data_element(problem, whole, data, block, within, (nb, db, hb, wb), group, ci, inside)
+        return data_element(problem, geo, whole, data, block, within, (nb, db, hb, wb), group, ci, inside)
 
     inner_shape = {
         ROWS: (geo.in_channels, packed_positions),
@@ -367,9 +391,8 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
 
         def tile_out(*index: Expr) -> Expr:
             *at, n, d, h, w, cc = index
-            phases = tuple(i % s for i, s in zip((d, h, w), strides, strict=True))
-            position = flat(n, *(i // s for i, s in zip((d, h, w), strides, strict=True)))
-            return finish(tuple(at), cc, phases, position)
+            phases, positions = zip(*(axis.place(i) for axis, i in zip(axes, (d, h, w), strict=True)), strict=True)
+            return finish(tuple(at), cc, phases, flat(n, *positions))
 
         minor = 1
         interleaved = te.compute(shape_of((*lead, *outer, row, tile.channels)), tile_out, "interleave")
@@ -382,8 +405,11 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
         def epilogue(*index: Expr) -> Expr:
             at, (*where, vector, stream, lane) = index[:LEAD], index[LEAD:]
             cc, (n, d, h) = (stream % minor, where) if last else (where[0], where[1:])
-            phases = (d % strides[0], h % strides[1], stream // minor)
-            return finish(at, cc, phases, flat(n, d // strides[0], h // strides[1], vector * lanes + lane))
+            # Positions count on from the chunk's: a phase before the shift is found one further on.
+            phases, (d, h, further) = zip(
+                *(axis.place(i) for axis, i in zip(axes, (d, h, stream // minor), strict=True)), strict=True
+            )
+            return finish(at, cc, phases, flat(n, d, h, vector * lanes + lane + further))
 
         finished = te.compute(shape_of((*lead, *rows, row_vectors, streams, lanes)), epilogue, "epilogue")
 
@@ -412,7 +438,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
 
     channel_axes, position_axes = (geo.groups, geo.out_channels), (whole.batch, *whole.output)
     shape = (*position_axes, *channel_axes) if last else (whole.batch, *channel_axes, *whole.output)
-    end = whole.end(block)
+    end = end_of(geo, whole, block)
     inner = math.prod(extents[end.axis + 1 :]) if end else 1  # flat positions from one place along its axis to the next
     func = te.create_prim_func([*parameters, te.compute(shape_of(shape), out, "out")])
     return Definition(

@@ -30,7 +30,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 from tvm.tirx import PrimFunc
 
-from tvm_deconv.compute.direct import LEAD, _any_alignment, cut, data_element, within_runs
+from tvm_deconv.compute.direct import LEAD, _any_alignment, cut, data_element, end_of, spans, within_runs
 from tvm_deconv.compute.epilogue import activate
 from tvm_deconv.compute.extents import End, Extents, at_most, shape_of
 from tvm_deconv.compute.phases import AxisPhases, Geometry, Run
@@ -44,7 +44,8 @@ class MatrixTile:
     """How a matrix definition is cut up.
 
     A block is ``images x depth x height x width`` positions per phase and `channels` output channels; a register tile
-    is `rows` rows by `vectors` vectors of columns. `outputs_*` is Winograd's m along an axis, 1 without it.
+    is `rows` rows by `vectors` vectors of columns. `outputs_*` is Winograd's m along an axis, 1 without it. Phases are
+    those of the output, or, if `natural` is 1, of the natural output (`Geometry.of`).
     """
 
     images: int
@@ -57,6 +58,7 @@ class MatrixTile:
     outputs_d: int
     outputs_h: int
     outputs_w: int
+    natural: int = 0
 
     @property
     def outputs(self) -> tuple[int, int, int]:
@@ -217,10 +219,11 @@ def matrix_sections(geometry: Geometry, tile: MatrixTile, lanes: int, wide: bool
     found: list[MatrixSection] = []
     offset = 0
     panel = tile.vectors * lanes
+    taken = spans(geometry, tile.block[1:])
     for runs in geometry.runs:
         axes = tuple(
             axis_rows(axis, run, positions, m)
-            for axis, run, positions, m in zip(geometry.axes, runs, tile.block[1:], tile.outputs, strict=True)
+            for axis, run, positions, m in zip(geometry.axes, runs, taken, tile.outputs, strict=True)
         )
         columns = math.prod(run.count for run in runs) * tile.channels
         shape = (
@@ -248,7 +251,7 @@ def _coefficient(matrix: Matrix, column: int, row: Expr, dtype: str) -> Expr:
 def block_positions(geometry: Geometry, tile: MatrixTile) -> tuple[int, int, int]:
     """Extents of one image of a packed block: its positions, to whole rows of every run, and the halo of the taps."""
     extents = []
-    for axis, positions, m in zip(geometry.axes, tile.block[1:], tile.outputs, strict=True):
+    for axis, positions, m in zip(geometry.axes, spans(geometry, tile.block[1:]), tile.outputs, strict=True):
         rows = [axis_rows(axis, run, positions, m) for run in axis.runs]
         last = [row.start + (row.tiles - 1) * row.outputs + (row.window - 1) * row.step for row in rows]
         extents.append(max(last, default=0) + 1)
@@ -260,9 +263,9 @@ def packs_rows(problem: Problem, tile: MatrixTile, lanes: int) -> bool:
 
     Where rows are transposed from `N C *X`, squares of vectors must not reach from one image into the next.
     """
-    geometry = Geometry.of(problem)
+    geometry = Geometry.of(problem, bool(tile.natural))
     single = len(geometry.runs) == 1 and all(run.taps == 1 for run in geometry.runs[0])
-    plane = tile.depth * tile.height * tile.width
+    plane = math.prod(spans(geometry, tile.block[1:]))
     return single and (problem.data_format == "NXC" or tile.images == 1 or plane % lanes == 0)
 
 
@@ -279,7 +282,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
     the output as ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``: `natural_output` makes it the caller's.  Raises
     ValueError for a tile that cannot be scheduled.
     """
-    geo, whole = Geometry.of(problem), Extents.of(problem)
+    geo, whole = Geometry.of(problem, bool(tile.natural)), Extents.of(problem)
     last = problem.data_format == "NXC"
     accumulator = problem.accumulate_dtype
     axes = geo.axes
@@ -315,14 +318,14 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
 
     def element(at: Sequence[Expr], g: Expr, n: Expr, d: Expr, h: Expr, w: Expr, ci: Expr) -> Expr:
         inside = [ci < geo.in_channels] if channels > geo.in_channels else []
-        return data_element(problem, whole, data, block, (n, d, h, w), at, g, ci, inside)
+        return data_element(problem, geo, whole, data, block, (n, d, h, w), at, g, ci, inside)
 
     def row_element(at: Sequence[Expr], g: Expr, row: Expr, ci: Expr) -> Expr:
         inside = [row < count] if flat > count else []
         inside += [ci < geo.in_channels] if channels > geo.in_channels else []
         n, position = (row // plane, row % plane) if tile.images > 1 else (tirx.const(0, "int64"), row)
         where = (n, position // (extents[2] * extents[1]), position // extents[2] % extents[1], position % extents[2])
-        return data_element(problem, whole, data, block, where, at, g, ci, inside)
+        return data_element(problem, geo, whole, data, block, where, at, g, ci, inside)
 
     within = (flat,) if packs else (tile.images, *extents[:2], width)
     if packs and last:
@@ -435,15 +438,18 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
 
     def finish(at: Sequence[Expr], n: Expr, out_index: Sequence[Expr], cc: Expr) -> Expr:
         """The output at an index of the block (image, three output coordinates) and a channel of the tile."""
-        phases = [i % s for i, s in zip(out_index, strides, strict=True)]
-        places = [tirx.min(i // s, b - 1) for i, s, b in zip(out_index, strides, block[1:], strict=True)]
+        phases, places = [], []
+        for i, axis, span in zip(out_index, axes, spans(geo, block[1:]), strict=True):
+            phase, place = axis.place(i)
+            phases.append(phase)
+            places.append(tirx.min(place, span - 1))
         value: Expr = tirx.const(0, accumulator)
         for tensor, section in zip(reversed(computed), reversed(sections), strict=True):
             local, member = within_runs(phases, [axis.run for axis in section.axes], strides)
             row, inner = n, []
-            for place, axis in zip(places, section.axes, strict=True):
-                row = row * axis.tiles + place // axis.outputs
-                inner.append(place % axis.outputs)
+            for place, rows in zip(places, section.axes, strict=True):
+                row = row * rows.tiles + place // rows.outputs
+                inner.append(place % rows.outputs)
             column = section.column(local, cc)
             points = inner if section.transformed else [tirx.const(0, "int64")] * 3
             index = (*at, row, *points, column) if section.transformed else (*at, *points, row, column)
@@ -511,7 +517,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
     channel_axes, position_axes = (geo.groups, geo.out_channels), (whole.batch, *whole.output)
     shape = (*position_axes, *channel_axes) if last and not wide else (whole.batch, *channel_axes, *whole.output)
     func = te.create_prim_func([*parameters, te.compute(shape_of(shape), out, "out")])
-    end = whole.end(block)
+    end = end_of(geo, whole, block)
     rows_of_end = [section.axes[end.axis] for section in sections] if end else []
     halo = max((rows.start + (rows.window - 1) * rows.step for rows in rows_of_end), default=0)
     return MatrixDefinition(

@@ -8,12 +8,17 @@ an inserted zero is ever formed.
 
 Neighbouring phases with the same number of taps, the same ``x0`` and consecutive ``k0`` form a `Run`; with dilation 1
 an axis has at most three runs whatever its stride, so that a stride of 32 costs three stages and not thirty-two.
+
+Phases may also be counted from some elements before the output on: with a pad of one, kernel 4 and stride 2 each phase
+is a run of its own, but counted from where the pad begins both phases read the same two data elements.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
+from tvm.ir import Expr
 
 from tvm_deconv.problem import Problem
 
@@ -39,8 +44,9 @@ class Run:
 class AxisPhases:
     """One spatial axis split into phases: `runs` cover every phase that has a tap, in rising order.
 
-    `positions` is the number of ``y`` per phase, ``ceil(Y / s)``.  The data indices read at ``y`` lie in
-    ``[y + low, y + low + halo]``.
+    Output index ``i`` is phase ``(i + shift) % s`` at ``y = (i + shift) // s``. `positions` counts the ``s`` successive
+    outputs that there are, ``ceil(Y / s)``; `end` is the ``y`` of the last output. The data indices read at ``y`` lie
+    in ``[y + low, y + low + halo]``.
     """
 
     stride: int
@@ -48,23 +54,40 @@ class AxisPhases:
     runs: tuple[Run, ...]
     low: int
     halo: int
+    shift: int
+    end: int
+
+    def place(self, index: Expr) -> tuple[Expr, Expr]:
+        """Return the phase and the ``y`` of output `index`, counted from where a block begins."""
+        index = index + self.shift if self.shift else index
+        return index % self.stride, index // self.stride
+
+    def span(self, block: int, free: bool) -> int:
+        """Return how many ``y`` the outputs of a block of that many `positions` take; `free`: it may be any block."""
+        if not self.shift:
+            return block
+        return block + 1 if free else min(block, self.end) + 1
 
 
-def axis_phases(kernel: int, stride: int, dilation: int, pad_begin: int, output: int) -> AxisPhases:
-    """Split one axis of extent `output` into phases.  All arguments are element counts."""
+def axis_phases(kernel: int, stride: int, dilation: int, pad_begin: int, output: int, shift: int = 0) -> AxisPhases:
+    """Split one axis of extent `output` into phases, counted from `shift` before it on.
+
+    All arguments are element counts; `shift` is less than the stride.
+    """
+    natural = pad_begin - shift
     common = math.gcd(stride, dilation)
     k_step, x_step = stride // common, dilation // common
     inverse = pow(x_step, -1, k_step)
     runs: list[Run] = []
-    for phase in range(min(stride, output)):
-        if (phase + pad_begin) % common:
+    for phase in range(min(stride, output + shift)):
+        if (phase + natural) % common:
             continue
-        # The smallest k with dilation * k = phase + pad_begin, modulo the stride.
-        k0 = (phase + pad_begin) // common * inverse % k_step
+        # The smallest k with dilation * k = phase + natural, modulo the stride.
+        k0 = (phase + natural) // common * inverse % k_step
         if k0 >= kernel:
             continue
         taps = (kernel - 1 - k0) // k_step + 1
-        x0 = (phase + pad_begin - dilation * k0) // stride
+        x0 = (phase + natural - dilation * k0) // stride
         last = runs[-1] if runs else None
         if last is not None and (last.start + last.count, last.k0 + last.count, last.taps, last.x0) == (
             phase,
@@ -77,7 +100,8 @@ def axis_phases(kernel: int, stride: int, dilation: int, pad_begin: int, output:
             runs.append(Run(phase, 1, taps, k0, k_step, x0, x_step))
     low = min((run.x0 - (run.taps - 1) * x_step for run in runs), default=0)
     high = max((run.x0 for run in runs), default=0)
-    return AxisPhases(stride, -(-output // stride), tuple(runs), low, high - low)
+    end = (output - 1 + shift) // stride
+    return AxisPhases(stride, -(-output // stride), tuple(runs), low, high - low, shift, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +125,19 @@ class Geometry:
     free: tuple[bool, bool, bool]
 
     @staticmethod
-    def of(problem: Problem) -> Geometry:
-        """Return the geometry of `problem`."""
+    def of(problem: Problem, natural: bool = False) -> Geometry:
+        """Return the geometry of `problem`.
+
+        If `natural`, phases are those of the natural output, before the pads are cut off, along the axes where that
+        makes fewer runs: then more phases read the same data.
+        """
+
+        def phases(kernel: int, stride: int, dilation: int, pad: int, output: int) -> AxisPhases:
+            found = axis_phases(kernel, stride, dilation, pad, output)
+            if natural:
+                shifted = axis_phases(kernel, stride, dilation, pad, output, pad % stride)
+                found = shifted if len(shifted.runs) < len(found.runs) else found
+            return found
 
         def three(values: tuple[int, ...], fill: int) -> tuple[int, int, int]:
             padded = (fill,) * (3 - problem.rank) + values
@@ -119,7 +154,7 @@ class Geometry:
         pads = three(problem.pads_begin, 0)
         free = (False, problem.rank == 2 and 1 in problem.free, problem.rank in problem.free)
         first, second, third = (
-            axis_phases(k, s if x > 1 or is_free else max(pad + y, (k - 1) * d + 1), d, pad, y)
+            phases(k, s if x > 1 or is_free else max(pad + y, (k - 1) * d + 1), d, pad, y)
             for x, k, s, d, pad, y, is_free in zip(data, kernel, strides, dilations, pads, output, free, strict=True)
         )
         return Geometry(
@@ -133,6 +168,22 @@ class Geometry:
             (first, second, third),
             free,
         )
+
+    @staticmethod
+    def choices(problem: Problem) -> list[Geometry]:
+        """Return the geometries of `problem`: by the output's phases, and, if they differ, the natural output's."""
+        geometry, natural = Geometry.of(problem), Geometry.of(problem, natural=True)
+        return [geometry, natural] if natural.natural else [geometry]
+
+    @property
+    def natural(self) -> int:
+        """1 where phases are those of the natural output along some axis, else 0."""
+        return int(any(axis.shift for axis in self.axes))
+
+    @property
+    def taps(self) -> int:
+        """Taps of all phases together."""
+        return math.prod(sum(run.count * run.taps for run in axis.runs) for axis in self.axes)
 
     @property
     def runs(self) -> tuple[tuple[Run, Run, Run], ...]:
