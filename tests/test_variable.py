@@ -13,6 +13,7 @@ from test_kernels import TOLERANCE, not_empty, targets
 from test_plans import WINOGRAD
 
 import tvm_deconv as td
+from tvm_deconv import verify
 from tvm_deconv.manifest import Manifest, library_name, select, stem
 from tvm_deconv.reference import reference
 from tvm_deconv.schedules.x86 import ALGORITHMS, build_kernel, build_variants
@@ -209,6 +210,13 @@ class TestLayer:
         others = (VOCODER, BUCKETS.at((3, 40, 7)), VOCODER.replace(data_spatial=([8],), output_spatial=("any+8",)))
         for other in others:
             assert buckets.bind(other, weights, bias).manifest.problem == BUCKETS.artifact_key
+
+    def test_verify_calls_every_bucket(self, buckets, monkeypatch):
+        called, call = [], verify._call
+        monkeypatch.setattr(verify, "_call", lambda layer, data: called.append(data.shape) or call(layer, data))
+        one = next(one for one in buckets.manifests if one.problem == BUCKETS.artifact_key)
+        assert verify.verify(buckets, one).status == "ok"
+        assert called == [(1, 40, 5), (1, 40, 40), (1, 40, 200)]
 
     def test_no_batch_is_no_output(self, library):
         _, weights, bias = operands(VOCODER, 1)
