@@ -19,6 +19,7 @@ from tvm_deconv.reference import reference
 from tvm_deconv.schedules.x86 import ALGORITHMS, build_kernel, build_variants
 from tvm_deconv.schedules.x86.variants import places
 from tvm_deconv.targets import TARGETS, detect_host
+from tvm_deconv.tuning import tune
 
 VOCODER = td.Problem("any", 2, 20, 24, ("any",), (16,), (8,), (1,), (4,), ("any+8",), epilogue=td.Epilogue(True))
 BUCKETS = VOCODER.replace(data_spatial=([40, 5, 200],), output_spatial=("any+8",))
@@ -217,6 +218,17 @@ class TestLayer:
         one = next(one for one in buckets.manifests if one.problem == BUCKETS.artifact_key)
         assert verify.verify(buckets, one).status == "ok"
         assert called == [(1, 40, 5), (1, 40, 40), (1, 40, 200)]
+
+    def test_each_bucket_is_tuned_and_built_with_its_own_record(self, tmp_path):
+        problem = td.Problem.from_torch((1, 8, [6, 90]), (8, 3, 4), stride=2)
+        tuned = tune([problem], TARGET, 1, tmp_path / "logs", jobs=1)
+        assert [one.problem for one in tuned] == [*problem.variants]
+        (outcome,) = td.compile([problem], TARGET, tmp_path / "made", logs=tmp_path / "logs", jobs=1)
+        assert outcome.manifest.origin == "tuned"
+        decisions = {}
+        for bucket, one in zip((6, 90), tuned, strict=True):
+            decisions |= {f"{bucket}.{name}": value for name, value in one.best.decisions.items()}
+        assert outcome.manifest.decisions in (decisions, dict(tuned[1].best.decisions))
 
     def test_no_batch_is_no_output(self, library):
         _, weights, bias = operands(VOCODER, 1)

@@ -6,7 +6,7 @@ understand a fused loop of which two extents are free.  So `tasks` are marked, a
 Where the extent of a call is free, its last block may be nearly empty.  `needed` marks loops over a block's positions
 with the condition that some of what they compute is part of the output.  That saves more than the work: copies between
 the caller's arrays and a block are masked, and a vector whose mask is empty is slow where it lies on a page that is not
-there, tens of times a vector that is copied.  The condition compares floating point numbers,
+there, a hundred times as slow as a copy.  The condition compares floating point numbers,
 which hides it from the inference of regions: what a block holds must stay a number.
 
 `finished` makes parallel loops and conditions of the marks.
