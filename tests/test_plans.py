@@ -11,10 +11,10 @@ from strategies import operands, problems
 from test_kernels import TOLERANCE, not_empty, targets
 
 import tvm_deconv as td
-from tvm_deconv.compute.direct import ROWS, define_direct
+from tvm_deconv.compute.direct import CHANNELS, GROUPS, ROWS, define_direct, has_whole_vectors
 from tvm_deconv.compute.matrix import MatrixTile, define_matrix, row_unit
 from tvm_deconv.reference import reference
-from tvm_deconv.schedules.x86 import ALGORITHMS, default_plan, matrix_tiles
+from tvm_deconv.schedules.x86 import ALGORITHMS, accumulator_lanes, default_plan, matrix_tiles
 from tvm_deconv.targets import TARGETS, detect_host
 
 #: Winograd's transforms may lose this much of the direct algorithm's precision.
@@ -83,6 +83,36 @@ def test_phases_of_the_natural_output(algorithm, groups, extent, kernel, stride,
     for plan in (plans[0], several[-1]):
         found = run_kernel(problem, target, data, weights, bias, algorithm, plan)
         assert np.linalg.norm(found - wanted) <= bound, plan
+
+
+@targets
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("form", "data_format", "groups", "channels"),
+    [(ROWS, "NCX", 3, 4), (CHANNELS, "NXC", 3, 32), (GROUPS, "NXC", 64, 1)],
+)
+def test_whole_vectors_are_stored_as_they_are_made(form, data_format, groups, channels, dtype, target):
+    problem = td.Problem(
+        2, groups, 5, channels, (6, 64), (4, 4), (2, 2), (1, 1), (1, 1), (12, 128), dtype, data_format=data_format,
+        epilogue=td.Epilogue(True, "relu"),
+    )  # fmt: skip
+    algorithm = next(algorithm for algorithm in ALGORITHMS if algorithm.name == f"direct_{form}")
+    lanes = accumulator_lanes(problem, target)
+
+    def whole(problem):
+        plans = [plan for _, plan in algorithm.family.plans(problem, target)]
+        return [plan for plan in plans if has_whole_vectors(problem, form, plan.tile, lanes)]
+
+    data, weights, bias = operands(problem, 5)
+    wanted = reference(problem, data, weights, bias)
+    plans = whole(problem)
+    # A row in one block, and in several; and what is least likely.
+    of_row, of_part = (next(plan for plan in plans if (plan.tile.width == 64) == one) for one in (True, False))
+    for plan in (of_row, of_part, plans[-1]):
+        found = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
+        assert np.linalg.norm(found - wanted) <= TOLERANCE[dtype] * np.linalg.norm(wanted), plan
+    odd = problem.replace(output_spatial=(12, 127)) if form == ROWS else problem.replace(groups=3, out_channels=9)
+    assert not whole(odd)
 
 
 @pytest.mark.parametrize("kernel", [3, 4, 5])

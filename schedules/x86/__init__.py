@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc
 
-from tvm_deconv.compute.direct import CHANNELS, GROUPS, ROWS, define_direct, has_whole_chunks, tiles_of_channels
+from tvm_deconv.compute.direct import CHANNELS, GROUPS, ROWS, define_direct, has_whole_vectors, tiles_of_channels
 from tvm_deconv.compute.extents import End
 from tvm_deconv.compute.matrix import contiguous_phases, define_matrix, row_unit
 from tvm_deconv.compute.packing import pack_filter, pack_matrix_filter
@@ -116,10 +116,12 @@ class Direct:
         assert isinstance(plan, tiles.Plan)
         lanes = accumulator_lanes(problem, target)
         definition = define_direct(problem, self.form, plan.tile, lanes)
-        whole = self.form == ROWS and has_whole_chunks(problem, plan.tile, lanes) and not outgrows_caches(problem)
+        # Past the caches rows are copied at once; a position's channels are stored as they are made at any size.
+        streams = outgrows_caches(problem)
+        whole = has_whole_vectors(problem, self.form, plan.tile, lanes) and not (streams and self.form == ROWS)
         scheduled = schedule(definition, self.form, plan, lanes, problem.accumulate_dtype, whole)
         return Kernel(
-            _deconv(problem, scheduled, definition.end),
+            _deconv(scheduled, definition.end, streams and not whole),
             pack_filter(problem, definition.sections, definition.packed_elements),
             algorithm,
             plan.decisions,
@@ -162,7 +164,7 @@ class Matrix:
         definition = define_matrix(problem, plan.tile, lanes)
         scheduled = schedule_matrix(definition, plan, lanes, problem.accumulate_dtype)
         return Kernel(
-            _deconv(problem, scheduled, definition.end),
+            _deconv(scheduled, definition.end, outgrows_caches(problem)),
             pack_matrix_filter(problem, definition.sections, definition.packed_elements),
             algorithm,
             plan.decisions,
@@ -170,9 +172,9 @@ class Matrix:
         )
 
 
-def _deconv(problem: Problem, scheduled: Schedule, end: End | None) -> PrimFunc:
+def _deconv(scheduled: Schedule, end: End | None, streams: bool) -> PrimFunc:
     func = finished(scheduled.mod["main"], end)
-    if outgrows_caches(problem):
+    if streams:
         func = streamed(func)
     return func.with_attr("global_symbol", "deconv")
 

@@ -16,6 +16,7 @@ first level with the other taps of the same element.  Interleaving and the copy 
 from __future__ import annotations
 
 from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV
 
 from tvm_deconv.compute.direct import CHANNELS, GROUPS, LEAD, ROWS, Definition
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, interleave_intrinsic
@@ -24,11 +25,11 @@ from tvm_deconv.schedules.x86.tiles import Plan
 
 
 def schedule(
-    definition: Definition, form: str, plan: Plan, lanes: int, dtype: str, whole_chunks: bool = False
+    definition: Definition, form: str, plan: Plan, lanes: int, dtype: str, whole_vectors: bool = False
 ) -> Schedule:
     """Schedule a direct `definition`, whose accumulators are of `dtype`, by `plan`.
 
-    If `whole_chunks`, each of the output's rows is vectors of them, and these are stored as they are made.
+    If `whole_vectors`, results are stored as they are made: each row is chunks of them, or each position vectors.
     """
     tile = plan.tile
     sch = Schedule(definition.func)
@@ -66,25 +67,32 @@ def schedule(
         if definition.end and definition.end.axis == 2:
             skips.needed(vector, lanes)
     sch.reverse_compute_at(out, sch.get_loops(tail[-1])[LEAD - 1], preserve_unit_loops=True)
-    height = LEAD + 2 if definition.channels_last or form != ROWS else LEAD + 3  # n, d, h; or channel, n, d, h
-    if form == ROWS and not definition.channels_last:
+    if definition.channels_last:
+        height = LEAD + 2  # n, d, h
+        sch.merge(sch.get_loops(tail[-1])[height], sch.get_loops(out)[height])
+        if whole_vectors:
+            sch.merge(sch.get_loops(tail[-1])[height + 1], sch.get_loops(out)[height + 1])
+            _vectors(sch, sch.fuse(*sch.get_loops(out)[height + 2 :]), [None, lanes])
+    elif form == ROWS:
+        height = LEAD + 3  # channel, n, d, h
         n, g, c, d, h, w = sch.get_loops(out)[LEAD:]
         sch.reorder(g, c, n, d, h, w)
         sch.fuse(g, c)
-    if definition.end and definition.end.axis == 2:
+        sch.merge(sch.get_loops(tail[-1])[height], sch.get_loops(out)[height])
+        if whole_vectors:
+            chunk_number, _, _ = _vectors(sch, w, [None, definition.stride, lanes])
+            sch.merge(sch.get_loops(tail[-1])[height + 1], chunk_number)
+    end = definition.end
+    if end and end.axis == 2:
         if form != ROWS:
             skips.outputs(tail[0], LEAD + 1, definition.stride)
         if not definition.channels_last:
             skips.outputs(out, -3, definition.stride)
-    if form == ROWS or definition.channels_last:
-        sch.merge(sch.get_loops(tail[-1])[height], sch.get_loops(out)[height])
-    if whole_chunks:
-        chunk_number, part, out_lane = sch.split(w, [None, definition.stride, lanes])
-        sch.merge(sch.get_loops(tail[-1])[height + 1], chunk_number)
-        sch.unroll(part)
-        sch.vectorize(out_lane)
-    if definition.end and definition.end.axis == 1 and (form == ROWS or definition.channels_last):
-        skips.needed(sch.get_loops(out)[height], 1, inner=definition.end.stride)
+    elif end and (definition.channels_last or form == ROWS):
+        skips.needed(sch.get_loops(out)[height], 1, inner=end.stride)
+    # Of a scope of its own, since memory that is shared with what is read again would have to be written.
+    scope = "local" if whole_vectors else "global"
+    sch.set_scope(tail[-1], 0, scope)
     # 4. Register tiles.
     for block, section in zip(runs, definition.sections, strict=True):
         fd, fh, fw, first, second, *reduction = sch.get_loops(block)[-9:]
@@ -114,11 +122,9 @@ def schedule(
     # 5. Vectors of the epilogue, and the shuffles.
     if form == ROWS:
         sch.vectorize(chunk_lane)
-        # Memory that is shared with what is read again would have to be written.
-        sch.set_scope(tail[1], 0, "local")
         if definition.stride * definition.minor <= MAX_STREAMS:
             sch.unroll(stream)
-            sch.tensorize(chunk, interleave_intrinsic(definition.stride, definition.minor, lanes, dtype))
+            sch.tensorize(chunk, interleave_intrinsic(definition.stride, definition.minor, lanes, dtype, scope))
     else:
         *_, w, cc = sch.get_loops(tail[0])
         cc, lane = sch.split(cc, [None, lanes])
@@ -129,3 +135,12 @@ def schedule(
     tasks(sch, lead[serial:] if plan.share_data else lead[:-1])
     sch.transform_layout(out, ("write", 0), definition.natural_output)
     return sch
+
+
+def _vectors(sch: Schedule, loop: LoopRV, factors: list[int | None]) -> list[LoopRV]:
+    """Split `loop`; the last of the parts is a vector, the one before it, if there are three, unrolled."""
+    first, *parts, lane = sch.split(loop, factors)
+    sch.vectorize(lane)
+    for part in parts:
+        sch.unroll(part)
+    return [first, *parts, lane]

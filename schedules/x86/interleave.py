@@ -58,19 +58,20 @@ def _shuffle(first: Expr, second: Expr, indices: list[int]) -> Expr:
 
 
 @cache
-def interleave_intrinsic(stride: int, minor: int, lanes: int, dtype: str) -> str:
+def interleave_intrinsic(stride: int, minor: int, lanes: int, dtype: str, scope: str) -> str:
     """Register the intrinsic for chunks of ``[stride * minor, lanes]`` elements of `dtype`; returns its name.
 
-    The result is ``[lanes * stride, minor]``: positions, and the channels of a position where those are last.
+    The result, in memory of `scope`, is ``[lanes * stride, minor]``: positions, and the channels of a position where
+    those are last.
     """
-    name = f"tvm_deconv.interleave_{stride}x{minor}x{lanes}_{dtype}"
+    name = f"tvm_deconv.interleave_{stride}x{minor}x{lanes}_{dtype}_{scope}"
     streams, places = stride * minor, lanes * stride
 
     def function(vectors: bool) -> PrimFunc:
         with IRBuilder() as builder, B.prim_func(s_tir=True):
             B.func_name("interleave")
             rows = B.arg("rows", B.buffer((streams, lanes), dtype, offset_factor=1, align=1))
-            chunk = B.arg("chunk", B.buffer((places, minor), dtype, scope="local", offset_factor=1, align=1))
+            chunk = B.arg("chunk", B.buffer((places, minor), dtype, scope=scope, offset_factor=1, align=1))
             with B.sblock("root"):
                 B.reads(rows[0:streams, 0:lanes])
                 B.writes(chunk[0:places, 0:minor])

@@ -218,6 +218,10 @@ class _Arithmetic:
             near = (work.rows * channels + panel * geometry.in_channels) * work.taps * element
             if near > self.target.l2_bytes * 0.75:
                 cycles += work.rows * columns * work.taps * channels / lanes * element / _FAR_BYTES
+            # The rows of all points are read again for every tile of channels.
+            held = work.rows * work.points * channels * work.taps * element
+            if held > self.target.l2_bytes * 0.75:
+                cycles += held / _FAR_BYTES
             # The filter is read once for each block.
             filter_bytes = work.points * work.taps * panels * panel * geometry.in_channels * element
             if filter_bytes * tiles > self.target.l2_bytes // 2:

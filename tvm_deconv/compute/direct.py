@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 
 from tvm import ir, te, tirx
@@ -177,12 +177,6 @@ def spans(geometry: Geometry, block: Sequence[int]) -> tuple[int, int, int]:
     return first, second, third
 
 
-def end_of(geometry: Geometry, extents: Extents, block: Sequence[int]) -> End | None:
-    """Return the end of what `extents` leave free, in positions of `geometry`, for blocks of so many."""
-    end = extents.end(block)
-    return replace(end, offset=end.offset + 1) if end and geometry.axes[end.axis].shift else end
-
-
 def block_extents(geometry: Geometry, tile: Tile) -> tuple[int, int, int]:
     """Extents of one image of a packed block: the positions of a block, the halo of its taps, and the padding.
 
@@ -258,11 +252,19 @@ def data_element(
     )
 
 
-def has_whole_chunks(problem: Problem, tile: Tile, lanes: int) -> bool:
-    """Whether every row of a block is stored by vectors of `lanes` positions of each phase, none of them in part."""
-    row = tile.width * problem.strides[-1]
-    exact = problem.rank not in problem.free and problem.output_spatial[-1] % row == 0
-    return problem.data_format == "NCX" and exact and tile.width % lanes == 0
+def has_whole_vectors(problem: Problem, form: str, tile: Tile, lanes: int) -> bool:
+    """Whether what a block makes is stored by vectors of `lanes`, none of them in part.
+
+    In `form` ROWS of `N C *X` these are positions of each phase; else, of `N *X C`, channels.
+    """
+    row, output = tile.width * problem.strides[-1], problem.output_spatial[-1]
+    if problem.rank in problem.free or (problem.data_format == "NCX") != (form == ROWS):
+        return False
+    if form == ROWS:
+        return output % row == 0 and tile.width % lanes == 0
+    contiguous = problem.groups if form == GROUPS else problem.out_channels
+    whole = contiguous % tile.channels == 0 and (form == CHANNELS or problem.out_channels == 1)
+    return whole and row <= output
 
 
 def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Definition:
@@ -438,7 +440,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
 
     channel_axes, position_axes = (geo.groups, geo.out_channels), (whole.batch, *whole.output)
     shape = (*position_axes, *channel_axes) if last else (whole.batch, *channel_axes, *whole.output)
-    end = end_of(geo, whole, block)
+    end = whole.end(block, (depth, height, width))
     inner = math.prod(extents[end.axis + 1 :]) if end else 1  # flat positions from one place along its axis to the next
     func = te.create_prim_func([*parameters, te.compute(shape_of(shape), out, "out")])
     return Definition(

@@ -81,14 +81,17 @@ class Extents:
             for e, x, offset, b in zip((self.batch, *self.positions), free, offsets, block, strict=True)
         )
 
-    def end(self, block: Sequence[int]) -> End | None:
-        """Return the end that the positions of a block, in their order, may run over; None where it is not free."""
+    def end(self, block: Sequence[int], spans: Sequence[int]) -> End | None:
+        """Return the end that the positions of a block, in their order, may run over; None where it is not free.
+
+        The outputs of a `block` of images and positions take `spans` positions along three axes.
+        """
         images, *lengths = block
-        axis = next((axis for axis, length in enumerate(lengths) if length > 1), None)
+        axis = next((axis for axis, span in enumerate(spans) if span > 1), None)
         if images > 1 or axis is None:
             return None
-        name = self.names[axis]
-        return End(axis, name, self.offsets[axis], lengths[axis], self.strides[axis]) if name else None
+        name, offset = self.names[axis], self.offsets[axis] + spans[axis] - lengths[axis]
+        return End(axis, name, offset, lengths[axis], self.strides[axis]) if name else None
 
     @property
     def serial(self) -> int:

@@ -30,7 +30,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 from tvm.tirx import PrimFunc
 
-from tvm_deconv.compute.direct import LEAD, _any_alignment, cut, data_element, end_of, spans, within_runs
+from tvm_deconv.compute.direct import LEAD, _any_alignment, cut, data_element, spans, within_runs
 from tvm_deconv.compute.epilogue import activate
 from tvm_deconv.compute.extents import End, Extents, at_most, shape_of
 from tvm_deconv.compute.phases import AxisPhases, Geometry, Run
@@ -517,7 +517,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
     channel_axes, position_axes = (geo.groups, geo.out_channels), (whole.batch, *whole.output)
     shape = (*position_axes, *channel_axes) if last and not wide else (whole.batch, *channel_axes, *whole.output)
     func = te.create_prim_func([*parameters, te.compute(shape_of(shape), out, "out")])
-    end = end_of(geo, whole, block)
+    end = whole.end(block, spans(geo, block[1:]))
     rows_of_end = [section.axes[end.axis] for section in sections] if end else []
     halo = max((rows.start + (rows.window - 1) * rows.step for rows in rows_of_end), default=0)
     return MatrixDefinition(
