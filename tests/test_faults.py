@@ -128,9 +128,9 @@ check(channels)
 
 
 def test_full_disk(tmp_path):
-    """A disk of 150 kB, in a namespace of its own."""
+    """A disk of 250 kB, in a namespace of its own."""
     mounted = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
-    mounted += ['mount -t tmpfs -o size=150k none "$0" && exec "$@"', tmp_path]
+    mounted += ['mount -t tmpfs -o size=250k none "$0" && exec "$@"', tmp_path]
     if not shutil.which("unshare") or subprocess.run([*mounted, "true"], capture_output=True, check=False).returncode:
         pytest.skip("file systems cannot be mounted here")
     run(*mounted, sys.executable, "-W", "error", "-c", FILL + UNTIL_FULL, tmp_path)
