@@ -29,6 +29,7 @@ WINOGRAD = 4.0
 @example(problem=td.Problem(1, 2, 9, 40, (3, 4, 5), (3, 3, 3), (2, 1, 2), (1, 1, 2), (1, 0, 1), (5, 6, 12)), seed=5)
 @example(problem=td.Problem(3, 1, 20, 21, (11,), (16,), (5,), (1,), (3,), (50,)), seed=6)
 @example(problem=td.Problem(2, 1, 20, 40, (7, 9), (2, 2), (2, 2), (1, 1), (0, 0), (14, 18)), seed=7)
+@example(problem=td.Problem(3, 2, 16, 32, (8, 1), (2, 1), (4, 1), (1, 1), (1, 2), (31, 1), data_format="NXC"), seed=9)
 def test_any_plan_agrees_with_the_reference(problem, target, seed):
     choose = random.Random(seed)
     data, weights, bias = operands(problem, seed)

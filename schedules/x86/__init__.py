@@ -162,9 +162,10 @@ class Matrix:
         assert isinstance(plan, matrix_tiles.MatrixPlan)
         lanes = accumulator_lanes(problem, target)
         definition = define_matrix(problem, plan.tile, lanes)
-        scheduled = schedule_matrix(definition, plan, lanes, problem.accumulate_dtype)
+        whole = has_whole_vectors(problem, CHANNELS, plan.tile, lanes) and not definition.wide
+        scheduled = schedule_matrix(definition, plan, lanes, problem.accumulate_dtype, whole)
         return Kernel(
-            _deconv(scheduled, definition.end, outgrows_caches(problem)),
+            _deconv(scheduled, definition.end, outgrows_caches(problem) and not whole),
             pack_matrix_filter(problem, definition.sections, definition.packed_elements),
             algorithm,
             plan.decisions,

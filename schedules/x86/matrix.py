@@ -13,8 +13,13 @@ from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
 from tvm_deconv.schedules.x86.threads import Skips, tasks
 
 
-def schedule_matrix(definition: MatrixDefinition, plan: MatrixPlan, lanes: int, dtype: str) -> Schedule:
-    """Schedule `definition`, which was made for the tile of `plan`, with accumulators of `dtype`."""
+def schedule_matrix(
+    definition: MatrixDefinition, plan: MatrixPlan, lanes: int, dtype: str, whole_vectors: bool = False
+) -> Schedule:
+    """Schedule `definition`, which was made for the tile of `plan`, with accumulators of `dtype`.
+
+    If `whole_vectors`, results are stored as they are made: each position is whole vectors of channels.
+    """
     tile, share_data = plan.tile, plan.share_data
     sch = Schedule(definition.func)
     skips, serial = Skips(sch, definition.end), definition.serial
@@ -116,6 +121,13 @@ def schedule_matrix(definition: MatrixDefinition, plan: MatrixPlan, lanes: int, 
         if definition.wide or tile.channels >= lanes:
             last, lane = sch.split(last, [None, lanes])
             sch.vectorize(lane)
+        if whole_vectors:
+            # The copy vanishes: of a scope of its own, what is copied need not be written anywhere.
+            _, lane = sch.split(sch.fuse(*sch.get_loops(out)[LEAD + 4 :]), [None, lanes])
+            sch.vectorize(lane)
+            for axis in range(LEAD, LEAD + 5):  # n, d, h, w, vectors
+                sch.merge(sch.get_loops(epilogue)[axis], sch.get_loops(out)[axis])
+            sch.set_scope(epilogue, 0, "local")
     else:
         *_, i, lane = sch.get_loops(epilogue)
         sch.vectorize(lane)

@@ -26,11 +26,12 @@ LATENCY_ACCUMULATORS = 8
 #: A kernel with fewer independent tasks than this also splits its channel tiles over threads.
 FEW_TASKS = 16
 #: Cycles of work outside of the reduction: to pack a vector, to set up a packed row, to finish a vector of the output
-#: and copy it, and to start on another piece of the caller's memory.
+#: and copy it, to start on another piece of the caller's memory, and to start a task.
 _PACK = 4.0
 _PACK_ROW = 20.0
 _FINISH = 3.0
 _PIECE = 100.0
+_TASK = 100.0
 #: What a block holds should stay within this share of the second-level cache; the cost of as much again beyond it.
 _L2_SHARE = 0.5
 _OVERFULL = 0.2
@@ -193,6 +194,8 @@ def _candidates(
     filter_bytes = geometry.groups * geometry.in_channels * geometry.out_channels * geometry.taps * element
     useful = geometry.batch * math.prod(axis.positions for axis in geometry.axes)
     streams_filter = filter_bytes > target.l2_bytes // 2
+    # Channels of `N C *X` become vectors, and vectors channels, an element at a time.
+    scattered = lanes / 2 if problem.data_format == "NCX" and form != ROWS else 1.0
     shapes = register_tiles(geometry, form, target, lanes, minor_stride, streams_filter)
 
     found: list[tuple[float, Plan]] = []
@@ -212,12 +215,15 @@ def _candidates(
             # Work outside of the reduction: packing with its halo, interleaving, copying, the setup of a task.
             channels = geometry.out_channels * (tile.channels if form == GROUPS else 1)
             made = phases * channels * tile.images * math.prod(block[1:])
-            outside = (_PACK * packed / element + _FINISH * made) / lanes + 500
+            outside = scattered * (_PACK * packed / element + _FINISH * made) / lanes + _TASK
             rows = geometry.in_channels * tile.images * math.prod(block_extents(geometry, tile)[:2])
             outside += _PACK_ROW * rows
             # What is contiguous in the caller's arrays is fetched ahead; each piece starts with a miss.
-            pieces = tile.images if tile.width >= geometry.axes[2].positions else tile.images * tile.depth * tile.height
-            if problem.data_format == "NCX":
+            if problem.data_format == "NCX" and not all(
+                axis.positions <= size for axis, size in zip(geometry.axes, block[1:], strict=True)
+            ):
+                whole = tile.width >= geometry.axes[2].positions
+                pieces = tile.images if whole else tile.images * tile.depth * tile.height
                 outside += _PIECE * pieces * (geometry.in_channels + channels)
             inside = positions * channels * geometry.in_channels * geometry.taps / (2 * lanes)
             cost *= 1 + outside / max(inside, 1)

@@ -22,6 +22,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Protocol
 
 from tvm import ir, te, tirx
 from tvm.ir import Expr
@@ -57,6 +58,18 @@ class Tile:
     positions: int
     phases: int
     natural: int = 0
+
+
+class Blocks(Protocol):
+    """What the tiles of all definitions say: positions along the last axis, and output channels, of a block."""
+
+    @property
+    def width(self) -> int:
+        """Positions along the last axis."""
+
+    @property
+    def channels(self) -> int:
+        """Output channels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,19 +265,19 @@ def data_element(
     )
 
 
-def has_whole_vectors(problem: Problem, form: str, tile: Tile, lanes: int) -> bool:
+def has_whole_vectors(problem: Problem, form: str, tile: Blocks, lanes: int) -> bool:
     """Whether what a block makes is stored by vectors of `lanes`, none of them in part.
 
     In `form` ROWS of `N C *X` these are positions of each phase; else, of `N *X C`, channels.
     """
-    row, output = tile.width * problem.strides[-1], problem.output_spatial[-1]
+    row, output = tile.width * Geometry.of(problem).axes[2].stride, problem.output_spatial[-1]
     if problem.rank in problem.free or (problem.data_format == "NCX") != (form == ROWS):
         return False
     if form == ROWS:
         return output % row == 0 and tile.width % lanes == 0
     contiguous = problem.groups if form == GROUPS else problem.out_channels
     whole = contiguous % tile.channels == 0 and (form == CHANNELS or problem.out_channels == 1)
-    return whole and row <= output
+    return whole and tile.channels % lanes == 0 and row <= output
 
 
 def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Definition:
