@@ -6,6 +6,7 @@ Arrays pass as tensors of a CUDA device, as they would with a GPU; their memory 
 import atexit
 import ctypes
 import functools
+import mmap
 import shutil
 import subprocess
 import tempfile
@@ -20,7 +21,8 @@ from tvm_deconv.launcher import find_compiler
 from tvm_deconv.schedules.cuda import build_kernel, source
 
 SHIM = Path(__file__).parent / "cuda_shim"
-MARGIN = 64  # elements before and behind an array; a multiple of 16 bytes, which kernels may rely on
+_LIBC = ctypes.CDLL(None)
+_NORESERVE = 0x4000  # of Linux, MAP_NORESERVE
 DLPACK_CUDA = 2
 
 _CODES = {"i": 0, "u": 1, "f": 2}
@@ -78,6 +80,7 @@ class OnDevice:
 
 
 _FLAGS = ("-fPIC", "-O0", "-std=c++17", "-w", f"-I{SHIM}", f"-I{Path(tvm_ffi.__file__).parent / 'include'}")
+_FLAGS += ("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
 
 
 @functools.cache
@@ -102,13 +105,36 @@ def compile_for_cpu(sources, directory, name):
     return tvm_ffi.load_module(str(library))
 
 
-def poisoned(shape, dtype, offset=0):
-    """An array filled with a poison inside an allocation of the same poison, and that allocation; see `copied`."""
-    size = int(np.prod(shape))
-    poison = np.nan if np.dtype(dtype).kind == "f" else 113
-    whole = np.full(size + 2 * MARGIN + 32, poison, dtype)
-    start = MARGIN + (-(whole.ctypes.data // whole.itemsize + MARGIN)) % (16 // min(whole.itemsize, 16)) + offset
+def guarded(size):
+    """Memory of whole pages for so many bytes, between pages that fault."""
+    page = mmap.PAGESIZE
+    inner = -(-max(size, 1) // page) * page
+    memory = mmap.mmap(-1, inner + 2 * page)
+    whole = np.frombuffer(memory, np.uint8)
+    for guard in (whole.ctypes.data, whole.ctypes.data + page + inner):
+        assert _LIBC.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(page), 0) == 0
+    return whole[page : page + inner]
+
+
+def poisoned(shape, dtype, offset=0, first=False):
+    """An array filled with a poison inside of memory of the same poison, and that memory; see `copied`.
+
+    Before it, where it is `first`, else behind it, are less than 16 bytes and `offset` elements up to what faults.
+    """
+    dtype, size = np.dtype(dtype), int(np.prod(shape))
+    poison = np.nan if dtype.kind == "f" else 113
+    whole = guarded((size + offset) * dtype.itemsize + 16).view(dtype)
+    whole[...] = poison
+    beyond = (whole.nbytes - (size + offset) * dtype.itemsize) // 16 * 16 // dtype.itemsize
+    start = offset if first else beyond + offset
     return whole[start : start + size].reshape(shape), whole
+
+
+def sparse(shape, dtype):
+    """An array of zeros of which memory is taken as it is written."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+    return np.frombuffer(mmap.mmap(-1, size, flags), dtype).reshape(shape)
 
 
 def bits(array):
@@ -116,9 +142,9 @@ def bits(array):
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
-def copied(array, offset=0):
+def copied(array, offset=0, first=False):
     """A copy whose address is `offset` elements beyond a multiple of 16."""
-    copy, _ = poisoned(array.shape, array.dtype, offset)
+    copy, _ = poisoned(array.shape, array.dtype, offset, first)
     copy[...] = array
     return copy
 
@@ -136,25 +162,30 @@ class Batch:
             functions[f"pack_{number}"] = kernel.pack
         self.module = compile_for_cpu(edit(source(functions)), directory, name)
 
-    def run(self, number, data, weights, bias, offset=0):
+    def call(self, name, *arrays):
+        """Call a function with arrays in the memory of the shim's device."""
+        held = [OnDevice(array) for array in arrays]
+        self.module.get_function(name)(*map(tvm_ffi.from_dlpack, held))
+
+    def run(self, number, data, weights, bias, offset=0, first=False):
         """The output of the kernel for problem `number`; what lies around the outputs is checked.
 
-        Data and output begin `offset` elements beyond a multiple of 16 bytes.
+        Data and output begin `offset` elements beyond a multiple of 16 bytes. All arrays are at the end of memory that
+        may be touched, or at its beginning where they are `first`.
         """
         kernel = self.kernels[number]
         problem = kernel.problem
-        packed, around_packed = poisoned((kernel.packed_elements,), kernel.packed_dtype)
+        packed, around_packed = poisoned((kernel.packed_elements,), kernel.packed_dtype, first=first)
         storage = "uint16" if problem.output_dtype == "bfloat16" else problem.output_dtype
-        out, around_out = poisoned(problem.output_shape, storage, offset)
-        filter = copied(bits(np.ascontiguousarray(problem.canonical_filter(weights))))
-        arguments = [copied(bits(data), offset), packed, *([] if bias is None else [copied(bias)])]
+        out, around_out = poisoned(problem.output_shape, storage, offset, first)
+        filter = copied(bits(np.ascontiguousarray(problem.canonical_filter(weights))), first=first)
+        biases = [] if bias is None else [copied(bias, first=first)]
+        arguments = [copied(bits(data), offset, first), packed, *biases]
         around = [(packed, around_packed), (out, around_out)]
         if kernel.workspace_elements:
-            arguments.append(poisoned((kernel.workspace_elements,), problem.accumulate_dtype)[0])
-        held = [OnDevice(array) for array in (filter, packed, *arguments, out)]
-        tensors = [tvm_ffi.from_dlpack(array) for array in held]
-        self.module.get_function(f"pack_{number}")(*tensors[:2])
-        self.module.get_function(f"deconv_{number}")(*tensors[2:])
+            arguments.append(poisoned((kernel.workspace_elements,), problem.accumulate_dtype, first=first)[0])
+        self.call(f"pack_{number}", filter, packed)
+        self.call(f"deconv_{number}", *arguments, out)
         for inner, whole in around:
             start = (inner.ctypes.data - whole.ctypes.data) // whole.itemsize
             edges = np.concatenate([whole[:start], whole[start + inner.size :]])

@@ -5,6 +5,10 @@ import re
 _PTX = re.compile(r"__device__ __forceinline__ \w+ \w+\([^)]*\) \{\n(?:[^}]|\}(?!\n))*?asm volatile.*?\n\}\n", re.S)
 
 
+_DYNAMIC = re.compile(r"extern __shared__ __align__\(64\) (\w+) (\w+)\[\];")
+
+
 def for_cpu(text):
-    """Functions of PTX are the shim's, and g++ takes two words in one order only."""
-    return '#include "all.h"\n' + _PTX.sub("", text.replace("__shared__ alignas(64)", "alignas(64) __shared__"))
+    """Functions of PTX and what a launch allocates are the shim's, and g++ takes two words in one order only."""
+    text = text.replace("__shared__ alignas(64)", "alignas(64) __shared__")
+    return '#include "all.h"\n' + _PTX.sub("", _DYNAMIC.sub(r"\1* \2 = (\1*)shim_dynamic;", text))

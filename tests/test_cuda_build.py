@@ -1,5 +1,7 @@
 """Building artifacts for CUDA, on machines without a GPU: nvcc, what it is told, and what it says of kernels."""
 
+import re
+import struct
 import subprocess
 import sys
 import textwrap
@@ -64,15 +66,65 @@ def test_resources_are_within_bounds(name, tmp_path):
         assert resources.spill_bytes == 0, resources
 
 
+#: What the code of each is made of, besides what it is not.
+MADE_OF = {
+    "product": (
+        r"ld\.shared\.v4\.(f32|b32|u32)",
+        r"cp\.async\.ca.* 4,",
+        r"cp\.async\.cg.* 16,",
+        r"fma\.rn\.f32",
+        r"div\.rn\.f32",
+    ),
+    "tensor": (r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32", r"ldmatrix.*x4\.trans"),
+    "tensor_nxc": (r"m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32", r"ldmatrix.*x4\.shared", r"cp\.async\.cg.* 16,"),
+    "tensor_tf32": (r"m16n8k8\.row\.col\.f32\.tf32\.tf32\.f32", r"cvt\.rna\.tf32\.f32", r"cp\.async\.ca.* 4,"),
+    "narrow": (r"st\.global\.v2\.(f32|b32|u32)",),
+    "generic": (r"fma\.rn\.f64",),
+}
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_the_instructions(name, tmp_path):
+    """Vectors, copies that run along and tensor cores where they are meant; no atomics; the arithmetic of IEEE 754."""
+    assert not [flag for flag in nvcc.FLAGS if re.search("fast|ftz|prec|fmad", flag)]
+    kernel = cuda.build_kernel(PROBLEMS[name])
+    source, ptx = tmp_path / "kernels.cu", tmp_path / "kernels.ptx"
+    source.write_text(cuda.source({"deconv": kernel.deconv, "pack": kernel.pack}))
+    command = [nvcc.find_nvcc(), "-ptx", "-arch=compute_80", "-O3", "-std=c++17", "-w", "-ccbin", find_compiler()]
+    command += [f"-I{Path(tvm_ffi.__file__).parent / 'include'}", str(source), "-o", str(ptx)]
+    subprocess.run(command, check=True)
+    code = ptx.read_text()
+    for instruction in MADE_OF[name]:
+        assert re.search(instruction, code), instruction
+    assert not re.search(r"\b(atom|red|shfl|vote)\.|\.ftz|\.approx\.f32|\.full\.f32", code)
+
+
 @needs_nvcc
 @pytest.mark.slow
 def test_every_layer_builds():
-    """All layers of the example, for 8.0 and 9.0, in float32 and float16: quarter of an hour."""
+    """All layers of the example, for 8.0 and 9.0, in float32, TF32 and float16: an hour of one processor."""
     script = Path(__file__).parents[1] / "scripts" / "cuda-resources"
-    command = [sys.executable, str(script), "--types", "float32", "float16"]
+    command = [sys.executable, str(script), "--types", "float32", "tf32", "float16"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "92 built, 0 failed, 0 beyond bounds" in done.stderr
+    assert "138 built, 0 failed, 0 beyond bounds" in done.stderr
+
+
+PTX, MACHINE_CODE = 1, 2
+
+
+def codes_in(library):
+    """What the fat binaries in a library hold: kind of code, and architecture."""
+    found = set()
+    for begin in re.finditer(struct.pack("<I", 0xBA55ED50), library):
+        _, _, header, size = struct.unpack_from("<IHHQ", library, begin.start())
+        at, end = begin.start() + header, begin.start() + header + size
+        while at < end:
+            kind, _, header, size = struct.unpack_from("<HHIQ", library, at)
+            found.add((kind, *struct.unpack_from("<I", library, at + 28)))
+            at += header + size
+    return found
 
 
 @needs_nvcc
@@ -84,7 +136,9 @@ def test_an_artifact_for_several_architectures(tmp_path):
     assert [o.status for o in td.compile([problem], "cuda", tmp_path)] == ["current"]
     (path,) = tmp_path.glob("*.json")
     manifest = Manifest.read(path)
-    needed, defined = _elf.dynamic((tmp_path / manifest.library).read_bytes())
+    content = (tmp_path / manifest.library).read_bytes()
+    assert codes_in(content) == {(MACHINE_CODE, 80), (MACHINE_CODE, 90), (PTX, 90)}
+    needed, defined = _elf.dynamic(content)
     assert set(needed) <= _loading.NEEDED
     assert {"__tvm_ffi_deconv", "__tvm_ffi_pack"} <= defined
     assert (manifest.target, manifest.features, manifest.algorithm) == ("cuda", (), "cuda_generic")

@@ -117,14 +117,27 @@ class Rows:
             for offset, value in enumerate((image, *position)):
                 build.buffer_store(self._kept, value + args.const(0), [4 * number + offset])
 
-    def source(self, number: int, k: Index) -> tuple[Index, Index, list[Index], list[Expr]]:
-        """Return image, channel and data index that term `k` of a row reads, and the conditions under which it does."""
+    @property
+    def alike(self) -> bool:
+        """Whether all terms of a tile of k are of one tap, so that a row has all of them or none."""
+        return self._section.geometry.in_channels % self._section.tile_k == 0
+
+    def source(self, number: int, tile: Index, within: Index) -> tuple[Index, Index, list[Index], list[Expr]]:
+        """Return image, channel and data index that a term reads in a row, and the conditions under which it does.
+
+        The term is number `within` of a tile of k.
+        """
         section = self._section
         image, *position = (self._kept[4 * number + offset] for offset in range(4))
-        ci, taps = section.term(k)
+        first = tile * section.tile_k
+        if self.alike:
+            ci, taps = section.term(first)
+            ci = ci + within
+        else:
+            ci, taps = section.term(first + within)
         x, inside = section.source(position, taps)
         if section.k % section.tile_k:
-            inside.append(k < section.k)
+            inside.append(first + within < section.k)
         if self._ragged:
             inside.append(image >= 0)
         return image, self._group * section.geometry.in_channels + ci, x, inside

@@ -37,17 +37,12 @@ def index_dtype(*elements: int) -> str:
     return "int32" if max(elements) < 2**31 - _BEYOND else "int64"
 
 
-def idle(blocks: int, threads: int, resident: int) -> float:
-    """Return the time of a launch over that of one in which no multiprocessor idles; each holds `resident` threads."""
-    together = MULTIPROCESSORS * max(1, resident // threads)
-    return -(-blocks // together) * together / max(blocks, 1)
-
-
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """The functions of an artifact, ``pack(filter, packed)`` and ``deconv(data, packed, [bias], [workspace], out)``.
 
-    The workspace, of accumulators, is there where it has elements.
+    The workspace, of accumulators, is there where it has elements. `dynamic_bytes` is what a block is given of shared
+    memory at its launch, besides what it declares.
     """
 
     problem: Problem
@@ -58,6 +53,7 @@ class Kernel:
     packed_elements: int
     packed_dtype: str
     workspace_elements: int = 0
+    dynamic_bytes: int = 0
 
     @property
     def scratch_bytes(self) -> int:
@@ -241,9 +237,9 @@ def local(extent: int, dtype: str) -> Expr:
     return build.alloc_buffer([extent], dtype, scope="local", layout=None)
 
 
-def shared(extent: int, dtype: str) -> Expr:
-    """Return an array of the block."""
-    return build.alloc_buffer([extent], dtype, scope="shared", layout=None)
+def shared(extent: int, dtype: str, scope: str = "shared") -> Expr:
+    """Return an array of the block, which "shared.dyn" has its launch allocate."""
+    return build.alloc_buffer([extent], dtype, scope=scope, layout=None)
 
 
 def barrier() -> None:

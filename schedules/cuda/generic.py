@@ -15,10 +15,19 @@ from tvm.script.ir_builder import tirx as build
 
 from tvm_deconv.compute.gather import Index, unravel
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.cuda.emit import THREADS, Arguments, Kernel, deconv, each, idle, local, pack_filter, when
+from tvm_deconv.schedules.cuda.emit import (
+    MULTIPROCESSORS,
+    THREADS,
+    Arguments,
+    Kernel,
+    deconv,
+    each,
+    local,
+    pack_filter,
+    when,
+)
 
 _PRODUCT = 20.0  # what one costs, in multiply-adds
-_RESIDENT = 1024  # threads of a multiprocessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +47,9 @@ def default_plan(problem: Problem) -> Plan:  # noqa: ARG001
 
 def plans(problem: Problem) -> list[tuple[float, Plan]]:
     """Return the only plan."""
-    blocks = -(-math.prod(problem.output_shape) // THREADS)
-    return [(_PRODUCT * problem.macs * idle(blocks, THREADS, _RESIDENT), Plan())]
+    blocks = max(1, -(-math.prod(problem.output_shape) // THREADS))
+    idle = -(-blocks // MULTIPROCESSORS) * MULTIPROCESSORS / blocks
+    return [(_PRODUCT * problem.macs * idle, Plan())]
 
 
 def generic(problem: Problem, plan: Plan | None = None) -> Kernel:  # noqa: ARG001

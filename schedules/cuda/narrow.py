@@ -5,13 +5,15 @@ Threads run along the data's fastest axis: neighbours read and write neighbourin
 of the data once for all phases; where a row is a whole number of positions, its phases of the last axis are written
 as one vector, unless the caller's array begins at an address that is none of a vector.
 
-The filter of a group is read by all threads of its positions at the same time, from cache; where channels are last,
-neighbouring threads have neighbouring groups, and the packed filter has groups last too. With one group a thread has
-several positions, so that it uses each filter element as often as it reads it.
+The filter of a group is read by all threads of its positions at the same time, from cache, by vectors in the order in
+which it is used; where channels are last, neighbouring threads have neighbouring groups, and the packed filter has
+groups last too. With one group a thread has several positions, so that it uses each filter element as often as it reads
+it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -21,11 +23,12 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 
-from tvm_deconv.compute.gather import Index, sections, unravel
+from tvm_deconv.compute.gather import Index, Section, sections, unravel
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda.blocks import finish_sums
 from tvm_deconv.schedules.cuda.emit import (
+    MULTIPROCESSORS,
     THREADS,
     Arguments,
     Kernel,
@@ -45,6 +48,7 @@ _LEAST_COLUMNS = 8  # of a product worth its tiles
 _LEAST_POSITIONS = 1 << 14
 _POSITIONS = (4, 2)
 _MOST_SUMS_TOGETHER = 32
+_LEAST_THREADS = 64
 _VECTORS = (2, 4)
 _BYTE = 8  # what moving one costs, in multiply-adds
 
@@ -110,19 +114,71 @@ def plans(problem: Problem) -> list[tuple[float, Plan]]:
     return [(max(problem.macs * (1 + 1 / count), moved), Plan(count)) for count in (*_POSITIONS, 1) if count <= most]
 
 
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Where the packed filter has the elements of a section for a group and an input channel: as they are used.
+
+    That is by tap, phase and output channel. `count` of them, and zeros up to a whole vector, lie together where a
+    thread reads them by vectors of `lanes`; else groups are neighbours.
+    """
+
+    section: Section
+    lanes: int
+    offset: int
+
+    @property
+    def within(self) -> tuple[int, ...]:
+        return (*self.section.taps, *self.section.counts, self.section.geometry.out_channels)
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.within)
+
+    @property
+    def padded(self) -> int:
+        return -(-self.count // self.lanes) * self.lanes
+
+    @property
+    def elements(self) -> int:
+        return self.padded * self.section.geometry.groups * self.section.geometry.in_channels
+
+    def place(self, number: Expr) -> tuple[Index, Index, Index, list[Index], list[Expr]]:
+        """Return what is packed as element `number` of the section: see `emit.Place`."""
+        geometry = self.section.geometry
+        if self.lanes > 1:
+            g, ci, use = unravel(number, (geometry.groups, geometry.in_channels, self.padded))
+        else:
+            ci, use, g = unravel(number, (geometry.in_channels, self.padded, geometry.groups))
+        *taps, d, h, w, co = unravel(use, self.within)
+        # What is padding is in no tap, and not read.
+        exists = [use < self.count] if self.padded > self.count else []
+        return g, ci, co, self.section.element(taps, (d, h, w)), exists
+
+    def at(self, group: Index, ci: Index, use: int) -> Index:
+        """Return where element number `use` of a group and a channel is."""
+        geometry = self.section.geometry
+        if self.lanes > 1:
+            return (group * geometry.in_channels + ci) * self.padded + (self.offset + use)
+        return (ci * self.padded + use) * geometry.groups + group + self.offset
+
+
+def _packing(problem: Problem) -> list[_Weights]:
+    """Return how the packed filter holds each section."""
+    beside = problem.data_format == "NXC" and problem.groups > 1
+    lanes = 1 if beside else 2 if problem.accumulate_dtype == "float64" else 4
+    found: list[_Weights] = []
+    for section in sections(problem, 1, 1):
+        offset = found[-1].offset + found[-1].elements if found else 0
+        found.append(_Weights(section, lanes, offset))
+    return found
+
+
 def narrow(problem: Problem, plan: Plan | None = None) -> Kernel:
-    """Build the kernel of `problem`; the packed filter is ``[G, Ci, *K, Co]``, or ``[Ci, *K, Co, G]``."""
+    """Build the kernel of `problem`."""
     together = (plan or default_plan(problem)).positions
     dtype, last = problem.accumulate_dtype, problem.data_format == "NXC"
-    kernel = (1,) * (3 - problem.rank) + problem.kernel
-    within = (problem.in_channels, *kernel, problem.out_channels)
-    shape = (*within, problem.groups) if last else (problem.groups, *within)
-    elements = math.prod(shape)
-
-    def place(number: Expr) -> tuple[Index, Index, Index, list[Index], list[Expr]]:
-        index = unravel(number, shape)
-        g = index.pop() if last else index.pop(0)
-        return g, index[0], index[-1], index[1:-1], []
+    packing = _packing(problem)
+    elements = packing[-1].offset + packing[-1].elements
 
     vector = _vector(problem)
     with deconv(problem, elements, dtype) as (function, args):
@@ -130,22 +186,31 @@ def narrow(problem: Problem, plan: Plan | None = None) -> Kernel:
         images = args.geometry.batch
         order = (images, *extents, problem.groups) if last else (images, problem.groups, *extents)
         total = math.prod(order)
+        threads = _threads(total, together)
 
         def launches(aligned: bool) -> None:
-            with launch(-(-total // (THREADS * together))) as (block, thread):
+            with launch(-(-total // (threads * together)), threads) as (block, thread):
                 positions = []
                 for part in range(together):
-                    number = (block.astype(args.index) * together + part) * THREADS + thread.astype(args.index)
+                    number = (block.astype(args.index) * together + part) * threads + thread.astype(args.index)
                     n, *rest = unravel(tirx.min(number, args.const(total - 1)), order)
                     group = rest.pop() if last else rest.pop(0)
-                    exists = [number < total] if total % (THREADS * together) else []
+                    exists = [number < total] if total % (threads * together) else []
                     positions.append(_Position(n, group, rest, exists))
-                _compute(args, vector if aligned else 1, shape, positions)
+                _compute(args, vector if aligned else 1, packing, positions)
 
         aligned_or_not([args.out] if vector > 1 else [], 4 * vector, launches)
         finish_sums(args, 1)
-    pack = pack_filter(problem, elements, dtype, [(0, elements, place)])
+    pack = pack_filter(problem, elements, dtype, [(one.offset, one.elements, one.place) for one in packing])
     return Kernel(problem, function.done, pack, "cuda_narrow", {"positions": together}, elements, dtype)
+
+
+def _threads(total: int, together: int) -> int:
+    """Return the threads of a block: fewer where multiprocessors would have less than two blocks each."""
+    threads = THREADS
+    while threads > _LEAST_THREADS and -(-total // (threads * together)) < 2 * MULTIPROCESSORS:
+        threads //= 2
+    return threads
 
 
 def _vector(problem: Problem) -> int:
@@ -166,40 +231,38 @@ class _Position:
     exists: list[Expr]
 
 
-def _compute(args: Arguments, vector: int, shape: tuple[int, ...], positions: list[_Position]) -> None:
+def _compute(args: Arguments, vector: int, packing: list[_Weights], positions: list[_Position]) -> None:
     """Compute all phases of `positions`, which share a group where there are several."""
     problem = args.problem
     dtype, zero = problem.accumulate_dtype, tirx.const(0, problem.accumulate_dtype)
-    found = sections(problem, 1, 1)
     places: dict[tuple[int, ...], int] = {}  # of the sum of a channel and the phases of the axes
-    for section in found:
+    for weights in packing:
         for co in range(problem.out_channels):
-            for phases in itertools.product(*(range(run.start, run.start + run.count) for run in section.runs)):
-                places[(co, *phases)] = len(places)
-    sums, read, weight = local(len(places) * len(positions), dtype), local(len(positions), dtype), local(1, dtype)
+            runs = weights.section.runs
+            for those in itertools.product(*(range(run.start, run.start + run.count) for run in runs)):
+                places[(co, *those)] = len(places)
+    lanes, group = packing[0].lanes, positions[0].group
+    sums, read, weight = local(len(places) * len(positions), dtype), local(len(positions), dtype), local(lanes, dtype)
     with build.unroll(len(places) * len(positions)) as i:
         build.buffer_store(sums, zero, [i])
     with build.serial(args.const(0), args.const(problem.in_channels)) as ci:
-        for section in found:
-            for taps in itertools.product(*map(range, section.taps)):
-                for number, position in enumerate(positions):
-                    x, inside = section.source(position.at, taps)
-                    element = args.accumulated(position.n, position.group * problem.in_channels + ci, x)
-                    element = tirx.if_then_else(tirx.all(*inside), element, zero) if inside else element
-                    build.buffer_store(read, element, [number])
-                for phases in itertools.product(*map(range, section.counts)):
-                    starts = [phase + run.start for phase, run in zip(phases, section.runs, strict=True)]
-                    for co in range(problem.out_channels):
-                        parts = [ci, *section.element(taps, phases), co]
-                        group = positions[0].group
-                        where: Index = args.const(0)
-                        order = [*parts, group] if problem.data_format == "NXC" else [group, *parts]
-                        for part, extent in zip(order, shape, strict=True):
-                            where = where * extent + part
-                        build.buffer_store(weight, args.packed[where], [0])
-                        for number in range(len(positions)):
-                            at = places[(co, *starts)] * len(positions) + number
-                            build.buffer_store(sums, sums[at] + read[number] * weight[0], [at])
+        for weights in packing:
+            section = weights.section
+            for use, (*taps, d, h, w, co) in enumerate(itertools.product(*map(range, weights.within))):
+                if not (d or h or w or co):
+                    for number, position in enumerate(positions):
+                        x, inside = section.source(position.at, taps)
+                        element = args.accumulated(position.n, position.group * problem.in_channels + ci, x)
+                        element = tirx.if_then_else(tirx.all(*inside), element, zero) if inside else element
+                        build.buffer_store(read, element, [number])
+                if use % lanes == 0:
+                    where = weights.at(group, ci, use)
+                    with build.vectorized(lanes) if lanes > 1 else contextlib.nullcontext(0) as lane:
+                        build.buffer_store(weight, args.packed[where + lane], [lane])
+                phases = [phase + run.start for phase, run in zip((d, h, w), section.runs, strict=True)]
+                for number in range(len(positions)):
+                    at = places[(co, *phases)] * len(positions) + number
+                    build.buffer_store(sums, sums[at] + read[number] * weight[use % lanes], [at])
     for number, position in enumerate(positions):
         totals = [sums[at * len(positions) + number] for at in range(len(places))]
         with when(position.exists):

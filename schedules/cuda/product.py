@@ -40,7 +40,7 @@ class _Threads(Form):
     """A part is a thread's."""
 
     algorithm = "cuda_product"
-    most_columns = 128
+    most_columns, most_stages = 128, 3
 
     def __init__(self, problem: Problem, plan: Plan) -> None:
         super().__init__(problem, plan, problem.accumulate_dtype, plan.parts)

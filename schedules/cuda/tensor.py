@@ -63,7 +63,7 @@ class _Warps(Form):
     """A part is a warp's."""
 
     algorithm = "cuda_tensor"
-    most_columns = 16
+    most_columns, most_stages = 32, 4
 
     def __init__(self, problem: Problem, plan: Plan) -> None:
         super().__init__(problem, plan, storage_dtype(problem.dtype), 32 * plan.parts)
@@ -170,16 +170,14 @@ class _Warps(Form):
 
 
 def _shapes(problem: Problem) -> list[Plan]:
-    """Return plans, of 16 terms where 32 take too much: memory, of 32 bits each, or registers beside 64 sums.
+    """Return plans, of 16 terms where 32 of 32 bits each take too much memory.
 
     Where A comes through registers, 64 sums and the addresses of products with different taps are more than there are.
     """
     form = _Warps(problem, PLANS[0])
-    large = [plan for plan in PLANS if plan.part_m * plan.part_n > 1024]
-    few = PLANS if form.single else large if form.wide == 1 else ()
-    differing = len({section.taps for section in sections(problem, 1, 1)}) > 1
-    beyond = large if differing and not form.copies else ()
-    return [replace(plan, tile_k=16) if plan in few else plan for plan in PLANS if plan not in beyond]
+    differing = len({section.taps for section in sections(problem, 1, 1)}) > 1 and not form.copies
+    found = [plan for plan in PLANS if plan.part_m * plan.part_n <= 1024 or not differing]
+    return [replace(plan, tile_k=16) for plan in found] if form.single else found
 
 
 def default_plan(problem: Problem) -> Plan:

@@ -10,13 +10,14 @@ Every section of the problem (`compute/gather.py`) takes a range of the blocks o
 3. C is scattered to the output through the epilogue, in the order of the output; or, where the sum is split, to the
    workspace, which a second launch adds up in order: no atomics, so results are the same in every run.
 
-Where 16 bytes of the data go at a time and the caller's array is at another address, the host launches a twin that
-loads them one by one.
+Where several elements of the data go at a time and the caller's array is at none of their addresses, the host launches
+a twin that loads them one by one.
 """
 
 from __future__ import annotations
 
 import abc
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -47,7 +48,6 @@ from tvm_deconv.schedules.cuda.emit import (
     aligned_or_not,
     barrier,
     deconv,
-    idle,
     local,
     shared,
     when,
@@ -58,10 +58,10 @@ from tvm_deconv.schedules.cuda.warp import commit, copy, copy_by_elements, wait
 #: Of a thread, so that `RESIDENT` threads fit on a multiprocessor.
 MOST_REGISTERS = 128
 _ADDRESSES = 30
-#: Bytes of shared memory that a block may declare, that a multiprocessor has for blocks, and that each block loses.
-_DECLARED, _SHARED, _LOST = 48 << 10, 164 << 10, 1 << 10
+#: Bytes of shared memory: that a block may declare; that its launch may give it, on all devices from 8.0 on; that a
+#: multiprocessor of data centres' devices has for blocks; and that each block loses.
+_DECLARED, _GIVEN, _SHARED, _LOST = 48 << 10, 99 << 10, 164 << 10, 1 << 10
 _BYTES = {"float32": 4, "float64": 8, "int32": 4, "float16": 2, "uint16": 2}
-_MOST_STAGES = 3
 _TERMS = (8, 16, 32)  # of a tile, in a search
 _LEAST_TERMS = 128  # of a part of a split sum
 _MOST_PARTS = 32
@@ -99,8 +99,9 @@ class Form(abc.ABC):
     """How a block of a plan holds its tiles in shared memory, and multiplies them."""
 
     algorithm: str
-    #: Columns that go to the output in one round, at most.
+    #: Columns that go to the output in one round, and stages where A is copied, at most.
     most_columns: int
+    most_stages: int
 
     def __init__(self, problem: Problem, plan: Plan, dtype: str, threads: int) -> None:
         """Take the type of A and B in shared memory, and the number of threads of a block."""
@@ -174,7 +175,9 @@ class Form(abc.ABC):
     @property
     def wide(self) -> int:
         """Elements of the data that one copy moves: neighbouring channels, where those are neighbours in A too."""
-        return self.lanes if self.stored and self.k_fastest and self.problem.in_channels % self.lanes == 0 else 1
+        if not (self.stored and self.k_fastest):
+            return 1
+        return math.gcd(self.problem.in_channels, self.lanes)
 
     @property
     def copies(self) -> bool:
@@ -205,25 +208,43 @@ class Form(abc.ABC):
     def fits(self) -> bool:
         """Whether as many blocks as there should be fit on a multiprocessor with their shared memory."""
         blocks = max(1, RESIDENT // self.threads)
-        return self.memory_bytes <= min(_DECLARED, _SHARED // blocks - _LOST)
+        return self.memory_bytes <= min(_GIVEN, _SHARED // blocks - _LOST)
+
+    @property
+    def scope(self) -> str:
+        """Where the stages are: a block that needs more than it may declare is given it."""
+        return "shared" if self.memory_bytes <= _DECLARED else "shared.dyn"
 
 
-#: What a written and read partial sum costs, in multiply-adds.
-_PARTIAL = 20
+#: In multiply-adds of the device, 33 of them a picosecond: a byte from the level-2 cache; a partial sum, written and
+#: read; a second launch; and what a tile of k takes at least from its request to its use, of all multiprocessors.
+_L2, _PARTIAL, _LAUNCH = 6, 64, 6e7
+_LATENCY = 700 * 128 * MULTIPROCESSORS
+#: The time of a block that is alone on its multiprocessor, where nothing else runs while it waits.
+_ALONE = 1.2
 
 
 def cost(form: Form) -> float:
     """Return the time of a plan by arithmetic, in multiply-adds of the device.
 
-    A term of a tile costs what the form says; all that times the idle part of the last wave of blocks, and what split
-    sums move.
+    A term of a tile costs what the form says, or what its operands take from the level-2 cache. Multiprocessors are
+    done with all that at the same time but for a shortest block, since the longest begin. The longest block bounds it:
+    by its work, and by when its tiles of k come, of which all stages but one are on their way. Split sums move parts,
+    in a second launch.
     """
     problem, plan = form.problem, form.plan
     found = sections(problem, plan.tile_k, plan.tile_n)
-    work = sum(blocks_of(section, plan.tile_m) * section.tiles_k for section in found) * plan.tile_k * form.term
-    blocks = sum(blocks_of(section, plan.tile_m) for section in found) * plan.split
-    partial = _PARTIAL * plan.split * math.prod(problem.output_shape) if plan.split > 1 else 0
-    return work * idle(blocks, form.threads, RESIDENT) + partial
+    if not found:
+        return 0.0
+    tile = MULTIPROCESSORS * plan.tile_k * max(form.term, _L2 * (plan.tile_m + plan.tile_n) * _BYTES[form.dtype])
+    counts = [(blocks_of(section, plan.tile_m), section.tiles_k / plan.split) for section in found]
+    blocks, (_, longest), (_, shortest) = sum(count for count, _ in counts) * plan.split, counts[0], counts[-1]
+    alike = sum(count * tiles for count, tiles in counts) * plan.split / shortest
+    waves = -(-blocks // (MULTIPROCESSORS * max(1, RESIDENT // form.threads)))
+    work = tile * max(longest, shortest * math.ceil(alike / MULTIPROCESSORS))
+    partial = _LAUNCH + _PARTIAL * plan.split * math.prod(problem.output_shape) if plan.split > 1 else 0
+    alone = _ALONE if blocks <= MULTIPROCESSORS else 1
+    return alone * max(work, waves * longest * _LATENCY / (plan.stages - 1)) + partial
 
 
 def blocks_of(section: Section, tile_m: int) -> int:
@@ -232,19 +253,20 @@ def blocks_of(section: Section, tile_m: int) -> int:
 
 
 def filled(plan: Plan, form: Callable[[Problem, Plan], Form], problem: Problem) -> Plan:
-    """Return `plan` with as many stages as fit and are of use, and sums split where too few blocks would run.
+    """Return `plan` with as many stages as fit and are of use, and the parts of sums that cost the least.
 
-    Where A comes through registers a third stage would wait for nothing. Sums are split into as many parts as fill the
-    device, each of 128 terms at least.
+    Where A comes through registers a third stage would wait for nothing. Parts have 128 terms at least, and none is
+    empty in the longest sums.
     """
-    stages = _MOST_STAGES if form(problem, plan).copies else 2
+    made = form(problem, plan)
+    stages = made.most_stages if made.copies else 2
     while stages > 2 and not form(problem, replace(plan, stages=stages)).fits:
         stages -= 1
-    found = sections(problem, plan.tile_k, plan.tile_n)
-    blocks = sum(blocks_of(section, plan.tile_m) for section in found)
-    terms = max((section.tiles_k for section in found), default=1) * plan.tile_k
-    split = max(1, min(2 * MULTIPROCESSORS // max(blocks, 1), terms // _LEAST_TERMS, _MOST_PARTS))
-    return replace(plan, stages=stages, split=split)
+    tiles = max((section.tiles_k for section in sections(problem, plan.tile_k, plan.tile_n)), default=1)
+    most = max(1, min(tiles * plan.tile_k // _LEAST_TERMS, _MOST_PARTS))
+    parts = [split for split in range(1, most + 1) if -(-tiles // -(-tiles // split)) == split]
+    found = (replace(plan, stages=stages, split=split) for split in parts)
+    return min(found, key=lambda plan: cost(form(problem, plan)))
 
 
 def searched(plan: Plan, form: Callable[[Problem, Plan], Form], problem: Problem) -> Iterator[Plan]:
@@ -268,11 +290,11 @@ def matrix_kernel(form: Form) -> Kernel:
     with deconv(problem, elements, form.dtype, plan.split * outputs) as (function, args):
 
         def allocate() -> tuple[Expr, ...]:
-            memory = shared(plan.stages * form.stage, form.dtype)
+            memory = shared(plan.stages * form.stage, form.dtype, form.scope)
             rounds = memory
             if form.dtype != form.accumulator:
                 size = form.memory_bytes // _BYTES[form.accumulator]
-                rounds = build.decl_buffer([size], form.accumulator, data=memory.data, scope="shared", layout=None)
+                rounds = build.decl_buffer([size], form.accumulator, data=memory.data, scope=form.scope, layout=None)
             return memory, rounds, local(form.sums, form.accumulator), *form.allocate()
 
         def launches(aligned: bool) -> None:
@@ -284,11 +306,12 @@ def matrix_kernel(form: Form) -> Kernel:
 
             each_block(found, plan.tile_m, form.threads, plan.split, allocate, body)
 
-        aligned_or_not([args.data] if form.wide > 1 else [], 16, launches)
+        aligned_or_not([args.data] if form.wide > 1 else [], form.wide * _BYTES[form.dtype], launches)
         finish_sums(args, plan.split)
     pack = pack_sections(problem, found, form.dtype, form.rounded)
     made = (problem, function.done, pack, form.algorithm, plan.decisions, elements, form.dtype)
-    return Kernel(*made, workspace_elements=plan.split * outputs)
+    dynamic = form.memory_bytes if form.scope == "shared.dyn" else 0
+    return Kernel(*made, workspace_elements=plan.split * outputs, dynamic_bytes=dynamic)
 
 
 class _Gather:
@@ -301,7 +324,8 @@ class _Gather:
         plan, thread, threads = form.plan, block.thread, form.threads
         self.args, self.form, self.memory = args, form, memory
         size = _BYTES[form.dtype]
-        self.copy = partial(copy, form.wide * size) if aligned else partial(copy_by_elements, size)
+        copied = form.wide * size
+        self.copy = partial(copy, copied) if aligned else partial(copy_by_elements, copied, size)
         if args.problem.data_format == "NXC":
             across = plan.tile_k // form.wide
             rows = [thread // across + j * (threads // across) for j in range(plan.tile_m * across // threads)]
@@ -316,17 +340,39 @@ class _Gather:
 
     def start(self, tile: Index, base: Index) -> None:
         """Begin with tile number `tile` of k, for the stage at `base`."""
-        form, problem, zero = self.form, self.form.problem, tirx.const(0, self.form.dtype)
-        for at, (number, row, term) in enumerate(self.places):
-            image, channel, x, inside = self.rows.source(number, tile * form.plan.tile_k + term)
-            element = self.args.element(image, channel, x)
-            if self.staged is None:
-                self.copy(self.memory, base + form.a(row, term), element, inside)
-                continue
-            if not form.stored:
-                element = to_accumulator(element, problem.dtype, form.dtype)
-            element = tirx.if_then_else(tirx.all(*inside), element, zero) if inside else element
-            build.buffer_store(self.staged, element, [at])
+        if self.staged is None:
+            for number, row, term in self.places:
+                image, channel, x, inside = self.rows.source(number, tile, term)
+                element = self.args.element(image, channel, x)
+                self.copy(self.memory, base + self.form.a(row, term), element, inside)
+            return
+        for _, places in itertools.groupby(enumerate(self.places), lambda place: place[1][0]):
+            here = list(places)
+            for together in [here] if self.rows.alike else [[place] for place in here]:
+                self._load(tile, together)
+
+    def _load(self, tile: Index, places: list[tuple[int, tuple[int, Index, Index]]]) -> None:
+        """Load terms of a row, which all exist or none, to registers; zeros where they do not."""
+        form, problem = self.form, self.form.problem
+        sources = [self.rows.source(number, tile, term) for _, (number, _, term) in places]
+
+        def load() -> None:
+            for (at, _), (image, channel, x, _) in zip(places, sources, strict=True):
+                element = self.args.element(image, channel, x)
+                if not form.stored:
+                    element = to_accumulator(element, problem.dtype, form.dtype)
+                build.buffer_store(self.staged, element, [at])
+
+        inside = sources[0][3]
+        if not inside:
+            load()
+            return
+        with build.If(tirx.all(*inside)):
+            with build.Then():
+                load()
+            with build.Else():
+                for at, _ in places:
+                    build.buffer_store(self.staged, tirx.const(0, form.dtype), [at])
 
     def finish(self, base: Index) -> None:
         """Store what came through registers to the stage at `base`."""

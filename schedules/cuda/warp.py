@@ -56,10 +56,10 @@ __device__ __forceinline__ void tvm_deconv_copy{size}(void* to, const void* from
 """
 
 COPY_BY_ELEMENTS = """
-__device__ __forceinline__ void tvm_deconv_copy16_by{size}(void* to, const void* from, bool exists) {{
-  union {{ uint4 whole; {element} each[{count}]; }} v;
+__device__ __forceinline__ void tvm_deconv_copy{size}_by{each}(void* to, const void* from, bool exists) {{
+  union {{ {whole} whole; {element} each[{count}]; }} v;
   for (int i = 0; i < {count}; ++i) v.each[i] = exists ? ((const {element}*)from)[i] : ({element})0;
-  *(uint4*)to = v.whole;
+  *({whole}*)to = v.whole;
 }}
 """
 
@@ -78,7 +78,7 @@ __device__ __forceinline__ void tvm_deconv_wait{left}() {{
 #: Terms of one mma by the type that it multiplies.
 MMA_TERMS = {"float16": 16, "bfloat16": 16, "tf32": 8}
 _MMA_TYPES = {"float16": "f16", "bfloat16": "bf16", "tf32": "tf32"}
-_ELEMENTS = {2: "unsigned short", 4: "unsigned"}
+_ELEMENTS = {2: "unsigned short", 4: "unsigned", 8: "uint2", 16: "uint4"}
 
 
 def _address(buffer: Expr, at: Expr | int) -> Expr:
@@ -122,12 +122,15 @@ def copy(size: int, memory: Expr, to: Expr | int, element: Expr, conditions: Seq
     build.evaluate(cuda_func_call(f"tvm_deconv_copy{size}", *operands, source_code=source))
 
 
-def copy_by_elements(each: int, memory: Expr, to: Expr | int, element: Expr, conditions: Sequence[Expr]) -> None:
-    """Copy 16 bytes of elements of `each`, wherever they begin, before the thread goes on; see `copy`."""
-    source = COPY_BY_ELEMENTS.format(size=each, element=_ELEMENTS[each], count=16 // each)
+def copy_by_elements(
+    size: int, each: int, memory: Expr, to: Expr | int, element: Expr, conditions: Sequence[Expr]
+) -> None:
+    """Copy `size` bytes of elements of `each`, wherever they begin, before the thread goes on; see `copy`."""
+    names = {"element": _ELEMENTS[each], "whole": _ELEMENTS[size]}
+    source = COPY_BY_ELEMENTS.format(size=size, each=each, count=size // each, **names)
     exists = tirx.all(*conditions) if conditions else tirx.const(True, "bool")
     operands = _address(memory, to), tirx.address_of(element), exists
-    build.evaluate(cuda_func_call(f"tvm_deconv_copy16_by{each}", *operands, source_code=source))
+    build.evaluate(cuda_func_call(f"tvm_deconv_copy{size}_by{each}", *operands, source_code=source))
 
 
 def commit() -> None:

@@ -1,6 +1,8 @@
 // Just enough of CUDA to run generated kernels on the CPU: every thread of a block is a fiber. One warp runs after the
-// other, up to the next barrier, its lanes in step at each instruction of the warp. Memory is the CPU's, streams mean
-// nothing. What a warp reads too early shows, other races do not.
+// other, up to the next barrier, forwards or backwards by chance, its lanes in step at each instruction of the warp.
+// Memory is the CPU's, streams mean nothing. Shared memory is spoilt before each block. An access that faults, or is not
+// aligned (which the compiler checks), is a failure of the kernel. What a warp reads too early shows, and what two warps
+// do to each other between barriers, as far as their order tells.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +13,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <csignal>
 #include <functional>
+#include <map>
+#include <sys/mman.h>
 #include <ucontext.h>
 #include <vector>
 
@@ -20,7 +25,7 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-#define __shared__ static
+#define __shared__ static __attribute__((section("shim_shared")))
 #define __align__(n) alignas(n)
 #define __restrict__ __restrict
 
@@ -36,6 +41,7 @@ inline double2 make_double2(double x, double y) { return {x, y}; }
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 enum cudaError_t { cudaSuccess = 0, cudaErrorOfShim = 1, cudaErrorCudartUnloading = 4 };
 static const char* shim_failure;  // what a kernel did that a device does not define
 inline void shim_fail(const char* what) { if (!shim_failure) shim_failure = what; }
@@ -60,6 +66,9 @@ static ucontext_t shim_scheduler;
 static unsigned shim_current;
 static const std::function<void()>* shim_body;
 constexpr size_t SHIM_STACK = 64 << 10;
+extern "C" __attribute__((weak, visibility("hidden"))) char __start_shim_shared[], __stop_shim_shared[];
+static bool shim_faulted;
+static unsigned shim_chance = 1;
 
 #define threadIdx (uint3{shim_current, 0, 0})
 
@@ -79,16 +88,71 @@ static void shim_entry() {
   swapcontext(&shim_fibers[shim_current].context, &shim_scheduler);
 }
 
+static std::map<const void*, int> shim_permitted;  // bytes of shared memory that a kernel may be given
+
+template <typename Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int bytes) {
+  shim_permitted[(const void*)kernel] = bytes;
+  return cudaSuccess;
+}
+
+// Shared memory that a launch gives: up to what faults.
+static char* shim_dynamic;
+struct ShimDynamic {
+  static constexpr size_t page = 4096;
+  size_t size, inner;
+  char* whole;
+  explicit ShimDynamic(size_t size) : size(size), inner((size + page - 1) / page * page) {
+    whole = (char*)mmap(nullptr, inner + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    mprotect(whole + inner, page, PROT_NONE);
+    shim_dynamic = whole + (inner - size) / 64 * 64;
+  }
+  ~ShimDynamic() { munmap(whole, inner + page); }
+};
+
+static void shim_fault(int signal) {
+  shim_fail(signal == SIGSEGV ? "an access outside of all arrays" : "an access that is not aligned");
+  shim_faulted = true;
+  setcontext(&shim_scheduler);
+}
+
+// Turns faults into failures as long as it lives.
+struct ShimFaults {
+  struct sigaction before[2];
+  ShimFaults() {
+    struct sigaction action = {};
+    action.sa_handler = shim_fault;
+    sigaction(SIGSEGV, &action, &before[0]);
+    sigaction(SIGILL, &action, &before[1]);
+    shim_faulted = false;
+  }
+  ~ShimFaults() {
+    sigaction(SIGSEGV, &before[0], nullptr);
+    sigaction(SIGILL, &before[1], nullptr);
+  }
+};
+
 template <typename... Params, typename... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args... args) {
-  unsigned threads = config->blockDim.x;
+  unsigned threads = config->blockDim.x, warps = (threads + 31) / 32;
   shim_failure = nullptr;
+  size_t given = config->dynamicSmemBytes, permitted = std::max(48 << 10, shim_permitted[(const void*)kernel]);
+  if (threads > 1024 || !config->gridDim.x || config->gridDim.x > 0x7fffffff || given > 99 << 10 || given > permitted) {
+    shim_fail("a launch beyond what devices have");
+    return cudaErrorOfShim;
+  }
+  ShimFaults faults;
+  ShimDynamic dynamic(given);
   const std::function<void()> body = [&] { kernel(args...); };
   shim_body = &body;
   shim_fibers.resize(threads);
   shim_stacks.resize(threads * SHIM_STACK);
-  for (unsigned block = 0; block < config->gridDim.x; ++block) {
+  const char* last = getenv("SHIM_LAST_BLOCKS");  // all, unless it says how many of the last
+  unsigned skipped = last ? config->gridDim.x - std::min(config->gridDim.x, (unsigned)atoi(last)) : 0;
+  for (unsigned block = skipped; block < config->gridDim.x; ++block) {
     blockIdx = {block, 0, 0};
+    if (__start_shim_shared) std::memset(__start_shim_shared, 0xff, __stop_shim_shared - __start_shim_shared);
+    std::memset(shim_dynamic, 0xff, given);
     for (unsigned t = 0; t < threads; ++t) {
       ShimFiber& fiber = shim_fibers[t];
       getcontext(&fiber.context);
@@ -102,14 +166,17 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
     }
     for (bool running = true; running;) {
       unsigned ended = 0;
-      for (unsigned warp = 0; warp < threads; warp += 32)
+      shim_chance = shim_chance * 1664525 + 1013904223;
+      for (unsigned turn = 0; turn < warps; ++turn)
         for (bool some = true; some;) {
           some = false;
+          unsigned warp = 32 * (shim_chance >> 31 ? warps - 1 - turn : turn);
           for (unsigned t = warp; t < std::min(warp + 32, threads); ++t) {
             ShimFiber& fiber = shim_fibers[t];
             if (fiber.done || fiber.waits) continue;
             shim_current = t;
             swapcontext(&shim_scheduler, &fiber.context);
+            if (shim_faulted) return cudaErrorOfShim;
             some = true;
           }
         }

@@ -15,6 +15,7 @@ inline const ShimShown* shim_show(const ShimShown& mine) {
 }
 
 inline void shim_ldmatrix(unsigned* r, const void* row, int count, bool transposed) {
+  if ((uintptr_t)row % 16) shim_fail("a row at an odd address");
   const ShimShown* warp = shim_show({row, {}, {}});
   int lane = shim_current % 32;
   for (int i = 0; i < count; ++i) {
@@ -79,7 +80,7 @@ inline void tvm_deconv_mma_bf16(float* c, const void* a, const void* b) { shim_m
 
 // cp.async at its worst: what was there is gone at once, and what comes is there when it has been waited for.
 inline void shim_copy(void* to, const void* from, bool exists, unsigned size) {
-  if ((uintptr_t)to % size || (exists && (uintptr_t)from % size)) shim_fail("a copy at an odd address");
+  if ((uintptr_t)to % size || (uintptr_t)from % size) shim_fail("a copy at an odd address");
   std::memset(to, 0xff, size);
   shim_fibers[shim_current].copies.back().push_back({to, exists ? from : nullptr, size});
 }

@@ -1,0 +1,500 @@
+"""Every kernel on a CUDA device against float64, and its time beside PyTorch's: what ``scripts/gpu-check`` runs.
+
+All that touches the device is done by a process of its own, which is asked for one step of one row at a time. Where it
+dies, does not answer in time or has lost the device, that row says so, and the next row is another process', which
+waits already. The result is written after every step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import statistics
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tvm_deconv._process import Worker, WorkerError
+from tvm_deconv.dialects import from_openvino
+from tvm_deconv.errors import BuildError
+from tvm_deconv.library import load
+from tvm_deconv.manifest import Accepted
+from tvm_deconv.problem import Epilogue, Problem
+
+DEVICE = "cuda"
+#: Largest deviation as a part of the largest element.
+TOLERANCES = {
+    "float32": 1e-5,
+    "tf32": 1.5e-3,
+    "float64": 1e-12,
+    "float16": 3e-3,
+    "bfloat16": 1.6e-2,
+    "int8": 0.0,
+    "uint8": 0.0,
+}
+#: Multiply-adds and bytes per second of an H200.
+RATES = {"float32": 67e12 / 2, "tf32": 495e12 / 2, "float16": 990e12 / 2, "bfloat16": 990e12 / 2}
+BANDWIDTH = 4.3e12
+#: What the layers are run in: type, and format of the data.
+SETTINGS = (("float32", "NCX"), ("float16", "NCX"), ("tf32", "NCX"), ("float16", "NXC"))
+ROUNDS, CALLS = 7, 10
+#: Seconds for a process to have the device, and for one step of one row.
+_START, _STEP = 120.0, 60.0
+
+Row: TypeAlias = dict[str, Any]
+torch: Any = None  # imported by the processes that have the device
+
+
+class TimeIsUp(BaseException):
+    """What a time limit raises: whoever catches errors lets it pass, as an interrupt."""
+
+
+def of_type(problem: Problem, kind: str, data_format: str) -> Problem:
+    """Return the problem in a type and format; tf32 is float32 that permits it."""
+    dtype, precision = ("float32", "tf32") if kind == "tf32" else (kind, "ieee")
+    return problem.replace(dtype=dtype, precision=precision, data_format=data_format)
+
+
+def kind_of(problem: Problem) -> str:
+    """Return the type, the inverse of `of_type`."""
+    return problem.dtype if problem.precision == "ieee" else problem.precision
+
+
+def small_problems() -> list[Problem]:
+    """Return problems for every family, type and layout."""
+    gelu = Epilogue(True, "gelu")
+    given = [
+        Problem(2, 1, 37, 70, (9, 17), (3, 4), (2, 2), (1, 1), (1, 2), (17, 33), epilogue=gelu),
+        Problem(2, 1, 64, 48, (9, 17), (4, 4), (2, 2), (1, 1), (1, 1), (18, 34), epilogue=gelu),
+        Problem(1, 2, 24, 40, (130,), (9,), (4,), (1,), (2,), (521,)),
+        Problem(1, 1, 16, 24, (5, 6, 7), (2, 2, 2), (2, 2, 2), (1, 1, 1), (0, 0, 0), (10, 12, 14)),
+        Problem(1, 1, 2048, 8, (3, 3), (3, 3), (2, 2), (1, 1), (1, 1), (6, 6)),
+        Problem(1, 64, 1, 1, (33, 40), (4, 4), (2, 2), (1, 1), (1, 1), (66, 80)),
+        Problem(1, 1, 24, 1, (160, 160), (9, 9), (3, 3), (1, 1), (4, 4), (480, 480)),
+        Problem(1, 1, 3, 2, (15, 15), (7, 7), (8, 8), (3, 3), (2, 3), (120, 123)),
+    ]
+    found = []
+    for problem in given:
+        for kind in TOLERANCES:
+            for data_format in ("NCX", "NXC"):
+                epilogue = Epilogue() if kind.endswith("int8") else problem.epilogue
+                found.append(of_type(problem.replace(epilogue=epilogue), kind, data_format))
+    return found
+
+
+def layers(path: Path) -> list[tuple[str, Problem]]:
+    """Return name and problem of each layer of a list, in every setting; of the fields that are there."""
+    names = ("strides", "pads_begin", "pads_end", "dilations", "output_padding")
+    found = []
+    for entry in json.loads(path.read_text(encoding="utf-8")):
+        attributes = {name: entry[name] for name in names}
+        epilogue = Epilogue(bias=entry["bias"])
+        problem = from_openvino(entry["data"], entry["filter"], **attributes, epilogue=epilogue)
+        found += [(entry["name"], of_type(problem, kind, data_format)) for kind, data_format in SETTINGS]
+    return found
+
+
+def operands(problem: Problem) -> tuple[Any, Any, Any]:
+    """Return random data, filter and bias on the device."""
+    dtype, chance = getattr(torch, problem.dtype), torch.Generator(DEVICE).manual_seed(0)
+
+    def array(shape: tuple[int, ...], dtype: Any, scale: float = 1.0) -> Any:
+        if not dtype.is_floating_point:
+            least = -100 if dtype.is_signed else 0
+            return torch.randint(least, 100, shape, device=DEVICE, generator=chance).to(dtype)
+        made = torch.float64 if dtype == torch.float64 else torch.float32
+        return (torch.randn(shape, device=DEVICE, dtype=made, generator=chance) * scale).to(dtype)
+
+    scale = 1 / math.sqrt(problem.in_channels)
+    bias = None
+    if problem.epilogue.bias:
+        bias = array(problem.bias_shape, getattr(torch, problem.accumulate_dtype))
+    return array(problem.data_shape, dtype), array(problem.filter_shape, dtype, scale), bias
+
+
+def _torch_filter(problem: Problem, filter: Any) -> Any:
+    """Return the filter as PyTorch takes it, from IOX or GIOX."""
+    return filter.reshape(problem.groups * problem.in_channels, problem.out_channels, *problem.kernel)
+
+
+def _run_torch(problem: Problem, data: Any, filter: Any, bias: Any, pads: Any, extra: Any) -> Any:
+    """Return what PyTorch's operator does."""
+    functional = torch.nn.functional
+    run = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[problem.rank - 1]
+    return run(data, filter, bias, problem.strides, pads, extra, problem.groups, problem.dilations)
+
+
+def one_call(problem: Problem, data: Any, filter: Any, bias: Any) -> Callable[[], Any] | None:
+    """Return the problem as one call of PyTorch's operator; None where its paddings cannot say it."""
+    pads = problem.pads_begin
+    natural = zip(problem.output_spatial, problem.natural_spatial, pads, strict=True)
+    extra = [y - (n - 2 * p) for y, n, p in natural]
+    largest = map(max, problem.strides, problem.dilations)
+    if not all(0 <= e < most for e, most in zip(extra, largest, strict=True)):
+        return None
+    return lambda: _run_torch(problem, data, filter, bias, pads, extra)
+
+
+def deviation(problem: Problem, data: Any, filter: Any, bias: Any, found: Any) -> float:
+    """Return how far `found` is from float64, as a part of the largest element."""
+    last = problem.data_format == "NXC"
+    data = data.movedim(-1, 1).contiguous() if last else data
+    # Without cuDNN, whose transforms would not be exact for integers, nor know all of these.
+    with torch.backends.cudnn.flags(enabled=False):
+        wanted = _run_torch(problem, data.double(), _torch_filter(problem, filter).double(), None, 0, 0)
+    for axis in range(problem.rank):
+        begin, extent = problem.pads_begin[axis], problem.output_spatial[axis]
+        beyond = max(0, begin + extent - problem.natural_spatial[axis])
+        wanted = torch.nn.functional.pad(wanted, [0, 0] * (problem.rank - 1 - axis) + [0, beyond])
+        wanted = wanted.narrow(2 + axis, begin, extent)
+    if bias is not None:
+        wanted = wanted + bias.double().reshape(-1, *(1,) * problem.rank)
+    if problem.epilogue.activation == "gelu":
+        wanted = torch.nn.functional.gelu(wanted)
+    found = found.movedim(-1, 1) if last else found
+    # A NaN stays one, and is not within any tolerance.
+    return float((found.double() - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30))
+
+
+def _at_odd_address(array: Any) -> Any:
+    """Return a copy that begins one element behind where an allocation does."""
+    whole = torch.empty(array.numel() + 1, dtype=array.dtype, device=array.device)
+    view = whole[1:].view(array.shape)
+    view.copy_(array)
+    return view
+
+
+def compare(problem: Problem, layer: Any, arrays: tuple[Any, Any, Any], found: Row) -> None:
+    """Write what comparisons say of a layer to `found`."""
+    data, filter, bias = arrays
+    result = layer(data)
+    found["deviation"] = deviation(problem, data, filter, bias, result)
+    found["right"] = found["deviation"] <= TOLERANCES[kind_of(problem)]
+    with torch.cuda.stream(torch.cuda.Stream()):
+        elsewhere = layer(data)
+        torch.cuda.current_stream().synchronize()
+    out, odd = torch.full_like(result, -77), _at_odd_address(result)
+    layer(data, out)
+    layer(data, odd.fill_(-77))
+    found["same_every_run"] = bool(torch.equal(result, layer(data)) and torch.equal(result, out))
+    found["same_on_a_stream"] = bool(torch.equal(result, elsewhere))
+    found["same_from_an_odd_address"] = bool(torch.equal(result, layer(_at_odd_address(data))))
+    found["same_to_an_odd_address"] = bool(torch.equal(result, odd))
+
+
+def _median_seconds(call: Callable[[], Any], calls: int) -> float:
+    """Return the median time of one of `calls` calls that `call` makes, by events."""
+    times = []
+    for _ in range(ROUNDS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(1e-3 * start.elapsed_time(end) / calls)
+    return float(statistics.median(times))
+
+
+def times_of(call: Callable[[], Any]) -> dict[str, Any]:
+    """Return the seconds of a call: on the device, by a graph of several; and with what the caller's Python takes.
+
+    What cannot be captured has the latter for both.
+    """
+
+    def several() -> None:
+        for _ in range(CALLS):
+            call()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # cuDNN chooses its algorithm here, and libraries load
+        for _ in range(3):
+            call()
+    side.synchronize()
+    called = _median_seconds(several, CALLS)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, stream=side):
+            several()
+    except RuntimeError as error:
+        return {"device": called, "call": called, "not_captured": str(error)[:300]}
+    graph.replay()
+    return {"device": _median_seconds(graph.replay, CALLS), "call": called}
+
+
+class Device:
+    """A process that has the device: its methods are the steps of a row."""
+
+    def __init__(self, directory: str) -> None:
+        """Take where the artifacts are."""
+        self._directory = directory
+
+    def start(self) -> Row:
+        """Take the device, and return what it is."""
+        global torch
+        import torch
+
+        if not torch.cuda.is_available():
+            raise RuntimeError("PyTorch finds no CUDA device")
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        torch.zeros(1, device=DEVICE)
+        self._library = load(self._directory)
+        return {
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "cudnn": torch.backends.cudnn.version(),
+        }
+
+    def check(self, name: str, problem: Problem) -> Row:
+        """Compare the layer's result with others, and time a layer that has a name."""
+
+        def step(found: Row) -> None:
+            best = self._library.select(problem, 0)[0]
+            found["algorithm"] = best.manifest.algorithm if isinstance(best, Accepted) else None
+            arrays = operands(problem)
+            layer = self._library.bind(problem, *arrays[1:])
+            compare(problem, layer, arrays, found)
+            if name:
+                found["ours"] = times_of(lambda: layer(arrays[0]))
+
+        return _carefully(step)
+
+    def peers(self, _: str, problem: Problem) -> Row:
+        """Time PyTorch's operator in both memory formats."""
+
+        def step(found: Row) -> None:
+            data, filter, bias = operands(problem)
+            theirs = bias if bias is None else bias.to(data.dtype)
+            plain = data.movedim(-1, 1).contiguous() if problem.data_format == "NXC" else data
+            weights = _torch_filter(problem, filter)
+            formats = {"contiguous": torch.contiguous_format}
+            if problem.rank > 1:
+                formats["channels_last"] = torch.channels_last if problem.rank == 2 else torch.channels_last_3d
+            permitted = problem.precision == "tf32"
+            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = permitted
+            for name, memory_format in formats.items():
+                given = plain.contiguous(memory_format=memory_format), weights.contiguous(memory_format=memory_format)
+                call = one_call(problem, *given, theirs)
+                if call:
+                    found[f"torch_{name}"] = times_of(call)
+
+        return _carefully(step)
+
+
+def _carefully(step: Callable[[Row], None]) -> Row:
+    """Return what `step` writes, with the error where it fails; `lost` where the device is of no more use after it."""
+    found: Row = {}
+    try:
+        step(found)
+        torch.cuda.synchronize()
+    # Of any class: torch's, ours, a package's; the next row is not to suffer.
+    except Exception as error:
+        found["error"] = f"{type(error).__name__}: {error}"[:1000]
+    try:
+        torch.cuda.empty_cache()
+        torch.cuda.synchronize()
+    except RuntimeError:
+        found["lost"] = True
+    return found
+
+
+class _Devices:
+    """Processes that have the device: one that is asked, and one that waits for its turn."""
+
+    def __init__(self, kind: type[Device], directory: Path) -> None:
+        self._kind, self._directory = kind, directory
+        self._threads = ThreadPoolExecutor(1)  # a process ends with the thread that started it
+        self._current, self._next = self._started(), self._started()
+        self.facts: Row = self._current[1].result()
+
+    def _started(self) -> tuple[Worker, Future[Row]]:
+        worker = Worker(self._kind, str(self._directory))
+        return worker, self._threads.submit(worker.ask, "start", timeout=_START)
+
+    def ask(self, step: str, name: str, problem: Problem, seconds: float) -> Row:
+        """Return what a step says; WorkerError where no process can have the device any more."""
+        worker, started = self._current
+        started.result()
+        try:
+            found: Row = worker.ask(step, name, problem, timeout=seconds)
+        except WorkerError as error:
+            found = {"error": str(error), "lost": True}
+        if found.pop("lost", False):
+            self._threads.submit(worker.close)
+            self._current, self._next = self._next, self._started()
+        return found
+
+    def close(self) -> None:
+        """End them."""
+        for worker, _ in (self._current, self._next):
+            worker.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Raise TimeIsUp in the with block of the main thread after so many seconds."""
+
+    def raises(*_: object) -> None:
+        raise TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, raises)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def build(problems: Sequence[Problem], directory: Path, target: str, jobs: int | None, seconds: float) -> Row:
+    """Build `problems` for `target`, for so many seconds at most; returns what became of them."""
+    from tvm_deconv.build import compile
+
+    found: Row = {"target": target, "seconds": 0.0, "built": 0, "of": len(problems), "failed": []}
+    start = time.monotonic()
+
+    def note(outcome: Any) -> None:
+        found["built"] += outcome.status != "failed"
+        if outcome.error:
+            found["failed"].append({"key": outcome.problem.key, "error": outcome.error[:2000]})
+        done = found["built"] + len(found["failed"])
+        print(f"{time.monotonic() - start:4.0f} s  {outcome.status} {done}: {outcome.problem.key}", flush=True)
+
+    with contextlib.suppress(BuildError, TimeIsUp), within(seconds):
+        compile(problems, target, directory, jobs=jobs, on_outcome=note)
+    found["seconds"] = time.monotonic() - start
+    return found
+
+
+def archive(directory: Path, path: Path) -> None:
+    """Write the artifacts of a directory to a tar file; what is equal in all libraries is in it once."""
+    with tarfile.open(path, "w:xz") as tar:
+        for file in sorted(directory.iterdir()):
+            if file.suffix in (".so", ".json"):
+                tar.add(file, file.name)
+
+
+def opened(artifacts: Path, scratch: Path) -> Path:
+    """Return the directory of artifacts that a path is, or that an archive holds."""
+    if artifacts.is_dir():
+        return artifacts
+    with tarfile.open(artifacts) as tar:
+        tar.extractall(scratch, filter="data")
+    return scratch
+
+
+def good(row: Row) -> bool:
+    """Tell whether everything that was compared is right."""
+    fields = ["right", *(field for field in row if field.startswith("same_"))]
+    return "error" not in row and all(row.get(field) for field in fields)
+
+
+def run(
+    rows: Sequence[tuple[str, Problem]],
+    directory: Path,
+    output: Path,
+    result: Row,
+    seconds: float,
+    kind: type[Device] = Device,
+    patience: Callable[[Problem], float] = lambda _: _STEP,
+) -> None:
+    """Check and time `rows`, then the peers of those that have a name, in so many seconds.
+
+    `result` is written to the file `output` after every step. A step has `patience` seconds.
+    """
+    start = time.monotonic()
+    found = [{"name": name, "key": problem.key, "type": kind_of(problem)} for name, problem in rows]
+    result |= {"rows": found, "left_out": [], "ended": ""}
+    steps = [("check", number) for number in range(len(rows))]
+    steps += [("peers", number) for number, (name, _) in enumerate(rows) if name]
+    devices = None
+    try:
+        with within(seconds):
+            devices = _Devices(kind, directory)
+            result |= devices.facts
+            for step, number in steps:
+                row, (name, problem) = found[number], rows[number]
+                if step == "peers" and "ours" not in row:
+                    continue
+                said = devices.ask(step, name, problem, patience(problem))
+                row |= said if step == "check" else {f"peers_{k}" if k == "error" else k: v for k, v in said.items()}
+                _rate(row, problem)
+                write(output, result)
+                print(f"{time.monotonic() - start:4.0f} s  {_words(step, row, problem)}", flush=True)
+    except (TimeIsUp, KeyboardInterrupt) as error:
+        result["ended"] = type(error).__name__
+    except WorkerError as error:
+        result["ended"] = f"no process has the device: {error}"
+    result["left_out"] = [row["key"] for row in found if "algorithm" not in row and "error" not in row]
+    write(output, result)
+    if devices:
+        devices.close()
+
+
+def _rate(row: Row, problem: Problem) -> None:
+    """Say how a row's times compare with PyTorch's and with the device's floors."""
+    kind, ours = kind_of(problem), row.get("ours")
+    if not ours:
+        return
+    row["floors"] = {"products": problem.macs / RATES[kind], "memory": problem.min_bytes / BANDWIDTH}
+    row["of_floor"] = max(row["floors"].values()) / ours["device"]
+    peers = [times["device"] for field, times in row.items() if field.startswith("torch_")]
+    if peers:
+        row["speedup"] = min(peers) / ours["device"]
+
+
+def _words(step: str, row: Row, problem: Problem) -> str:
+    """Return a line for people about a step."""
+    words = [row["name"] or row["key"], row["type"], problem.data_format, row.get("algorithm")]
+    if step == "check":
+        words[:0] = ["ok   " if good(row) else "WRONG"]
+        words += [f"off by {row['deviation']:.1e}"] if "deviation" in row else []
+        words += [f"{1e6 * row['ours']['device']:.1f} us, {row['of_floor']:.0%} of the floor"] if "ours" in row else []
+        return " ".join(map(str, [*words, row.get("error", "")]))
+    words += [f"PyTorch takes {row['speedup']:.2f} times ours"] if "speedup" in row else []
+    return " ".join(map(str, ["time ", *words, row.get("peers_error", "")]))
+
+
+def write(output: Path, result: Row) -> None:
+    """Replace the file `output`, which is whole at any time."""
+    beside = output.with_name(output.name + ".new")
+    beside.write_text(json.dumps(result, indent=1) + os.linesep, encoding="utf-8")
+    beside.replace(output)
+
+
+def summary(result: Row) -> list[str]:
+    """Return the lines that end a run; `result` holds them too."""
+    rows = [row for row in result["rows"] if "algorithm" in row or "error" in row]
+    wrong = [row for row in rows if not good(row)]
+    lines = [f"WRONG {row['name']} {row['key']}: {row.get('error') or row.get('deviation')}" for row in wrong]
+    for kind, data_format in SETTINGS:
+        of = [row for row in rows if row["type"] == kind and f"-{data_format}-" in row["key"] and "ours" in row]
+        if of:
+            line = f"{kind} {data_format}: {len(of)} layers, median {_median(of, 'of_floor'):.0%} of the floor"
+            timed = [row for row in of if "speedup" in row]
+            if timed:
+                mean = math.exp(statistics.fmean(math.log(row["speedup"]) for row in timed))
+                ahead = sum(row["speedup"] > 1 for row in timed)
+                line += f"; PyTorch takes {mean:.2f} times ours in the mean, and longer for {ahead} of {len(timed)}"
+            lines.append(line)
+    behind = sorted((row for row in rows if row.get("speedup", 1) < 1), key=lambda row: row["speedup"])
+    for row in behind[:10]:
+        lines.append(f"behind: {row['name']} {row['key']}: PyTorch takes {row['speedup']:.2f} times ours")
+    failed = len(result["build"]["failed"])
+    left, ended = len(result["left_out"]), f" ({result['ended']})" if result["ended"] else ""
+    alone = sum("ours" in row and "speedup" not in row for row in rows)
+    lines.append(f"{len(rows)} run, {len(wrong)} wrong, {left} left out{ended}, {failed} failed to build")
+    lines += [f"{alone} layers are not compared with PyTorch"] if alone else []
+    return lines
+
+
+def _median(rows: Sequence[Row], field: str) -> float:
+    return float(statistics.median(row[field] for row in rows))
