@@ -4,7 +4,8 @@
     scripts/bench_variable.py --threads 2
 
 For each HiFi-GAN and EnCodec layer of examples/layers.json, calls of the two layers alternate in one process; the
-ratio is the median over rounds of the time of the variable one by that of the static one.
+ratio is the median over rounds of the time of the variable one by that of the static one. Artifacts are kept in a
+directory where one is given, and only compiled where they are not there.
 """
 
 from __future__ import annotations
@@ -30,24 +31,39 @@ def seconds(layer: td.Layer, data: np.ndarray, out: np.ndarray) -> float:
     return time.perf_counter() - start
 
 
-def compare(variable: td.Problem, shapes: list[tuple[int, ...]], rounds: int) -> None:
+def compare(variable: td.Problem, shapes: list[tuple[int, ...]], rounds: int, kept: Path) -> None:
     """Print the ratio at each of `shapes` of the data."""
     statics = [variable.at(shape) for shape in shapes]
     rng = np.random.default_rng(0)
     weights = rng.standard_normal(variable.filter_shape).astype(np.float32)
     bias = rng.standard_normal(variable.bias_shape).astype(np.float32) if variable.epilogue.bias else None
-    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as many:
-        td.compile([variable], output=one)
-        td.compile(statics, output=many)
-        whole = td.load(one).bind(variable, weights, bias)
-        for problem in statics:
-            exact = td.load(many).bind(problem, weights, bias)
-            data = rng.standard_normal(problem.data_shape).astype(np.float32)
-            out = np.empty(problem.output_shape, np.float32)
-            pairs = [(seconds(exact, data, out), seconds(whole, data, out)) for _ in range(rounds)][2:]
-            static, free = (statistics.median(times) for times in zip(*pairs, strict=True))
-            ratio = statistics.median(b / a for a, b in pairs)
-            print(f"  {problem.data_shape}: {static * 1e3:.2f} ms static, {free * 1e3:.2f} variable, {ratio:.2f}")
+    td.compile([variable], output=kept / "variable")
+    td.compile(statics, output=kept / "static")
+    whole, others = td.load(kept / "variable").bind(variable, weights, bias), td.load(kept / "static")
+    for problem in statics:
+        exact = others.bind(problem, weights, bias)
+        data = rng.standard_normal(problem.data_shape).astype(np.float32)
+        out = np.empty(problem.output_shape, np.float32)
+        pairs = [(seconds(exact, data, out), seconds(whole, data, out)) for _ in range(rounds)][2:]
+        static, free = (statistics.median(times) for times in zip(*pairs, strict=True))
+        ratio = statistics.median(b / a for a, b in pairs)
+        print(
+            f"  {problem.data_shape}: {static * 1e3:.2f} ms static, {free * 1e3:.2f} variable, {ratio:.2f}", flush=True
+        )
+
+
+def run(rounds: int, kept: Path) -> None:
+    """Compare every layer."""
+    for layer in scan(LAYERS):
+        if not layer.name.startswith(("hifi", "encodec")):
+            continue
+        problem = layer.problem
+        channels, length = problem.data_shape[1:]
+        print(f"{layer.name}, any batch")
+        compare(problem.replace(free=(0,)), [(n, channels, length) for n in (1, 2, 5)], rounds, kept)
+        print(f"{layer.name}, any length")
+        lengths = (11, length // 2 + 3, length * 4 // 3 + 1, 3 * length + 7)
+        compare(problem.replace(free=(1,)), [(1, channels, x) for x in lengths], rounds, kept)
 
 
 def main() -> None:
@@ -55,18 +71,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--artifacts", type=Path)
     arguments = parser.parse_args()
     td.set_num_threads(arguments.threads)
-    for layer in scan(LAYERS):
-        if not layer.name.startswith(("hifi", "encodec")):
-            continue
-        problem = layer.problem
-        channels, length = problem.data_shape[1:]
-        print(f"{layer.name}, any batch")
-        compare(problem.replace(free=(0,)), [(n, channels, length) for n in (1, 2, 5)], arguments.rounds)
-        print(f"{layer.name}, any length")
-        lengths = (length // 2 + 3, length * 4 // 3 + 1, 3 * length + 7)
-        compare(problem.replace(free=(1,)), [(1, channels, x) for x in lengths], arguments.rounds)
+    with tempfile.TemporaryDirectory() as directory:
+        run(arguments.rounds, arguments.artifacts or Path(directory))
 
 
 if __name__ == "__main__":

@@ -25,8 +25,13 @@ def guarded(shape, dtype):
 def compile_kernel(problem, target, algorithm=None, plan=None):
     """A kernel for `problem`, by default the default one, and its functions."""
     kernel = build_kernel(problem, target, algorithm, plan)
+    return kernel, compiled_kernel(kernel, target)
+
+
+def compiled_kernel(kernel, target):
+    """The functions of a kernel."""
     module = tvm.IRModule({"deconv": kernel.deconv, "pack": kernel.pack})
-    return kernel, tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu}))
+    return tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu}))
 
 
 def call_kernel(problem, kernel, compiled, data, weights, bias):

@@ -156,6 +156,9 @@ def folder(tmp_path):
         TEXTS,
         st.builds(lambda number: P.key.replace("-i3-", f"-i{number}-").replace("k3x3", f"k{number}x3"), NUMBERS),
         st.builds(lambda size: P.key.replace("-i3-", f"-i{'9' * size}-"), st.integers(1, 10_000)),
+        st.builds(
+            lambda inner: P.key.replace("-x5x6-", f"-xany({inner})x6-"), st.text("0123456789,()xany ", max_size=30)
+        ),
         st.builds(lambda size: P.key.replace("none", f"clip({'9' * size},inf)"), st.integers(1, 10_000)),
         VALUES,
     )
@@ -321,6 +324,12 @@ def test_ir(ir, changes):
     path, content = ir
     words = bool(changes) and len(changes[0]) == 2
     path.write_bytes(reworded(content.decode(), changes) if words else edited(content, changes))
+    covered(path)
+
+
+def test_the_reason_why_a_layer_is_not_covered_can_be_printed(ir):
+    path, content = ir
+    path.write_bytes(re.sub(rb'precision="FP32"', b'precision="\x7f"', content))
     covered(path)
 
 

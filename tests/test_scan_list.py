@@ -34,6 +34,14 @@ def test_all_layers():
     assert all(row.problem and not row.reason and row.macs for row in coverage_table(layers))
 
 
+def test_variable_problems(tmp_path):
+    entry = {"data": ["any", 8, 5, [16, 64]], "filter": [1, 8, 4, 3, 3], "strides": [2, 2]}
+    (found,) = scan_entries(tmp_path, entry)
+    wanted = from_openvino(("any", 8, 5, (16, 64)), (8, 4, 3, 3), strides=(2, 2))
+    assert found.problem == wanted.replace(filter_format="GIOX")
+    assert found.problem.key == "nany-g1-i8-o4-x5xany(16,64)-k3x3-s2x2-d1x1-p0x0-y11xany+3-float32-NCX-GIOX-none"
+
+
 def test_example_list():
     image, segmentation, speech, volume = (layer.problem for layer in scan(EXAMPLES / "problems.json"))
     assert image.epilogue == Epilogue(True, "tanh")
@@ -95,7 +103,10 @@ BAD = {
     "missing": ({"strides": ...}, r"strides=None: .*missing required field `strides`"),
     "type": ({"strides": [2, "1"]}, r"strides=\[2, '1'\]: Expected `int`, got `str` - at `\$.strides\[1\]`"),
     "float": ({"strides": [2, 1.5]}, r"strides=\[2, 1.5\]: Expected `int`, got `float`"),
-    "bool": ({"data": [True, 8, 5, 6]}, r"data=\[True, 8, 5, 6\]: Expected `int`, got `bool`"),
+    "bool": ({"data": [True, 8, 5, 6]}, r"data=\[True, 8, 5, 6\]: Expected `int .*`, got `bool`"),
+    "word": ({"data": ["some", 8, 5, 6]}, r"data=\['some', 8, 5, 6\]: every element must be an integer"),
+    "bucket": ({"data": [1, 8, 5, [0]]}, r"data_spatial=\[0\]: every element must be at least 1"),
+    "prescribed": ({"data": [1, 8, 5, "any"], "output_shape": [9, 9]}, r"output_shape=\[9, 9\]: must be left out"),
     "name": ({"name": 3}, r"name=3: Expected `str \| null`, got `int`"),
     "zero": ({"strides": [0, 1]}, r"strides=\[0, 1\]: every element must be at least 1"),
     "length": ({"pads_end": [1]}, r"pads_end=\(1,\): must have one element per spatial axis, 2 here"),

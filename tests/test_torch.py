@@ -291,6 +291,25 @@ def test_a_filter_is_packed_once_and_again_when_it_changes(library, binds):
     assert not torch.equal(first, small(data, weight, other, library=library))
 
 
+def test_one_packed_filter_serves_every_length(tmp_path, binds):
+    anything = from_torch(("any", 4, [5, 20]), (4, 3, 4), stride=2, padding=1)
+    exact = from_torch((2, 4, 9), (4, 3, 4), stride=2, padding=1)
+    made.export(tmp_path, [anything, exact])
+    library = td.load(tmp_path)
+    _, weight, _ = tensors(exact)
+    with torch.no_grad():
+        for batch, length in ((1, 7), (3, 40), (1, 1), (2, 9), *((1, extent) for extent in range(10, 30))):
+            problem = anything.at((batch, 4, length))
+            data, _, _ = tensors(problem, seed=length)
+            output = td.torch.conv_transpose(data, weight, stride=2, padding=1, library=library)
+            assert_right(problem, output, data, weight)
+        # The artifact for exactly one shape is taken for that one.
+        assert binds == [anything.replace(buckets=()).key, exact.key]
+        weight.mul_(2)
+        assert_right(problem, td.torch.conv_transpose(data, weight, stride=2, padding=1, library=library), data, weight)
+        assert len(binds) == 3
+
+
 def test_a_filter_with_gradients_is_packed_on_every_call(library, binds):
     """A write through `data` is not counted, and the optimisers of many programs write so."""
     data, weight, bias = tensors(SMALL)

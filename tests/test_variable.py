@@ -7,18 +7,23 @@ import pytest
 from artifacts import TARGET, export
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from kernels import call_kernel, compile_kernel
+from kernels import call_kernel, compile_kernel, compiled_kernel
 from strategies import operands, problems
 from test_kernels import TOLERANCE, not_empty, targets
 from test_plans import WINOGRAD
 
 import tvm_deconv as td
+from tvm_deconv import verify
 from tvm_deconv.manifest import Manifest, library_name, select, stem
 from tvm_deconv.reference import reference
-from tvm_deconv.schedules.x86 import ALGORITHMS
+from tvm_deconv.schedules.x86 import ALGORITHMS, build_kernel, build_variants
+from tvm_deconv.schedules.x86.variants import places
 from tvm_deconv.targets import TARGETS, detect_host
+from tvm_deconv.tuning import tune
 
 VOCODER = td.Problem("any", 2, 20, 24, ("any",), (16,), (8,), (1,), (4,), ("any+8",), epilogue=td.Epilogue(True))
+BUCKETS = VOCODER.replace(data_spatial=([40, 5, 200],), output_spatial=("any+8",))
+PLANE = td.Problem.from_torch(("any", 24, [4, 20], [9, 40]), (24, 20, 4, 3), stride=(2, 3), padding=1)
 #: Positions beyond the data: as many as a block may have.
 BEYOND = td.Problem.from_key("nany-g1-i1-o7-x1xany-k1x1-s1x1-d1x1-p0x2-y2xany+4-float32-NXC-IOX-bias")
 
@@ -90,20 +95,74 @@ def test_every_algorithm_serves_a_plane_of_any_extents(algorithm, data_format, t
         "any", 2, 17, 20, ("any", "any"), (4, 3), (2, 3), (1, 1), (1, 0), ("any+2", "any+3"), data_format=data_format
     )
     plans = [plan for _, plan in algorithm.family.plans(problem, target)]
-    for plan in (plans[0], plans[len(plans) // 3]):
-        kernel, compiled = compile_kernel(problem, target, algorithm, plan)
-        for batch, spatial in ((1, (30, 41)), (3, (1, 1)), (2, (65, 7)), (1, (64, 129))):
-            static = at(problem, batch, spatial)
-            data, weights, bias = operands(static, batch)
-            found = call_kernel(static, kernel, compiled, data, weights, bias)
-            wanted = reference(static, data, weights, bias)
-            assert np.linalg.norm(found - wanted) <= WINOGRAD * 2e-6 * np.linalg.norm(wanted), (static.key, plan)
+    plan = plans[0 if data_format == "NCX" else len(plans) // 3]
+    kernel, compiled = compile_kernel(problem, target, algorithm, plan)
+    for batch, spatial in ((1, (30, 41)), (3, (1, 1)), (2, (65, 7)), (1, (64, 129))):
+        static = at(problem, batch, spatial)
+        data, weights, bias = operands(static, batch)
+        found = call_kernel(static, kernel, compiled, data, weights, bias)
+        wanted = reference(static, data, weights, bias)
+        assert np.linalg.norm(found - wanted) <= WINOGRAD * 2e-6 * np.linalg.norm(wanted), (static.key, plan)
+
+
+@targets
+@pytest.mark.parametrize(
+    ("problem", "names", "calls"),
+    [
+        (BUCKETS, ("matrix", "winograd", "direct_rows"), {
+            (1, (1,)): 0, (2, (5,)): 0, (1, (6,)): 1, (3, (40,)): 1, (1, (41,)): 2, (2, (200,)): 2, (1, (999,)): 2,
+        }),
+        (PLANE, ("matrix", "direct_rows", "winograd", "direct_channels"), {
+            (1, (1, 1)): 0, (2, (4, 9)): 0, (1, (4, 10)): 1, (1, (2, 70)): 1, (1, (5, 9)): 2, (2, (30, 3)): 2,
+            (1, (5, 10)): 3, (1, (21, 41)): 3,
+        }),
+    ],
+    ids=["line", "plane"],
+)  # fmt: skip
+def test_the_extents_of_a_call_choose_a_variant(problem, names, calls, target):
+    algorithms = [next(one for one in ALGORITHMS if one.name == name) for name in names]
+    plans = [(one, one.family.plans(v, target)[1][1]) for one, v in zip(algorithms, problem.variants, strict=True)]
+    alone = [build_kernel(v, target, *plan) for v, plan in zip(problem.variants, plans, strict=True)]
+    starts, _ = places([kernel.pack for kernel in alone], [kernel.packed_elements for kernel in alone])
+    kernel = build_variants(problem, plans, target)
+    assert kernel.algorithm == "+".join(names)
+    compiled = compiled_kernel(kernel, target)
+    for (batch, spatial), chosen in calls.items():
+        static = at(problem, batch, spatial)
+        data, weights, bias = operands(static, batch)
+        found = call_kernel(static, kernel, compiled, data, weights, bias)
+        wanted = reference(static, data, weights, bias)
+        assert np.linalg.norm(found - wanted) <= WINOGRAD * 2e-6 * np.linalg.norm(wanted), static.key
+        for i, (start, one) in enumerate(zip(starts, alone, strict=True)):
+            packed = np.zeros(kernel.packed_elements, np.float32)
+            packed[start : start + one.packed_elements] = np.nan
+            out = np.zeros(static.output_shape, np.float32)
+            compiled["deconv"](data, packed, *([] if bias is None else [bias]), out)
+            assert np.isnan(out).any() == (i == chosen), (static.key, i)
+
+
+def test_variants_with_one_plan_are_one_kernel():
+    target = TARGETS[TARGET]
+    line = next(one for one in ALGORITHMS if one.name == "direct_rows")
+    short, long = ((line, line.family.plans(BUCKETS, target)[i][1]) for i in (0, 1))
+    one, two = (build_variants(BUCKETS, plans, target) for plans in ([long] * 3, [short, long, long]))
+    assert one.decisions == long[1].decisions
+    assert {name.partition(".")[0] for name in two.decisions} == {"5", "200"}
+    # Both plans may want the filter in one order, which is then there once.
+    assert one.packed_elements <= two.packed_elements < 3 * one.packed_elements
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     directory = tmp_path_factory.mktemp("variable")
     export(directory, [VOCODER, VOCODER.replace(data_format="NXC"), VOCODER.at((2, 40, 64))])
+    return td.load(directory)
+
+
+@pytest.fixture(scope="module")
+def buckets(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("buckets")
+    export(directory, [BUCKETS, BUCKETS.replace(data_format="NXC"), PLANE])
     return td.load(directory)
 
 
@@ -129,6 +188,47 @@ class TestLayer:
             assert layer(data, out=out) is out
             np.testing.assert_allclose(out, reference(static, data, weights, bias), rtol=1e-4, atol=1e-4)
             np.testing.assert_array_equal(layer(data), out)
+
+    @pytest.mark.parametrize("problem", [BUCKETS, BUCKETS.replace(data_format="NXC"), PLANE], ids=lambda p: p.key[:60])
+    @pytest.mark.parametrize("threads", [1, 2])
+    def test_calls_around_every_bucket(self, buckets, problem, threads):
+        _, weights, bias = operands(problem, 1)
+        memory = np.empty(buckets.bind(problem, weights, bias).manifest.workspace_bytes(threads) // 8, np.float64)
+        layer = buckets.bind(problem, weights, bias, workspace=memory)
+        td.set_num_threads(threads)
+        edges = problem.buckets[0]
+        lengths = sorted({1, *(x for edge in edges for x in (edge - 1, edge, edge + 1)), 3 * edges[-1] + 1})
+        for batch, spatial in [(1 + i % 2, (x, 40 - x % 33)[: problem.rank]) for i, x in enumerate(lengths)]:
+            static = at(problem, batch, spatial)
+            data, _, _ = operands(static, batch)
+            memory.fill(np.nan)  # what nothing was written to shows
+            out = np.full(static.output_shape, np.nan, np.float32)
+            assert layer(data, out=out) is out
+            np.testing.assert_allclose(out, reference(static, data, weights, bias), rtol=1e-4, atol=1e-4)
+
+    def test_an_artifact_with_buckets_serves_every_extent_and_problem(self, buckets):
+        _, weights, bias = operands(BUCKETS, 1)
+        others = (VOCODER, BUCKETS.at((3, 40, 7)), VOCODER.replace(data_spatial=([8],), output_spatial=("any+8",)))
+        for other in others:
+            assert buckets.bind(other, weights, bias).manifest.problem == BUCKETS.artifact_key
+
+    def test_verify_calls_every_bucket(self, buckets, monkeypatch):
+        called, call = [], verify._call
+        monkeypatch.setattr(verify, "_call", lambda layer, data: called.append(data.shape) or call(layer, data))
+        one = next(one for one in buckets.manifests if one.problem == BUCKETS.artifact_key)
+        assert verify.verify(buckets, one).status == "ok"
+        assert called == [(1, 40, 5), (1, 40, 40), (1, 40, 200)]
+
+    def test_each_bucket_is_tuned_and_built_with_its_own_record(self, tmp_path):
+        problem = td.Problem.from_torch((1, 8, [6, 90]), (8, 3, 4), stride=2)
+        tuned = tune([problem], TARGET, 1, tmp_path / "logs", jobs=1)
+        assert [one.problem for one in tuned] == [*problem.variants]
+        (outcome,) = td.compile([problem], TARGET, tmp_path / "made", logs=tmp_path / "logs", jobs=1)
+        assert outcome.manifest.origin == "tuned"
+        decisions = {}
+        for bucket, one in zip((6, 90), tuned, strict=True):
+            decisions |= {f"{bucket}.{name}": value for name, value in one.best.decisions.items()}
+        assert outcome.manifest.decisions in (decisions, dict(tuned[1].best.decisions))
 
     def test_no_batch_is_no_output(self, library):
         _, weights, bias = operands(VOCODER, 1)
@@ -202,6 +302,30 @@ def test_keys_and_calls():
     assert VOCODER.replace(batch=1) != VOCODER
 
 
+def test_buckets():
+    assert BUCKETS.key == "nany-g2-i20-o24-xany(5,40,200)-k16-s8-d1-p4-yany+8-float32-NCX-IOX-bias"
+    assert td.Problem.from_key(BUCKETS.key) == BUCKETS
+    assert BUCKETS.buckets == ((5, 40, 200),)
+    assert BUCKETS.data_shape == (1, 40, 200)
+    assert [one.buckets for one in BUCKETS.variants] == [((5,),), ((40,),), ((200,),)]
+    assert [one.variants for one in BUCKETS.variants] == [(one,) for one in BUCKETS.variants]
+    assert [one.data_spatial for one in VOCODER.variants] == [(16,), (128,), (1024,)]
+    assert [one.data_spatial for one in PLANE.variants] == [(4, 9), (4, 40), (20, 9), (20, 40)]
+    static = BUCKETS.at((3, 40, 1000))
+    assert static == VOCODER.at((3, 40, 1000))
+    assert (static.variants, static.buckets) == ((static,), ())
+    assert BUCKETS != VOCODER
+    assert BUCKETS.serves(VOCODER)
+    assert VOCODER.serves(BUCKETS)
+    assert BUCKETS.serves(static)
+    assert BUCKETS.replace(batch=3).buckets == BUCKETS.buckets
+    assert BUCKETS.replace(free=(0,)).buckets == ()
+    assert PLANE.replace(free=(0, 2)).buckets == ((), (9, 40))
+    # A bucket whose calls have no output has no variant, unless it is the only one.
+    cropped = td.Problem.from_torch((1, 4, "any"), (4, 4, 3), padding=30)
+    assert [one.data_spatial for one in cropped.variants] == [(128,), (1024,)]
+
+
 def test_a_negative_constant():
     # Kernel 3, stride 1 and a pad of 2 on both sides: two positions are needed for any output.
     problem = td.Problem.from_torch((1, 4, "any"), (4, 4, 3), padding=2)
@@ -223,6 +347,8 @@ def test_a_negative_constant():
             (8, 4, 3, 3),
             {"strides": [2, 3], "pads_end": [1, 0]},
         ),
+        ("from_torch", (2, 8, [16, 64]), (2, 8, 9), (8, 4, 16), {"stride": 8}),
+        ("from_onednn", (2, [5, 9], "any", 8), (2, 7, 6, 8), (3, 3, 4, 8), {"strides": [2, 2]}),
         ("from_onednn", (2, 5, "any", 8), (2, 5, 6, 8), (3, 3, 4, 8), {"strides": [2, 2]}),
         ("from_onnx", (2, 8, "any"), (2, 8, 9), (8, 4, 5), {"strides": [2], "auto_pad": "SAME_UPPER"}),
         ("from_onnx", ("any", 8, 3, 4, 5), (2, 8, 3, 4, 5), (8, 4, 2, 2, 2), {"output_shape": [3, 5, 7]}),
@@ -248,6 +374,22 @@ def test_dialects(dialect, any_shape, shape, filter_shape, attributes):
         (lambda: td.Problem.from_torch((2, 8, "any", 3, 3), (8, 4, 3, 3, 3)), "may be any with 1 or 2 axes only"),
         (lambda: VOCODER.replace(data_spatial=("any",)), "must be any+c where the data extent is any"),
         (lambda: VOCODER.replace(free=(0, 2)), "free=(0, 2): must be axes from 0 to 1"),
+        (lambda: td.Problem.from_torch((1, 8, []), (8, 4, 3)), "data_spatial=[]: must hold at least one extent"),
+        (
+            lambda: td.Problem.from_torch((1, 8, [4, 0]), (8, 4, 3)),
+            "data_spatial=[4, 0]: every element must be at least",
+        ),
+        (
+            lambda: td.Problem.from_torch(([1, 2], 8, 5), (8, 4, 3)),
+            "data_shape=([1, 2], 8, 5): every element must be an",
+        ),
+        (lambda: PLANE.replace(buckets=(range(1, 9),) * 2), "must have at most 16 combinations"),
+        (lambda: PLANE.replace(buckets=((3,),)), "buckets=((3,),): must have one element per spatial axis, 2 here"),
+        (lambda: PLANE.replace(free=(0,), buckets=((3,), ())), "buckets=((3,), ()): must be of free extents"),
+        (
+            lambda: td.Problem.from_key(BUCKETS.key.replace("5,40", "40,5")),
+            "must be written nany-g2-i20-o24-xany(5,40,200)",
+        ),
         (lambda: VOCODER.at((2, 40)), "data_shape=(2, 40): must be (any, 40, any)"),
     ],
 )

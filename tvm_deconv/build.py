@@ -39,7 +39,7 @@ from tvm_deconv.nvcc import version as nvcc_version
 from tvm_deconv.problem import Problem
 from tvm_deconv.records import Records, read, shipped
 from tvm_deconv.schedules import cuda
-from tvm_deconv.schedules.x86 import Kernel, build_kernel, default_plan
+from tvm_deconv.schedules.x86 import Algorithm, Kernel, Plan, build_kernel, build_variants, default_plan
 from tvm_deconv.targets import CUDA_TARGETS, TARGETS, CudaTarget, Host, Target, detect_host, get, get_any, native
 from tvm_deconv.workspace import Counted
 
@@ -258,14 +258,11 @@ def _link(problem: Problem, target: Target, choice: Choice, path: Path, cc: str,
     if not llvm_is_valid_cpu(target.mcpu, _TRIPLE):
         raise BuildError("target", target.name, f"must be a CPU that LLVM {llvm_version_major()} knows")
     if choice.schedule:
-        kernel = build_kernel(problem, target, named(choice.schedule.algorithm), plan_of(choice.schedule))
+        kernel = build_kernel(problem, target, *_plan(problem, target, choice))
     else:
-        try:
-            algorithm, plan = default_plan(problem, target, choice.algorithms)
-        except ValueError as error:
-            rule = f"admit no algorithm for {problem.key}"
-            raise BuildError("algorithms", ", ".join(choice.algorithms or ()), rule) from error
-        kernel = build_kernel(problem, target, algorithm, plan)
+        parts = choice.parts or [choice] * len(problem.variants)
+        plans = [_plan(one, target, part) for one, part in zip(problem.variants, parts, strict=True)]
+        kernel = build_variants(problem, plans, target)
     module, workspace = tvm.IRModule({"deconv": kernel.deconv, "pack": kernel.pack}), Counted()
     try:
         with tvm.transform.PassContext(instruments=[workspace]):
@@ -274,6 +271,17 @@ def _link(problem: Problem, target: Target, choice: Choice, path: Path, cc: str,
     except (RuntimeError, ValueError, OSError) as error:
         raise BuildError("problem", problem.key, f"does not compile for {target.name}: {error}") from error
     return replace(kernel, scratch_bytes=workspace.scratch_bytes, shared_bytes=workspace.shared_bytes)
+
+
+def _plan(problem: Problem, target: Target, choice: Choice) -> tuple[Algorithm, Plan]:
+    """Return what `choice` says of `problem`."""
+    if choice.schedule:
+        return named(choice.schedule.algorithm), plan_of(choice.schedule)
+    try:
+        return default_plan(problem, target, choice.algorithms)
+    except ValueError as error:
+        rule = f"admit no algorithm for {problem.key}"
+        raise BuildError("algorithms", ", ".join(choice.algorithms or ()), rule) from error
 
 
 def compile(
@@ -451,7 +459,7 @@ def _recipe(problem: Problem, target: Target | CudaTarget, choice: Choice) -> st
         sorted(target.features),
         tvm.__version__,
         _sources(),
-        tuple(choice.schedule or ()),
+        [tuple(part.schedule or ()) for part in choice.parts or [choice]],
         choice.origin,
         choice.algorithms,
     )

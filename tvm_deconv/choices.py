@@ -47,13 +47,14 @@ class Choice:
     """A schedule to build with, and why: `origin` is what the manifest says, `reason` what people are told.
 
     Without a `schedule` it is the default, which the kernel's own arithmetic chooses, among `algorithms` where they are
-    given.
+    given. For a problem with several variants, `parts` are a choice for each, unless one schedule is to serve all.
     """
 
     schedule: Schedule | None
     origin: str
     reason: str
     algorithms: tuple[str, ...] | None = None
+    parts: tuple[Choice, ...] = ()
 
 
 _EVERY = (*ALGORITHMS, *cuda.ALGORITHMS)
@@ -219,8 +220,16 @@ def choices(
     """Yield what to build `problem` with, the best first, of `algorithms` where they are given; the default comes last.
 
     What follows the first is for a kernel that does not build. A record that no longer replays is skipped, and said
-    in `complaints`.
+    in `complaints`. A variable problem is built with what each of its variants would be.
     """
+    if len(problem.variants) > 1:
+        each = [[*choices(one, target, records, complaints, algorithms)] for one in problem.variants]
+        for i in range(max(map(len, each))):
+            parts = tuple(options[min(i, len(options) - 1)] for options in each)
+            origin = "tuned" if all(part.origin == "tuned" for part in parts) else "default"
+            yield Choice(None, origin, "; ".join(dict.fromkeys(part.reason for part in parts)), algorithms, parts)
+        return
+    (problem,) = problem.variants
     for record in records.comparable(problem.artifact_key):
         if not allowed(record, algorithms):
             continue

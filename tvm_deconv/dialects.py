@@ -4,8 +4,9 @@ The families share their arithmetic and differ in layouts, defaults and in who g
 with `nat = s*(X-1) + (K-1)*d + 1` and an output extent Y, the pad to share out is `total = max(nat + op - Y, 0)`; what
 an output is longer than `nat + op` stays zero at its end. docs/semantics.md has the tables.
 
-The batch and, with one or two spatial axes, spatial extents of `data_shape` may be "any": that makes a variable
-problem, whose output extents follow from the attributes in every call. `precision` is that of `Problem`.
+The batch and, with one or two spatial axes, spatial extents of `data_shape` may be "any", or the latter a list of
+buckets: that makes a variable problem, whose output extents follow from the attributes in every call. `precision` is
+that of `Problem`.
 
 Every function raises ProblemError with the attribute, its value and the rule.
 """
@@ -13,14 +14,25 @@ Every function raises ProblemError with the attribute, its value and the rule.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, TypedDict
 
 from tvm_deconv.errors import ProblemError
-from tvm_deconv.problem import ANY, Epilogue, Problem, integer, integers, natural, one_of, typical_extent
+from tvm_deconv.problem import (
+    ANY,
+    Epilogue,
+    Problem,
+    buckets_of,
+    integer,
+    integers,
+    is_free,
+    natural,
+    one_of,
+    typical_extent,
+)
 
 Ints = Sequence[int]
-#: Of data: an extent may be the word "any".
-Shape = Sequence[int | str]
+#: Of data: an extent may be the word "any", or a list of buckets.
+Shape = Sequence[int | str | Sequence[int]]
 
 _EXPLICIT = "explicit"
 _AUTO_PADS = {"none": _EXPLICIT, "notset": _EXPLICIT} | {
@@ -35,22 +47,30 @@ def _auto_pad(value: object) -> str:
     return _AUTO_PADS[word.lower()]
 
 
-def _data_shape(value: Shape, data_format: str = "NCX") -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
-    """(batch, channels, spatial extents, free axes) of a data shape; free axes have a typical extent."""
+class _Variable(TypedDict):
+    """What a problem is told of the free extents of its data."""
+
+    free: tuple[int, ...]
+    buckets: tuple[tuple[int, ...], ...]
+
+
+def _data_shape(value: Shape, data_format: str = "NCX") -> tuple[int, int, tuple[int, ...], _Variable]:
+    """(batch, channels, spatial extents, which are free) of a data shape; free axes have a typical extent."""
     one_of("data_format", data_format, ("NCX", "NXC"))
     channel = 1 if data_format == "NCX" else -1
     free: list[int] = []
-    if (
-        isinstance(value, (list, tuple))
-        and 3 <= len(value) <= 5
-        and any(isinstance(x, str) and x == ANY for x in value)
-    ):
+    buckets: list[tuple[int, ...]] = []
+    if isinstance(value, (list, tuple)) and 3 <= len(value) <= 5 and any(map(is_free, value)):
         typical = list(value)
         axes = [axis for axis in range(len(typical)) if axis != channel % len(typical)]
         for axis, place in enumerate(axes):
-            if isinstance(typical[place], str) and typical[place] == ANY:
-                typical[place] = typical_extent(axis, len(axes) - 1)
+            extent = typical[place]
+            called = is_free(extent) and (axis > 0 or extent == ANY)  # a batch has no buckets
+            if called:
+                typical[place] = typical_extent(axis, len(axes) - 1, extent)
                 free.append(axis)
+            if axis:
+                buckets.append(buckets_of(extent) if called else ())
         value = tuple(typical)
     shape = integers("data_shape", value, 0)
     if not 3 <= len(shape) <= 5:
@@ -58,12 +78,12 @@ def _data_shape(value: Shape, data_format: str = "NCX") -> tuple[int, int, tuple
     channels, spatial = (shape[1], shape[2:]) if data_format == "NCX" else (shape[-1], shape[1:-1])
     if channels < 1 or min(spatial) < 1:
         raise ProblemError("data_shape", shape, f"must have channels and spatial extents of at least 1 ({data_format})")
-    return shape[0], channels, spatial, tuple(free)
+    return shape[0], channels, spatial, {"free": tuple(free), "buckets": tuple(buckets)}
 
 
-def _check_fixed(attribute: str, value: Ints | None, free: tuple[int, ...]) -> None:
+def _check_fixed(attribute: str, value: Ints | None, variable: _Variable) -> None:
     """Refuse an output shape where the extents that it would prescribe are free."""
-    if value is not None and free not in ((), (0,)):
+    if value is not None and variable["free"] not in ((), (0,)):
         raise ProblemError(attribute, value, "must be left out where a spatial extent of the data is any")
 
 
@@ -168,8 +188,8 @@ def from_openvino(
     without SAME padding, rule "runtime" honours pads_begin (what OpenVINO runs) and "formula" shares the pad out evenly
     (what its documents compute). `data_format` NXC, which OpenVINO lacks, only says where the channels stand.
     """
-    batch, channels, spatial, free = _data_shape(data_shape, data_format)
-    _check_fixed("output_shape", output_shape, free)
+    batch, channels, spatial, variable = _data_shape(data_shape, data_format)
+    _check_fixed("output_shape", output_shape, variable)
     grouped = len(integers("filter_shape", filter_shape, 1)) == len(spatial) + 3
     rule = f"must have rank {len(spatial) + 2}, or {len(spatial) + 3} with groups, for data of rank {len(spatial) + 2}"
     shape = _filter_shape(filter_shape, len(spatial) + 2 + grouped, rule)
@@ -183,7 +203,7 @@ def from_openvino(
     return Problem(
         batch=batch, groups=groups, in_channels=in_channels, out_channels=out_channels, data_spatial=spatial,
         kernel=kernel, **axes, dtype=dtype, data_format=data_format, filter_format="GIOX" if grouped else "IOX",
-        epilogue=epilogue, free=free, precision=precision,
+        epilogue=epilogue, **variable, precision=precision,
     )  # fmt: skip
 
 
@@ -211,9 +231,9 @@ def from_onednn(
     I and O of a filter format are the forward convolution's: OIX is ``(data channels, Cout/G, *K)`` and XIO is
     ``(*K, Cout/G, data channels)``; ConvTranspose's IOX and XOI are the same memory. `output_shape` is spatial.
     """
-    batch, channels, spatial, free = _data_shape(data_shape, data_format)
+    batch, channels, spatial, variable = _data_shape(data_shape, data_format)
     rank = len(spatial)
-    _check_fixed("output_shape", output_shape, free)
+    _check_fixed("output_shape", output_shape, variable)
     one_of("filter_format", filter_format, ("XIO", "OIX", "XOI", "IOX"))
     rule = f"must have rank {rank + 2}, that of the data"
     shape = _filter_shape(filter_shape, rank + 2, rule)
@@ -228,7 +248,7 @@ def from_onednn(
     return Problem(
         batch=batch, groups=groups, in_channels=channels // groups, out_channels=out_channels, data_spatial=spatial,
         kernel=tuple(kernel), **axes, dtype=dtype, data_format=data_format, filter_format=filter_format,
-        epilogue=epilogue, free=free, precision=precision,
+        epilogue=epilogue, **variable, precision=precision,
     )  # fmt: skip
 
 
@@ -253,9 +273,9 @@ def from_onnx(
     The filter is ``[Cin, Cout/G, *K]``, `pads` are all begins and then all ends, `output_shape` is spatial. `pads` are
     ignored where auto_pad or output_shape decide.
     """
-    batch, channels, spatial, free = _data_shape(data_shape)
+    batch, channels, spatial, variable = _data_shape(data_shape)
     rank = len(spatial)
-    _check_fixed("output_shape", output_shape, free)
+    _check_fixed("output_shape", output_shape, variable)
     shape = _filter_shape(filter_shape, rank + 2, f"must have rank {rank + 2}, that of the data")
     _check_channels(shape, shape[0], channels, "axis 0")
     groups = _check_groups("group", group, channels)
@@ -283,7 +303,7 @@ def from_onnx(
     return Problem(
         batch=batch, groups=groups, in_channels=channels // groups, out_channels=shape[1], data_spatial=spatial,
         kernel=kernel, strides=steps, dilations=spread, pads_begin=begin, output_spatial=extents, dtype=dtype,
-        epilogue=epilogue, free=free, precision=precision,
+        epilogue=epilogue, **variable, precision=precision,
     )  # fmt: skip
 
 
@@ -321,8 +341,8 @@ def from_torch(
     given = data_shape if isinstance(data_shape, (list, tuple)) else integers("data_shape", data_shape, 0)
     if len(given) not in (rank + 1, rank + 2):
         raise ProblemError("data_shape", given, f"must have rank {rank + 2}, or {rank + 1} without a batch")
-    batch, channels, spatial, free = _data_shape(given if len(given) == rank + 2 else (1, *given))
-    _check_fixed("output_size", output_size, free)
+    batch, channels, spatial, variable = _data_shape(given if len(given) == rank + 2 else (1, *given))
+    _check_fixed("output_size", output_size, variable)
     _check_channels(shape, shape[0], channels, "axis 0")
     groups = _check_groups("groups", groups, channels)
     kernel = shape[2:]
@@ -346,7 +366,7 @@ def from_torch(
         batch=batch, groups=groups, in_channels=channels // groups, out_channels=shape[1], data_spatial=spatial,
         kernel=kernel, strides=steps, dilations=spread, pads_begin=pads,
         output_spatial=_extents(whole, pads, pads, extra, "padding", pads), dtype=dtype, epilogue=epilogue,
-        free=free, precision=precision,
+        **variable, precision=precision,
     )  # fmt: skip
 
 

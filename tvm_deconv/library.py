@@ -40,7 +40,7 @@ from tvm_deconv.targets import Capability, Host, Target, cuda_capability, cuda_t
 Ints = Sequence[int]
 _FALLBACKS = ("compile", "reference")
 _REPLACEMENTS = 10  # times that an artifact may be built again while it is loaded
-_MOST_SHAPES = 4096  # that a layer of a variable problem remembers
+_MOST_SHAPES = 4096  # that a layer of a variable problem, or a library, remembers
 
 
 def load(
@@ -180,6 +180,16 @@ class Library:
         then = f"falls back to {', then '.join(self._fallback)}" if self._fallback else "raises NoArtifactError"
         return f"{manifests.table(self.select(problem))}\nwhere none is usable, bind {then}"
 
+    def freed(self, problem: Problem) -> Problem:
+        """Return `problem` with those extents free that are so in the artifact for arrays in CPU memory that serves it.
+
+        So a layer that is bound for one shape can be called with others. It is the problem itself where no artifact
+        serves it, or one for exactly these extents does.
+        """
+        _check_problem(problem)
+        best = self._choose(problem, self._all_candidates(problem))
+        return problem if best is None else problem.replace(free=best.parsed.free)
+
     def bind(
         self, problem: Problem, filter: Any, bias: Any = None, *, workspace: int | _arrays.Array | None = None
     ) -> Layer:
@@ -223,10 +233,16 @@ class Library:
         _check_problem(problem)
         found = self._best.get(problem)
         if found is None:
-            exact = self._candidates(problem)
-            best = self._choose(problem, [*exact, *(manifest for manifest in self._variable if manifest not in exact)])
-            found = self._best[problem] = self._open(problem, best) if best else self._fall_back(problem)
+            best = self._choose(problem, self._all_candidates(problem))
+            found = self._open(problem, best) if best else self._fall_back(problem)
+            if len(self._best) >= _MOST_SHAPES:
+                self._best.clear()
+            self._best[problem] = found
         return found
+
+    def _all_candidates(self, problem: Problem) -> list[Manifest]:
+        exact = self._candidates(problem)
+        return [*exact, *(manifest for manifest in self._variable if manifest not in exact)]
 
     def _candidates(self, problem: Problem) -> list[Manifest]:
         return [manifest for key in problem.artifact_keys for manifest in self._serving.get(key, ())]

@@ -8,15 +8,15 @@ which library is meant. `select` is pure: manifests and CPU flags in, decisions 
 field                     rule
 ========================  ==================================================================================
 ``format``                1; a higher number was written by a newer version
-``problem``               the ``artifact_key`` of a `Problem`; free extents are ``any`` in it
+``problem``               the ``artifact_key`` of a `Problem`; free extents are ``any`` in it, or ``any(buckets)``
 ``layers``                names of the layers it serves; informative
 ``target``                name of the target it was compiled for: a level, a microarchitecture, CUDA devices
 ``features``              CPU flags it needs, as in ``/proc/cpuinfo``; added to those of a target that is a level
 ``library``               ``<stem>.<first 16 digits of sha256>.so``, in the same directory
 ``sha256``, ``size``      of the library: 64 hexadecimal digits; bytes, at most 1 GiB
-``algorithm``             name of the compute definition
+``algorithm``             name of the compute definition; joined by ``+`` where buckets have different ones
 ``origin``                ``default`` or ``tuned``
-``decisions``             the schedule's choices
+``decisions``             the schedule's choices; of several buckets, each behind the bucket and a dot
 ``packed_shape``/``_dtype``  the filter as "pack" leaves it
 ``scratch_bytes``         workspace of one thread; of a call, on a CUDA device
 ``shared_bytes``          workspace of a call besides, for all of its threads

@@ -52,14 +52,31 @@ _INT32 = (-(2**31), 2**31 - 1)
 #: The word for an extent that every call decides.
 ANY = "any"
 _ANY_OUTPUT = re.compile(r"any([+-]\d{1,18})", re.ASCII)
-#: What a problem with free extents holds in their place: one image, and this many positions per axis, by the rank.
+#: What a problem with a free batch holds in its place.
 _TYPICAL_BATCH = 1
-_TYPICAL_EXTENT = {1: 1024, 2: 64}
+#: The buckets of "any", by the rank.
+_BUCKETS = {1: (16, 128, 1024), 2: (64,)}
+_MOST_VARIANTS = 16
 
 
-def typical_extent(axis: int, rank: int) -> int:
-    """What a problem has in the place of a free extent: of the batch, which is `axis` 0, or of a spatial axis."""
-    return _TYPICAL_EXTENT.get(rank, 1) if axis else _TYPICAL_BATCH
+def is_free(extent: object) -> bool:
+    """Tell whether a call decides `extent`: the word "any", or a list of buckets."""
+    return isinstance(extent, (list, tuple)) or (isinstance(extent, str) and extent == ANY)
+
+
+def buckets_of(extent: object) -> tuple[int, ...]:
+    """The buckets that a free `extent` lists, rising; none for "any"."""
+    if isinstance(extent, str):
+        return ()
+    found = integers("data_spatial", extent, 1)
+    if not found:
+        raise ProblemError("data_spatial", extent, "must hold at least one extent, where it is a list of buckets")
+    return tuple(sorted(set(found)))
+
+
+def typical_extent(axis: int, rank: int, extent: object = ANY) -> int:
+    """What a problem has in the place of a free `extent`: of the batch, which is `axis` 0, or of a spatial axis."""
+    return max(buckets_of(extent) or _BUCKETS.get(rank, (1,))) if axis else _TYPICAL_BATCH
 
 
 def one_of(attribute: str, value: object, allowed: Iterable[str]) -> str:
@@ -176,7 +193,7 @@ class Epilogue:
 
 _KEY = re.compile(
     r"n(?P<batch>\d+|any)-g(?P<groups>\d+)-i(?P<in_channels>\d+)-o(?P<out_channels>\d+)"
-    r"-x(?P<data_spatial>(?:any|[\dx])+)-k(?P<kernel>[\dx]+)-s(?P<strides>[\dx]+)-d(?P<dilations>[\dx]+)"
+    r"-x(?P<data_spatial>(?:any(?:\(\d+(?:,\d+)*\))?|[\dx])+)-k(?P<kernel>[\dx]+)-s(?P<strides>[\dx]+)-d(?P<dilations>[\dx]+)"
     r"-p(?P<pads_begin>[\dx]+)-y(?P<output_spatial>(?:any[+-]|[\dx])+)"
     r"-(?P<dtype>[a-z0-9]+)(?:\+(?P<precision>[a-z0-9]+))?-(?P<data_format>[A-Z]+)-(?P<filter_format>[A-Z]+)-(?P<epilogue>[^\s/]+)",
     re.ASCII,
@@ -192,8 +209,12 @@ class Problem:
 
     Extents may be left to each call, which makes a *variable* problem: ``batch="any"``, and with one or two axes
     ``"any"`` in `data_spatial`, where `output_spatial` then has ``"any+c"`` for ``s*(X-1) + c``. `free` lists those
-    axes of the data (0 the batch, 1 the first spatial axis). Their fields, and all that follows from them, are those of
-    a typical call: a batch of 1, 1024 positions of one axis, 64 of each of two. `at` gives the problem of a call.
+    axes of the data (0 the batch, 1 the first spatial axis). In place of ``"any"`` may stand *buckets*, a list of
+    extents: calls of every extent are served still, each by a schedule that was chosen for the smallest bucket that
+    holds it, or for the largest; ``"any"`` has (16, 128, 1024) with one axis and (64,) with two. `buckets` keeps them,
+    one tuple for each spatial axis, empty for "any"; `variants` are the problems of the single buckets. The fields of
+    free axes, and all that follows from them, are those of a typical call: a batch of 1, and the largest bucket. `at`
+    gives the problem of a call.
 
     `precision` "tf32", of float32 problems, permits data and filter to be rounded to TF32 before they are multiplied;
     sums stay float32. It asks for nothing: what computes exactly serves such a problem too. Raises ProblemError.
@@ -215,6 +236,7 @@ class Problem:
     epilogue: Epilogue = Epilogue()
     free: tuple[int, ...] = ()
     precision: str = "ieee"
+    buckets: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -251,44 +273,89 @@ class Problem:
             free.add(0)
             object.__setattr__(self, "batch", _TYPICAL_BATCH)
         data, output = self.data_spatial, self.output_spatial
-        if isinstance(data, (list, tuple)) and any(isinstance(extent, str) and extent == ANY for extent in data):
-            typical = _TYPICAL_EXTENT.get(len(data), 1)
+        buckets = self.buckets
+        if isinstance(data, (list, tuple)) and any(map(is_free, data)):
             if not isinstance(output, (list, tuple)) or len(output) != len(data):
                 raise ProblemError(
                     "output_spatial", output, f"must have one element per spatial axis, {len(data)} here"
                 )
-            extents, outputs = list(data), list(output)
+            extents: list[Any] = list(data)
+            outputs: list[Any] = list(output)
+            buckets = tuple(buckets_of(extent) if is_free(extent) else () for extent in data)
             for axis, extent in enumerate(data):
-                if isinstance(extent, str) and extent == ANY:
-                    found = _ANY_OUTPUT.fullmatch(output[axis]) if isinstance(output[axis], str) else None
+                if is_free(extent):
+                    found = _ANY_OUTPUT.fullmatch(outputs[axis]) if isinstance(outputs[axis], str) else None
                     if found is None:
                         rule = f"must be any+c where the data extent is any, for s*(X-1) + c; axis {axis} is not"
                         raise ProblemError("output_spatial", output, rule)
                     free.add(axis + 1)
-                    extents[axis] = typical
+                    extents[axis] = typical = typical_extent(axis + 1, len(data), extent)
                     stride = integers("strides", self.strides, 1, len(data))[axis]
                     outputs[axis] = stride * (typical - 1) + int(found[1])
             object.__setattr__(self, "data_spatial", tuple(extents))
             object.__setattr__(self, "output_spatial", tuple(outputs))
         object.__setattr__(self, "free", tuple(sorted(free)))
+        object.__setattr__(self, "buckets", buckets)
 
     def _make_typical(self) -> None:
         """Give free axes their typical extents, whatever extents they came with."""
+        self._read_buckets()
         if not self.free:
             return
         if self.free[-1] > self.rank:
             raise ProblemError("free", self.free, f"must be axes from 0 to {self.rank}")
-        if self.free != (0,) and self.rank not in _TYPICAL_EXTENT:
+        if self.free != (0,) and self.rank not in _BUCKETS:
             raise ProblemError("data_spatial", self.free, "extents may be any with 1 or 2 axes only")
         if 0 in self.free:
             object.__setattr__(self, "batch", _TYPICAL_BATCH)
         data, output = list(self.data_spatial), list(self.output_spatial)
         for axis in (axis - 1 for axis in self.free if axis):
-            typical = _TYPICAL_EXTENT[self.rank]
+            typical = self._buckets(axis)[-1]
             output[axis] += self.strides[axis] * (typical - data[axis])
             data[axis] = typical
         object.__setattr__(self, "data_spatial", tuple(data))
         object.__setattr__(self, "output_spatial", integers("output_spatial", output, 0))
+
+    def _read_buckets(self) -> None:
+        """Bring `buckets` into their one form."""
+        given = self.buckets
+        if not isinstance(given, (list, tuple)) or (given and len(given) != self.rank):
+            raise ProblemError("buckets", given, f"must have one element per spatial axis, {self.rank} here")
+        buckets = tuple(() if extents in ((), []) else buckets_of(extents) for extents in given)
+        if any(extents and axis + 1 not in self.free for axis, extents in enumerate(buckets)):
+            raise ProblemError("buckets", given, "must be of free extents")
+        if math.prod(max(len(extents), 1) for extents in buckets) > _MOST_VARIANTS:
+            raise ProblemError("buckets", given, f"must have at most {_MOST_VARIANTS} combinations")
+        object.__setattr__(self, "buckets", buckets if any(buckets) else ())
+
+    def _buckets(self, axis: int) -> tuple[int, ...]:
+        """The buckets along a free spatial `axis`, rising."""
+        return self._all_buckets[axis] or _BUCKETS[self.rank]
+
+    @property
+    def variants(self) -> tuple[Problem, ...]:
+        """The problems of the single buckets, or combinations of them: an artifact has a schedule for each.
+
+        The first that holds a call's extents is the one for it; the last axis is that which varies first. Buckets that
+        give no output are left out, but for the largest. Without free spatial extents it is the problem itself.
+        """
+        found = [self]
+        for axis in (axis - 1 for axis in self.free if axis):
+            stride, constant = self.strides[axis], self.output_constant(axis)
+            *small, largest = self._buckets(axis)
+            extents = [*(extent for extent in small if stride * (extent - 1) + constant > 0), largest]
+            found = [
+                dataclasses.replace(
+                    problem, buckets=tuple((x,) if i == axis else old for i, old in enumerate(problem._all_buckets))
+                )
+                for problem in found
+                for x in extents
+            ]
+        return tuple(found)
+
+    @property
+    def _all_buckets(self) -> tuple[tuple[int, ...], ...]:
+        return self.buckets or ((),) * self.rank
 
     def _check_integer_epilogue(self) -> None:
         epilogue = self.epilogue
@@ -410,7 +477,9 @@ class Problem:
         data: list[int | str] = [*self.data_spatial]
         output: list[int | str] = [*self.output_spatial]
         for axis in (axis - 1 for axis in self.free if axis):
-            data[axis], output[axis] = ANY, f"{ANY}{self.output_constant(axis):+d}"
+            buckets = self._all_buckets[axis]
+            data[axis] = f"{ANY}({','.join(map(str, buckets))})" if buckets else ANY
+            output[axis] = f"{ANY}{self.output_constant(axis):+d}"
         dtype = self.dtype if self.precision == "ieee" else f"{self.dtype}+{self.precision}"
         return (
             f"n{ANY if 0 in self.free else self.batch}-g{self.groups}-i{self.in_channels}-o{self.out_channels}"
@@ -437,7 +506,9 @@ class Problem:
             raise ProblemError("key", key, "must be the printed key of a problem")
         fields: dict[str, Any] = found.groupdict()
 
-        def read(extent: str) -> int | str:
+        def read(extent: str) -> int | str | tuple[int, ...]:
+            if extent.startswith(f"{ANY}("):
+                return tuple(map(int, re.findall(r"\d+", extent)))
             return extent if extent.startswith(ANY) else int(extent)
 
         channels = ("batch", "groups", "in_channels", "out_channels")
@@ -445,7 +516,9 @@ class Problem:
             numbers = fields[name].split("x")
             if not all(numbers):
                 raise ProblemError("key", key, f"{name} must be integers joined by x")
-            if max(map(len, numbers)) > _INT64_DIGITS:  # Python refuses to read numbers of some thousand digits
+            if (
+                max(map(len, re.findall(r"\d+", fields[name])), default=0) > _INT64_DIGITS
+            ):  # Python refuses to read numbers of some thousand digits
                 raise ProblemError("key", key, f"{name} must fit in 64 bits")
             fields[name] = read(numbers[0]) if name in channels else tuple(map(read, numbers))
         fields["epilogue"] = Epilogue.parse(fields["epilogue"])
@@ -460,8 +533,9 @@ class Problem:
         given = {0} if "batch" in changes else set()
         if "data_spatial" in changes:
             given |= set(range(1, self.rank + 1))
-        free = {"free": tuple(axis for axis in self.free if axis not in given)}
-        return dataclasses.replace(self, **free | changes)
+        free = changes.get("free", tuple(axis for axis in self.free if axis not in given))
+        kept = tuple(old if i + 1 in free and i + 1 not in given else () for i, old in enumerate(self._all_buckets))
+        return dataclasses.replace(self, **{"free": free, "buckets": kept} | changes)
 
     def output_constant(self, axis: int) -> int:
         """The c of the output extent ``s*(X-1) + c`` along a spatial `axis`, which pads and kernel decide."""
@@ -491,9 +565,10 @@ class Problem:
             return False
         exact = {"precision": "ieee"} if self.precision == "ieee" else {}
         try:
-            return other.replace(filter_format=self.filter_format, free=self.free, **exact) == self
+            wanted = other.replace(filter_format=self.filter_format, free=self.free, buckets=self.buckets, **exact)
         except ProblemError:  # its output would be negative at the typical extent
             return False
+        return wanted == self
 
     def canonical_filter(self, filter: Array) -> Array:
         """A view of `filter`, which is in `filter_format`, as ``[G, Ci, Co, *K]``; copies nothing."""

@@ -112,11 +112,12 @@ def tune(
 
     Those for CUDA are measured on device 0 of this machine, whose capability must be one that the target runs on.
 
-    `trials` is per problem on average: all of them together are spent where most is to be gained. Trials that the log
-    has already count. Only `algorithms` are tried, where they are given. Calls use `threads` threads, `jobs` processes
-    compile (as many as CPUs); a candidate that has not ended after `timeout` seconds is given up. It may be stopped at
-    any time, by KeyboardInterrupt, and called again. With `rpc_tracker` (HOST:PORT) and `rpc_key`, candidates run on
-    the servers that this TVM tracker has for the key: machines of one kind, which "native" then means.
+    `trials` is per problem on average: all of them together are spent where most is to be gained. Of a variable
+    problem each variant is one, measured at its typical call. Trials that the log has already count. Only
+    `algorithms` are tried, where they are given. Calls use `threads` threads, `jobs` processes compile (as many as
+    CPUs); a candidate that has not ended after `timeout` seconds is given up. It may be stopped at any time, by
+    KeyboardInterrupt, and called again. With `rpc_tracker` (HOST:PORT) and `rpc_key`, candidates run on the servers
+    that this TVM tracker has for the key: machines of one kind, which "native" then means.
     Raises ProblemError where the machine that measures cannot run a target, DeviceError where there is no such device,
     BuildError, CompilerNotFound, and RemoteError where no server is left.
     """
@@ -130,7 +131,7 @@ def tune(
     for device in devices:
         _check_device(device, rpc_tracker)
     # Without batch or output there is nothing to measure.
-    wanted = [problem for problem in problems if math.prod(problem.output_shape)]
+    wanted = [variant for problem in problems for variant in problem.variants if math.prod(variant.output_shape)]
     tuned: list[Tuned] = []
 
     def tune_on(meters: Meters, targets: Sequence[Target | CudaTarget]) -> None:

@@ -130,27 +130,33 @@ def decide(library: Library, manifest: Manifest) -> Decision:
 
 
 def verify(library: Library, manifest: Manifest, seed: int | None = None) -> Verdict:
-    """Run one artifact of `library` on random data, fresh where no `seed` is given, and compare with the reference."""
-    problem = manifest.parsed
+    """Run one artifact of `library` on random data, fresh where no `seed` is given, and compare with the reference.
+
+    One that serves any extents is called with those of each of its buckets.
+    """
     seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
+    largest = 0.0
     try:
         decision = decide(library, manifest)
         if not isinstance(decision, Accepted):
             read_verified(library.root / manifest.library, manifest)
             return Verdict(manifest, "skipped", decision.reason)
-        arrays = operands(problem, seed)
-        outcome = _call(only(library, manifest).bind(problem, arrays.filter, arrays.bias), arrays.data)
+        for variant in manifest.parsed.variants:
+            problem = variant.at(variant.data_shape)
+            arrays = operands(problem, seed)
+            outcome = _call(only(library, manifest).bind(problem, arrays.filter, arrays.bias), arrays.data)
+            if isinstance(outcome, str):
+                return Verdict(manifest, "failed", f"{outcome}, with seed {seed}")
+            for part in parts(problem, arrays):
+                found = deviation(part.problem, outcome[part.where], reference(part.problem, *part.operands))
+                largest = max(largest, found.largest)
+                if not found.allowed:
+                    reason = (
+                        f"differs from the reference by {found.largest:.1e} of its largest element, with seed {seed}"
+                    )
+                    return Verdict(manifest, "failed", reason, found.largest)
     except DeconvError as error:
         return Verdict(manifest, "failed", str(error))
-    if isinstance(outcome, str):
-        return Verdict(manifest, "failed", f"{outcome}, with seed {seed}")
-    largest = 0.0
-    for part in parts(problem, arrays):
-        found = deviation(part.problem, outcome[part.where], reference(part.problem, *part.operands))
-        largest = max(largest, found.largest)
-        if not found.allowed:
-            reason = f"differs from the reference by {found.largest:.1e} of its largest element, with seed {seed}"
-            return Verdict(manifest, "failed", reason, found.largest)
     return Verdict(manifest, "ok", "", largest)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm.tirx import DeclBuffer, For, ForKind, Stmt
+from tvm.tirx import DeclBuffer, For, ForKind, IfThenElse, Stmt
 
 _ALLOCATION = "tirx.TVMBackendAllocWorkspace"
 _PASS = "tirx.LowerTVMBuiltin"
@@ -46,4 +46,5 @@ def _allocated(stmt: Stmt, parallel: list[int]) -> int:
     if isinstance(stmt, For) and stmt.kind == ForKind.PARALLEL:
         parallel.append(sum(_allocated(part, []) for part in parts if part is not None))
         return 0
-    return sum(_allocated(part, parallel) for part in parts if part is not None)
+    combine = max if isinstance(stmt, IfThenElse) else sum  # of branches one is taken
+    return combine(_allocated(part, parallel) for part in parts if part is not None)

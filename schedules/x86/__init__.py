@@ -7,7 +7,7 @@ whose best plan is the cheapest by arithmetic builds the kernel.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
@@ -25,6 +25,7 @@ from tvm_deconv.schedules.x86.direct import schedule
 from tvm_deconv.schedules.x86.matrix import schedule_matrix
 from tvm_deconv.schedules.x86.stores import outgrows_caches, streamed
 from tvm_deconv.schedules.x86.threads import finished
+from tvm_deconv.schedules.x86.variants import dispatch, one_after_the_other, places
 from tvm_deconv.targets import Target
 
 Predicate: TypeAlias = Callable[[Problem, Target], bool]
@@ -282,3 +283,51 @@ def build_kernel(
         algorithm, plan = default_plan(problem, target, [algorithm.name] if algorithm else None)
     assert algorithm is not None
     return algorithm.family.kernel(problem, target, plan, algorithm.name)
+
+
+def build_variants(problem: Problem, plans: Sequence[tuple[Algorithm, Plan]], target: Target) -> Kernel:
+    """Schedule each of the problem's variants by one of `plans`, as a kernel in which the extents of a call choose.
+
+    Its decisions are those of all, behind the bucket and a dot.
+    """
+    variants = problem.variants
+    kernels = [build_kernel(one, target, *plan) for one, plan in zip(variants, plans, strict=True)]
+
+    def alike(i: int) -> bool:
+        """Whether the calls of variant i would go to the same kernel without it."""
+        later = (j for j in range(i + 1, len(kernels)) if _holds(variants[j], variants[i]))
+        j = next(later, i)
+        return j > i and (kernels[i].algorithm, kernels[i].decisions) == (kernels[j].algorithm, kernels[j].decisions)
+
+    kept = [i for i in range(len(kernels)) if not alike(i)]
+    chosen = [kernels[i] for i in kept]
+    if len(chosen) == 1:
+        return chosen[0]
+    at, elements = places([kernel.pack for kernel in chosen], [kernel.packed_elements for kernel in chosen])
+    bounds = [_bounds(problem, variants[i]) for i in kept]
+    return Kernel(
+        dispatch([kernel.deconv for kernel in chosen], bounds, at, elements),
+        one_after_the_other([kernel.pack for kernel in chosen], at, elements),
+        "+".join(dict.fromkeys(kernel.algorithm for kernel in chosen)),
+        {
+            f"{'x'.join(map(str, _bucket(variants[i])))}.{name}": value
+            for i, kernel in zip(kept, chosen, strict=True)
+            for name, value in kernel.decisions.items()
+        },
+        elements,
+    )
+
+
+def _bucket(variant: Problem) -> tuple[int, ...]:
+    return tuple(variant.data_spatial[axis - 1] for axis in variant.free if axis)
+
+
+def _holds(one: Problem, other: Problem) -> bool:
+    """Whether the bucket of `one` holds that of `other`."""
+    return all(mine >= theirs for mine, theirs in zip(_bucket(one), _bucket(other), strict=True))
+
+
+def _bounds(problem: Problem, variant: Problem) -> dict[str, int]:
+    """Return what the extents of a call may be for a variant, by their variables; the largest bucket has no bound."""
+    spatial = zip(problem.data_spatial, variant.data_spatial, strict=True)
+    return {f"extent_{axis}": extent for axis, (most, extent) in enumerate(spatial) if extent < most}

@@ -47,7 +47,11 @@ def schedule(
     if runs:
         data_pack = sch.get_sblock("data_pack")
         position = sch.get_loops(data_pack)[{ROWS: -1, CHANNELS: -2, GROUPS: -3}[form]]
-        sch.split(position, [None, definition.row])
+        line, place = sch.split(position, [None, definition.row])
+        if definition.end and definition.end.axis == 2:
+            skips.parts(place, 1, halo=definition.halo)
+        elif form == ROWS:
+            skips.needed(line, definition.row, inner=definition.inner, halo=definition.halo)
         if plan.share_data:
             if serial:
                 sch.merge(*(sch.get_loops(block)[serial - 1] for block in (data_pack, runs[0])))
@@ -59,7 +63,9 @@ def schedule(
         *_, vector, stream, chunk_lane = sch.get_loops(tail[0])
         *_, w, _ = sch.get_loops(tail[1])
         chunk_vector, chunk = sch.split(w, [None, definition.stride * lanes])
-        sch.merge(vector, chunk_vector)
+        vector = sch.merge(vector, chunk_vector)
+        if definition.end and definition.end.axis == 2:
+            skips.needed(vector, lanes)
     sch.reverse_compute_at(out, sch.get_loops(tail[-1])[LEAD - 1], preserve_unit_loops=True)
     if definition.channels_last:
         height = LEAD + 2  # n, d, h
@@ -76,6 +82,14 @@ def schedule(
         if whole_vectors:
             chunk_number, _, _ = _vectors(sch, w, [None, definition.stride, lanes])
             sch.merge(sch.get_loops(tail[-1])[height + 1], chunk_number)
+    end = definition.end
+    if end and end.axis == 2:
+        if form != ROWS:
+            skips.outputs(tail[0], LEAD + 1, definition.stride)
+        if not definition.channels_last:
+            skips.outputs(out, -3, definition.stride)
+    elif end and (definition.channels_last or form == ROWS):
+        skips.needed(sch.get_loops(out)[height], 1, inner=end.stride)
     # Of a scope of its own, since memory that is shared with what is read again would have to be written.
     scope = "local" if whole_vectors else "global"
     sch.set_scope(tail[-1], 0, scope)

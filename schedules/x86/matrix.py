@@ -71,9 +71,14 @@ def schedule_matrix(
             row_ci, _ = sch.split(row_ci, [None, lanes])
             sch.merge(row_ci, ci)
             *_, row = sch.get_loops(first[0])
-            if definition.row_run and int(sch.get(row).extent) > definition.row_run:
+            if definition.end and end_axis == 2:
+                skips.parts(row, lanes, halo=definition.halo)
+                skips.needed(w, lanes, halo=definition.halo)
+            elif definition.row_run and int(sch.get(row).extent) > definition.row_run:
                 sch.split(row, [None, definition.row_run])
             sch.tensorize(w_lane, transpose_intrinsic(lanes, dtype))
+        if definition.gathers and end_axis == 1:
+            skips.needed(sch.get_loops(first[0])[-4], 1, halo=definition.halo)
         for i, block in enumerate(rows):
             *_, pd, ph, pw, row, td, th, tw, ci = sch.get_loops(block)
             ci, lane = sch.split(ci, [None, lanes])
@@ -111,6 +116,7 @@ def schedule_matrix(
             sch.unroll(loop)
     # 7. Epilogue, and transposition.
     if direct:
+        skips.outputs(epilogue, -3 if definition.wide else -4, definition.stride)
         *_, last = sch.get_loops(epilogue)
         if definition.wide or tile.channels >= lanes:
             last, lane = sch.split(last, [None, lanes])
@@ -130,9 +136,15 @@ def schedule_matrix(
         chunk, part, w = sch.split(w, [None, definition.chunk // lanes, lanes])
         sch.reorder(chunk, part, cc, w)
         # A chunk is finished in registers, and transposed at once.
-        sch.merge(sch.get_loops(epilogue)[-3], chunk)
+        chunk = sch.merge(sch.get_loops(epilogue)[-3], chunk)
+        if end_axis == 2:
+            skips.needed(chunk, definition.chunk // definition.stride)
+        else:
+            skips.outputs(epilogue, LEAD + 2, definition.chunk)
         sch.tensorize(sch.get_loops(tail[1])[-2], transpose_intrinsic(lanes, dtype))
     # 8. Threads.
+    if not definition.channels_last or definition.wide:
+        skips.outputs(out, -3, definition.chunk)
     lead = sch.get_loops(out)[:LEAD]
     tasks(sch, lead[serial:] if share_data else lead[:-1])
     sch.transform_layout(out, ("write", 0), definition.natural_output)

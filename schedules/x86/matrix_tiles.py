@@ -106,10 +106,12 @@ def output_choices(geometry: Geometry, winograd: bool) -> list[tuple[int, int, i
 def _block_choices(geometry: Geometry, outputs: tuple[int, int, int], unit: int) -> Iterator[tuple[int, int, int, int]]:
     """Blocks worth trying: a longer axis is cut only where everything outside of it is cut to one row.
 
-    A row that is cut is cut into multiples of `unit` positions.
+    A row that is cut is cut into multiples of `unit` positions, and so is one that a call may make longer.
     """
     depth, height, width = (axis.positions for axis in geometry.axes)
     m_d, m_h, m_w = outputs
+    if geometry.free[2]:
+        width = -(-width // unit) * unit
 
     def cut(extent: int, unit: int) -> list[int]:
         return sorted({min(-(-size // unit) * unit, extent) for size in steps(extent)})

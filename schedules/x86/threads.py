@@ -4,7 +4,9 @@ A schedule must know before a reduction's initialisation is split off that a loo
 understand a fused loop of which two extents are free.  So `tasks` are marked, and fused afterwards.
 
 Where the extent of a call is free, its last block may be nearly empty.  `needed` marks loops over a block's positions
-with the condition that some of what they compute is part of the output.  The condition compares floating point numbers,
+with the condition that some of what they compute is part of the output.  That saves more than the work: copies between
+the caller's arrays and a block are masked, and a vector whose mask is empty is slow where it lies on a page that is not
+there, a hundred times as slow as a copy.  The condition compares floating point numbers,
 which hides it from the inference of regions: what a block holds must stay a number.
 
 `finished` makes parallel loops and conditions of the marks.
@@ -19,13 +21,15 @@ from functools import reduce
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
-from tvm.s_tir.schedule import LoopRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import For, ForKind, IfThenElse, PrimFunc, SeqStmt, Stmt
 
 from tvm_deconv.compute.extents import End
 
 _TASKS = "tvm_deconv.tasks"
 _NEEDED = "tvm_deconv.needed"
+#: Parts of a copied row that are left out one by one, at most: each costs the comparison for every row.
+_PARTS = 16
 
 
 def tasks(sch: Schedule, loops: Sequence[LoopRV]) -> None:
@@ -40,13 +44,36 @@ class Skips:
     sch: Schedule
     end: End | None
 
-    def needed(self, loop: LoopRV, unit: int, *, whole: int = 1, inner: int = 1, outputs: int = 1) -> None:
+    def needed(
+        self, loop: LoopRV, unit: int, *, whole: int = 1, inner: int = 1, outputs: int = 1, halo: int = 0
+    ) -> None:
         """Mark `loop`, whose iteration i does `unit` rows, in groups of `whole` iterations that need each other.
 
         Rows count along the axis of the end, `outputs` positions each, and the axes inside of it, `inner` rows.
+        Those of the data are needed by positions up to `halo` before them.
         """
         if self.end is not None:
-            self.sch.annotate(loop, _NEEDED, [unit, whole, inner, outputs])
+            self.sch.annotate(loop, _NEEDED, [unit, whole, inner, outputs, halo])
+
+    def outputs(self, block: SBlockRV, first: int, chunk: int) -> None:
+        """Mark a loop of `block`, of whose loops number `first` and the two after it are of output extents: d, h, w.
+
+        Along w it does multiples of `chunk` outputs, which is one of the stride.
+        """
+        if self.end is not None:
+            loop = self.sch.get_loops(block)[first + self.end.axis]
+            if self.end.axis == 2:
+                self.parts(loop, chunk, self.end.stride)
+            else:
+                self.needed(loop, 1, inner=self.end.stride)
+
+    def parts(self, loop: LoopRV, unit: int, row: int = 1, halo: int = 0) -> None:
+        """Cut `loop`, of which `row` iterations make a row, into some parts of whole units, and mark those."""
+        if self.end is not None:
+            units = int(self.sch.get(loop).extent) // unit
+            part = unit * next(size for size in range(1, units + 1) if units % size == 0 and units // size <= _PARTS)
+            outer, _ = self.sch.split(loop, [None, part])
+            self.needed(outer, part // row, halo=halo)
 
 
 def finished(func: PrimFunc, end: End | None) -> PrimFunc:
@@ -58,39 +85,42 @@ def finished(func: PrimFunc, end: End | None) -> PrimFunc:
     return func.with_body(_finished(func.body, (end, positions)))
 
 
-def _finished(stmt: Stmt, end: tuple[End, Expr] | None) -> Stmt:
+def _finished(stmt: Stmt, end: tuple[End, Expr] | None, nest: tuple[Expr, ...] = ()) -> Stmt:
+    """Replace the marks in `stmt`, which lies within loops over `nest`, from the outermost on."""
     if isinstance(stmt, SeqStmt):
-        return SeqStmt([_finished(part, end) for part in stmt.seq])
+        return SeqStmt([_finished(part, end, nest) for part in stmt.seq])
     if isinstance(stmt, SBlockRealize):
         block = stmt.block
         inner = SBlock(
-            block.iter_vars, block.reads, block.writes, block.name_hint, _finished(block.body, end), block.init,
+            block.iter_vars, block.reads, block.writes, block.name_hint, _finished(block.body, end, nest), block.init,
             block.alloc_buffers, block.match_buffers, block.annotations,
         )  # fmt: skip
         return SBlockRealize(stmt.iter_values, stmt.predicate, inner)
     if not isinstance(stmt, For):
         return stmt
     if _TASKS in stmt.annotations:
-        return _fused(stmt, int(stmt.annotations[_TASKS]), end)
-    body, kind = _finished(stmt.body, end), stmt.kind
+        return _fused(stmt, int(stmt.annotations[_TASKS]), end, nest)
+    body, kind = _finished(stmt.body, end, (*nest, stmt.loop_var)), stmt.kind
     kept = {key: value for key, value in stmt.annotations.items() if key != _NEEDED}
     if _NEEDED in stmt.annotations:
         assert end is not None
         axis, positions = end
-        unit, whole, rows_inside, outputs = (int(value) for value in stmt.annotations[_NEEDED])
+        unit, whole, rows_inside, outputs, halo = (int(value) for value in stmt.annotations[_NEEDED])
         first = stmt.loop_var // whole * (whole * unit) // rows_inside * outputs
-        block_number = _first_block(stmt.body).iter_values[axis.axis + 1]
-        left = positions - (block_number * axis.block + first)
+        inside = _first_block(stmt.body)
+        # The first axes of a stage count blocks; those of the output itself do not, but the first loops around it do.
+        numbers = nest if inside.block.name_hint == "out" else inside.iter_values
+        left = positions + halo - (numbers[axis.axis + 1] * axis.block + first)
         body = IfThenElse(left.astype("float64") > tirx.const(0, "float64"), body, None)
     return For(stmt.loop_var, stmt.min, stmt.extent, kind, body, stmt.thread_binding, kept)
 
 
-def _fused(stmt: For, count: int, end: tuple[End, Expr] | None) -> For:
+def _fused(stmt: For, count: int, end: tuple[End, Expr] | None, nest: tuple[Expr, ...]) -> For:
     """Return a parallel loop over all iterations of `count` nested loops, the outermost of which is `stmt`."""
     loops = [stmt]
     while len(loops) < count:
         loops.append(loops[-1].body)
-    body = _finished(loops[-1].body, end)
+    body = _finished(loops[-1].body, end, (*nest, *(loop.loop_var for loop in loops)))
     task = tirx.Var("task", "int64")
     left: Expr = task
     for number, loop in reversed(list(enumerate(loops))):

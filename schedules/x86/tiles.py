@@ -140,9 +140,11 @@ def steps(extent: int) -> list[int]:
 def blocks(geometry: Geometry, row_unit: int) -> Iterator[tuple[int, int, int, int]]:
     """Blocks worth trying: a longer axis is cut only where everything outside of it is cut to one.
 
-    A row that is cut is cut into multiples of `row_unit` positions.
+    A row that is cut is cut into multiples of `row_unit` positions, and so is one that a call may make longer.
     """
     depth, height, width = (axis.positions for axis in geometry.axes)
+    if geometry.free[2]:
+        width = -(-width // row_unit) * row_unit
     for w in steps(width):
         yield 1, 1, 1, min(-(-w // row_unit) * row_unit, width)
     for h in steps(height):

@@ -105,6 +105,7 @@ class Definition:
     func: PrimFunc
     sections: tuple[FilterSection, ...]
     end: End | None
+    halo: int
     serial: int
     stride: int
     minor: int
@@ -459,6 +460,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
         _any_alignment(func),
         sections,
         end,
+        axes[end.axis].halo if end else 0,
         whole.serial,
         strides[2],
         minor,

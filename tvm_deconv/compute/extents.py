@@ -24,20 +24,23 @@ Extent: TypeAlias = Expr | int
 class End:
     """Where a free axis ends, the outermost along which blocks have several positions, `block` of them.
 
-    That is after so many positions as the variable `name` of a call says, and `offset` more.
+    That is after so many positions as the variable `name` of a call says, and `offset` more; a position has `stride`
+    outputs.
     """
 
     axis: int
     name: str
     offset: int
     block: int
+    stride: int
 
 
 @dataclass(frozen=True, slots=True)
 class Extents:
     """Images, and along three spatial axes the data, the output, and the positions of a phase.
 
-    `names` are those of the free extents of the data, empty for others, and `offsets` what positions are more.
+    `names` are those of the free extents of the data, empty for others, and `offsets` what positions are more. A
+    position has `strides` outputs.
     """
 
     batch: Extent
@@ -46,6 +49,7 @@ class Extents:
     positions: tuple[Extent, ...]
     names: tuple[str, ...]
     offsets: tuple[int, ...]
+    strides: tuple[int, ...]
 
     @staticmethod
     def of(problem: Problem) -> Extents:
@@ -63,7 +67,8 @@ class Extents:
             output[place] = extent * stride + (constant - stride)
             positions[place] = extent + offsets[place]
         batch: Extent = tirx.Var("batch", "int64") if 0 in problem.free else geometry.batch
-        return Extents(batch, tuple(data), tuple(output), tuple(positions), tuple(names), tuple(offsets))
+        strides = tuple(axis.stride for axis in geometry.axes)
+        return Extents(batch, tuple(data), tuple(output), tuple(positions), tuple(names), tuple(offsets), strides)
 
     def blocks(self, block: Sequence[int]) -> tuple[Extent, ...]:
         """Return how many blocks of images and positions there are along each of the four axes.
@@ -86,7 +91,7 @@ class Extents:
         if images > 1 or axis is None:
             return None
         name, offset = self.names[axis], self.offsets[axis] + spans[axis] - lengths[axis]
-        return End(axis, name, offset, lengths[axis]) if name else None
+        return End(axis, name, offset, lengths[axis], self.strides[axis]) if name else None
 
     @property
     def serial(self) -> int:

@@ -171,8 +171,10 @@ class MatrixDefinition:
     sections: tuple[MatrixSection, ...]
     packed_elements: int
     end: End | None
+    halo: int
     serial: int
     chunk: int
+    stride: int
     row_run: int
     rank: int
     channels_last: bool
@@ -515,13 +517,18 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
     channel_axes, position_axes = (geo.groups, geo.out_channels), (whole.batch, *whole.output)
     shape = (*position_axes, *channel_axes) if last and not wide else (whole.batch, *channel_axes, *whole.output)
     func = te.create_prim_func([*parameters, te.compute(shape_of(shape), out, "out")])
+    end = whole.end(block, spans(geo, block[1:]))
+    rows_of_end = [section.axes[end.axis] for section in sections] if end else []
+    halo = max((rows.start + (rows.window - 1) * rows.step for rows in rows_of_end), default=0)
     return MatrixDefinition(
         _any_alignment(func),
         sections,
         packed_elements,
-        whole.end(block, spans(geo, block[1:])),
+        end,
+        halo,
         whole.serial,
         chunk,
+        strides[2],
         plane if packs else 0,
         problem.rank,
         last,

@@ -152,9 +152,10 @@ class Geometry:
         output = three(outputs, 1)
         strides, dilations = three(problem.strides, 1), three(problem.dilations, 1)
         pads = three(problem.pads_begin, 0)
+        free = (False, problem.rank == 2 and 1 in problem.free, problem.rank in problem.free)
         first, second, third = (
-            phases(k, s if x > 1 else max(pad + y, (k - 1) * d + 1), d, pad, y)
-            for x, k, s, d, pad, y in zip(data, kernel, strides, dilations, pads, output, strict=True)
+            phases(k, s if x > 1 or is_free else max(pad + y, (k - 1) * d + 1), d, pad, y)
+            for x, k, s, d, pad, y, is_free in zip(data, kernel, strides, dilations, pads, output, free, strict=True)
         )
         return Geometry(
             max(problem.batch, 1),
@@ -165,7 +166,7 @@ class Geometry:
             kernel,
             output,
             (first, second, third),
-            (False, problem.rank == 2 and 1 in problem.free, problem.rank in problem.free),
+            free,
         )
 
     @staticmethod

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_deconv.errors import ProblemError, SourceError
+from tvm_deconv.errors import ProblemError, SourceError, printable
 from tvm_deconv.problem import Array, Epilogue, Problem
 
 #: The operators of a `Node` that can become part of an epilogue; all other nodes have the operator "".
@@ -231,8 +231,8 @@ def _in_dtype(epilogue: Epilogue, dtype: str) -> Epilogue:
 
 
 def uncovered(name: str, operator: str, reason: str) -> FoundLayer:
-    """A layer for which there is no problem."""
-    return FoundLayer(name, operator, reason=reason)
+    """A layer for which there is no problem; the reason is made printable, whatever the file held."""
+    return FoundLayer(name, operator, reason="\n".join(map(printable, reason.split("\n"))))
 
 
 def with_unique_names(layers: Iterable[FoundLayer]) -> list[FoundLayer]:

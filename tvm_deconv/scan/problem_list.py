@@ -1,7 +1,8 @@
 """Lists of problems: JSON files, one object per problem.
 
 `data` is the shape of the data in `data_format` (NCX: ``[N, C, *X]``, the default; NXC: ``[N, *X, C]``) and `filter` is
-``[G, Cin/G, Cout/G, *K]``, with G = 1 for the operator without groups. The attributes mean what they mean to OpenVINO.
+``[G, Cin/G, Cout/G, *K]``, with G = 1 for the operator without groups. The batch may be "any", and with one or two
+spatial axes their extents, or lists of buckets. The attributes mean what they mean to OpenVINO.
 `epilogue` is what an Epilogue prints, or an object with its fields; ``"bias": true`` adds the bias to it, whatever else
 it holds. ``"precision": "tf32"`` permits TF32. `out_spatial`, where given, must be the extents that follow. Other
 fields are carried through.
@@ -27,7 +28,7 @@ except ImportError:
 
 
 class _Entry(msgspec.Struct, kw_only=True):
-    data: list[int]
+    data: list[int | str | list[int]]
     filter: list[int]
     strides: list[int]
     pads_begin: list[int] | None = None

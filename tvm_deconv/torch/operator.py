@@ -267,14 +267,17 @@ def layer_of(input: Tensor, parameters: _Parameters, a: _Attributes) -> Layer | 
     if stamp is None or not stamp.holds(parameters):
         held.pop(key, None)
         stamp = _Stamp(parameters)
-        layer = _bound(input, parameters, a)
+        # One artifact may serve many shapes, and so may its layer.
+        others = [one for other, (one, its) in held.items() if other[1:] == key[1:] and its.holds(parameters)]
+        layer = _bound(input, parameters, a, [one for one in others if one is not None and one.problem.free])
         for oldest in list(held)[: max(0, len(held) + 1 - MOST_LAYERS)]:
             held.pop(oldest, None)
         held[key] = layer, stamp
     return layer
 
 
-def _bound(input: Tensor, parameters: _Parameters, a: _Attributes) -> Layer | None:
+def _bound(input: Tensor, parameters: _Parameters, a: _Attributes, others: Sequence[Layer] = ()) -> Layer | None:
+    """Return a layer for `input`: of the `others`, for these parameters too, that which serves it, or a new one."""
     epilogue = Epilogue.parse(a.epilogue)
     weight, bias, *_ = (None if tensor is None else tensor.detach() for tensor in parameters)
     problem = from_torch(
@@ -297,7 +300,11 @@ def _bound(input: Tensor, parameters: _Parameters, a: _Attributes) -> Layer | No
     refusals: list[NoArtifactError] = []
     for each in asked:
         try:
-            return library.bind(each, *operands)
+            wanted = library.freed(each) if parameters.weight.device.type == "cpu" else each
+            for other in others:
+                if wanted.free and other.problem.serves(wanted):
+                    return other
+            return library.bind(wanted, *operands)
         except NoArtifactError as error:
             refusals.append(error)
     try:
