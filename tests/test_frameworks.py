@@ -106,10 +106,52 @@ def test_jax(tmp_path):
 def test_onnx_runtime(run, calls):
     names = run("ONNX Runtime", "onnxruntime")
     assert_same(names["y"], names["expected"])
-    assert len(calls) == len(names["layers"]) == 4
+    assert len(calls) == len(names["session"].layers) == 4
+    assert names["session"].left == {}
 
 
 def test_openvino(run, calls):
     names = run("OpenVINO", "openvino")
     assert_same(names["y"], names["expected"])
-    assert len(calls) == len(names["layers"]) == 4
+    assert len(calls) == len(names["operations"]) == 4
+
+
+def model_of_two(path):
+    """Two layers one after the other, without names; what each of them makes is an output."""
+    from onnx import helper, numpy_helper, save
+
+    rng = np.random.default_rng(3)
+    filters = [rng.standard_normal(shape, np.float32) for shape in ((3, 4, 3, 3), (4, 2, 2, 2))]
+    graph = helper.make_graph(
+        [
+            helper.make_node("ConvTranspose", ["x", "f0"], ["a"], strides=[2, 2], pads=[1, 1, 1, 1]),
+            helper.make_node("Relu", ["a"], ["b"]),
+            helper.make_node("ConvTranspose", ["b", "f1"], ["c"], strides=[2, 2]),
+        ],
+        "two",
+        [helper.make_tensor_value_info("x", 1, [1, 3, 5, 6])],
+        [helper.make_tensor_value_info("c", 1, [1, 2, 18, 22]), helper.make_tensor_value_info("b", 1, [1, 4, 9, 11])],
+        [numpy_helper.from_array(filter, f"f{i}") for i, filter in enumerate(filters)],
+    )
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    return {"x": rng.standard_normal((1, 3, 5, 6), np.float32)}
+
+
+@pytest.mark.parametrize("covered", [(0, 1), (0,), (1,), ()])
+def test_onnx_runtime_keeps_what_no_artifact_serves(covered, calls, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    from tvm_deconv.onnxruntime import Session
+    from tvm_deconv.scan import scan
+
+    feeds = model_of_two(tmp_path / "two.onnx")
+    found = scan(tmp_path / "two.onnx")
+    (tmp_path / "artifacts").mkdir()
+    if covered:
+        td.compile([found[i].problem for i in covered], target="native", output=tmp_path / "artifacts")
+    session = Session(tmp_path / "two.onnx", td.load(tmp_path / "artifacts"))
+    assert list(session.layers) == [found[i].name for i in covered]
+    assert list(session.left) == [layer.name for i, layer in enumerate(found) if i not in covered]
+    expected = onnxruntime.InferenceSession(tmp_path / "two.onnx").run(None, feeds)
+    for got, wanted in zip(session.run(feeds), expected, strict=True):
+        assert_same(got, wanted)
+    assert len(calls) == len(covered)

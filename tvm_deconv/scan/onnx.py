@@ -85,7 +85,7 @@ def scan_onnx(path: Path) -> list[FoundLayer]:
         raise SourceError("source", path, "must be an ONNX model with nodes")
     opset = max((entry.version for entry in model.opset_import if entry.domain in _DOMAINS), default=0)
     left = [
-        uncovered(_name(node), OPERATOR, f"stands in the function {function.name}, which has another opset")
+        uncovered(node_name(node), OPERATOR, f"stands in the function {function.name}, which has another opset")
         for function in model.functions
         for node in function.node
         if _is_operator(node)
@@ -124,7 +124,7 @@ class _Graph:
                 yield from _Graph(graph, self._path, self._opset, self._types, self._makers).scan()
 
     def _found(self, node: onnx.NodeProto) -> FoundLayer:
-        name = _name(node)
+        name = node_name(node)
         if len(node.input) not in (2, 3) or len(node.output) != 1:
             raise SourceError("inputs", name, f"must be 2 or 3 and the output 1 of {OPERATOR} ({self._path})")
         shapes: list[tuple[int, ...]] = []
@@ -175,7 +175,7 @@ class _Graph:
             numbers = self._numbers(op, node)
         if op == "clip" and numbers:
             inputs = inputs[:1]  # the bounds are in the numbers
-        return Node(_name(node), "" if numbers is None else op, inputs, (outputs or [None])[0], numbers or {})
+        return Node(node_name(node), "" if numbers is None else op, inputs, (outputs or [None])[0], numbers or {})
 
     def _numbers(self, op: str, node: onnx.NodeProto) -> dict[str, float] | None:
         """The numbers of a follower; None where its attributes make something else of it."""
@@ -259,14 +259,15 @@ class _Graph:
         try:
             return {str(attribute.name): onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
         except (ValueError, TypeError) as error:
-            raise SourceError("attribute", _name(node), f"must have a type: {error} ({self._path})") from None
+            raise SourceError("attribute", node_name(node), f"must have a type: {error} ({self._path})") from None
 
 
 def _is_operator(node: onnx.NodeProto) -> bool:
     return bool(node.op_type == OPERATOR and node.domain in _DOMAINS)
 
 
-def _name(node: onnx.NodeProto) -> str:
+def node_name(node: onnx.NodeProto) -> str:
+    """Return what a node is called here: its name, else that of its output, else its operator."""
     return str(node.name or next(iter(node.output), "") or node.op_type)
 
 

@@ -1,0 +1,56 @@
+"""OpenVINO: a model of which a library computes the transposed convolutions; docs/frameworks.md."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import openvino
+
+from tvm_deconv.errors import NoArtifactError
+from tvm_deconv.library import Layer, Library
+from tvm_deconv.scan import scan
+
+
+def replace(model: Any, path: str | os.PathLike[str], library: Library) -> dict[str, Any]:
+    """Put an operation in Python in the place of each layer of `model`, read from `path`, that `library` covers.
+
+    What a layer has absorbed of the nodes behind it goes with it. Returns the operations by the layers' names, which
+    must live as long as the model. Raises SourceError.
+    """
+    nodes = {node.get_friendly_name(): node for node in model.get_ops()}
+    made: dict[str, Any] = {}
+    for found in scan(path):
+        if found.problem is None or found.filter is None or found.name not in nodes:
+            continue
+        try:
+            layer = library.bind(found.problem, found.filter, found.bias)
+        except NoArtifactError:
+            continue
+        made[found.name] = _operation(nodes[found.name].input_value(0), layer)
+        nodes[(found.name, *found.fused)[-1]].output(0).replace(made[found.name].output(0))
+    return made
+
+
+def _operation(data: Any, layer: Layer) -> Any:
+    class Deconv(openvino.Op):  # type: ignore[misc]
+        """A layer; OpenVINO makes further ones from its type."""
+
+        def __init__(self, inputs: Any) -> None:
+            super().__init__(self, inputs)
+
+        def validate_and_infer_types(self) -> None:
+            shape = openvino.PartialShape(layer.problem.output_shape)
+            self.set_output_type(0, self.get_input_element_type(0), shape)
+
+        def clone_with_new_inputs(self, inputs: Any) -> Any:
+            return Deconv(inputs)
+
+        def has_evaluate(self) -> bool:
+            return True
+
+        def evaluate(self, outputs: Any, inputs: Any) -> bool:
+            layer(inputs[0].data, out=outputs[0].data)
+            return True
+
+    return Deconv([data])
