@@ -386,7 +386,7 @@ def test_trials_go_to_the_algorithm_that_is_fast_and_all_are_tried():
 
     tried = [one.algorithm for one in spent(Arithmetic(seconds, lambda _: 1e-9), [problem], 64)]
     assert set(tried[:8]) == set(algorithms)
-    assert tried[16:].count(algorithms[-1]) > len(tried[16:]) / 2
+    assert tried[16:].count(algorithms[-1]) >= len(tried[16:]) / 2  # every mutation
 
 
 def test_a_search_that_was_stopped_anywhere_tries_nothing_twice():
