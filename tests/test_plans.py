@@ -12,7 +12,7 @@ from test_kernels import TOLERANCE, not_empty, targets
 
 import tvm_deconv as td
 from tvm_deconv.compute.direct import CHANNELS, GROUPS, ROWS, define_direct, has_whole_vectors
-from tvm_deconv.compute.matrix import MatrixTile, define_matrix, row_unit
+from tvm_deconv.compute.matrix import MatrixTile, contiguous_phases, define_matrix, row_unit
 from tvm_deconv.reference import reference
 from tvm_deconv.schedules.x86 import ALGORITHMS, accumulator_lanes, default_plan, matrix_tiles
 from tvm_deconv.targets import TARGETS, detect_host
@@ -87,6 +87,21 @@ def test_phases_of_the_natural_output(groups, extent, kernel, stride, pad, outpu
         assert np.linalg.norm(found - wanted) <= bound, (problem.key, algorithm.name, plan)
         served += 1
     assert served >= 3
+
+
+@targets
+@pytest.mark.parametrize("name", ["matrix", "winograd"])
+def test_phases_fill_vectors_or_halves_of_them(name, target):
+    problem = td.Problem(2, 1, 5, 7, (6, 9), (16, 16), (8, 8), (1, 1), (3, 0), (50, 77), epilogue=td.Epilogue(True))
+    assert contiguous_phases(problem, 16) == contiguous_phases(problem, 8) == 8
+    assert contiguous_phases(problem.replace(pads_begin=(3, 4)), 16) == 0
+    algorithm = next(algorithm for algorithm in ALGORITHMS if algorithm.name == name)
+    data, weights, bias = operands(problem, 5)
+    wanted = reference(problem, data, weights, bias)
+    plans = [plan for _, plan in algorithm.family.plans(problem, target)]
+    for plan in (plans[0], next(plan for plan in plans if plan.tile.width < 9)):
+        found = run_kernel(problem, target, data, weights, bias, algorithm, plan)
+        assert np.linalg.norm(found - wanted) <= WINOGRAD * TOLERANCE["float32"] * np.linalg.norm(wanted), plan
 
 
 @targets

@@ -221,7 +221,7 @@ def fills_panels(problem: Problem, target: Target) -> bool:
     """Every product has vectors of columns and of rows: enough output channels, input channels and positions."""
     lanes = accumulator_lanes(problem, target)
     positions = _positions(problem)
-    columns = 2 * problem.out_channels >= lanes or contiguous_phases(problem, lanes)
+    columns = 2 * problem.out_channels >= lanes or contiguous_phases(problem, lanes) > 0
     enough = columns and 2 * problem.in_channels >= lanes and positions >= 4
     return enough and finishes_in_short_chunks(problem, target)
 

@@ -119,7 +119,7 @@ def schedule_matrix(
         skips.outputs(epilogue, -3 if definition.wide else -4, definition.stride)
         *_, last = sch.get_loops(epilogue)
         if definition.wide or tile.channels >= lanes:
-            last, lane = sch.split(last, [None, lanes])
+            last, lane = sch.split(last, [None, definition.wide or lanes])
             sch.vectorize(lane)
         if whole_vectors:
             # The copy vanishes: of a scope of its own, what is copied need not be written anywhere.

@@ -38,6 +38,9 @@ from tvm_deconv.compute.storage import from_accumulator, storage_dtype
 from tvm_deconv.compute.winograd import Matrix, winograd
 from tvm_deconv.problem import Problem
 
+#: Phases of a vector, at least, where they are fewer than its lanes.
+_HALF = 8
+
 
 @dataclass(frozen=True, slots=True)
 class MatrixTile:
@@ -178,7 +181,7 @@ class MatrixDefinition:
     row_run: int
     rank: int
     channels_last: bool
-    wide: bool
+    wide: int
     out_channels: int
 
     @property
@@ -196,15 +199,17 @@ class MatrixDefinition:
         return (n, *natural, channel) if self.channels_last else (n, channel, *natural)
 
 
-def contiguous_phases(problem: Problem, lanes: int) -> bool:
-    """Whether phases are the vectors of the output: there are whole vectors of phases of the last axis in each run.
+def contiguous_phases(problem: Problem, lanes: int) -> int:
+    """Return of how many phases of the last axis the vectors of the output are, 0 where they are not of phases.
 
-    That is for `N C *X`, and for one channel in all. Then channels need not be many, and nothing is transposed.
+    They are where each run has whole vectors, or halves of at least eight, of `N C *X`, and of one channel in all. Then
+    channels need not be many, and nothing is transposed.
     """
     axis = Geometry.of(problem).axes[2]
     extents = (axis.stride, *(extent for run in axis.runs for extent in (run.start, run.count)))
+    common = math.gcd(lanes, *extents)
     rows = problem.data_format == "NCX" or problem.groups * problem.out_channels == 1
-    return rows and all(extent % lanes == 0 for extent in extents)
+    return common if rows and (common == lanes or common >= _HALF) else 0
 
 
 def row_unit(problem: Problem, lanes: int) -> int:
@@ -288,7 +293,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
     axes = geo.axes
     strides = tuple(axis.stride for axis in axes)
     wide = contiguous_phases(problem, lanes)
-    sections = matrix_sections(geo, tile, lanes, wide)
+    sections = matrix_sections(geo, tile, lanes, wide > 0)
     packed_elements = max(1, sum(math.prod(section.shape) for section in sections))
 
     block = tile.block
