@@ -106,6 +106,26 @@ def test_every_algorithm_serves_a_plane_of_any_extents(algorithm, data_format, t
 
 
 @targets
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.name)
+def test_every_algorithm_serves_planes_of_any_height(algorithm, data_format, target):
+    """Rows in one block, packed close, and whole vectors of channels."""
+    problem = td.Problem(
+        "any", 32, 3, 1, ("any", 24), (4, 4), (1, 1), (1, 1), (2, 2), ("any-1", 23), data_format=data_format
+    )
+    if algorithm.name in ("matrix", "winograd", "direct_channels"):
+        problem = problem.replace(groups=1, in_channels=9, out_channels=32)
+    plans = [plan for _, plan in algorithm.family.plans(problem, target) if plan.tile.height >= 8]
+    kernel, compiled = compile_kernel(problem, target, algorithm, plans[0 if data_format == "NXC" else len(plans) // 2])
+    for batch, height in ((1, 7), (2, 20), (1, 45)):
+        static = at(problem, batch, (height, 24))
+        data, weights, bias = operands(static, batch)
+        found = call_kernel(static, kernel, compiled, data, weights, bias)
+        wanted = reference(static, data, weights, bias)
+        assert np.linalg.norm(found - wanted) <= WINOGRAD * 2e-6 * np.linalg.norm(wanted), static.key
+
+
+@targets
 @pytest.mark.parametrize(
     ("problem", "names", "calls"),
     [

@@ -116,7 +116,8 @@ def schedule_matrix(
             sch.unroll(loop)
     # 7. Epilogue, and transposition.
     if direct:
-        skips.outputs(epilogue, -3 if definition.wide else -4, definition.stride)
+        if not whole_vectors:
+            skips.outputs(epilogue, -3 if definition.wide else -4, definition.stride)
         *_, last = sch.get_loops(epilogue)
         if definition.wide or tile.channels >= lanes:
             last, lane = sch.split(last, [None, definition.wide or lanes])
@@ -127,6 +128,7 @@ def schedule_matrix(
             sch.vectorize(lane)
             for axis in range(LEAD, LEAD + 5):  # n, d, h, w, vectors
                 sch.merge(sch.get_loops(epilogue)[axis], sch.get_loops(out)[axis])
+            skips.outputs(epilogue, LEAD + 1, definition.stride)
             sch.set_scope(epilogue, 0, "local")
     else:
         *_, i, lane = sch.get_loops(epilogue)

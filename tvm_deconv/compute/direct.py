@@ -454,13 +454,16 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
     channel_axes, position_axes = (geo.groups, geo.out_channels), (whole.batch, *whole.output)
     shape = (*position_axes, *channel_axes) if last else (whole.batch, *channel_axes, *whole.output)
     end = whole.end(block, (depth, height, width))
+    halo = axes[end.axis].halo if end else 0
+    if end and end.axis == 1 and extents[2] < width + axes[2].halo:
+        halo += 1  # behind a row zeros are read that are those before the next
     inner = math.prod(extents[end.axis + 1 :]) if end else 1  # flat positions from one place along its axis to the next
     func = te.create_prim_func([*parameters, te.compute(shape_of(shape), out, "out")])
     return Definition(
         _any_alignment(func),
         sections,
         end,
-        axes[end.axis].halo if end else 0,
+        halo,
         whole.serial,
         strides[2],
         minor,
