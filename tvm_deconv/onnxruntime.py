@@ -11,7 +11,6 @@ import onnxruntime
 from onnx import shape_inference
 from onnx.utils import Extractor
 
-from tvm_deconv.errors import NoArtifactError
 from tvm_deconv.library import Layer, Library
 from tvm_deconv.problem import Array
 from tvm_deconv.scan import scan
@@ -52,13 +51,10 @@ class Session:
         self._outputs = [value.name for value in model.graph.output]
         self._steps: list[_Step] = []
         for found in scan(path):
-            if found.problem is None or found.filter is None or found.name not in nodes:
-                self.left[found.name] = found.reason or "its filter is no constant of the model's own graph"
-                continue
-            try:
-                layer = library.bind(found.problem, found.filter, found.bias)
-            except NoArtifactError as error:
-                self.left[found.name] = str(error)
+            outside = found.reason or "it stands in a graph within the model's own"
+            layer = found.bind(library) if found.name in nodes else outside
+            if isinstance(layer, str):
+                self.left[found.name] = layer
                 continue
             data, made = nodes[found.name].input[0], nodes[(found.name, *found.fused)[-1]].output[0]
             self.layers[found.name] = layer

@@ -7,7 +7,6 @@ from typing import Any
 
 import openvino
 
-from tvm_deconv.errors import NoArtifactError
 from tvm_deconv.library import Layer, Library
 from tvm_deconv.scan import scan
 
@@ -21,11 +20,8 @@ def replace(model: Any, path: str | os.PathLike[str], library: Library) -> dict[
     nodes = {node.get_friendly_name(): node for node in model.get_ops()}
     made: dict[str, Any] = {}
     for found in scan(path):
-        if found.problem is None or found.filter is None or found.name not in nodes:
-            continue
-        try:
-            layer = library.bind(found.problem, found.filter, found.bias)
-        except NoArtifactError:
+        layer = found.bind(library)
+        if isinstance(layer, str) or found.name not in nodes:
             continue
         made[found.name] = _operation(nodes[found.name].input_value(0), layer)
         nodes[(found.name, *found.fused)[-1]].output(0).replace(made[found.name].output(0))

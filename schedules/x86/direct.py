@@ -24,9 +24,7 @@ from tvm_deconv.schedules.x86.threads import Skips, tasks
 from tvm_deconv.schedules.x86.tiles import Plan
 
 
-def schedule(
-    definition: Definition, form: str, plan: Plan, lanes: int, dtype: str, whole_vectors: bool = False
-) -> Schedule:
+def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: str, whole_vectors: bool) -> Schedule:
     """Schedule a direct `definition`, whose accumulators are of `dtype`, by `plan`.
 
     If `whole_vectors`, results are stored as they are made: each row is chunks of them, or each position vectors.

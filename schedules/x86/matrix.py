@@ -14,7 +14,7 @@ from tvm_deconv.schedules.x86.threads import Skips, tasks
 
 
 def schedule_matrix(
-    definition: MatrixDefinition, plan: MatrixPlan, lanes: int, dtype: str, whole_vectors: bool = False
+    definition: MatrixDefinition, plan: MatrixPlan, lanes: int, dtype: str, whole_vectors: bool
 ) -> Schedule:
     """Schedule `definition`, which was made for the tile of `plan`, with accumulators of `dtype`.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from tvm_deconv.compute.direct import spans
 from tvm_deconv.compute.matrix import (
@@ -26,7 +26,7 @@ from tvm_deconv.compute.matrix import (
 )
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.x86.tiles import FEW_TASKS, LATENCY_ACCUMULATORS, steps
+from tvm_deconv.schedules.x86.tiles import FEW_TASKS, LATENCY_ACCUMULATORS, decisions_of, steps
 from tvm_deconv.targets import Target
 
 #: Winograd's m worth trying; with more points than six, rounding errors grow past what is allowed.
@@ -54,8 +54,7 @@ class MatrixPlan:
     @property
     def decisions(self) -> dict[str, int]:
         """The plan as plain integers: what manifests and logs hold; `natural` where it is not 0."""
-        found = {**asdict(self.tile), "share_data": int(self.share_data)}
-        return {name: value for name, value in found.items() if value or name != "natural"}
+        return decisions_of(self.tile, self.share_data)
 
     @staticmethod
     def from_decisions(decisions: Mapping[str, int]) -> MatrixPlan:

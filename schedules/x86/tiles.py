@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from tvm_deconv.compute.direct import GROUPS, ROWS, Tile, block_extents, spans, tiles_of_channels
+from tvm_deconv.compute.matrix import MatrixTile
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
@@ -38,6 +39,12 @@ _OVERFULL = 0.2
 _LINE_BITS = 512
 
 
+def decisions_of(tile: Tile | MatrixTile, share_data: bool) -> dict[str, int]:
+    """Return the decisions of a plan, of any definition; `natural` where it is not 0."""
+    found = {**asdict(tile), "share_data": int(share_data)}
+    return {name: value for name, value in found.items() if value or name != "natural"}
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The decisions of a schedule: the tile, and whether the channel tiles of a block are tasks of their own."""
@@ -48,8 +55,7 @@ class Plan:
     @property
     def decisions(self) -> dict[str, int]:
         """The plan as plain integers: what manifests and logs hold; `natural` where it is not 0."""
-        found = {**asdict(self.tile), "share_data": int(self.share_data)}
-        return {name: value for name, value in found.items() if value or name != "natural"}
+        return decisions_of(self.tile, self.share_data)
 
     @staticmethod
     def from_decisions(decisions: Mapping[str, int]) -> Plan:

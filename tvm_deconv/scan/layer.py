@@ -12,12 +12,15 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvm_deconv.errors import ProblemError, SourceError, printable
+from tvm_deconv.errors import NoArtifactError, ProblemError, SourceError, printable
 from tvm_deconv.problem import Array, Epilogue, Problem
+
+if TYPE_CHECKING:
+    from tvm_deconv.library import Layer, Library
 
 #: The operators of a `Node` that can become part of an epilogue; all other nodes have the operator "".
 ADD, SUBTRACT, MULTIPLY, BATCH_NORM = "add", "subtract", "multiply", "batch_norm"
@@ -43,6 +46,15 @@ class FoundLayer:
     extra: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
     fused: tuple[str, ...] = ()
+
+    def bind(self, library: Library) -> Layer | str:
+        """Return what computes this in `library`, or why nothing does."""
+        if self.problem is None or self.filter is None:
+            return self.reason or "its filter is no constant of the model's own graph"
+        try:
+            return library.bind(self.problem, self.filter, self.bias)
+        except NoArtifactError as error:
+            return str(error)
 
 
 @dataclass(frozen=True, slots=True)
