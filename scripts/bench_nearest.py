@@ -3,9 +3,9 @@
 
     scripts/bench_nearest.py --json nearest.json
 
-Each layer of examples/layers.json, in both layouts, is built by the default, by the nearest of the other problems'
-records in the installed tuning logs, and by its own record. The three take turns on one thread and the same data; the
-ratio is the median time of the default by that of the nearest.
+Each layer of examples/layers.json, in both layouts, is built by the default, by its own record, and by the nearest of
+the other problems' records in the installed tuning logs, if that would be used. These take turns on one thread and the
+same data; the ratio is the median time of the default by that of the nearest.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def without(problem: td.Problem, records: Records) -> Records:
 
 def compare(problem: td.Problem, target: Target, records: Records) -> dict[str, Any]:
     """Return the row of one problem: median seconds by name, and the problem whose record was the nearest."""
-    near = choices.nearest(problem, target, without(problem, records))
+    near = choices.trusted(problem, target, without(problem, records))
     own = best(problem, records)
     schedules = {"default": choices.default(problem, target)}
     if near is not None:

@@ -226,7 +226,7 @@ def choice_of(problem, *found):
 
 
 def test_exact_before_nearest_before_default():
-    exact, near = schedules_of(SMALL, 6)[5], schedules_of(OTHER, 5)[4]
+    exact, near = schedules_of(SMALL, 6)[5], schedules_of(OTHER, 1)[0]
     found, complaints = choice_of(SMALL, record(SMALL, exact), record(OTHER, near))
     assert found[0] == Choice(exact, "tuned", "the record of this problem")
     assert found[1].schedule == adapt(near, OTHER, SMALL, V3)
@@ -236,6 +236,16 @@ def test_exact_before_nearest_before_default():
     assert complaints == []
     far = SMALL.replace(strides=(64, 64), kernel=(64, 64))
     assert [choice.schedule for choice in choice_of(far, record(SMALL))[0]] == [None]
+
+
+def test_the_nearest_is_not_used_against_arithmetic():
+    dear = schedules_of(OTHER, 1000)[-1]
+    kept = records.Records(V3.name)
+    kept.add(record(OTHER, dear))
+    (_, adapted) = nearest(SMALL, V3, kept)
+    default = choices.default(SMALL, V3)
+    assert choices.cost_of(SMALL, adapted, V3) > choices.AGREES * choices.cost_of(SMALL, default, V3)
+    assert [choice.reason for choice in choice_of(SMALL, record(OTHER, dear))[0]] == ["the default"]
 
 
 @pytest.mark.parametrize(

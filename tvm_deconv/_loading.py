@@ -323,7 +323,7 @@ def without_torch() -> Iterator[None]:
 
 
 def import_tvm_ffi() -> Any:
-    """Return the module tvm_ffi, imported at the first artifact.
+    """Return the module tvm_ffi, imported with the first directory of artifacts.
 
     It imports torch where that is installed (seconds, hundreds of MB), against a symbol conflict on Windows. Where the
     program has not imported torch, this import does not find it; other threads and later imports do.

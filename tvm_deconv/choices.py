@@ -20,6 +20,8 @@ from tvm_deconv.targets import CudaTarget, Target, get_any
 
 #: Records farther than this from a problem say less about it than the arithmetic of the default does.
 FAR = 8.0
+#: What the nearest record's decisions may cost by arithmetic, relative to the default's, where it is built with them.
+AGREES = 1.15
 #: How much a factor of two in a field counts. Kernel and strides decide the taps and phases, which tiles are made for.
 _WEIGHTS = {
     "batch": 0.5,
@@ -89,6 +91,12 @@ def of_algorithm(problem: Problem, algorithm: Any, target: Target | CudaTarget) 
     """Return every plan of one algorithm that is worth considering, the cheapest first."""
     found = algorithm.family.plans(problem, target)
     return [Candidate(Schedule.of(algorithm.name, plan.decisions), cost) for cost, plan in found]
+
+
+def cost_of(problem: Problem, schedule: Schedule, target: Target | CudaTarget) -> float:
+    """Return the cost of a schedule by arithmetic, relative; infinite where it is none worth considering."""
+    options = of_algorithm(problem, named(schedule.algorithm), target)
+    return next((option.cost for option in options if option.schedule == schedule), math.inf)
 
 
 def idle(problem: Problem, schedule: Schedule, threads: int) -> float:
@@ -190,6 +198,17 @@ def nearest(
     return None
 
 
+def trusted(
+    problem: Problem, target: Target | CudaTarget, records: Records, algorithms: Collection[str] | None = None
+) -> tuple[Record, Schedule] | None:
+    """Return the `nearest` where arithmetic sees little between its decisions and the default's, else None."""
+    found = nearest(problem, target, records, algorithms)
+    if found is None:
+        return None
+    most = AGREES * cost_of(problem, default(problem, target, algorithms), target)
+    return found if cost_of(problem, found[1], target) <= most else None
+
+
 def allowed(record: Record, algorithms: Collection[str] | None) -> bool:
     """Whether the algorithm of a record is among `algorithms`, of which None means all."""
     return algorithms is None or record.algorithm in algorithms
@@ -239,7 +258,7 @@ def choices(
             break
         if complaints is not None:
             complaints.append(unusable)
-    near = nearest(problem, target, records, algorithms)
+    near = trusted(problem, target, records, algorithms)
     if near is not None:
         yield Choice(near[1], "default", f"adapted from the record of {near[0].problem}")
     yield Choice(None, "default", "the default", algorithms)

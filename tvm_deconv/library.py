@@ -50,7 +50,7 @@ def load(
     public_key: str | Path | None = None,
     fallback: str | Sequence[str] | None = None,
 ) -> Library:
-    """Read the manifests in the directory `root`; no library is opened and no code runs.
+    """Read the manifests in the directory `root`; no library of an artifact is opened and none of its code runs.
 
     A manifest that does not read is a rejected candidate of every selection, and in `Library.broken`; where nothing
     else is there, its ManifestError is raised. A library without a manifest, left by an interrupted build, is such a
@@ -113,6 +113,8 @@ def load(
 
         check(root, found, Path(public_key))
     LOG.info("%s holds %d artifacts, %d broken; %s", root, len(read), len(broken), found)
+    if read:
+        _loading.import_tvm_ffi()  # so that the first call of a service need not wait for it
     return Library(
         root, read, broken, host=detect_host(), cap=max_target(), digest=found, pinned=pinned, fallback=wanted
     )

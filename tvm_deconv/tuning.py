@@ -264,6 +264,8 @@ class _Search:
         known = [self.default]
         for choice in choices(self.problem, self.target, self._records, self.complaints, self.algorithms):
             known += [choice.schedule] if choice.schedule else []
+        near = nearest(self.problem, self.target, self._records, self.algorithms)
+        known += [near[1]] if near else []  # arithmetic may be wrong about it: that is what measuring is for
         return list(dict.fromkeys(known))
 
     @property

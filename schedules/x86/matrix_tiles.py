@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tvm_deconv.compute.direct import spans
 from tvm_deconv.compute.matrix import (
@@ -26,7 +27,7 @@ from tvm_deconv.compute.matrix import (
 )
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.x86.tiles import FEW_TASKS, LATENCY_ACCUMULATORS, decisions_of, steps
+from tvm_deconv.schedules.x86.tiles import ENUMERATIONS, FEW_TASKS, LATENCY_ACCUMULATORS, decisions_of, steps
 from tvm_deconv.targets import Target
 
 #: Winograd's m worth trying; with more points than six, rounding errors grow past what is allowed.
@@ -248,6 +249,7 @@ class _Arithmetic:
         return max(products / (2 * self.lanes), 1.0)
 
 
+@lru_cache(maxsize=ENUMERATIONS)
 def candidates(problem: Problem, winograd: bool, target: Target, lanes: int) -> list[tuple[float, MatrixPlan]]:
     """Every plan worth considering with its cost by arithmetic (cycles a useful product, relative), cheapest first."""
     choices = Geometry.choices(problem)

@@ -14,6 +14,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 
 from tvm_deconv.compute.direct import GROUPS, ROWS, Tile, block_extents, spans, tiles_of_channels
 from tvm_deconv.compute.matrix import MatrixTile
@@ -24,15 +25,21 @@ from tvm_deconv.targets import Target
 
 #: Independent accumulators that hide the latency of a multiply-add: four cycles, two a cycle.
 LATENCY_ACCUMULATORS = 8
+#: Lists of plans that are kept: a build asks repeatedly for those of a problem and of the one with the nearest record.
+ENUMERATIONS = 8
 #: A kernel with fewer independent tasks than this also splits its channel tiles over threads.
 FEW_TASKS = 16
-#: Cycles of work outside of the reduction: to pack a vector, to set up a packed row, to finish a vector of the output
-#: and copy it, to start on another piece of the caller's memory, and to start a task.
+#: What a register tile takes, by measurement, of its cost by arithmetic and what breaks ties.
+_TIES = 0.87
+#: Cycles of work outside of the reduction: to pack a vector, to finish a vector of the output and copy it, to start on
+#: another piece of the caller's memory, and to start a task; and, where vectors are taken from the caller's memory, or
+#: left there, an element at a time, the lanes for which that is counted again.
 _PACK = 4.0
-_PACK_ROW = 20.0
 _FINISH = 3.0
 _PIECE = 100.0
 _TASK = 100.0
+_GATHERED = 4
+_SCATTERED = 2
 #: What a block holds should stay within this share of the second-level cache; the cost of as much again beyond it.
 _L2_SHARE = 0.5
 _OVERFULL = 0.2
@@ -179,6 +186,7 @@ def _footprint(geometry: Geometry, form: str, tile: Tile, lanes: int, element: i
     return packed, phases * tile.channels * _positions(geometry, form, tile, lanes) * element
 
 
+@lru_cache(maxsize=ENUMERATIONS)
 def candidates(problem: Problem, form: str, target: Target, lanes: int) -> list[tuple[float, Plan]]:
     """Every plan worth considering with its cost by arithmetic (cycles a useful product, relative), cheapest first."""
     choices = Geometry.choices(problem)
@@ -200,8 +208,10 @@ def _candidates(
     filter_bytes = geometry.groups * geometry.in_channels * geometry.out_channels * geometry.taps * element
     useful = geometry.batch * math.prod(axis.positions for axis in geometry.axes)
     streams_filter = filter_bytes > target.l2_bytes // 2
-    # Channels of `N C *X` become vectors, and vectors channels, an element at a time.
-    scattered = lanes / 2 if problem.data_format == "NCX" and form != ROWS else 1.0
+    # Vectors that are not contiguous in the caller's arrays are taken, and left, an element at a time.
+    foreign = (problem.data_format == "NCX") != (form == ROWS)
+    pack = _PACK * (lanes / _GATHERED if foreign and problem.groups * problem.in_channels > 1 else 1.0)
+    finish = _FINISH * (lanes / _SCATTERED if foreign and problem.groups * problem.out_channels > 1 else 1.0)
     shapes = register_tiles(geometry, form, target, lanes, minor_stride, streams_filter)
 
     found: list[tuple[float, Plan]] = []
@@ -221,9 +231,7 @@ def _candidates(
             # Work outside of the reduction: packing with its halo, interleaving, copying, the setup of a task.
             channels = geometry.out_channels * (tile.channels if form == GROUPS else 1)
             made = phases * channels * tile.images * math.prod(block[1:])
-            outside = scattered * (_PACK * packed / element + _FINISH * made) / lanes + _TASK
-            rows = geometry.in_channels * tile.images * math.prod(block_extents(geometry, tile)[:2])
-            outside += _PACK_ROW * rows
+            outside = (pack * packed / element + finish * made) / lanes + _TASK
             # What is contiguous in the caller's arrays is fetched ahead; each piece starts with a miss.
             if problem.data_format == "NCX" and not all(
                 axis.positions <= size for axis, size in zip(geometry.axes, block[1:], strict=True)
@@ -232,7 +240,7 @@ def _candidates(
                 pieces = tile.images if whole else tile.images * tile.depth * tile.height
                 outside += _PIECE * pieces * (geometry.in_channels + channels)
             inside = positions * channels * geometry.in_channels * geometry.taps / (2 * lanes)
-            cost *= 1 + outside / max(inside, 1)
+            cost *= _TIES + outside / max(inside, 1)
             tasks = count * tiles_of_channels(geometry, form, tile)[0]
             found.append((cost, Plan(tile, tasks < FEW_TASKS)))
     return found
