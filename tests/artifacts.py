@@ -84,3 +84,14 @@ def rewrite(directory, problem, **changes):
         file(directory, problem, ".so").unlink()
         changes |= describe(directory, stem(problem.artifact_key, TARGET), content)
     path.write_text(dataclasses.replace(Manifest.read(path), **changes).to_json())
+
+
+def manifest(problem, target, **changes):
+    """A manifest for `problem`, of no library that is there."""
+    fields = {
+        "problem": problem.artifact_key, "target": target, "features": (), "sha256": "0" * 64, "size": 1,
+        "library": library_name(stem(problem.artifact_key, target), "0" * 64), "algorithm": "x", "decisions": {},
+        "packed_shape": (1,), "packed_dtype": "float32", "scratch_bytes": 0, "macs": problem.macs, "versions": {},
+        "recipe": "0" * 64,
+    }  # fmt: skip
+    return Manifest(**fields | changes)

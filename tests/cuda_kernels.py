@@ -24,27 +24,7 @@ SHIM = Path(__file__).parent / "cuda_shim"
 _LIBC = ctypes.CDLL(None)
 _NORESERVE = 0x4000  # of Linux, MAP_NORESERVE
 DLPACK_CUDA = 2
-
-_CODES = {"i": 0, "u": 1, "f": 2}
-
-
-class _DLTensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-class _DLManagedTensor(ctypes.Structure):
-    _fields_ = (("tensor", _DLTensor), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+_DEVICE_TYPE = 8  # bytes from where a DLTensor begins, behind its address
 
 
 class OnDevice:
@@ -57,26 +37,11 @@ class OnDevice:
         return DLPACK_CUDA, 0
 
     def __dlpack__(self, **_):
-        array = self.array
-        managed = _DLManagedTensor()
-        shape = (ctypes.c_int64 * max(array.ndim, 1))(*array.shape)
-        strides = (ctypes.c_int64 * max(array.ndim, 1))(*(step // array.itemsize for step in array.strides))
-        managed.tensor = _DLTensor(
-            array.ctypes.data,
-            DLPACK_CUDA,
-            0,
-            array.ndim,
-            _CODES[array.dtype.kind],
-            8 * array.itemsize,
-            1,
-            shape,
-            strides,
-            0,
-        )
-        self.kept = (managed, shape, strides)
-        new = ctypes.pythonapi.PyCapsule_New
-        new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-        return new(ctypes.addressof(managed), b"dltensor", None)
+        capsule = self.array.__dlpack__()
+        tensor = ctypes.pythonapi.PyCapsule_GetPointer
+        tensor.restype, tensor.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+        ctypes.c_int32.from_address(tensor(capsule, b"dltensor") + _DEVICE_TYPE).value = DLPACK_CUDA
+        return capsule
 
 
 _FLAGS = ("-fPIC", "-O0", "-std=c++17", "-w", f"-I{SHIM}", f"-I{Path(tvm_ffi.__file__).parent / 'include'}")

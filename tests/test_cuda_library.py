@@ -1,19 +1,19 @@
 """The library with arrays on a CUDA device: on the shim, where the device's memory is the CPU's, and without one."""
 
 import ctypes
-import hashlib
 import sys
 import types
 
 import numpy as np
 import pytest
+from artifacts import describe, manifest
 from cuda_kernels import OnDevice, compile_for_cpu
 from strategies import operands
 
 import tvm_deconv as td
 from tvm_deconv import _cuda, _loading, fallback, library, targets
 from tvm_deconv.errors import CompilerNotFound, DeviceError, NoArtifactError, ProblemError, TensorError, TensorTypeError
-from tvm_deconv.manifest import Accepted, Manifest, Rejected, library_name, select, stem
+from tvm_deconv.manifest import Accepted, Rejected, select, stem
 from tvm_deconv.reference import reference
 from tvm_deconv.schedules.cuda import build_kernel, source
 from tvm_deconv.targets import CUDA_TARGETS
@@ -26,27 +26,12 @@ PROBLEMS = (PLAIN, SPLIT, ALIGNED)
 
 def entry(directory, problem, target, content):
     """An artifact with this content as its library."""
-    kernel = build_kernel(problem)
-    name, digest = stem(problem.artifact_key, target), hashlib.sha256(content).hexdigest()
-    manifest = Manifest(
-        problem=problem.artifact_key,
-        target=target,
-        features=(),
-        library=library_name(name, digest),
-        sha256=digest,
-        size=len(content),
-        algorithm=kernel.algorithm,
-        decisions=kernel.decisions,
-        packed_shape=(kernel.packed_elements,),
-        packed_dtype=kernel.packed_dtype,
-        scratch_bytes=kernel.scratch_bytes,
-        macs=problem.macs,
-        versions={},
-        recipe="0" * 64,
-    )
-    (directory / manifest.library).write_bytes(content)
-    (directory / f"{name}.json").write_text(manifest.to_json())
-    return manifest
+    kernel, name = build_kernel(problem), stem(problem.artifact_key, target)
+    made = {field: getattr(kernel, field) for field in ("algorithm", "decisions", "packed_dtype", "scratch_bytes")}
+    made |= {"packed_shape": (kernel.packed_elements,), **describe(directory, name, content)}
+    there = manifest(problem, target, **made)
+    (directory / f"{name}.json").write_text(there.to_json())
+    return there
 
 
 @pytest.fixture(scope="session")

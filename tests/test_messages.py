@@ -1,6 +1,7 @@
 """The texts that users read. Each names the attribute, its value and the rule."""
 
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -322,3 +323,15 @@ def test_texts_survive_pickling(error, text):
 def test_long_values_are_cut():
     with pytest.raises(ProblemError, match=r"^maximum=1(0{116})\.\.\.: must fit in a float$"):
         Epilogue(activation="clip", maximum=10**400)
+
+
+def test_extras_that_texts_name_are_there():
+    root = Path(__file__).parents[1]
+    settings = (root / "pyproject.toml").read_text()
+    declared = set(re.findall(r"^(\w+) = \[", settings.partition("[project.optional-dependencies]")[2], re.MULTILINE))
+    texts = [settings, *(path.read_text() for path in (*root.glob("docs/*.md"), *root.glob("tvm_deconv/**/*.py")))]
+    named = {
+        extra for text in texts for found in re.findall(r"tvm_deconv\[([\w,]+)\]", text) for extra in found.split(",")
+    }
+    assert {"compile", "cuda", "sign"} <= named
+    assert named <= declared

@@ -5,10 +5,11 @@ import json
 
 import numpy as np
 import pytest
+from artifacts import manifest
 
 import tvm_deconv as td
 from tvm_deconv.errors import ProblemError, SourceError
-from tvm_deconv.manifest import Accepted, Manifest, library_name, select, stem
+from tvm_deconv.manifest import Accepted, select
 from tvm_deconv.reference import reference
 from tvm_deconv.scan import scan
 from tvm_deconv.schedules.cuda import ALGORITHMS, build_kernel
@@ -16,26 +17,6 @@ from tvm_deconv.schedules.cuda import source as cuda_source
 
 EXACT = td.Problem(1, 1, 16, 16, (6, 7), (4, 4), (2, 2), (1, 1), (1, 1), (12, 14), epilogue=td.Epilogue(True, "relu"))
 LOOSE = EXACT.replace(precision="tf32")
-
-
-def manifest(problem, target):
-    name = stem(problem.artifact_key, target)
-    return Manifest(
-        problem=problem.artifact_key,
-        target=target,
-        features=(),
-        library=library_name(name, "a" * 64),
-        sha256="a" * 64,
-        size=1,
-        algorithm="x",
-        decisions={},
-        packed_shape=(1,),
-        packed_dtype="float32",
-        scratch_bytes=0,
-        macs=problem.macs,
-        versions={},
-        recipe="0" * 64,
-    )
 
 
 def test_it_is_part_of_the_key():

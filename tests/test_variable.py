@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from artifacts import TARGET, export
+from artifacts import TARGET, export, manifest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from kernels import call_kernel, compile_kernel, compiled_kernel
@@ -14,7 +14,7 @@ from test_plans import WINOGRAD
 
 import tvm_deconv as td
 from tvm_deconv import verify
-from tvm_deconv.manifest import Manifest, library_name, select, stem
+from tvm_deconv.manifest import select
 from tvm_deconv.reference import reference
 from tvm_deconv.schedules.x86 import ALGORITHMS, build_kernel, build_variants
 from tvm_deconv.schedules.x86.variants import places
@@ -288,15 +288,6 @@ class TestLayer:
             _, weights, bias = operands(other, 1)
             with pytest.raises(td.NoArtifactError):
                 library.bind(other, weights, bias)
-
-
-def manifest(problem, target):
-    return Manifest(
-        problem=problem.artifact_key, target=target, features=(), sha256="0" * 64,
-        library=library_name(stem(problem.artifact_key, target), "0" * 64),
-        size=1, algorithm="direct_rows", decisions={}, packed_shape=(1,), packed_dtype="float32",
-        scratch_bytes=0, macs=0, versions={}, recipe="0" * 64,
-    )  # fmt: skip
 
 
 def test_variable_artifacts_come_before_those_of_a_lower_target():

@@ -105,7 +105,7 @@ class Rows:
 
     def __init__(self, args: Arguments, block: Block, tile_m: int, rows: Sequence[Index]) -> None:
         """Work out row ``tile_m * block.tile_m + row`` for each of `rows`, which are less than `tile_m`."""
-        self._args, self._section, self._group = args, block.section, block.group
+        self._section, self._group = block.section, block.group
         self._kept = local(4 * len(rows), args.index)
         self._ragged = block.section.m % tile_m != 0
         for number, row in enumerate(rows):

@@ -19,7 +19,7 @@ from tvm.script.ir_builder import tirx as build
 from tvm_deconv.compute.gather import Index
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda.emit import Kernel, local
-from tvm_deconv.schedules.cuda.tiles import Cells, Form, Plan, cost, filled, matrix_kernel, searched
+from tvm_deconv.schedules.cuda.tiles import Cells, Form, Plan, cheapest, matrix_kernel, searched
 
 #: Plans by falling width: a product takes the widest that its columns fill well.
 PLANS = (
@@ -131,14 +131,12 @@ def _shapes(problem: Problem) -> list[Plan]:
 
 def default_plan(problem: Problem) -> Plan:
     """Choose the plan of the least cost."""
-    found = (filled(plan, _Threads, problem) for plan in _shapes(problem))
-    return min(found, key=lambda plan: cost(_Threads(problem, plan)))
+    return cheapest(_shapes(problem), _Threads, problem)
 
 
 def plans(problem: Problem) -> list[tuple[float, Plan]]:
     """Return the plans worth measuring, with their costs, the cheapest first."""
-    found = {plan for shape in _shapes(problem) for plan in searched(shape, _Threads, problem)}
-    return sorted(((cost(_Threads(problem, plan)), plan) for plan in found), key=lambda pair: pair[0])
+    return searched(_shapes(problem), _Threads, problem)
 
 
 def product(problem: Problem, plan: Plan | None = None) -> Kernel:

@@ -25,7 +25,7 @@ from tvm_deconv.compute.gather import Index, sections
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda.emit import Kernel, local
-from tvm_deconv.schedules.cuda.tiles import Cells, Form, Plan, cost, filled, matrix_kernel, searched
+from tvm_deconv.schedules.cuda.tiles import Cells, Form, Plan, cheapest, matrix_kernel, searched
 from tvm_deconv.schedules.cuda.warp import MMA_TERMS, ldmatrix, mma, tf32
 
 PLANS = (
@@ -182,14 +182,12 @@ def _shapes(problem: Problem) -> list[Plan]:
 
 def default_plan(problem: Problem) -> Plan:
     """Choose the plan of the least cost."""
-    found = (filled(plan, _Warps, problem) for plan in _shapes(problem))
-    return min(found, key=lambda plan: cost(_Warps(problem, plan)))
+    return cheapest(_shapes(problem), _Warps, problem)
 
 
 def plans(problem: Problem) -> list[tuple[float, Plan]]:
     """Return the plans worth measuring, with their costs, the cheapest first."""
-    found = {plan for shape in _shapes(problem) for plan in searched(shape, _Warps, problem)}
-    return sorted(((cost(_Warps(problem, plan)), plan) for plan in found), key=lambda pair: pair[0])
+    return searched(_shapes(problem), _Warps, problem)
 
 
 def tensor(problem: Problem, plan: Plan | None = None) -> Kernel:

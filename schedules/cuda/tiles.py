@@ -19,7 +19,7 @@ from __future__ import annotations
 import abc
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -269,16 +269,27 @@ def filled(plan: Plan, form: Callable[[Problem, Plan], Form], problem: Problem) 
     return min(found, key=lambda plan: cost(form(problem, plan)))
 
 
-def searched(plan: Plan, form: Callable[[Problem, Plan], Form], problem: Problem) -> Iterator[Plan]:
-    """Yield plans like `plan` with other stages, tiles of k and parts of sums, as far as memory and registers reach."""
-    for tile_k in _TERMS:
-        for stages in range(2, 5):
-            split = filled(replace(plan, tile_k=tile_k), form, problem).split
-            for parts in sorted({1, max(1, split // 2), split, min(2 * split, _MOST_PARTS)}):
-                found = replace(plan, tile_k=tile_k, stages=stages, split=parts)
-                made = form(problem, found)
-                if made.fits and made.registers <= MOST_REGISTERS:
-                    yield found
+def cheapest(shapes: Iterable[Plan], form: Callable[[Problem, Plan], Form], problem: Problem) -> Plan:
+    """Return the plan of the least cost of `shapes`, each `filled`."""
+    return min((filled(shape, form, problem) for shape in shapes), key=lambda plan: cost(form(problem, plan)))
+
+
+def searched(
+    shapes: Iterable[Plan], form: Callable[[Problem, Plan], Form], problem: Problem
+) -> list[tuple[float, Plan]]:
+    """Return plans like `shapes` with other stages, tiles of k and parts of sums, as memory and registers allow.
+
+    With their costs, the cheapest first.
+    """
+    found: set[Plan] = set()
+    for shape, tile_k, stages in itertools.product(shapes, _TERMS, range(2, 5)):
+        split = filled(replace(shape, tile_k=tile_k), form, problem).split
+        for parts in sorted({1, max(1, split // 2), split, min(2 * split, _MOST_PARTS)}):
+            plan = replace(shape, tile_k=tile_k, stages=stages, split=parts)
+            made = form(problem, plan)
+            if made.fits and made.registers <= MOST_REGISTERS:
+                found.add(plan)
+    return sorted(((cost(form(problem, plan)), plan) for plan in found), key=lambda pair: pair[0])
 
 
 def matrix_kernel(form: Form) -> Kernel:

@@ -28,6 +28,7 @@ from tvm.tirx import Buffer, BufferLoad, BufferRegion, BufferStore, Evaluate, Fo
 
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.x86.threads import with_body
 
 _Place: TypeAlias = tuple[Buffer, list[Expr]]
 
@@ -99,15 +100,10 @@ def _streamed(stmt: Stmt, nest: Sequence[For], calls: list[Stmt]) -> Stmt:
             row = _row(stmt, nest)
             calls += [row] if row else []
             return row or _around(stmt, nest)
-        block = stmt.block
-        body = _streamed(block.body, [], calls)
-        if block.name_hint == "root":
+        body = _streamed(stmt.block.body, [], calls)
+        if stmt.block.name_hint == "root":
             body = tirx.AttrStmt(tirx.const(0), "pragma_import_llvm", StringImm(_FUNCTIONS), body)
-        inner = SBlock(
-            block.iter_vars, block.reads, block.writes, block.name_hint, body, block.init,
-            block.alloc_buffers, block.match_buffers, block.annotations,
-        )  # fmt: skip
-        return _around(SBlockRealize(stmt.iter_values, stmt.predicate, inner), nest)
+        return _around(with_body(stmt, body), nest)
     if isinstance(stmt, SeqStmt):
         return _around(SeqStmt([_streamed(part, [], calls) for part in stmt.seq]), nest)
     if not isinstance(stmt, For):
@@ -115,17 +111,13 @@ def _streamed(stmt: Stmt, nest: Sequence[For], calls: list[Stmt]) -> Stmt:
     if stmt.kind == ForKind.PARALLEL:
         # What a task has stored is in memory before another thread hears that the task is done.
         fence = Evaluate(tirx.call_extern("int32", _FENCE))
-        return _around(_loop(stmt, SeqStmt([_streamed(stmt.body, [], calls), fence])), nest)
+        return _around(with_body(stmt, SeqStmt([_streamed(stmt.body, [], calls), fence])), nest)
     return _streamed(stmt.body, [*nest, stmt], calls)
-
-
-def _loop(loop: For, body: Stmt) -> For:
-    return For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations)
 
 
 def _around(stmt: Stmt, nest: Sequence[For]) -> Stmt:
     for loop in reversed(nest):
-        stmt = _loop(loop, stmt)
+        stmt = with_body(loop, stmt)
     return stmt
 
 

@@ -76,6 +76,18 @@ class Skips:
             self.needed(outer, part // row, halo=halo)
 
 
+def with_body(stmt: For | SBlockRealize, body: Stmt) -> Stmt:
+    """Return the loop or the realized block `stmt` with another body; TVM has nothing for that in Python."""
+    if isinstance(stmt, For):
+        return For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, stmt.annotations)
+    block = stmt.block
+    inner = SBlock(
+        block.iter_vars, block.reads, block.writes, block.name_hint, body, block.init,
+        block.alloc_buffers, block.match_buffers, block.annotations,
+    )  # fmt: skip
+    return SBlockRealize(stmt.iter_values, stmt.predicate, inner)
+
+
 def finished(func: PrimFunc, end: End | None) -> PrimFunc:
     """Return `func` with the marked loops made parallel, and conditional."""
     if end is None:
@@ -90,17 +102,12 @@ def _finished(stmt: Stmt, end: tuple[End, Expr] | None, nest: tuple[Expr, ...] =
     if isinstance(stmt, SeqStmt):
         return SeqStmt([_finished(part, end, nest) for part in stmt.seq])
     if isinstance(stmt, SBlockRealize):
-        block = stmt.block
-        inner = SBlock(
-            block.iter_vars, block.reads, block.writes, block.name_hint, _finished(block.body, end, nest), block.init,
-            block.alloc_buffers, block.match_buffers, block.annotations,
-        )  # fmt: skip
-        return SBlockRealize(stmt.iter_values, stmt.predicate, inner)
+        return with_body(stmt, _finished(stmt.block.body, end, nest))
     if not isinstance(stmt, For):
         return stmt
     if _TASKS in stmt.annotations:
         return _fused(stmt, int(stmt.annotations[_TASKS]), end, nest)
-    body, kind = _finished(stmt.body, end, (*nest, stmt.loop_var)), stmt.kind
+    body = _finished(stmt.body, end, (*nest, stmt.loop_var))
     kept = {key: value for key, value in stmt.annotations.items() if key != _NEEDED}
     if _NEEDED in stmt.annotations:
         assert end is not None
@@ -112,7 +119,7 @@ def _finished(stmt: Stmt, end: tuple[End, Expr] | None, nest: tuple[Expr, ...] =
         numbers = nest if inside.block.name_hint == "out" else inside.iter_values
         left = positions + halo - (numbers[axis.axis + 1] * axis.block + first)
         body = IfThenElse(left.astype("float64") > tirx.const(0, "float64"), body, None)
-    return For(stmt.loop_var, stmt.min, stmt.extent, kind, body, stmt.thread_binding, kept)
+    return For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, kept)
 
 
 def _fused(stmt: For, count: int, end: tuple[End, Expr] | None, nest: tuple[Expr, ...]) -> For:
