@@ -7,23 +7,24 @@ whose best plan is the cheapest by arithmetic builds the kernel.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Protocol, TypeAlias
 
 from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc
 
-from tvm_deconv.compute.direct import CHANNELS, GROUPS, ROWS, define_direct, has_whole_vectors, tiles_of_channels
+from tvm_deconv.compute.direct import CHANNELS, GROUPS, ROWS, Tile, define_direct, has_whole_vectors, tiles_of_channels
 from tvm_deconv.compute.extents import End
-from tvm_deconv.compute.matrix import contiguous_phases, define_matrix, row_unit
+from tvm_deconv.compute.matrix import MatrixTile, contiguous_phases, define_matrix, row_unit
 from tvm_deconv.compute.packing import pack_filter, pack_matrix_filter
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86 import matrix_tiles, tiles
 from tvm_deconv.schedules.x86.direct import schedule
 from tvm_deconv.schedules.x86.matrix import schedule_matrix
-from tvm_deconv.schedules.x86.stores import outgrows_caches, streamed
+from tvm_deconv.schedules.x86.stores import copied, outgrows_caches, streamed
 from tvm_deconv.schedules.x86.threads import finished
 from tvm_deconv.schedules.x86.variants import dispatch, one_after_the_other, places
 from tvm_deconv.targets import Target
@@ -96,11 +97,14 @@ class Direct:
         geometry = Geometry.of(problem)
         # A row may always have a next block: it is cut into whole vectors.
         unit = lanes if self.form == ROWS and problem.rank in problem.free else 1
-        return [
-            (cost, replace(plan, share_data=math.prod(tiles_of_channels(geometry, self.form, plan.tile)) >= SHARERS))
+        return _cheapest_first(
+            (
+                cost * _unevenness(problem, plan.tile, plan.tile.positions),
+                replace(plan, share_data=math.prod(tiles_of_channels(geometry, self.form, plan.tile)) >= SHARERS),
+            )
             for cost, plan in found
             if plan.tile.width % unit == 0
-        ]
+        )
 
     def read(self, decisions: Mapping[str, int]) -> Plan:
         """See Family."""
@@ -142,11 +146,14 @@ class Matrix:
         if problem.free in ((), (0,)):
             return [*found]
         unit = row_unit(problem, lanes) if problem.rank in problem.free else 1
-        return [
-            (cost, replace(plan, share_data=problem.groups * -(-problem.out_channels // plan.tile.channels) >= SHARERS))
+        return _cheapest_first(
+            (
+                cost * _unevenness(problem, plan.tile, plan.tile.rows * plan.tile.outputs_w),
+                replace(plan, share_data=problem.groups * -(-problem.out_channels // plan.tile.channels) >= SHARERS),
+            )
             for cost, plan in found
             if plan.tile.width % unit == 0
-        ]
+        )
 
     def read(self, decisions: Mapping[str, int]) -> Plan:
         """See Family."""
@@ -173,8 +180,33 @@ class Matrix:
         )
 
 
+def _cheapest_first(plans: Iterable[tuple[float, Plan]]) -> list[tuple[float, Plan]]:
+    return sorted(plans, key=lambda found: found[0])
+
+
+def _unevenness(problem: Problem, tile: Tile | MatrixTile, positions: int) -> float:
+    """Return by how much calls of other lengths cost more than arithmetic says of the typical one.
+
+    Rows whose lengths are free are computed by whole register tiles, of so many `positions`.
+    """
+    rows = problem.rank in problem.free and tile.images == tile.depth == tile.height == 1
+    return _left_over(min(problem.data_spatial[-1], tile.width), positions) if rows else 1.0
+
+
+@cache
+def _left_over(typical: int, unit: int) -> float:
+    """Return the mean of what lengths from a quarter of the `typical` one to it are in whole units, relative to its."""
+
+    def padded(length: int) -> float:
+        return -(-length // unit) * unit / length
+
+    lengths = range(typical // 4 + 1, typical + 1)
+    return sum(map(padded, lengths)) / len(lengths) / padded(typical)
+
+
 def _deconv(scheduled: Schedule, end: End | None, streams: bool) -> PrimFunc:
-    func = finished(scheduled.mod["main"], end)
+    func = scheduled.mod["main"]
+    func = finished(copied(func) if end else func, end)
     if streams:
         func = streamed(func)
     return func.with_attr("global_symbol", "deconv")

@@ -39,6 +39,7 @@ _TRANSPOSE = 5.0
 _TRANSFORM = 1.5
 _FAR = 10.0
 _TASK = 2000.0
+_PANEL = 3.0
 #: Register tiles tried for each number of vectors.
 _ROW_CHOICES = 4
 #: Bytes a cycle from beyond the second-level cache.
@@ -208,7 +209,10 @@ class _Arithmetic:
             columns = panels * tile.vectors
             # Accumulators are cleared and stored for each reduction.
             reductions = -(-work.rows // tile.rows) * panels * work.points
-            cycles += reductions * products / 2 * (work.taps * geometry.in_channels * step + 3)
+            # A panel past the first-level cache comes from the second for each tile of rows, half a vector a cycle.
+            streams = work.taps * geometry.in_channels * panel * element > self.target.l1_bytes // 2
+            each = max(step, _PANEL / tile.rows) if streams else step
+            cycles += reductions * products / 2 * (work.taps * geometry.in_channels * each + 3)
             cycles += work.rows * work.points * columns * self._far(work.rows * work.points * columns)
             finished = work.rows * work.outputs * columns
             results += finished

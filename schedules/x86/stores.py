@@ -1,4 +1,4 @@
-"""Stores past the caches, for outputs that do not stay in them.
+"""Copies into the output by one call a row: past the caches, or to where the call's output ends.
 
 A store to a line that is not in a cache reads the line first, and drives out what a task still needs.  Where an output
 is larger than a core's share of the caches, the copy of finished rows into it goes by non-temporal stores of whole
@@ -10,21 +10,25 @@ is a few per cent.
 TVM has no such store.  `streamed` replaces the loops of the stage ``out`` by calls of a function in LLVM's language
 that the code generator takes into the module.  It takes any address and length: what lies before the first and after
 the last whole line of a row is stored as usual.
+
+Where an extent is free, a row ends where the call says.  A loop that asks so of each element becomes scattered stores
+under masks, two thirds of the time of a call with few positions; `copied` has the rows copied by their length instead.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
-import tvm_ffi
 from tvm import tirx
-from tvm.ir import Expr, Range, StringImm, TensorLoad
+from tvm.ir import Call, Expr, Range, StringImm, TensorLoad
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.sym import Analyzer
 from tvm.tirx import Buffer, BufferLoad, BufferRegion, BufferStore, Evaluate, For, ForKind, PrimFunc, SeqStmt, Stmt
+from tvm_ffi import structural_equal
 
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
@@ -35,10 +39,14 @@ _Place: TypeAlias = tuple[Buffer, list[Expr]]
 #: A core's share of all caches, in bytes, of current servers: 1.5 to 4 MiB.
 _SHARE = 4 << 20
 _LINE = 64
+#: The stages that take rows of the data, with zeros around them.
+_PACKED = ("data_rows", "data_pack")
 #: Shorter rows, in bytes, are not worth it: they begin and end within lines.
 _SHORTEST = 8 * _LINE
 _NAME = "tvm_deconv_stream"
 _FENCE = "tvm_deconv_fence"
+_COPY = "tvm_deconv_copy"
+_ROW = "tvm_deconv_row"
 _FUNCTIONS = f"""
 define hidden i32 @{_NAME}(ptr noalias %to, ptr noalias %from, i32 %length) {{
 entry:
@@ -78,6 +86,32 @@ declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 declare void @llvm.x86.sse.sfence()
 !0 = !{{i32 1}}
 """
+_COPY_FUNCTIONS = f"""
+define hidden i32 @{_COPY}(ptr noalias %to, ptr noalias %from, i32 %length) {{
+  %bytes = zext i32 %length to i64
+  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %bytes, i1 false)
+  ret i32 0
+}}
+define hidden i32 @{_ROW}(ptr noalias %to, ptr %last, ptr noalias %from, i32 %zeros, i32 %length, i32 %size) {{
+  %before = zext i32 %zeros to i64
+  %bytes = zext i32 %length to i64
+  %element = zext i32 %size to i64
+  %first = ptrtoint ptr %to to i64
+  %final = ptrtoint ptr %last to i64
+  %distance = sub i64 %final, %first
+  %whole = add i64 %distance, %element
+  %begin = getelementptr i8, ptr %to, i64 %before
+  %end = getelementptr i8, ptr %begin, i64 %bytes
+  %left = sub i64 %whole, %before
+  %after = sub i64 %left, %bytes
+  call void @llvm.memset.p0.i64(ptr %to, i8 0, i64 %before, i1 false)
+  call void @llvm.memcpy.p0.p0.i64(ptr %begin, ptr %from, i64 %bytes, i1 false)
+  call void @llvm.memset.p0.i64(ptr %end, i8 0, i64 %after, i1 false)
+  ret i32 0
+}}
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
+"""
 
 
 def outgrows_caches(problem: Problem) -> bool:
@@ -86,33 +120,57 @@ def outgrows_caches(problem: Problem) -> bool:
     return not problem.free and math.prod(problem.output_shape) * size > _SHARE
 
 
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """Calls of functions in place of copies.
+
+    `copy` is for rows of the stage ``out``, `row` for those of the data, packed with zeros, if it is not empty;
+    `shortest` are the bytes that are worth a call; `fence`, if it is not empty, ends each task.
+    """
+
+    functions: str
+    shortest: int
+    copy: str
+    row: str = ""
+    fence: str = ""
+    made: list[Stmt] = field(default_factory=list)
+
+
 def streamed(func: PrimFunc) -> PrimFunc:
     """Return `func` with the rows of its stage ``out`` stored past the caches; where those are no copies, as it is."""
-    calls: list[Stmt] = []
-    body = _streamed(func.body, [], calls)
-    return func.with_body(body) if calls else func
+    return _replaced(func, _Calls(_FUNCTIONS, _SHORTEST, _NAME, fence=_FENCE))
 
 
-def _streamed(stmt: Stmt, nest: Sequence[For], calls: list[Stmt]) -> Stmt:
-    """Replace the copy in `stmt`, directly inside of the loops `nest`, and append the calls to `calls`."""
+def copied(func: PrimFunc) -> PrimFunc:
+    """Return `func` with rows of data and of the output copied up to their ends; as it is where there are none."""
+    return _replaced(func, _Calls(_COPY_FUNCTIONS, _LINE, _COPY, row=_ROW))
+
+
+def _replaced(func: PrimFunc, calls: _Calls) -> PrimFunc:
+    body = _copies(func.body, [], calls)
+    return func.with_body(body) if calls.made else func
+
+
+def _copies(stmt: Stmt, nest: Sequence[For], calls: _Calls) -> Stmt:
+    """Replace the copies in `stmt`, directly inside of the loops `nest`, by calls."""
     if isinstance(stmt, SBlockRealize):
-        if stmt.block.name_hint == "out":
-            row = _row(stmt, nest)
-            calls += [row] if row else []
-            return row or _around(stmt, nest)
-        body = _streamed(stmt.block.body, [], calls)
+        row = _row(stmt, nest, calls)
+        if row is not None:
+            calls.made.append(row)
+            return row
+        body = _copies(stmt.block.body, [], calls)
         if stmt.block.name_hint == "root":
-            body = tirx.AttrStmt(tirx.const(0), "pragma_import_llvm", StringImm(_FUNCTIONS), body)
+            body = tirx.AttrStmt(tirx.const(0), "pragma_import_llvm", StringImm(calls.functions), body)
         return _around(with_body(stmt, body), nest)
     if isinstance(stmt, SeqStmt):
-        return _around(SeqStmt([_streamed(part, [], calls) for part in stmt.seq]), nest)
+        return _around(SeqStmt([_copies(part, [], calls) for part in stmt.seq]), nest)
     if not isinstance(stmt, For):
         return _around(stmt, nest)
-    if stmt.kind == ForKind.PARALLEL:
+    if calls.fence and stmt.kind == ForKind.PARALLEL:
         # What a task has stored is in memory before another thread hears that the task is done.
-        fence = Evaluate(tirx.call_extern("int32", _FENCE))
-        return _around(with_body(stmt, SeqStmt([_streamed(stmt.body, [], calls), fence])), nest)
-    return _streamed(stmt.body, [*nest, stmt], calls)
+        fence = Evaluate(tirx.call_extern("int32", calls.fence))
+        return _around(with_body(stmt, SeqStmt([_copies(stmt.body, [], calls), fence])), nest)
+    return _copies(stmt.body, [*nest, stmt], calls)
 
 
 def _around(stmt: Stmt, nest: Sequence[For]) -> Stmt:
@@ -121,29 +179,48 @@ def _around(stmt: Stmt, nest: Sequence[For]) -> Stmt:
     return stmt
 
 
-def _row(realize: SBlockRealize, nest: Sequence[For]) -> Stmt | None:
+def _taken(realize: SBlockRealize, calls: _Calls) -> tuple[TensorLoad, Expr] | None:
+    """Return what the block `realize` copies, and where it does; None where it is no copy that `calls` are for."""
+    store, inside = realize.block.body, realize.predicate
+    value = store.value if isinstance(store, BufferStore) else None
+    if realize.block.name_hint in _PACKED and calls.row:
+        if not (isinstance(value, Call) and value.op.name == "prim.if_then_else"):
+            return None
+        if not structural_equal(inside, tirx.const(1, "bool")):
+            return None
+        inside, value, _ = value.args
+    elif realize.block.name_hint != "out":
+        return None
+    return (value, inside) if isinstance(value, TensorLoad) else None
+
+
+def _row(realize: SBlockRealize, nest: Sequence[For], calls: _Calls) -> Stmt | None:
     """Return the copy of the block `realize` in `nest` with as many inner loops as possible done by one call."""
     store, analyzer = realize.block.body, Analyzer()
-    if not (isinstance(store, BufferStore) and isinstance(store.value, TensorLoad)):
+    found = _taken(realize, calls)
+    if found is None:
         return None
+    load, inside = found
     for loop in nest:
         analyzer.bind(loop.loop_var, Range.from_min_extent(loop.min, loop.extent))
     for variable, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
         analyzer.bind(variable.var, value)
     places = [
         (buffer, [analyzer.simplify(index) for index in indices])
-        for buffer, indices in ((store.buffer, store.indices), (store.value.source, store.value.indices))
+        for buffer, indices in ((store.buffer, store.indices), (load.source, load.indices))
     ]
-    predicate = analyzer.simplify(realize.predicate)
+    inside = analyzer.simplify(inside)
     for depth in range(len(nest)):
-        copy = _contiguous(places, predicate, nest[depth:])
+        copy = _contiguous(realize, places, inside, nest[depth:], calls)
         if copy is not None:
             return _around(copy, nest[:depth])
     return None
 
 
-def _contiguous(places: Sequence[_Place], predicate: Expr, loops: Sequence[For]) -> Stmt | None:
-    """Return the call that copies what `loops` copy between `places`; None where they leave gaps."""
+def _contiguous(
+    realize: SBlockRealize, places: Sequence[_Place], inside: Expr, loops: Sequence[For], calls: _Calls
+) -> Stmt | None:
+    """Return the call that copies what `loops` copy between `places`, where `inside`; None where they leave gaps."""
     ranges, first = Analyzer(), Analyzer()
     step: Expr = tirx.const(0, "int64")
     for loop in loops:
@@ -155,39 +232,63 @@ def _contiguous(places: Sequence[_Place], predicate: Expr, loops: Sequence[For])
         if not ranges.can_prove_equal(offset - first.simplify(offset), step):
             return None
     size = np.dtype(str(places[0][0].dtype)).itemsize
-    if math.prod(int(loop.extent) for loop in loops) * size < _SHORTEST:
+    total = math.prod(int(loop.extent) for loop in loops)
+    if total * size < calls.shortest:
         return None
-    outer, *inner = loops
-    count: Expr = outer.extent
+    begin, end = tirx.const(0, "int64"), tirx.const(total, "int64")
     conditions = []
-    for part in _parts(predicate):
+    for part in _parts(inside):
         if _fixed(part, first):
             conditions.append(part)
             continue
-        # The outermost of the loops may go past the end of the output.
-        if not (isinstance(part, tirx.LT) and _fixed(part.b, first)):
+        # What goes past an end of an array: elements, or iterations of the outermost loop.
+        if not isinstance(part, (tirx.LT, tirx.LE)):
             return None
-        before = first.simplify(part.a)
-        if not ranges.can_prove_equal(part.a - before, outer.loop_var - outer.min):
+        upper, exclusive = not _fixed(part.a, first), int(isinstance(part, tirx.LT))
+        moving, bound = (part.a, part.b) if upper else (part.b, part.a)
+        if not _fixed(bound, first):
             return None
-        count = tirx.max(tirx.min(count, part.b - before), 0)
-    for loop in inner:
-        count = count * loop.extent
+        start = first.simplify(moving)
+        if ranges.can_prove_equal(moving - start, loops[0].loop_var - loops[0].min):
+            unit = total // int(loops[0].extent)
+        elif ranges.can_prove_equal(moving - start, step):
+            unit = 1
+        else:
+            return None
+        if upper:
+            end = tirx.min(end, (bound - start + (1 - exclusive)) * unit)
+        else:
+            begin = tirx.max(begin, (bound - start + exclusive) * unit)
+    count = tirx.max(end - begin, 0)
+    everywhere = tirx.all(*conditions) if conditions else tirx.const(1, "bool")
+    zeros = realize.block.name_hint in _PACKED
+    if zeros:
+        count = tirx.Select(everywhere, count, tirx.const(0, "int64")) if conditions else count
+        begin = tirx.min(begin, total - count)
+    elif not structural_equal(begin, tirx.const(0, "int64")):
+        return None
     regions = []
     starts = []
-    for buffer, indices in places:
+    for (buffer, indices), skipped in zip(places, (0, begin if zeros else 0), strict=True):
         start = [first.simplify(index) for index in indices]
         reach = [ranges.simplify(index - at) for index, at in zip(indices, start, strict=True)]
         bounds = [ranges.const_int_bound(distance).max_value for distance in reach]
         extents = [tirx.const(bound + 1, "int64") for bound in bounds]
         spans = [Range.from_min_extent(at, extent) for at, extent in zip(start, extents, strict=True)]
         regions.append(BufferRegion(buffer, spans))
-        starts.append(tirx.address_of(BufferLoad(buffer, start)))
+        starts.append(tirx.address_of(BufferLoad(buffer, [*start[:-1], start[-1] + skipped])))
+        if zeros and buffer.same_as(places[0][0]):
+            # Said by its address as well: TVM shrinks a stage to what it sees taken from it and left there.
+            last = [at + bound for at, bound in zip(start, bounds, strict=True)]
+            starts.append(tirx.address_of(BufferLoad(buffer, last)))
     # A block is far smaller than 2 GiB; with 64 bits, narrowing of indices would make it a call of another function.
-    length = tirx.Cast("int32", count * size)
-    call = Evaluate(tirx.call_extern("int32", _NAME, *starts, length))
-    block = SBlock([], [regions[1]], [regions[0]], "out", call)
-    return SBlockRealize([], tirx.all(*conditions) if conditions else tirx.const(1, "bool"), block)
+    numbers = [tirx.Cast("int32", length * size) for length in ([begin, count] if zeros else [count])]
+    numbers += [tirx.const(size, "int32")] if zeros else []
+    call = tirx.call_extern("int32", calls.row if zeros else calls.copy, *starts, *numbers)
+    block = realize.block
+    inner = SBlock(block.iter_vars, [regions[1]], [regions[0]], block.name_hint, Evaluate(call))
+    values = [first.simplify(value) for value in realize.iter_values]
+    return SBlockRealize(values, tirx.const(1, "bool") if zeros else everywhere, inner)
 
 
 def _offset(buffer: Buffer, indices: Sequence[Expr]) -> Expr:
@@ -205,4 +306,4 @@ def _parts(predicate: Expr) -> list[Expr]:
 
 def _fixed(part: Expr, first: Analyzer) -> bool:
     """Whether `part` is the same in all iterations."""
-    return bool(tvm_ffi.structural_equal(first.simplify(part), part))
+    return bool(structural_equal(first.simplify(part), part))

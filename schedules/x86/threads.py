@@ -22,7 +22,7 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.tirx import For, ForKind, IfThenElse, PrimFunc, SeqStmt, Stmt
+from tvm.tirx import AttrStmt, For, ForKind, IfThenElse, PrimFunc, SeqStmt, Stmt
 
 from tvm_deconv.compute.extents import End
 
@@ -103,6 +103,8 @@ def _finished(stmt: Stmt, end: tuple[End, Expr] | None, nest: tuple[Expr, ...] =
         return SeqStmt([_finished(part, end, nest) for part in stmt.seq])
     if isinstance(stmt, SBlockRealize):
         return with_body(stmt, _finished(stmt.block.body, end, nest))
+    if isinstance(stmt, AttrStmt):
+        return AttrStmt(stmt.node, stmt.attr_key, stmt.value, _finished(stmt.body, end, nest))
     if not isinstance(stmt, For):
         return stmt
     if _TASKS in stmt.annotations:
