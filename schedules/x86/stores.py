@@ -26,6 +26,7 @@ from tvm.s_tir import SBlock, SBlockRealize
 from tvm.sym import Analyzer
 from tvm.tirx import Buffer, BufferLoad, BufferRegion, BufferStore, Evaluate, For, ForKind, PrimFunc, SeqStmt, Stmt
 
+from tvm_deconv.compute.direct import ravel
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.threads import with_body
@@ -151,7 +152,7 @@ def _contiguous(places: Sequence[_Place], predicate: Expr, loops: Sequence[For])
         first.bind(loop.loop_var, loop.min)
         step = step * loop.extent + (loop.loop_var - loop.min)
     for buffer, indices in places:
-        offset = _offset(buffer, indices)
+        offset = ravel(indices, buffer.shape)
         if not ranges.can_prove_equal(offset - first.simplify(offset), step):
             return None
     size = np.dtype(str(places[0][0].dtype)).itemsize
@@ -188,13 +189,6 @@ def _contiguous(places: Sequence[_Place], predicate: Expr, loops: Sequence[For])
     call = Evaluate(tirx.call_extern("int32", _NAME, *starts, length))
     block = SBlock([], [regions[1]], [regions[0]], "out", call)
     return SBlockRealize([], tirx.all(*conditions) if conditions else tirx.const(1, "bool"), block)
-
-
-def _offset(buffer: Buffer, indices: Sequence[Expr]) -> Expr:
-    total: Expr = tirx.const(0, "int64")
-    for extent, index in zip(buffer.shape, indices, strict=True):
-        total = total * extent + index
-    return total
 
 
 def _parts(predicate: Expr) -> list[Expr]:
