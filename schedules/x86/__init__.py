@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc
@@ -29,6 +29,7 @@ from tvm_deconv.schedules.x86.variants import dispatch, one_after_the_other, pla
 from tvm_deconv.targets import Target
 
 Predicate: TypeAlias = Callable[[Problem, Target], bool]
+_AnyPlan = TypeVar("_AnyPlan", tiles.Plan, matrix_tiles.MatrixPlan)
 
 #: Outputs of a row that the matrix definition finishes at once, at most: its code grows with them.
 MAX_CHUNK = 160
@@ -91,16 +92,7 @@ class Direct:
         """See Family."""
         lanes = accumulator_lanes(problem, target)
         found = tiles.candidates(problem, self.form, target, lanes)
-        if problem.free in ((), (0,)):
-            return [*found]
-        geometry = Geometry.of(problem)
-        # A row may always have a next block: it is cut into whole vectors.
-        unit = lanes if self.form == ROWS and problem.rank in problem.free else 1
-        return [
-            (cost, replace(plan, share_data=math.prod(tiles_of_channels(geometry, self.form, plan.tile)) >= SHARERS))
-            for cost, plan in found
-            if plan.tile.width % unit == 0
-        ]
+        return _of_calls(problem, found, self.form, lanes if self.form == ROWS else 1)
 
     def read(self, decisions: Mapping[str, int]) -> Plan:
         """See Family."""
@@ -139,14 +131,7 @@ class Matrix:
         """See Family."""
         lanes = accumulator_lanes(problem, target)
         found = matrix_tiles.candidates(problem, self.winograd, target, lanes)
-        if problem.free in ((), (0,)):
-            return [*found]
-        unit = row_unit(problem, lanes) if problem.rank in problem.free else 1
-        return [
-            (cost, replace(plan, share_data=problem.groups * -(-problem.out_channels // plan.tile.channels) >= SHARERS))
-            for cost, plan in found
-            if plan.tile.width % unit == 0
-        ]
+        return _of_calls(problem, found, CHANNELS, row_unit(problem, lanes))
 
     def read(self, decisions: Mapping[str, int]) -> Plan:
         """See Family."""
@@ -171,6 +156,23 @@ class Matrix:
             plan.decisions,
             definition.packed_elements,
         )
+
+
+def _of_calls(
+    problem: Problem, found: Sequence[tuple[float, _AnyPlan]], form: str, unit: int
+) -> list[tuple[float, Plan]]:
+    """Return those of the plans `found` that serve calls of all extents, adapted to them; all where extents are fixed.
+
+    A row that is free may always have a next block: it is cut into multiples of `unit` positions.
+    """
+    if problem.free in ((), (0,)):
+        return [*found]
+    geometry, unit = Geometry.of(problem), unit if problem.rank in problem.free else 1
+    return [
+        (cost, replace(plan, share_data=math.prod(tiles_of_channels(geometry, form, plan.tile)) >= SHARERS))
+        for cost, plan in found
+        if plan.tile.width % unit == 0
+    ]
 
 
 def _deconv(scheduled: Schedule, end: End | None, streams: bool) -> PrimFunc:

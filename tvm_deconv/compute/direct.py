@@ -180,7 +180,7 @@ def filter_sections(geometry: Geometry, form: str, tile: Tile) -> tuple[FilterSe
     return tuple(sections)
 
 
-def tiles_of_channels(geometry: Geometry, form: str, tile: Tile) -> tuple[int, int]:
+def tiles_of_channels(geometry: Geometry, form: str, tile: Blocks) -> tuple[int, int]:
     """Number of tiles of groups, and of tiles of the output channels of a group."""
     if form == GROUPS:
         return -(-geometry.groups // tile.channels), geometry.out_channels
