@@ -297,6 +297,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
 
     The parameters are the data and the bias, if the epilogue has one, as the caller has them, the packed filter, and
     the output as ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``: `Definition.natural_output` makes it the caller's.
+    Raises ValueError for a tile that cannot be scheduled.
     """
     geo, whole = Geometry.of(problem, bool(tile.natural)), Extents.of(problem)
     last = problem.data_format == "NXC"

@@ -72,7 +72,7 @@ _Maker: TypeAlias = "onnx.TensorProto | onnx.NodeProto | None"
 
 
 def scan_onnx(path: Path) -> list[FoundLayer]:
-    """The transposed convolutions of the model at `path`."""
+    """The transposed convolutions of the model at `path`; raises SourceError where it cannot be read."""
     content = read_bytes(path)
     try:
         model = onnx.load_model_from_string(content)
