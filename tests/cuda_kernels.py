@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import tvm_ffi
 from hypothesis import HealthCheck, Phase, given, settings
+from kernels import bits
 from shim_source import for_cpu
 
 from tvm_deconv.launcher import find_compiler
@@ -100,11 +101,6 @@ def sparse(shape, dtype):
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
     return np.frombuffer(mmap.mmap(-1, size, flags), dtype).reshape(shape)
-
-
-def bits(array):
-    """bfloat16 crosses the ABI as uint16."""
-    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
 def copied(array, offset=0, first=False):

@@ -89,20 +89,18 @@ class Dry(gpu.Device):
         return super().start() | {"process": os.getpid()}
 
     def check(self, name, problem):
-        match problem.batch:
-            case 11:
-                os._exit(9)
-            case 12:
-                time.sleep(1000)
-            case 15:
-                os.kill(os.getppid(), signal.SIGALRM)
-                time.sleep(1000)
-            case 13:
+        if problem.batch == CRASHES:
+            os._exit(9)
+        if problem.batch == ENDS_THE_TIME:
+            os.kill(os.getppid(), signal.SIGALRM)
+        if problem.batch in (HANGS, ENDS_THE_TIME):
+            time.sleep(1000)
+        if problem.batch == LOSES_THE_DEVICE:
 
-                def fails():
-                    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            def fails():
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-                self.torch.cuda.synchronize = fails
+            self.torch.cuda.synchronize = fails
         return super().check(name, problem) | {"process": os.getpid()}
 
 

@@ -134,13 +134,17 @@ def test_a_microarchitecture_that_llvm_does_not_know(tmp_path):
     assert not list(tmp_path.glob("*.json"))
 
 
+def fail_to_link(problem, how, tmp_path, monkeypatch):
+    """Make the compiler one that does `how` for the artifact of `problem`, known by its name."""
+    driver = tmp_path / "cc"
+    victim = stem(problem.artifact_key, V3.name)
+    driver.write_text(f'#!/bin/sh\ncase "$*" in *{victim}*) {how};; esac\nexec {find_compiler()} "$@"\n')
+    driver.chmod(0o755)
+    monkeypatch.setenv("CXX", str(driver))
+
+
 def test_one_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
-    # A compiler that refuses to link one artifact, known by its name.
-    refusing = tmp_path / "cc"
-    refused = stem(OTHER.artifact_key, V3.name)
-    refusing.write_text(f'#!/bin/sh\ncase "$*" in *{refused}*) exit 1;; esac\nexec {find_compiler()} "$@"\n')
-    refusing.chmod(0o755)
-    monkeypatch.setenv("CXX", str(refusing))
+    fail_to_link(OTHER, "exit 1", tmp_path, monkeypatch)
     directory = tmp_path / "out"
     with pytest.raises(BuildError, match=r"1 of 2.*did not build") as caught:
         td.compile([OTHER, SMALL], "x86-64-v3", directory)
@@ -152,11 +156,7 @@ def test_one_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
 
 
 def test_one_that_kills_its_process_fails_alone(tmp_path, monkeypatch):
-    killing = tmp_path / "cc"
-    victim = stem(OTHER.artifact_key, V3.name)
-    killing.write_text(f'#!/bin/sh\ncase "$*" in *{victim}*) kill -9 $PPID;; esac\nexec {find_compiler()} "$@"\n')
-    killing.chmod(0o755)
-    monkeypatch.setenv("CXX", str(killing))
+    fail_to_link(OTHER, "kill -9 $PPID", tmp_path, monkeypatch)
     directory = tmp_path / "out"
     with pytest.raises(BuildError, match="the compiler: its process ended with signal SIGKILL") as caught:
         td.compile([OTHER, SMALL], "x86-64-v3", directory)

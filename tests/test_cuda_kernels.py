@@ -8,6 +8,7 @@ import pytest
 from cuda_kernels import Batch, drawn, sparse
 from hypothesis import strategies as st
 from strategies import operands, problems
+from test_kernels import TOLERANCE, not_empty
 
 import tvm_deconv as td
 from tvm_deconv.reference import reference
@@ -15,12 +16,7 @@ from tvm_deconv.schedules.cuda import ALGORITHMS, algorithm_for, emit
 from tvm_deconv.schedules.cuda.product import PLANS, default_plan
 from tvm_deconv.schedules.cuda.tensor import PLANS as TENSOR_PLANS
 
-TOLERANCE = {"float32": 2e-6, "float64": 1e-13, "float16": 1e-3, "bfloat16": 8e-3, "int8": 0.0, "uint8": 0.0}
 FAMILIES = {algorithm.name: algorithm for algorithm in ALGORITHMS}
-
-
-def not_empty(problem):
-    return problem.batch > 0 and 0 not in problem.output_spatial
 
 
 def with_many_groups(problem):

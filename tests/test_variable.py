@@ -241,7 +241,7 @@ class TestLayer:
 
     def test_each_bucket_is_tuned_and_built_with_its_own_record(self, tmp_path):
         problem = td.Problem.from_torch((1, 8, [6, 90]), (8, 3, 4), stride=2)
-        tuned = tune([problem], TARGET, 1, tmp_path / "logs", jobs=1)
+        tuned = tune([problem], TARGET, 1, tmp_path / "logs", jobs=1, timeout=600)
         assert [one.problem for one in tuned] == [*problem.variants]
         (outcome,) = td.compile([problem], TARGET, tmp_path / "made", logs=tmp_path / "logs", jobs=1)
         assert outcome.manifest.origin == "tuned"

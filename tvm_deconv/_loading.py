@@ -212,7 +212,10 @@ def load(directory: Path, manifest: Manifest) -> Artifact:
 
 
 def read_verified(path: Path, manifest: Manifest) -> bytes:
-    """Return the bytes of the library at `path` once size, digest, dependencies and symbols are as they must be."""
+    """Return the bytes of the library at `path` once size, digest, dependencies and symbols are as they must be.
+
+    Raises IntegrityError where one is not, ArtifactError where the file cannot be read.
+    """
     data, size = _files.read(path, manifest.size + 1, ArtifactError, IntegrityError)
     if len(data) != manifest.size:
         rule = f"must be {manifest.size}, which the manifest says: the file was truncated or replaced"

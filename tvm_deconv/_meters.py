@@ -74,7 +74,10 @@ class Meters:
         return ((item, function(item)) for item in items)
 
     def rate(self, method: str, *arguments: object, timeout: float) -> float:
-        """Measure a rate of the machine, "fma" or "copy". Raises WorkerError, RemoteError."""
+        """Measure a rate of the machine: "fma", or "multiply_adds" of a device, or "copy", per second.
+
+        Raises WorkerError, RemoteError.
+        """
         rate: float = self._use(lambda meter: self._ask(meter, method, *arguments, timeout=timeout))
         return rate
 

@@ -319,7 +319,10 @@ class Server:
 
     @contextlib.contextmanager
     def attempt(self, seconds: float) -> Iterator[None]:
-        """Let the server end the session after so long, and find out whose fault it is when one breaks off."""
+        """Let the server end the session after so long, and find out whose fault it is when one breaks off.
+
+        TimeoutError, RuntimeError: the candidate's. Where the server was lost this process ends (SystemExit).
+        """
         import tvm
 
         start = time.monotonic()

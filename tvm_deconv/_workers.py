@@ -302,7 +302,10 @@ class Meter:
             self._expected = self._read().astype(np.float64)
 
     def measure(self, built: Built, best: float, timeout: float) -> Measured:
-        """Run a candidate, check its output, and time it; `best` is the time of the best so far in seconds."""
+        """Run a candidate, check its output, and time it; `best` is the time of the best so far in seconds.
+
+        Raises ArithmeticError where the output is wrong.
+        """
         problem = self._problem
         assert problem is not None
         with self._place.attempt(timeout):

@@ -65,7 +65,7 @@ def is_free(extent: object) -> bool:
 
 
 def buckets_of(extent: object) -> tuple[int, ...]:
-    """The buckets that a free `extent` lists, rising; none for "any"."""
+    """The buckets that a free `extent` lists, rising; none for "any". Raises ProblemError."""
     if isinstance(extent, str):
         return ()
     found = integers("data_spatial", extent, 1)
@@ -88,7 +88,7 @@ def one_of(attribute: str, value: object, allowed: Iterable[str]) -> str:
 
 
 def integer(attribute: str, value: object, minimum: int) -> int:
-    """`value` as a Python int of at least `minimum`; floats and bools are no integers."""
+    """`value` as a Python int of at least `minimum`, else ProblemError; floats and bools are no integers."""
     if isinstance(value, (bool, np.bool_)):
         raise ProblemError(attribute, value, "must be an integer, not a bool")
     try:
@@ -133,7 +133,8 @@ class Epilogue:
     """What happens to an element after the last product: bias, then activation.
 
     `alpha` is the slope of leaky_relu; `minimum` and `maximum` are the bounds of clip. Where they mean nothing they
-    take their defaults, so that equal epilogues compare equal. gelu is the exact form, with the error function.
+    take their defaults, so that equal epilogues compare equal. gelu is the exact form, with the error function. Raises
+    ProblemError.
     """
 
     bias: bool = False
@@ -173,7 +174,7 @@ class Epilogue:
 
     @staticmethod
     def parse(text: str) -> Epilogue:
-        """The epilogue that prints as `text`, for example ``bias+leaky_relu(0.1)``."""
+        """The epilogue that prints as `text`, for example ``bias+leaky_relu(0.1)``; all else raises ProblemError."""
         found = _EPILOGUE.fullmatch(text) if isinstance(text, str) else None
         if found is None:
             raise ProblemError("epilogue", text, "must look like none, bias, relu or bias+leaky_relu(0.1)")

@@ -256,7 +256,10 @@ def native(host: Host | None = None) -> Target:
 
 
 def max_target(environ: Mapping[str, str] | None = None) -> Target | None:
-    """Return the target that ``TVM_DECONV_MAX_TARGET`` names, the widest that may be loaded; None where unset."""
+    """Return the target that ``TVM_DECONV_MAX_TARGET`` names, the widest that may be loaded; None where unset.
+
+    Raises ProblemError where it names no level.
+    """
     name = (os.environ if environ is None else environ).get(MAX_TARGET_VARIABLE, "")
     if not name:
         return None

@@ -7,10 +7,10 @@ whose best plan is the cheapest by arithmetic builds the kernel.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc
@@ -30,6 +30,7 @@ from tvm_deconv.schedules.x86.variants import dispatch, one_after_the_other, pla
 from tvm_deconv.targets import Target
 
 Predicate: TypeAlias = Callable[[Problem, Target], bool]
+_AnyPlan = TypeVar("_AnyPlan", tiles.Plan, matrix_tiles.MatrixPlan)
 
 #: Outputs of a row that the matrix definition finishes at once, at most: its code grows with them.
 MAX_CHUNK = 160
@@ -92,19 +93,7 @@ class Direct:
         """See Family."""
         lanes = accumulator_lanes(problem, target)
         found = tiles.candidates(problem, self.form, target, lanes)
-        if problem.free in ((), (0,)):
-            return [*found]
-        geometry = Geometry.of(problem)
-        # A row may always have a next block: it is cut into whole vectors.
-        unit = lanes if self.form == ROWS and problem.rank in problem.free else 1
-        return _cheapest_first(
-            (
-                cost * _unevenness(problem, plan.tile, plan.tile.positions),
-                replace(plan, share_data=math.prod(tiles_of_channels(geometry, self.form, plan.tile)) >= SHARERS),
-            )
-            for cost, plan in found
-            if plan.tile.width % unit == 0
-        )
+        return _of_calls(problem, found, self.form, lanes if self.form == ROWS else 1)
 
     def read(self, decisions: Mapping[str, int]) -> Plan:
         """See Family."""
@@ -143,17 +132,7 @@ class Matrix:
         """See Family."""
         lanes = accumulator_lanes(problem, target)
         found = matrix_tiles.candidates(problem, self.winograd, target, lanes)
-        if problem.free in ((), (0,)):
-            return [*found]
-        unit = row_unit(problem, lanes) if problem.rank in problem.free else 1
-        return _cheapest_first(
-            (
-                cost * _unevenness(problem, plan.tile, plan.tile.rows * plan.tile.outputs_w),
-                replace(plan, share_data=problem.groups * -(-problem.out_channels // plan.tile.channels) >= SHARERS),
-            )
-            for cost, plan in found
-            if plan.tile.width % unit == 0
-        )
+        return _of_calls(problem, found, CHANNELS, row_unit(problem, lanes))
 
     def read(self, decisions: Mapping[str, int]) -> Plan:
         """See Family."""
@@ -180,17 +159,32 @@ class Matrix:
         )
 
 
-def _cheapest_first(plans: Iterable[tuple[float, Plan]]) -> list[tuple[float, Plan]]:
-    return sorted(plans, key=lambda found: found[0])
+def _of_calls(
+    problem: Problem, found: Sequence[tuple[float, _AnyPlan]], form: str, unit: int
+) -> list[tuple[float, Plan]]:
+    """Return those of the plans `found` that serve calls of all extents, adapted to them; all where extents are fixed.
 
-
-def _unevenness(problem: Problem, tile: Tile | MatrixTile, positions: int) -> float:
-    """Return by how much calls of other lengths cost more than arithmetic says of the typical one.
-
-    Rows whose lengths are free are computed by whole register tiles, of so many `positions`.
+    A row that is free may always have a next block: it is cut into multiples of `unit` positions. It is computed by
+    whole register tiles, which is more for calls of other lengths than for the typical one.
     """
+    if problem.free in ((), (0,)):
+        return [*found]
+    geometry, unit = Geometry.of(problem), unit if problem.rank in problem.free else 1
+    adapted = [
+        (
+            cost * _unevenness(problem, plan.tile),
+            replace(plan, share_data=math.prod(tiles_of_channels(geometry, form, plan.tile)) >= SHARERS),
+        )
+        for cost, plan in found
+        if plan.tile.width % unit == 0
+    ]
+    return sorted(adapted, key=lambda found: found[0])
+
+
+def _unevenness(problem: Problem, tile: Tile | MatrixTile) -> float:
+    """Return by how much calls of other lengths cost more than arithmetic says of the typical one."""
     rows = problem.rank in problem.free and tile.images == tile.depth == tile.height == 1
-    return _left_over(min(problem.data_spatial[-1], tile.width), positions) if rows else 1.0
+    return _left_over(min(problem.data_spatial[-1], tile.width), tile.positions) if rows else 1.0
 
 
 @cache

@@ -8,9 +8,9 @@ Registers: `tiles.register_tiles` counts ``broadcast * vectors + vectors + 1``: 
 29 of the 32 of AVX-512, 6 by 2 are 15 of the 16 of AVX2.  The accumulators are one buffer with constant indices in a
 fully unrolled body, which LLVM keeps in registers.
 
-Caches: while a block's packed data, and the results of one tile of channels, stay within a quarter of the second-level
-cache (256 KiB of Skylake-SP's 1 MiB), a step of the reduction reads ``vectors`` lines of it from there and hits the
-first level with the other taps of the same element.  Interleaving and the copy work on one row, in the first level.
+Caches: while a block's packed data, and the results of one tile of channels, stay within half of the second-level cache
+(512 KiB of Skylake-SP's), a step of the reduction reads ``vectors`` lines of it from there and hits the first level
+with the other taps of the same element.  Interleaving and the copy work on one row, in the first level.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from tvm.sym import Analyzer
 from tvm.tirx import Buffer, BufferLoad, BufferRegion, BufferStore, Evaluate, For, ForKind, PrimFunc, SeqStmt, Stmt
 from tvm_ffi import structural_equal
 
+from tvm_deconv.compute.direct import ravel
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.threads import with_body
@@ -228,7 +229,7 @@ def _contiguous(
         first.bind(loop.loop_var, loop.min)
         step = step * loop.extent + (loop.loop_var - loop.min)
     for buffer, indices in places:
-        offset = _offset(buffer, indices)
+        offset = ravel(indices, buffer.shape)
         if not ranges.can_prove_equal(offset - first.simplify(offset), step):
             return None
     size = np.dtype(str(places[0][0].dtype)).itemsize
@@ -289,13 +290,6 @@ def _contiguous(
     inner = SBlock(block.iter_vars, [regions[1]], [regions[0]], block.name_hint, Evaluate(call))
     values = [first.simplify(value) for value in realize.iter_values]
     return SBlockRealize(values, tirx.const(1, "bool") if zeros else everywhere, inner)
-
-
-def _offset(buffer: Buffer, indices: Sequence[Expr]) -> Expr:
-    total: Expr = tirx.const(0, "int64")
-    for extent, index in zip(buffer.shape, indices, strict=True):
-        total = total * extent + index
-    return total
 
 
 def _parts(predicate: Expr) -> list[Expr]:

@@ -236,7 +236,7 @@ class Device:
         self._directory = directory
 
     def start(self) -> Row:
-        """Take the device, and return what it is."""
+        """Take the device, and return what it is; RuntimeError where PyTorch finds none."""
         global torch
         import torch
 

@@ -196,10 +196,10 @@ def _measured(report: Report) -> Iterator[tuple[Row, str, Result]]:
                 yield row, name, result
 
 
-def _legend(report: Report, x: float, y: float) -> Iterator[str]:
+def _legend(report: Report, x: int) -> Iterator[str]:
     for name, colour in _colours(report).items():
-        yield f'<rect class="{colour}" x="{x:.0f}" y="{y - 9:.0f}" width="10" height="10" rx="2"/>'
-        yield f'<text x="{x + 15:.0f}" y="{y:.0f}">{html.escape(name)}</text>'
+        yield f'<rect class="{colour}" x="{x}" y="9" width="10" height="10" rx="2"/>'
+        yield f'<text x="{x + 15}" y="18">{html.escape(name)}</text>'
         x += 30 + 8 * len(name)
 
 
@@ -239,7 +239,7 @@ def _roofline(report: Report) -> str:
     ridges = [peak / copied for peak in peaks.values()]
     x = _LogAxis([*(point[0] for point in points), *ridges], left, width - 30)
     y = _LogAxis([*(point[1] for point in points), *peaks.values()], bottom, 40)
-    drawn = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="Roofline">', *_legend(report, left, 18)]
+    drawn = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="Roofline">', *_legend(report, left)]
     for value in x.ticks():
         drawn.append(f'<path class="axis" d="M{x(value):.1f} 40V{bottom}"/>')
         drawn.append(f'<text class="faint" x="{x(value):.1f}" y="{bottom + 18}" text-anchor="middle">{value:g}</text>')
@@ -304,7 +304,7 @@ def _bars(report: Report) -> str:
         y += gap
     whole = f'<path class="axis" d="M{label + scale:.1f} 28V{y}"/>'
     head = f'<svg viewBox="0 0 {width} {y + 10}" role="img" aria-label="Part of what the machine can do">'
-    return "".join([head, *_legend(report, label, 18), whole, *body, "</svg>"])
+    return "".join([head, *_legend(report, label), whole, *body, "</svg>"])
 
 
 def _html_table(report: Report) -> str:

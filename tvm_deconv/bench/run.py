@@ -279,7 +279,10 @@ def layers_in(library: Library) -> list[Layer]:
 
 
 def layers_of(problems: Mapping[Problem, Sequence[str]], library: Library) -> list[Layer]:
-    """Return `problems`, with the names of their layers, each on the artifact that `library` selects."""
+    """Return `problems`, with the names of their layers, each on the artifact that `library` selects.
+
+    Raises NoArtifactError.
+    """
     found = []
     for problem, names in problems.items():
         best = library.select(problem)[0]

@@ -21,7 +21,6 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Protocol
 
 from tvm import ir, te, tirx
@@ -100,7 +99,12 @@ class FilterSection:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A definition as TensorIR before scheduling, and what its packed filter looks like."""
+    """A definition as TensorIR before scheduling, and what its packed filter looks like.
+
+    `end` is where a free axis ends, along which positions need data up to `halo` after them, and `serial` that of
+    `Extents`. A position has `stride` outputs along the last axis; a chunk interleaves those of `minor` channels. A row
+    of a packed block is `row` flat positions, a step along the axis of the end `inner`.
+    """
 
     func: PrimFunc
     sections: tuple[FilterSection, ...]
@@ -176,7 +180,7 @@ def filter_sections(geometry: Geometry, form: str, tile: Tile) -> tuple[FilterSe
     return tuple(sections)
 
 
-def tiles_of_channels(geometry: Geometry, form: str, tile: Tile) -> tuple[int, int]:
+def tiles_of_channels(geometry: Geometry, form: str, tile: Blocks) -> tuple[int, int]:
     """Number of tiles of groups, and of tiles of the output channels of a group."""
     if form == GROUPS:
         return -(-geometry.groups // tile.channels), geometry.out_channels
@@ -205,6 +209,14 @@ def block_extents(geometry: Geometry, tile: Tile) -> tuple[int, int, int]:
         whole = axis.positions <= block and not free
         extents.append(max(apart - before, extent + before) if whole and extent + before < apart else apart)
     return extents[0], extents[1], extents[2]
+
+
+def ravel(index: Sequence[Expr | int], shape: Sequence[Expr | int]) -> Expr:
+    """Return the number of the element at `index` of an array of that `shape`, the last axis running fastest."""
+    number: Expr = tirx.const(0, "int64")
+    for i, extent in zip(index, shape, strict=True):
+        number = number * extent + i
+    return number
 
 
 def cut(index: Expr, size: int, count: Extent) -> tuple[Expr, Expr]:
@@ -285,6 +297,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
 
     The parameters are the data and the bias, if the epilogue has one, as the caller has them, the packed filter, and
     the output as ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``: `Definition.natural_output` makes it the caller's.
+    Raises ValueError for a tile that cannot be scheduled.
     """
     geo, whole = Geometry.of(problem, bool(tile.natural)), Extents.of(problem)
     last = problem.data_format == "NXC"
@@ -360,11 +373,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
             position = m + flat(0, *offsets)
             inner = {ROWS: (ci.var, position), CHANNELS: (position, ci.var), GROUPS: (position, ci.var, cc)}[form]
             element = data_packed[(*at, g, *inner)]
-            where = reduce(
-                lambda total, step: total * step[1] + step[0],
-                zip(section.index(g, co, (fd, fh, fw), ci.var, [t.var for t in taps], cc), section.shape, strict=True),
-                tirx.const(0, "int64"),
-            )
+            where = ravel(section.index(g, co, (fd, fh, fw), ci.var, [t.var for t in taps], cc), section.shape)
             return te.sum(element * packed[where + section.offset], axis=[ci, *taps] if form == ROWS else [*taps, ci])
 
         tile_shape = (tile.channels, positions) if form == ROWS else (positions, tile.channels)

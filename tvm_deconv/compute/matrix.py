@@ -69,6 +69,11 @@ class MatrixTile:
         return self.outputs_d, self.outputs_h, self.outputs_w
 
     @property
+    def positions(self) -> int:
+        """Positions of a row that a register tile computes."""
+        return self.rows * self.outputs_w
+
+    @property
     def block(self) -> tuple[int, int, int, int]:
         """Images and positions of a block."""
         return self.images, self.depth, self.height, self.width

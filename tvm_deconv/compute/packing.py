@@ -18,7 +18,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as build
 from tvm.tirx import IntImm, PrimFunc
 
-from tvm_deconv.compute.direct import ROWS, FilterSection, member
+from tvm_deconv.compute.direct import ROWS, FilterSection, member, ravel
 from tvm_deconv.compute.matrix import MatrixSection
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import storage_dtype, to_accumulator
@@ -28,13 +28,6 @@ from tvm_deconv.problem import Problem
 
 def _int64(value: int) -> IntImm:
     return IntImm("int64", value)
-
-
-def _flat(index: Sequence[Expr | int], shape: Sequence[int]) -> Expr:
-    where: Expr = tirx.const(0, "int64")
-    for i, extent in zip(index, shape, strict=True):
-        where = where * extent + i
-    return where
 
 
 @contextlib.contextmanager
@@ -66,7 +59,7 @@ def pack_filter(problem: Problem, sections: Sequence[FilterSection], elements: i
                 ]
                 group, channel = member(section.form, section.shape[-1], g, co, cc)
                 element: Expr = source[(group, ci, channel, *places[3 - problem.rank :])]
-                where = _flat(index, section.shape) + section.offset
+                where = ravel(index, section.shape) + section.offset
                 build.buffer_store(
                     packed,
                     tirx.if_then_else(
@@ -101,7 +94,7 @@ def pack_matrix_filter(problem: Problem, sections: Sequence[MatrixSection], elem
                     value = element(tap)
                     if section.transformed:
                         value = _filter_point(section, points, tap, element).astype(accumulator)
-                    where = _flat((g, tile, *points, number, *tap, ci, place), section.shape)
+                    where = ravel((g, tile, *points, number, *tap, ci, place), section.shape)
                     build.buffer_store(
                         packed,
                         tirx.if_then_else(exists, value, tirx.const(0, accumulator)),

@@ -33,7 +33,10 @@ def find_compiler() -> str:
 
 
 def launcher_object(cc: str, out_dir: Path) -> Path:
-    """Compiles the launcher with `cc` to `out_dir/launcher.o`, an addon for `export_library`. Raises BuildError."""
+    """Compile the launcher with `cc` to `out_dir/launcher.o`, an addon for `export_library`, and return its path.
+
+    Raises BuildError, CompilerNotFound.
+    """
     target = out_dir / "launcher.o"
     with tempfile.TemporaryDirectory(dir=out_dir) as scratch:
         made = Path(scratch) / target.name

@@ -43,7 +43,8 @@ def write_weights(layers: Iterable[FoundLayer], path: Path) -> list[str]:
     """Write the constants to a safetensors file, as ``<name>.filter`` and ``<name>.bias``; returns these names.
 
     Each array is as its FoundLayer holds it; the metadata gives the key of the problem of each layer. Without any
-    constant no file is written. An old file stays until the new one is whole.
+    constant no file is written. An old file stays until the new one is whole. Raises SourceError where the package
+    safetensors is missing.
     """
     layers = list(layers)
     arrays = {

@@ -265,7 +265,7 @@ def with_unique_names(layers: Iterable[FoundLayer]) -> list[FoundLayer]:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype of that name; bfloat16 comes from ml_dtypes."""
+    """The NumPy dtype of that name; bfloat16 comes from ml_dtypes, without which it raises SourceError."""
     if name != "bfloat16":
         return np.dtype(name)
     try:

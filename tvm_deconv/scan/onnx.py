@@ -72,7 +72,10 @@ _Maker: TypeAlias = "onnx.TensorProto | onnx.NodeProto | None"
 
 
 def read_model(path: Path) -> onnx.ModelProto:
-    """The model at `path` with its functions inlined and its shapes inferred; external data stay where they are."""
+    """The model at `path` with its functions inlined and its shapes inferred; external data stay where they are.
+
+    Raises SourceError where it cannot be read.
+    """
     content = read_bytes(path)
     try:
         model = onnx.load_model_from_string(content)
@@ -87,7 +90,7 @@ def read_model(path: Path) -> onnx.ModelProto:
 
 
 def scan_onnx(path: Path) -> list[FoundLayer]:
-    """The transposed convolutions of the model at `path`."""
+    """The transposed convolutions of the model at `path`; raises SourceError where it cannot be read."""
     model = read_model(path)
     opset = max((entry.version for entry in model.opset_import if entry.domain in _DOMAINS), default=0)
     left = [

@@ -63,7 +63,10 @@ class _Layer:
 
 
 def scan_ir(path: Path) -> list[FoundLayer]:
-    """The transposed convolutions of the IR at `path`, with the constants of the .bin beside it."""
+    """The transposed convolutions of the IR at `path`, with the constants of the .bin beside it.
+
+    Raises SourceError where one of the files cannot be read.
+    """
     try:
         text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
