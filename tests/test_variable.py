@@ -57,6 +57,36 @@ def variable(draw):
     return found, calls
 
 
+@pytest.mark.parametrize("name", ["winograd", "matrix", "direct_rows"])
+def test_rows_are_copied_by_their_lengths(name):
+    problem = td.Problem(1, 1, 20, 24, ("any",), (4,), (2,), (1,), (1,), ("any+2",))
+    (algorithm,) = (known for known in ALGORITHMS if known.name == name)
+    kernel, compiled = compile_kernel(problem.variants[1], TARGETS["x86-64-v3"], algorithm)
+    assert "tvm_deconv_copy" in kernel.deconv.script()
+    assert "tvm_deconv_row" in kernel.deconv.script()
+    for length in (1, 2, 7, 16, 17, 63, 127, 128, 129, 300):
+        call = at(problem, 1, (length,))
+        data, weights, bias = operands(call, length)
+        found = call_kernel(call, kernel, compiled, data, weights, bias)
+        wanted = reference(call, data, weights, bias)
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
+
+
+def test_a_stage_holds_all_that_a_call_leaves_in_it():
+    """Seven rows of 32 channels are packed, and 17 channels of them multiplied."""
+    problem = td.Problem("any", 1, 17, 48, ("any",), (1,), (3,), (1,), (2,), ("any-6",), data_format="NXC")
+    (algorithm,) = (known for known in ALGORITHMS if known.name == "matrix")
+    tile = {"images": 1, "depth": 1, "height": 1, "width": 6, "channels": 48, "rows": 7, "vectors": 3}
+    plan = algorithm.family.read({**tile, "outputs_d": 1, "outputs_h": 1, "outputs_w": 1, "share_data": 0})
+    kernel, compiled = compile_kernel(problem.variants[-1], TARGETS["x86-64-v3"], algorithm, plan)
+    for batch, length in ((1, 4), (2, 7), (3, 50)):
+        call = at(problem, batch, (length,))
+        data, weights, bias = operands(call, length)
+        found = call_kernel(call, kernel, compiled, data, weights, bias)
+        wanted = reference(call, data, weights, bias)
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
+
+
 @targets
 @settings(max_examples=6, suppress_health_check=list(HealthCheck))
 @given(drawn=variable(), seed=st.integers(0, 2**20))

@@ -177,10 +177,10 @@ class Library:
             problem, self.manifests, self.host.features, cap=self._cap, broken=reasons, capability=capability
         )
 
-    def explain(self, problem: Problem) -> str:
+    def explain(self, problem: Problem, device: int | None = None) -> str:
         """Return the decisions of `select` as a table, and what follows where none is accepted."""
         then = f"falls back to {', then '.join(self._fallback)}" if self._fallback else "raises NoArtifactError"
-        return f"{manifests.table(self.select(problem))}\nwhere none is usable, bind {then}"
+        return f"{manifests.table(self.select(problem, device))}\nwhere none is usable, bind {then}"
 
     def freed(self, problem: Problem) -> Problem:
         """Return `problem` with those extents free that are so in the artifact for arrays in CPU memory that serves it.
@@ -205,10 +205,10 @@ class Library:
         the caller's memory, for this layer alone) is used as it is. Threads beyond that use their own, and of calls at
         one time one has what a schedule packs for all of its threads there.
 
-        Raises NoArtifactError with every candidate's reason, IntegrityError where the library
-        is not the one that was built, ArtifactError where it does not load, TensorError; DeviceError where the filter
-        is on a CUDA device that cannot be used. On a device the workspace is allocated for each call, by the package
-        of the data.
+        Raises NoArtifactError with every candidate's reason, IntegrityError where the library is not the one that was
+        built, ArtifactError where it does not load, TensorError, ProblemError for a `workspace` that cannot be;
+        DeviceError where the filter is on a CUDA device that cannot be used. On a device the workspace is allocated for
+        each call, by the package of the data.
         """
         if _cuda.holds(filter):
             if workspace is not None:
