@@ -256,6 +256,18 @@ class TestLayer:
         for _ in range(2):
             assert layer(np.empty((0, 40, 9), np.float32)).shape == (0, 48, 72)
 
+    def test_calls_have_an_output_where_the_largest_bucket_has_none(self, tmp_path):
+        problem = td.Problem.from_torch((1, 3, [2]), (3, 5, 1), padding=1)
+        export(tmp_path, [problem])
+        _, weights, _ = operands(problem, 1)
+        layer = td.load(tmp_path).bind(problem, weights)
+        assert layer(np.ones((1, 3, 2), np.float32)).shape == (1, 5, 0)
+        for length in (3, 40):
+            static = at(problem, 1, (length,))
+            data, _, _ = operands(static, length)
+            out = np.full(static.output_shape, np.nan, np.float32)
+            np.testing.assert_allclose(layer(data, out), reference(static, data, weights), rtol=1e-4, atol=1e-4)
+
     @pytest.mark.parametrize("shape", [(1, 41, 9), (1, 40), (1, 40, 0), (1, 40, 9, 1)])
     def test_what_is_not_free_is_checked(self, library, shape):
         _, weights, bias = operands(VOCODER, 1)

@@ -426,8 +426,8 @@ class Layer:
             if bias is not None:
                 arguments.append(_accumulated(problem, bias))
             self._constants = tuple(map(artifact.constant, arguments))
-        # An empty output is complete: kernels need not know of extents of zero.
-        self._deconv: Callable[..., None] = artifact if 0 not in problem.output_shape else _nothing
+        # An empty output is complete: kernels need not know of extents of zero. Free extents are those of each call.
+        self._deconv: Callable[..., None] = artifact if problem.free or 0 not in problem.output_shape else _nothing
         if workspace is not None and manifest is not None:
             self._workspace = _memory(workspace, manifest)
             self._deconv = _loading.within(self._workspace, manifest.lane_bytes, manifest.shared_bytes, self._deconv)
