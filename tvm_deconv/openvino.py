@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from typing import Any
 
 import openvino
 
 from tvm_deconv.library import Layer, Library
 from tvm_deconv.scan import scan
+from tvm_deconv.scan.openvino_ir import OPERATORS
 
 
 def replace(model: Any, path: str | os.PathLike[str], library: Library) -> dict[str, Any]:
     """Put an operation in Python in the place of each layer of `model`, read from `path`, that `library` covers.
 
-    What a layer has absorbed of the nodes behind it goes with it. Returns the operations by the layers' names, which
-    must live as long as the model. Raises SourceError.
+    What a layer has absorbed of the nodes behind it goes with it. A layer stays where it, or a node that it absorbed,
+    shares its name with another. Returns the operations by the layers' names, which must live as long as the model.
+    Raises SourceError.
     """
     nodes = {node.get_friendly_name(): node for node in model.get_ops()}
+    names = Counter(node.get_friendly_name() for node in model.get_ops())
     made: dict[str, Any] = {}
     for found in scan(path):
+        unique = all(names[name] == 1 for name in (found.name, *found.fused))
+        if not unique or nodes[found.name].get_type_name() not in OPERATORS:
+            continue
         layer = found.bind(library)
-        if isinstance(layer, str) or found.name not in nodes:
+        if isinstance(layer, str):
             continue
         made[found.name] = _operation(nodes[found.name].input_value(0), layer)
         nodes[(found.name, *found.fused)[-1]].output(0).replace(made[found.name].output(0))

@@ -8,7 +8,7 @@ data may lie in the folder of the model and below it, nowhere else.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Hashable, Iterator, MutableMapping
+from collections.abc import Hashable, Iterable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -71,8 +71,8 @@ _Type: TypeAlias = tuple[int, tuple[int | str, ...] | None]
 _Maker: TypeAlias = "onnx.TensorProto | onnx.NodeProto | None"
 
 
-def scan_onnx(path: Path) -> list[FoundLayer]:
-    """The transposed convolutions of the model at `path`."""
+def read_model(path: Path) -> onnx.ModelProto:
+    """The model at `path` with its functions inlined and its shapes inferred; external data stay where they are."""
     content = read_bytes(path)
     try:
         model = onnx.load_model_from_string(content)
@@ -83,12 +83,18 @@ def scan_onnx(path: Path) -> list[FoundLayer]:
         raise SourceError("source", path, f"must be a valid ONNX model: {error}") from None
     if not model.ir_version or not model.graph.node:
         raise SourceError("source", path, "must be an ONNX model with nodes")
+    return model
+
+
+def scan_onnx(path: Path) -> list[FoundLayer]:
+    """The transposed convolutions of the model at `path`."""
+    model = read_model(path)
     opset = max((entry.version for entry in model.opset_import if entry.domain in _DOMAINS), default=0)
     left = [
         uncovered(node_name(node), OPERATOR, f"stands in the function {function.name}, which has another opset")
         for function in model.functions
         for node in function.node
-        if _is_operator(node)
+        if is_operator(node)
     ]
     return [*_Graph(model.graph, path, opset, {}, {}).scan(), *left]
 
@@ -118,7 +124,7 @@ class _Graph:
     def scan(self) -> Iterator[FoundLayer]:
         """What the graph and the graphs inside it hold."""
         for node in self._nodes:
-            if _is_operator(node):
+            if is_operator(node):
                 yield self._found(node)
             for graph in _bodies(node):
                 yield from _Graph(graph, self._path, self._opset, self._types, self._makers).scan()
@@ -166,7 +172,7 @@ class _Graph:
 
     def _node(self, node: onnx.NodeProto) -> Node:
         """`node` in the terms of the epilogue; what its bodies use, it uses."""
-        inputs = tuple(tensor for tensor in (*node.input, *_used(node)) if tensor)
+        inputs = tuple(used(node))
         outputs = [tensor for tensor in node.output if tensor]
         op, allowed = _FOLLOWERS.get(node.op_type, ("", set[str]()))
         known = {attribute.name for attribute in node.attribute} <= allowed
@@ -262,7 +268,8 @@ class _Graph:
             raise SourceError("attribute", node_name(node), f"must have a type: {error} ({self._path})") from None
 
 
-def _is_operator(node: onnx.NodeProto) -> bool:
+def is_operator(node: onnx.NodeProto) -> bool:
+    """Tell whether `node` is a transposed convolution."""
     return bool(node.op_type == OPERATOR and node.domain in _DOMAINS)
 
 
@@ -279,13 +286,22 @@ def _type(value: onnx.ValueInfoProto) -> _Type:
     return tensor.elem_type, tuple(extents)
 
 
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The `nodes` and those of their bodies."""
+    for node in nodes:
+        yield node
+        for graph in _bodies(node):
+            yield from all_nodes(graph.node)
+
+
 def _bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     return [graph for attribute in node.attribute for graph in (*attribute.graphs, attribute.g) if graph.node]
 
 
-def _used(node: onnx.NodeProto) -> Iterator[str]:
-    """The tensors that the bodies of a node use, their own ones among them."""
+def used(node: onnx.NodeProto) -> Iterator[str]:
+    """The tensors that a node and its bodies use, those that are the bodies' own among them."""
+    yield from filter(None, node.input)
     for graph in _bodies(node):
         yield from (value.name for value in graph.output)
         for inner in graph.node:
-            yield from (*inner.input, *_used(inner))
+            yield from used(inner)
