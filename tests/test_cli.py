@@ -235,6 +235,24 @@ def test_without_a_package_of_the_extra(package, tmp_path):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("output", "code", "said"),
+    [
+        ("> /dev/full", 1, "Error: No space left on device\n"),
+        (">&-", 0, ""),
+        ("> $OUT", 0, ""),
+        ("| true", 0, ""),
+    ],
+)
+def test_a_standard_output_that_cannot_take_everything(output, code, said, copy):
+    made.rewrite(copy, made.PLAIN, layers=["vär"])
+    command = f'"{sys.executable}" -c "from tvm_deconv.cli import main; main()" inspect {copy} {output}'
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "OUT": str(copy / "out")}
+    done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, said)
+    assert output != "> $OUT" or "v\\xe4r" in (copy / "out").read_text()
+
+
 # --- inspect, verify, doctor -----------------------------------------------------------------------------------------
 
 

@@ -684,6 +684,18 @@ def test_a_forked_child_ends_whatever_its_parent_was_doing(artifacts):
     forking(artifacts, DAEMONS, "layer(data)", "sys.exit(0)", times=5)
 
 
+def test_a_forked_child_selects_whatever_its_parent_was_selecting(artifacts):
+    selecting = (
+        "import signal, threading\n"
+        "def select():\n"
+        "    while True:\n"
+        "        td.load(sys.argv[1]).select(p)\n"
+        "threading.Thread(target=select, daemon=True).start()\n"
+    )
+    works = "os._exit(0 if np.array_equal(work(), expected) else 1)"
+    forking(artifacts, selecting, "signal.alarm(30)", "library = td.load(sys.argv[1])", works, times=20)
+
+
 def test_threads_of_a_call(artifacts):
     """A limit is of one call and one thread; without one, many callers share as many threads as are set."""
     script = SETUP + (

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import importlib.metadata
 import importlib.util
+import io
 import json
 import os
 import platform
@@ -74,15 +76,18 @@ class _Commands(click.Group):
                 f"this needs the package {error.name}: pip install 'tvm_deconv[compile]'"
             ) from None
         except OSError as error:
-            if error.filename is None:
-                raise
-            raise click.ClickException(f"{error.filename}: {error.strerror}") from None
+            if error.errno == errno.EPIPE or error.strerror is None:
+                raise  # a pipe that nobody reads any more is no error, which click knows
+            where = "" if error.filename is None else f"{error.filename}: "
+            raise click.ClickException(f"{where}{error.strerror}") from None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(importlib.metadata.version("tvm_deconv"))
 def main() -> None:
     """Transposed convolutions, compiled ahead of time."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it: names may hold any character
 
 
 main.add_command(cli_tune.tune)
@@ -90,7 +95,8 @@ main.add_command(cli_tune.logs)
 
 
 def _console(*, stderr: bool = False) -> Console:
-    seen = (sys.stderr if stderr else sys.stdout).isatty() or "COLUMNS" in os.environ
+    stream = sys.stderr if stderr else sys.stdout  # None where it is closed
+    seen = (stream is not None and stream.isatty()) or "COLUMNS" in os.environ
     # Names of layers may hold what rich takes for markup.
     return Console(stderr=stderr, markup=False, highlight=False, emoji=False, width=None if seen else _UNSEEN_WIDTH)
 

@@ -34,7 +34,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -59,6 +59,7 @@ _FILE = re.compile(r"([0-9a-f]{16}-[A-Za-z0-9][A-Za-z0-9._+-]*?)(?:\.json|\.[0-9
 _SURROGATE = re.compile("[\ud800-\udfff]")  # alone, as JSON allows it; such a string cannot be written
 _INT64 = 1 << 63
 _LINE = 64  # alignment in a workspace
+_MOST_KEPT = 4096  # problems that are kept parsed
 
 
 def computed_by(problem: Problem, target: Target | CudaTarget) -> Problem:
@@ -80,6 +81,18 @@ def stem_of(name: str) -> str | None:
     """Return the stem of a manifest's or a library's file name; None for other files, which are not ours."""
     found = _FILE.fullmatch(name)
     return found[1] if found else None
+
+
+# No cached_property: before Python 3.12 that has a lock, which a forked child may find taken for ever.
+@lru_cache(_MOST_KEPT)
+def _parsed(key: str) -> Problem:
+    return Problem.from_key(key)
+
+
+@lru_cache(_MOST_KEPT)
+def _required(features: tuple[str, ...], target: str) -> frozenset[str]:
+    own = frozenset(features)
+    return own | TARGETS[target].features if target in TARGETS else own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,16 +137,15 @@ class Manifest:
         """Return the size of a workspace for as many threads, of all calls at one time together."""
         return 2 * _LINE + -(-self.shared_bytes // _LINE) * _LINE + threads * self.lane_bytes
 
-    @cached_property
+    @property
     def parsed(self) -> Problem:
         """The problem it serves, with its filter as [G, Ci, Co, *K]."""
-        return Problem.from_key(self.problem)
+        return _parsed(self.problem)
 
-    @cached_property
+    @property
     def required(self) -> frozenset[str]:
         """Every CPU flag it needs: its own and its level's, since one too few ends in an illegal instruction."""
-        own = frozenset(self.features)
-        return own | TARGETS[self.target].features if self.target in TARGETS else own
+        return _required(self.features, self.target)
 
     def to_json(self) -> str:
         """Return the text of the manifest file; `from_json` of it is equal to this."""
@@ -217,7 +229,7 @@ def _check(found: Mapping[str, Any]) -> None:
     require("problem", isinstance(key, str), "must be a string")
     require("problem", len(key) <= MAX_KEY_LENGTH, f"must be at most {MAX_KEY_LENGTH} characters")
     try:
-        canonical = Problem.from_key(key).artifact_key
+        canonical = _parsed(key).artifact_key
     except ProblemError as error:
         raise ManifestError(UNWRITTEN, f"must be the key of a problem: {error}", "problem", key) from None
     require("problem", key == canonical, f"must be an artifact key, here {canonical}")
