@@ -209,6 +209,13 @@ def test_wrong_usage(arguments):
     assert result.stderr.startswith("Usage: ")
 
 
+def test_a_report_that_cannot_be_written_is_refused_before_the_run(monkeypatch, tmp_path):
+    monkeypatch.setattr(cli.os, "access", lambda path, _: Path(path) != tmp_path)
+    result = run("bench", "x.json", "--json", tmp_path / "report.json")
+    assert result.exit_code == 2
+    assert f"{tmp_path / 'report.json'} cannot be written" in " ".join(result.stderr.split())
+
+
 def test_a_peer_that_is_not_installed(monkeypatch):
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda _: None)
     result = run("bench", "x.json", "--peers", "onnxruntime")

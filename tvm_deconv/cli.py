@@ -371,6 +371,8 @@ def _writable(context: click.Context, parameter: click.Parameter, value: Path | 
     # Asked before the run, which may take long.
     if value is not None and not value.absolute().parent.is_dir():
         raise click.BadParameter(f"the directory {value.parent} does not exist", context, parameter)
+    if value is not None and not os.access(value if value.exists() else value.absolute().parent, os.W_OK):
+        raise click.BadParameter(f"{value} cannot be written", context, parameter)
     return value
 
 
