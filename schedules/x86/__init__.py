@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Protocol, TypeAlias, TypeVar
+from functools import cache, partial
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc
@@ -37,6 +37,10 @@ MAX_CHUNK = 160
 #: Where a spatial extent is free and a block has so many tiles of channels, those share its data, and blocks follow one
 #: another; with fewer, blocks are the tasks.
 SHARERS = 4
+#: Halves of vectors are tried where whole ones have so many times the lanes that there is something for.
+_EMPTY, _TOO_EMPTY = 1.1, 4.0
+#: What a product costs in half a vector: from one, where vectors of 512 bits are computed in halves, to two.
+_HALF_COST = 1.4
 _ELEMENT_BYTES = {"float32": 4, "float64": 8, "int32": 4}
 
 
@@ -92,7 +96,9 @@ class Direct:
     def plans(self, problem: Problem, target: Target) -> list[tuple[float, Plan]]:
         """See Family."""
         lanes = accumulator_lanes(problem, target)
-        found = tiles.candidates(problem, self.form, target, lanes)
+        geometry = Geometry.of(problem)
+        extents = {ROWS: geometry.axes[2].positions, CHANNELS: problem.out_channels, GROUPS: problem.groups}
+        found = _of_widths(problem, target, extents[self.form], partial(tiles.candidates, problem, self.form))
         return _of_calls(problem, found, self.form, lanes if self.form == ROWS else 1)
 
     def read(self, decisions: Mapping[str, int]) -> Plan:
@@ -107,7 +113,7 @@ class Direct:
     def kernel(self, problem: Problem, target: Target, plan: Plan, algorithm: str) -> Kernel:
         """See Family."""
         assert isinstance(plan, tiles.Plan)
-        lanes = accumulator_lanes(problem, target)
+        lanes = accumulator_lanes(problem, target) // (1 + plan.halves)
         definition = define_direct(problem, self.form, plan.tile, lanes)
         # Past the caches rows are copied at once; a position's channels are stored as they are made at any size.
         streams = outgrows_caches(problem)
@@ -131,7 +137,9 @@ class Matrix:
     def plans(self, problem: Problem, target: Target) -> list[tuple[float, Plan]]:
         """See Family."""
         lanes = accumulator_lanes(problem, target)
-        found = matrix_tiles.candidates(problem, self.winograd, target, lanes)
+        most = max((math.prod(run.count for run in runs) for runs in Geometry.of(problem).runs), default=1)
+        columns = most * problem.out_channels
+        found = _of_widths(problem, target, columns, partial(matrix_tiles.candidates, problem, self.winograd))
         return _of_calls(problem, found, CHANNELS, row_unit(problem, lanes))
 
     def read(self, decisions: Mapping[str, int]) -> Plan:
@@ -146,7 +154,7 @@ class Matrix:
     def kernel(self, problem: Problem, target: Target, plan: Plan, algorithm: str) -> Kernel:
         """See Family."""
         assert isinstance(plan, matrix_tiles.MatrixPlan)
-        lanes = accumulator_lanes(problem, target)
+        lanes = accumulator_lanes(problem, target) // (1 + plan.halves)
         definition = define_matrix(problem, plan.tile, lanes)
         whole = has_whole_vectors(problem, CHANNELS, plan.tile, lanes) and not definition.wide
         scheduled = schedule_matrix(definition, plan, lanes, problem.accumulate_dtype, whole)
@@ -157,6 +165,20 @@ class Matrix:
             plan.decisions,
             definition.packed_elements,
         )
+
+
+def _of_widths(
+    problem: Problem, target: Target, extent: int, plans: Callable[[Target, int], list[tuple[float, _AnyPlan]]]
+) -> list[tuple[float, _AnyPlan]]:
+    """Return the `plans` for the target's vectors, and for halves of 512 bits where they suit an `extent` better."""
+    lanes = accumulator_lanes(problem, target)
+    found: list[tuple[float, _AnyPlan]] = plans(target, lanes)
+    padded = -(-extent // lanes) * lanes
+    if target.vector_bits < 512 or not _EMPTY * extent <= padded <= _TOO_EMPTY * extent:
+        return found
+    narrow = plans(replace(target, vector_bits=target.vector_bits // 2), lanes // 2)
+    halves: list[tuple[float, Any]] = [(_HALF_COST * cost, replace(plan, halves=True)) for cost, plan in narrow]
+    return sorted([*found, *halves], key=lambda candidate: candidate[0])
 
 
 def _of_calls(

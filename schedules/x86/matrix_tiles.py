@@ -48,21 +48,25 @@ _FAR_BYTES = 8.0
 
 @dataclass(frozen=True, slots=True)
 class MatrixPlan:
-    """The decisions of a schedule: the tile, and whether the channel tiles of a block are tasks of their own."""
+    """The decisions of a schedule: the tile, and whether the channel tiles of a block are tasks of their own.
+
+    If `halves`, vectors are half as wide as the target's.
+    """
 
     tile: MatrixTile
     share_data: bool
+    halves: bool = False
 
     @property
     def decisions(self) -> dict[str, int]:
-        """The plan as plain integers: what manifests and logs hold; `natural` where it is not 0."""
-        return decisions_of(self.tile, self.share_data)
+        """The plan as plain integers: what manifests and logs hold; see `decisions_of`."""
+        return decisions_of(self.tile, self.share_data, self.halves)
 
     @staticmethod
     def from_decisions(decisions: Mapping[str, int]) -> MatrixPlan:
         """Return the plan whose decisions these are."""
-        tile = {name: value for name, value in decisions.items() if name != "share_data"}
-        return MatrixPlan(MatrixTile(**tile), bool(decisions["share_data"]))
+        tile = {name: value for name, value in decisions.items() if name not in ("share_data", "halves")}
+        return MatrixPlan(MatrixTile(**tile), bool(decisions["share_data"]), bool(decisions.get("halves", 0)))
 
     def tasks(self, problem: Problem) -> int:
         """Independent tasks of a call."""

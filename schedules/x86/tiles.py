@@ -46,29 +46,33 @@ _OVERFULL = 0.2
 _LINE_BITS = 512
 
 
-def decisions_of(tile: Tile | MatrixTile, share_data: bool) -> dict[str, int]:
-    """Return the decisions of a plan, of any definition; `natural` where it is not 0."""
-    found = {**asdict(tile), "share_data": int(share_data)}
-    return {name: value for name, value in found.items() if value or name != "natural"}
+def decisions_of(tile: Tile | MatrixTile, share_data: bool, halves: bool) -> dict[str, int]:
+    """Return the decisions of a plan, of any definition; `natural` and `halves` where they are not 0."""
+    found = {**asdict(tile), "share_data": int(share_data), "halves": int(halves)}
+    return {name: value for name, value in found.items() if value or name not in ("natural", "halves")}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The decisions of a schedule: the tile, and whether the channel tiles of a block are tasks of their own."""
+    """The decisions of a schedule: the tile, and whether the channel tiles of a block are tasks of their own.
+
+    If `halves`, vectors are half as wide as the target's.
+    """
 
     tile: Tile
     share_data: bool
+    halves: bool = False
 
     @property
     def decisions(self) -> dict[str, int]:
-        """The plan as plain integers: what manifests and logs hold; `natural` where it is not 0."""
-        return decisions_of(self.tile, self.share_data)
+        """The plan as plain integers: what manifests and logs hold; see `decisions_of`."""
+        return decisions_of(self.tile, self.share_data, self.halves)
 
     @staticmethod
     def from_decisions(decisions: Mapping[str, int]) -> Plan:
         """Return the plan whose decisions these are."""
-        tile = {name: value for name, value in decisions.items() if name != "share_data"}
-        return Plan(Tile(**tile), bool(decisions["share_data"]))
+        tile = {name: value for name, value in decisions.items() if name not in ("share_data", "halves")}
+        return Plan(Tile(**tile), bool(decisions["share_data"]), bool(decisions.get("halves", 0)))
 
     def tasks(self, problem: Problem, form: str) -> int:
         """Independent tasks of a call."""
