@@ -14,7 +14,7 @@ import tvm_deconv as td
 from tvm_deconv.compute.direct import CHANNELS, GROUPS, ROWS, define_direct, has_whole_vectors
 from tvm_deconv.compute.matrix import MatrixTile, contiguous_phases, define_matrix, row_unit
 from tvm_deconv.reference import reference
-from tvm_deconv.schedules.x86 import ALGORITHMS, accumulator_lanes, default_plan, matrix_tiles
+from tvm_deconv.schedules.x86 import ALGORITHMS, accumulator_lanes, build_kernel, default_plan, matrix_tiles
 from tvm_deconv.targets import TARGETS, detect_host
 
 #: Winograd's transforms may lose this much of the direct algorithm's precision.
@@ -41,6 +41,31 @@ def test_any_plan_agrees_with_the_reference(problem, target, seed):
         found = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
         bound = TOLERANCE[problem.dtype] * (WINOGRAD if algorithm.name == "winograd" else 1)
         assert np.linalg.norm(found - wanted) <= bound * norm, (problem.key, algorithm.name, plan)
+
+
+@pytest.mark.parametrize("name", ["direct_channels", "matrix", "winograd", "direct_rows"])
+@pytest.mark.skipif(not TARGETS["x86-64-v4"].features <= detect_host().features, reason="needs AVX-512")
+def test_halves_of_vectors(name):
+    """Twelve channels, or as many positions, leave a quarter of sixteen lanes empty, and nothing of eight and four."""
+    form = "NCX" if name == "direct_rows" else "NXC"
+    problem = td.Problem(2, 1, 9, 12, (5, 12), (3, 3), (2, 2), (1, 1), (1, 1), (10, 24), data_format=form)
+    (algorithm,) = (known for known in ALGORITHMS if known.name == name)
+    filled = problem.replace(out_channels=64, data_spatial=(5, 64), output_spatial=(10, 128))
+    whole = [(filled, TARGETS["x86-64-v4"]), (problem, TARGETS["x86-64-v3"])]
+    assert not any(plan.halves for case in whole for _, plan in algorithm.family.plans(*case))
+    halves = [plan for _, plan in algorithm.family.plans(problem, TARGETS["x86-64-v4"]) if plan.halves]
+    data, weights, bias = operands(problem, 5)
+    wanted = reference(problem, data, weights, bias)
+    for plan in halves[:3]:
+        assert plan.decisions["halves"] == 1
+        assert algorithm.family.read(plan.decisions) == plan
+        text = build_kernel(problem, TARGETS["x86-64-v4"], algorithm, plan).deconv.script()
+        assert "T.vectorized(T.int64(8))" in text
+        assert "T.vectorized(T.int64(16))" not in text
+        found = run_kernel(problem, TARGETS["x86-64-v4"], data, weights, bias, algorithm, plan)
+        bound = TOLERANCE["float32"] * (WINOGRAD if name == "winograd" else 1)
+        assert np.linalg.norm(found - wanted) <= bound * np.linalg.norm(wanted)
+    assert halves
 
 
 @targets
