@@ -13,6 +13,7 @@ the last whole line of a row is stored as usual.
 
 Where an extent is free, a row ends where the call says.  A loop that asks so of each element becomes scattered stores
 under masks, two thirds of the time of a call with few positions; `copied` has the rows copied by their length instead.
+So it takes rows of the data, with zeros around them: by whole vectors, and masked ones where the data begin and end.
 """
 
 from __future__ import annotations
