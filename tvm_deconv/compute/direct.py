@@ -143,7 +143,7 @@ def member(form: str, width: Expr | int, g: Expr, co: Expr, cc: Expr) -> tuple[E
     return (g * width + cc, co) if form == GROUPS else (g, co * width + cc)
 
 
-def _any_alignment(func: PrimFunc) -> PrimFunc:
+def any_alignment(func: PrimFunc) -> PrimFunc:
     """Return `func` with buffers aligned to one byte, so that generated code never uses an aligned move.
 
     Callers' arrays are aligned to their elements only, and an aligned move of such an address ends the process.
@@ -469,7 +469,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
     inner = math.prod(extents[end.axis + 1 :]) if end else 1  # flat positions from one place along its axis to the next
     func = te.create_prim_func([*parameters, te.compute(shape_of(shape), out, "out")])
     return Definition(
-        _any_alignment(func),
+        any_alignment(func),
         sections,
         end,
         halo,

@@ -24,13 +24,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 from tvm import te, tirx
 from tvm.ir import Expr
 from tvm.tirx import PrimFunc
 
-from tvm_deconv.compute.direct import LEAD, _any_alignment, cut, data_element, spans, within_runs
+from tvm_deconv.compute.direct import LEAD, any_alignment, cut, data_element, ravel, spans, within_runs
 from tvm_deconv.compute.epilogue import activate
 from tvm_deconv.compute.extents import End, Extents, at_most, shape_of
 from tvm_deconv.compute.phases import AxisPhases, Geometry, Run
@@ -406,11 +405,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
         def body(*index: Expr) -> Expr:
             *at, g, co, pd, ph, pw, row, column = index
             within = [t.var for t in taps]
-            where = reduce(
-                lambda total, step: total * step[1] + step[0],
-                zip((g, co, pd, ph, pw, column // panel, *within, ci.var, column % panel), section.shape, strict=True),
-                tirx.const(0, "int64"),
-            )
+            where = ravel((g, co, pd, ph, pw, column // panel, *within, ci.var, column % panel), section.shape)
             left = (
                 rows[(*at, g, pd, ph, pw, row, *within, ci.var)]
                 if rows is not None
@@ -531,7 +526,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
     rows_of_end = [section.axes[end.axis] for section in sections] if end else []
     halo = max((rows.start + (rows.window - 1) * rows.step for rows in rows_of_end), default=0)
     return MatrixDefinition(
-        _any_alignment(func),
+        any_alignment(func),
         sections,
         packed_elements,
         end,
