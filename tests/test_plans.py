@@ -11,6 +11,7 @@ from strategies import operands, problems
 from test_kernels import TOLERANCE, not_empty, targets
 
 import tvm_deconv as td
+from tvm_deconv.choices import named
 from tvm_deconv.compute.direct import CHANNELS, GROUPS, ROWS, define_direct, has_whole_vectors
 from tvm_deconv.compute.matrix import MatrixTile, contiguous_phases, define_matrix, row_unit
 from tvm_deconv.reference import reference
@@ -49,7 +50,7 @@ def test_halves_of_vectors(name):
     """Twelve channels, or as many positions, leave a quarter of sixteen lanes empty, and nothing of eight and four."""
     form = "NCX" if name == "direct_rows" else "NXC"
     problem = td.Problem(2, 1, 9, 12, (5, 12), (3, 3), (2, 2), (1, 1), (1, 1), (10, 24), data_format=form)
-    (algorithm,) = (known for known in ALGORITHMS if known.name == name)
+    algorithm = named(name)
     filled = problem.replace(out_channels=64, data_spatial=(5, 64), output_spatial=(10, 128))
     whole = [(filled, TARGETS["x86-64-v4"]), (problem, TARGETS["x86-64-v3"])]
     assert not any(plan.halves for case in whole for _, plan in algorithm.family.plans(*case))

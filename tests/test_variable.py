@@ -14,6 +14,7 @@ from test_plans import WINOGRAD
 
 import tvm_deconv as td
 from tvm_deconv import verify
+from tvm_deconv.choices import named
 from tvm_deconv.manifest import select
 from tvm_deconv.reference import reference
 from tvm_deconv.schedules.x86 import ALGORITHMS, build_kernel, build_variants
@@ -60,7 +61,7 @@ def variable(draw):
 @pytest.mark.parametrize("name", ["winograd", "matrix", "direct_rows"])
 def test_rows_are_copied_by_their_lengths(name):
     problem = td.Problem(1, 1, 20, 24, ("any",), (4,), (2,), (1,), (1,), ("any+2",))
-    (algorithm,) = (known for known in ALGORITHMS if known.name == name)
+    algorithm = named(name)
     kernel, compiled = compile_kernel(problem.variants[1], TARGETS["x86-64-v3"], algorithm)
     assert "tvm_deconv_copy" in kernel.deconv.script()
     assert "tvm_deconv_row" in kernel.deconv.script()
@@ -75,7 +76,7 @@ def test_rows_are_copied_by_their_lengths(name):
 def test_a_stage_holds_all_that_a_call_leaves_in_it():
     """Seven rows of 32 channels are packed, and 17 channels of them multiplied."""
     problem = td.Problem("any", 1, 17, 48, ("any",), (1,), (3,), (1,), (2,), ("any-6",), data_format="NXC")
-    (algorithm,) = (known for known in ALGORITHMS if known.name == "matrix")
+    algorithm = named("matrix")
     tile = {"images": 1, "depth": 1, "height": 1, "width": 6, "channels": 48, "rows": 7, "vectors": 3}
     plan = algorithm.family.read({**tile, "outputs_d": 1, "outputs_h": 1, "outputs_w": 1, "share_data": 0})
     kernel, compiled = compile_kernel(problem.variants[-1], TARGETS["x86-64-v3"], algorithm, plan)

@@ -27,7 +27,7 @@ from tvm_deconv.compute.matrix import (
 )
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.x86.tiles import ENUMERATIONS, FEW_TASKS, LATENCY_ACCUMULATORS, decisions_of, steps
+from tvm_deconv.schedules.x86.tiles import ENUMERATIONS, FEW_TASKS, LATENCY_ACCUMULATORS, decisions_of, parts_of, steps
 from tvm_deconv.targets import Target
 
 #: Winograd's m worth trying; with more points than six, rounding errors grow past what is allowed.
@@ -65,8 +65,7 @@ class MatrixPlan:
     @staticmethod
     def from_decisions(decisions: Mapping[str, int]) -> MatrixPlan:
         """Return the plan whose decisions these are."""
-        tile = {name: value for name, value in decisions.items() if name not in ("share_data", "halves")}
-        return MatrixPlan(MatrixTile(**tile), bool(decisions["share_data"]), bool(decisions.get("halves", 0)))
+        return MatrixPlan(*parts_of(decisions, MatrixTile))
 
     def tasks(self, problem: Problem) -> int:
         """Independent tasks of a call."""

@@ -45,12 +45,12 @@ _LINE = 64
 _PACKED = ("data_rows", "data_pack")
 #: Shorter rows, in bytes, are not worth it: they begin and end within lines.
 _SHORTEST = 8 * _LINE
-_NAME = "tvm_deconv_stream"
+_STREAM = "tvm_deconv_stream"
 _FENCE = "tvm_deconv_fence"
 _COPY = "tvm_deconv_copy"
 _ROW = "tvm_deconv_row"
-_FUNCTIONS = f"""
-define hidden i32 @{_NAME}(ptr noalias %to, ptr noalias %from, i32 %length) {{
+_STREAM_FUNCTIONS = f"""
+define hidden i32 @{_STREAM}(ptr noalias %to, ptr noalias %from, i32 %length) {{
 entry:
   %bytes = zext i32 %length to i64
   %address = ptrtoint ptr %to to i64
@@ -183,7 +183,7 @@ class _Calls:
 
 def streamed(func: PrimFunc) -> PrimFunc:
     """Return `func` with the rows of its stage ``out`` stored past the caches; where those are no copies, as it is."""
-    return _replaced(func, _Calls(_FUNCTIONS, _SHORTEST, _NAME, fence=_FENCE))
+    return _replaced(func, _Calls(_STREAM_FUNCTIONS, _SHORTEST, _STREAM, fence=_FENCE))
 
 
 def copied(func: PrimFunc) -> PrimFunc:

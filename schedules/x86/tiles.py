@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 from tvm_deconv.compute.direct import GROUPS, ROWS, Tile, block_extents, spans, tiles_of_channels
 from tvm_deconv.compute.matrix import MatrixTile
@@ -22,6 +23,8 @@ from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.targets import Target
+
+_AnyTile = TypeVar("_AnyTile")
 
 #: Independent accumulators that hide the latency of a multiply-add: four cycles, two a cycle.
 LATENCY_ACCUMULATORS = 8
@@ -52,6 +55,16 @@ def decisions_of(tile: Tile | MatrixTile, share_data: bool, halves: bool) -> dic
     return {name: value for name, value in found.items() if value or name not in ("natural", "halves")}
 
 
+def parts_of(decisions: Mapping[str, int], tile: Callable[..., _AnyTile]) -> tuple[_AnyTile, bool, bool]:
+    """Return the tile of `decisions`, whether data are shared, and whether vectors are halves: see `decisions_of`.
+
+    Raises KeyError or TypeError where they are not those of a plan with such a `tile`.
+    """
+    numbers = dict(decisions)
+    share_data, halves = bool(numbers.pop("share_data")), bool(numbers.pop("halves", 0))
+    return tile(**numbers), share_data, halves
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The decisions of a schedule: the tile, and whether the channel tiles of a block are tasks of their own.
@@ -71,8 +84,7 @@ class Plan:
     @staticmethod
     def from_decisions(decisions: Mapping[str, int]) -> Plan:
         """Return the plan whose decisions these are."""
-        tile = {name: value for name, value in decisions.items() if name not in ("share_data", "halves")}
-        return Plan(Tile(**tile), bool(decisions["share_data"]), bool(decisions.get("halves", 0)))
+        return Plan(*parts_of(decisions, Tile))
 
     def tasks(self, problem: Problem, form: str) -> int:
         """Independent tasks of a call."""
