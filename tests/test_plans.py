@@ -160,20 +160,25 @@ def test_whole_vectors_are_stored_as_they_are_made(form, data_format, groups, ch
     assert not whole(odd)
 
 
-@pytest.mark.parametrize("kernel", [3, 4, 5])
+@pytest.mark.parametrize("kernel", [(3, 3), (4, 4), (5, 5), (4,), (6,), (8,), (5, 1)])
 def test_winograd_keeps_the_precision_of_the_direct_algorithm(kernel):
     target = TARGETS["x86-64-v3"]
     if not target.features <= detect_host().features:
         pytest.skip("this CPU does not run x86-64-v3")
-    problem = td.Problem(1, 1, 64, 32, (12, 12), (kernel, kernel), (2, 2), (1, 1), (1, 1), (24, 24))
-    errors = {}
-    for name in ("winograd", "direct_rows"):
-        data, weights, bias = operands(problem, kernel)
-        algorithm, plan = default_plan(problem, target, [name])
-        found = run_kernel(problem, target, data, weights, bias, algorithm, plan)
-        wanted = reference(problem, data, weights, bias)
-        errors[name] = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
-    assert 0 < errors["winograd"] <= WINOGRAD * errors["direct_rows"]
+    rank = len(kernel)
+    strides, pads = tuple(min(2, k) for k in kernel), tuple(int(k > 1) for k in kernel)
+    extents = (12, 12) if rank == 2 else (96,)
+    output = tuple(s * x for s, x in zip(strides, extents, strict=True))
+    problem = td.Problem(1, 1, 64, 32, extents, kernel, strides, (1,) * rank, pads, output)
+    data, weights, bias = operands(problem, sum(kernel))
+    wanted = reference(problem, data, weights, bias)
+    direct, winograd = (next(a for a in ALGORITHMS if a.name == name) for name in ("direct_rows", "winograd"))
+    bound = WINOGRAD * np.linalg.norm(run_kernel(problem, target, data, weights, bias, direct) - wanted)
+    plans = {plan.tile.outputs: plan for _, plan in reversed(winograd.family.plans(problem, target))}
+    assert max(max(outputs) for outputs in plans) >= 3
+    for plan in plans.values():
+        found = run_kernel(problem, target, data, weights, bias, winograd, plan)
+        assert 0 < np.linalg.norm(found - wanted) <= bound, plan
 
 
 @pytest.mark.parametrize(("stride", "unit"), [(1, 16), (2, 8), (4, 4), (5, 16), (8, 1), (16, 1)])

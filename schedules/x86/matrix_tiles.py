@@ -10,6 +10,7 @@ in the second-level cache next to a panel of the filter, ``v`` vectors of which 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,9 +31,9 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.tiles import ENUMERATIONS, FEW_TASKS, LATENCY_ACCUMULATORS, decisions_of, parts_of, steps
 from tvm_deconv.targets import Target
 
-#: Winograd's m worth trying; with more points than six, rounding errors grow past what is allowed.
-OUTPUTS = (2, 3, 4)
-MOST_POINTS = 6
+#: Winograd's m and products at most, along each of several axes, and along one alone: with more, rounding errors grow
+#: past what is allowed.
+_SEVERAL, _ALONE = (4, 6), (6, 7)
 #: Cycles per vector of work outside of the products: moving one through the caches, and what a stage does with it.
 _MOVE = 2.0
 _TRANSPOSE = 5.0
@@ -95,12 +96,14 @@ def output_choices(geometry: Geometry, winograd: bool) -> list[tuple[int, int, i
     if not winograd:
         return [(1, 1, 1)]
 
-    def choices(axis: int) -> list[int]:
-        runs = [run for run in geometry.axes[axis].runs if run.taps > 1 and run.x_step == 1]
-        most = max((run.taps for run in runs), default=0)
-        return [m for m in OUTPUTS if most and m + most - 1 <= MOST_POINTS and m <= geometry.axes[axis].positions]
+    def choices(axis: int, most: tuple[int, int]) -> list[int]:
+        taps = max((run.taps for run in geometry.axes[axis].runs if run.taps > 1 and run.x_step == 1), default=0)
+        most_outputs = min(most[0], most[1] + 1 - taps, geometry.axes[axis].positions) if taps else 0
+        return [*range(2, most_outputs + 1)]
 
-    first, second, third = (choices(axis) for axis in range(3))
+    first, second, third = (choices(axis, _SEVERAL) for axis in range(3))
+    if [first, second, third].count([]) == 2:
+        return [*itertools.product(*(choices(axis, _ALONE) or [1] for axis in range(3)))]
     planes = [(m, m) for m in second if m in third] or [*((m, 1) for m in second), *((1, m) for m in third)]
     found = [(1, *plane) for plane in planes]
     found += [(m, *plane) for m in first for plane in [*planes, (1, 1)]]
