@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+from tvm.ir import Expr
 from tvm.s_tir import Schedule
 
-from tvm_deconv.compute.direct import LEAD
+from tvm_deconv.compute.direct import LEAD, ravel
 from tvm_deconv.compute.matrix import MatrixDefinition
 from tvm_deconv.schedules.x86.interleave import transpose_intrinsic
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
@@ -143,6 +144,14 @@ def schedule_matrix(
             skips.needed(chunk, definition.chunk // definition.stride)
         else:
             skips.outputs(epilogue, LEAD + 2, definition.chunk)
+        # The rows of a channel lie together: they are one piece of the output where they are whole.
+        *_, depth, height, _, row = (int(extent) for extent in sch.get(tail[1]).writes[0].source.shape)
+
+        def by_channel(*index: Expr) -> tuple[Expr, ...]:
+            *at, n, d, h, lane, w = index
+            return (*at, n, lane, ravel((d, h, w), (depth, height, row)))
+
+        sch.transform_layout(tail[1], ("write", 0), by_channel)
         sch.tensorize(sch.get_loops(tail[1])[-2], transpose_intrinsic(lanes, dtype))
     # 8. Threads.
     if not definition.channels_last or definition.wide:
