@@ -160,6 +160,34 @@ def test_whole_vectors_are_stored_as_they_are_made(form, data_format, groups, ch
     assert not whole(odd)
 
 
+@targets
+@pytest.mark.parametrize("name", ["matrix", "winograd"])
+@pytest.mark.parametrize(
+    ("extent", "output"), [((4, 4), (8, 8)), ((6, 6), (12, 12)), ((8, 2), (15, 4)), ((2, 3, 5), (4, 8, 10))]
+)
+def test_short_rows_are_finished_by_planes(extent, output, name, target):
+    rank = len(extent)
+    problem = td.Problem(
+        5, 2, 16, 19, extent, (4,) * rank, (2,) * rank, (1,) * rank, (1,) * rank, output,
+        epilogue=td.Epilogue(True, "relu"),
+    )  # fmt: skip
+    algorithm = next(algorithm for algorithm in ALGORITHMS if algorithm.name == name)
+    lanes = accumulator_lanes(problem, target)
+    data, weights, bias = operands(problem, 5)
+    wanted = reference(problem, data, weights, bias)
+    plans = [plan for _, plan in algorithm.family.plans(problem, target)]
+    by_planes = [
+        plan
+        for plan in plans
+        if finishes_planes(Geometry.of(problem, bool(plan.tile.natural)), plan.tile, lanes, 2 * row_unit(problem, lanes))
+    ]
+    assert bool(by_planes) == (math.prod(output[-2:]) % lanes == 0)
+    several = [plan for plan in by_planes if plan.tile.images > 1]
+    for plan in (*by_planes[:1], *several[:1], plans[0]):
+        found = run_kernel(problem, target, data, weights, bias, algorithm, plan)
+        assert np.linalg.norm(found - wanted) <= WINOGRAD * TOLERANCE["float32"] * np.linalg.norm(wanted), plan
+
+
 @pytest.mark.parametrize("kernel", [(3, 3), (4, 4), (5, 5), (4,), (6,), (8,), (5, 1)])
 def test_winograd_keeps_the_precision_of_the_direct_algorithm(kernel):
     target = TARGETS["x86-64-v3"]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-from tvm.ir import Expr
 from tvm.s_tir import Schedule
 
-from tvm_deconv.compute.direct import LEAD, ravel
+from tvm_deconv.compute.direct import LEAD
 from tvm_deconv.compute.matrix import MatrixDefinition
 from tvm_deconv.schedules.x86.interleave import transpose_intrinsic
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
@@ -37,7 +36,7 @@ def schedule_matrix(
     }
     epilogue = sch.get_sblock("epilogue")
     direct = definition.channels_last or definition.wide  # vectors as in the output: nothing to transpose
-    tail = [epilogue] if direct else [epilogue, sch.get_sblock("interleave")]
+    tail = [epilogue] if direct else [epilogue, sch.get_sblock("interleave"), sch.get_sblock("rows_out")]
     out = sch.get_sblock("out")
     nested = []
     for i in range(count):
@@ -59,6 +58,8 @@ def schedule_matrix(
             sch.merge(*(sch.get_loops(block)[LEAD - 2] for block in (*first, runs[0])))
     # 3. The copy into the output.
     sch.reverse_compute_at(out, sch.get_loops(tail[-1])[LEAD - 1], preserve_unit_loops=True)
+    if not direct:
+        sch.compute_inline(tail.pop())
     # 4. Rows: vectors of input channels; the points of a transform are one body, where inner sums are shared.
     if count:
         *_, w, ci = sch.get_loops(data_pack)
@@ -135,23 +136,17 @@ def schedule_matrix(
         *_, i, lane = sch.get_loops(epilogue)
         sch.vectorize(lane)
         sch.unroll(i)
-        *_, cc, w = sch.get_loops(tail[1])
-        chunk, part, w = sch.split(w, [None, definition.chunk // lanes, lanes])
-        sch.reorder(chunk, part, cc, w)
+        *_, n, cc, place = sch.get_loops(tail[1])
+        extents = [int(sch.get(loop).extent) for loop in sch.get_loops(epilogue)[-5:-1]]
+        *outer, part, w = sch.split(place, [*extents[:-1], extents[-1] // lanes, lanes])
+        sch.reorder(n, *outer, part, cc, w)
+        chunk = outer[-1]
         # A chunk is finished in registers, and transposed at once.
         chunk = sch.merge(sch.get_loops(epilogue)[-3], chunk)
         if end_axis == 2:
             skips.needed(chunk, definition.chunk // definition.stride)
         else:
             skips.outputs(epilogue, LEAD + 2, definition.chunk)
-        # The rows of a channel lie together: they are one piece of the output where they are whole.
-        *_, depth, height, _, row = (int(extent) for extent in sch.get(tail[1]).writes[0].source.shape)
-
-        def by_channel(*index: Expr) -> tuple[Expr, ...]:
-            *at, n, d, h, lane, w = index
-            return (*at, n, lane, ravel((d, h, w), (depth, height, row)))
-
-        sch.transform_layout(tail[1], ("write", 0), by_channel)
         sch.tensorize(sch.get_loops(tail[1])[-2], transpose_intrinsic(lanes, dtype))
     # 8. Threads.
     if not definition.channels_last or definition.wide:

@@ -103,7 +103,8 @@ def output_choices(geometry: Geometry, winograd: bool) -> list[tuple[int, int, i
 
     first, second, third = (choices(axis, _SEVERAL) for axis in range(3))
     if [first, second, third].count([]) == 2:
-        return [*itertools.product(*(choices(axis, _ALONE) or [1] for axis in range(3)))]
+        alone = [choices(axis, _ALONE) or [1] for axis in range(3)]
+        return [*itertools.product(alone[0], alone[1], alone[2])]
     planes = [(m, m) for m in second if m in third] or [*((m, 1) for m in second), *((1, m) for m in third)]
     found = [(1, *plane) for plane in planes]
     found += [(m, *plane) for m in first for plane in [*planes, (1, 1)]]

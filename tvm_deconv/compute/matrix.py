@@ -15,8 +15,8 @@ tiles of output channels ``co`` too:
 3. ``run_i`` the products.
 4. ``outputs_i`` the transform of the results, where Winograd's.
 5. ``epilogue``, for ``N C *X`` only ``interleave`` too: the phase is selected, the bias added, the activation applied;
-   channels become rows.
-6. ``out`` rows are copied into the output.
+   channels become rows, which those of ``rows_out`` are by their indices.
+6. ``out`` rows are copied into the output, those of a channel together.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from tvm_deconv.compute.storage import from_accumulator, storage_dtype
 from tvm_deconv.compute.winograd import Matrix, winograd
 from tvm_deconv.problem import Problem
 
+#: Outputs of a channel's plane that are finished at once, at most, where its rows are no whole vectors.
+_LARGEST_PLANE = 256
 #: Phases of a vector, at least, where they are fewer than its lanes.
 _HALF = 8
 
@@ -267,6 +269,14 @@ def block_positions(geometry: Geometry, tile: MatrixTile) -> tuple[int, int, int
     return extents[0], extents[1], extents[2]
 
 
+def finishes_planes(geometry: Geometry, tile: MatrixTile, lanes: int, chunk: int) -> bool:
+    """Whether a channel of `N C *X` is finished by planes: its rows are no whole chunks, but small planes are vectors."""
+    height, width = geometry.output[1:]
+    whole = all(axis.positions <= size for axis, size in zip(geometry.axes[1:], tile.block[2:], strict=True))
+    small = height * width <= _LARGEST_PLANE and height * width % lanes == 0
+    return whole and small and width % chunk > 0 and not any(geometry.free)
+
+
 def packs_rows(problem: Problem, tile: MatrixTile, lanes: int) -> bool:
     """Whether the packed data are the rows of the only products: all phases read one element, the same.
 
@@ -485,7 +495,12 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
         inner_shape = (tile.channels, *outer, row_outputs) if wide else (*outer, row_outputs, tile.channels)
         interleaved = te.compute(shape_of((*lead, *inner_shape)), finished, "epilogue")
     else:
-        chunks = -(-row_outputs // chunk)
+        planes = finishes_planes(geo, tile, lanes, chunk)
+        if planes:
+            heights, chunks, chunk, width = 1, 1, geo.output[1] * geo.output[2], geo.output[2]
+        else:
+            heights, chunks = outer[2], -(-row_outputs // chunk)
+            width = chunks * chunk
         channel_vectors = -(-tile.channels // lanes)
 
         def epilogue(*index: Expr) -> Expr:
@@ -493,19 +508,27 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
             cc = vector * lanes + lane
             if tile.channels % lanes:
                 cc = tirx.min(cc, tile.channels - 1)
-            return finish(at, n, (d, h, c * chunk + i), cc)
+            where = (i // width, i % width) if planes else (h, c * chunk + i)
+            return finish(at, n, (d, *where), cc)
 
-        finished_vectors = te.compute(
-            shape_of((*lead, channel_vectors, *outer, chunks, chunk, lanes)), epilogue, "epilogue"
-        )
+        shape = (*lead, channel_vectors, *outer[:2], heights, chunks, chunk, lanes)
+        finished_vectors = te.compute(shape_of(shape), epilogue, "epilogue")
 
         def interleave(*index: Expr) -> Expr:
-            *at, lane, w = index
-            return finished_vectors[(*at, w // chunk, w % chunk, lane)]
+            *at, n, lane, place = index
+            where = (place // (chunk * chunks * heights), place // (chunk * chunks) % heights, place // chunk % chunks)
+            return finished_vectors[(*at, n, *where, place % chunk, lane)]
 
-        interleaved = te.compute(
-            shape_of((*lead, channel_vectors, *outer, lanes, chunks * chunk)), interleave, "interleave"
-        )
+        # The rows of a channel lie together: they are one piece of the output where they are whole.
+        rows_shape = (*outer[1:], width)
+        shape = (*lead, channel_vectors, outer[0], lanes, math.prod(rows_shape))
+        flat_rows = te.compute(shape_of(shape), interleave, "interleave")
+
+        def rows_out(*index: Expr) -> Expr:
+            *at, d, h, w = index
+            return flat_rows[(*at, ravel((d, h, w), rows_shape))]
+
+        interleaved = te.compute(shape_of((*shape[:-1], *rows_shape)), rows_out, "rows_out")
 
     def out(*index: Expr) -> Expr:
         if last and not wide:
@@ -516,7 +539,12 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
         sizes = (*outer, row_outputs)
         cuts = [cut(i, size, count) for i, size, count in zip((n, d, h, w), sizes, blocks, strict=True)]
         at, (*where, w) = (*(number for number, _ in cuts), g, tile_of), (within for _, within in cuts)
-        inner = (cc, *where, w) if wide else (*where, w, cc) if last else (cc // lanes, *where, cc % lanes, w)
+        if wide:
+            inner = (cc, *where, w)
+        elif last:
+            inner = (*where, w, cc)
+        else:
+            inner = (cc // lanes, where[0], cc % lanes, *where[1:], w)
         return from_accumulator(interleaved[(*at, *inner)], problem.output_dtype)
 
     channel_axes, position_axes = (geo.groups, geo.out_channels), (whole.batch, *whole.output)
