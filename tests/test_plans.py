@@ -1,5 +1,6 @@
 """Every algorithm that admits a problem, by any plan that a search may try, against the reference."""
 
+import math
 import random
 
 import numpy as np
@@ -13,7 +14,8 @@ from test_kernels import TOLERANCE, not_empty, targets
 import tvm_deconv as td
 from tvm_deconv.choices import named
 from tvm_deconv.compute.direct import CHANNELS, GROUPS, ROWS, define_direct, has_whole_vectors
-from tvm_deconv.compute.matrix import MatrixTile, contiguous_phases, define_matrix, row_unit
+from tvm_deconv.compute.matrix import MatrixTile, contiguous_phases, define_matrix, finishes_planes, row_unit
+from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.reference import reference
 from tvm_deconv.schedules.x86 import ALGORITHMS, accumulator_lanes, build_kernel, default_plan, matrix_tiles
 from tvm_deconv.targets import TARGETS, detect_host
@@ -176,12 +178,10 @@ def test_short_rows_are_finished_by_planes(extent, output, name, target):
     data, weights, bias = operands(problem, 5)
     wanted = reference(problem, data, weights, bias)
     plans = [plan for _, plan in algorithm.family.plans(problem, target)]
-    by_planes = [
-        plan
-        for plan in plans
-        if finishes_planes(Geometry.of(problem, bool(plan.tile.natural)), plan.tile, lanes, 2 * row_unit(problem, lanes))
-    ]
-    assert bool(by_planes) == (math.prod(output[-2:]) % lanes == 0)
+    chunk = 2 * row_unit(problem, lanes)
+    geometries = (Geometry.of(problem), Geometry.of(problem, natural=True))
+    by_planes = [plan for plan in plans if finishes_planes(geometries[plan.tile.natural], plan.tile, lanes, chunk)]
+    assert bool(by_planes) == (math.prod(output[-2:]) % lanes == 0 and output[-1] % chunk > 0)
     several = [plan for plan in by_planes if plan.tile.images > 1]
     for plan in (*by_planes[:1], *several[:1], plans[0]):
         found = run_kernel(problem, target, data, weights, bias, algorithm, plan)

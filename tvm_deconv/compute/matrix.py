@@ -270,7 +270,7 @@ def block_positions(geometry: Geometry, tile: MatrixTile) -> tuple[int, int, int
 
 
 def finishes_planes(geometry: Geometry, tile: MatrixTile, lanes: int, chunk: int) -> bool:
-    """Whether a channel of `N C *X` is finished by planes: its rows are no whole chunks, but small planes are vectors."""
+    """Whether channels of `N C *X` are finished by planes: rows are no whole chunks, but small planes are vectors."""
     height, width = geometry.output[1:]
     whole = all(axis.positions <= size for axis, size in zip(geometry.axes[1:], tile.block[2:], strict=True))
     small = height * width <= _LARGEST_PLANE and height * width % lanes == 0
