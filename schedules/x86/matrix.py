@@ -79,13 +79,13 @@ def schedule_matrix(
             elif definition.row_run and int(sch.get(row).extent) > definition.row_run:
                 sch.split(row, [None, definition.row_run])
             sch.tensorize(w_lane, transpose_intrinsic(lanes, dtype))
-        if definition.gathers and end_axis == 1:
+        if not definition.row_run and end_axis == 1:
             skips.needed(sch.get_loops(first[0])[-4], 1, halo=definition.halo)
         for i, block in enumerate(rows):
             *_, pd, ph, pw, row, td, th, tw, ci = sch.get_loops(block)
             ci, lane = sch.split(ci, [None, lanes])
             sch.reorder(row, td, th, tw, ci, pd, ph, pw, lane)
-            skips.needed(row, 1, whole=tile.rows, inner=inner[i], outputs=outputs[i])
+            skips.needed(row, tile.parts, whole=tile.rows, inner=inner[i], outputs=outputs[i])
             sch.vectorize(lane)
             for loop in (pd, ph, pw):
                 sch.unroll(loop)
@@ -95,7 +95,7 @@ def schedule_matrix(
         row, row_in = sch.split(row, [None, tile.rows])
         column, vector, lane = sch.split(column, [None, tile.vectors, lanes])
         sch.reorder(column, row, *reduction, row_in, vector, lane)
-        skips.needed(row, tile.rows, inner=inner[i], outputs=outputs[i])
+        skips.needed(row, tile.parts * tile.rows, inner=inner[i], outputs=outputs[i])
         store = sch.cache_write(block, 0, "global")
         sch.reverse_compute_at(store, row, preserve_unit_loops=True)
         sch.vectorize(lane)
@@ -112,7 +112,7 @@ def schedule_matrix(
         *_, row, d, h, w, column = sch.get_loops(block)
         column, lane = sch.split(column, [None, lanes])
         sch.reorder(row, column, d, h, w, lane)
-        skips.needed(row, 1, inner=inner[i], outputs=outputs[i])
+        skips.needed(row, tile.parts, inner=inner[i], outputs=outputs[i])
         sch.vectorize(lane)
         for loop in (d, h, w):
             sch.unroll(loop)

@@ -47,12 +47,14 @@ _SCATTERED = 2
 _L2_SHARE = 0.5
 _OVERFULL = 0.2
 _LINE_BITS = 512
+#: Decisions that records leave out where they are 0.
+_LEFT_OUT = ("natural", "strassen", "halves")
 
 
 def decisions_of(tile: Tile | MatrixTile, share_data: bool, halves: bool) -> dict[str, int]:
-    """Return the decisions of a plan, of any definition; `natural` and `halves` where they are not 0."""
+    """Return the decisions of a plan, of any definition; some only where they are not 0."""
     found = {**asdict(tile), "share_data": int(share_data), "halves": int(halves)}
-    return {name: value for name, value in found.items() if value or name not in ("natural", "halves")}
+    return {name: value for name, value in found.items() if value or name not in _LEFT_OUT}
 
 
 def parts_of(decisions: Mapping[str, int], tile: Callable[..., _AnyTile]) -> tuple[_AnyTile, bool, bool]:

@@ -34,6 +34,7 @@ from tvm_deconv.compute.epilogue import activate
 from tvm_deconv.compute.extents import End, Extents, at_most, shape_of
 from tvm_deconv.compute.phases import AxisPhases, Geometry, Run
 from tvm_deconv.compute.storage import from_accumulator, storage_dtype
+from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.compute.winograd import Matrix, winograd
 from tvm_deconv.problem import Problem
 
@@ -63,6 +64,12 @@ class MatrixTile:
     outputs_h: int
     outputs_w: int
     natural: int = 0
+    strassen: int = 0
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts rows, columns and input channels of a product are cut."""
+        return 1 + self.strassen
 
     @property
     def outputs(self) -> tuple[int, int, int]:
@@ -133,6 +140,7 @@ class MatrixSection:
     shape: tuple[int, ...]
     channels: int
     wide: bool
+    parts: int
 
     @property
     def columns(self) -> int:
@@ -140,19 +148,34 @@ class MatrixSection:
         return math.prod(axis.run.count for axis in self.axes) * self.channels
 
     @property
+    def part_columns(self) -> int:
+        """Columns of each part, to whole panels."""
+        return self.shape[5] * self.shape[-1]
+
+    @property
     def points(self) -> tuple[int, ...]:
-        """Products per row, along each axis."""
-        return tuple(axis.points for axis in self.axes)
+        """Products per row, along each axis; Strassen's along the first."""
+        return self.shape[2:5]
 
     @property
     def taps(self) -> tuple[int, ...]:
         """Extents of the reduction over taps."""
-        return tuple(axis.taps for axis in self.axes)
+        return self.shape[6:9]
+
+    @property
+    def part_channels(self) -> int:
+        """Extent of the reduction over input channels: those of a part."""
+        return self.shape[9]
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Results per row, along each axis; Strassen's along the first."""
+        return (self.parts**2, 1, 1) if self.parts > 1 else tuple(axis.outputs for axis in self.axes)
 
     @property
     def transformed(self) -> bool:
-        """Whether Winograd's transforms apply along any axis."""
-        return any(axis.transformed for axis in self.axes)
+        """Whether results are transformed: by Winograd's along any axis, or by Strassen's."""
+        return self.parts > 1 or any(axis.transformed for axis in self.axes)
 
     def column(self, phases: Sequence[Expr], cc: Expr) -> Expr:
         """Return the column of a phase of each axis, within its run, and channel `cc` of the tile."""
@@ -193,7 +216,7 @@ class MatrixDefinition:
     @property
     def gathers(self) -> bool:
         """Whether there are stages ``rows_i``."""
-        return self.row_run == 0
+        return self.row_run == 0 or any(section.parts > 1 for section in self.sections)
 
     def natural_output(self, *index: Expr) -> tuple[Expr, ...]:
         """Map an index of the stage ``out``, with its own group axis and three spatial axes, to the caller's output."""
@@ -240,13 +263,13 @@ def matrix_sections(geometry: Geometry, tile: MatrixTile, lanes: int, wide: bool
         shape = (
             geometry.groups,
             -(-geometry.out_channels // tile.channels),
-            *(axis.points for axis in axes),
-            -(-columns // panel),
+            *((len(STRASSEN.data), 1, 1) if tile.strassen else (axis.points for axis in axes)),
+            -(-columns // (panel * tile.parts)),
             *(axis.taps for axis in axes),
-            geometry.in_channels,
+            part_channels(geometry.in_channels, tile, lanes),
             panel,
         )
-        found.append(MatrixSection(offset, (axes[0], axes[1], axes[2]), shape, tile.channels, wide))
+        found.append(MatrixSection(offset, (axes[0], axes[1], axes[2]), shape, tile.channels, wide, tile.parts))
         offset += math.prod(shape)
     return tuple(found)
 
@@ -294,6 +317,11 @@ def row_channels(in_channels: int, lanes: int) -> int:
     return padded + lanes if padded * 4 % 1024 == 0 else padded
 
 
+def part_channels(in_channels: int, tile: MatrixTile, lanes: int) -> int:
+    """Input channels of each part of a product: all, or half of them to whole vectors."""
+    return -(-in_channels // (lanes * tile.parts)) * lanes if tile.strassen else in_channels
+
+
 def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefinition:
     """Define `problem` blocked by `tile`, for vectors of `lanes` accumulators.
 
@@ -315,7 +343,8 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
     extents = block_positions(geo, tile)
     groups, channel_tiles = geo.groups, -(-geo.out_channels // tile.channels)
     lead = (*blocks, groups, channel_tiles)
-    channels = row_channels(geo.in_channels, lanes)
+    terms = part_channels(geo.in_channels, tile, lanes)
+    channels = row_channels(tile.parts * terms, lanes)
 
     natural = whole.natural(problem.rank)
     data_shape = (whole.batch, *natural, geo.groups * geo.in_channels)
@@ -380,12 +409,13 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
     def gather(section: MatrixSection, name: str) -> te.Tensor:
         counts = [axis.tiles for axis in section.axes]
         rows = tile.images * math.prod(counts)
-        padded_rows = -(-rows // tile.rows) * tile.rows
+        padded_rows = -(-rows // (tile.rows * tile.parts)) * tile.rows
 
-        def body(*index: Expr) -> Expr:
-            at, points, row, taps, ci = index[:5], index[5:8], index[8], index[9:12], index[12]
+        def gathered(at: Sequence[Expr], points: Sequence[Expr], row: Expr, taps: Sequence[Expr], ci: Expr) -> Expr:
             # Rows beyond the last repeat the last: what is computed from them is never read.
-            row = tirx.min(row, rows - 1) if padded_rows > rows else row
+            row = tirx.min(row, rows - 1) if padded_rows * tile.parts > rows else row
+            if packs:
+                return data_packed[(*at, row, ci)]
             where = (
                 row // (counts[2] * counts[1] * counts[0]),
                 row // (counts[2] * counts[1]) % counts[0],
@@ -404,12 +434,22 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
 
             return _transform(matrices, points, first, packed_element, accumulator)
 
-        shape = (*blocks, groups, *section.points, padded_rows, *section.taps, channels)
+        def body(*index: Expr) -> Expr:
+            at, points, row, taps, ci = index[:5], index[5:8], index[8], index[9:12], index[12]
+            if section.parts == 1:
+                return gathered(at, points, row, taps, ci)
+
+            def quarter(number: Expr) -> Expr:
+                return gathered(at, points, row * 2 + number // 2, taps, ci + number % 2 * terms)
+
+            return _transform([STRASSEN.data], points, [tirx.const(0, "int64")], quarter, accumulator)
+
+        shape = (*blocks, groups, *section.points, padded_rows, *section.taps, row_channels(terms, lanes))
         return te.compute(shape_of(shape), body, name)
 
     def multiply(section: MatrixSection, name: str, rows: te.Tensor | None) -> te.Tensor:
         taps = [te.reduce_axis(tuple(shape_of((0, count))), f"t{i}") for i, count in enumerate(section.taps)]
-        ci = te.reduce_axis(tuple(shape_of((0, geo.in_channels))), "ci")
+        ci = te.reduce_axis(tuple(shape_of((0, terms))), "ci")
         panel = section.shape[-1]
 
         def body(*index: Expr) -> Expr:
@@ -430,6 +470,8 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
         def body(*index: Expr) -> Expr:
             at, row, places, column = index[:LEAD], index[LEAD], index[LEAD + 1 : LEAD + 4], index[LEAD + 4]
             matrices = [winograd(a.outputs, a.run.taps).outputs if a.transformed else None for a in section.axes]
+            if section.parts > 1:
+                matrices[0] = STRASSEN.outputs
             zero = [tirx.const(0, "int64")] * 3
 
             def result(*points: Expr) -> Expr:
@@ -437,13 +479,13 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
 
             return _transform(matrices, places, zero, result, accumulator)
 
-        rows = tile.images * math.prod(axis.tiles for axis in section.axes)
-        shape = (*lead, rows, *(axis.outputs for axis in section.axes), int(product.shape[-1]))
+        rows = -(-tile.images * math.prod(axis.tiles for axis in section.axes) // section.parts)
+        shape = (*lead, rows, *section.outputs, int(product.shape[-1]))
         return te.compute(shape_of(shape), body, name)
 
     computed = []
     for i, section in enumerate(sections):
-        product = multiply(section, f"run_{i}", None if packs else gather(section, f"rows_{i}"))
+        product = multiply(section, f"run_{i}", None if packs and not tile.strassen else gather(section, f"rows_{i}"))
         computed.append(transform_outputs(section, product, f"outputs_{i}") if section.transformed else product)
 
     bias = None
@@ -467,6 +509,9 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
                 inner.append(place % rows.outputs)
             column = section.column(local, cc)
             points = inner if section.transformed else [tirx.const(0, "int64")] * 3
+            if section.parts > 1:
+                points = [row % 2 * 2 + column // section.part_columns, *inner[1:]]
+                row, column = row // 2, column % section.part_columns
             index = (*at, row, *points, column) if section.transformed else (*at, *points, row, column)
             here = tensor[index]
             value = tirx.if_then_else(tirx.all(*member), here, value) if member else here

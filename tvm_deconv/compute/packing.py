@@ -22,6 +22,7 @@ from tvm_deconv.compute.direct import ROWS, FilterSection, member, ravel
 from tvm_deconv.compute.matrix import MatrixSection
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import storage_dtype, to_accumulator
+from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.compute.winograd import winograd
 from tvm_deconv.problem import Problem
 
@@ -86,21 +87,50 @@ def pack_matrix_filter(problem: Problem, sections: Sequence[MatrixSection], elem
             with build.grid(*map(_int64, (groups, tiles, panels, *taps, channels, panel))) as index:
                 g, tile, number, *tap, ci, place = index
                 column = number * panel + place
-                local, cc = section.place(column)
-                channel = tile * section.channels + cc
-                exists = tirx.all(column < section.columns, channel < geometry.out_channels)
-                element = partial(_element, problem, source, section, (g, ci, channel), local)
+                entry = partial(_entry, problem, geometry, source, section, (g, tile), tap)
                 for points in itertools.product(*map(range, section.points)):
-                    value = element(tap)
-                    if section.transformed:
-                        value = _filter_point(section, points, tap, element).astype(accumulator)
+                    if section.parts == 1:
+                        value = entry(points, ci, column)
+                    else:
+                        value = _quarters(section, points[0], partial(entry, points), ci, column)
+                        value = value.astype(accumulator)
                     where = ravel((g, tile, *points, number, *tap, ci, place), section.shape)
-                    build.buffer_store(
-                        packed,
-                        tirx.if_then_else(exists, value, tirx.const(0, accumulator)),
-                        [where + section.offset],
-                    )
+                    build.buffer_store(packed, value, [where + section.offset])
     return builder.get()
+
+
+def _entry(
+    problem: Problem,
+    geometry: Geometry,
+    source: Any,
+    section: MatrixSection,
+    at: tuple[Expr, Expr],
+    tap: Sequence[Expr],
+    points: Sequence[int],
+    ci: Expr,
+    column: Expr,
+) -> Expr:
+    """Return what a product has at input channel and column, of group and tile of channels `at`: zero past the last."""
+    local, cc = section.place(column)
+    channel = at[1] * section.channels + cc
+    exists = tirx.all(column < section.columns, channel < geometry.out_channels, ci < geometry.in_channels)
+    element = partial(_element, problem, source, section, (at[0], ci, channel), local)
+    value = element(tap)
+    if any(axis.transformed for axis in section.axes):
+        value = _filter_point(section, points, tap, element).astype(problem.accumulate_dtype)
+    return tirx.if_then_else(exists, value, tirx.const(0, problem.accumulate_dtype))
+
+
+def _quarters(
+    section: MatrixSection, point: int, entry: Callable[[Expr, Expr], Expr], ci: Expr, column: Expr
+) -> Expr:
+    """Return one of Strassen's points in float64: a sum of entries in quarters of the filter."""
+    total: Expr = tirx.const(0, "float64")
+    for quarter, coefficient in enumerate(STRASSEN.filter[point]):
+        if coefficient:
+            value = entry(ci + quarter // 2 * section.part_channels, column + quarter % 2 * section.part_columns)
+            total = total + tirx.const(float(coefficient), "float64") * value.astype("float64")
+    return total
 
 
 def _element(

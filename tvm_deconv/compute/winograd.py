@@ -20,8 +20,8 @@ MAX_PRODUCTS = len(_POINTS) + 1
 
 
 @dataclass(frozen=True)
-class Winograd:
-    """F(m, T) as matrices, with p = m + T - 1 products: `data` is [p, p], `filter` is [p, T], `outputs` is [m, p]."""
+class Bilinear:
+    """An algorithm of p products as matrices, of F(m, T): `data` is [p, p], `filter` is [p, T], `outputs` is [m, p]."""
 
     data: Matrix
     filter: Matrix
@@ -38,7 +38,7 @@ def _product(roots: tuple[Fraction, ...]) -> list[Fraction]:
 
 
 @cache
-def winograd(outputs: int, taps: int) -> Winograd:
+def winograd(outputs: int, taps: int) -> Bilinear:
     """Return F(`outputs`, `taps`); ValueError where that takes more than `MAX_PRODUCTS`."""
     products = outputs + taps - 1
     if products > MAX_PRODUCTS:
@@ -54,4 +54,4 @@ def winograd(outputs: int, taps: int) -> Winograd:
     data.append(tuple(_product(points)))
     filter.append((*(Fraction(0),) * (taps - 1), Fraction(1)))
     rows = tuple((*(point**i for point in points), Fraction(int(i == outputs - 1))) for i in range(outputs))
-    return Winograd(tuple(data), tuple(filter), rows)
+    return Bilinear(tuple(data), tuple(filter), rows)
