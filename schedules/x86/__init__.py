@@ -130,16 +130,18 @@ class Direct:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """The matrix definition, with Winograd's transforms or without."""
+    """The matrix definition, with Winograd's transforms, Strassen's algorithm, or neither."""
 
-    winograd: bool
+    winograd: bool = False
+    strassen: bool = False
 
     def plans(self, problem: Problem, target: Target) -> list[tuple[float, Plan]]:
         """See Family."""
         lanes = accumulator_lanes(problem, target)
         most = max((math.prod(run.count for run in runs) for runs in Geometry.of(problem).runs), default=1)
         columns = most * problem.out_channels
-        found = _of_widths(problem, target, columns, partial(matrix_tiles.candidates, problem, self.winograd))
+        plans = partial(matrix_tiles.candidates, problem, self.winograd, strassen=self.strassen)
+        found = _of_widths(problem, target, columns, plans)
         return _of_calls(problem, found, CHANNELS, row_unit(problem, lanes))
 
     def read(self, decisions: Mapping[str, int]) -> Plan:
@@ -294,9 +296,24 @@ def saves_products(problem: Problem, target: Target) -> bool:
     return has_taps_to_transform(problem, target) and fills_panels(problem, target)
 
 
+def has_nothing_to_transform(problem: Problem, target: Target) -> bool:
+    """Winograd's transforms do not apply, and sums of data do not overflow: floating point."""
+    if problem.accumulate_dtype == "int32" or not finishes_in_short_chunks(problem, target):
+        return False
+    return not matrix_tiles.output_choices(Geometry.of(problem), winograd=True)
+
+
+def fills_halves(problem: Problem, target: Target) -> bool:
+    """Halves of a product are worth a product: what is packed and transformed does not grow with their third extent."""
+    lanes = accumulator_lanes(problem, target)
+    enough = problem.in_channels >= 4 * lanes
+    return enough and has_nothing_to_transform(problem, target) and fills_panels(problem, target)
+
+
 ALGORITHMS = (
     Algorithm("winograd", saves_products, has_taps_to_transform, Matrix(winograd=True)),
-    Algorithm("matrix", fills_panels, finishes_in_short_chunks, Matrix(winograd=False)),
+    Algorithm("matrix", fills_panels, finishes_in_short_chunks, Matrix()),
+    Algorithm("strassen", fills_halves, has_nothing_to_transform, Matrix(strassen=True)),
     Algorithm("direct_channels", fills_vectors_with_channels, always, Direct(CHANNELS)),
     Algorithm("direct_groups", fills_vectors_with_groups, always, Direct(GROUPS)),
     Algorithm("direct_rows", always, always, Direct(ROWS)),

@@ -110,11 +110,12 @@ def schedule_matrix(
     # 6. The transform of the results.
     for i, block in transforms.items():
         *_, row, d, h, w, column = sch.get_loops(block)
-        column, lane = sch.split(column, [None, lanes])
-        sch.reorder(row, column, d, h, w, lane)
+        row, row_part = sch.split(row, [None, tile.parts])
+        column_part, column, lane = sch.split(column, [tile.parts, None, lanes])
+        sch.reorder(row, column, row_part, column_part, d, h, w, lane)
         skips.needed(row, tile.parts, inner=inner[i], outputs=outputs[i])
         sch.vectorize(lane)
-        for loop in (d, h, w):
+        for loop in (row_part, column_part, d, h, w):
             sch.unroll(loop)
     # 7. Epilogue, and transposition.
     if direct:

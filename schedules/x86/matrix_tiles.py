@@ -23,10 +23,12 @@ from tvm_deconv.compute.matrix import (
     block_positions,
     contiguous_phases,
     packs_rows,
+    part_channels,
     row_channels,
     row_unit,
 )
 from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.tiles import ENUMERATIONS, FEW_TASKS, LATENCY_ACCUMULATORS, decisions_of, parts_of, steps
 from tvm_deconv.targets import Target
@@ -150,7 +152,8 @@ class _Work:
     """What one combination of runs asks of a block, by the numbers that costs are made of.
 
     `rows` of the block's products, `points` products of each, a reduction over `taps`, `phases` of output channels as
-    columns, `outputs` positions a row, transforms along `transformed` axes.
+    columns, `outputs` positions a row, transforms along `transformed` axes. Under Strassen's algorithm a row is two, of
+    seven points, and half of the columns make four results.
     """
 
     rows: int
@@ -171,12 +174,12 @@ def _works(geometry: Geometry, tile: MatrixTile) -> list[_Work]:
         ]
         found.append(
             _Work(
-                tile.images * math.prod(axis.tiles for axis in axes),
-                math.prod(axis.points for axis in axes),
+                -(-tile.images * math.prod(axis.tiles for axis in axes) // tile.parts),
+                len(STRASSEN.data) if tile.strassen else math.prod(axis.points for axis in axes),
                 math.prod(axis.taps for axis in axes),
                 math.prod(run.count for run in runs),
-                math.prod(axis.outputs for axis in axes),
-                sum(axis.transformed for axis in axes),
+                math.prod(axis.outputs for axis in axes) * tile.parts**2,
+                sum(axis.transformed for axis in axes) + tile.strassen,
             )
         )
     return found
@@ -193,10 +196,10 @@ class _Arithmetic:
 
     def block(self, tile: MatrixTile, works: Sequence[_Work]) -> float:
         """Cycles to pack the data of a block and to gather its rows: the same for every tile of channels."""
-        channels = row_channels(self.geometry.in_channels, self.lanes) / self.lanes
-        packed = tile.images * math.prod(block_positions(self.geometry, tile)) * channels
+        channels = row_channels(part_channels(self.geometry.in_channels, tile, self.lanes), self.lanes) / self.lanes
+        packed = tile.images * math.prod(block_positions(self.geometry, tile)) * channels * tile.parts
         cycles = packed * (_MOVE if self.problem.data_format == "NXC" else _MOVE + _TRANSPOSE)
-        for work in works if not packs_rows(self.problem, tile, self.lanes) else ():
+        for work in works if tile.strassen or not packs_rows(self.problem, tile, self.lanes) else ():
             vectors = work.rows * work.points * work.taps * channels
             cycles += vectors * (_MOVE + self._far(vectors) + _TRANSFORM * work.transformed)
         return cycles
@@ -205,28 +208,29 @@ class _Arithmetic:
         """Cycles of one tile of channels of a block, from its products to its output."""
         geometry, lanes = self.geometry, self.lanes
         element = self.target.vector_bits // 8 // lanes
-        channels = row_channels(geometry.in_channels, lanes)
+        terms = part_channels(geometry.in_channels, tile, lanes)
+        channels = row_channels(terms, lanes)
         panel = tile.vectors * lanes
         products = tile.rows * tile.vectors
         step = max(1.0, (tile.rows + tile.vectors) / products, LATENCY_ACCUMULATORS / products)
         tiles = -(-geometry.out_channels // tile.channels)
         cycles, results = _TASK, 0
         for work in works:
-            panels = -(-work.phases * tile.channels // panel)
+            panels = -(-work.phases * tile.channels // (panel * tile.parts))
             columns = panels * tile.vectors
             # Accumulators are cleared and stored for each reduction.
             reductions = -(-work.rows // tile.rows) * panels * work.points
             # A panel past the first-level cache comes from the second for each tile of rows, half a vector a cycle.
-            streams = work.taps * geometry.in_channels * panel * element > self.target.l1_bytes // 2
+            streams = work.taps * terms * panel * element > self.target.l1_bytes // 2
             each = max(step, _PANEL / tile.rows) if streams else step
-            cycles += reductions * products / 2 * (work.taps * geometry.in_channels * each + 3)
+            cycles += reductions * products / 2 * (work.taps * terms * each + 3)
             cycles += work.rows * work.points * columns * self._far(work.rows * work.points * columns)
             finished = work.rows * work.outputs * columns
             results += finished
             if work.transformed:
                 cycles += finished * (_MOVE + _TRANSFORM * work.transformed)
             # A product's rows and a panel that do not fit together are read again from further away.
-            near = (work.rows * channels + panel * geometry.in_channels) * work.taps * element
+            near = (work.rows * channels + panel * terms) * work.taps * element
             if near > self.target.l2_bytes * 0.75:
                 cycles += work.rows * columns * work.taps * channels / lanes * element / _FAR_BYTES
             # The rows of all points are read again for every tile of channels.
@@ -234,7 +238,7 @@ class _Arithmetic:
             if held > self.target.l2_bytes * 0.75:
                 cycles += held / _FAR_BYTES
             # The filter is read once for each block.
-            filter_bytes = work.points * work.taps * panels * panel * geometry.in_channels * element
+            filter_bytes = work.points * work.taps * panels * panel * terms * element
             if filter_bytes * tiles > self.target.l2_bytes // 2:
                 cycles += filter_bytes / _FAR_BYTES / 2
         outputs = tile.images * math.prod(
@@ -261,7 +265,9 @@ class _Arithmetic:
 
 
 @lru_cache(maxsize=ENUMERATIONS)
-def candidates(problem: Problem, winograd: bool, target: Target, lanes: int) -> list[tuple[float, MatrixPlan]]:
+def candidates(
+    problem: Problem, winograd: bool, target: Target, lanes: int, strassen: bool = False
+) -> list[tuple[float, MatrixPlan]]:
     """Every plan worth considering with its cost by arithmetic (cycles a useful product, relative), cheapest first."""
     choices = Geometry.choices(problem)
     if contiguous_phases(problem, lanes):
@@ -270,23 +276,23 @@ def candidates(problem: Problem, winograd: bool, target: Target, lanes: int) -> 
     found = [
         (cycles / useful, plan)
         for geometry in choices
-        for cycles, plan in _candidates(_Arithmetic(problem, geometry, target, lanes), winograd)
+        for cycles, plan in _candidates(_Arithmetic(problem, geometry, target, lanes), winograd, int(strassen))
     ]
     return sorted(found, key=lambda candidate: candidate[0])
 
 
-def _candidates(arithmetic: _Arithmetic, winograd: bool) -> list[tuple[float, MatrixPlan]]:
+def _candidates(arithmetic: _Arithmetic, winograd: bool, strassen: int) -> list[tuple[float, MatrixPlan]]:
     problem, geometry, target, lanes = arithmetic.problem, arithmetic.geometry, arithmetic.target, arithmetic.lanes
     found: list[tuple[float, MatrixPlan]] = []
     for outputs in output_choices(geometry, winograd):
         for block in dict.fromkeys(_block_choices(geometry, outputs, row_unit(problem, lanes))):
-            whole = MatrixTile(*block, geometry.out_channels, 1, 1, *outputs, geometry.natural)
+            whole = MatrixTile(*block, geometry.out_channels, 1, 1, *outputs, geometry.natural, strassen)
             works = _works(geometry, whole)
             shared = arithmetic.block(whole, works)
             count = geometry.groups * _blocks(geometry, whole)
             for rows, vectors in register_tiles(target, [work.rows for work in works]):
                 for channels in _channel_choices(geometry.out_channels, vectors * lanes):
-                    tile = MatrixTile(*block, channels, rows, vectors, *outputs, geometry.natural)
+                    tile = MatrixTile(*block, channels, rows, vectors, *outputs, geometry.natural, strassen)
                     tiles = -(-geometry.out_channels // channels)
                     cycles = count * (shared + tiles * arithmetic.channels(tile, works))
                     found.append((cycles, MatrixPlan(tile, count < FEW_TASKS)))

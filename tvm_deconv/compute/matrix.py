@@ -168,11 +168,6 @@ class MatrixSection:
         return self.shape[9]
 
     @property
-    def outputs(self) -> tuple[int, ...]:
-        """Results per row, along each axis; Strassen's along the first."""
-        return (self.parts**2, 1, 1) if self.parts > 1 else tuple(axis.outputs for axis in self.axes)
-
-    @property
     def transformed(self) -> bool:
         """Whether results are transformed: by Winograd's along any axis, or by Strassen's."""
         return self.parts > 1 or any(axis.transformed for axis in self.axes)
@@ -472,6 +467,8 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
             matrices = [winograd(a.outputs, a.run.taps).outputs if a.transformed else None for a in section.axes]
             if section.parts > 1:
                 matrices[0] = STRASSEN.outputs
+                places = (row % 2 * 2 + column // section.part_columns, *places[1:])
+                row, column = row // 2, column % section.part_columns
             zero = [tirx.const(0, "int64")] * 3
 
             def result(*points: Expr) -> Expr:
@@ -479,8 +476,9 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
 
             return _transform(matrices, places, zero, result, accumulator)
 
-        rows = -(-tile.images * math.prod(axis.tiles for axis in section.axes) // section.parts)
-        shape = (*lead, rows, *section.outputs, int(product.shape[-1]))
+        rows = tile.images * math.prod(axis.tiles for axis in section.axes)
+        rows, columns = rows + rows % section.parts, section.part_columns * section.parts
+        shape = (*lead, rows, *(axis.outputs for axis in section.axes), columns)
         return te.compute(shape_of(shape), body, name)
 
     computed = []
@@ -509,9 +507,6 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
                 inner.append(place % rows.outputs)
             column = section.column(local, cc)
             points = inner if section.transformed else [tirx.const(0, "int64")] * 3
-            if section.parts > 1:
-                points = [row % 2 * 2 + column // section.part_columns, *inner[1:]]
-                row, column = row // 2, column % section.part_columns
             index = (*at, row, *points, column) if section.transformed else (*at, *points, row, column)
             here = tensor[index]
             value = tirx.if_then_else(tirx.all(*member), here, value) if member else here
