@@ -224,7 +224,9 @@ class _Arithmetic:
             streams = work.taps * terms * panel * element > self.target.l1_bytes // 2
             each = max(step, _PANEL / tile.rows) if streams else step
             cycles += reductions * products / 2 * (work.taps * terms * each + 3)
-            cycles += work.rows * work.points * columns * self._far(work.rows * work.points * columns)
+            # Strassen's are fetched for the store, and once more for the transform, and save far less than Winograd's.
+            stored = work.rows * work.points * columns
+            cycles += stored * self._far(stored) * (1 + 2 * tile.strassen)
             finished = work.rows * work.outputs * columns
             results += finished
             if work.transformed:
@@ -233,9 +235,9 @@ class _Arithmetic:
             near = (work.rows * channels + panel * terms) * work.taps * element
             if near > self.target.l2_bytes * 0.75:
                 cycles += work.rows * columns * work.taps * channels / lanes * element / _FAR_BYTES
-            # The rows of all points are read again for every tile of channels.
+            # The rows of all points are read again for every tile of channels; Strassen's are long, and fetched ahead.
             held = work.rows * work.points * channels * work.taps * element
-            if held > self.target.l2_bytes * 0.75:
+            if held > self.target.l2_bytes * 0.75 and not tile.strassen:
                 cycles += held / _FAR_BYTES
             # The filter is read once for each block.
             filter_bytes = work.points * work.taps * panels * panel * terms * element

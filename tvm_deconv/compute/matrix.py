@@ -591,8 +591,9 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
     shape = (*position_axes, *channel_axes) if last and not wide else (whole.batch, *channel_axes, *whole.output)
     func = te.create_prim_func([*parameters, te.compute(shape_of(shape), out, "out")])
     end = whole.end(block, spans(geo, block[1:]))
+    # A row past the end is a part of sums where the row before it is not.
     rows_of_end = [section.axes[end.axis] for section in sections] if end else []
-    halo = max((rows.start + (rows.window - 1) * rows.step for rows in rows_of_end), default=0)
+    halo = max((rows.start + (rows.window - 1) * rows.step for rows in rows_of_end), default=0) + tile.strassen
     return MatrixDefinition(
         any_alignment(func),
         sections,
