@@ -1,5 +1,6 @@
 """Every algorithm that admits a problem, by any plan that a search may try, against the reference."""
 
+import itertools
 import math
 import random
 
@@ -16,6 +17,7 @@ from tvm_deconv.choices import named
 from tvm_deconv.compute.direct import CHANNELS, GROUPS, ROWS, define_direct, has_whole_vectors
 from tvm_deconv.compute.matrix import MatrixTile, contiguous_phases, define_matrix, finishes_planes, row_unit
 from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.reference import reference
 from tvm_deconv.schedules.x86 import ALGORITHMS, accumulator_lanes, build_kernel, default_plan, matrix_tiles
 from tvm_deconv.targets import TARGETS, detect_host
@@ -212,6 +214,51 @@ def test_winograd_keeps_the_precision_of_the_direct_algorithm(kernel):
     for plan in plans.values():
         found = run_kernel(problem, target, data, weights, bias, winograd, plan)
         assert 0 < np.linalg.norm(found - wanted) <= bound, plan
+
+
+def test_strassen_multiplies_matrices():
+    """Of two by two, of elements that do not commute: each product of an element of one and an element of the other."""
+    for left, right, result in itertools.product(range(4), repeat=3):
+        found = sum(
+            output * data[left] * filter[right]
+            for output, data, filter in zip(STRASSEN.outputs[result], STRASSEN.data, STRASSEN.filter, strict=True)
+        )
+        assert found == (left % 2 == right // 2 and result == left // 2 * 2 + right % 2)
+
+
+@targets
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize(
+    ("channels", "extents", "kernel"),
+    [((256, 48), (7, 9), (2, 2)), ((97, 21), (5, 7), (3, 1)), ((130, 3), (41,), (16,))],
+)
+def test_strassen_keeps_the_precision_of_the_direct_algorithm(channels, extents, kernel, data_format, target):
+    """Even extents and odd ones, of each of the three that are cut in halves."""
+    rank = len(kernel)
+    output = tuple(k * x for k, x in zip(kernel, extents, strict=True))
+    problem = td.Problem(
+        1, 1, *channels, extents, kernel, kernel, (1,) * rank, (0,) * rank, output, data_format=data_format
+    )
+    data, weights, bias = operands(problem, sum(channels))
+    wanted = reference(problem, data, weights, bias)
+    direct, strassen = (next(a for a in ALGORITHMS if a.name == name) for name in ("direct_rows", "strassen"))
+    bound = WINOGRAD * np.linalg.norm(run_kernel(problem, target, data, weights, bias, direct) - wanted)
+    plans = [plan for _, plan in strassen.family.plans(problem, target)]
+    assert strassen.admits(problem, target)
+    assert all(plan.decisions["strassen"] and strassen.family.read(plan.decisions) == plan for plan in plans)
+    for plan in (plans[0], plans[len(plans) // 2]):
+        found = run_kernel(problem, target, data, weights, bias, strassen, plan)
+        assert 0 < np.linalg.norm(found - wanted) <= bound, plan
+
+
+def test_strassen_is_the_default_where_channels_are_many():
+    problem = td.Problem(1, 1, 768, 384, (64, 64), (2, 2), (2, 2), (1, 1), (0, 0), (128, 128))
+    for target in TARGETS.values():
+        assert default_plan(problem, target)[0].name == "strassen"
+        assert default_plan(problem.replace(in_channels=32), target)[0].name != "strassen"
+        taps = problem.replace(kernel=(4, 4), pads_begin=(1, 1))
+        assert default_plan(taps, target)[0].name == "winograd"
+        assert default_plan(problem.replace(dtype="int8"), target)[0].name != "strassen"
 
 
 @pytest.mark.parametrize(("stride", "unit"), [(1, 16), (2, 8), (4, 4), (5, 16), (8, 1), (16, 1)])

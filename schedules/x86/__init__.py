@@ -304,9 +304,8 @@ def has_nothing_to_transform(problem: Problem, target: Target) -> bool:
 
 
 def fills_halves(problem: Problem, target: Target) -> bool:
-    """Halves of a product are worth a product: what is packed and transformed does not grow with their third extent."""
-    lanes = accumulator_lanes(problem, target)
-    enough = problem.in_channels >= 4 * lanes
+    """Half of the input channels are terms enough for the sums on the way in and out to pay."""
+    enough = problem.in_channels >= 8 * accumulator_lanes(problem, target)
     return enough and has_nothing_to_transform(problem, target) and fills_panels(problem, target)
 
 

@@ -5,15 +5,18 @@ channels of all phases of the run, since these read the same data, and the reduc
 Along an axis where a run has several taps, rows may instead be tiles of ``m`` positions under Winograd's F(m, taps):
 then there is one product for each of the ``m + taps - 1`` points, with sums of data for data and sums of taps for
 filters, and sums of its results are the output.  Along an axis with one tap, or without Winograd, ``m`` is 1.
+Without Winograd a product may instead be cut into halves for Strassen's algorithm: every other row, of input channels,
+and of columns.  Then rows are pairs of positions, and there are seven points.
 
 Stages, all of them blocked over images and positions (``nb, db, hb, wb``) and groups ``g``, from the third on over
 tiles of output channels ``co`` too:
 
 1. ``data_pack`` the data of a block with its halo, zero where the data end, input channels innermost.
-2. ``rows_i`` for each combination of runs, the rows of its products: gathered data, transformed along Winograd's axes.
-   Not where all phases read one element, the same (kernel = stride): then the packed data are the rows.
+2. ``rows_i`` for each combination of runs, the rows of its products: gathered data, transformed where Winograd or
+   Strassen is at work. Not where they are not and all phases read one element, the same (kernel = stride): then the
+   packed data are the rows.
 3. ``run_i`` the products.
-4. ``outputs_i`` the transform of the results, where Winograd's.
+4. ``outputs_i`` the transform of the results, where Winograd's or Strassen's.
 5. ``epilogue``, for ``N C *X`` only ``interleave`` too: the phase is selected, the bias added, the activation applied;
    channels become rows, which those of ``rows_out`` are by their indices.
 6. ``out`` rows are copied into the output, those of a channel together.
@@ -50,7 +53,8 @@ class MatrixTile:
 
     A block is ``images x depth x height x width`` positions per phase and `channels` output channels; a register tile
     is `rows` rows by `vectors` vectors of columns. `outputs_*` is Winograd's m along an axis, 1 without it. Phases are
-    those of the output, or, if `natural` is 1, of the natural output (`Geometry.of`).
+    those of the output, or, if `natural` is 1, of the natural output (`Geometry.of`). If `strassen` is 1, products are
+    of halves, by Strassen's algorithm.
     """
 
     images: int

@@ -121,9 +121,7 @@ def _entry(
     return tirx.if_then_else(exists, value, tirx.const(0, problem.accumulate_dtype))
 
 
-def _quarters(
-    section: MatrixSection, point: int, entry: Callable[[Expr, Expr], Expr], ci: Expr, column: Expr
-) -> Expr:
+def _quarters(section: MatrixSection, point: int, entry: Callable[[Expr, Expr], Expr], ci: Expr, column: Expr) -> Expr:
     """Return one of Strassen's points in float64: a sum of entries in quarters of the filter."""
     total: Expr = tirx.const(0, "float64")
     for quarter, coefficient in enumerate(STRASSEN.filter[point]):

@@ -1,8 +1,8 @@
 """One step of Strassen's algorithm: the product of matrices cut in halves from seven products of halves, not eight.
 
-``y = outputs @ ((filter @ w) * (data @ x))`` as for Winograd's F, with matrices as elements: `x` are the quarters of the
-rows, (half of the rows, half of the terms), `w` those of the filter, (half of the terms, half of the columns), and `y`
-those of the results, (half of the rows, half of the columns); V. Strassen, Gaussian Elimination is not Optimal, 1969.
+``y = outputs @ ((filter @ w) * (data @ x))`` as for Winograd's F, but of matrices: `x` are the quarters of the data, by
+(half of the rows, half of the terms), `w` those of the filter, by (half of the terms, half of the columns), and `y`
+those of the results, by (half of the rows, half of the columns); V. Strassen, Gaussian Elimination is not Optimal, 1969.
 Variants with fewer additions round worse, and additions are not what a step costs.
 """
 

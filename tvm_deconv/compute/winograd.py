@@ -21,7 +21,7 @@ MAX_PRODUCTS = len(_POINTS) + 1
 
 @dataclass(frozen=True)
 class Bilinear:
-    """An algorithm of p products as matrices, of F(m, T): `data` is [p, p], `filter` is [p, T], `outputs` is [m, p]."""
+    """An algorithm of p products as matrices; of F(m, T) `data` is [p, p], `filter` is [p, T], `outputs` is [m, p]."""
 
     data: Matrix
     filter: Matrix
