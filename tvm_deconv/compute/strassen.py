@@ -2,7 +2,8 @@
 
 ``y = outputs @ ((filter @ w) * (data @ x))`` as for Winograd's F, but of matrices: `x` are the quarters of the data, by
 (half of the rows, half of the terms), `w` those of the filter, by (half of the terms, half of the columns), and `y`
-those of the results, by (half of the rows, half of the columns); V. Strassen, Gaussian Elimination is not Optimal, 1969.
+those of the results, by (half of the rows, half of the columns) (V. Strassen, Gaussian Elimination
+is not Optimal, 1969).
 Variants with fewer additions round worse, and additions are not what a step costs.
 """
 
