@@ -212,7 +212,8 @@ class _Arithmetic:
         channels = row_channels(terms, lanes)
         panel = tile.vectors * lanes
         products = tile.rows * tile.vectors
-        step = max(1.0, (tile.rows + tile.vectors) / products, LATENCY_ACCUMULATORS / products)
+        # Strassen's panels serve half as many rows each: what waits for them is hidden by a sum more.
+        step = max(1.0, (tile.rows + tile.vectors) / products, (LATENCY_ACCUMULATORS + tile.strassen) / products)
         tiles = -(-geometry.out_channels // tile.channels)
         cycles, results = _TASK, 0
         for work in works:
