@@ -251,6 +251,13 @@ def test_strassen_keeps_the_precision_of_the_direct_algorithm(channels, extents,
         assert 0 < np.linalg.norm(found - wanted) <= bound, plan
 
 
+def test_strassen_is_not_for_the_points_of_winograd():
+    problem = td.Problem(1, 1, 32, 48, (60,), (4,), (2,), (1,), (1,), (120,))
+    for outputs, strassen in ((2, 1), (1, 2)):
+        with pytest.raises(ValueError, match=f"strassen={strassen}: must be 0, or 1 where outputs of all axes are 1"):
+            define_matrix(problem, MatrixTile(1, 1, 1, 60, 48, 12, 2, 1, 1, outputs, strassen=strassen), 16)
+
+
 def test_strassen_is_the_default_where_channels_are_many():
     problem = td.Problem(1, 1, 768, 384, (64, 64), (2, 2), (2, 2), (1, 1), (0, 0), (128, 128))
     for target in TARGETS.values():

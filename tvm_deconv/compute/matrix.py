@@ -328,6 +328,8 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
     the output as ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``: `natural_output` makes it the caller's.  Raises
     ValueError for a tile that cannot be scheduled.
     """
+    if tile.strassen and (tile.strassen != 1 or max(tile.outputs) > 1):
+        raise ValueError(f"strassen={tile.strassen}: must be 0, or 1 where outputs of all axes are 1")
     geo, whole = Geometry.of(problem, bool(tile.natural)), Extents.of(problem)
     last = problem.data_format == "NXC"
     accumulator = problem.accumulate_dtype

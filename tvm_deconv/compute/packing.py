@@ -76,9 +76,8 @@ def pack_filter(problem: Problem, sections: Sequence[FilterSection], elements: i
 def pack_matrix_filter(problem: Problem, sections: Sequence[MatrixSection], elements: int) -> PrimFunc:
     """Build ``pack(filter [G, Ci, Co, *K], packed [elements])`` for the `sections` of a matrix definition.
 
-    Winograd's transform of the taps is computed in float64 and rounded once.
+    Winograd's transform of the taps, and Strassen's sums, are computed in float64 and rounded once.
     """
-    geometry = Geometry.of(problem)
     accumulator = problem.accumulate_dtype
     with _pack_function(problem, elements) as (builder, source, packed):
         for section in sections:
@@ -87,13 +86,12 @@ def pack_matrix_filter(problem: Problem, sections: Sequence[MatrixSection], elem
             with build.grid(*map(_int64, (groups, tiles, panels, *taps, channels, panel))) as index:
                 g, tile, number, *tap, ci, place = index
                 column = number * panel + place
-                entry = partial(_entry, problem, geometry, source, section, (g, tile), tap)
+                entry = partial(_entry, problem, source, section, (g, tile), tap)
                 for points in itertools.product(*map(range, section.points)):
                     if section.parts == 1:
                         value = entry(points, ci, column)
                     else:
-                        value = _quarters(section, points[0], partial(entry, points), ci, column)
-                        value = value.astype(accumulator)
+                        value = _quarters(section, points[0], partial(entry, points), ci, column).astype(accumulator)
                     where = ravel((g, tile, *points, number, *tap, ci, place), section.shape)
                     build.buffer_store(packed, value, [where + section.offset])
     return builder.get()
@@ -101,7 +99,6 @@ def pack_matrix_filter(problem: Problem, sections: Sequence[MatrixSection], elem
 
 def _entry(
     problem: Problem,
-    geometry: Geometry,
     source: Any,
     section: MatrixSection,
     at: tuple[Expr, Expr],
@@ -113,7 +110,7 @@ def _entry(
     """Return what a product has at input channel and column, of group and tile of channels `at`: zero past the last."""
     local, cc = section.place(column)
     channel = at[1] * section.channels + cc
-    exists = tirx.all(column < section.columns, channel < geometry.out_channels, ci < geometry.in_channels)
+    exists = tirx.all(column < section.columns, channel < problem.out_channels, ci < problem.in_channels)
     element = partial(_element, problem, source, section, (at[0], ci, channel), local)
     value = element(tap)
     if any(axis.transformed for axis in section.axes):
