@@ -44,18 +44,31 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
     # 2. The packed data: within the nest, once for all channel tiles; or before it, where those run in parallel.
     if runs:
         data_pack = sch.get_sblock("data_pack")
+        points = [sch.get_sblock(f"points_{i}") for i in range(definition.points)]
         position = sch.get_loops(data_pack)[{ROWS: -1, CHANNELS: -2, GROUPS: -3}[form]]
         line, place = sch.split(position, [None, definition.row])
         if definition.end and definition.end.axis == 2:
             skips.parts(place, 1, halo=definition.halo)
         elif form == ROWS:
             skips.needed(line, definition.row, inner=definition.inner, halo=definition.halo)
+        for block in points:
+            # Sums of rows are made while those of an input channel are near, all that take the same at once.
+            *_, d, h, position = sch.get_loops(block)
+            position, lane = sch.split(position, [None, lanes])
+            sch.reorder(position, d, h, lane)
+            sch.vectorize(lane)
+            sch.unroll(d)
+            sch.unroll(h)
         if plan.share_data:
+            if points:
+                sch.merge(*(sch.get_loops(block)[LEAD - 1] for block in (data_pack, *points)))
             if serial:
                 sch.merge(*(sch.get_loops(block)[serial - 1] for block in (data_pack, runs[0])))
             sch.parallel(sch.fuse(*sch.get_loops(data_pack)[serial:LEAD]))
         else:
-            sch.merge(sch.get_loops(data_pack)[LEAD - 2], sch.get_loops(runs[0])[LEAD - 2])
+            sch.merge(*(sch.get_loops(block)[LEAD - 2] for block in (data_pack, *points, runs[0])))
+            if points:
+                sch.merge(*(sch.get_loops(block)[LEAD - 1] for block in (data_pack, *points)))
     # 3. A row is finished and interleaved a chunk at a time, which lives in registers, and is copied out at once.
     if form == ROWS:
         *_, vector, stream, chunk_lane = sch.get_loops(tail[0])

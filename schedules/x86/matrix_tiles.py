@@ -19,14 +19,13 @@ from functools import lru_cache
 from tvm_deconv.compute.direct import spans
 from tvm_deconv.compute.matrix import (
     MatrixTile,
-    axis_rows,
     block_positions,
     contiguous_phases,
     packs_rows,
     row_channels,
     row_unit,
 )
-from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.compute.phases import Geometry, axis_rows
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.tiles import ENUMERATIONS, FEW_TASKS, LATENCY_ACCUMULATORS, decisions_of, parts_of, steps
 from tvm_deconv.targets import Target

@@ -20,7 +20,7 @@ from tvm.tirx import IntImm, PrimFunc
 
 from tvm_deconv.compute.direct import ROWS, FilterSection, member, ravel
 from tvm_deconv.compute.matrix import MatrixSection
-from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.compute.phases import AxisRows, Geometry
 from tvm_deconv.compute.storage import storage_dtype, to_accumulator
 from tvm_deconv.compute.winograd import winograd
 from tvm_deconv.problem import Problem
@@ -49,26 +49,17 @@ def pack_filter(problem: Problem, sections: Sequence[FilterSection], elements: i
     accumulator = problem.accumulate_dtype
     with _pack_function(problem, elements) as (builder, source, packed):
         for section in sections:
-            with build.grid(*map(_int64, section.shape)) as index:
+            with build.grid(*map(_int64, (*section.shape[:2], *section.shape[4:]))) as index:
                 g, co, d, h, w, *reduction, row, column, cc = index
                 ci, *taps = reduction if section.form == ROWS else [reduction[-1], *reduction[:-1]]
                 phases = (d, h * section.phases[0] + row, w * section.phases[1] + column)
-                places = [
-                    run.k0 + within + tap * run.k_step
-                    for run, within, tap in zip(section.runs, phases, taps, strict=True)
-                ]
                 group, channel = member(section.form, section.shape[-1], g, co, cc)
-                element: Expr = source[(group, ci, channel, *places[3 - problem.rank :])]
-                where = ravel(index, section.shape) + section.offset
-                build.buffer_store(
-                    packed,
-                    tirx.if_then_else(
-                        tirx.all(group < geometry.groups, channel < geometry.out_channels),
-                        to_accumulator(element, problem.dtype, accumulator),
-                        tirx.const(0, accumulator),
-                    ),
-                    [where],
-                )
+                exists = tirx.all(group < geometry.groups, channel < geometry.out_channels)
+                element = partial(_element, problem, source, section.axes, (group, ci, channel), phases)
+                for points in itertools.product(*map(range, section.points)):
+                    value = _filter_point(section.axes, points, taps, element).astype(accumulator)
+                    where = ravel((g, co, *points, *index[2:]), section.shape) + section.offset
+                    build.buffer_store(packed, tirx.if_then_else(exists, value, tirx.const(0, accumulator)), [where])
     return builder.get()
 
 
@@ -89,11 +80,9 @@ def pack_matrix_filter(problem: Problem, sections: Sequence[MatrixSection], elem
                 local, cc = section.place(column)
                 channel = tile * section.channels + cc
                 exists = tirx.all(column < section.columns, channel < geometry.out_channels)
-                element = partial(_element, problem, source, section, (g, ci, channel), local)
+                element = partial(_element, problem, source, section.axes, (g, ci, channel), local)
                 for points in itertools.product(*map(range, section.points)):
-                    value = element(tap)
-                    if section.transformed:
-                        value = _filter_point(section, points, tap, element).astype(accumulator)
+                    value = _filter_point(section.axes, points, tap, element).astype(accumulator)
                     where = ravel((g, tile, *points, number, *tap, ci, place), section.shape)
                     build.buffer_store(
                         packed,
@@ -106,27 +95,32 @@ def pack_matrix_filter(problem: Problem, sections: Sequence[MatrixSection], elem
 def _element(
     problem: Problem,
     source: Any,
-    section: MatrixSection,
+    axes: Sequence[AxisRows],
     at: tuple[Expr, Expr, Expr],
     phases: Sequence[Expr],
     taps: Sequence[Expr | int],
 ) -> Expr:
     """Return the filter element at group, input and output channel `at`, for phases within their runs and taps."""
     places = [
-        axis.run.k0 + phase + t * axis.run.k_step for axis, phase, t in zip(section.axes, phases, taps, strict=True)
+        axis.run.k0 + phase + t * axis.run.k_step for axis, phase, t in zip(axes, phases, taps, strict=True)
     ]
     return to_accumulator(source[(*at, *places[3 - problem.rank :])], problem.dtype, problem.accumulate_dtype)
 
 
 def _filter_point(
-    section: MatrixSection, points: Sequence[int], tap: Sequence[Expr], element: Callable[[Sequence[Expr | int]], Expr]
+    axes: Sequence[AxisRows], points: Sequence[int], tap: Sequence[Expr], element: Callable[[Sequence[Expr | int]], Expr]
 ) -> Expr:
-    """Return one point of the transformed filter in float64; along axes without a transform `tap` is taken."""
+    """Return one point of the transformed filter in float64; along axes without a transform `tap` is taken.
+
+    Without any it is that element as it is.
+    """
+    if not any(rows.transformed for rows in axes):
+        return element(tap)
 
     def along(axis: int, chosen: tuple[Expr | int, ...]) -> Expr:
         if axis == 3:
             return element(chosen).astype("float64")
-        rows = section.axes[axis]
+        rows = axes[axis]
         if not rows.transformed:
             return along(axis + 1, (*chosen, tap[axis]))
         coefficients = winograd(rows.outputs, rows.run.taps).filter[points[axis]]
