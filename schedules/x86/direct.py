@@ -51,6 +51,9 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
             skips.parts(place, 1, halo=definition.halo)
         elif form == ROWS:
             skips.needed(line, definition.row, inner=definition.inner, halo=definition.halo)
+        if points:
+            *_, d, h, _, _ = sch.get_loops(data_pack)
+            sch.reorder(line, d, h, place)  # as the caller's rows follow each other
         for block in points:
             # Sums of rows are made while those of an input channel are near, all that take the same at once.
             *_, d, h, position = sch.get_loops(block)

@@ -400,6 +400,10 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
             position // extents[2] % extents[1] * outputs[1] + row[1],
             position % extents[2],
         )
+        if max(outputs) > 1:
+            # Rows that only fill the last tiles are not worth fetching.
+            needed = (tile.images, depth + axes[0].halo, height + axes[1].halo)
+            inside += [place < end for place, end in zip(within, needed, strict=False)]
         return data_element(problem, geo, whole, data, block, within, (nb, db, hb, wb), group, ci, inside)
 
     inner_shape = {
