@@ -48,7 +48,7 @@ class Tile:
     A block is ``images x depth x height x width`` positions per phase; a register tile is `channels` output channels by
     `positions` flattened positions, the vectorised one of the two a multiple of the lanes, by up to `phases` phases of
     the last two axes, which read the same data, and serve where there are few channels. Phases are those of the output,
-    or, if `natural` is 1, of the natural output (`Geometry.of`). `outputs_*` is Winograd's m along an axis, 1 without it.
+    or, if `natural` is 1, of the natural output (`Geometry.of`). `outputs_*` is Winograd's m along an axis, 1 without.
     """
 
     images: int
@@ -84,10 +84,10 @@ class Blocks(Protocol):
 class FilterSection:
     """The packed filter of one combination of runs, from `offset` on.
 
-    Its axes are ``[g, co, points(2), d, h, w, reduction(4), phases(2), channels]``: points are Winograd's along the first
-    two axes, ``d, h, w`` count tiles of phases, of which those of the last two axes hold `phases`; the reduction is ``[ci, taps(3)]`` where positions are vectors, so that
-    the taps of a data element follow each other while it is near, and ``[taps(3), ci]`` where channels are, and lie
-    together.
+    Its axes are ``[g, co, points(2), d, h, w, reduction(4), phases(2), channels]``: points are Winograd's along the
+    first two axes, ``d, h, w`` count tiles of phases, of which those of the last two axes hold `phases`; the reduction
+    is ``[ci, taps(3)]`` where positions are vectors, so that the taps of a data element follow each other while it is
+    near, and ``[taps(3), ci]`` where channels are, and lie together.
     """
 
     offset: int
@@ -117,7 +117,7 @@ class FilterSection:
         taps: Sequence[Expr],
         cc: Expr,
     ) -> tuple[Expr | int, ...]:
-        """Return the index of the filter element for points, a phase of each axis, within its run, and a tap of each."""
+        """Return the index of the element for points, a phase of each axis, within its run, and a tap of each."""
         d, h, w = phases
         rows, columns = self.phases
         reduction = (ci, *taps) if self.form == ROWS else (*taps, ci)
@@ -359,7 +359,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
     blocks = whole.blocks(block)
     extents = block_extents(geo, tile)
 
-    def flat(n: Expr, d: Expr, h: Expr, w: Expr) -> Expr:
+    def flat(n: Expr | int, d: Expr | int, h: Expr | int, w: Expr | int) -> Expr:
         return ((n * extents[0] + d) * extents[1] + h) * extents[2] + w
 
     depth, height, width = spans(geo, block[1:])
@@ -368,8 +368,8 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
     outputs = tile.outputs[:2]
     used = flat(tile.images - 1, -(-depth // outputs[0]) - 1, -(-height // outputs[1]) - 1, 0) + row_read
     positions = -(-used // tile.positions) * tile.positions
-    halo_tiles = [beyond(axis, m) for axis, m in zip(axes, tile.outputs, strict=True)]
-    reach = positions + flat(0, *halo_tiles) + (lanes if max(outputs) > 1 else 0)
+    halos = tuple(beyond(axis, m) for axis, m in zip(axes, tile.outputs, strict=True))
+    reach = positions + flat(0, halos[0], halos[1], halos[2]) + (lanes if max(outputs) > 1 else 0)
     packed_positions = -(-reach // extents[2]) * extents[2]
     group_tiles, channel_tiles = tiles_of_channels(geo, form, tile)
     lead = (*blocks, group_tiles, channel_tiles)
@@ -413,19 +413,21 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
     }[form]
     data_packed = te.compute(shape_of((*blocks, group_tiles, *inner_shape)), data_pack, "data_pack")
 
-    def define_points(rows: Sequence[AxisRows], name: str) -> te.Tensor:
-        """The sums of rows that the products of some runs take, or, along an axis without a transform, the rows."""
+    def define_points(rows: tuple[AxisRows, AxisRows], name: str) -> te.Tensor:
+        """Return the sums of rows that products take; along an axis without a transform, the rows."""
         matrices = [winograd(row.outputs, row.run.taps).data if row.transformed else None for row in rows]
-        further = [0 if row.transformed else tiles for row, tiles in zip(rows, halo_tiles, strict=False)]
-        length = -(-(positions + flat(0, *further, axes[2].halo)) // lanes) * lanes
+        further = [0 if row.transformed else halo for row, halo in zip(rows, halos, strict=False)]
+        length = -(-(positions + flat(0, further[0], further[1], halos[2])) // lanes) * lanes
 
         def body(*index: Expr) -> Expr:
             *at, g, ci, d, h, position = index
             first = [row.start if row.transformed else place for row, place in zip(rows, (d, h), strict=True)]
 
             def element(*places: Expr | int) -> Expr:
-                found = [(x % m, x // m) if row.transformed else (x, 0) for row, m, x in zip(rows, outputs, places, strict=True)]
-                (d, tiles), (h, lines) = found
+                (d, tiles), (h, lines) = (
+                    (x % m, x // m) if row.transformed else (x, 0)
+                    for row, m, x in zip(rows, outputs, places, strict=True)
+                )
                 return data_packed[(*at, g, ci, d, h, position + flat(0, tiles, lines, 0))]
 
             return transform(matrices, (d, h), first, element, accumulator)
@@ -441,44 +443,54 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
         def body(*index: Expr) -> Expr:
             *at, g, co, pd, ph, fd, fh, fw, last_but_one, last_one = index
             cc, m = (last_but_one, last_one) if form == ROWS else (last_one, last_but_one)
-            steps = [run.x0 - t.var * run.x_step - axis.low for run, t, axis in zip(section.runs, taps, axes, strict=True)]
-            rows, offsets, numbers = [], [], []
-            for axis, m_, point, step in zip(section.axes, outputs, (pd, ph), steps, strict=False):
-                rows.append(point if axis.transformed else (step + point) % m_)
-                offsets.append(0 if axis.transformed else (step + point) // m_)
-                numbers.append(point if axis.transformed else 0)
-            position = m + flat(0, *offsets, steps[2])
-            inner = {ROWS: (ci.var, *rows, position), CHANNELS: (position, ci.var), GROUPS: (position, ci.var, cc)}[form]
-            element = source[(*at, g, *inner)]
-            where = ravel(section.index(g, co, numbers, (fd, fh, fw), ci.var, [t.var for t in taps], cc), section.shape)
+            steps = [
+                run.x0 - t.var * run.x_step - axis.low for run, t, axis in zip(section.runs, taps, axes, strict=True)
+            ]
+            # A product of the rows that are some taps away; or of a point's sums of them, by its own filter.
+            (d, tiles, di), (h, lines, hi) = (
+                (point, 0, point) if rows.transformed else ((step + point) % count, (step + point) // count, 0)
+                for rows, count, point, step in zip(section.axes, outputs, (pd, ph), steps, strict=False)
+            )
+            position = m + flat(0, tiles, lines, steps[2])
+            inner = {ROWS: (ci.var, d, h, position), CHANNELS: (position, ci.var), GROUPS: (position, ci.var, cc)}
+            element = source[(*at, g, *inner[form])]
+            within = [t.var for t in taps]
+            where = ravel(section.index(g, co, (di, hi), (fd, fh, fw), ci.var, within, cc), section.shape)
             return te.sum(element * packed[where + section.offset], axis=[ci, *taps] if form == ROWS else [*taps, ci])
 
         tile_shape = (tile.channels, positions) if form == ROWS else (positions, tile.channels)
-        count = map(products, section.axes[:2], outputs)
-        return te.compute(shape_of((*lead, *count, *(run.count for run in section.runs), *tile_shape)), body, name)
+        numbers = map(products, section.axes[:2], outputs)
+        return te.compute(shape_of((*lead, *numbers, *(run.count for run in section.runs), *tile_shape)), body, name)
 
     outer_rows = dict.fromkeys(section.axes[:2] for section in sections)
     transformed = [rows for rows in outer_rows if any(row.transformed for row in rows)]
     points = {rows: define_points(rows, f"points_{i}") for i, rows in enumerate(transformed)}
     computed = [define_run(section, f"run_{i}") for i, section in enumerate(sections)]
 
-    def finish(at: tuple[Expr, ...], cc: Expr, phases: tuple[Expr, ...], n: Expr, places: Sequence[Expr]) -> Expr:
-        """The output of a phase of each axis at `places` along them in image `n` of the block, channel `cc` of the tile."""
-        value = zero()
-        cuts = [(x // m, x % m) if m > 1 else (x, tirx.const(0, "int64")) for x, m in zip(places, outputs, strict=False)]
-        (d, _), (h, _) = cuts
+    def result(
+        number: int, at: Sequence[Expr], cc: Expr, local: Sequence[Expr], n: Expr, places: Sequence[Expr]
+    ) -> Expr:
+        """What combination `number` of runs makes of its phases `local` at `places` of image `n` of the block."""
+        (d, inner_d), (h, inner_h) = (
+            (x // m, x % m) if m > 1 else (x, tirx.const(0, "int64")) for x, m in zip(places, outputs, strict=False)
+        )
         m = flat(n, d, h, places[2])
-        inner = [row for _, row in cuts]
-        for tensor, section in zip(reversed(computed), reversed(sections), strict=True):
+
+        def product(*points: Expr) -> Expr:
+            inner = (cc, m) if form == ROWS else (m, cc)
+            return computed[number][(*at, *points, *local, *inner)]
+
+        rows, inner = sections[number].axes[:2], (inner_d, inner_h)
+        matrices = [winograd(row.outputs, row.run.taps).outputs if row.transformed else None for row in rows]
+        first = [tirx.const(0, "int64") if row.transformed else x for row, x in zip(rows, inner, strict=True)]
+        return transform(matrices, inner, first, product, accumulator)
+
+    def finish(at: Sequence[Expr], cc: Expr, phases: Sequence[Expr], n: Expr, places: Sequence[Expr]) -> Expr:
+        """The output of a phase of each axis at `places` along them in image `n` of a block, of channel `cc` of a tile."""
+        value = zero()
+        for number, section in reversed(list(enumerate(sections))):
             local, member = within_runs(phases, section.runs, strides)
-
-            def result(*points: Expr) -> Expr:
-                return tensor[(*at, *points, *local, cc, m) if form == ROWS else (*at, *points, *local, m, cc)]
-
-            rows = section.axes[:2]
-            matrices = [winograd(row.outputs, row.run.taps).outputs if row.transformed else None for row in rows]
-            first = [0 if row.transformed else place for row, place in zip(rows, inner, strict=True)]
-            here = transform(matrices, inner, first, result, accumulator)
+            here = result(number, at, cc, local, n, places)
             value = tirx.if_then_else(tirx.all(*member), here, value) if member else here
         if bias is not None:
             value = value + bias[at[4], at[5], cc]
@@ -556,9 +568,9 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
     channel_axes, position_axes = (geo.groups, geo.out_channels), (whole.batch, *whole.output)
     shape = (*position_axes, *channel_axes) if last else (whole.batch, *channel_axes, *whole.output)
     end = whole.end(block, (depth, height, width))
-    halo = axes[end.axis].halo if end else 0
+    halo = halos[end.axis] * tile.outputs[end.axis] if end else 0
     if end and end.axis == 1 and extents[2] < width + axes[2].halo:
-        halo += 1  # behind a row zeros are read that are those before the next
+        halo += tile.outputs_h  # behind a row zeros are read that are those before the next
     inner = math.prod(extents[end.axis + 1 :]) if end else 1  # flat positions from one place along its axis to the next
     func = te.create_prim_func([*parameters, te.compute(shape_of(shape), out, "out")])
     return Definition(

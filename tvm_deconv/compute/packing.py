@@ -101,14 +101,15 @@ def _element(
     taps: Sequence[Expr | int],
 ) -> Expr:
     """Return the filter element at group, input and output channel `at`, for phases within their runs and taps."""
-    places = [
-        axis.run.k0 + phase + t * axis.run.k_step for axis, phase, t in zip(axes, phases, taps, strict=True)
-    ]
+    places = [axis.run.k0 + phase + t * axis.run.k_step for axis, phase, t in zip(axes, phases, taps, strict=True)]
     return to_accumulator(source[(*at, *places[3 - problem.rank :])], problem.dtype, problem.accumulate_dtype)
 
 
 def _filter_point(
-    axes: Sequence[AxisRows], points: Sequence[int], tap: Sequence[Expr], element: Callable[[Sequence[Expr | int]], Expr]
+    axes: Sequence[AxisRows],
+    points: Sequence[int],
+    tap: Sequence[Expr],
+    element: Callable[[Sequence[Expr | int]], Expr],
 ) -> Expr:
     """Return one point of the transformed filter in float64; along axes without a transform `tap` is taken.
 
