@@ -58,9 +58,9 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
             skips.needed(line, definition.row, inner=definition.inner, outputs=outputs, halo=definition.halo)
         for block in points:
             # Sums of rows are made while those of an input channel are near, all that take the same at once.
-            *_, d, h, position = sch.get_loops(block)
+            *_, d, h, ci, position = sch.get_loops(block)
             position, lane = sch.split(position, [None, lanes])
-            sch.reorder(position, d, h, lane)
+            sch.reorder(ci, position, d, h, lane)
             if end and end.axis < 2:
                 skips.needed(position, lanes, inner=definition.inner, outputs=outputs, halo=definition.halo)
             sch.vectorize(lane)

@@ -55,7 +55,7 @@ _LINE_BITS = 512
 
 
 def decisions_of(tile: Tile | MatrixTile, share_data: bool, halves: bool) -> dict[str, int]:
-    """Return the decisions of a plan, of any definition; what has a default, a part of the tile or `halves`, if other."""
+    """Return the decisions of a plan, of any definition; without those that are as usual, where they may be."""
     usual = {"halves": 0, **{part.name: part.default for part in fields(tile)}}
     found = {**asdict(tile), "share_data": int(share_data), "halves": int(halves)}
     return {name: value for name, value in found.items() if value != usual.get(name)}

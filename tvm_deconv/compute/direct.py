@@ -420,7 +420,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
         length = -(-(positions + flat(0, further[0], further[1], halos[2])) // lanes) * lanes
 
         def body(*index: Expr) -> Expr:
-            *at, g, ci, d, h, position = index
+            *at, g, d, h, ci, position = index
             first = [row.start if row.transformed else place for row, place in zip(rows, (d, h), strict=True)]
 
             def element(*places: Expr | int) -> Expr:
@@ -432,11 +432,11 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
 
             return transform(matrices, (d, h), first, element, accumulator)
 
-        shape = (*blocks, group_tiles, geo.in_channels, *map(products, rows, outputs), length)
+        shape = (*blocks, group_tiles, *map(products, rows, outputs), geo.in_channels, length)
         return te.compute(shape_of(shape), body, name)
 
     def define_run(section: FilterSection, name: str) -> te.Tensor:
-        source = points.get(section.axes[:2], data_packed)
+        sums = points.get(section.axes[:2])
         taps = [te.reduce_axis(tuple(shape_of((0, rows.taps))), f"t{i}") for i, rows in enumerate(section.axes)]
         ci = te.reduce_axis(tuple(shape_of((0, geo.in_channels))), "ci")
 
@@ -453,7 +453,9 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
             )
             position = m + flat(0, tiles, lines, steps[2])
             inner = {ROWS: (ci.var, d, h, position), CHANNELS: (position, ci.var), GROUPS: (position, ci.var, cc)}
-            element = source[(*at, g, *inner[form])]
+            element = (
+                sums[(*at, g, d, h, ci.var, position)] if sums is not None else data_packed[(*at, g, *inner[form])]
+            )
             within = [t.var for t in taps]
             where = ravel(section.index(g, co, (di, hi), (fd, fh, fw), ci.var, within, cc), section.shape)
             return te.sum(element * packed[where + section.offset], axis=[ci, *taps] if form == ROWS else [*taps, ci])
@@ -470,7 +472,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
     def result(
         number: int, at: Sequence[Expr], cc: Expr, local: Sequence[Expr], n: Expr, places: Sequence[Expr]
     ) -> Expr:
-        """What combination `number` of runs makes of its phases `local` at `places` of image `n` of the block."""
+        """Return what combination `number` of runs makes of its phases `local` at `places` of image `n` of a block."""
         (d, inner_d), (h, inner_h) = (
             (x // m, x % m) if m > 1 else (x, tirx.const(0, "int64")) for x, m in zip(places, outputs, strict=False)
         )
@@ -486,7 +488,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
         return transform(matrices, inner, first, product, accumulator)
 
     def finish(at: Sequence[Expr], cc: Expr, phases: Sequence[Expr], n: Expr, places: Sequence[Expr]) -> Expr:
-        """The output of a phase of each axis at `places` along them in image `n` of a block, of channel `cc` of a tile."""
+        """Return the output of a phase of each axis at `places` along them in image `n` of a block."""
         value = zero()
         for number, section in reversed(list(enumerate(sections))):
             local, member = within_runs(phases, section.runs, strides)
