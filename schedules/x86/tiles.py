@@ -46,8 +46,10 @@ _PIECE = 100.0
 _TASK = 100.0
 _GATHERED = 4
 _SCATTERED = 2
-#: And to make a vector of sums of rows, or to take one of results into the sums that are the output.
-_SUM = 2.0
+#: And to make a vector of sums of rows, or to take one of results into the sums that are the output; the share of what
+#: it takes to pack a vector where sums are made of it while it is near.
+_SUM = 1.5
+_NEAR = 0.75
 #: What a block holds should stay within this share of the second-level cache; the cost of as much again beyond it.
 _L2_SHARE = 0.5
 _OVERFULL = 0.2
@@ -295,10 +297,10 @@ def _candidates(
     streams_filter = filter_bytes > target.l2_bytes // 2
     # Vectors that are not contiguous in the caller's arrays are taken, and left, an element at a time.
     foreign = (problem.data_format == "NCX") != (form == ROWS)
+    work = _Work.of(geometry, outputs)
     pack = _PACK * (lanes / _GATHERED if foreign and problem.groups * problem.in_channels > 1 else 1.0)
     finish = _FINISH * (lanes / _SCATTERED if foreign and problem.groups * problem.out_channels > 1 else 1.0)
     shapes = register_tiles(geometry, form, target, lanes, minor_stride, streams_filter)
-    work = _Work.of(geometry, outputs)
     finish += _SUM * (work.results - 1)
 
     found: list[tuple[float, Plan]] = []
@@ -310,8 +312,9 @@ def _candidates(
                 -(-axis.positions // b) for axis, b in zip(geometry.axes, block[1:], strict=True)
             )
             packed, results = _footprint(geometry, form, tile, lanes, element)
-            outside = (pack * work.data + _SUM * work.sums) * packed / element
-            packed, results = packed * max(work.data, work.sums), results * work.results
+            outside = (pack * work.data * (_NEAR if work.sums else 1.0) + _SUM * work.sums) * packed / element
+            # Of the sums, the products of a point need its own.
+            packed, results = packed * max(work.data, work.sums) / work.results, results * work.results
             cost = (shape.near if packed <= target.l1_bytes // 2 else shape.far) * count * positions / useful
             cost *= work.products / max(geometry.taps, 1)
             cost *= 1 + _OVERFULL * max(0.0, (packed + results) / (target.l2_bytes * _L2_SHARE) - 1)
@@ -332,5 +335,7 @@ def _candidates(
             inside = positions * channels * geometry.in_channels * work.products / (2 * lanes)
             cost *= _TIES + outside / max(inside, 1)
             tasks = count * tiles_of_channels(geometry, form, tile)[0]
-            found.append((cost, Plan(tile, tasks < FEW_TASKS)))
+            # Sums of rows are many: they are kept for all blocks only where that makes more tasks.
+            alone = work.sums > 0 and tile.channels >= geometry.out_channels
+            found.append((cost, Plan(tile, tasks < FEW_TASKS and not alone)))
     return found
