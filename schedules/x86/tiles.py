@@ -258,7 +258,7 @@ class _Work:
             for of_axis, number in zip(rows, counts, strict=False)
         ]
         taps = [
-            sum(row.run.count * row.taps * (products(row, m)) for row in of_axis)
+            sum(row.run.count * row.taps * products(row, m) for row in of_axis)
             for of_axis, m in zip(rows, (*outputs, 1), strict=True)
         ]
         return _Work(
@@ -297,10 +297,10 @@ def _candidates(
     streams_filter = filter_bytes > target.l2_bytes // 2
     # Vectors that are not contiguous in the caller's arrays are taken, and left, an element at a time.
     foreign = (problem.data_format == "NCX") != (form == ROWS)
-    work = _Work.of(geometry, outputs)
     pack = _PACK * (lanes / _GATHERED if foreign and problem.groups * problem.in_channels > 1 else 1.0)
     finish = _FINISH * (lanes / _SCATTERED if foreign and problem.groups * problem.out_channels > 1 else 1.0)
     shapes = register_tiles(geometry, form, target, lanes, minor_stride, streams_filter)
+    work = _Work.of(geometry, outputs)
     finish += _SUM * (work.results - 1)
 
     found: list[tuple[float, Plan]] = []
@@ -314,7 +314,7 @@ def _candidates(
             packed, results = _footprint(geometry, form, tile, lanes, element)
             outside = (pack * work.data * (_NEAR if work.sums else 1.0) + _SUM * work.sums) * packed / element
             # Of the sums, the products of a point need its own.
-            packed, results = packed * max(work.data, work.sums) / work.results, results * work.results
+            packed, results = packed * max(work.data, work.sums) // work.results, results * work.results
             cost = (shape.near if packed <= target.l1_bytes // 2 else shape.far) * count * positions / useful
             cost *= work.products / max(geometry.taps, 1)
             cost *= 1 + _OVERFULL * max(0.0, (packed + results) / (target.l2_bytes * _L2_SHARE) - 1)
