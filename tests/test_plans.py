@@ -275,6 +275,11 @@ def test_rows_have_products_to_save_only_along_outer_axes():
         plane.replace(kernel=(3, 3), strides=(1, 1), dilations=(2, 1)),
     ):
         assert not algorithm.admits(other, target)
+    decisions = algorithm.family.plans(plane, target)[0][1].decisions
+    with pytest.raises(ValueError, match=r"outputs=\(1, \d, 1\): must all be 1"):
+        named("direct_rows").family.read(decisions)
+    with pytest.raises(ValueError, match=r"outputs=\(1, 1, 1\): one must be more than 1"):
+        algorithm.family.read({name: value for name, value in decisions.items() if name != "outputs_h"})
 
 
 @pytest.mark.parametrize(("stride", "unit"), [(1, 16), (2, 8), (4, 4), (5, 16), (8, 1), (16, 1)])

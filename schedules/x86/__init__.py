@@ -106,7 +106,11 @@ class Direct:
 
     def read(self, decisions: Mapping[str, int]) -> Plan:
         """See Family."""
-        return tiles.Plan.from_decisions(decisions)
+        plan = tiles.Plan.from_decisions(decisions)
+        if (max(plan.tile.outputs) > 1) != self.winograd:
+            rule = "one must be more than 1" if self.winograd else "must all be 1"
+            raise ValueError(f"outputs={plan.tile.outputs}: {rule}")
+        return plan
 
     def tasks(self, problem: Problem, plan: Plan) -> int:
         """See Family."""
@@ -293,7 +297,7 @@ def has_taps_to_transform(problem: Problem, target: Target) -> bool:
 
 
 def has_rows_to_transform(problem: Problem, target: Target) -> bool:  # noqa: ARG001
-    """Some phase has several taps next to each other along an axis outside of rows: floating point, as above."""
+    """Some phase has several taps next to each other along an axis outside of rows; in floating point."""
     return problem.accumulate_dtype != "int32" and bool(tiles.outer_outputs(Geometry.of(problem)))
 
 

@@ -4,6 +4,7 @@ Five stages, all of them blocked over images and positions (``nb, db, hb, wb``),
 channels ``co``:
 
 1. ``data_pack`` the data of a block with its halo, zero where the data ends; positions flattened to one axis.
+   ``points_0 ...`` where Winograd's transforms apply along the outer axes: sums of rows of it.
 2. ``run_0 ...`` one stage for each combination of runs of phases: the sum over the taps and input channels. A
    position and a tap add up to one flat index, so no tile ever tests a border.
 3. ``epilogue`` the phase is selected, the bias added, the activation applied.
@@ -13,6 +14,10 @@ channels ``co``:
 In *rows* the vector runs over positions and the filter is broadcast: the output's rows are the vectors.  In
 *channels* the vector runs over output channels and the data are broadcast; there is nothing to interleave then, and
 stages 3 and 4 are one.
+
+In *rows* Winograd's F(m, taps) serves along the first two axes: there is one product for each of the ``m + taps - 1``
+points, whose rows are sums of the data's, and sums of the results are the output, taken in stage 3. Flat positions then
+count tiles of m rows, and the packed rows of a tile lie in m planes, so that a point is one sum over flat positions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The function that brings a filter into the order in which a kernel reads it; called once, at bind.
 
-It is copying alone: for each combination of runs the taps of its phases, tiles of output channels innermost, zero
-where the last tile exceeds the channels.  Storage types are widened to the accumulator here and not in the kernel.
+For each combination of runs there are the taps of its phases, or Winograd's sums of them, computed in float64 and
+rounded once; tiles of output channels innermost, zero where the last tile exceeds the channels.  Storage types are
+widened to the accumulator here and not in the kernel.
 """
 
 from __future__ import annotations
@@ -64,10 +65,7 @@ def pack_filter(problem: Problem, sections: Sequence[FilterSection], elements: i
 
 
 def pack_matrix_filter(problem: Problem, sections: Sequence[MatrixSection], elements: int) -> PrimFunc:
-    """Build ``pack(filter [G, Ci, Co, *K], packed [elements])`` for the `sections` of a matrix definition.
-
-    Winograd's transform of the taps is computed in float64 and rounded once.
-    """
+    """Build ``pack(filter [G, Ci, Co, *K], packed [elements])`` for the `sections` of a matrix definition."""
     geometry = Geometry.of(problem)
     accumulator = problem.accumulate_dtype
     with _pack_function(problem, elements) as (builder, source, packed):
