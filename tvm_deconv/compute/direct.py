@@ -371,10 +371,11 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
     row_vectors = -(-tile.width // lanes)
     row_read = row_vectors * lanes + width - tile.width if form == ROWS else width
     outputs = tile.outputs[:2]
+    transforms = max(outputs) > 1
     used = flat(tile.images - 1, -(-depth // outputs[0]) - 1, -(-height // outputs[1]) - 1, 0) + row_read
     positions = -(-used // tile.positions) * tile.positions
     halos = tuple(beyond(axis, m) for axis, m in zip(axes, tile.outputs, strict=True))
-    reach = positions + flat(0, halos[0], halos[1], halos[2]) + (lanes if max(outputs) > 1 else 0)
+    reach = positions + flat(0, halos[0], halos[1], halos[2]) + (lanes if transforms else 0)
     packed_positions = -(-reach // extents[2]) * extents[2]
     group_tiles, channel_tiles = tiles_of_channels(geo, form, tile)
     lead = (*blocks, group_tiles, channel_tiles)
@@ -405,7 +406,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
             position // extents[2] % extents[1] * outputs[1] + row[1],
             position % extents[2],
         )
-        if max(outputs) > 1:
+        if transforms:
             # Rows that only fill the last tiles are not worth fetching.
             needed = (tile.images, depth + axes[0].halo, height + axes[1].halo)
             inside += [place < end for place, end in zip(within, needed, strict=False)]
@@ -446,7 +447,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
         ci = te.reduce_axis(tuple(shape_of((0, geo.in_channels))), "ci")
 
         def body(*index: Expr) -> Expr:
-            *at, g, co, pd, ph, fd, fh, fw, last_but_one, last_one = index
+            (*at, g, co), (*which, fd, fh, fw, last_but_one, last_one) = index[:LEAD], index[LEAD:]
             cc, m = (last_but_one, last_one) if form == ROWS else (last_one, last_but_one)
             steps = [
                 run.x0 - t.var * run.x_step - axis.low for run, t, axis in zip(section.runs, taps, axes, strict=True)
@@ -454,7 +455,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
             # A product of the rows that are some taps away; or of a point's sums of them, by its own filter.
             (d, tiles, di), (h, lines, hi) = (
                 (point, 0, point) if rows.transformed else ((step + point) % count, (step + point) // count, 0)
-                for rows, count, point, step in zip(section.axes, outputs, (pd, ph), steps, strict=False)
+                for rows, count, point, step in zip(section.axes, outputs, which or (0, 0), steps, strict=False)
             )
             position = m + flat(0, tiles, lines, steps[2])
             inner = {ROWS: (ci.var, d, h, position), CHANNELS: (position, ci.var), GROUPS: (position, ci.var, cc)}
@@ -466,7 +467,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
             return te.sum(element * packed[where + section.offset], axis=[ci, *taps] if form == ROWS else [*taps, ci])
 
         tile_shape = (tile.channels, positions) if form == ROWS else (positions, tile.channels)
-        numbers = map(products, section.axes[:2], outputs)
+        numbers = map(products, section.axes[:2], outputs) if transforms else ()
         return te.compute(shape_of((*lead, *numbers, *(run.count for run in section.runs), *tile_shape)), body, name)
 
     outer_rows = dict.fromkeys(section.axes[:2] for section in sections)
@@ -485,7 +486,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
 
         def product(*points: Expr) -> Expr:
             inner = (cc, m) if form == ROWS else (m, cc)
-            return computed[number][(*at, *points, *local, *inner)]
+            return computed[number][(*at, *(points if transforms else ()), *local, *inner)]
 
         rows, inner = sections[number].axes[:2], (inner_d, inner_h)
         matrices = [winograd(row.outputs, row.run.taps).outputs if row.transformed else None for row in rows]
