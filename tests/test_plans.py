@@ -44,15 +44,15 @@ def test_any_plan_agrees_with_the_reference(problem, target, seed):
     for algorithm in choose.sample(admitting, 2):
         plan = choose.choice(algorithm.family.plans(problem, target))[1]
         found = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
-        bound = TOLERANCE[problem.dtype] * (WINOGRAD if algorithm.name == "winograd" else 1)
+        bound = TOLERANCE[problem.dtype] * (WINOGRAD if algorithm.name.startswith("winograd") else 1)
         assert np.linalg.norm(found - wanted) <= bound * norm, (problem.key, algorithm.name, plan)
 
 
-@pytest.mark.parametrize("name", ["direct_channels", "matrix", "winograd", "direct_rows"])
+@pytest.mark.parametrize("name", ["direct_channels", "matrix", "winograd", "direct_rows", "winograd_rows"])
 @pytest.mark.skipif(not TARGETS["x86-64-v4"].features <= detect_host().features, reason="needs AVX-512")
 def test_halves_of_vectors(name):
     """Twelve channels, or as many positions, leave a quarter of sixteen lanes empty, and nothing of eight and four."""
-    form = "NCX" if name == "direct_rows" else "NXC"
+    form = "NCX" if name.endswith("rows") else "NXC"
     problem = td.Problem(2, 1, 9, 12, (5, 12), (3, 3), (2, 2), (1, 1), (1, 1), (10, 24), data_format=form)
     algorithm = named(name)
     filled = problem.replace(out_channels=64, data_spatial=(5, 64), output_spatial=(10, 128))
@@ -68,7 +68,7 @@ def test_halves_of_vectors(name):
         assert "T.vectorized(T.int64(8))" in text
         assert "T.vectorized(T.int64(16))" not in text
         found = run_kernel(problem, TARGETS["x86-64-v4"], data, weights, bias, algorithm, plan)
-        bound = TOLERANCE["float32"] * (WINOGRAD if name == "winograd" else 1)
+        bound = TOLERANCE["float32"] * (WINOGRAD if name.startswith("winograd") else 1)
         assert np.linalg.norm(found - wanted) <= bound * np.linalg.norm(wanted)
     assert halves
 
@@ -110,7 +110,9 @@ def test_phases_of_the_natural_output(groups, extent, kernel, stride, pad, outpu
             continue  # phases are vectors of the output, or there is nothing to transform
         data, weights, bias = operands(problem, 8)
         wanted = reference(problem, data, weights, bias)
-        bound = TOLERANCE["float32"] * (WINOGRAD if algorithm.name == "winograd" else 1) * np.linalg.norm(wanted)
+        bound = (
+            TOLERANCE["float32"] * (WINOGRAD if algorithm.name.startswith("winograd") else 1) * np.linalg.norm(wanted)
+        )
         several = [plan for plan in plans if plan.tile.height < extent[0] or plan.tile.width < extent[-1]]
         plan = (plans, several)[number % 2][0]
         found = run_kernel(problem, target, data, weights, bias, algorithm, plan)
@@ -207,13 +209,79 @@ def test_winograd_keeps_the_precision_of_the_direct_algorithm(kernel):
     problem = td.Problem(1, 1, 64, 32, extents, kernel, strides, (1,) * rank, pads, output)
     data, weights, bias = operands(problem, sum(kernel))
     wanted = reference(problem, data, weights, bias)
-    direct, winograd = (next(a for a in ALGORITHMS if a.name == name) for name in ("direct_rows", "winograd"))
-    bound = WINOGRAD * np.linalg.norm(run_kernel(problem, target, data, weights, bias, direct) - wanted)
-    plans = {plan.tile.outputs: plan for _, plan in reversed(winograd.family.plans(problem, target))}
-    assert max(max(outputs) for outputs in plans) >= 3
-    for plan in plans.values():
-        found = run_kernel(problem, target, data, weights, bias, winograd, plan)
-        assert 0 < np.linalg.norm(found - wanted) <= bound, plan
+    bound = WINOGRAD * np.linalg.norm(run_kernel(problem, target, data, weights, bias, named("direct_rows")) - wanted)
+    for name in ("winograd", "winograd_rows") if rank == 2 else ("winograd",):
+        algorithm = named(name)
+        plans = {plan.tile.outputs: plan for _, plan in reversed(algorithm.family.plans(problem, target))}
+        assert max(max(outputs) for outputs in plans) >= 3
+        for plan in plans.values():
+            found = run_kernel(problem, target, data, weights, bias, algorithm, plan)
+            assert 0 < np.linalg.norm(found - wanted) <= bound, (name, plan)
+
+
+@targets
+@pytest.mark.parametrize(
+    ("problem", "tile", "outputs"),
+    [
+        # Kernel 3, stride 2: every other phase has one tap, and takes the rows as they are.
+        ((2, 3, 5, 3, (13, 19), (3, 3), (2, 2), (1, 1), (1, 1), (26, 38)), (1, 1, 8, 19, 3, 32, 1), (1, 4)),
+        # Images in one block; rows of one block lie close; pads beyond the kernel, and an output beyond the data.
+        ((3, 1, 7, 1, (7, 20), (5, 4), (2, 2), (1, 1), (6, 1), (16, 41)), (3, 1, 8, 21, 1, 32, 4), (1, 3)),
+        # Phases of the natural output, in blocks whose last is nearly empty, and a row in two blocks.
+        ((1, 1, 6, 4, (17, 40), (9, 9), (3, 3), (1, 1), (4, 4), (51, 120)), (1, 1, 3, 32, 2, 16, 1, 1), (1, 4)),
+        # Dilation parts the taps of one axis, which are none to transform; of the other they are next to each other.
+        (
+            (2, 2, 4, 3, (6, 7, 18), (3, 3, 2), (1, 2, 1), (2, 1, 1), (0, 1, 1), (7, 12, 20)),
+            (1, 3, 4, 20, 3, 16, 1),
+            (1, 2),
+        ),
+        # Of three axes the first alone, and both outer ones.
+        (
+            (1, 1, 5, 2, (6, 5, 17), (4, 5, 3), (2, 2, 2), (1, 1, 1), (1, 2, 1), (12, 10, 34)),
+            (1, 4, 5, 17, 2, 16, 1),
+            (3, 1),
+        ),
+        (
+            (2, 1, 5, 2, (6, 5, 17), (4, 5, 3), (2, 2, 2), (1, 1, 1), (1, 2, 1), (12, 10, 34)),
+            (1, 4, 5, 17, 1, 32, 2, 1),
+            (2, 2),
+        ),
+    ],
+)
+@pytest.mark.parametrize(("data_format", "dtype"), [("NCX", "float32"), ("NXC", "float64"), ("NCX", "bfloat16")])
+def test_winograd_of_rows(problem, tile, outputs, data_format, dtype, target):
+    problem = td.Problem(*problem, dtype, data_format=data_format, epilogue=td.Epilogue(True))
+    algorithm = named("winograd_rows")
+    assert algorithm.admits(problem, target)
+    natural = dict(zip(("natural",), tile[7:], strict=False))
+    names = ("images", "depth", "height", "width", "channels", "positions", "phases")
+    data, weights, bias = operands(problem, 5)
+    wanted = reference(problem, data, weights, bias)
+    share_data = int(data_format == "NXC")
+    decisions = dict(zip(names, tile, strict=False)) | natural | {"share_data": share_data}
+    decisions |= {name: m for name, m in zip(("outputs_d", "outputs_h"), outputs, strict=True) if m > 1}
+    plan = algorithm.family.read(decisions)
+    assert plan.decisions == decisions
+    found = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
+    assert np.linalg.norm(found - wanted) <= WINOGRAD * TOLERANCE[dtype] * np.linalg.norm(wanted)
+
+
+def test_rows_have_products_to_save_only_along_outer_axes():
+    algorithm, target = named("winograd_rows"), TARGETS["x86-64-v3"]
+    plane = td.Problem(1, 1, 8, 3, (16, 16), (4, 4), (2, 2), (1, 1), (1, 1), (32, 32))
+    assert algorithm.admits(plane, target)
+    for other in (
+        td.Problem(1, 1, 8, 3, (16,), (4,), (2,), (1,), (1,), (32,)),
+        plane.replace(kernel=(2, 4)),
+        plane.replace(dtype="int8"),
+        plane.replace(kernel=(3, 3), strides=(1, 1), dilations=(2, 1)),
+    ):
+        assert not algorithm.admits(other, target)
+    decisions = algorithm.family.plans(plane, target)[0][1].decisions
+    with pytest.raises(ValueError, match=r"outputs=\(1, \d, 1\): must all be 1"):
+        named("direct_rows").family.read(decisions)
+    with pytest.raises(ValueError, match=r"outputs=\(1, 1, 1\): one must be more than 1"):
+        algorithm.family.read({name: value for name, value in decisions.items() if name != "outputs_h"})
 
 
 def test_strassen_multiplies_matrices():

@@ -305,11 +305,11 @@ def compile(
     fails does not stop the others: at the end BuildError names all that failed, with the `outcomes` as an attribute.
     What is up to date is left alone.  `on_outcome` hears of each problem as it is done.
 
-    `algorithms` names those that may be used, all where it is not given: without winograd and strassen, sums are
-    rounded as those of the direct algorithms are. Schedules come from the tuning logs, those installed and those in the
-    directory `logs`: `choices` says how. With `trials`, a search for better ones precedes the build, whose results are
-    kept in `logs`; `tuning.tune` is that search, `on_trial` hears of it, and servers of `rpc_tracker` measure where it
-    is given. Raises ProblemError, CompilerNotFound, and what `tune` does.
+    `algorithms` names those that may be used, all where it is not given: without winograd, winograd_rows and strassen,
+    sums are rounded as those of the direct algorithms are. Schedules come from the tuning logs, those installed and
+    those in the directory `logs`: `choices` says how. With `trials`, a search for better ones precedes the build, whose
+    results are kept in `logs`; `tuning.tune` is that search, `on_trial` hears of it, and servers of `rpc_tracker`
+    measure where it is given. Raises ProblemError, CompilerNotFound, and what `tune` does.
     """
     targets = _resolve(target)
     using = checked(algorithms)

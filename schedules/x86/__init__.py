@@ -89,21 +89,28 @@ class Family(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """The direct definition in one of its forms."""
+    """The direct definition in one of its forms, with Winograd's transforms along the outer axes or without."""
 
     form: str
+    winograd: bool = False
 
     def plans(self, problem: Problem, target: Target) -> list[tuple[float, Plan]]:
         """See Family."""
         lanes = accumulator_lanes(problem, target)
         geometry = Geometry.of(problem)
         extents = {ROWS: geometry.axes[2].positions, CHANNELS: problem.out_channels, GROUPS: problem.groups}
-        found = _of_widths(problem, target, extents[self.form], partial(tiles.candidates, problem, self.form))
+        found = _of_widths(
+            problem, target, extents[self.form], partial(tiles.candidates, problem, self.form, self.winograd)
+        )
         return _of_calls(problem, found, self.form, lanes if self.form == ROWS else 1)
 
     def read(self, decisions: Mapping[str, int]) -> Plan:
         """See Family."""
-        return tiles.Plan.from_decisions(decisions)
+        plan = tiles.Plan.from_decisions(decisions)
+        if (max(plan.tile.outputs) > 1) != self.winograd:
+            rule = "one must be more than 1" if self.winograd else "must all be 1"
+            raise ValueError(f"outputs={plan.tile.outputs}: {rule}")
+        return plan
 
     def tasks(self, problem: Problem, plan: Plan) -> int:
         """See Family."""
@@ -291,6 +298,16 @@ def has_taps_to_transform(problem: Problem, target: Target) -> bool:
     return bool(matrix_tiles.output_choices(Geometry.of(problem), winograd=True))
 
 
+def has_rows_to_transform(problem: Problem, target: Target) -> bool:  # noqa: ARG001
+    """Some phase has several taps next to each other along an axis outside of rows; in floating point."""
+    return problem.accumulate_dtype != "int32" and bool(tiles.outer_outputs(Geometry.of(problem)))
+
+
+def saves_rows(problem: Problem, target: Target) -> bool:
+    """There are rows to transform, and they are contiguous."""
+    return problem.data_format == "NCX" and has_rows_to_transform(problem, target)
+
+
 def saves_products(problem: Problem, target: Target) -> bool:
     """There are taps to transform, and columns enough for the transforms to pay."""
     return has_taps_to_transform(problem, target) and fills_panels(problem, target)
@@ -313,6 +330,7 @@ ALGORITHMS = (
     Algorithm("winograd", saves_products, has_taps_to_transform, Matrix(winograd=True)),
     Algorithm("matrix", fills_panels, finishes_in_short_chunks, Matrix()),
     Algorithm("strassen", fills_halves, has_nothing_to_transform, Matrix(strassen=True)),
+    Algorithm("winograd_rows", saves_rows, has_rows_to_transform, Direct(ROWS, winograd=True)),
     Algorithm("direct_channels", fills_vectors_with_channels, always, Direct(CHANNELS)),
     Algorithm("direct_groups", fills_vectors_with_groups, always, Direct(GROUPS)),
     Algorithm("direct_rows", always, always, Direct(ROWS)),

@@ -32,6 +32,8 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
     tile = plan.tile
     sch = Schedule(definition.func)
     skips, serial = Skips(sch, definition.end), definition.serial
+    end = definition.end
+    outputs = tile.outputs[end.axis] if end else 1
     runs = [sch.get_sblock(f"run_{i}") for i in range(len(definition.sections))]
     tail = [sch.get_sblock("interleave")]
     out = sch.get_sblock("out")
@@ -44,25 +46,43 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
     # 2. The packed data: within the nest, once for all channel tiles; or before it, where those run in parallel.
     if runs:
         data_pack = sch.get_sblock("data_pack")
+        points = [sch.get_sblock(f"points_{i}") for i in range(definition.points)]
         position = sch.get_loops(data_pack)[{ROWS: -1, CHANNELS: -2, GROUPS: -3}[form]]
         line, place = sch.split(position, [None, definition.row])
-        if definition.end and definition.end.axis == 2:
+        if points:
+            *_, d, h, _, _ = sch.get_loops(data_pack)
+            sch.reorder(line, d, h, place)  # as the caller's rows follow each other
+        if end and end.axis == 2:
             skips.parts(place, 1, halo=definition.halo)
         elif form == ROWS:
-            skips.needed(line, definition.row, inner=definition.inner, halo=definition.halo)
+            skips.needed(line, definition.row, inner=definition.inner, outputs=outputs, halo=definition.halo)
+        for block in points:
+            # Sums of rows are made while those of an input channel are near, all that take the same at once.
+            *_, d, h, ci, position = sch.get_loops(block)
+            position, lane = sch.split(position, [None, lanes])
+            sch.reorder(ci, position, d, h, lane)
+            if end and end.axis < 2:
+                skips.needed(position, lanes, inner=definition.inner, outputs=outputs, halo=definition.halo)
+            sch.vectorize(lane)
+            sch.unroll(d)
+            sch.unroll(h)
         if plan.share_data:
+            if points:
+                sch.merge(*(sch.get_loops(block)[LEAD - 1] for block in (data_pack, *points)))
             if serial:
                 sch.merge(*(sch.get_loops(block)[serial - 1] for block in (data_pack, runs[0])))
             sch.parallel(sch.fuse(*sch.get_loops(data_pack)[serial:LEAD]))
         else:
-            sch.merge(sch.get_loops(data_pack)[LEAD - 2], sch.get_loops(runs[0])[LEAD - 2])
+            sch.merge(*(sch.get_loops(block)[LEAD - 2] for block in (data_pack, *points, runs[0])))
+            if points:
+                sch.merge(*(sch.get_loops(block)[LEAD - 1] for block in (data_pack, *points)))
     # 3. A row is finished and interleaved a chunk at a time, which lives in registers, and is copied out at once.
     if form == ROWS:
         *_, vector, stream, chunk_lane = sch.get_loops(tail[0])
         *_, w, _ = sch.get_loops(tail[1])
         chunk_vector, chunk = sch.split(w, [None, definition.stride * lanes])
         vector = sch.merge(vector, chunk_vector)
-        if definition.end and definition.end.axis == 2:
+        if end and end.axis == 2:
             skips.needed(vector, lanes)
     sch.reverse_compute_at(out, sch.get_loops(tail[-1])[LEAD - 1], preserve_unit_loops=True)
     if definition.channels_last:
@@ -80,7 +100,6 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
         if whole_vectors:
             chunk_number, _, _ = _vectors(sch, w, [None, definition.stride, lanes])
             sch.merge(sch.get_loops(tail[-1])[height + 1], chunk_number)
-    end = definition.end
     if end and end.axis == 2:
         if form != ROWS:
             skips.outputs(tail[0], LEAD + 1, definition.stride)
@@ -101,7 +120,7 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
         vector_loop, other = (m_tile[1], cc) if form == ROWS else (cc, m_tile[1])
         vectors, lane = sch.split(vector_loop, [None, lanes])
         sch.reorder(fd, fh, fw, m_tile[0], *reduction, row, phase, other, vectors, lane)
-        skips.needed(m_tile[0], tile.positions, inner=definition.inner)
+        skips.needed(m_tile[0], tile.positions, inner=definition.inner, outputs=outputs)
         store = sch.cache_write(block, 0, "global")
         sch.reverse_compute_at(store, m_tile[0], preserve_unit_loops=True)
         sch.vectorize(lane)

@@ -19,7 +19,6 @@ from functools import lru_cache
 from tvm_deconv.compute.direct import spans
 from tvm_deconv.compute.matrix import (
     MatrixTile,
-    axis_rows,
     block_positions,
     contiguous_phases,
     packs_rows,
@@ -27,15 +26,22 @@ from tvm_deconv.compute.matrix import (
     row_channels,
     row_unit,
 )
-from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.compute.phases import Geometry, axis_rows
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.x86.tiles import ENUMERATIONS, FEW_TASKS, LATENCY_ACCUMULATORS, decisions_of, parts_of, steps
+from tvm_deconv.schedules.x86.tiles import (
+    ALONE,
+    ENUMERATIONS,
+    FEW_TASKS,
+    LATENCY_ACCUMULATORS,
+    SEVERAL,
+    decisions_of,
+    outputs_along,
+    parts_of,
+    steps,
+)
 from tvm_deconv.targets import Target
 
-#: Winograd's m and products at most, along each of several axes, and along one alone: with more, rounding errors grow
-#: past what is allowed.
-_SEVERAL, _ALONE = (4, 6), (6, 7)
 #: Cycles per vector of work outside of the products: moving one through the caches, and what a stage does with it.
 _MOVE = 2.0
 _TRANSPOSE = 5.0
@@ -98,14 +104,9 @@ def output_choices(geometry: Geometry, winograd: bool) -> list[tuple[int, int, i
     if not winograd:
         return [(1, 1, 1)]
 
-    def choices(axis: int, most: tuple[int, int]) -> list[int]:
-        taps = max((run.taps for run in geometry.axes[axis].runs if run.taps > 1 and run.x_step == 1), default=0)
-        most_outputs = min(most[0], most[1] + 1 - taps, geometry.axes[axis].positions) if taps else 0
-        return [*range(2, most_outputs + 1)]
-
-    first, second, third = (choices(axis, _SEVERAL) for axis in range(3))
+    first, second, third = (outputs_along(axis, SEVERAL) for axis in geometry.axes)
     if [first, second, third].count([]) == 2:
-        alone = [choices(axis, _ALONE) or [1] for axis in range(3)]
+        alone = [outputs_along(axis, ALONE) or [1] for axis in geometry.axes]
         return [*itertools.product(alone[0], alone[1], alone[2])]
     planes = [(m, m) for m in second if m in third] or [*((m, 1) for m in second), *((1, m) for m in third)]
     found = [(1, *plane) for plane in planes]

@@ -13,19 +13,22 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import TypeVar
 
-from tvm_deconv.compute.direct import GROUPS, ROWS, Tile, block_extents, spans, tiles_of_channels
+from tvm_deconv.compute.direct import GROUPS, ROWS, Tile, block_extents, products, spans, tiles_of_channels
 from tvm_deconv.compute.matrix import MatrixTile
-from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.compute.phases import AxisPhases, Geometry, axis_rows
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.targets import Target
 
 _AnyTile = TypeVar("_AnyTile")
 
+#: Winograd's m and products at most, along each of several axes, and along one alone: with more, rounding errors grow
+#: past what is allowed.
+SEVERAL, ALONE = (4, 6), (6, 7)
 #: Independent accumulators that hide the latency of a multiply-add: four cycles, two a cycle.
 LATENCY_ACCUMULATORS = 8
 #: Lists of plans that are kept: a build asks repeatedly for those of a problem and of the one with the nearest record.
@@ -43,18 +46,21 @@ _PIECE = 100.0
 _TASK = 100.0
 _GATHERED = 4
 _SCATTERED = 2
+#: And to make a vector of sums of rows, or to take one of results into the sums that are the output; the share of what
+#: it takes to pack a vector where sums are made of it while it is near.
+_SUM = 1.5
+_NEAR = 0.75
 #: What a block holds should stay within this share of the second-level cache; the cost of as much again beyond it.
 _L2_SHARE = 0.5
 _OVERFULL = 0.2
 _LINE_BITS = 512
-#: Decisions that records leave out where they are 0.
-_LEFT_OUT = ("natural", "strassen", "halves")
 
 
 def decisions_of(tile: Tile | MatrixTile, share_data: bool, halves: bool) -> dict[str, int]:
-    """Return the decisions of a plan, of any definition; some only where they are not 0."""
+    """Return the decisions of a plan, of any definition; without those that are as usual, where they may be."""
+    usual = {"halves": 0, **{part.name: part.default for part in fields(tile)}}
     found = {**asdict(tile), "share_data": int(share_data), "halves": int(halves)}
-    return {name: value for name, value in found.items() if value or name not in _LEFT_OUT}
+    return {name: value for name, value in found.items() if value != usual.get(name)}
 
 
 def parts_of(decisions: Mapping[str, int], tile: Callable[..., _AnyTile]) -> tuple[_AnyTile, bool, bool]:
@@ -168,28 +174,50 @@ def steps(extent: int) -> list[int]:
     return sorted({-(-extent // -(-extent // size)) for size in sizes})
 
 
-def blocks(geometry: Geometry, row_unit: int) -> Iterator[tuple[int, int, int, int]]:
+def outputs_along(axis: AxisPhases, most: tuple[int, int]) -> list[int]:
+    """Winograd's m worth trying along `axis`, with `most` outputs and products; none where no taps are neighbours."""
+    taps = max((run.taps for run in axis.runs if run.taps > 1 and run.x_step == 1), default=0)
+    most_outputs = min(most[0], most[1] + 1 - taps, axis.positions) if taps else 0
+    return [*range(2, most_outputs + 1)]
+
+
+def outer_outputs(geometry: Geometry) -> list[tuple[int, int]]:
+    """Winograd's m worth trying along the first two axes: along either, or the same along both."""
+    first, second = (outputs_along(axis, ALONE) for axis in geometry.axes[:2])
+    both = set(outputs_along(geometry.axes[0], SEVERAL)).intersection(outputs_along(geometry.axes[1], SEVERAL))
+    return [*((1, m) for m in second), *((m, 1) for m in first), *((m, m) for m in sorted(both))]
+
+
+def blocks(geometry: Geometry, row_unit: int, outputs: tuple[int, int] = (1, 1)) -> Iterator[tuple[int, int, int, int]]:
     """Blocks worth trying: a longer axis is cut only where everything outside of it is cut to one.
 
-    A row that is cut is cut into multiples of `row_unit` positions, and so is one that a call may make longer.
+    A row that is cut is cut into multiples of `row_unit` positions, and so is one that a call may make longer. Where
+    Winograd's transforms make tiles of `outputs` along the first two axes, blocks take whole ones.
     """
     depth, height, width = (axis.positions for axis in geometry.axes)
     if geometry.free[2]:
         width = -(-width // row_unit) * row_unit
+
+    def whole(axis: int, positions: int) -> int:
+        shared = int(geometry.axes[axis].shift > 0)  # of the positions that the outputs take
+        tiles = -(-(positions + shared) // outputs[axis])
+        return min(tiles * outputs[axis] - shared, geometry.axes[axis].positions)
+
     for w in steps(width):
-        yield 1, 1, 1, min(-(-w // row_unit) * row_unit, width)
+        yield 1, whole(0, 1), whole(1, 1), min(-(-w // row_unit) * row_unit, width)
     for h in steps(height):
-        yield 1, 1, h, width
+        yield 1, whole(0, 1), whole(1, h), width
     for d in steps(depth):
-        yield 1, d, height, width
+        yield 1, whole(0, d), height, width
     for n in steps(geometry.batch):
         yield n, depth, height, width
 
 
 def _positions(geometry: Geometry, form: str, tile: Tile, lanes: int) -> int:
-    """Flattened positions that a block computes, to whole register tiles."""
+    """Flattened positions that a block computes for each point, to whole register tiles."""
     extents = block_extents(geometry, tile)
-    depth, height, width = spans(geometry, (tile.depth, tile.height, tile.width))
+    taken = spans(geometry, (tile.depth, tile.height, tile.width))
+    depth, height, width = (-(-span // m) for span, m in zip(taken, tile.outputs, strict=True))
     row = -(-tile.width // lanes) * lanes + width - tile.width if form == ROWS else width
     rows = ((tile.images - 1) * extents[0] + depth - 1) * extents[1] + height - 1
     return -(-(rows * extents[2] + row) // tile.positions) * tile.positions
@@ -204,20 +232,61 @@ def _footprint(geometry: Geometry, form: str, tile: Tile, lanes: int, element: i
     return packed, phases * tile.channels * _positions(geometry, form, tile, lanes) * element
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a position of a block asks for, that is a tile of Winograd's m along axes with transforms.
+
+    `products` of a pair of channels, `data` that are packed, `sums` of those of an input channel, and at most `results`
+    of a phase of an output channel.
+    """
+
+    products: int
+    data: int
+    sums: int
+    results: int
+
+    @staticmethod
+    def of(geometry: Geometry, outputs: tuple[int, int]) -> _Work:
+        """Count what `outputs` along the first two axes ask for."""
+        rows = [
+            [axis_rows(axis, run, 1, m) for run in axis.runs]
+            for axis, m in zip(geometry.axes, (*outputs, 1), strict=True)
+        ]
+        counts = [[products(row, m) for row in of_axis] for of_axis, m in zip(rows, outputs, strict=False)]
+        as_they_are = [
+            sum(count for row, count in zip(of_axis, number, strict=True) if not row.transformed)
+            for of_axis, number in zip(rows, counts, strict=False)
+        ]
+        taps = [
+            sum(row.run.count * row.taps * products(row, m) for row in of_axis)
+            for of_axis, m in zip(rows, (*outputs, 1), strict=True)
+        ]
+        return _Work(
+            math.prod(taps),
+            math.prod(outputs),
+            math.prod(map(sum, counts)) - math.prod(as_they_are),
+            math.prod(max(number, default=1) for number in counts),
+        )
+
+
 @lru_cache(maxsize=ENUMERATIONS)
-def candidates(problem: Problem, form: str, target: Target, lanes: int) -> list[tuple[float, Plan]]:
-    """Every plan worth considering with its cost by arithmetic (cycles a useful product, relative), cheapest first."""
+def candidates(problem: Problem, form: str, winograd: bool, target: Target, lanes: int) -> list[tuple[float, Plan]]:
+    """Every plan worth considering with its cost by arithmetic (cycles a useful product, relative), cheapest first.
+
+    If `winograd`, those with its transforms along the first two axes.
+    """
     choices = Geometry.choices(problem)
     found = [
         (cost * geometry.taps / max(choices[0].taps, 1), plan)
         for geometry in choices
-        for cost, plan in _candidates(problem, geometry, form, target, lanes)
+        for outputs in (outer_outputs(geometry) if winograd else [(1, 1)])
+        for cost, plan in _candidates(problem, geometry, form, outputs, target, lanes)
     ]
     return sorted(found, key=lambda candidate: candidate[0])
 
 
 def _candidates(
-    problem: Problem, geometry: Geometry, form: str, target: Target, lanes: int
+    problem: Problem, geometry: Geometry, form: str, outputs: tuple[int, int], target: Target, lanes: int
 ) -> list[tuple[float, Plan]]:
     element = target.vector_bits // 8 // lanes
     interleaves_channels = form == ROWS and problem.data_format == "NXC"
@@ -231,17 +300,23 @@ def _candidates(
     pack = _PACK * (lanes / _GATHERED if foreign and problem.groups * problem.in_channels > 1 else 1.0)
     finish = _FINISH * (lanes / _SCATTERED if foreign and problem.groups * problem.out_channels > 1 else 1.0)
     shapes = register_tiles(geometry, form, target, lanes, minor_stride, streams_filter)
+    work = _Work.of(geometry, outputs)
+    finish += _SUM * (work.results - 1)
 
     found: list[tuple[float, Plan]] = []
-    for block in dict.fromkeys(blocks(geometry, lanes if form == ROWS else 1)):
+    for block in dict.fromkeys(blocks(geometry, lanes if form == ROWS else 1, outputs)):
         for shape in shapes:
-            tile = Tile(*block, shape.channels, shape.positions, shape.phases, geometry.natural)
+            tile = Tile(*block, shape.channels, shape.positions, shape.phases, geometry.natural, *outputs)
             positions = _positions(geometry, form, tile, lanes)
             count = -(-geometry.batch // tile.images) * math.prod(
                 -(-axis.positions // b) for axis, b in zip(geometry.axes, block[1:], strict=True)
             )
             packed, results = _footprint(geometry, form, tile, lanes, element)
+            outside = (pack * work.data * (_NEAR if work.sums else 1.0) + _SUM * work.sums) * packed / element
+            # Of the sums, the products of a point need its own.
+            packed, results = packed * max(work.data, work.sums) // work.results, results * work.results
             cost = (shape.near if packed <= target.l1_bytes // 2 else shape.far) * count * positions / useful
+            cost *= work.products / max(geometry.taps, 1)
             cost *= 1 + _OVERFULL * max(0.0, (packed + results) / (target.l2_bytes * _L2_SHARE) - 1)
             # A filter that does not stay there is read again for every block: the longer the block the better.
             if streams_filter:
@@ -249,7 +324,7 @@ def _candidates(
             # Work outside of the reduction: packing with its halo, interleaving, copying, the setup of a task.
             channels = geometry.out_channels * (tile.channels if form == GROUPS else 1)
             made = phases * channels * tile.images * math.prod(block[1:])
-            outside = (pack * packed / element + finish * made) / lanes + _TASK
+            outside = (outside + finish * made) / lanes + _TASK
             # What is contiguous in the caller's arrays is fetched ahead; each piece starts with a miss.
             if problem.data_format == "NCX" and not all(
                 axis.positions <= size for axis, size in zip(geometry.axes, block[1:], strict=True)
@@ -257,8 +332,10 @@ def _candidates(
                 whole = tile.width >= geometry.axes[2].positions
                 pieces = tile.images if whole else tile.images * tile.depth * tile.height
                 outside += _PIECE * pieces * (geometry.in_channels + channels)
-            inside = positions * channels * geometry.in_channels * geometry.taps / (2 * lanes)
+            inside = positions * channels * geometry.in_channels * work.products / (2 * lanes)
             cost *= _TIES + outside / max(inside, 1)
             tasks = count * tiles_of_channels(geometry, form, tile)[0]
-            found.append((cost, Plan(tile, tasks < FEW_TASKS)))
+            # Sums of rows are many: they are kept for all blocks only where that makes more tasks.
+            alone = work.sums > 0 and tile.channels >= geometry.out_channels
+            found.append((cost, Plan(tile, tasks < FEW_TASKS and not alone)))
     return found

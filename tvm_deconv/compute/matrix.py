@@ -25,7 +25,7 @@ tiles of output channels ``co`` too:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm import te, tirx
@@ -35,10 +35,11 @@ from tvm.tirx import PrimFunc
 from tvm_deconv.compute.direct import LEAD, any_alignment, cut, data_element, ravel, spans, within_runs
 from tvm_deconv.compute.epilogue import activate
 from tvm_deconv.compute.extents import End, Extents, at_most, shape_of
-from tvm_deconv.compute.phases import AxisPhases, Geometry, Run
+from tvm_deconv.compute.phases import AxisRows, Geometry, axis_rows
 from tvm_deconv.compute.storage import from_accumulator, storage_dtype
 from tvm_deconv.compute.strassen import STRASSEN
-from tvm_deconv.compute.winograd import Matrix, winograd
+from tvm_deconv.compute.transforms import transform
+from tvm_deconv.compute.winograd import winograd
 from tvm_deconv.problem import Problem
 
 #: Outputs of a channel's plane that are finished at once, at most, where its rows are no whole vectors.
@@ -89,45 +90,6 @@ class MatrixTile:
     def block(self) -> tuple[int, int, int, int]:
         """Images and positions of a block."""
         return self.images, self.depth, self.height, self.width
-
-
-@dataclass(frozen=True, slots=True)
-class AxisRows:
-    """How a run's rows lie along one axis.
-
-    A row is `outputs` positions, and there are `tiles` of them in a block; it reads `window` data elements, `step`
-    apart, from `start` on relative to the first element that a block holds.  Without Winograd those are the taps, last
-    first, and part of the reduction.
-    """
-
-    outputs: int
-    tiles: int
-    window: int
-    start: int
-    step: int
-    run: Run
-
-    @property
-    def transformed(self) -> bool:
-        """Whether Winograd's transforms apply."""
-        return self.outputs > 1
-
-    @property
-    def points(self) -> int:
-        """Products per row."""
-        return self.window if self.transformed else 1
-
-    @property
-    def taps(self) -> int:
-        """Extent of the reduction."""
-        return 1 if self.transformed else self.window
-
-
-def axis_rows(axis: AxisPhases, run: Run, positions: int, outputs: int) -> AxisRows:
-    """Lay the rows of `run` along `axis` for a block of that many `positions`."""
-    m = outputs if run.taps > 1 and run.x_step == 1 else 1
-    start = run.x0 - (run.taps - 1) * run.x_step - axis.low
-    return AxisRows(m, -(-positions // m), m + run.taps - 1, start, run.x_step, run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,14 +233,6 @@ def matrix_sections(geometry: Geometry, tile: MatrixTile, lanes: int, wide: bool
         found.append(MatrixSection(offset, (axes[0], axes[1], axes[2]), shape, tile.channels, wide, tile.parts))
         offset += math.prod(shape)
     return tuple(found)
-
-
-def _coefficient(matrix: Matrix, column: int, row: Expr, dtype: str) -> Expr:
-    """Return ``matrix[row][column]``, where `row` becomes a constant once its loop is unrolled."""
-    value: Expr = tirx.const(float(matrix[-1][column]), dtype)
-    for i in reversed(range(len(matrix) - 1)):
-        value = tirx.Select(row == i, tirx.const(float(matrix[i][column]), dtype), value)
-    return value
 
 
 def block_positions(geometry: Geometry, tile: MatrixTile) -> tuple[int, int, int]:
@@ -433,7 +387,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
             def packed_element(*x: Expr) -> Expr:
                 return data_packed[(*at, where[0], *x, ci)]
 
-            return _transform(matrices, points, first, packed_element, accumulator)
+            return transform(matrices, points, first, packed_element, accumulator)
 
         def body(*index: Expr) -> Expr:
             at, points, row, taps, ci = index[:5], index[5:8], index[8], index[9:12], index[12]
@@ -443,7 +397,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
             def quarter(number: Expr) -> Expr:
                 return gathered(at, points, row * 2 + number // 2, taps, ci + number % 2 * terms)
 
-            return _transform([STRASSEN.data], points, [tirx.const(0, "int64")], quarter, accumulator)
+            return transform([STRASSEN.data], points, [tirx.const(0, "int64")], quarter, accumulator)
 
         shape = (*blocks, groups, *section.points, padded_rows, *section.taps, row_channels(terms, lanes))
         return te.compute(shape_of(shape), body, name)
@@ -480,7 +434,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
             def result(*points: Expr) -> Expr:
                 return product[(*at, *points, row, column)]
 
-            return _transform(matrices, places, zero, result, accumulator)
+            return transform(matrices, places, zero, result, accumulator)
 
         rows = tile.images * math.prod(axis.tiles for axis in section.axes)
         rows, columns = rows + rows % section.parts, section.part_columns * section.parts
@@ -615,30 +569,3 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
         wide,
         geo.out_channels,
     )
-
-
-def _transform(
-    matrices: Sequence[Matrix | None],
-    rows: Sequence[Expr],
-    first: Sequence[Expr],
-    element: Callable[..., Expr],
-    dtype: str,
-) -> Expr:
-    """Return the sum over the columns of `matrices`, of one row of each, times ``element``; nested axis by axis.
-
-    Where an axis has no matrix, its `first` element is taken.  Equal inner sums are found by the compiler.
-    """
-
-    def along(axis: int, chosen: tuple[Expr, ...]) -> Expr:
-        if axis == len(matrices):
-            return element(*chosen)
-        matrix = matrices[axis]
-        if matrix is None:
-            return along(axis + 1, (*chosen, first[axis]))
-        total: Expr = tirx.const(0, dtype)
-        for column in range(len(matrix[0])):
-            inner = along(axis + 1, (*chosen, first[axis] + column))
-            total = total + _coefficient(matrix, column, rows[axis], dtype) * inner
-        return total
-
-    return along(0, ())

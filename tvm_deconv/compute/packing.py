@@ -1,7 +1,8 @@
 """The function that brings a filter into the order in which a kernel reads it; called once, at bind.
 
-It is copying alone: for each combination of runs the taps of its phases, tiles of output channels innermost, zero
-where the last tile exceeds the channels.  Storage types are widened to the accumulator here and not in the kernel.
+For each combination of runs there are the taps of its phases, or Winograd's sums of them, computed in float64 and
+rounded once; tiles of output channels innermost, zero where the last tile exceeds the channels.  Storage types are
+widened to the accumulator here and not in the kernel.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tvm.tirx import IntImm, PrimFunc
 
 from tvm_deconv.compute.direct import ROWS, FilterSection, member, ravel
 from tvm_deconv.compute.matrix import MatrixSection
-from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.compute.phases import AxisRows, Geometry
 from tvm_deconv.compute.storage import storage_dtype, to_accumulator
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.compute.winograd import winograd
@@ -50,26 +51,17 @@ def pack_filter(problem: Problem, sections: Sequence[FilterSection], elements: i
     accumulator = problem.accumulate_dtype
     with _pack_function(problem, elements) as (builder, source, packed):
         for section in sections:
-            with build.grid(*map(_int64, section.shape)) as index:
+            with build.grid(*map(_int64, (*section.shape[:2], *section.shape[4:]))) as index:
                 g, co, d, h, w, *reduction, row, column, cc = index
                 ci, *taps = reduction if section.form == ROWS else [reduction[-1], *reduction[:-1]]
                 phases = (d, h * section.phases[0] + row, w * section.phases[1] + column)
-                places = [
-                    run.k0 + within + tap * run.k_step
-                    for run, within, tap in zip(section.runs, phases, taps, strict=True)
-                ]
                 group, channel = member(section.form, section.shape[-1], g, co, cc)
-                element: Expr = source[(group, ci, channel, *places[3 - problem.rank :])]
-                where = ravel(index, section.shape) + section.offset
-                build.buffer_store(
-                    packed,
-                    tirx.if_then_else(
-                        tirx.all(group < geometry.groups, channel < geometry.out_channels),
-                        to_accumulator(element, problem.dtype, accumulator),
-                        tirx.const(0, accumulator),
-                    ),
-                    [where],
-                )
+                exists = tirx.all(group < geometry.groups, channel < geometry.out_channels)
+                element = partial(_element, problem, source, section.axes, (group, ci, channel), phases)
+                for points in itertools.product(*map(range, section.points)):
+                    value = _filter_point(section.axes, points, taps, element).astype(accumulator)
+                    where = ravel((g, co, *points, *index[2:]), section.shape) + section.offset
+                    build.buffer_store(packed, tirx.if_then_else(exists, value, tirx.const(0, accumulator)), [where])
     return builder.get()
 
 
@@ -111,10 +103,8 @@ def _entry(
     local, cc = section.place(column)
     channel = at[1] * section.channels + cc
     exists = tirx.all(column < section.columns, channel < problem.out_channels, ci < problem.in_channels)
-    element = partial(_element, problem, source, section, (at[0], ci, channel), local)
-    value = element(tap)
-    if any(axis.transformed for axis in section.axes):
-        value = _filter_point(section, points, tap, element).astype(problem.accumulate_dtype)
+    element = partial(_element, problem, source, section.axes, (at[0], ci, channel), local)
+    value = _filter_point(section.axes, points, tap, element).astype(problem.accumulate_dtype)
     return tirx.if_then_else(exists, value, tirx.const(0, problem.accumulate_dtype))
 
 
@@ -131,27 +121,33 @@ def _quarters(section: MatrixSection, point: int, entry: Callable[[Expr, Expr], 
 def _element(
     problem: Problem,
     source: Any,
-    section: MatrixSection,
+    axes: Sequence[AxisRows],
     at: tuple[Expr, Expr, Expr],
     phases: Sequence[Expr],
     taps: Sequence[Expr | int],
 ) -> Expr:
     """Return the filter element at group, input and output channel `at`, for phases within their runs and taps."""
-    places = [
-        axis.run.k0 + phase + t * axis.run.k_step for axis, phase, t in zip(section.axes, phases, taps, strict=True)
-    ]
+    places = [axis.run.k0 + phase + t * axis.run.k_step for axis, phase, t in zip(axes, phases, taps, strict=True)]
     return to_accumulator(source[(*at, *places[3 - problem.rank :])], problem.dtype, problem.accumulate_dtype)
 
 
 def _filter_point(
-    section: MatrixSection, points: Sequence[int], tap: Sequence[Expr], element: Callable[[Sequence[Expr | int]], Expr]
+    axes: Sequence[AxisRows],
+    points: Sequence[int],
+    tap: Sequence[Expr],
+    element: Callable[[Sequence[Expr | int]], Expr],
 ) -> Expr:
-    """Return one point of the transformed filter in float64; along axes without a transform `tap` is taken."""
+    """Return one point of the transformed filter in float64; along axes without a transform `tap` is taken.
+
+    Without any it is that element as it is.
+    """
+    if not any(rows.transformed for rows in axes):
+        return element(tap)
 
     def along(axis: int, chosen: tuple[Expr | int, ...]) -> Expr:
         if axis == 3:
             return element(chosen).astype("float64")
-        rows = section.axes[axis]
+        rows = axes[axis]
         if not rows.transformed:
             return along(axis + 1, (*chosen, tap[axis]))
         coefficients = winograd(rows.outputs, rows.run.taps).filter[points[axis]]

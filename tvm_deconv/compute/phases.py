@@ -105,6 +105,45 @@ def axis_phases(kernel: int, stride: int, dilation: int, pad_begin: int, output:
 
 
 @dataclass(frozen=True, slots=True)
+class AxisRows:
+    """How a run's rows lie along one axis.
+
+    A row is `outputs` positions, and there are `tiles` of them in a block; it reads `window` data elements, `step`
+    apart, from `start` on relative to the first element that a block holds.  Without Winograd those are the taps, last
+    first, and part of the reduction.
+    """
+
+    outputs: int
+    tiles: int
+    window: int
+    start: int
+    step: int
+    run: Run
+
+    @property
+    def transformed(self) -> bool:
+        """Whether Winograd's transforms apply."""
+        return self.outputs > 1
+
+    @property
+    def points(self) -> int:
+        """Products per row."""
+        return self.window if self.transformed else 1
+
+    @property
+    def taps(self) -> int:
+        """Extent of the reduction."""
+        return 1 if self.transformed else self.window
+
+
+def axis_rows(axis: AxisPhases, run: Run, positions: int, outputs: int) -> AxisRows:
+    """Lay the rows of `run` along `axis` for a block of that many `positions`."""
+    m = outputs if run.taps > 1 and run.x_step == 1 else 1
+    start = run.x0 - (run.taps - 1) * run.x_step - axis.low
+    return AxisRows(m, -(-positions // m), m + run.taps - 1, start, run.x_step, run)
+
+
+@dataclass(frozen=True, slots=True)
 class Geometry:
     """The extents of a problem with exactly three spatial axes; missing ones are leading axes of extent one.
 
