@@ -7,6 +7,7 @@ from tvm_deconv.schedules.x86 import build_kernel
 
 #: Elements before and behind an array in its allocation; the offset is odd, so no vector of an array is aligned.
 MARGIN = 37
+LINE = 64
 
 
 def bits(array):
@@ -14,11 +15,17 @@ def bits(array):
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
-def guarded(shape, dtype):
-    """An array filled with a poison, somewhere inside an allocation of the same poison, and that allocation."""
+def guarded(shape, dtype, aligned=False):
+    """An array filled with a poison, somewhere inside an allocation of the same poison, and that allocation.
+
+    If `aligned`, it begins with a line of the caches.
+    """
     size = int(np.prod(shape))
     poison = np.nan if np.dtype(dtype).kind == "f" else 113
-    whole = np.full(size + 2 * MARGIN, poison, dtype)
+    whole = np.full(size + 2 * MARGIN + LINE, poison, dtype)
+    if aligned:
+        begin = -whole.ctypes.data % LINE // whole.itemsize
+        whole = whole[begin + -MARGIN % LINE :]
     return whole[MARGIN : MARGIN + size].reshape(shape), whole
 
 
@@ -34,11 +41,14 @@ def compiled_kernel(kernel, target):
     return tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu}))
 
 
-def call_kernel(problem, kernel, compiled, data, weights, bias):
-    """The output of a compiled kernel for `problem`; what lies around the output and the packed filter is checked."""
+def call_kernel(problem, kernel, compiled, data, weights, bias, aligned=False):
+    """The output of a compiled kernel for `problem`; what lies around the output and the packed filter is checked.
+
+    If `aligned`, the output begins with a line of the caches.
+    """
     packed, around_packed = guarded((kernel.packed_elements,), problem.accumulate_dtype)
     storage = "uint16" if problem.output_dtype == "bfloat16" else problem.output_dtype
-    out, around_out = guarded(problem.output_shape, storage)
+    out, around_out = guarded(problem.output_shape, storage, aligned)
     compiled["pack"](bits(np.ascontiguousarray(problem.canonical_filter(weights))), packed)
     inner = [bits(data), packed, *([] if bias is None else [bias]), out]
     compiled["deconv"](*inner)

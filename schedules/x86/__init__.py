@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc
 
 from tvm_deconv.compute.direct import CHANNELS, GROUPS, ROWS, Tile, define_direct, has_whole_vectors, tiles_of_channels
@@ -21,7 +20,7 @@ from tvm_deconv.compute.matrix import MatrixTile, contiguous_phases, define_matr
 from tvm_deconv.compute.packing import pack_filter, pack_matrix_filter
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.x86 import matrix_tiles, tiles
+from tvm_deconv.schedules.x86 import at_once, matrix_tiles, tiles
 from tvm_deconv.schedules.x86.direct import schedule
 from tvm_deconv.schedules.x86.matrix import schedule_matrix
 from tvm_deconv.schedules.x86.stores import copied, outgrows_caches, streamed
@@ -125,9 +124,16 @@ class Direct:
         # Past the caches rows are copied at once; a position's channels are stored as they are made at any size.
         streams = outgrows_caches(problem)
         whole = has_whole_vectors(problem, self.form, plan.tile, lanes) and not (streams and self.form == ROWS)
-        scheduled = schedule(definition, self.form, plan, lanes, problem.accumulate_dtype, whole)
+        scheduled = schedule(definition, self.form, plan, lanes, problem.accumulate_dtype, whole).mod["main"]
+        deconv = _deconv(scheduled, definition.end, streams and not whole)
+        geometry = Geometry.of(problem, bool(plan.tile.natural))
+        if self.form == ROWS and at_once.serves(problem, geometry, plan.tile, lanes):
+            made = at_once.at_once(scheduled, problem, definition, plan.tile, lanes, streams=streams)
+            functions = at_once.functions(problem.accumulate_dtype, lanes) if streams else ""
+            made = _deconv(made, definition.end, streams, functions)
+            deconv = at_once.where_whole(made, deconv) if streams else made
         return Kernel(
-            _deconv(scheduled, definition.end, streams and not whole),
+            deconv,
             pack_filter(problem, definition.sections, definition.packed_elements),
             algorithm,
             plan.decisions,
@@ -168,7 +174,7 @@ class Matrix:
         whole = has_whole_vectors(problem, CHANNELS, plan.tile, lanes) and not definition.wide
         scheduled = schedule_matrix(definition, plan, lanes, problem.accumulate_dtype, whole)
         return Kernel(
-            _deconv(scheduled, definition.end, outgrows_caches(problem) and not whole),
+            _deconv(scheduled.mod["main"], definition.end, outgrows_caches(problem) and not whole),
             pack_matrix_filter(problem, definition.sections, definition.packed_elements),
             algorithm,
             plan.decisions,
@@ -229,11 +235,10 @@ def _left_over(typical: int, unit: int) -> float:
     return sum(map(padded, lengths)) / len(lengths) / padded(typical)
 
 
-def _deconv(scheduled: Schedule, end: End | None, streams: bool) -> PrimFunc:
-    func = scheduled.mod["main"]
+def _deconv(func: PrimFunc, end: End | None, streams: bool, functions: str = "") -> PrimFunc:
     func = finished(copied(func) if end else func, end)
     if streams:
-        func = streamed(func)
+        func = streamed(func, functions)
     return func.with_attr("global_symbol", "deconv")
 
 

@@ -10,7 +10,8 @@ fully unrolled body, which LLVM keeps in registers.
 
 Caches: while a block's packed data, and the results of one tile of channels, stay within half of the second-level cache
 (512 KiB of Skylake-SP's), a step of the reduction reads ``vectors`` lines of it from there and hits the first level
-with the other taps of the same element.  Interleaving and the copy work on one row, in the first level.
+with the other taps of the same element.  Interleaving and the copy work on one row, in the first level; `at_once` does
+without them where register tiles hold vectors of the output.
 """
 
 from __future__ import annotations

@@ -181,9 +181,12 @@ class _Calls:
     made: list[Stmt] = field(default_factory=list)
 
 
-def streamed(func: PrimFunc) -> PrimFunc:
-    """Return `func` with the rows of its stage ``out`` stored past the caches; where those are no copies, as it is."""
-    return _replaced(func, _Calls(_STREAM_FUNCTIONS, _SHORTEST, _STREAM, fence=_FENCE))
+def streamed(func: PrimFunc, functions: str = "") -> PrimFunc:
+    """Return `func` with the rows of its stage ``out`` stored past the caches; where those are no copies, as it is.
+
+    If it has such stores already, they are calls of these `functions`.
+    """
+    return _replaced(func, _Calls(_STREAM_FUNCTIONS + functions, _SHORTEST, _STREAM, fence=_FENCE), bool(functions))
 
 
 def copied(func: PrimFunc) -> PrimFunc:
@@ -191,9 +194,9 @@ def copied(func: PrimFunc) -> PrimFunc:
     return _replaced(func, _Calls(_COPY_FUNCTIONS, _LINE, _COPY, row=_ROW))
 
 
-def _replaced(func: PrimFunc, calls: _Calls) -> PrimFunc:
+def _replaced(func: PrimFunc, calls: _Calls, always: bool = False) -> PrimFunc:
     body = _copies(func.body, [], calls)
-    return func.with_body(body) if calls.made else func
+    return func.with_body(body) if calls.made or always else func
 
 
 def _copies(stmt: Stmt, nest: Sequence[For], calls: _Calls) -> Stmt:

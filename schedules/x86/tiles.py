@@ -21,6 +21,7 @@ from tvm_deconv.compute.direct import GROUPS, ROWS, Tile, block_extents, product
 from tvm_deconv.compute.matrix import MatrixTile
 from tvm_deconv.compute.phases import AxisPhases, Geometry, axis_rows
 from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.x86 import at_once
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.targets import Target
 
@@ -37,11 +38,12 @@ ENUMERATIONS = 8
 FEW_TASKS = 16
 #: What a register tile takes, by measurement, of its cost by arithmetic and what breaks ties.
 _TIES = 0.87
-#: Cycles of work outside of the reduction: to pack a vector, to finish a vector of the output and copy it, to start on
-#: another piece of the caller's memory, and to start a task; and, where vectors are taken from the caller's memory, or
-#: left there, an element at a time, the lanes for which that is counted again.
+#: Cycles of work outside of the reduction: to pack a vector, to finish a vector of the output and copy it, or to store
+#: it from its accumulators, to start on another piece of the caller's memory, and to start a task; and, where vectors
+#: are taken from the caller's memory, or left there, an element at a time, the lanes for which that is counted again.
 _PACK = 4.0
 _FINISH = 3.0
+_AT_ONCE = 1.0
 _PIECE = 100.0
 _TASK = 100.0
 _GATHERED = 4
@@ -119,11 +121,18 @@ class Shape:
 
 
 def register_tiles(
-    geometry: Geometry, form: str, target: Target, lanes: int, minor_stride: int | None, streams_filter: bool
+    geometry: Geometry,
+    form: str,
+    target: Target,
+    lanes: int,
+    minor_stride: int | None,
+    streams_filter: bool,
+    row_phases: int = 0,
 ) -> list[Shape]:
     """Every register tile that fits, with its cost.
 
-    `minor_stride` bounds the channels of an interleaved chunk; `streams_filter`: the filter exceeds the caches.
+    `minor_stride` bounds the channels of an interleaved chunk; `streams_filter`: the filter exceeds the caches. Tiles
+    of `row_phases` phases, if that is not 0, hold vectors of the output.
     """
     shapes = []
     most_phases = max((runs[1].count * runs[2].count for runs in geometry.runs), default=1)
@@ -140,7 +149,8 @@ def register_tiles(
                 channels, positions = vectors * lanes, one_phase
             if minor_stride is not None and channels > 1 and channels * minor_stride > MAX_STREAMS:
                 continue
-            if phases > 1 and form == ROWS and 1 < channels < geometry.out_channels:
+            some = form == ROWS and 1 < channels < geometry.out_channels
+            if phases > 1 and some and (not row_phases or phases % row_phases):
                 continue  # phases serve where the channels of one do not fill the registers, or their results the cache
             products = broadcast * vectors
             loads = broadcast + vectors * crossing
@@ -299,7 +309,8 @@ def _candidates(
     foreign = (problem.data_format == "NCX") != (form == ROWS)
     pack = _PACK * (lanes / _GATHERED if foreign and problem.groups * problem.in_channels > 1 else 1.0)
     finish = _FINISH * (lanes / _SCATTERED if foreign and problem.groups * problem.out_channels > 1 else 1.0)
-    shapes = register_tiles(geometry, form, target, lanes, minor_stride, streams_filter)
+    row_phases = geometry.axes[2].stride if form == ROWS and at_once.can_serve(problem, geometry, lanes) else 0
+    shapes = register_tiles(geometry, form, target, lanes, minor_stride, streams_filter, row_phases)
     work = _Work.of(geometry, outputs)
     finish += _SUM * (work.results - 1)
 
@@ -307,6 +318,7 @@ def _candidates(
     for block in dict.fromkeys(blocks(geometry, lanes if form == ROWS else 1, outputs)):
         for shape in shapes:
             tile = Tile(*block, shape.channels, shape.positions, shape.phases, geometry.natural, *outputs)
+            stored = row_phases > 0 and at_once.serves(problem, geometry, tile, lanes)
             positions = _positions(geometry, form, tile, lanes)
             count = -(-geometry.batch // tile.images) * math.prod(
                 -(-axis.positions // b) for axis, b in zip(geometry.axes, block[1:], strict=True)
@@ -314,7 +326,8 @@ def _candidates(
             packed, results = _footprint(geometry, form, tile, lanes, element)
             outside = (pack * work.data * (_NEAR if work.sums else 1.0) + _SUM * work.sums) * packed / element
             # Of the sums, the products of a point need its own.
-            packed, results = packed * max(work.data, work.sums) // work.results, results * work.results
+            packed = packed * max(work.data, work.sums) // work.results
+            results = 0 if stored else results * work.results
             cost = (shape.near if packed <= target.l1_bytes // 2 else shape.far) * count * positions / useful
             cost *= work.products / max(geometry.taps, 1)
             cost *= 1 + _OVERFULL * max(0.0, (packed + results) / (target.l2_bytes * _L2_SHARE) - 1)
@@ -324,7 +337,7 @@ def _candidates(
             # Work outside of the reduction: packing with its halo, interleaving, copying, the setup of a task.
             channels = geometry.out_channels * (tile.channels if form == GROUPS else 1)
             made = phases * channels * tile.images * math.prod(block[1:])
-            outside = (outside + finish * made) / lanes + _TASK
+            outside = (outside + (_AT_ONCE if stored else finish) * made) / lanes + _TASK
             # What is contiguous in the caller's arrays is fetched ahead; each piece starts with a miss.
             if problem.data_format == "NCX" and not all(
                 axis.positions <= size for axis, size in zip(geometry.axes, block[1:], strict=True)

@@ -47,7 +47,7 @@ def dispatch(
     names = _extents(functions[0])
     body: Stmt | None = None
     for function, bound, place in reversed(list(zip(functions, bounds, at, strict=True))):
-        inside = _within(function, parameters, names, place)
+        inside = within(function, parameters, names, place)
         if body is None:
             body = inside
             continue
@@ -62,7 +62,7 @@ def one_after_the_other(packs: Sequence[PrimFunc], at: Sequence[int], size: int)
     source, packed = packs[0].params
     parameters = [source, _buffer(size, packed.dtype)]
     once = {place: pack for pack, place in zip(packs, at, strict=True)}
-    body = SeqStmt([_within(pack, parameters, {}, place) for place, pack in once.items()])
+    body = SeqStmt([within(pack, parameters, {}, place) for place, pack in once.items()])
     return PrimFunc(parameters, body).with_attrs(packs[0].attrs)
 
 
@@ -78,7 +78,7 @@ def _extents(function: PrimFunc) -> dict[str, Any]:
     return {extent.name: extent for extent in function.params[0].shape if isinstance(extent, tirx.Var)}
 
 
-def _within(function: PrimFunc, parameters: Sequence[Any], names: Mapping[str, Expr], place: int) -> Stmt:
+def within(function: PrimFunc, parameters: Sequence[Any], names: Mapping[str, Expr], place: int) -> Stmt:
     """Return the body of `function` with its parameters declared as `parameters`, its packed filter from `place` on."""
     stmts: list[Stmt] = []
     for name, extent in _extents(function).items():

@@ -52,8 +52,9 @@ class Tile:
 
     A block is ``images x depth x height x width`` positions per phase; a register tile is `channels` output channels by
     `positions` flattened positions, the vectorised one of the two a multiple of the lanes, by up to `phases` phases of
-    the last two axes, which read the same data, and serve where there are few channels. Phases are those of the output,
-    or, if `natural` is 1, of the natural output (`Geometry.of`). `outputs_*` is Winograd's m along an axis, 1 without.
+    the last two axes, which read the same data, and serve where there are few channels, or where all of the last axis
+    make vectors of the output. Phases are those of the output, or, if `natural` is 1, of the natural output
+    (`Geometry.of`). `outputs_*` is Winograd's m along an axis, 1 without.
     """
 
     images: int
