@@ -68,6 +68,7 @@ def serves(problem: Problem, geometry: Geometry, tile: Tile, lanes: int) -> bool
     return (
         can_serve(problem, geometry, lanes)
         and tile.phases % geometry.axes[2].stride == 0
+        and max(tile.outputs) == 1
         and tile.width % lanes == 0
         and block_extents(geometry, tile)[2] == tile.width
     )
