@@ -35,7 +35,7 @@ def data():
 
 @pytest.fixture
 def output():
-    return np.empty(P.output_shape, np.float32)
+    return np.full(P.output_shape, np.nan, np.float32)
 
 
 @pytest.fixture
