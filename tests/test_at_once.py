@@ -11,15 +11,16 @@ from strategies import epilogues, operands
 from test_kernels import TOLERANCE, targets
 
 import tvm_deconv as td
+from tvm_deconv.choices import named
 from tvm_deconv.compute.direct import Tile
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.reference import reference
 from tvm_deconv.schedules import x86
-from tvm_deconv.schedules.x86 import ALGORITHMS, accumulator_lanes, at_once, build_kernel
+from tvm_deconv.schedules.x86 import accumulator_lanes, at_once, build_kernel
 from tvm_deconv.schedules.x86.tiles import Plan
 from tvm_deconv.targets import TARGETS
 
-ROWS = next(algorithm for algorithm in ALGORITHMS if algorithm.name == "direct_rows")
+ROWS = named("direct_rows")
 
 
 @st.composite

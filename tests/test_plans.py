@@ -182,7 +182,7 @@ def test_short_rows_are_finished_by_planes(name, extent, output, target):
         5, 2, 16, 19, extent, (4,) * rank, (2,) * rank, (1,) * rank, (1,) * rank, output,
         epilogue=td.Epilogue(True, "relu"),
     )  # fmt: skip
-    algorithm = next(algorithm for algorithm in ALGORITHMS if algorithm.name == name)
+    algorithm = named(name)
     lanes = accumulator_lanes(problem, target)
     data, weights, bias = operands(problem, 5)
     wanted = reference(problem, data, weights, bias)
@@ -309,7 +309,7 @@ def test_strassen_keeps_the_precision_of_the_direct_algorithm(channels, extents,
     )
     data, weights, bias = operands(problem, sum(channels))
     wanted = reference(problem, data, weights, bias)
-    direct, strassen = (next(a for a in ALGORITHMS if a.name == name) for name in ("direct_rows", "strassen"))
+    direct, strassen = named("direct_rows"), named("strassen")
     bound = WINOGRAD * np.linalg.norm(run_kernel(problem, target, data, weights, bias, direct) - wanted)
     plans = [plan for _, plan in strassen.family.plans(problem, target)]
     assert strassen.admits(problem, target)

@@ -125,13 +125,15 @@ class Direct:
         streams = outgrows_caches(problem)
         whole = has_whole_vectors(problem, self.form, plan.tile, lanes) and not (streams and self.form == ROWS)
         scheduled = schedule(definition, self.form, plan, lanes, problem.accumulate_dtype, whole).mod["main"]
-        deconv = _deconv(scheduled, definition.end, streams and not whole)
+        usual = partial(_deconv, scheduled, definition.end, streams and not whole)
         geometry = Geometry.of(problem, bool(plan.tile.natural))
         if self.form == ROWS and at_once.serves(problem, geometry, plan.tile, lanes):
             made = at_once.at_once(scheduled, problem, definition, plan.tile, lanes, streams=streams)
             functions = at_once.functions(problem.accumulate_dtype, lanes) if streams else ""
             made = _deconv(made, definition.end, streams, functions)
-            deconv = at_once.where_whole(made, deconv) if streams else made
+            deconv = at_once.where_whole(made, usual()) if streams else made
+        else:
+            deconv = usual()
         return Kernel(
             deconv,
             pack_filter(problem, definition.sections, definition.packed_elements),

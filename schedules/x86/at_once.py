@@ -34,7 +34,7 @@ from tvm_deconv.compute.epilogue import activate
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, shuffle_network
-from tvm_deconv.schedules.x86.threads import with_body
+from tvm_deconv.schedules.x86.threads import first_block, with_body
 from tvm_deconv.schedules.x86.variants import within
 
 _STORE = "tvm_deconv_store"
@@ -141,7 +141,7 @@ class _Finish:
             return SeqStmt([self._nest(part) for part in stmt.seq])
         if not isinstance(stmt, For):
             return stmt
-        if isinstance(stmt.body, SeqStmt) and _first(stmt).block.name_hint == "run_0_init":
+        if isinstance(stmt.body, SeqStmt) and first_block(stmt).block.name_hint == "run_0_init":
             reduction, *_ = stmt.body.seq
             return with_body(stmt, self._tiles(reduction, []))
         return with_body(stmt, self._nest(stmt.body))
@@ -152,7 +152,7 @@ class _Finish:
         if isinstance(stmt.body, For):
             return with_body(stmt, self._tiles(stmt.body, loops))
         init, update, _ = stmt.body.seq
-        stores = self._stores(_first(init), [loop.loop_var for loop in loops])
+        stores = self._stores(first_block(init), [loop.loop_var for loop in loops])
         return with_body(stmt, SeqStmt([init, update, *stores]))
 
     def _stores(self, init: SBlockRealize, loops: Sequence[Expr]) -> list[Stmt]:
@@ -220,9 +220,3 @@ def _sequence(stmts: Sequence[Stmt]) -> Stmt:
 
 def _address(buffer: Buffer, index: Sequence[Expr]) -> Expr:
     return tirx.address_of(BufferLoad(buffer, index))
-
-
-def _first(stmt: Stmt) -> SBlockRealize:
-    while not isinstance(stmt, SBlockRealize):
-        stmt = stmt.seq[0] if isinstance(stmt, SeqStmt) else stmt.body
-    return stmt

@@ -141,9 +141,8 @@ def schedule_matrix(
         extents = [int(sch.get(loop).extent) for loop in sch.get_loops(epilogue)[-5:-1]]
         *outer, part, w = sch.split(place, [*extents[:-1], extents[-1] // lanes, lanes])
         sch.reorder(n, *outer, part, cc, w)
-        chunk = outer[-1]
         # A chunk is finished in registers, and transposed at once.
-        chunk = sch.merge(sch.get_loops(epilogue)[-3], chunk)
+        chunk = sch.merge(sch.get_loops(epilogue)[-3], outer[-1])
         if end_axis == 2:
             skips.needed(chunk, definition.chunk // definition.stride)
         else:

@@ -116,7 +116,7 @@ def _finished(stmt: Stmt, end: tuple[End, Expr] | None, nest: tuple[Expr, ...] =
         axis, positions = end
         unit, whole, rows_inside, outputs, halo = (int(value) for value in stmt.annotations[_NEEDED])
         first = stmt.loop_var // whole * (whole * unit) // rows_inside * outputs
-        inside = _first_block(stmt.body)
+        inside = first_block(stmt.body)
         # The first axes of a stage count blocks; those of the output itself do not, but the first loops around it do.
         numbers = nest if inside.block.name_hint == "out" else inside.iter_values
         left = positions + halo - (numbers[axis.axis + 1] * axis.block + first)
@@ -140,7 +140,8 @@ def _fused(stmt: For, count: int, end: tuple[End, Expr] | None, nest: tuple[Expr
     return For(task, tirx.const(0, "int64"), total, ForKind.PARALLEL, body)
 
 
-def _first_block(stmt: Stmt) -> SBlockRealize:
+def first_block(stmt: Stmt) -> SBlockRealize:
+    """Return the block that `stmt` comes to first."""
     while not isinstance(stmt, SBlockRealize):
         stmt = stmt.seq[0] if isinstance(stmt, SeqStmt) else stmt.body
     return stmt
