@@ -26,6 +26,11 @@ from tvm_deconv.targets import TARGETS, detect_host
 WINOGRAD = 4.0
 
 
+def tolerance(name, dtype):
+    """What the algorithm of that name may be off, relative to the norm of the outputs."""
+    return TOLERANCE[dtype] * (WINOGRAD if name.startswith("winograd") else 1)
+
+
 @targets
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(problem=problems(max_macs=60_000).filter(not_empty), seed=st.integers(0, 2**20))
@@ -44,7 +49,7 @@ def test_any_plan_agrees_with_the_reference(problem, target, seed):
     for algorithm in choose.sample(admitting, 2):
         plan = choose.choice(algorithm.family.plans(problem, target))[1]
         found = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
-        bound = TOLERANCE[problem.dtype] * (WINOGRAD if algorithm.name.startswith("winograd") else 1)
+        bound = tolerance(algorithm.name, problem.dtype)
         assert np.linalg.norm(found - wanted) <= bound * norm, (problem.key, algorithm.name, plan)
 
 
@@ -68,8 +73,7 @@ def test_halves_of_vectors(name):
         assert "T.vectorized(T.int64(8))" in text
         assert "T.vectorized(T.int64(16))" not in text
         found = run_kernel(problem, TARGETS["x86-64-v4"], data, weights, bias, algorithm, plan)
-        bound = TOLERANCE["float32"] * (WINOGRAD if name.startswith("winograd") else 1)
-        assert np.linalg.norm(found - wanted) <= bound * np.linalg.norm(wanted)
+        assert np.linalg.norm(found - wanted) <= tolerance(name, "float32") * np.linalg.norm(wanted)
     assert halves
 
 
@@ -110,9 +114,7 @@ def test_phases_of_the_natural_output(groups, extent, kernel, stride, pad, outpu
             continue  # phases are vectors of the output, or there is nothing to transform
         data, weights, bias = operands(problem, 8)
         wanted = reference(problem, data, weights, bias)
-        bound = (
-            TOLERANCE["float32"] * (WINOGRAD if algorithm.name.startswith("winograd") else 1) * np.linalg.norm(wanted)
-        )
+        bound = tolerance(algorithm.name, "float32") * np.linalg.norm(wanted)
         several = [plan for plan in plans if plan.tile.height < extent[0] or plan.tile.width < extent[-1]]
         plan = (plans, several)[number % 2][0]
         found = run_kernel(problem, target, data, weights, bias, algorithm, plan)

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from kernels import call_kernel, compile_kernel, compiled_kernel
 from strategies import operands, problems
-from test_kernels import TOLERANCE, not_empty, targets
-from test_plans import WINOGRAD
+from test_kernels import not_empty, targets
+from test_plans import WINOGRAD, tolerance
 
 import tvm_deconv as td
 from tvm_deconv import verify
@@ -113,7 +113,7 @@ def test_any_plan_serves_extents_it_never_saw(drawn, target, seed):
             data, weights, bias = operands(static, seed)
             found = call_kernel(static, kernel, compiled, data, weights, bias).astype(np.float64)
             wanted = reference(static, data, weights, bias)
-            bound = TOLERANCE[problem.dtype] * (WINOGRAD if algorithm.name.startswith("winograd") else 1)
+            bound = tolerance(algorithm.name, problem.dtype)
             error = np.linalg.norm(found - wanted)
             assert error <= bound * max(np.linalg.norm(wanted), 1e-3), (static.key, algorithm.name, plan)
 
