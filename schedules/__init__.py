@@ -1,1 +1,1 @@
-"""Package."""
+"""Schedules, one package for each kind of target."""

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 
 import tvm_deconv as td
-from tvm_deconv import build, choices
 from tvm_deconv.bench.peers import turn
-from tvm_deconv.choices import Choice
-from tvm_deconv.records import Records, best, read, shipped
-from tvm_deconv.scan import scan
+from tvm_deconv.compiler import build, choices
+from tvm_deconv.compiler.choices import Choice
+from tvm_deconv.compiler.records import Records, best, read, shipped
+from tvm_deconv.frontends import scan
+from tvm_deconv.runtime.verify import TOLERANCES, operands
 from tvm_deconv.targets import Target, detect_host, get, native
-from tvm_deconv.verify import TOLERANCES, operands
 
 LAYERS = Path(__file__).parent.parent / "examples" / "layers.json"
 ROUNDS = 11

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 import tvm_deconv as td
-from tvm_deconv.scan import scan
+from tvm_deconv.frontends import scan
 
 LAYERS = Path(__file__).parent.parent / "examples" / "layers.json"
 

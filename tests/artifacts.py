@@ -5,8 +5,8 @@ import hashlib
 import json
 
 from tvm_deconv import Epilogue, Problem
-from tvm_deconv.launcher import find_compiler, launcher_object
-from tvm_deconv.manifest import Manifest, library_name, stem
+from tvm_deconv.artifact.manifest import Manifest, library_name, stem
+from tvm_deconv.compiler.launcher import find_compiler, launcher_object
 from tvm_deconv.targets import get
 
 TARGET = "x86-64-v3"

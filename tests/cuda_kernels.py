@@ -17,9 +17,9 @@ import tvm_ffi
 from hypothesis import HealthCheck, Phase, given, settings
 from kernels import bits
 from shim_source import for_cpu
-
-from tvm_deconv.launcher import find_compiler
 from tvm_deconv.schedules.cuda import build_kernel, source
+
+from tvm_deconv.compiler.launcher import find_compiler
 
 SHIM = Path(__file__).parent / "cuda_shim"
 _LIBC = ctypes.CDLL(None)

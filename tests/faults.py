@@ -20,12 +20,12 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+from tvm_deconv.schedules.x86 import build_kernel
 
 import tvm_deconv as td
-from tvm_deconv import build
-from tvm_deconv.launcher import FLAGS, find_compiler, launcher_object
-from tvm_deconv.manifest import Manifest
-from tvm_deconv.schedules.x86 import build_kernel
+from tvm_deconv.artifact.manifest import Manifest
+from tvm_deconv.compiler import build
+from tvm_deconv.compiler.launcher import FLAGS, find_compiler, launcher_object
 from tvm_deconv.targets import TARGETS
 
 P = td.Problem(2, 1, 3, 5, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (7, 9))

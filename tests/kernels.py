@@ -2,7 +2,6 @@
 
 import numpy as np
 import tvm
-
 from tvm_deconv.schedules.x86 import build_kernel
 
 #: Elements before and behind an array in its allocation; the offset is odd, so no vector of an array is aligned.

@@ -1,5 +1,5 @@
 /*
- * Stress of tvm_deconv/launcher/launcher.c, linked with it and, where the machine can, built with -fsanitize=thread.
+ * Stress of tvm_deconv/compiler/launcher/launcher.c, linked with it and, where the machine can, built with -fsanitize=thread.
  *
  *   launcher_stress storm ROUNDS       8 callers launch at once while thread counts and limits change, with and without
  *                                      an arena: every task runs once, what it wrote is seen, a workspace has one

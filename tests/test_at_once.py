@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from kernels import call_kernel, compiled_kernel
 from strategies import epilogues, operands
 from test_kernels import TOLERANCE, targets
-
-import tvm_deconv as td
-from tvm_deconv.choices import named
-from tvm_deconv.compute.direct import Tile
-from tvm_deconv.compute.phases import Geometry
-from tvm_deconv.reference import reference
 from tvm_deconv.schedules import x86
 from tvm_deconv.schedules.x86 import accumulator_lanes, at_once, build_kernel
 from tvm_deconv.schedules.x86.tiles import Plan
+
+import tvm_deconv as td
+from tvm_deconv.compiler.choices import named
+from tvm_deconv.compute.direct import Tile
+from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.problem.reference import reference
 from tvm_deconv.targets import TARGETS
 
 ROWS = named("direct_rows")

@@ -10,7 +10,7 @@ import pytest
 from strategies import operands
 
 import tvm_deconv as td
-from tvm_deconv import _arrays
+from tvm_deconv.runtime import arrays as _arrays
 from tvm_deconv.targets import detect_host, get, supported
 
 P = made.PLAIN

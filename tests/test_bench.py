@@ -23,8 +23,8 @@ import tvm_deconv as td
 from tvm_deconv import cli
 from tvm_deconv.bench import floors, peers, report, run
 from tvm_deconv.problem import ACTIVATIONS
+from tvm_deconv.runtime.verify import Deviation, deviation, operands
 from tvm_deconv.targets import TARGETS, Host, native
-from tvm_deconv.verify import Deviation, deviation, operands
 
 PLAIN = td.Problem(2, 1, 3, 5, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (7, 9))
 #: What packages express differently: groups, layouts, ranks, and outputs that are cut or extended at either end.
@@ -212,7 +212,7 @@ def comparison():
             openvino=result(1e-6, math.nan, allowed=False),
         ),
     ]
-    machine = run.Floors({"float32": 5e9}, 1e10, "")
+    machine = floors.Floors({"float32": 5e9}, 1e10, "")
     versions = {"tvm_deconv": "0.1.0", "onnxruntime": "1.2", "openvino": "3"}
     return run.Report(Host(frozenset(), "a CPU", 2, 4), 1, (0,), 5, machine, versions, rows)
 

@@ -13,10 +13,10 @@ import pytest
 from strategies import operands
 
 import tvm_deconv as td
-from tvm_deconv import build, records
+from tvm_deconv.artifact.manifest import Manifest, stem
+from tvm_deconv.compiler import build, records
+from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.errors import BuildError, CompilerNotFound
-from tvm_deconv.launcher import find_compiler
-from tvm_deconv.manifest import Manifest, stem
 from tvm_deconv.targets import TARGETS, detect_host, get, microarchitecture, supported
 
 SMALL = td.Problem(1, 1, 3, 2, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (7, 9))
@@ -197,7 +197,7 @@ def test_a_compiler_that_fails_leaves_nothing(tmp_path, monkeypatch):
 def test_a_killed_build_leaves_nothing_loadable(tmp_path):
     program = textwrap.dedent(
         f"""
-        from tvm_deconv.build import export
+        from tvm_deconv.compiler.build import export
         from tvm_deconv.problem import Problem
         from tvm_deconv.targets import TARGETS, detect_host, get, microarchitecture, supported
         print("ready", flush=True)

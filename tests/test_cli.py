@@ -16,8 +16,9 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 import tvm_deconv as td
-from tvm_deconv import build, cli
-from tvm_deconv.manifest import Manifest
+from tvm_deconv import cli
+from tvm_deconv.artifact.manifest import Manifest
+from tvm_deconv.compiler import build
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 import tvm_ffi
+from tvm_deconv.schedules import cuda
 
 import tvm_deconv as td
-from tvm_deconv import _elf, _loading, build, nvcc
+from tvm_deconv.artifact import elf as _elf
+from tvm_deconv.artifact.manifest import Manifest
+from tvm_deconv.compiler import build, nvcc
+from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.errors import BuildError, CompilerNotFound
-from tvm_deconv.launcher import find_compiler
-from tvm_deconv.manifest import Manifest
-from tvm_deconv.schedules import cuda
+from tvm_deconv.runtime import loader as _loading
+from tvm_deconv.runtime.verify import verify
 from tvm_deconv.targets import CUDA_TARGETS
-from tvm_deconv.verify import verify
 
 try:
     nvcc.find_nvcc()
@@ -151,7 +153,7 @@ def test_an_artifact_for_several_architectures(tmp_path):
         import numpy as np
         from pathlib import Path
         import tvm_deconv as td
-        from tvm_deconv import _loading
+        from tvm_deconv.runtime import loader as _loading
         library = td.load({str(tmp_path)!r})
         artifact = _loading.load(library.root, library.manifests[0])
         try:

@@ -7,7 +7,7 @@ from strategies import operands, problems
 
 import tvm_deconv as td
 from tvm_deconv.errors import DeviceError
-from tvm_deconv.reference import reference
+from tvm_deconv.problem.reference import reference
 from tvm_deconv.targets import CUDA_TARGETS, cuda_capability
 
 try:

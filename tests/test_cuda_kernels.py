@@ -9,12 +9,12 @@ from cuda_kernels import Batch, drawn, sparse
 from hypothesis import strategies as st
 from strategies import operands, problems
 from test_kernels import TOLERANCE, not_empty
-
-import tvm_deconv as td
-from tvm_deconv.reference import reference
 from tvm_deconv.schedules.cuda import ALGORITHMS, algorithm_for, emit
 from tvm_deconv.schedules.cuda.product import PLANS, default_plan
 from tvm_deconv.schedules.cuda.tensor import PLANS as TENSOR_PLANS
+
+import tvm_deconv as td
+from tvm_deconv.problem.reference import reference
 
 FAMILIES = {algorithm.name: algorithm for algorithm in ALGORITHMS}
 

@@ -9,13 +9,16 @@ import pytest
 from artifacts import describe, manifest
 from cuda_kernels import OnDevice, compile_for_cpu
 from strategies import operands
+from tvm_deconv.schedules.cuda import build_kernel, source
 
 import tvm_deconv as td
-from tvm_deconv import _cuda, _loading, fallback, library, targets
+from tvm_deconv import targets
+from tvm_deconv.artifact.manifest import Accepted, Rejected, select, stem
 from tvm_deconv.errors import CompilerNotFound, DeviceError, NoArtifactError, ProblemError, TensorError, TensorTypeError
-from tvm_deconv.manifest import Accepted, Rejected, select, stem
-from tvm_deconv.reference import reference
-from tvm_deconv.schedules.cuda import build_kernel, source
+from tvm_deconv.problem.reference import reference
+from tvm_deconv.runtime import cuda as _cuda
+from tvm_deconv.runtime import fallback, library
+from tvm_deconv.runtime import loader as _loading
 from tvm_deconv.targets import CUDA_TARGETS
 
 PLAIN = td.Problem(2, 1, 3, 9, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (7, 9), epilogue=td.Epilogue(bias=True))

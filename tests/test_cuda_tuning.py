@@ -9,20 +9,21 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from cuda_kernels import SHIM
-
-import tvm_deconv as td
-from tvm_deconv import build, choices, nvcc, targets
-from tvm_deconv._device import Device, DeviceMeter
-from tvm_deconv._process import Refusal
-from tvm_deconv._workers import CudaBuilder
-from tvm_deconv.cli import main
-from tvm_deconv.errors import DeviceError, ProblemError
-from tvm_deconv.launcher import find_compiler
-from tvm_deconv.records import Log, Schedule, read
 from tvm_deconv.schedules import cuda
 from tvm_deconv.schedules.cuda.tiles import MOST_REGISTERS
+
+import tvm_deconv as td
+from tvm_deconv import targets
+from tvm_deconv.cli import main
+from tvm_deconv.compiler import build, choices, nvcc
+from tvm_deconv.compiler.launcher import find_compiler
+from tvm_deconv.compiler.process import Refusal
+from tvm_deconv.compiler.records import Log, Schedule, read
+from tvm_deconv.errors import DeviceError, ProblemError
 from tvm_deconv.targets import CUDA_TARGETS
 from tvm_deconv.tuning import tune
+from tvm_deconv.tuning.device import Device, DeviceMeter
+from tvm_deconv.tuning.workers import CudaBuilder
 
 PROBLEM = td.Problem(1, 1, 70, 9, (5, 6), (2, 2), (2, 2), (1, 1), (0, 0), (10, 12), epilogue=td.Epilogue(True, "relu"))
 SM_90 = CUDA_TARGETS["cuda-sm_90"]

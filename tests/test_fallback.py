@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from strategies import operands, problems
 
 import tvm_deconv as td
-from tvm_deconv import _loading, fallback
+from tvm_deconv.runtime import fallback
+from tvm_deconv.runtime import loader as _loading
 from tvm_deconv.targets import TARGETS, Host
 
 WANTED = made.PLAIN.replace(out_channels=4)

@@ -81,7 +81,7 @@ from pathlib import Path
 import artifacts as made
 import numpy as np
 import tvm_deconv as td
-from tvm_deconv import build
+from tvm_deconv.compiler import build
 from tvm_deconv.targets import get
 
 directory = Path(sys.argv[1])
@@ -105,7 +105,7 @@ def refused(channels):
 
 UNTIL_FULL = """
 import tempfile
-from tvm_deconv.launcher import find_compiler, launcher_object
+from tvm_deconv.compiler.launcher import find_compiler, launcher_object
 with tempfile.TemporaryDirectory() as elsewhere:
     launcher = launcher_object(find_compiler(), Path(elsewhere))
     for channels in range(1, 100):

@@ -141,8 +141,8 @@ def model_of_two(path):
 @pytest.mark.parametrize("covered", [(0, 1), (0,), (1,), ()])
 def test_onnx_runtime_keeps_what_no_artifact_serves(covered, calls, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
+    from tvm_deconv.frontends import scan
     from tvm_deconv.onnxruntime import Session
-    from tvm_deconv.scan import scan
 
     feeds = model_of_two(tmp_path / "two.onnx")
     found = scan(tmp_path / "two.onnx")
@@ -218,8 +218,8 @@ def onnx_cases():
 @pytest.mark.parametrize("title", onnx_cases())
 def test_onnx_runtime_cuts_any_graph(title, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
+    from tvm_deconv.frontends import scan
     from tvm_deconv.onnxruntime import Session
-    from tvm_deconv.scan import scan
 
     nodes, how, left = onnx_cases()[title]
     path = tmp_path / "some.onnx"
@@ -241,8 +241,8 @@ def test_openvino_leaves_layers_whose_names_are_not_theirs_alone(tmp_path):
     ov = pytest.importorskip("openvino")
     from openvino import opset13
 
+    from tvm_deconv.frontends import scan
     from tvm_deconv.openvino import replace
-    from tvm_deconv.scan import scan
 
     rng = np.random.default_rng(4)
 

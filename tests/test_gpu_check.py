@@ -8,12 +8,12 @@ from pathlib import Path
 
 import gpu_dry
 import pytest
+from tvm_deconv.schedules.cuda import algorithm_for
 
 import tvm_deconv as td
 from tvm_deconv.bench import gpu
-from tvm_deconv.reference import reference
-from tvm_deconv.scan import scan
-from tvm_deconv.schedules.cuda import algorithm_for
+from tvm_deconv.frontends import scan
+from tvm_deconv.problem.reference import reference
 
 torch = pytest.importorskip("torch")
 ROOT = Path(__file__).parents[1]

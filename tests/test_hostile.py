@@ -20,9 +20,9 @@ from strategies import problems
 from test_manifest import fields
 
 import tvm_deconv as td
-from tvm_deconv import records
-from tvm_deconv.manifest import Manifest, select, table
-from tvm_deconv.scan import coverage_table, scan
+from tvm_deconv.artifact.manifest import Manifest, select, table
+from tvm_deconv.compiler import records
+from tvm_deconv.frontends import coverage_table, scan
 from tvm_deconv.targets import TARGETS
 
 FEW, MANY = 500, 20_000

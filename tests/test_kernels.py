@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from kernels import run_kernel
 from strategies import operands, problems
+from tvm_deconv.schedules.x86.tiles import candidates
 
 import tvm_deconv as td
 from tvm_deconv.compute.direct import ROWS, Tile, define_direct
-from tvm_deconv.reference import reference
-from tvm_deconv.schedules.x86.tiles import candidates
+from tvm_deconv.problem.reference import reference
 from tvm_deconv.targets import TARGETS, detect_host
 
 TOLERANCE = {"float32": 2e-6, "float64": 1e-13, "float16": 1e-3, "bfloat16": 8e-3, "int8": 0.0, "uint8": 0.0}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tvm_deconv.compiler.launcher import FLAGS, SOURCE, find_compiler, launcher_object
 from tvm_deconv.errors import BuildError, CompilerNotFound
-from tvm_deconv.launcher import FLAGS, SOURCE, find_compiler, launcher_object
 
 STRESS = Path(__file__).with_name("launcher_stress.c")
 

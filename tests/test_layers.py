@@ -13,8 +13,8 @@ import pytest
 from strategies import operands
 
 import tvm_deconv as td
-from tvm_deconv.build import export
-from tvm_deconv.scan import scan
+from tvm_deconv.compiler.build import export
+from tvm_deconv.frontends import scan
 from tvm_deconv.targets import TARGETS, detect_host
 
 LAYERS = scan(Path(__file__).parent.parent / "examples" / "layers.json")

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from strategies import operands
 
 import tvm_deconv as td
-from tvm_deconv import _elf, _loading
-from tvm_deconv.launcher import find_compiler
+from tvm_deconv.artifact import elf as _elf
+from tvm_deconv.compiler.launcher import find_compiler
+from tvm_deconv.runtime import loader as _loading
 from tvm_deconv.targets import TARGETS, Host
 
 P = made.PLAIN

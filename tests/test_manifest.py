@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tvm_deconv.artifact.manifest import Accepted, Manifest, Rejected, library_name, select, stem, stem_of, table
 from tvm_deconv.errors import ManifestError
-from tvm_deconv.manifest import Accepted, Manifest, Rejected, library_name, select, stem, stem_of, table
 from tvm_deconv.problem import Epilogue, Problem
 from tvm_deconv.targets import CUDA_TARGETS, TARGETS
 

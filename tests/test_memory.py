@@ -14,7 +14,7 @@ import pytest
 from strategies import operands
 
 import tvm_deconv as td
-from tvm_deconv.launcher import find_compiler
+from tvm_deconv.compiler.launcher import find_compiler
 
 ROOT = Path(td.__file__).parents[1]
 SOAK = Path(__file__).with_name("soak.py")
@@ -125,8 +125,8 @@ def large(tmp_path_factory):
 
 def export_by(directory, problem, algorithm, share_data):
     """The artifact of a plan of `algorithm`, of those that pack data once for all threads or not."""
-    from tvm_deconv import build
-    from tvm_deconv.choices import Choice, of_algorithm
+    from tvm_deconv.compiler import build
+    from tvm_deconv.compiler.choices import Choice, of_algorithm
     from tvm_deconv.targets import get
 
     plans = of_algorithm(problem, algorithm, get(made.TARGET))

@@ -5,9 +5,9 @@ import math
 
 from click.testing import CliRunner
 
-from tvm_deconv import _loading
 from tvm_deconv.bench import overhead
 from tvm_deconv.cli import main
+from tvm_deconv.runtime import loader as _loading
 
 
 def test_overhead(monkeypatch):

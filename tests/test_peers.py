@@ -18,7 +18,8 @@ from onnx import numpy_helper
 from openvino import opset1
 from openvino.utils.node_factory import NodeFactory
 
-from tvm_deconv import Epilogue, ProblemError, from_onnx, from_openvino, from_torch, reference
+from tvm_deconv import Epilogue, ProblemError, from_onnx, from_openvino, from_torch
+from tvm_deconv.problem import reference
 from tvm_deconv.targets import TARGETS
 
 AUTO_PADS = ("explicit", "valid", "same_upper", "same_lower")

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from kernels import run_kernel
 from strategies import operands, problems
 from test_kernels import TOLERANCE, not_empty, targets
+from tvm_deconv.schedules.x86 import ALGORITHMS, accumulator_lanes, build_kernel, default_plan, matrix_tiles
 
 import tvm_deconv as td
-from tvm_deconv.choices import named
+from tvm_deconv.compiler.choices import named
 from tvm_deconv.compute.direct import CHANNELS, GROUPS, ROWS, define_direct, has_whole_vectors
 from tvm_deconv.compute.matrix import MatrixTile, contiguous_phases, define_matrix, finishes_planes, row_unit
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.strassen import STRASSEN
-from tvm_deconv.reference import reference
-from tvm_deconv.schedules.x86 import ALGORITHMS, accumulator_lanes, build_kernel, default_plan, matrix_tiles
+from tvm_deconv.problem.reference import reference
 from tvm_deconv.targets import TARGETS, detect_host
 
 #: Winograd's transforms may lose this much of the direct algorithm's precision.

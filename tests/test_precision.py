@@ -6,14 +6,14 @@ import json
 import numpy as np
 import pytest
 from artifacts import manifest
-
-import tvm_deconv as td
-from tvm_deconv.errors import ProblemError, SourceError
-from tvm_deconv.manifest import Accepted, select
-from tvm_deconv.reference import reference
-from tvm_deconv.scan import scan
 from tvm_deconv.schedules.cuda import ALGORITHMS, build_kernel
 from tvm_deconv.schedules.cuda import source as cuda_source
+
+import tvm_deconv as td
+from tvm_deconv.artifact.manifest import Accepted, select
+from tvm_deconv.errors import ProblemError, SourceError
+from tvm_deconv.frontends import scan
+from tvm_deconv.problem.reference import reference
 
 EXACT = td.Problem(1, 1, 16, 16, (6, 7), (4, 4), (2, 2), (1, 1), (1, 1), (12, 14), epilogue=td.Epilogue(True, "relu"))
 LOOSE = EXACT.replace(precision="tf32")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tvm_deconv._process import Worker, WorkerError
+from tvm_deconv.compiler.process import Worker, WorkerError
 
 SERVED = """
 import os, signal, subprocess, sys
-from tvm_deconv._process import Refusal
+from tvm_deconv.compiler.process import Refusal
 
 class Served:
     def __init__(self, *arguments):

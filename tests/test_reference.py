@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import operands, problems
 
-from tvm_deconv import Epilogue, Problem, TensorError, TensorTypeError, reference
+from tvm_deconv import Epilogue, Problem, TensorError, TensorTypeError
+from tvm_deconv.problem import reference
 
 
 def by_the_definition(p, data, filter, bias):

@@ -16,14 +16,14 @@ from click.testing import CliRunner
 
 import tvm_deconv as td
 from tvm_deconv import cli, tuning
-from tvm_deconv._meters import RemoteMeters
-from tvm_deconv._process import Worker, WorkerError
-from tvm_deconv._remote import Tracker
-from tvm_deconv._workers import Builder
-from tvm_deconv.choices import space
-from tvm_deconv.launcher import find_compiler, launcher_object
-from tvm_deconv.records import read
+from tvm_deconv.compiler.choices import space
+from tvm_deconv.compiler.launcher import find_compiler, launcher_object
+from tvm_deconv.compiler.process import Worker, WorkerError
+from tvm_deconv.compiler.records import read
 from tvm_deconv.targets import detect_host, native
+from tvm_deconv.tuning.meters import RemoteMeters
+from tvm_deconv.tuning.remote import Tracker
+from tvm_deconv.tuning.workers import Builder
 
 SMALL = td.Problem(1, 1, 4, 6, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (9, 11))
 TARGET = native()

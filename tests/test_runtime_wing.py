@@ -11,7 +11,7 @@ import artifacts as made
 import pytest
 
 import tvm_deconv
-from tvm_deconv import _loading
+from tvm_deconv.runtime import loader as _loading
 
 PACKAGE = Path(tvm_deconv.__file__).parent
 
@@ -40,7 +40,7 @@ sys.meta_path.insert(0, Blocker())
 USE = """
 import numpy as np
 import tvm_deconv as td
-import tvm_deconv.targets, tvm_deconv.manifest
+import tvm_deconv.targets, tvm_deconv.artifact.manifest
 
 library = td.load(sys.argv[1])
 p = td.Problem.from_key(sys.argv[2])
@@ -103,7 +103,7 @@ def test_import_is_light(artifacts):
     """Before `load` there is no tvm_ffi either, from then on there is, and nothing is ever imported from tvm."""
     script = (
         "import sys, tvm_deconv\n"
-        "absent = {'tvm', 'tvm_ffi', 'torch', 'ml_dtypes', 'ctypes.util', 'tempfile', 'tvm_deconv.fallback'}\n"
+        "absent = {'tvm', 'tvm_ffi', 'torch', 'ml_dtypes', 'ctypes.util', 'tempfile', 'tvm_deconv.runtime.fallback'}\n"
         "assert not absent & set(sys.modules)\n"
         "tvm_deconv.load(sys.argv[1])\n"
         "assert {'tvm', 'tvm_ffi', 'torch'} & set(sys.modules) == {'tvm_ffi'}"

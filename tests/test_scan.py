@@ -12,8 +12,8 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from tvm_deconv import Problem, SourceError
-from tvm_deconv.scan import Coverage, FoundLayer, coverage_table, scan, with_unique_names, write_weights
-from tvm_deconv.scan.layer import numpy_dtype
+from tvm_deconv.frontends import Coverage, FoundLayer, coverage_table, scan, with_unique_names, write_weights
+from tvm_deconv.frontends.graph import numpy_dtype
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 #: In an ONNX file the nodes come first, the weights last: most faults should be where they matter.
@@ -130,7 +130,7 @@ def test_sources_together_keep_their_names_apart():
 )
 def test_missing_packages(monkeypatch, name, reader, package, install):
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, f"tvm_deconv.scan.{reader}", raising=False)
+    monkeypatch.delitem(sys.modules, f"tvm_deconv.frontends.{reader}", raising=False)
     with pytest.raises(SourceError, match=f"needs the package {package}: pip install {install}$"):
         scan(EXAMPLES / name)
 

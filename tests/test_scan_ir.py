@@ -9,8 +9,9 @@ import pytest
 from openvino import opset1, opset5, opset13
 from openvino.utils.node_factory import NodeFactory
 
-from tvm_deconv import Epilogue, SourceError, reference
-from tvm_deconv.scan import scan
+from tvm_deconv import Epilogue, SourceError
+from tvm_deconv.frontends import scan
+from tvm_deconv.problem import reference
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 RNG = np.random.default_rng(0)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tvm_deconv import Epilogue, Problem, SourceError, from_openvino
-from tvm_deconv.scan import coverage_table, scan
+from tvm_deconv.frontends import coverage_table, scan
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 ENTRY = {"data": [1, 8, 5, 6], "filter": [2, 4, 3, 2, 3], "strides": [2, 1]}

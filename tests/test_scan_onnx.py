@@ -10,8 +10,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tvm_deconv import Epilogue, SourceError, reference
-from tvm_deconv.scan import scan
+from tvm_deconv import Epilogue, SourceError
+from tvm_deconv.frontends import scan
+from tvm_deconv.problem import reference
 
 ROOT = Path(__file__).parents[1]
 DECODER = ROOT / "examples" / "decoder.onnx"

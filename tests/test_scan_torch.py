@@ -6,8 +6,9 @@ import types
 import numpy as np
 import pytest
 
-from tvm_deconv import Epilogue, SourceError, reference
-from tvm_deconv.scan import scan, write_weights
+from tvm_deconv import Epilogue, SourceError
+from tvm_deconv.frontends import scan, write_weights
+from tvm_deconv.problem import reference
 
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
@@ -336,6 +337,6 @@ def test_the_module_is_left_as_it_was():
 
 def test_no_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "tvm_deconv.scan.torch", raising=False)
+    monkeypatch.delitem(sys.modules, "tvm_deconv.frontends.torch", raising=False)
     with pytest.raises(SourceError, match=r"source='a module': needs the package torch: pip install torch$"):
         scan(nn.ReLU())

@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.serialization import (
 from strategies import operands
 
 import tvm_deconv as td
-from tvm_deconv import _loading
+from tvm_deconv.artifact.signing import FILE
 from tvm_deconv.cli import main
-from tvm_deconv.signing import FILE
+from tvm_deconv.runtime import loader as _loading
 
 P = made.PLAIN
 

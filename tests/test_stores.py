@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from kernels import run_kernel
 from strategies import operands, problems
 from test_kernels import TOLERANCE, not_empty, targets
-
-import tvm_deconv as td
-from tvm_deconv.reference import reference
 from tvm_deconv.schedules import x86
 from tvm_deconv.schedules.x86 import ALGORITHMS, build_kernel, stores
+
+import tvm_deconv as td
+from tvm_deconv.problem.reference import reference
 from tvm_deconv.targets import TARGETS
 
 WIDE = td.Problem(1, 1, 3, 20, (40, 64), (2, 2), (2, 2), (1, 1), (0, 0), (80, 128))

@@ -5,7 +5,8 @@ import pytest
 from strategies import operands
 
 import tvm_deconv as td
-from tvm_deconv import _loading, telemetry
+from tvm_deconv.runtime import loader as _loading
+from tvm_deconv.runtime import telemetry
 
 metrics = pytest.importorskip("opentelemetry.sdk.metrics")
 export = pytest.importorskip("opentelemetry.sdk.metrics.export")

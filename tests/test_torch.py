@@ -179,7 +179,7 @@ class TestOnADevice:
     def call(self, monkeypatch):
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        from tvm_deconv import library
+        from tvm_deconv.runtime import library
 
         monkeypatch.setattr(library, "cuda_capability", lambda _: (9, 0))
         problem, attributes = LAYERS["2d"]
@@ -440,7 +440,7 @@ def test_an_exported_program_wants_its_artifacts(directory, tmp_path, monkeypatc
 
 def test_without_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    for name in [name for name in sys.modules if name.startswith(("tvm_deconv.torch", "tvm_deconv.scan.torch"))]:
+    for name in [name for name in sys.modules if name.startswith(("tvm_deconv.torch", "tvm_deconv.frontends.torch"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr(td, "torch", raising=False)
     with pytest.raises(ModuleNotFoundError, match="torch"):

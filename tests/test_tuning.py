@@ -17,12 +17,14 @@ from hypothesis import strategies as st
 from strategies import operands, problems
 
 import tvm_deconv as td
-from tvm_deconv import _meters, build, choices, cli, records, tuning
-from tvm_deconv._process import Worker
-from tvm_deconv.choices import Choice, adapt, apart, idle, named, nearest, plan_of, space
-from tvm_deconv.launcher import find_compiler
-from tvm_deconv.records import Log, Record, Schedule, best, read
+from tvm_deconv import cli, tuning
+from tvm_deconv.compiler import build, choices, records
+from tvm_deconv.compiler.choices import Choice, adapt, apart, idle, named, nearest, plan_of, space
+from tvm_deconv.compiler.launcher import find_compiler
+from tvm_deconv.compiler.process import Worker
+from tvm_deconv.compiler.records import Log, Record, Schedule, best, read
 from tvm_deconv.targets import TARGETS, detect_host
+from tvm_deconv.tuning import meters as _meters
 
 V3 = TARGETS["x86-64-v3"]
 SMALL = td.Problem(1, 1, 4, 6, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (9, 11))

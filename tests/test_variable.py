@@ -11,14 +11,14 @@ from kernels import call_kernel, compile_kernel, compiled_kernel
 from strategies import operands, problems
 from test_kernels import not_empty, targets
 from test_plans import WINOGRAD, tolerance
-
-import tvm_deconv as td
-from tvm_deconv import verify
-from tvm_deconv.choices import named
-from tvm_deconv.manifest import select
-from tvm_deconv.reference import reference
 from tvm_deconv.schedules.x86 import ALGORITHMS, build_kernel, build_variants
 from tvm_deconv.schedules.x86.variants import places
+
+import tvm_deconv as td
+from tvm_deconv.artifact.manifest import select
+from tvm_deconv.compiler.choices import named
+from tvm_deconv.problem.reference import reference
+from tvm_deconv.runtime import verify
 from tvm_deconv.targets import TARGETS, detect_host
 from tvm_deconv.tuning import tune
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import problems
 
-from tvm_deconv import verify
-from tvm_deconv.reference import reference
+from tvm_deconv.problem.reference import reference
+from tvm_deconv.runtime import verify
 
 
 @given(problems(dtypes=["float32", "int8"], max_macs=20_000), st.integers(1, 300))

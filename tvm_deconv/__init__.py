@@ -3,8 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tvm_deconv._loading import Loaded, get_num_threads, loaded, set_num_threads
-from tvm_deconv.dialects import from_onednn, from_onnx, from_openvino, from_torch
+from tvm_deconv.artifact.manifest import Accepted, Decision, Manifest, Rejected
 from tvm_deconv.errors import (
     ArtifactError,
     BuildError,
@@ -20,14 +19,15 @@ from tvm_deconv.errors import (
     TensorError,
     TensorTypeError,
 )
-from tvm_deconv.library import Layer, Library, load
-from tvm_deconv.manifest import Accepted, Decision, Manifest, Rejected
 from tvm_deconv.problem import Epilogue, Problem
-from tvm_deconv.reference import reference
+from tvm_deconv.problem.dialects import from_onednn, from_onnx, from_openvino, from_torch
+from tvm_deconv.problem.reference import reference
+from tvm_deconv.runtime.library import Layer, Library, load
+from tvm_deconv.runtime.loader import Loaded, get_num_threads, loaded, set_num_threads
 
 if TYPE_CHECKING:
     from tvm_deconv import torch as torch
-    from tvm_deconv.build import compile
+    from tvm_deconv.compiler.build import compile
 
 __all__ = [
     "Accepted",
@@ -68,7 +68,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # TVM and PyTorch take seconds to import and need not be there: they are imported when they are asked for.
     if name == "compile":
-        from tvm_deconv.build import compile as build
+        from tvm_deconv.compiler.build import compile as build
 
         return build
     if name == "torch":

@@ -8,9 +8,9 @@ from typing import Any
 
 import openvino
 
-from tvm_deconv.library import Layer, Library
-from tvm_deconv.scan import scan
-from tvm_deconv.scan.openvino_ir import OPERATORS
+from tvm_deconv.frontends import scan
+from tvm_deconv.frontends.openvino_ir import OPERATORS
+from tvm_deconv.runtime.library import Layer, Library
 
 
 def replace(model: Any, path: str | os.PathLike[str], library: Library) -> dict[str, Any]:

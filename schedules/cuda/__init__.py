@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
 
-from tvm_deconv.compute.phases import Geometry
-from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda import generic, narrow, product, tensor
 from tvm_deconv.schedules.cuda.emit import Kernel
 from tvm_deconv.schedules.cuda.lower import source
+
+from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.problem import Problem
 from tvm_deconv.targets import CudaTarget
 
 __all__ = ["ALGORITHMS", "Algorithm", "Kernel", "Plan", "algorithm_for", "build_kernel", "default_schedule", "source"]

@@ -12,9 +12,6 @@ from dataclasses import asdict, dataclass
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
-
-from tvm_deconv.compute.gather import Index, unravel
-from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda.emit import (
     MULTIPROCESSORS,
     THREADS,
@@ -26,6 +23,9 @@ from tvm_deconv.schedules.cuda.emit import (
     pack_filter,
     when,
 )
+
+from tvm_deconv.compute.gather import Index, unravel
+from tvm_deconv.problem import Problem
 
 _PRODUCT = 20.0  # what one costs, in multiply-adds
 

@@ -22,10 +22,6 @@ from dataclasses import asdict, dataclass
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
-
-from tvm_deconv.compute.gather import Index, Section, sections, unravel
-from tvm_deconv.compute.phases import Geometry
-from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda.blocks import finish_sums
 from tvm_deconv.schedules.cuda.emit import (
     MULTIPROCESSORS,
@@ -39,6 +35,10 @@ from tvm_deconv.schedules.cuda.emit import (
     pack_filter,
     when,
 )
+
+from tvm_deconv.compute.gather import Index, Section, sections, unravel
+from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.problem import Problem
 
 _MOST_SUMS = 64
 _MOST_PRODUCTS = 512

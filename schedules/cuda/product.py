@@ -15,11 +15,11 @@ from dataclasses import replace
 
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
+from tvm_deconv.schedules.cuda.emit import Kernel, local
+from tvm_deconv.schedules.cuda.tiles import Cells, Form, Plan, cheapest, matrix_kernel, searched
 
 from tvm_deconv.compute.gather import Index
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.cuda.emit import Kernel, local
-from tvm_deconv.schedules.cuda.tiles import Cells, Form, Plan, cheapest, matrix_kernel, searched
 
 #: Plans by falling width: a product takes the widest that its columns fill well.
 PLANS = (

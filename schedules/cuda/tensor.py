@@ -20,13 +20,13 @@ from dataclasses import replace
 
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
+from tvm_deconv.schedules.cuda.emit import Kernel, local
+from tvm_deconv.schedules.cuda.tiles import Cells, Form, Plan, cheapest, matrix_kernel, searched
+from tvm_deconv.schedules.cuda.warp import MMA_TERMS, ldmatrix, mma, tf32
 
 from tvm_deconv.compute.gather import Index, sections
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.cuda.emit import Kernel, local
-from tvm_deconv.schedules.cuda.tiles import Cells, Form, Plan, cheapest, matrix_kernel, searched
-from tvm_deconv.schedules.cuda.warp import MMA_TERMS, ldmatrix, mma, tf32
 
 PLANS = (
     Plan(128, 128, 32, 64, 32),

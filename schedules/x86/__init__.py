@@ -13,6 +13,12 @@ from functools import cache, partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from tvm.tirx import PrimFunc
+from tvm_deconv.schedules.x86 import at_once, matrix_tiles, tiles
+from tvm_deconv.schedules.x86.direct import schedule
+from tvm_deconv.schedules.x86.matrix import schedule_matrix
+from tvm_deconv.schedules.x86.stores import copied, outgrows_caches, streamed
+from tvm_deconv.schedules.x86.threads import finished
+from tvm_deconv.schedules.x86.variants import dispatch, one_after_the_other, places
 
 from tvm_deconv.compute.direct import CHANNELS, GROUPS, ROWS, Tile, define_direct, has_whole_vectors, tiles_of_channels
 from tvm_deconv.compute.extents import End
@@ -20,12 +26,6 @@ from tvm_deconv.compute.matrix import MatrixTile, contiguous_phases, define_matr
 from tvm_deconv.compute.packing import pack_filter, pack_matrix_filter
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.x86 import at_once, matrix_tiles, tiles
-from tvm_deconv.schedules.x86.direct import schedule
-from tvm_deconv.schedules.x86.matrix import schedule_matrix
-from tvm_deconv.schedules.x86.stores import copied, outgrows_caches, streamed
-from tvm_deconv.schedules.x86.threads import finished
-from tvm_deconv.schedules.x86.variants import dispatch, one_after_the_other, places
 from tvm_deconv.targets import Target
 
 Predicate: TypeAlias = Callable[[Problem, Target], bool]

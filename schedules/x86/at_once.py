@@ -28,14 +28,14 @@ from tvm import ir, tirx
 from tvm.ir import Expr
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx import Buffer, BufferLoad, BufferStore, Evaluate, For, ForKind, IfThenElse, PrimFunc, SeqStmt, Stmt
+from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, shuffle_network
+from tvm_deconv.schedules.x86.threads import first_block, with_body
+from tvm_deconv.schedules.x86.variants import within
 
 from tvm_deconv.compute.direct import Definition, Tile, block_extents
 from tvm_deconv.compute.epilogue import activate
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, shuffle_network
-from tvm_deconv.schedules.x86.threads import first_block, with_body
-from tvm_deconv.schedules.x86.variants import within
 
 _STORE = "tvm_deconv_store"
 _OVER = "tvm_deconv_over"

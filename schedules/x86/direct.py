@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
-
-from tvm_deconv.compute.direct import CHANNELS, GROUPS, LEAD, ROWS, Definition
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, interleave_intrinsic
 from tvm_deconv.schedules.x86.threads import Skips, tasks
 from tvm_deconv.schedules.x86.tiles import Plan
+
+from tvm_deconv.compute.direct import CHANNELS, GROUPS, LEAD, ROWS, Definition
 
 
 def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: str, whole_vectors: bool) -> Schedule:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 from tvm.s_tir import Schedule
-
-from tvm_deconv.compute.direct import LEAD
-from tvm_deconv.compute.matrix import MatrixDefinition
 from tvm_deconv.schedules.x86.interleave import transpose_intrinsic
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
 from tvm_deconv.schedules.x86.threads import Skips, tasks
+
+from tvm_deconv.compute.direct import LEAD
+from tvm_deconv.compute.matrix import MatrixDefinition
 
 
 def schedule_matrix(

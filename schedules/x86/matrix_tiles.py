@@ -16,6 +16,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from tvm_deconv.schedules.x86.tiles import (
+    ALONE,
+    ENUMERATIONS,
+    FEW_TASKS,
+    LATENCY_ACCUMULATORS,
+    SEVERAL,
+    decisions_of,
+    outputs_along,
+    parts_of,
+    steps,
+)
+
 from tvm_deconv.compute.direct import spans
 from tvm_deconv.compute.matrix import (
     MatrixTile,
@@ -29,17 +41,6 @@ from tvm_deconv.compute.matrix import (
 from tvm_deconv.compute.phases import Geometry, axis_rows
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.x86.tiles import (
-    ALONE,
-    ENUMERATIONS,
-    FEW_TASKS,
-    LATENCY_ACCUMULATORS,
-    SEVERAL,
-    decisions_of,
-    outputs_along,
-    parts_of,
-    steps,
-)
 from tvm_deconv.targets import Target
 
 #: Cycles per vector of work outside of the products: moving one through the caches, and what a stage does with it.

@@ -17,12 +17,13 @@ from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import TypeVar
 
+from tvm_deconv.schedules.x86 import at_once
+from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
+
 from tvm_deconv.compute.direct import GROUPS, ROWS, Tile, block_extents, products, spans, tiles_of_channels
 from tvm_deconv.compute.matrix import MatrixTile
 from tvm_deconv.compute.phases import AxisPhases, Geometry, axis_rows
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.x86 import at_once
-from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.targets import Target
 
 _AnyTile = TypeVar("_AnyTile")

@@ -11,13 +11,15 @@ import functools
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.errors import BuildError
-from tvm_deconv.launcher import find_compiler
+from tvm_deconv.problem import Problem
 from tvm_deconv.targets import Target
 
 # Twelve chains cover a latency of 4 to 5 cycles on two units, and fit in 16 registers with the two factors.
@@ -46,6 +48,25 @@ double run(long steps, double factor, double summand) {
 FMA_DTYPES = {"float32": "float", "float64": "double"}
 _STEPS = 2_000_000  # some milliseconds
 _TRIALS = 7
+
+
+@dataclass(frozen=True)
+class Floors:
+    """Rates that bound every program, all threads together; `fma` maps an accumulate dtype to multiply-adds a second.
+
+    Where a type is missing, `why` tells.
+    """
+
+    fma: Mapping[str, float]
+    copy: float
+    why: str = ""
+
+    def seconds(self, problem: Problem) -> dict[str, float]:
+        """Return the least time of the multiply-adds ("fma", where known) and of the bytes ("copy")."""
+        found = {"copy": problem.min_bytes / self.copy}
+        if problem.accumulate_dtype in self.fma:
+            found["fma"] = problem.macs / self.fma[problem.accumulate_dtype]
+        return found
 
 
 def build_fma(target: Target, dtype: str, directory: Path) -> Path:

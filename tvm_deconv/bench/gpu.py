@@ -20,12 +20,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tvm_deconv._process import Worker, WorkerError
-from tvm_deconv.dialects import from_openvino
+from tvm_deconv.artifact.manifest import Accepted
+from tvm_deconv.compiler.process import Worker, WorkerError
 from tvm_deconv.errors import BuildError
-from tvm_deconv.library import load
-from tvm_deconv.manifest import Accepted
 from tvm_deconv.problem import Epilogue, Problem
+from tvm_deconv.problem.dialects import from_openvino
+from tvm_deconv.runtime.library import load
 
 DEVICE = "cuda"
 #: Largest deviation as a part of the largest element.
@@ -356,7 +356,7 @@ def within(seconds: float) -> Iterator[None]:
 
 def build(problems: Sequence[Problem], directory: Path, target: str, jobs: int | None, seconds: float) -> Row:
     """Build `problems` for `target`, for so many seconds at most; returns what became of them."""
-    from tvm_deconv.build import compile
+    from tvm_deconv.compiler.build import compile
 
     found: Row = {"target": target, "seconds": 0.0, "built": 0, "of": len(problems), "failed": []}
     start = time.monotonic()

@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tvm_deconv import _loading
-from tvm_deconv.build import export
-from tvm_deconv.library import Layer, load
-from tvm_deconv.manifest import Manifest, library_name, stem
+from tvm_deconv.artifact.manifest import Manifest, library_name, stem
+from tvm_deconv.compiler.build import export
 from tvm_deconv.problem import Problem
+from tvm_deconv.runtime import loader as _loading
+from tvm_deconv.runtime.library import Layer, load
 from tvm_deconv.targets import native
 
 _SMALL = Problem(1, 1, 2, 2, (4,), (2,), (2,), (1,), (0,), (8,))

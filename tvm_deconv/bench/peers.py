@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tvm_deconv._loading import set_num_threads
-from tvm_deconv._process import Refusal
 from tvm_deconv.bench.floors import copy_bytes_per_second, fma_per_second
-from tvm_deconv.library import load
+from tvm_deconv.compiler.process import Refusal
 from tvm_deconv.problem import Array, Problem
-from tvm_deconv.verify import Deviation, Operands, deviation, only, operands
+from tvm_deconv.runtime.library import load
+from tvm_deconv.runtime.loader import set_num_threads
+from tvm_deconv.runtime.verify import Deviation, Operands, deviation, only, operands
 
 OURS = "tvm_deconv"
 

@@ -21,16 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from tvm_deconv._process import Worker, WorkerError
-from tvm_deconv.bench.floors import FMA_DTYPES, beyond_caches, build_fma
+from tvm_deconv.artifact.manifest import Accepted, Manifest
+from tvm_deconv.bench.floors import FMA_DTYPES, Floors, beyond_caches, build_fma
 from tvm_deconv.bench.peers import OURS, Contender, Task, Turn
+from tvm_deconv.compiler.process import Worker, WorkerError
 from tvm_deconv.errors import BuildError, NoArtifactError, ProblemError
-from tvm_deconv.library import Library
-from tvm_deconv.manifest import Accepted, Manifest
 from tvm_deconv.problem import Problem
-from tvm_deconv.reference import reference
+from tvm_deconv.problem.reference import reference
+from tvm_deconv.runtime.library import Library
+from tvm_deconv.runtime.verify import Deviation, decide, operands, parts
 from tvm_deconv.targets import Host, Target, detect_host, native
-from tvm_deconv.verify import Deviation, decide, operands, parts
 
 ROUNDS = 11
 TURN_SECONDS = 0.03
@@ -69,25 +69,6 @@ class Result:
     def spread(self) -> float:
         """Half the distance between the quartiles, as a part of the median."""
         return (self.quartiles[1] - self.quartiles[0]) / (2 * self.median)
-
-
-@dataclass(frozen=True)
-class Floors:
-    """Rates that bound every program, all threads together; `fma` maps an accumulate dtype to multiply-adds a second.
-
-    Where a type is missing, `why` tells.
-    """
-
-    fma: Mapping[str, float]
-    copy: float
-    why: str = ""
-
-    def seconds(self, problem: Problem) -> dict[str, float]:
-        """Return the least time of the multiply-adds ("fma", where known) and of the bytes ("copy")."""
-        found = {"copy": problem.min_bytes / self.copy}
-        if problem.accumulate_dtype in self.fma:
-            found["fma"] = problem.macs / self.fma[problem.accumulate_dtype]
-        return found
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from tvm_deconv.errors import NoArtifactError
-from tvm_deconv.library import Library
+from tvm_deconv.frontends.graph import FoundLayer
+from tvm_deconv.frontends.torch import ACTIVATIONS, BATCH_NORMS, OPERATORS, trace
 from tvm_deconv.problem import Epilogue, Problem, one_of
-from tvm_deconv.scan.layer import FoundLayer
-from tvm_deconv.scan.torch import ACTIVATIONS, BATCH_NORMS, OPERATORS, trace
+from tvm_deconv.runtime.library import Library
 from tvm_deconv.torch.operator import called, handle_of, held_layers, layer_of, parted
 
 

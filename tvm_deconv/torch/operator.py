@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from tvm_deconv.dialects import broadcast, from_torch
 from tvm_deconv.errors import NoArtifactError, TensorError
-from tvm_deconv.library import Layer, Library, _epilogue, load
+from tvm_deconv.frontends.graph import FoundLayer, absorb, batch_norm_step, cast
+from tvm_deconv.frontends.torch import array, channels_last, memory_format
 from tvm_deconv.problem import Epilogue, Problem, one_of
-from tvm_deconv.scan.layer import FoundLayer, absorb, batch_norm_step, cast
-from tvm_deconv.scan.torch import array, channels_last, memory_format
+from tvm_deconv.problem.dialects import broadcast, from_torch
+from tvm_deconv.runtime.library import Layer, Library, _epilogue, load
 
 _LOG = logging.getLogger("tvm_deconv")
 #: How many layers, of different shapes, a filter is kept packed for.

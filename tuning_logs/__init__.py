@@ -1,0 +1,1 @@
+"""The tuning logs that are installed with the package."""

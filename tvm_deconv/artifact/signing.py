@@ -1,0 +1,100 @@
+"""Signatures of directories: Ed25519 over artifacts and weights, kept beside them. Needs the package cryptography.
+
+Keys are PEM files::
+
+    openssl genpkey -algorithm ed25519 -out private.pem
+    openssl pkey -in private.pem -pubout -out public.pem
+
+What is signed is `Library.digest`, so every manifest that reads and, through it, every library that can be loaded; and
+the SHA-256 of each file of weights (``*.safetensors``), of which there may be no others. Other files are not signed.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvm_deconv.artifact import files as _files
+from tvm_deconv.errors import ArtifactError, IntegrityError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+FILE = "signature.json"
+FORMAT = 1
+_MAX_BYTES = 1 << 20
+_KINDS = ("public key", "private key")
+
+
+def _statement(digest: str, weights: Mapping[str, str]) -> bytes:
+    # The words keep a signature from being one of something else made with the same key.
+    return f"tvm_deconv artifacts {digest} weights {json.dumps(weights, sort_keys=True)}".encode()
+
+
+def _weights(root: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file of weights in `root`, by name."""
+    return {path.name: _files.sha256(path, IntegrityError) for path in sorted(root.glob("*.safetensors"))}
+
+
+def sign(root: Path, digest: str, private_key: Path) -> Path:
+    """Write the signature of the directory `root`, whose digest this is, and return its path. Raises ArtifactError."""
+    key: Ed25519PrivateKey = _key(private_key, private=True)
+    weights = _weights(root)
+    signature = key.sign(_statement(digest, weights)).hex()
+    content = {"format": FORMAT, "digest": digest, "weights": weights, "signature": signature}
+    path = root / FILE
+    with tempfile.TemporaryDirectory(dir=root, prefix=".signing-") as scratch:
+        made = Path(scratch) / FILE
+        made.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        made.replace(path)
+    return path
+
+
+def check(root: Path, digest: str, public_key: Path) -> None:
+    """Raise IntegrityError unless the directory `root` with this digest was signed by the owner of the key."""
+    key: Ed25519PublicKey = _key(public_key, private=False)
+    from cryptography.exceptions import InvalidSignature
+
+    path = root / FILE
+    data, _ = _files.read(path, _MAX_BYTES, IntegrityError, IntegrityError)
+    try:
+        found = json.loads(data)
+        version, signed, signature = found["format"], found["digest"], bytes.fromhex(found["signature"])
+        weights = dict(found["weights"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise IntegrityError(path, f"must be a signature that tvm-deconv sign wrote: {error}") from None
+    if version != FORMAT:
+        raise IntegrityError(path, f"must be {FORMAT}: another version wrote it", "format", version)
+    if signed != digest:
+        raise IntegrityError(path, f"must be {digest}: artifacts were added, changed or removed", "digest", signed)
+    present = _weights(root)
+    for name in sorted({*present, *weights}):
+        if present.get(name) != weights.get(name):
+            rule = f"must be {weights.get(name)}: weights were added, changed or removed"
+            raise IntegrityError(root / name, rule, "sha256", present.get(name))
+    try:
+        key.verify(signature, _statement(digest, weights))
+    except InvalidSignature:
+        raise IntegrityError(path, f"must be made with the key that belongs to {public_key}", "signature") from None
+
+
+def _key(path: Path, *, private: bool) -> Any:
+    """Read a key of Ed25519 from a PEM file."""
+    try:
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+    except ImportError:
+        raise ArtifactError(path, "needs the package cryptography: pip install 'tvm_deconv[sign]'") from None
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES)
+        key = load_pem_private_key(data, None) if private else load_pem_public_key(data)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: the key is encrypted
+        raise ArtifactError(path, f"must be the PEM file of a {_KINDS[private]}: {error}") from None
+    if not isinstance(key, Ed25519PrivateKey if private else Ed25519PublicKey):
+        raise ArtifactError(path, f"must be a {_KINDS[private]} of Ed25519")
+    return key

@@ -1,0 +1,114 @@
+"""Compiling CUDA source to a shared library: where nvcc is, how it is called, and what ptxas says of each kernel."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import tvm_ffi
+
+from tvm_deconv.compiler.launcher import find_compiler
+from tvm_deconv.errors import BuildError, CompilerNotFound
+from tvm_deconv.targets import CudaTarget
+
+#: Where NVIDIA's packages for Python put it, below site-packages: CUDA 13, CUDA 12.
+_IN_PACKAGES = ("nvidia/cu*/bin/nvcc", "nvidia/cuda_nvcc/bin/nvcc")
+
+#: IEEE arithmetic, the CUDA runtime inside, and a report of resources.
+FLAGS = (
+    *("-shared", "-O3", "-std=c++17", "-w", "-Xcompiler", "-fPIC,-fvisibility=hidden"),
+    *("-cudart", "static", "-Xptxas", "-v"),
+)
+
+_KERNEL = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one kernel takes on one architecture: registers of a thread; bytes of shared memory, stack and spills."""
+
+    kernel: str
+    architecture: str
+    registers: int
+    shared_bytes: int
+    stack_bytes: int
+    spill_bytes: int
+
+    def blocks(self, threads: int) -> int:
+        """Return how many blocks of `threads` threads one multiprocessor of data centres' devices holds at a time.
+
+        It has 65536 registers, given to a warp in units of 256, 2048 threads, and 164 KiB of shared memory for
+        blocks, 1 KiB of which each block loses.
+        """
+        warps = -(-threads // 32)
+        by_registers = 65536 // (-(-self.registers * 32 // 256) * 256) // warps
+        return min(by_registers, 2048 // threads, (164 << 10) // (self.shared_bytes + 1024), 32)
+
+
+@functools.cache
+def find_nvcc() -> str:
+    """Return the path of nvcc: that of ``NVCC``, on PATH, else of the Python packages; CompilerNotFound."""
+    wanted = os.environ.get("NVCC", "nvcc")
+    found = shutil.which(wanted)
+    if found:
+        return found
+    for folder in dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib")):
+        for pattern in _IN_PACKAGES:
+            for path in sorted(Path(folder).glob(pattern), reverse=True):
+                return str(path)
+    raise CompilerNotFound("nvcc", wanted, "was not found on PATH; install it: pip install 'tvm_deconv[cuda]'")
+
+
+@functools.cache
+def version(nvcc: str) -> str:
+    """Return the release that `nvcc` says it is."""
+    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"release [\d.]+, V([\d.]+)", said)
+    return found[1] if found else said.strip()
+
+
+def compile_library(source: str, path: Path, target: CudaTarget, nvcc: str | None = None) -> list[Resources]:
+    """Compile the CUDA C++ translation unit `source` to the shared library `path`, for all devices of `target`.
+
+    It needs no library but libtvm_ffi and those of C and C++, since the CUDA runtime is linked into it. Arithmetic is
+    that of IEEE 754: no fast-math. Returns what each kernel takes. Raises BuildError, CompilerNotFound.
+    """
+    nvcc = nvcc or find_nvcc()
+    text = path.with_suffix(".cu")
+    text.write_text(source, encoding="utf-8")
+    ffi = Path(tvm_ffi.__file__).parent
+    root = Path(nvcc).resolve().parent.parent
+    command = [nvcc, *FLAGS, "-ccbin", find_compiler(), f"-L{root / 'lib'}"]
+    for major, minor in target.code:
+        command += ["-gencode", f"arch=compute_{major}{minor},code=sm_{major}{minor}"]
+    for major, minor in target.ptx:
+        command += ["-gencode", f"arch=compute_{major}{minor},code=compute_{major}{minor}"]
+    command += [f"-I{ffi / 'include'}", str(text), "-o", str(path), f"-L{ffi / 'lib'}", "-ltvm_ffi"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    text.unlink()
+    if done.returncode:
+        raise BuildError("nvcc", nvcc, f"failed for {target.name}: {done.stderr.strip()[-2000:]}")
+    return parse_resources(done.stderr)
+
+
+def parse_resources(said: str) -> list[Resources]:
+    """Parse what ``ptxas -v`` printed."""
+    found = []
+    kernel, stack = ("", ""), (0, 0, 0)
+    for line in said.splitlines():
+        if match := _KERNEL.search(line):
+            kernel = match[1], match[2]
+        elif match := _STACK.search(line):
+            stack = int(match[1]), int(match[2]), int(match[3])
+        elif match := _USED.search(line):
+            registers, shared = int(match[1]), int(match[2] or 0)
+            found.append(Resources(*kernel, registers, shared, stack[0], stack[1] + stack[2]))
+    return found

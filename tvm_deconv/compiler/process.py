@@ -1,0 +1,192 @@
+"""A process with an object in it, whose methods are called from here: what may crash or hang does so there."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any
+
+from tvm_deconv.runtime.loader import without_torch
+
+_PR_SET_PDEATHSIG = 1
+_PATIENCE_SECONDS = 600.0
+_END_SECONDS = 5.0  # for a process that has closed its connection to end
+
+
+class WorkerError(RuntimeError):
+    """What a worker could not do. `died` tells that its process is gone."""
+
+    def __init__(self, reason: str, *, died: bool = False) -> None:
+        super().__init__(reason)
+        self.died = died
+
+
+class Refusal(Exception):
+    """Raised by a method of a worker's object to say just this."""
+
+
+class Worker:
+    """A process with an object `kind(*arguments)`; started when first asked, again where it died.
+
+    It runs on `cpus`, where given, with `environment` added to this one's, and is stopped while it waits where
+    `paused`: threads that spin while they wait for work would take the CPU from others. It ends with the thread that
+    started it.
+    """
+
+    def __init__(
+        self,
+        kind: type,
+        *arguments: object,
+        cpus: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+        paused: bool = False,
+    ) -> None:
+        self._kind = kind
+        self._arguments = arguments
+        self._cpus = list(cpus)
+        self._environment = os.environ | dict(environment or {})
+        self._paused = paused
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._asking = threading.RLock()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (close() closes it)
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a process now."""
+        return self._process is not None
+
+    def close(self, grace: float = 0.0) -> None:
+        """End the process for good, after `grace` seconds in which it may end by itself."""
+        if grace:
+            with self._asking:
+                if self._process is not None and self._connection is not None:
+                    self._connection.close()
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self._process.wait(grace)
+        self.stop()
+        self._said.close()
+
+    def stop(self) -> None:
+        """End the process and what it has started; who waits for its answer, in another thread, has a WorkerError."""
+        self._kill()
+        with self._asking:
+            self._kill()
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+            if self._process is not None:
+                self._process.wait()
+                self._process = None
+
+    def _kill(self) -> None:
+        process = self._process
+        if process is not None and process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def ask(self, method: str, *arguments: object, timeout: float | None = _PATIENCE_SECONDS) -> Any:
+        """Call a method of the object there.
+
+        WorkerError: it raised, died, or had not answered after `timeout` seconds; None waits for ever.
+        """
+        with self._asking:
+            process, connection = self._started()
+            try:
+                connection.send((method, arguments))
+                if self._paused:
+                    process.send_signal(signal.SIGCONT)
+                answered = connection.poll(timeout)
+                succeeded, answer = connection.recv() if answered else (False, None)
+            # A process that has overwritten its own memory may answer anything.
+            except Exception:
+                raise WorkerError(self._ended(process), died=True) from None
+            except BaseException:  # an interrupt: the answer will come, but nobody wants it
+                self.stop()
+                raise
+            if not answered:
+                self.stop()
+                raise WorkerError(f"did not end within {timeout:g} s", died=True)
+            if self._paused:
+                process.send_signal(signal.SIGSTOP)
+        if not succeeded:
+            raise WorkerError(str(answer))
+        return answer
+
+    def _ended(self, process: subprocess.Popen[bytes]) -> str:
+        """Say how the process ended, and the last that it said."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_SECONDS)
+        code = process.poll()
+        self.stop()
+        how = "without a readable answer" if code is None else f"with exit code {code}"
+        if code is not None and code < 0:
+            how = f"with signal {signal.Signals(-code).name}"
+        self._said.seek(0)
+        last = self._said.read().decode(errors="replace").strip().rpartition("\n")[2]
+        return f"its process ended {how}{f': {last}' if last else ''}"
+
+    def _started(self) -> tuple[subprocess.Popen[bytes], Connection]:
+        """Return the process and what it is asked through, which are new where there was none."""
+        if self._process is None or self._connection is None:
+            self._connection, theirs = Pipe()
+            self._said.seek(0)
+            self._said.truncate()
+            kind = (self._kind.__module__, self._kind.__name__)
+            code = f"from tvm_deconv.compiler.process import serve; serve({theirs.fileno()}, *{kind}, {self._cpus})"
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", code],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._said,
+                    stderr=self._said,
+                    pass_fds=[theirs.fileno()],
+                    env=self._environment,
+                    start_new_session=True,  # an interrupt from the keyboard is for whoever asks, who ends its workers
+                )
+            with contextlib.suppress(OSError):  # it ended at once, as who asks will see
+                self._connection.send(self._arguments)
+        return self._process, self._connection
+
+
+def serve(descriptor: int, module: str, kind: str, cpus: list[int]) -> None:
+    """Answer calls on a connection until it is closed; what a worker's process does."""
+    # A worker that waits may be stopped, and would stay so for ever if its parent were killed.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    os.set_inheritable(descriptor, False)
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+    connection = Connection(descriptor)
+    with without_torch():  # which TVM imports where it is, for seconds, and no worker needs to start
+        made = getattr(importlib.import_module(module), kind)(*connection.recv())
+    while True:
+        try:
+            method, arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            answer = True, getattr(made, method)(*arguments)
+        except Exception as error:  # of any class: packages raise what they like, and that is a result here
+            text = str(error).strip() or repr(error)
+            answer = False, text if isinstance(error, Refusal) else f"{type(error).__name__}: {text}"
+        connection.send(answer)

@@ -1,0 +1,296 @@
+"""Tuning logs: what was measured, one line of text per trial.
+
+A log is a directory: ``<target>/<problem>.jsonl``, where <problem> is the beginning of the digest of an `artifact_key`,
+as in the names of artifacts. Each line is one `Record`, JSON with sorted keys. While a search runs, lines are appended;
+`Log.tidy` sorts them and drops what a newer measurement replaces. Two logs merge as the union of their lines.
+
+A line that does not read loses only itself, and is reported in `Records.complaints` by file and line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.resources
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from filelock import FileLock
+
+from tvm_deconv.artifact.manifest import stem
+from tvm_deconv.errors import ProblemError
+from tvm_deconv.problem import Problem
+
+SUFFIX = ".jsonl"
+
+
+class Conditions(NamedTuple):
+    """What times must have in common to be compared: the CPU, the number of threads, and the text of the kernels."""
+
+    host: str
+    threads: int
+    sources: str
+
+
+class Schedule(NamedTuple):
+    """An algorithm and its decisions, sorted by name: what makes a kernel of a problem."""
+
+    algorithm: str
+    decisions: tuple[tuple[str, int], ...]
+
+    @staticmethod
+    def of(algorithm: str, decisions: Mapping[str, int]) -> Schedule:
+        """Return the schedule with these decisions in any order."""
+        return Schedule(algorithm, tuple(sorted(decisions.items())))
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One trial.
+
+    `seconds` is the median of `runs` calls and `spread` half the distance of their quartiles, as a part of the median;
+    where the trial has no time, `seconds` is None and `error` says why. `seed` is of the arrays and of the search,
+    `when` is UTC in ISO form, `sources` the digest of the kernels' text and `commit` its commit or version.
+    """
+
+    problem: str
+    target: str
+    algorithm: str
+    decisions: dict[str, int]
+    seconds: float | None
+    spread: float
+    runs: int
+    error: str
+    threads: int
+    host: str
+    sources: str
+    commit: str
+    seed: int
+    versions: dict[str, str]
+    when: str
+
+    @property
+    def schedule(self) -> Schedule:
+        """The algorithm and decisions that were tried."""
+        return Schedule.of(self.algorithm, self.decisions)
+
+    @property
+    def conditions(self) -> Conditions:
+        """Under which conditions."""
+        return Conditions(self.host, self.threads, self.sources)
+
+    @property
+    def line(self) -> str:
+        """The record as a log has it, without the line's end."""
+        return _ENCODER.encode(self).decode()
+
+    @staticmethod
+    def parse(line: bytes | str) -> Record:
+        """Read a line; ValueError says what is wrong with it."""
+        record = _DECODER.decode(line)
+        if Problem.from_key(record.problem).artifact_key != record.problem:
+            raise ProblemError("problem", record.problem, "must be an artifact key")
+        if record.seconds is not None and not record.seconds > 0:
+            raise ProblemError("seconds", record.seconds, "must be positive")
+        return record
+
+
+_ENCODER = msgspec.json.Encoder(order="sorted")
+_DECODER = msgspec.json.Decoder(Record)
+
+
+def _order(record: Record) -> tuple[object, ...]:
+    return record.problem, record.target, record.conditions, record.schedule
+
+
+def _name(problem: str, target: str) -> str:
+    return stem(problem, target).removesuffix(f"-{target}") + SUFFIX
+
+
+def newest(records: Iterable[Record]) -> list[Record]:
+    """Sort `records`; of those that tried the same under the same conditions, the newest stays."""
+    found: dict[tuple[object, ...], Record] = {}
+    for record in records:
+        other = found.setdefault(_order(record), record)
+        if (record.when, record.line) > (other.when, other.line):
+            found[_order(record)] = record
+    return sorted(found.values(), key=_order)
+
+
+@dataclass
+class Records:
+    """The records of some logs for one target, by problem, and what could not be read of them."""
+
+    target: str
+    by_problem: dict[str, list[Record]] = field(default_factory=dict)
+    complaints: list[str] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Record]:
+        return (record for found in self.by_problem.values() for record in found)
+
+    def complaints_of(self, problem: str) -> list[str]:
+        """Return the complaints on the files of the problem with this key."""
+        return [complaint for complaint in self.complaints if f"{_name(problem, self.target)}:" in complaint]
+
+    def add(self, record: Record) -> None:
+        """Take up one more record."""
+        self.by_problem.setdefault(record.problem, []).append(record)
+
+    def comparable(self, problem: str) -> list[Record]:
+        """Return the timed records of the problem with this key, of the newest conditions alone, the fastest first.
+
+        Times of another CPU, another number of threads or another version of the kernels say nothing about these. A
+        search tries first what was best under other conditions, so that the newest are not the poorer for it.
+        """
+        timed = [record for record in self.by_problem.get(problem, ()) if record.seconds is not None]
+        if not timed:
+            return []
+        conditions = max(timed, key=lambda record: (record.when, record.conditions)).conditions
+        return sorted(
+            (record for record in newest(timed) if record.conditions == conditions),
+            key=lambda record: (record.seconds or 0.0, record.schedule),
+        )
+
+
+def best(problem: Problem | str, records: Records) -> Record | None:
+    """Return the fastest record of exactly this problem, None where there is none."""
+    comparable = records.comparable(problem if isinstance(problem, str) else problem.artifact_key)
+    return comparable[0] if comparable else None
+
+
+def shipped() -> Path:
+    """Return the log that is installed with the package."""
+    return Path(str(importlib.resources.files("tvm_deconv.tuning_logs")))
+
+
+def read(target: str, *logs: Path | str) -> Records:
+    """Read what the directories `logs` hold for a target; those that do not exist hold nothing."""
+    records = Records(target)
+    for log in logs:
+        folder = Path(log) / target
+        if not folder.is_dir():
+            continue
+        for file in sorted(folder.glob(f"*{SUFFIX}")):
+            for record in _lines(file, target, records.complaints):
+                records.add(record)
+    return records
+
+
+def _lines(file: Path, target: str, complaints: list[str]) -> Iterator[Record]:
+    for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            record = Record.parse(line)
+            if record.target != target:
+                raise ProblemError("target", record.target, f"must be {target}, which the folder says")
+        except ValueError as error:
+            complaints.append(f"{file}:{number}: skipped, does not read: {error}")
+        else:
+            yield record
+
+
+class Log:
+    """A directory of records that can be written."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root)
+
+    def file(self, problem: str, target: str) -> Path:
+        """Return the file of the problem with this `artifact_key`."""
+        return self.root / target / _name(problem, target)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        self.root.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.root / ".lock"):
+            yield
+
+    def append(self, record: Record) -> None:
+        """Write one record, at once; after a line that was left half-written it begins its own."""
+        path = self.file(record.problem, record.target)
+        with self._locked():
+            path.parent.mkdir(exist_ok=True)
+            with path.open("a+b") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(size - 1, 0))
+                torn = size > 0 and file.read(1) != b"\n"
+                file.write(b"\n" * torn + record.line.encode() + b"\n")
+
+    def merge(self, records: Iterable[Record]) -> None:
+        """Add `records` to what is there, and `tidy` the files they belong to."""
+        files: dict[Path, list[Record]] = {}
+        for record in records:
+            files.setdefault(self.file(record.problem, record.target), []).append(record)
+        with self._locked():
+            for path, added in files.items():
+                old = list(_lines(path, added[0].target, [])) if path.exists() else []
+                _write(path, [*old, *added])
+
+    def tidy(self, problem: str, target: str) -> None:
+        """Sort the records of a problem, without half-written lines and records that newer ones replace."""
+        path = self.file(problem, target)
+        with self._locked():
+            if path.exists():
+                _write(path, _lines(path, target, []))
+
+    def prune(self, target: str, keep: int) -> tuple[int, int]:
+        """Keep, of each problem and algorithm, the `keep` fastest records of the newest conditions.
+
+        Return how many records there were and how many there are.
+        """
+        with self._locked():
+            records = read(target, self.root)
+            before = after = 0
+            for problem, found in records.by_problem.items():
+                kept: dict[str, list[Record]] = {}
+                for record in records.comparable(problem):
+                    of_algorithm = kept.setdefault(record.algorithm, [])
+                    if len(of_algorithm) < keep:
+                        of_algorithm.append(record)
+                left = [record for part in kept.values() for record in part]
+                before, after = before + len(found), after + len(left)
+                _write(self.file(problem, target), left)
+        return before, after
+
+    def targets(self) -> list[str]:
+        """Return the names of the targets that there are records for."""
+        return sorted(path.name for path in self.root.iterdir() if path.is_dir()) if self.root.is_dir() else []
+
+
+def _foreign(line: str) -> bool:
+    """Whether a line is whole, but no record of this version: it may be one of a newer version."""
+    try:
+        msgspec.json.decode(line)
+    except (ValueError, RecursionError):  # the latter is of brackets within brackets: no version wrote them
+        return False
+    try:
+        Record.parse(line)
+    except ValueError:
+        return True
+    return False
+
+
+def _write(path: Path, records: Iterable[Record]) -> None:
+    """Replace the records in a file; what other versions wrote stays. A file without a line is removed."""
+    old = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    lines = [record.line for record in newest(records)]
+    lines += sorted({line for line in old.split("\n") if _foreign(line)})
+    text = "".join(line + "\n" for line in lines)
+    if not text:
+        path.unlink(missing_ok=True)
+    if text == old or not text:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

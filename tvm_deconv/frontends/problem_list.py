@@ -1,0 +1,114 @@
+"""Lists of problems: JSON files, one object per problem.
+
+`data` is the shape of the data in `data_format` (NCX: ``[N, C, *X]``, the default; NXC: ``[N, *X, C]``) and `filter` is
+``[G, Cin/G, Cout/G, *K]``, with G = 1 for the operator without groups. The batch may be "any", and with one or two
+spatial axes their extents, or lists of buckets. The attributes mean what they mean to OpenVINO.
+`epilogue` is what an Epilogue prints, or an object with its fields; ``"bias": true`` adds the bias to it, whatever else
+it holds. ``"precision": "tf32"`` permits TF32. `out_spatial`, where given, must be the extents that follow. Other
+fields are carried through.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+from tvm_deconv.errors import ProblemError, SourceError
+from tvm_deconv.frontends.files import read_bytes
+from tvm_deconv.frontends.graph import FoundLayer, missing_package
+from tvm_deconv.problem import Epilogue, Problem
+from tvm_deconv.problem.dialects import from_openvino
+
+try:
+    import msgspec
+except ImportError:
+    raise missing_package("a list of problems", "msgspec", "'tvm_deconv[compile]'") from None
+
+
+class _Entry(msgspec.Struct, kw_only=True):
+    data: list[int | str | list[int]]
+    filter: list[int]
+    strides: list[int]
+    pads_begin: list[int] | None = None
+    pads_end: list[int] | None = None
+    dilations: list[int] | None = None
+    output_padding: list[int] | None = None
+    name: str | None = None
+    auto_pad: str | None = None
+    output_shape: list[int] | None = None
+    data_format: str = "NCX"
+    dtype: str = "float32"
+    precision: str = "ieee"
+    epilogue: str | dict[str, Any] = "none"
+    bias: bool = False
+    out_spatial: list[int] | None = None
+
+
+def scan_list(path: Path) -> list[FoundLayer]:
+    """The problems of the list at `path`; raises SourceError at the first that is none."""
+    content = read_bytes(path)
+    try:
+        entries = msgspec.json.decode(content, type=list[dict[str, Any]])
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise SourceError("source", path, f"must be a JSON list of problems: {error}") from None
+    return [_found(index, entry, path) for index, entry in enumerate(entries)]
+
+
+def _found(index: int, fields: dict[str, Any], path: Path) -> FoundLayer:
+    name = fields.get("name")
+    where = f"in problem {index}{f' ({name})' if name else ''} of {path}"
+    try:
+        entry = msgspec.convert(fields, _Entry)
+        problem = _problem(entry)
+    except msgspec.ValidationError as error:
+        place = re.search(r"missing required field `(\w+)`|at `\$\.(\w+)", str(error))
+        attribute = place[place.lastindex or 0] if place else "problem"
+        raise SourceError(attribute, fields.get(attribute), f"{error} {where}") from None
+    except ProblemError as error:
+        attribute = {"data_shape": "data", "filter_shape": "filter"}.get(error.attribute, error.attribute)
+        raise SourceError(attribute, error.value, f"{error.rule} {where}") from None
+    grouped = "Group" if problem.groups > 1 else ""
+    return FoundLayer(
+        name=entry.name or f"problem_{index}",
+        operator=f"{grouped}ConvolutionBackpropData",
+        problem=problem,
+        extra={key: value for key, value in fields.items() if key not in _Entry.__struct_fields__},
+    )
+
+
+def _problem(entry: _Entry) -> Problem:
+    if len(entry.filter) != len(entry.data) + 1:
+        rule = f"must be [G, Cin/G, Cout/G, *K]: {len(entry.data) + 1} extents for data of rank {len(entry.data)}"
+        raise ProblemError("filter", entry.filter, rule)
+    problem = from_openvino(
+        entry.data,
+        entry.filter,
+        strides=entry.strides,
+        pads_begin=entry.pads_begin,
+        pads_end=entry.pads_end,
+        dilations=entry.dilations,
+        auto_pad=entry.auto_pad,
+        output_padding=entry.output_padding,
+        output_shape=entry.output_shape,
+        dtype=entry.dtype,
+        precision=entry.precision,
+        epilogue=_epilogue(entry),
+        data_format=entry.data_format,  # type: ignore[arg-type]
+    )
+    if entry.out_spatial is not None and tuple(entry.out_spatial) != problem.output_spatial:
+        rule = f"must be the extents that the attributes give, {list(problem.output_spatial)}"
+        raise ProblemError("out_spatial", entry.out_spatial, rule)
+    return problem
+
+
+def _epilogue(entry: _Entry) -> Epilogue:
+    if isinstance(entry.epilogue, str):
+        epilogue = Epilogue.parse(entry.epilogue)
+    else:
+        known = [field.name for field in dataclasses.fields(Epilogue)]
+        if not set(entry.epilogue) <= set(known):
+            raise ProblemError("epilogue", entry.epilogue, f"may hold the fields {', '.join(known)} only")
+        epilogue = Epilogue(**entry.epilogue)
+    return dataclasses.replace(epilogue, bias=epilogue.bias or entry.bias)

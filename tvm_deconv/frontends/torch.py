@@ -1,0 +1,275 @@
+"""PyTorch modules: transposed convolutions and what follows them, seen by running the module once on example inputs.
+
+The run is recorded operator by operator, below autograd and autocast, so that a layer is found however it is called: a
+module, a function, inside a parametrization. Shapes, dtypes, memory formats and constants are those of the run. A
+tensor that a hook or a closure keeps for later counts as used by nobody else; outputs and attributes of modules are
+seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tvm_deconv.errors import ProblemError, SourceError
+from tvm_deconv.frontends import graph as found
+from tvm_deconv.frontends.graph import FoundLayer, Graph, Node, absorb, cast, missing_package, numpy_dtype, uncovered
+from tvm_deconv.problem import Array, Epilogue
+from tvm_deconv.problem.dialects import from_torch
+
+try:
+    import torch
+    from torch import nn
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+    from torch.utils.weak import WeakTensorKeyDictionary
+except ImportError:
+    raise missing_package("a module", "torch", "torch") from None
+
+OPERATORS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+ACTIVATIONS = (
+    nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.Sigmoid, nn.Tanh, nn.GELU, nn.SiLU, nn.ReLU6, nn.Hardtanh,
+)  # fmt: skip
+#: Modules that are one node each, which has the module's name.
+_LEAVES = (*OPERATORS, *BATCH_NORMS, *ACTIVATIONS)
+
+#: operator -> its name in an epilogue, and the numbers among its arguments with their defaults, from the second on
+_FOLLOWERS: Mapping[str, tuple[str, Mapping[str, float]]] = {
+    "add": (found.ADD, {}),
+    "sub": (found.SUBTRACT, {}),
+    "mul": (found.MULTIPLY, {}),
+    "_prelu_kernel": (found.PRELU, {}),
+    "silu": (found.SWISH, {}),
+    "relu": ("relu", {}),
+    "leaky_relu": ("leaky_relu", {"alpha": 0.01}),
+    "sigmoid": ("sigmoid", {}),
+    "tanh": ("tanh", {}),
+    "gelu": ("gelu", {}),
+    "hardtanh": ("clip", {"minimum": -1.0, "maximum": 1.0}),
+    "clamp": ("clip", {"minimum": -np.inf, "maximum": np.inf}),
+}
+#: The forms of batch normalisation: each begins with data, gamma, beta, mean, variance and ends with epsilon.
+_BATCH_NORM = ("native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit_no_training")
+#: Keyword arguments that change nothing.
+_HARMLESS: Mapping[str, object] = {"alpha": 1, "approximate": "none"}
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The layers of a run, in its order, and by name how many nodes ran that an epilogue could hold."""
+
+    layers: list[FoundLayer]
+    runs: Counter[str]
+
+
+def scan_module(module: object, inputs: Sequence[object]) -> list[FoundLayer]:
+    """The transposed convolutions that ``module(*inputs)`` runs, in the order of the calls.
+
+    The module must be in evaluation mode; it is run once, without gradients, and left as it was.
+    """
+    return trace(module, inputs).layers
+
+
+def trace(module: object, inputs: Sequence[object]) -> Trace:
+    """Run ``module(*inputs)`` and return what `scan_module` does and more; SourceError as there."""
+    if not isinstance(module, nn.Module):
+        raise SourceError("source", type(module).__name__, "must be a path or an nn.Module")
+    if any(part.training for part in module.modules()):
+        raise SourceError("training", True, "must be False all over the module: call module.eval() first")
+    names = {part: name or type(part).__name__ for name, part in module.named_modules()}
+    recorder = _Recorder([*module.parameters(), *module.buffers()], (names.pop(module), module))
+    with torch.no_grad(), recorder, _watched(names, recorder.stack):
+        outputs = module(*inputs)
+    # What the program gets, also inside an object, and what the modules keep.
+    objects = [vars(leaf) for leaf in tree_leaves(outputs) if hasattr(leaf, "__dict__")]
+    return recorder.found([outputs, objects, [vars(part) for part in module.modules()]])
+
+
+@contextlib.contextmanager
+def _watched(names: Mapping[nn.Module, str], stack: list[tuple[str, nn.Module]]) -> Iterator[None]:
+    """Keep in `stack` the modules that are running inside the whole, the innermost last."""
+    with contextlib.ExitStack() as hooks:
+        for part in names:
+            if not isinstance(part, torch.jit.ScriptModule):  # those take no hooks
+                before = part.register_forward_pre_hook(lambda part, _: stack.append((names[part], part)))
+                after = part.register_forward_hook(lambda *_: stack.__delitem__(-1), always_call=True)
+                hooks.callback(before.remove)
+                hooks.callback(after.remove)
+        yield
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[misc]
+    """Makes a `Node` of each operator that runs; the tensors of nodes are a number and a version.
+
+    A constant is a parameter, a buffer, or what a deterministic operator makes of constants alone.
+    """
+
+    def __init__(self, constants: Sequence[torch.Tensor], whole: tuple[str, nn.Module]) -> None:
+        super().__init__()
+        self.stack = [whole]
+        self._nodes: list[Node] = []
+        self._layers: list[tuple[Hashable, FoundLayer]] = []
+        self._values: dict[Hashable, Array] = {}
+        self._count = itertools.count()
+        self._numbers = WeakTensorKeyDictionary()
+        self._constant = WeakTensorKeyDictionary(dict.fromkeys(constants, True))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run `func` and record it."""
+        del types
+        kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled():  # where operators made of others come whole
+            with self:
+                output = func.decompose(*args, **kwargs)
+            if output is not NotImplemented:
+                return output
+        called = func._schema.name.removeprefix("aten::").rstrip("_")
+        tensors = _tensors((args, kwargs))
+        op, numbers = _follower(called, args, kwargs)
+        operands = self._normal(*args[:5]) if op == found.BATCH_NORM else tensors
+        # Of other operators too the constants would only be in the way: weights of any size.
+        inputs = tuple(map(self._operand if op else self._key, operands))
+        layer = None
+        if called == "convolution" and args[6]:
+            called = f"conv_transpose{args[0].dim() - 2}d"
+            layer = self._layer(called, *args)
+        output = func(*args, **kwargs)
+        made = _tensors(output)
+        fixed = bool(tensors) and all(map(self._is_constant, tensors))
+        self._constant.update(dict.fromkeys(made, fixed and torch.Tag.nondeterministic_seeded not in func.tags))
+        if op and made[0].dtype != tensors[0].dtype:
+            op = ""  # a constant of another type has changed the type
+        key = self._key(made[0]) if made else None
+        self._nodes.append(Node(self._name(called), op, inputs, key, numbers))
+        if layer is not None:
+            self._layers.append((key, layer))
+        return output
+
+    def found(self, left: object) -> Trace:
+        """The layers with their epilogues, once the run is over; `left` holds the tensors that others may use."""
+        results = Node("", "", tuple(map(self._key, _tensors(left))), None)
+        graph = Graph([*self._nodes, results], self._values.get)
+        layers = []
+        for tensor, layer in self._layers:
+            p = layer.problem
+            layers.append(layer if p is None else absorb(layer, graph.steps(tensor, p.rank + 2, *p.bias_shape)))
+        return Trace(layers, Counter(node.name for node in self._nodes if node.op))
+
+    def _key(self, tensor: torch.Tensor) -> Hashable:
+        if tensor not in self._numbers:
+            self._numbers[tensor] = next(self._count)
+        return self._numbers[tensor], 0 if tensor.is_inference() else tensor._version
+
+    def _is_constant(self, tensor: torch.Tensor) -> bool:
+        return bool(self._constant.get(tensor, False))
+
+    def _operand(self, tensor: torch.Tensor) -> Hashable:
+        """The key of an input; where that is a constant, its value is kept."""
+        key = self._key(tensor)
+        if self._is_constant(tensor) and key not in self._values:
+            self._values[key] = array(tensor)
+        return key
+
+    def _normal(
+        self,
+        data: torch.Tensor,
+        gamma: torch.Tensor | None,
+        beta: torch.Tensor | None,
+        mean: torch.Tensor,
+        variance: torch.Tensor,
+    ) -> list[torch.Tensor]:
+        """The operands of a batch normalisation, with a gamma and a beta where it goes without."""
+        if gamma is None:
+            self._constant[gamma := torch.ones_like(mean)] = True
+        if beta is None:
+            self._constant[beta := torch.zeros_like(mean)] = True
+        return [data, gamma, beta, mean, variance]
+
+    def _name(self, called: str) -> str:
+        """The name of the module that runs, where such modules are one operator; else also that of the function."""
+        name, part = self.stack[-1]
+        if isinstance(part, _LEAVES):
+            return name
+        return f"{called}()" if len(self.stack) == 1 else f"{name}.{called}()"
+
+    def _layer(
+        self,
+        called: str,
+        data: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        transposed: bool,
+        output_padding: Sequence[int],
+        groups: int,
+    ) -> FoundLayer:
+        del transposed
+        name = self._name(called)
+        base = next((base for base in OPERATORS if isinstance(self.stack[-1][1], base)), None)
+        operator = called if base is None else base.__name__
+        try:
+            problem = from_torch(
+                tuple(data.shape),
+                tuple(weight.shape),
+                stride=stride,
+                padding=padding,
+                output_padding=output_padding,
+                groups=groups,
+                dilation=dilation,
+                dtype=str(data.dtype).removeprefix("torch."),
+                epilogue=Epilogue(bias=bias is not None),
+            ).replace(data_format="NXC" if channels_last(data) else "NCX")
+        except ProblemError as error:
+            return uncovered(name, operator, str(error))
+        filter = array(weight) if self._is_constant(weight) else None
+        known = bias is not None and self._is_constant(bias)
+        return FoundLayer(
+            name, operator, problem, filter, cast(array(bias), problem.accumulate_dtype) if known else None
+        )
+
+
+def memory_format(tensor: torch.Tensor) -> torch.memory_format:
+    """The format that a result for `tensor`, of shape ``[N, C, *X]``, has: channels last where it has that alone."""
+    form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
+    last = tensor.is_contiguous(memory_format=form) and not tensor.is_contiguous()
+    return form if last else torch.contiguous_format
+
+
+def channels_last(tensor: torch.Tensor) -> bool:
+    """Whether the channels of `tensor`, of shape ``[N, C, *X]``, come last in memory."""
+    return memory_format(tensor) is not torch.contiguous_format
+
+
+def _tensors(tree: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _follower(called: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
+    """The operator of a `Node` and its numbers, "" for what an epilogue does not have."""
+    if called in _BATCH_NORM:
+        return ("", {}) if args[5] is True or args[3] is None else (found.BATCH_NORM, {"epsilon": args[-1]})
+    op, defaults = _FOLLOWERS.get(called, ("", {}))
+    if any(name not in _HARMLESS or _HARMLESS[name] != value for name, value in kwargs.items()):
+        return "", {}
+    given = dict(zip(defaults, args[1:], strict=False))
+    numbers = {name: default if given.get(name) is None else given[name] for name, default in defaults.items()}
+    plain = all(isinstance(number, (int, float)) for number in numbers.values())
+    operands = isinstance(args[-1], torch.Tensor) or bool(defaults) or len(args) == 1
+    return (op, numbers) if op and plain and operands else ("", {})
+
+
+def array(tensor: torch.Tensor) -> Array:
+    """A copy of `tensor` in NumPy."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return array(tensor.view(torch.int16)).view(numpy_dtype("bfloat16"))
+    return np.array(tensor.numpy())

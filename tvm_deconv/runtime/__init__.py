@@ -1,0 +1,1 @@
+"""From artifacts to calls: load, bind, call."""
