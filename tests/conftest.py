@@ -1,17 +1,13 @@
-"""What every test module relies on: `strategies` is importable, hypothesis knows no deadline.
+"""Settings of hypothesis, and the compiled artifacts that the tests of the runtime share.
 
 Where CI is set, hypothesis draws the same examples every time, so that a change is judged by itself; elsewhere new
 ones.
 """
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 settings.register_profile(
     "default",
@@ -26,7 +22,7 @@ settings.load_profile("default")
 @pytest.fixture(scope="session")
 def artifacts(tmp_path_factory):
     """A directory with an artifact for each of `artifacts.PROBLEMS`."""
-    import artifacts as made
+    from support import artifacts as made
 
     directory = tmp_path_factory.mktemp("artifacts")
     made.export(directory, made.PROBLEMS.values())

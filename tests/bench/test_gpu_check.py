@@ -1,0 +1,151 @@
+"""scripts/gpu-check as far as it goes without a device: its problems, its arithmetic, its run with what CPUs have."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import gpu_dry
+from tvm_deconv.schedules.cuda import algorithm_for
+
+import tvm_deconv as td
+from tvm_deconv.bench import gpu
+from tvm_deconv.frontends import scan
+from tvm_deconv.problem.reference import reference
+
+torch = pytest.importorskip("torch")
+ROOT = Path(__file__).parents[2]
+LAYERS = ROOT / "examples" / "layers.json"
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    monkeypatch.setattr(gpu, "torch", torch)
+    monkeypatch.setattr(gpu, "DEVICE", "cpu")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Artifacts for the CPU."""
+    directory = tmp_path_factory.mktemp("built")
+    td.compile(gpu_dry.BUILT, "x86-64-v3", directory, jobs=1)
+    return directory
+
+
+@pytest.fixture
+def children(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests"), str(ROOT)]))
+
+
+def test_the_layers_are_those_of_the_list():
+    found = gpu.layers(LAYERS)
+    wanted = [(layer.name, layer.problem) for layer in scan(LAYERS)]
+    for number, (kind, data_format) in enumerate(gpu.SETTINGS):
+        part = found[number :: len(gpu.SETTINGS)]
+        assert part == [(name, gpu.of_type(problem, kind, data_format)) for name, problem in wanted]
+        assert {gpu.kind_of(problem) for _, problem in part} == {kind}
+
+
+def test_every_family_is_checked_in_every_way():
+    found = {(algorithm_for(p).name, gpu.kind_of(p), p.data_format) for p in gpu.small_problems()}
+    for data_format in ("NCX", "NXC"):
+        for kind in gpu.TOLERANCES:
+            assert ("cuda_generic", kind, data_format) in found
+            assert ("cuda_narrow", kind, data_format) in found
+            tensor = kind in ("float16", "bfloat16", "tf32")
+            assert ("cuda_tensor" if tensor else "cuda_product", kind, data_format) in found
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_float64_is_right():
+    for problem in gpu.small_problems()[::5]:
+        data, filter, bias = gpu.operands(problem)
+        arrays = [None if a is None else a.double().numpy() for a in (data, filter, bias)]
+        if problem.accumulate_dtype == "int32":
+            arrays = [None if a is None else a.numpy() for a in (data, filter, bias)]
+        expected = torch.from_numpy(reference(problem, *arrays))
+        assert gpu.deviation(problem, data, filter, bias, expected) <= 1e-12
+        wrong = expected.clone()
+        wrong.view(-1)[-1] += 0.1 * expected.abs().max()
+        assert gpu.deviation(problem, data, filter, bias, wrong) == pytest.approx(0.1, rel=1e-6)
+
+
+@pytest.mark.usefixtures("children")
+def test_a_whole_run(built, tmp_path):
+    """The script with processes that crash, hang and lose the device: every other row is done, and all is written."""
+    output = tmp_path / "result.json"
+    command = [sys.executable, gpu_dry.__file__, "--artifacts", str(built), "--output", str(output)]
+    ended = subprocess.run([*command, "--limit=1000"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1, ended.stderr
+    result = json.loads(output.read_text())
+    assert result["device"] == "none"
+    rows = dict(zip([name for name, _ in gpu_dry.ROWS], result["rows"], strict=True))
+    assert rows[""]["right"]
+    assert "ours" not in rows[""]
+    for name in ("right", "last"):
+        row = rows[name]
+        assert gpu.good(row)
+        assert row["same_every_run"]
+        assert row["same_to_an_odd_address"]
+        assert row["ours"]["device"] == pytest.approx(2e-3 / gpu.CALLS)
+        assert row["speedup"] == 1
+        assert set(row["torch_channels_last"]) == {"device", "call"}
+        assert row["floors"]["products"] > 0
+    assert not rows["wrong"]["right"]
+    assert rows["wrong"]["deviation"] > 0
+    assert rows["wrong"]["speedup"] == 1
+    assert "its process ended with exit code 9" in rows["crashes"]["error"]
+    assert "did not end within 3 s" in rows["hangs"]["error"]
+    assert "illegal memory access" in rows["loses"]["error"] or "NoArtifactError" in rows["loses"]["error"]
+    assert "NoArtifactError" in rows["not built"]["error"]
+    assert len({row["process"] for row in rows.values() if "process" in row}) == 4
+    assert rows["loses"]["process"] != rows["not built"]["process"] == rows["last"]["process"]
+    said = ended.stdout.splitlines()
+    assert sum("WRONG" in line for line in said) == 10  # each as it is run, and at the end
+    assert any("float32 NCX: 2 layers, median" in line for line in said)
+    assert any("8 run, 5 wrong, 0 left out, 0 failed to build" in line for line in said)
+    assert said[-1].endswith(str(output))
+
+
+@pytest.mark.usefixtures("children")
+def test_the_time_is_kept(built, tmp_path):
+    """What is left when the time is up is named, and what was done is there."""
+    rows = [("right", gpu_dry.LAYER), ("", gpu_dry.LAYER.replace(batch=gpu_dry.ENDS_THE_TIME)), ("", gpu_dry.SMALL)]
+    output = tmp_path / "result.json"
+    result = {"build": {"failed": []}}
+    gpu.run(rows, built, output, result, 1000.0, gpu_dry.Dry, gpu_dry.patience)
+    assert json.loads(output.read_text()) == result
+    assert result["ended"] == "TimeIsUp"
+    assert gpu.good(result["rows"][0])
+    assert result["left_out"] == [problem.key for _, problem in rows[1:]]
+    assert "1 layers are not compared with PyTorch" in gpu.summary(result)
+
+
+def test_builds_have_their_time(tmp_path):
+    """What was built stays, what fails is named, and the rest is left."""
+    start = gpu.build([gpu_dry.SMALL, gpu_dry.LAYER], tmp_path, "x86-64-v3", 1, 600.0)
+    assert (start["built"], start["failed"]) == (2, [])
+    beyond = gpu_dry.SMALL.replace(batch="any")
+    found = gpu.build([beyond], tmp_path, "cuda-sm_90", 1, 600.0)
+    assert (found["built"], found["of"]) == (0, 1)
+    assert "must have no free extents" in found["failed"][0]["error"]
+    over = gpu.build([gpu_dry.LAYER.replace(batch=3)], tmp_path, "x86-64-v3", 1, 0.001)
+    assert (over["built"], over["failed"]) == (0, [])
+
+
+def test_what_is_prepared_is_opened(built, tmp_path):
+    archive, folder = tmp_path / "check.tar.xz", tmp_path / "opened"
+    gpu.archive(built, archive)
+    folder.mkdir()
+    assert td.load(gpu.opened(archive, folder)).digest == td.load(built).digest
+    assert gpu.opened(built, folder) == built
+
+
+def test_without_a_device_it_says_so(tmp_path, monkeypatch):
+    command = [sys.executable, str(ROOT / "scripts" / "gpu-check"), "--artifacts", str(tmp_path)]
+    monkeypatch.setenv("LD_LIBRARY_PATH", "")
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert ended.returncode == 1
+    assert "error: device='cuda:0': needs NVIDIA's driver" in ended.stderr

@@ -1,0 +1,425 @@
+"""The command line: what it prints, what it exits with, and the scripts of a checkout."""
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from safetensors.numpy import load_file, save_file
+from support import artifacts as made
+
+import tvm_deconv as td
+from tvm_deconv import cli
+from tvm_deconv.artifact.manifest import Manifest
+from tvm_deconv.compiler import build
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+SMALL = [
+    {"name": "one", "data": [1, 4, 5, 6], "filter": [1, 4, 3, 3, 3], "strides": [2, 2], "pads_begin": [1, 1]},
+    {"name": "two[red]", "data": [1, 4, 7], "filter": [2, 2, 3, 4], "strides": [2], "epilogue": "bias+relu"},
+]
+
+
+def run(*arguments, **environment):
+    # Without COLUMNS, as pytest-xdist sets it, tables are as wide as they need.
+    environment = {"COLUMNS": None, **environment}
+    return CliRunner(env=environment).invoke(cli.main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def copy(artifacts, tmp_path):
+    """A copy of the artifacts that may be spoilt."""
+    for path in artifacts.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A list of two problems, compiled: (list, directory, result of the command)."""
+    folder = tmp_path_factory.mktemp("small")
+    source = folder / "small.json"
+    source.write_text(json.dumps(SMALL))
+    return source, folder / "made", run("compile", source, "--output", folder / "made")
+
+
+# --- compile ---------------------------------------------------------------------------------------------------------
+
+
+def test_compile(small):
+    _, directory, result = small
+    assert result.exit_code == 0, result.output
+    assert "small.json: 2 of 2 layers covered" in result.stdout
+    assert "two[red]" in result.stdout
+    assert re.search(r"made: 2 built, 0 up to date, 0 failed in \d", result.stdout)
+    assert {manifest.layers for manifest in td.load(directory).manifests} == {("one",), ("two[red]",)}
+
+
+def test_what_is_compiled_verifies(small):
+    result = run("verify", small[1])
+    assert result.exit_code == 0, result.output
+    assert "2 ok, 0 failed, 0 not for this machine" in result.stdout
+
+
+def test_compile_again_builds_nothing(small):
+    source, directory, _ = small
+    before = {path: path.stat().st_mtime_ns for path in directory.iterdir()}
+    result = run("compile", source, "--output", directory)
+    assert result.exit_code == 0, result.output
+    assert "0 built, 2 up to date, 0 failed" in result.stdout
+    assert before == {path: path.stat().st_mtime_ns for path in directory.iterdir()}
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """What the command asks to have built; nothing is."""
+    calls = []
+
+    def compile(problems, target, output, *, layers, jobs, algorithms, on_outcome, logs):
+        calls.append(
+            {"problems": dict(problems), "target": tuple(target), "output": output, "jobs": jobs, "logs": logs}
+        )
+        assert algorithms is None
+        assert layers == problems
+        for problem, names in problems.items():
+            on_outcome(build.Outcome(problem, tuple(names), "x86-64-v3", "current", None, None, 0.0))
+
+    monkeypatch.setattr(build, "compile", compile)
+    return calls
+
+
+def test_compile_of_models(built, tmp_path):
+    sources = [EXAMPLES / name for name in ("upsampling_node.xml", "upsampling_node_grouped.xml", "decoder.onnx")]
+    targets = ["--target", "x86-64-v3", "--target", "x86-64-v4"]
+    result = run("compile", *sources, *targets, "--output", tmp_path, "--jobs", 1)
+    assert result.exit_code == 0, result.output
+    (call,) = built
+    assert call["target"] == ("x86-64-v3", "x86-64-v4")
+    assert call["jobs"] == 1
+    names = [name for names in call["problems"].values() for name in names]
+    assert names == ["upsampling_node", "upsampling_node_grouped", "up0", "up1", "up2", "up3"]
+    assert "decoder.onnx: 4 of 4 layers covered" in result.stdout
+    weights = load_file(tmp_path / "decoder.safetensors")
+    assert weights["up3.bias"].shape == (3,)
+    assert load_file(tmp_path / "upsampling_node.safetensors")["upsampling_node.filter"].shape == (20, 10, 3, 3)
+
+
+def test_names_of_several_sources_stay_apart(built, tmp_path):
+    folders = []
+    for name in ("a", "b"):
+        folder = tmp_path / name
+        folder.mkdir()
+        for suffix in (".xml", ".bin"):
+            (folder / f"upsampling_node{suffix}").write_bytes((EXAMPLES / f"upsampling_node{suffix}").read_bytes())
+        folders.append(folder / "upsampling_node.xml")
+    assert run("compile", *folders, "--output", tmp_path / "made").exit_code == 0
+    ((names),) = built[0]["problems"].values()
+    assert names == ["upsampling_node", "upsampling_node_2"]
+    assert list(load_file(tmp_path / "made" / "upsampling_node_2.safetensors")) == ["upsampling_node_2.filter"]
+
+
+def test_layers_that_are_not_covered(built, tmp_path):
+    model = (EXAMPLES / "upsampling_node.xml").read_text()
+    source = tmp_path / "model.xml"
+    source.write_text(model.replace('auto_pad="explicit"', 'auto_pad="upside_down"'))
+    (tmp_path / "upsampling_node.bin").write_bytes((EXAMPLES / "upsampling_node.bin").read_bytes())
+    (tmp_path / "model.bin").write_bytes((EXAMPLES / "upsampling_node.bin").read_bytes())
+    result = run("compile", source, "--output", tmp_path / "made")
+    assert result.exit_code == 1
+    assert "0 of 1 layers covered" in result.stdout
+    assert "upside_down" in result.stdout
+    assert result.stderr.startswith("Error: source=")
+    assert result.stderr.endswith("must hold a transposed convolution that is covered\n")
+    assert not built
+
+
+def test_failing_problems_are_reported_at_the_end(monkeypatch, small, tmp_path):
+    def compile(problems, *_, on_outcome, **__):
+        for index, (problem, names) in enumerate(problems.items()):
+            status, error = ("failed", "too odd") if index == 0 else ("built", None)
+            on_outcome(build.Outcome(problem, tuple(names), "x86-64-v3", status, None, error, 0.1))
+        raise td.BuildError("problems", "1 of 2", "did not build")
+
+    monkeypatch.setattr(build, "compile", compile)
+    result = run("compile", small[0], "--output", tmp_path)
+    assert result.exit_code == 1
+    said = result.stderr.splitlines()
+    assert said[0] == "failed: one for x86-64-v3: too odd"
+    assert re.fullmatch(rf"Error: {tmp_path}: 1 built, 0 up to date, 1 failed in \d+\.\d s", said[1])
+    assert len(said) == 2
+
+
+def test_no_compiler(small, tmp_path):
+    result = run("compile", small[0], "--output", tmp_path, CXX="/nowhere/g++")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "Error: CXX='/nowhere/g++': no such program; set CXX to the path of a C++ compiler, or unset it\n"
+    )
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["compile", "model.txt"], "source=model.txt: must end in .xml (OpenVINO IR), .onnx or .json"),
+        (["compile", "missing.xml"], "source=missing.xml: must be a file that can be read"),
+        (["verify", "{empty}"], "{empty}: 0 ok, 0 failed, 0 not for this machine"),
+        (["bench", "{empty}"], "paths='{empty}': must hold a layer that this machine can run"),
+        (["bench", "{artifacts}", "--threads", "4000"], "threads=4000: must be from 1 to"),
+        (["compile", "{list}", "--output", "/proc/nowhere"], "/proc/nowhere"),
+        (
+            ["compile", "{list}", "--target", "sparc", "--output", "{empty}"],
+            "target='sparc': must be a microarchitecture of x86-64, not of sparc",
+        ),
+        (["logs", "prune", "{empty}", "--target", ".."], "target='..': must be one of x86-64-v3, "),
+    ],
+)
+def test_errors_are_one_line(arguments, said, artifacts, small, tmp_path):
+    places = {"empty": tmp_path, "artifacts": artifacts, "list": small[0]}
+    result = run(*(argument.format(**places) for argument in arguments))
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: {said.format(**places)}"), result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compile"],
+        ["compile", "x.json", "--jobs", "0"],
+        ["inspect", "/nowhere"],
+        ["bench", "x.json", "--peers", "abacus"],
+        ["bench", "x.json", "--json", "/nowhere/report.json"],
+        ["bench", "x.json", "--threads", "0"],
+        ["fly"],
+    ],
+)
+def test_wrong_usage(arguments):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Usage: ")
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_run(monkeypatch, tmp_path):
+    monkeypatch.setattr(cli.os, "access", lambda path, _: Path(path) != tmp_path)
+    result = run("bench", "x.json", "--json", tmp_path / "report.json")
+    assert result.exit_code == 2
+    assert f"{tmp_path / 'report.json'} cannot be written" in " ".join(result.stderr.split())
+
+
+def test_a_peer_that_is_not_installed(monkeypatch):
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda _: None)
+    result = run("bench", "x.json", "--peers", "onnxruntime")
+    assert result.exit_code == 2
+    assert "onnxruntime needs the package onnxruntime: pip install onnxruntime" in result.stderr
+
+
+@pytest.mark.parametrize("package", ["click", "rich", "msgspec"])
+def test_without_the_extra(package, tmp_path):
+    (tmp_path / "hide.py").write_text(f"import sys; sys.modules[{package!r}] = None\nfrom tvm_deconv.cli import main")
+    done = subprocess.run([sys.executable, "hide.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == f"tvm-deconv needs the package {package}: pip install 'tvm_deconv[compile]'\n"
+
+
+@pytest.mark.parametrize("package", ["tvm", "safetensors"])
+def test_without_a_package_of_the_extra(package, tmp_path):
+    script = f"import sys; sys.modules[{package!r}] = None\nfrom tvm_deconv.cli import main; main()"
+    source = EXAMPLES / ("problems.json" if package != "safetensors" else "upsampling_node.xml")
+    command = [sys.executable, "-c", script, "compile", str(source), "--output", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.match(rf"Error: .*needs the package {package}.*: pip install 'tvm_deconv\[compile\]'\n", done.stderr)
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "said"),
+    [
+        ("> /dev/full", 1, "Error: No space left on device\n"),
+        (">&-", 0, ""),
+        ("> $OUT", 0, ""),
+        ("| true", 0, ""),
+    ],
+)
+def test_a_standard_output_that_cannot_take_everything(output, code, said, copy):
+    made.rewrite(copy, made.PLAIN, layers=["vär"])
+    command = f'"{sys.executable}" -c "from tvm_deconv.cli import main; main()" inspect {copy} {output}'
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "OUT": str(copy / "out")}
+    done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, said)
+    assert output != "> $OUT" or "v\\xe4r" in (copy / "out").read_text()
+
+
+# --- inspect, verify, doctor -----------------------------------------------------------------------------------------
+
+
+def test_inspect(artifacts):
+    result = run("inspect", artifacts)
+    assert result.exit_code == 0, result.output
+    assert f"{len(made.PROBLEMS)} artifacts, 0 broken" in result.stdout
+    for path in artifacts.glob("*.json"):
+        assert path.stem in result.stdout
+
+
+def test_inspect_json(copy):
+    made.rewrite(copy, made.PLAIN, layers=["first"], features=[*_flags(copy), "warp_drive"])
+    made.file(copy, made.PROBLEMS["bias"], ".json").write_text("{}")
+    found = json.loads(run("inspect", copy, "--json").stdout)
+    (artifact,) = (entry for entry in found["artifacts"] if entry["layers"] == ["first"])
+    assert artifact["problem"] == made.PLAIN.artifact_key
+    assert not artifact["usable"]
+    assert "warp_drive" in artifact["reason"]
+    assert found["digest"] == td.load(copy).digest
+    assert [name + ".json" for name in found["broken"]] == [made.file(copy, made.PROBLEMS["bias"], ".json").name]
+    fields = {field.name for field in dataclasses.fields(Manifest)}
+    assert fields | {"name", "usable", "reason"} == set(artifact)
+
+
+def _flags(directory):
+    return Manifest.read(made.file(directory, made.PLAIN, ".json")).features
+
+
+def test_verify(artifacts):
+    result = run("verify", artifacts)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1] == f"{artifacts}: {len(made.PROBLEMS)} ok, 0 failed, 0 not for this machine"
+
+
+def test_verify_says_what_is_wrong(copy):
+    made.file(copy, made.PLAIN, ".so").write_bytes(b"not what it was")
+    other = made.PROBLEMS["grouped"]
+    made.file(copy, other, ".json").write_text("{}")
+    result = run("verify", copy)
+    assert result.exit_code == 1
+    assert "failed: size=15: must be" in result.stdout
+    assert result.stderr == f"Error: {copy}: {len(made.PROBLEMS) - 2} ok, 2 failed, 0 not for this machine\n"
+
+
+def test_verify_finds_wrong_results(copy):
+    """The library of a problem with relu serves one without: half of its outputs are wrong."""
+    relu = made.PLAIN.replace(epilogue=td.Epilogue(activation="relu"))
+    made.export(copy, [relu])
+    made.rewrite(copy, made.PLAIN, content=made.file(copy, relu, ".so").read_bytes())
+    result = run("verify", copy, "--seed", 7)
+    assert result.exit_code == 1
+    assert re.search(
+        r"differs from the reference by \d\.\de[+-]\d\d of its largest element, with seed 7", result.stdout
+    )
+
+
+def test_verify_of_what_this_machine_cannot_run(copy):
+    for problem in made.PROBLEMS.values():
+        path = made.file(copy, problem, ".json")
+        features = [*Manifest.read(path).features, "warp_drive"]
+        path.write_text(dataclasses.replace(Manifest.read(path), features=features).to_json())
+    made.file(copy, made.PLAIN, ".so").write_bytes(b"")
+    result = run("verify", copy)
+    assert result.exit_code == 1
+    assert "skipped: needs CPU flags that this host lacks: warp_drive" in result.stdout
+    assert result.stderr == f"Error: {copy}: 0 ok, 1 failed, {len(made.PROBLEMS) - 1} not for this machine\n"
+
+
+def test_doctor(artifacts):
+    result = run("doctor", artifacts, TVM_DECONV_MAX_TARGET="x86-64-v3")
+    assert result.exit_code == 0, result.output
+    for said in ("native", "compiler", "TVM_DECONV_MAX_TARGET", "numpy"):
+        assert said in result.stdout
+    assert "no: " in next(line for line in result.stdout.splitlines() if line.startswith("│ x86-64-v4"))
+    assert result.stdout.count("serves this problem and this CPU") == len(made.PROBLEMS)
+    assert importlib.metadata.version("apache-tvm-ffi") in result.stdout
+
+
+def test_doctor_without_a_compiler():
+    result = run("doctor", PATH="/nowhere", CXX="")
+    assert result.exit_code == 0, result.output
+    assert "no C++ compiler here" in result.stdout
+
+
+def test_version():
+    assert run("--version").stdout.endswith(f"version {importlib.metadata.version('tvm_deconv')}\n")
+
+
+# --- scripts ---------------------------------------------------------------------------------------------------------
+
+
+def test_script_of_a_checkout():
+    """The same command, from any directory."""
+    command = [sys.executable, ROOT / "scripts" / "compile.py", "--help"]
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Usage: tvm-deconv compile [OPTIONS] SOURCE...")
+
+
+def test_script_of_a_checkout_that_is_not_installed(tmp_path):
+    (tmp_path / "scripts").mkdir()
+    for name in ("compile.py", "_checkout.py"):
+        (tmp_path / "scripts" / name).write_bytes((ROOT / "scripts" / name).read_bytes())
+    command = [sys.executable, "-S", "-E", tmp_path / "scripts" / "compile.py", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "error: this checkout is not installed; run ./scripts/quickstart, which does that, once.\n"
+
+
+@pytest.mark.parametrize("script", ["quickstart", "test"])
+def test_scripts_without_a_compiler(script, tmp_path):
+    """Said before anything is installed."""
+    for name in ("bash", "dirname"):
+        (tmp_path / name).symlink_to(Path("/usr/bin") / name)
+    environment = {"PATH": str(tmp_path), "CXX": ""}
+    command = ["/usr/bin/env", "bash", ROOT / "scripts" / script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: no C++ compiler was found (g++, c++, clang++, gcc, cc); install one")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("script", ["quickstart", "test"])
+def test_scripts_without_python(script, tmp_path):
+    for name in ("bash", "dirname", "cksum"):
+        (tmp_path / name).symlink_to(Path("/usr/bin") / name)
+    (tmp_path / "g++").symlink_to("/usr/bin/true")
+    (tmp_path / "scripts").mkdir()
+    for name in (script, "venv.sh"):
+        (tmp_path / "scripts" / name).write_bytes((ROOT / "scripts" / name).read_bytes())
+    environment = {"PATH": str(tmp_path), "CXX": "", "PYTHON": ""}
+    command = ["/usr/bin/env", "bash", tmp_path / "scripts" / script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "error: Python 3.10 or later is needed; install one, or set PYTHON to its path.\n"
+
+
+def test_running_the_layers_of_a_model(artifacts, tmp_path):
+    """The second half of the quick start, on an artifact of ours with weights as a compile writes them."""
+    problem = made.PROBLEMS["bias"]
+    for path in artifacts.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    weights = {
+        "up.filter": np.ones(problem.filter_shape, np.float32),
+        "up.bias": np.ones(problem.bias_shape, np.float32),
+    }
+    save_file(weights, tmp_path / "model.safetensors", {"up": problem.key, "without weights": problem.key})
+    command = [sys.executable, "-W", "error", EXAMPLES / "run_layers.py", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^up +2x5x7x9 +\d+\.\d+ +\d+\.\d+ +\d\.\de-\d\d$", done.stdout, re.MULTILINE)
+
+
+def test_the_readme_runs(tmp_path):
+    """The example as printed, as a file."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "example.py").write_text(code)
+    command = [sys.executable, "-W", "error", "example.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(code.splitlines()) <= 15

@@ -1,0 +1,160 @@
+"""Lists of problems: what they mean, and every text about a bad one."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tvm_deconv import Epilogue, Problem, SourceError, from_openvino
+from tvm_deconv.frontends import coverage_table, scan
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ENTRY = {"data": [1, 8, 5, 6], "filter": [2, 4, 3, 2, 3], "strides": [2, 1]}
+
+
+def scan_entries(folder, *entries):
+    path = folder / "list.json"
+    path.write_text(json.dumps(entries))
+    return scan(path)
+
+
+def test_all_layers():
+    fields = json.loads((EXAMPLES / "layers.json").read_text())
+    layers = scan(EXAMPLES / "layers.json")
+    assert len(layers) == len(fields) == 46
+    for layer, entry in zip(layers, fields, strict=True):
+        p = layer.problem
+        assert layer.name == entry["name"]
+        assert list(p.data_shape) == entry["data"]
+        assert list(p.filter_shape) == entry["filter"]
+        assert list(p.output_spatial) == entry["out_spatial"]
+        assert p.epilogue == Epilogue(bias=entry["bias"])
+        assert layer.extra == {name: entry[name] for name in ("followed_by", "macs", "source", "note")}
+        assert 0 < p.macs <= entry["macs"]  # theirs count what the pads cut off
+    assert all(row.problem and not row.reason and row.macs for row in coverage_table(layers))
+
+
+def test_variable_problems(tmp_path):
+    entry = {"data": ["any", 8, 5, [16, 64]], "filter": [1, 8, 4, 3, 3], "strides": [2, 2]}
+    (found,) = scan_entries(tmp_path, entry)
+    wanted = from_openvino(("any", 8, 5, (16, 64)), (8, 4, 3, 3), strides=(2, 2))
+    assert found.problem == wanted.replace(filter_format="GIOX")
+    assert found.problem.key == "nany-g1-i8-o4-x5xany(16,64)-k3x3-s2x2-d1x1-p0x0-y11xany+3-float32-NCX-GIOX-none"
+
+
+def test_example_list():
+    image, segmentation, speech, volume = (layer.problem for layer in scan(EXAMPLES / "problems.json"))
+    assert image.epilogue == Epilogue(True, "tanh")
+    assert segmentation.data_shape == (1, 24, 24, 32)
+    assert segmentation.output_shape == (1, 48, 48, 32)
+    assert segmentation.epilogue == Epilogue(True, "clip", minimum=0, maximum=6)
+    assert (speech.pads_begin, speech.output_spatial, speech.dtype) == ((4,), (800,), "float64")
+    assert speech.epilogue == Epilogue(bias=True)
+    assert volume.dtype == "bfloat16"
+    assert volume.epilogue == Epilogue(True, "leaky_relu", alpha=0.1)
+    assert scan(EXAMPLES / "problems.json")[3].extra == {"note": "fields of your own are carried through"}
+
+
+def test_fields_mean_what_openvino_means(tmp_path):
+    given = {
+        "pads_begin": [1, 0], "pads_end": [0, 1], "dilations": [2, 1], "output_padding": [1, 0],
+        "auto_pad": "SAME_LOWER", "output_shape": [9, 6], "dtype": "float16",
+    }  # fmt: skip
+    (layer,) = scan_entries(tmp_path, ENTRY | given)
+    assert layer.problem == from_openvino(ENTRY["data"], ENTRY["filter"], strides=[2, 1], **given)
+    assert layer.operator == "GroupConvolutionBackpropData"
+    assert (layer.filter, layer.bias, layer.reason, layer.fused) == (None, None, "", ())
+
+
+def test_defaults(tmp_path):
+    (layer,) = scan_entries(tmp_path, ENTRY)
+    assert layer.problem == from_openvino(ENTRY["data"], ENTRY["filter"], strides=[2, 1])
+    assert layer.name == "problem_0"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"bias": True}, "bias"),
+        ({"bias": False, "epilogue": "bias"}, "bias"),
+        ({"bias": True, "epilogue": "relu"}, "bias+relu"),
+        ({"epilogue": "leaky_relu(0.1)"}, "leaky_relu(0.1)"),
+        ({"epilogue": {"activation": "clip", "maximum": 1}}, "clip(0.0,1.0)"),
+        ({"epilogue": {}}, "none"),
+    ],
+)
+def test_epilogue(tmp_path, fields, expected):
+    (layer,) = scan_entries(tmp_path, ENTRY | fields)
+    assert str(layer.problem.epilogue) == expected
+
+
+def test_names_become_unique(tmp_path):
+    names = ["a", "a", "a_2", "a", None]
+    entries = [ENTRY | ({"name": name} if name else {}) for name in names]
+    assert [layer.name for layer in scan_entries(tmp_path, *entries)] == ["a", "a_3", "a_2", "a_4", "problem_4"]
+
+
+def test_empty_list(tmp_path):
+    assert scan_entries(tmp_path) == []
+
+
+RANKS = r"filter=\[8, 3, 2, 3\]: must be \[G, Cin/G, Cout/G, \*K\]: 5 extents for data of rank 4"
+BAD = {
+    "missing": ({"strides": ...}, r"strides=None: .*missing required field `strides`"),
+    "type": ({"strides": [2, "1"]}, r"strides=\[2, '1'\]: Expected `int`, got `str` - at `\$.strides\[1\]`"),
+    "float": ({"strides": [2, 1.5]}, r"strides=\[2, 1.5\]: Expected `int`, got `float`"),
+    "bool": ({"data": [True, 8, 5, 6]}, r"data=\[True, 8, 5, 6\]: Expected `int .*`, got `bool`"),
+    "word": ({"data": ["some", 8, 5, 6]}, r"data=\['some', 8, 5, 6\]: every element must be an integer"),
+    "bucket": ({"data": [1, 8, 5, [0]]}, r"data_spatial=\[0\]: every element must be at least 1"),
+    "prescribed": ({"data": [1, 8, 5, "any"], "output_shape": [9, 9]}, r"output_shape=\[9, 9\]: must be left out"),
+    "name": ({"name": 3}, r"name=3: Expected `str \| null`, got `int`"),
+    "zero": ({"strides": [0, 1]}, r"strides=\[0, 1\]: every element must be at least 1"),
+    "length": ({"pads_end": [1]}, r"pads_end=\(1,\): must have one element per spatial axis, 2 here"),
+    "rank": ({"filter": [8, 3, 2, 3]}, RANKS),
+    "channels": ({"data": [1, 9, 5, 6]}, r"filter=.*: groups times input channels must be the 9 channels of the data"),
+    "huge": ({"data": [10**30, 8, 5, 6]}, r"data=\[1000000000000000000000000000000, 8, 5, 6\]: every element must"),
+    "auto_pad": ({"auto_pad": "same"}, r"auto_pad='same': must be one of none"),
+    "data_format": ({"data_format": "NHWC"}, r"data_format='NHWC': must be one of NCX, NXC"),
+    "dtype": ({"dtype": "float8"}, r"dtype='float8': must be one of float32"),
+    "epilogue": ({"epilogue": "elu"}, r"activation='elu': must be one of none, relu"),
+    "epilogue field": ({"epilogue": {"slope": 1}}, r"epilogue={'slope': 1}: may hold the fields bias, activation"),
+    "epilogue value": ({"epilogue": {"activation": "leaky_relu", "alpha": "x"}}, r"alpha='x': must be a real number"),
+    "epilogue bias": ({"epilogue": {"bias": 1}}, r"bias=1: must be True or False"),
+    "out_spatial": ({"out_spatial": [9, 9]}, r"out_spatial=\[9, 9\]: must be the extents .* give, \[10, 8\]"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_entry(tmp_path, case):
+    fields, text = BAD[case]
+    bad = {name: value for name, value in (ENTRY | {"name": "second"} | fields).items() if value is not ...}
+    where = rf" in problem 1 \({bad['name']}\) of {tmp_path}/list.json"
+    with pytest.raises(SourceError, match=f"^{text}.*{where}$"):
+        scan_entries(tmp_path, ENTRY, bad)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[1]", "[{]", "[NaN]", "[" * 100_000, '["' + "9" * 5000, "[1" * 5, "[1e999]"]
+)
+def test_bad_file(tmp_path, text):
+    path = tmp_path / "list.json"
+    path.write_text(text)
+    with pytest.raises(SourceError, match=f"^source={path}: must be a JSON list of problems: "):
+        scan(path)
+
+
+def test_bad_path(tmp_path):
+    with pytest.raises(SourceError, match=r"source=.*none.json: must be a file that can be read \(No such file"):
+        scan(tmp_path / "none.json")
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(SourceError, match=r"must be a file that can be read \(Is a directory"):
+        scan(str(tmp_path / "folder.json"))
+    with pytest.raises(SourceError, match=r"must be a file that can be read \(embedded null byte\)"):
+        scan("a\0.json")
+    with pytest.raises(SourceError, match=r"source=model.pb: must end in \.xml \(OpenVINO IR\), \.onnx or \.json"):
+        scan("model.pb")
+
+
+def test_keys_of_the_table_parse():
+    for row in coverage_table(scan(EXAMPLES / "problems.json")):
+        assert str(Problem.from_key(row.problem).epilogue) == row.epilogue

@@ -1,0 +1,111 @@
+"""TF32: only where a problem says so, on CUDA devices; elsewhere such a problem is one of float32."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from support.artifacts import manifest
+from tvm_deconv.schedules.cuda import ALGORITHMS, build_kernel
+from tvm_deconv.schedules.cuda import source as cuda_source
+
+import tvm_deconv as td
+from tvm_deconv.artifact.manifest import Accepted, select
+from tvm_deconv.errors import ProblemError, SourceError
+from tvm_deconv.frontends import scan
+from tvm_deconv.problem.reference import reference
+
+EXACT = td.Problem(1, 1, 16, 16, (6, 7), (4, 4), (2, 2), (1, 1), (1, 1), (12, 14), epilogue=td.Epilogue(True, "relu"))
+LOOSE = EXACT.replace(precision="tf32")
+
+
+def test_it_is_part_of_the_key():
+    assert LOOSE != EXACT
+    assert "-float32+tf32-" in LOOSE.key
+    assert td.Problem.from_key(LOOSE.key) == LOOSE
+    assert "tf32" not in EXACT.key
+    assert LOOSE.artifact_keys == (LOOSE.artifact_key, EXACT.artifact_key)
+    assert EXACT.artifact_keys == (EXACT.artifact_key,)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: EXACT.replace(precision="fast"), "precision='fast': must be one of ieee, tf32"),
+        (lambda: LOOSE.replace(dtype="float64"), "precision='tf32': must be ieee where dtype=float64"),
+        (
+            lambda: td.Problem.from_key(EXACT.key.replace("float32", "float32+ieee")),
+            f"key='{EXACT.key.replace('float32', 'float32+ieee')}': must be written {EXACT.key}",
+        ),
+        (
+            lambda: td.Problem.from_key(EXACT.key.replace("float32", "float16+tf32")),
+            "precision='tf32': must be ieee where dtype=float16",
+        ),
+    ],
+)
+def test_what_it_may_be(make, text):
+    with pytest.raises(ProblemError) as caught:
+        make()
+    assert str(caught.value) == text
+
+
+def test_every_dialect_takes_it(tmp_path):
+    given = {"dtype": "float32", "precision": "tf32"}
+    made = [
+        td.from_openvino((1, 2, 5), (2, 3, 4), strides=(3,), **given),
+        td.from_onednn((1, 5, 2), (4, 3, 2), strides=(3,), **given),
+        td.from_onnx((1, 2, 5), (2, 3, 4), strides=(3,), **given),
+        td.from_torch((1, 2, 5), (2, 3, 4), stride=3, **given),
+    ]
+    assert {problem.precision for problem in made} == {"tf32"}
+    entry = {"data": [1, 2, 5], "filter": [1, 2, 3, 4], "strides": [3]}
+    path = tmp_path / "list.json"
+    path.write_text(json.dumps([entry | {"precision": "tf32"}, entry]))
+    assert [layer.problem.precision for layer in scan(path)] == ["tf32", "ieee"]
+    path.write_text(json.dumps([entry | {"precision": "fast"}]))
+    with pytest.raises(SourceError, match=r"precision='fast': must be one of ieee, tf32"):
+        scan(path)
+
+
+def test_more_exact_serves_and_less_does_not():
+    exact, loose = manifest(EXACT, "cuda-sm_80"), manifest(LOOSE, "cuda-sm_80")
+
+    def accepted(problem, given, capability=(8, 0)):
+        decisions = select(problem, given, frozenset(), capability=capability)
+        return [decision.manifest for decision in decisions if isinstance(decision, Accepted)]
+
+    for given in itertools.permutations([exact, loose]):
+        assert accepted(LOOSE, given) == [loose, exact]
+        assert accepted(EXACT, given) == [exact]
+    (refused,) = select(EXACT, [loose], frozenset(), capability=(8, 0))
+    assert "precision tf32, wanted ieee" in refused.reason
+    # Closer code of what computes more slowly comes second.
+    both = [manifest(EXACT, "cuda-sm_90"), manifest(LOOSE, "cuda")]
+    assert accepted(LOOSE, both, (9, 0)) == both[::-1]
+    free = EXACT.replace(batch="any")
+    assert free.serves(LOOSE)
+    assert not free.replace(precision="tf32").serves(EXACT)
+    assert free.replace(precision="tf32").serves(LOOSE)
+
+
+def test_cpus_compute_exactly(tmp_path):
+    outcomes = td.compile([EXACT, LOOSE], "x86-64-v3", tmp_path, layers={EXACT: ["a"], LOOSE: ["b"]}, jobs=1)
+    assert [(outcome.problem, outcome.layers) for outcome in outcomes] == [(EXACT, ("a", "b"))]
+    rng = np.random.default_rng()
+    data, weights, bias = (
+        rng.standard_normal(shape, np.float32) for shape in (LOOSE.data_shape, LOOSE.filter_shape, LOOSE.bias_shape)
+    )
+    found = td.load(tmp_path).bind(LOOSE, weights, bias)(data)
+    np.testing.assert_allclose(found, reference(LOOSE, data, weights, bias), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.name)
+@pytest.mark.parametrize("data_format", td.problem.DATA_FORMATS)
+def test_it_is_never_silent(algorithm, data_format):
+    """What was not asked for is not in the source of any kernel."""
+    problem = EXACT.replace(data_format=data_format)
+    if algorithm.serves(problem):
+        kernel = build_kernel(problem, algorithm)
+        assert "tf32" not in cuda_source({"deconv": kernel.deconv, "pack": kernel.pack})
+    else:
+        assert algorithm.name in ("cuda_narrow", "cuda_tensor")

@@ -1,0 +1,380 @@
+"""The library with arrays on a CUDA device: on the shim, where the device's memory is the CPU's, and without one."""
+
+import ctypes
+import sys
+import types
+
+import numpy as np
+import pytest
+from support.artifacts import describe, manifest
+from support.cuda_kernels import OnDevice, compile_for_cpu
+from support.strategies import operands
+from tvm_deconv.schedules.cuda import build_kernel, source
+
+import tvm_deconv as td
+from tvm_deconv import targets
+from tvm_deconv.artifact.manifest import Accepted, Rejected, select, stem
+from tvm_deconv.errors import CompilerNotFound, DeviceError, NoArtifactError, ProblemError, TensorError, TensorTypeError
+from tvm_deconv.problem.reference import reference
+from tvm_deconv.runtime import cuda as _cuda
+from tvm_deconv.runtime import fallback, library
+from tvm_deconv.runtime import loader as _loading
+from tvm_deconv.targets import CUDA_TARGETS
+
+PLAIN = td.Problem(2, 1, 3, 9, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (7, 9), epilogue=td.Epilogue(bias=True))
+SPLIT = td.Problem(1, 1, 1030, 3, (2, 3), (3, 3), (2, 2), (1, 1), (1, 1), (4, 5), filter_format="XIO")
+ALIGNED = td.Problem(1, 1, 16, 8, (3, 4), (2, 2), (2, 2), (1, 1), (0, 0), (6, 8), "float16", "NXC")
+PROBLEMS = (PLAIN, SPLIT, ALIGNED)
+
+
+def entry(directory, problem, target, content):
+    """An artifact with this content as its library."""
+    kernel, name = build_kernel(problem), stem(problem.artifact_key, target)
+    made = {field: getattr(kernel, field) for field in ("algorithm", "decisions", "packed_dtype", "scratch_bytes")}
+    made |= {"packed_shape": (kernel.packed_elements,), **describe(directory, name, content)}
+    there = manifest(problem, target, **made)
+    (directory / f"{name}.json").write_text(there.to_json())
+    return there
+
+
+@pytest.fixture(scope="session")
+def shims(tmp_path_factory):
+    """A directory of artifacts for CUDA that are the shim's."""
+    directory = tmp_path_factory.mktemp("shims")
+    scratch = tmp_path_factory.mktemp("scratch")
+    for number, problem in enumerate(PROBLEMS):
+        kernel = build_kernel(problem)
+        compile_for_cpu(source({"deconv": kernel.deconv, "pack": kernel.pack}), scratch, f"a{number}")
+        entry(directory, problem, "cuda-sm_90", (scratch / f"a{number}.so").read_bytes())
+    return directory
+
+
+class Array(OnDevice):
+    """What the package under test makes: NumPy memory that says it is device 0's."""
+
+    device = 0
+
+    @property
+    def shape(self):
+        return self.array.shape
+
+    @property
+    def dtype(self):
+        return self.array.dtype
+
+    @property
+    def nbytes(self):
+        return self.array.nbytes
+
+    @property
+    def flags(self):
+        return self.array.flags
+
+    @property
+    def data(self):
+        return types.SimpleNamespace(ptr=self.array.ctypes.data)
+
+    def __dlpack_device__(self):
+        return 2, self.device
+
+    def __dlpack__(self, stream=None, **_):
+        assert stream == -1, "the consumer runs on the producer's stream: nothing is to wait"
+        return super().__dlpack__()
+
+    def view(self, dtype):
+        return Array(self.array.view(dtype))
+
+    def set(self, values):
+        self.array[...] = values
+
+    def astype(self, dtype, order, copy):
+        return Array(self.array.astype(dtype, order=order, copy=copy))
+
+    def transpose(self, *axes):
+        return Array(self.array.transpose(*axes))
+
+    def reshape(self, *shape):
+        return Array(self.array.reshape(*shape))
+
+
+Array.__module__ = "cupy"
+
+
+class _Device:
+    def __init__(self, number):
+        assert number == 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """A device of capability 9.0 and a package "cupy" for it; the streams that calls ran on."""
+    streams = []
+
+    def empty(shape, dtype):
+        poison = np.full(int(np.prod(shape)) + 16, np.nan if np.dtype(dtype).kind == "f" else 113, dtype)
+        start = -poison.ctypes.data % 16 // poison.itemsize
+        return Array(poison[start : start + int(np.prod(shape))].reshape(shape))
+
+    def get_current_stream():
+        streams.append(4321)
+        return types.SimpleNamespace(ptr=4321)
+
+    module = types.ModuleType("cupy")
+    module.empty = empty
+    module.ascontiguousarray = lambda given: Array(np.ascontiguousarray(given.array))
+    module.asnumpy = lambda given: given.array.copy()
+    module.cuda = types.SimpleNamespace(Device=_Device, get_current_stream=get_current_stream)
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    monkeypatch.setattr(library, "cuda_capability", lambda _: (9, 0))
+    return types.SimpleNamespace(streams=streams, empty=empty)
+
+
+def on_device(device, array):
+    made = device.empty(array.shape, array.dtype)
+    made.array[...] = array
+    return made
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=["plain", "split", "aligned"])
+def test_layers_compute_on_the_device(problem, shims, device):
+    data, weights, bias = operands(problem, 1)
+    layer = td.load(shims).bind(problem, on_device(device, weights), None if bias is None else on_device(device, bias))
+    given = on_device(device, data)
+    result = layer(given)
+    assert type(result) is Array
+    tolerance = 1e-4 if problem.dtype == "float32" else 1e-2
+    np.testing.assert_allclose(result.array, reference(problem, data, weights, bias), rtol=tolerance, atol=tolerance)
+    assert device.streams
+    out = device.empty(problem.output_shape, problem.output_dtype)
+    assert layer(given, out) is out
+    assert out.array.tobytes() == result.array.tobytes()
+    assert "cuda-sm_90" in repr(layer)
+
+
+def test_the_operator_functions_take_arrays_of_a_device(shims, device):
+    data, weights, bias = operands(PLAIN, 2)
+    found = td.load(shims).convolution_backprop_data(
+        on_device(device, data),
+        on_device(device, weights),
+        (2, 2),
+        pads_begin=(1, 1),
+        pads_end=(1, 1),
+        bias=on_device(device, bias),
+    )
+    np.testing.assert_allclose(found.array, reference(PLAIN, data, weights, bias), rtol=1e-4, atol=1e-4)
+
+
+def test_arrays_of_the_other_kind_are_refused(shims, device, tmp_path):
+    data, weights, bias = operands(PLAIN, 3)
+    opened = td.load(shims)
+    with pytest.raises(NoArtifactError, match=r"runs on CUDA devices .*9\.0 and later 9\.x.* in CPU memory"):
+        opened.bind(PLAIN, weights, bias)
+    given = [on_device(device, array) for array in (weights, bias)]
+    layer = opened.bind(PLAIN, *given)
+    with pytest.raises(TensorTypeError, match="data='list': must be an array with DLPack"):
+        layer([1.0])
+    with pytest.raises(TensorError, match="must be in the memory of a CUDA device, where the filter is"):
+        layer(data)
+    with pytest.raises(TensorError, match="must be in the memory of a CUDA device"):
+        opened.bind(PLAIN, given[0], bias)
+    entry(tmp_path, PLAIN, "x86-64-v3", b"x")
+    with pytest.raises(NoArtifactError, match=r"runs on the CPU; these arrays are in the memory of a CUDA device"):
+        td.load(tmp_path).bind(PLAIN, *given)
+
+
+def test_what_does_not_fit_is_refused(shims, device):
+    data, weights, bias = operands(PLAIN, 4)
+    opened = td.load(shims)
+    layer = opened.bind(PLAIN, on_device(device, weights), on_device(device, bias))
+    good = on_device(device, data)
+    with pytest.raises(TensorError, match=r"shape must be \(2, 3, 4, 5\)"):
+        layer(on_device(device, data[:1]))
+    with pytest.raises(TensorTypeError, match="dtype must be float32"):
+        layer(on_device(device, data.astype(np.float64)))
+    with pytest.raises(TensorError, match="C-contiguous"):
+        layer(Array(np.asfortranarray(data)))
+    whole = device.empty((PLAIN.batch * 9 * 63,), "float32").array
+    shared = Array(whole[: data.size].reshape(data.shape))
+    with pytest.raises(TensorError, match="must not share memory with data"):
+        layer(shared, Array(whole[: np.prod(PLAIN.output_shape)].reshape(PLAIN.output_shape)))
+    other = on_device(device, data)
+    other.device = 1
+    with pytest.raises(TensorError, match="must be on cuda:0, where the filter is"):
+        layer(other)
+    with pytest.raises(ProblemError, match="threads"):
+        layer(good, threads=2)
+    with pytest.raises(ProblemError, match="workspace"):
+        opened.bind(PLAIN, on_device(device, weights), on_device(device, bias), workspace=1)
+    with pytest.raises(TensorError, match="bias"):
+        opened.bind(PLAIN, on_device(device, weights))
+
+
+def test_arrays_may_begin_at_any_element(shims, device):
+    data, weights, _ = operands(ALIGNED, 4)
+    layer = td.load(shims).bind(ALIGNED, on_device(device, weights))
+
+    def beginning(offset, array):
+        whole = np.empty(array.nbytes + 32, np.uint8)
+        first = -whole.ctypes.data % 16 + offset
+        view = whole[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
+        view[...] = array
+        return Array(view)
+
+    wanted = layer(beginning(0, data))
+    empty = np.empty(ALIGNED.output_shape, np.float16)
+    for offset in (2, 6, 8):
+        out = layer(beginning(offset, data), beginning(offset, empty))
+        assert out.array.tobytes() == wanted.array.tobytes()
+    with pytest.raises(TensorError, match="address must be a multiple of 2, the size of an element"):
+        layer(beginning(1, data))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_reference_computes_for_a_device(dtype, tmp_path, device):
+    """Without any artifact: through the memory of the CPU and back, in the caller's package."""
+    problem = PLAIN.replace(dtype=dtype)
+    data, weights, bias = operands(problem, 6)
+    layer = td.load(tmp_path, fallback="reference").bind(problem, on_device(device, weights), on_device(device, bias))
+    given = on_device(device, data)
+    result = layer(given)
+    assert type(result) is Array
+    assert layer.manifest is None
+    tolerance = 1e-5 if dtype == "float32" else 2e-2
+    wanted = reference(problem, data, weights, bias)
+    np.testing.assert_allclose(result.array.astype(np.float64), wanted, rtol=tolerance, atol=tolerance)
+    out = device.empty(problem.output_shape, problem.output_dtype)
+    assert layer(given, out) is out
+    assert out.array.tobytes() == result.array.tobytes()
+
+
+def test_a_build_for_a_device(shims, tmp_path, monkeypatch, device):
+    """Into the user's cache, for the capability of the device that the filter is on; or why not, and what follows."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(_loading._process, "artifacts", {})
+    (made,) = (manifest for manifest in td.load(shims).manifests if manifest.parsed.epilogue.bias)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    targets = []
+
+    def build(problem, target, directory):
+        targets.append(target.name)
+        entry(directory, problem, target.name, (shims / made.library).read_bytes())
+
+    monkeypatch.setattr(fallback, "_build", build)
+    data, weights, bias = operands(PLAIN, 7)
+    operands_there = on_device(device, weights), on_device(device, bias)
+    for _ in range(2):
+        layer = td.load(empty, fallback=["compile", "reference"]).bind(PLAIN, *operands_there)
+        found = layer(on_device(device, data))
+        np.testing.assert_allclose(found.array, reference(PLAIN, data, weights, bias), rtol=1e-4, atol=1e-4)
+        assert layer.manifest.target == "cuda-sm_90"
+    assert targets == ["cuda-sm_90"]
+
+    def fails(*_):
+        raise CompilerNotFound("nvcc", "nvcc", "was not found")
+
+    monkeypatch.setattr(fallback, "_build", fails)
+    other, (_, weights, bias) = PLAIN.replace(batch=1), operands(PLAIN.replace(batch=1))
+    operands_there = on_device(device, weights), on_device(device, bias)
+    with pytest.raises(NoArtifactError, match="fallback compile: rejected: nvcc='nvcc': was not found"):
+        td.load(empty, fallback="compile").bind(other, *operands_there)
+    assert td.load(empty, fallback=["compile", "reference"]).bind(other, *operands_there).manifest is None
+
+
+def test_the_target_for_a_device():
+    wanted = {(8, 0): "cuda-sm_80", (8, 7): "cuda-sm_86", (9, 0): "cuda-sm_90", (10, 3): "cuda-sm_100", (11, 0): "cuda"}
+    assert {capability: targets.cuda_target(capability).name for capability in wanted} == wanted
+    with pytest.raises(ProblemError, match=r"target='7.5': must be a device of compute capability 8.0 or later"):
+        targets.cuda_target((7, 5))
+
+
+def test_failures_of_the_device_are_typed(shims, device):
+    _, weights, bias = operands(PLAIN, 5)
+    layer = td.load(shims).bind(PLAIN, on_device(device, weights), on_device(device, bias))
+
+    def fails(*_):
+        raise RuntimeError("CUDA Runtime Error: cudaErrorInsufficientDriver (35)")
+
+    layer._call._artifact = fails
+    with pytest.raises(DeviceError, match=r"device='cuda:0': failed: .*InsufficientDriver"):
+        layer(on_device(device, operands(PLAIN, 5)[0]))
+
+
+def test_without_a_driver_the_error_says_so(shims, monkeypatch, device):
+    monkeypatch.setattr(library, "cuda_capability", targets.cuda_capability)
+    monkeypatch.setattr(targets, "_CUDA_NAME", "libcuda-that-is-not-there.so.1")
+    targets.cuda_capability.cache_clear()
+    weights = on_device(device, operands(PLAIN)[1])
+    with pytest.raises(DeviceError, match="needs NVIDIA's driver: libcuda-that-is-not-there"):
+        td.load(shims).bind(PLAIN, weights, weights)
+    targets.cuda_capability.cache_clear()
+
+
+def test_the_driver_is_asked_for_the_capability(monkeypatch):
+    class Driver:
+        def cuInit(self, flags):
+            return flags
+
+        def cuDeviceGet(self, _, number):
+            return 0 if number == 0 else 101
+
+        def cuDeviceGetAttribute(self, value, attribute, _):
+            value._obj.value = {75: 9, 76: 0}[attribute]
+            return 0
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver())
+    targets.cuda_capability.cache_clear()
+    assert targets.cuda_capability(0) == (9, 0)
+    with pytest.raises(DeviceError, match="cuDeviceGet says 101"):
+        targets.cuda_capability(1)
+    targets.cuda_capability.cache_clear()
+
+
+def test_selection_by_capability(tmp_path):
+    made = [entry(tmp_path, PLAIN, name, b"x") for name in ("cuda", "cuda-sm_80", "cuda-sm_86", "cuda-sm_90")]
+
+    def accepted(capability):
+        decisions = select(PLAIN, made, frozenset(), capability=capability)
+        return [decision.manifest.target for decision in decisions if isinstance(decision, Accepted)]
+
+    assert accepted((9, 0)) == ["cuda", "cuda-sm_90"]
+    assert accepted((8, 0)) == ["cuda", "cuda-sm_80"]
+    assert accepted((8, 9)) == ["cuda-sm_86", "cuda", "cuda-sm_80"]  # the closest code first
+    assert accepted((12, 0)) == ["cuda"]  # by its PTX
+    assert accepted((7, 5)) == []
+    rejected = [d for d in select(PLAIN, made, frozenset(), capability=(7, 5)) if isinstance(d, Rejected)]
+    assert "this device has 7.5" in rejected[0].reason
+
+
+def test_targets():
+    assert CUDA_TARGETS["cuda-sm_90"].runs_on((9, 0))
+    assert not CUDA_TARGETS["cuda-sm_90"].runs_on((10, 0))
+    assert not CUDA_TARGETS["cuda-sm_86"].runs_on((8, 0))
+    assert targets.get_any("cuda") is CUDA_TARGETS["cuda"]
+    with pytest.raises(ProblemError, match="must be one of x86-64-v3, x86-64-v4, cuda-sm_80"):
+        targets.get_any("cuda-sm_10")
+
+
+def test_torch_is_asked_in_its_own_words():
+    torch = pytest.importorskip("torch")
+    framework = _cuda._Torch()
+    half = torch.zeros(2, 3, dtype=torch.bfloat16)
+    assert framework.dtype(half) == "bfloat16"
+    assert framework.plain(half).dtype == torch.uint16
+    assert framework.contiguous(half)
+    assert not framework.contiguous(half.t())
+    assert framework.address(half) == half.data_ptr()
+    weights = torch.arange(3 * 3 * 9 * 3, dtype=torch.float32).reshape(3, 3, 9, 3)
+    given = PLAIN.replace(filter_format="XIO")
+    np.testing.assert_array_equal(framework.canonical(given, weights).numpy(), given.canonical_filter(weights.numpy()))
+    assert framework.converted(half, "float32").dtype == torch.float32
+    bits = framework.to_host(half + 1)
+    assert bits.dtype == np.uint16
+    framework.fill(half, bits)
+    assert (half == 1).all()

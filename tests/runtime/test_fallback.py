@@ -1,0 +1,220 @@
+"""Problems that no artifact serves: built into the user's cache, computed with NumPy, or refused."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from support import artifacts as made
+from support.strategies import operands, problems
+
+import tvm_deconv as td
+from tvm_deconv.runtime import fallback
+from tvm_deconv.runtime import loader as _loading
+from tvm_deconv.targets import TARGETS, Host
+
+WANTED = made.PLAIN.replace(out_channels=4)
+TOLERANCE = {"float64": 1e-13, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2, "int8": 0}
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TVM_DECONV_MAX_TARGET", made.TARGET)
+    monkeypatch.setattr(_loading._process, "artifacts", {})
+    return tmp_path / "cache"
+
+
+def assert_right(problem, layer):
+    data, filter, bias = operands(problem)
+    layer = layer(problem, filter, bias)
+    output = layer(data)
+    expected = td.reference(problem, data, filter, bias)
+    assert output.shape == expected.shape
+    assert output.dtype == (np.int32 if problem.output_dtype == "int32" else data.dtype)
+    error = np.abs(output.astype(np.float64) - expected).max(initial=0)
+    assert error <= TOLERANCE[problem.dtype] * np.abs(expected).max(initial=0)
+    out = np.full_like(output, 77)
+    assert layer(data, out) is out
+    assert out.tobytes() == output.tobytes()
+    return layer
+
+
+def files(directory):
+    return {path.name: path.stat().st_mtime_ns for path in directory.rglob("*") if path.suffix in (".so", ".json")}
+
+
+# ---- the reference ----
+
+
+@pytest.mark.parametrize("name", made.PROBLEMS)
+def test_reference(tmp_path, name):
+    layer = assert_right(made.PROBLEMS[name], td.load(tmp_path, fallback="reference").bind)
+    assert layer.manifest is None
+    assert "-reference>" in repr(layer)
+
+
+@settings(max_examples=60)
+@given(problems(dtypes=["float16", "bfloat16"], max_macs=2000))
+def test_reference_rounds_as_numpy_does(problem):
+    """To the last bit, in the types that have few of them; the bias comes in the type of sums."""
+    data, filter, bias = operands(problem, 1)
+    layer = td.Library(Path(), [], {}, host=Host(frozenset()), cap=None, digest="", fallback=["reference"]).bind
+    with np.errstate(all="ignore"):
+        expected = td.reference(problem, data, filter, bias).astype(np.float32).astype(data.dtype)
+    if problem.dtype == "float16":
+        expected = td.reference(problem, data, filter, bias).astype(np.float16)
+    np.testing.assert_array_equal(layer(problem, filter, bias)(data).view(np.uint16), expected.view(np.uint16))
+
+
+def test_reference_and_what_is_not_a_number(tmp_path):
+    problem = made.PLAIN.replace(dtype="bfloat16")
+    data, filter, _ = operands(problem)
+    data[0, 0, 0, 0], data[1, 0, 3, 4] = np.nan, np.inf
+    output = td.load(tmp_path, fallback="reference").bind(problem, filter)(data)
+    expected = td.reference(problem, data, filter)
+    np.testing.assert_array_equal(np.isnan(output.astype(np.float32)), np.isnan(expected))
+    np.testing.assert_array_equal(np.isinf(output.astype(np.float32)), np.isinf(expected))
+
+
+def test_reference_wraps_integers_around(tmp_path):
+    problem = td.Problem(1, 1, 1 << 18, 1, (1,), (1,), (1,), (1,), (0,), (1,), dtype="uint8")
+    data, filter = np.full(problem.data_shape, 255, np.uint8), np.full(problem.filter_shape, 255, np.uint8)
+    output = td.load(tmp_path, fallback="reference").bind(problem, filter)(data)
+    exact = 255 * 255 << 18
+    assert exact > 1 << 32
+    assert output.item() == (exact + (1 << 31)) % (1 << 32) - (1 << 31)
+
+
+def test_reference_is_the_last_choice(artifacts, monkeypatch):
+    monkeypatch.setattr(_loading._process, "artifacts", {})
+    library = td.load(artifacts, fallback="reference")
+    layer = assert_right(made.PLAIN, library.bind)
+    assert layer.manifest.target == made.TARGET
+    layer = assert_right(WANTED, library.bind)
+    assert layer.manifest is None
+    assert_right(WANTED, library.bind)
+    (_, counted) = td.loaded()
+    assert (counted.target, counted.problem, counted.sha256, counted.calls) == (
+        "reference",
+        WANTED.artifact_key,
+        "",
+        4,
+    )
+
+
+def test_reference_without_tvm_ffi(tmp_path):
+    script = (
+        "import sys, numpy as np, tvm_deconv as td\n"
+        "sys.modules['tvm_ffi'] = None\n"
+        "p = td.Problem.from_key(sys.argv[1])\n"
+        "layer = td.load(sys.argv[2], fallback='reference').bind(p, np.ones(p.filter_shape, np.float32))\n"
+        "assert layer(np.ones(p.data_shape, np.float32), threads=1).max() > 1\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(td.__file__).parents[1])}
+    command = [sys.executable, "-W", "error", "-c", script, WANTED.key, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# ---- compilation ----
+
+
+def test_compile_once(artifacts, cache):
+    library = td.load(artifacts, fallback="compile")
+    assert_right(made.PLAIN, library.bind)
+    assert not cache.exists()
+    layer = assert_right(WANTED, library.bind)
+    assert layer.manifest.target == made.TARGET
+    (folder,) = (cache / "tvm_deconv").iterdir()
+    assert folder.stat().st_mode & 0o077 == 0
+    before = files(cache)
+    assert len(before) == 2
+    assert_right(WANTED.replace(filter_format="XIO"), td.load(artifacts, fallback="compile").bind)
+    assert files(cache) == before
+    # A spoilt one is built again.
+    path = folder / layer.manifest.library
+    path.write_bytes(path.read_bytes()[:-1])
+    assert_right(WANTED, td.load(artifacts, fallback="compile").bind)
+    assert path.stat().st_size == layer.manifest.size
+
+
+@pytest.mark.usefixtures("cache")
+def test_compile_once_for_many(artifacts, monkeypatch):
+    builds = []
+    honest = fallback._build
+    monkeypatch.setattr(fallback, "_build", lambda *arguments: (builds.append(1), honest(*arguments)))
+    libraries = [td.load(artifacts, fallback="compile") for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda library: assert_right(WANTED, library.bind), libraries))
+    assert builds == [1]
+
+
+@pytest.mark.usefixtures("cache")
+def test_compilation_that_fails(artifacts, monkeypatch):
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    with pytest.raises(td.NoArtifactError) as caught:
+        td.load(artifacts, fallback="compile").bind(WANTED, operands(WANTED)[1])
+    first, second = str(caught.value).splitlines()[1:3]
+    assert "fallback compile: rejected: fallback='compile': does not build" in first
+    assert "CXX='/nowhere/g++': no such program" in first
+    assert "serves another problem: out_channels 5, wanted 4" in second
+
+
+@pytest.mark.usefixtures("cache")
+def test_one_fallback_after_the_other(artifacts, monkeypatch):
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    library = td.load(artifacts, fallback=["compile", "reference"])
+    assert assert_right(WANTED, library.bind).manifest is None
+    assert library.explain(WANTED).splitlines()[-1] == (
+        "where none is usable, bind falls back to compile, then reference"
+    )
+
+
+@pytest.mark.usefixtures("cache")
+def test_compiler_that_is_not_installed(artifacts, monkeypatch):
+    monkeypatch.setitem(sys.modules, "platformdirs", None)
+    with pytest.raises(td.NoArtifactError, match=r"needs the package platformdirs: pip install 'tvm_deconv\[compile\]"):
+        td.load(artifacts, fallback="compile").bind(WANTED, operands(WANTED)[1])
+
+
+def test_cache_that_cannot_be_written(artifacts, cache):
+    cache.write_text("no directory")
+    with pytest.raises(td.NoArtifactError, match=r"the cache must be writable: .*Not a directory"):
+        td.load(artifacts, fallback="compile").bind(WANTED, operands(WANTED)[1])
+
+
+def test_target_of_a_compilation():
+    v3, v4 = TARGETS["x86-64-v3"], TARGETS["x86-64-v4"]
+    assert fallback.widest_target(Host(v4.features), None) is v4
+    assert fallback.widest_target(Host(v4.features | {"amx"}), v3) is v3
+    assert fallback.widest_target(Host(v4.features - {"avx512bw"}), v4) is v3
+    with pytest.raises(td.ProblemError, match=r"no target for this CPU \(old\) that TVM_DECONV_MAX_TARGET=x86-64-v4"):
+        fallback.widest_target(Host(frozenset({"avx"}), "old"), v4)
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize("wrong", ["numpy", ["compile", "numpy"], [1]])
+def test_unknown_fallback(artifacts, wrong):
+    with pytest.raises(td.ProblemError, match=r"fallback=.*: must be one of compile, reference"):
+        td.load(artifacts, fallback=wrong)
+
+
+def test_nothing_is_compiled_where_artifacts_are_pinned(artifacts):
+    digest = td.load(artifacts).digest
+    with pytest.raises(td.ProblemError, match="fallback='compile': must not be compile where digest or public_key"):
+        td.load(artifacts, digest=digest, fallback="compile")
+    assert_right(WANTED, td.load(artifacts, digest=digest, fallback="reference").bind)
+
+
+def test_candidates_are_shown_up_to_a_number():
+    decisions = [td.Rejected(None, "no", str(number)) for number in range(1000)]
+    lines = str(td.NoArtifactError(WANTED.key, decisions)).splitlines()
+    assert lines[1:] == [f"  {number}: rejected: no" for number in range(20)] + ["  and 980 more"]
+    assert len(str(td.NoArtifactError(WANTED.key, decisions[:20])).splitlines()) == 21

@@ -1,0 +1,417 @@
+"""The launcher, inside artifacts: each scenario runs in a process of its own that never imports tvm."""
+
+import os
+import platform
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tvm_deconv.compiler.launcher import FLAGS, SOURCE, find_compiler, launcher_object
+from tvm_deconv.errors import BuildError, CompilerNotFound
+
+STRESS = Path(__file__).parents[1] / "support" / "launcher_stress.c"
+
+# Two artifacts, each `out[i, j] = factor * data[i, last - j] + 1`, parallel over rows, with a workspace of one row.
+SHAPES = {"small": (64, 4096), "large": (8, 1 << 18)}
+FACTORS = {"small": 2.0, "large": 3.0}
+
+PRELUDE = f"""
+import sys
+sys.modules["torch"] = None  # tvm_ffi imports it where it is installed, which takes seconds and starts threads
+import ctypes, gc, os, re, resource, threading, time
+from pathlib import Path
+import numpy as np
+import tvm_ffi
+
+SHAPES, FACTORS = {SHAPES}, {FACTORS}
+paths = dict(zip(SHAPES, sys.argv[1:]))
+libs = {{name: ctypes.CDLL(path) for name, path in paths.items()}}
+mains = {{name: tvm_ffi.load_module(path)["main"] for name, path in paths.items()}}
+set_threads, get_threads = libs["small"].tvm_deconv_set_num_threads, libs["small"].tvm_deconv_get_num_threads
+set_limit = libs["small"].tvm_deconv_set_thread_limit
+
+class Case:
+    def __init__(self, name):
+        self.main = mains[name]
+        self.data = np.random.default_rng(0).random(SHAPES[name], dtype=np.float32)
+        self.out = np.full_like(self.data, np.nan)
+        self.wanted = self.data[:, ::-1] * np.float32(FACTORS[name]) + np.float32(1)
+    def run(self):
+        self.main(self.data, self.out)
+    def check(self):
+        self.out[:] = np.nan
+        self.run()
+        assert np.array_equal(self.out, self.wanted)
+
+def worker_ids():
+    tasks = Path("/proc/self/task").iterdir()
+    return [int(task.name) for task in tasks if (task / "comm").read_text().strip() == "tvm_deconv"]
+
+def workers():
+    return len(worker_ids())
+
+def come_to(number):  # a new thread names itself when it first runs
+    end = time.time() + 10
+    while workers() != number and time.time() < end: time.sleep(0.001)
+    return workers() == number
+"""
+
+
+def _export(path: Path, addon: Path, rows: int, columns: int, factor: float) -> Path:
+    import tvm
+    from tvm import te
+
+    data = te.placeholder((rows, columns), "float32", name="data")
+    scaled = te.compute((rows, columns), lambda i, j: data[i, j] * tvm.tirx.const(factor, "float32"), name="scaled")
+    out = te.compute((rows, columns), lambda i, j: scaled[i, columns - 1 - j] + 1.0, name="out")
+    schedule = tvm.s_tir.Schedule(te.create_prim_func([data, out]).with_attr("global_symbol", "main"))
+    row, _ = schedule.get_loops(schedule.get_sblock("out"))
+    schedule.compute_at(schedule.get_sblock("scaled"), row)
+    schedule.parallel(row)
+    module = tvm.compile(schedule.mod, target={"kind": "llvm", "mcpu": "x86-64-v3"})
+    module.export_library(str(path), addons=[str(addon)], cc=find_compiler())
+    return path
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("launcher")
+    addon = launcher_object(find_compiler(), folder)
+    return [_export(folder / f"{name}.so", addon, *SHAPES[name], FACTORS[name]) for name in SHAPES]
+
+
+@pytest.fixture
+def run(artifacts):
+    def run(script: str, **environment: str) -> str:
+        kept = {name: value for name, value in os.environ.items() if name != "TVM_DECONV_NUM_THREADS"}
+        command = [sys.executable, "-W", "error", "-W", "ignore:.*fork:DeprecationWarning", "-c", PRELUDE + script]
+        command += map(str, artifacts)
+        done = subprocess.run(command, env=kept | environment, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_needs_only_the_c_library_and_ffi(artifacts):
+    for path in artifacts:
+        dynamic = subprocess.run(["readelf", "-d", str(path)], capture_output=True, text=True, check=True).stdout
+        needed = re.findall(r"NEEDED.*\[(.*?)\.so", dynamic)
+        assert set(needed) <= {"libtvm_ffi", "libc", "libm", "libgcc_s", "libstdc++", "libpthread", "ld-linux-x86-64"}
+        listing = subprocess.run(["nm", "-D", str(path)], capture_output=True, text=True, check=True).stdout
+        symbols = listing.splitlines()
+        undefined = [line.split()[1] for line in symbols if line.split()[0] == "U"]
+        assert all("@GLIBC" in name or name.startswith("TVMFFI") for name in undefined)
+        assert not any("__TVMBackend" in line for line in symbols)  # nothing outside can overwrite the hooks
+        assert any(line.split()[1:] == ["u", "tvm_deconv_runtime_v3"] for line in symbols)
+
+
+def test_self_contained_with_one_pool(run):
+    run("""
+for name in SHAPES:
+    for threads in (4, 1, 3, 4):
+        set_threads(threads)
+        Case(name).check()
+    assert come_to(3)
+assert not {name for name in sys.modules if name == "tvm" or name.startswith("tvm.")}
+assert not {"libtvm_runtime", "libtvm_compiler"} & set(re.findall("libtvm_[a-z]+", Path("/proc/self/maps").read_text()))
+""")
+
+
+def test_number_of_threads(run):
+    script = """
+cpus = len(os.sched_getaffinity(0))
+assert get_threads() == int(os.environ.get("EXPECTED", cpus))
+assert set_threads(5) == int(os.environ.get("EXPECTED", cpus)) and get_threads() == 5
+assert libs["large"].tvm_deconv_get_num_threads() == 5
+assert set_threads(-1) == -1 and set_threads(1 << 20) == -1 and get_threads() == 5
+assert set_threads(0) == 5 and get_threads() == int(os.environ.get("EXPECTED", cpus))
+assert set_limit(2) == 0 and set_limit(-1) == -1 and libs["large"].tvm_deconv_set_thread_limit(0) == 2
+"""
+    run(script)
+    run(script, TVM_DECONV_NUM_THREADS="3", EXPECTED="3")
+    run(script, TVM_DECONV_NUM_THREADS="3 threads")
+
+
+def test_limit_is_of_the_calling_thread(run):
+    run("""
+set_threads(4)
+case = Case("small")
+set_limit(1)
+thread = threading.Thread(target=case.check)
+case.check()
+time.sleep(0.05)
+assert workers() == 0
+thread.start(); thread.join()
+assert come_to(3)
+""")
+
+
+def test_outlives_the_artifact_loaded_first(run):
+    run("""
+set_threads(4)
+Case("small").check()
+handle = libs.pop("small")._handle
+del set_threads, get_threads, set_limit
+mains.pop("small")
+gc.collect()
+ctypes.CDLL(None).dlclose(ctypes.c_void_p(handle))
+Case("large").check()
+assert come_to(3)
+""")
+
+
+def test_forked_child(run):
+    run("""
+import multiprocessing
+set_threads(4)
+case = Case("small")
+case.check()
+
+def child():
+    try:
+        assert workers() == 0
+        case.check()
+        case.check()
+        assert come_to(3) and get_threads() == 4
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+def fork():
+    pid = os.fork()
+    if pid == 0:
+        child()
+    assert os.waitpid(pid, 0)[1] == 0
+    case.check()
+
+fork()
+stop = False
+def load():
+    mine = Case("large")
+    while not stop:
+        mine.check()
+threads = [threading.Thread(target=load) for _ in range(3)]
+for thread in threads: thread.start()
+try:
+    for _ in range(25): fork()
+finally:
+    stop = True
+    for thread in threads: thread.join()
+
+def total(factor):
+    case.check()
+    return factor * float(case.out.sum())
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    assert pool.map(total, range(6)) == [total(factor) for factor in range(6)]
+""")
+
+
+def test_concurrent_callers(run):
+    run("""
+failed = []
+def caller(seed):
+    random = np.random.default_rng(seed)
+    cases = [Case("small"), Case("large")]
+    try:
+        for _ in range(40):
+            if random.random() < 0.3: set_threads(int(random.integers(1, 7)))
+            if random.random() < 0.3: set_limit(int(random.integers(0, 4)))
+            cases[int(random.random() < 0.1)].check()
+    except BaseException as error:
+        failed.append(error)
+threads = [threading.Thread(target=caller, args=(seed,)) for seed in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert not failed, failed
+assert workers() <= 5
+""")
+
+
+def test_affinity(run):
+    # The caller's is untouched, and workers are not confined to that of whichever thread starts them.
+    run("""
+everywhere = os.sched_getaffinity(0)
+here = {min(everywhere)}
+set_threads(3)
+def caller():
+    os.sched_setaffinity(0, here)
+    Case("small").check()
+    assert os.sched_getaffinity(0) == here
+thread = threading.Thread(target=caller)
+thread.start(); thread.join()
+assert os.sched_getaffinity(0) == everywhere
+assert come_to(2)
+assert [os.sched_getaffinity(worker) for worker in worker_ids()] == [everywhere, everywhere]
+""")
+
+
+def test_idle_pool_sleeps(run):
+    run("""
+set_threads(4)
+case = Case("small")
+for _ in range(20): case.run()
+before = time.process_time()
+time.sleep(0.3)
+assert time.process_time() - before < 0.010
+""")
+
+
+def test_repeated_calls_allocate_nothing(run):
+    run("""
+set_threads(2)
+case = Case("large")
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20): case.run()
+before = faults()
+for _ in range(20): case.run()
+assert faults() - before < 100, faults() - before  # a fresh workspace for every row would be 40000
+""")
+
+
+def test_workspace_is_freed_with_its_thread(run):
+    run("""
+set_limit(1)
+case = Case("large")
+def caller():
+    set_limit(1)
+    case.run()
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+before = resident()
+for _ in range(100):
+    thread = threading.Thread(target=caller)
+    thread.start(); thread.join()
+assert resident() - before < 20 << 20  # of 100 MiB
+""")
+
+
+def test_out_of_memory_is_an_error_of_the_call(run):
+    # In the caller or in a worker: the error object reaches the caller, and the pool goes on.
+    run("""
+case = Case("large")
+for threads in (1, 4):
+    set_threads(threads)
+    Case("small").check()
+    assert come_to(threads - 1)  # thread-local data of a thread that begins now would find no memory either
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (size, hard))
+    try:
+        case.run()
+    except MemoryError as error:
+        text = str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    assert text == "nbytes=1048576: no memory for the workspace", text
+    Case("small").check()
+case.check()
+""")
+
+
+def test_exit_with_a_thread_inside_a_call(run):
+    # Called through ctypes: what tvm_ffi's frames do when the interpreter ends a daemon thread is not the launcher's.
+    script = """
+class Tensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device", ctypes.c_int32 * 2), ("ndim", ctypes.c_int32),
+                ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+                ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("offset", ctypes.c_uint64)]
+class Any(ctypes.Structure):
+    _fields_ = [("type_index", ctypes.c_int32), ("padding", ctypes.c_uint32), ("value", ctypes.c_void_p)]
+
+def tensor(array, shape):
+    return Tensor(array.ctypes.data, (1, 0), 2, 2, 32, 1, ctypes.addressof(shape), None, 0)
+
+def caller(started):
+    case = Case("large")
+    shape = (ctypes.c_int64 * 2)(*case.data.shape)
+    tensors = [tensor(case.data, shape), tensor(case.out, shape)]
+    arguments = (Any * 2)(*[Any(7, 0, ctypes.addressof(each)) for each in tensors])
+    result = Any()
+    function = libs["large"].__tvm_ffi_main
+    while True:
+        assert function(None, arguments, 2, ctypes.byref(result)) == 0
+        if started is not None:
+            assert np.array_equal(case.out, case.wanted)
+            started.set()
+            started = None
+
+set_threads(4)
+for _ in range(3):
+    started = threading.Event()
+    threading.Thread(target=caller, args=(started,), daemon=True).start()
+    assert started.wait(20)
+"""
+    for _ in range(2):
+        run(script)
+
+
+def _build_stress(folder: Path, *flags: str) -> Path:
+    cc, program = find_compiler(), folder / "stress"
+    objects = [folder / f"{source.stem}.o" for source in (SOURCE, STRESS)]
+    for source, made in zip((SOURCE, STRESS), objects, strict=True):
+        command = [cc, "-x", "c", *FLAGS, "-Werror", "-g", *flags, "-c", str(source), "-o", str(made)]
+        subprocess.run(command, check=True, capture_output=True)
+    subprocess.run([cc, "-pthread", *flags, *map(str, objects), "-o", str(program)], check=True, capture_output=True)
+    return program
+
+
+@pytest.mark.parametrize(("mode", "rounds"), [("storm", 1000), ("rendezvous", 30000)])
+def test_stress(tmp_path, mode, rounds):
+    done = subprocess.run([_build_stress(tmp_path), mode, str(rounds)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory):
+    """The stress program under ThreadSanitizer, as a command; skips where that does not run."""
+    try:
+        program = str(_build_stress(tmp_path_factory.mktemp("tsan"), "-fsanitize=thread"))
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"the compiler has no ThreadSanitizer: {error.stderr.decode().strip()}")
+    commands = [[program]]
+    if shutil.which("setarch"):  # the sanitizer's fixed addresses may clash with randomised ones
+        commands.append(["setarch", platform.machine(), "-R", program])
+    for command in commands:
+        tried = subprocess.run([*command, "storm", "0"], capture_output=True, text=True, timeout=60, check=False)
+        if tried.returncode == 0:
+            return command
+    pytest.skip(f"ThreadSanitizer does not run here: {tried.stderr.strip()[:200]}")
+
+
+@pytest.mark.parametrize(("mode", "rounds"), [("storm", 200), ("rendezvous", 1000)])
+def test_no_data_race(sanitized, mode, rounds):
+    done = subprocess.run([*sanitized, mode, str(rounds)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_compiler_from_the_environment(monkeypatch, tmp_path):
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\necho sorry >&2\nexit 1\n")
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert find_compiler() == str(compiler)
+    with pytest.raises(BuildError, match="the launcher does not compile:\nsorry"):
+        launcher_object(find_compiler(), tmp_path)
+    assert sorted(tmp_path.iterdir()) == [compiler]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX")
+    assert find_compiler() == str(compiler)
+
+
+def test_missing_compiler(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(CompilerNotFound, match=r"^CXX='no-such-compiler': no such program; set CXX to .*"):
+        find_compiler()
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CompilerNotFound, match=r"no C\+\+ compiler here .*; install g\+\+ or set CXX"):
+        find_compiler()
+    with pytest.raises(CompilerNotFound, match=r"does not start \(No such file or directory\); set CXX"):
+        launcher_object(str(tmp_path / "gone"), tmp_path)

@@ -1,0 +1,105 @@
+"""Results that go from registers to the output: the same outputs, whatever the tile, the epilogue and the address."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from support.kernels import call_kernel, compiled_kernel, targets
+from support.strategies import epilogues, operands
+from support.tolerances import TOLERANCE
+from tvm_deconv.schedules import x86
+from tvm_deconv.schedules.x86 import accumulator_lanes, at_once, build_kernel
+from tvm_deconv.schedules.x86.tiles import Plan
+
+import tvm_deconv as td
+from tvm_deconv.compiler.choices import named
+from tvm_deconv.compute.direct import Tile
+from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.problem.reference import reference
+from tvm_deconv.targets import TARGETS
+
+ROWS = named("direct_rows")
+
+
+@st.composite
+def whole_rows(draw):
+    """A Problem whose kernel is its stride and whose rows are whole vectors."""
+    rank = draw(st.integers(1, 3))
+    dtype = draw(st.sampled_from(["float32", "float32", "float64", "int8"]))
+    outer = [draw(st.integers(1, 7 if rank == 2 else 4)) for _ in range(rank - 1)]
+    data = (*outer, 16 * draw(st.integers(1, 3)))
+    kernel = (*(draw(st.integers(1, 3)) for _ in outer), draw(st.integers(1, 5)))
+    output = tuple(x * k for x, k in zip(data, kernel, strict=True))
+    counts = [draw(st.integers(1, most)) for most in (3, 3, 6, 7)]
+    one, none = (1,) * rank, (0,) * rank
+    return td.Problem(*counts, data, kernel, kernel, one, none, output, dtype, epilogue=draw(epilogues(dtype)))
+
+
+def plans_at_once(problem, target):
+    """The enumerated plans that finish at once, of vectors and of their halves."""
+    lanes = accumulator_lanes(problem, target)
+    geometry = Geometry.of(problem)
+    found = (plan for _, plan in ROWS.family.plans(problem, target))
+    return [plan for plan in found if at_once.serves(problem, geometry, plan.tile, lanes // (1 + plan.halves))]
+
+
+def check(problem, target, plan, seed, aligned):
+    data, weights, bias = operands(problem, seed)
+    kernel = build_kernel(problem, target, ROWS, plan)
+    found = call_kernel(problem, kernel, compiled_kernel(kernel, target), data, weights, bias, aligned).astype(float)
+    wanted = reference(problem, data, weights, bias)
+    norm = max(np.linalg.norm(wanted), 1e-3)
+    assert np.linalg.norm(found - wanted) <= TOLERANCE[problem.dtype] * norm, (problem.key, plan)
+    return kernel
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@targets
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(problem=whole_rows(), seed=st.integers(0, 2**20))
+@example(problem=td.Problem(1, 1, 3, 5, (7, 48), (2, 2), (2, 2), (1, 1), (0, 0), (14, 96)), seed=2)
+def test_outputs_agree_with_the_reference(problem, target, seed, streams):
+    choose = random.Random(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(x86, "outgrows_caches", lambda _: streams)
+        found = plans_at_once(problem, target)
+        assert found, problem.key
+        text = check(problem, target, choose.choice(found), seed, choose.random() < 0.7).deconv.script()
+    assert ("tvm_deconv_store" in text) == streams
+    assert ('T.sblock("epilogue")' in text) == streams  # of what serves outputs at other addresses
+
+
+@targets
+def test_blocks_that_are_not_full_leave_out_what_is_none(target, monkeypatch):
+    # 7 rows in blocks of 3, 144 positions a block in tiles of 64 or 128, 5 channels in tiles of 2.
+    problem = td.Problem(1, 1, 4, 5, (7, 48), (2, 2), (2, 2), (1, 1), (0, 0), (14, 96), epilogue=td.Epilogue(True))
+    for streams in (False, True):
+        monkeypatch.setattr(x86, "outgrows_caches", lambda _, streams=streams: streams)
+        lanes = accumulator_lanes(problem, target)
+        plan = Plan(Tile(1, 1, 3, 48, 2, 4 * lanes, 2), share_data=streams)
+        assert at_once.serves(problem, Geometry.of(problem), plan.tile, lanes)
+        check(problem, target, plan, 5, aligned=True)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"data_format": "NXC"},
+        {"dtype": "bfloat16"},
+        {"kernel": (3, 3)},
+        {"strides": (3, 3), "output_spatial": (21, 144)},
+        {"pads_begin": (0, 1)},
+        {"output_spatial": (14, 95)},
+        {"output_spatial": (13, 96)},
+        {"batch": "any"},
+        {"data_spatial": (7, 44), "output_spatial": (14, 88)},
+    ],
+    ids=str,
+)
+def test_other_layers_keep_their_stages(changed):
+    problem = td.Problem(1, 1, 4, 5, (7, 48), (2, 2), (2, 2), (1, 1), (0, 0), (14, 96))
+    target = TARGETS["x86-64-v4"]
+    assert plans_at_once(problem, target)
+    assert not plans_at_once(problem.replace(**changed), target)

@@ -1,0 +1,217 @@
+"""Building artifacts for CUDA, on machines without a GPU: nvcc, what it is told, and what it says of kernels."""
+
+import re
+import struct
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import tvm_ffi
+from tvm_deconv.schedules import cuda
+
+import tvm_deconv as td
+from tvm_deconv.artifact import elf as _elf
+from tvm_deconv.artifact.manifest import Manifest
+from tvm_deconv.compiler import build, nvcc
+from tvm_deconv.compiler.launcher import find_compiler
+from tvm_deconv.errors import BuildError, CompilerNotFound
+from tvm_deconv.runtime import loader as _loading
+from tvm_deconv.runtime.verify import verify
+from tvm_deconv.targets import CUDA_TARGETS
+
+try:
+    nvcc.find_nvcc()
+    MISSING = None
+except CompilerNotFound as error:
+    MISSING = str(error)
+needs_nvcc = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+
+#: Of one product, so that nvcc is soon done: of several, a kernel is so many copies of this one's code.
+PRODUCT = td.Problem(64, 1, 256, 64, (16, 16), (2, 2), (2, 2), (1, 1), (0, 0), (32, 32))
+PROBLEMS = {
+    "product": PRODUCT.replace(epilogue=td.Epilogue(True, "gelu")),
+    "tensor": PRODUCT.replace(dtype="float16"),
+    "tensor_nxc": PRODUCT.replace(dtype="bfloat16", data_format="NXC"),
+    "tensor_tf32": PRODUCT.replace(precision="tf32"),
+    "narrow": td.Problem(1, 64, 1, 1, (64, 64), (4, 4), (2, 2), (1, 1), (1, 1), (128, 128)),
+    "generic": td.Problem(1, 1, 3, 2, (5, 5), (7, 7), (8, 8), (3, 3), (2, 3), (40, 43), "float64"),
+}
+ARCHITECTURES = [name.removeprefix("cuda-") for name in CUDA_TARGETS if name != "cuda"]
+
+
+def resources_of(text, directory):
+    """What ptxas says of the kernels of `text` for every architecture, of one compilation to PTX."""
+    path = directory / "kernels.cu"
+    path.write_text(text)
+    codes = ",".join(ARCHITECTURES)
+    command = [nvcc.find_nvcc(), "-fatbin", "-O3", "-std=c++17", "-w", "-Xptxas", "-v", "-ccbin", find_compiler()]
+    command += ["-gencode", f"arch=compute_80,code=[{codes}]", f"-I{Path(tvm_ffi.__file__).parent / 'include'}"]
+    done = subprocess.run([*command, str(path), "-o", str(directory / "x.fatbin")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return nvcc.parse_resources(done.stderr)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_resources_are_within_bounds(name, tmp_path):
+    """Every family for every architecture: 128 registers, static shared memory, no stack and no spill."""
+    kernel = cuda.build_kernel(PROBLEMS[name])
+    assert kernel.algorithm == f"cuda_{name.partition('_')[0]}"
+    found = resources_of(cuda.source({"deconv": kernel.deconv, "pack": kernel.pack}), tmp_path)
+    assert {resources.architecture for resources in found} == set(ARCHITECTURES)
+    for resources in found:
+        assert resources.registers <= 128, resources
+        assert resources.shared_bytes <= 48 << 10, resources
+        assert resources.stack_bytes == 0, resources
+        assert resources.spill_bytes == 0, resources
+
+
+#: What the code of each is made of, besides what it is not.
+MADE_OF = {
+    "product": (
+        r"ld\.shared\.v4\.(f32|b32|u32)",
+        r"cp\.async\.ca.* 4,",
+        r"cp\.async\.cg.* 16,",
+        r"fma\.rn\.f32",
+        r"div\.rn\.f32",
+    ),
+    "tensor": (r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32", r"ldmatrix.*x4\.trans"),
+    "tensor_nxc": (r"m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32", r"ldmatrix.*x4\.shared", r"cp\.async\.cg.* 16,"),
+    "tensor_tf32": (r"m16n8k8\.row\.col\.f32\.tf32\.tf32\.f32", r"cvt\.rna\.tf32\.f32", r"cp\.async\.ca.* 4,"),
+    "narrow": (r"st\.global\.v2\.(f32|b32|u32)",),
+    "generic": (r"fma\.rn\.f64",),
+}
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_the_instructions(name, tmp_path):
+    """Vectors, copies that run along and tensor cores where they are meant; no atomics; the arithmetic of IEEE 754."""
+    assert not [flag for flag in nvcc.FLAGS if re.search("fast|ftz|prec|fmad", flag)]
+    kernel = cuda.build_kernel(PROBLEMS[name])
+    source, ptx = tmp_path / "kernels.cu", tmp_path / "kernels.ptx"
+    source.write_text(cuda.source({"deconv": kernel.deconv, "pack": kernel.pack}))
+    command = [nvcc.find_nvcc(), "-ptx", "-arch=compute_80", "-O3", "-std=c++17", "-w", "-ccbin", find_compiler()]
+    command += [f"-I{Path(tvm_ffi.__file__).parent / 'include'}", str(source), "-o", str(ptx)]
+    subprocess.run(command, check=True)
+    code = ptx.read_text()
+    for instruction in MADE_OF[name]:
+        assert re.search(instruction, code), instruction
+    assert not re.search(r"\b(atom|red|shfl|vote)\.|\.ftz|\.approx\.f32|\.full\.f32", code)
+
+
+@needs_nvcc
+@pytest.mark.slow
+def test_every_layer_builds():
+    """All layers of the example, for 8.0 and 9.0, in float32, TF32 and float16: an hour of one processor."""
+    script = Path(__file__).parents[2] / "scripts" / "cuda-resources"
+    command = [sys.executable, str(script), "--types", "float32", "tf32", "float16"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "138 built, 0 failed, 0 beyond bounds" in done.stderr
+
+
+PTX, MACHINE_CODE = 1, 2
+
+
+def codes_in(library):
+    """What the fat binaries in a library hold: kind of code, and architecture."""
+    found = set()
+    for begin in re.finditer(struct.pack("<I", 0xBA55ED50), library):
+        _, _, header, size = struct.unpack_from("<IHHQ", library, begin.start())
+        at, end = begin.start() + header, begin.start() + header + size
+        while at < end:
+            kind, _, header, size = struct.unpack_from("<HHIQ", library, at)
+            found.add((kind, *struct.unpack_from("<I", library, at + 28)))
+            at += header + size
+    return found
+
+
+@needs_nvcc
+def test_an_artifact_for_several_architectures(tmp_path):
+    """Built, up to date, loaded and refused without a GPU, by a process without TVM."""
+    problem = PROBLEMS["generic"]
+    (outcome,) = td.compile([problem], "cuda", tmp_path)
+    assert outcome.status == "built"
+    assert [o.status for o in td.compile([problem], "cuda", tmp_path)] == ["current"]
+    (path,) = tmp_path.glob("*.json")
+    manifest = Manifest.read(path)
+    content = (tmp_path / manifest.library).read_bytes()
+    assert codes_in(content) == {(MACHINE_CODE, 80), (MACHINE_CODE, 90), (PTX, 90)}
+    needed, defined = _elf.dynamic(content)
+    assert set(needed) <= _loading.NEEDED
+    assert {"__tvm_ffi_deconv", "__tvm_ffi_pack"} <= defined
+    assert (manifest.target, manifest.features, manifest.algorithm) == ("cuda", (), "cuda_generic")
+    assert "nvcc" in manifest.versions
+    verdict = verify(td.load(tmp_path), manifest)
+    assert verdict.status == "skipped"
+    assert "CUDA devices" in verdict.reason
+    script = f"""
+        import sys
+        import numpy as np
+        from pathlib import Path
+        import tvm_deconv as td
+        from tvm_deconv.runtime import loader as _loading
+        library = td.load({str(tmp_path)!r})
+        artifact = _loading.load(library.root, library.manifests[0])
+        try:
+            artifact(*[np.zeros(1)] * 3)
+        except Exception as error:
+            print(type(error).__name__)
+        print("tvm" in sys.modules, "torch" in sys.modules)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[1:] == ["False", "False"]
+
+
+def test_nvcc_is_looked_for(monkeypatch, tmp_path):
+    nvcc.find_nvcc.cache_clear()
+    monkeypatch.setenv("NVCC", "no-such-nvcc")
+    monkeypatch.setattr(nvcc.sysconfig, "get_path", lambda _: str(tmp_path))
+    with pytest.raises(CompilerNotFound, match=r"nvcc='no-such-nvcc': .*pip install 'tvm_deconv\[cuda\]'"):
+        nvcc.find_nvcc()
+    packaged = tmp_path / "nvidia" / "cu13" / "bin" / "nvcc"
+    packaged.parent.mkdir(parents=True)
+    packaged.write_text("")
+    assert nvcc.find_nvcc() == str(packaged)
+    nvcc.find_nvcc.cache_clear()
+
+
+def test_free_extents_are_refused(tmp_path):
+    problem = PROBLEMS["product"].replace(batch="any")
+    with pytest.raises(BuildError, match=r"problem='nany-.*': must have no free extents for cuda-sm_80"):
+        build.export(problem, CUDA_TARGETS["cuda-sm_80"], tmp_path, cc="nvcc")
+
+
+def test_what_nvcc_refuses_is_a_build_error(tmp_path):
+    fails = tmp_path / "nvcc"
+    fails.write_text("#!/bin/sh\necho 'error: no such thing' >&2\nexit 1\n")
+    fails.chmod(0o755)
+    with pytest.raises(BuildError, match=r"failed for cuda-sm_80: error: no such thing"):
+        nvcc.compile_library("", tmp_path / "x.so", CUDA_TARGETS["cuda-sm_80"], str(fails))
+    with pytest.raises(BuildError, match="no such thing"):
+        build.export(PROBLEMS["generic"], CUDA_TARGETS["cuda-sm_80"], tmp_path / "out", cc=str(fails))
+    assert not [path for path in (tmp_path / "out").iterdir() if path.suffix in (".so", ".json")]
+
+
+SAID = """\
+ptxas info    : Compiling entry function 'pack_kernel' for 'sm_80'
+ptxas info    : Function properties for pack_kernel
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 10 registers, used 0 barriers, 368 bytes cmem[0]
+ptxas info    : Compiling entry function 'deconv_kernel' for 'sm_90'
+ptxas info    : Function properties for deconv_kernel
+    16 bytes stack frame, 44 bytes spill stores, 40 bytes spill loads
+ptxas info    : Used 128 registers, used 1 barriers, 16 bytes cumulative stack size, 33280 bytes smem
+"""
+
+
+def test_what_ptxas_says():
+    first, second = nvcc.parse_resources(SAID)
+    assert first == nvcc.Resources("pack_kernel", "sm_80", 10, 0, 0, 0)
+    assert second == nvcc.Resources("deconv_kernel", "sm_90", 128, 33280, 16, 84)
+    assert first.blocks(256) == 8  # by threads
+    assert second.blocks(256) == 2  # by registers
+    assert nvcc.Resources("x", "sm_80", 32, 48 << 10, 0, 0).blocks(256) == 3  # by shared memory

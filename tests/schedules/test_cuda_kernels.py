@@ -1,0 +1,275 @@
+"""Generated CUDA on the CPU (`cuda_shim`) against the reference: every family over the attribute space it serves."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from support.cuda_kernels import Batch, drawn, sparse
+from support.strategies import not_empty, operands, problems
+from support.tolerances import TOLERANCE
+from tvm_deconv.schedules.cuda import ALGORITHMS, algorithm_for, emit
+from tvm_deconv.schedules.cuda.product import PLANS, default_plan
+from tvm_deconv.schedules.cuda.tensor import PLANS as TENSOR_PLANS
+
+import tvm_deconv as td
+from tvm_deconv.problem.reference import reference
+
+FAMILIES = {algorithm.name: algorithm for algorithm in ALGORITHMS}
+
+
+def with_many_groups(problem):
+    return problem.replace(
+        groups=16 + problem.groups,
+        in_channels=min(problem.in_channels, 3),
+        out_channels=min(problem.out_channels, 2),
+    )
+
+
+def as_tf32(problem):
+    return problem.replace(precision="tf32")
+
+
+def tf32(array):
+    """Float32 rounded to 10 bits after the leading one, ties away from zero."""
+    bits = np.ascontiguousarray(array).view(np.uint32)
+    return ((bits + 0x1000) & 0xFFFFE000).astype(np.uint32).view(np.float32)
+
+
+def check(batch, number, seed=0, offset=0):
+    kernel = batch.kernels[number]
+    problem = kernel.problem
+    data, weights, bias = operands(problem, seed)
+    found = batch.run(number, data, weights, bias, offset, first=number % 2 == 1).astype(np.float64)
+    if problem.precision == "tf32" and kernel.algorithm == "cuda_tensor":
+        # Of rounded operands the products are exact, as far as float32 sums are.
+        data, weights = tf32(data), tf32(weights)
+    wanted = reference(problem, data, weights, bias)
+    norm = np.linalg.norm(wanted)
+    assert np.linalg.norm(found - wanted) <= TOLERANCE[problem.dtype] * max(norm, 1e-3), problem.key
+
+
+EXAMPLES = {
+    "cuda_generic": [
+        # Strides and dilations that do not divide each other: 64 combinations of phases.
+        td.Problem(1, 1, 3, 2, (5, 5), (7, 7), (8, 8), (3, 3), (2, 3), (40, 43)),
+        # No tap reaches any output.
+        td.Problem(1, 1, 2, 3, (5,), (1,), (2,), (1,), (1,), (1,), epilogue=td.Epilogue(True, "sigmoid")),
+    ],
+    "cuda_narrow": [
+        td.Problem(2, 64, 1, 1, (6, 8), (4, 4), (2, 2), (1, 1), (1, 1), (12, 16), epilogue=td.Epilogue(True, "silu")),
+        td.Problem(1, 19, 2, 3, (6, 7), (8, 8), (4, 4), (1, 1), (2, 2), (24, 28), data_format="NXC"),
+        # One output channel: several positions a thread.
+        td.Problem(1, 1, 3, 1, (131, 130), (9, 9), (3, 3), (1, 1), (4, 4), (391, 390), epilogue=td.Epilogue(True)),
+        td.Problem(1, 1, 2, 1, (150, 129), (2, 2), (2, 2), (1, 1), (0, 0), (300, 258), "float16"),
+    ],
+    "cuda_tensor": [
+        # Every plan's width; both layouts of A, vectors of it and single elements; rows and terms that end in a tile.
+        td.Problem(2, 1, 40, 24, (9, 16), (4, 4), (2, 2), (1, 1), (1, 1), (18, 32), "bfloat16", "NXC"),
+        td.Problem(1, 1, 21, 9, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11), "float16", "NXC"),
+        td.Problem(1, 1, 20, 130, (5, 6), (2, 2), (2, 2), (1, 1), (0, 0), (10, 12), "float16"),
+        td.Problem(1, 2, 600, 17, (5, 5), (3, 3), (2, 2), (1, 1), (1, 1), (9, 10), "bfloat16"),
+        td.Problem(1, 1, 20, 4, (60,), (8,), (4,), (1,), (2,), (240,), "float16", epilogue=td.Epilogue(True, "tanh")),
+        td.Problem(2, 1, 21, 24, (9, 16), (4, 4), (2, 2), (1, 1), (1, 1), (18, 32), precision="tf32"),
+        td.Problem(1, 1, 21, 9, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11), "float32", "NXC", precision="tf32"),
+        td.Problem(1, 2, 20, 70, (130,), (5,), (2,), (1,), (1,), (263,), "float32", "NXC", precision="tf32"),
+    ],
+    "cuda_product": [
+        # All that the taps read is outside of the data.
+        td.Problem(1, 1, 2, 3, (5,), (7,), (1,), (3,), (40,), (9,), epilogue=td.Epilogue(True, "sigmoid")),
+        td.Problem(1, 1, 3, 2, (6,), (2,), (5,), (1,), (0,), (31,), epilogue=td.Epilogue(True, "gelu")),
+        td.Problem(1, 1, 1030, 3, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (8, 9), epilogue=td.Epilogue(True, "relu")),
+        td.Problem(1, 1, 40, 24, (9, 16), (4, 4), (2, 2), (1, 1), (1, 1), (18, 32), data_format="NXC"),
+        td.Problem(1, 1, 12, 130, (5, 6), (2, 2), (2, 2), (1, 1), (0, 0), (10, 12)),
+        td.Problem(1, 1, 3, 1, (9,), (64,), (17,), (1,), (5,), (190,)),
+        td.Problem(64, 1, 7, 33, (1, 1), (4, 4), (1, 1), (1, 1), (0, 0), (4, 4)),
+        td.Problem(1, 3, 5, 17, (3, 4, 5), (2, 3, 3), (3, 1, 2), (1, 2, 3), (2, 0, 1), (7, 9, 12)),
+    ],
+}
+
+
+#: The space of each family, and how many of it are drawn.
+SPACES = {
+    "cuda_generic": (problems(), 12),
+    "cuda_narrow": (problems().map(with_many_groups), 8),
+    "cuda_tensor": (st.one_of(problems(dtypes=["float16", "bfloat16"]), problems(dtypes=["float32"]).map(as_tf32)), 4),
+    "cuda_product": (problems(max_macs=60_000), 6),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_agrees_with_the_reference(family, tmp_path):
+    algorithm = FAMILIES[family]
+    space, count = SPACES[family]
+    chosen = drawn(space.filter(lambda p: not_empty(p) and algorithm.serves(p)), count)
+    batch = Batch(EXAMPLES[family] + chosen, tmp_path, "batch", algorithm)
+    for number in range(len(batch.kernels)):
+        check(batch, number)
+
+
+def test_the_choice_of_algorithm():
+    def chosen(problem):
+        return algorithm_for(problem).name
+
+    for family, given in EXAMPLES.items():
+        assert {chosen(problem) for problem in given} == {family}
+    depthwise = EXAMPLES["cuda_narrow"][0]
+    assert chosen(depthwise.replace(groups=2)) == "cuda_product"
+    assert chosen(depthwise.replace(batch=0)) == "cuda_narrow"
+    half = EXAMPLES["cuda_tensor"][0]
+    assert chosen(half.replace(dtype="float32")) == "cuda_product"
+    assert chosen(half.replace(dtype="float32", precision="tf32")) == "cuda_tensor"
+    assert chosen(half.replace(in_channels=1, kernel=(2, 2))) == "cuda_product"
+
+
+PLANNED = {
+    "cuda_product": (PLANS, {}),
+    # The first of these has more shared memory than it may declare.
+    "cuda_tensor": ([replace(TENSOR_PLANS[0], stages=4), *TENSOR_PLANS], {"dtype": "float16"}),
+    "tf32": ([replace(plan, tile_k=16) for plan in TENSOR_PLANS[::2]], {"precision": "tf32"}),
+}
+
+
+@pytest.mark.parametrize("family", PLANNED)
+def test_every_plan_is_right(family, tmp_path):
+    """Tiles of all shapes, ragged in every direction; split sums, some parts of which have no terms; all stages."""
+    plans, given = PLANNED[family]
+    problem = td.Problem(1, 1, 37, 70, (130,), (5,), (2,), (1,), (1,), (263,)).replace(**given)
+    plans = [*plans, *(replace(plans[-1], split=split, stages=stages) for split, stages in ((3, 3), (7, 4)))]
+    algorithm = FAMILIES.get(family, FAMILIES["cuda_tensor"])
+    batch = Batch([problem] * len(plans), tmp_path, "plans", algorithm, plans)
+    for number in range(len(plans)):
+        check(batch, number, seed=number)
+
+
+WIDE = [
+    td.Problem(1, 1, 24, 9, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11), "float16", "NXC"),
+    td.Problem(1, 1, 24, 9, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11), "float32", "NXC", precision="tf32"),
+    td.Problem(1, 1, 20, 9, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11), "bfloat16", "NXC"),
+    td.Problem(1, 1, 18, 9, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11), "float16", "NXC"),
+    td.Problem(1, 1, 18, 9, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11), "float32", "NXC", precision="tf32"),
+    td.Problem(2, 64, 1, 1, (6, 8), (4, 4), (2, 2), (1, 1), (1, 1), (12, 16)),
+    td.Problem(1, 64, 1, 1, (6, 8), (4, 4), (4, 4), (1, 1), (0, 0), (24, 32)),
+    td.Problem(1, 1, 12, 9, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11), "float32", "NXC"),
+]
+
+
+def test_arrays_may_begin_anywhere(tmp_path):
+    """Vectors where arrays begin at one, single elements where they do not: the host chooses, the results are equal."""
+    batch = Batch(WIDE, tmp_path, "wide")
+    for number, problem in enumerate(WIDE):
+        data, weights, _ = operands(problem, number)
+        found = {batch.run(number, data, weights, None, offset).tobytes() for offset in range(4)}
+        assert len(found) == 1, problem.key
+        check(batch, number)
+
+
+MISTAKES = {
+    "no wait": (r"(?<=  )tvm_deconv_wait\d\(\);", ""),
+    "a wait for too few": (r"(?<=  )tvm_deconv_wait0\(\);", "tvm_deconv_wait1();"),
+    "no barrier": (r"(?<=  )(tvm_deconv_wait\d\(\);\s*)__syncthreads\(\);", r"\1"),
+    "not rounded": (r"tvm_deconv_tf32\((?!float)", "("),
+    "no borders": (r"(?<=  )(tvm_deconv_copy16\(.*data_ptr.*\]\)\), ).*\);", r"\1(bool)1);"),
+    "odd addresses": (r"(?<=  )tvm_deconv_copy16\(\(&\(_ptr\[", r"\g<0>1 + "),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_emulation_shows(mistake, tmp_path):
+    """Copies are not there before a wait, nor those of others before a barrier; operands of TF32 are rounded."""
+
+    def edited(text):
+        changed = re.sub(*MISTAKES[mistake], text)
+        assert changed != text
+        return changed
+
+    plan = replace(TENSOR_PLANS[2], tile_k=16)
+    batch = Batch(EXAMPLES["cuda_tensor"][-1:], tmp_path, "wrong", FAMILIES["cuda_tensor"], [plan], edited)
+    with pytest.raises((AssertionError, RuntimeError)):
+        check(batch, 0)
+
+
+def test_what_permits_tf32_is_within_its_bound(tmp_path):
+    """At most 2**-10 of the sum of the magnitudes of all products, and more exact where no tensor core serves."""
+    given = [EXAMPLES["cuda_tensor"][-1], as_tf32(EXAMPLES["cuda_narrow"][2]).replace(epilogue=td.Epilogue())]
+    batch = Batch(given, tmp_path, "bound")
+    for number, problem in enumerate(given):
+        data, weights, _ = operands(problem, 3)
+        error = np.abs(batch.run(number, data, weights, None) - reference(problem, data, weights))
+        relative = error / np.maximum(reference(problem, np.abs(data), np.abs(weights)), 1e-30)
+        assert relative.max() <= (2**-10 if number == 0 else 1e-6) * 1.01
+        assert number or relative.max() > 1e-6  # it is TF32
+
+
+def test_results_are_the_same_in_every_run(tmp_path):
+    """Whatever the order of the warps, which is another every time: parts of sums are added up in order."""
+    problem = EXAMPLES["cuda_product"][2]
+    assert default_plan(problem).split > 1
+    batch = Batch([problem], tmp_path, "twice")
+    data, weights, bias = operands(problem, 5)
+    first, second = (batch.run(0, data, weights, bias).tobytes() for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_nan_and_infinity_pass(value, tmp_path):
+    given = [
+        td.Problem(1, 1, 3, 18, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11)),
+        td.Problem(1, 18, 1, 1, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11), data_format="NXC"),
+        td.Problem(1, 1, 3, 2, (5, 5), (7, 7), (8, 8), (3, 3), (2, 3), (40, 43)),
+    ]
+    batch = Batch(given, tmp_path, "nan")
+    for number, problem in enumerate(given):
+        data, weights, _ = operands(problem, 1)
+        data.flat[7] = value
+        found = batch.run(number, data, weights, None)
+        np.testing.assert_allclose(found, reference(problem, data, weights), rtol=1e-4, atol=1e-5)
+        assert not np.isfinite(found).all()
+
+
+def test_indices_of_64_bits(tmp_path, monkeypatch):
+    """All families count with 64 bits where arrays ask for it; here, where they do not."""
+    monkeypatch.setattr(emit, "_BEYOND", 2**31)
+    given = [EXAMPLES[family][0] for family in EXAMPLES] + EXAMPLES["cuda_product"][2:4]
+    batch = Batch(given, tmp_path, "wide")
+    for number in range(len(given)):
+        check(batch, number)
+
+
+#: Of more than 2^31 output elements: kernel = stride, so that the last outputs are of the last position alone.
+BEYOND = {
+    "cuda_narrow": td.Problem(1, 16, 1, 1, (2049, 16384), (2, 2), (2, 2), (1, 1), (0, 0), (4098, 32768), "float16"),
+    "cuda_generic": td.Problem(1, 16, 1, 1, (2049, 16384), (2, 2), (2, 2), (1, 1), (0, 0), (4098, 32768), "float16"),
+    "cuda_tensor": td.Problem(
+        1, 1, 16, 32, (4097, 4096), (2, 2), (2, 2), (1, 1), (0, 0), (8194, 8192), "float16", "NXC"
+    ),
+    "cuda_product": td.Problem(1, 1, 4, 32, (4097, 4096), (2, 2), (2, 2), (1, 1), (0, 0), (8194, 8192), "int8"),
+}
+
+
+@pytest.mark.parametrize("family", BEYOND)
+def test_arrays_beyond_32_bits(family, tmp_path, monkeypatch):
+    """The last blocks of arrays of that size, which are there as far as they are touched."""
+    problem = BEYOND[family]
+    assert np.prod(problem.output_shape) > 2**31
+    batch = Batch([problem], tmp_path, "beyond", FAMILIES[family])
+    kernel = batch.kernels[0]
+    small = problem.replace(data_spatial=(1, 128), output_spatial=(2, 256))  # the end of the last row
+    values, weights, _ = operands(small, 1)
+    data, out = sparse(problem.data_shape, values.dtype), sparse(problem.output_shape, problem.output_dtype)
+    last = problem.data_format == "NXC"
+    ends = (0, slice(-1, None), slice(-128, None)) if last else (0, slice(None), slice(-1, None), slice(-128, None))
+    data[ends] = values[0]
+    packed = sparse((kernel.packed_elements,), kernel.packed_dtype)
+    batch.call("pack_0", np.ascontiguousarray(small.canonical_filter(weights)), packed)
+    monkeypatch.setenv("SHIM_LAST_BLOCKS", "2")
+    batch.call("deconv_0", data, packed, out)
+    wanted = reference(small, values, weights)[0]
+    # Two blocks of threads that are elements are the end of the last row of the last channel.
+    ends = (0, slice(-2, None), slice(-256, None)) if last else (0, slice(None), slice(-2, None), slice(-256, None))
+    if family == "cuda_generic":
+        ends, wanted = (0, -1, -1, slice(-256, None)), wanted[-1, -1]
+    elif family == "cuda_narrow":
+        ends, wanted = (0, -1, slice(-2, None), slice(-256, None)), wanted[-1]
+    np.testing.assert_allclose(out[ends], wanted, rtol=2e-3, atol=2e-3)

@@ -1,0 +1,355 @@
+"""Every algorithm that admits a problem, by any plan that a search may try, against the reference."""
+
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from support.kernels import run_kernel, targets
+from support.strategies import not_empty, operands, problems
+from support.tolerances import TOLERANCE, WINOGRAD, tolerance
+from tvm_deconv.schedules.x86 import ALGORITHMS, accumulator_lanes, build_kernel, default_plan, matrix_tiles
+
+import tvm_deconv as td
+from tvm_deconv.compiler.choices import named
+from tvm_deconv.compute.direct import CHANNELS, GROUPS, ROWS, define_direct, has_whole_vectors
+from tvm_deconv.compute.matrix import MatrixTile, contiguous_phases, define_matrix, finishes_planes, row_unit
+from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.compute.strassen import STRASSEN
+from tvm_deconv.problem.reference import reference
+from tvm_deconv.targets import TARGETS, detect_host
+
+
+#: Winograd's transforms may lose this much of the direct algorithm's precision.
+@targets
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(problem=problems(max_macs=60_000).filter(not_empty), seed=st.integers(0, 2**20))
+@example(problem=td.Problem(2, 1, 17, 33, (7, 9), (4, 4), (2, 2), (1, 1), (1, 1), (14, 18)), seed=3)
+@example(problem=td.Problem(1, 3, 16, 5, (6, 5), (3, 5), (2, 2), (1, 1), (0, 3), (13, 8), data_format="NXC"), seed=4)
+@example(problem=td.Problem(1, 2, 9, 40, (3, 4, 5), (3, 3, 3), (2, 1, 2), (1, 1, 2), (1, 0, 1), (5, 6, 12)), seed=5)
+@example(problem=td.Problem(3, 1, 20, 21, (11,), (16,), (5,), (1,), (3,), (50,)), seed=6)
+@example(problem=td.Problem(2, 1, 20, 40, (7, 9), (2, 2), (2, 2), (1, 1), (0, 0), (14, 18)), seed=7)
+@example(problem=td.Problem(3, 2, 16, 32, (8, 1), (2, 1), (4, 1), (1, 1), (1, 2), (31, 1), data_format="NXC"), seed=9)
+def test_any_plan_agrees_with_the_reference(problem, target, seed):
+    choose = random.Random(seed)
+    data, weights, bias = operands(problem, seed)
+    wanted = reference(problem, data, weights, bias)
+    norm = max(np.linalg.norm(wanted), 1e-3)
+    admitting = [algorithm for algorithm in ALGORITHMS if algorithm.admits(problem, target)]
+    for algorithm in choose.sample(admitting, 2):
+        plan = choose.choice(algorithm.family.plans(problem, target))[1]
+        found = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
+        bound = tolerance(algorithm.name, problem.dtype)
+        assert np.linalg.norm(found - wanted) <= bound * norm, (problem.key, algorithm.name, plan)
+
+
+@pytest.mark.parametrize("name", ["direct_channels", "matrix", "winograd", "direct_rows", "winograd_rows"])
+@pytest.mark.skipif(not TARGETS["x86-64-v4"].features <= detect_host().features, reason="needs AVX-512")
+def test_halves_of_vectors(name):
+    """Twelve channels, or as many positions, leave a quarter of sixteen lanes empty, and nothing of eight and four."""
+    form = "NCX" if name.endswith("rows") else "NXC"
+    problem = td.Problem(2, 1, 9, 12, (5, 12), (3, 3), (2, 2), (1, 1), (1, 1), (10, 24), data_format=form)
+    algorithm = named(name)
+    filled = problem.replace(out_channels=64, data_spatial=(5, 64), output_spatial=(10, 128))
+    whole = [(filled, TARGETS["x86-64-v4"]), (problem, TARGETS["x86-64-v3"])]
+    assert not any(plan.halves for case in whole for _, plan in algorithm.family.plans(*case))
+    halves = [plan for _, plan in algorithm.family.plans(problem, TARGETS["x86-64-v4"]) if plan.halves]
+    data, weights, bias = operands(problem, 5)
+    wanted = reference(problem, data, weights, bias)
+    for plan in halves[:3]:
+        assert plan.decisions["halves"] == 1
+        assert algorithm.family.read(plan.decisions) == plan
+        text = build_kernel(problem, TARGETS["x86-64-v4"], algorithm, plan).deconv.script()
+        assert "T.vectorized(T.int64(8))" in text
+        assert "T.vectorized(T.int64(16))" not in text
+        found = run_kernel(problem, TARGETS["x86-64-v4"], data, weights, bias, algorithm, plan)
+        assert np.linalg.norm(found - wanted) <= tolerance(name, "float32") * np.linalg.norm(wanted)
+    assert halves
+
+
+@targets
+def test_phases_of_two_axes_that_read_the_same_share_a_register_tile(target):
+    problem = td.Problem(1, 1, 5, 1, (7, 19), (9, 9), (3, 3), (1, 1), (4, 4), (21, 57))
+    rows = next(algorithm for algorithm in ALGORITHMS if algorithm.name == "direct_rows")
+    plan = next(plan for _, plan in rows.family.plans(problem, target) if plan.tile.phases == 4)
+    assert {section.phases for section in define_direct(problem, ROWS, plan.tile, 8).sections} == {
+        (2, 2), (2, 1), (1, 2), (1, 1)
+    }  # fmt: skip
+    data, weights, bias = operands(problem, 8)
+    found = run_kernel(problem, target, data, weights, bias, rows, plan)
+    wanted = reference(problem, data, weights, bias)
+    assert np.linalg.norm(found - wanted) <= TOLERANCE["float32"] * np.linalg.norm(wanted)
+
+
+@targets
+@pytest.mark.parametrize(
+    ("groups", "extent", "kernel", "stride", "pad", "output"),
+    [
+        (1, (7, 33), (4, 4), (2, 2), (1, 1), (14, 66)),
+        (2, (9, 40), (5, 12), (3, 4), (2, 3), (26, 159)),
+        (17, (5, 16), (9, 4), (3, 2), (4, 1), (16, 32)),
+        (1, (50,), (16,), (8,), (5,), (393,)),
+    ],
+)
+def test_phases_of_the_natural_output(groups, extent, kernel, stride, pad, output, target):
+    channels = 2 if groups == 17 else 19
+    served = 0
+    for number, algorithm in enumerate(ALGORITHMS):
+        problem = td.Problem(
+            2, groups, 5, channels, extent, kernel, stride, (1,) * len(extent), pad, output,
+            data_format=("NCX", "NXC")[(number + groups + len(extent)) % 2],
+        )  # fmt: skip
+        plans = [plan for _, plan in algorithm.family.plans(problem, target) if plan.tile.natural]
+        if not plans or not algorithm.admits(problem, target):
+            continue  # phases are vectors of the output, or there is nothing to transform
+        data, weights, bias = operands(problem, 8)
+        wanted = reference(problem, data, weights, bias)
+        bound = tolerance(algorithm.name, "float32") * np.linalg.norm(wanted)
+        several = [plan for plan in plans if plan.tile.height < extent[0] or plan.tile.width < extent[-1]]
+        plan = (plans, several)[number % 2][0]
+        found = run_kernel(problem, target, data, weights, bias, algorithm, plan)
+        assert np.linalg.norm(found - wanted) <= bound, (problem.key, algorithm.name, plan)
+        served += 1
+    assert served >= 3
+
+
+@targets
+@pytest.mark.parametrize("name", ["matrix", "winograd"])
+def test_phases_fill_vectors_or_halves_of_them(name, target):
+    problem = td.Problem(2, 1, 5, 7, (6, 9), (16, 16), (8, 8), (1, 1), (3, 0), (50, 77), epilogue=td.Epilogue(True))
+    assert contiguous_phases(problem, 16) == contiguous_phases(problem, 8) == 8
+    assert contiguous_phases(problem.replace(pads_begin=(3, 4)), 16) == 0
+    algorithm = next(algorithm for algorithm in ALGORITHMS if algorithm.name == name)
+    data, weights, bias = operands(problem, 5)
+    wanted = reference(problem, data, weights, bias)
+    plans = [plan for _, plan in algorithm.family.plans(problem, target)]
+    for plan in (plans[0], next(plan for plan in plans if plan.tile.width < 9)):
+        found = run_kernel(problem, target, data, weights, bias, algorithm, plan)
+        assert np.linalg.norm(found - wanted) <= WINOGRAD * TOLERANCE["float32"] * np.linalg.norm(wanted), plan
+
+
+@targets
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("form", "data_format", "groups", "channels"),
+    [(ROWS, "NCX", 3, 4), (CHANNELS, "NXC", 3, 32), (GROUPS, "NXC", 64, 1)],
+)
+def test_whole_vectors_are_stored_as_they_are_made(form, data_format, groups, channels, dtype, target):
+    problem = td.Problem(
+        2, groups, 5, channels, (6, 64), (4, 4), (2, 2), (1, 1), (1, 1), (12, 128), dtype, data_format=data_format,
+        epilogue=td.Epilogue(True, "relu"),
+    )  # fmt: skip
+    algorithm = next(algorithm for algorithm in ALGORITHMS if algorithm.name == f"direct_{form}")
+    lanes = accumulator_lanes(problem, target)
+
+    def whole(problem):
+        plans = [plan for _, plan in algorithm.family.plans(problem, target)]
+        return [plan for plan in plans if has_whole_vectors(problem, form, plan.tile, lanes)]
+
+    data, weights, bias = operands(problem, 5)
+    wanted = reference(problem, data, weights, bias)
+    plans = whole(problem)
+    # A row in one block, and in several; and what is least likely.
+    of_row, of_part = (next(plan for plan in plans if (plan.tile.width == 64) == one) for one in (True, False))
+    for plan in (of_row, of_part, plans[-1]):
+        found = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
+        assert np.linalg.norm(found - wanted) <= TOLERANCE[dtype] * np.linalg.norm(wanted), plan
+    odd = problem.replace(output_spatial=(12, 127)) if form == ROWS else problem.replace(groups=3, out_channels=9)
+    assert not whole(odd)
+
+
+@targets
+@pytest.mark.parametrize(
+    ("name", "extent", "output"),
+    [
+        ("winograd", (4, 4), (8, 8)),
+        ("matrix", (6, 6), (12, 12)),
+        ("winograd", (8, 2), (15, 4)),
+        ("matrix", (2, 3, 5), (4, 8, 10)),
+    ],
+)
+def test_short_rows_are_finished_by_planes(name, extent, output, target):
+    rank = len(extent)
+    problem = td.Problem(
+        5, 2, 16, 19, extent, (4,) * rank, (2,) * rank, (1,) * rank, (1,) * rank, output,
+        epilogue=td.Epilogue(True, "relu"),
+    )  # fmt: skip
+    algorithm = named(name)
+    lanes = accumulator_lanes(problem, target)
+    data, weights, bias = operands(problem, 5)
+    wanted = reference(problem, data, weights, bias)
+    plans = [plan for _, plan in algorithm.family.plans(problem, target)]
+    chunk = 2 * row_unit(problem, lanes)
+    geometries = (Geometry.of(problem), Geometry.of(problem, natural=True))
+    by_planes = [plan for plan in plans if finishes_planes(geometries[plan.tile.natural], plan.tile, lanes, chunk)]
+    assert bool(by_planes) == (math.prod(output[-2:]) % lanes == 0 and output[-1] % chunk > 0)
+    several = [plan for plan in by_planes if plan.tile.images > 1]
+    for plan in (*by_planes[:1], *several[:1], plans[0]):
+        found = run_kernel(problem, target, data, weights, bias, algorithm, plan)
+        assert np.linalg.norm(found - wanted) <= WINOGRAD * TOLERANCE["float32"] * np.linalg.norm(wanted), plan
+
+
+@pytest.mark.parametrize("kernel", [(3, 3), (4, 4), (5, 5), (4,), (6,), (8,), (5, 1)])
+def test_winograd_keeps_the_precision_of_the_direct_algorithm(kernel):
+    target = TARGETS["x86-64-v3"]
+    if not target.features <= detect_host().features:
+        pytest.skip("this CPU does not run x86-64-v3")
+    rank = len(kernel)
+    strides, pads = tuple(min(2, k) for k in kernel), tuple(int(k > 1) for k in kernel)
+    extents = (12, 12) if rank == 2 else (96,)
+    output = tuple(s * x for s, x in zip(strides, extents, strict=True))
+    problem = td.Problem(1, 1, 64, 32, extents, kernel, strides, (1,) * rank, pads, output)
+    data, weights, bias = operands(problem, sum(kernel))
+    wanted = reference(problem, data, weights, bias)
+    bound = WINOGRAD * np.linalg.norm(run_kernel(problem, target, data, weights, bias, named("direct_rows")) - wanted)
+    for name in ("winograd", "winograd_rows") if rank == 2 else ("winograd",):
+        algorithm = named(name)
+        plans = {plan.tile.outputs: plan for _, plan in reversed(algorithm.family.plans(problem, target))}
+        assert max(max(outputs) for outputs in plans) >= 3
+        for plan in plans.values():
+            found = run_kernel(problem, target, data, weights, bias, algorithm, plan)
+            assert 0 < np.linalg.norm(found - wanted) <= bound, (name, plan)
+
+
+@targets
+@pytest.mark.parametrize(
+    ("problem", "tile", "outputs"),
+    [
+        # Kernel 3, stride 2: every other phase has one tap, and takes the rows as they are.
+        ((2, 3, 5, 3, (13, 19), (3, 3), (2, 2), (1, 1), (1, 1), (26, 38)), (1, 1, 8, 19, 3, 32, 1), (1, 4)),
+        # Images in one block; rows of one block lie close; pads beyond the kernel, and an output beyond the data.
+        ((3, 1, 7, 1, (7, 20), (5, 4), (2, 2), (1, 1), (6, 1), (16, 41)), (3, 1, 8, 21, 1, 32, 4), (1, 3)),
+        # Phases of the natural output, in blocks whose last is nearly empty, and a row in two blocks.
+        ((1, 1, 6, 4, (17, 40), (9, 9), (3, 3), (1, 1), (4, 4), (51, 120)), (1, 1, 3, 32, 2, 16, 1, 1), (1, 4)),
+        # Dilation parts the taps of one axis, which are none to transform; of the other they are next to each other.
+        (
+            (2, 2, 4, 3, (6, 7, 18), (3, 3, 2), (1, 2, 1), (2, 1, 1), (0, 1, 1), (7, 12, 20)),
+            (1, 3, 4, 20, 3, 16, 1),
+            (1, 2),
+        ),
+        # Of three axes the first alone, and both outer ones.
+        (
+            (1, 1, 5, 2, (6, 5, 17), (4, 5, 3), (2, 2, 2), (1, 1, 1), (1, 2, 1), (12, 10, 34)),
+            (1, 4, 5, 17, 2, 16, 1),
+            (3, 1),
+        ),
+        (
+            (2, 1, 5, 2, (6, 5, 17), (4, 5, 3), (2, 2, 2), (1, 1, 1), (1, 2, 1), (12, 10, 34)),
+            (1, 4, 5, 17, 1, 32, 2, 1),
+            (2, 2),
+        ),
+    ],
+)
+@pytest.mark.parametrize(("data_format", "dtype"), [("NCX", "float32"), ("NXC", "float64"), ("NCX", "bfloat16")])
+def test_winograd_of_rows(problem, tile, outputs, data_format, dtype, target):
+    problem = td.Problem(*problem, dtype, data_format=data_format, epilogue=td.Epilogue(True))
+    algorithm = named("winograd_rows")
+    assert algorithm.admits(problem, target)
+    natural = dict(zip(("natural",), tile[7:], strict=False))
+    names = ("images", "depth", "height", "width", "channels", "positions", "phases")
+    data, weights, bias = operands(problem, 5)
+    wanted = reference(problem, data, weights, bias)
+    share_data = int(data_format == "NXC")
+    decisions = dict(zip(names, tile, strict=False)) | natural | {"share_data": share_data}
+    decisions |= {name: m for name, m in zip(("outputs_d", "outputs_h"), outputs, strict=True) if m > 1}
+    plan = algorithm.family.read(decisions)
+    assert plan.decisions == decisions
+    found = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
+    assert np.linalg.norm(found - wanted) <= WINOGRAD * TOLERANCE[dtype] * np.linalg.norm(wanted)
+
+
+def test_rows_have_products_to_save_only_along_outer_axes():
+    algorithm, target = named("winograd_rows"), TARGETS["x86-64-v3"]
+    plane = td.Problem(1, 1, 8, 3, (16, 16), (4, 4), (2, 2), (1, 1), (1, 1), (32, 32))
+    assert algorithm.admits(plane, target)
+    for other in (
+        td.Problem(1, 1, 8, 3, (16,), (4,), (2,), (1,), (1,), (32,)),
+        plane.replace(kernel=(2, 4)),
+        plane.replace(dtype="int8"),
+        plane.replace(kernel=(3, 3), strides=(1, 1), dilations=(2, 1)),
+    ):
+        assert not algorithm.admits(other, target)
+    decisions = algorithm.family.plans(plane, target)[0][1].decisions
+    with pytest.raises(ValueError, match=r"outputs=\(1, \d, 1\): must all be 1"):
+        named("direct_rows").family.read(decisions)
+    with pytest.raises(ValueError, match=r"outputs=\(1, 1, 1\): one must be more than 1"):
+        algorithm.family.read({name: value for name, value in decisions.items() if name != "outputs_h"})
+
+
+def test_strassen_multiplies_matrices():
+    """Of two by two, of elements that do not commute: each product of an element of one and an element of the other."""
+    for left, right, result in itertools.product(range(4), repeat=3):
+        found = sum(
+            output * data[left] * filter[right]
+            for output, data, filter in zip(STRASSEN.outputs[result], STRASSEN.data, STRASSEN.filter, strict=True)
+        )
+        assert found == (left % 2 == right // 2 and result == left // 2 * 2 + right % 2)
+
+
+@targets
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize(
+    ("channels", "extents", "kernel"),
+    [((256, 48), (7, 9), (2, 2)), ((97, 21), (5, 7), (3, 1)), ((130, 3), (41,), (16,))],
+)
+def test_strassen_keeps_the_precision_of_the_direct_algorithm(channels, extents, kernel, data_format, target):
+    """Even extents and odd ones, of each of the three that are cut in halves."""
+    rank = len(kernel)
+    output = tuple(k * x for k, x in zip(kernel, extents, strict=True))
+    problem = td.Problem(
+        1, 1, *channels, extents, kernel, kernel, (1,) * rank, (0,) * rank, output, data_format=data_format
+    )
+    data, weights, bias = operands(problem, sum(channels))
+    wanted = reference(problem, data, weights, bias)
+    direct, strassen = named("direct_rows"), named("strassen")
+    bound = WINOGRAD * np.linalg.norm(run_kernel(problem, target, data, weights, bias, direct) - wanted)
+    plans = [plan for _, plan in strassen.family.plans(problem, target)]
+    assert strassen.admits(problem, target)
+    assert all(plan.decisions["strassen"] and strassen.family.read(plan.decisions) == plan for plan in plans)
+    for plan in (plans[0], plans[len(plans) // 2]):
+        found = run_kernel(problem, target, data, weights, bias, strassen, plan)
+        assert 0 < np.linalg.norm(found - wanted) <= bound, plan
+
+
+def test_strassen_is_not_for_the_points_of_winograd():
+    problem = td.Problem(1, 1, 32, 48, (60,), (4,), (2,), (1,), (1,), (120,))
+    for outputs, strassen in ((2, 1), (1, 2)):
+        with pytest.raises(ValueError, match=f"strassen={strassen}: must be 0, or 1 where outputs of all axes are 1"):
+            define_matrix(problem, MatrixTile(1, 1, 1, 60, 48, 12, 2, 1, 1, outputs, strassen=strassen), 16)
+
+
+def test_strassen_is_the_default_where_channels_are_many():
+    problem = td.Problem(1, 1, 768, 384, (64, 64), (2, 2), (2, 2), (1, 1), (0, 0), (128, 128))
+    for target in TARGETS.values():
+        assert default_plan(problem, target)[0].name == "strassen"
+        assert default_plan(problem.replace(in_channels=32), target)[0].name != "strassen"
+        taps = problem.replace(kernel=(4, 4), pads_begin=(1, 1))
+        assert default_plan(taps, target)[0].name == "winograd"
+        assert default_plan(problem.replace(dtype="int8"), target)[0].name != "strassen"
+
+
+@pytest.mark.parametrize(("stride", "unit"), [(1, 16), (2, 8), (4, 4), (5, 16), (8, 1), (16, 1)])
+def test_a_row_is_cut_into_whole_vectors(stride, unit):
+    # Else the last vector of a block's row spills into the next block's, which another thread may have finished.
+    problem = td.Problem(1, 1, 32, 48, (600,), (2 * stride,), (stride,), (1,), (0,), (600 * stride,))
+    assert row_unit(problem, 16) == unit
+    for winograd in (False, True):
+        found = [p.tile.width for _, p in matrix_tiles.candidates(problem, winograd, TARGETS["x86-64-v4"], 16)]
+        cut = [width for width in found if width < 600]
+        assert cut
+        assert all(width % unit == 0 for width in cut)
+    if unit > 1:
+        with pytest.raises(ValueError, match=f"multiple of {unit}"):
+            define_matrix(problem, MatrixTile(1, 1, 1, 3 * unit // 2, 48, 12, 2, 1, 1, 1), 16)
+
+
+def test_no_algorithm_is_named_that_does_not_admit_the_problem():
+    # One tap a phase: nothing to transform.
+    problem = td.Problem(1, 1, 16, 16, (4, 4), (2, 2), (2, 2), (1, 1), (0, 0), (8, 8))
+    target = TARGETS["x86-64-v3"]
+    assert default_plan(problem, target)[0].name != "winograd"
+    with pytest.raises(ValueError, match="no algorithm of winograd admits"):
+        default_plan(problem, target, ["winograd"])

@@ -1,0 +1,74 @@
+"""Stores past the caches: the same outputs, whatever the lengths and addresses of rows."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from support.kernels import run_kernel, targets
+from support.strategies import not_empty, operands, problems
+from support.tolerances import TOLERANCE
+from tvm_deconv.schedules import x86
+from tvm_deconv.schedules.x86 import ALGORITHMS, build_kernel, stores
+
+import tvm_deconv as td
+from tvm_deconv.problem.reference import reference
+from tvm_deconv.targets import TARGETS
+
+WIDE = td.Problem(1, 1, 3, 20, (40, 64), (2, 2), (2, 2), (1, 1), (0, 0), (80, 128))
+
+
+@pytest.fixture
+def always(monkeypatch):
+    monkeypatch.setattr(x86, "outgrows_caches", lambda _: True)
+    monkeypatch.setattr(stores, "_SHORTEST", 0)
+
+
+@pytest.mark.usefixtures("always")
+@targets
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(problem=problems(max_macs=60_000).filter(not_empty), seed=st.integers(0, 2**20))
+@example(problem=WIDE, seed=1)
+@example(problem=td.Problem(2, 1, 17, 33, (7, 9), (4, 4), (2, 2), (1, 1), (1, 1), (14, 18)), seed=3)
+@example(problem=td.Problem(1, 3, 16, 5, (6, 5), (3, 5), (2, 2), (1, 1), (0, 3), (13, 8), data_format="NXC"), seed=4)
+@example(problem=td.Problem(3, 1, 20, 1, (61,), (64,), (32,), (1,), (3,), (1981,)), seed=6)
+def test_streamed_outputs_agree_with_the_reference(problem, target, seed):
+    choose = random.Random(seed)
+    data, weights, bias = operands(problem, seed)
+    wanted = reference(problem, data, weights, bias)
+    norm = max(np.linalg.norm(wanted), 1e-3)
+    algorithm = choose.choice([algorithm for algorithm in ALGORITHMS if algorithm.admits(problem, target)])
+    plan = choose.choice(algorithm.family.plans(problem, target))[1]
+    found = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
+    bound = 4 * TOLERANCE[problem.dtype]  # Winograd's too
+    assert np.linalg.norm(found - wanted) <= bound * norm, (problem.key, algorithm.name, plan)
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.name)
+def test_every_algorithm_streams_its_copies(algorithm, data_format):
+    if data_format == "NCX" and algorithm.name in ("direct_channels", "direct_groups"):
+        pytest.skip("its last stage is a transposition")
+    problem = WIDE.replace(data_format=data_format, kernel=(4, 4), output_spatial=(82, 130))
+    if not algorithm.admits(problem, TARGETS["x86-64-v3"]):
+        pytest.skip("for layers of one tap")
+    text = build_kernel(problem, TARGETS["x86-64-v3"], algorithm).deconv.script()
+    assert "tvm_deconv_stream" in text
+    assert "tvm_deconv_fence" in text
+    assert 'T.sblock("out")' in text
+
+
+def test_only_large_outputs_of_known_size_stream():
+    large = WIDE.replace(data_spatial=(400, 640), output_spatial=(800, 1280))
+    assert "tvm_deconv_stream" in build_kernel(large, TARGETS["x86-64-v3"]).deconv.script()
+    assert "tvm_deconv_stream" not in build_kernel(WIDE, TARGETS["x86-64-v3"]).deconv.script()
+    assert stores.outgrows_caches(large)
+    assert not stores.outgrows_caches(large.replace(batch="any"))
+
+
+@pytest.mark.usefixtures("always")
+def test_rows_that_are_converted_are_stored_as_usual():
+    kernel = build_kernel(WIDE.replace(dtype="bfloat16"), TARGETS["x86-64-v3"])
+    assert "tvm_deconv_stream" not in kernel.deconv.script()

@@ -1,0 +1,117 @@
+"""scripts/gpu-check without a device: processes whose device is the CPU, and in which rows go wrong in every way.
+
+As a program: the script, with these processes and a few rows. A problem's batch says what becomes of its row.
+"""
+
+import contextlib
+import functools
+import os
+import runpy
+import signal
+import time
+import types
+from pathlib import Path
+
+import tvm_deconv as td
+from tvm_deconv import targets
+from tvm_deconv.bench import gpu
+
+SMALL = td.Problem(1, 1, 3, 5, (6,), (3,), (2,), (1,), (1,), (11,))
+LAYER = td.Problem(1, 1, 8, 6, (7, 9), (4, 4), (2, 2), (1, 1), (1, 1), (14, 18), epilogue=td.Epilogue(True))
+CRASHES, HANGS, LOSES_THE_DEVICE, IS_NOT_BUILT, ENDS_THE_TIME = 11, 12, 13, 14, 15
+ROWS = [
+    ("", SMALL),
+    ("right", LAYER),
+    ("crashes", LAYER.replace(batch=CRASHES)),
+    ("wrong", gpu.of_type(LAYER, "float16", "NXC")),
+    ("hangs", LAYER.replace(batch=HANGS)),
+    ("loses", LAYER.replace(batch=LOSES_THE_DEVICE)),
+    ("not built", LAYER.replace(batch=IS_NOT_BUILT)),
+    ("last", LAYER.replace(batch=2)),
+]
+BUILT = [problem for name, problem in ROWS if name in ("", "right", "wrong", "last")]
+
+
+class Event:
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        pass
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, end):
+        assert isinstance(end, Event)
+        return 2.0
+
+
+class Stream:
+    def synchronize(self):
+        pass
+
+    def wait_stream(self, other):
+        assert isinstance(other, Stream)
+
+
+class Graph:
+    def replay(self):
+        pass
+
+
+def with_cpu():
+    """torch, whose device is the CPU."""
+    import torch
+
+    gpu.torch, gpu.DEVICE = torch, "cpu"
+    torch.cuda = types.SimpleNamespace(
+        Event=Event,
+        Stream=Stream,
+        CUDAGraph=Graph,
+        current_stream=Stream,
+        stream=lambda _: contextlib.nullcontext(),
+        graph=lambda graph, stream: contextlib.nullcontext((graph, stream)),
+        is_available=lambda: True,
+        get_device_name=lambda: "none",
+        empty_cache=lambda: None,
+        synchronize=lambda: None,
+    )
+    return torch
+
+
+class Dry(gpu.Device):
+    def start(self):
+        self.torch = with_cpu()
+        gpu.TOLERANCES["float16"] = 0.0
+        honest = td.Library.select
+        td.Library.select = lambda library, problem, _=None: honest(library, problem)
+        return super().start() | {"process": os.getpid()}
+
+    def check(self, name, problem):
+        if problem.batch == CRASHES:
+            os._exit(9)
+        if problem.batch == ENDS_THE_TIME:
+            os.kill(os.getppid(), signal.SIGALRM)
+        if problem.batch in (HANGS, ENDS_THE_TIME):
+            time.sleep(1000)
+        if problem.batch == LOSES_THE_DEVICE:
+
+            def fails():
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+            self.torch.cuda.synchronize = fails
+        return super().check(name, problem) | {"process": os.getpid()}
+
+
+def patience(problem):
+    return 3.0 if problem.batch == HANGS else 600.0
+
+
+if __name__ == "__main__":
+    gpu.small_problems = lambda: [SMALL]
+    gpu.layers = lambda _: ROWS[1:]
+    Dry.__module__ = "gpu_dry"  # as which its processes find it
+    gpu.run = functools.partial(gpu.run, kind=Dry, patience=patience)
+    targets.cuda_capability = lambda: (9, 0)
+    runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "gpu-check"), run_name="__main__")

@@ -1,0 +1,79 @@
+"""Compile and run one kernel in this process, around the library: what the tests of schedules share."""
+
+import numpy as np
+import pytest
+import tvm
+from tvm_deconv.schedules.x86 import build_kernel
+
+from tvm_deconv.targets import TARGETS, detect_host
+
+#: Elements before and behind an array in its allocation; the offset is odd, so no vector of an array is aligned.
+MARGIN = 37
+LINE = 64
+
+targets = pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param(
+            target,
+            marks=pytest.mark.skipif(
+                not target.features <= detect_host().features, reason=f"this CPU does not run {target.name}"
+            ),
+            id=target.name,
+        )
+        for target in TARGETS.values()
+    ],
+)
+
+
+def bits(array):
+    """bfloat16 crosses the ABI as uint16."""
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+
+
+def guarded(shape, dtype, aligned=False):
+    """An array filled with a poison, somewhere inside an allocation of the same poison, and that allocation.
+
+    If `aligned`, it begins with a line of the caches.
+    """
+    size = int(np.prod(shape))
+    poison = np.nan if np.dtype(dtype).kind == "f" else 113
+    whole = np.full(size + 2 * MARGIN + LINE, poison, dtype)
+    if aligned:
+        begin = -whole.ctypes.data % LINE // whole.itemsize
+        whole = whole[begin + -MARGIN % LINE :]
+    return whole[MARGIN : MARGIN + size].reshape(shape), whole
+
+
+def compile_kernel(problem, target, algorithm=None, plan=None):
+    """A kernel for `problem`, by default the default one, and its functions."""
+    kernel = build_kernel(problem, target, algorithm, plan)
+    return kernel, compiled_kernel(kernel, target)
+
+
+def compiled_kernel(kernel, target):
+    """The functions of a kernel."""
+    module = tvm.IRModule({"deconv": kernel.deconv, "pack": kernel.pack})
+    return tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu}))
+
+
+def call_kernel(problem, kernel, compiled, data, weights, bias, aligned=False):
+    """The output of a compiled kernel for `problem`; what lies around the output and the packed filter is checked.
+
+    If `aligned`, the output begins with a line of the caches.
+    """
+    packed, around_packed = guarded((kernel.packed_elements,), problem.accumulate_dtype)
+    storage = "uint16" if problem.output_dtype == "bfloat16" else problem.output_dtype
+    out, around_out = guarded(problem.output_shape, storage, aligned)
+    compiled["pack"](bits(np.ascontiguousarray(problem.canonical_filter(weights))), packed)
+    inner = [bits(data), packed, *([] if bias is None else [bias]), out]
+    compiled["deconv"](*inner)
+    for whole in (around_packed, around_out):
+        edges = np.concatenate([whole[:MARGIN], whole[-MARGIN:]])
+        assert np.isnan(edges).all() if edges.dtype.kind == "f" else (edges == 113).all()
+    return out.view("bfloat16") if problem.output_dtype == "bfloat16" else out
+
+
+def run_kernel(problem, target, data, weights, bias, algorithm=None, plan=None):
+    """The output of a kernel for `problem`, by default the default one; see `call_kernel`."""
+    return call_kernel(problem, *compile_kernel(problem, target, algorithm, plan), data, weights, bias)

@@ -1,0 +1,207 @@
+"""The search on a CUDA device, with a driver whose memory is the CPU's and g++ in the place of nvcc."""
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from support.cuda_kernels import SHIM
+from tvm_deconv.schedules import cuda
+from tvm_deconv.schedules.cuda.tiles import MOST_REGISTERS
+
+import tvm_deconv as td
+from tvm_deconv import targets
+from tvm_deconv.cli import main
+from tvm_deconv.compiler import build, choices, nvcc
+from tvm_deconv.compiler.launcher import find_compiler
+from tvm_deconv.compiler.process import Refusal
+from tvm_deconv.compiler.records import Log, Schedule, read
+from tvm_deconv.errors import DeviceError, ProblemError
+from tvm_deconv.targets import CUDA_TARGETS
+from tvm_deconv.tuning import tune
+from tvm_deconv.tuning.device import Device, DeviceMeter
+from tvm_deconv.tuning.workers import CudaBuilder
+
+PROBLEM = td.Problem(1, 1, 70, 9, (5, 6), (2, 2), (2, 2), (1, 1), (0, 0), (10, 12), epilogue=td.Epilogue(True, "relu"))
+SM_90 = CUDA_TARGETS["cuda-sm_90"]
+
+#: Compiles for the CPU. Of kernels of 4 stages it says that they spill; those of 2 stages and 8 terms compute nonsense.
+NVCC = """#!{python}
+import re, subprocess, sys
+if "--version" in sys.argv:
+    sys.exit(print("release 13.0, V13.0.0"))
+sys.path[:0] = [{tests!r}]
+from support.shim_source import for_cpu
+text = open(next(a for a in sys.argv if a.endswith(".cu"))).read()
+out = sys.argv[sys.argv.index("-o") + 1]
+if "tvm_deconv_wait2" in text:
+    print("ptxas info : Compiling entry function 'deconv_kernel' for 'sm_90'", file=sys.stderr)
+    print("    0 bytes stack frame, 8 bytes spill stores, 8 bytes spill loads", file=sys.stderr)
+    print("ptxas info : Used 128 registers, used 1 barriers, 400 bytes smem", file=sys.stderr)
+open(out + ".cc", "w").write(for_cpu(text))
+passed = [a for a in sys.argv if a[:2] in ("-I", "-L", "-l")]
+command = [{cc!r}, "-shared", "-fPIC", "-O0", "-std=c++17", "-w", "-I{shim}", out + ".cc", "-o", out, *passed]
+sys.exit(subprocess.run(command).returncode)
+"""
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    """A folder with libcuda.so.1."""
+    folder = tmp_path_factory.mktemp("driver")
+    library = folder / "libcuda.so.1"
+    command = [find_compiler(), "-shared", "-fPIC", "-O1", "-Wl,-soname,libcuda.so.1", str(SHIM / "driver.cc")]
+    subprocess.run([*command, "-o", str(library)], check=True)
+    return folder
+
+
+@pytest.fixture
+def device(driver, tmp_path, monkeypatch):
+    """A machine with a device and nvcc, for this process and those that it starts."""
+    compiler = tmp_path / "nvcc"
+    tests = str(Path(__file__).parents[1])
+    compiler.write_text(NVCC.format(python=sys.executable, tests=tests, cc=find_compiler(), shim=SHIM))
+    compiler.chmod(0o755)
+    monkeypatch.setenv("NVCC", str(compiler))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(driver))
+    monkeypatch.setattr(targets, "_CUDA_NAME", str(driver / "libcuda.so.1"))
+    targets.cuda_capability.cache_clear()
+    nvcc.find_nvcc.cache_clear()
+    yield driver
+    targets.cuda_capability.cache_clear()
+    nvcc.find_nvcc.cache_clear()
+
+
+@pytest.mark.usefixtures("device")
+def test_a_search_and_what_follows_it(tmp_path):
+    logs = tmp_path / "logs"
+    told = []
+    (tuned,) = tune([PROBLEM], "cuda-sm_90", 4, logs, jobs=1, seed=3, on_trial=told.append)
+    assert (tuned.target, tuned.trials) == ("cuda-sm_90", 4)
+    assert tuned.best.seconds <= tuned.default.seconds
+    assert tuned.floor > 0
+    records = list(read("cuda-sm_90", logs))
+    assert [record.schedule for record in records if record.seconds is not None]
+    assert {record.host for record in records} == {"Shim GPU"}
+    for record in records:
+        if record.decisions.get("stages") == 4:
+            assert "spills 16 bytes" in record.error
+        else:
+            assert record.error == "", record
+    assert len(told) == 4
+    # It is not tried again, and builds follow it.
+    assert tune([PROBLEM], "cuda-sm_90", 4, logs)[0].trials == 4
+    chosen = tuple(choices.choices(PROBLEM, SM_90, read("cuda-sm_90", logs)))
+    manifest = build.export(PROBLEM, SM_90, tmp_path / "built", choices=chosen)
+    assert (manifest.origin, manifest.algorithm) == ("tuned", tuned.best.algorithm)
+    assert manifest.decisions == tuned.best.decisions
+
+
+@pytest.mark.usefixtures("device")
+def test_candidates_are_held_against_the_default(tmp_path):
+    """What does not wait for its copies fails; what spills is not even made; a split sum has its workspace."""
+    compiler = Path(nvcc.find_nvcc())
+    compiler.write_text(
+        compiler.read_text().replace("for_cpu(text)", "for_cpu(text.replace('tvm_deconv_wait1();', ''))")
+    )
+    builder, meter = CudaBuilder("cuda-sm_90", tmp_path, str(compiler), (9, 0)), DeviceMeter(0)
+    problem = PROBLEM.replace(dtype="int8", in_channels=300, epilogue=td.Epilogue())
+    two, split, three, four = (
+        Schedule.of("cuda_product", _plans(problem, tile_m=64, tile_k=16, **wanted)[0].decisions)
+        for wanted in ({"stages": 2, "split": 1}, {"stages": 2, "split": 2}, {"stages": 3}, {"stages": 4})
+    )
+    default = builder.build(problem.artifact_key, two)
+    meter.prepare(problem.artifact_key, 1, default, 60.0)
+    assert meter.measure(default, 1.0, 60.0).seconds > 0
+    assert meter.measure(builder.build(problem.artifact_key, split), 1.0, 60.0).seconds > 0
+    wrong = builder.build(problem.artifact_key, three)
+    with pytest.raises(Exception, match="a copy that nothing waits for"):
+        meter.measure(wrong, 1.0, 60.0)
+    with pytest.raises(Refusal, match="deconv_kernel spills 16 bytes, its stack has 0"):
+        builder.build(problem.artifact_key, four)
+
+
+def _plans(problem, **wanted):
+    (family,) = (algorithm.family for algorithm in cuda.ALGORITHMS if algorithm.name == "cuda_product")
+    found = [plan for _, plan in family.plans(problem, SM_90)]
+    return [plan for plan in found if all(getattr(plan, name) == value for name, value in wanted.items())]
+
+
+@pytest.mark.usefixtures("driver")
+def test_without_a_device_it_says_what_it_needs(tmp_path, monkeypatch):
+    monkeypatch.setattr(targets, "_CUDA_NAME", "libcuda-that-is-not-there.so.1")
+    targets.cuda_capability.cache_clear()
+    with pytest.raises(DeviceError) as caught:
+        tune([PROBLEM], "cuda-sm_90", 1, tmp_path)
+    assert str(caught.value) == (
+        "target='cuda-sm_90': is tuned on a device of compute capability 9.0 and later 9.x: device='cuda:0': needs "
+        "NVIDIA's driver: libcuda-that-is-not-there.so.1 is not found"
+    )
+    path = tmp_path / "list.json"
+    path.write_text('[{"data": [1, 2, 5], "filter": [1, 2, 3, 4], "strides": [3]}]')
+    result = CliRunner().invoke(main, ["tune", str(path), "--target", "cuda-sm_90", "--logs", str(tmp_path)])
+    assert result.exit_code != 0
+    assert "is tuned on a device of compute capability 9.0" in result.output
+    targets.cuda_capability.cache_clear()
+
+
+@pytest.mark.usefixtures("device")
+def test_another_device_or_machine_is_refused(tmp_path):
+    with pytest.raises(DeviceError, match=r"target='cuda-sm_80': is tuned on a device .* 8\.x: this one has 9\.0"):
+        tune([PROBLEM], "cuda-sm_80", 1, tmp_path)
+    with pytest.raises(ProblemError, match="must be left out for cuda-sm_90"):
+        tune([PROBLEM], "cuda-sm_90", 1, tmp_path, rpc_tracker="here:1", rpc_key="x")
+    assert not Log(tmp_path).targets()
+
+
+@pytest.mark.usefixtures("device")
+def test_the_device_as_a_place():
+    ctypes.CDLL(targets._CUDA_NAME)
+    place = Device(0)
+    assert (place.host().name, place.host().cores) == ("Shim GPU", 4)
+    assert place.multiply_adds("float16") == 4 * 2048e9
+    assert place.copy() > 0
+    values = np.arange(12, dtype=np.float32).reshape(3, 4)
+    memory = place.put(values)
+    np.testing.assert_array_equal(place.read(memory.address, memory.shape, memory.dtype), values)
+    output = place.output((3, 4), np.dtype("float32"))
+    output.poison(0xFF)
+    assert output.intact(0xFF)
+    assert np.isnan(output.read()).all()
+    for beyond in (-1, output.argument.nbytes):
+        output.poison(0xFF)
+        place.fill(output.argument.address + beyond, 0, 1)
+        assert not output.intact(0xFF)
+    with pytest.raises(DeviceError, match="cuDeviceGet says 101"):
+        Device(1)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        PROBLEM.replace(batch=8, out_channels=64, data_spatial=(16, 16), output_spatial=(32, 32)),
+        PROBLEM.replace(dtype="float16", data_format="NXC", in_channels=64),
+        PROBLEM.replace(precision="tf32"),
+        PROBLEM.replace(dtype="float64"),
+        td.Problem(2, 64, 1, 1, (6, 8), (4, 4), (2, 2), (1, 1), (1, 1), (12, 16)),
+        td.Problem(1, 1, 3, 2, (5, 5), (7, 7), (8, 8), (3, 3), (2, 3), (40, 43)),
+    ],
+)
+def test_the_space_holds_the_default_and_stays_in_limits(problem):
+    found = choices.space(problem, SM_90)
+    assert choices.default(problem, SM_90) in [candidate.schedule for candidate in found]
+    assert all(candidate.cost > 0 for candidate in found)
+    for candidate in found:
+        plan = choices.plan_of(candidate.schedule)
+        assert Schedule.of(candidate.schedule.algorithm, plan.decisions) == candidate.schedule
+        if "stages" in plan.decisions:
+            from tvm_deconv.schedules.cuda import product, tensor
+
+            form = (product._Threads if candidate.schedule.algorithm == "cuda_product" else tensor._Warps)(
+                problem, plan
+            )
+            assert form.registers <= MOST_REGISTERS
+            assert form.memory_bytes <= 81 << 10  # of which a multiprocessor holds two
