@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare the nearest record's decisions with the plain default, on layers whose own records are left out.
+"""Compare the nearest record's knobs with the plain default, on layers whose own records are left out.
 
     scripts/bench_nearest.py --json nearest.json
 
@@ -53,7 +53,7 @@ def compare(problem: td.Problem, target: Target, records: Records) -> dict[str, 
     row: dict[str, Any] = {
         "problem": problem.key,
         "nearest_problem": near and near[0].problem,
-        "decisions": {name: [schedule.algorithm, dict(schedule.decisions)] for name, schedule in schedules.items()},
+        "knobs": {name: [schedule.algorithm, dict(schedule.knobs)] for name, schedule in schedules.items()},
     }
     given = operands(problem, 20)
     out = np.full(problem.output_shape, np.nan, np.float32)

@@ -60,10 +60,10 @@ def run(rounds: int, kept: Path) -> None:
         problem = layer.problem
         channels, length = problem.data_shape[1:]
         print(f"{layer.name}, any batch")
-        compare(problem.replace(free=(0,)), [(n, channels, length) for n in (1, 2, 5)], rounds, kept)
+        compare(problem.replace(dynamic=(0,)), [(n, channels, length) for n in (1, 2, 5)], rounds, kept)
         print(f"{layer.name}, any length")
         lengths = (11, length // 2 + 3, length * 4 // 3 + 1, 3 * length + 7)
-        compare(problem.replace(free=(1,)), [(1, channels, x) for x in lengths], rounds, kept)
+        compare(problem.replace(dynamic=(1,)), [(1, channels, x) for x in lengths], rounds, kept)
 
 
 def main() -> None:

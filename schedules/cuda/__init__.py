@@ -23,10 +23,10 @@ __all__ = ["ALGORITHMS", "Algorithm", "Kernel", "Plan", "algorithm_for", "build_
 
 
 class Plan(Protocol):
-    """The decisions of a schedule."""
+    """The knobs of a schedule."""
 
     @property
-    def decisions(self) -> dict[str, int]:
+    def knobs(self) -> dict[str, int]:
         """Return them by name."""
 
 
@@ -47,9 +47,9 @@ class Family:
         """Return the plans worth measuring, with their costs: the same for all targets."""
         return self.find(problem)
 
-    def read(self, decisions: Mapping[str, int]) -> Plan:
-        """Return the plan whose decisions these are. Raises TypeError where there is none."""
-        plan: Plan = self.plan(**decisions)
+    def read(self, knobs: Mapping[str, int]) -> Plan:
+        """Return the plan whose knobs these are. Raises TypeError where there is none."""
+        plan: Plan = self.plan(**knobs)
         return plan
 
     def tasks(self, problem: Problem, plan: Plan) -> int:  # noqa: ARG002
@@ -101,9 +101,9 @@ def algorithm_for(problem: Problem, algorithms: Collection[str] | None = None) -
 
 
 def default_schedule(problem: Problem, algorithms: Collection[str] | None = None) -> tuple[str, dict[str, int]]:
-    """Return the name and the decisions that arithmetic alone chooses, among `algorithms`."""
+    """Return the name and the knobs that arithmetic alone chooses, among `algorithms`."""
     algorithm = algorithm_for(problem, algorithms)
-    return algorithm.name, algorithm.family.default(problem).decisions
+    return algorithm.name, algorithm.family.default(problem).knobs
 
 
 def build_kernel(problem: Problem, algorithm: Algorithm | None = None, plan: Plan | None = None) -> Kernel:

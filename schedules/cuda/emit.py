@@ -49,7 +49,7 @@ class Kernel:
     deconv: PrimFunc
     pack: PrimFunc
     algorithm: str
-    decisions: dict[str, int]
+    knobs: dict[str, int]
     packed_elements: int
     packed_dtype: str
     workspace_elements: int = 0
@@ -79,8 +79,8 @@ class Arguments:
         return IntImm(self.index, value)
 
     def _at(self, n: Index, channel: Index, x: Sequence[Index]) -> tuple[Index, ...]:
-        natural = x[3 - self.problem.rank :]
-        return (n, *natural, channel) if self.problem.data_format == "NXC" else (n, channel, *natural)
+        place = x[3 - self.problem.rank :]
+        return (n, *place, channel) if self.problem.data_format == "NXC" else (n, channel, *place)
 
     def element(self, n: Index, channel: Index, x: Sequence[Index]) -> Expr:
         """Return an element of the data, as it is stored."""

@@ -35,7 +35,7 @@ class Plan:
     """There is nothing to decide."""
 
     @property
-    def decisions(self) -> dict[str, int]:
+    def knobs(self) -> dict[str, int]:
         """The fields by name."""
         return asdict(self)
 

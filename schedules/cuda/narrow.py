@@ -95,7 +95,7 @@ class Plan:
     positions: int
 
     @property
-    def decisions(self) -> dict[str, int]:
+    def knobs(self) -> dict[str, int]:
         """The fields by name."""
         return asdict(self)
 

@@ -85,7 +85,7 @@ class Plan:
         return self.tile_m // self.part_m * (self.tile_n // self.part_n)
 
     @property
-    def decisions(self) -> dict[str, int]:
+    def knobs(self) -> dict[str, int]:
         """The fields by name."""
         return asdict(self)
 
@@ -320,7 +320,7 @@ def matrix_kernel(form: Form) -> Kernel:
         aligned_or_not([args.data] if form.wide > 1 else [], form.wide * _BYTES[form.dtype], launches)
         finish_sums(args, plan.split)
     pack = pack_sections(problem, found, form.dtype, form.rounded)
-    made = (problem, function.done, pack, form.algorithm, plan.decisions, elements, form.dtype)
+    made = (problem, function.done, pack, form.algorithm, plan.knobs, elements, form.dtype)
     dynamic = form.memory_bytes if form.scope == "shared.dyn" else 0
     return Kernel(*made, workspace_elements=plan.split * outputs, dynamic_bytes=dynamic)
 

@@ -33,8 +33,8 @@ _AnyPlan = TypeVar("_AnyPlan", tiles.Plan, matrix_tiles.MatrixPlan)
 
 #: Outputs of a row that the matrix definition finishes at once, at most: its code grows with them.
 MAX_CHUNK = 160
-#: Where a spatial extent is free and a block has so many tiles of channels, those share its data, and blocks follow one
-#: another; with fewer, blocks are the tasks.
+#: With a dynamic spatial extent, a block with so many tiles of channels shares its data among them, and blocks follow
+#: one another; with fewer, blocks are the tasks.
 SHARERS = 4
 #: Halves of vectors are tried where whole ones have so many times the lanes that there is something for.
 _EMPTY, _TOO_EMPTY = 1.1, 4.0
@@ -44,10 +44,10 @@ _ELEMENT_BYTES = {"float32": 4, "float64": 8, "int32": 4}
 
 
 class Plan(Protocol):
-    """The decisions of a schedule, of any algorithm."""
+    """The knobs of a schedule, of any algorithm."""
 
     @property
-    def decisions(self) -> dict[str, int]:
+    def knobs(self) -> dict[str, int]:
         """The plan as plain integers: what manifests and logs hold."""
 
 
@@ -61,7 +61,7 @@ class Kernel:
     deconv: PrimFunc
     pack: PrimFunc
     algorithm: str
-    decisions: dict[str, int]
+    knobs: dict[str, int]
     packed_elements: int
     scratch_bytes: int = 0
     shared_bytes: int = 0
@@ -73,11 +73,11 @@ class Family(Protocol):
     def plans(self, problem: Problem, target: Target) -> list[tuple[float, Plan]]:
         """Return every plan worth considering with its cost by arithmetic (cycles a useful product), cheapest first.
 
-        Of a variable problem: for its typical call.
+        Of a variable problem: for its representative call.
         """
 
-    def read(self, decisions: Mapping[str, int]) -> Plan:
-        """Return the plan whose decisions these are. Raises KeyError, TypeError or ValueError where there is none."""
+    def read(self, knobs: Mapping[str, int]) -> Plan:
+        """Return the plan whose knobs these are. Raises KeyError, TypeError or ValueError where there is none."""
 
     def tasks(self, problem: Problem, plan: Plan) -> int:
         """Return the number of independent tasks of a call."""
@@ -103,9 +103,9 @@ class Direct:
         )
         return _of_calls(problem, found, self.form, lanes if self.form == ROWS else 1)
 
-    def read(self, decisions: Mapping[str, int]) -> Plan:
+    def read(self, knobs: Mapping[str, int]) -> Plan:
         """See Family."""
-        plan = tiles.Plan.from_decisions(decisions)
+        plan = tiles.Plan.from_knobs(knobs)
         if (max(plan.tile.outputs) > 1) != self.winograd:
             rule = "one must be more than 1" if self.winograd else "must all be 1"
             raise ValueError(f"outputs={plan.tile.outputs}: {rule}")
@@ -126,7 +126,7 @@ class Direct:
         whole = has_whole_vectors(problem, self.form, plan.tile, lanes) and not (streams and self.form == ROWS)
         scheduled = schedule(definition, self.form, plan, lanes, problem.accumulate_dtype, whole).mod["main"]
         usual = partial(_deconv, scheduled, definition.end, streams and not whole)
-        geometry = Geometry.of(problem, bool(plan.tile.natural))
+        geometry = Geometry.of(problem, bool(plan.tile.uncropped))
         if self.form == ROWS and at_once.serves(problem, geometry, plan.tile, lanes):
             made = at_once.at_once(scheduled, problem, definition, plan.tile, lanes, streams=streams)
             functions = at_once.functions(problem.accumulate_dtype, lanes) if streams else ""
@@ -138,7 +138,7 @@ class Direct:
             deconv,
             pack_filter(problem, definition.sections, definition.packed_elements),
             algorithm,
-            plan.decisions,
+            plan.knobs,
             definition.packed_elements,
         )
 
@@ -159,9 +159,9 @@ class Matrix:
         found = _of_widths(problem, target, columns, plans)
         return _of_calls(problem, found, CHANNELS, row_unit(problem, lanes))
 
-    def read(self, decisions: Mapping[str, int]) -> Plan:
+    def read(self, knobs: Mapping[str, int]) -> Plan:
         """See Family."""
-        return matrix_tiles.MatrixPlan.from_decisions(decisions)
+        return matrix_tiles.MatrixPlan.from_knobs(knobs)
 
     def tasks(self, problem: Problem, plan: Plan) -> int:
         """See Family."""
@@ -179,7 +179,7 @@ class Matrix:
             _deconv(scheduled.mod["main"], definition.end, outgrows_caches(problem) and not whole),
             pack_matrix_filter(problem, definition.sections, definition.packed_elements),
             algorithm,
-            plan.decisions,
+            plan.knobs,
             definition.packed_elements,
         )
 
@@ -203,12 +203,12 @@ def _of_calls(
 ) -> list[tuple[float, Plan]]:
     """Return those of the plans `found` that serve calls of all extents, adapted to them; all where extents are fixed.
 
-    A row that is free may always have a next block: it is cut into multiples of `unit` positions. It is computed by
-    whole register tiles, which is more for calls of other lengths than for the typical one.
+    A row that is dynamic may always have a next block: it is cut into multiples of `unit` positions. It is computed by
+    whole register tiles, which is more for calls of other lengths than for the representative one.
     """
-    if problem.free in ((), (0,)):
+    if problem.dynamic in ((), (0,)):
         return [*found]
-    geometry, unit = Geometry.of(problem), unit if problem.rank in problem.free else 1
+    geometry, unit = Geometry.of(problem), unit if problem.rank in problem.dynamic else 1
     adapted = [
         (
             cost * _unevenness(problem, plan.tile),
@@ -221,20 +221,20 @@ def _of_calls(
 
 
 def _unevenness(problem: Problem, tile: Tile | MatrixTile) -> float:
-    """Return by how much calls of other lengths cost more than arithmetic says of the typical one."""
-    rows = problem.rank in problem.free and tile.images == tile.depth == tile.height == 1
+    """Return by how much calls of other lengths cost more than arithmetic says of the representative one."""
+    rows = problem.rank in problem.dynamic and tile.images == tile.depth == tile.height == 1
     return _left_over(min(problem.data_spatial[-1], tile.width), tile.positions) if rows else 1.0
 
 
 @cache
-def _left_over(typical: int, unit: int) -> float:
-    """Return the mean of what lengths from a quarter of the `typical` one to it are in whole units, relative to its."""
+def _left_over(representative: int, unit: int) -> float:
+    """Return the mean padding to whole units of lengths from a quarter of `representative` to it, relative to its."""
 
     def padded(length: int) -> float:
         return -(-length // unit) * unit / length
 
-    lengths = range(typical // 4 + 1, typical + 1)
-    return sum(map(padded, lengths)) / len(lengths) / padded(typical)
+    lengths = range(representative // 4 + 1, representative + 1)
+    return sum(map(padded, lengths)) / len(lengths) / padded(representative)
 
 
 def _deconv(func: PrimFunc, end: End | None, streams: bool, functions: str = "") -> PrimFunc:
@@ -377,7 +377,7 @@ def build_kernel(
 def build_variants(problem: Problem, plans: Sequence[tuple[Algorithm, Plan]], target: Target) -> Kernel:
     """Schedule each of the problem's variants by one of `plans`, as a kernel in which the extents of a call choose.
 
-    Its decisions are those of all, behind the bucket and a dot.
+    Its knobs are those of all, behind the bucket and a dot.
     """
     variants = problem.variants
     kernels = [build_kernel(one, target, *plan) for one, plan in zip(variants, plans, strict=True)]
@@ -386,7 +386,7 @@ def build_variants(problem: Problem, plans: Sequence[tuple[Algorithm, Plan]], ta
         """Whether the calls of variant i would go to the same kernel without it."""
         later = (j for j in range(i + 1, len(kernels)) if _holds(variants[j], variants[i]))
         j = next(later, i)
-        return j > i and (kernels[i].algorithm, kernels[i].decisions) == (kernels[j].algorithm, kernels[j].decisions)
+        return j > i and (kernels[i].algorithm, kernels[i].knobs) == (kernels[j].algorithm, kernels[j].knobs)
 
     kept = [i for i in range(len(kernels)) if not alike(i)]
     chosen = [kernels[i] for i in kept]
@@ -401,14 +401,14 @@ def build_variants(problem: Problem, plans: Sequence[tuple[Algorithm, Plan]], ta
         {
             f"{'x'.join(map(str, _bucket(variants[i])))}.{name}": value
             for i, kernel in zip(kept, chosen, strict=True)
-            for name, value in kernel.decisions.items()
+            for name, value in kernel.knobs.items()
         },
         elements,
     )
 
 
 def _bucket(variant: Problem) -> tuple[int, ...]:
-    return tuple(variant.data_spatial[axis - 1] for axis in variant.free if axis)
+    return tuple(variant.data_spatial[axis - 1] for axis in variant.dynamic if axis)
 
 
 def _holds(one: Problem, other: Problem) -> bool:

@@ -51,7 +51,7 @@ def can_serve(problem: Problem, geometry: Geometry, lanes: int) -> bool:
     """
     last = geometry.axes[2]
     return (
-        not problem.free
+        not problem.dynamic
         and problem.data_format == "NCX"
         and problem.output_dtype == problem.accumulate_dtype
         and len(geometry.runs) == 1
@@ -158,7 +158,7 @@ class _Finish:
     def _stores(self, init: SBlockRealize, loops: Sequence[Expr]) -> list[Stmt]:
         """Return what finishes and stores the accumulators that the block `init` clears, in the tile of the `loops`."""
         problem, tile, lanes, (section,) = self.problem, self.tile, self.lanes, self.definition.sections
-        geometry = Geometry.of(problem, bool(tile.natural))
+        geometry = Geometry.of(problem, bool(tile.uncropped))
         lead = init.iter_values[:6]
         fd, fh, _, m = loops
         rows, columns = section.phases

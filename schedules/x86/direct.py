@@ -151,7 +151,7 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
     # 6. Threads.
     lead = sch.get_loops(out)[:LEAD]
     tasks(sch, lead[serial:] if plan.share_data else lead[:-1])
-    sch.transform_layout(out, ("write", 0), definition.natural_output)
+    sch.transform_layout(out, ("write", 0), definition.caller_index)
     return sch
 
 

@@ -153,5 +153,5 @@ def schedule_matrix(
         skips.outputs(out, -3, definition.chunk)
     lead = sch.get_loops(out)[:LEAD]
     tasks(sch, lead[serial:] if share_data else lead[:-1])
-    sch.transform_layout(out, ("write", 0), definition.natural_output)
+    sch.transform_layout(out, ("write", 0), definition.caller_index)
     return sch

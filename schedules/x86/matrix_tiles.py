@@ -22,7 +22,7 @@ from tvm_deconv.schedules.x86.tiles import (
     FEW_TASKS,
     LATENCY_ACCUMULATORS,
     SEVERAL,
-    decisions_of,
+    knobs_of,
     outputs_along,
     parts_of,
     steps,
@@ -58,7 +58,7 @@ _FAR_BYTES = 8.0
 
 @dataclass(frozen=True, slots=True)
 class MatrixPlan:
-    """The decisions of a schedule: the tile, and whether the channel tiles of a block are tasks of their own.
+    """The knobs of a schedule: the tile, and whether the channel tiles of a block are tasks of their own.
 
     If `halves`, vectors are half as wide as the target's.
     """
@@ -68,14 +68,14 @@ class MatrixPlan:
     halves: bool = False
 
     @property
-    def decisions(self) -> dict[str, int]:
-        """The plan as plain integers: what manifests and logs hold; see `decisions_of`."""
-        return decisions_of(self.tile, self.share_data, self.halves)
+    def knobs(self) -> dict[str, int]:
+        """The plan as plain integers: what manifests and logs hold; see `knobs_of`."""
+        return knobs_of(self.tile, self.share_data, self.halves)
 
     @staticmethod
-    def from_decisions(decisions: Mapping[str, int]) -> MatrixPlan:
-        """Return the plan whose decisions these are."""
-        return MatrixPlan(*parts_of(decisions, MatrixTile))
+    def from_knobs(knobs: Mapping[str, int]) -> MatrixPlan:
+        """Return the plan whose knobs these are."""
+        return MatrixPlan(*parts_of(knobs, MatrixTile))
 
     def tasks(self, problem: Problem) -> int:
         """Independent tasks of a call."""
@@ -122,7 +122,7 @@ def _block_choices(geometry: Geometry, outputs: tuple[int, int, int], unit: int)
     """
     depth, height, width = (axis.positions for axis in geometry.axes)
     m_d, m_h, m_w = outputs
-    if geometry.free[2]:
+    if geometry.dynamic[2]:
         width = -(-width // unit) * unit
 
     def cut(extent: int, unit: int) -> list[int]:
@@ -291,13 +291,13 @@ def _candidates(arithmetic: _Arithmetic, winograd: bool, strassen: int) -> list[
     found: list[tuple[float, MatrixPlan]] = []
     for outputs in output_choices(geometry, winograd):
         for block in dict.fromkeys(_block_choices(geometry, outputs, row_unit(problem, lanes))):
-            whole = MatrixTile(*block, geometry.out_channels, 1, 1, *outputs, geometry.natural, strassen)
+            whole = MatrixTile(*block, geometry.out_channels, 1, 1, *outputs, geometry.uncropped, strassen)
             works = _works(geometry, whole)
             shared = arithmetic.block(whole, works)
             count = geometry.groups * _blocks(geometry, whole)
             for rows, vectors in register_tiles(target, [work.rows for work in works]):
                 for channels in _channel_choices(geometry.out_channels, vectors * lanes):
-                    tile = MatrixTile(*block, channels, rows, vectors, *outputs, geometry.natural, strassen)
+                    tile = MatrixTile(*block, channels, rows, vectors, *outputs, geometry.uncropped, strassen)
                     tiles = -(-geometry.out_channels // channels)
                     cycles = count * (shared + tiles * arithmetic.channels(tile, works))
                     found.append((cycles, MatrixPlan(tile, count < FEW_TASKS)))

@@ -11,9 +11,10 @@ TVM has no such store.  `streamed` replaces the loops of the stage ``out`` by ca
 that the code generator takes into the module.  It takes any address and length: what lies before the first and after
 the last whole line of a row is stored as usual.
 
-Where an extent is free, a row ends where the call says.  A loop that asks so of each element becomes scattered stores
-under masks, two thirds of the time of a call with few positions; `copied` has the rows copied by their length instead.
-So it takes rows of the data, with zeros around them: by whole vectors, and masked ones where the data begin and end.
+Where an extent is dynamic, a row ends where the call says.  A loop that asks so of each element becomes scattered
+stores under masks, two thirds of the time of a call with few positions; `copied` has the rows copied by their length
+instead.  So it takes rows of the data, with zeros around them: by whole vectors, and masked ones at both ends of the
+data.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ declare void @llvm.masked.store.v16i32.p0(<16 x i32>, ptr, i32, <16 x i1>)
 def outgrows_caches(problem: Problem) -> bool:
     """Whether the output is more than stays in the caches of a core; not where its size is only known at the call."""
     size = np.dtype(storage_dtype(problem.output_dtype)).itemsize
-    return not problem.free and math.prod(problem.output_shape) * size > _SHARE
+    return not problem.dynamic and math.prod(problem.output_shape) * size > _SHARE
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """What a schedule cannot say itself: which loops are tasks, and which iterations a call does not need.
 
 A schedule must know before a reduction's initialisation is split off that a loop may run in parallel, and it does not
-understand a fused loop of which two extents are free.  So `tasks` are marked, and fused afterwards.
+understand a fused loop of which two extents are dynamic.  So `tasks` are marked, and fused afterwards.
 
-Where the extent of a call is free, its last block may be nearly empty.  `needed` marks loops over a block's positions
+With a dynamic extent, the last block of a call may be nearly empty.  `needed` marks loops over a block's positions
 with the condition that some of what they compute is part of the output.  That saves more than the work: copies between
 the caller's arrays and a block are masked, and a vector whose mask is empty is slow where it lies on a page that is not
 there, a hundred times as slow as a copy.  The condition compares floating point numbers,

@@ -59,26 +59,26 @@ _OVERFULL = 0.2
 _LINE_BITS = 512
 
 
-def decisions_of(tile: Tile | MatrixTile, share_data: bool, halves: bool) -> dict[str, int]:
-    """Return the decisions of a plan, of any definition; without those that are as usual, where they may be."""
+def knobs_of(tile: Tile | MatrixTile, share_data: bool, halves: bool) -> dict[str, int]:
+    """Return the knobs of a plan, of any definition; without those that are as usual, where they may be."""
     usual = {"halves": 0, **{part.name: part.default for part in fields(tile)}}
     found = {**asdict(tile), "share_data": int(share_data), "halves": int(halves)}
     return {name: value for name, value in found.items() if value != usual.get(name)}
 
 
-def parts_of(decisions: Mapping[str, int], tile: Callable[..., _AnyTile]) -> tuple[_AnyTile, bool, bool]:
-    """Return the tile of `decisions`, whether data are shared, and whether vectors are halves: see `decisions_of`.
+def parts_of(knobs: Mapping[str, int], tile: Callable[..., _AnyTile]) -> tuple[_AnyTile, bool, bool]:
+    """Return the tile of `knobs`, whether data are shared, and whether vectors are halves: see `knobs_of`.
 
     Raises KeyError or TypeError where they are not those of a plan with such a `tile`.
     """
-    numbers = dict(decisions)
+    numbers = dict(knobs)
     share_data, halves = bool(numbers.pop("share_data")), bool(numbers.pop("halves", 0))
     return tile(**numbers), share_data, halves
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The decisions of a schedule: the tile, and whether the channel tiles of a block are tasks of their own.
+    """The knobs of a schedule: the tile, and whether the channel tiles of a block are tasks of their own.
 
     If `halves`, vectors are half as wide as the target's.
     """
@@ -88,14 +88,14 @@ class Plan:
     halves: bool = False
 
     @property
-    def decisions(self) -> dict[str, int]:
-        """The plan as plain integers: what manifests and logs hold; see `decisions_of`."""
-        return decisions_of(self.tile, self.share_data, self.halves)
+    def knobs(self) -> dict[str, int]:
+        """The plan as plain integers: what manifests and logs hold; see `knobs_of`."""
+        return knobs_of(self.tile, self.share_data, self.halves)
 
     @staticmethod
-    def from_decisions(decisions: Mapping[str, int]) -> Plan:
-        """Return the plan whose decisions these are."""
-        return Plan(*parts_of(decisions, Tile))
+    def from_knobs(knobs: Mapping[str, int]) -> Plan:
+        """Return the plan whose knobs these are."""
+        return Plan(*parts_of(knobs, Tile))
 
     def tasks(self, problem: Problem, form: str) -> int:
         """Independent tasks of a call."""
@@ -206,7 +206,7 @@ def blocks(geometry: Geometry, row_unit: int, outputs: tuple[int, int] = (1, 1))
     Winograd's transforms make tiles of `outputs` along the first two axes, blocks take whole ones.
     """
     depth, height, width = (axis.positions for axis in geometry.axes)
-    if geometry.free[2]:
+    if geometry.dynamic[2]:
         width = -(-width // row_unit) * row_unit
 
     def whole(axis: int, positions: int) -> int:
@@ -318,7 +318,7 @@ def _candidates(
     found: list[tuple[float, Plan]] = []
     for block in dict.fromkeys(blocks(geometry, lanes if form == ROWS else 1, outputs)):
         for shape in shapes:
-            tile = Tile(*block, shape.channels, shape.positions, shape.phases, geometry.natural, *outputs)
+            tile = Tile(*block, shape.channels, shape.positions, shape.phases, geometry.uncropped, *outputs)
             stored = row_phases > 0 and at_once.serves(problem, geometry, tile, lanes)
             positions = _positions(geometry, form, tile, lanes)
             count = -(-geometry.batch // tile.images) * math.prod(

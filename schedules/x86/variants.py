@@ -1,6 +1,6 @@
 """One function of several that compute the same: the extents of a call choose.
 
-The functions are made separately, each with variables of its own for the free extents and its own idea of the packed
+The functions are made separately, each with variables of its own for the dynamic extents and its own idea of the packed
 filter.  Here they become branches: their variables and buffers are declared within as those of the first function, and
 their packed filters lie one behind the other, once where they are equal.
 """

@@ -121,10 +121,10 @@ WRONG = [
     ("algorithm", ["direct"], "must be a plain name"),
     ("origin", "guessed", "must be one of default, tuned"),
     ("origin", [], "must be one of default, tuned"),
-    ("decisions", [], "must map names to integers"),
-    ("decisions", {"tile": "8"}, "must map names to integers"),
-    ("decisions", {"tile": True}, "must map names to integers"),
-    ("decisions", {"tile": HUGE}, "must map names to integers"),
+    ("knobs", [], "must map names to integers"),
+    ("knobs", {"tile": "8"}, "must map names to integers"),
+    ("knobs", {"tile": True}, "must map names to integers"),
+    ("knobs", {"tile": HUGE}, "must map names to integers"),
     ("packed_shape", 3, "must be a list of extents"),
     ("packed_shape", [3, -1], "must be a list of extents"),
     ("packed_shape", [3, 1.5], "must be a list of extents"),
@@ -218,16 +218,16 @@ def test_file(tmp_path):
 # ---- selection ----
 
 
-def names(decisions):
-    return [(type(decision).__name__, decision.manifest.target) for decision in decisions]
+def names(knobs):
+    return [(type(decision).__name__, decision.manifest.target) for decision in knobs]
 
 
 def test_wider_first():
     narrow, wide = manifest(), manifest(P, "x86-64-v4")
     for given in ([narrow, wide], [wide, narrow]):
-        decisions = select(P, given, V4.features)
-        assert names(decisions) == [("Accepted", "x86-64-v4"), ("Accepted", "x86-64-v3")]
-    assert decisions[0].reason == "serves this problem and this CPU: x86-64-v4, direct, default schedule"
+        knobs = select(P, given, V4.features)
+        assert names(knobs) == [("Accepted", "x86-64-v4"), ("Accepted", "x86-64-v3")]
+    assert knobs[0].reason == "serves this problem and this CPU: x86-64-v4, direct, default schedule"
 
 
 def test_flags_beyond_the_target():
@@ -242,15 +242,15 @@ def test_flags_beyond_the_target():
 
 
 def test_another_cpu():
-    decisions = select(P, [manifest(P, "x86-64-v4")], V3.features | {"avx512f"})
-    assert isinstance(decisions[0], Rejected)
-    assert decisions[0].reason == "needs CPU flags that this host lacks: avx512bw, avx512cd, avx512dq, avx512vl"
+    knobs = select(P, [manifest(P, "x86-64-v4")], V3.features | {"avx512f"})
+    assert isinstance(knobs[0], Rejected)
+    assert knobs[0].reason == "needs CPU flags that this host lacks: avx512bw, avx512cd, avx512dq, avx512vl"
 
 
 def test_the_target_counts_even_where_the_list_is_short():
-    decisions = select(P, [manifest(P, "x86-64-v4", features=[])], V3.features)
-    assert isinstance(decisions[0], Rejected)
-    assert "avx512f" in decisions[0].reason
+    knobs = select(P, [manifest(P, "x86-64-v4", features=[])], V3.features)
+    assert isinstance(knobs[0], Rejected)
+    assert "avx512f" in knobs[0].reason
 
 
 def test_tuned_before_default():
@@ -328,11 +328,11 @@ def test_order_and_broken():
     """Accepted, then those for this problem, the unreadable, and the others by likeness."""
     good, wide = manifest(), manifest(P, "x86-64-v4")
     near, far = manifest(P.replace(batch=2)), manifest(P.replace(batch=2, dtype="float64"))
-    decisions = select(P, [far, near, wide, good], V3.features, broken={"x": "size='big': must be an integer"})
-    assert [decision.manifest for decision in decisions] == [good, wide, None, near, far]
-    assert decisions[2] == Rejected(None, "size='big': must be an integer", "x")
-    assert str(decisions[2]) == "x: rejected: size='big': must be an integer"
-    assert str(decisions[0]).startswith(f"{good.name}: accepted: serves this problem")
+    knobs = select(P, [far, near, wide, good], V3.features, broken={"x": "size='big': must be an integer"})
+    assert [decision.manifest for decision in knobs] == [good, wide, None, near, far]
+    assert knobs[2] == Rejected(None, "size='big': must be an integer", "x")
+    assert str(knobs[2]) == "x: rejected: size='big': must be an integer"
+    assert str(knobs[0]).startswith(f"{good.name}: accepted: serves this problem")
 
 
 def test_nothing():

@@ -20,8 +20,8 @@ from click.testing import CliRunner
 from support import artifacts as made
 
 import tvm_deconv as td
-from tvm_deconv import cli
 from tvm_deconv.bench import floors, peers, report, run
+from tvm_deconv.cli import main as cli
 from tvm_deconv.problem import ACTIVATIONS
 from tvm_deconv.runtime.verify import Deviation, deviation, operands
 from tvm_deconv.targets import TARGETS, Host, native

@@ -19,7 +19,7 @@ from openvino.utils.node_factory import NodeFactory
 from support.kernels import run_kernel
 
 from tvm_deconv import Epilogue, ProblemError, from_onnx, from_openvino, from_torch
-from tvm_deconv.problem import reference
+from tvm_deconv.problem.reference import reference
 from tvm_deconv.targets import TARGETS
 
 AUTO_PADS = ("explicit", "valid", "same_upper", "same_lower")

@@ -16,8 +16,8 @@ from safetensors.numpy import load_file, save_file
 from support import artifacts as made
 
 import tvm_deconv as td
-from tvm_deconv import cli
 from tvm_deconv.artifact.manifest import Manifest
+from tvm_deconv.cli import main as cli
 from tvm_deconv.compiler import build
 
 ROOT = Path(__file__).parents[2]

@@ -41,7 +41,7 @@ def test_export_describes_what_it_wrote(tmp_path):
     assert manifest.macs == SMALL.macs
     assert set(manifest.features) == V3.features
     assert {"tvm_deconv", "apache-tvm", "apache-tvm-ffi", "llvm", "cc"} <= set(manifest.versions)
-    assert manifest.decisions["channels"] >= 1
+    assert manifest.knobs["channels"] >= 1
     run(SMALL, tmp_path)
 
 
@@ -114,17 +114,17 @@ def test_microarchitectures_follow_the_logs_of_their_level(tmp_path):
         plan = {"images": 1, "depth": 1, "height": 4, "width": 5, "channels": 1, "positions": 16, "phases": 1}
         return records.Record(
             problem=problem.artifact_key, target=target, algorithm="direct_rows",
-            decisions=plan | {"share_data": form}, seconds=1.0, spread=0.0, runs=1, error="", threads=1, host="",
+            knobs=plan | {"share_data": form}, seconds=1.0, spread=0.0, runs=1, error="", threads=1, host="",
             sources="", commit="", seed=0, versions={}, when="2026-01-01T00:00:00",
         )  # fmt: skip
 
     log.merge([tried(SMALL, "x86-64-v4", 0), tried(OTHER, "x86-64-v4", 0), tried(OTHER, "znver4", 1)])
     found = build._records(znver4, log.root)
-    assert sorted((r.target, r.decisions["share_data"]) for r in found) == [("x86-64-v4", 0), ("znver4", 1)]
+    assert sorted((r.target, r.knobs["share_data"]) for r in found) == [("x86-64-v4", 0), ("znver4", 1)]
     outcomes = td.compile([SMALL, OTHER], "znver4", tmp_path / "out", logs=log.root)
     made = {outcome.problem: outcome.manifest for outcome in outcomes}
     assert {m.origin for m in made.values()} == {"tuned"}
-    assert (made[SMALL].decisions["share_data"], made[OTHER].decisions["share_data"]) == (0, 1)
+    assert (made[SMALL].knobs["share_data"], made[OTHER].knobs["share_data"]) == (0, 1)
 
 
 def test_a_microarchitecture_that_llvm_does_not_know(tmp_path):

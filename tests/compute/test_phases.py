@@ -54,16 +54,16 @@ def test_a_block_spans_the_places_of_its_outputs(axis, shift, block):
     phases = axis_phases(**axis, shift=shift % axis["stride"])
     block = min(block, phases.positions)
     last = min(block * axis["stride"], axis["output"]) - 1
-    assert phases.span(block, free=False) > (last + phases.shift) // axis["stride"]
-    assert phases.span(block, free=True) > (block * axis["stride"] - 1 + phases.shift) // axis["stride"]
-    assert phases.span(phases.positions, free=False) <= phases.positions + (phases.shift > 0)
+    assert phases.span(block, dynamic=False) > (last + phases.shift) // axis["stride"]
+    assert phases.span(block, dynamic=True) > (block * axis["stride"] - 1 + phases.shift) // axis["stride"]
+    assert phases.span(phases.positions, dynamic=False) <= phases.positions + (phases.shift > 0)
 
 
 def test_phases_of_the_natural_output_read_the_same_data():
     problem = Problem(1, 1, 3, 5, (9, 9), (4, 16), (2, 8), (1, 1), (1, 4), (18, 72))
-    plain, natural = Geometry.choices(problem)
-    assert (len(plain.runs), len(natural.runs)) == (4, 1)
-    assert [axis.shift for axis in natural.axes] == [0, 1, 4]
+    plain, uncropped = Geometry.choices(problem)
+    assert (len(plain.runs), len(uncropped.runs)) == (4, 1)
+    assert [axis.shift for axis in uncropped.axes] == [0, 1, 4]
     unpadded = problem.replace(pads_begin=(0, 0), output_spatial=(20, 80))
     assert len(Geometry.choices(unpadded)) == 1
 

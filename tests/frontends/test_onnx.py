@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tvm_deconv import Epilogue, SourceError
 from tvm_deconv.frontends import scan
-from tvm_deconv.problem import reference
+from tvm_deconv.problem.reference import reference
 
 ROOT = Path(__file__).parents[2]
 DECODER = ROOT / "examples" / "decoder.onnx"

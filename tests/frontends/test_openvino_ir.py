@@ -11,7 +11,7 @@ from openvino.utils.node_factory import NodeFactory
 
 from tvm_deconv import Epilogue, SourceError
 from tvm_deconv.frontends import scan
-from tvm_deconv.problem import reference
+from tvm_deconv.problem.reference import reference
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RNG = np.random.default_rng(0)

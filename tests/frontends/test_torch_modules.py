@@ -8,7 +8,7 @@ import pytest
 
 from tvm_deconv import Epilogue, SourceError
 from tvm_deconv.frontends import scan, write_weights
-from tvm_deconv.problem import reference
+from tvm_deconv.problem.reference import reference
 
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")

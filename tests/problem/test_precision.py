@@ -82,10 +82,10 @@ def test_more_exact_serves_and_less_does_not():
     # Closer code of what computes more slowly comes second.
     both = [manifest(EXACT, "cuda-sm_90"), manifest(LOOSE, "cuda")]
     assert accepted(LOOSE, both, (9, 0)) == both[::-1]
-    free = EXACT.replace(batch="any")
-    assert free.serves(LOOSE)
-    assert not free.replace(precision="tf32").serves(EXACT)
-    assert free.replace(precision="tf32").serves(LOOSE)
+    dynamic = EXACT.replace(batch="any")
+    assert dynamic.serves(LOOSE)
+    assert not dynamic.replace(precision="tf32").serves(EXACT)
+    assert dynamic.replace(precision="tf32").serves(LOOSE)
 
 
 def test_cpus_compute_exactly(tmp_path):

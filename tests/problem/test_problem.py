@@ -249,7 +249,7 @@ def test_integer_bounds_of_integer_problems():
 def test_the_last_index_of_64_bits():
     last = 2**63 - 1
     wide = {"data_spatial": (2, 1), "kernel": (1, 1), "pads_begin": (0, 0), "output_spatial": (1, 1)}
-    assert plain(**wide, strides=(last - 2, 1)).natural_spatial == (last - 1, 1)
+    assert plain(**wide, strides=(last - 2, 1)).uncropped_spatial == (last - 1, 1)
     for changes in (
         {"strides": (last - 1, 1)},
         {"strides": (last, 1)},
@@ -277,7 +277,9 @@ def test_more_than_32_bits():
 def test_every_field_counts(data):
     p = data.draw(problems(dtypes=["float32"]))
     field = data.draw(
-        st.sampled_from([field.name for field in dataclasses.fields(Problem) if field.name not in ("free", "buckets")])
+        st.sampled_from(
+            [field.name for field in dataclasses.fields(Problem) if field.name not in ("dynamic", "buckets")]
+        )
     )
     value = getattr(p, field)
     other = {

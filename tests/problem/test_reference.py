@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.strategies import operands, problems
 
 from tvm_deconv import Epilogue, Problem, TensorError, TensorTypeError
-from tvm_deconv.problem import reference
+from tvm_deconv.problem.reference import reference
 
 
 def by_the_definition(p, data, filter, bias):

@@ -222,7 +222,7 @@ RECORD = {
     "problem": P.artifact_key,
     "target": V4.name,
     "algorithm": "direct_rows",
-    "decisions": {"channels": 4, "positions": 2},
+    "knobs": {"channels": 4, "positions": 2},
     "seconds": 0.25,
     "spread": 0.01,
     "runs": 5,
@@ -254,7 +254,7 @@ def test_logs(log, lines):
     log.tidy(P.artifact_key, V4.name)
     after = records.read(V4.name, log.root)
     assert set(after.by_problem) == set(before.by_problem)
-    assert len(after.complaints) <= len(before.complaints)
+    assert len(after.warnings) <= len(before.warnings)
     if len(list(before)) == 1:  # else one of them is a record, and may be the newer measurement
         assert [record.line for record in after] == [record.line for record in before]
     log.prune(V4.name, 1)

@@ -84,7 +84,7 @@ warm = lambda: layer(tiny, threads=1)
 for directory in sys.argv[2:]:
     library = td.load(directory)
     (manifest,) = library.manifests
-    p, what = manifest.parsed, f"{manifest.algorithm} {manifest.decisions}"
+    p, what = manifest.parsed, f"{manifest.algorithm} {manifest.knobs}"
     filter, data = np.ones(p.filter_shape, np.float32), np.ones(p.data_shape, np.float32)
     out, bias = np.empty(p.output_shape, np.float32), np.ones(p.bias_shape, np.float32) if p.epilogue.bias else None
     td.set_num_threads(1)
@@ -130,7 +130,7 @@ def export_by(directory, problem, algorithm, share_data):
     from tvm_deconv.targets import get
 
     plans = of_algorithm(problem, algorithm, get(made.TARGET))
-    chosen = next(plan.schedule for plan in plans if ("share_data", share_data) in plan.schedule.decisions)
+    chosen = next(plan.schedule for plan in plans if ("share_data", share_data) in plan.schedule.knobs)
     return build.export(problem, get(made.TARGET), directory, choices=[Choice(chosen, "default", "")])
 
 
@@ -170,7 +170,7 @@ def test_manifests_tell_the_whole_workspace(by_algorithm):
         layer = layer_of(problem, filter, bias, workspace=memory)
         np.testing.assert_array_equal(layer(data, threads=1), layer_of(problem, filter, bias)(data, threads=1))
         assert (memory != 0xA5).mean() > 0.5, manifest
-        assert (manifest.shared_bytes > 0) <= bool(manifest.decisions["share_data"] or problem.epilogue.bias)
+        assert (manifest.shared_bytes > 0) <= bool(manifest.knobs["share_data"] or problem.epilogue.bias)
         shared.add(manifest.shared_bytes > 0)
     assert shared == {False, True}
 

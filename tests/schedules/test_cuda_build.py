@@ -181,7 +181,7 @@ def test_nvcc_is_looked_for(monkeypatch, tmp_path):
 
 def test_free_extents_are_refused(tmp_path):
     problem = PROBLEMS["product"].replace(batch="any")
-    with pytest.raises(BuildError, match=r"problem='nany-.*': must have no free extents for cuda-sm_80"):
+    with pytest.raises(BuildError, match=r"problem='nany-.*': must have no dynamic extents for cuda-sm_80"):
         build.export(problem, CUDA_TARGETS["cuda-sm_80"], tmp_path, cc="nvcc")
 
 

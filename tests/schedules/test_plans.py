@@ -60,8 +60,8 @@ def test_halves_of_vectors(name):
     data, weights, bias = operands(problem, 5)
     wanted = reference(problem, data, weights, bias)
     for plan in halves[:3]:
-        assert plan.decisions["halves"] == 1
-        assert algorithm.family.read(plan.decisions) == plan
+        assert plan.knobs["halves"] == 1
+        assert algorithm.family.read(plan.knobs) == plan
         text = build_kernel(problem, TARGETS["x86-64-v4"], algorithm, plan).deconv.script()
         assert "T.vectorized(T.int64(8))" in text
         assert "T.vectorized(T.int64(16))" not in text
@@ -102,7 +102,7 @@ def test_phases_of_the_natural_output(groups, extent, kernel, stride, pad, outpu
             2, groups, 5, channels, extent, kernel, stride, (1,) * len(extent), pad, output,
             data_format=("NCX", "NXC")[(number + groups + len(extent)) % 2],
         )  # fmt: skip
-        plans = [plan for _, plan in algorithm.family.plans(problem, target) if plan.tile.natural]
+        plans = [plan for _, plan in algorithm.family.plans(problem, target) if plan.tile.uncropped]
         if not plans or not algorithm.admits(problem, target):
             continue  # phases are vectors of the output, or there is nothing to transform
         data, weights, bias = operands(problem, 8)
@@ -183,8 +183,8 @@ def test_short_rows_are_finished_by_planes(name, extent, output, target):
     wanted = reference(problem, data, weights, bias)
     plans = [plan for _, plan in algorithm.family.plans(problem, target)]
     chunk = 2 * row_unit(problem, lanes)
-    geometries = (Geometry.of(problem), Geometry.of(problem, natural=True))
-    by_planes = [plan for plan in plans if finishes_planes(geometries[plan.tile.natural], plan.tile, lanes, chunk)]
+    geometries = (Geometry.of(problem), Geometry.of(problem, uncropped=True))
+    by_planes = [plan for plan in plans if finishes_planes(geometries[plan.tile.uncropped], plan.tile, lanes, chunk)]
     assert bool(by_planes) == (math.prod(output[-2:]) % lanes == 0 and output[-1] % chunk > 0)
     several = [plan for plan in by_planes if plan.tile.images > 1]
     for plan in (*by_planes[:1], *several[:1], plans[0]):
@@ -222,7 +222,7 @@ def test_winograd_keeps_the_precision_of_the_direct_algorithm(kernel):
         ((2, 3, 5, 3, (13, 19), (3, 3), (2, 2), (1, 1), (1, 1), (26, 38)), (1, 1, 8, 19, 3, 32, 1), (1, 4)),
         # Images in one block; rows of one block lie close; pads beyond the kernel, and an output beyond the data.
         ((3, 1, 7, 1, (7, 20), (5, 4), (2, 2), (1, 1), (6, 1), (16, 41)), (3, 1, 8, 21, 1, 32, 4), (1, 3)),
-        # Phases of the natural output, in blocks whose last is nearly empty, and a row in two blocks.
+        # Phases of the uncropped output, in blocks whose last is nearly empty, and a row in two blocks.
         ((1, 1, 6, 4, (17, 40), (9, 9), (3, 3), (1, 1), (4, 4), (51, 120)), (1, 1, 3, 32, 2, 16, 1, 1), (1, 4)),
         # Dilation parts the taps of one axis, which are none to transform; of the other they are next to each other.
         (
@@ -248,15 +248,15 @@ def test_winograd_of_rows(problem, tile, outputs, data_format, dtype, target):
     problem = td.Problem(*problem, dtype, data_format=data_format, epilogue=td.Epilogue(True))
     algorithm = named("winograd_rows")
     assert algorithm.admits(problem, target)
-    natural = dict(zip(("natural",), tile[7:], strict=False))
+    uncropped = dict(zip(("uncropped",), tile[7:], strict=False))
     names = ("images", "depth", "height", "width", "channels", "positions", "phases")
     data, weights, bias = operands(problem, 5)
     wanted = reference(problem, data, weights, bias)
     share_data = int(data_format == "NXC")
-    decisions = dict(zip(names, tile, strict=False)) | natural | {"share_data": share_data}
-    decisions |= {name: m for name, m in zip(("outputs_d", "outputs_h"), outputs, strict=True) if m > 1}
-    plan = algorithm.family.read(decisions)
-    assert plan.decisions == decisions
+    knobs = dict(zip(names, tile, strict=False)) | uncropped | {"share_data": share_data}
+    knobs |= {name: m for name, m in zip(("outputs_d", "outputs_h"), outputs, strict=True) if m > 1}
+    plan = algorithm.family.read(knobs)
+    assert plan.knobs == knobs
     found = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
     assert np.linalg.norm(found - wanted) <= WINOGRAD * TOLERANCE[dtype] * np.linalg.norm(wanted)
 
@@ -272,11 +272,11 @@ def test_rows_have_products_to_save_only_along_outer_axes():
         plane.replace(kernel=(3, 3), strides=(1, 1), dilations=(2, 1)),
     ):
         assert not algorithm.admits(other, target)
-    decisions = algorithm.family.plans(plane, target)[0][1].decisions
+    knobs = algorithm.family.plans(plane, target)[0][1].knobs
     with pytest.raises(ValueError, match=r"outputs=\(1, \d, 1\): must all be 1"):
-        named("direct_rows").family.read(decisions)
+        named("direct_rows").family.read(knobs)
     with pytest.raises(ValueError, match=r"outputs=\(1, 1, 1\): one must be more than 1"):
-        algorithm.family.read({name: value for name, value in decisions.items() if name != "outputs_h"})
+        algorithm.family.read({name: value for name, value in knobs.items() if name != "outputs_h"})
 
 
 def test_strassen_multiplies_matrices():
@@ -308,7 +308,7 @@ def test_strassen_keeps_the_precision_of_the_direct_algorithm(channels, extents,
     bound = WINOGRAD * np.linalg.norm(run_kernel(problem, target, data, weights, bias, direct) - wanted)
     plans = [plan for _, plan in strassen.family.plans(problem, target)]
     assert strassen.admits(problem, target)
-    assert all(plan.decisions["strassen"] and strassen.family.read(plan.decisions) == plan for plan in plans)
+    assert all(plan.knobs["strassen"] and strassen.family.read(plan.knobs) == plan for plan in plans)
     for plan in (plans[0], plans[len(plans) // 2]):
         found = run_kernel(problem, target, data, weights, bias, strassen, plan)
         assert 0 < np.linalg.norm(found - wanted) <= bound, plan

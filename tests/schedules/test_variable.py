@@ -1,4 +1,4 @@
-"""Problems with free extents: keys, dialects, kernels at extents they were not made for, layers and selection."""
+"""Problems with dynamic extents: keys, dialects, kernels at extents they were not made for, layers and selection."""
 
 import random
 
@@ -33,23 +33,23 @@ def channels(problem):
 
 
 def at(problem, batch, spatial):
-    """The problem of a call of `problem`, with the free ones among these extents."""
+    """The problem of a call of `problem`, with the dynamic ones among these extents."""
     spatial = tuple(
-        x if i + 1 in problem.free else own
+        x if i + 1 in problem.dynamic else own
         for i, (x, own) in enumerate(zip(spatial, problem.data_spatial, strict=True))
     )
-    batch = batch if 0 in problem.free else problem.batch
+    batch = batch if 0 in problem.dynamic else problem.batch
     last = problem.data_format == "NXC"
     return problem.at((batch, *spatial, channels(problem)) if last else (batch, channels(problem), *spatial))
 
 
 @st.composite
 def variable(draw):
-    """A problem with one or more free extents, and calls of it."""
+    """A problem with one or more dynamic extents, and calls of it."""
     problem = draw(problems(ranks=(1, 2), max_macs=20_000).filter(not_empty))
-    free = draw(st.lists(st.integers(0, problem.rank), min_size=1, unique=True))
+    dynamic = draw(st.lists(st.integers(0, problem.rank), min_size=1, unique=True))
     try:
-        found = problem.replace(free=tuple(free))
+        found = problem.replace(dynamic=tuple(dynamic))
     except td.ProblemError:
         return None
     extents = st.integers(1, 150 if problem.rank == 1 else 23)
@@ -196,8 +196,8 @@ def test_variants_with_one_plan_are_one_kernel():
     line = next(one for one in ALGORITHMS if one.name == "direct_rows")
     short, long = ((line, line.family.plans(BUCKETS, target)[i][1]) for i in (0, 1))
     one, two = (build_variants(BUCKETS, plans, target) for plans in ([long] * 3, [short, long, long]))
-    assert one.decisions == long[1].decisions
-    assert {name.partition(".")[0] for name in two.decisions} == {"5", "200"}
+    assert one.knobs == long[1].knobs
+    assert {name.partition(".")[0] for name in two.knobs} == {"5", "200"}
     # Both plans may want the filter in one order, which is then there once.
     assert one.packed_elements <= two.packed_elements < 3 * one.packed_elements
 
@@ -275,10 +275,10 @@ class TestLayer:
         assert [one.problem for one in tuned] == [*problem.variants]
         (outcome,) = td.compile([problem], TARGET, tmp_path / "made", logs=tmp_path / "logs", jobs=1)
         assert outcome.manifest.origin == "tuned"
-        decisions = {}
+        knobs = {}
         for bucket, one in zip((6, 90), tuned, strict=True):
-            decisions |= {f"{bucket}.{name}": value for name, value in one.best.decisions.items()}
-        assert outcome.manifest.decisions in (decisions, dict(tuned[1].best.decisions))
+            knobs |= {f"{bucket}.{name}": value for name, value in one.best.knobs.items()}
+        assert outcome.manifest.knobs in (knobs, dict(tuned[1].best.knobs))
 
     def test_no_batch_is_no_output(self, library):
         _, weights, bias = operands(VOCODER, 1)
@@ -338,7 +338,7 @@ def test_variable_artifacts_come_before_those_of_a_lower_target():
     wide, narrow = "x86-64-v4", "x86-64-v3"
     candidates = [manifest(p, t) for p in (VOCODER, exact, length) for t in (narrow, wide)]
     found = select(exact, candidates, TARGETS[wide].features)
-    order = [(decision.manifest.parsed.free, decision.manifest.target) for decision in found]
+    order = [(decision.manifest.parsed.dynamic, decision.manifest.target) for decision in found]
     assert order == [((), wide), ((1,), wide), ((0, 1), wide), ((), narrow), ((1,), narrow), ((0, 1), narrow)]
 
 
@@ -346,12 +346,12 @@ def test_keys_and_calls():
     assert VOCODER.key == "nany-g2-i20-o24-xany-k16-s8-d1-p4-yany+8-float32-NCX-IOX-bias"
     assert td.Problem.from_key(VOCODER.key) == VOCODER
     static = VOCODER.at((3, 40, 100))
-    assert (static.batch, static.data_spatial, static.output_spatial, static.free) == (3, (100,), (800,), ())
+    assert (static.batch, static.data_spatial, static.output_spatial, static.dynamic) == (3, (100,), (800,), ())
     assert VOCODER.serves(static)
     assert VOCODER.serves(VOCODER.replace(batch=3))
     assert not VOCODER.replace(batch=3).serves(VOCODER)
     assert not static.serves(VOCODER)
-    assert static.replace(free=(0, 1)) == VOCODER
+    assert static.replace(dynamic=(0, 1)) == VOCODER
     assert VOCODER.replace(batch=1) != VOCODER
 
 
@@ -372,8 +372,8 @@ def test_buckets():
     assert VOCODER.serves(BUCKETS)
     assert BUCKETS.serves(static)
     assert BUCKETS.replace(batch=3).buckets == BUCKETS.buckets
-    assert BUCKETS.replace(free=(0,)).buckets == ()
-    assert PLANE.replace(free=(0, 2)).buckets == ((), (9, 40))
+    assert BUCKETS.replace(dynamic=(0,)).buckets == ()
+    assert PLANE.replace(dynamic=(0, 2)).buckets == ((), (9, 40))
     # A bucket whose calls have no output has no variant, unless it is the only one.
     cropped = td.Problem.from_torch((1, 4, "any"), (4, 4, 3), padding=30)
     assert [one.data_spatial for one in cropped.variants] == [(128,), (1024,)]
@@ -426,7 +426,7 @@ def test_dialects(dialect, any_shape, shape, filter_shape, attributes):
         ),
         (lambda: td.Problem.from_torch((2, 8, "any", 3, 3), (8, 4, 3, 3, 3)), "may be any with 1 or 2 axes only"),
         (lambda: VOCODER.replace(data_spatial=("any",)), "must be any+c where the data extent is any"),
-        (lambda: VOCODER.replace(free=(0, 2)), "free=(0, 2): must be axes from 0 to 1"),
+        (lambda: VOCODER.replace(dynamic=(0, 2)), "dynamic=(0, 2): must be axes from 0 to 1"),
         (lambda: td.Problem.from_torch((1, 8, []), (8, 4, 3)), "data_spatial=[]: must hold at least one extent"),
         (
             lambda: td.Problem.from_torch((1, 8, [4, 0]), (8, 4, 3)),
@@ -438,7 +438,7 @@ def test_dialects(dialect, any_shape, shape, filter_shape, attributes):
         ),
         (lambda: PLANE.replace(buckets=(range(1, 9),) * 2), "must have at most 16 combinations"),
         (lambda: PLANE.replace(buckets=((3,),)), "buckets=((3,),): must have one element per spatial axis, 2 here"),
-        (lambda: PLANE.replace(free=(0,), buckets=((3,), ())), "buckets=((3,), ()): must be of free extents"),
+        (lambda: PLANE.replace(dynamic=(0,), buckets=((3,), ())), "buckets=((3,), ()): must be of dynamic extents"),
         (
             lambda: td.Problem.from_key(BUCKETS.key.replace("5,40", "40,5")),
             "must be written nany-g2-i20-o24-xany(5,40,200)",

@@ -54,7 +54,7 @@ PROBLEMS = {
 
 def export(directory, problems, target=TARGET):
     """Compile `problems` into `directory`."""
-    from tvm_deconv import build  # which imports tvm; tests of the runtime have no other use for it
+    from tvm_deconv.compiler import build  # which imports tvm; tests of the runtime have no other use for it
 
     cc = find_compiler()
     launcher = launcher_object(cc, directory)
@@ -90,7 +90,7 @@ def manifest(problem, target, **changes):
     """A manifest for `problem`, of no library that is there."""
     fields = {
         "problem": problem.artifact_key, "target": target, "features": (), "sha256": "0" * 64, "size": 1,
-        "library": library_name(stem(problem.artifact_key, target), "0" * 64), "algorithm": "x", "decisions": {},
+        "library": library_name(stem(problem.artifact_key, target), "0" * 64), "algorithm": "x", "knobs": {},
         "packed_shape": (1,), "packed_dtype": "float32", "scratch_bytes": 0, "macs": problem.macs, "versions": {},
         "recipe": "0" * 64,
     }  # fmt: skip

@@ -20,7 +20,7 @@ def fields(problem=P, target="x86-64-v3", /, **changes):
         "size": 20480,
         "algorithm": "direct",
         "origin": "default",
-        "decisions": {"tile": 8, "offset": -1},
+        "knobs": {"tile": 8, "offset": -1},
         "packed_shape": [2, 3, 4, 9],
         "packed_dtype": "float32",
         "scratch_bytes": 0,

@@ -60,10 +60,10 @@ def problems(
     pads = tuple(draw(st.integers(0, reach + 2)) for reach in reaches)
     output = []
     for x, s, reach, pad in zip(data, strides, reaches, pads, strict=True):
-        # From more than the natural extent down to less than half of it, but most often what a symmetric pad leaves.
-        natural = s * (x - 1) + reach
-        symmetric = max(natural - 2 * pad, 0)
-        output.append(draw(st.one_of(st.just(symmetric), st.integers(natural // 2, natural + s + 2))))
+        # From more than the uncropped extent down to less than half of it, but most often what a symmetric pad leaves.
+        uncropped = s * (x - 1) + reach
+        symmetric = max(uncropped - 2 * pad, 0)
+        output.append(draw(st.one_of(st.just(symmetric), st.integers(uncropped // 2, uncropped + s + 2))))
 
     budget = max_macs // max(math.prod(data) * math.prod(kernel), math.prod(output))
 

@@ -87,7 +87,7 @@ def test_a_search_and_what_follows_it(tmp_path):
     assert [record.schedule for record in records if record.seconds is not None]
     assert {record.host for record in records} == {"Shim GPU"}
     for record in records:
-        if record.decisions.get("stages") == 4:
+        if record.knobs.get("stages") == 4:
             assert "spills 16 bytes" in record.error
         else:
             assert record.error == "", record
@@ -97,7 +97,7 @@ def test_a_search_and_what_follows_it(tmp_path):
     chosen = tuple(choices.choices(PROBLEM, SM_90, read("cuda-sm_90", logs)))
     manifest = build.export(PROBLEM, SM_90, tmp_path / "built", choices=chosen)
     assert (manifest.origin, manifest.algorithm) == ("tuned", tuned.best.algorithm)
-    assert manifest.decisions == tuned.best.decisions
+    assert manifest.knobs == tuned.best.knobs
 
 
 @pytest.mark.usefixtures("device")
@@ -110,7 +110,7 @@ def test_candidates_are_held_against_the_default(tmp_path):
     builder, meter = CudaBuilder("cuda-sm_90", tmp_path, str(compiler), (9, 0)), DeviceMeter(0)
     problem = PROBLEM.replace(dtype="int8", in_channels=300, epilogue=td.Epilogue())
     two, split, three, four = (
-        Schedule.of("cuda_product", _plans(problem, tile_m=64, tile_k=16, **wanted)[0].decisions)
+        Schedule.of("cuda_product", _plans(problem, tile_m=64, tile_k=16, **wanted)[0].knobs)
         for wanted in ({"stages": 2, "split": 1}, {"stages": 2, "split": 2}, {"stages": 3}, {"stages": 4})
     )
     default = builder.build(problem.artifact_key, two)
@@ -196,8 +196,8 @@ def test_the_space_holds_the_default_and_stays_in_limits(problem):
     assert all(candidate.cost > 0 for candidate in found)
     for candidate in found:
         plan = choices.plan_of(candidate.schedule)
-        assert Schedule.of(candidate.schedule.algorithm, plan.decisions) == candidate.schedule
-        if "stages" in plan.decisions:
+        assert Schedule.of(candidate.schedule.algorithm, plan.knobs) == candidate.schedule
+        if "stages" in plan.knobs:
             from tvm_deconv.schedules.cuda import product, tensor
 
             form = (product._Threads if candidate.schedule.algorithm == "cuda_product" else tensor._Warps)(

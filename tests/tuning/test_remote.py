@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 import tvm_deconv as td
-from tvm_deconv import cli, tuning
+from tvm_deconv import tuning
+from tvm_deconv.cli import main as cli
 from tvm_deconv.compiler.choices import space
 from tvm_deconv.compiler.launcher import find_compiler, launcher_object
 from tvm_deconv.compiler.process import Worker, WorkerError

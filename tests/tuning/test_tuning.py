@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from support.strategies import operands, problems
 
 import tvm_deconv as td
-from tvm_deconv import cli, tuning
+from tvm_deconv import tuning
+from tvm_deconv.cli import main as cli
 from tvm_deconv.compiler import build, choices, records
 from tvm_deconv.compiler.choices import Choice, adapt, apart, idle, named, nearest, plan_of, space
 from tvm_deconv.compiler.launcher import find_compiler
@@ -25,6 +26,7 @@ from tvm_deconv.compiler.process import Worker
 from tvm_deconv.compiler.records import Log, Record, Schedule, best, read
 from tvm_deconv.targets import TARGETS, detect_host
 from tvm_deconv.tuning import meters as _meters
+from tvm_deconv.tuning import search
 
 V3 = TARGETS["x86-64-v3"]
 SMALL = td.Problem(1, 1, 4, 6, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (9, 11))
@@ -43,7 +45,7 @@ def record(problem=SMALL, schedule=None, seconds=1e-3, **changes):
         problem=problem.artifact_key,
         target=V3.name,
         algorithm=schedule.algorithm,
-        decisions=dict(schedule.decisions),
+        knobs=dict(schedule.knobs),
         seconds=seconds,
         spread=0.01,
         runs=9,
@@ -64,11 +66,11 @@ def record(problem=SMALL, schedule=None, seconds=1e-3, **changes):
 
 @given(
     seconds=st.none() | st.floats(1e-9, 1e9),
-    decisions=st.dictionaries(st.text(min_size=1), st.integers(-(2**63), 2**63 - 1)),
+    knobs=st.dictionaries(st.text(min_size=1), st.integers(-(2**63), 2**63 - 1)),
     error=st.text(),
 )
-def test_a_record_is_one_line_and_reads_back(seconds, decisions, error):
-    made = record(schedule=Schedule.of("direct_rows", decisions), seconds=seconds, error=error)
+def test_a_record_is_one_line_and_reads_back(seconds, knobs, error):
+    made = record(schedule=Schedule.of("direct_rows", knobs), seconds=seconds, error=error)
     assert "\n" not in made.line
     assert Record.parse(made.line) == made
     fields = list(msgspec.json.decode(made.line))
@@ -82,7 +84,7 @@ def test_a_record_is_one_line_and_reads_back(seconds, decisions, error):
         lambda fields: {name: value for name, value in fields.items() if name != "seed"},
         lambda fields: fields | {"seconds": "1"},
         lambda fields: fields | {"seconds": -1.0},
-        lambda fields: fields | {"decisions": {"width": 1.5}},
+        lambda fields: fields | {"knobs": {"width": 1.5}},
         lambda fields: fields | {"problem": "no problem"},
         lambda fields: fields | {"problem": SMALL.key},
     ],
@@ -102,13 +104,13 @@ def test_a_torn_line_loses_only_itself(tmp_path):
     path.write_bytes(path.read_bytes()[:-20])
     found = read(V3.name, tmp_path)
     assert found.by_problem[SMALL.artifact_key] == [first]
-    assert len(found.complaints) == 1
-    assert f"{path}:2: skipped" in found.complaints[0]
+    assert len(found.warnings) == 1
+    assert f"{path}:2: skipped" in found.warnings[0]
     log.append(third)
     assert read(V3.name, tmp_path).by_problem[SMALL.artifact_key] == [first, third]
     log.tidy(SMALL.artifact_key, V3.name)
     after = read(V3.name, tmp_path)
-    assert after.complaints == []
+    assert after.warnings == []
     assert sorted(after.by_problem[SMALL.artifact_key], key=str) == sorted([first, third], key=str)
 
 
@@ -121,8 +123,8 @@ def test_what_a_newer_version_wrote_stays(tmp_path):
     log.tidy(SMALL.artifact_key, V3.name)
     assert path.read_text() == f"{record().line}\n{newer}\n"
     found = read(V3.name, tmp_path)
-    assert found.complaints_of(SMALL.artifact_key) == found.complaints != []
-    assert found.complaints_of(OTHER.artifact_key) == []
+    assert found.warnings_for(SMALL.artifact_key) == found.warnings != []
+    assert found.warnings_for(OTHER.artifact_key) == []
     log.merge([record(seconds=1e-4, when="2027")])
     assert newer in path.read_text()
 
@@ -174,7 +176,7 @@ def test_prune_keeps_the_fastest_of_each_algorithm(tmp_path):
 def test_the_installed_log_reads():
     for target in TARGETS:
         found = read(target, records.shipped())
-        assert found.complaints == []
+        assert found.warnings == []
         for key in found.by_problem:
             for kept in found.by_problem[key]:
                 assert choices.replays(kept) is None
@@ -198,7 +200,7 @@ def test_an_adapted_schedule_is_one_of_the_problem(source, problem, target, draw
     adapted = adapt(schedule, source, problem, target)
     assert adapted.algorithm == schedule.algorithm
     assert adapted in {candidate.schedule for candidate in space(problem, target)}
-    assert plan_of(adapted).decisions == dict(adapted.decisions)
+    assert plan_of(adapted).knobs == dict(adapted.knobs)
     assert adapt(schedule, source, source, target) == schedule
 
 
@@ -223,19 +225,19 @@ def choice_of(problem, *found):
     kept = records.Records(V3.name)
     for one in found:
         kept.add(one)
-    complaints = []
-    return list(choices.choices(problem, V3, kept, complaints)), complaints
+    warnings = []
+    return list(choices.choices(problem, V3, kept, warnings)), warnings
 
 
 def test_exact_before_nearest_before_default():
     exact, near = schedules_of(SMALL, 6)[5], schedules_of(OTHER, 1)[0]
-    found, complaints = choice_of(SMALL, record(SMALL, exact), record(OTHER, near))
+    found, warnings = choice_of(SMALL, record(SMALL, exact), record(OTHER, near))
     assert found[0] == Choice(exact, "tuned", "the record of this problem")
     assert found[1].schedule == adapt(near, OTHER, SMALL, V3)
     assert found[1].origin == "default"
     assert OTHER.artifact_key in found[1].reason
     assert found[2] == Choice(None, "default", "the default")
-    assert complaints == []
+    assert warnings == []
     far = SMALL.replace(strides=(64, 64), kernel=(64, 64))
     assert [choice.schedule for choice in choice_of(far, record(SMALL))[0]] == [None]
 
@@ -254,18 +256,18 @@ def test_the_nearest_is_not_used_against_arithmetic():
     ("change", "named"),
     [
         ({"algorithm": "from_the_future"}, "algorithm='from_the_future': must be one of winograd"),
-        ({"decisions": {"width": 3}}, "decisions="),
-        ({"decisions": {**record().decisions, "fancy": 2}}, "fancy"),
-        ({"decisions": {**record().decisions, "width": -2}}, "decisions="),
+        ({"knobs": {"width": 3}}, "knobs="),
+        ({"knobs": {**record().knobs, "fancy": 2}}, "fancy"),
+        ({"knobs": {**record().knobs, "width": -2}}, "knobs="),
     ],
 )
 def test_a_record_that_does_not_replay_is_named_and_skipped(change, named):
     bad = record(**change)
-    found, (complaint,) = choice_of(SMALL, bad)
+    found, (warning,) = choice_of(SMALL, bad)
     assert [choice.reason for choice in found] == ["the default"]
-    assert SMALL.artifact_key in complaint
-    assert named in complaint
-    assert choices.replays(bad) == complaint
+    assert SMALL.artifact_key in warning
+    assert named in warning
+    assert choices.replays(bad) == warning
     kept = records.Records(V3.name)
     kept.add(bad)
     assert nearest(OTHER, V3, kept) is None
@@ -288,9 +290,9 @@ def test_a_build_follows_the_log_and_says_so(tmp_path):
     (outcome,) = td.compile([SMALL], V3.name, made, logs=log)
     assert outcome.status == "built"
     assert outcome.manifest.origin == "tuned"
-    assert len(outcome.complaints) == 1
-    assert ":2: skipped" in outcome.complaints[0]
-    assert Schedule.of(outcome.manifest.algorithm, outcome.manifest.decisions) == schedule
+    assert len(outcome.warnings) == 1
+    assert ":2: skipped" in outcome.warnings[0]
+    assert Schedule.of(outcome.manifest.algorithm, outcome.manifest.knobs) == schedule
     run(SMALL, made)
     assert [o.status for o in td.compile([SMALL], V3.name, made, logs=log)] == ["current"]
     assert [o.status for o in td.compile([SMALL], V3.name, made)] == ["built"]
@@ -298,12 +300,12 @@ def test_a_build_follows_the_log_and_says_so(tmp_path):
 
 @runs_v3
 def test_a_record_that_does_not_build_is_said_and_the_default_is_built(tmp_path):
-    decisions = {**record().decisions, "channels": 0}
-    Log(tmp_path / "log").append(record(schedule=Schedule.of("direct_rows", decisions)))
+    knobs = {**record().knobs, "channels": 0}
+    Log(tmp_path / "log").append(record(schedule=Schedule.of("direct_rows", knobs)))
     (outcome,) = td.compile([SMALL], V3.name, tmp_path / "made", logs=tmp_path / "log")
     assert outcome.status == "built"
     assert outcome.manifest.origin == "default"
-    assert "not built by the record of this problem" in outcome.complaints[0]
+    assert "not built by the record of this problem" in outcome.warnings[0]
     run(SMALL, tmp_path / "made")
 
 
@@ -324,7 +326,7 @@ def test_a_search_keeps_everything_and_resumes(tmp_path):
         assert found.best.seconds <= found.default.seconds
         assert found.floor > 0
     kept = read(V3.name, tmp_path)
-    assert kept.complaints == []
+    assert kept.warnings == []
     assert sum(map(len, kept.by_problem.values())) == 6
     first = {(r.problem, r.schedule) for found in kept.by_problem.values() for r in found}
     assert len(first) == 6
@@ -364,9 +366,9 @@ def spent(machine, problems, trials, *known):
     for one in known:
         kept.add(one)
     searches = [
-        tuning._Search(problem, V3, kept, records.Conditions("a CPU", 1, "now"), 0, None) for problem in problems
+        search._Search(problem, V3, kept, records.Conditions("a CPU", 1, "now"), 0, None) for problem in problems
     ]
-    tuning._spend(searches, machine, trials, heard.append)
+    search._spend(searches, machine, trials, heard.append)
     return [trial.record for trial in heard]
 
 
@@ -389,7 +391,7 @@ def test_trials_go_to_the_problem_with_most_to_gain():
 def test_trials_go_to_the_algorithm_that_is_fast_and_all_are_tried():
     problem = SMALL.replace(in_channels=32, out_channels=32, data_spatial=(12, 12), output_spatial=(23, 23))
     cost = costs(problem)
-    worth_it = tuning.HOPELESS_COST * min(cost.values())
+    worth_it = search.HOPELESS_COST * min(cost.values())
     algorithms = list(dict.fromkeys(schedule.algorithm for schedule in cost if cost[schedule] <= worth_it))
     assert len(algorithms) > 2
 
@@ -404,7 +406,7 @@ def test_trials_go_to_the_algorithm_that_is_fast_and_all_are_tried():
 def test_a_search_that_was_stopped_anywhere_tries_nothing_twice():
     cost = costs(SMALL)
     machine = Arithmetic(lambda _, schedule: cost[schedule] * 1e-6, lambda _: 1e-9)
-    hopeless = tuning.HOPELESS_COST * min(cost.values())
+    hopeless = search.HOPELESS_COST * min(cost.values())
     worth_it = {schedule for schedule in cost if cost[schedule] <= hopeless}
     got = []
     for trials in (1, 3, 11, 12, 40, 100_000):
@@ -429,16 +431,16 @@ def test_finalists_take_turns_and_their_medians_decide():
                 yield record(search.problem, schedule, time, **CONDITIONS, error="" if time else "it ended")
 
     here, known = records.Conditions("a CPU", 1, "now"), records.Records(V3.name)
-    search, machine = tuning._Search(SMALL, V3, known, here, 0, None), Noisy(None, None)
-    for one in machine.round(search, [lucky, steady, failing]):
-        search.note(one)
-    search.note(record(SMALL, slow, 1.2, **CONDITIONS))
-    assert search.best.schedule == lucky
-    tuning._decide(search, machine)
+    state, machine = search._Search(SMALL, V3, known, here, 0, None), Noisy(None, None)
+    for one in machine.round(state, [lucky, steady, failing]):
+        state.note(one)
+    state.note(record(SMALL, slow, 1.2, **CONDITIONS))
+    assert state.best.schedule == lucky
+    search._decide(state, machine)
     assert {one.schedule: one.seconds for one in measured} == {lucky: 1.2, steady: 1.05, failing: None}
-    assert search.best.schedule == steady
+    assert state.best.schedule == steady
     known.by_problem[SMALL.artifact_key] = list(measured)
-    tuning._decide(tuning._Search(SMALL, V3, known, here, 0, None), machine)
+    search._decide(search._Search(SMALL, V3, known, here, 0, None), machine)
     assert len(measured) == 3  # nothing was tried since
 
 

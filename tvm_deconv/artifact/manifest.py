@@ -8,7 +8,7 @@ which library is meant. `select` is pure: manifests and CPU flags in, decisions 
 field                     rule
 ========================  ==================================================================================
 ``format``                1; a higher number was written by a newer version
-``problem``               the ``artifact_key`` of a `Problem`; free extents are ``any`` in it, or ``any(buckets)``
+``problem``               the ``artifact_key`` of a `Problem`; dynamic extents are ``any`` in it, or ``any(buckets)``
 ``layers``                names of the layers it serves; informative
 ``target``                name of the target it was compiled for: a level, a microarchitecture, CUDA devices
 ``features``              CPU flags it needs, as in ``/proc/cpuinfo``; added to those of a target that is a level
@@ -16,7 +16,7 @@ field                     rule
 ``sha256``, ``size``      of the library: 64 hexadecimal digits; bytes, at most 1 GiB
 ``algorithm``             name of the compute definition; joined by ``+`` where buckets have different ones
 ``origin``                ``default`` or ``tuned``
-``decisions``             the schedule's choices; of several buckets, each behind the bucket and a dot
+``knobs``                 the schedule's parameters; of several buckets, each behind the bucket and a dot
 ``packed_shape``/``_dtype``  the filter as "pack" leaves it
 ``scratch_bytes``         workspace of one thread; of a call, on a CUDA device
 ``shared_bytes``          workspace of a call besides, for all of its threads
@@ -109,7 +109,7 @@ class Manifest:
     size: int
     algorithm: str
     origin: str = "default"
-    decisions: Mapping[str, int]
+    knobs: Mapping[str, int]
     packed_shape: tuple[int, ...]
     packed_dtype: str
     scratch_bytes: int
@@ -253,11 +253,10 @@ def _check(found: Mapping[str, Any]) -> None:
     )
     require("algorithm", is_text(found["algorithm"], _NAME), "must be a plain name")
     require("origin", found["origin"] in ORIGINS, f"must be one of {', '.join(ORIGINS)}")
-    decisions = found["decisions"]
+    knobs = found["knobs"]
     require(
-        "decisions",
-        isinstance(decisions, Mapping)
-        and all(is_string(name) and is_int(value, -_INT64) for name, value in decisions.items()),
+        "knobs",
+        isinstance(knobs, Mapping) and all(is_string(name) and is_int(value, -_INT64) for name, value in knobs.items()),
         "must map names to integers",
     )
     shape = found["packed_shape"]
@@ -330,15 +329,15 @@ def select(
     5. With a `cap`, they must be among those of the cap too.
 
     Accepted: the wider feature set first (a superset has more flags, so counting respects the partial order), or what
-    computes in the precision asked for, then the code closest to the device; exact before variable (which is better
-    the fewer extents are free), tuned before default, then by name. Rejected: those for this problem, the unreadable,
+    computes in the precision asked for, then the code closest to the device; exact before variable (the fewer
+    dynamic extents, the better), tuned before default, then by name. Rejected: those for this problem, the unreadable,
     the others by likeness.
     """
     ranked: list[tuple[tuple[int | str, ...], Decision]] = []
     keys = problem.artifact_keys
     for manifest in manifests:
         exact = manifest.problem in keys
-        if not exact and not (manifest.parsed.free and manifest.parsed.serves(problem)):
+        if not exact and not (manifest.parsed.dynamic and manifest.parsed.serves(problem)):
             differing = _differing(problem, manifest.parsed)
             more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
             reason = f"serves another problem: {'; '.join(differing[:3])}{more}"
@@ -351,7 +350,7 @@ def select(
         place, fit = "CPU", (0, 0)
         if capability is not None:
             place, fit = "device", CUDA_TARGETS[manifest.target].fit(capability)
-        what = "this problem" if exact else f"any extents that are free in {manifest.problem},"
+        what = "this problem" if exact else f"any extents that are dynamic in {manifest.problem},"
         reason = f"serves {what} and this {place}: {manifest.target}, {manifest.algorithm}, {manifest.origin} schedule"
         rank = (
             0,
@@ -359,7 +358,7 @@ def select(
             manifest.parsed.precision != problem.precision,
             -fit[0],
             -fit[1],
-            len(manifest.parsed.free) * (not exact),
+            len(manifest.parsed.dynamic) * (not exact),
             -ORIGINS.index(manifest.origin),
             manifest.name,
         )

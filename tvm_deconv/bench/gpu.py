@@ -133,8 +133,8 @@ def _run_torch(problem: Problem, data: Any, filter: Any, bias: Any, pads: Any, e
 def one_call(problem: Problem, data: Any, filter: Any, bias: Any) -> Callable[[], Any] | None:
     """Return the problem as one call of PyTorch's operator; None where its paddings cannot say it."""
     pads = problem.pads_begin
-    natural = zip(problem.output_spatial, problem.natural_spatial, pads, strict=True)
-    extra = [y - (n - 2 * p) for y, n, p in natural]
+    uncropped = zip(problem.output_spatial, problem.uncropped_spatial, pads, strict=True)
+    extra = [y - (n - 2 * p) for y, n, p in uncropped]
     largest = map(max, problem.strides, problem.dilations)
     if not all(0 <= e < most for e, most in zip(extra, largest, strict=True)):
         return None
@@ -150,7 +150,7 @@ def deviation(problem: Problem, data: Any, filter: Any, bias: Any, found: Any) -
         wanted = _run_torch(problem, data.double(), _torch_filter(problem, filter).double(), None, 0, 0)
     for axis in range(problem.rank):
         begin, extent = problem.pads_begin[axis], problem.output_spatial[axis]
-        beyond = max(0, begin + extent - problem.natural_spatial[axis])
+        beyond = max(0, begin + extent - problem.uncropped_spatial[axis])
         wanted = torch.nn.functional.pad(wanted, [0, 0] * (problem.rank - 1 - axis) + [0, beyond])
         wanted = wanted.narrow(2 + axis, begin, extent)
     if bias is not None:

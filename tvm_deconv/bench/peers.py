@@ -74,9 +74,9 @@ def _weights(problem: Problem, arrays: Operands) -> Array:
 
 
 def _beyond(problem: Problem) -> list[int]:
-    """Per axis, how many positions the natural output has behind ours; negative where ours is longer."""
-    axes = zip(problem.natural_spatial, problem.pads_begin, problem.output_spatial, strict=True)
-    return [natural - begin - extent for natural, begin, extent in axes]
+    """Per axis, how many positions the uncropped output has behind ours; negative where ours is longer."""
+    axes = zip(problem.uncropped_spatial, problem.pads_begin, problem.output_spatial, strict=True)
+    return [uncropped - begin - extent for uncropped, begin, extent in axes]
 
 
 def onnx_model(problem: Problem, arrays: Operands) -> bytes:

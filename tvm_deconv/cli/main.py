@@ -245,8 +245,8 @@ def _build(
         except BuildError:
             if not any(outcome.status == "failed" for outcome in outcomes):
                 raise
-    for complaint in dict.fromkeys(complaint for outcome in outcomes for complaint in outcome.complaints):
-        click.echo(complaint, err=True)
+    for warning in dict.fromkeys(warning for outcome in outcomes for warning in outcome.warnings):
+        click.echo(warning, err=True)
     count = {status: sum(1 for outcome in outcomes if outcome.status == status) for status in ("built", "current")}
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     seconds = time.perf_counter() - start

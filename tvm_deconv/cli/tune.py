@@ -113,8 +113,8 @@ def search(
         said = f"stopped; what was measured is in {logs}, and the same command continues from there"
         raise click.ClickException(said) from None
     _console().print(_found(problems, logs, tuned))
-    for complaint in dict.fromkeys(complaint for found in tuned for complaint in found.complaints):
-        click.echo(complaint, err=True)
+    for warning in dict.fromkeys(warning for found in tuned for warning in found.warnings):
+        click.echo(warning, err=True)
 
 
 def _found(problems: dict[Problem, list[str]], logs: Path, tuned: Sequence[Tuned]) -> Table:
@@ -185,8 +185,8 @@ def _read(root: Path, target: str | None = None) -> list[Records]:
     """Read a log; what does not read is said."""
     found = [read(name, root) for name in ([target] if target else Log(root).targets())]
     for records in found:
-        for complaint in records.complaints:
-            click.echo(complaint, err=True)
+        for warning in records.warnings:
+            click.echo(warning, err=True)
     return found
 
 
@@ -214,24 +214,24 @@ def best_(directory: Path, target: str | None) -> None:
     from tvm_deconv.compiler.choices import replays
 
     table = Table(title=str(directory), title_justify="left")
-    for name in ("problem", "target", "algorithm", "decisions", "CPU"):
+    for name in ("problem", "target", "algorithm", "knobs", "CPU"):
         table.add_column(name, overflow="fold")
     for name in ("threads", "ms", "spread", "records"):
         table.add_column(name, justify="right")
     said: list[str] = []
     for records in _read(directory, target):
         for key, found in sorted(records.by_problem.items()):
-            said += [complaint for record in found if (complaint := replays(record))]
+            said += [warning for record in found if (warning := replays(record))]
             record = best(key, records)
             if record is None:
                 table.add_row(key, records.target, "nothing ran", "", "", "", "", "", str(len(found)))
                 continue
-            decisions = " ".join(f"{name}={value}" for name, value in record.schedule.decisions)
+            knobs = " ".join(f"{name}={value}" for name, value in record.schedule.knobs)
             measured = (str(record.threads), _milliseconds(record.seconds), f"{100 * record.spread:.0f} %")
-            table.add_row(key, record.target, record.algorithm, decisions, record.host, *measured, str(len(found)))
+            table.add_row(key, record.target, record.algorithm, knobs, record.host, *measured, str(len(found)))
     _console().print(table)
-    for complaint in dict.fromkeys(said):
-        click.echo(complaint, err=True)
+    for warning in dict.fromkeys(said):
+        click.echo(warning, err=True)
 
 
 @logs.command()

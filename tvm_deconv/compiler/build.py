@@ -57,7 +57,7 @@ _TRIPLE = "x86_64-unknown-linux-gnu"
 class Outcome:
     """What became of one problem on one target: `status` is built, current (already up to date) or failed.
 
-    `complaints` are on records of tuning logs that were of no use.
+    `warnings` are on records of tuning logs that were of no use.
     """
 
     problem: Problem
@@ -67,7 +67,7 @@ class Outcome:
     manifest: Manifest | None
     error: str | None
     seconds: float
-    complaints: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,12 @@ class _Job:
     layers: tuple[str, ...]
     target: str
     choices: tuple[Choice, ...]
-    complaints: tuple[str, ...]
+    warnings: tuple[str, ...]
 
-    def outcome(
-        self, manifest: Manifest | None, error: str | None, seconds: float, complaints: Sequence[str]
-    ) -> Outcome:
+    def outcome(self, manifest: Manifest | None, error: str | None, seconds: float, warnings: Sequence[str]) -> Outcome:
         """Return what became of it."""
         status = "built" if manifest else "failed"
-        return Outcome(self.problem, self.layers, self.target, status, manifest, error, seconds, tuple(complaints))
+        return Outcome(self.problem, self.layers, self.target, status, manifest, error, seconds, tuple(warnings))
 
 
 def resolve_targets(target: str | Sequence[str], host: Host | None = None) -> tuple[Target, ...]:
@@ -118,7 +116,7 @@ def export(
     cc: str | None = None,
     launcher: Path | None = None,
     choices: Sequence[Choice] = (),
-    complaints: list[str] | None = None,
+    warnings: list[str] | None = None,
 ) -> Manifest:
     """Build the artifact for `problem` on `target` into the directory `output` and return its manifest.
 
@@ -126,11 +124,11 @@ def export(
 
     `layers` are names for people; `cc` is the compiler driver that links, `launcher` its compiled object file; both are
     found or made where they are not given.  The first of `choices` that builds is taken, by default what the installed
-    tuning logs say; what does not build is told in `complaints`.  Raises BuildError, CompilerNotFound.
+    tuning logs say; what does not build is told in `warnings`.  Raises BuildError, CompilerNotFound.
     """
     output, problem = Path(output), computed_by(problem, target)
     cc = cc or _compiler(target)
-    choices = choices or _choices(problem, target, complaints)
+    choices = choices or _choices(problem, target, warnings)
     name = stem(problem.artifact_key, target.name)
     try:
         with _scratch(output) as scratch:
@@ -146,8 +144,8 @@ def export(
                 except Exception as error:
                     if choice == choices[-1]:
                         raise
-                    if complaints is not None:
-                        complaints.append(f"{problem.key} for {target.name}: not built by {choice.reason}: {error}")
+                    if warnings is not None:
+                        warnings.append(f"{problem.key} for {target.name}: not built by {choice.reason}: {error}")
             content = made.read_bytes()
             digest = hashlib.sha256(content).hexdigest()
             manifest = Manifest(
@@ -159,7 +157,7 @@ def export(
                 sha256=digest,
                 size=len(content),
                 algorithm=kernel.algorithm,
-                decisions=kernel.decisions,
+                knobs=kernel.knobs,
                 packed_shape=(kernel.packed_elements,),
                 packed_dtype=kernel.packed_dtype if isinstance(kernel, cuda.Kernel) else problem.accumulate_dtype,
                 scratch_bytes=kernel.scratch_bytes,
@@ -222,8 +220,8 @@ def _compiler(target: Target | CudaTarget) -> str:
     return find_nvcc() if isinstance(target, CudaTarget) else find_compiler()
 
 
-def _choices(problem: Problem, target: Target | CudaTarget, complaints: list[str] | None) -> tuple[Choice, ...]:
-    return tuple(choose(problem, target, _records(target, shipped()), complaints))
+def _choices(problem: Problem, target: Target | CudaTarget, warnings: list[str] | None) -> tuple[Choice, ...]:
+    return tuple(choose(problem, target, _records(target, shipped()), warnings))
 
 
 def _records(target: Target | CudaTarget, *logs: Path | str) -> Records:
@@ -232,14 +230,14 @@ def _records(target: Target | CudaTarget, *logs: Path | str) -> Records:
     if isinstance(target, Target) and target.level != target.name:
         of_level = read(target.level, *logs)
         records.by_problem = {**of_level.by_problem, **records.by_problem}
-        records.complaints += of_level.complaints
+        records.warnings += of_level.warnings
     return records
 
 
 def _link_cuda(problem: Problem, target: CudaTarget, choice: Choice, path: Path, nvcc: str) -> cuda.Kernel:
     """Compile `problem` as chosen to a library at `path` whose functions launch kernels."""
-    if problem.free:
-        raise BuildError("problem", problem.key, f"must have no free extents for {target.name}")
+    if problem.dynamic:
+        raise BuildError("problem", problem.key, f"must have no dynamic extents for {target.name}")
     try:
         if choice.schedule:
             kernel = cuda.build_kernel(problem, named(choice.schedule.algorithm), plan_of(choice.schedule))
@@ -360,13 +358,13 @@ def compile(
     for chosen in targets:
         records = _records(chosen, shipped(), *([] if logs is None else [logs]))
         for problem, wanted in merged(chosen).items():
-            complaints = records.complaints_of(problem.artifact_key)
-            choices = tuple(choose(problem, chosen, records, complaints, for_target(using, chosen)))
+            warnings = records.warnings_for(problem.artifact_key)
+            choices = tuple(choose(problem, chosen, records, warnings, for_target(using, chosen)))
             current = _up_to_date(problem, chosen, directory, wanted, choices[0])
             if current:
-                note(Outcome(problem, wanted, chosen.name, "current", current, None, 0.0, tuple(complaints)))
+                note(Outcome(problem, wanted, chosen.name, "current", current, None, 0.0, tuple(warnings)))
             else:
-                pending.append(_Job(problem, wanted, chosen.name, choices, tuple(complaints)))
+                pending.append(_Job(problem, wanted, chosen.name, choices, tuple(warnings)))
     if pending:
         compilers = {name: _compiler(get_any(name)) for name in dict.fromkeys(job.target for job in pending)}
         with tempfile.TemporaryDirectory() as scratch:
@@ -397,7 +395,7 @@ def _run(pending: Sequence[_Job], count: int, note: Callable[[Outcome], None], *
                 outcome: Outcome = worker.ask("export", job, timeout=None)
             except WorkerError as error:
                 seconds = time.perf_counter() - start
-                return job.outcome(None, f"the compiler: {error}", seconds, job.complaints)
+                return job.outcome(None, f"the compiler: {error}", seconds, job.warnings)
             finally:
                 free.append(worker)
             return outcome
@@ -419,7 +417,7 @@ class _Exporter:
         """Build one job, and say what became of it."""
         start = time.perf_counter()
         manifest, problem = None, None
-        complaints = list(job.complaints)
+        warnings = list(job.warnings)
         try:
             manifest = export(
                 job.problem,
@@ -429,13 +427,13 @@ class _Exporter:
                 cc=self._compilers[job.target],
                 launcher=self._launcher,
                 choices=job.choices,
-                complaints=complaints,
+                warnings=warnings,
             )
         except DeconvError as error:
             problem = str(error)
         except Exception as error:  # a defect of ours or of TVM in one problem must not hide what became of the others
             problem = f"{type(error).__name__}: {error}"
-        return job.outcome(manifest, problem, time.perf_counter() - start, complaints)
+        return job.outcome(manifest, problem, time.perf_counter() - start, warnings)
 
 
 def _up_to_date(

@@ -20,7 +20,7 @@ from tvm_deconv.targets import CudaTarget, Target, get_any
 
 #: Records farther than this from a problem say less about it than the arithmetic of the default does.
 FAR = 8.0
-#: What the nearest record's decisions may cost by arithmetic, relative to the default's, where it is built with them.
+#: What the nearest record's knobs may cost by arithmetic, relative to the default's, where it is built with them.
 AGREES = 1.15
 #: How much a factor of two in a field counts. Kernel and strides decide the taps and phases, which tiles are made for.
 _WEIGHTS = {
@@ -77,20 +77,20 @@ def named(algorithm: str) -> Any:
 
 def plan_of(schedule: Schedule) -> Plan | cuda.Plan:
     """Return the plan of a schedule; ProblemError where it is not one of this version's."""
-    decisions = dict(schedule.decisions)
+    knobs = dict(schedule.knobs)
     try:
-        plan: Plan | cuda.Plan = named(schedule.algorithm).family.read(decisions)
+        plan: Plan | cuda.Plan = named(schedule.algorithm).family.read(knobs)
     except (KeyError, TypeError, ValueError) as error:
-        raise ProblemError("decisions", decisions, f"are not those of a plan: {error}") from None
-    if plan.decisions != decisions or min(decisions.values(), default=0) < 0:
-        raise ProblemError("decisions", decisions, "are not those of a plan")
+        raise ProblemError("knobs", knobs, f"are not those of a plan: {error}") from None
+    if plan.knobs != knobs or min(knobs.values(), default=0) < 0:
+        raise ProblemError("knobs", knobs, "are not those of a plan")
     return plan
 
 
 def of_algorithm(problem: Problem, algorithm: Any, target: Target | CudaTarget) -> list[Candidate]:
     """Return every plan of one algorithm that is worth considering, the cheapest first."""
     found = algorithm.family.plans(problem, target)
-    return [Candidate(Schedule.of(algorithm.name, plan.decisions), cost) for cost, plan in found]
+    return [Candidate(Schedule.of(algorithm.name, plan.knobs), cost) for cost, plan in found]
 
 
 def cost_of(problem: Problem, schedule: Schedule, target: Target | CudaTarget) -> float:
@@ -127,12 +127,12 @@ def default(problem: Problem, target: Target | CudaTarget, algorithms: Collectio
     if isinstance(target, CudaTarget):
         return Schedule.of(*cuda.default_schedule(problem, algorithms))
     algorithm, plan = default_plan(problem, target, algorithms)
-    return Schedule.of(algorithm.name, plan.decisions)
+    return Schedule.of(algorithm.name, plan.knobs)
 
 
 def distance(one: Schedule, other: Schedule) -> float:
-    """How far apart the decisions of two schedules of one algorithm are: factors of two, summed."""
-    ours, theirs = dict(one.decisions), dict(other.decisions)
+    """How far apart the knobs of two schedules of one algorithm are: factors of two, summed."""
+    ours, theirs = dict(one.knobs), dict(other.knobs)
     return sum(abs(math.log2((ours.get(name, 0) + 1) / (theirs.get(name, 0) + 1))) for name in ours | theirs)
 
 
@@ -146,7 +146,7 @@ def adapt(schedule: Schedule, source: Problem, problem: Problem, target: Target 
     def largest(options: Sequence[Candidate]) -> dict[str, int]:
         found: dict[str, int] = {}
         for option in options:
-            for name, value in option.schedule.decisions:
+            for name, value in option.schedule.knobs:
                 found[name] = max(value, found.get(name, value))
         return found
 
@@ -154,9 +154,7 @@ def adapt(schedule: Schedule, source: Problem, problem: Problem, target: Target 
     theirs, ours = largest(of_algorithm(source, algorithm, target)), largest(options)
     wanted = Schedule(
         schedule.algorithm,
-        tuple(
-            (name, ours.get(name, value) if value == theirs.get(name) else value) for name, value in schedule.decisions
-        ),
+        tuple((name, ours.get(name, value) if value == theirs.get(name) else value) for name, value in schedule.knobs),
     )
     return min(options, key=lambda option: (distance(option.schedule, wanted), option.cost)).schedule
 
@@ -201,7 +199,7 @@ def nearest(
 def trusted(
     problem: Problem, target: Target | CudaTarget, records: Records, algorithms: Collection[str] | None = None
 ) -> tuple[Record, Schedule] | None:
-    """Return the `nearest` where arithmetic sees little between its decisions and the default's, else None."""
+    """Return the `nearest` where arithmetic sees little between its knobs and the default's, else None."""
     found = nearest(problem, target, records, algorithms)
     if found is None:
         return None
@@ -233,16 +231,16 @@ def choices(
     problem: Problem,
     target: Target | CudaTarget,
     records: Records,
-    complaints: list[str] | None = None,
+    warnings: list[str] | None = None,
     algorithms: tuple[str, ...] | None = None,
 ) -> Iterator[Choice]:
     """Yield what to build `problem` with, the best first, of `algorithms` where they are given; the default comes last.
 
     What follows the first is for a kernel that does not build. A record that no longer replays is skipped, and said
-    in `complaints`. A variable problem is built with what each of its variants would be.
+    in `warnings`. A variable problem is built with what each of its variants would be.
     """
     if len(problem.variants) > 1:
-        each = [[*choices(one, target, records, complaints, algorithms)] for one in problem.variants]
+        each = [[*choices(one, target, records, warnings, algorithms)] for one in problem.variants]
         for i in range(max(map(len, each))):
             parts = tuple(options[min(i, len(options) - 1)] for options in each)
             origin = "tuned" if all(part.origin == "tuned" for part in parts) else "default"
@@ -256,8 +254,8 @@ def choices(
         if unusable is None:
             yield Choice(record.schedule, "tuned", "the record of this problem")
             break
-        if complaints is not None:
-            complaints.append(unusable)
+        if warnings is not None:
+            warnings.append(unusable)
     near = trusted(problem, target, records, algorithms)
     if near is not None:
         yield Choice(near[1], "default", f"adapted from the record of {near[0].problem}")

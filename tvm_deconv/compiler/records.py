@@ -4,7 +4,7 @@ A log is a directory: ``<target>/<problem>.jsonl``, where <problem> is the begin
 as in the names of artifacts. Each line is one `Record`, JSON with sorted keys. While a search runs, lines are appended;
 `Log.tidy` sorts them and drops what a newer measurement replaces. Two logs merge as the union of their lines.
 
-A line that does not read loses only itself, and is reported in `Records.complaints` by file and line.
+A line that does not read loses only itself, and is reported in `Records.warnings` by file and line.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class Conditions(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """An algorithm and its decisions, sorted by name: what makes a kernel of a problem."""
+    """An algorithm and its knobs, sorted by name: what makes a kernel of a problem."""
 
     algorithm: str
-    decisions: tuple[tuple[str, int], ...]
+    knobs: tuple[tuple[str, int], ...]
 
     @staticmethod
-    def of(algorithm: str, decisions: Mapping[str, int]) -> Schedule:
-        """Return the schedule with these decisions in any order."""
-        return Schedule(algorithm, tuple(sorted(decisions.items())))
+    def of(algorithm: str, knobs: Mapping[str, int]) -> Schedule:
+        """Return the schedule with these knobs in any order."""
+        return Schedule(algorithm, tuple(sorted(knobs.items())))
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -59,7 +59,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     problem: str
     target: str
     algorithm: str
-    decisions: dict[str, int]
+    knobs: dict[str, int]
     seconds: float | None
     spread: float
     runs: int
@@ -74,8 +74,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def schedule(self) -> Schedule:
-        """The algorithm and decisions that were tried."""
-        return Schedule.of(self.algorithm, self.decisions)
+        """The algorithm and knobs that were tried."""
+        return Schedule.of(self.algorithm, self.knobs)
 
     @property
     def conditions(self) -> Conditions:
@@ -126,14 +126,14 @@ class Records:
 
     target: str
     by_problem: dict[str, list[Record]] = field(default_factory=dict)
-    complaints: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Record]:
         return (record for found in self.by_problem.values() for record in found)
 
-    def complaints_of(self, problem: str) -> list[str]:
-        """Return the complaints on the files of the problem with this key."""
-        return [complaint for complaint in self.complaints if f"{_name(problem, self.target)}:" in complaint]
+    def warnings_for(self, problem: str) -> list[str]:
+        """Return the warnings on the files of the problem with this key."""
+        return [warning for warning in self.warnings if f"{_name(problem, self.target)}:" in warning]
 
     def add(self, record: Record) -> None:
         """Take up one more record."""
@@ -174,12 +174,12 @@ def read(target: str, *logs: Path | str) -> Records:
         if not folder.is_dir():
             continue
         for file in sorted(folder.glob(f"*{SUFFIX}")):
-            for record in _lines(file, target, records.complaints):
+            for record in _lines(file, target, records.warnings):
                 records.add(record)
     return records
 
 
-def _lines(file: Path, target: str, complaints: list[str]) -> Iterator[Record]:
+def _lines(file: Path, target: str, warnings: list[str]) -> Iterator[Record]:
     for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
         if not line.strip():
             continue
@@ -188,7 +188,7 @@ def _lines(file: Path, target: str, complaints: list[str]) -> Iterator[Record]:
             if record.target != target:
                 raise ProblemError("target", record.target, f"must be {target}, which the folder says")
         except ValueError as error:
-            complaints.append(f"{file}:{number}: skipped, does not read: {error}")
+            warnings.append(f"{file}:{number}: skipped, does not read: {error}")
         else:
             yield record
 

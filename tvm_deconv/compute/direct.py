@@ -53,7 +53,7 @@ class Tile:
     A block is ``images x depth x height x width`` positions per phase; a register tile is `channels` output channels by
     `positions` flattened positions, the vectorised one of the two a multiple of the lanes, by up to `phases` phases of
     the last two axes, which read the same data, and serve where there are few channels, or where all of the last axis
-    make vectors of the output. Phases are those of the output, or, if `natural` is 1, of the natural output
+    make vectors of the output. Phases are those of the output, or, if `uncropped` is 1, of the uncropped output
     (`Geometry.of`). `outputs_*` is Winograd's m along an axis, 1 without.
     """
 
@@ -64,7 +64,7 @@ class Tile:
     channels: int
     positions: int
     phases: int
-    natural: int = 0
+    uncropped: int = 0
     outputs_d: int = 1
     outputs_h: int = 1
 
@@ -134,7 +134,7 @@ class FilterSection:
 class Definition:
     """A definition as TensorIR before scheduling, and what its packed filter looks like.
 
-    `end` is where a free axis ends, along which positions need data up to `halo` after them, and `serial` that of
+    `end` is where a dynamic axis ends, along which positions need data up to `halo` after them, and `serial` that of
     `Extents`. A position has `stride` outputs along the last axis; a chunk interleaves those of `minor` channels. A row
     of a packed block is `row` flat positions, a step along the axis of the end `inner`.
     """
@@ -158,14 +158,14 @@ class Definition:
         """Number of elements of the packed filter; one, never read, where no tap reaches the output."""
         return _elements(self.sections)
 
-    def natural_output(self, *index: Expr) -> tuple[Expr, ...]:
+    def caller_index(self, *index: Expr) -> tuple[Expr, ...]:
         """Map an index of the stage ``out``, with its own group axis and three spatial axes, to the caller's output."""
         if self.channels_last:
             n, *spatial, g, c = index
         else:
             n, g, c, *spatial = index
-        channel, natural = g * self.out_channels + c, spatial[3 - self.rank :]
-        return (n, *natural, channel) if self.channels_last else (n, channel, *natural)
+        channel, place = g * self.out_channels + c, spatial[3 - self.rank :]
+        return (n, *place, channel) if self.channels_last else (n, channel, *place)
 
 
 def _elements(sections: tuple[FilterSection, ...]) -> int:
@@ -227,8 +227,8 @@ def tiles_of_channels(geometry: Geometry, form: str, tile: Blocks) -> tuple[int,
 
 def spans(geometry: Geometry, block: Sequence[int]) -> tuple[int, int, int]:
     """Return the positions that the outputs of a `block` of that many along three axes take."""
-    axes = zip(geometry.axes, block, geometry.free, strict=True)
-    first, second, third = (axis.span(positions, free) for axis, positions, free in axes)
+    axes = zip(geometry.axes, block, geometry.dynamic, strict=True)
+    first, second, third = (axis.span(positions, dynamic) for axis, positions, dynamic in axes)
     return first, second, third
 
 
@@ -243,12 +243,12 @@ def block_extents(geometry: Geometry, tile: Tile) -> tuple[int, int, int]:
     extents = []
     blocks = (tile.depth, tile.height, tile.width)
     taken = spans(geometry, blocks)
-    for axis, extent, block, span, free, m in zip(
-        geometry.axes, geometry.data, blocks, taken, geometry.free, tile.outputs, strict=True
+    for axis, extent, block, span, dynamic, m in zip(
+        geometry.axes, geometry.data, blocks, taken, geometry.dynamic, tile.outputs, strict=True
     ):
         apart = -(-span // m) + beyond(axis, m)
         before = max(-axis.low, 0)
-        whole = axis.positions <= block and not free and m == 1
+        whole = axis.positions <= block and not dynamic and m == 1
         extents.append(max(apart - before, extent + before) if whole and extent + before < apart else apart)
     return extents[0], extents[1], extents[2]
 
@@ -322,8 +322,8 @@ def data_element(
     conditions = [*inside, n < extents.batch]
     for index, extent in zip(x, extents.data, strict=True):
         conditions += [index >= 0, index < extent]
-    channel, natural = group * geo.in_channels + ci, x[3 - problem.rank :]
-    element = data[(n, *natural, channel) if problem.data_format == "NXC" else (n, channel, *natural)]
+    channel, place = group * geo.in_channels + ci, x[3 - problem.rank :]
+    element = data[(n, *place, channel) if problem.data_format == "NXC" else (n, channel, *place)]
     return tirx.if_then_else(
         tirx.all(*conditions), to_accumulator(element, problem.dtype, accumulator), tirx.const(0, accumulator)
     )
@@ -335,7 +335,7 @@ def has_whole_vectors(problem: Problem, form: str, tile: Blocks, lanes: int) -> 
     In `form` ROWS of `N C *X` these are positions of each phase; else, of `N *X C`, channels.
     """
     row, output = tile.width * Geometry.of(problem).axes[2].stride, problem.output_spatial[-1]
-    if problem.rank in problem.free or (problem.data_format == "NCX") != (form == ROWS):
+    if problem.rank in problem.dynamic or (problem.data_format == "NCX") != (form == ROWS):
         return False
     if form == ROWS:
         return output % row == 0 and tile.width % lanes == 0
@@ -348,17 +348,17 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
     """Define `problem` in `form` (ROWS, CHANNELS or GROUPS) blocked by `tile`, for vectors of `lanes` accumulators.
 
     The parameters are the data and the bias, if the epilogue has one, as the caller has them, the packed filter, and
-    the output as ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``: `Definition.natural_output` makes it the caller's.
+    the output as ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``: `Definition.caller_index` makes it the caller's.
     Raises ValueError for a tile that cannot be scheduled.
     """
-    geo, whole = Geometry.of(problem, bool(tile.natural)), Extents.of(problem)
+    geo, whole = Geometry.of(problem, bool(tile.uncropped)), Extents.of(problem)
     last = problem.data_format == "NXC"
     accumulator = problem.accumulate_dtype
     axes = geo.axes
     strides = tuple(axis.stride for axis in axes)
     sections = filter_sections(geo, form, tile)
 
-    if form == ROWS and (tile.width < axes[2].positions or geo.free[2]) and tile.width % lanes:
+    if form == ROWS and (tile.width < axes[2].positions or geo.dynamic[2]) and tile.width % lanes:
         # Its interleaved row would be longer than its share of the output, and spill into the next block's.
         raise ValueError(f"width={tile.width}: must be a multiple of {lanes} where a row has several blocks")
     block = (tile.images, tile.depth, tile.height, tile.width)
@@ -382,8 +382,8 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
     lead = (*blocks, group_tiles, channel_tiles)
 
     channels = geo.groups * geo.in_channels
-    natural = whole.natural(problem.rank)
-    data_shape = (whole.batch, *natural, channels) if last else (whole.batch, channels, *natural)
+    spatial = whole.spatial(problem.rank)
+    data_shape = (whole.batch, *spatial, channels) if last else (whole.batch, channels, *spatial)
     data = te.placeholder(shape_of(data_shape), storage_dtype(problem.dtype), "data")
     packed = te.placeholder(shape_of((_elements(sections),)), accumulator, "packed_filter")
     parameters = [data, packed]

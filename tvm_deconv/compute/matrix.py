@@ -54,8 +54,8 @@ class MatrixTile:
 
     A block is ``images x depth x height x width`` positions per phase and `channels` output channels; a register tile
     is `rows` rows by `vectors` vectors of columns. `outputs_*` is Winograd's m along an axis, 1 without it. Phases are
-    those of the output, or, if `natural` is 1, of the natural output (`Geometry.of`). If `strassen` is 1, products are
-    of halves, by Strassen's algorithm.
+    those of the output, or, if `uncropped` is 1, of the uncropped output (`Geometry.of`). If `strassen` is 1,
+    products are of halves, by Strassen's algorithm.
     """
 
     images: int
@@ -68,7 +68,7 @@ class MatrixTile:
     outputs_d: int
     outputs_h: int
     outputs_w: int
-    natural: int = 0
+    uncropped: int = 0
     strassen: int = 0
 
     @property
@@ -179,14 +179,14 @@ class MatrixDefinition:
         """Whether there are stages ``rows_i``."""
         return self.row_run == 0 or any(section.parts > 1 for section in self.sections)
 
-    def natural_output(self, *index: Expr) -> tuple[Expr, ...]:
+    def caller_index(self, *index: Expr) -> tuple[Expr, ...]:
         """Map an index of the stage ``out``, with its own group axis and three spatial axes, to the caller's output."""
         if self.channels_last and not self.wide:
             n, *spatial, g, c = index
         else:
             n, g, c, *spatial = index
-        channel, natural = g * self.out_channels + c, spatial[3 - self.rank :]
-        return (n, *natural, channel) if self.channels_last else (n, channel, *natural)
+        channel, place = g * self.out_channels + c, spatial[3 - self.rank :]
+        return (n, *place, channel) if self.channels_last else (n, channel, *place)
 
 
 def contiguous_phases(problem: Problem, lanes: int) -> int:
@@ -250,7 +250,7 @@ def finishes_planes(geometry: Geometry, tile: MatrixTile, lanes: int, chunk: int
     height, width = geometry.output[1:]
     whole = all(axis.positions <= size for axis, size in zip(geometry.axes[1:], tile.block[2:], strict=True))
     small = height * width <= _LARGEST_PLANE and height * width % lanes == 0
-    return whole and small and width % chunk > 0 and not any(geometry.free)
+    return whole and small and width % chunk > 0 and not any(geometry.dynamic)
 
 
 def packs_rows(problem: Problem, tile: MatrixTile, lanes: int) -> bool:
@@ -258,7 +258,7 @@ def packs_rows(problem: Problem, tile: MatrixTile, lanes: int) -> bool:
 
     Where rows are transposed from `N C *X`, squares of vectors must not reach from one image into the next.
     """
-    geometry = Geometry.of(problem, bool(tile.natural))
+    geometry = Geometry.of(problem, bool(tile.uncropped))
     single = len(geometry.runs) == 1 and all(run.taps == 1 for run in geometry.runs[0])
     plane = math.prod(spans(geometry, tile.block[1:]))
     return single and (problem.data_format == "NXC" or tile.images == 1 or plane % lanes == 0)
@@ -279,12 +279,12 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
     """Define `problem` blocked by `tile`, for vectors of `lanes` accumulators.
 
     The parameters are the data and the bias, if the epilogue has one, as the caller has them, the packed filter, and
-    the output as ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``: `natural_output` makes it the caller's.  Raises
+    the output as ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``: `caller_index` makes it the caller's.  Raises
     ValueError for a tile that cannot be scheduled.
     """
     if tile.strassen and (tile.strassen != 1 or max(tile.outputs) > 1):
         raise ValueError(f"strassen={tile.strassen}: must be 0, or 1 where outputs of all axes are 1")
-    geo, whole = Geometry.of(problem, bool(tile.natural)), Extents.of(problem)
+    geo, whole = Geometry.of(problem, bool(tile.uncropped)), Extents.of(problem)
     last = problem.data_format == "NXC"
     accumulator = problem.accumulate_dtype
     axes = geo.axes
@@ -301,10 +301,10 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
     terms = part_channels(geo.in_channels, tile, lanes)
     channels = row_channels(tile.parts * terms, lanes)
 
-    natural = whole.natural(problem.rank)
-    data_shape = (whole.batch, *natural, geo.groups * geo.in_channels)
+    spatial = whole.spatial(problem.rank)
+    data_shape = (whole.batch, *spatial, geo.groups * geo.in_channels)
     if not last:
-        data_shape = (whole.batch, geo.groups * geo.in_channels, *natural)
+        data_shape = (whole.batch, geo.groups * geo.in_channels, *spatial)
     data = te.placeholder(shape_of(data_shape), storage_dtype(problem.dtype), "data")
     packed = te.placeholder(shape_of((packed_elements,)), accumulator, "packed_filter")
     parameters = [data, packed]
@@ -482,7 +482,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
     )
     row_outputs = tile.width * strides[2]
     unit = row_unit(problem, lanes)
-    if (tile.width < axes[2].positions or geo.free[2]) and tile.width % unit:
+    if (tile.width < axes[2].positions or geo.dynamic[2]) and tile.width % unit:
         # Its rows in whole vectors would be longer than their share of the output, and spill into the next block's.
         raise ValueError(f"width={tile.width}: must be a multiple of {unit} where a row has several blocks")
     chunk = unit * strides[2]

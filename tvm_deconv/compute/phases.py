@@ -62,11 +62,11 @@ class AxisPhases:
         index = index + self.shift if self.shift else index
         return index % self.stride, index // self.stride
 
-    def span(self, block: int, free: bool) -> int:
-        """Return how many ``y`` the outputs of a block of that many `positions` take; `free`: it may be any block."""
+    def span(self, block: int, dynamic: bool) -> int:
+        """Return how many ``y`` the outputs of a block of that many `positions` take, any block if `dynamic`."""
         if not self.shift:
             return block
-        return block + 1 if free else min(block, self.end) + 1
+        return block + 1 if dynamic else min(block, self.end) + 1
 
 
 def axis_phases(kernel: int, stride: int, dilation: int, pad_begin: int, output: int, shift: int = 0) -> AxisPhases:
@@ -74,20 +74,20 @@ def axis_phases(kernel: int, stride: int, dilation: int, pad_begin: int, output:
 
     All arguments are element counts; `shift` is less than the stride.
     """
-    natural = pad_begin - shift
+    offset = pad_begin - shift
     common = math.gcd(stride, dilation)
     k_step, x_step = stride // common, dilation // common
     inverse = pow(x_step, -1, k_step)
     runs: list[Run] = []
     for phase in range(min(stride, output + shift)):
-        if (phase + natural) % common:
+        if (phase + offset) % common:
             continue
-        # The smallest k with dilation * k = phase + natural, modulo the stride.
-        k0 = (phase + natural) // common * inverse % k_step
+        # The smallest k with dilation * k = phase + offset, modulo the stride.
+        k0 = (phase + offset) // common * inverse % k_step
         if k0 >= kernel:
             continue
         taps = (kernel - 1 - k0) // k_step + 1
-        x0 = (phase + natural - dilation * k0) // stride
+        x0 = (phase + offset - dilation * k0) // stride
         last = runs[-1] if runs else None
         if last is not None and (last.start + last.count, last.k0 + last.count, last.taps, last.x0) == (
             phase,
@@ -150,7 +150,7 @@ class Geometry:
     An axis with one data element has no stride to speak of: each output element has one tap or none.  Such an axis
     is given a stride past every index, which turns all of its outputs into phases of one position, so that the
     layer is the plain matrix product it is.  Empty batches and outputs are given extent one: their kernel is built, and
-    never called.  Where an axis is `free` its extents are those of a typical call.
+    never called.  Where an axis is `dynamic` its extents are those of a representative call.
     """
 
     batch: int
@@ -161,19 +161,19 @@ class Geometry:
     kernel: tuple[int, int, int]
     output: tuple[int, int, int]
     axes: tuple[AxisPhases, AxisPhases, AxisPhases]
-    free: tuple[bool, bool, bool]
+    dynamic: tuple[bool, bool, bool]
 
     @staticmethod
-    def of(problem: Problem, natural: bool = False) -> Geometry:
+    def of(problem: Problem, uncropped: bool = False) -> Geometry:
         """Return the geometry of `problem`.
 
-        If `natural`, phases are those of the natural output, before the pads are cut off, along the axes where that
+        If `uncropped`, phases are those of the uncropped output, before the pads are cut off, along the axes where that
         makes fewer runs: then more phases read the same data.
         """
 
         def phases(kernel: int, stride: int, dilation: int, pad: int, output: int) -> AxisPhases:
             found = axis_phases(kernel, stride, dilation, pad, output)
-            if natural:
+            if uncropped:
                 shifted = axis_phases(kernel, stride, dilation, pad, output, pad % stride)
                 found = shifted if len(shifted.runs) < len(found.runs) else found
             return found
@@ -183,18 +183,20 @@ class Geometry:
             return padded[0], padded[1], padded[2]
 
         data, kernel = three(problem.data_spatial, 1), three(problem.kernel, 1)
-        # Every phase of a free axis is computed: some call has it.
+        # Every phase of a dynamic axis is computed: some call has it.
         outputs = tuple(
-            max(y, s if axis + 1 in problem.free else 1)
+            max(y, s if axis + 1 in problem.dynamic else 1)
             for axis, (y, s) in enumerate(zip(problem.output_spatial, problem.strides, strict=True))
         )
         output = three(outputs, 1)
         strides, dilations = three(problem.strides, 1), three(problem.dilations, 1)
         pads = three(problem.pads_begin, 0)
-        free = (False, problem.rank == 2 and 1 in problem.free, problem.rank in problem.free)
+        dynamic = (False, problem.rank == 2 and 1 in problem.dynamic, problem.rank in problem.dynamic)
         first, second, third = (
-            phases(k, s if x > 1 or is_free else max(pad + y, (k - 1) * d + 1), d, pad, y)
-            for x, k, s, d, pad, y, is_free in zip(data, kernel, strides, dilations, pads, output, free, strict=True)
+            phases(k, s if x > 1 or is_dynamic else max(pad + y, (k - 1) * d + 1), d, pad, y)
+            for x, k, s, d, pad, y, is_dynamic in zip(
+                data, kernel, strides, dilations, pads, output, dynamic, strict=True
+            )
         )
         return Geometry(
             max(problem.batch, 1),
@@ -205,18 +207,18 @@ class Geometry:
             kernel,
             output,
             (first, second, third),
-            free,
+            dynamic,
         )
 
     @staticmethod
     def choices(problem: Problem) -> list[Geometry]:
-        """Return the geometries of `problem`: by the output's phases, and, if they differ, the natural output's."""
-        geometry, natural = Geometry.of(problem), Geometry.of(problem, natural=True)
-        return [geometry, natural] if natural.natural else [geometry]
+        """Return the geometries of `problem`: by the output's phases, and, if they differ, the uncropped output's."""
+        geometry, uncropped = Geometry.of(problem), Geometry.of(problem, uncropped=True)
+        return [geometry, uncropped] if uncropped.uncropped else [geometry]
 
     @property
-    def natural(self) -> int:
-        """1 where phases are those of the natural output along some axis, else 0."""
+    def uncropped(self) -> int:
+        """1 where phases are those of the uncropped output along some axis, else 0."""
         return int(any(axis.shift for axis in self.axes))
 
     @property

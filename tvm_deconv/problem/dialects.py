@@ -24,10 +24,10 @@ from tvm_deconv.problem.problem import (
     buckets_of,
     integer,
     integers,
-    is_free,
-    natural,
+    is_dynamic,
     one_of,
-    typical_extent,
+    representative_extent,
+    uncropped,
 )
 
 Ints = Sequence[int]
@@ -48,42 +48,42 @@ def _auto_pad(value: object) -> str:
 
 
 class _Variable(TypedDict):
-    """What a problem is told of the free extents of its data."""
+    """What a problem is told of the dynamic extents of its data."""
 
-    free: tuple[int, ...]
+    dynamic: tuple[int, ...]
     buckets: tuple[tuple[int, ...], ...]
 
 
 def _data_shape(value: Shape, data_format: str = "NCX") -> tuple[int, int, tuple[int, ...], _Variable]:
-    """(batch, channels, spatial extents, which are free) of a data shape; free axes have a typical extent."""
+    """Return batch, channels, representative spatial extents, and which extents of a data shape are dynamic."""
     one_of("data_format", data_format, ("NCX", "NXC"))
     channel = 1 if data_format == "NCX" else -1
-    free: list[int] = []
+    dynamic: list[int] = []
     buckets: list[tuple[int, ...]] = []
-    if isinstance(value, (list, tuple)) and 3 <= len(value) <= 5 and any(map(is_free, value)):
-        typical = list(value)
-        axes = [axis for axis in range(len(typical)) if axis != channel % len(typical)]
+    if isinstance(value, (list, tuple)) and 3 <= len(value) <= 5 and any(map(is_dynamic, value)):
+        representative = list(value)
+        axes = [axis for axis in range(len(representative)) if axis != channel % len(representative)]
         for axis, place in enumerate(axes):
-            extent = typical[place]
-            called = is_free(extent) and (axis > 0 or extent == ANY)  # a batch has no buckets
+            extent = representative[place]
+            called = is_dynamic(extent) and (axis > 0 or extent == ANY)  # a batch has no buckets
             if called:
-                typical[place] = typical_extent(axis, len(axes) - 1, extent)
-                free.append(axis)
+                representative[place] = representative_extent(axis, len(axes) - 1, extent)
+                dynamic.append(axis)
             if axis:
                 buckets.append(buckets_of(extent) if called else ())
-        value = tuple(typical)
+        value = tuple(representative)
     shape = integers("data_shape", value, 0)
     if not 3 <= len(shape) <= 5:
         raise ProblemError("data_shape", shape, "must have rank 3, 4 or 5")
     channels, spatial = (shape[1], shape[2:]) if data_format == "NCX" else (shape[-1], shape[1:-1])
     if channels < 1 or min(spatial) < 1:
         raise ProblemError("data_shape", shape, f"must have channels and spatial extents of at least 1 ({data_format})")
-    return shape[0], channels, spatial, {"free": tuple(free), "buckets": tuple(buckets)}
+    return shape[0], channels, spatial, {"dynamic": tuple(dynamic), "buckets": tuple(buckets)}
 
 
 def _check_fixed(attribute: str, value: Ints | None, variable: _Variable) -> None:
-    """Refuse an output shape where the extents that it would prescribe are free."""
-    if value is not None and variable["free"] not in ((), (0,)):
+    """Refuse an output shape where the extents that it would prescribe are dynamic."""
+    if value is not None and variable["dynamic"] not in ((), (0,)):
         raise ProblemError(attribute, value, "must be left out where a spatial extent of the data is any")
 
 
@@ -151,7 +151,7 @@ def _backprop_data(
     extra = _optional("output_padding", output_padding, 0, rank, 0)
     mode = _auto_pad(auto_pad)
     one_of("output_shape_rule", output_shape_rule, ("runtime", "formula"))
-    whole = natural(spatial, kernel, steps, spread)
+    whole = uncropped(spatial, kernel, steps, spread)
     if mode != _EXPLICIT:
         begin = end = (0,) * rank
     if output_shape is None:
@@ -289,7 +289,7 @@ def from_onnx(
     if len(ends) != 2 * rank:
         raise ProblemError("pads", ends, f"must have {2 * rank} elements: the begins and then the ends of {rank} axes")
     mode = _auto_pad(auto_pad)
-    whole = natural(spatial, kernel, steps, spread)
+    whole = uncropped(spatial, kernel, steps, spread)
     if output_shape is None and not mode.startswith("same"):
         begin, end = (ends[:rank], ends[rank:]) if mode == _EXPLICIT else ((0,) * rank, (0,) * rank)
         extents = _extents(whole, begin, end, extra, "pads", ends)
@@ -349,7 +349,7 @@ def from_torch(
     steps = broadcast("stride", stride, rank, 1)
     spread = broadcast("dilation", dilation, rank, 1)
     pads = broadcast("padding", padding, rank, 0)
-    whole = natural(spatial, kernel, steps, spread)
+    whole = uncropped(spatial, kernel, steps, spread)
     extra = broadcast("output_padding", output_padding, rank, 0)
     if output_size is not None:
         size = integers("output_size", output_size, 0)

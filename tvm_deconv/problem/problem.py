@@ -52,20 +52,20 @@ _INT32 = (-(2**31), 2**31 - 1)
 #: The word for an extent that every call decides.
 ANY = "any"
 _ANY_OUTPUT = re.compile(r"any([+-]\d{1,18})", re.ASCII)
-#: What a problem with a free batch holds in its place.
-_TYPICAL_BATCH = 1
+#: What a problem with a dynamic batch holds in its place.
+_REPRESENTATIVE_BATCH = 1
 #: The buckets of "any", by the rank.
 _BUCKETS = {1: (16, 128, 1024), 2: (64,)}
 _MOST_VARIANTS = 16
 
 
-def is_free(extent: object) -> bool:
+def is_dynamic(extent: object) -> bool:
     """Tell whether a call decides `extent`: the word "any", or a list of buckets."""
     return isinstance(extent, (list, tuple)) or (isinstance(extent, str) and extent == ANY)
 
 
 def buckets_of(extent: object) -> tuple[int, ...]:
-    """The buckets that a free `extent` lists, rising; none for "any". Raises ProblemError."""
+    """The buckets that a dynamic `extent` lists, rising; none for "any". Raises ProblemError."""
     if isinstance(extent, str):
         return ()
     found = integers("data_spatial", extent, 1)
@@ -74,9 +74,9 @@ def buckets_of(extent: object) -> tuple[int, ...]:
     return tuple(sorted(set(found)))
 
 
-def typical_extent(axis: int, rank: int, extent: object = ANY) -> int:
-    """What a problem has in the place of a free `extent`: of the batch, which is `axis` 0, or of a spatial axis."""
-    return max(buckets_of(extent) or _BUCKETS.get(rank, (1,))) if axis else _TYPICAL_BATCH
+def representative_extent(axis: int, rank: int, extent: object = ANY) -> int:
+    """What a problem has in the place of a dynamic `extent`: of the batch, which is `axis` 0, or of a spatial axis."""
+    return max(buckets_of(extent) or _BUCKETS.get(rank, (1,))) if axis else _REPRESENTATIVE_BATCH
 
 
 def one_of(attribute: str, value: object, allowed: Iterable[str]) -> str:
@@ -117,7 +117,7 @@ def integers(attribute: str, value: object, minimum: int, length: int | None = N
     return items
 
 
-def natural(
+def uncropped(
     data_spatial: Iterable[int], kernel: Iterable[int], strides: Iterable[int], dilations: Iterable[int]
 ) -> tuple[int, ...]:
     """The output extents that nothing would be cut from: s*(X-1) + (K-1)*d + 1."""
@@ -209,13 +209,13 @@ class Problem:
     along an axis where the kernel has one element is 1, and filter formats that are the same memory have one name.
 
     Extents may be left to each call, which makes a *variable* problem: ``batch="any"``, and with one or two axes
-    ``"any"`` in `data_spatial`, where `output_spatial` then has ``"any+c"`` for ``s*(X-1) + c``. `free` lists those
+    ``"any"`` in `data_spatial`, where `output_spatial` then has ``"any+c"`` for ``s*(X-1) + c``. `dynamic` lists those
     axes of the data (0 the batch, 1 the first spatial axis). In place of ``"any"`` may stand *buckets*, a list of
     extents: calls of every extent are served still, each by a schedule that was chosen for the smallest bucket that
     holds it, or for the largest; ``"any"`` has (16, 128, 1024) with one axis and (64,) with two. `buckets` keeps them,
     one tuple for each spatial axis, empty for "any"; `variants` are the problems of the single buckets. The fields of
-    free axes, and all that follows from them, are those of a typical call: a batch of 1, and the largest bucket. `at`
-    gives the problem of a call.
+    dynamic axes, and all that follows from them, are those of a representative call: a batch of 1, and the largest
+    bucket. `at` gives the problem of a call.
 
     `precision` "tf32", of float32 problems, permits data and filter to be rounded to TF32 before they are multiplied;
     sums stay float32. It asks for nothing: what computes exactly serves such a problem too. Raises ProblemError.
@@ -235,7 +235,7 @@ class Problem:
     data_format: str = "NCX"
     filter_format: str = "IOX"
     epilogue: Epilogue = Epilogue()
-    free: tuple[int, ...] = ()
+    dynamic: tuple[int, ...] = ()
     precision: str = "ieee"
     buckets: tuple[tuple[int, ...], ...] = ()
 
@@ -243,7 +243,7 @@ class Problem:
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        self._read_free()
+        self._read_dynamic()
         for name, minimum in (("batch", 0), ("groups", 1), ("in_channels", 1), ("out_channels", 1)):
             put(name, integer(name, getattr(self, name), minimum))
         put("data_spatial", integers("data_spatial", self.data_spatial, 1))
@@ -262,58 +262,58 @@ class Problem:
         put("filter_format", _FILTER_ALIASES.get(self.filter_format, self.filter_format))
         if not isinstance(self.epilogue, Epilogue):
             raise ProblemError("epilogue", self.epilogue, "must be an Epilogue")
-        self._make_typical()
+        self._make_representative()
         if self.accumulate_dtype == "int32":
             self._check_integer_epilogue()
         self._check_sizes()
 
-    def _read_free(self) -> None:
-        """Turn the words for free extents into `free` and a typical extent."""
-        free = set(integers("free", self.free, 0))
+    def _read_dynamic(self) -> None:
+        """Turn the words for dynamic extents into `dynamic` and a representative extent."""
+        dynamic = set(integers("dynamic", self.dynamic, 0))
         if isinstance(self.batch, str) and self.batch == ANY:
-            free.add(0)
-            object.__setattr__(self, "batch", _TYPICAL_BATCH)
+            dynamic.add(0)
+            object.__setattr__(self, "batch", _REPRESENTATIVE_BATCH)
         data, output = self.data_spatial, self.output_spatial
         buckets = self.buckets
-        if isinstance(data, (list, tuple)) and any(map(is_free, data)):
+        if isinstance(data, (list, tuple)) and any(map(is_dynamic, data)):
             if not isinstance(output, (list, tuple)) or len(output) != len(data):
                 raise ProblemError(
                     "output_spatial", output, f"must have one element per spatial axis, {len(data)} here"
                 )
             extents: list[Any] = list(data)
             outputs: list[Any] = list(output)
-            buckets = tuple(buckets_of(extent) if is_free(extent) else () for extent in data)
+            buckets = tuple(buckets_of(extent) if is_dynamic(extent) else () for extent in data)
             for axis, extent in enumerate(data):
-                if is_free(extent):
+                if is_dynamic(extent):
                     found = _ANY_OUTPUT.fullmatch(outputs[axis]) if isinstance(outputs[axis], str) else None
                     if found is None:
                         rule = f"must be any+c where the data extent is any, for s*(X-1) + c; axis {axis} is not"
                         raise ProblemError("output_spatial", output, rule)
-                    free.add(axis + 1)
-                    extents[axis] = typical = typical_extent(axis + 1, len(data), extent)
+                    dynamic.add(axis + 1)
+                    extents[axis] = representative = representative_extent(axis + 1, len(data), extent)
                     stride = integers("strides", self.strides, 1, len(data))[axis]
-                    outputs[axis] = stride * (typical - 1) + int(found[1])
+                    outputs[axis] = stride * (representative - 1) + int(found[1])
             object.__setattr__(self, "data_spatial", tuple(extents))
             object.__setattr__(self, "output_spatial", tuple(outputs))
-        object.__setattr__(self, "free", tuple(sorted(free)))
+        object.__setattr__(self, "dynamic", tuple(sorted(dynamic)))
         object.__setattr__(self, "buckets", buckets)
 
-    def _make_typical(self) -> None:
-        """Give free axes their typical extents, whatever extents they came with."""
+    def _make_representative(self) -> None:
+        """Give dynamic axes their representative extents, whatever extents they came with."""
         self._read_buckets()
-        if not self.free:
+        if not self.dynamic:
             return
-        if self.free[-1] > self.rank:
-            raise ProblemError("free", self.free, f"must be axes from 0 to {self.rank}")
-        if self.free != (0,) and self.rank not in _BUCKETS:
-            raise ProblemError("data_spatial", self.free, "extents may be any with 1 or 2 axes only")
-        if 0 in self.free:
-            object.__setattr__(self, "batch", _TYPICAL_BATCH)
+        if self.dynamic[-1] > self.rank:
+            raise ProblemError("dynamic", self.dynamic, f"must be axes from 0 to {self.rank}")
+        if self.dynamic != (0,) and self.rank not in _BUCKETS:
+            raise ProblemError("data_spatial", self.dynamic, "extents may be any with 1 or 2 axes only")
+        if 0 in self.dynamic:
+            object.__setattr__(self, "batch", _REPRESENTATIVE_BATCH)
         data, output = list(self.data_spatial), list(self.output_spatial)
-        for axis in (axis - 1 for axis in self.free if axis):
-            typical = self._buckets(axis)[-1]
-            output[axis] += self.strides[axis] * (typical - data[axis])
-            data[axis] = typical
+        for axis in (axis - 1 for axis in self.dynamic if axis):
+            representative = self._buckets(axis)[-1]
+            output[axis] += self.strides[axis] * (representative - data[axis])
+            data[axis] = representative
         object.__setattr__(self, "data_spatial", tuple(data))
         object.__setattr__(self, "output_spatial", integers("output_spatial", output, 0))
 
@@ -323,14 +323,14 @@ class Problem:
         if not isinstance(given, (list, tuple)) or (given and len(given) != self.rank):
             raise ProblemError("buckets", given, f"must have one element per spatial axis, {self.rank} here")
         buckets = tuple(() if extents in ((), []) else buckets_of(extents) for extents in given)
-        if any(extents and axis + 1 not in self.free for axis, extents in enumerate(buckets)):
-            raise ProblemError("buckets", given, "must be of free extents")
+        if any(extents and axis + 1 not in self.dynamic for axis, extents in enumerate(buckets)):
+            raise ProblemError("buckets", given, "must be of dynamic extents")
         if math.prod(max(len(extents), 1) for extents in buckets) > _MOST_VARIANTS:
             raise ProblemError("buckets", given, f"must have at most {_MOST_VARIANTS} combinations")
         object.__setattr__(self, "buckets", buckets if any(buckets) else ())
 
     def _buckets(self, axis: int) -> tuple[int, ...]:
-        """The buckets along a free spatial `axis`, rising."""
+        """The buckets along a dynamic spatial `axis`, rising."""
         return self._all_buckets[axis] or _BUCKETS[self.rank]
 
     @property
@@ -338,10 +338,10 @@ class Problem:
         """The problems of the single buckets, or combinations of them: an artifact has a schedule for each.
 
         The first that holds a call's extents is the one for it; the last axis is that which varies first. Buckets that
-        give no output are left out, but for the largest. Without free spatial extents it is the problem itself.
+        give no output are left out, but for the largest. Without dynamic spatial extents it is the problem itself.
         """
         found = [self]
-        for axis in (axis - 1 for axis in self.free if axis):
+        for axis in (axis - 1 for axis in self.dynamic if axis):
             stride, constant = self.strides[axis], self.output_constant(axis)
             *small, largest = self._buckets(axis)
             extents = [*(extent for extent in small if stride * (extent - 1) + constant > 0), largest]
@@ -371,7 +371,7 @@ class Problem:
             # Without zero extents, since an empty tensor still has strides.
             if math.prod(max(extent, 1) for extent in shape) * 8 > _INT64_MAX:
                 raise ProblemError(name, shape, "must have a size in bytes that fits in 64 bits")
-        for axis, extent in enumerate(self.natural_spatial):
+        for axis, extent in enumerate(self.uncropped_spatial):
             if extent + self.pads_begin[axis] + self.output_spatial[axis] > _INT64_MAX:
                 raise ProblemError("strides", self.strides, f"must keep every index of axis {axis} within 64 bits")
 
@@ -381,9 +381,9 @@ class Problem:
         return len(self.data_spatial)
 
     @property
-    def natural_spatial(self) -> tuple[int, ...]:
-        """The output extents that nothing would be cut from; see `natural`."""
-        return natural(self.data_spatial, self.kernel, self.strides, self.dilations)
+    def uncropped_spatial(self) -> tuple[int, ...]:
+        """The output extents that nothing would be cut from; see `uncropped`."""
+        return uncropped(self.data_spatial, self.kernel, self.strides, self.dilations)
 
     def _batched(self, channels: int, spatial: tuple[int, ...]) -> tuple[int, ...]:
         if self.data_format == "NCX":
@@ -397,9 +397,9 @@ class Problem:
 
     @property
     def data_form(self) -> tuple[int | str, ...]:
-        """The `data_shape`, with "any" for free extents."""
+        """The `data_shape`, with "any" for dynamic extents."""
         form: list[int | str] = [*self.data_shape]
-        for axis in self.free:
+        for axis in self.dynamic:
             form[axis + 1 if axis and self.data_format == "NCX" else axis] = ANY
         return tuple(form)
 
@@ -477,13 +477,13 @@ class Problem:
 
         data: list[int | str] = [*self.data_spatial]
         output: list[int | str] = [*self.output_spatial]
-        for axis in (axis - 1 for axis in self.free if axis):
+        for axis in (axis - 1 for axis in self.dynamic if axis):
             buckets = self._all_buckets[axis]
             data[axis] = f"{ANY}({','.join(map(str, buckets))})" if buckets else ANY
             output[axis] = f"{ANY}{self.output_constant(axis):+d}"
         dtype = self.dtype if self.precision == "ieee" else f"{self.dtype}+{self.precision}"
         return (
-            f"n{ANY if 0 in self.free else self.batch}-g{self.groups}-i{self.in_channels}-o{self.out_channels}"
+            f"n{ANY if 0 in self.dynamic else self.batch}-g{self.groups}-i{self.in_channels}-o{self.out_channels}"
             f"-x{by(data)}-k{by(self.kernel)}-s{by(self.strides)}-d{by(self.dilations)}"
             f"-p{by(self.pads_begin)}-y{by(output)}"
             f"-{dtype}-{self.data_format}-{self.filter_format}-{self.epilogue}"
@@ -530,13 +530,13 @@ class Problem:
         return problem
 
     def replace(self, **changes: Any) -> Problem:
-        """The same problem with some fields changed; validated again. Extents that are given are no longer free."""
+        """The same problem with some fields changed; validated again. Extents that are given are no longer dynamic."""
         given = {0} if "batch" in changes else set()
         if "data_spatial" in changes:
             given |= set(range(1, self.rank + 1))
-        free = changes.get("free", tuple(axis for axis in self.free if axis not in given))
-        kept = tuple(old if i + 1 in free and i + 1 not in given else () for i, old in enumerate(self._all_buckets))
-        return dataclasses.replace(self, **{"free": free, "buckets": kept} | changes)
+        dynamic = changes.get("dynamic", tuple(axis for axis in self.dynamic if axis not in given))
+        kept = tuple(old if i + 1 in dynamic and i + 1 not in given else () for i, old in enumerate(self._all_buckets))
+        return dataclasses.replace(self, **{"dynamic": dynamic, "buckets": kept} | changes)
 
     def output_constant(self, axis: int) -> int:
         """The c of the output extent ``s*(X-1) + c`` along a spatial `axis`, which pads and kernel decide."""
@@ -545,7 +545,7 @@ class Problem:
     def at(self, data_shape: tuple[int, ...]) -> Problem:
         """The problem of a call of a variable problem with data of that shape.
 
-        Raises ProblemError where the shape differs in what is not free, or an output extent would be negative.
+        Raises ProblemError where the shape differs in what is not dynamic, or an output extent would be negative.
         """
         wanted = self.data_form
         if len(data_shape) != len(wanted) or any(w not in (ANY, x) for w, x in zip(wanted, data_shape, strict=True)):
@@ -553,21 +553,23 @@ class Problem:
         batch = data_shape[0]
         data_spatial = data_shape[2:] if self.data_format == "NCX" else data_shape[1:-1]
         output = list(self.output_spatial)
-        for axis in (axis - 1 for axis in self.free if axis):
+        for axis in (axis - 1 for axis in self.dynamic if axis):
             output[axis] = self.strides[axis] * (data_spatial[axis] - 1) + self.output_constant(axis)
         return self.replace(batch=batch, data_spatial=data_spatial, output_spatial=tuple(output))
 
     def serves(self, other: Problem) -> bool:
-        """Tell whether a kernel for this problem computes `other`: they differ in extents that are free here only.
+        """Tell whether a kernel for this problem computes `other`: they differ in extents that are dynamic here only.
 
         Filter formats do not matter, as to artifacts, and a kernel may be more exact than what `other` permits.
         """
-        if not set(other.free) <= set(self.free) or other.rank != self.rank:
+        if not set(other.dynamic) <= set(self.dynamic) or other.rank != self.rank:
             return False
         exact = {"precision": "ieee"} if self.precision == "ieee" else {}
         try:
-            wanted = other.replace(filter_format=self.filter_format, free=self.free, buckets=self.buckets, **exact)
-        except ProblemError:  # its output would be negative at the typical extent
+            wanted = other.replace(
+                filter_format=self.filter_format, dynamic=self.dynamic, buckets=self.buckets, **exact
+            )
+        except ProblemError:  # its output would be negative at the representative extent
             return False
         return wanted == self
 

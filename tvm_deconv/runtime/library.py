@@ -184,15 +184,15 @@ class Library:
         then = f"falls back to {', then '.join(self._fallback)}" if self._fallback else "raises NoArtifactError"
         return f"{manifests.table(self.select(problem, device))}\nwhere none is usable, bind {then}"
 
-    def freed(self, problem: Problem) -> Problem:
-        """Return `problem` with those extents free that are so in the artifact for arrays in CPU memory that serves it.
+    def with_dynamic_extents(self, problem: Problem) -> Problem:
+        """Return `problem` with the dynamic extents of the artifact that serves it for arrays in CPU memory.
 
         So a layer that is bound for one shape can be called with others. It is the problem itself where no artifact
         serves it, or one for exactly these extents does.
         """
         _check_problem(problem)
         best = self._choose(problem, self._all_candidates(problem))
-        return problem if best is None else problem.replace(free=best.parsed.free)
+        return problem if best is None else problem.replace(dynamic=best.parsed.dynamic)
 
     def bind(
         self, problem: Problem, filter: Any, bias: Any = None, *, workspace: int | _arrays.Array | None = None
@@ -421,7 +421,7 @@ class Layer:
         self.problem = problem
         self.manifest = manifest
         # The output's shape by the data's. A variable problem learns those of its calls.
-        self._outputs = {} if problem.free else {problem.data_shape: problem.output_shape}
+        self._outputs = {} if problem.dynamic else {problem.data_shape: problem.output_shape}
         self._output_storage = _arrays.storage(problem.output_dtype)
         # What the short way of a call compares by identity. It is not for bfloat16, which NumPy does not know.
         short = problem.dtype != "bfloat16"
@@ -433,7 +433,7 @@ class Layer:
                 arguments.append(_accumulated(problem, bias))
             self._constants = tuple(map(artifact.constant, arguments))
         # An empty output is complete: kernels need not know of extents of zero. Free extents are those of each call.
-        self._deconv: Callable[..., None] = artifact if problem.free or 0 not in problem.output_shape else _nothing
+        self._deconv: Callable[..., None] = artifact if problem.dynamic or 0 not in problem.output_shape else _nothing
         if workspace is not None and manifest is not None:
             self._workspace = _memory(workspace, manifest)
             self._deconv = _loading.within(self._workspace, manifest.lane_bytes, manifest.shared_bytes, self._deconv)
@@ -447,7 +447,7 @@ class Layer:
 
         `data` has shape ``problem.data_shape`` and dtype ``problem.dtype``; the output has ``problem.output_shape`` and
         ``problem.output_dtype`` and is of the kind of `data`, or is `out` itself. Where the problem is variable, its
-        free extents are those of `data`, and ``problem.at(data.shape)`` has the output's. Raises TensorError,
+        dynamic extents are those of `data`, and ``problem.at(data.shape)`` has the output's. Raises TensorError,
         TensorTypeError.
         """
         if threads is not None:
@@ -487,7 +487,7 @@ class Layer:
 
     def _output_shape(self, data: _arrays.Array) -> tuple[int, ...]:
         """Return the output's shape for `data`, whose shape is checked, and remember it."""
-        if not self.problem.free:
+        if not self.problem.dynamic:
             _arrays.check_shape("data", data, self.problem.data_shape)
             return self.problem.output_shape
         try:

@@ -196,7 +196,7 @@ def replace(
 
 def _serves(fusion: _Fusion, problem: Problem) -> bool:
     """Tell whether an artifact serves `problem`; it is loaded, and the filter packed."""
-    axes = zip(problem.output_spatial, problem.natural_spatial, problem.pads_begin, strict=True)
+    axes = zip(problem.output_spatial, problem.uncropped_spatial, problem.pads_begin, strict=True)
     arguments = fusion.arguments([extent - nat + 2 * pad for extent, nat, pad in axes])
     data = torch.empty(problem.data_shape, dtype=getattr(torch, problem.dtype), device="meta")
     data = data.movedim(-1, 1) if problem.data_format == "NXC" else data

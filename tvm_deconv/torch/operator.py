@@ -269,7 +269,7 @@ def layer_of(input: Tensor, parameters: _Parameters, a: _Attributes) -> Layer | 
         stamp = _Stamp(parameters)
         # One artifact may serve many shapes, and so may its layer.
         others = [one for other, (one, its) in held.items() if other[1:] == key[1:] and its.holds(parameters)]
-        layer = _bound(input, parameters, a, [one for one in others if one is not None and one.problem.free])
+        layer = _bound(input, parameters, a, [one for one in others if one is not None and one.problem.dynamic])
         for oldest in list(held)[: max(0, len(held) + 1 - MOST_LAYERS)]:
             held.pop(oldest, None)
         held[key] = layer, stamp
@@ -300,9 +300,9 @@ def _bound(input: Tensor, parameters: _Parameters, a: _Attributes, others: Seque
     refusals: list[NoArtifactError] = []
     for each in asked:
         try:
-            wanted = library.freed(each) if parameters.weight.device.type == "cpu" else each
+            wanted = library.with_dynamic_extents(each) if parameters.weight.device.type == "cpu" else each
             for other in others:
-                if wanted.free and other.problem.serves(wanted):
+                if wanted.dynamic and other.problem.serves(wanted):
                     return other
             return library.bind(wanted, *operands)
         except NoArtifactError as error:

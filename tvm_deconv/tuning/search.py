@@ -99,7 +99,7 @@ class Tuned:
     default: Record | None
     floor: float
     trials: int
-    complaints: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def tune(
@@ -122,7 +122,7 @@ def tune(
     Those for CUDA are measured on device 0 of this machine, whose capability must be one that the target runs on.
 
     `trials` is per problem on average: all of them together are spent where most is to be gained. Of a variable
-    problem each variant is one, measured at its typical call. Trials that the log has already count. Only
+    problem each variant is one, measured at its representative call. Trials that the log has already count. Only
     `algorithms` are tried, where they are given. Calls use `threads` threads, `jobs` processes compile (as many as
     CPUs); a candidate that has not ended after `timeout` seconds is given up. It may be stopped at any time, by
     KeyboardInterrupt, and called again. With `rpc_tracker` (HOST:PORT) and `rpc_key`, candidates run on the servers
@@ -253,7 +253,7 @@ class _Search:
         self.algorithms = algorithms
         self.key = problem.artifact_key
         self.floor = math.nan
-        self.complaints = records.complaints_of(self.key)
+        self.warnings = records.warnings_for(self.key)
         self.tried: dict[Schedule, Record] = {}
         self.default = default(problem, target, algorithms)
         self.broken = False
@@ -271,7 +271,7 @@ class _Search:
 
     def _known_schedules(self) -> list[Schedule]:
         known = [self.default]
-        for choice in choices(self.problem, self.target, self._records, self.complaints, self.algorithms):
+        for choice in choices(self.problem, self.target, self._records, self.warnings, self.algorithms):
             known += [choice.schedule] if choice.schedule else []
         near = nearest(self.problem, self.target, self._records, self.algorithms)
         known += [near[1]] if near else []  # arithmetic may be wrong about it: that is what measuring is for
@@ -363,7 +363,7 @@ class _Search:
             self.tried.get(self.default),
             self.floor,
             len(self.tried),
-            tuple(self.complaints),
+            tuple(self.warnings),
         )
 
 
@@ -487,7 +487,7 @@ class _Machine:
             problem=search.key,
             target=self.target.name,
             algorithm=schedule.algorithm,
-            decisions=dict(schedule.decisions),
+            knobs=dict(schedule.knobs),
             seconds=None if isinstance(outcome, str) else outcome.seconds,
             spread=0.0 if isinstance(outcome, str) else round(outcome.spread, 4),
             runs=0 if isinstance(outcome, str) else outcome.runs,
