@@ -14,6 +14,6 @@ def run(command: str) -> None:
         if not _PYTHON.exists() or Path(sys.prefix) == _PYTHON.parents[1]:
             sys.exit("error: this checkout is not installed; run ./scripts/quickstart, which does that, once.")
         os.execv(_PYTHON, [str(_PYTHON), *sys.argv])
-    from tvm_deconv.cli import main
+    from tvm_deconv.cli.main import main
 
     main([command, *sys.argv[1:]], prog_name="tvm-deconv")

@@ -20,8 +20,9 @@ from tvm_deconv.schedules.x86.stores import copied, outgrows_caches, streamed
 from tvm_deconv.schedules.x86.threads import finished
 from tvm_deconv.schedules.x86.variants import dispatch, one_after_the_other, places
 
-from tvm_deconv.compute.direct import CHANNELS, GROUPS, ROWS, Tile, define_direct, has_whole_vectors, tiles_of_channels
+from tvm_deconv.compute.direct import Tile, define_direct
 from tvm_deconv.compute.extents import End
+from tvm_deconv.compute.indexing import CHANNELS, GROUPS, ROWS, has_whole_vectors, tiles_of_channels
 from tvm_deconv.compute.matrix import MatrixTile, contiguous_phases, define_matrix, row_unit
 from tvm_deconv.compute.packing import pack_filter, pack_matrix_filter
 from tvm_deconv.compute.phases import Geometry

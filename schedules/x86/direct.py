@@ -22,7 +22,8 @@ from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, interleave_intrinsi
 from tvm_deconv.schedules.x86.threads import Skips, tasks
 from tvm_deconv.schedules.x86.tiles import Plan
 
-from tvm_deconv.compute.direct import CHANNELS, GROUPS, LEAD, ROWS, Definition
+from tvm_deconv.compute.direct import Definition
+from tvm_deconv.compute.indexing import CHANNELS, GROUPS, LEAD, ROWS
 
 
 def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: str, whole_vectors: bool) -> Schedule:

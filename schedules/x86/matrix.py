@@ -9,7 +9,7 @@ from tvm_deconv.schedules.x86.interleave import transpose_intrinsic
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
 from tvm_deconv.schedules.x86.threads import Skips, tasks
 
-from tvm_deconv.compute.direct import LEAD
+from tvm_deconv.compute.indexing import LEAD
 from tvm_deconv.compute.matrix import MatrixDefinition
 
 

@@ -28,7 +28,7 @@ from tvm_deconv.schedules.x86.tiles import (
     steps,
 )
 
-from tvm_deconv.compute.direct import spans
+from tvm_deconv.compute.indexing import spans
 from tvm_deconv.compute.matrix import (
     MatrixTile,
     block_positions,

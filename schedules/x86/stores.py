@@ -33,7 +33,7 @@ from tvm.tirx import Buffer, BufferLoad, BufferRegion, BufferStore, Evaluate, Fo
 from tvm_deconv.schedules.x86.threads import with_body
 from tvm_ffi import structural_equal
 
-from tvm_deconv.compute.direct import ravel
+from tvm_deconv.compute.indexing import ravel
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
 

@@ -20,7 +20,8 @@ from typing import TypeVar
 from tvm_deconv.schedules.x86 import at_once
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 
-from tvm_deconv.compute.direct import GROUPS, ROWS, Tile, block_extents, products, spans, tiles_of_channels
+from tvm_deconv.compute.direct import Tile, block_extents, products
+from tvm_deconv.compute.indexing import GROUPS, ROWS, spans, tiles_of_channels
 from tvm_deconv.compute.matrix import MatrixTile
 from tvm_deconv.compute.phases import AxisPhases, Geometry, axis_rows
 from tvm_deconv.problem import Problem

@@ -21,7 +21,7 @@ from support.strategies import operands
 
 import tvm_deconv as td
 from tvm_deconv.artifact.signing import FILE
-from tvm_deconv.cli import main
+from tvm_deconv.cli.main import main
 from tvm_deconv.runtime import loader as _loading
 
 P = made.PLAIN

@@ -6,7 +6,7 @@ import math
 from click.testing import CliRunner
 
 from tvm_deconv.bench import overhead
-from tvm_deconv.cli import main
+from tvm_deconv.cli.main import main
 from tvm_deconv.runtime import loader as _loading
 
 

@@ -226,7 +226,8 @@ def test_a_peer_that_is_not_installed(monkeypatch):
 
 @pytest.mark.parametrize("package", ["click", "rich", "msgspec"])
 def test_without_the_extra(package, tmp_path):
-    (tmp_path / "hide.py").write_text(f"import sys; sys.modules[{package!r}] = None\nfrom tvm_deconv.cli import main")
+    program = f"import sys; sys.modules[{package!r}] = None\nfrom tvm_deconv.cli.main import main"
+    (tmp_path / "hide.py").write_text(program)
     done = subprocess.run([sys.executable, "hide.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == f"tvm-deconv needs the package {package}: pip install 'tvm_deconv[compile]'\n"
@@ -234,7 +235,7 @@ def test_without_the_extra(package, tmp_path):
 
 @pytest.mark.parametrize("package", ["tvm", "safetensors"])
 def test_without_a_package_of_the_extra(package, tmp_path):
-    script = f"import sys; sys.modules[{package!r}] = None\nfrom tvm_deconv.cli import main; main()"
+    script = f"import sys; sys.modules[{package!r}] = None\nfrom tvm_deconv.cli.main import main; main()"
     source = EXAMPLES / ("problems.json" if package != "safetensors" else "upsampling_node.xml")
     command = [sys.executable, "-c", script, "compile", str(source), "--output", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -254,7 +255,7 @@ def test_without_a_package_of_the_extra(package, tmp_path):
 )
 def test_a_standard_output_that_cannot_take_everything(output, code, said, copy):
     made.rewrite(copy, made.PLAIN, layers=["vär"])
-    command = f'"{sys.executable}" -c "from tvm_deconv.cli import main; main()" inspect {copy} {output}'
+    command = f'"{sys.executable}" -c "from tvm_deconv.cli.main import main; main()" inspect {copy} {output}'
     environment = os.environ | {"PYTHONIOENCODING": "ascii", "OUT": str(copy / "out")}
     done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (code, said)

@@ -616,7 +616,7 @@ def test_thread_count(artifacts):
 
 
 BOUND = SETUP + (
-    "from tvm_deconv import _loading\n"
+    "from tvm_deconv.runtime import loader as _loading\n"
     "layer, data = library.bind(p, np.ones(p.filter_shape, np.float32)), np.ones(p.data_shape, np.float32)\n"
     "expected = layer(data)\n"
 )

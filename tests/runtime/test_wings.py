@@ -83,9 +83,9 @@ def test_only_numpy_and_tvm_ffi(artifacts):
     ("module", "line", "name"),
     [
         ("__init__.py", "import msgspec", "msgspec"),
-        ("library.py", "from tvm.runtime import Tensor", "tvm"),
-        ("_loading.py", "try:\n    import torch.utils\nexcept ImportError:\n    pass", "torch"),
-        ("reference.py", "import ml_dtypes", "ml_dtypes"),
+        ("runtime/library.py", "from tvm.runtime import Tensor", "tvm"),
+        ("runtime/loader.py", "try:\n    import torch.utils\nexcept ImportError:\n    pass", "torch"),
+        ("problem/reference.py", "import ml_dtypes", "ml_dtypes"),
     ],
 )
 def test_that_test_can_fail(artifacts, tmp_path, module, line, name):

@@ -15,7 +15,8 @@ from tvm_deconv.schedules.x86 import ALGORITHMS, accumulator_lanes, build_kernel
 
 import tvm_deconv as td
 from tvm_deconv.compiler.choices import named
-from tvm_deconv.compute.direct import CHANNELS, GROUPS, ROWS, define_direct, has_whole_vectors
+from tvm_deconv.compute.direct import define_direct
+from tvm_deconv.compute.indexing import CHANNELS, GROUPS, ROWS, has_whole_vectors
 from tvm_deconv.compute.matrix import MatrixTile, contiguous_phases, define_matrix, finishes_planes, row_unit
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.strassen import STRASSEN

@@ -14,7 +14,7 @@ from tvm_deconv.schedules.cuda.tiles import MOST_REGISTERS
 
 import tvm_deconv as td
 from tvm_deconv import targets
-from tvm_deconv.cli import main
+from tvm_deconv.cli.main import main
 from tvm_deconv.compiler import build, choices, nvcc
 from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.compiler.process import Refusal

@@ -32,9 +32,9 @@ from tvm import te, tirx
 from tvm.ir import Expr
 from tvm.tirx import PrimFunc
 
-from tvm_deconv.compute.direct import LEAD, any_alignment, cut, data_element, ravel, spans, within_runs
 from tvm_deconv.compute.epilogue import activate
 from tvm_deconv.compute.extents import End, Extents, at_most, shape_of
+from tvm_deconv.compute.indexing import LEAD, any_alignment, cut, data_element, ravel, spans, within_runs
 from tvm_deconv.compute.phases import AxisRows, Geometry, axis_rows
 from tvm_deconv.compute.storage import from_accumulator, storage_dtype
 from tvm_deconv.compute.strassen import STRASSEN

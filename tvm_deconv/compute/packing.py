@@ -19,7 +19,8 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as build
 from tvm.tirx import IntImm, PrimFunc
 
-from tvm_deconv.compute.direct import ROWS, FilterSection, member, ravel
+from tvm_deconv.compute.direct import FilterSection, member
+from tvm_deconv.compute.indexing import ROWS, ravel
 from tvm_deconv.compute.matrix import MatrixSection
 from tvm_deconv.compute.phases import AxisRows, Geometry
 from tvm_deconv.compute.storage import storage_dtype, to_accumulator
