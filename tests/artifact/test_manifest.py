@@ -10,9 +10,9 @@ from support.manifests import P, fields
 from tvm_deconv.artifact.manifest import Accepted, Manifest, Rejected, library_name, select, stem, stem_of, table
 from tvm_deconv.errors import ManifestError
 from tvm_deconv.problem import Epilogue
-from tvm_deconv.targets import CUDA_TARGETS, TARGETS
+from tvm_deconv.targets import CPU_TARGETS, CUDA_TARGETS
 
-V3, V4 = TARGETS["x86-64-v3"], TARGETS["x86-64-v4"]
+V3, V4 = CPU_TARGETS["x86-64-v3"], CPU_TARGETS["x86-64-v4"]
 
 
 def manifest(*arguments, **changes):
@@ -272,7 +272,7 @@ def test_cap():
 def test_unknown_target():
     (decision,) = select(P, [manifest(P, "riscv-rvv")], V4.features)
     assert isinstance(decision, Rejected)
-    known = ", ".join((*TARGETS, *CUDA_TARGETS))
+    known = ", ".join((*CPU_TARGETS, *CUDA_TARGETS))
     rule = f"target riscv-rvv is not known to this version, which knows {known}, and what needs all CPU flags of one"
     assert decision.reason == rule
 

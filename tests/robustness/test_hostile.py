@@ -23,12 +23,12 @@ import tvm_deconv as td
 from tvm_deconv.artifact.manifest import Manifest, select, table
 from tvm_deconv.compiler import records
 from tvm_deconv.frontends import coverage_table, scan
-from tvm_deconv.targets import TARGETS
+from tvm_deconv.targets import CPU_TARGETS
 
 FEW, MANY = 500, 20_000
 #: Of processor time, far more than any of them takes, and of time for one that waits, for a machine that is busy.
 SECONDS, WAITING = 20, 1200
-V4 = TARGETS["x86-64-v4"]
+V4 = CPU_TARGETS["x86-64-v4"]
 P = td.Problem(1, 2, 3, 4, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 12))
 
 

@@ -308,7 +308,7 @@ def test_failures_of_the_device_are_typed(shims, device):
 
 def test_without_a_driver_the_error_says_so(shims, monkeypatch, device):
     monkeypatch.setattr(library, "cuda_capability", targets.cuda_capability)
-    monkeypatch.setattr(targets, "_CUDA_NAME", "libcuda-that-is-not-there.so.1")
+    monkeypatch.setattr(targets.cuda, "DRIVER", "libcuda-that-is-not-there.so.1")
     targets.cuda_capability.cache_clear()
     weights = on_device(device, operands(PLAIN)[1])
     with pytest.raises(DeviceError, match="needs NVIDIA's driver: libcuda-that-is-not-there"):
@@ -356,9 +356,9 @@ def test_targets():
     assert CUDA_TARGETS["cuda-sm_90"].runs_on((9, 0))
     assert not CUDA_TARGETS["cuda-sm_90"].runs_on((10, 0))
     assert not CUDA_TARGETS["cuda-sm_86"].runs_on((8, 0))
-    assert targets.get_any("cuda") is CUDA_TARGETS["cuda"]
+    assert targets.get("cuda") is CUDA_TARGETS["cuda"]
     with pytest.raises(ProblemError, match="must be one of x86-64-v3, x86-64-v4, cuda-sm_80"):
-        targets.get_any("cuda-sm_10")
+        targets.get("cuda-sm_10")
 
 
 def test_torch_is_asked_in_its_own_words():

@@ -15,7 +15,7 @@ from support.strategies import operands, problems
 import tvm_deconv as td
 from tvm_deconv.runtime import fallback
 from tvm_deconv.runtime import loader as _loading
-from tvm_deconv.targets import TARGETS, Host
+from tvm_deconv.targets import CPU_TARGETS, Host
 
 WANTED = made.PLAIN.replace(out_channels=4)
 TOLERANCE = {"float64": 1e-13, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2, "int8": 0}
@@ -189,7 +189,7 @@ def test_cache_that_cannot_be_written(artifacts, cache):
 
 
 def test_target_of_a_compilation():
-    v3, v4 = TARGETS["x86-64-v3"], TARGETS["x86-64-v4"]
+    v3, v4 = CPU_TARGETS["x86-64-v3"], CPU_TARGETS["x86-64-v4"]
     assert fallback.widest_target(Host(v4.features), None) is v4
     assert fallback.widest_target(Host(v4.features | {"amx"}), v3) is v3
     assert fallback.widest_target(Host(v4.features - {"avx512bw"}), v4) is v3

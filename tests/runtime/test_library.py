@@ -24,10 +24,10 @@ import tvm_deconv as td
 from tvm_deconv.artifact import elf as _elf
 from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.runtime import loader as _loading
-from tvm_deconv.targets import TARGETS, Host
+from tvm_deconv.targets import CPU_TARGETS, Host
 
 P = made.PLAIN
-V3, V4 = TARGETS["x86-64-v3"], TARGETS["x86-64-v4"]
+V3, V4 = CPU_TARGETS["x86-64-v3"], CPU_TARGETS["x86-64-v4"]
 TOLERANCE = {"float64": 1e-13, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2, "int8": 0}
 
 

@@ -18,7 +18,7 @@ from tvm_deconv.compiler.choices import named
 from tvm_deconv.compute.direct import Tile
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem.reference import reference
-from tvm_deconv.targets import TARGETS
+from tvm_deconv.targets import CPU_TARGETS
 
 ROWS = named("direct_rows")
 
@@ -100,6 +100,6 @@ def test_blocks_that_are_not_full_leave_out_what_is_none(target, monkeypatch):
 )
 def test_other_layers_keep_their_stages(changed):
     problem = td.Problem(1, 1, 4, 5, (7, 48), (2, 2), (2, 2), (1, 1), (0, 0), (14, 96))
-    target = TARGETS["x86-64-v4"]
+    target = CPU_TARGETS["x86-64-v4"]
     assert plans_at_once(problem, target)
     assert not plans_at_once(problem.replace(**changed), target)

@@ -41,7 +41,7 @@ from typing import Any, NoReturn, TypeAlias
 from tvm_deconv.artifact import files as _files
 from tvm_deconv.errors import ManifestError, ProblemError
 from tvm_deconv.problem import Problem
-from tvm_deconv.targets import CUDA_TARGETS, MAX_TARGET_VARIABLE, TARGETS, Capability, CudaTarget, Target
+from tvm_deconv.targets import CPU_TARGETS, CUDA_TARGETS, MAX_TARGET_VARIABLE, Capability, CpuTarget, CudaTarget, Target
 
 FORMAT = 1
 MAX_MANIFEST_BYTES = 1 << 20
@@ -62,7 +62,7 @@ _LINE = 64  # alignment in a workspace
 _MOST_KEPT = 4096  # problems that are kept parsed
 
 
-def computed_by(problem: Problem, target: Target | CudaTarget) -> Problem:
+def computed_by(problem: Problem, target: Target) -> Problem:
     """Return what an artifact of `target` for `problem` computes: CPUs have no TF32, they compute exactly."""
     return problem if isinstance(target, CudaTarget) else problem.replace(precision="ieee")
 
@@ -92,7 +92,7 @@ def _parsed(key: str) -> Problem:
 @lru_cache(_MOST_KEPT)
 def _required(features: tuple[str, ...], target: str) -> frozenset[str]:
     own = frozenset(features)
-    return own | TARGETS[target].features if target in TARGETS else own
+    return own | CPU_TARGETS[target].features if target in CPU_TARGETS else own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,7 +311,7 @@ def select(
     manifests: Iterable[Manifest],
     features: frozenset[str],
     *,
-    cap: Target | None = None,
+    cap: CpuTarget | None = None,
     broken: Mapping[str, str] | None = None,
     capability: Capability | None = None,
 ) -> list[Decision]:
@@ -369,11 +369,11 @@ def select(
 
 
 def _refusal(
-    manifest: Manifest, features: frozenset[str], cap: Target | None, capability: Capability | None
+    manifest: Manifest, features: frozenset[str], cap: CpuTarget | None, capability: Capability | None
 ) -> str | None:
     device = CUDA_TARGETS.get(manifest.target)
-    if device is None and not any(level.features <= manifest.required for level in TARGETS.values()):
-        known = ", ".join((*TARGETS, *CUDA_TARGETS))
+    if device is None and not any(level.features <= manifest.required for level in CPU_TARGETS.values()):
+        known = ", ".join((*CPU_TARGETS, *CUDA_TARGETS))
         return (
             f"target {manifest.target} is not known to this version, which knows {known}, and what needs all "
             "CPU flags of one"

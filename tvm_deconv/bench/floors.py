@@ -20,7 +20,7 @@ import numpy as np
 from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.errors import BuildError
 from tvm_deconv.problem import Problem
-from tvm_deconv.targets import Target
+from tvm_deconv.targets import CpuTarget
 
 # Twelve chains cover a latency of 4 to 5 cycles on two units, and fit in 16 registers with the two factors.
 _SOURCE = r"""
@@ -69,7 +69,7 @@ class Floors:
         return found
 
 
-def build_fma(target: Target, dtype: str, directory: Path) -> Path:
+def build_fma(target: CpuTarget, dtype: str, directory: Path) -> Path:
     """Compile the kernel of multiply-adds on whole vectors of `target`; `dtype` is float32 or float64.
 
     Raises CompilerNotFound, BuildError.

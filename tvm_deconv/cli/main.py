@@ -33,11 +33,11 @@ from tvm_deconv.runtime.loader import read_verified
 from tvm_deconv.runtime.verify import Verdict, decide
 from tvm_deconv.runtime.verify import verify as verify_artifact
 from tvm_deconv.targets import (
+    CPU_TARGETS,
     CUDA_TARGETS,
     MAX_TARGET_VARIABLE,
-    TARGETS,
+    CpuTarget,
     Host,
-    Target,
     cuda_capability,
     detect_host,
     max_target,
@@ -115,7 +115,7 @@ _DIRECTORY = click.argument("directory", type=click.Path(exists=True, file_okay=
 
 
 @main.command()
-@cli_tune.searching(*TARGETS, *CUDA_TARGETS, target="CPU or CUDA devices to compile for")
+@cli_tune.searching(*CPU_TARGETS, *CUDA_TARGETS, target="CPU or CUDA devices to compile for")
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
@@ -467,7 +467,7 @@ def doctor(directory: Path | None) -> None:
     allowed = len(os.sched_getaffinity(0))
     table.add_row("CPU", f"{host.name}, {host.cores} cores, {host.threads} threads, {allowed} for this process")
     cap = max_target()
-    for target in TARGETS.values():
+    for target in CPU_TARGETS.values():
         table.add_row(target.name, _runs_here(target, host.features, cap))
     try:
         table.add_row("native", native(host).name)
@@ -500,7 +500,7 @@ def _own(library: Library, problem: Problem) -> list[Decision]:
     ]
 
 
-def _runs_here(target: Target, features: frozenset[str], cap: Target | None) -> str:
+def _runs_here(target: CpuTarget, features: frozenset[str], cap: CpuTarget | None) -> str:
     missing = target.features - features
     if missing:
         return f"no: this CPU lacks {', '.join(sorted(missing))}"

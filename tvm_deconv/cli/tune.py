@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tvm_deconv.compiler.records import Log, Records, best, read
 from tvm_deconv.problem import Problem
-from tvm_deconv.targets import CUDA_TARGETS, TARGETS, get_any
+from tvm_deconv.targets import CPU_TARGETS, CUDA_TARGETS, get
 
 if TYPE_CHECKING:
     from tvm_deconv.tuning import Trial, Tuned
@@ -26,7 +26,7 @@ _KEPT = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 def _checked(_context: click.Context, _parameter: click.Parameter, name: str | None) -> str | None:
-    return name and get_any(name).name
+    return name and get(name).name
 
 
 _TARGET = click.option("--target", metavar="TARGET", callback=_checked, help="Only records for this target.")
@@ -146,7 +146,7 @@ def _found(problems: dict[Problem, list[str]], logs: Path, tuned: Sequence[Tuned
 
 @click.command()
 @searching(
-    *TARGETS, *CUDA_TARGETS, target="CPU that the machine that measures must be, or CUDA device that it must have"
+    *CPU_TARGETS, *CUDA_TARGETS, target="CPU that the machine that measures must be, or CUDA device that it must have"
 )
 @click.option("--trials", type=click.IntRange(0), default=64, show_default=True, help="Per problem on average.")
 @click.option("--logs", type=LOGS, required=True, help="Directory of the results; what is there is not measured again.")

@@ -41,7 +41,7 @@ from tvm_deconv.errors import BuildError, DeconvError, ManifestError, ProblemErr
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules import cuda
 from tvm_deconv.schedules.x86 import Algorithm, Kernel, Plan, build_kernel, build_variants, default_plan
-from tvm_deconv.targets import CUDA_TARGETS, TARGETS, CudaTarget, Host, Target, detect_host, get, get_any, native
+from tvm_deconv.targets import CpuTarget, CudaTarget, Target, get, of_names
 
 if TYPE_CHECKING:
     from tvm_deconv.tuning import Trial
@@ -86,30 +86,9 @@ class _Job:
         return Outcome(self.problem, self.layers, self.target, status, manifest, error, seconds, tuple(warnings))
 
 
-def resolve_targets(target: str | Sequence[str], host: Host | None = None) -> tuple[Target, ...]:
-    """Return the CPU targets that `target` names; "native" is the widest of `host`, by default this machine."""
-    host = host or detect_host()
-    return tuple(dict.fromkeys(native(host) if name == "native" else get(name) for name in names_of(target)))
-
-
-def names_of(target: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names in `target`; ProblemError where there is none."""
-    names = (target,) if isinstance(target, str) else tuple(target)
-    if not names:
-        known = ", ".join(("native", *TARGETS, *CUDA_TARGETS, "a microarchitecture"))
-        raise ProblemError("target", target, f"must name at least one of {known}")
-    return names
-
-
-def _resolve(target: str | Sequence[str]) -> tuple[Target | CudaTarget, ...]:
-    """Return the targets that `target` names, of CPUs and of CUDA devices."""
-    found = (native(detect_host()) if name == "native" else get_any(name) for name in names_of(target))
-    return tuple(dict.fromkeys(found))
-
-
 def export(
     problem: Problem,
-    target: Target | CudaTarget,
+    target: Target,
     output: Path | str,
     *,
     layers: Sequence[str] = (),
@@ -138,6 +117,7 @@ def export(
                     if isinstance(target, CudaTarget):
                         kernel: Kernel | cuda.Kernel = _link_cuda(problem, target, choice, made, cc)
                     else:
+                        assert isinstance(target, CpuTarget)
                         kernel = _link(problem, target, choice, made, cc, launcher or launcher_object(cc, scratch))
                     break
                 # Whatever an old record makes TVM do, there is the next choice.
@@ -216,21 +196,20 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _compiler(target: Target | CudaTarget) -> str:
+def _compiler(target: Target) -> str:
     return find_nvcc() if isinstance(target, CudaTarget) else find_compiler()
 
 
-def _choices(problem: Problem, target: Target | CudaTarget, warnings: list[str] | None) -> tuple[Choice, ...]:
+def _choices(problem: Problem, target: Target, warnings: list[str] | None) -> tuple[Choice, ...]:
     return tuple(choose(problem, target, _records(target, shipped()), warnings))
 
 
-def _records(target: Target | CudaTarget, *logs: Path | str) -> Records:
+def _records(target: Target, *logs: Path | str) -> Records:
     """Read the records for `target`; where a microarchitecture has none of a problem, those for its level."""
-    records = read(target.name, *logs)
-    if isinstance(target, Target) and target.level != target.name:
-        of_level = read(target.level, *logs)
-        records.by_problem = {**of_level.by_problem, **records.by_problem}
-        records.warnings += of_level.warnings
+    records, *others = (read(name, *logs) for name in target.logs)
+    for other in others:
+        records.by_problem = {**other.by_problem, **records.by_problem}
+        records.warnings += other.warnings
     return records
 
 
@@ -250,7 +229,7 @@ def _link_cuda(problem: Problem, target: CudaTarget, choice: Choice, path: Path,
     return kernel
 
 
-def _link(problem: Problem, target: Target, choice: Choice, path: Path, cc: str, launcher: Path) -> Kernel:
+def _link(problem: Problem, target: CpuTarget, choice: Choice, path: Path, cc: str, launcher: Path) -> Kernel:
     """Compile `problem` as chosen to a library at `path`."""
     # LLVM would take another CPU for one that it does not know.
     if not llvm_is_valid_cpu(target.mcpu, _TRIPLE):
@@ -271,7 +250,7 @@ def _link(problem: Problem, target: Target, choice: Choice, path: Path, cc: str,
     return replace(kernel, scratch_bytes=workspace.scratch_bytes, shared_bytes=workspace.shared_bytes)
 
 
-def _plan(problem: Problem, target: Target, choice: Choice) -> tuple[Algorithm, Plan]:
+def _plan(problem: Problem, target: CpuTarget, choice: Choice) -> tuple[Algorithm, Plan]:
     """Return what `choice` says of `problem`."""
     if choice.schedule:
         return named(choice.schedule.algorithm), plan_of(choice.schedule)
@@ -309,7 +288,7 @@ def compile(
     results are kept in `logs`; `tuning.tune` is that search, `on_trial` hears of it, and servers of `rpc_tracker`
     measure where it is given. Raises ProblemError, CompilerNotFound, and what `tune` does.
     """
-    targets = _resolve(target)
+    targets = of_names(target)
     using = checked(algorithms)
     names: dict[str, list[str]] = {}
     unique: dict[str, Problem] = {}
@@ -319,7 +298,7 @@ def compile(
         unique.setdefault(problem.artifact_key, problem)
         names.setdefault(problem.artifact_key, []).extend((layers or {}).get(problem, ()))
 
-    def merged(target: Target | CudaTarget) -> dict[Problem, tuple[str, ...]]:
+    def merged(target: Target) -> dict[Problem, tuple[str, ...]]:
         """The layers of each problem that `target` tells apart."""
         found: dict[Problem, list[str]] = {}
         for key, problem in unique.items():
@@ -366,7 +345,7 @@ def compile(
             else:
                 pending.append(_Job(problem, wanted, chosen.name, choices, tuple(warnings)))
     if pending:
-        compilers = {name: _compiler(get_any(name)) for name in dict.fromkeys(job.target for job in pending)}
+        compilers = {name: _compiler(get(name)) for name in dict.fromkeys(job.target for job in pending)}
         with tempfile.TemporaryDirectory() as scratch:
             launcher = launcher_object(find_compiler(), Path(scratch))
             count = min(jobs or os.cpu_count() or 1, len(pending))
@@ -421,7 +400,7 @@ class _Exporter:
         try:
             manifest = export(
                 job.problem,
-                get_any(job.target),
+                get(job.target),
                 self._output,
                 layers=job.layers,
                 cc=self._compilers[job.target],
@@ -437,7 +416,7 @@ class _Exporter:
 
 
 def _up_to_date(
-    problem: Problem, target: Target | CudaTarget, directory: Path, layers: tuple[str, ...], choice: Choice
+    problem: Problem, target: Target, directory: Path, layers: tuple[str, ...], choice: Choice
 ) -> Manifest | None:
     name = stem(problem.artifact_key, target.name)
     try:
@@ -450,11 +429,11 @@ def _up_to_date(
     return manifest if holds and set(layers) <= set(manifest.layers) else None
 
 
-def _recipe(problem: Problem, target: Target | CudaTarget, choice: Choice) -> str:
+def _recipe(problem: Problem, target: Target, choice: Choice) -> str:
     """Hash everything that decides the bytes of the library, except the linker, and what the manifest says of it."""
     deciding = (
         problem.artifact_key,
-        (target.code, target.ptx, FLAGS, nvcc_version(find_nvcc())) if isinstance(target, CudaTarget) else target.mcpu,
+        (target.code, target.ptx, FLAGS, nvcc_version(find_nvcc())) if isinstance(target, CudaTarget) else "",
         sorted(target.features),
         tvm.__version__,
         _sources(),

@@ -20,7 +20,7 @@ from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.runtime import arrays as _arrays
 from tvm_deconv.runtime import loader as _loading
-from tvm_deconv.targets import MAX_TARGET_VARIABLE, CudaTarget, Host, Target, supported
+from tvm_deconv.targets import MAX_TARGET_VARIABLE, CpuTarget, Host, Target, supported
 
 #: Without `-c`'s "" in front of the path: what lies in the current directory is not what is imported.
 _PROGRAM = """
@@ -47,7 +47,7 @@ def cache_directory() -> Path:
     return Path(platformdirs.user_cache_path("tvm_deconv", appauthor=False)) / versions
 
 
-def widest_target(host: Host, cap: Target | None) -> Target:
+def widest_target(host: Host, cap: CpuTarget | None) -> CpuTarget:
     """Return the widest target that `host` runs and `cap` allows; ProblemError where there is none."""
     for target in supported(host.features):
         if cap is None or target.features <= cap.features:
@@ -56,7 +56,7 @@ def widest_target(host: Host, cap: Target | None) -> Target:
     raise ProblemError("fallback", "compile", f"there is no target for this CPU ({host.name}){allowed}")
 
 
-def compiled(problem: Problem, target: Target | CudaTarget) -> tuple[Manifest, _loading.Artifact]:
+def compiled(problem: Problem, target: Target) -> tuple[Manifest, _loading.Artifact]:
     """Load the artifact for `problem` and `target` from the user's cache, where it is built once, under a lock.
 
     Raises BuildError, ArtifactError.
@@ -85,7 +85,7 @@ def _cached(directory: Path, name: str) -> tuple[Manifest, _loading.Artifact]:
     return manifest, _loading.load(directory, manifest)
 
 
-def _build(problem: Problem, target: Target | CudaTarget, directory: Path) -> None:
+def _build(problem: Problem, target: Target, directory: Path) -> None:
     _loading.LOG.warning("compiling %s for %s into %s", problem.key, target.name, directory)
     command = [sys.executable, "-c", _PROGRAM, problem.artifact_key, target.name, str(directory)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)

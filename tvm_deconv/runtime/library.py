@@ -37,7 +37,7 @@ from tvm_deconv.runtime import arrays as _arrays
 from tvm_deconv.runtime import cuda as _cuda
 from tvm_deconv.runtime import loader as _loading
 from tvm_deconv.runtime.loader import LOG
-from tvm_deconv.targets import Capability, Host, Target, cuda_capability, cuda_target, detect_host, max_target
+from tvm_deconv.targets import Capability, CpuTarget, Host, cuda_capability, cuda_target, detect_host, max_target
 
 Ints = Sequence[int]
 _FALLBACKS = ("compile", "reference")
@@ -144,7 +144,7 @@ class Library:
         broken: Mapping[str, ArtifactError],
         *,
         host: Host,
-        cap: Target | None,
+        cap: CpuTarget | None,
         digest: str,
         pinned: bool = True,
         fallback: Sequence[str] = (),

@@ -52,7 +52,7 @@ from tvm_deconv.compiler.process import Worker, WorkerError
 from tvm_deconv.compiler.records import Conditions, Log, Record, Records, Schedule, best, read, shipped
 from tvm_deconv.errors import DeviceError, ProblemError
 from tvm_deconv.problem import Problem, integer
-from tvm_deconv.targets import CUDA_TARGETS, CudaTarget, Target, cuda_capability
+from tvm_deconv.targets import CUDA_TARGETS, CpuTarget, CudaTarget, Target, cuda_capability, of_names
 from tvm_deconv.tuning.meters import BrokenDefaultError, DeviceMeters, Meters, RemoteMeters
 from tvm_deconv.tuning.remote import Tracker
 from tvm_deconv.tuning.workers import Builder, Built, CudaBuilder, Measured
@@ -135,7 +135,7 @@ def tune(
     using = checked(algorithms)
     if (rpc_tracker is None) != (rpc_key is None):
         raise ProblemError("rpc_key", rpc_key, "must be given where rpc_tracker is, and nowhere else")
-    names = build.names_of(target)
+    names = (target,) if isinstance(target, str) else tuple(target)
     devices = [CUDA_TARGETS[name] for name in names if name in CUDA_TARGETS]
     for device in devices:
         _check_device(device, rpc_tracker)
@@ -143,7 +143,7 @@ def tune(
     wanted = [variant for problem in problems for variant in problem.variants if math.prod(variant.output_shape)]
     tuned: list[Tuned] = []
 
-    def tune_on(meters: Meters, targets: Sequence[Target | CudaTarget]) -> None:
+    def tune_on(meters: Meters, targets: Sequence[Target]) -> None:
         for chosen in targets:
             records = read(chosen.name, shipped(), log.root)
             allowed = for_target(using, chosen)
@@ -163,13 +163,13 @@ def tune(
 
     log = Log(logs)
     cpus = [name for name in names if name not in CUDA_TARGETS]
-    if cpus:
+    if cpus or not devices:
         if rpc_tracker is None or rpc_key is None:
             measuring = Meters(threads)
         else:
             measuring = RemoteMeters(threads, Tracker.parse(rpc_tracker, rpc_key))
         with measuring as meters:
-            targets = build.resolve_targets(cpus, meters.host)
+            targets = of_names(cpus, meters.host)
             for chosen in targets:
                 missing = ", ".join(sorted(chosen.features - meters.host.features))
                 if missing:
@@ -242,7 +242,7 @@ class _Search:
     def __init__(
         self,
         problem: Problem,
-        target: Target | CudaTarget,
+        target: Target,
         records: Records,
         conditions: Conditions,
         seed: int,
@@ -371,7 +371,7 @@ class _Search:
 class _Machine:
     """The processes that compile for one target, where what they made is measured, and the log of what came of it."""
 
-    target: Target | CudaTarget
+    target: Target
     meters: Meters
     log: Log
     seed: int
@@ -412,6 +412,7 @@ class _Machine:
                 self._kinds[kind] = self.meters.rate("multiply_adds", kind, timeout=_BUILD_TIMEOUT)
         else:
             for dtype in sorted({problem.accumulate_dtype for problem in problems} & set(FMA_DTYPES)):
+                assert isinstance(self.target, CpuTarget)
                 kernel = build_fma(self.target, dtype, self._scratch)
                 rates[dtype] = self.meters.rate("fma", kernel, timeout=_BUILD_TIMEOUT)
         self._floors = Floors(rates, self.meters.rate("copy", timeout=_BUILD_TIMEOUT))

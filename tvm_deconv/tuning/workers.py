@@ -62,9 +62,11 @@ class Builder:
     """Compiles candidates for one target into the directory `scratch`."""
 
     def __init__(self, target: str, scratch: Path, cc: str, launcher: Path) -> None:
-        from tvm_deconv.targets import get
+        from tvm_deconv.targets import CpuTarget, get
 
-        self._target = get(target)
+        found = get(target)
+        assert isinstance(found, CpuTarget)
+        self._target = found
         self._scratch = scratch
         self._cc = cc
         self._launcher = launcher
