@@ -14,7 +14,7 @@ from support.strategies import operands
 
 import tvm_deconv as td
 from tvm_deconv.artifact.manifest import Manifest, stem
-from tvm_deconv.compiler import build, records
+from tvm_deconv.compiler import build, fingerprint, records
 from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.errors import BuildError, CompilerNotFound
 from tvm_deconv.targets import CPU_TARGETS, detect_host, get, microarchitecture, supported
@@ -67,7 +67,7 @@ def test_a_changed_library_or_recipe_is_built_again(tmp_path, monkeypatch):
     library.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert [o.status for o in td.compile([SMALL], "x86-64-v3", tmp_path)] == ["built"]
     run(SMALL, tmp_path)
-    monkeypatch.setattr(build, "_sources", lambda: "other sources")
+    monkeypatch.setattr(fingerprint, "source_digest", lambda: "other sources")
     assert [o.status for o in td.compile([SMALL], "x86-64-v3", tmp_path)] == ["built"]
 
 

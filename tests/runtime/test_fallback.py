@@ -13,6 +13,7 @@ from support import artifacts as made
 from support.strategies import operands, problems
 
 import tvm_deconv as td
+from tvm_deconv.artifact import sources
 from tvm_deconv.runtime import fallback
 from tvm_deconv.runtime import loader as _loading
 from tvm_deconv.targets import CPU_TARGETS, Host
@@ -141,6 +142,20 @@ def test_compile_once(artifacts, cache):
     path.write_bytes(path.read_bytes()[:-1])
     assert_right(WANTED, td.load(artifacts, fallback="compile").bind)
     assert path.stat().st_size == layer.manifest.size
+
+
+def test_a_stale_artifact_is_built_again(artifacts, cache, monkeypatch):
+    """What another text of the sources has built is not loaded."""
+    first = td.load(artifacts, fallback="compile").bind(WANTED, operands(WANTED)[1]).manifest
+    before = files(cache)
+    monkeypatch.setattr(sources, "source_digest", lambda: "another text")
+    sources.cache_stamp.cache_clear()
+    monkeypatch.setattr(_loading._process, "artifacts", {})
+    second = assert_right(WANTED, td.load(artifacts, fallback="compile").bind).manifest
+    sources.cache_stamp.cache_clear()
+    assert second.sha256 == first.sha256
+    assert len(files(cache)) == len(before) == 2
+    assert len(list(cache.rglob("*.json"))) == 2
 
 
 @pytest.mark.usefixtures("cache")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import importlib.metadata
 import os
 import shutil
@@ -31,6 +30,8 @@ from tvm.target.codegen import llvm_is_valid_cpu, llvm_version_major
 from tvm_deconv.artifact.manifest import Manifest, computed_by, library_name, stem, stem_of
 from tvm_deconv.compiler.choices import Choice, checked, for_target, named, plan_of
 from tvm_deconv.compiler.choices import choices as choose
+from tvm_deconv.compiler.fingerprint import recipe
+from tvm_deconv.compiler.launcher import FLAGS as LAUNCHER_FLAGS
 from tvm_deconv.compiler.launcher import find_compiler, launcher_object
 from tvm_deconv.compiler.nvcc import FLAGS, compile_library, find_nvcc
 from tvm_deconv.compiler.nvcc import version as nvcc_version
@@ -46,8 +47,6 @@ from tvm_deconv.targets import CpuTarget, CudaTarget, Target, get, of_names
 if TYPE_CHECKING:
     from tvm_deconv.tuning import Trial
 
-#: The packages of this project whose text decides what a kernel is.
-_SOURCES = ("compute", "compiler.launcher", "schedules")
 #: What a directory of artifacts holds besides them: a lock, and while they run, a directory for each build.
 _LOCK, _SCRATCH = ".lock", ".building-"
 _TRIPLE = "x86_64-unknown-linux-gnu"
@@ -430,30 +429,8 @@ def _up_to_date(
 
 
 def _recipe(problem: Problem, target: Target, choice: Choice) -> str:
-    """Hash everything that decides the bytes of the library, except the linker, and what the manifest says of it."""
-    deciding = (
-        problem.artifact_key,
-        (target.code, target.ptx, FLAGS, nvcc_version(find_nvcc())) if isinstance(target, CudaTarget) else "",
-        sorted(target.features),
-        tvm.__version__,
-        _sources(),
-        [tuple(part.schedule or ()) for part in choice.parts or [choice]],
-        choice.origin,
-        choice.algorithms,
-    )
-    return hashlib.sha256(repr(deciding).encode()).hexdigest()
-
-
-@cache
-def _sources() -> str:
-    digest = hashlib.sha256()
-    for package in _SOURCES:
-        found = importlib.import_module(f"tvm_deconv.{package}")
-        for folder in found.__path__:
-            for path in sorted(Path(folder).rglob("*")):
-                if path.suffix in (".py", ".c"):
-                    digest.update(path.read_bytes())
-    return digest.hexdigest()
+    flags = (*FLAGS, nvcc_version(find_nvcc())) if isinstance(target, CudaTarget) else LAUNCHER_FLAGS
+    return recipe(problem, target, choice, flags)
 
 
 @cache

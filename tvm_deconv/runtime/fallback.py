@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tvm_deconv.artifact.manifest import Manifest, computed_by, stem
+from tvm_deconv.artifact.sources import cache_stamp
 from tvm_deconv.errors import ArtifactError, BuildError, ProblemError
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.reference import reference
@@ -32,19 +33,20 @@ tvm_deconv.compile([tvm_deconv.Problem.from_key(sys.argv[1])], sys.argv[2], sys.
 
 
 def cache_directory() -> Path:
-    """Return where this version of the package and of its compiler keep what they build; BuildError names what lacks.
+    """Return where this installation keeps what it builds; BuildError names a package that it lacks.
 
-    ``$XDG_CACHE_HOME/tvm_deconv``, or ``~/.cache/tvm_deconv``, with the versions below.
+    ``$XDG_CACHE_HOME/tvm_deconv``, or ``~/.cache/tvm_deconv``, and below it `cache_stamp`: what other versions or other
+    sources have built is not found there.
     """
     try:
         import filelock  # noqa: F401
         import platformdirs
 
-        versions = f"{version('tvm_deconv')}-tvm-{version('apache-tvm')}"
+        stamp = cache_stamp()
     except (ModuleNotFoundError, PackageNotFoundError) as error:
         rule = f"needs the package {error.name}: pip install 'tvm_deconv[compile]'"
         raise BuildError("fallback", "compile", rule) from None
-    return Path(platformdirs.user_cache_path("tvm_deconv", appauthor=False)) / versions
+    return Path(platformdirs.user_cache_path("tvm_deconv", appauthor=False)) / stamp
 
 
 def widest_target(host: Host, cap: CpuTarget | None) -> CpuTarget:

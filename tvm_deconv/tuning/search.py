@@ -34,7 +34,6 @@ import msgspec
 
 from tvm_deconv.artifact.manifest import computed_by
 from tvm_deconv.bench.floors import FMA_DTYPES, Floors, build_fma
-from tvm_deconv.compiler import build
 from tvm_deconv.compiler.choices import (
     Candidate,
     Choice,
@@ -46,6 +45,7 @@ from tvm_deconv.compiler.choices import (
     nearest,
     space,
 )
+from tvm_deconv.compiler.fingerprint import kernel_digest
 from tvm_deconv.compiler.launcher import find_compiler, launcher_object
 from tvm_deconv.compiler.nvcc import find_nvcc
 from tvm_deconv.compiler.process import Worker, WorkerError
@@ -393,7 +393,7 @@ class _Machine:
             workers = (Worker(kind, self.target.name, self._scratch, *arguments) for _ in range(self.jobs))
             self._builders = [stack.enter_context(worker) for worker in workers]
             self._stack = stack.pop_all()
-        self.conditions = Conditions(self.meters.host.name, self.meters.threads, build._sources()[:12])
+        self.conditions = Conditions(self.meters.host.name, self.meters.threads, kernel_digest())
         self._floors: Floors | None = None
         self._kinds: dict[str, float] = {}
         self._references: dict[str, Built] = {}
