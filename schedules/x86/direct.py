@@ -10,8 +10,8 @@ fully unrolled body, which LLVM keeps in registers.
 
 Caches: while a block's packed data, and the results of one tile of channels, stay within half of the second-level cache
 (512 KiB of Skylake-SP's), a step of the reduction reads ``vectors`` lines of it from there and hits the first level
-with the other taps of the same element.  Interleaving and the copy work on one row, in the first level; `at_once` does
-without them where register tiles hold vectors of the output.
+with the other taps of the same element.  Interleaving and the copy work on one row, in the first level;
+`register_epilogue` does without them where register tiles hold vectors of the output.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from __future__ import annotations
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, interleave_intrinsic
-from tvm_deconv.schedules.x86.threads import Skips, tasks
+from tvm_deconv.schedules.x86.loop_marks import SkipMarks, mark_tasks
 from tvm_deconv.schedules.x86.tiles import Plan
 
-from tvm_deconv.compute.direct import Definition
+from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, LEAD, ROWS
 
 
-def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: str, whole_vectors: bool) -> Schedule:
+def schedule_direct(
+    definition: DirectDefinition, form: str, plan: Plan, lanes: int, dtype: str, whole_vectors: bool
+) -> Schedule:
     """Schedule a direct `definition`, whose accumulators are of `dtype`, by `plan`.
 
     If `whole_vectors`, results are stored as they are made: each row is chunks of them, or each position vectors.
     """
     tile = plan.tile
     sch = Schedule(definition.func)
-    skips, serial = Skips(sch, definition.end), definition.serial
+    skips, serial = SkipMarks(sch, definition.end), definition.serial
     end = definition.end
     outputs = tile.outputs[end.axis] if end else 1
     runs = [sch.get_sblock(f"run_{i}") for i in range(len(definition.sections))]
@@ -55,16 +57,16 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
             *_, d, h, _, _ = sch.get_loops(data_pack)
             sch.reorder(line, d, h, place)  # as the caller's rows follow each other
         if end and end.axis == 2:
-            skips.parts(place, 1, halo=definition.halo)
+            skips.mark_parts(place, 1, halo=definition.halo)
         elif form == ROWS:
-            skips.needed(line, definition.row, inner=definition.inner, outputs=outputs, halo=definition.halo)
+            skips.mark(line, definition.row, inner=definition.inner, outputs=outputs, halo=definition.halo)
         for block in points:
             # Sums of rows are made while those of an input channel are near, all that take the same at once.
             *_, d, h, ci, position = sch.get_loops(block)
             position, lane = sch.split(position, [None, lanes])
             sch.reorder(ci, position, d, h, lane)
             if end and end.axis < 2:
-                skips.needed(position, lanes, inner=definition.inner, outputs=outputs, halo=definition.halo)
+                skips.mark(position, lanes, inner=definition.inner, outputs=outputs, halo=definition.halo)
             sch.vectorize(lane)
             sch.unroll(d)
             sch.unroll(h)
@@ -85,7 +87,7 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
         chunk_vector, chunk = sch.split(w, [None, definition.stride * lanes])
         vector = sch.merge(vector, chunk_vector)
         if end and end.axis == 2:
-            skips.needed(vector, lanes)
+            skips.mark(vector, lanes)
     sch.reverse_compute_at(out, sch.get_loops(tail[-1])[LEAD - 1], preserve_unit_loops=True)
     if definition.channels_last:
         height = LEAD + 2  # n, d, h
@@ -104,11 +106,11 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
             sch.merge(sch.get_loops(tail[-1])[height + 1], chunk_number)
     if end and end.axis == 2:
         if form != ROWS:
-            skips.outputs(tail[0], LEAD + 1, definition.stride)
+            skips.mark_outputs(tail[0], LEAD + 1, definition.stride)
         if not definition.channels_last:
-            skips.outputs(out, -3, definition.stride)
+            skips.mark_outputs(out, -3, definition.stride)
     elif end and (definition.channels_last or form == ROWS):
-        skips.needed(sch.get_loops(out)[height], 1, inner=end.stride)
+        skips.mark(sch.get_loops(out)[height], 1, inner=end.stride)
     # Of a scope of its own, since memory that is shared with what is read again would have to be written.
     scope = "local" if whole_vectors else "global"
     sch.set_scope(tail[-1], 0, scope)
@@ -122,7 +124,7 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
         vector_loop, other = (m_tile[1], cc) if form == ROWS else (cc, m_tile[1])
         vectors, lane = sch.split(vector_loop, [None, lanes])
         sch.reorder(fd, fh, fw, m_tile[0], *reduction, row, phase, other, vectors, lane)
-        skips.needed(m_tile[0], tile.positions, inner=definition.inner, outputs=outputs)
+        skips.mark(m_tile[0], tile.positions, inner=definition.inner, outputs=outputs)
         store = sch.cache_write(block, 0, "global")
         sch.reverse_compute_at(store, m_tile[0], preserve_unit_loops=True)
         sch.vectorize(lane)
@@ -151,7 +153,7 @@ def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: s
         sch.unroll(cc)
     # 6. Threads.
     lead = sch.get_loops(out)[:LEAD]
-    tasks(sch, lead[serial:] if plan.share_data else lead[:-1])
+    mark_tasks(sch, lead[serial:] if plan.share_data else lead[:-1])
     sch.transform_layout(out, ("write", 0), definition.caller_index)
     return sch
 

@@ -37,11 +37,11 @@ from tvm_deconv.compute.indexing import (
     GROUPS,
     LEAD,
     ROWS,
-    any_alignment,
-    cut,
+    byte_aligned,
     data_element,
     ravel,
     spans,
+    split_index,
     tiles_of_channels,
     within_runs,
 )
@@ -125,7 +125,7 @@ class FilterSection:
 
 
 @dataclass(frozen=True, slots=True)
-class Definition:
+class DirectDefinition:
     """A definition as TensorIR before scheduling, and what its packed filter looks like.
 
     `end` is where a dynamic axis ends, along which positions need data up to `halo` after them, and `serial` that of
@@ -166,7 +166,7 @@ def _elements(sections: tuple[FilterSection, ...]) -> int:
     return max(1, sum(math.prod(section.shape) for section in sections))
 
 
-def member(form: str, width: Expr | int, g: Expr, co: Expr, cc: Expr) -> tuple[Expr, Expr]:
+def group_and_channel(form: str, width: Expr | int, g: Expr, co: Expr, cc: Expr) -> tuple[Expr, Expr]:
     """Return the group and the output channel within it of lane or register `cc` of tile `co` of `g`, `width` wide."""
     return (g * width + cc, co) if form == GROUPS else (g, co * width + cc)
 
@@ -213,29 +213,29 @@ def block_extents(geometry: Geometry, tile: Tile) -> tuple[int, int, int]:
     for axis, extent, block, span, dynamic, m in zip(
         geometry.axes, geometry.data, blocks, taken, geometry.dynamic, tile.outputs, strict=True
     ):
-        apart = -(-span // m) + beyond(axis, m)
+        apart = -(-span // m) + halo_tiles(axis, m)
         before = max(-axis.low, 0)
         whole = axis.positions <= block and not dynamic and m == 1
         extents.append(max(apart - before, extent + before) if whole and extent + before < apart else apart)
     return extents[0], extents[1], extents[2]
 
 
-def products(rows: AxisRows, outputs: int) -> int:
+def product_count(rows: AxisRows, outputs: int) -> int:
     """Return of how many products a tile of so many `outputs` is: as many, where `rows` are not transformed."""
     return rows.points if rows.transformed else outputs
 
 
-def beyond(axis: AxisPhases, outputs: int) -> int:
+def halo_tiles(axis: AxisPhases, outputs: int) -> int:
     """Return how many tiles of so many `outputs` the halo of the taps takes after those of a block."""
     return -(-axis.halo // outputs)
 
 
-def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Definition:
+def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> DirectDefinition:
     """Define `problem` in `form` (ROWS, CHANNELS or GROUPS) blocked by `tile`, for vectors of `lanes` accumulators.
 
     The parameters are the data and the bias, if the epilogue has one, as the caller has them, the packed filter, and
-    the output as ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``: `Definition.caller_index` makes it the caller's.
-    Raises ValueError for a tile that cannot be scheduled.
+    the output as ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``:
+    `DirectDefinition.caller_index` makes it the caller's.  Raises ValueError for a tile that cannot be scheduled.
     """
     geo, whole = Geometry.of(problem, bool(tile.uncropped)), Extents.of(problem)
     last = problem.data_format == "NXC"
@@ -261,7 +261,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
     transforms = max(outputs) > 1
     used = flat(tile.images - 1, -(-depth // outputs[0]) - 1, -(-height // outputs[1]) - 1, 0) + row_read
     positions = -(-used // tile.positions) * tile.positions
-    halos = tuple(beyond(axis, m) for axis, m in zip(axes, tile.outputs, strict=True))
+    halos = tuple(halo_tiles(axis, m) for axis, m in zip(axes, tile.outputs, strict=True))
     reach = positions + flat(0, halos[0], halos[1], halos[2]) + (lanes if transforms else 0)
     packed_positions = -(-reach // extents[2]) * extents[2]
     group_tiles, channel_tiles = tiles_of_channels(geo, form, tile)
@@ -325,7 +325,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
 
             return transform(matrices, (d, h), first, element, accumulator)
 
-        shape = (*blocks, group_tiles, *map(products, rows, outputs), geo.in_channels, length)
+        shape = (*blocks, group_tiles, *map(product_count, rows, outputs), geo.in_channels, length)
         return te.compute(shape_of(shape), body, name)
 
     def define_run(section: FilterSection, name: str) -> te.Tensor:
@@ -354,7 +354,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
             return te.sum(element * packed[where + section.offset], axis=[ci, *taps] if form == ROWS else [*taps, ci])
 
         tile_shape = (tile.channels, positions) if form == ROWS else (positions, tile.channels)
-        numbers = map(products, section.axes[:2], outputs) if transforms else ()
+        numbers = map(product_count, section.axes[:2], outputs) if transforms else ()
         return te.compute(shape_of((*lead, *numbers, *(run.count for run in section.runs), *tile_shape)), body, name)
 
     outer_rows = dict.fromkeys(section.axes[:2] for section in sections)
@@ -397,7 +397,7 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
         parameters.append(given)
 
         def bias_pack(g: Expr, co: Expr, cc: Expr) -> Expr:
-            group, channel = member(form, tile.channels, g, co, cc)
+            group, channel = group_and_channel(form, tile.channels, g, co, cc)
             exists = tirx.all(group < geo.groups, channel < geo.out_channels)
             return tirx.if_then_else(exists, given[group * geo.out_channels + channel], zero())
 
@@ -452,10 +452,12 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
         else:
             n, g, c, d, h, w = index
         if form == GROUPS:
-            (group, cc), tile_of = cut(g, tile.channels, group_tiles), c
+            (group, cc), tile_of = split_index(g, tile.channels, group_tiles), c
         else:
-            group, (tile_of, cc) = g, cut(c, tile.channels, channel_tiles)
-        cuts = [cut(i, extent, count) for i, extent, count in zip((n, d, h, w), (*outer, row), blocks, strict=True)]
+            group, (tile_of, cc) = g, split_index(c, tile.channels, channel_tiles)
+        cuts = [
+            split_index(i, extent, count) for i, extent, count in zip((n, d, h, w), (*outer, row), blocks, strict=True)
+        ]
         at, (*where, w) = (*(number for number, _ in cuts), group, tile_of), (within for _, within in cuts)
         inner = (*where, w, cc) if form != ROWS or last else (cc, *where, w, 0)
         return from_accumulator(interleaved[(*at, *inner)], problem.output_dtype)
@@ -468,8 +470,8 @@ def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> Defini
         halo += tile.outputs_h  # behind a row zeros are read that are those before the next
     inner = math.prod(extents[end.axis + 1 :]) if end else 1  # flat positions from one place along its axis to the next
     func = te.create_prim_func([*parameters, te.compute(shape_of(shape), out, "out")])
-    return Definition(
-        any_alignment(func),
+    return DirectDefinition(
+        byte_aligned(func),
         sections,
         end,
         halo,
