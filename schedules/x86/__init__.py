@@ -20,7 +20,8 @@ from tvm_deconv.schedules.x86.matrix import schedule_matrix
 from tvm_deconv.schedules.x86.stores import lower_row_copies, lower_streaming_stores, outgrows_caches
 from tvm_deconv.schedules.x86.variants import dispatch, one_after_the_other, places
 
-from tvm_deconv.compute.direct import Tile, define_direct
+from tvm_deconv.compute.direct import define_direct
+from tvm_deconv.compute.direct_layout import Tile
 from tvm_deconv.compute.extents import End
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, ROWS, has_whole_vectors, tiles_of_channels
 from tvm_deconv.compute.matrix import MatrixTile, contiguous_phases, define_matrix, row_unit

@@ -33,9 +33,9 @@ def schedule_direct(
 
     If `whole_vectors`, results are stored as they are made: each row is chunks of them, or each position vectors.
     """
-    tile = plan.tile
+    tile, layout = plan.tile, definition.layout
     sch = Schedule(definition.func)
-    skips, serial = SkipMarks(sch, definition.end), definition.serial
+    skips, serial = SkipMarks(sch, definition.end), layout.extents.serial
     end = definition.end
     outputs = tile.outputs[end.axis] if end else 1
     runs = [sch.get_sblock(f"run_{i}") for i in range(len(definition.sections))]
@@ -52,21 +52,21 @@ def schedule_direct(
         data_pack = sch.get_sblock("data_pack")
         points = [sch.get_sblock(f"points_{i}") for i in range(definition.points)]
         position = sch.get_loops(data_pack)[{ROWS: -1, CHANNELS: -2, GROUPS: -3}[form]]
-        line, place = sch.split(position, [None, definition.row])
+        line, place = sch.split(position, [None, layout.packed[2]])
         if points:
             *_, d, h, _, _ = sch.get_loops(data_pack)
             sch.reorder(line, d, h, place)  # as the caller's rows follow each other
         if end and end.axis == 2:
-            skips.mark_parts(place, 1, halo=definition.halo)
+            skips.mark_parts(place, 1, halo=layout.end_halo)
         elif form == ROWS:
-            skips.mark(line, definition.row, inner=definition.inner, outputs=outputs, halo=definition.halo)
+            skips.mark(line, layout.packed[2], inner=layout.end_step, outputs=outputs, halo=layout.end_halo)
         for block in points:
             # Sums of rows are made while those of an input channel are near, all that take the same at once.
             *_, d, h, ci, position = sch.get_loops(block)
             position, lane = sch.split(position, [None, lanes])
             sch.reorder(ci, position, d, h, lane)
             if end and end.axis < 2:
-                skips.mark(position, lanes, inner=definition.inner, outputs=outputs, halo=definition.halo)
+                skips.mark(position, lanes, inner=layout.end_step, outputs=outputs, halo=layout.end_halo)
             sch.vectorize(lane)
             sch.unroll(d)
             sch.unroll(h)
@@ -84,12 +84,12 @@ def schedule_direct(
     if form == ROWS:
         *_, vector, stream, chunk_lane = sch.get_loops(tail[0])
         *_, w, _ = sch.get_loops(tail[1])
-        chunk_vector, chunk = sch.split(w, [None, definition.stride * lanes])
+        chunk_vector, chunk = sch.split(w, [None, layout.strides[2] * lanes])
         vector = sch.merge(vector, chunk_vector)
         if end and end.axis == 2:
             skips.mark(vector, lanes)
     sch.reverse_compute_at(out, sch.get_loops(tail[-1])[LEAD - 1], preserve_unit_loops=True)
-    if definition.channels_last:
+    if layout.channels_last:
         height = LEAD + 2  # n, d, h
         sch.merge(sch.get_loops(tail[-1])[height], sch.get_loops(out)[height])
         if whole_vectors:
@@ -102,14 +102,14 @@ def schedule_direct(
         sch.fuse(g, c)
         sch.merge(sch.get_loops(tail[-1])[height], sch.get_loops(out)[height])
         if whole_vectors:
-            chunk_number, _, _ = _vectors(sch, w, [None, definition.stride, lanes])
+            chunk_number, _, _ = _vectors(sch, w, [None, layout.strides[2], lanes])
             sch.merge(sch.get_loops(tail[-1])[height + 1], chunk_number)
     if end and end.axis == 2:
         if form != ROWS:
-            skips.mark_outputs(tail[0], LEAD + 1, definition.stride)
-        if not definition.channels_last:
-            skips.mark_outputs(out, -3, definition.stride)
-    elif end and (definition.channels_last or form == ROWS):
+            skips.mark_outputs(tail[0], LEAD + 1, layout.strides[2])
+        if not layout.channels_last:
+            skips.mark_outputs(out, -3, layout.strides[2])
+    elif end and (layout.channels_last or form == ROWS):
         skips.mark(sch.get_loops(out)[height], 1, inner=end.stride)
     # Of a scope of its own, since memory that is shared with what is read again would have to be written.
     scope = "local" if whole_vectors else "global"
@@ -124,7 +124,7 @@ def schedule_direct(
         vector_loop, other = (m_tile[1], cc) if form == ROWS else (cc, m_tile[1])
         vectors, lane = sch.split(vector_loop, [None, lanes])
         sch.reorder(fd, fh, fw, m_tile[0], *reduction, row, phase, other, vectors, lane)
-        skips.mark(m_tile[0], tile.positions, inner=definition.inner, outputs=outputs)
+        skips.mark(m_tile[0], tile.positions, inner=layout.end_step, outputs=outputs)
         store = sch.cache_write(block, 0, "global")
         sch.reverse_compute_at(store, m_tile[0], preserve_unit_loops=True)
         sch.vectorize(lane)
@@ -143,9 +143,9 @@ def schedule_direct(
     # 5. Vectors of the epilogue, and the shuffles.
     if form == ROWS:
         sch.vectorize(chunk_lane)
-        if definition.stride * definition.minor <= MAX_STREAMS:
+        if layout.strides[2] * layout.minor <= MAX_STREAMS:
             sch.unroll(stream)
-            sch.tensorize(chunk, interleave_intrinsic(definition.stride, definition.minor, lanes, dtype, scope))
+            sch.tensorize(chunk, interleave_intrinsic(layout.strides[2], layout.minor, lanes, dtype, scope))
     else:
         *_, w, cc = sch.get_loops(tail[0])
         cc, lane = sch.split(cc, [None, lanes])

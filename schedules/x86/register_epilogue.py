@@ -32,7 +32,8 @@ from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, shuffle_network
 from tvm_deconv.schedules.x86.loop_marks import first_block, with_body
 from tvm_deconv.schedules.x86.variants import within
 
-from tvm_deconv.compute.direct import DirectDefinition, Tile, block_extents
+from tvm_deconv.compute.direct import DirectDefinition
+from tvm_deconv.compute.direct_layout import Tile, block_extents
 from tvm_deconv.compute.epilogue import activate
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem

@@ -15,7 +15,7 @@ from tvm_deconv.schedules.x86.tiles import Plan
 
 import tvm_deconv as td
 from tvm_deconv.compiler.choices import named
-from tvm_deconv.compute.direct import Tile
+from tvm_deconv.compute.direct_layout import Tile
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.targets import TARGETS

@@ -19,7 +19,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as build
 from tvm.tirx import IntImm, PrimFunc
 
-from tvm_deconv.compute.direct import FilterSection, group_and_channel
+from tvm_deconv.compute.direct_layout import FilterSection, group_and_channel
 from tvm_deconv.compute.indexing import ROWS, ravel
 from tvm_deconv.compute.matrix import MatrixSection
 from tvm_deconv.compute.phases import AxisRows, Geometry
