@@ -126,7 +126,7 @@ class Direct:
         # Past the caches rows are copied at once; a position's channels are stored as they are made at any size.
         streams = outgrows_caches(problem)
         whole = has_whole_vectors(problem, self.form, plan.tile, lanes) and not (streams and self.form == ROWS)
-        scheduled = schedule_direct(definition, self.form, plan, lanes, problem.accumulate_dtype, whole).mod["main"]
+        scheduled = schedule_direct(definition, plan, problem.accumulate_dtype, whole).mod["main"]
         usual = partial(_deconv, scheduled, definition.end, streams and not whole)
         geometry = Geometry.of(problem, bool(plan.tile.uncropped))
         if self.form == ROWS and register_epilogue.supports_tile(problem, geometry, plan.tile, lanes):
