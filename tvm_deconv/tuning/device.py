@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import numpy as np
 
+from tvm_deconv.artifact.ffi import import_tvm_ffi
 from tvm_deconv.errors import DeviceError
 from tvm_deconv.problem import Array
-from tvm_deconv.runtime.loader import import_tvm_ffi
 from tvm_deconv.targets import Capability, Host, cuda_capability, cuda_driver
 from tvm_deconv.tuning.workers import Bound, Meter, Output, Place
 

@@ -23,14 +23,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from tvm_deconv.artifact.ffi import import_tvm_ffi
 from tvm_deconv.bench.floors import beyond_caches, copy_bytes_per_second, fma_per_second
 from tvm_deconv.compiler.process import Refusal
 from tvm_deconv.compiler.records import Schedule
-from tvm_deconv.frontends.graph import numpy_dtype
 from tvm_deconv.problem import Array, Problem
-from tvm_deconv.runtime.arrays import empty, storage
-from tvm_deconv.runtime.loader import import_tvm_ffi
-from tvm_deconv.runtime.verify import deviation, operands
+from tvm_deconv.problem.arrays import empty, numpy_dtype, storage
+from tvm_deconv.problem.testing import deviation, operands
 from tvm_deconv.targets import Capability, Host, detect_host
 
 if TYPE_CHECKING:
