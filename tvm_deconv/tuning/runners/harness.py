@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from tvm_deconv.frontends.graph import numpy_dtype
 from tvm_deconv.problem import Array, Problem
-from tvm_deconv.runtime.arrays import empty, storage
-from tvm_deconv.runtime.verify import deviation, operands
+from tvm_deconv.problem.arrays import empty, numpy_dtype, storage
+from tvm_deconv.problem.testing import deviation, operands
 from tvm_deconv.targets import Host
 from tvm_deconv.tuning.builders import Built
 from tvm_deconv.tuning.runners.machine import Bound, Machine

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from tvm_deconv.artifact.ffi import import_tvm_ffi
 from tvm_deconv.bench.floors import beyond_caches, copy_bytes_per_second, fma_per_second
 from tvm_deconv.problem import Array
-from tvm_deconv.runtime.arrays import empty
-from tvm_deconv.runtime.loader import import_tvm_ffi
+from tvm_deconv.problem.arrays import empty
 from tvm_deconv.targets import Host, detect_host
 from tvm_deconv.tuning.runners.base import SingleProcessRunner
 from tvm_deconv.tuning.runners.machine import Bound, Output
