@@ -14,11 +14,11 @@ from tvm_deconv.schedules.x86 import ALGORITHMS, build_kernel, build_variants
 from tvm_deconv.schedules.x86.variants import places
 
 import tvm_deconv as td
-from tvm_deconv.artifact.manifest import select
+from tvm_deconv.artifact.select import select
 from tvm_deconv.compiler.choices import named
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.runtime import verify
-from tvm_deconv.targets import CPU_TARGETS, detect_host
+from tvm_deconv.targets import CPU_TARGETS, Host, Place, detect_host
 from tvm_deconv.tuning import tune
 
 VOCODER = td.Problem("any", 2, 20, 24, ("any",), (16,), (8,), (1,), (4,), ("any+8",), epilogue=td.Epilogue(True))
@@ -265,8 +265,8 @@ class TestLayer:
             assert buckets.bind(other, weights, bias).manifest.problem == BUCKETS.artifact_key
 
     def test_verify_calls_every_bucket(self, buckets, monkeypatch):
-        called, call = [], verify._call
-        monkeypatch.setattr(verify, "_call", lambda layer, data: called.append(data.shape) or call(layer, data))
+        called, call = [], verify.checked_call
+        monkeypatch.setattr(verify, "checked_call", lambda layer, data: called.append(data.shape) or call(layer, data))
         one = next(one for one in buckets.manifests if one.problem == BUCKETS.artifact_key)
         assert verify.verify(buckets, one).status == "ok"
         assert called == [(1, 40, 5), (1, 40, 40), (1, 40, 200)]
@@ -339,7 +339,7 @@ def test_variable_artifacts_come_before_those_of_a_lower_target():
     length = VOCODER.replace(batch=2)
     wide, narrow = "x86-64-v4", "x86-64-v3"
     candidates = [manifest(p, t) for p in (VOCODER, exact, length) for t in (narrow, wide)]
-    found = select(exact, candidates, CPU_TARGETS[wide].features)
+    found = select(exact, candidates, Place(Host(CPU_TARGETS[wide].features)))
     order = [(decision.manifest.parsed.dynamic, decision.manifest.target) for decision in found]
     assert order == [((), wide), ((1,), wide), ((0, 1), wide), ((), narrow), ((1,), narrow), ((0, 1), narrow)]
 

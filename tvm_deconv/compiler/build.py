@@ -21,13 +21,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import tvm
 from filelock import FileLock, Timeout
 from tvm.target.codegen import llvm_is_valid_cpu, llvm_version_major
 
-from tvm_deconv.artifact.manifest import Manifest, computed_by, library_name, stem, stem_of
+from tvm_deconv.artifact.manifest import Manifest, library_name, stem, stem_of
 from tvm_deconv.compiler.choices import Choice, checked, for_target, named, plan_of
 from tvm_deconv.compiler.choices import choices as choose
 from tvm_deconv.compiler.fingerprint import recipe
@@ -43,9 +42,6 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules import cuda
 from tvm_deconv.schedules.x86 import Algorithm, Kernel, Plan, build_kernel, build_variants, default_plan
 from tvm_deconv.targets import CpuTarget, CudaTarget, Target, get, of_names
-
-if TYPE_CHECKING:
-    from tvm_deconv.tuning import Trial
 
 #: What a directory of artifacts holds besides them: a lock, and while they run, a directory for each build.
 _LOCK, _SCRATCH = ".lock", ".building-"
@@ -85,6 +81,15 @@ class _Job:
         return Outcome(self.problem, self.layers, self.target, status, manifest, error, seconds, tuple(warnings))
 
 
+def checked_problems(problems: Iterable[Problem]) -> list[Problem]:
+    """Return `problems` as a list. Raises ProblemError unless each is a Problem."""
+    problems = list(problems)
+    for problem in problems:
+        if not isinstance(problem, Problem):
+            raise ProblemError("problems", problem, "must be a sequence of Problem")
+    return problems
+
+
 def export(
     problem: Problem,
     target: Target,
@@ -104,7 +109,7 @@ def export(
     found or made where they are not given.  The first of `choices` that builds is taken, by default what the installed
     tuning logs say; what does not build is told in `warnings`.  Raises BuildError, CompilerNotFound.
     """
-    output, problem = Path(output), computed_by(problem, target)
+    output, problem = Path(output), target.computes(problem)
     cc = cc or _compiler(target)
     choices = choices or _choices(problem, target, warnings)
     name = stem(problem.artifact_key, target.name)
@@ -269,31 +274,17 @@ def compile(
     jobs: int | None = None,
     on_outcome: Callable[[Outcome], None] | None = None,
     algorithms: Iterable[str] | None = None,
-    trials: int = 0,
     logs: Path | str | None = None,
-    on_trial: Callable[[Trial], None] | None = None,
-    rpc_tracker: str | None = None,
-    rpc_key: str | None = None,
 ) -> list[Outcome]:
-    """Build the artifacts for `problems` on every named target into the directory `output`.
+    """Build the artifacts for `problems` without a search; see `tvm_deconv.compile`.
 
-    Builds run in `jobs` processes (as many as CPUs); problems that share an artifact share the build.  A problem that
-    fails does not stop the others: at the end BuildError names all that failed, with the `outcomes` as an attribute.
-    What is up to date is left alone.  `on_outcome` hears of each problem as it is done.
-
-    `algorithms` names those that may be used, all where it is not given: without winograd, winograd_rows and strassen,
-    sums are rounded as those of the direct algorithms are. Schedules come from the tuning logs, those installed and
-    those in the directory `logs`: `choices` says how. With `trials`, a search for better ones precedes the build, whose
-    results are kept in `logs`; `tuning.tune` is that search, `on_trial` hears of it, and servers of `rpc_tracker`
-    measure where it is given. Raises ProblemError, CompilerNotFound, and what `tune` does.
+    Raises ProblemError, CompilerNotFound, BuildError.
     """
     targets = of_names(target)
     using = checked(algorithms)
     names: dict[str, list[str]] = {}
     unique: dict[str, Problem] = {}
-    for problem in problems:
-        if not isinstance(problem, Problem):
-            raise ProblemError("problems", problem, "must be a sequence of Problem")
+    for problem in checked_problems(problems):
         unique.setdefault(problem.artifact_key, problem)
         names.setdefault(problem.artifact_key, []).extend((layers or {}).get(problem, ()))
 
@@ -301,28 +292,9 @@ def compile(
         """The layers of each problem that `target` tells apart."""
         found: dict[Problem, list[str]] = {}
         for key, problem in unique.items():
-            found.setdefault(computed_by(problem, target), []).extend(names[key])
+            found.setdefault(target.computes(problem), []).extend(names[key])
         return {problem: tuple(dict.fromkeys(wanted)) for problem, wanted in found.items()}
 
-    if trials:
-        if logs is None:
-            raise ProblemError("logs", logs, "must be a directory for the results of the trials")
-        from tvm_deconv.tuning import tune
-
-        searched = [chosen.name for chosen in targets]
-        tune(
-            unique.values(),
-            searched,
-            trials,
-            logs,
-            jobs=jobs,
-            algorithms=using,
-            on_trial=on_trial,
-            rpc_tracker=rpc_tracker,
-            rpc_key=rpc_key,
-        )
-    elif rpc_tracker is not None:
-        raise ProblemError("rpc_tracker", rpc_tracker, "must be given with trials, which are what its servers measure")
     directory = Path(output)
     directory.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []

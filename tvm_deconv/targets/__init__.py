@@ -5,7 +5,14 @@ targets by name. Another kind of CPU is a row in `cpu`.
 """
 
 from tvm_deconv.targets.base import MAX_TARGET_VARIABLE, Capability, Place, Target
-from tvm_deconv.targets.cpu import CPU_TARGETS, CpuTarget, microarchitecture, microarchitectures, supported
+from tvm_deconv.targets.cpu import (
+    CPU_TARGETS,
+    LAUNCHER_SYMBOLS,
+    CpuTarget,
+    microarchitecture,
+    microarchitectures,
+    supported,
+)
 from tvm_deconv.targets.cuda import CUDA_TARGETS, CudaTarget, cuda_capability, cuda_driver, cuda_target
 from tvm_deconv.targets.host import Host, detect_host, parse_cpuinfo
 from tvm_deconv.targets.resolve import get, known_targets, max_target, native, of_artifact, of_names
@@ -13,6 +20,7 @@ from tvm_deconv.targets.resolve import get, known_targets, max_target, native, o
 __all__ = [
     "CPU_TARGETS",
     "CUDA_TARGETS",
+    "LAUNCHER_SYMBOLS",
     "MAX_TARGET_VARIABLE",
     "Capability",
     "CpuTarget",

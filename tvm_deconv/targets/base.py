@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from tvm_deconv.problem import Problem
+from tvm_deconv.targets.host import Host
 
 #: Compute capability of a CUDA device: major, minor.
 Capability: TypeAlias = tuple[int, int]
@@ -21,12 +22,12 @@ FUNCTIONS = frozenset({"__tvm_ffi_pack", "__tvm_ffi_deconv"})
 
 @dataclass(frozen=True)
 class Place:
-    """Where a call runs: the host's CPU flags, the widest target that may be loaded, and the device of the arrays.
+    """Where a call runs: the host, the widest target that may be loaded there, and the device of the arrays.
 
     `capability` is that of the CUDA device whose memory holds the arrays; None means CPU memory.
     """
 
-    features: frozenset[str]
+    host: Host
     cap: Target | None = None
     capability: Capability | None = None
 
@@ -74,7 +75,7 @@ class Target(abc.ABC):
 
     def _lack(self, place: Place) -> str | None:
         """Return which CPU flags it needs and the host lacks, or the cap excludes."""
-        missing = self.features - place.features
+        missing = self.features - place.host.features
         if missing:
             return f"needs CPU flags that this host lacks: {', '.join(sorted(missing))}"
         beyond = self.features - place.cap.features if place.cap else frozenset()

@@ -65,14 +65,15 @@ def of_names(names: str | Sequence[str], host: Host | None = None) -> tuple[Targ
 
 
 @lru_cache(_MOST_KEPT)
-def of_artifact(name: str, features: frozenset[str]) -> Target | None:
+def of_artifact(name: str, features: tuple[str, ...]) -> Target | None:
     """Return the target that a manifest names, with its own `features` besides those of a known target.
 
     Any other name is a microarchitecture, known by its flags: those must hold all of a level. Return None if they do
     not.
     """
     known = known_targets().get(name)
-    return of_flags(name, features) if known is None else replace(known, features=known.features | features)
+    own = frozenset(features)
+    return of_flags(name, own) if known is None else replace(known, features=known.features | own)
 
 
 def max_target(environ: Mapping[str, str] | None = None) -> CpuTarget | None:
