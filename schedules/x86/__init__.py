@@ -24,7 +24,8 @@ from tvm_deconv.compute.direct import define_direct
 from tvm_deconv.compute.direct_layout import Tile
 from tvm_deconv.compute.extents import End
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, ROWS, has_whole_vectors, tiles_of_channels
-from tvm_deconv.compute.matrix import MatrixTile, contiguous_phases, define_matrix, row_unit
+from tvm_deconv.compute.matrix import define_matrix
+from tvm_deconv.compute.matrix_layout import MatrixTile, contiguous_phases, row_unit
 from tvm_deconv.compute.packing import pack_filter, pack_matrix_filter
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
@@ -177,7 +178,7 @@ class Matrix:
         assert isinstance(plan, matrix_tiles.MatrixPlan)
         lanes = accumulator_lanes(problem, target) // (1 + plan.halves)
         definition = define_matrix(problem, plan.tile, lanes)
-        whole = has_whole_vectors(problem, CHANNELS, plan.tile, lanes) and not definition.wide
+        whole = has_whole_vectors(problem, CHANNELS, plan.tile, lanes) and not definition.contiguous_phases
         scheduled = schedule_matrix(definition, plan, lanes, problem.accumulate_dtype, whole)
         return Kernel(
             _deconv(scheduled.mod["main"], definition.end, outgrows_caches(problem) and not whole),

@@ -29,7 +29,7 @@ from tvm_deconv.schedules.x86.tiles import (
 )
 
 from tvm_deconv.compute.indexing import spans
-from tvm_deconv.compute.matrix import (
+from tvm_deconv.compute.matrix_layout import (
     MatrixTile,
     block_positions,
     contiguous_phases,

@@ -17,7 +17,8 @@ import tvm_deconv as td
 from tvm_deconv.compiler.choices import named
 from tvm_deconv.compute.direct import define_direct
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, ROWS, has_whole_vectors
-from tvm_deconv.compute.matrix import MatrixTile, contiguous_phases, define_matrix, finishes_planes, row_unit
+from tvm_deconv.compute.matrix import define_matrix
+from tvm_deconv.compute.matrix_layout import MatrixTile, contiguous_phases, finishes_planes, row_unit
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.problem.reference import reference
