@@ -12,6 +12,7 @@ at bind, so that they may have any strides, and changing them later changes noth
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +33,6 @@ from tvm_deconv.errors import (
     TensorError,
 )
 from tvm_deconv.problem import ANY, Epilogue, Problem, integer, one_of
-from tvm_deconv.problem.dialects import from_openvino
 from tvm_deconv.runtime import arrays as _arrays
 from tvm_deconv.runtime import cuda as _cuda
 from tvm_deconv.runtime import loader as _loading
@@ -360,7 +360,9 @@ class Library:
                 rule = f"rank must be {rank}, for this operator and data of rank {len(data_shape)}"
                 raise TensorError("filter", filter_shape, rule)
             epilogue = _epilogue(activation, bias is not None)
-            return from_openvino(data_shape, filter_shape, **attributes._asdict(), dtype=dtype, epilogue=epilogue)
+            return Problem.from_openvino(
+                data_shape, filter_shape, **attributes._asdict(), dtype=dtype, epilogue=epilogue
+            )
 
         if _cuda.holds(filter):
             on_device = _cuda.borrow("filter", filter)
@@ -386,7 +388,7 @@ def _epilogue(activation: str | Epilogue | None, bias: bool) -> Epilogue:
         return Epilogue(bias=bias, activation="none" if activation is None else activation)
     if activation.bias and not bias:
         raise TensorError("bias", None, "must be an array: activation is an Epilogue with a bias")
-    return Epilogue(bias, activation.activation, activation.alpha, activation.minimum, activation.maximum)
+    return dataclasses.replace(activation, bias=bias)
 
 
 def _check_bias(problem: Problem, bias: Any) -> None:

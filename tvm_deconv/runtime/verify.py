@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tvm_deconv.artifact.manifest import Accepted, Decision, Manifest
 from tvm_deconv.errors import DeconvError
-from tvm_deconv.frontends.graph import numpy_dtype
+from tvm_deconv.frontends.packages import numpy_dtype
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.runtime.library import Layer, Library

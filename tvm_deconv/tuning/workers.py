@@ -26,7 +26,7 @@ import numpy as np
 from tvm_deconv.bench.floors import beyond_caches, copy_bytes_per_second, fma_per_second
 from tvm_deconv.compiler.process import Refusal
 from tvm_deconv.compiler.records import Schedule
-from tvm_deconv.frontends.graph import numpy_dtype
+from tvm_deconv.frontends.packages import numpy_dtype
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.runtime.arrays import empty, storage
 from tvm_deconv.runtime.loader import import_tvm_ffi
