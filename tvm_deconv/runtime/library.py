@@ -12,6 +12,7 @@ have no effect.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,7 +32,6 @@ from tvm_deconv.errors import (
     TensorError,
 )
 from tvm_deconv.problem import ANY, Array, Epilogue, Problem
-from tvm_deconv.problem.dialects import from_openvino
 from tvm_deconv.runtime import cuda, loader
 from tvm_deconv.runtime.fallback import Fallback
 from tvm_deconv.runtime.host import HOST
@@ -329,7 +329,7 @@ class Library:
             rule = f"rank must be {rank}, for this operator and data of rank {len(given.shape)}"
             raise TensorError("filter", weights.shape, rule)
         epilogue = epilogue_of(activation, bias is not None)
-        problem = from_openvino(
+        problem = Problem.from_openvino(
             given.shape, weights.shape, **attributes._asdict(), dtype=given.dtype, epilogue=epilogue
         )
         served = self._serve(problem, memory.device)
@@ -342,7 +342,7 @@ def epilogue_of(activation: str | Epilogue | None, bias: bool) -> Epilogue:
         return Epilogue(bias=bias, activation="none" if activation is None else activation)
     if activation.bias and not bias:
         raise TensorError("bias", None, "must be an array: activation is an Epilogue with a bias")
-    return Epilogue(bias, activation.activation, activation.alpha, activation.minimum, activation.maximum)
+    return dataclasses.replace(activation, bias=bias)
 
 
 def _check_problem(problem: object) -> None:
