@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_deconv.schedules.x86.interleave import transpose_intrinsic
+from tvm_deconv.schedules.x86.loop_marks import SkipMarks, mark_tasks
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
-from tvm_deconv.schedules.x86.threads import Skips, tasks
 
 from tvm_deconv.compute.indexing import LEAD
 from tvm_deconv.compute.matrix import MatrixDefinition
@@ -43,7 +43,7 @@ def schedule_matrix(definition: MatrixDefinition, plan: MatrixPlan, dtype: str, 
         [sch.get_sblock(f"outputs_{i}") if s.transformed else None for i, s in enumerate(sections)],
         sch.get_sblock("epilogue"),
         sch.get_sblock("out"),
-        Skips(sch, definition.end),
+        SkipMarks(sch, definition.end),
     ).schedule()
 
 
@@ -65,7 +65,7 @@ class _Steps:
     transforms: Sequence[SBlockRV | None]
     epilogue: SBlockRV
     out: SBlockRV
-    skips: Skips
+    skips: SkipMarks
 
     def schedule(self) -> Schedule:
         """Take all steps."""
@@ -151,7 +151,7 @@ class _Steps:
             first = sch.get_sblock("data_rows")
             self._transpose_data(first, position, channel, lane)
         if not layout.packs_rows and self._end_axis == 1:
-            self.skips.needed(sch.get_loops(first)[-4], 1, halo=layout.end_halo)
+            self.skips.mark(sch.get_loops(first)[-4], 1, halo=layout.end_halo)
 
     def _transpose_data(self, data_rows: SBlockRV, position: LoopRV, channel: LoopRV, lane: LoopRV) -> None:
         """Copy rows of `lanes` channels, and transpose them in squares while they are near."""
@@ -163,8 +163,8 @@ class _Steps:
         sch.merge(row_channel, channel)
         *_, row = sch.get_loops(data_rows)
         if self.definition.end and self._end_axis == 2:
-            self.skips.parts(row, layout.lanes, halo=layout.end_halo)
-            self.skips.needed(position, layout.lanes, halo=layout.end_halo)
+            self.skips.mark_parts(row, layout.lanes, halo=layout.end_halo)
+            self.skips.mark(position, layout.lanes, halo=layout.end_halo)
         elif layout.packs_rows and int(sch.get(row).extent) > layout.plane:
             sch.split(row, [None, layout.plane])  # pieces that are contiguous in the caller's data
         sch.tensorize(square, transpose_intrinsic(layout.lanes, self.dtype))
@@ -221,7 +221,7 @@ class _Steps:
         sch, layout = self.sch, self.layout
         stride, phases = layout.strides[2], layout.contiguous_phases
         if not self.whole_vectors:
-            self.skips.outputs(self.epilogue, -3 if phases else -4, stride)
+            self.skips.mark_outputs(self.epilogue, -3 if phases else -4, stride)
         *_, last = sch.get_loops(self.epilogue)
         if phases or self.plan.tile.channels >= layout.lanes:
             last, lane = sch.split(last, [None, phases or layout.lanes])
@@ -231,7 +231,7 @@ class _Steps:
             sch.vectorize(lane)
             for axis in range(LEAD, LEAD + 5):  # n, d, h, w, vectors
                 self._merge((self.epilogue, self.out), axis)
-            self.skips.outputs(self.epilogue, LEAD + 1, stride)
+            self.skips.mark_outputs(self.epilogue, LEAD + 1, stride)
             # A vector in a scope of its own is never written to memory: the copy vanishes.
             sch.set_scope(self.epilogue, 0, "local")
 
@@ -250,18 +250,18 @@ class _Steps:
         sch.reorder(n, *outer, part, channel, lane)
         chunk = sch.merge(sch.get_loops(self.epilogue)[-3], outer[-1])
         if self._end_axis == 2:
-            self.skips.needed(chunk, layout.chunks.chunk // layout.strides[2])
+            self.skips.mark(chunk, layout.chunks.chunk // layout.strides[2])
         else:
-            self.skips.outputs(self.epilogue, LEAD + 2, layout.chunks.chunk)
+            self.skips.mark_outputs(self.epilogue, LEAD + 2, layout.chunks.chunk)
         sch.tensorize(sch.get_loops(interleave)[-2], transpose_intrinsic(layout.lanes, self.dtype))
 
     def form_tasks(self) -> None:
         """Make tasks of blocks and groups, and of tiles of channels where these share the packed data."""
         layout = self.layout
         if not layout.vectors_are_channels:
-            self.skips.outputs(self.out, -3, layout.chunks.chunk)
+            self.skips.mark_outputs(self.out, -3, layout.chunks.chunk)
         lead = self.sch.get_loops(self.out)[:LEAD]
-        tasks(self.sch, lead[layout.extents.serial :] if self.plan.share_data else lead[:-1])
+        mark_tasks(self.sch, lead[layout.extents.serial :] if self.plan.share_data else lead[:-1])
 
     @property
     def _end_axis(self) -> int:
@@ -275,4 +275,4 @@ class _Steps:
         """Skip iterations of `loop`, each of `unit` rows of `section`, past a dynamic end."""
         axis = self._end_axis
         rows_inside = math.prod(inner.tiles for inner in section.axes[axis + 1 :])
-        self.skips.needed(loop, unit, whole=whole, inner=rows_inside, outputs=section.axes[axis].outputs)
+        self.skips.mark(loop, unit, whole=whole, inner=rows_inside, outputs=section.axes[axis].outputs)

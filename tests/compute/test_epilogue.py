@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tvm_deconv.problem import ACTIVATIONS, Epilogue
-from tvm_deconv.targets import TARGETS, detect_host
+from tvm_deconv.targets import CPU_TARGETS, detect_host
 
 tvm = pytest.importorskip("tvm")
 
@@ -54,13 +54,15 @@ def vectorised(target, dtype, functions):
         y = te.compute((SIZE,), lambda i: function(x, i), "y")
         schedule = s_tir.Schedule(te.create_prim_func([x, y]))
         (loop,) = schedule.get_loops(schedule.get_sblock("y"))
-        _, unrolled, vector = schedule.split(loop, [None, 2, TARGETS[target].lanes(4)])
+        _, unrolled, vector = schedule.split(loop, [None, 2, CPU_TARGETS[target].lanes(4)])
         schedule.unroll(unrolled)
         schedule.vectorize(vector)
         return schedule.mod["main"]
 
     made = {name: scheduled(function).with_attr("global_symbol", name) for name, function in functions.items()}
-    compiled = tvm.compile(tvm.IRModule(made), target=tvm.target.Target({"kind": "llvm", "mcpu": TARGETS[target].mcpu}))
+    compiled = tvm.compile(
+        tvm.IRModule(made), target=tvm.target.Target({"kind": "llvm", "mcpu": CPU_TARGETS[target].mcpu})
+    )
     text = compiled.mod.inspect_source("asm")
     return compiled, {name: re.search(rf"^{name}_compute_:(.*?)^\.Lfunc_end", text, re.M | re.S)[1] for name in made}
 
@@ -128,7 +130,7 @@ def expected(epilogue, x):
 
 @np.errstate(all="ignore")
 def check(target, dtype, name, x):
-    if not TARGETS[target].features <= detect_host().features:
+    if not CPU_TARGETS[target].features <= detect_host().features:
         pytest.skip(f"this CPU is less than {target}")
     epilogue = EPILOGUES[dtype][name]
     y, want = run(activations(target, dtype)[0][name], x), expected(epilogue, x)
@@ -140,12 +142,12 @@ def check(target, dtype, name, x):
 
 
 @pytest.mark.parametrize(("dtype", "name"), CASES)
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_dense(target, dtype, name):
     check(target, dtype, name, dense(dtype))
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 @settings(max_examples=40)
 @given(st.data())
 def test_random(target, data):
@@ -156,7 +158,7 @@ def test_random(target, data):
         check(target, dtype, name, x)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 @pytest.mark.parametrize("name", ["none", "relu", "leaky_relu", "silu", "tanh", "gelu"])
 def test_sign_of_zero(target, name):
     for dtype in ("float32", "float64"):
@@ -165,9 +167,9 @@ def test_sign_of_zero(target, name):
         assert np.signbit(run(activations(target, dtype)[0][name], x)).tolist() == [True, False]
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_float32_and_int32_are_vectors(target):
-    register = {256: "ymm", 512: "zmm"}[TARGETS[target].vector_bits]
+    register = {256: "ymm", 512: "zmm"}[CPU_TARGETS[target].vector_bits]
     for dtype in ("float32", "int32"):
         for name, assembly in activations(target, dtype)[1].items():
             assert not called(assembly), name
@@ -175,7 +177,7 @@ def test_float32_and_int32_are_vectors(target):
             assert not re.search(r"\bv(f?n?m(add|sub)\w*|add|sub|mul|div|min|max|cmp\w*)s[sd]\b", assembly), name
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_float64_calls_the_c_library(target):
     """And that, seen in the same way, is what the test above would catch."""
     for name, assembly in activations(target, "float64")[1].items():

@@ -37,7 +37,7 @@ from tvm.tirx import PrimFunc
 
 from tvm_deconv.compute.epilogue import activate
 from tvm_deconv.compute.extents import End, shape_of
-from tvm_deconv.compute.indexing import LEAD, any_alignment, cut, data_element, ravel, within_runs
+from tvm_deconv.compute.indexing import LEAD, byte_aligned, data_element, ravel, split_index, within_runs
 from tvm_deconv.compute.matrix_layout import MatrixLayout, MatrixSection, MatrixTile, row_channels
 from tvm_deconv.compute.storage import from_accumulator, storage_dtype
 from tvm_deconv.compute.strassen import STRASSEN
@@ -136,7 +136,7 @@ class _Builder:
         finished = self.interleave(self.finish_chunks(results)) if layout.interleaves else self.finish(results)
         parameters = [self.data, self.packed_filter, *([self.bias] if self.bias is not None else [])]
         func = te.create_prim_func([*parameters, self.copy_out(finished)])
-        return MatrixDefinition(any_alignment(func), layout, self.problem.rank)
+        return MatrixDefinition(byte_aligned(func), layout, self.problem.rank)
 
     # Stage 1: data.
 
@@ -390,9 +390,9 @@ class _Builder:
                 n, d, h, w, g, c = index
             else:
                 n, g, c, d, h, w = index
-            tile, channel = cut(c, layout.tile.channels, layout.channel_tiles)
+            tile, channel = split_index(c, layout.tile.channels, layout.channel_tiles)
             blocked = zip((n, d, h, w), layout.block_outputs, layout.blocks, strict=True)
-            at, within = zip(*(cut(i, size, count) for i, size, count in blocked), strict=True)
+            at, within = zip(*(split_index(i, size, count) for i, size, count in blocked), strict=True)
             inner = (*within, channel) if channels_inner else (channel, *within)
             if layout.interleaves:
                 inner = (channel // lanes, within[0], channel % lanes, *within[1:])
