@@ -10,10 +10,12 @@ from tvm_deconv.artifact.manifest import ORIGINS, Manifest
 from tvm_deconv.problem import Problem
 from tvm_deconv.targets import CUDA_TARGETS, MAX_TARGET_VARIABLE, TARGETS, Capability, Target
 
+_MOST_DIFFERENCES = 3  # that a reason names
+
 
 @dataclass(frozen=True)
 class Accepted:
-    """A candidate that can serve the problem here; `reason` says what distinguishes it."""
+    """A candidate that can serve the problem here; `reason` tells it from others."""
 
     manifest: Manifest
     reason: str
@@ -29,7 +31,7 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Rejected:
-    """A candidate that cannot serve the problem here, and why; `manifest` is None where it could not be read."""
+    """A candidate that cannot serve the problem here, and the reason; `manifest` is None if it does not read."""
 
     manifest: Manifest | None
     reason: str
@@ -40,6 +42,7 @@ class Rejected:
 
 
 Decision: TypeAlias = Accepted | Rejected
+_Rank: TypeAlias = tuple[int | str, ...]
 
 
 def select(
@@ -51,62 +54,72 @@ def select(
     broken: Mapping[str, str] | None = None,
     capability: Capability | None = None,
 ) -> list[Decision]:
-    """Decide over every candidate for `problem` on a CPU with `features`; pure. The best comes first.
+    """Decide on every candidate for `problem` on a CPU with `features`; the best comes first.
 
-    With a `capability`, on a CUDA device which has that, for arrays in its memory.
+    With a `capability`, on a CUDA device that has it, for arrays in its memory. The rules:
 
     1. A manifest that could not be read (`broken`: name to reason) is rejected.
-    2. The key must be one of the problem's artifact keys, or that of a variable problem that serves it; the reason
+    2. The key must be one of the problem's artifact keys, or that of a variable problem that serves it. The reason
        names the fields that differ.
-    3. The target must be one that this version knows, or a microarchitecture: any other name, whose flags, which the
-       manifest has all of, hold those of a level.
-    4. It must be for the CPU, or for a CUDA device of this `capability`, wherever the arrays are; the flags it needs
+    3. The target must be one that this version knows, or a microarchitecture. Any other name is one if the flags of its
+       manifest hold those of a level.
+    4. The target must be for the CPU, or for a CUDA device of this `capability`, as the arrays are. The flags it needs
        must be among `features`; the reason names the missing ones.
     5. With a `cap`, they must be among those of the cap too.
 
-    Accepted: the wider feature set first (a superset has more flags, so counting respects the partial order), or what
-    computes in the precision asked for, then the code closest to the device; exact before variable (the fewer
-    dynamic extents, the better), tuned before default, then by name. Rejected: those for this problem, the unreadable,
-    the others by likeness.
+    Accepted candidates are ordered by: the wider feature set (a superset has more flags, so counting respects the
+    partial order); the precision asked for; the code closest to the device; exact before variable, with the fewer
+    dynamic extents; tuned before default; name. Rejected ones follow: those for this problem, the unreadable, the
+    others by likeness.
     """
-    ranked: list[tuple[tuple[int | str, ...], Decision]] = []
     keys = problem.artifact_keys
+    ranked: list[tuple[_Rank, Decision]] = []
     for manifest in manifests:
         exact = manifest.problem in keys
         if not exact and not (manifest.parsed.dynamic and manifest.parsed.serves(problem)):
-            differing = _differing(problem, manifest.parsed)
-            more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
-            reason = f"serves another problem: {'; '.join(differing[:3])}{more}"
-            ranked.append(((3, len(differing), manifest.name), Rejected(manifest, reason, manifest.name)))
-            continue
-        refusal = _refusal(manifest, features, cap, capability)
-        if refusal:
+            ranked.append(_of_other_problem(problem, manifest))
+        elif refusal := _refusal(manifest, features, cap, capability):
             ranked.append(((1, manifest.name), Rejected(manifest, refusal, manifest.name)))
-            continue
-        place, fit = "CPU", (0, 0)
-        if capability is not None:
-            place, fit = "device", CUDA_TARGETS[manifest.target].fit(capability)
-        what = "this problem" if exact else f"any extents that are dynamic in {manifest.problem},"
-        reason = f"serves {what} and this {place}: {manifest.target}, {manifest.algorithm}, {manifest.origin} schedule"
-        rank = (
-            0,
-            -len(manifest.required),
-            manifest.parsed.precision != problem.precision,
-            -fit[0],
-            -fit[1],
-            len(manifest.parsed.dynamic) * (not exact),
-            -ORIGINS.index(manifest.origin),
-            manifest.name,
-        )
-        ranked.append((rank, Accepted(manifest, reason)))
+        else:
+            ranked.append(_accepted(problem, manifest, exact, capability))
     for name, reason in (broken or {}).items():
         ranked.append(((2, name), Rejected(None, reason, name)))
     return [decision for _, decision in sorted(ranked, key=lambda pair: pair[0])]
 
 
+def _accepted(
+    problem: Problem, manifest: Manifest, exact: bool, capability: Capability | None
+) -> tuple[_Rank, Accepted]:
+    place, fit = "CPU", (0, 0)
+    if capability is not None:
+        place, fit = "device", CUDA_TARGETS[manifest.target].fit(capability)
+    served = "this problem" if exact else f"any extents that are dynamic in {manifest.problem},"
+    reason = f"serves {served} and this {place}: {manifest.target}, {manifest.algorithm}, {manifest.origin} schedule"
+    rank = (
+        0,
+        -len(manifest.required),
+        manifest.parsed.precision != problem.precision,
+        -fit[0],
+        -fit[1],
+        len(manifest.parsed.dynamic) * (not exact),
+        -ORIGINS.index(manifest.origin),
+        manifest.name,
+    )
+    return rank, Accepted(manifest, reason)
+
+
+def _of_other_problem(problem: Problem, manifest: Manifest) -> tuple[_Rank, Rejected]:
+    differences = _differences(problem, manifest.parsed)
+    beyond = len(differences) - _MOST_DIFFERENCES
+    more = f"; and {beyond} more" if beyond > 0 else ""
+    reason = f"serves another problem: {'; '.join(differences[:_MOST_DIFFERENCES])}{more}"
+    return (3, len(differences), manifest.name), Rejected(manifest, reason, manifest.name)
+
+
 def _refusal(
     manifest: Manifest, features: frozenset[str], cap: Target | None, capability: Capability | None
 ) -> str | None:
+    """Return the reason why this machine does not run the artifact; None if it does."""
     device = CUDA_TARGETS.get(manifest.target)
     if device is None and not any(level.features <= manifest.required for level in TARGETS.values()):
         known = ", ".join((*TARGETS, *CUDA_TARGETS))
@@ -130,7 +143,7 @@ def _refusal(
     return None
 
 
-def _differing(problem: Problem, other: Problem) -> tuple[str, ...]:
+def _differences(problem: Problem, other: Problem) -> tuple[str, ...]:
     # The filter's format is not part of an artifact's identity.
     names = [field.name for field in fields(problem) if field.name != "filter_format"]
     pairs = ((name, getattr(other, name), getattr(problem, name)) for name in names)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from tvm_deconv.artifact import files
 from tvm_deconv.artifact.ffi import import_tvm_ffi
 from tvm_deconv.bench.floors import beyond_caches, copy_bytes_per_second, fma_per_second
 from tvm_deconv.compiler.process import Refusal
@@ -97,9 +98,8 @@ class Builder:
 
         target = tvm.target.Target({"kind": "llvm", "mcpu": self._target.mcpu})
         compiled = tvm.compile(tvm.IRModule(functions), target=target)
-        made = path.with_suffix(f".{os.getpid()}.so")
-        compiled.export_library(str(made), addons=[str(self._launcher)], cc=self._cc)
-        made.replace(path)
+        with files.replacing(path) as made:
+            compiled.export_library(str(made), addons=[str(self._launcher)], cc=self._cc)
 
 
 class CudaBuilder(Builder):
@@ -125,11 +125,11 @@ class CudaBuilder(Builder):
         from tvm_deconv.compiler.nvcc import compile_library
         from tvm_deconv.schedules.cuda import source
 
-        made = path.with_suffix(f".{os.getpid()}.so")
-        for kernel in compile_library(source(functions), made, self._devices, self._nvcc):
-            if kernel.spill_bytes or kernel.stack_bytes:
-                raise Refusal(f"{kernel.kernel} spills {kernel.spill_bytes} bytes, its stack has {kernel.stack_bytes}")
-        made.replace(path)
+        with files.replacing(path) as made:
+            for kernel in compile_library(source(functions), made, self._devices, self._nvcc):
+                if kernel.spill_bytes or kernel.stack_bytes:
+                    needs = f"spills {kernel.spill_bytes} bytes, its stack has {kernel.stack_bytes}"
+                    raise Refusal(f"{kernel.kernel} {needs}")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The launcher: a C source that every artifact is linked with, so that it needs no TVM runtime library.
 
-`docs/launcher.md` says what it does and what it costs.
+`docs/launcher.md` describes it and its cost.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
+from tvm_deconv.artifact import files
 from tvm_deconv.errors import BuildError, CompilerNotFound
 
 SOURCE = Path(__file__).with_name("launcher.c")
@@ -19,7 +19,10 @@ COMPILERS = ("g++", "c++", "clang++", "gcc", "cc")
 
 
 def find_compiler() -> str:
-    """The compiler driver: `CXX` where it is set, else the first of `COMPILERS` on `PATH`. Raises CompilerNotFound."""
+    """Return the compiler driver: `CXX` if that is set, else the first of `COMPILERS` on `PATH`.
+
+    Raises CompilerNotFound.
+    """
     wanted = os.environ.get("CXX")
     for name in (wanted,) if wanted else COMPILERS:
         found = shutil.which(name)
@@ -33,13 +36,12 @@ def find_compiler() -> str:
 
 
 def launcher_object(cc: str, out_dir: Path) -> Path:
-    """Compile the launcher with `cc` to `out_dir/launcher.o`, an addon for `export_library`, and return its path.
+    """Compile the launcher with `cc` to `out_dir/launcher.o`, an addon for `export_library`; return its path.
 
     Raises BuildError, CompilerNotFound.
     """
     target = out_dir / "launcher.o"
-    with tempfile.TemporaryDirectory(dir=out_dir) as scratch:
-        made = Path(scratch) / target.name
+    with files.replacing(target) as made:
         command = [cc, "-x", "c", *FLAGS, "-c", str(SOURCE), "-o", str(made)]
         try:
             run = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -48,5 +50,4 @@ def launcher_object(cc: str, out_dir: Path) -> Path:
             raise CompilerNotFound("cc", cc, rule) from error
         if run.returncode != 0:
             raise BuildError("cc", cc, f"the launcher does not compile:\n{run.stderr.strip()}")
-        made.replace(target)
     return target
