@@ -76,7 +76,7 @@ class SourceError(DeconvError, ValueError):
 
 
 class BuildError(DeconvError, RuntimeError):
-    """Problems that could not be compiled; `outcomes` has the outcome of each of many."""
+    """Problems that could not be compiled; `outcomes` has one outcome for each problem, if there are several."""
 
     outcomes: Sequence[object] = ()
 

@@ -83,7 +83,7 @@ def _count(hashed: bytes, gnu_hashed: bytes) -> int:
     last = max((at for (at,) in _WORD.iter_unpack(gnu_hashed[start : start + 4 * buckets])), default=0)
     if last < first:
         return int(first)
-    # The symbols of a bucket follow each other; the hash of the last one is odd.
+    # The symbols of a bucket follow each other; the last one has an odd hash.
     chain = start + 4 * buckets
     while not _WORD.unpack_from(gnu_hashed, chain + 4 * (last - first))[0] & 1:
         last += 1

@@ -134,7 +134,7 @@ class Manifest:
         return max(-(-self.scratch_bytes // _LINE), 1) * _LINE
 
     def workspace_bytes(self, threads: int) -> int:
-        """Return the bytes of a workspace for `threads` threads, of all calls at one time together."""
+        """Return the bytes of a workspace for `threads` threads in all concurrent calls together."""
         return 2 * _LINE + -(-self.shared_bytes // _LINE) * _LINE + threads * self.lane_bytes
 
     @property

@@ -67,7 +67,7 @@ def verify(library: Library, manifest: Manifest, seed: int | None = None) -> Ver
             if output is None:
                 return Verdict(manifest, "failed", f"wrote outside of its output, with seed {seed}")
             for part in parts(problem, arrays):
-                error = deviation(part.problem, output[part.where], reference(part.problem, *part.operands))
+                error = deviation(part.problem, output[part.slices], reference(part.problem, *part.operands))
                 largest = max(largest, error.largest)
                 if not error.allowed:
                     share = f"{error.largest:.1e} of its largest element"

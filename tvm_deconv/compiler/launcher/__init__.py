@@ -25,9 +25,9 @@ def find_compiler() -> str:
     """
     wanted = os.environ.get("CXX")
     for name in (wanted,) if wanted else COMPILERS:
-        found = shutil.which(name)
-        if found:
-            return found
+        compiler = shutil.which(name)
+        if compiler:
+            return compiler
     if wanted:
         raise CompilerNotFound("CXX", wanted, "no such program; set CXX to the path of a C++ compiler, or unset it")
     tried = ", ".join(COMPILERS)
