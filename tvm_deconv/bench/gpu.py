@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import signal
 import statistics
 import tarfile
@@ -20,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from tvm_deconv.artifact import files
 from tvm_deconv.artifact.select import Accepted
 from tvm_deconv.compiler.process import Worker, WorkerError
 from tvm_deconv.errors import BuildError
@@ -464,9 +464,7 @@ def _words(step: str, row: Row, problem: Problem) -> str:
 
 def write(output: Path, result: Row) -> None:
     """Replace the file `output`, which is whole at any time."""
-    beside = output.with_name(output.name + ".new")
-    beside.write_text(json.dumps(result, indent=1) + os.linesep, encoding="utf-8")
-    beside.replace(output)
+    files.write(output, (json.dumps(result, indent=1) + "\n").encode())
 
 
 def summary(result: Row) -> list[str]:

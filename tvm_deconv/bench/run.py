@@ -247,7 +247,7 @@ def _write_expected(path: Path, problem: Problem, seed: int) -> None:
     """Write what the reference gives to an array file, a part at a time."""
     expected = np.lib.format.open_memmap(path, "w+", np.float64, problem.output_shape)
     for part in parts(problem, operands(problem, seed)):
-        expected[part.where] = reference(part.problem, *part.operands)
+        expected[part.slices] = reference(part.problem, *part.operands)
     expected.flush()
 
 
