@@ -1,4 +1,4 @@
-"""The tables of docs/semantics.md, row by row; tests/bench/test_peers.py compares with other systems."""
+"""The tables of docs/semantics.md, row by row; tests/problem/test_other_systems.py compares with other systems."""
 
 import numpy as np
 import pytest
