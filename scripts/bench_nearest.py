@@ -59,7 +59,7 @@ def compare(problem: td.Problem, target: CpuTarget, records: Records) -> dict[st
     }
 
 
-def measure(problem: td.Problem, target: Target, schedules: dict[str, Schedule]) -> dict[Schedule, float]:
+def measure(problem: td.Problem, target: CpuTarget, schedules: dict[str, Schedule]) -> dict[Schedule, float]:
     """Build each schedule, compare the outputs with the default's, and return the median seconds of turns."""
     given = operands(problem, 20)
     out = np.full(problem.output_shape, np.nan, np.float32)
