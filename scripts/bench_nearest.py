@@ -27,7 +27,7 @@ from tvm_deconv.compiler import build, choices
 from tvm_deconv.compiler.choices import Choice
 from tvm_deconv.compiler.records import Records, best, read, shipped
 from tvm_deconv.frontends import scan
-from tvm_deconv.runtime.verify import TOLERANCES, operands
+from tvm_deconv.problem.testing import TOLERANCES, operands
 from tvm_deconv.targets import Target, detect_host, get, native
 
 LAYERS = Path(__file__).parent.parent / "examples" / "layers.json"

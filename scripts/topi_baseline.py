@@ -42,7 +42,7 @@ from tvm.s_tir import meta_schedule
 import tvm_deconv as td
 from tvm_deconv.bench.peers import turn
 from tvm_deconv.frontends import scan
-from tvm_deconv.runtime.verify import deviation, operands
+from tvm_deconv.problem.testing import deviation, operands
 from tvm_deconv.targets import Target, detect_host, native
 
 LAYERS = Path(__file__).parent.parent / "examples" / "layers.json"

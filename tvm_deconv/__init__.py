@@ -3,7 +3,9 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tvm_deconv.artifact.manifest import Accepted, Decision, Manifest, Rejected
+from tvm_deconv.api import compile, load
+from tvm_deconv.artifact.manifest import Manifest
+from tvm_deconv.artifact.select import Accepted, Decision, Rejected
 from tvm_deconv.errors import (
     ArtifactError,
     BuildError,
@@ -22,12 +24,13 @@ from tvm_deconv.errors import (
 from tvm_deconv.problem import Epilogue, Problem
 from tvm_deconv.problem.dialects import from_onednn, from_onnx, from_openvino, from_torch
 from tvm_deconv.problem.reference import reference
-from tvm_deconv.runtime.library import Layer, Library, load
-from tvm_deconv.runtime.loader import Loaded, get_num_threads, loaded, set_num_threads
+from tvm_deconv.runtime.layer import Layer
+from tvm_deconv.runtime.library import Library
+from tvm_deconv.runtime.process import Loaded, loaded
+from tvm_deconv.runtime.threads import get_num_threads, set_num_threads
 
 if TYPE_CHECKING:
     from tvm_deconv import torch as torch
-    from tvm_deconv.compiler.build import compile
 
 __all__ = [
     "Accepted",
@@ -66,11 +69,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # TVM and PyTorch take seconds to import and need not be there: they are imported when they are asked for.
-    if name == "compile":
-        from tvm_deconv.compiler.build import compile as build
-
-        return build
+    # PyTorch takes seconds to import and need not be installed.
     if name == "torch":
         return importlib.import_module("tvm_deconv.torch")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

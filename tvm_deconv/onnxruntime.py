@@ -15,7 +15,8 @@ from tvm_deconv.errors import TensorError
 from tvm_deconv.frontends import FoundLayer, scan
 from tvm_deconv.frontends.onnx import all_nodes, is_operator, node_name, read_model, used
 from tvm_deconv.problem import Array
-from tvm_deconv.runtime.library import Layer, Library
+from tvm_deconv.runtime.layer import Layer
+from tvm_deconv.runtime.library import Library
 
 #: The first version of the format in which initializers need not be inputs.
 _FIRST_IR = 4

@@ -10,7 +10,8 @@ import openvino
 
 from tvm_deconv.frontends import scan
 from tvm_deconv.frontends.openvino_ir import OPERATORS
-from tvm_deconv.runtime.library import Layer, Library
+from tvm_deconv.runtime.layer import Layer
+from tvm_deconv.runtime.library import Library
 
 
 def replace(model: Any, path: str | os.PathLike[str], library: Library) -> dict[str, Any]:

@@ -13,14 +13,15 @@ from functools import cache, partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from tvm.tirx import PrimFunc
-from tvm_deconv.schedules.x86 import at_once, matrix_tiles, tiles
-from tvm_deconv.schedules.x86.direct import schedule
+from tvm_deconv.schedules.x86 import matrix_tiles, register_epilogue, tiles
+from tvm_deconv.schedules.x86.direct import schedule_direct
+from tvm_deconv.schedules.x86.loop_marks import lower_loop_marks
 from tvm_deconv.schedules.x86.matrix import schedule_matrix
-from tvm_deconv.schedules.x86.stores import copied, outgrows_caches, streamed
-from tvm_deconv.schedules.x86.threads import finished
+from tvm_deconv.schedules.x86.stores import lower_row_copies, lower_streaming_stores, outgrows_caches
 from tvm_deconv.schedules.x86.variants import dispatch, one_after_the_other, places
 
-from tvm_deconv.compute.direct import Tile, define_direct
+from tvm_deconv.compute.direct import define_direct
+from tvm_deconv.compute.direct_layout import Tile
 from tvm_deconv.compute.extents import End
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, ROWS, has_whole_vectors, tiles_of_channels
 from tvm_deconv.compute.matrix import MatrixTile, contiguous_phases, define_matrix, row_unit
@@ -125,14 +126,16 @@ class Direct:
         # Past the caches rows are copied at once; a position's channels are stored as they are made at any size.
         streams = outgrows_caches(problem)
         whole = has_whole_vectors(problem, self.form, plan.tile, lanes) and not (streams and self.form == ROWS)
-        scheduled = schedule(definition, self.form, plan, lanes, problem.accumulate_dtype, whole).mod["main"]
+        scheduled = schedule_direct(definition, plan, problem.accumulate_dtype, whole).mod["main"]
         usual = partial(_deconv, scheduled, definition.end, streams and not whole)
         geometry = Geometry.of(problem, bool(plan.tile.uncropped))
-        if self.form == ROWS and at_once.serves(problem, geometry, plan.tile, lanes):
-            made = at_once.at_once(scheduled, problem, definition, plan.tile, lanes, streams=streams)
-            functions = at_once.functions(problem.accumulate_dtype, lanes) if streams else ""
+        if self.form == ROWS and register_epilogue.supports_tile(problem, geometry, plan.tile, lanes):
+            made = register_epilogue.finish_in_registers(
+                scheduled, problem, definition, plan.tile, lanes, streams=streams
+            )
+            functions = register_epilogue.store_functions(problem.accumulate_dtype, lanes) if streams else ""
             made = _deconv(made, definition.end, streams, functions)
-            deconv = at_once.where_whole(made, usual()) if streams else made
+            deconv = register_epilogue.select_by_alignment(made, usual()) if streams else made
         else:
             deconv = usual()
         return Kernel(
@@ -239,9 +242,9 @@ def _left_over(representative: int, unit: int) -> float:
 
 
 def _deconv(func: PrimFunc, end: End | None, streams: bool, functions: str = "") -> PrimFunc:
-    func = finished(copied(func) if end else func, end)
+    func = lower_loop_marks(lower_row_copies(func) if end else func, end)
     if streams:
-        func = streamed(func, functions)
+        func = lower_streaming_stores(func, functions)
     return func.with_attr("global_symbol", "deconv")
 
 

@@ -4,162 +4,258 @@ Measured on one core of a Cascade Lake Xeon at 2.5 GHz, shared with other work, 
 128 to 64 channels, kernel 2, stride 2, 256x256: 1.5 times as fast; 256 to 64, kernel 2, 64x64: 1.4; 512 to 256, kernel
 16, stride 8, 128: 1.6; 1024 groups of one channel, kernel 5, stride 2, 7x7: 10.
 
-Registers: `tiles.register_tiles` counts ``broadcast * vectors + vectors + 1``: 13 channels by 2 vectors make
-29 of the 32 of AVX-512, 6 by 2 are 15 of the 16 of AVX2.  The accumulators are one buffer with constant indices in a
+Registers: `tiles.register_tiles` counts ``broadcast * vectors + vectors + 1``. 13 channels by 2 vectors take 29 of the
+32 registers of AVX-512; 6 by 2 take 15 of the 16 of AVX2. The accumulators are one buffer with constant indices in a
 fully unrolled body, which LLVM keeps in registers.
 
-Caches: while a block's packed data, and the results of one tile of channels, stay within half of the second-level cache
-(512 KiB of Skylake-SP's), a step of the reduction reads ``vectors`` lines of it from there and hits the first level
-with the other taps of the same element.  Interleaving and the copy work on one row, in the first level; `at_once` does
-without them where register tiles hold vectors of the output.
+Caches: the packed data of a block and the results of one tile of channels stay within half of the second-level cache
+(512 KiB of Skylake-SP's). A step of the reduction then reads ``vectors`` lines from there, and the other taps of the
+same element hit the first level. Interleaving and the copy work on one row, in the first level; `register_epilogue`
+does without them where register tiles hold vectors of the output.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, interleave_intrinsic
-from tvm_deconv.schedules.x86.threads import Skips, tasks
+from tvm_deconv.schedules.x86.loop_marks import SkipMarks, mark_tasks
 from tvm_deconv.schedules.x86.tiles import Plan
 
-from tvm_deconv.compute.direct import Definition
+from tvm_deconv.compute.direct import DirectDefinition
+from tvm_deconv.compute.direct_layout import DirectLayout, FilterSection
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, LEAD, ROWS
 
 
-def schedule(definition: Definition, form: str, plan: Plan, lanes: int, dtype: str, whole_vectors: bool) -> Schedule:
+def schedule_direct(definition: DirectDefinition, plan: Plan, dtype: str, whole_vectors: bool) -> Schedule:
     """Schedule a direct `definition`, whose accumulators are of `dtype`, by `plan`.
 
-    If `whole_vectors`, results are stored as they are made: each row is chunks of them, or each position vectors.
+    If `whole_vectors`, finished vectors are stored straight into the output: each row is whole chunks, or each position
+    whole vectors of channels.
     """
-    tile = plan.tile
     sch = Schedule(definition.func)
-    skips, serial = Skips(sch, definition.end), definition.serial
-    end = definition.end
-    outputs = tile.outputs[end.axis] if end else 1
-    runs = [sch.get_sblock(f"run_{i}") for i in range(len(definition.sections))]
-    tail = [sch.get_sblock("interleave")]
-    out = sch.get_sblock("out")
-    if form == ROWS:
-        tail.insert(0, sch.get_sblock("epilogue"))
-    nested = [*runs, *tail]
-    # 1. One nest over blocks, groups and channel tiles, and the copy into the output at its end.
-    if len(nested) > 1:
-        sch.merge(*(sch.get_loops(block)[LEAD - 1] for block in nested))
-    # 2. The packed data: within the nest, once for all channel tiles; or before it, where those run in parallel.
-    if runs:
+    finishing = ("epilogue", "interleave") if definition.layout.form == ROWS else ("interleave",)
+    return _Steps(
+        sch,
+        definition,
+        plan,
+        dtype,
+        whole_vectors,
+        [sch.get_sblock(f"run_{i}") for i in range(len(definition.sections))],
+        [sch.get_sblock(name) for name in finishing],
+        sch.get_sblock("out"),
+        SkipMarks(sch, definition.end),
+    ).schedule()
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The steps of a schedule, in order; `finishing` are the stages between the products and ``out``."""
+
+    sch: Schedule
+    definition: DirectDefinition
+    plan: Plan
+    dtype: str
+    whole_vectors: bool
+    runs: Sequence[SBlockRV]
+    finishing: Sequence[SBlockRV]
+    out: SBlockRV
+    skips: SkipMarks
+
+    def schedule(self) -> Schedule:
+        """Take all steps."""
+        self.merge_nest()
+        if self.runs:
+            self.pack()
+        if self.layout.form == ROWS:
+            self.merge_chunks()
+        self.place_output()
+        self.skip_outputs()
+        for block, section in zip(self.runs, self.definition.sections, strict=True):
+            self.tile_registers(block, section)
+        self.vectorize_finish()
+        self.form_tasks()
+        self.sch.transform_layout(self.out, ("write", 0), self.definition.caller_index)
+        return self.sch
+
+    @property
+    def layout(self) -> DirectLayout:
+        """The layout of the definition."""
+        return self.definition.layout
+
+    def merge_nest(self) -> None:
+        """Make one nest over blocks, groups and tiles of channels of the products and what finishes them.
+
+        The results of a tile of channels are then finished while they are in the second-level cache.
+        """
+        nested = [*self.runs, *self.finishing]
+        if len(nested) > 1:
+            self._merge(nested, LEAD - 1)
+
+    def pack(self) -> None:
+        """Schedule the packed data and the sums of their rows.
+
+        They are made within the nest, once for all tiles of channels; or before it, where those run in parallel.
+        """
+        sch, layout = self.sch, self.layout
         data_pack = sch.get_sblock("data_pack")
-        points = [sch.get_sblock(f"points_{i}") for i in range(definition.points)]
-        position = sch.get_loops(data_pack)[{ROWS: -1, CHANNELS: -2, GROUPS: -3}[form]]
-        line, place = sch.split(position, [None, definition.row])
-        if points:
-            *_, d, h, _, _ = sch.get_loops(data_pack)
-            sch.reorder(line, d, h, place)  # as the caller's rows follow each other
-        if end and end.axis == 2:
-            skips.parts(place, 1, halo=definition.halo)
-        elif form == ROWS:
-            skips.needed(line, definition.row, inner=definition.inner, outputs=outputs, halo=definition.halo)
+        points = [sch.get_sblock(f"points_{i}") for i in range(self.definition.points)]
+        self._split_rows(data_pack)
         for block in points:
-            # Sums of rows are made while those of an input channel are near, all that take the same at once.
-            *_, d, h, ci, position = sch.get_loops(block)
-            position, lane = sch.split(position, [None, lanes])
-            sch.reorder(ci, position, d, h, lane)
-            if end and end.axis < 2:
-                skips.needed(position, lanes, inner=definition.inner, outputs=outputs, halo=definition.halo)
-            sch.vectorize(lane)
-            sch.unroll(d)
-            sch.unroll(h)
-        if plan.share_data:
+            self._vectorize_sums(block)
+        if self.plan.share_data:
             if points:
-                sch.merge(*(sch.get_loops(block)[LEAD - 1] for block in (data_pack, *points)))
+                self._merge((data_pack, *points), LEAD - 1)
+            serial = layout.extents.serial
             if serial:
-                sch.merge(*(sch.get_loops(block)[serial - 1] for block in (data_pack, runs[0])))
+                self._merge((data_pack, self.runs[0]), serial - 1)
             sch.parallel(sch.fuse(*sch.get_loops(data_pack)[serial:LEAD]))
         else:
-            sch.merge(*(sch.get_loops(block)[LEAD - 2] for block in (data_pack, *points, runs[0])))
+            self._merge((data_pack, *points, self.runs[0]), LEAD - 2)
             if points:
-                sch.merge(*(sch.get_loops(block)[LEAD - 1] for block in (data_pack, *points)))
-    # 3. A row is finished and interleaved a chunk at a time, which lives in registers, and is copied out at once.
-    if form == ROWS:
-        *_, vector, stream, chunk_lane = sch.get_loops(tail[0])
-        *_, w, _ = sch.get_loops(tail[1])
-        chunk_vector, chunk = sch.split(w, [None, definition.stride * lanes])
-        vector = sch.merge(vector, chunk_vector)
+                self._merge((data_pack, *points), LEAD - 1)
+
+    def _split_rows(self, data_pack: SBlockRV) -> None:
+        """Pack row by row, and skip rows, or parts of a row, past a dynamic end."""
+        sch, layout, end = self.sch, self.layout, self.definition.end
+        position = sch.get_loops(data_pack)[{ROWS: -1, CHANNELS: -2, GROUPS: -3}[layout.form]]
+        row, place = sch.split(position, [None, layout.packed[2]])
+        if self.definition.points:
+            *_, d, h, _, _ = sch.get_loops(data_pack)
+            sch.reorder(row, d, h, place)  # in the order of the caller's rows
         if end and end.axis == 2:
-            skips.needed(vector, lanes)
-    sch.reverse_compute_at(out, sch.get_loops(tail[-1])[LEAD - 1], preserve_unit_loops=True)
-    if definition.channels_last:
-        height = LEAD + 2  # n, d, h
-        sch.merge(sch.get_loops(tail[-1])[height], sch.get_loops(out)[height])
-        if whole_vectors:
-            sch.merge(sch.get_loops(tail[-1])[height + 1], sch.get_loops(out)[height + 1])
-            _vectors(sch, sch.fuse(*sch.get_loops(out)[height + 2 :]), [None, lanes])
-    elif form == ROWS:
-        height = LEAD + 3  # channel, n, d, h
-        n, g, c, d, h, w = sch.get_loops(out)[LEAD:]
-        sch.reorder(g, c, n, d, h, w)
-        sch.fuse(g, c)
-        sch.merge(sch.get_loops(tail[-1])[height], sch.get_loops(out)[height])
-        if whole_vectors:
-            chunk_number, _, _ = _vectors(sch, w, [None, definition.stride, lanes])
-            sch.merge(sch.get_loops(tail[-1])[height + 1], chunk_number)
-    if end and end.axis == 2:
-        if form != ROWS:
-            skips.outputs(tail[0], LEAD + 1, definition.stride)
-        if not definition.channels_last:
-            skips.outputs(out, -3, definition.stride)
-    elif end and (definition.channels_last or form == ROWS):
-        skips.needed(sch.get_loops(out)[height], 1, inner=end.stride)
-    # Of a scope of its own, since memory that is shared with what is read again would have to be written.
-    scope = "local" if whole_vectors else "global"
-    sch.set_scope(tail[-1], 0, scope)
-    # 4. Register tiles.
-    for block, section in zip(runs, definition.sections, strict=True):
+            self.skips.mark_parts(place, 1, halo=layout.end_halo)
+        elif layout.form == ROWS:
+            self._skip_positions(row, layout.packed[2], layout.end_halo)
+
+    def _vectorize_sums(self, points: SBlockRV) -> None:
+        """Make all sums of the same rows at once, while the rows of an input channel are in the first-level cache."""
+        sch, layout, end = self.sch, self.layout, self.definition.end
+        *_, d, h, ci, position = sch.get_loops(points)
+        position, lane = sch.split(position, [None, layout.lanes])
+        sch.reorder(ci, position, d, h, lane)
+        if end and end.axis < 2:
+            self._skip_positions(position, layout.lanes, layout.end_halo)
+        sch.vectorize(lane)
+        sch.unroll(d)
+        sch.unroll(h)
+
+    def merge_chunks(self) -> None:
+        """Finish and interleave a row chunk by chunk: a chunk lives in registers."""
+        sch, layout, end = self.sch, self.layout, self.definition.end
+        epilogue, interleave = self.finishing
+        *_, vector, _, _ = sch.get_loops(epilogue)
+        *_, w, _ = sch.get_loops(interleave)
+        chunk_number, _ = sch.split(w, [None, layout.strides[2] * layout.lanes])
+        vector = sch.merge(vector, chunk_number)
+        if end and end.axis == 2:
+            self.skips.mark(vector, layout.lanes)
+
+    def place_output(self) -> None:
+        """Copy each row to the output right after it is finished, or each vector if vectors are whole."""
+        sch, layout, finished, out = self.sch, self.layout, self.finishing[-1], self.out
+        sch.reverse_compute_at(out, sch.get_loops(finished)[LEAD - 1], preserve_unit_loops=True)
+        height = self._height
+        if layout.channels_last:
+            self._merge((finished, out), height)
+            if self.whole_vectors:
+                self._merge((finished, out), height + 1)
+                channels = sch.fuse(*sch.get_loops(out)[height + 2 :])
+                sch.vectorize(sch.split(channels, [None, layout.lanes])[1])
+        elif layout.form == ROWS:
+            n, g, c, d, h, w = sch.get_loops(out)[LEAD:]
+            sch.reorder(g, c, n, d, h, w)
+            sch.fuse(g, c)
+            self._merge((finished, out), height)
+            if self.whole_vectors:
+                chunk_number, vector, lane = sch.split(w, [None, layout.strides[2], layout.lanes])
+                sch.vectorize(lane)
+                sch.unroll(vector)
+                sch.merge(sch.get_loops(finished)[height + 1], chunk_number)
+        # Vectors get a scope of their own: memory shared with values that are read again would have to be written.
+        sch.set_scope(finished, 0, self._finished_scope)
+
+    def skip_outputs(self) -> None:
+        """Skip outputs past a dynamic end."""
+        layout, end = self.layout, self.definition.end
+        if end and end.axis == 2:
+            if layout.form != ROWS:
+                self.skips.mark_outputs(self.finishing[0], LEAD + 1, layout.strides[2])
+            if not layout.channels_last:
+                self.skips.mark_outputs(self.out, -3, layout.strides[2])
+        elif end and (layout.channels_last or layout.form == ROWS):
+            self.skips.mark(self.sch.get_loops(self.out)[self._height], 1, inner=end.stride)
+
+    def tile_registers(self, block: SBlockRV, section: FilterSection) -> None:
+        """Unroll a register tile of products, and store its accumulators when they are complete.
+
+        The reduction runs outside of the tile, so that the accumulators stay in registers (`tiles.register_tiles`).
+        """
+        sch, layout = self.sch, self.layout
         fd, fh, fw, first, second, *reduction = sch.get_loops(block)[-9:]
-        cc, m = (first, second) if form == ROWS else (second, first)
+        channel, position = (first, second) if layout.form == ROWS else (second, first)
         fh, row = sch.split(fh, [None, section.phases[0]])
         fw, phase = sch.split(fw, [None, section.phases[1]])
-        m_tile = sch.split(m, [None, tile.positions])
-        vector_loop, other = (m_tile[1], cc) if form == ROWS else (cc, m_tile[1])
-        vectors, lane = sch.split(vector_loop, [None, lanes])
-        sch.reorder(fd, fh, fw, m_tile[0], *reduction, row, phase, other, vectors, lane)
-        skips.needed(m_tile[0], tile.positions, inner=definition.inner, outputs=outputs)
+        tile, position = sch.split(position, [None, layout.tile.positions])
+        vectors, broadcast = (position, channel) if layout.form == ROWS else (channel, position)
+        vectors, lane = sch.split(vectors, [None, layout.lanes])
+        sch.reorder(fd, fh, fw, tile, *reduction, row, phase, broadcast, vectors, lane)
+        self._skip_positions(tile, layout.tile.positions)
         store = sch.cache_write(block, 0, "global")
-        sch.reverse_compute_at(store, m_tile[0], preserve_unit_loops=True)
-        sch.vectorize(lane)
-        sch.unroll(vectors)
-        sch.unroll(other)
-        sch.unroll(phase)
-        sch.unroll(row)
+        sch.reverse_compute_at(store, tile, preserve_unit_loops=True)
+        self._unroll_tile(lane, row, phase, broadcast, vectors)
         *_, row, phase, outer, inner = sch.get_loops(store)
-        inner, lane = sch.split(inner, [None, lanes])
-        sch.vectorize(lane)
-        sch.unroll(inner)
-        sch.unroll(outer)
-        sch.unroll(phase)
-        sch.unroll(row)
+        inner, lane = sch.split(inner, [None, layout.lanes])
+        self._unroll_tile(lane, row, phase, outer, inner)
         sch.decompose_reduction(block, reduction[0])
-    # 5. Vectors of the epilogue, and the shuffles.
-    if form == ROWS:
-        sch.vectorize(chunk_lane)
-        if definition.stride * definition.minor <= MAX_STREAMS:
-            sch.unroll(stream)
-            sch.tensorize(chunk, interleave_intrinsic(definition.stride, definition.minor, lanes, dtype, scope))
-    else:
-        *_, w, cc = sch.get_loops(tail[0])
-        cc, lane = sch.split(cc, [None, lanes])
-        sch.vectorize(lane)
-        sch.unroll(cc)
-    # 6. Threads.
-    lead = sch.get_loops(out)[:LEAD]
-    tasks(sch, lead[serial:] if plan.share_data else lead[:-1])
-    sch.transform_layout(out, ("write", 0), definition.caller_index)
-    return sch
 
+    def _unroll_tile(self, lane: LoopRV, *loops: LoopRV) -> None:
+        self.sch.vectorize(lane)
+        for loop in reversed(loops):
+            self.sch.unroll(loop)
 
-def _vectors(sch: Schedule, loop: LoopRV, factors: list[int | None]) -> list[LoopRV]:
-    """Split `loop`; the last of the parts is a vector, the one before it, if there are three, unrolled."""
-    first, *parts, lane = sch.split(loop, factors)
-    sch.vectorize(lane)
-    for part in parts:
-        sch.unroll(part)
-    return [first, *parts, lane]
+    def vectorize_finish(self) -> None:
+        """Vectorise the epilogue, and interleave by shuffles as far as a network of them pays."""
+        sch, layout = self.sch, self.layout
+        if layout.form == ROWS:
+            epilogue, interleave = self.finishing
+            *_, stream, lane = sch.get_loops(epilogue)
+            *_, chunk, _ = sch.get_loops(interleave)
+            sch.vectorize(lane)
+            stride, minor = layout.strides[2], layout.minor
+            if stride * minor <= MAX_STREAMS:
+                sch.unroll(stream)
+                intrinsic = interleave_intrinsic(stride, minor, layout.lanes, self.dtype, self._finished_scope)
+                sch.tensorize(chunk, intrinsic)
+        else:
+            *_, channel = sch.get_loops(self.finishing[0])
+            vector, lane = sch.split(channel, [None, layout.lanes])
+            sch.vectorize(lane)
+            sch.unroll(vector)
+
+    def form_tasks(self) -> None:
+        """Make tasks of blocks and groups, and of tiles of channels where these share the packed data."""
+        lead = self.sch.get_loops(self.out)[:LEAD]
+        mark_tasks(self.sch, lead[self.layout.extents.serial :] if self.plan.share_data else lead[:-1])
+
+    @property
+    def _height(self) -> int:
+        """The loop over the rows of a plane in ``out`` and the stage before it: of n, d, h, or of channel, n, d, h."""
+        return LEAD + 2 if self.layout.channels_last else LEAD + 3
+
+    @property
+    def _finished_scope(self) -> str:
+        return "local" if self.whole_vectors else "global"
+
+    def _merge(self, blocks: Sequence[SBlockRV], depth: int) -> None:
+        """Merge the nests of `blocks` down to the loop at `depth`."""
+        self.sch.merge(*(self.sch.get_loops(block)[depth] for block in blocks))
+
+    def _skip_positions(self, loop: LoopRV, unit: int, halo: int = 0) -> None:
+        """Skip iterations of `loop`, each of `unit` flat positions, past a dynamic end and its `halo`."""
+        end = self.definition.end
+        outputs = self.layout.tile.outputs[end.axis] if end else 1
+        self.skips.mark(loop, unit, inner=self.layout.end_step, outputs=outputs, halo=halo)

@@ -6,8 +6,8 @@ import math
 
 from tvm.s_tir import Schedule
 from tvm_deconv.schedules.x86.interleave import transpose_intrinsic
+from tvm_deconv.schedules.x86.loop_marks import SkipMarks, mark_tasks
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
-from tvm_deconv.schedules.x86.threads import Skips, tasks
 
 from tvm_deconv.compute.indexing import LEAD
 from tvm_deconv.compute.matrix import MatrixDefinition
@@ -22,7 +22,7 @@ def schedule_matrix(
     """
     tile, share_data = plan.tile, plan.share_data
     sch = Schedule(definition.func)
-    skips, serial = Skips(sch, definition.end), definition.serial
+    skips, serial = SkipMarks(sch, definition.end), definition.serial
     end_axis = definition.end.axis if definition.end else 2
     # Rows from one place along the axis of the end to the next, and the positions of a place.
     inner = [math.prod(axis.tiles for axis in section.axes[end_axis + 1 :]) for section in definition.sections]
@@ -74,18 +74,18 @@ def schedule_matrix(
             sch.merge(row_ci, ci)
             *_, row = sch.get_loops(first[0])
             if definition.end and end_axis == 2:
-                skips.parts(row, lanes, halo=definition.halo)
-                skips.needed(w, lanes, halo=definition.halo)
+                skips.mark_parts(row, lanes, halo=definition.halo)
+                skips.mark(w, lanes, halo=definition.halo)
             elif definition.row_run and int(sch.get(row).extent) > definition.row_run:
                 sch.split(row, [None, definition.row_run])
             sch.tensorize(w_lane, transpose_intrinsic(lanes, dtype))
         if not definition.row_run and end_axis == 1:
-            skips.needed(sch.get_loops(first[0])[-4], 1, halo=definition.halo)
+            skips.mark(sch.get_loops(first[0])[-4], 1, halo=definition.halo)
         for i, block in enumerate(rows):
             *_, pd, ph, pw, row, td, th, tw, ci = sch.get_loops(block)
             ci, lane = sch.split(ci, [None, lanes])
             sch.reorder(row, td, th, tw, ci, pd, ph, pw, lane)
-            skips.needed(row, tile.parts, whole=tile.rows, inner=inner[i], outputs=outputs[i])
+            skips.mark(row, tile.parts, whole=tile.rows, inner=inner[i], outputs=outputs[i])
             sch.vectorize(lane)
             for loop in (pd, ph, pw):
                 sch.unroll(loop)
@@ -95,7 +95,7 @@ def schedule_matrix(
         row, row_in = sch.split(row, [None, tile.rows])
         column, vector, lane = sch.split(column, [None, tile.vectors, lanes])
         sch.reorder(column, row, *reduction, row_in, vector, lane)
-        skips.needed(row, tile.parts * tile.rows, inner=inner[i], outputs=outputs[i])
+        skips.mark(row, tile.parts * tile.rows, inner=inner[i], outputs=outputs[i])
         store = sch.cache_write(block, 0, "global")
         sch.reverse_compute_at(store, row, preserve_unit_loops=True)
         sch.vectorize(lane)
@@ -113,14 +113,14 @@ def schedule_matrix(
         row, row_part = sch.split(row, [None, tile.parts])
         column_part, column, lane = sch.split(column, [tile.parts, None, lanes])
         sch.reorder(row, column, row_part, column_part, d, h, w, lane)
-        skips.needed(row, tile.parts, inner=inner[i], outputs=outputs[i])
+        skips.mark(row, tile.parts, inner=inner[i], outputs=outputs[i])
         sch.vectorize(lane)
         for loop in (row_part, column_part, d, h, w):
             sch.unroll(loop)
     # 7. Epilogue, and transposition.
     if direct:
         if not whole_vectors:
-            skips.outputs(epilogue, -3 if definition.wide else -4, definition.stride)
+            skips.mark_outputs(epilogue, -3 if definition.wide else -4, definition.stride)
         *_, last = sch.get_loops(epilogue)
         if definition.wide or tile.channels >= lanes:
             last, lane = sch.split(last, [None, definition.wide or lanes])
@@ -131,7 +131,7 @@ def schedule_matrix(
             sch.vectorize(lane)
             for axis in range(LEAD, LEAD + 5):  # n, d, h, w, vectors
                 sch.merge(sch.get_loops(epilogue)[axis], sch.get_loops(out)[axis])
-            skips.outputs(epilogue, LEAD + 1, definition.stride)
+            skips.mark_outputs(epilogue, LEAD + 1, definition.stride)
             sch.set_scope(epilogue, 0, "local")
     else:
         *_, i, lane = sch.get_loops(epilogue)
@@ -144,14 +144,14 @@ def schedule_matrix(
         # A chunk is finished in registers, and transposed at once.
         chunk = sch.merge(sch.get_loops(epilogue)[-3], outer[-1])
         if end_axis == 2:
-            skips.needed(chunk, definition.chunk // definition.stride)
+            skips.mark(chunk, definition.chunk // definition.stride)
         else:
-            skips.outputs(epilogue, LEAD + 2, definition.chunk)
+            skips.mark_outputs(epilogue, LEAD + 2, definition.chunk)
         sch.tensorize(sch.get_loops(tail[1])[-2], transpose_intrinsic(lanes, dtype))
     # 8. Threads.
     if not definition.channels_last or definition.wide:
-        skips.outputs(out, -3, definition.chunk)
+        skips.mark_outputs(out, -3, definition.chunk)
     lead = sch.get_loops(out)[:LEAD]
-    tasks(sch, lead[serial:] if share_data else lead[:-1])
+    mark_tasks(sch, lead[serial:] if share_data else lead[:-1])
     sch.transform_layout(out, ("write", 0), definition.caller_index)
     return sch

@@ -7,14 +7,14 @@ with ordinary stores, 28 GB/s with these; a layer that does little else (16 to 2
 of output) is 1.45 times as fast.  Where products take most of the time, ordinary stores hide behind them, and the gain
 is a few per cent.
 
-TVM has no such store.  `streamed` replaces the loops of the stage ``out`` by calls of a function in LLVM's language
-that the code generator takes into the module.  It takes any address and length: what lies before the first and after
+TVM has no such store.  `lower_streaming_stores` replaces the loops of the stage ``out`` by calls of a function in LLVM
+IR that the code generator takes into the module.  It takes any address and length: what lies before the first and after
 the last whole line of a row is stored as usual.
 
 Where an extent is dynamic, a row ends where the call says.  A loop that asks so of each element becomes scattered
-stores under masks, two thirds of the time of a call with few positions; `copied` has the rows copied by their length
-instead.  So it takes rows of the data, with zeros around them: by whole vectors, and masked ones at both ends of the
-data.
+stores under masks, two thirds of the time of a call with few positions; `lower_row_copies` has the rows
+copied by their length instead.  So it takes rows of the data, with zeros around them: by whole vectors, and masked ones
+at both ends of the data.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tvm.ir import Call, Expr, Range, StringImm, TensorLoad
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.sym import Analyzer
 from tvm.tirx import Buffer, BufferLoad, BufferRegion, BufferStore, Evaluate, For, ForKind, PrimFunc, SeqStmt, Stmt
-from tvm_deconv.schedules.x86.threads import with_body
+from tvm_deconv.schedules.x86.loop_marks import with_body
 from tvm_ffi import structural_equal
 
 from tvm_deconv.compute.indexing import ravel
@@ -182,20 +182,20 @@ class _Calls:
     made: list[Stmt] = field(default_factory=list)
 
 
-def streamed(func: PrimFunc, functions: str = "") -> PrimFunc:
+def lower_streaming_stores(func: PrimFunc, functions: str = "") -> PrimFunc:
     """Return `func` with the rows of its stage ``out`` stored past the caches; where those are no copies, as it is.
 
     If it has such stores already, they are calls of these `functions`.
     """
-    return _replaced(func, _Calls(_STREAM_FUNCTIONS + functions, _SHORTEST, _STREAM, fence=_FENCE), bool(functions))
+    return _lower_copies(func, _Calls(_STREAM_FUNCTIONS + functions, _SHORTEST, _STREAM, fence=_FENCE), bool(functions))
 
 
-def copied(func: PrimFunc) -> PrimFunc:
+def lower_row_copies(func: PrimFunc) -> PrimFunc:
     """Return `func` with rows of data and of the output copied up to their ends; as it is where there are none."""
-    return _replaced(func, _Calls(_COPY_FUNCTIONS, _LINE, _COPY, row=_ROW))
+    return _lower_copies(func, _Calls(_COPY_FUNCTIONS, _LINE, _COPY, row=_ROW))
 
 
-def _replaced(func: PrimFunc, calls: _Calls, always: bool = False) -> PrimFunc:
+def _lower_copies(func: PrimFunc, calls: _Calls, always: bool = False) -> PrimFunc:
     body = _copies(func.body, [], calls)
     return func.with_body(body) if calls.made or always else func
 

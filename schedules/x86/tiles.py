@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import TypeVar
 
-from tvm_deconv.schedules.x86 import at_once
+from tvm_deconv.schedules.x86 import register_epilogue
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 
-from tvm_deconv.compute.direct import Tile, block_extents, products
+from tvm_deconv.compute.direct_layout import Tile, block_extents, product_count
 from tvm_deconv.compute.indexing import GROUPS, ROWS, spans, tiles_of_channels
 from tvm_deconv.compute.matrix import MatrixTile
 from tvm_deconv.compute.phases import AxisPhases, Geometry, axis_rows
@@ -45,7 +45,7 @@ _TIES = 0.87
 #: are taken from the caller's memory, or left there, an element at a time, the lanes for which that is counted again.
 _PACK = 4.0
 _FINISH = 3.0
-_AT_ONCE = 1.0
+_REGISTER_FINISH = 1.0
 _PIECE = 100.0
 _TASK = 100.0
 _GATHERED = 4
@@ -264,13 +264,13 @@ class _Work:
             [axis_rows(axis, run, 1, m) for run in axis.runs]
             for axis, m in zip(geometry.axes, (*outputs, 1), strict=True)
         ]
-        counts = [[products(row, m) for row in of_axis] for of_axis, m in zip(rows, outputs, strict=False)]
+        counts = [[product_count(row, m) for row in of_axis] for of_axis, m in zip(rows, outputs, strict=False)]
         as_they_are = [
             sum(count for row, count in zip(of_axis, number, strict=True) if not row.transformed)
             for of_axis, number in zip(rows, counts, strict=False)
         ]
         taps = [
-            sum(row.run.count * row.taps * products(row, m) for row in of_axis)
+            sum(row.run.count * row.taps * product_count(row, m) for row in of_axis)
             for of_axis, m in zip(rows, (*outputs, 1), strict=True)
         ]
         return _Work(
@@ -311,7 +311,7 @@ def _candidates(
     foreign = (problem.data_format == "NCX") != (form == ROWS)
     pack = _PACK * (lanes / _GATHERED if foreign and problem.groups * problem.in_channels > 1 else 1.0)
     finish = _FINISH * (lanes / _SCATTERED if foreign and problem.groups * problem.out_channels > 1 else 1.0)
-    row_phases = geometry.axes[2].stride if form == ROWS and at_once.can_serve(problem, geometry, lanes) else 0
+    row_phases = geometry.axes[2].stride if form == ROWS and register_epilogue.supports(problem, geometry, lanes) else 0
     shapes = register_tiles(geometry, form, target, lanes, minor_stride, streams_filter, row_phases)
     work = _Work.of(geometry, outputs)
     finish += _SUM * (work.results - 1)
@@ -320,7 +320,7 @@ def _candidates(
     for block in dict.fromkeys(blocks(geometry, lanes if form == ROWS else 1, outputs)):
         for shape in shapes:
             tile = Tile(*block, shape.channels, shape.positions, shape.phases, geometry.uncropped, *outputs)
-            stored = row_phases > 0 and at_once.serves(problem, geometry, tile, lanes)
+            stored = row_phases > 0 and register_epilogue.supports_tile(problem, geometry, tile, lanes)
             positions = _positions(geometry, form, tile, lanes)
             count = -(-geometry.batch // tile.images) * math.prod(
                 -(-axis.positions // b) for axis, b in zip(geometry.axes, block[1:], strict=True)
@@ -339,7 +339,7 @@ def _candidates(
             # Work outside of the reduction: packing with its halo, interleaving, copying, the setup of a task.
             channels = geometry.out_channels * (tile.channels if form == GROUPS else 1)
             made = phases * channels * tile.images * math.prod(block[1:])
-            outside = (outside + (_AT_ONCE if stored else finish) * made) / lanes + _TASK
+            outside = (outside + (_REGISTER_FINISH if stored else finish) * made) / lanes + _TASK
             # What is contiguous in the caller's arrays is fetched ahead; each piece starts with a miss.
             if problem.data_format == "NCX" and not all(
                 axis.positions <= size for axis, size in zip(geometry.axes, block[1:], strict=True)

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 from support.manifests import P, fields
 
-from tvm_deconv.artifact.manifest import Accepted, Manifest, Rejected, library_name, select, stem, stem_of, table
+from tvm_deconv.artifact.manifest import Manifest, library_name, stem, stem_of
+from tvm_deconv.artifact.select import Accepted, Rejected, decision_table, select
 from tvm_deconv.errors import ManifestError
 from tvm_deconv.problem import Epilogue
 from tvm_deconv.targets import CUDA_TARGETS, TARGETS
@@ -337,15 +338,17 @@ def test_order_and_broken():
 
 def test_nothing():
     assert select(P, [], V4.features) == []
-    assert table([]) == "no candidates"
+    assert decision_table([]) == "no candidates"
 
 
 def test_table():
-    lines = table(select(P, [manifest(), manifest(P, "x86-64-v4")], V3.features, broken={"x": "bad"})).splitlines()
+    lines = decision_table(
+        select(P, [manifest(), manifest(P, "x86-64-v4")], V3.features, broken={"x": "bad"})
+    ).splitlines()
     assert [line.split()[0] for line in lines] == ["yes", "no", "no"]
     assert len({line.index(reason) for line, reason in zip(lines, ["serves", "needs", "bad"], strict=True)}) == 1
 
 
 def test_table_of_many():
     many = [SimpleNamespace(name=str(number), reason="other") for number in range(25)]
-    assert table(many, limit=20).splitlines()[19:] == ["no   19  other", "and 5 more"]
+    assert decision_table(many, limit=20).splitlines()[19:] == ["no   19  other", "and 5 more"]

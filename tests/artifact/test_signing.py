@@ -22,7 +22,7 @@ from support.strategies import operands
 import tvm_deconv as td
 from tvm_deconv.artifact.signing import FILE
 from tvm_deconv.cli.main import main
-from tvm_deconv.runtime import loader as _loading
+from tvm_deconv.runtime.process import PROCESS
 
 P = made.PLAIN
 
@@ -283,7 +283,7 @@ def test_another_process_may_not_grow_what_is_read(copy):
 
 
 def test_packed_filter_that_is_not_the_library_s(copy, monkeypatch):
-    monkeypatch.setattr(_loading._process, "artifacts", {})
+    monkeypatch.setattr(PROCESS, "artifacts", {})
     true = td.Manifest.read(made.file(copy, P, ".json")).packed_shape
     for shape in ((7,), (1 << 50,), (3, 5, 7)):
         made.rewrite(copy, P, packed_shape=shape)

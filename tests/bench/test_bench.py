@@ -23,7 +23,7 @@ import tvm_deconv as td
 from tvm_deconv.bench import floors, peers, report, run
 from tvm_deconv.cli import main as cli
 from tvm_deconv.problem import ACTIVATIONS
-from tvm_deconv.runtime.verify import Deviation, deviation, operands
+from tvm_deconv.problem.testing import Deviation, deviation, operands
 from tvm_deconv.targets import TARGETS, Host, native
 
 PLAIN = td.Problem(2, 1, 3, 5, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (7, 9))

@@ -7,19 +7,19 @@ from click.testing import CliRunner
 
 from tvm_deconv.bench import overhead
 from tvm_deconv.cli.main import main
-from tvm_deconv.runtime import loader as _loading
+from tvm_deconv.runtime.threads import get_num_threads
 
 
 def test_overhead(monkeypatch):
     monkeypatch.setattr(overhead, "measure", lambda honest=overhead.measure: honest(rounds=1))
-    before = _loading.get_num_threads()
+    before = get_num_threads()
     done = CliRunner().invoke(main, ["overhead", "--json"])
     assert done.exit_code == 0, done.output
     figures = {figure["name"]: figure for figure in json.loads(done.stdout)}
     assert len(figures) == 12
     assert all(math.isfinite(figure["value"]) and figure["unit"] in ("ms", "us") for figure in figures.values())
     assert all(figure["value"] > 0.1 for figure in figures.values() if figure["unit"] == "ms")
-    assert before in (None, _loading.get_num_threads())
+    assert before in (None, get_num_threads())
     assert "call of a Layer with out" in CliRunner().invoke(main, ["overhead"]).stdout
 
 

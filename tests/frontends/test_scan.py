@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from tvm_deconv import Problem, SourceError
 from tvm_deconv.frontends import Coverage, FoundLayer, coverage_table, scan, with_unique_names, write_weights
-from tvm_deconv.frontends.graph import numpy_dtype
+from tvm_deconv.problem.arrays import numpy_dtype
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 #: In an ONNX file the nodes come first, the weights last: most faults should be where they matter.

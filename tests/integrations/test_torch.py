@@ -169,7 +169,8 @@ def test_another_process_has_the_same_library(directory, monkeypatch, way, kept)
     td.torch.operator.libraries.clear()
     found = td.torch.operator._library(handle)
     assert found is not library
-    assert (found.digest, found.root, found._fallback, found._pinned) == (library.digest, library.root, kept, True)
+    assert (found.digest, found.root, found.pinned) == (library.digest, library.root, True)
+    assert tuple(fallback.name for fallback in found.fallbacks) == kept
 
 
 class TestOnADevice:

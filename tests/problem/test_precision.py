@@ -10,7 +10,7 @@ from tvm_deconv.schedules.cuda import ALGORITHMS, build_kernel
 from tvm_deconv.schedules.cuda import source as cuda_source
 
 import tvm_deconv as td
-from tvm_deconv.artifact.manifest import Accepted, select
+from tvm_deconv.artifact.select import Accepted, select
 from tvm_deconv.errors import ProblemError, SourceError
 from tvm_deconv.frontends import scan
 from tvm_deconv.problem.reference import reference

@@ -20,7 +20,8 @@ from support.manifests import fields
 from support.strategies import problems
 
 import tvm_deconv as td
-from tvm_deconv.artifact.manifest import Manifest, select, table
+from tvm_deconv.artifact.manifest import Manifest
+from tvm_deconv.artifact.select import decision_table, select
 from tvm_deconv.compiler import records
 from tvm_deconv.frontends import coverage_table, scan
 from tvm_deconv.targets import TARGETS
@@ -183,7 +184,7 @@ def test_manifests(content):
         return
     assert Manifest.from_json(manifest.to_json().encode()) == manifest
     for wanted in (P, P.replace(batch=2)):
-        fit_to_print(table(select(wanted, [manifest], V4.features)))
+        fit_to_print(decision_table(select(wanted, [manifest], V4.features)))
 
 
 @pytest.fixture

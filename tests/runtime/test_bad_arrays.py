@@ -10,7 +10,8 @@ from support import artifacts as made
 from support.strategies import operands
 
 import tvm_deconv as td
-from tvm_deconv.runtime import arrays as _arrays
+from tvm_deconv.problem.arrays import empty
+from tvm_deconv.runtime import loader
 from tvm_deconv.targets import detect_host, get, supported
 
 P = made.PLAIN
@@ -39,9 +40,10 @@ def output():
 
 
 @pytest.fixture
-def refuse(layer, monkeypatch):
+def refuse(artifacts, layer, monkeypatch):
     """Calls `layer`, checks the whole text of the error, and that the kernel did not run."""
-    monkeypatch.setattr(layer, "_deconv", lambda *_: pytest.fail("the kernel ran"))
+    artifact = loader.load(artifacts, layer.manifest)
+    monkeypatch.setattr(artifact, "deconv", lambda *_: pytest.fail("the kernel ran"))
 
     def check(data, text, error=td.TensorError, out=None):
         with pytest.raises(error) as caught:
@@ -312,7 +314,7 @@ def test_filter_and_bias_of_any_layout(artifacts, order):
 def test_pack_is_given_compact_aligned_memory(artifacts, monkeypatch):
     """Whatever the layout of the filter; x86 forgives most of what this asks."""
     library = td.load(artifacts)
-    artifact = library._load(P)[1]
+    artifact = loader.load(library.root, library.select(P)[0].manifest)
     honest = artifact.pack
     filter = operands(P)[1]
     seen = []
@@ -545,7 +547,7 @@ def test_tvm_ffi_tensor(artifacts, data):
 @pytest.mark.parametrize("dtype", ["float32", "uint16", "int8"])
 def test_large_memory_begins_with_a_line_of_the_cache(dtype):
     for shape in ((3, 100_001), (7, 11), (0, 5)):
-        found = _arrays.empty(shape, np.dtype(dtype))
+        found = empty(shape, np.dtype(dtype))
         found[...] = 1
         assert (found.shape, found.dtype, found.flags.carray) == (shape, dtype, True)
         assert found.nbytes < 1 << 16 or found.ctypes.data % 64 == 0

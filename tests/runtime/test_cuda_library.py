@@ -12,13 +12,13 @@ from support.strategies import operands
 from tvm_deconv.schedules.cuda import build_kernel, source
 
 import tvm_deconv as td
-from tvm_deconv import targets
-from tvm_deconv.artifact.manifest import Accepted, Rejected, select, stem
+from tvm_deconv import cache, targets
+from tvm_deconv.artifact.manifest import stem
+from tvm_deconv.artifact.select import Accepted, Rejected, select
 from tvm_deconv.errors import CompilerNotFound, DeviceError, NoArtifactError, ProblemError, TensorError, TensorTypeError
 from tvm_deconv.problem.reference import reference
-from tvm_deconv.runtime import cuda as _cuda
-from tvm_deconv.runtime import fallback, library
-from tvm_deconv.runtime import loader as _loading
+from tvm_deconv.runtime import cuda, library, loader
+from tvm_deconv.runtime.process import PROCESS
 from tvm_deconv.targets import CUDA_TARGETS
 
 PLAIN = td.Problem(2, 1, 3, 9, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (7, 9), epilogue=td.Epilogue(bias=True))
@@ -30,7 +30,7 @@ PROBLEMS = (PLAIN, SPLIT, ALIGNED)
 def entry(directory, problem, target, content):
     """An artifact with this content as its library."""
     kernel, name = build_kernel(problem), stem(problem.artifact_key, target)
-    made = {field: getattr(kernel, field) for field in ("algorithm", "decisions", "packed_dtype", "scratch_bytes")}
+    made = {field: getattr(kernel, field) for field in ("algorithm", "knobs", "packed_dtype", "scratch_bytes")}
     made |= {"packed_shape": (kernel.packed_elements,), **describe(directory, name, content)}
     there = manifest(problem, target, **made)
     (directory / f"{name}.json").write_text(there.to_json())
@@ -256,7 +256,7 @@ def test_the_reference_computes_for_a_device(dtype, tmp_path, device):
 def test_a_build_for_a_device(shims, tmp_path, monkeypatch, device):
     """Into the user's cache, for the capability of the device that the filter is on; or why not, and what follows."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(_loading._process, "artifacts", {})
+    monkeypatch.setattr(PROCESS, "artifacts", {})
     (made,) = (manifest for manifest in td.load(shims).manifests if manifest.parsed.epilogue.bias)
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -266,7 +266,7 @@ def test_a_build_for_a_device(shims, tmp_path, monkeypatch, device):
         targets.append(target.name)
         entry(directory, problem, target.name, (shims / made.library).read_bytes())
 
-    monkeypatch.setattr(fallback, "_build", build)
+    monkeypatch.setattr(cache, "build", build)
     data, weights, bias = operands(PLAIN, 7)
     operands_there = on_device(device, weights), on_device(device, bias)
     for _ in range(2):
@@ -279,7 +279,7 @@ def test_a_build_for_a_device(shims, tmp_path, monkeypatch, device):
     def fails(*_):
         raise CompilerNotFound("nvcc", "nvcc", "was not found")
 
-    monkeypatch.setattr(fallback, "_build", fails)
+    monkeypatch.setattr(cache, "build", fails)
     other, (_, weights, bias) = PLAIN.replace(batch=1), operands(PLAIN.replace(batch=1))
     operands_there = on_device(device, weights), on_device(device, bias)
     with pytest.raises(NoArtifactError, match="fallback compile: rejected: nvcc='nvcc': was not found"):
@@ -294,14 +294,14 @@ def test_the_target_for_a_device():
         targets.cuda_target((7, 5))
 
 
-def test_failures_of_the_device_are_typed(shims, device):
+def test_failures_of_the_device_are_typed(shims, device, monkeypatch):
     _, weights, bias = operands(PLAIN, 5)
     layer = td.load(shims).bind(PLAIN, on_device(device, weights), on_device(device, bias))
 
     def fails(*_):
         raise RuntimeError("CUDA Runtime Error: cudaErrorInsufficientDriver (35)")
 
-    layer._call._artifact = fails
+    monkeypatch.setattr(loader.load(shims, layer.manifest), "deconv", fails)
     with pytest.raises(DeviceError, match=r"device='cuda:0': failed: .*InsufficientDriver"):
         layer(on_device(device, operands(PLAIN, 5)[0]))
 
@@ -363,7 +363,7 @@ def test_targets():
 
 def test_torch_is_asked_in_its_own_words():
     torch = pytest.importorskip("torch")
-    framework = _cuda._Torch()
+    framework = cuda.FRAMEWORKS["torch"]()
     half = torch.zeros(2, 3, dtype=torch.bfloat16)
     assert framework.dtype(half) == "bfloat16"
     assert framework.plain(half).dtype == torch.uint16

@@ -13,8 +13,9 @@ from support import artifacts as made
 from support.strategies import operands, problems
 
 import tvm_deconv as td
-from tvm_deconv.runtime import fallback
-from tvm_deconv.runtime import loader as _loading
+from tvm_deconv import cache as user_cache
+from tvm_deconv.runtime.fallback import REFERENCE, Place
+from tvm_deconv.runtime.process import PROCESS
 from tvm_deconv.targets import TARGETS, Host
 
 WANTED = made.PLAIN.replace(out_channels=4)
@@ -25,7 +26,7 @@ TOLERANCE = {"float64": 1e-13, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("TVM_DECONV_MAX_TARGET", made.TARGET)
-    monkeypatch.setattr(_loading._process, "artifacts", {})
+    monkeypatch.setattr(PROCESS, "artifacts", {})
     return tmp_path / "cache"
 
 
@@ -63,7 +64,7 @@ def test_reference(tmp_path, name):
 def test_reference_rounds_as_numpy_does(problem):
     """To the last bit, in the types that have few of them; the bias comes in the type of sums."""
     data, filter, bias = operands(problem, 1)
-    layer = td.Library(Path(), [], {}, host=Host(frozenset()), cap=None, digest="", fallback=["reference"]).bind
+    layer = td.Library(Path(), [], {}, "", host=Host(frozenset()), cap=None, fallbacks=[REFERENCE]).bind
     with np.errstate(all="ignore"):
         expected = td.reference(problem, data, filter, bias).astype(np.float32).astype(data.dtype)
     if problem.dtype == "float16":
@@ -91,7 +92,7 @@ def test_reference_wraps_integers_around(tmp_path):
 
 
 def test_reference_is_the_last_choice(artifacts, monkeypatch):
-    monkeypatch.setattr(_loading._process, "artifacts", {})
+    monkeypatch.setattr(PROCESS, "artifacts", {})
     library = td.load(artifacts, fallback="reference")
     layer = assert_right(made.PLAIN, library.bind)
     assert layer.manifest.target == made.TARGET
@@ -146,8 +147,8 @@ def test_compile_once(artifacts, cache):
 @pytest.mark.usefixtures("cache")
 def test_compile_once_for_many(artifacts, monkeypatch):
     builds = []
-    honest = fallback._build
-    monkeypatch.setattr(fallback, "_build", lambda *arguments: (builds.append(1), honest(*arguments)))
+    honest = user_cache.build
+    monkeypatch.setattr(user_cache, "build", lambda *arguments: (builds.append(1), honest(*arguments)))
     libraries = [td.load(artifacts, fallback="compile") for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda library: assert_right(WANTED, library.bind), libraries))
@@ -190,11 +191,11 @@ def test_cache_that_cannot_be_written(artifacts, cache):
 
 def test_target_of_a_compilation():
     v3, v4 = TARGETS["x86-64-v3"], TARGETS["x86-64-v4"]
-    assert fallback.widest_target(Host(v4.features), None) is v4
-    assert fallback.widest_target(Host(v4.features | {"amx"}), v3) is v3
-    assert fallback.widest_target(Host(v4.features - {"avx512bw"}), v4) is v3
+    assert user_cache.widest_target(Place(Host(v4.features), None)) is v4
+    assert user_cache.widest_target(Place(Host(v4.features | {"amx"}), v3)) is v3
+    assert user_cache.widest_target(Place(Host(v4.features - {"avx512bw"}), v4)) is v3
     with pytest.raises(td.ProblemError, match=r"no target for this CPU \(old\) that TVM_DECONV_MAX_TARGET=x86-64-v4"):
-        fallback.widest_target(Host(frozenset({"avx"}), "old"), v4)
+        user_cache.widest_target(Place(Host(frozenset({"avx"}), "old"), v4))
 
 
 # ---- what is refused ----

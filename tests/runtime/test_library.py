@@ -21,9 +21,10 @@ from support import artifacts as made
 from support.strategies import operands
 
 import tvm_deconv as td
-from tvm_deconv.artifact import elf as _elf
+from tvm_deconv.artifact.elf import dynamic
 from tvm_deconv.compiler.launcher import find_compiler
-from tvm_deconv.runtime import loader as _loading
+from tvm_deconv.runtime import loader
+from tvm_deconv.runtime.process import PROCESS
 from tvm_deconv.targets import TARGETS, Host
 
 P = made.PLAIN
@@ -47,6 +48,11 @@ def assert_right(problem, output, *arrays):
     assert output.shape == expected.shape
     error = np.abs(output.astype(np.float64) - expected).max(initial=0)
     assert error <= TOLERANCE[problem.dtype] * np.abs(expected).max(initial=0)
+
+
+def artifact_of(library, problem):
+    """The loaded artifact that serves `problem`."""
+    return loader.load(library.root, library.select(problem)[0].manifest)
 
 
 def build_so(directory, source, *flags):
@@ -170,7 +176,7 @@ def test_empty_output_calls_no_kernel(library, name, monkeypatch):
 
     problem = made.PROBLEMS[name]
     data, filter, _ = operands(problem)
-    monkeypatch.setattr(library._load(problem)[1], "deconv", kernel)
+    monkeypatch.setattr(artifact_of(library, problem), "deconv", kernel)
     layer = library.bind(problem, filter)
     out = np.empty(problem.output_shape, np.float32)
     assert layer(data).shape == problem.output_shape
@@ -472,10 +478,10 @@ def test_foreign_dependency(copy, tmp_path):
     assert_refused(copy, r"needed=\['libother.so.1'\]: may only need .*libtvm_ffi.so")
 
 
-STUBS = "".join(f"void {name}(void) {{}}" for name in sorted(_loading.DEFINED))
+STUBS = "".join(f"void {name}(void) {{}}" for name in sorted(loader.DEFINED))
 
 
-@pytest.mark.parametrize("missing", sorted(_loading.DEFINED))
+@pytest.mark.parametrize("missing", sorted(loader.DEFINED))
 @pytest.mark.parametrize("style", ["gnu", "sysv", "both"])
 def test_library_without_a_function(copy, tmp_path, missing, style):
     """Found before it is loaded, by either of the tables that a linker writes."""
@@ -497,15 +503,15 @@ def test_library_that_does_not_load(copy, tmp_path):
 
 def test_what_was_verified_is_what_is_loaded(copy, monkeypatch):
     """A file replaced between the check and the load has no effect: the linker never opens it."""
-    honest = _loading.read_verified
+    honest = loader.read_verified
 
     def replaced(path, manifest):
         content = honest(path, manifest)
         path.write_bytes(b"evil")
         return content
 
-    monkeypatch.setattr(_loading, "read_verified", replaced)
-    monkeypatch.setattr(_loading._process, "artifacts", {})
+    monkeypatch.setattr(loader, "read_verified", replaced)
+    monkeypatch.setattr(PROCESS, "artifacts", {})
     data, filter, _ = operands(P)
     assert_right(P, td.load(copy).bind(P, filter)(data), data, filter)
     assert made.file(copy, P, ".so").read_bytes() == b"evil"
@@ -517,9 +523,9 @@ def elf(artifacts):
 
 
 def test_dynamic_section(elf):
-    found = _elf.dynamic(elf.read_bytes())
+    found = dynamic(elf.read_bytes())
     assert "libc.so.6" in found.needed
-    assert set(found.needed) <= _loading.NEEDED
+    assert set(found.needed) <= loader.NEEDED
     listing = subprocess.run(["nm", "-D", "--defined-only", elf], capture_output=True, text=True, check=True).stdout
     assert found.defined == {line.split()[-1] for line in listing.splitlines()}
 
@@ -532,7 +538,7 @@ def test_dynamic_section_of_anything(elf, size, changes):
     for at, value in changes:
         content[at] = value
     with contextlib.suppress(ValueError):
-        assert isinstance(_elf.dynamic(bytes(content[:size])).needed, list)
+        assert isinstance(dynamic(bytes(content[:size])).needed, list)
 
 
 def open_files():
@@ -543,9 +549,9 @@ def open_files():
 def test_every_library_is_loaded_as_itself(artifacts, way, monkeypatch, tmp_path):
     """The linker identifies libraries by name and by file: one after another, each must be its own."""
     if way == "file":
-        monkeypatch.setattr(_loading, "_memory_file", lambda _: None)
+        monkeypatch.setattr(loader, "memory_file", lambda _: None)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(_loading._process, "artifacts", {})
+    monkeypatch.setattr(PROCESS, "artifacts", {})
     library = td.load(artifacts)
     library.bind(P, operands(P)[1])
     before = open_files()
@@ -561,15 +567,17 @@ def test_memory_files_forbidden(monkeypatch):
         raise PermissionError
 
     monkeypatch.setattr(os, "memfd_create", refuse)
-    assert _loading._memory_file("x.so") is None
+    assert loader.memory_file("x.so") is None
     monkeypatch.delattr(os, "memfd_create")
-    assert _loading._memory_file("x.so") is None
+    assert loader.memory_file("x.so") is None
 
 
-def test_one_load_per_content(copy, artifacts, monkeypatch):
+def test_one_load_per_content(copy, artifacts):
     td.load(artifacts).bind(P, operands(P)[1])
-    monkeypatch.setattr(_loading, "_load", None)
+    before = td.loaded()
     td.load(copy).bind(P, operands(P)[1])
+    assert td.loaded() == before
+    assert artifact_of(td.load(copy), P) is artifact_of(td.load(artifacts), P)
 
 
 # ---- threads and processes ----
@@ -616,7 +624,8 @@ def test_thread_count(artifacts):
 
 
 BOUND = SETUP + (
-    "from tvm_deconv.runtime import loader as _loading\n"
+    "from tvm_deconv.runtime import loader\n"
+    "from tvm_deconv.runtime.process import PROCESS\n"
     "layer, data = library.bind(p, np.ones(p.filter_shape, np.float32)), np.ones(p.data_shape, np.float32)\n"
     "expected = layer(data)\n"
 )
@@ -637,7 +646,7 @@ def forking(artifacts, before, *child, times=1):
 
 def test_forked_child(artifacts):
     """A child may call what its parent bound and load more, even where a thread of the parent was loading."""
-    before = "_loading._process.lock.acquire()"
+    before = "PROCESS.lock.acquire()"
     works = "os._exit(0 if np.array_equal(layer(data), expected) and np.array_equal(work(), expected) else 1)"
     forking(artifacts, before, "library = td.load(sys.argv[1])", works)
 
@@ -745,7 +754,7 @@ def counted(layer):
 
 
 def test_loaded(artifacts, monkeypatch):
-    monkeypatch.setattr(_loading._process, "artifacts", {})
+    monkeypatch.setattr(PROCESS, "artifacts", {})
     assert td.loaded() == []
     library = td.load(artifacts)
     assert td.loaded() == []
@@ -783,7 +792,7 @@ def test_no_count_is_lost_between_threads(library):
 
 
 def test_a_forked_child_counts_on(artifacts):
-    before = "library._load(p)[1]._lock.acquire()"
+    before = "loader.load(library.root, library.select(p)[0].manifest).lock.acquire()"
     forking(artifacts, before, "layer(data)", "os._exit(td.loaded()[0].calls - 2)")
 
 
@@ -808,13 +817,13 @@ def test_nothing_is_printed_and_everything_is_logged(copy):
 
 
 def test_threads_that_load_at_once(artifacts, monkeypatch):
-    monkeypatch.setattr(_loading._process, "artifacts", {})
+    monkeypatch.setattr(PROCESS, "artifacts", {})
     barrier = threading.Barrier(8)
     libraries = [td.load(artifacts) for _ in range(8)]
 
     def work(library):
         barrier.wait()
-        return library._load(P)[1]
+        return artifact_of(library, P)
 
     with ThreadPoolExecutor(8) as pool:
         assert len(set(map(id, pool.map(work, libraries)))) == 1

@@ -5,15 +5,15 @@ from support import artifacts as made
 from support.strategies import operands
 
 import tvm_deconv as td
-from tvm_deconv.runtime import loader as _loading
 from tvm_deconv.runtime import telemetry
+from tvm_deconv.runtime.process import PROCESS
 
 metrics = pytest.importorskip("opentelemetry.sdk.metrics")
 export = pytest.importorskip("opentelemetry.sdk.metrics.export")
 
 
 def test_observe(artifacts, monkeypatch):
-    monkeypatch.setattr(_loading._process, "artifacts", {})
+    monkeypatch.setattr(PROCESS, "artifacts", {})
     reader = export.InMemoryMetricReader()
     telemetry.observe(metrics.MeterProvider([reader]).get_meter("test"))
     assert reader.get_metrics_data() is None or not points(reader)

@@ -12,12 +12,12 @@ import tvm_ffi
 from tvm_deconv.schedules import cuda
 
 import tvm_deconv as td
-from tvm_deconv.artifact import elf as _elf
+from tvm_deconv.artifact.elf import dynamic
 from tvm_deconv.artifact.manifest import Manifest
 from tvm_deconv.compiler import build, nvcc
 from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.errors import BuildError, CompilerNotFound
-from tvm_deconv.runtime import loader as _loading
+from tvm_deconv.runtime import loader
 from tvm_deconv.runtime.verify import verify
 from tvm_deconv.targets import CUDA_TARGETS
 
@@ -140,8 +140,8 @@ def test_an_artifact_for_several_architectures(tmp_path):
     manifest = Manifest.read(path)
     content = (tmp_path / manifest.library).read_bytes()
     assert codes_in(content) == {(MACHINE_CODE, 80), (MACHINE_CODE, 90), (PTX, 90)}
-    needed, defined = _elf.dynamic(content)
-    assert set(needed) <= _loading.NEEDED
+    needed, defined = dynamic(content)
+    assert set(needed) <= loader.NEEDED
     assert {"__tvm_ffi_deconv", "__tvm_ffi_pack"} <= defined
     assert (manifest.target, manifest.features, manifest.algorithm) == ("cuda", (), "cuda_generic")
     assert "nvcc" in manifest.versions
@@ -153,9 +153,9 @@ def test_an_artifact_for_several_architectures(tmp_path):
         import numpy as np
         from pathlib import Path
         import tvm_deconv as td
-        from tvm_deconv.runtime import loader as _loading
+        from tvm_deconv.runtime import loader
         library = td.load({str(tmp_path)!r})
-        artifact = _loading.load(library.root, library.manifests[0])
+        artifact = loader.load(library.root, library.manifests[0])
         try:
             artifact(*[np.zeros(1)] * 3)
         except Exception as error:

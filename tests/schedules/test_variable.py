@@ -14,7 +14,7 @@ from tvm_deconv.schedules.x86 import ALGORITHMS, build_kernel, build_variants
 from tvm_deconv.schedules.x86.variants import places
 
 import tvm_deconv as td
-from tvm_deconv.artifact.manifest import select
+from tvm_deconv.artifact.select import select
 from tvm_deconv.compiler.choices import named
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.runtime import verify
@@ -263,8 +263,8 @@ class TestLayer:
             assert buckets.bind(other, weights, bias).manifest.problem == BUCKETS.artifact_key
 
     def test_verify_calls_every_bucket(self, buckets, monkeypatch):
-        called, call = [], verify._call
-        monkeypatch.setattr(verify, "_call", lambda layer, data: called.append(data.shape) or call(layer, data))
+        called, call = [], verify.checked_call
+        monkeypatch.setattr(verify, "checked_call", lambda layer, data: called.append(data.shape) or call(layer, data))
         one = next(one for one in buckets.manifests if one.problem == BUCKETS.artifact_key)
         assert verify.verify(buckets, one).status == "ok"
         assert called == [(1, 40, 5), (1, 40, 40), (1, 40, 200)]

@@ -22,8 +22,9 @@ from tvm_deconv.compiler.records import Log, Schedule, read
 from tvm_deconv.errors import DeviceError, ProblemError
 from tvm_deconv.targets import CUDA_TARGETS
 from tvm_deconv.tuning import tune
-from tvm_deconv.tuning.device import Device, DeviceMeter
-from tvm_deconv.tuning.workers import CudaBuilder
+from tvm_deconv.tuning.builders import CudaBuilder
+from tvm_deconv.tuning.runners.cuda import CudaMachine
+from tvm_deconv.tuning.runners.harness import Baseline, Harness
 
 PROBLEM = td.Problem(1, 1, 70, 9, (5, 6), (2, 2), (2, 2), (1, 1), (0, 0), (10, 12), epilogue=td.Epilogue(True, "relu"))
 SM_90 = CUDA_TARGETS["cuda-sm_90"]
@@ -107,19 +108,19 @@ def test_candidates_are_held_against_the_default(tmp_path):
     compiler.write_text(
         compiler.read_text().replace("for_cpu(text)", "for_cpu(text.replace('tvm_deconv_wait1();', ''))")
     )
-    builder, meter = CudaBuilder("cuda-sm_90", tmp_path, str(compiler), (9, 0)), DeviceMeter(0)
+    builder, harness = CudaBuilder("cuda-sm_90", tmp_path, str(compiler), (9, 0)), Harness(CudaMachine, 0)
     problem = PROBLEM.replace(dtype="int8", in_channels=300, epilogue=td.Epilogue())
     two, split, three, four = (
         Schedule.of("cuda_product", _plans(problem, tile_m=64, tile_k=16, **wanted)[0].knobs)
         for wanted in ({"stages": 2, "split": 1}, {"stages": 2, "split": 2}, {"stages": 3}, {"stages": 4})
     )
     default = builder.build(problem.artifact_key, two)
-    meter.prepare(problem.artifact_key, 1, default, 60.0)
-    assert meter.measure(default, 1.0, 60.0).seconds > 0
-    assert meter.measure(builder.build(problem.artifact_key, split), 1.0, 60.0).seconds > 0
+    harness.prepare(Baseline(problem.artifact_key, 1, default), 60.0)
+    assert harness.measure(default, 1.0, 60.0).seconds > 0
+    assert harness.measure(builder.build(problem.artifact_key, split), 1.0, 60.0).seconds > 0
     wrong = builder.build(problem.artifact_key, three)
     with pytest.raises(Exception, match="a copy that nothing waits for"):
-        meter.measure(wrong, 1.0, 60.0)
+        harness.measure(wrong, 1.0, 60.0)
     with pytest.raises(Refusal, match="deconv_kernel spills 16 bytes, its stack has 0"):
         builder.build(problem.artifact_key, four)
 
@@ -158,25 +159,25 @@ def test_another_device_or_machine_is_refused(tmp_path):
 
 
 @pytest.mark.usefixtures("device")
-def test_the_device_as_a_place():
+def test_the_device_as_a_machine():
     ctypes.CDLL(targets._CUDA_NAME)
-    place = Device(0)
-    assert (place.host().name, place.host().cores) == ("Shim GPU", 4)
-    assert place.multiply_adds("float16") == 4 * 2048e9
-    assert place.copy() > 0
+    machine = CudaMachine(0)
+    assert (machine.host().name, machine.host().cores) == ("Shim GPU", 4)
+    assert machine.multiply_adds("float16") == 4 * 2048e9
+    assert machine.copy() > 0
     values = np.arange(12, dtype=np.float32).reshape(3, 4)
-    memory = place.put(values)
-    np.testing.assert_array_equal(place.read(memory.address, memory.shape, memory.dtype), values)
-    output = place.output((3, 4), np.dtype("float32"))
+    memory = machine.put(values)
+    np.testing.assert_array_equal(machine.read(memory.address, memory.shape, memory.dtype), values)
+    output = machine.output((3, 4), np.dtype("float32"))
     output.poison(0xFF)
     assert output.intact(0xFF)
     assert np.isnan(output.read()).all()
     for beyond in (-1, output.argument.nbytes):
         output.poison(0xFF)
-        place.fill(output.argument.address + beyond, 0, 1)
+        machine.fill(output.argument.address + beyond, 0, 1)
         assert not output.intact(0xFF)
     with pytest.raises(DeviceError, match="cuDeviceGet says 101"):
-        Device(1)
+        CudaMachine(1)
 
 
 @pytest.mark.parametrize(

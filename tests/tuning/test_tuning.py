@@ -25,8 +25,8 @@ from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.compiler.process import Worker
 from tvm_deconv.compiler.records import Log, Record, Schedule, best, read
 from tvm_deconv.targets import TARGETS, detect_host
-from tvm_deconv.tuning import meters as _meters
-from tvm_deconv.tuning import search
+from tvm_deconv.tuning import search, session
+from tvm_deconv.tuning.runners import local
 
 V3 = TARGETS["x86-64-v3"]
 SMALL = td.Problem(1, 1, 4, 6, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (9, 11))
@@ -366,9 +366,9 @@ def spent(machine, problems, trials, *known):
     for one in known:
         kept.add(one)
     searches = [
-        search._Search(problem, V3, kept, records.Conditions("a CPU", 1, "now"), 0, None) for problem in problems
+        search.Search(problem, V3, kept, records.Conditions("a CPU", 1, "now"), 0, None) for problem in problems
     ]
-    search._spend(searches, machine, trials, heard.append)
+    session.spend(searches, machine, trials, heard.append)
     return [trial.record for trial in heard]
 
 
@@ -431,16 +431,16 @@ def test_finalists_take_turns_and_their_medians_decide():
                 yield record(search.problem, schedule, time, **CONDITIONS, error="" if time else "it ended")
 
     here, known = records.Conditions("a CPU", 1, "now"), records.Records(V3.name)
-    state, machine = search._Search(SMALL, V3, known, here, 0, None), Noisy(None, None)
+    state, machine = search.Search(SMALL, V3, known, here, 0, None), Noisy(None, None)
     for one in machine.round(state, [lucky, steady, failing]):
         state.note(one)
     state.note(record(SMALL, slow, 1.2, **CONDITIONS))
     assert state.best.schedule == lucky
-    search._decide(state, machine)
+    session.decide(state, machine)
     assert {one.schedule: one.seconds for one in measured} == {lucky: 1.2, steady: 1.05, failing: None}
     assert state.best.schedule == steady
     known.by_problem[SMALL.artifact_key] = list(measured)
-    search._decide(search._Search(SMALL, V3, known, here, 0, None), machine)
+    session.decide(search.Search(SMALL, V3, known, here, 0, None), machine)
     assert len(measured) == 3  # nothing was tried since
 
 
@@ -524,7 +524,7 @@ def test_trials_need_a_log(tmp_path):
 
 
 def test_a_target_that_cannot_run_here_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(_meters, "detect_host", lambda: dataclasses.replace(detect_host(), features=frozenset()))
+    monkeypatch.setattr(local, "detect_host", lambda: dataclasses.replace(detect_host(), features=frozenset()))
     with pytest.raises(td.ProblemError, match="it lacks"):
         tuning.tune([SMALL], V3.name, 1, tmp_path)
 

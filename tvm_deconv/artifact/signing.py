@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvm_deconv.artifact import files as _files
+from tvm_deconv.artifact import files
 from tvm_deconv.errors import ArtifactError, IntegrityError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def _statement(digest: str, weights: Mapping[str, str]) -> bytes:
 
 def _weights(root: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of weights in `root`, by name."""
-    return {path.name: _files.sha256(path, IntegrityError) for path in sorted(root.glob("*.safetensors"))}
+    return {path.name: files.sha256(path, IntegrityError) for path in sorted(root.glob("*.safetensors"))}
 
 
 def sign(root: Path, digest: str, private_key: Path) -> Path:
@@ -59,7 +59,7 @@ def check(root: Path, digest: str, public_key: Path) -> None:
     from cryptography.exceptions import InvalidSignature
 
     path = root / FILE
-    data, _ = _files.read(path, _MAX_BYTES, IntegrityError, IntegrityError)
+    data, _ = files.read(path, _MAX_BYTES, IntegrityError, IntegrityError)
     try:
         found = json.loads(data)
         version, signed, signature = found["format"], found["digest"], bytes.fromhex(found["signature"])

@@ -22,8 +22,10 @@ import numpy as np
 from tvm_deconv.artifact.manifest import Manifest, library_name, stem
 from tvm_deconv.compiler.build import export
 from tvm_deconv.problem import Problem
-from tvm_deconv.runtime import loader as _loading
-from tvm_deconv.runtime.library import Layer, load
+from tvm_deconv.runtime import loader, threads
+from tvm_deconv.runtime.layer import Layer
+from tvm_deconv.runtime.library import load
+from tvm_deconv.runtime.process import Artifact
 from tvm_deconv.targets import native
 
 _SMALL = Problem(1, 1, 2, 2, (4,), (2,), (2,), (1,), (0,), (8,))
@@ -79,7 +81,7 @@ def measure(rounds: int = 9) -> list[Figure]:
             "first bind and call, of a second artifact": _median(rounds, lambda: first(_OTHER)),
         }
         figures = [Figure(name, 1e3 * seconds, "ms") for name, seconds in milliseconds.items()]
-        return [*figures, *_calls(layer), *_launches(rounds)]
+        return [*figures, *_calls(layer, loader.load(one, manifest)), *_launches(rounds)]
 
 
 def _multiply(manifest: Manifest, directory: Path) -> None:
@@ -118,11 +120,13 @@ def _smallest(call: Callable[[], object], calls: int = 2000, batches: int = 20) 
     return min(_timed(batch) for _ in range(batches)) / calls
 
 
-def _calls(layer: Layer) -> list[Figure]:
+def _calls(layer: Layer, artifact: Artifact) -> list[Figure]:
+    packed = np.empty(*artifact.packed)
+    artifact.pack(np.ones(_SMALL.replace(filter_format="GIOX").filter_shape, np.float32), packed)
     data, out = np.ones(_SMALL.data_shape, np.float32), np.empty(_SMALL.output_shape, np.float32)
-    constants, deconv = layer._constants, layer._artifact.deconv
-    with _loading.thread_limit(1):
-        kernel = _smallest(lambda: deconv(data, *constants, out))
+    constant, deconv = artifact.constant(packed), artifact.deconv
+    with threads.thread_limit(1):
+        kernel = _smallest(lambda: deconv(data, constant, out))
         figures = {
             "smallest kernel, called directly": kernel,
             "call of a Layer with out, above that": _smallest(lambda: layer(data, out)) - kernel,
@@ -134,7 +138,7 @@ def _calls(layer: Layer) -> list[Figure]:
 
 def _launches(rounds: int) -> list[Figure]:
     """Time parallel launches of tasks that do nothing, through ctypes, whose own cost is taken off."""
-    library = _loading._process.threads
+    library = threads.launcher()
     assert library is not None  # an artifact is loaded
     table = ctypes.cast(
         ctypes.c_void_p.in_dll(library, "tvm_deconv_runtime_v3").value or 0, ctypes.POINTER(ctypes.c_void_p)
@@ -158,16 +162,16 @@ def _launches(rounds: int) -> list[Figure]:
         return time.process_time() - before
 
     own = _smallest(lambda: nothing(None, None, 0))
-    before = _loading.get_num_threads()
+    before = threads.get_num_threads()
     try:
-        _loading.set_num_threads(1)
+        threads.set_num_threads(1)
         alone = _smallest(start) - own
-        _loading.set_num_threads(2)
+        threads.set_num_threads(2)
         awake = _smallest(start) - own
         sleeping = statistics.median(asleep() for _ in range(20 * rounds)) - own
         idling = _median(min(rounds, 5), idle)
     finally:
-        _loading.set_num_threads(before)
+        threads.set_num_threads(before)
     figures = {
         "launch on one thread": alone,
         "launch on two threads, worker awake": awake,

@@ -23,9 +23,10 @@ import numpy as np
 from tvm_deconv.bench.floors import copy_bytes_per_second, fma_per_second
 from tvm_deconv.compiler.process import Refusal
 from tvm_deconv.problem import Array, Problem
+from tvm_deconv.problem.testing import Deviation, Operands, deviation, operands
 from tvm_deconv.runtime.library import load
-from tvm_deconv.runtime.loader import set_num_threads
-from tvm_deconv.runtime.verify import Deviation, Operands, deviation, only, operands
+from tvm_deconv.runtime.threads import set_num_threads
+from tvm_deconv.runtime.verify import only
 
 OURS = "tvm_deconv"
 

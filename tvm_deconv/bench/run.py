@@ -21,15 +21,17 @@ from typing import Any
 
 import numpy as np
 
-from tvm_deconv.artifact.manifest import Accepted, Manifest
+from tvm_deconv.artifact.manifest import Manifest
+from tvm_deconv.artifact.select import Accepted
 from tvm_deconv.bench.floors import FMA_DTYPES, Floors, beyond_caches, build_fma
 from tvm_deconv.bench.peers import OURS, Contender, Task, Turn
 from tvm_deconv.compiler.process import Worker, WorkerError
 from tvm_deconv.errors import BuildError, NoArtifactError, ProblemError
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.reference import reference
+from tvm_deconv.problem.testing import Deviation, operands, parts
 from tvm_deconv.runtime.library import Library
-from tvm_deconv.runtime.verify import Deviation, decide, operands, parts
+from tvm_deconv.runtime.verify import decide
 from tvm_deconv.targets import Host, Target, detect_host, native
 
 ROUNDS = 11

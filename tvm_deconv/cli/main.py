@@ -21,9 +21,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tvm_deconv.artifact import manifest as manifests
 from tvm_deconv.artifact import signing
-from tvm_deconv.artifact.manifest import Accepted, Decision
+from tvm_deconv.artifact.select import Accepted, Decision, decision_table
 from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.errors import BuildError, CompilerNotFound, DeconvError, DeviceError, ProblemError, SourceError
 from tvm_deconv.frontends import FoundLayer, coverage_table, scan, with_unique_names, write_weights
@@ -487,7 +486,7 @@ def doctor(directory: Path | None) -> None:
     if directory is not None:
         library = load(directory)
         for problem in dict.fromkeys(manifest.parsed for manifest in library.manifests):
-            click.echo(f"\n{problem.key}\n{manifests.table(_own(library, problem))}")
+            click.echo(f"\n{problem.key}\n{decision_table(_own(library, problem))}")
 
 
 def _own(library: Library, problem: Problem) -> list[Decision]:

@@ -22,7 +22,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import tvm
 from filelock import FileLock, Timeout
@@ -42,9 +41,6 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules import cuda
 from tvm_deconv.schedules.x86 import Algorithm, Kernel, Plan, build_kernel, build_variants, default_plan
 from tvm_deconv.targets import CUDA_TARGETS, TARGETS, CudaTarget, Host, Target, detect_host, get, get_any, native
-
-if TYPE_CHECKING:
-    from tvm_deconv.tuning import Trial
 
 #: The packages of this project whose text decides what a kernel is.
 _SOURCES = ("compute", "compiler.launcher", "schedules")
@@ -101,10 +97,19 @@ def names_of(target: str | Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def _resolve(target: str | Sequence[str]) -> tuple[Target | CudaTarget, ...]:
+def resolve(target: str | Sequence[str]) -> tuple[Target | CudaTarget, ...]:
     """Return the targets that `target` names, of CPUs and of CUDA devices."""
     found = (native(detect_host()) if name == "native" else get_any(name) for name in names_of(target))
     return tuple(dict.fromkeys(found))
+
+
+def checked_problems(problems: Iterable[Problem]) -> list[Problem]:
+    """Return `problems` as a list. Raises ProblemError unless each is a Problem."""
+    problems = list(problems)
+    for problem in problems:
+        if not isinstance(problem, Problem):
+            raise ProblemError("problems", problem, "must be a sequence of Problem")
+    return problems
 
 
 def export(
@@ -291,31 +296,17 @@ def compile(
     jobs: int | None = None,
     on_outcome: Callable[[Outcome], None] | None = None,
     algorithms: Iterable[str] | None = None,
-    trials: int = 0,
     logs: Path | str | None = None,
-    on_trial: Callable[[Trial], None] | None = None,
-    rpc_tracker: str | None = None,
-    rpc_key: str | None = None,
 ) -> list[Outcome]:
-    """Build the artifacts for `problems` on every named target into the directory `output`.
+    """Build the artifacts for `problems` without a search; see `tvm_deconv.compile`.
 
-    Builds run in `jobs` processes (as many as CPUs); problems that share an artifact share the build.  A problem that
-    fails does not stop the others: at the end BuildError names all that failed, with the `outcomes` as an attribute.
-    What is up to date is left alone.  `on_outcome` hears of each problem as it is done.
-
-    `algorithms` names those that may be used, all where it is not given: without winograd, winograd_rows and strassen,
-    sums are rounded as those of the direct algorithms are. Schedules come from the tuning logs, those installed and
-    those in the directory `logs`: `choices` says how. With `trials`, a search for better ones precedes the build, whose
-    results are kept in `logs`; `tuning.tune` is that search, `on_trial` hears of it, and servers of `rpc_tracker`
-    measure where it is given. Raises ProblemError, CompilerNotFound, and what `tune` does.
+    Raises ProblemError, CompilerNotFound, BuildError.
     """
-    targets = _resolve(target)
+    targets = resolve(target)
     using = checked(algorithms)
     names: dict[str, list[str]] = {}
     unique: dict[str, Problem] = {}
-    for problem in problems:
-        if not isinstance(problem, Problem):
-            raise ProblemError("problems", problem, "must be a sequence of Problem")
+    for problem in checked_problems(problems):
         unique.setdefault(problem.artifact_key, problem)
         names.setdefault(problem.artifact_key, []).extend((layers or {}).get(problem, ()))
 
@@ -326,25 +317,6 @@ def compile(
             found.setdefault(computed_by(problem, target), []).extend(names[key])
         return {problem: tuple(dict.fromkeys(wanted)) for problem, wanted in found.items()}
 
-    if trials:
-        if logs is None:
-            raise ProblemError("logs", logs, "must be a directory for the results of the trials")
-        from tvm_deconv.tuning import tune
-
-        searched = [chosen.name for chosen in targets]
-        tune(
-            unique.values(),
-            searched,
-            trials,
-            logs,
-            jobs=jobs,
-            algorithms=using,
-            on_trial=on_trial,
-            rpc_tracker=rpc_tracker,
-            rpc_key=rpc_key,
-        )
-    elif rpc_tracker is not None:
-        raise ProblemError("rpc_tracker", rpc_tracker, "must be given with trials, which are what its servers measure")
     directory = Path(output)
     directory.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []

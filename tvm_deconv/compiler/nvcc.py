@@ -6,7 +6,6 @@ import functools
 import os
 import re
 import shutil
-import subprocess
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,8 @@ from pathlib import Path
 import tvm_ffi
 
 from tvm_deconv.compiler.launcher import find_compiler
-from tvm_deconv.errors import BuildError, CompilerNotFound
+from tvm_deconv.compiler.toolchain import run_compiler, version_text
+from tvm_deconv.errors import CompilerNotFound
 from tvm_deconv.targets import CudaTarget
 
 #: Where NVIDIA's packages for Python put it, below site-packages: CUDA 13, CUDA 12.
@@ -70,7 +70,7 @@ def find_nvcc() -> str:
 @functools.cache
 def version(nvcc: str) -> str:
     """Return the release that `nvcc` says it is."""
-    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
+    said = version_text(nvcc)
     found = re.search(r"release [\d.]+, V([\d.]+)", said)
     return found[1] if found else said.strip()
 
@@ -92,11 +92,10 @@ def compile_library(source: str, path: Path, target: CudaTarget, nvcc: str | Non
     for major, minor in target.ptx:
         command += ["-gencode", f"arch=compute_{major}{minor},code=compute_{major}{minor}"]
     command += [f"-I{ffi / 'include'}", str(text), "-o", str(path), f"-L{ffi / 'lib'}", "-ltvm_ffi"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    text.unlink()
-    if done.returncode:
-        raise BuildError("nvcc", nvcc, f"failed for {target.name}: {done.stderr.strip()[-2000:]}")
-    return parse_resources(done.stderr)
+    try:
+        return parse_resources(run_compiler("nvcc", command, f"failed for {target.name}: "))
+    finally:
+        text.unlink()
 
 
 def parse_resources(said: str) -> list[Resources]:

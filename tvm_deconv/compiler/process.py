@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
-from tvm_deconv.runtime.loader import without_torch
+from tvm_deconv.artifact.ffi import without_torch
 
 _PR_SET_PDEATHSIG = 1
 _PATIENCE_SECONDS = 600.0

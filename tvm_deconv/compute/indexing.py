@@ -21,7 +21,7 @@ GROUPS = "groups"
 LEAD = 6  # the axes nb, db, hb, wb, g, co with which every stage but the last begins
 
 
-class Blocks(Protocol):
+class BlockTile(Protocol):
     """What the tiles of all definitions say: positions along the last axis, and output channels, of a block."""
 
     @property
@@ -33,7 +33,7 @@ class Blocks(Protocol):
         """Output channels."""
 
 
-def any_alignment(func: PrimFunc) -> PrimFunc:
+def byte_aligned(func: PrimFunc) -> PrimFunc:
     """Return `func` with buffers aligned to one byte, so that generated code never uses an aligned move.
 
     Callers' arrays are aligned to their elements only, and an aligned move of such an address ends the process.
@@ -46,7 +46,7 @@ def any_alignment(func: PrimFunc) -> PrimFunc:
     return ir.load_json(json.dumps(graph))
 
 
-def tiles_of_channels(geometry: Geometry, form: str, tile: Blocks) -> tuple[int, int]:
+def tiles_of_channels(geometry: Geometry, form: str, tile: BlockTile) -> tuple[int, int]:
     """Number of tiles of groups, and of tiles of the output channels of a group."""
     if form == GROUPS:
         return -(-geometry.groups // tile.channels), geometry.out_channels
@@ -68,7 +68,7 @@ def ravel(index: Sequence[Expr | int], shape: Sequence[Expr | int]) -> Expr:
     return number
 
 
-def cut(index: Expr, size: int, count: Extent) -> tuple[Expr, Expr]:
+def split_index(index: Expr, size: int, count: Extent) -> tuple[Expr, Expr]:
     """Return the number of the block of `size` that `index` lies in, of `count`, and where in it.
 
     Where there is one block nothing is divided: it may hold fewer than `size`, and more than one remainder in a row
@@ -126,7 +126,7 @@ def data_element(
     )
 
 
-def has_whole_vectors(problem: Problem, form: str, tile: Blocks, lanes: int) -> bool:
+def has_whole_vectors(problem: Problem, form: str, tile: BlockTile, lanes: int) -> bool:
     """Whether what a block makes is stored by vectors of `lanes`, none of them in part.
 
     In `form` ROWS of `N C *X` these are positions of each phase; else, of `N *X C`, channels.

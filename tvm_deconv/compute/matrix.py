@@ -34,7 +34,7 @@ from tvm.tirx import PrimFunc
 
 from tvm_deconv.compute.epilogue import activate
 from tvm_deconv.compute.extents import End, Extents, at_most, shape_of
-from tvm_deconv.compute.indexing import LEAD, any_alignment, cut, data_element, ravel, spans, within_runs
+from tvm_deconv.compute.indexing import LEAD, byte_aligned, data_element, ravel, spans, split_index, within_runs
 from tvm_deconv.compute.phases import AxisRows, Geometry, axis_rows
 from tvm_deconv.compute.storage import from_accumulator, storage_dtype
 from tvm_deconv.compute.strassen import STRASSEN
@@ -535,9 +535,9 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
             n, d, h, w, g, c = index
         else:
             n, g, c, d, h, w = index
-        tile_of, cc = cut(c, tile.channels, channel_tiles)
+        tile_of, cc = split_index(c, tile.channels, channel_tiles)
         sizes = (*outer, row_outputs)
-        cuts = [cut(i, size, count) for i, size, count in zip((n, d, h, w), sizes, blocks, strict=True)]
+        cuts = [split_index(i, size, count) for i, size, count in zip((n, d, h, w), sizes, blocks, strict=True)]
         at, (*where, w) = (*(number for number, _ in cuts), g, tile_of), (within for _, within in cuts)
         if wide:
             inner = (cc, *where, w)
@@ -555,7 +555,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefin
     rows_of_end = [section.axes[end.axis] for section in sections] if end else []
     halo = max((rows.start + (rows.window - 1) * rows.step for rows in rows_of_end), default=0) + tile.strassen
     return MatrixDefinition(
-        any_alignment(func),
+        byte_aligned(func),
         sections,
         packed_elements,
         end,

@@ -19,7 +19,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as build
 from tvm.tirx import IntImm, PrimFunc
 
-from tvm_deconv.compute.direct import FilterSection, member
+from tvm_deconv.compute.direct_layout import FilterSection, group_and_channel
 from tvm_deconv.compute.indexing import ROWS, ravel
 from tvm_deconv.compute.matrix import MatrixSection
 from tvm_deconv.compute.phases import AxisRows, Geometry
@@ -56,7 +56,7 @@ def pack_filter(problem: Problem, sections: Sequence[FilterSection], elements: i
                 g, co, d, h, w, *reduction, row, column, cc = index
                 ci, *taps = reduction if section.form == ROWS else [reduction[-1], *reduction[:-1]]
                 phases = (d, h * section.phases[0] + row, w * section.phases[1] + column)
-                group, channel = member(section.form, section.shape[-1], g, co, cc)
+                group, channel = group_and_channel(section.form, section.shape[-1], g, co, cc)
                 exists = tirx.all(group < geometry.groups, channel < geometry.out_channels)
                 element = partial(_element, problem, source, section.axes, (group, ci, channel), phases)
                 for points in itertools.product(*map(range, section.points)):

@@ -18,9 +18,11 @@ import numpy as np
 
 from tvm_deconv.errors import NoArtifactError, ProblemError, SourceError, printable
 from tvm_deconv.problem import Array, Epilogue, Problem
+from tvm_deconv.problem.arrays import numpy_dtype
 
 if TYPE_CHECKING:
-    from tvm_deconv.runtime.library import Layer, Library
+    from tvm_deconv.runtime.layer import Layer
+    from tvm_deconv.runtime.library import Library
 
 #: The operators of a `Node` that can become part of an epilogue; all other nodes have the operator "".
 ADD, SUBTRACT, MULTIPLY, BATCH_NORM = "add", "subtract", "multiply", "batch_norm"
@@ -262,18 +264,6 @@ def with_unique_names(layers: Iterable[FoundLayer]) -> list[FoundLayer]:
         seen.add(name)
         named.append(dataclasses.replace(layer, name=name))
     return named
-
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype of that name; bfloat16 comes from ml_dtypes, without which it raises SourceError."""
-    if name != "bfloat16":
-        return np.dtype(name)
-    try:
-        import ml_dtypes
-    except ImportError:
-        raise missing_package("a bfloat16 constant", "ml_dtypes", "'tvm_deconv[compile]'") from None
-    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return dtype
 
 
 @np.errstate(all="ignore")

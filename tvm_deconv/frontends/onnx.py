@@ -19,6 +19,7 @@ from tvm_deconv.frontends import graph as found
 from tvm_deconv.frontends.files import from_bytes, read_array, read_bytes
 from tvm_deconv.frontends.graph import FoundLayer, Graph, Node, absorb, uncovered
 from tvm_deconv.problem import Array, Epilogue
+from tvm_deconv.problem.arrays import numpy_dtype
 from tvm_deconv.problem.dialects import from_onnx
 
 try:
@@ -240,7 +241,7 @@ class _Graph:
         """The value of a tensor; None where its type is none of ours."""
         if tensor.data_type not in _CONSTANTS:
             return None
-        dtype, shape = found.numpy_dtype(_CONSTANTS[tensor.data_type]), tuple(tensor.dims)
+        dtype, shape = numpy_dtype(_CONSTANTS[tensor.data_type]), tuple(tensor.dims)
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             return self._external(tensor, dtype, shape)
         if tensor.HasField("raw_data"):

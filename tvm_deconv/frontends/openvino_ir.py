@@ -20,6 +20,7 @@ from tvm_deconv.frontends import graph as found
 from tvm_deconv.frontends.files import read_array, read_bytes
 from tvm_deconv.frontends.graph import FoundLayer, Graph, Node, absorb, uncovered
 from tvm_deconv.problem import Array
+from tvm_deconv.problem.arrays import numpy_dtype
 from tvm_deconv.problem.dialects import from_openvino
 
 OPERATORS = ("ConvolutionBackpropData", "GroupConvolutionBackpropData")
@@ -195,7 +196,7 @@ class _Net:
         offset, size = (self._list(layer, name) for name in ("offset", "size"))
         if len(offset) != 1 or len(size) != 1:
             raise SourceError("offset", layer.name, f"must have one offset and one size ({self._path})")
-        return read_array(self._path.with_suffix(".bin"), found.numpy_dtype(dtype), shape, offset[0], size[0])
+        return read_array(self._path.with_suffix(".bin"), numpy_dtype(dtype), shape, offset[0], size[0])
 
     def _converted(self, layer: _Layer, value: Array) -> Array | None:
         dtype = _ELEMENT_TYPES.get(layer.data.get("destination_type", ""))

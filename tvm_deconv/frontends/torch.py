@@ -19,8 +19,9 @@ import numpy as np
 
 from tvm_deconv.errors import ProblemError, SourceError
 from tvm_deconv.frontends import graph as found
-from tvm_deconv.frontends.graph import FoundLayer, Graph, Node, absorb, cast, missing_package, numpy_dtype, uncovered
+from tvm_deconv.frontends.graph import FoundLayer, Graph, Node, absorb, cast, missing_package, uncovered
 from tvm_deconv.problem import Array, Epilogue
+from tvm_deconv.problem.arrays import numpy_dtype
 from tvm_deconv.problem.dialects import from_torch
 
 try:

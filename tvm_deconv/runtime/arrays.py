@@ -1,57 +1,43 @@
-"""Callers' arrays: any kind in, a NumPy view for the kernel, the same kind out; and every check in our own words.
+"""Callers' arrays in the memory of the CPU: any kind in, a NumPy view for the kernel, the same kind out.
 
-`borrow` turns an array of any kind into a view without a copy; the checks hold views against what a problem asks for.
-In views bfloat16 is uint16, its bits, which is how it crosses to the kernels and the only form NumPy itself knows.
+`borrow` turns an array of any kind into a view without a copy. The checks compare views with the problem, and raise
+errors of this package. In views bfloat16 is uint16, its bits: the form in which it crosses to the kernels, and the only
+one that NumPy itself knows.
 """
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_deconv.errors import TensorError, TensorTypeError
+from tvm_deconv.problem import Array
+from tvm_deconv.problem.arrays import BFLOAT16
 
-Array = npt.NDArray[Any]
-
-_BFLOAT16 = "bfloat16"
 _JAX = ("jax", "jaxlib")
 _NAMES = {np.dtype(name): name for name in ("float32", "float64", "float16", "int8", "uint8", "int32")}
-_LINE = 64  # bytes
-_SMALL = 1 << 16
 _HOST_DEVICES = (1, 3, 11)  # of DLPack: CPU, and host memory pinned for CUDA and ROCm
 
 
-def storage(dtype: str) -> np.dtype[Any]:
-    """Return the NumPy dtype of the elements of `dtype`: bfloat16 is stored as uint16."""
-    return np.dtype("uint16" if dtype == _BFLOAT16 else dtype)
-
-
 class Borrowed(NamedTuple):
-    """A view of a caller's array, the name of its dtype, and what makes an array of the same kind of a result."""
+    """A view of a caller's array, the name of its dtype, and `give`, which converts a result to the caller's kind."""
 
     view: Array
     dtype: str
     give: Callable[[Array], Any]
 
-
-def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-    """Return memory for an array; what is not small begins with a line of the cache, as vectors like it."""
-    size = math.prod(shape) * dtype.itemsize
-    if size < _SMALL:
-        return np.empty(shape, dtype)
-    memory = np.empty(size + _LINE, np.uint8)
-    start = -memory.ctypes.data % _LINE
-    return memory[start : start + size].view(dtype).reshape(shape)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array."""
+        return self.view.shape
 
 
 def borrow(argument: str, array: object) -> Borrowed:
-    """Return a view of `array`, which is `argument` of a call; TensorTypeError, TensorError where it is not usable."""
+    """Return a view of `array`, the argument called `argument`. Raises TensorTypeError, TensorError."""
     if isinstance(array, np.ndarray):
         return _borrow_numpy(argument, array)
     if not hasattr(array, "__dlpack__") or not hasattr(array, "__dlpack_device__"):
@@ -71,7 +57,7 @@ def borrow(argument: str, array: object) -> Borrowed:
             return _borrow_foreign(argument, array, module)
     except TensorError:
         raise
-    # Whatever class of error the package chose.
+    # Packages raise whatever class of error they like.
     except Exception as error:
         raise TensorTypeError(
             argument, type(array).__qualname__, f"must be readable as a NumPy array: {error}"
@@ -80,7 +66,7 @@ def borrow(argument: str, array: object) -> Borrowed:
 
 
 def _module(kind: type) -> ModuleType | None:
-    """Return the imported package that made `kind` or a class that it derives from, and that can make arrays."""
+    """Return the imported package that defines `kind` or a base class of it, and that can make arrays."""
     for base in kind.__mro__:
         module = sys.modules.get(base.__module__.partition(".")[0])
         if module is not None and (module.__name__ in _JAX or hasattr(module, "from_dlpack")):
@@ -96,14 +82,14 @@ def _borrow_numpy(argument: str, array: Array) -> Borrowed:
     name = _NAMES.get(dtype)
     if name is not None:
         return Borrowed(view, name, _itself)
-    if dtype.type.__name__ == _BFLOAT16:
-        # Of ml_dtypes; recognised by its name, since this package does without the import.
-        return Borrowed(view.view(np.uint16), _BFLOAT16, lambda result: result.view(dtype))
+    if dtype.type.__name__ == BFLOAT16:
+        # Of ml_dtypes: known by its name, since the runtime must not import that package.
+        return Borrowed(view.view(np.uint16), BFLOAT16, lambda result: result.view(dtype))
     if not dtype.isnative:
         raise TensorTypeError(
             argument, dtype.str, "must be in this machine's byte order; pass astype of newbyteorder('=')"
         )
-    raise TensorTypeError(argument, dtype.name, f"must be one of {', '.join((*_NAMES.values(), _BFLOAT16))}")
+    raise TensorTypeError(argument, dtype.name, f"must be one of {', '.join((*_NAMES.values(), BFLOAT16))}")
 
 
 def _itself(result: Array) -> Array:
@@ -112,14 +98,14 @@ def _itself(result: Array) -> Array:
 
 def _borrow_foreign(argument: str, array: Any, module: ModuleType) -> Borrowed:
     if module.__name__ == "torch":
-        # By its own methods: NumPy's from_dlpack has no bfloat16, and before 2.1 takes every such array for read-only.
+        # By its own methods: NumPy's from_dlpack has no bfloat16, and before 2.1 it marks every such array read-only.
         if array.dtype == module.bfloat16:
             bits = array.view(module.int16).numpy().view(np.uint16)
             give = lambda result: module.from_numpy(result.view(np.int16)).view(module.bfloat16)  # noqa: E731
-            return Borrowed(bits, _BFLOAT16, give)
+            return Borrowed(bits, BFLOAT16, give)
         view, give = array.numpy(), module.from_numpy
     elif module.__name__ in _JAX:
-        # A NumPy array with a dtype of ml_dtypes where that is needed; never writable, as jax promises.
+        # A NumPy array, of a dtype of ml_dtypes for bfloat16. It is never writable, as jax promises.
         view, give = np.asarray(array), sys.modules["jax"].numpy.asarray
     else:
         view, give = np.from_dlpack(array), module.from_dlpack
@@ -128,7 +114,7 @@ def _borrow_foreign(argument: str, array: Any, module: ModuleType) -> Borrowed:
 
 
 class _Writable:
-    """The memory of a read-only array, without the mark."""
+    """The memory of a read-only array, marked writable."""
 
     def __init__(self, view: Array) -> None:
         interface = view.__array_interface__
@@ -137,7 +123,7 @@ class _Writable:
 
 
 def readable(view: Array) -> Array:
-    """Return `view` in a form that tvm_ffi takes as an input: it refuses what is read-only."""
+    """Return `view` in a form that tvm_ffi takes as an input: it refuses arrays that are read-only."""
     return view if view.flags.writeable else np.asarray(_Writable(view))
 
 
@@ -147,12 +133,12 @@ def check_type(argument: str, dtype: str, allowed: Collection[str]) -> None:
         raise TensorTypeError(argument, dtype, f"dtype must be {' or '.join(allowed)}")
 
 
-def check_shape(argument: str, view: Array, shape: tuple[int, ...]) -> None:
-    """Raise TensorError unless `view` has this rank and `shape`."""
-    if view.ndim != len(shape):
-        raise TensorError(argument, view.shape, f"rank must be {len(shape)}, of shape {shape}")
-    if view.shape != shape:
-        raise TensorError(argument, view.shape, f"shape must be {shape}")
+def check_shape(argument: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    """Raise TensorError unless the `shape` of an array is the one that is `wanted`."""
+    if len(shape) != len(wanted):
+        raise TensorError(argument, shape, f"rank must be {len(wanted)}, of shape {wanted}")
+    if shape != wanted:
+        raise TensorError(argument, shape, f"shape must be {wanted}")
 
 
 def check_layout(argument: str, view: Array) -> None:
@@ -183,7 +169,7 @@ def check_output(view: Array, others: dict[str, Array]) -> None:
 
 
 def count_write(out: object) -> None:
-    """Let torch know that the memory of `out` was written, where that is one of its tensors."""
+    """Tell torch that the memory of `out` was written, if it is one of its tensors."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(out, torch.Tensor) and not out.is_inference():
         torch.autograd.graph.increment_version(out)

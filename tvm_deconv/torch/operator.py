@@ -18,12 +18,14 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from tvm_deconv.api import load
 from tvm_deconv.errors import NoArtifactError, TensorError
 from tvm_deconv.frontends.graph import FoundLayer, absorb, batch_norm_step, cast
 from tvm_deconv.frontends.torch import array, channels_last, memory_format
 from tvm_deconv.problem import Epilogue, Problem, one_of
 from tvm_deconv.problem.dialects import broadcast, from_torch
-from tvm_deconv.runtime.library import Layer, Library, _epilogue, load
+from tvm_deconv.runtime.layer import Layer
+from tvm_deconv.runtime.library import Library, epilogue_of
 
 _LOG = logging.getLogger("tvm_deconv")
 #: How many layers, of different shapes, a filter is kept packed for.
@@ -92,7 +94,7 @@ def called(input: Tensor, weight: Tensor, *arguments: object) -> Tensor:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _text(activation: str | Epilogue | None, bias: bool) -> str:
-    return str(_epilogue(activation, bias))
+    return str(epilogue_of(activation, bias))
 
 
 #: The libraries that graphs know by their handles.
@@ -106,7 +108,11 @@ def handle_of(library: Library) -> str:
     In another process it means the same artifacts in the same directory, and NumPy where the library falls back to it;
     nothing is compiled there.
     """
-    words = [library.digest, *(["pinned"] if library._pinned else []), *library._fallback]
+    words = [
+        library.digest,
+        *(["pinned"] if library.pinned else []),
+        *(fallback.name for fallback in library.fallbacks),
+    ]
     handle = f"{'+'.join(words)}@{library.root}"
     libraries[handle] = library
     return handle

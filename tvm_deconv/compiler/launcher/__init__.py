@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
-from tvm_deconv.errors import BuildError, CompilerNotFound
+from tvm_deconv.compiler.toolchain import run_compiler
+from tvm_deconv.errors import CompilerNotFound
 
 SOURCE = Path(__file__).with_name("launcher.c")
 FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
@@ -41,12 +41,6 @@ def launcher_object(cc: str, out_dir: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=out_dir) as scratch:
         made = Path(scratch) / target.name
         command = [cc, "-x", "c", *FLAGS, "-c", str(SOURCE), "-o", str(made)]
-        try:
-            run = subprocess.run(command, capture_output=True, text=True, check=False)
-        except OSError as error:
-            rule = f"the compiler does not start ({error.strerror}); set CXX to one that does"
-            raise CompilerNotFound("cc", cc, rule) from error
-        if run.returncode != 0:
-            raise BuildError("cc", cc, f"the launcher does not compile:\n{run.stderr.strip()}")
+        run_compiler("cc", command, "the launcher does not compile:\n")
         made.replace(target)
     return target

@@ -10,12 +10,12 @@ from support.kernels import call_kernel, compiled_kernel, targets
 from support.strategies import epilogues, operands
 from support.tolerances import TOLERANCE
 from tvm_deconv.schedules import x86
-from tvm_deconv.schedules.x86 import accumulator_lanes, at_once, build_kernel
+from tvm_deconv.schedules.x86 import accumulator_lanes, build_kernel, register_epilogue
 from tvm_deconv.schedules.x86.tiles import Plan
 
 import tvm_deconv as td
 from tvm_deconv.compiler.choices import named
-from tvm_deconv.compute.direct import Tile
+from tvm_deconv.compute.direct_layout import Tile
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.targets import TARGETS
@@ -37,12 +37,16 @@ def whole_rows(draw):
     return td.Problem(*counts, data, kernel, kernel, one, none, output, dtype, epilogue=draw(epilogues(dtype)))
 
 
-def plans_at_once(problem, target):
+def register_plans(problem, target):
     """The enumerated plans that finish at once, of vectors and of their halves."""
     lanes = accumulator_lanes(problem, target)
     geometry = Geometry.of(problem)
     found = (plan for _, plan in ROWS.family.plans(problem, target))
-    return [plan for plan in found if at_once.serves(problem, geometry, plan.tile, lanes // (1 + plan.halves))]
+    return [
+        plan
+        for plan in found
+        if register_epilogue.supports_tile(problem, geometry, plan.tile, lanes // (1 + plan.halves))
+    ]
 
 
 def check(problem, target, plan, seed, aligned):
@@ -64,7 +68,7 @@ def test_outputs_agree_with_the_reference(problem, target, seed, streams):
     choose = random.Random(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(x86, "outgrows_caches", lambda _: streams)
-        found = plans_at_once(problem, target)
+        found = register_plans(problem, target)
         assert found, problem.key
         text = check(problem, target, choose.choice(found), seed, choose.random() < 0.7).deconv.script()
     assert ("tvm_deconv_store" in text) == streams
@@ -79,7 +83,7 @@ def test_blocks_that_are_not_full_leave_out_what_is_none(target, monkeypatch):
         monkeypatch.setattr(x86, "outgrows_caches", lambda _, streams=streams: streams)
         lanes = accumulator_lanes(problem, target)
         plan = Plan(Tile(1, 1, 3, 48, 2, 4 * lanes, 2), share_data=streams)
-        assert at_once.serves(problem, Geometry.of(problem), plan.tile, lanes)
+        assert register_epilogue.supports_tile(problem, Geometry.of(problem), plan.tile, lanes)
         check(problem, target, plan, 5, aligned=True)
 
 
@@ -101,5 +105,5 @@ def test_blocks_that_are_not_full_leave_out_what_is_none(target, monkeypatch):
 def test_other_layers_keep_their_stages(changed):
     problem = td.Problem(1, 1, 4, 5, (7, 48), (2, 2), (2, 2), (1, 1), (0, 0), (14, 96))
     target = TARGETS["x86-64-v4"]
-    assert plans_at_once(problem, target)
-    assert not plans_at_once(problem.replace(**changed), target)
+    assert register_plans(problem, target)
+    assert not register_plans(problem.replace(**changed), target)

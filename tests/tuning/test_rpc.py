@@ -22,9 +22,10 @@ from tvm_deconv.compiler.launcher import find_compiler, launcher_object
 from tvm_deconv.compiler.process import Worker, WorkerError
 from tvm_deconv.compiler.records import read
 from tvm_deconv.targets import detect_host, native
-from tvm_deconv.tuning.meters import RemoteMeters
-from tvm_deconv.tuning.remote import Tracker
-from tvm_deconv.tuning.workers import Builder
+from tvm_deconv.tuning.builders import Builder
+from tvm_deconv.tuning.runners.harness import Baseline
+from tvm_deconv.tuning.runners.rpc import RpcRunner
+from tvm_deconv.tuning.runners.tracker import Tracker
 
 SMALL = td.Problem(1, 1, 4, 6, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (9, 11))
 TARGET = native()
@@ -76,7 +77,7 @@ class Fleet:
             return set()
 
     def kill_server_of(self, worker):
-        """Kill the server that a meter's process has a session with."""
+        """Kill the server that a runner's process has a session with."""
         connections = psutil.Process(worker._process.pid).net_connections("tcp")
         (port,) = {connection.raddr.port for connection in connections if connection.raddr} & set(self.servers)
         kill(self.servers.pop(port))
@@ -186,28 +187,29 @@ def test_a_bad_candidate_is_to_blame_and_its_server_is_not(fleet, asked, tmp_pat
     good = Builder(TARGET.name, tmp_path, cc, launcher_object(cc, tmp_path)).build(
         SMALL.artifact_key, space(SMALL, TARGET)[0].schedule
     )
+    baseline = Baseline(SMALL.artifact_key, 0, good)
 
     def outcome(body, seconds=60.0):
         path = tmp_path / "bad.so"
         command = [cc, "-x", "c", "-shared", "-fPIC", "-o", str(path), "-"]
         subprocess.run(command, input=_BAD.replace("BODY", body), text=True, check=True)
         with pytest.raises(WorkerError) as caught:
-            meters.measure(SMALL.artifact_key, 0, good, dataclasses.replace(good, deconv=path), 1.0, seconds)
+            runner.measure(baseline, dataclasses.replace(good, deconv=path), 1.0, seconds)
         assert not caught.value.died
         return str(caught.value)
 
-    with RemoteMeters(1, tracker) as meters:
-        assert meters.host == detect_host()
+    with RpcRunner(1, tracker) as runner:
+        assert runner.host == detect_host()
         assert outcome("").startswith("ArithmeticError: differs from the default by nan")
         assert outcome("out[-1] = 0;") == "ArithmeticError: wrote outside of its output"
         assert outcome("__builtin_trap();") == "RuntimeError: its process at the server ended"
         assert outcome("for (;;) {}", 2.0) == "TimeoutError: did not end within 2 s"
-        assert meters.measure(SMALL.artifact_key, 0, good, good, 1.0, 60.0).seconds > 0
-        meters._host = dataclasses.replace(meters.host, name="another CPU")
-        meters._idle.pop().worker.close(10.0)
+        assert runner.measure(baseline, good, 1.0, 60.0).seconds > 0
+        runner._host = dataclasses.replace(runner.host, name="another CPU")
+        runner._idle.pop().worker.close(10.0)
         until(tracker.free)
         with pytest.raises(td.RemoteError, match="machines of two kinds, another CPU and"):
-            meters.measure(SMALL.artifact_key, 0, good, good, 1.0, 60.0)
+            runner.measure(baseline, good, 1.0, 60.0)
     assert asked.lost == []
 
 

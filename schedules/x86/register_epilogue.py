@@ -14,7 +14,7 @@ Past the caches only whole vectors can be stored.  Where an output begins with o
 of it is; for others the function has the stages of any layer besides.
 
 What a vector is stored by must not seem to change the accumulators, or they are written and read again around each: see
-`functions`.
+`store_functions`.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ from tvm.ir import Expr
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx import Buffer, BufferLoad, BufferStore, Evaluate, For, ForKind, IfThenElse, PrimFunc, SeqStmt, Stmt
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, shuffle_network
-from tvm_deconv.schedules.x86.threads import first_block, with_body
+from tvm_deconv.schedules.x86.loop_marks import first_block, with_body
 from tvm_deconv.schedules.x86.variants import within
 
-from tvm_deconv.compute.direct import Definition, Tile, block_extents
+from tvm_deconv.compute.direct import DirectDefinition
+from tvm_deconv.compute.direct_layout import Tile, block_extents
 from tvm_deconv.compute.epilogue import activate
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 
 _STORE = "tvm_deconv_store"
-_OVER = "tvm_deconv_over"
+_MISALIGNMENT = "tvm_deconv_misalignment"
 #: What remains of the buffers of a schedule.
 _KEPT = ("data_pack", "bias_pack", "run_0_global")
 _TYPES = {"float32": ("float", 4), "float64": ("double", 8), "int32": ("i32", 4)}
 
 
-def can_serve(problem: Problem, geometry: Geometry, lanes: int) -> bool:
+def supports(problem: Problem, geometry: Geometry, lanes: int) -> bool:
     """Whether tiles in rows with all phases of the last axis hold vectors of `lanes` of the output.
 
     Phases have one tap, at their own position, there are outputs of all, and rows of positions are whole vectors.
@@ -63,10 +64,10 @@ def can_serve(problem: Problem, geometry: Geometry, lanes: int) -> bool:
     )
 
 
-def serves(problem: Problem, geometry: Geometry, tile: Tile, lanes: int) -> bool:
+def supports_tile(problem: Problem, geometry: Geometry, tile: Tile, lanes: int) -> bool:
     """Whether register tiles of `tile`, in rows, hold vectors of the output."""
     return (
-        can_serve(problem, geometry, lanes)
+        supports(problem, geometry, lanes)
         and tile.phases % geometry.axes[2].stride == 0
         and max(tile.outputs) == 1
         and tile.width % lanes == 0
@@ -74,7 +75,7 @@ def serves(problem: Problem, geometry: Geometry, tile: Tile, lanes: int) -> bool
     )
 
 
-def functions(dtype: str, lanes: int) -> str:
+def store_functions(dtype: str, lanes: int) -> str:
     """Return, in LLVM's language, what stores a vector past the caches, and what is 0 where one may lie at an address.
 
     The stores say, in the terms of TVM's own, that they change the output alone.
@@ -86,7 +87,7 @@ define hidden i32 @{_STORE}(ptr %to, {vector} %value) alwaysinline {{
   store {vector} %value, ptr %to, align {length}, !nontemporal !0, !tbaa !1
   ret i32 0
 }}
-define hidden i32 @{_OVER}(ptr %to) alwaysinline {{
+define hidden i32 @{_MISALIGNMENT}(ptr %to) alwaysinline {{
   %address = ptrtoint ptr %to to i64
   %low = trunc i64 %address to i32
   %over = and i32 %low, {length - 1}
@@ -98,30 +99,30 @@ define hidden i32 @{_OVER}(ptr %to) alwaysinline {{
 """
 
 
-def where_whole(func: PrimFunc, usual: PrimFunc) -> PrimFunc:
+def select_by_alignment(func: PrimFunc, usual: PrimFunc) -> PrimFunc:
     """Return `func`, which stores whole vectors past the caches, for outputs that begin with one; else as `usual`."""
     out = func.params[-1]
-    over = tirx.call_extern("int32", _OVER, _address(out, [tirx.const(0, "int64") for _ in out.shape]))
+    over = tirx.call_extern("int32", _MISALIGNMENT, _address(out, [tirx.const(0, "int64") for _ in out.shape]))
     other = ir.load_json(ir.save_json(usual))  # with variables and buffers of its own
     return func.with_body(IfThenElse(over == 0, func.body, within(other, func.params, {}, 0)))
 
 
-def at_once(
-    func: PrimFunc, problem: Problem, definition: Definition, tile: Tile, lanes: int, *, streams: bool
+def finish_in_registers(
+    func: PrimFunc, problem: Problem, definition: DirectDefinition, tile: Tile, lanes: int, *, streams: bool
 ) -> PrimFunc:
-    """Return `func`, the scheduled `definition`, without stages behind the reduction; `serves` says where.
+    """Return `func`, the scheduled `definition`, without stages behind the reduction; `supports_tile` says where.
 
-    If `streams`, vectors are stored by the `functions`.
+    If `streams`, vectors are stored by the `store_functions`.
     """
     buffers = {buffer.name: buffer for buffer in func.body.block.alloc_buffers}
-    finish = _Finish(problem, definition, tile, lanes, streams, buffers.get("bias_pack"), func.params[-1])
+    finish = _RegisterEpilogue(problem, definition, tile, lanes, streams, buffers.get("bias_pack"), func.params[-1])
     return func.with_body(finish.root(func.body))
 
 
 @dataclass(frozen=True, slots=True)
-class _Finish:
+class _RegisterEpilogue:
     problem: Problem
-    definition: Definition
+    definition: DirectDefinition
     tile: Tile
     lanes: int
     streams: bool
@@ -189,7 +190,7 @@ class _Finish:
                 numbers = (tirx.const(column, "int64") for column in range(columns))
                 streams = [[*lead, fd, fh * rows + row, column, tirx.const(cc, "int64")] for column in numbers]
                 if not plain:
-                    stores += [self._finished(accumulators, stream, place) for stream in streams]
+                    stores += [self._epilogue(accumulators, stream, place) for stream in streams]
                 held = tirx.Ramp(place, tirx.const(1, "int64"), lanes)
                 made = shuffle_network([BufferLoad(accumulators, [*stream, held]) for stream in streams], lanes)
                 store = [self._store(value, index, w * columns + i * lanes) for i, value in enumerate(made)]
@@ -197,7 +198,7 @@ class _Finish:
             stmts += [IfThenElse(tirx.all(*inside), _sequence(stores), None)] if inside else stores
         return stmts
 
-    def _finished(self, accumulators: Buffer, index: Sequence[Expr], place: Expr) -> Stmt:
+    def _epilogue(self, accumulators: Buffer, index: Sequence[Expr], place: Expr) -> Stmt:
         """Return what adds the bias to the vector of accumulators from `place` on, and applies the activation."""
         lane = tirx.Var("lane", "int64")
         at = [*index, place + lane]

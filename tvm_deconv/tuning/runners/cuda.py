@@ -1,4 +1,4 @@
-"""A CUDA device as a place to measure on, by NVIDIA's driver alone: memory, copies, and events around calls."""
+"""Running candidates on a CUDA device, by NVIDIA's driver alone: memory, copies, and events around calls."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
+from tvm_deconv.artifact.ffi import import_tvm_ffi
 from tvm_deconv.errors import DeviceError
 from tvm_deconv.problem import Array
-from tvm_deconv.runtime.loader import import_tvm_ffi
 from tvm_deconv.targets import Capability, Host, cuda_capability, cuda_driver
-from tvm_deconv.tuning.workers import Bound, Meter, Output, Place
+from tvm_deconv.tuning.runners.base import SingleProcessRunner
+from tvm_deconv.tuning.runners.machine import Bound, Output
 
 _DLPACK_CUDA = 2
 _CODES = {"i": 0, "u": 1, "f": 2}
 _CLOCK, _MULTIPROCESSORS, _L2 = 13, 16, 38  # CU_DEVICE_ATTRIBUTE_*: kHz, number, bytes
 _GUARD = 256  # bytes before and behind an output
 _MOST_COPIES = 32
-_COPIED = 8  # level-2 caches: the size of a copy whose rate is measured
+_COPIED = 8  # the size of a copy whose rate is measured, in level-2 caches
 _ROUNDS = 5
-#: Multiply-adds of a multiprocessor in one clock by the type that is multiplied, for the capability and later ones.
+#: Multiply-adds of a multiprocessor in one clock, by the type that is multiplied, from each capability on.
 _PER_CLOCK: dict[Capability, dict[str, int]] = {
     (8, 0): {"float32": 64, "float64": 32, "tf32": 512, "float16": 1024, "bfloat16": 1024},
     (8, 6): {"float32": 128, "float64": 2, "tf32": 256, "float16": 512, "bfloat16": 512},
@@ -53,10 +54,23 @@ class _DLManagedTensor(ctypes.Structure):
     _fields_ = (("tensor", _DLTensor), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
 
-class _Memory:
-    """Memory of a device as what DLPack calls a tensor: C-contiguous, and freed with this object."""
+class CudaRunner(SingleProcessRunner):
+    """Runs candidates on CUDA device `number` of this machine."""
 
-    def __init__(self, device: Device, shape: tuple[int, ...], dtype: np.dtype[Any], guard: int = 0) -> None:
+    def __init__(self, number: int = 0) -> None:
+        super().__init__(1, CudaMachine, number)
+        self._host = self._process.host()
+
+    @property
+    def host(self) -> Host:
+        """The device."""
+        return self._host
+
+
+class _Memory:
+    """Memory of a device as a C-contiguous DLPack tensor, freed with this object."""
+
+    def __init__(self, device: CudaMachine, shape: tuple[int, ...], dtype: np.dtype[Any], guard: int = 0) -> None:
         self._device, self.shape, self.dtype = device, shape, dtype
         self.nbytes = math.prod(shape) * dtype.itemsize
         self.first = 0
@@ -81,10 +95,10 @@ class _Memory:
         return new(ctypes.addressof(self._managed), b"dltensor", None)
 
 
-class Device:
-    """CUDA device number `number`, as a `Place`: whoever asks this process ends it where a candidate takes too long.
+class CudaMachine:
+    """CUDA device `number`, as a `Machine`; the runner ends this process when a candidate takes too long.
 
-    Calls that are timed take turns with copies of their arrays, of twice the level-2 cache together.
+    Timed calls take turns on copies of their arrays, which are together twice as large as the level-2 cache.
     """
 
     def __init__(self, number: int) -> None:
@@ -96,7 +110,7 @@ class Device:
         self._ask("cuInit", 0)
         self._ask("cuDeviceGet", ctypes.byref(handle), number)
         self._handle = handle
-        # That of the CUDA runtime inside the candidates.
+        # The CUDA runtime inside the candidates uses this context too.
         self._ask("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
         self._ask("cuCtxSetCurrent", context)
         self._events = [ctypes.c_void_p(), ctypes.c_void_p()]
@@ -109,47 +123,41 @@ class Device:
             raise DeviceError("device", f"cuda:{self.number}", f"NVIDIA's driver failed: {function} says {code}")
 
     def _attribute(self, attribute: int) -> int:
-        found = ctypes.c_int()
-        self._ask("cuDeviceGetAttribute", ctypes.byref(found), attribute, self._handle)
-        return found.value
+        value = ctypes.c_int()
+        self._ask("cuDeviceGetAttribute", ctypes.byref(value), attribute, self._handle)
+        return value.value
 
     def allocate(self, nbytes: int) -> int:
-        """Return the address of so many bytes on the device, a multiple of 256."""
+        """Allocate `nbytes` on the device; return the address, a multiple of 256."""
         address = ctypes.c_uint64()
         self._ask("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(nbytes, 1)))
         return address.value
 
     def free(self, address: int) -> None:
-        """Give back what `allocate` gave; what fails here has failed before."""
+        """Free memory of `allocate`. Errors are ignored: those of earlier calls surface here again."""
         self._driver.cuMemFree_v2(ctypes.c_uint64(address))
-
-    def _read(self, address: int, into: Array) -> None:
-        self._ask("cuCtxSynchronize")
-        self._ask(
-            "cuMemcpyDtoH_v2", ctypes.c_void_p(into.ctypes.data), ctypes.c_uint64(address), ctypes.c_size_t(into.nbytes)
-        )
 
     def _copy(self, to: int, address: int, nbytes: int) -> None:
         self._ask("cuMemcpyDtoD_v2", ctypes.c_uint64(to), ctypes.c_uint64(address), ctypes.c_size_t(nbytes))
 
     def host(self) -> Host:
-        """Return the device's name and its number of multiprocessors."""
+        """Describe the device: its name and its number of multiprocessors."""
         name = ctypes.create_string_buffer(256)
         self._ask("cuDeviceGetName", name, 256, self._handle)
         units = self._attribute(_MULTIPROCESSORS)
         return Host(frozenset(), name.value.decode(errors="replace"), units, units)
 
-    def multiply_adds(self, kind: str) -> float:
-        """Return the multiply-adds per second at the device's highest clock, by what its capability does in one."""
-        of = max(known for known in _PER_CLOCK if known <= self._capability)
-        return 1e3 * self._attribute(_CLOCK) * self._attribute(_MULTIPROCESSORS) * _PER_CLOCK[of].get(kind, 64)
+    def multiply_adds(self, dtype: str, kernel: Path | None = None) -> float:  # noqa: ARG002
+        """Return the multiply-adds per second of `dtype` (or tf32) at the device's highest clock, from a table."""
+        per_clock = _PER_CLOCK[max(known for known in _PER_CLOCK if known <= self._capability)]
+        return 1e3 * self._attribute(_CLOCK) * self._attribute(_MULTIPROCESSORS) * per_clock.get(dtype, 64)
 
     def copy(self) -> float:
-        """Measure the bytes per second of copies, read and written."""
+        """Measure the bytes per second of copies, read plus written."""
         size = _COPIED * self._attribute(_L2)
-        one, other = (_Memory(self, (size,), np.dtype(np.uint8)) for _ in range(2))
-        run = self._timed(lambda _: self._copy(other.address, one.address, size))
-        return 2 * size / min(run(4, _ROUNDS))
+        source, copy = (_Memory(self, (size,), np.dtype(np.uint8)) for _ in range(2))
+        sample = self._timed(lambda _: self._copy(copy.address, source.address, size))
+        return 2 * size / min(sample(4, _ROUNDS))
 
     def attempt(self, seconds: float) -> AbstractContextManager[object]:  # noqa: ARG002
         """Return a context that does nothing."""
@@ -165,21 +173,23 @@ class Device:
         return memory
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Output:
-        """Return an array for results."""
-        return _OutputThere(self, shape, dtype)
+        """Allocate an array for results."""
+        return _CudaOutput(self, shape, dtype)
 
     def fill(self, address: int, byte: int, nbytes: int) -> None:
         """Fill memory with a byte."""
         self._ask("cuMemsetD8_v2", ctypes.c_uint64(address), ctypes.c_uint8(byte), ctypes.c_size_t(nbytes))
 
     def read(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return what is in memory, once all that was called is done."""
-        found: Array = np.empty(shape, dtype)
-        self._read(address, found)
-        return found
+        """Wait for all calls, and return the array at `address`."""
+        array: Array = np.empty(shape, dtype)
+        self._ask("cuCtxSynchronize")
+        source, target = ctypes.c_uint64(address), ctypes.c_void_p(array.ctypes.data)
+        self._ask("cuMemcpyDtoH_v2", target, source, ctypes.c_size_t(array.nbytes))
+        return array
 
     def bind(self, library: Path, name: str, arguments: Sequence[Any]) -> Bound:
-        """Return a function of a library with its arguments, which are `put` or outputs' here."""
+        """Return a function of a library with its arguments, which come from `put` or an output."""
         function = self._ffi.load_module(str(library)).get_function(name)
         tensors = [self._ffi.from_dlpack(memory) for memory in arguments]
         turns: list[tuple[list[Any], list[Any]]] = [(list(arguments), tensors)]
@@ -190,26 +200,26 @@ class Device:
 
         def sample(number: int, repeat: int) -> list[float]:
             if len(turns) == 1:
-                each = max(1, sum(memory.nbytes for memory in arguments))
-                for _ in range(min(_MOST_COPIES, 2 * self._attribute(_L2) // each)):
+                nbytes = max(1, sum(memory.nbytes for memory in arguments))
+                for _ in range(min(_MOST_COPIES, 2 * self._attribute(_L2) // nbytes)):
                     turns.append(self._copies(arguments))
             return self._timed(lambda call: function(*turns[call % len(turns)][1]))(number, repeat)
 
         return Bound(run, sample)
 
     def _copies(self, arguments: Sequence[_Memory]) -> tuple[list[Any], list[Any]]:
-        """Return copies of the arrays, and what a function takes for them."""
+        """Return copies of the arrays, and the tensors that a function takes for them."""
         copies = [_Memory(self, memory.shape, memory.dtype) for memory in arguments]
         for copy, memory in zip(copies, arguments, strict=True):
             self._copy(copy.address, memory.address, memory.nbytes)
         return copies, [self._ffi.from_dlpack(copy) for copy in copies]
 
     def _timed(self, call: Callable[[int], object]) -> Callable[[int, int], list[float]]:
-        """Return what times `call` of 0, 1, ... by events, as `Bound.sample` does."""
+        """Return a function like `Bound.sample` that times `call(0)`, `call(1)`, ... by events."""
         start, end = self._events
 
         def sample(number: int, repeat: int) -> list[float]:
-            found = []
+            means = []
             for _ in range(repeat):
                 milliseconds = ctypes.c_float()
                 self._ask("cuEventRecord", start, None)
@@ -218,16 +228,16 @@ class Device:
                 self._ask("cuEventRecord", end, None)
                 self._ask("cuEventSynchronize", end)
                 self._ask("cuEventElapsedTime", ctypes.byref(milliseconds), start, end)
-                found.append(1e-3 * milliseconds.value / number)
-            return found
+                means.append(1e-3 * milliseconds.value / number)
+            return means
 
         return sample
 
 
-class _OutputThere:
+class _CudaOutput:
     """An array between guards on a device."""
 
-    def __init__(self, device: Device, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(self, device: CudaMachine, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._device = device
         self.argument = _Memory(device, shape, dtype, _GUARD)
 
@@ -235,20 +245,8 @@ class _OutputThere:
         self._device.fill(self.argument.first, byte, self.argument.nbytes + 2 * _GUARD)
 
     def intact(self, byte: int) -> bool:
-        of = np.dtype(np.uint8)
-        places = self.argument.first, self.argument.address + self.argument.nbytes
-        return all(bool((self._device.read(place, (_GUARD,), of) == byte).all()) for place in places)
+        guards = self.argument.first, self.argument.address + self.argument.nbytes
+        return all(bool((self._device.read(guard, (_GUARD,), np.dtype(np.uint8)) == byte).all()) for guard in guards)
 
     def read(self) -> Array:
         return self._device.read(self.argument.address, self.argument.shape, self.argument.dtype)
-
-
-class DeviceMeter(Meter):
-    """Runs candidates on CUDA device number `number`."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(1, place=cast(Place, Device(number)))
-
-    def multiply_adds(self, kind: str, timeout: float) -> float:  # noqa: ARG002
-        """Return the multiply-adds per second of a type, at the device's highest clock."""
-        return cast(Device, self._place).multiply_adds(kind)

@@ -1,0 +1,95 @@
+"""The user's cache of artifacts: problems that no artifact of a library serves, compiled on demand.
+
+It needs the compiler's packages. The compiler runs in a process of its own, whose crash or memory does this process no
+harm.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from tvm_deconv.artifact.manifest import Manifest, computed_by, stem
+from tvm_deconv.errors import ArtifactError, BuildError, ProblemError
+from tvm_deconv.problem import Problem
+from tvm_deconv.runtime import loader
+from tvm_deconv.runtime.fallback import Place
+from tvm_deconv.runtime.process import LOG, Served
+from tvm_deconv.targets import MAX_TARGET_VARIABLE, CudaTarget, Target, cuda_target, supported
+
+#: Without the "" that `-c` puts in front of the path: a module in the current directory is not what is imported.
+_PROGRAM = """
+import sys
+sys.path.remove("")
+import tvm_deconv
+tvm_deconv.compile([tvm_deconv.Problem.from_key(sys.argv[1])], sys.argv[2], sys.argv[3], jobs=1)
+"""
+
+
+def compiled(problem: Problem, place: Place) -> Served:
+    """Load the artifact for `problem` and `place` from the user's cache; the first call builds it, under a lock.
+
+    Raises BuildError, ArtifactError, ProblemError.
+    """
+    target = widest_target(place)
+    folder, problem = directory(), computed_by(problem, target)
+    name = stem(problem.artifact_key, target.name)
+    try:
+        return _cached(folder, name)
+    except ArtifactError:  # not there yet, or spoilt: the build replaces it
+        from filelock import FileLock
+
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with FileLock(folder / f".{name}.lock"):
+            try:
+                return _cached(folder, name)
+            except ArtifactError:
+                build(problem, target, folder)
+    except OSError as error:
+        raise BuildError("fallback", "compile", f"the cache must be writable: {error}") from None
+    return _cached(folder, name)
+
+
+def widest_target(place: Place) -> Target | CudaTarget:
+    """Return the widest target that `place` runs. Raises ProblemError if there is none."""
+    if place.capability is not None:
+        return cuda_target(place.capability)
+    for target in supported(place.host.features):
+        if place.cap is None or target.features <= place.cap.features:
+            return target
+    allowed = f" that {MAX_TARGET_VARIABLE}={place.cap.name} allows" if place.cap else ""
+    raise ProblemError("fallback", "compile", f"there is no target for this CPU ({place.host.name}){allowed}")
+
+
+def directory() -> Path:
+    """Return the folder of the cache for this version of the package and of its compiler.
+
+    It is ``$XDG_CACHE_HOME/tvm_deconv/<versions>``, or below ``~/.cache``. Raises BuildError if a package is missing.
+    """
+    try:
+        import filelock  # noqa: F401
+        import platformdirs
+
+        versions = f"{version('tvm_deconv')}-tvm-{version('apache-tvm')}"
+    except (ModuleNotFoundError, PackageNotFoundError) as error:
+        rule = f"needs the package {error.name}: pip install 'tvm_deconv[compile]'"
+        raise BuildError("fallback", "compile", rule) from None
+    return Path(platformdirs.user_cache_path("tvm_deconv", appauthor=False)) / versions
+
+
+def build(problem: Problem, target: Target | CudaTarget, folder: Path) -> None:
+    """Compile `problem` for `target` into `folder`, in another process. Raises BuildError."""
+    LOG.warning("compiling %s for %s into %s", problem.key, target.name, folder)
+    command = [sys.executable, "-c", _PROGRAM, problem.artifact_key, target.name, str(folder)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
+        raise BuildError("fallback", "compile", f"does not build {problem.key} for {target.name}: {said}")
+
+
+def _cached(folder: Path, name: str) -> Served:
+    manifest = Manifest.read(folder / f"{name}.json")
+    return Served(manifest, loader.load(folder, manifest))

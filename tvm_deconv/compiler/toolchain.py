@@ -1,0 +1,32 @@
+"""Calls of compilers (cc, nvcc), with one handling of what goes wrong."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+
+from tvm_deconv.errors import BuildError, CompilerNotFound
+
+_VARIABLES = {"cc": "CXX", "nvcc": "NVCC"}  # in which users name their compiler
+_MOST_CHARACTERS = 2000  # of a compiler's messages; the last are those of the error that ended it
+
+
+def run_compiler(tool: str, command: Sequence[str], failure: str) -> str:
+    """Run the compiler `command` and return what it printed to its standard error.
+
+    `tool` is "cc" or "nvcc". Raises CompilerNotFound if the program does not start. If it fails, raises BuildError
+    with `failure` and the end of its messages.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        rule = f"the compiler does not start ({error.strerror}); set {_VARIABLES[tool]} to one that does"
+        raise CompilerNotFound(tool, command[0], rule) from error
+    if done.returncode:
+        raise BuildError(tool, command[0], f"{failure}{done.stderr.strip()[-_MOST_CHARACTERS:]}")
+    return done.stderr
+
+
+def version_text(program: str) -> str:
+    """Return what `program --version` prints."""
+    return subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout

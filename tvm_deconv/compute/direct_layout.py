@@ -1,0 +1,316 @@
+"""The layout of a direct definition: its tile, its packed filter, and the flat positions of a block.
+
+A position is one output of every phase. The positions of a block are flattened to one axis, together with the halo that
+its taps read. The flat index of a tap is then the flat index of its position plus a constant, across the ends of rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm.ir import Expr
+
+from tvm_deconv.compute.extents import End, Extent, Extents, at_most
+from tvm_deconv.compute.indexing import GROUPS, ROWS, spans, tiles_of_channels
+from tvm_deconv.compute.phases import AxisPhases, AxisRows, Geometry, Run, axis_rows
+from tvm_deconv.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """The block and the register tile of a direct definition.
+
+    A block is `images` by `depth` by `height` by `width` positions of each phase. A register tile is `channels` output
+    channels by `positions` flat positions by up to `phases` phases of the last two axes. The vectors run over positions
+    in rows and over channels otherwise; that extent is a multiple of the lanes. The phases of a register tile read the
+    same data. Several of them help where channels are few, or where all phases of the last axis make vectors of the
+    output. If `uncropped` is 1, phases are counted from the uncropped output (`Geometry.of`). `outputs_d` and
+    `outputs_h` are Winograd's m along an axis, 1 without a transform.
+    """
+
+    images: int
+    depth: int
+    height: int
+    width: int
+    channels: int
+    positions: int
+    phases: int
+    uncropped: int = 0
+    outputs_d: int = 1
+    outputs_h: int = 1
+
+    @property
+    def block(self) -> tuple[int, int, int, int]:
+        """Images and positions of a block: n, d, h, w."""
+        return self.images, self.depth, self.height, self.width
+
+    @property
+    def outputs(self) -> tuple[int, int, int]:
+        """Winograd's m along the three axes."""
+        return self.outputs_d, self.outputs_h, 1
+
+
+@dataclass(frozen=True, slots=True)
+class FilterSection:
+    """The part of the packed filter for one combination of runs, from element `offset` on.
+
+    Its axes are ``[g, co, points(2), d, h, w, reduction(4), phases(2), channels]``. Points are Winograd's along the
+    first two axes; ``d, h, w`` count tiles of phases, and a tile holds `phases` of the last two axes. The reduction is
+    ``[ci, taps(3)]`` in rows: all taps read a data element while it is in the first-level cache. Otherwise it is
+    ``[taps(3), ci]``, since there the input channels of a position are contiguous.
+    """
+
+    offset: int
+    axes: tuple[AxisRows, AxisRows, AxisRows]
+    phases: tuple[int, int]
+    form: str
+    shape: tuple[int, ...]
+
+    @property
+    def runs(self) -> tuple[Run, Run, Run]:
+        """The run of each axis."""
+        first, second, third = self.axes
+        return first.run, second.run, third.run
+
+    @property
+    def points(self) -> tuple[int, int]:
+        """Transformed filters per filter, along the first two axes."""
+        return self.axes[0].points, self.axes[1].points
+
+    def index(
+        self,
+        g: Expr,
+        co: Expr,
+        points: Sequence[Expr | int],
+        phases: Sequence[Expr],
+        ci: Expr,
+        taps: Sequence[Expr],
+        cc: Expr,
+    ) -> tuple[Expr | int, ...]:
+        """Return the index of a filter element within the section.
+
+        `phases` and `taps` are one of each axis, the phases counted within their runs; `cc` is the channel within the
+        tile `co`.
+        """
+        d, h, w = phases
+        rows, columns = self.phases
+        reduction = (ci, *taps) if self.form == ROWS else (*taps, ci)
+        return g, co, *points, d, h // rows, w // columns, *reduction, h % rows, w % columns, cc
+
+
+def group_and_channel(form: str, width: Expr | int, g: Expr, co: Expr, cc: Expr) -> tuple[Expr, Expr]:
+    """Return the group, and the output channel in it, of lane or register `cc` of tile `co` of `g`, `width` wide."""
+    return (g * width + cc, co) if form == GROUPS else (g, co * width + cc)
+
+
+def filter_sections(geometry: Geometry, form: str, tile: Tile) -> tuple[FilterSection, ...]:
+    """Lay out the packed filter for the register tiles of `tile`."""
+    sections: list[FilterSection] = []
+    offset = 0
+    block_spans = spans(geometry, tile.block[1:])
+    for runs in geometry.runs:
+        first, second, third = map(axis_rows, geometry.axes, runs, block_spans, tile.outputs)
+        columns = math.gcd(runs[2].count, tile.phases)
+        rows = math.gcd(runs[1].count, tile.phases // columns)
+        taps = (first.taps, second.taps, third.taps)
+        reduction = (geometry.in_channels, *taps) if form == ROWS else (*taps, geometry.in_channels)
+        shape = (
+            *tiles_of_channels(geometry, form, tile),
+            first.points,
+            second.points,
+            runs[0].count,
+            runs[1].count // rows,
+            runs[2].count // columns,
+            *reduction,
+            rows,
+            columns,
+            tile.channels,
+        )
+        sections.append(FilterSection(offset, (first, second, third), (rows, columns), form, shape))
+        offset += math.prod(shape)
+    return tuple(sections)
+
+
+def block_extents(geometry: Geometry, tile: Tile) -> tuple[int, int, int]:
+    """Return the extents of one image of a packed block: positions, the halo of their taps, and padding.
+
+    Along an axis with Winograd's transforms they count tiles of m positions. Where one block holds a whole axis, the
+    zeros behind a row are also the zeros in front of the next. A tap that reads past the end of a row then reads those,
+    and rows are packed closer.
+    """
+    extents = []
+    block = tile.block[1:]
+    for axis, extent, length, span, dynamic, m in zip(
+        geometry.axes, geometry.data, block, spans(geometry, block), geometry.dynamic, tile.outputs, strict=True
+    ):
+        apart = -(-span // m) + halo_tiles(axis, m)
+        before = max(-axis.low, 0)
+        whole = axis.positions <= length and not dynamic and m == 1
+        extents.append(max(apart - before, extent + before) if whole and extent + before < apart else apart)
+    return extents[0], extents[1], extents[2]
+
+
+def product_count(rows: AxisRows, outputs: int) -> int:
+    """Return the number of products for a tile of `outputs` positions: its points, or one per position."""
+    return rows.points if rows.transformed else outputs
+
+
+def halo_tiles(axis: AxisPhases, outputs: int) -> int:
+    """Return the number of tiles of `outputs` positions that the halo of the taps adds to a block."""
+    return -(-axis.halo // outputs)
+
+
+def flat_position(
+    packed: tuple[int, int, int], n: Expr | int, d: Expr | int, h: Expr | int, w: Expr | int
+) -> Expr | int:
+    """Return the flat position of image `n` and position `d`, `h`, `w` in blocks of extents `packed`."""
+    return ((n * packed[0] + d) * packed[1] + h) * packed[2] + w
+
+
+@dataclass(frozen=True, slots=True)
+class DirectLayout:
+    """The extents of all stages of a direct definition.
+
+    `blocks` counts blocks of images and positions. Along the three spatial axes, `spans` are the positions of a block,
+    `packed` the extents of an image of its packed data (`block_extents`), and `halos` the tiles of its halo. Products
+    are computed at `positions` flat positions, whole register tiles; `packed_positions` are the flat positions with all
+    data that these read, whole rows.
+    """
+
+    form: str
+    tile: Tile
+    lanes: int
+    geometry: Geometry
+    extents: Extents
+    channels_last: bool
+    sections: tuple[FilterSection, ...]
+    blocks: tuple[Extent, ...]
+    spans: tuple[int, int, int]
+    packed: tuple[int, int, int]
+    halos: tuple[int, int, int]
+    positions: int
+    packed_positions: int
+
+    @staticmethod
+    def of(problem: Problem, form: str, tile: Tile, lanes: int) -> DirectLayout:
+        """Lay out `problem` in `form`; raise ValueError for a tile that cannot be scheduled."""
+        geometry, extents = Geometry.of(problem, bool(tile.uncropped)), Extents.of(problem)
+        last = geometry.axes[2]
+        if form == ROWS and (tile.width < last.positions or geometry.dynamic[2]) and tile.width % lanes:
+            # Its interleaved row would be longer than its share of the output, and spill into the next block's.
+            raise ValueError(f"width={tile.width}: must be a multiple of {lanes} where a row has several blocks")
+        packed = block_extents(geometry, tile)
+        depth, height, width = spans(geometry, tile.block[1:])
+        first, second, third = map(halo_tiles, geometry.axes, tile.outputs)
+        row_end = -(-tile.width // lanes) * lanes + width - tile.width if form == ROWS else width
+        last_row = tile.images - 1, -(-depth // tile.outputs_d) - 1, -(-height // tile.outputs_h) - 1
+        positions = -(-(int(flat_position(packed, *last_row, 0)) + row_end) // tile.positions) * tile.positions
+        reach = positions + int(flat_position(packed, 0, first, second, third))
+        if max(tile.outputs) > 1:
+            reach += lanes  # sums of rows are made by whole vectors
+        return DirectLayout(
+            form,
+            tile,
+            lanes,
+            geometry,
+            extents,
+            problem.data_format == "NXC",
+            filter_sections(geometry, form, tile),
+            extents.blocks(tile.block),
+            (depth, height, width),
+            packed,
+            (first, second, third),
+            positions,
+            -(-reach // packed[2]) * packed[2],
+        )
+
+    @property
+    def transforms(self) -> bool:
+        """Whether Winograd's transforms apply along an axis."""
+        return max(self.tile.outputs) > 1
+
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        """Outputs per position along each axis."""
+        first, second, third = self.geometry.axes
+        return first.stride, second.stride, third.stride
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """Tiles of groups, and of the output channels of a group."""
+        return tiles_of_channels(self.geometry, self.form, self.tile)
+
+    @property
+    def lead(self) -> tuple[Extent, ...]:
+        """Extents of the axes with which the stages behind the packed data begin: nb, db, hb, wb, g, co."""
+        return *self.blocks, *self.tiles
+
+    @property
+    def packed_elements(self) -> int:
+        """Number of elements of the packed filter; if no tap reaches the output, one that is never read."""
+        return max(1, sum(math.prod(section.shape) for section in self.sections))
+
+    @property
+    def block_outputs(self) -> tuple[int, int, int]:
+        """Images, and outputs along the first two axes, of a block.
+
+        A block that holds a whole axis has no more of them than the output: its rows are the rows of the output.
+        """
+        extents, tile, strides = self.extents, self.tile, self.strides
+        return (
+            at_most(tile.images, extents.batch),
+            at_most(tile.depth * strides[0], extents.output[0]),
+            at_most(tile.height * strides[1], extents.output[1]),
+        )
+
+    @property
+    def row_channels(self) -> int:
+        """Output channels of a block in rows."""
+        return min(self.tile.channels, self.geometry.out_channels)
+
+    @property
+    def row_vectors(self) -> int:
+        """Vectors of positions of a row."""
+        return -(-self.tile.width // self.lanes)
+
+    @property
+    def minor(self) -> int:
+        """Channels that a chunk interleaves: all where rows are stored as ``N *X C``, else one."""
+        return self.row_channels if self.form == ROWS and self.channels_last else 1
+
+    @property
+    def end(self) -> End | None:
+        """The end of a dynamic axis that a block may run over."""
+        return self.extents.end(self.tile.block, self.spans)
+
+    @property
+    def end_halo(self) -> int:
+        """Positions after the `end` whose data are needed."""
+        end = self.end
+        if end is None:
+            return 0
+        halo = self.halos[end.axis] * self.tile.outputs[end.axis]
+        if end.axis == 1 and self.packed[2] < self.spans[2] + self.geometry.axes[2].halo:
+            halo += self.tile.outputs_h  # taps behind the end of a row read the zeros in front of the next
+        return halo
+
+    @property
+    def end_step(self) -> int:
+        """Flat positions from one position along the axis of the `end` to the next."""
+        return math.prod(self.packed[self.end.axis + 1 :]) if self.end else 1
+
+    def flat(self, n: Expr | int, d: Expr | int, h: Expr | int, w: Expr | int) -> Expr | int:
+        """Return the flat position of image `n` and position `d`, `h`, `w`; with transforms, of tiles of positions."""
+        return flat_position(self.packed, n, d, h, w)
+
+    def unflatten(self, position: Expr, row: Sequence[Expr]) -> tuple[Expr, Expr, Expr, Expr]:
+        """Return the image, and the data along each axis, of a flat `position` and one `row` of its tile per axis."""
+        depth, height, width = self.packed
+        return (
+            position // (width * height * depth),
+            position // (width * height) % depth * self.tile.outputs_d + row[0],
+            position // width % height * self.tile.outputs_h + row[1],
+            position % width,
+        )

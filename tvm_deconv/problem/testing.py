@@ -1,0 +1,135 @@
+"""Random operands of a problem, and the comparison of an output with the reference.
+
+Operands are scaled so that sums are of order one for any number of products: there activations are not yet flat.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_deconv.problem.arrays import numpy_dtype
+from tvm_deconv.problem.problem import Array, Problem
+
+#: dtype -> the error that an element may have, as a part of the largest element and as a part of itself (its rounding).
+TOLERANCES = {
+    "float32": (5e-5, 0.0),  # of long sums under Winograd's transforms, too
+    "float64": (1e-13, 0.0),
+    "float16": (5e-5, 2.0**-10),
+    "bfloat16": (5e-5, 2.0**-7),
+    "int32": (0.0, 0.0),
+}
+#: The elements of an output that are compared, or whose reference is computed, at once.
+PART_ELEMENTS = 2**26
+
+
+class Operands(NamedTuple):
+    """The arrays of one call, in the problem's formats; `bias` is None if the epilogue has none."""
+
+    data: Array
+    filter: Array
+    bias: Array | None
+
+
+class Deviation(NamedTuple):
+    """The largest error of an output, as a part of the largest element expected, and whether it is allowed."""
+
+    largest: float
+    allowed: bool
+
+
+class Part(NamedTuple):
+    """A piece of a problem as a problem of its own, its arrays, and the index of its output in the whole output."""
+
+    problem: Problem
+    operands: Operands
+    where: tuple[Any, ...]
+
+
+def operands(problem: Problem, seed: int = 0) -> Operands:
+    """Return random arrays for `problem`, the same for the same seed."""
+    rng = np.random.default_rng(seed)
+    products = problem.in_channels * math.prod(
+        math.ceil(k / s) for k, s in zip(problem.kernel, problem.strides, strict=True)
+    )
+    dtype = numpy_dtype(problem.dtype)
+    if dtype.kind in "iu":
+        # The whole range, unless a sum could then leave 32 bits.
+        largest = min(np.iinfo(dtype).max, max(1, math.isqrt(2**30 // (products * math.prod(problem.strides)))))
+        lowest = -largest if dtype.kind == "i" else 0
+        arrays = [
+            rng.integers(lowest, largest, shape, dtype, endpoint=True)
+            for shape in (problem.data_shape, problem.filter_shape)
+        ]
+        bias = rng.integers(-(2**15), 2**15, problem.bias_shape, np.int32)
+    else:
+        working: Any = np.float64 if problem.dtype == "float64" else np.float32
+        scale = working(1 / math.sqrt(products))
+        arrays = [
+            rng.standard_normal(problem.data_shape, working).astype(dtype),
+            (rng.standard_normal(problem.filter_shape, working) * scale).astype(dtype),
+        ]
+        bias = rng.standard_normal(problem.bias_shape, working)
+    return Operands(arrays[0], arrays[1], bias if problem.epilogue.bias else None)
+
+
+def deviation(problem: Problem, output: Array, expected: npt.NDArray[np.float64], *, fused: bool = True) -> Deviation:
+    """Compare `output` with the result of the reference for the same operands.
+
+    If the epilogue is not `fused`, sums are rounded to the output's type before it, and may have been larger.
+    """
+    if output.size == 0:
+        return Deviation(0.0, output.shape == expected.shape)
+    common, own = TOLERANCES[problem.output_dtype]
+    # Cut along the first two axes if intermediate results of the whole would take much memory.
+    indices = list(np.ndindex(output.shape[:2])) if output.size > PART_ELEMENTS else [()]
+    largest = max(float(np.abs(expected[index]).max()) for index in indices)
+    worst, allowed = 0.0, True
+    for index in indices:
+        error = np.abs(output[index].astype(np.float64) - expected[index])
+        worst = float(np.maximum(worst, error.max()))  # which keeps a NaN
+        # Written so that a NaN is not allowed.
+        bound = common * largest + own * (np.abs(expected[index]) if fused else largest)
+        allowed &= bool(np.all(error <= bound))
+    return Deviation(worst / (largest or 1.0), allowed)
+
+
+def parts(problem: Problem, arrays: Operands) -> Iterator[Part]:
+    """Cut a large problem along images, groups and output channels into parts whose reference fits into memory."""
+    positions = math.prod(problem.output_spatial)
+    images = _step(problem.batch, problem.groups * problem.out_channels * positions)
+    groups = _step(problem.groups, images * problem.out_channels * positions)
+    channels = _step(problem.out_channels, images * groups * positions)
+    filter = problem.canonical_filter(arrays.filter)
+    for n, g, c in itertools.product(
+        range(0, problem.batch, images), range(0, problem.groups, groups), range(0, problem.out_channels, channels)
+    ):
+        taken = filter[g : g + groups, :, c : c + channels]
+        part = problem.replace(
+            batch=min(images, problem.batch - n),
+            groups=taken.shape[0],
+            out_channels=taken.shape[2],
+            filter_format="GIOX",
+        )
+        first = g * problem.out_channels + c
+        outputs = slice(first, first + part.groups * part.out_channels)
+        inputs = slice(g * problem.in_channels, (g + part.groups) * problem.in_channels)
+        batch = slice(n, n + part.batch)
+        data = arrays.data[_index(problem, batch, inputs)]
+        bias = None if arrays.bias is None else arrays.bias[outputs]
+        yield Part(part, Operands(data, taken, bias), _index(problem, batch, outputs))
+
+
+def _step(extent: int, elements: int) -> int:
+    """Return how many of an axis' `extent` indices, with `elements` each, make up a part."""
+    return max(1, min(extent, PART_ELEMENTS // max(1, elements)))
+
+
+def _index(problem: Problem, batch: slice, channels: slice) -> tuple[Any, ...]:
+    """Return the index of images and channels in an array of the problem's data format."""
+    return (batch, ..., channels) if problem.data_format == "NXC" else (batch, channels)

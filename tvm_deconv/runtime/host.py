@@ -1,0 +1,189 @@
+"""Layers on the CPU: a filter bound to its artifact for arrays in the memory of the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from tvm_deconv.artifact.manifest import Manifest
+from tvm_deconv.errors import ArtifactError, ProblemError, TensorError
+from tvm_deconv.problem import Array, Problem, integer
+from tvm_deconv.problem.arrays import BFLOAT16, empty, storage
+from tvm_deconv.runtime import arrays
+from tvm_deconv.runtime.arrays import Borrowed
+from tvm_deconv.runtime.process import Artifact, Served, inside
+from tvm_deconv.runtime.threads import MAX_LANES, thread_limit, with_workspace
+
+_MOST_SHAPES = 4096  # that a layer of a variable problem remembers
+
+
+class HostMemory:
+    """The memory of the CPU."""
+
+    device = None
+
+    def borrow(self, argument: str, array: object) -> Borrowed:
+        """Return a view of `array`, of any package with DLPack. Raises TensorTypeError, TensorError."""
+        return arrays.borrow(argument, array)
+
+    def bind(
+        self,
+        problem: Problem,
+        served: Served,
+        filter: Borrowed,
+        bias: Borrowed | None,
+        workspace: int | Array | None = None,
+    ) -> HostCall:
+        """Pack `filter` and convert `bias`; see `Library.bind`."""
+        return HostCall(problem, served, filter, bias, workspace)
+
+    def run_once(
+        self, problem: Problem, served: Served, data: Borrowed, filter: Borrowed, bias: Borrowed | None, out: Any
+    ) -> Any:
+        """Return the output for borrowed arrays, in `out` if that is given, which must not overlap them."""
+        others = {"filter": filter.view} if bias is None else {"filter": filter.view, "bias": bias.view}
+        return HostCall(problem, served, filter, bias).compute(data, out, others)
+
+
+HOST = HostMemory()
+
+
+class HostCall:
+    """A filter bound to its artifact, for arrays in the memory of the CPU."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        served: Served,
+        filter: Borrowed,
+        bias: Borrowed | None,
+        workspace: int | Array | None = None,
+    ) -> None:
+        """Pack `filter` and convert `bias`; see `Library.bind`."""
+        self._problem = problem
+        # The output's shape by the data's. A variable problem learns those of its calls.
+        self._output_shapes = {} if problem.dynamic else {problem.data_shape: problem.output_shape}
+        self._output_storage = storage(problem.output_dtype)
+        # The fast path compares dtypes by identity. It is not for bfloat16, which NumPy does not know.
+        fast = problem.dtype != BFLOAT16
+        self._data_dtype = np.dtype(problem.dtype) if fast else None
+        self._output_dtype = self._output_storage if fast else None
+        with inside():
+            constants = [_packed(problem, served.artifact, filter)]
+            if bias is not None:
+                constants.append(_accumulated(problem, bias))
+            self._constants = tuple(map(served.artifact.constant, constants))
+        # An empty output is complete: kernels need not know extents of zero. Dynamic extents are those of each call.
+        self._deconv: Callable[..., None] = (
+            _compute_nothing if not problem.dynamic and 0 in problem.output_shape else served.artifact
+        )
+        if workspace is not None and served.manifest is not None:
+            self._workspace = _workspace_memory(workspace, served.manifest)
+            sizes = served.manifest.lane_bytes, served.manifest.shared_bytes
+            self._deconv = with_workspace(self._workspace, *sizes, self._deconv)
+
+    def limit(self, threads: int) -> AbstractContextManager[None]:
+        """Let calls of this thread use up to `threads` threads, itself included. Raises ProblemError."""
+        return thread_limit(threads)
+
+    def run(self, data: Any, out: Any = None) -> Any:
+        """Return the output for `data`; see `Layer`."""
+        # The fast path: plain arrays of NumPy that need no conversion.
+        shape = self._output_shapes.get(data.shape) if type(data) is np.ndarray else None
+        if shape is not None and data.dtype is self._data_dtype and data.flags.carray:
+            if out is None:
+                result = empty(shape, self._output_storage)
+                self._deconv(data, *self._constants, result)
+                return result
+            if _is_plain(out, self._output_dtype, shape) and not np.may_share_memory(data, out):
+                self._deconv(data, *self._constants, out)
+                return out
+        return self.compute(arrays.borrow("data", data), out, {})
+
+    def compute(self, data: Borrowed, out: Any, others: dict[str, Array]) -> Any:
+        """Check `data` and `out`, which must not overlap each other or `others`, and return the output."""
+        arrays.check_type("data", data.dtype, [self._problem.dtype])
+        shape = self._output_shape(data.view)
+        arrays.check_layout("data", data.view)
+        if out is None:
+            result = empty(shape, self._output_storage)
+        else:
+            borrowed = arrays.borrow("out", out)
+            result = borrowed.view
+            arrays.check_type("out", borrowed.dtype, [self._problem.output_dtype])
+            arrays.check_shape("out", result.shape, shape)
+            arrays.check_layout("out", result)
+            arrays.check_output(result, {"data": data.view, **others})
+        if result.size:
+            self._deconv(arrays.readable(data.view), *self._constants, result)
+        if out is None:
+            return data.give(result)
+        arrays.count_write(out)
+        return out
+
+    def _output_shape(self, data: Array) -> tuple[int, ...]:
+        """Return the output's shape for `data` after checking its shape, and remember it."""
+        if not self._problem.dynamic:
+            arrays.check_shape("data", data.shape, self._problem.data_shape)
+            return self._problem.output_shape
+        try:
+            shape = self._problem.at(data.shape).output_shape
+        except ProblemError as error:
+            raise TensorError("data", data.shape, f"{error.attribute} {error.rule}") from None
+        # Empty outputs are not remembered: the fast path would call the kernel.
+        if 0 not in shape:
+            if len(self._output_shapes) >= _MOST_SHAPES:
+                self._output_shapes.clear()
+            self._output_shapes[data.shape] = shape
+        return shape
+
+
+def _compute_nothing(*_: object) -> None:
+    pass
+
+
+def _is_plain(array: Any, dtype: np.dtype[Any] | None, shape: tuple[int, ...]) -> bool:
+    """Tell whether the kernel can write to `array` directly; if not, the checks say why."""
+    return type(array) is np.ndarray and array.dtype is dtype and array.shape == shape and array.flags.carray
+
+
+def _workspace_memory(workspace: int | Array, manifest: Manifest) -> Array:
+    """Return the bytes of a workspace: an array that was given, or new memory for a number of threads."""
+    if not isinstance(workspace, np.ndarray):
+        threads = integer("workspace", workspace, 1)
+        if threads > MAX_LANES:
+            raise ProblemError("workspace", threads, f"must be at most {MAX_LANES}, or an array")
+        return np.ones(manifest.workspace_bytes(threads), np.uint8)  # written, so that the pages are there
+    least = manifest.workspace_bytes(1)
+    if workspace.nbytes < least:
+        raise TensorError("workspace", workspace.nbytes, f"must have at least {least} bytes, for one thread")
+    if not (workspace.flags.c_contiguous and workspace.flags.writeable):
+        raise TensorError("workspace", workspace.strides, "must be contiguous memory that can be written")
+    return workspace.view(np.ndarray).reshape(-1).view(np.uint8)
+
+
+def _packed(problem: Problem, artifact: Artifact, filter: Borrowed) -> Array:
+    """Return `filter`, in any layout, as the kernel reads it."""
+    arrays.check_type("filter", filter.dtype, [problem.dtype])
+    arrays.check_shape("filter", filter.shape, problem.filter_shape)
+    # A copy unless the memory already is [G, Ci, Co, *K]; "pack" only reads it.
+    canonical = np.require(problem.canonical_filter(filter.view), requirements=["C", "A"])
+    shape, dtype = artifact.packed
+    try:
+        packed = empty(shape, np.dtype(dtype))
+        artifact.pack(arrays.readable(canonical), packed)
+    except (RuntimeError, ValueError, TypeError, MemoryError) as error:
+        raise ArtifactError(artifact.path, f"must take the filter as its manifest says: {error}") from error
+    return packed
+
+
+def _accumulated(problem: Problem, bias: Borrowed) -> Array:
+    """Return a copy of `bias` in the problem's accumulate dtype."""
+    arrays.check_type("bias", bias.dtype, list(dict.fromkeys([problem.accumulate_dtype, problem.dtype])))
+    arrays.check_shape("bias", bias.shape, problem.bias_shape)
+    if bias.dtype == BFLOAT16:
+        return (bias.view.astype(np.uint32) << 16).view(np.float32)
+    return np.array(bias.view, dtype=problem.accumulate_dtype, order="C")

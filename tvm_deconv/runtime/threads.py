@@ -1,0 +1,129 @@
+"""The threads of calls and their workspace: the functions of the launcher that all artifacts of a process share.
+
+The launcher of the first artifact that is loaded serves all others, see docs/launcher.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_deconv.errors import ProblemError
+from tvm_deconv.problem import integer
+
+#: The functions that an artifact for a CPU exports for this module, behind "tvm_deconv_".
+FUNCTIONS = ("get_num_threads", "set_num_threads", "set_thread_limit", "make_arena", "set_arena")
+#: Limits of the launcher: threads of a process, and threads with workspace in one arena.
+MAX_THREADS, MAX_LANES = 1024, 64
+
+
+class _Launcher:
+    """The launcher's functions, once there are any, and the number of threads that was set before."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.library: ctypes.CDLL | None = None
+        self.wanted_threads: int | None = None
+
+
+_launcher = _Launcher()
+
+
+def _after_fork() -> None:
+    _launcher.lock = threading.Lock()  # another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def attach(path: str) -> None:
+    """Declare the functions in the library at `path`, which is loaded, and use them unless others are used already."""
+    library = ctypes.CDLL(path)
+    for function in (library.tvm_deconv_set_num_threads, library.tvm_deconv_set_thread_limit):
+        function.argtypes = [ctypes.c_int]
+    library.tvm_deconv_get_num_threads.argtypes = []
+    library.tvm_deconv_make_arena.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64]
+    library.tvm_deconv_set_arena.argtypes = [ctypes.c_void_p]
+    library.tvm_deconv_set_arena.restype = ctypes.c_void_p
+    with _launcher.lock:
+        if _launcher.library is None:
+            _launcher.library = library
+            if _launcher.wanted_threads is not None:
+                library.tvm_deconv_set_num_threads(_launcher.wanted_threads)
+
+
+def launcher() -> ctypes.CDLL | None:
+    """Return the library whose launcher serves this process; None before the first artifact for a CPU is loaded."""
+    return _launcher.library
+
+
+def set_num_threads(count: int | None) -> None:
+    """Let all calls of artifacts use up to `count` threads, 1 to 1024; None resets the process's own default.
+
+    There is one number for the process. Before the first artifact is loaded it is remembered. Raises ProblemError.
+    """
+    if count is not None:
+        count = _checked("num_threads", count)
+    with _launcher.lock:
+        _launcher.wanted_threads = count
+        if _launcher.library is not None:
+            _launcher.library.tvm_deconv_set_num_threads(count or 0)
+
+
+def get_num_threads() -> int | None:
+    """Return how many threads a call may use; None if nothing was set and no artifact is loaded yet."""
+    with _launcher.lock:
+        if _launcher.library is not None:
+            return int(_launcher.library.tvm_deconv_get_num_threads())
+        return _launcher.wanted_threads
+
+
+@contextlib.contextmanager
+def thread_limit(count: int) -> Iterator[None]:
+    """Let calls from this thread use up to `count` threads, 1 to 1024, itself included. Raises ProblemError."""
+    count = _checked("threads", count)
+    library = _launcher.library
+    if library is None:  # nothing is loaded: NumPy computes
+        yield
+        return
+    before = library.tvm_deconv_set_thread_limit(count)
+    try:
+        yield
+    finally:
+        library.tvm_deconv_set_thread_limit(before)
+
+
+def _checked(attribute: str, count: object) -> int:
+    number = integer(attribute, count, 1)
+    if number > MAX_THREADS:
+        raise ProblemError(attribute, number, f"must be at most {MAX_THREADS}")
+    return number
+
+
+def with_workspace(
+    memory: npt.NDArray[np.uint8], lane_bytes: int, shared_bytes: int, call: Callable[..., None]
+) -> Callable[..., None]:
+    """Return `call` with its workspace in `memory`: `lane_bytes` for each thread, and `shared_bytes` once.
+
+    A thread that finds no lane left uses memory of its own. The caller keeps `memory` alive.
+    """
+    library = _launcher.library
+    assert library is not None  # `call` is of an artifact
+    address = memory.ctypes.data
+    library.tvm_deconv_make_arena(address, memory.nbytes, lane_bytes, shared_bytes)
+
+    def called(*arguments: Any) -> None:
+        library.tvm_deconv_set_arena(address)
+        try:
+            call(*arguments)
+        finally:
+            library.tvm_deconv_set_arena(None)
+
+    return called

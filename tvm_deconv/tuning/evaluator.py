@@ -1,0 +1,168 @@
+"""Rounds of trials on one target: compile candidates, measure them, and write every result to the log."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib.metadata
+import math
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+from tvm_deconv.bench.floors import FMA_DTYPES, Floors, build_fma
+from tvm_deconv.compiler import build
+from tvm_deconv.compiler.process import WorkerError
+from tvm_deconv.compiler.records import Conditions, Log, Record, Schedule
+from tvm_deconv.problem import Problem
+from tvm_deconv.targets import CudaTarget, Target
+from tvm_deconv.tuning.builders import BuilderPool, Built
+from tvm_deconv.tuning.runners.base import BrokenDefaultError, Runner
+from tvm_deconv.tuning.runners.harness import Baseline, Measured
+from tvm_deconv.tuning.search import Search
+
+_RATE_SECONDS = 120.0  # for measuring one rate of the machine
+_LONGEST = 50  # a candidate may take this many times as long as the fastest, if that is more than the timeout
+
+
+class Evaluator:
+    """Compiles candidates for `target`, has `runner` measure them, and keeps the results in `log`.
+
+    `jobs` processes compile, by default as many as there are CPUs. A candidate has `timeout` seconds.
+    """
+
+    def __init__(
+        self, target: Target | CudaTarget, runner: Runner, log: Log, *, seed: int, jobs: int | None, timeout: float
+    ) -> None:
+        self.target = target
+        self.log = log
+        self.conditions = Conditions(runner.host.name, runner.threads, build._sources()[:12])
+        self._runner = runner
+        self._seed = seed
+        self._timeout = timeout
+        self._floors: Floors | None = None
+        self._device_rates: dict[str, float] = {}
+        self._baselines: dict[str, Baseline] = {}
+        with contextlib.ExitStack() as stack:
+            self._scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            self._builders = stack.enter_context(BuilderPool(target, self._scratch, jobs or os.cpu_count() or 1))
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Evaluator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def measure_floors(self, problems: Iterable[Problem]) -> None:
+        """Measure the rates of the machine, once; a CUDA device has a table of its multiply-adds."""
+        if self._floors is not None:
+            return
+        rates = {}
+        if isinstance(self.target, CudaTarget):
+            for dtype in sorted({_multiplied(problem) for problem in problems}):
+                self._device_rates[dtype] = self._runner.multiply_adds(dtype, None, _RATE_SECONDS)
+        else:
+            for dtype in sorted({problem.accumulate_dtype for problem in problems} & set(FMA_DTYPES)):
+                kernel = build_fma(self.target, dtype, self._scratch)
+                rates[dtype] = self._runner.multiply_adds(dtype, kernel, _RATE_SECONDS)
+        self._floors = Floors(rates, self._runner.copy(_RATE_SECONDS))
+
+    def floor(self, problem: Problem) -> float:
+        """Return the seconds that no schedule of `problem` beats."""
+        assert self._floors is not None
+        floors = list(self._floors.seconds(problem).values())
+        rate = self._device_rates.get(_multiplied(problem))
+        return max([*floors, *([problem.macs / rate] if rate else [])])
+
+    def round(self, search: Search, schedules: Sequence[Schedule]) -> Iterator[Record]:
+        """Compile all of `schedules`, then measure each; yield their records, which the log has by then.
+
+        A candidate that is being measured when the caller stops listening is written to the log all the same.
+        """
+        if not schedules:
+            return
+        default = [] if search.key in self._baselines else [search.default]
+        built = self._builders.build(search.key, list(dict.fromkeys([*default, *schedules])))
+        if default:
+            reference = built[search.default]
+            if isinstance(reference, str):
+                search.broken = True
+                if search.default not in search.tried:
+                    yield self._keep(search, search.default, f"does not compile: {reference}")
+                return
+            self._baselines[search.key] = Baseline(search.key, self._seed, reference)
+
+        def measure(schedule: Schedule) -> Record:
+            return self._keep(search, schedule, self._outcome(search, built[schedule]))
+
+        for record in self._runner.map(measure, schedules):
+            yield record
+            if search.broken:
+                return
+        for candidate in built.values():
+            if isinstance(candidate, Built) and candidate != self._baselines[search.key].reference:
+                candidate.deconv.unlink(missing_ok=True)
+
+    def _outcome(self, search: Search, built: Built | str) -> Measured | str:
+        """Measure a candidate; return why it has no time if it fails."""
+        if isinstance(built, str):
+            return f"does not compile: {built}"
+        fastest = search.best.seconds if search.best else None
+        longest = max(self._timeout, _LONGEST * (fastest or 0.0))
+        try:
+            return self._runner.measure(self._baselines[search.key], built, fastest or math.inf, longest)
+        except BrokenDefaultError as error:
+            search.broken = True
+            return str(error)
+        except WorkerError as error:
+            return str(error)
+
+    def _keep(self, search: Search, schedule: Schedule, outcome: Measured | str) -> Record:
+        """Write the outcome of a trial, its times or its error, to the log."""
+        measured = outcome if isinstance(outcome, Measured) else None
+        record = Record(
+            problem=search.key,
+            target=self.target.name,
+            algorithm=schedule.algorithm,
+            knobs=dict(schedule.knobs),
+            seconds=measured.seconds if measured else None,
+            spread=round(measured.spread, 4) if measured else 0.0,
+            runs=measured.runs if measured else 0,
+            error="" if measured else str(outcome),
+            threads=self.conditions.threads,
+            host=self.conditions.host,
+            sources=self.conditions.sources,
+            commit=_commit(),
+            seed=self._seed,
+            versions={name: importlib.metadata.version(name) for name in ("tvm_deconv", "apache-tvm")},
+            when=now(),
+        )
+        self.log.append(record)
+        return record
+
+
+def now() -> str:
+    """Return the time in UTC, in ISO form."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
+
+
+def _multiplied(problem: Problem) -> str:
+    """Return the type that a device multiplies."""
+    return problem.dtype if problem.precision == "ieee" else problem.precision
+
+
+@cache
+def _commit() -> str:
+    """Return the commit of the checkout that this runs from, or the version if it is installed."""
+    root = Path(__file__).parents[2]
+    if (root / ".git").exists():
+        command = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
+        with contextlib.suppress(OSError):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                return done.stdout.strip()
+    return f"v{importlib.metadata.version('tvm_deconv')}"

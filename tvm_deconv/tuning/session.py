@@ -1,0 +1,239 @@
+"""A search for schedules: propose, compile, measure, keep every result.
+
+A round compiles some candidates of one problem in all builders at once, and then, with the machine to itself, measures
+them one by one. Rounds go to the problem with most to gain: its gap to the floor, less the longer no trial was better.
+
+At the end the few fastest of a problem take turns, since a disturbance of the machine may have decided between them.
+The median of its turns is then the time of each.
+
+Every trial is in the log as soon as it is over, failures too. A schedule that the log has under the same conditions
+(CPU, threads, text of the kernels) is not tried again: a search that was stopped continues.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from tvm_deconv.artifact.manifest import computed_by
+from tvm_deconv.compiler import build
+from tvm_deconv.compiler.choices import checked, for_target
+from tvm_deconv.compiler.records import Log, Record, Schedule, read, shipped
+from tvm_deconv.errors import DeviceError, ProblemError
+from tvm_deconv.problem import Problem, integer
+from tvm_deconv.targets import CUDA_TARGETS, CudaTarget, Host, Target, cuda_capability
+from tvm_deconv.tuning.evaluator import Evaluator, now
+from tvm_deconv.tuning.runners.base import Runner
+from tvm_deconv.tuning.runners.cuda import CudaRunner
+from tvm_deconv.tuning.runners.local import LocalRunner
+from tvm_deconv.tuning.runners.rpc import RpcRunner
+from tvm_deconv.tuning.runners.tracker import Tracker
+from tvm_deconv.tuning.search import Search
+
+_ROUND = 8  # trials of one problem before another may have its turn
+_TURNS = 3  # of each finalist
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial that is over: its record, the fastest of its problem so far, and how far the search is."""
+
+    problem: Problem
+    record: Record
+    best: Record | None
+    floor: float
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The results for one problem: its fastest record, that of the default schedule, the floor in seconds.
+
+    `trials` counts all under these conditions, including those of earlier searches.
+    """
+
+    problem: Problem
+    target: str
+    best: Record | None
+    default: Record | None
+    floor: float
+    trials: int
+    warnings: tuple[str, ...] = ()
+
+
+def tune(
+    problems: Iterable[Problem],
+    target: str | Sequence[str] = "native",
+    trials: int = 64,
+    logs: Path | str = "tuning_logs",
+    *,
+    threads: int = 1,
+    seed: int = 0,
+    jobs: int | None = None,
+    timeout: float = 30.0,
+    algorithms: Iterable[str] | None = None,
+    on_trial: Callable[[Trial], None] | None = None,
+    rpc_tracker: str | None = None,
+    rpc_key: str | None = None,
+) -> list[Tuned]:
+    """Search for schedules of `problems` on every named target, and keep the measurements in the directory `logs`.
+
+    `trials` is per problem on average: all of them together are spent where most is to be gained. Each variant of a
+    variable problem counts as one, measured at its representative call. Trials that the log has already count.
+    `algorithms` names those to try, by default all.
+
+    Calls use `threads` threads; `jobs` processes compile, by default as many as there are CPUs. A candidate is given up
+    after `timeout` seconds. A search may be stopped at any time by KeyboardInterrupt, and called again.
+
+    CUDA targets are measured on device 0 of this machine, which must have a capability that the target runs on. With
+    `rpc_tracker` (HOST:PORT) and `rpc_key`, CPU candidates run on the servers that this TVM tracker has for the key.
+    These must be machines of one kind, which "native" then means.
+
+    Raises ProblemError if the machine that measures cannot run a target, DeviceError if there is no such device,
+    BuildError, CompilerNotFound, and RemoteError if no server is left.
+    """
+    integer("trials", trials, 0)
+    integer("threads", threads, 1)
+    using = checked(algorithms)
+    if (rpc_tracker is None) != (rpc_key is None):
+        raise ProblemError("rpc_key", rpc_key, "must be given where rpc_tracker is, and nowhere else")
+    names = build.names_of(target)
+    devices = [CUDA_TARGETS[name] for name in names if name in CUDA_TARGETS]
+    for device in devices:
+        _check_device(device, rpc_tracker)
+    # Without batch or output there is nothing to measure.
+    wanted = [variant for problem in problems for variant in problem.variants if math.prod(variant.output_shape)]
+    session = _Session(wanted, trials, Log(logs), seed, jobs, timeout, using, on_trial)
+    tuned: list[Tuned] = []
+    cpus = [name for name in names if name not in CUDA_TARGETS]
+    if cpus:
+        with _cpu_runner(threads, rpc_tracker, rpc_key) as runner:
+            targets = build.resolve_targets(cpus, runner.host)
+            for chosen in targets:
+                _check_host(chosen, runner.host)
+            for chosen in targets:
+                tuned += session.tune_on(runner, chosen)
+    if devices:
+        with CudaRunner() as runner:
+            for device in devices:
+                tuned += session.tune_on(runner, device)
+    return tuned
+
+
+def _cpu_runner(threads: int, rpc_tracker: str | None, rpc_key: str | None) -> Runner:
+    if rpc_tracker is None or rpc_key is None:
+        return LocalRunner(threads)
+    return RpcRunner(threads, Tracker.parse(rpc_tracker, rpc_key))
+
+
+def _check_host(target: Target, host: Host) -> None:
+    """Raise ProblemError if the machine that measures cannot run `target`."""
+    missing = ", ".join(sorted(target.features - host.features))
+    if missing:
+        raise ProblemError("target", target.name, f"{host.name} cannot run it: it lacks {missing}")
+
+
+def _check_device(target: CudaTarget, rpc_tracker: str | None) -> None:
+    """Raise an error if this machine has no device that runs `target`, or if another machine is to measure."""
+    if rpc_tracker is not None:
+        raise ProblemError("rpc_tracker", rpc_tracker, f"must be left out for {target.name}: a device here measures")
+    try:
+        capability = cuda_capability()
+    except DeviceError as error:
+        rule = f"is tuned on a device of compute capability {target.architectures}: {error}"
+        raise DeviceError("target", target.name, rule) from None
+    if not target.runs_on(capability):
+        own = ".".join(map(str, capability))
+        rule = f"is tuned on a device of compute capability {target.architectures}: this one has {own}"
+        raise DeviceError("target", target.name, rule)
+
+
+@dataclass(frozen=True)
+class _Session:
+    """The problems to tune, and how."""
+
+    problems: Sequence[Problem]
+    trials: int
+    log: Log
+    seed: int
+    jobs: int | None
+    timeout: float
+    algorithms: tuple[str, ...] | None
+    on_trial: Callable[[Trial], None] | None
+
+    def tune_on(self, runner: Runner, target: Target | CudaTarget) -> list[Tuned]:
+        """Search for schedules of all problems on one target; leave their logs tidy."""
+        records = read(target.name, shipped(), self.log.root)
+        allowed = for_target(self.algorithms, target)
+        computed = (computed_by(problem, target) for problem in self.problems)
+        problems = {problem.artifact_key: problem for problem in computed}
+        with Evaluator(target, runner, self.log, seed=self.seed, jobs=self.jobs, timeout=self.timeout) as evaluator:
+            searches = [
+                Search(problem, target, records, evaluator.conditions, self.seed, allowed)
+                for problem in problems.values()
+            ]
+            try:
+                spend(searches, evaluator, self.trials, self.on_trial)
+                for search in searches:
+                    decide(search, evaluator)
+            finally:
+                for search in searches:
+                    self.log.tidy(search.key, target.name)
+        return [_result(search) for search in searches]
+
+
+def spend(
+    searches: Sequence[Search],
+    evaluator: Evaluator,
+    trials: int,
+    on_trial: Callable[[Trial], None] | None,
+) -> None:
+    """Hold rounds until there are `trials` for each search on average, or nothing is left to try."""
+    total = trials * len(searches)
+    done = sum(len(search.tried) for search in searches)
+    while done < total:
+        open_searches = [search for search in searches if not search.exhausted]
+        if not open_searches:
+            return
+        evaluator.measure_floors(search.problem for search in searches)
+        search = max(open_searches, key=lambda search: search.expected_gain(evaluator.floor(search.problem)))
+        search.floor = evaluator.floor(search.problem)
+        proposals = search.propose(min(_ROUND, trials, total - done))
+        if not proposals:
+            continue
+        for record in evaluator.round(search, proposals):
+            search.note(record)
+            done += 1
+            if on_trial:
+                on_trial(Trial(search.problem, record, search.best, search.floor, done, total))
+
+
+def decide(search: Search, evaluator: Evaluator) -> None:
+    """Let the finalists of `search` take turns; write the median of each to the log."""
+    turns: dict[Schedule, list[Record]] = {}
+    for record in evaluator.round(search, search.finalists() * _TURNS):
+        turns.setdefault(record.schedule, []).append(record)
+    for records in turns.values():
+        # One that fails has failed; else the one in the middle.
+        records.sort(key=lambda record: record.seconds or 0.0)
+        decisive = records[0 if records[0].error else len(records) // 2]
+        decided = msgspec.structs.replace(decisive, when=now())
+        evaluator.log.append(decided)
+        search.note(decided)
+
+
+def _result(search: Search) -> Tuned:
+    return Tuned(
+        search.problem,
+        search.target.name,
+        search.best,
+        search.tried.get(search.default),
+        search.floor,
+        len(search.tried),
+        tuple(search.warnings),
+    )
