@@ -28,7 +28,7 @@ from tvm_deconv.compiler.choices import Choice
 from tvm_deconv.compiler.records import Records, best, read, shipped
 from tvm_deconv.frontends import scan
 from tvm_deconv.problem.testing import TOLERANCES, operands
-from tvm_deconv.targets import Target, detect_host, get, native
+from tvm_deconv.targets import CpuTarget, detect_host, get, native
 
 LAYERS = Path(__file__).parent.parent / "examples" / "layers.json"
 ROUNDS = 11
@@ -41,7 +41,7 @@ def without(problem: td.Problem, records: Records) -> Records:
     return Records(records.target, others)
 
 
-def compare(problem: td.Problem, target: Target, records: Records) -> dict[str, Any]:
+def compare(problem: td.Problem, target: CpuTarget, records: Records) -> dict[str, Any]:
     """Return the row of one problem: median seconds by name, and the problem whose record was the nearest."""
     near = choices.trusted(problem, target, without(problem, records))
     own = best(problem, records)

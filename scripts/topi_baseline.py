@@ -43,7 +43,7 @@ import tvm_deconv as td
 from tvm_deconv.bench.peers import turn
 from tvm_deconv.frontends import scan
 from tvm_deconv.problem.testing import deviation, operands
-from tvm_deconv.targets import Target, detect_host, native
+from tvm_deconv.targets import CpuTarget, detect_host, native
 
 LAYERS = Path(__file__).parent.parent / "examples" / "layers.json"
 NAMES = (
@@ -86,7 +86,7 @@ def definition(problem: td.Problem) -> tvm.tirx.PrimFunc:
     return te.create_prim_func([data, filter, out])
 
 
-def search(function: tvm.tirx.PrimFunc, target: Target, trials: int) -> tuple[tvm.runtime.Module, int]:
+def search(function: tvm.tirx.PrimFunc, target: CpuTarget, trials: int) -> tuple[tvm.runtime.Module, int]:
     """Return the fastest of so many schedules, compiled, and how many of them ran."""
     llvm = tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu, "num-cores": 1})
     module = tvm.IRModule({"main": function})
@@ -108,7 +108,7 @@ def search(function: tvm.tirx.PrimFunc, target: Target, trials: int) -> tuple[tv
     return tvm.compile(schedule.mod, target=llvm), ran
 
 
-def compare(problem: td.Problem, target: Target, trials: int) -> dict[str, Any]:
+def compare(problem: td.Problem, target: CpuTarget, trials: int) -> dict[str, Any]:
     """Search, let both take turns, and return the row of one layer: seconds, deviations, and what the search took."""
     start = time.monotonic()
     compiled, ran = search(definition(problem), target, trials)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from tvm_deconv.errors import ProblemError
 from tvm_deconv.problem import Problem, one_of
 from tvm_deconv.runtime import library
-from tvm_deconv.runtime.fallback import REFERENCE, Fallback, Place
+from tvm_deconv.runtime.fallback import REFERENCE, Fallback
 from tvm_deconv.runtime.library import Library
 from tvm_deconv.runtime.process import Served
+from tvm_deconv.targets import Place, of_names
 
 if TYPE_CHECKING:
     from tvm_deconv.compiler.build import Outcome
@@ -100,7 +101,7 @@ def compile(
     if algorithms is not None:
         algorithms = tuple(algorithms)
     if trials:
-        targets = [chosen.name for chosen in build.resolve(target)]
+        targets = [chosen.name for chosen in of_names(target)]
         if logs is None:
             raise ProblemError("logs", logs, "must be a directory for the results of the trials")
         from tvm_deconv.tuning import tune

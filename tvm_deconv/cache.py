@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
-from tvm_deconv.artifact.manifest import Manifest, computed_by, stem
+from tvm_deconv.artifact.manifest import Manifest, stem
+from tvm_deconv.artifact.sources import cache_stamp
 from tvm_deconv.errors import ArtifactError, BuildError, ProblemError
 from tvm_deconv.problem import Problem
 from tvm_deconv.runtime import loader
-from tvm_deconv.runtime.fallback import Place
 from tvm_deconv.runtime.process import LOG, Served
-from tvm_deconv.targets import MAX_TARGET_VARIABLE, CudaTarget, Target, cuda_target, supported
+from tvm_deconv.targets import MAX_TARGET_VARIABLE, Place, Target, cuda_target, supported
 
 #: Without the "" that `-c` puts in front of the path: a module in the current directory is not what is imported.
 _PROGRAM = """
@@ -34,7 +34,7 @@ def compiled(problem: Problem, place: Place) -> Served:
     Raises BuildError, ArtifactError, ProblemError.
     """
     target = widest_target(place)
-    folder, problem = directory(), computed_by(problem, target)
+    folder, problem = directory(), target.computes(problem)
     name = stem(problem.artifact_key, target.name)
     try:
         return _cached(folder, name)
@@ -53,7 +53,7 @@ def compiled(problem: Problem, place: Place) -> Served:
     return _cached(folder, name)
 
 
-def widest_target(place: Place) -> Target | CudaTarget:
+def widest_target(place: Place) -> Target:
     """Return the widest target that `place` runs. Raises ProblemError if there is none."""
     if place.capability is not None:
         return cuda_target(place.capability)
@@ -65,22 +65,23 @@ def widest_target(place: Place) -> Target | CudaTarget:
 
 
 def directory() -> Path:
-    """Return the folder of the cache for this version of the package and of its compiler.
+    """Return the folder of the cache for what this installation builds.
 
-    It is ``$XDG_CACHE_HOME/tvm_deconv/<versions>``, or below ``~/.cache``. Raises BuildError if a package is missing.
+    It is ``$XDG_CACHE_HOME/tvm_deconv/<stamp>``, or below ``~/.cache``. The stamp changes with everything that decides
+    an artifact, so one that other sources have built is not found. Raises BuildError if a package is missing.
     """
     try:
         import filelock  # noqa: F401
         import platformdirs
 
-        versions = f"{version('tvm_deconv')}-tvm-{version('apache-tvm')}"
+        stamp = cache_stamp()
     except (ModuleNotFoundError, PackageNotFoundError) as error:
         rule = f"needs the package {error.name}: pip install 'tvm_deconv[compile]'"
         raise BuildError("fallback", "compile", rule) from None
-    return Path(platformdirs.user_cache_path("tvm_deconv", appauthor=False)) / versions
+    return Path(platformdirs.user_cache_path("tvm_deconv", appauthor=False)) / stamp
 
 
-def build(problem: Problem, target: Target | CudaTarget, folder: Path) -> None:
+def build(problem: Problem, target: Target, folder: Path) -> None:
     """Compile `problem` for `target` into `folder`, in another process. Raises BuildError."""
     LOG.warning("compiling %s for %s into %s", problem.key, target.name, folder)
     command = [sys.executable, "-c", _PROGRAM, problem.artifact_key, target.name, str(folder)]

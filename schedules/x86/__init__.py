@@ -24,13 +24,14 @@ from tvm_deconv.compute.direct import define_direct
 from tvm_deconv.compute.direct_layout import Tile
 from tvm_deconv.compute.extents import End
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, ROWS, has_whole_vectors, tiles_of_channels
-from tvm_deconv.compute.matrix import MatrixTile, contiguous_phases, define_matrix, row_unit
+from tvm_deconv.compute.matrix import define_matrix
+from tvm_deconv.compute.matrix_layout import MatrixTile, contiguous_phases, row_unit
 from tvm_deconv.compute.packing import pack_filter, pack_matrix_filter
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
-from tvm_deconv.targets import Target
+from tvm_deconv.targets import CpuTarget
 
-Predicate: TypeAlias = Callable[[Problem, Target], bool]
+Predicate: TypeAlias = Callable[[Problem, CpuTarget], bool]
 _AnyPlan = TypeVar("_AnyPlan", tiles.Plan, matrix_tiles.MatrixPlan)
 
 #: Outputs of a row that the matrix definition finishes at once, at most: its code grows with them.
@@ -72,7 +73,7 @@ class Kernel:
 class Family(Protocol):
     """A definition with its schedules and plans."""
 
-    def plans(self, problem: Problem, target: Target) -> list[tuple[float, Plan]]:
+    def plans(self, problem: Problem, target: CpuTarget) -> list[tuple[float, Plan]]:
         """Return every plan worth considering with its cost by arithmetic (cycles a useful product), cheapest first.
 
         Of a variable problem: for its representative call.
@@ -84,7 +85,7 @@ class Family(Protocol):
     def tasks(self, problem: Problem, plan: Plan) -> int:
         """Return the number of independent tasks of a call."""
 
-    def kernel(self, problem: Problem, target: Target, plan: Plan, algorithm: str) -> Kernel:
+    def kernel(self, problem: Problem, target: CpuTarget, plan: Plan, algorithm: str) -> Kernel:
         """Define and schedule `problem`."""
 
 
@@ -95,7 +96,7 @@ class Direct:
     form: str
     winograd: bool = False
 
-    def plans(self, problem: Problem, target: Target) -> list[tuple[float, Plan]]:
+    def plans(self, problem: Problem, target: CpuTarget) -> list[tuple[float, Plan]]:
         """See Family."""
         lanes = accumulator_lanes(problem, target)
         geometry = Geometry.of(problem)
@@ -118,7 +119,7 @@ class Direct:
         assert isinstance(plan, tiles.Plan)
         return plan.tasks(problem, self.form)
 
-    def kernel(self, problem: Problem, target: Target, plan: Plan, algorithm: str) -> Kernel:
+    def kernel(self, problem: Problem, target: CpuTarget, plan: Plan, algorithm: str) -> Kernel:
         """See Family."""
         assert isinstance(plan, tiles.Plan)
         lanes = accumulator_lanes(problem, target) // (1 + plan.halves)
@@ -154,7 +155,7 @@ class Matrix:
     winograd: bool = False
     strassen: bool = False
 
-    def plans(self, problem: Problem, target: Target) -> list[tuple[float, Plan]]:
+    def plans(self, problem: Problem, target: CpuTarget) -> list[tuple[float, Plan]]:
         """See Family."""
         lanes = accumulator_lanes(problem, target)
         most = max((math.prod(run.count for run in runs) for runs in Geometry.of(problem).runs), default=1)
@@ -172,12 +173,12 @@ class Matrix:
         assert isinstance(plan, matrix_tiles.MatrixPlan)
         return plan.tasks(problem)
 
-    def kernel(self, problem: Problem, target: Target, plan: Plan, algorithm: str) -> Kernel:
+    def kernel(self, problem: Problem, target: CpuTarget, plan: Plan, algorithm: str) -> Kernel:
         """See Family."""
         assert isinstance(plan, matrix_tiles.MatrixPlan)
         lanes = accumulator_lanes(problem, target) // (1 + plan.halves)
         definition = define_matrix(problem, plan.tile, lanes)
-        whole = has_whole_vectors(problem, CHANNELS, plan.tile, lanes) and not definition.wide
+        whole = has_whole_vectors(problem, CHANNELS, plan.tile, lanes) and not definition.contiguous_phases
         scheduled = schedule_matrix(definition, plan, lanes, problem.accumulate_dtype, whole)
         return Kernel(
             _deconv(scheduled.mod["main"], definition.end, outgrows_caches(problem) and not whole),
@@ -189,7 +190,7 @@ class Matrix:
 
 
 def _of_widths(
-    problem: Problem, target: Target, extent: int, plans: Callable[[Target, int], list[tuple[float, _AnyPlan]]]
+    problem: Problem, target: CpuTarget, extent: int, plans: Callable[[CpuTarget, int], list[tuple[float, _AnyPlan]]]
 ) -> list[tuple[float, _AnyPlan]]:
     """Return the `plans` for the target's vectors, and for halves of 512 bits where they suit an `extent` better."""
     lanes = accumulator_lanes(problem, target)
@@ -266,7 +267,7 @@ def _positions(problem: Problem) -> int:
     return geometry.batch * math.prod(axis.positions for axis in geometry.axes)
 
 
-def fills_vectors_with_channels(problem: Problem, target: Target) -> bool:
+def fills_vectors_with_channels(problem: Problem, target: CpuTarget) -> bool:
     """Channels are contiguous and at least half a vector of them belongs to one group; or positions are too few."""
     lanes = accumulator_lanes(problem, target)
     if problem.data_format == "NXC":
@@ -275,17 +276,17 @@ def fills_vectors_with_channels(problem: Problem, target: Target) -> bool:
     return 2 * positions <= lanes <= problem.out_channels
 
 
-def fills_vectors_with_groups(problem: Problem, target: Target) -> bool:
+def fills_vectors_with_groups(problem: Problem, target: CpuTarget) -> bool:
     """Channels are contiguous, and a group has fewer than half a vector of them, but there are many groups."""
     return problem.data_format == "NXC" and 2 * problem.groups >= accumulator_lanes(problem, target)
 
 
-def always(problem: Problem, target: Target) -> bool:  # noqa: ARG001
+def always(problem: Problem, target: CpuTarget) -> bool:  # noqa: ARG001
     """Every problem."""
     return True
 
 
-def fills_panels(problem: Problem, target: Target) -> bool:
+def fills_panels(problem: Problem, target: CpuTarget) -> bool:
     """Every product has vectors of columns and of rows: enough output channels, input channels and positions."""
     lanes = accumulator_lanes(problem, target)
     positions = _positions(problem)
@@ -294,7 +295,7 @@ def fills_panels(problem: Problem, target: Target) -> bool:
     return enough and finishes_in_short_chunks(problem, target)
 
 
-def finishes_in_short_chunks(problem: Problem, target: Target) -> bool:
+def finishes_in_short_chunks(problem: Problem, target: CpuTarget) -> bool:
     """Where channels become rows, that happens by whole vectors and strides: a body of code that must stay small."""
     lanes = accumulator_lanes(problem, target)
     if problem.data_format == "NXC" or contiguous_phases(problem, lanes):
@@ -302,36 +303,36 @@ def finishes_in_short_chunks(problem: Problem, target: Target) -> bool:
     return math.lcm(lanes, Geometry.of(problem).axes[2].stride) <= MAX_CHUNK
 
 
-def has_taps_to_transform(problem: Problem, target: Target) -> bool:
+def has_taps_to_transform(problem: Problem, target: CpuTarget) -> bool:
     """Some phase has several taps next to each other, and sums of data do not overflow: floating point."""
     if problem.accumulate_dtype == "int32" or not finishes_in_short_chunks(problem, target):
         return False
     return bool(matrix_tiles.output_choices(Geometry.of(problem), winograd=True))
 
 
-def has_rows_to_transform(problem: Problem, target: Target) -> bool:  # noqa: ARG001
+def has_rows_to_transform(problem: Problem, target: CpuTarget) -> bool:  # noqa: ARG001
     """Some phase has several taps next to each other along an axis outside of rows; in floating point."""
     return problem.accumulate_dtype != "int32" and bool(tiles.outer_outputs(Geometry.of(problem)))
 
 
-def saves_rows(problem: Problem, target: Target) -> bool:
+def saves_rows(problem: Problem, target: CpuTarget) -> bool:
     """There are rows to transform, and they are contiguous."""
     return problem.data_format == "NCX" and has_rows_to_transform(problem, target)
 
 
-def saves_products(problem: Problem, target: Target) -> bool:
+def saves_products(problem: Problem, target: CpuTarget) -> bool:
     """There are taps to transform, and columns enough for the transforms to pay."""
     return has_taps_to_transform(problem, target) and fills_panels(problem, target)
 
 
-def has_nothing_to_transform(problem: Problem, target: Target) -> bool:
+def has_nothing_to_transform(problem: Problem, target: CpuTarget) -> bool:
     """Winograd's transforms do not apply, and sums of data do not overflow: floating point."""
     if problem.accumulate_dtype == "int32" or not finishes_in_short_chunks(problem, target):
         return False
     return not matrix_tiles.output_choices(Geometry.of(problem), winograd=True)
 
 
-def fills_halves(problem: Problem, target: Target) -> bool:
+def fills_halves(problem: Problem, target: CpuTarget) -> bool:
     """Half of the input channels are terms enough for the sums on the way in and out to pay."""
     enough = problem.in_channels >= 8 * accumulator_lanes(problem, target)
     return enough and has_nothing_to_transform(problem, target) and fills_panels(problem, target)
@@ -348,12 +349,14 @@ ALGORITHMS = (
 )
 
 
-def accumulator_lanes(problem: Problem, target: Target) -> int:
+def accumulator_lanes(problem: Problem, target: CpuTarget) -> int:
     """Accumulators of `problem` in one vector register of `target`."""
     return target.lanes(_ELEMENT_BYTES[problem.accumulate_dtype])
 
 
-def default_plan(problem: Problem, target: Target, algorithms: Collection[str] | None = None) -> tuple[Algorithm, Plan]:
+def default_plan(
+    problem: Problem, target: CpuTarget, algorithms: Collection[str] | None = None
+) -> tuple[Algorithm, Plan]:
     """Return the cheapest plan, by arithmetic, of the algorithms that serve `problem`; only the named ones are asked.
 
     Where none of those serves it, the first that admits it is taken. Raises ValueError where there is none.
@@ -369,7 +372,7 @@ def default_plan(problem: Problem, target: Target, algorithms: Collection[str] |
 
 
 def build_kernel(
-    problem: Problem, target: Target, algorithm: Algorithm | None = None, plan: Plan | None = None
+    problem: Problem, target: CpuTarget, algorithm: Algorithm | None = None, plan: Plan | None = None
 ) -> Kernel:
     """Schedule `problem` on `target`; by default with the default plan, of `algorithm` where that is given."""
     if plan is None:
@@ -378,7 +381,7 @@ def build_kernel(
     return algorithm.family.kernel(problem, target, plan, algorithm.name)
 
 
-def build_variants(problem: Problem, plans: Sequence[tuple[Algorithm, Plan]], target: Target) -> Kernel:
+def build_variants(problem: Problem, plans: Sequence[tuple[Algorithm, Plan]], target: CpuTarget) -> Kernel:
     """Schedule each of the problem's variants by one of `plans`, as a kernel in which the extents of a call choose.
 
     Its knobs are those of all, behind the bucket and a dot.

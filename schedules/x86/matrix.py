@@ -35,7 +35,7 @@ def schedule_matrix(
         i: sch.get_sblock(f"outputs_{i}") for i, section in enumerate(definition.sections) if section.transformed
     }
     epilogue = sch.get_sblock("epilogue")
-    direct = definition.channels_last or definition.wide  # vectors as in the output: nothing to transpose
+    direct = definition.channels_last or definition.contiguous_phases  # vectors as in the output: nothing to transpose
     tail = [epilogue] if direct else [epilogue, sch.get_sblock("interleave"), sch.get_sblock("rows_out")]
     out = sch.get_sblock("out")
     nested = []
@@ -120,10 +120,10 @@ def schedule_matrix(
     # 7. Epilogue, and transposition.
     if direct:
         if not whole_vectors:
-            skips.mark_outputs(epilogue, -3 if definition.wide else -4, definition.stride)
+            skips.mark_outputs(epilogue, -3 if definition.contiguous_phases else -4, definition.stride)
         *_, last = sch.get_loops(epilogue)
-        if definition.wide or tile.channels >= lanes:
-            last, lane = sch.split(last, [None, definition.wide or lanes])
+        if definition.contiguous_phases or tile.channels >= lanes:
+            last, lane = sch.split(last, [None, definition.contiguous_phases or lanes])
             sch.vectorize(lane)
         if whole_vectors:
             # The copy vanishes: of a scope of its own, what is copied need not be written anywhere.
@@ -149,7 +149,7 @@ def schedule_matrix(
             skips.mark_outputs(epilogue, LEAD + 2, definition.chunk)
         sch.tensorize(sch.get_loops(tail[1])[-2], transpose_intrinsic(lanes, dtype))
     # 8. Threads.
-    if not definition.channels_last or definition.wide:
+    if not definition.channels_last or definition.contiguous_phases:
         skips.mark_outputs(out, -3, definition.chunk)
     lead = sch.get_loops(out)[:LEAD]
     mark_tasks(sch, lead[serial:] if share_data else lead[:-1])

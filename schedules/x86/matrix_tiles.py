@@ -29,7 +29,7 @@ from tvm_deconv.schedules.x86.tiles import (
 )
 
 from tvm_deconv.compute.indexing import spans
-from tvm_deconv.compute.matrix import (
+from tvm_deconv.compute.matrix_layout import (
     MatrixTile,
     block_positions,
     contiguous_phases,
@@ -41,7 +41,7 @@ from tvm_deconv.compute.matrix import (
 from tvm_deconv.compute.phases import Geometry, axis_rows
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.problem import Problem
-from tvm_deconv.targets import Target
+from tvm_deconv.targets import CpuTarget
 
 #: Cycles per vector of work outside of the products: moving one through the caches, and what a stage does with it.
 _MOVE = 2.0
@@ -89,7 +89,7 @@ def _blocks(geometry: Geometry, tile: MatrixTile) -> int:
     return math.prod(-(-extent // block) for extent, block in zip(extents, tile.block, strict=True))
 
 
-def register_tiles(target: Target, counts: Collection[int]) -> Iterator[tuple[int, int]]:
+def register_tiles(target: CpuTarget, counts: Collection[int]) -> Iterator[tuple[int, int]]:
     """Register tiles as rows and vectors for products of `counts` rows: those with the least left over."""
     for vectors in (1, 2, 3, 4):
         most = (target.vector_registers - 1 - vectors) // vectors
@@ -193,7 +193,7 @@ class _Arithmetic:
 
     problem: Problem
     geometry: Geometry
-    target: Target
+    target: CpuTarget
     lanes: int
 
     def block(self, tile: MatrixTile, works: Sequence[_Work]) -> float:
@@ -271,7 +271,7 @@ class _Arithmetic:
 
 @lru_cache(maxsize=ENUMERATIONS)
 def candidates(
-    problem: Problem, winograd: bool, target: Target, lanes: int, strassen: bool = False
+    problem: Problem, winograd: bool, target: CpuTarget, lanes: int, strassen: bool = False
 ) -> list[tuple[float, MatrixPlan]]:
     """Every plan worth considering with its cost by arithmetic (cycles a useful product, relative), cheapest first."""
     choices = Geometry.choices(problem)

@@ -22,10 +22,10 @@ from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 
 from tvm_deconv.compute.direct_layout import Tile, block_extents, product_count
 from tvm_deconv.compute.indexing import GROUPS, ROWS, spans, tiles_of_channels
-from tvm_deconv.compute.matrix import MatrixTile
+from tvm_deconv.compute.matrix_layout import MatrixTile
 from tvm_deconv.compute.phases import AxisPhases, Geometry, axis_rows
 from tvm_deconv.problem import Problem
-from tvm_deconv.targets import Target
+from tvm_deconv.targets import CpuTarget
 
 _AnyTile = TypeVar("_AnyTile")
 
@@ -125,7 +125,7 @@ class Shape:
 def register_tiles(
     geometry: Geometry,
     form: str,
-    target: Target,
+    target: CpuTarget,
     lanes: int,
     minor_stride: int | None,
     streams_filter: bool,
@@ -282,7 +282,7 @@ class _Work:
 
 
 @lru_cache(maxsize=ENUMERATIONS)
-def candidates(problem: Problem, form: str, winograd: bool, target: Target, lanes: int) -> list[tuple[float, Plan]]:
+def candidates(problem: Problem, form: str, winograd: bool, target: CpuTarget, lanes: int) -> list[tuple[float, Plan]]:
     """Every plan worth considering with its cost by arithmetic (cycles a useful product, relative), cheapest first.
 
     If `winograd`, those with its transforms along the first two axes.
@@ -298,7 +298,7 @@ def candidates(problem: Problem, form: str, winograd: bool, target: Target, lane
 
 
 def _candidates(
-    problem: Problem, geometry: Geometry, form: str, outputs: tuple[int, int], target: Target, lanes: int
+    problem: Problem, geometry: Geometry, form: str, outputs: tuple[int, int], target: CpuTarget, lanes: int
 ) -> list[tuple[float, Plan]]:
     element = target.vector_bits // 8 // lanes
     interleaves_channels = form == ROWS and problem.data_format == "NXC"

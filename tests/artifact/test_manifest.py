@@ -11,9 +11,9 @@ from tvm_deconv.artifact.manifest import Manifest, library_name, stem, stem_of
 from tvm_deconv.artifact.select import Accepted, Rejected, decision_table, select
 from tvm_deconv.errors import ManifestError
 from tvm_deconv.problem import Epilogue
-from tvm_deconv.targets import CUDA_TARGETS, TARGETS
+from tvm_deconv.targets import CPU_TARGETS, CUDA_TARGETS, Host, Place
 
-V3, V4 = TARGETS["x86-64-v3"], TARGETS["x86-64-v4"]
+V3, V4 = CPU_TARGETS["x86-64-v3"], CPU_TARGETS["x86-64-v4"]
 
 
 def manifest(*arguments, **changes):
@@ -226,7 +226,7 @@ def names(knobs):
 def test_wider_first():
     narrow, wide = manifest(), manifest(P, "x86-64-v4")
     for given in ([narrow, wide], [wide, narrow]):
-        knobs = select(P, given, V4.features)
+        knobs = select(P, given, Place(Host(V4.features)))
         assert names(knobs) == [("Accepted", "x86-64-v4"), ("Accepted", "x86-64-v3")]
     assert knobs[0].reason == "serves this problem and this CPU: x86-64-v4, direct, default schedule"
 
@@ -235,45 +235,48 @@ def test_flags_beyond_the_target():
     """Of two for the same target the one that needs more is the wider; where its flags are missing it is rejected."""
     plain = manifest(P, "x86-64-v4")
     special = manifest(P, "x86-64-v4", features=[*sorted(V4.features), "avx512_bf16"])
-    assert [d.manifest for d in select(P, [plain, special], V4.features | {"avx512_bf16"})] == [special, plain]
-    assert select(P, [plain, special], V4.features) == [
+    assert [d.manifest for d in select(P, [plain, special], Place(Host(V4.features | {"avx512_bf16"})))] == [
+        special,
+        plain,
+    ]
+    assert select(P, [plain, special], Place(Host(V4.features))) == [
         Accepted(plain, "serves this problem and this CPU: x86-64-v4, direct, default schedule"),
         Rejected(special, "needs CPU flags that this host lacks: avx512_bf16", special.name),
     ]
 
 
 def test_another_cpu():
-    knobs = select(P, [manifest(P, "x86-64-v4")], V3.features | {"avx512f"})
+    knobs = select(P, [manifest(P, "x86-64-v4")], Place(Host(V3.features | {"avx512f"})))
     assert isinstance(knobs[0], Rejected)
     assert knobs[0].reason == "needs CPU flags that this host lacks: avx512bw, avx512cd, avx512dq, avx512vl"
 
 
 def test_the_target_counts_even_where_the_list_is_short():
-    knobs = select(P, [manifest(P, "x86-64-v4", features=[])], V3.features)
+    knobs = select(P, [manifest(P, "x86-64-v4", features=[])], Place(Host(V3.features)))
     assert isinstance(knobs[0], Rejected)
     assert "avx512f" in knobs[0].reason
 
 
 def test_tuned_before_default():
     tuned, default = manifest(origin="tuned"), manifest()
-    assert [d.manifest for d in select(P, [default, tuned], V4.features)] == [tuned, default]
+    assert [d.manifest for d in select(P, [default, tuned], Place(Host(V4.features)))] == [tuned, default]
 
 
 def test_cap():
     narrow, wide = manifest(), manifest(P, "x86-64-v4")
-    first, second = select(P, [narrow, wide], V4.features, cap=V3)
+    first, second = select(P, [narrow, wide], Place(Host(V4.features), V3))
     assert first.manifest is narrow
     assert isinstance(first, Accepted)
     assert isinstance(second, Rejected)
     reason = "TVM_DECONV_MAX_TARGET=x86-64-v3 excludes CPU flags that it needs: "
     assert second.reason == reason + "avx512bw, avx512cd, avx512dq, avx512f, avx512vl"
-    assert names(select(P, [narrow, wide], V4.features, cap=V4))[0] == ("Accepted", "x86-64-v4")
+    assert names(select(P, [narrow, wide], Place(Host(V4.features), V4)))[0] == ("Accepted", "x86-64-v4")
 
 
 def test_unknown_target():
-    (decision,) = select(P, [manifest(P, "riscv-rvv")], V4.features)
+    (decision,) = select(P, [manifest(P, "riscv-rvv")], Place(Host(V4.features)))
     assert isinstance(decision, Rejected)
-    known = ", ".join((*TARGETS, *CUDA_TARGETS))
+    known = ", ".join((*CPU_TARGETS, *CUDA_TARGETS))
     rule = f"target riscv-rvv is not known to this version, which knows {known}, and what needs all CPU flags of one"
     assert decision.reason == rule
 
@@ -284,17 +287,17 @@ def test_a_microarchitecture_is_known_by_its_flags():
     narrow, wide = manifest(), manifest(P, "x86-64-v4")
 
     def decided(features, cap=None):
-        return names(select(P, [narrow, wide, tuned], frozenset(features), cap=cap))
+        return names(select(P, [narrow, wide, tuned], Place(Host(frozenset(features)), cap)))
 
     assert decided(tuned.required) == [("Accepted", "znver99"), ("Accepted", "x86-64-v4"), ("Accepted", "x86-64-v3")]
     assert decided(tuned.required - {"sse4a"})[-1] == ("Rejected", "znver99")
     assert decided(tuned.required, V4)[-1] == ("Rejected", "znver99")
-    reason = select(P, [tuned], tuned.required, cap=V4)[0].reason
+    reason = select(P, [tuned], Place(Host(tuned.required), V4))[0].reason
     assert reason == "TVM_DECONV_MAX_TARGET=x86-64-v4 excludes CPU flags that it needs: avx512_bf16, sse4a"
 
 
 def test_flags_below_every_level_are_no_target():
-    (decision,) = select(P, [manifest(P, "nehalem", features=sorted(V3.features - {"fma"}))], V4.features)
+    (decision,) = select(P, [manifest(P, "nehalem", features=sorted(V3.features - {"fma"}))], Place(Host(V4.features)))
     assert isinstance(decision, Rejected)
     assert decision.reason.startswith("target nehalem is not known to this version")
 
@@ -315,21 +318,21 @@ def test_flags_below_every_level_are_no_target():
     ],
 )
 def test_another_problem(changes, reason):
-    (decision,) = select(P.replace(**changes), [manifest()], V4.features)
+    (decision,) = select(P.replace(**changes), [manifest()], Place(Host(V4.features)))
     assert isinstance(decision, Rejected)
     assert decision.reason == f"serves another problem: {reason}"
 
 
 def test_filter_format_makes_no_difference():
     for name in ("IOX", "GIOX", "XIO"):
-        assert isinstance(select(P.replace(filter_format=name), [manifest()], V4.features)[0], Accepted)
+        assert isinstance(select(P.replace(filter_format=name), [manifest()], Place(Host(V4.features)))[0], Accepted)
 
 
 def test_order_and_broken():
     """Accepted, then those for this problem, the unreadable, and the others by likeness."""
     good, wide = manifest(), manifest(P, "x86-64-v4")
     near, far = manifest(P.replace(batch=2)), manifest(P.replace(batch=2, dtype="float64"))
-    knobs = select(P, [far, near, wide, good], V3.features, broken={"x": "size='big': must be an integer"})
+    knobs = select(P, [far, near, wide, good], Place(Host(V3.features)), broken={"x": "size='big': must be an integer"})
     assert [decision.manifest for decision in knobs] == [good, wide, None, near, far]
     assert knobs[2] == Rejected(None, "size='big': must be an integer", "x")
     assert str(knobs[2]) == "x: rejected: size='big': must be an integer"
@@ -337,13 +340,13 @@ def test_order_and_broken():
 
 
 def test_nothing():
-    assert select(P, [], V4.features) == []
+    assert select(P, [], Place(Host(V4.features))) == []
     assert decision_table([]) == "no candidates"
 
 
 def test_table():
     lines = decision_table(
-        select(P, [manifest(), manifest(P, "x86-64-v4")], V3.features, broken={"x": "bad"})
+        select(P, [manifest(), manifest(P, "x86-64-v4")], Place(Host(V3.features)), broken={"x": "bad"})
     ).splitlines()
     assert [line.split()[0] for line in lines] == ["yes", "no", "no"]
     assert len({line.index(reason) for line, reason in zip(lines, ["serves", "needs", "bad"], strict=True)}) == 1

@@ -20,7 +20,7 @@ from support.kernels import run_kernel
 
 from tvm_deconv import Epilogue, ProblemError, from_onnx, from_openvino, from_torch
 from tvm_deconv.problem.reference import reference
-from tvm_deconv.targets import TARGETS
+from tvm_deconv.targets import CPU_TARGETS
 
 AUTO_PADS = ("explicit", "valid", "same_upper", "same_lower")
 
@@ -46,7 +46,7 @@ MODELS = sorted((Path(onnx.__file__).parent / "backend/test/data").glob("pytorch
 def compiled(p, *arrays):
     """What the compiled kernel gives for data, filter and perhaps bias; copied, since ONNX's are read-only."""
     data, weights, bias = (*(np.array(array) for array in arrays), None)[:3]
-    return run_kernel(p, TARGETS["x86-64-v3"], data, weights, bias)
+    return run_kernel(p, CPU_TARGETS["x86-64-v3"], data, weights, bias)
 
 
 def test_all_cases_are_there():

@@ -14,14 +14,14 @@ from support.strategies import operands
 
 import tvm_deconv as td
 from tvm_deconv.artifact.manifest import Manifest, stem
-from tvm_deconv.compiler import build, records
+from tvm_deconv.compiler import build, fingerprint, records
 from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.errors import BuildError, CompilerNotFound
-from tvm_deconv.targets import TARGETS, detect_host, get, microarchitecture, supported
+from tvm_deconv.targets import CPU_TARGETS, detect_host, get, microarchitecture, supported
 
 SMALL = td.Problem(1, 1, 3, 2, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (7, 9))
 OTHER = SMALL.replace(out_channels=5)
-V3 = TARGETS["x86-64-v3"]
+V3 = CPU_TARGETS["x86-64-v3"]
 
 
 def run(problem, directory):
@@ -67,7 +67,7 @@ def test_a_changed_library_or_recipe_is_built_again(tmp_path, monkeypatch):
     library.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert [o.status for o in td.compile([SMALL], "x86-64-v3", tmp_path)] == ["built"]
     run(SMALL, tmp_path)
-    monkeypatch.setattr(build, "_sources", lambda: "other sources")
+    monkeypatch.setattr(fingerprint, "source_digest", lambda: "other sources")
     assert [o.status for o in td.compile([SMALL], "x86-64-v3", tmp_path)] == ["built"]
 
 
@@ -199,11 +199,11 @@ def test_a_killed_build_leaves_nothing_loadable(tmp_path):
         f"""
         from tvm_deconv.compiler.build import export
         from tvm_deconv.problem import Problem
-        from tvm_deconv.targets import TARGETS, detect_host, get, microarchitecture, supported
+        from tvm_deconv.targets import CPU_TARGETS, detect_host, get, microarchitecture, supported
         print("ready", flush=True)
         for channels in range(1, 100):
             problem = Problem.from_key({SMALL.key!r}).replace(out_channels=channels)
-            export(problem, TARGETS["x86-64-v3"], {str(tmp_path)!r})
+            export(problem, CPU_TARGETS["x86-64-v3"], {str(tmp_path)!r})
         """
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:

@@ -15,7 +15,7 @@ from support.strategies import operands
 import tvm_deconv as td
 from tvm_deconv.compiler.build import export
 from tvm_deconv.frontends import scan
-from tvm_deconv.targets import TARGETS, detect_host
+from tvm_deconv.targets import CPU_TARGETS, detect_host
 
 LAYERS = scan(Path(__file__).parents[2] / "examples" / "layers.json")
 LARGEST_BYTES = 300e6
@@ -69,12 +69,12 @@ def two_threads():
     td.set_num_threads(None)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name.replace("/", "."))
 def test_layer(layer, target, tmp_path):
     problem = reduced(layer.problem)
-    export(problem, TARGETS[target], tmp_path)
-    if not TARGETS[target].features <= detect_host().features:
+    export(problem, CPU_TARGETS[target], tmp_path)
+    if not CPU_TARGETS[target].features <= detect_host().features:
         pytest.skip(f"compiled, but this CPU does not run {target}")
     data, weights, bias = operands(problem, 5)
     out = np.full(problem.output_shape, np.nan, np.float32)

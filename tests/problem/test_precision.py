@@ -14,6 +14,7 @@ from tvm_deconv.artifact.select import Accepted, select
 from tvm_deconv.errors import ProblemError, SourceError
 from tvm_deconv.frontends import scan
 from tvm_deconv.problem.reference import reference
+from tvm_deconv.targets import Host, Place
 
 EXACT = td.Problem(1, 1, 16, 16, (6, 7), (4, 4), (2, 2), (1, 1), (1, 1), (12, 14), epilogue=td.Epilogue(True, "relu"))
 LOOSE = EXACT.replace(precision="tf32")
@@ -71,13 +72,13 @@ def test_more_exact_serves_and_less_does_not():
     exact, loose = manifest(EXACT, "cuda-sm_80"), manifest(LOOSE, "cuda-sm_80")
 
     def accepted(problem, given, capability=(8, 0)):
-        decisions = select(problem, given, frozenset(), capability=capability)
+        decisions = select(problem, given, Place(Host(frozenset()), capability=capability))
         return [decision.manifest for decision in decisions if isinstance(decision, Accepted)]
 
     for given in itertools.permutations([exact, loose]):
         assert accepted(LOOSE, given) == [loose, exact]
         assert accepted(EXACT, given) == [exact]
-    (refused,) = select(EXACT, [loose], frozenset(), capability=(8, 0))
+    (refused,) = select(EXACT, [loose], Place(Host(frozenset()), capability=(8, 0)))
     assert "precision tf32, wanted ieee" in refused.reason
     # Closer code of what computes more slowly comes second.
     both = [manifest(EXACT, "cuda-sm_90"), manifest(LOOSE, "cuda")]

@@ -24,12 +24,12 @@ from tvm_deconv.artifact.manifest import Manifest
 from tvm_deconv.artifact.select import decision_table, select
 from tvm_deconv.compiler import records
 from tvm_deconv.frontends import coverage_table, scan
-from tvm_deconv.targets import TARGETS
+from tvm_deconv.targets import CPU_TARGETS, Host, Place
 
 FEW, MANY = 500, 20_000
 #: Of processor time, far more than any of them takes, and of time for one that waits, for a machine that is busy.
 SECONDS, WAITING = 20, 1200
-V4 = TARGETS["x86-64-v4"]
+V4 = CPU_TARGETS["x86-64-v4"]
 P = td.Problem(1, 2, 3, 4, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 12))
 
 
@@ -184,7 +184,7 @@ def test_manifests(content):
         return
     assert Manifest.from_json(manifest.to_json().encode()) == manifest
     for wanted in (P, P.replace(batch=2)):
-        fit_to_print(decision_table(select(wanted, [manifest], V4.features)))
+        fit_to_print(decision_table(select(wanted, [manifest], Place(Host(V4.features)))))
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tvm_deconv.errors import CompilerNotFound, DeviceError, NoArtifactError, Pr
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.runtime import cuda, library, loader
 from tvm_deconv.runtime.process import PROCESS
-from tvm_deconv.targets import CUDA_TARGETS
+from tvm_deconv.targets import CUDA_TARGETS, Host, Place
 
 PLAIN = td.Problem(2, 1, 3, 9, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (7, 9), epilogue=td.Epilogue(bias=True))
 SPLIT = td.Problem(1, 1, 1030, 3, (2, 3), (3, 3), (2, 2), (1, 1), (1, 1), (4, 5), filter_format="XIO")
@@ -308,7 +308,7 @@ def test_failures_of_the_device_are_typed(shims, device, monkeypatch):
 
 def test_without_a_driver_the_error_says_so(shims, monkeypatch, device):
     monkeypatch.setattr(library, "cuda_capability", targets.cuda_capability)
-    monkeypatch.setattr(targets, "_CUDA_NAME", "libcuda-that-is-not-there.so.1")
+    monkeypatch.setattr(targets.cuda, "DRIVER", "libcuda-that-is-not-there.so.1")
     targets.cuda_capability.cache_clear()
     weights = on_device(device, operands(PLAIN)[1])
     with pytest.raises(DeviceError, match="needs NVIDIA's driver: libcuda-that-is-not-there"):
@@ -340,7 +340,7 @@ def test_selection_by_capability(tmp_path):
     made = [entry(tmp_path, PLAIN, name, b"x") for name in ("cuda", "cuda-sm_80", "cuda-sm_86", "cuda-sm_90")]
 
     def accepted(capability):
-        decisions = select(PLAIN, made, frozenset(), capability=capability)
+        decisions = select(PLAIN, made, Place(Host(frozenset()), capability=capability))
         return [decision.manifest.target for decision in decisions if isinstance(decision, Accepted)]
 
     assert accepted((9, 0)) == ["cuda", "cuda-sm_90"]
@@ -348,7 +348,7 @@ def test_selection_by_capability(tmp_path):
     assert accepted((8, 9)) == ["cuda-sm_86", "cuda", "cuda-sm_80"]  # the closest code first
     assert accepted((12, 0)) == ["cuda"]  # by its PTX
     assert accepted((7, 5)) == []
-    rejected = [d for d in select(PLAIN, made, frozenset(), capability=(7, 5)) if isinstance(d, Rejected)]
+    rejected = [d for d in select(PLAIN, made, Place(Host(frozenset()), capability=(7, 5))) if isinstance(d, Rejected)]
     assert "this device has 7.5" in rejected[0].reason
 
 
@@ -356,9 +356,9 @@ def test_targets():
     assert CUDA_TARGETS["cuda-sm_90"].runs_on((9, 0))
     assert not CUDA_TARGETS["cuda-sm_90"].runs_on((10, 0))
     assert not CUDA_TARGETS["cuda-sm_86"].runs_on((8, 0))
-    assert targets.get_any("cuda") is CUDA_TARGETS["cuda"]
+    assert targets.get("cuda") is CUDA_TARGETS["cuda"]
     with pytest.raises(ProblemError, match="must be one of x86-64-v3, x86-64-v4, cuda-sm_80"):
-        targets.get_any("cuda-sm_10")
+        targets.get("cuda-sm_10")
 
 
 def test_torch_is_asked_in_its_own_words():

@@ -14,9 +14,10 @@ from support.strategies import operands, problems
 
 import tvm_deconv as td
 from tvm_deconv import cache as user_cache
-from tvm_deconv.runtime.fallback import REFERENCE, Place
+from tvm_deconv.artifact import sources
+from tvm_deconv.runtime.fallback import REFERENCE
 from tvm_deconv.runtime.process import PROCESS
-from tvm_deconv.targets import TARGETS, Host
+from tvm_deconv.targets import CPU_TARGETS, Host, Place
 
 WANTED = made.PLAIN.replace(out_channels=4)
 TOLERANCE = {"float64": 1e-13, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2, "int8": 0}
@@ -144,6 +145,20 @@ def test_compile_once(artifacts, cache):
     assert path.stat().st_size == layer.manifest.size
 
 
+def test_a_stale_artifact_is_built_again(artifacts, cache, monkeypatch):
+    """What another text of the sources has built is not loaded."""
+    first = td.load(artifacts, fallback="compile").bind(WANTED, operands(WANTED)[1]).manifest
+    before = files(cache)
+    monkeypatch.setattr(sources, "source_digest", lambda: "another text")
+    sources.cache_stamp.cache_clear()
+    monkeypatch.setattr(PROCESS, "artifacts", {})
+    second = assert_right(WANTED, td.load(artifacts, fallback="compile").bind).manifest
+    sources.cache_stamp.cache_clear()
+    assert second.sha256 == first.sha256
+    assert len(files(cache)) == len(before) == 2
+    assert len(list(cache.rglob("*.json"))) == 2
+
+
 @pytest.mark.usefixtures("cache")
 def test_compile_once_for_many(artifacts, monkeypatch):
     builds = []
@@ -190,7 +205,7 @@ def test_cache_that_cannot_be_written(artifacts, cache):
 
 
 def test_target_of_a_compilation():
-    v3, v4 = TARGETS["x86-64-v3"], TARGETS["x86-64-v4"]
+    v3, v4 = CPU_TARGETS["x86-64-v3"], CPU_TARGETS["x86-64-v4"]
     assert user_cache.widest_target(Place(Host(v4.features), None)) is v4
     assert user_cache.widest_target(Place(Host(v4.features | {"amx"}), v3)) is v3
     assert user_cache.widest_target(Place(Host(v4.features - {"avx512bw"}), v4)) is v3

@@ -25,10 +25,10 @@ from tvm_deconv.artifact.elf import dynamic
 from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.runtime import loader
 from tvm_deconv.runtime.process import PROCESS
-from tvm_deconv.targets import TARGETS, Host
+from tvm_deconv.targets import CPU_TARGETS, CpuTarget, Host
 
 P = made.PLAIN
-V3, V4 = TARGETS["x86-64-v3"], TARGETS["x86-64-v4"]
+V3, V4 = CPU_TARGETS["x86-64-v3"], CPU_TARGETS["x86-64-v4"]
 TOLERANCE = {"float64": 1e-13, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2, "int8": 0}
 
 
@@ -478,10 +478,10 @@ def test_foreign_dependency(copy, tmp_path):
     assert_refused(copy, r"needed=\['libother.so.1'\]: may only need .*libtvm_ffi.so")
 
 
-STUBS = "".join(f"void {name}(void) {{}}" for name in sorted(loader.DEFINED))
+STUBS = "".join(f"void {name}(void) {{}}" for name in sorted(CpuTarget.symbols))
 
 
-@pytest.mark.parametrize("missing", sorted(loader.DEFINED))
+@pytest.mark.parametrize("missing", sorted(CpuTarget.symbols))
 @pytest.mark.parametrize("style", ["gnu", "sysv", "both"])
 def test_library_without_a_function(copy, tmp_path, missing, style):
     """Found before it is loaded, by either of the tables that a linker writes."""

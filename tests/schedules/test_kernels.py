@@ -16,7 +16,7 @@ from tvm_deconv.compute.direct import define_direct
 from tvm_deconv.compute.direct_layout import Tile
 from tvm_deconv.compute.indexing import ROWS
 from tvm_deconv.problem.reference import reference
-from tvm_deconv.targets import TARGETS
+from tvm_deconv.targets import CPU_TARGETS
 
 
 def check(problem, target, seed=0):
@@ -70,7 +70,7 @@ def test_more_elements_than_32_bits_count():
     # 2**31 + 2**17 output elements of two bytes: the last ones are where a 32-bit index has wrapped.
     problem = td.Problem(1, 1, 1, 1, (1025, 131072), (2, 1), (2, 8), (1, 1), (0, 0), (2050, 1048569), "float16")
     assert np.prod(problem.output_shape) > 2**31
-    target = TARGETS["x86-64-v3"]
+    target = CPU_TARGETS["x86-64-v3"]
     data, weights, _ = operands(problem, 3)
     found = run_kernel(problem, target, data, weights, None)[0, 0]
     wanted = data[0, 0].astype(np.float32)
@@ -83,7 +83,7 @@ def test_more_elements_than_32_bits_count():
 def test_a_row_is_cut_into_whole_vectors():
     # Else the last vector of a block's row spills into the next block's, which another thread may have finished.
     problem = td.Problem(1, 1, 256, 128, (600,), (10,), (5,), (1,), (0,), (3000,))
-    found = candidates(problem, ROWS, winograd=False, target=TARGETS["x86-64-v4"], lanes=16)
+    found = candidates(problem, ROWS, winograd=False, target=CPU_TARGETS["x86-64-v4"], lanes=16)
     found = [plan for _, plan in found if plan.tile.width < 600]
     assert found
     assert {plan.tile.width % 16 for plan in found} == {0}

@@ -17,11 +17,12 @@ import tvm_deconv as td
 from tvm_deconv.compiler.choices import named
 from tvm_deconv.compute.direct import define_direct
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, ROWS, has_whole_vectors
-from tvm_deconv.compute.matrix import MatrixTile, contiguous_phases, define_matrix, finishes_planes, row_unit
+from tvm_deconv.compute.matrix import define_matrix
+from tvm_deconv.compute.matrix_layout import MatrixTile, contiguous_phases, finishes_planes, row_unit
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.problem.reference import reference
-from tvm_deconv.targets import TARGETS, detect_host
+from tvm_deconv.targets import CPU_TARGETS, detect_host
 
 
 #: Winograd's transforms may lose this much of the direct algorithm's precision.
@@ -48,25 +49,25 @@ def test_any_plan_agrees_with_the_reference(problem, target, seed):
 
 
 @pytest.mark.parametrize("name", ["direct_channels", "matrix", "winograd", "direct_rows", "winograd_rows"])
-@pytest.mark.skipif(not TARGETS["x86-64-v4"].features <= detect_host().features, reason="needs AVX-512")
+@pytest.mark.skipif(not CPU_TARGETS["x86-64-v4"].features <= detect_host().features, reason="needs AVX-512")
 def test_halves_of_vectors(name):
     """Twelve channels, or as many positions, leave a quarter of sixteen lanes empty, and nothing of eight and four."""
     form = "NCX" if name.endswith("rows") else "NXC"
     problem = td.Problem(2, 1, 9, 12, (5, 12), (3, 3), (2, 2), (1, 1), (1, 1), (10, 24), data_format=form)
     algorithm = named(name)
     filled = problem.replace(out_channels=64, data_spatial=(5, 64), output_spatial=(10, 128))
-    whole = [(filled, TARGETS["x86-64-v4"]), (problem, TARGETS["x86-64-v3"])]
+    whole = [(filled, CPU_TARGETS["x86-64-v4"]), (problem, CPU_TARGETS["x86-64-v3"])]
     assert not any(plan.halves for case in whole for _, plan in algorithm.family.plans(*case))
-    halves = [plan for _, plan in algorithm.family.plans(problem, TARGETS["x86-64-v4"]) if plan.halves]
+    halves = [plan for _, plan in algorithm.family.plans(problem, CPU_TARGETS["x86-64-v4"]) if plan.halves]
     data, weights, bias = operands(problem, 5)
     wanted = reference(problem, data, weights, bias)
     for plan in halves[:3]:
         assert plan.knobs["halves"] == 1
         assert algorithm.family.read(plan.knobs) == plan
-        text = build_kernel(problem, TARGETS["x86-64-v4"], algorithm, plan).deconv.script()
+        text = build_kernel(problem, CPU_TARGETS["x86-64-v4"], algorithm, plan).deconv.script()
         assert "T.vectorized(T.int64(8))" in text
         assert "T.vectorized(T.int64(16))" not in text
-        found = run_kernel(problem, TARGETS["x86-64-v4"], data, weights, bias, algorithm, plan)
+        found = run_kernel(problem, CPU_TARGETS["x86-64-v4"], data, weights, bias, algorithm, plan)
         assert np.linalg.norm(found - wanted) <= tolerance(name, "float32") * np.linalg.norm(wanted)
     assert halves
 
@@ -195,7 +196,7 @@ def test_short_rows_are_finished_by_planes(name, extent, output, target):
 
 @pytest.mark.parametrize("kernel", [(3, 3), (4, 4), (5, 5), (4,), (6,), (8,), (5, 1)])
 def test_winograd_keeps_the_precision_of_the_direct_algorithm(kernel):
-    target = TARGETS["x86-64-v3"]
+    target = CPU_TARGETS["x86-64-v3"]
     if not target.features <= detect_host().features:
         pytest.skip("this CPU does not run x86-64-v3")
     rank = len(kernel)
@@ -263,7 +264,7 @@ def test_winograd_of_rows(problem, tile, outputs, data_format, dtype, target):
 
 
 def test_rows_have_products_to_save_only_along_outer_axes():
-    algorithm, target = named("winograd_rows"), TARGETS["x86-64-v3"]
+    algorithm, target = named("winograd_rows"), CPU_TARGETS["x86-64-v3"]
     plane = td.Problem(1, 1, 8, 3, (16, 16), (4, 4), (2, 2), (1, 1), (1, 1), (32, 32))
     assert algorithm.admits(plane, target)
     for other in (
@@ -324,7 +325,7 @@ def test_strassen_is_not_for_the_points_of_winograd():
 
 def test_strassen_is_the_default_where_channels_are_many():
     problem = td.Problem(1, 1, 768, 384, (64, 64), (2, 2), (2, 2), (1, 1), (0, 0), (128, 128))
-    for target in TARGETS.values():
+    for target in CPU_TARGETS.values():
         assert default_plan(problem, target)[0].name == "strassen"
         assert default_plan(problem.replace(in_channels=32), target)[0].name != "strassen"
         taps = problem.replace(kernel=(4, 4), pads_begin=(1, 1))
@@ -338,7 +339,7 @@ def test_a_row_is_cut_into_whole_vectors(stride, unit):
     problem = td.Problem(1, 1, 32, 48, (600,), (2 * stride,), (stride,), (1,), (0,), (600 * stride,))
     assert row_unit(problem, 16) == unit
     for winograd in (False, True):
-        found = [p.tile.width for _, p in matrix_tiles.candidates(problem, winograd, TARGETS["x86-64-v4"], 16)]
+        found = [p.tile.width for _, p in matrix_tiles.candidates(problem, winograd, CPU_TARGETS["x86-64-v4"], 16)]
         cut = [width for width in found if width < 600]
         assert cut
         assert all(width % unit == 0 for width in cut)
@@ -350,7 +351,7 @@ def test_a_row_is_cut_into_whole_vectors(stride, unit):
 def test_no_algorithm_is_named_that_does_not_admit_the_problem():
     # One tap a phase: nothing to transform.
     problem = td.Problem(1, 1, 16, 16, (4, 4), (2, 2), (2, 2), (1, 1), (0, 0), (8, 8))
-    target = TARGETS["x86-64-v3"]
+    target = CPU_TARGETS["x86-64-v3"]
     assert default_plan(problem, target)[0].name != "winograd"
     with pytest.raises(ValueError, match="no algorithm of winograd admits"):
         default_plan(problem, target, ["winograd"])

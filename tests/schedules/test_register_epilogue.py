@@ -18,7 +18,7 @@ from tvm_deconv.compiler.choices import named
 from tvm_deconv.compute.direct_layout import Tile
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem.reference import reference
-from tvm_deconv.targets import TARGETS
+from tvm_deconv.targets import CPU_TARGETS
 
 ROWS = named("direct_rows")
 
@@ -104,6 +104,6 @@ def test_blocks_that_are_not_full_leave_out_what_is_none(target, monkeypatch):
 )
 def test_other_layers_keep_their_stages(changed):
     problem = td.Problem(1, 1, 4, 5, (7, 48), (2, 2), (2, 2), (1, 1), (0, 0), (14, 96))
-    target = TARGETS["x86-64-v4"]
+    target = CPU_TARGETS["x86-64-v4"]
     assert register_plans(problem, target)
     assert not register_plans(problem.replace(**changed), target)

@@ -14,7 +14,7 @@ from tvm_deconv.schedules.x86 import ALGORITHMS, build_kernel, stores
 
 import tvm_deconv as td
 from tvm_deconv.problem.reference import reference
-from tvm_deconv.targets import TARGETS
+from tvm_deconv.targets import CPU_TARGETS
 
 WIDE = td.Problem(1, 1, 3, 20, (40, 64), (2, 2), (2, 2), (1, 1), (0, 0), (80, 128))
 
@@ -52,9 +52,9 @@ def test_every_algorithm_streams_its_copies(algorithm, data_format):
     if data_format == "NCX" and algorithm.name in ("direct_channels", "direct_groups"):
         pytest.skip("its last stage is a transposition")
     problem = WIDE.replace(data_format=data_format, kernel=(4, 4), output_spatial=(82, 130))
-    if not algorithm.admits(problem, TARGETS["x86-64-v3"]):
+    if not algorithm.admits(problem, CPU_TARGETS["x86-64-v3"]):
         pytest.skip("for layers of one tap")
-    text = build_kernel(problem, TARGETS["x86-64-v3"], algorithm).deconv.script()
+    text = build_kernel(problem, CPU_TARGETS["x86-64-v3"], algorithm).deconv.script()
     assert "tvm_deconv_stream" in text
     assert "tvm_deconv_fence" in text
     assert 'T.sblock("out")' in text
@@ -62,13 +62,13 @@ def test_every_algorithm_streams_its_copies(algorithm, data_format):
 
 def test_only_large_outputs_of_known_size_stream():
     large = WIDE.replace(data_spatial=(400, 640), output_spatial=(800, 1280))
-    assert "tvm_deconv_stream" in build_kernel(large, TARGETS["x86-64-v3"]).deconv.script()
-    assert "tvm_deconv_stream" not in build_kernel(WIDE, TARGETS["x86-64-v3"]).deconv.script()
+    assert "tvm_deconv_stream" in build_kernel(large, CPU_TARGETS["x86-64-v3"]).deconv.script()
+    assert "tvm_deconv_stream" not in build_kernel(WIDE, CPU_TARGETS["x86-64-v3"]).deconv.script()
     assert stores.outgrows_caches(large)
     assert not stores.outgrows_caches(large.replace(batch="any"))
 
 
 @pytest.mark.usefixtures("always")
 def test_rows_that_are_converted_are_stored_as_usual():
-    kernel = build_kernel(WIDE.replace(dtype="bfloat16"), TARGETS["x86-64-v3"])
+    kernel = build_kernel(WIDE.replace(dtype="bfloat16"), CPU_TARGETS["x86-64-v3"])
     assert "tvm_deconv_stream" not in kernel.deconv.script()

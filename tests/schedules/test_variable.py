@@ -18,7 +18,7 @@ from tvm_deconv.artifact.select import select
 from tvm_deconv.compiler.choices import named
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.runtime import verify
-from tvm_deconv.targets import TARGETS, detect_host
+from tvm_deconv.targets import CPU_TARGETS, Host, Place, detect_host
 from tvm_deconv.tuning import tune
 
 VOCODER = td.Problem("any", 2, 20, 24, ("any",), (16,), (8,), (1,), (4,), ("any+8",), epilogue=td.Epilogue(True))
@@ -61,7 +61,7 @@ def variable(draw):
 def test_rows_are_copied_by_their_lengths(name):
     problem = td.Problem(1, 1, 20, 24, ("any",), (4,), (2,), (1,), (1,), ("any+2",))
     algorithm = named(name)
-    kernel, compiled = compile_kernel(problem.variants[1], TARGETS["x86-64-v3"], algorithm)
+    kernel, compiled = compile_kernel(problem.variants[1], CPU_TARGETS["x86-64-v3"], algorithm)
     assert "tvm_deconv_copy" in kernel.deconv.script()
     assert "tvm_deconv_row" in kernel.deconv.script()
     for length in (1, 2, 7, 16, 17, 63, 127, 128, 129, 300):
@@ -78,7 +78,7 @@ def test_a_stage_holds_all_that_a_call_leaves_in_it():
     algorithm = named("matrix")
     tile = {"images": 1, "depth": 1, "height": 1, "width": 6, "channels": 48, "rows": 7, "vectors": 3}
     plan = algorithm.family.read({**tile, "outputs_d": 1, "outputs_h": 1, "outputs_w": 1, "share_data": 0})
-    kernel, compiled = compile_kernel(problem.variants[-1], TARGETS["x86-64-v3"], algorithm, plan)
+    kernel, compiled = compile_kernel(problem.variants[-1], CPU_TARGETS["x86-64-v3"], algorithm, plan)
     for batch, length in ((1, 4), (2, 7), (3, 50)):
         call = at(problem, batch, (length,))
         data, weights, bias = operands(call, length)
@@ -192,7 +192,7 @@ def test_the_extents_of_a_call_choose_a_variant(problem, names, calls, target):
 
 
 def test_variants_with_one_plan_are_one_kernel():
-    target = TARGETS[TARGET]
+    target = CPU_TARGETS[TARGET]
     line = next(one for one in ALGORITHMS if one.name == "direct_rows")
     short, long = ((line, line.family.plans(BUCKETS, target)[i][1]) for i in (0, 1))
     one, two = (build_variants(BUCKETS, plans, target) for plans in ([long] * 3, [short, long, long]))
@@ -222,7 +222,9 @@ def default_threads():
     td.set_num_threads(None)
 
 
-@pytest.mark.skipif(not TARGETS[TARGET].features <= detect_host().features, reason=f"this CPU does not run {TARGET}")
+@pytest.mark.skipif(
+    not CPU_TARGETS[TARGET].features <= detect_host().features, reason=f"this CPU does not run {TARGET}"
+)
 class TestLayer:
     @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
     @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -337,7 +339,7 @@ def test_variable_artifacts_come_before_those_of_a_lower_target():
     length = VOCODER.replace(batch=2)
     wide, narrow = "x86-64-v4", "x86-64-v3"
     candidates = [manifest(p, t) for p in (VOCODER, exact, length) for t in (narrow, wide)]
-    found = select(exact, candidates, TARGETS[wide].features)
+    found = select(exact, candidates, Place(Host(CPU_TARGETS[wide].features)))
     order = [(decision.manifest.parsed.dynamic, decision.manifest.target) for decision in found]
     assert order == [((), wide), ((1,), wide), ((0, 1), wide), ((), narrow), ((1,), narrow), ((0, 1), narrow)]
 

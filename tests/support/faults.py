@@ -26,10 +26,10 @@ import tvm_deconv as td
 from tvm_deconv.artifact.manifest import Manifest
 from tvm_deconv.compiler import build
 from tvm_deconv.compiler.launcher import FLAGS, find_compiler, launcher_object
-from tvm_deconv.targets import TARGETS
+from tvm_deconv.targets import CPU_TARGETS
 
 P = td.Problem(2, 1, 3, 5, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (7, 9))
-TARGET = TARGETS["x86-64-v3"]
+TARGET = CPU_TARGETS["x86-64-v3"]
 CC = find_compiler()
 RNG = np.random.default_rng(0)
 DATA, FILTER = RNG.standard_normal(P.data_shape, np.float32), RNG.standard_normal(P.filter_shape, np.float32)

@@ -5,7 +5,7 @@ import pytest
 import tvm
 from tvm_deconv.schedules.x86 import build_kernel
 
-from tvm_deconv.targets import TARGETS, detect_host
+from tvm_deconv.targets import CPU_TARGETS, detect_host
 
 #: Elements before and behind an array in its allocation; the offset is odd, so no vector of an array is aligned.
 MARGIN = 37
@@ -21,7 +21,7 @@ targets = pytest.mark.parametrize(
             ),
             id=target.name,
         )
-        for target in TARGETS.values()
+        for target in CPU_TARGETS.values()
     ],
 )
 

@@ -2,13 +2,13 @@
 
 from tvm_deconv.artifact.manifest import library_name, stem
 from tvm_deconv.problem import Problem
-from tvm_deconv.targets import TARGETS
+from tvm_deconv.targets import CPU_TARGETS
 
 P = Problem(1, 2, 3, 4, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 12), filter_format="IOX")
 
 
 def fields(problem=P, target="x86-64-v3", /, **changes):
-    features = sorted(TARGETS[target].features) if target in TARGETS else []
+    features = sorted(CPU_TARGETS[target].features) if target in CPU_TARGETS else []
     return {
         "format": 1,
         "problem": problem.artifact_key,

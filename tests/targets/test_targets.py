@@ -1,6 +1,7 @@
 """Targets, and reading the host from the text of /proc/cpuinfo."""
 
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -9,21 +10,26 @@ import pytest
 
 from tvm_deconv import targets
 from tvm_deconv.errors import ProblemError
+from tvm_deconv.problem import Problem
 from tvm_deconv.targets import (
-    TARGETS,
+    CPU_TARGETS,
     Host,
+    Place,
     Target,
     detect_host,
     get,
-    get_any,
+    known_targets,
     max_target,
     microarchitecture,
     native,
+    of_artifact,
+    of_names,
     parse_cpuinfo,
     supported,
 )
 
-V3, V4 = TARGETS["x86-64-v3"], TARGETS["x86-64-v4"]
+V3, V4 = CPU_TARGETS["x86-64-v3"], CPU_TARGETS["x86-64-v4"]
+NAMES = "x86-64-v3, x86-64-v4, cuda-sm_80, cuda-sm_86, cuda-sm_89, cuda-sm_90, cuda-sm_100, cuda-sm_120, cuda"
 
 CPUINFO = """\
 processor\t: 0
@@ -89,7 +95,7 @@ def test_lanes(target, size, lanes):
 
 
 @pytest.mark.skipif(not shutil.which("gcc") or platform.machine() != "x86_64", reason="asks gcc for x86 levels")
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS.values(), ids=CPU_TARGETS)
 def test_features_are_those_of_the_psabi(target):
     """What a compiler may use at this level is what we ask of a CPU, under the names of /proc/cpuinfo."""
     macros = subprocess.run(
@@ -127,7 +133,7 @@ def test_get():
     ],
 )
 def test_microarchitectures(name, level, some, others):
-    found = get_any(name)
+    found = get(name)
     assert found is get(name)
     assert (found.name, found.mcpu, found.level) == (name, name, level.name)
     assert level.features < found.features
@@ -143,20 +149,20 @@ def test_microarchitectures(name, level, some, others):
         ("nehalem", "must not be below x86-64-v3: it lacks abm, avx, avx2, bmi1, bmi2, f16c, fma, movbe"),
         ("x86-64-v2", "must not be below x86-64-v3: it lacks "),
         ("neoverse_v1", "must be a microarchitecture of x86-64, not of aarch64"),
-        ("zen4", "must be one of x86-64-v3, x86-64-v4; or a microarchitecture: alderlake, "),
+        ("zen4", "must be one of {NAMES}; or a microarchitecture: alderlake, "),
     ],
 )
 def test_microarchitectures_that_are_none(name, text):
     with pytest.raises(ProblemError) as caught:
         get(name)
-    assert str(caught.value).startswith(f"target={name!r}: {text}")
+    assert str(caught.value).startswith(f"target={name!r}: {text.format(NAMES=NAMES)}")
 
 
 @pytest.fixture
 def no_cache():
-    targets._microarchitectures.cache_clear()
+    targets.microarchitectures.cache_clear()
     yield
-    targets._microarchitectures.cache_clear()
+    targets.microarchitectures.cache_clear()
 
 
 @pytest.mark.usefixtures("no_cache")
@@ -164,7 +170,7 @@ def test_microarchitectures_need_archspec(monkeypatch):
     monkeypatch.setitem(sys.modules, "archspec", None)
     with pytest.raises(ProblemError) as caught:
         get("znver4")
-    rule = "must be one of x86-64-v3, x86-64-v4; microarchitectures need archspec: pip install 'tvm_deconv[compile]'"
+    rule = f"must be one of {NAMES}; microarchitectures need archspec: pip install 'tvm_deconv[compile]'"
     assert str(caught.value) == f"target='znver4': {rule}"
 
 
@@ -182,7 +188,7 @@ def test_microarchitectures_have_the_flags_that_llvm_may_use():
 
     kinds = ("sse", "avx", "amx", "fma", "xop", "tbm", "bmi", "f16c", "lzcnt", "popcnt", "movbe", "gfni")
     checked = 0
-    for name, target in targets._microarchitectures().items():
+    for name, target in targets.microarchitectures().items():
         if isinstance(target, Target) and codegen.llvm_is_valid_cpu(name, "x86_64-unknown-linux-gnu"):
             ours = {LLVM.get(flag, flag).replace("_", "") for flag in target.features}
             used = codegen.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": name}))
@@ -249,3 +255,68 @@ def test_target_is_frozen():
         V3.name = "other"
     assert isinstance(hash(V3), int)
     assert isinstance(V3, Target)
+
+
+# ---- the contract ----
+
+V3_FLAGS = V3.features
+DEVICE = Place(Host(V3_FLAGS), capability=(9, 0))
+
+
+@pytest.mark.parametrize("target", known_targets().values(), ids=known_targets())
+def test_every_target_keeps_the_contract(target):
+    assert target.backend in ("x86", "cuda")
+    assert target.memory in ("cpu", "cuda")
+    assert target.symbols >= {"__tvm_ffi_pack", "__tvm_ffi_deconv"}
+    assert target.logs[0] == target.name
+    assert get(target.name) is target
+    assert of_artifact(target.name, ("more",)).features == target.features | {"more"}
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "refusal"),
+    [
+        ("x86-64-v3", Place(Host(V3_FLAGS)), None),
+        ("x86-64-v3", Place(Host(V3_FLAGS - {"fma"})), "needs CPU flags that this host lacks: fma"),
+        (
+            "x86-64-v4",
+            Place(Host(V4.features), V3),
+            "TVM_DECONV_MAX_TARGET=x86-64-v3 excludes CPU flags that it needs: ",
+        ),
+        ("x86-64-v3", DEVICE, "runs on the CPU; these arrays are in the memory of a CUDA device"),
+        ("cuda", DEVICE, None),
+        ("cuda", Place(Host(V3_FLAGS)), r"runs on CUDA devices \(compute capability 8.0 and later 8.x, "),
+        ("cuda-sm_80", DEVICE, "runs on compute capability 8.0 and later 8.x; this device has 9.0"),
+    ],
+)
+def test_a_target_says_why_it_does_not_run_at_a_place(name, place, refusal):
+    said = get(name).refusal(place)
+    assert (said is None) == (refusal is None)
+    assert refusal is None or re.match(refusal, said)
+
+
+def test_the_closest_code_for_a_device():
+    assert get("cuda").closeness(DEVICE) == get("cuda-sm_90").closeness(DEVICE) == (9, 0)
+    assert get("cuda").closeness(Place(Host(V3_FLAGS), capability=(12, 0))) == (0, 0)
+    assert V3.closeness(Place(Host(V3_FLAGS))) == (0, 0)
+
+
+def test_a_microarchitecture_is_known_by_its_flags():
+    """What loads an artifact goes without archspec."""
+    found = of_artifact("znver9", (*V4.features, "new"))
+    assert (found.name, found.level, found.vector_bits) == ("znver9", "x86-64-v4", 512)
+    assert found.features == V4.features | {"new"}
+    assert of_artifact("znver9", tuple(V3_FLAGS - {"fma"})) is None
+
+
+def test_names_of_targets():
+    assert of_names(["native", "cuda", "x86-64-v3", "cuda"], Host(V3_FLAGS)) == (V3, get("cuda"))
+    assert of_names("x86-64-v4") == (V4,)
+    with pytest.raises(ProblemError, match=r"target=\[\]: must name at least one of native, .*cuda, a micro"):
+        of_names([])
+
+
+def test_only_devices_compute_in_tf32():
+    problem = Problem(1, 1, 1, 1, (4,), (2,), (2,), (1,), (0,), (8,), precision="tf32")
+    assert V3.computes(problem).precision == "ieee"
+    assert get("cuda").computes(problem) is problem

@@ -68,7 +68,7 @@ def device(driver, tmp_path, monkeypatch):
     compiler.chmod(0o755)
     monkeypatch.setenv("NVCC", str(compiler))
     monkeypatch.setenv("LD_LIBRARY_PATH", str(driver))
-    monkeypatch.setattr(targets, "_CUDA_NAME", str(driver / "libcuda.so.1"))
+    monkeypatch.setattr(targets.cuda, "DRIVER", str(driver / "libcuda.so.1"))
     targets.cuda_capability.cache_clear()
     nvcc.find_nvcc.cache_clear()
     yield driver
@@ -133,7 +133,7 @@ def _plans(problem, **wanted):
 
 @pytest.mark.usefixtures("driver")
 def test_without_a_device_it_says_what_it_needs(tmp_path, monkeypatch):
-    monkeypatch.setattr(targets, "_CUDA_NAME", "libcuda-that-is-not-there.so.1")
+    monkeypatch.setattr(targets.cuda, "DRIVER", "libcuda-that-is-not-there.so.1")
     targets.cuda_capability.cache_clear()
     with pytest.raises(DeviceError) as caught:
         tune([PROBLEM], "cuda-sm_90", 1, tmp_path)
@@ -160,7 +160,7 @@ def test_another_device_or_machine_is_refused(tmp_path):
 
 @pytest.mark.usefixtures("device")
 def test_the_device_as_a_machine():
-    ctypes.CDLL(targets._CUDA_NAME)
+    ctypes.CDLL(targets.cuda.DRIVER)
     machine = CudaMachine(0)
     assert (machine.host().name, machine.host().cores) == ("Shim GPU", 4)
     assert machine.multiply_adds("float16") == 4 * 2048e9

@@ -24,11 +24,11 @@ from tvm_deconv.compiler.choices import Choice, adapt, apart, idle, named, neare
 from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.compiler.process import Worker
 from tvm_deconv.compiler.records import Log, Record, Schedule, best, read
-from tvm_deconv.targets import TARGETS, detect_host
+from tvm_deconv.targets import CPU_TARGETS, detect_host
 from tvm_deconv.tuning import search, session
 from tvm_deconv.tuning.runners import local
 
-V3 = TARGETS["x86-64-v3"]
+V3 = CPU_TARGETS["x86-64-v3"]
 SMALL = td.Problem(1, 1, 4, 6, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (9, 11))
 OTHER = SMALL.replace(out_channels=8)
 
@@ -174,7 +174,7 @@ def test_prune_keeps_the_fastest_of_each_algorithm(tmp_path):
 
 
 def test_the_installed_log_reads():
-    for target in TARGETS:
+    for target in CPU_TARGETS:
         found = read(target, records.shipped())
         assert found.warnings == []
         for key in found.by_problem:
@@ -189,7 +189,7 @@ def test_the_installed_log_reads():
 @given(
     source=problems(dtypes=["float32"], max_macs=50_000),
     problem=problems(dtypes=["float32"], max_macs=50_000),
-    target=st.sampled_from(list(TARGETS.values())),
+    target=st.sampled_from(list(CPU_TARGETS.values())),
     draw=st.data(),
 )
 def test_an_adapted_schedule_is_one_of_the_problem(source, problem, target, draw):

@@ -41,7 +41,7 @@ from typing import Any, NoReturn
 from tvm_deconv.artifact import files
 from tvm_deconv.errors import ManifestError, ProblemError
 from tvm_deconv.problem import Problem
-from tvm_deconv.targets import TARGETS, CudaTarget, Target
+from tvm_deconv.targets import Target, of_artifact
 
 FORMAT = 1
 MAX_MANIFEST_BYTES = 1 << 20
@@ -60,11 +60,6 @@ _SURROGATE = re.compile("[\ud800-\udfff]")  # alone, as JSON allows it; such a s
 _INT64 = 1 << 63
 _LINE = 64  # alignment in a workspace
 _MOST_KEPT = 4096  # problems that are kept parsed
-
-
-def computed_by(problem: Problem, target: Target | CudaTarget) -> Problem:
-    """Return what an artifact of `target` for `problem` computes: CPUs have no TF32, they compute exactly."""
-    return problem if isinstance(target, CudaTarget) else problem.replace(precision="ieee")
 
 
 def stem(artifact_key: str, target: str) -> str:
@@ -87,12 +82,6 @@ def stem_of(name: str) -> str | None:
 @lru_cache(_MOST_KEPT)
 def _parsed(key: str) -> Problem:
     return Problem.from_key(key)
-
-
-@lru_cache(_MOST_KEPT)
-def _required(features: tuple[str, ...], target: str) -> frozenset[str]:
-    own = frozenset(features)
-    return own | TARGETS[target].features if target in TARGETS else own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +132,14 @@ class Manifest:
         return _parsed(self.problem)
 
     @property
+    def known_target(self) -> Target | None:
+        """The target it names, with every CPU flag that it needs; None if this version does not know it."""
+        return of_artifact(self.target, self.features)
+
+    @property
     def required(self) -> frozenset[str]:
         """Every CPU flag it needs: its own and its level's, since one too few ends in an illegal instruction."""
-        return _required(self.features, self.target)
+        return self.known_target.features if self.known_target else frozenset(self.features)
 
     def to_json(self) -> str:
         """Return the text of the manifest file; `from_json` of it is equal to this."""

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from tvm_deconv.artifact.manifest import ORIGINS, Manifest
 from tvm_deconv.problem import Problem
-from tvm_deconv.targets import CUDA_TARGETS, MAX_TARGET_VARIABLE, TARGETS, Capability, Target
+from tvm_deconv.targets import Place, known_targets
 
 
 @dataclass(frozen=True)
@@ -40,94 +40,65 @@ class Rejected:
 
 
 Decision: TypeAlias = Accepted | Rejected
+_Rank: TypeAlias = tuple[int | str, ...]
 
 
 def select(
-    problem: Problem,
-    manifests: Iterable[Manifest],
-    features: frozenset[str],
-    *,
-    cap: Target | None = None,
-    broken: Mapping[str, str] | None = None,
-    capability: Capability | None = None,
+    problem: Problem, manifests: Iterable[Manifest], place: Place, *, broken: Mapping[str, str] | None = None
 ) -> list[Decision]:
-    """Decide over every candidate for `problem` on a CPU with `features`; pure. The best comes first.
-
-    With a `capability`, on a CUDA device which has that, for arrays in its memory.
+    """Decide over every candidate for `problem` at `place`, without a look at the machine; the best comes first.
 
     1. A manifest that could not be read (`broken`: name to reason) is rejected.
     2. The key must be one of the problem's artifact keys, or that of a variable problem that serves it; the reason
        names the fields that differ.
-    3. The target must be one that this version knows, or a microarchitecture: any other name, whose flags, which the
-       manifest has all of, hold those of a level.
-    4. It must be for the CPU, or for a CUDA device of this `capability`, wherever the arrays are; the flags it needs
-       must be among `features`; the reason names the missing ones.
-    5. With a `cap`, they must be among those of the cap too.
+    3. The target must be one that this version knows, or a microarchitecture: any other name whose flags, which the
+       manifest has all of, include those of a level.
+    4. The target must run at `place`: in the memory of the arrays, on the CPU or the device, within the cap.
 
-    Accepted: the wider feature set first (a superset has more flags, so counting respects the partial order), or what
-    computes in the precision asked for, then the code closest to the device; exact before variable (the fewer
+    Accepted: the wider feature set first (a superset has more flags, so counting respects the partial order), then
+    the precision that the problem asks for, then the code closest to the device; exact before variable (the fewer
     dynamic extents, the better), tuned before default, then by name. Rejected: those for this problem, the unreadable,
     the others by likeness.
     """
-    ranked: list[tuple[tuple[int | str, ...], Decision]] = []
     keys = problem.artifact_keys
-    for manifest in manifests:
-        exact = manifest.problem in keys
-        if not exact and not (manifest.parsed.dynamic and manifest.parsed.serves(problem)):
-            differing = _differing(problem, manifest.parsed)
-            more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
-            reason = f"serves another problem: {'; '.join(differing[:3])}{more}"
-            ranked.append(((3, len(differing), manifest.name), Rejected(manifest, reason, manifest.name)))
-            continue
-        refusal = _refusal(manifest, features, cap, capability)
-        if refusal:
-            ranked.append(((1, manifest.name), Rejected(manifest, refusal, manifest.name)))
-            continue
-        place, fit = "CPU", (0, 0)
-        if capability is not None:
-            place, fit = "device", CUDA_TARGETS[manifest.target].fit(capability)
-        what = "this problem" if exact else f"any extents that are dynamic in {manifest.problem},"
-        reason = f"serves {what} and this {place}: {manifest.target}, {manifest.algorithm}, {manifest.origin} schedule"
-        rank = (
-            0,
-            -len(manifest.required),
-            manifest.parsed.precision != problem.precision,
-            -fit[0],
-            -fit[1],
-            len(manifest.parsed.dynamic) * (not exact),
-            -ORIGINS.index(manifest.origin),
-            manifest.name,
-        )
-        ranked.append((rank, Accepted(manifest, reason)))
-    for name, reason in (broken or {}).items():
-        ranked.append(((2, name), Rejected(None, reason, name)))
+    ranked = [_ranked(problem, manifest, manifest.problem in keys, place) for manifest in manifests]
+    ranked += [((2, name), Rejected(None, reason, name)) for name, reason in (broken or {}).items()]
     return [decision for _, decision in sorted(ranked, key=lambda pair: pair[0])]
 
 
-def _refusal(
-    manifest: Manifest, features: frozenset[str], cap: Target | None, capability: Capability | None
-) -> str | None:
-    device = CUDA_TARGETS.get(manifest.target)
-    if device is None and not any(level.features <= manifest.required for level in TARGETS.values()):
-        known = ", ".join((*TARGETS, *CUDA_TARGETS))
-        return (
-            f"target {manifest.target} is not known to this version, which knows {known}, and what needs all "
-            "CPU flags of one"
-        )
-    if device is not None and capability is None:
-        return f"runs on CUDA devices (compute capability {device.architectures}); these arrays are in CPU memory"
-    if device is None and capability is not None:
-        return "runs on the CPU; these arrays are in the memory of a CUDA device"
-    if device is not None and capability is not None and not device.runs_on(capability):
-        own = ".".join(map(str, capability))
-        return f"runs on compute capability {device.architectures}; this device has {own}"
-    missing = manifest.required - features
-    if missing:
-        return f"needs CPU flags that this host lacks: {', '.join(sorted(missing))}"
-    beyond = manifest.required - cap.features if cap else frozenset()
-    if cap and beyond:
-        return f"{MAX_TARGET_VARIABLE}={cap.name} excludes CPU flags that it needs: {', '.join(sorted(beyond))}"
-    return None
+def _ranked(problem: Problem, manifest: Manifest, exact: bool, place: Place) -> tuple[_Rank, Decision]:
+    """Return the decision over one candidate, which is of just this problem if `exact`, and its rank."""
+    if not exact and not (manifest.parsed.dynamic and manifest.parsed.serves(problem)):
+        differing = _differing(problem, manifest.parsed)
+        more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
+        reason = f"serves another problem: {'; '.join(differing[:3])}{more}"
+        return (3, len(differing), manifest.name), Rejected(manifest, reason, manifest.name)
+    target = manifest.known_target
+    refusal = _unknown(manifest) if target is None else target.refusal(place)
+    if target is None or refusal:
+        return (1, manifest.name), Rejected(manifest, refusal or "", manifest.name)
+    served = "this problem" if exact else f"any extents that are dynamic in {manifest.problem},"
+    facts = f"{manifest.target}, {manifest.algorithm}, {manifest.origin} schedule"
+    closeness = target.closeness(place)
+    rank = (
+        0,
+        -len(target.features),
+        manifest.parsed.precision != problem.precision,
+        -closeness[0],
+        -closeness[1],
+        len(manifest.parsed.dynamic) * (not exact),
+        -ORIGINS.index(manifest.origin),
+        manifest.name,
+    )
+    return rank, Accepted(manifest, f"serves {served} and this {place.name}: {facts}")
+
+
+def _unknown(manifest: Manifest) -> str:
+    known = ", ".join(known_targets())
+    return (
+        f"target {manifest.target} is not known to this version, which knows {known}, and what needs all CPU flags "
+        "of one"
+    )
 
 
 def _differing(problem: Problem, other: Problem) -> tuple[str, ...]:

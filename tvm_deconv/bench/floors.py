@@ -19,7 +19,7 @@ import numpy as np
 from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.compiler.toolchain import run_compiler
 from tvm_deconv.problem import Problem
-from tvm_deconv.targets import Target
+from tvm_deconv.targets import CpuTarget
 
 _SOURCE = Path(__file__).with_name("fma.c")
 #: The types of multiply-adds that are measured, and their names in C.
@@ -48,7 +48,7 @@ class Floors:
         return seconds
 
 
-def build_fma(target: Target, dtype: str, directory: Path) -> Path:
+def build_fma(target: CpuTarget, dtype: str, directory: Path) -> Path:
     """Compile the kernel of multiply-adds on whole vectors of `target`; `dtype` is float32 or float64.
 
     Raises CompilerNotFound, BuildError.

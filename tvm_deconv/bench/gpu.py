@@ -23,8 +23,7 @@ from typing import Any, TypeAlias
 from tvm_deconv.artifact.select import Accepted
 from tvm_deconv.compiler.process import Worker, WorkerError
 from tvm_deconv.errors import BuildError
-from tvm_deconv.problem import Epilogue, Problem
-from tvm_deconv.problem.dialects import from_openvino
+from tvm_deconv.problem import ACTIVATIONS, Epilogue, Problem
 from tvm_deconv.runtime.library import load
 
 DEVICE = "cuda"
@@ -95,7 +94,7 @@ def layers(path: Path) -> list[tuple[str, Problem]]:
     for entry in json.loads(path.read_text(encoding="utf-8")):
         attributes = {name: entry[name] for name in names}
         epilogue = Epilogue(bias=entry["bias"])
-        problem = from_openvino(entry["data"], entry["filter"], **attributes, epilogue=epilogue)
+        problem = Problem.from_openvino(entry["data"], entry["filter"], **attributes, epilogue=epilogue)
         found += [(entry["name"], of_type(problem, kind, data_format)) for kind, data_format in SETTINGS]
     return found
 
@@ -155,8 +154,8 @@ def deviation(problem: Problem, data: Any, filter: Any, bias: Any, found: Any) -
         wanted = wanted.narrow(2 + axis, begin, extent)
     if bias is not None:
         wanted = wanted + bias.double().reshape(-1, *(1,) * problem.rank)
-    if problem.epilogue.activation == "gelu":
-        wanted = torch.nn.functional.gelu(wanted)
+    activation = ACTIVATIONS[problem.epilogue.activation].torch_function.load()
+    wanted = activation(wanted, *problem.epilogue.parameters.values())
     found = found.movedim(-1, 1) if last else found
     # A NaN stays one, and is not within any tolerance.
     return float((found.double() - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30))

@@ -22,13 +22,15 @@ import numpy as np
 
 from tvm_deconv.bench.floors import copy_bytes_per_second, fma_per_second
 from tvm_deconv.compiler.process import Refusal
-from tvm_deconv.problem import Array, Problem
+from tvm_deconv.problem import ACTIVATIONS, Array, Epilogue, Problem
 from tvm_deconv.problem.testing import Deviation, Operands, deviation, operands
 from tvm_deconv.runtime.library import load
 from tvm_deconv.runtime.threads import set_num_threads
 from tvm_deconv.runtime.verify import only
 
 OURS = "tvm_deconv"
+#: The opset of ONNX of the models that peers run.
+_OPSET = 20
 
 
 class Unsupported(Refusal):
@@ -102,19 +104,8 @@ def onnx_model(problem: Problem, arrays: Operands) -> bytes:
             output_padding=[max(-rest, 0) for rest in beyond],
         )
     ]
-    activation = epilogue.activation
-    if activation == "silu":
-        nodes += [helper.make_node("Sigmoid", ["sum"], ["gate"]), helper.make_node("Mul", ["sum", "gate"], ["out"])]
-    elif activation == "clip":
-        for bound in ("minimum", "maximum"):
-            constants[bound] = np.array(getattr(epilogue, bound), arrays.data.dtype)
-        nodes.append(helper.make_node("Clip", ["sum", "minimum", "maximum"], ["out"]))
-    elif activation == "leaky_relu":
-        nodes.append(helper.make_node("LeakyRelu", ["sum"], ["out"], alpha=epilogue.alpha))
-    elif activation == "none":
-        nodes[0].output[0] = "out"
-    else:
-        nodes.append(helper.make_node(activation.capitalize(), ["sum"], ["out"]))
+    nodes += _activation_nodes(epilogue, constants, arrays.data.dtype)
+    nodes[-1].output[0] = "out"
     whole = problem.replace(data_format="NCX")
     graph = helper.make_graph(
         nodes,
@@ -123,10 +114,32 @@ def onnx_model(problem: Problem, arrays: Operands) -> bytes:
         [helper.make_tensor_value_info("out", element, whole.output_shape)],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=10)
     onnx.checker.check_model(model)
     content: bytes = model.SerializeToString()
     return content
+
+
+def _activation_nodes(epilogue: Epilogue, constants: dict[str, Array], dtype: np.dtype[Any]) -> list[Any]:
+    """Return the nodes of an activation of "sum"; add its constants, of that dtype, to `constants`."""
+    from onnx import helper
+
+    activation, parameters = ACTIVATIONS[epilogue.activation], epilogue.parameters
+    operator = next((operator for operator in activation.onnx if operator.since <= _OPSET), None)
+    if operator is not None:
+        inputs = [argument.parameter for argument in operator.inputs if argument.parameter is not None]
+        constants |= {name: np.array(parameters[name], dtype) for name in inputs}
+        attributes = {
+            name: argument.default if argument.parameter is None else parameters[argument.parameter]
+            for name, argument in operator.arguments.items()
+            if argument.parameter not in inputs
+        }
+        return [helper.make_node(operator.name, ["sum", *inputs], ["activated"], **attributes)]
+    nodes, tensor = [], "sum"
+    for name in activation.gate:
+        nodes.append(helper.make_node(ACTIVATIONS[name].onnx[0].name, [tensor], [name]))
+        tensor = name
+    return [*nodes, helper.make_node("Mul", ["sum", tensor], ["activated"])] if nodes else []
 
 
 def _floating(problem: Problem) -> None:
@@ -190,6 +203,17 @@ def _openvino(task: Task, arrays: Operands, threads: int) -> Prepared:
     return Prepared(run, lambda: _as_asked(problem, out))
 
 
+def _in_place(name: str) -> Callable[..., Any]:
+    """Return PyTorch's function of an activation, in place if there is such a form."""
+    import torch
+
+    function = ACTIVATIONS[name].torch_function.load()
+    if "inplace" in getattr(function, "__annotations__", ()):
+        return functools.partial(function, inplace=True)
+    in_place: Callable[..., Any] = getattr(torch, f"{name}_", function)
+    return in_place
+
+
 def _torch(task: Task, arrays: Operands, threads: int) -> Prepared:
     import torch
     from torch.nn import functional
@@ -216,16 +240,7 @@ def _torch(task: Task, arrays: Operands, threads: int) -> Prepared:
     spatial = zip(begins, problem.output_spatial, strict=True)
     crop = (..., *(slice(begin, begin + extent) for begin, extent in spatial))
     convolution = getattr(functional, f"conv_transpose{rank}d")
-    activation: Callable[[Any], Any] = {
-        "none": lambda x: x,
-        "relu": functional.relu_,
-        "leaky_relu": functools.partial(functional.leaky_relu_, negative_slope=epilogue.alpha),
-        "sigmoid": torch.sigmoid_,
-        "tanh": torch.tanh_,
-        "gelu": functional.gelu,
-        "silu": functools.partial(functional.silu, inplace=True),
-        "clip": functools.partial(torch.clamp_, min=epilogue.minimum, max=epilogue.maximum),
-    }[epilogue.activation]
+    activation, parameters = _in_place(epilogue.activation), epilogue.parameters.values()
     bias = None if arrays.bias is None else tensor(arrays.bias).to(tensor(arrays.data).dtype)
 
     def variant(memory_format: Any) -> Callable[[], Any]:
@@ -237,7 +252,7 @@ def _torch(task: Task, arrays: Operands, threads: int) -> Prepared:
                 y = convolution(
                     data, weight, bias, problem.strides, paddings, extras, problem.groups, problem.dilations
                 )
-                return activation(y[crop])
+                return activation(y[crop], *parameters)
 
         return run
 
@@ -253,7 +268,6 @@ def _torch(task: Task, arrays: Operands, threads: int) -> Prepared:
 def _jax(task: Task, arrays: Operands, threads: int) -> Prepared:
     del threads  # as many as the process may use CPUs
     import jax
-    from jax import numpy as jnp
 
     problem, epilogue, rank = task.problem, task.problem.epilogue, task.problem.rank
     _floating(problem)
@@ -271,16 +285,7 @@ def _jax(task: Task, arrays: Operands, threads: int) -> Prepared:
         pads.append((low, problem.output_spatial[axis] - spread - low + reach))
     spatial = "DHW"[-rank:]
     layout = f"NC{spatial}" if problem.data_format == "NCX" else f"N{spatial}C"
-    activation: Callable[[Any], Any] = {
-        "none": lambda x: x,
-        "relu": jax.nn.relu,
-        "leaky_relu": functools.partial(jax.nn.leaky_relu, negative_slope=epilogue.alpha),
-        "sigmoid": jax.nn.sigmoid,
-        "tanh": jnp.tanh,
-        "gelu": functools.partial(jax.nn.gelu, approximate=False),
-        "silu": jax.nn.silu,
-        "clip": functools.partial(jnp.clip, min=epilogue.minimum, max=epilogue.maximum),
-    }[epilogue.activation]
+    activation, parameters = ACTIVATIONS[epilogue.activation].jax_function.load(), epilogue.parameters.values()
     channel = layout.index("C")
     shape = [-1 if axis == channel else 1 for axis in range(rank + 2)]
     bias = None if arrays.bias is None else arrays.bias.astype(arrays.data.dtype).reshape(shape)
@@ -297,7 +302,7 @@ def _jax(task: Task, arrays: Operands, threads: int) -> Prepared:
             feature_group_count=problem.groups,
             precision=jax.lax.Precision.HIGHEST,
         )
-        return activation(y if bias is None else y + bias)
+        return activation(y if bias is None else y + bias, *parameters)
 
     data, compiled = jax.device_put(arrays.data), jax.jit(layer)
     return Prepared(lambda: compiled(data).block_until_ready(), lambda: np.asarray(compiled(data)))

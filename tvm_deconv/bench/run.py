@@ -32,7 +32,7 @@ from tvm_deconv.problem.reference import reference
 from tvm_deconv.problem.testing import Deviation, operands, parts
 from tvm_deconv.runtime.library import Library
 from tvm_deconv.runtime.verify import decide
-from tvm_deconv.targets import Host, Target, detect_host, native
+from tvm_deconv.targets import CpuTarget, Host, detect_host, native
 
 ROUNDS = 11
 TURN_SECONDS = 0.03
@@ -154,7 +154,7 @@ def worker(name: str, cpus: Sequence[int]) -> Worker:
 class _Machine:
     """The floors, measured as often as it is asked: what else runs on the machine can only lower them."""
 
-    def __init__(self, process: Worker, target: Target, directory: Path) -> None:
+    def __init__(self, process: Worker, target: CpuTarget, directory: Path) -> None:
         self._process = process
         self._kernels: dict[str, Path] = {}
         self._fma: dict[str, float] = {}

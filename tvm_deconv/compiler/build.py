@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import importlib.metadata
 import os
 import shutil
@@ -27,9 +26,11 @@ import tvm
 from filelock import FileLock, Timeout
 from tvm.target.codegen import llvm_is_valid_cpu, llvm_version_major
 
-from tvm_deconv.artifact.manifest import Manifest, computed_by, library_name, stem, stem_of
+from tvm_deconv.artifact.manifest import Manifest, library_name, stem, stem_of
 from tvm_deconv.compiler.choices import Choice, checked, for_target, named, plan_of
 from tvm_deconv.compiler.choices import choices as choose
+from tvm_deconv.compiler.fingerprint import recipe
+from tvm_deconv.compiler.launcher import FLAGS as LAUNCHER_FLAGS
 from tvm_deconv.compiler.launcher import find_compiler, launcher_object
 from tvm_deconv.compiler.nvcc import FLAGS, compile_library, find_nvcc
 from tvm_deconv.compiler.nvcc import version as nvcc_version
@@ -40,10 +41,8 @@ from tvm_deconv.errors import BuildError, DeconvError, ManifestError, ProblemErr
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules import cuda
 from tvm_deconv.schedules.x86 import Algorithm, Kernel, Plan, build_kernel, build_variants, default_plan
-from tvm_deconv.targets import CUDA_TARGETS, TARGETS, CudaTarget, Host, Target, detect_host, get, get_any, native
+from tvm_deconv.targets import CpuTarget, CudaTarget, Target, get, of_names
 
-#: The packages of this project whose text decides what a kernel is.
-_SOURCES = ("compute", "compiler.launcher", "schedules")
 #: What a directory of artifacts holds besides them: a lock, and while they run, a directory for each build.
 _LOCK, _SCRATCH = ".lock", ".building-"
 _TRIPLE = "x86_64-unknown-linux-gnu"
@@ -82,27 +81,6 @@ class _Job:
         return Outcome(self.problem, self.layers, self.target, status, manifest, error, seconds, tuple(warnings))
 
 
-def resolve_targets(target: str | Sequence[str], host: Host | None = None) -> tuple[Target, ...]:
-    """Return the CPU targets that `target` names; "native" is the widest of `host`, by default this machine."""
-    host = host or detect_host()
-    return tuple(dict.fromkeys(native(host) if name == "native" else get(name) for name in names_of(target)))
-
-
-def names_of(target: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names in `target`; ProblemError where there is none."""
-    names = (target,) if isinstance(target, str) else tuple(target)
-    if not names:
-        known = ", ".join(("native", *TARGETS, *CUDA_TARGETS, "a microarchitecture"))
-        raise ProblemError("target", target, f"must name at least one of {known}")
-    return names
-
-
-def resolve(target: str | Sequence[str]) -> tuple[Target | CudaTarget, ...]:
-    """Return the targets that `target` names, of CPUs and of CUDA devices."""
-    found = (native(detect_host()) if name == "native" else get_any(name) for name in names_of(target))
-    return tuple(dict.fromkeys(found))
-
-
 def checked_problems(problems: Iterable[Problem]) -> list[Problem]:
     """Return `problems` as a list. Raises ProblemError unless each is a Problem."""
     problems = list(problems)
@@ -114,7 +92,7 @@ def checked_problems(problems: Iterable[Problem]) -> list[Problem]:
 
 def export(
     problem: Problem,
-    target: Target | CudaTarget,
+    target: Target,
     output: Path | str,
     *,
     layers: Sequence[str] = (),
@@ -131,7 +109,7 @@ def export(
     found or made where they are not given.  The first of `choices` that builds is taken, by default what the installed
     tuning logs say; what does not build is told in `warnings`.  Raises BuildError, CompilerNotFound.
     """
-    output, problem = Path(output), computed_by(problem, target)
+    output, problem = Path(output), target.computes(problem)
     cc = cc or _compiler(target)
     choices = choices or _choices(problem, target, warnings)
     name = stem(problem.artifact_key, target.name)
@@ -143,6 +121,7 @@ def export(
                     if isinstance(target, CudaTarget):
                         kernel: Kernel | cuda.Kernel = _link_cuda(problem, target, choice, made, cc)
                     else:
+                        assert isinstance(target, CpuTarget)
                         kernel = _link(problem, target, choice, made, cc, launcher or launcher_object(cc, scratch))
                     break
                 # Whatever an old record makes TVM do, there is the next choice.
@@ -221,21 +200,20 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _compiler(target: Target | CudaTarget) -> str:
+def _compiler(target: Target) -> str:
     return find_nvcc() if isinstance(target, CudaTarget) else find_compiler()
 
 
-def _choices(problem: Problem, target: Target | CudaTarget, warnings: list[str] | None) -> tuple[Choice, ...]:
+def _choices(problem: Problem, target: Target, warnings: list[str] | None) -> tuple[Choice, ...]:
     return tuple(choose(problem, target, _records(target, shipped()), warnings))
 
 
-def _records(target: Target | CudaTarget, *logs: Path | str) -> Records:
+def _records(target: Target, *logs: Path | str) -> Records:
     """Read the records for `target`; where a microarchitecture has none of a problem, those for its level."""
-    records = read(target.name, *logs)
-    if isinstance(target, Target) and target.level != target.name:
-        of_level = read(target.level, *logs)
-        records.by_problem = {**of_level.by_problem, **records.by_problem}
-        records.warnings += of_level.warnings
+    records, *others = (read(name, *logs) for name in target.logs)
+    for other in others:
+        records.by_problem = {**other.by_problem, **records.by_problem}
+        records.warnings += other.warnings
     return records
 
 
@@ -255,7 +233,7 @@ def _link_cuda(problem: Problem, target: CudaTarget, choice: Choice, path: Path,
     return kernel
 
 
-def _link(problem: Problem, target: Target, choice: Choice, path: Path, cc: str, launcher: Path) -> Kernel:
+def _link(problem: Problem, target: CpuTarget, choice: Choice, path: Path, cc: str, launcher: Path) -> Kernel:
     """Compile `problem` as chosen to a library at `path`."""
     # LLVM would take another CPU for one that it does not know.
     if not llvm_is_valid_cpu(target.mcpu, _TRIPLE):
@@ -276,7 +254,7 @@ def _link(problem: Problem, target: Target, choice: Choice, path: Path, cc: str,
     return replace(kernel, scratch_bytes=workspace.scratch_bytes, shared_bytes=workspace.shared_bytes)
 
 
-def _plan(problem: Problem, target: Target, choice: Choice) -> tuple[Algorithm, Plan]:
+def _plan(problem: Problem, target: CpuTarget, choice: Choice) -> tuple[Algorithm, Plan]:
     """Return what `choice` says of `problem`."""
     if choice.schedule:
         return named(choice.schedule.algorithm), plan_of(choice.schedule)
@@ -302,7 +280,7 @@ def compile(
 
     Raises ProblemError, CompilerNotFound, BuildError.
     """
-    targets = resolve(target)
+    targets = of_names(target)
     using = checked(algorithms)
     names: dict[str, list[str]] = {}
     unique: dict[str, Problem] = {}
@@ -310,11 +288,11 @@ def compile(
         unique.setdefault(problem.artifact_key, problem)
         names.setdefault(problem.artifact_key, []).extend((layers or {}).get(problem, ()))
 
-    def merged(target: Target | CudaTarget) -> dict[Problem, tuple[str, ...]]:
+    def merged(target: Target) -> dict[Problem, tuple[str, ...]]:
         """The layers of each problem that `target` tells apart."""
         found: dict[Problem, list[str]] = {}
         for key, problem in unique.items():
-            found.setdefault(computed_by(problem, target), []).extend(names[key])
+            found.setdefault(target.computes(problem), []).extend(names[key])
         return {problem: tuple(dict.fromkeys(wanted)) for problem, wanted in found.items()}
 
     directory = Path(output)
@@ -338,7 +316,7 @@ def compile(
             else:
                 pending.append(_Job(problem, wanted, chosen.name, choices, tuple(warnings)))
     if pending:
-        compilers = {name: _compiler(get_any(name)) for name in dict.fromkeys(job.target for job in pending)}
+        compilers = {name: _compiler(get(name)) for name in dict.fromkeys(job.target for job in pending)}
         with tempfile.TemporaryDirectory() as scratch:
             launcher = launcher_object(find_compiler(), Path(scratch))
             count = min(jobs or os.cpu_count() or 1, len(pending))
@@ -393,7 +371,7 @@ class _Exporter:
         try:
             manifest = export(
                 job.problem,
-                get_any(job.target),
+                get(job.target),
                 self._output,
                 layers=job.layers,
                 cc=self._compilers[job.target],
@@ -409,7 +387,7 @@ class _Exporter:
 
 
 def _up_to_date(
-    problem: Problem, target: Target | CudaTarget, directory: Path, layers: tuple[str, ...], choice: Choice
+    problem: Problem, target: Target, directory: Path, layers: tuple[str, ...], choice: Choice
 ) -> Manifest | None:
     name = stem(problem.artifact_key, target.name)
     try:
@@ -422,31 +400,9 @@ def _up_to_date(
     return manifest if holds and set(layers) <= set(manifest.layers) else None
 
 
-def _recipe(problem: Problem, target: Target | CudaTarget, choice: Choice) -> str:
-    """Hash everything that decides the bytes of the library, except the linker, and what the manifest says of it."""
-    deciding = (
-        problem.artifact_key,
-        (target.code, target.ptx, FLAGS, nvcc_version(find_nvcc())) if isinstance(target, CudaTarget) else target.mcpu,
-        sorted(target.features),
-        tvm.__version__,
-        _sources(),
-        [tuple(part.schedule or ()) for part in choice.parts or [choice]],
-        choice.origin,
-        choice.algorithms,
-    )
-    return hashlib.sha256(repr(deciding).encode()).hexdigest()
-
-
-@cache
-def _sources() -> str:
-    digest = hashlib.sha256()
-    for package in _SOURCES:
-        found = importlib.import_module(f"tvm_deconv.{package}")
-        for folder in found.__path__:
-            for path in sorted(Path(folder).rglob("*")):
-                if path.suffix in (".py", ".c"):
-                    digest.update(path.read_bytes())
-    return digest.hexdigest()
+def _recipe(problem: Problem, target: Target, choice: Choice) -> str:
+    flags = (*FLAGS, nvcc_version(find_nvcc())) if isinstance(target, CudaTarget) else LAUNCHER_FLAGS
+    return recipe(problem, target, choice, flags)
 
 
 @cache

@@ -16,7 +16,7 @@ from tvm_deconv.errors import DeconvError, ProblemError
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules import cuda
 from tvm_deconv.schedules.x86 import ALGORITHMS, Plan, default_plan
-from tvm_deconv.targets import CudaTarget, Target, get_any
+from tvm_deconv.targets import CpuTarget, CudaTarget, Target, get
 
 #: Records farther than this from a problem say less about it than the arithmetic of the default does.
 FAR = 8.0
@@ -62,7 +62,7 @@ class Choice:
 _EVERY = (*ALGORITHMS, *cuda.ALGORITHMS)
 
 
-def of_target(target: Target | CudaTarget) -> Sequence[Any]:
+def of_target(target: Target) -> Sequence[Any]:
     """Return the algorithms for a target, those of `schedules.x86` or `schedules.cuda`."""
     return cuda.ALGORITHMS if isinstance(target, CudaTarget) else ALGORITHMS
 
@@ -87,13 +87,13 @@ def plan_of(schedule: Schedule) -> Plan | cuda.Plan:
     return plan
 
 
-def of_algorithm(problem: Problem, algorithm: Any, target: Target | CudaTarget) -> list[Candidate]:
+def of_algorithm(problem: Problem, algorithm: Any, target: Target) -> list[Candidate]:
     """Return every plan of one algorithm that is worth considering, the cheapest first."""
     found = algorithm.family.plans(problem, target)
     return [Candidate(Schedule.of(algorithm.name, plan.knobs), cost) for cost, plan in found]
 
 
-def cost_of(problem: Problem, schedule: Schedule, target: Target | CudaTarget) -> float:
+def cost_of(problem: Problem, schedule: Schedule, target: Target) -> float:
     """Return the cost of a schedule by arithmetic, relative; infinite where it is none worth considering."""
     options = of_algorithm(problem, named(schedule.algorithm), target)
     return next((option.cost for option in options if option.schedule == schedule), math.inf)
@@ -106,7 +106,7 @@ def idle(problem: Problem, schedule: Schedule, threads: int) -> float:
 
 
 def space(
-    problem: Problem, target: Target | CudaTarget, threads: int = 1, algorithms: Collection[str] | None = None
+    problem: Problem, target: Target, threads: int = 1, algorithms: Collection[str] | None = None
 ) -> list[Candidate]:
     """Return every schedule worth considering, of all `algorithms` that admit the problem, the cheapest first."""
     admitting = (
@@ -122,10 +122,11 @@ def space(
     return sorted(found, key=lambda candidate: candidate.cost)
 
 
-def default(problem: Problem, target: Target | CudaTarget, algorithms: Collection[str] | None = None) -> Schedule:
+def default(problem: Problem, target: Target, algorithms: Collection[str] | None = None) -> Schedule:
     """Return the schedule that arithmetic alone chooses."""
     if isinstance(target, CudaTarget):
         return Schedule.of(*cuda.default_schedule(problem, algorithms))
+    assert isinstance(target, CpuTarget)
     algorithm, plan = default_plan(problem, target, algorithms)
     return Schedule.of(algorithm.name, plan.knobs)
 
@@ -136,7 +137,7 @@ def distance(one: Schedule, other: Schedule) -> float:
     return sum(abs(math.log2((ours.get(name, 0) + 1) / (theirs.get(name, 0) + 1))) for name in ours | theirs)
 
 
-def adapt(schedule: Schedule, source: Problem, problem: Problem, target: Target | CudaTarget) -> Schedule:
+def adapt(schedule: Schedule, source: Problem, problem: Problem, target: Target) -> Schedule:
     """Return the schedule of `problem` that is most like `schedule` of the problem `source`.
 
     A decision that is the largest of its problem, such as a block that holds a whole axis, becomes the largest.
@@ -176,7 +177,7 @@ def apart(one: Problem, other: Problem) -> float:
 
 
 def nearest(
-    problem: Problem, target: Target | CudaTarget, records: Records, algorithms: Collection[str] | None = None
+    problem: Problem, target: Target, records: Records, algorithms: Collection[str] | None = None
 ) -> tuple[Record, Schedule] | None:
     """Return the best record of the problem most like `problem`, and its schedule adapted; None where none is near.
 
@@ -197,7 +198,7 @@ def nearest(
 
 
 def trusted(
-    problem: Problem, target: Target | CudaTarget, records: Records, algorithms: Collection[str] | None = None
+    problem: Problem, target: Target, records: Records, algorithms: Collection[str] | None = None
 ) -> tuple[Record, Schedule] | None:
     """Return the `nearest` where arithmetic sees little between its knobs and the default's, else None."""
     found = nearest(problem, target, records, algorithms)
@@ -222,14 +223,14 @@ def checked(algorithms: Iterable[str] | None) -> tuple[str, ...] | None:
     return tuple(known.name for known in _EVERY if known.name in asked)
 
 
-def for_target(algorithms: Collection[str] | None, target: Target | CudaTarget) -> tuple[str, ...] | None:
+def for_target(algorithms: Collection[str] | None, target: Target) -> tuple[str, ...] | None:
     """Return those of `algorithms` that are for a target; None, all, where none is."""
     return tuple(a.name for a in of_target(target) if algorithms and a.name in algorithms) or None
 
 
 def choices(
     problem: Problem,
-    target: Target | CudaTarget,
+    target: Target,
     records: Records,
     warnings: list[str] | None = None,
     algorithms: tuple[str, ...] | None = None,
@@ -265,7 +266,7 @@ def choices(
 def replays(record: Record) -> str | None:
     """Return why a record does not replay with this version, None where it does; nothing is compiled."""
     try:
-        get_any(record.target)
+        get(record.target)
         plan_of(record.schedule)
     except DeconvError as error:
         return f"record of {record.problem} for {record.target} by {record.algorithm}: does not replay: {error}"

@@ -21,7 +21,7 @@ from tvm.tirx import IntImm, PrimFunc
 
 from tvm_deconv.compute.direct_layout import FilterSection, group_and_channel
 from tvm_deconv.compute.indexing import ROWS, ravel
-from tvm_deconv.compute.matrix import MatrixSection
+from tvm_deconv.compute.matrix_layout import MatrixSection
 from tvm_deconv.compute.phases import AxisRows, Geometry
 from tvm_deconv.compute.storage import storage_dtype, to_accumulator
 from tvm_deconv.compute.strassen import STRASSEN
@@ -101,7 +101,7 @@ def _entry(
     column: Expr,
 ) -> Expr:
     """Return what a product has at input channel and column, of group and tile of channels `at`: zero past the last."""
-    local, cc = section.place(column)
+    local, cc = section.phases_and_channel(column)
     channel = at[1] * section.channels + cc
     exists = tirx.all(column < section.columns, channel < problem.out_channels, ci < problem.in_channels)
     element = partial(_element, problem, source, section.axes, (at[0], ci, channel), local)

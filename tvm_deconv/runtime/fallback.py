@@ -15,15 +15,7 @@ from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.arrays import storage
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.runtime.process import LOG, Artifact, Loaded, Served, once
-from tvm_deconv.targets import Capability, Host, Target
-
-
-class Place(NamedTuple):
-    """The machine that computes: a CPU up to the target `cap`, or a CUDA device of this `capability`."""
-
-    host: Host
-    cap: Target | None
-    capability: Capability | None = None
+from tvm_deconv.targets import Place
 
 
 class Fallback(NamedTuple):

@@ -12,6 +12,7 @@ have no effect.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,13 +32,12 @@ from tvm_deconv.errors import (
     TensorError,
 )
 from tvm_deconv.problem import ANY, Array, Epilogue, Problem
-from tvm_deconv.problem.dialects import from_openvino
 from tvm_deconv.runtime import cuda, loader
-from tvm_deconv.runtime.fallback import Fallback, Place
+from tvm_deconv.runtime.fallback import Fallback
 from tvm_deconv.runtime.host import HOST
 from tvm_deconv.runtime.layer import Layer, Memory
 from tvm_deconv.runtime.process import LOG, Served
-from tvm_deconv.targets import Host, Target, cuda_capability, detect_host, max_target
+from tvm_deconv.targets import CpuTarget, Host, Place, cuda_capability, detect_host, max_target
 
 Ints = Sequence[int]
 _REPLACEMENTS = 10  # times that an artifact may be built again while it is loaded
@@ -140,7 +140,7 @@ class Library:
         digest: str,
         *,
         host: Host,
-        cap: Target | None,
+        cap: CpuTarget | None,
         pinned: bool = True,
         fallbacks: Sequence[Fallback] = (),
     ) -> None:
@@ -230,11 +230,10 @@ class Library:
 
     def _decisions(self, problem: Problem, place: Place) -> list[Decision]:
         broken = {name: str(error) for name, error in self.broken.items()}
-        features = self.host.features
-        return select(problem, self.manifests, features, cap=place.cap, broken=broken, capability=place.capability)
+        return select(problem, self.manifests, place, broken=broken)
 
     def _best(self, problem: Problem, candidates: Sequence[Manifest], place: Place) -> Manifest | None:
-        decisions = select(problem, candidates, place.host.features, cap=place.cap, capability=place.capability)
+        decisions = select(problem, candidates, place)
         return decisions[0].manifest if decisions and isinstance(decisions[0], Accepted) else None
 
     def _open(self, problem: Problem, manifest: Manifest, place: Place) -> Served:
@@ -330,7 +329,7 @@ class Library:
             rule = f"rank must be {rank}, for this operator and data of rank {len(given.shape)}"
             raise TensorError("filter", weights.shape, rule)
         epilogue = epilogue_of(activation, bias is not None)
-        problem = from_openvino(
+        problem = Problem.from_openvino(
             given.shape, weights.shape, **attributes._asdict(), dtype=given.dtype, epilogue=epilogue
         )
         served = self._serve(problem, memory.device)
@@ -343,7 +342,7 @@ def epilogue_of(activation: str | Epilogue | None, bias: bool) -> Epilogue:
         return Epilogue(bias=bias, activation="none" if activation is None else activation)
     if activation.bias and not bias:
         raise TensorError("bias", None, "must be an array: activation is an Epilogue with a bias")
-    return Epilogue(bias, activation.activation, activation.alpha, activation.minimum, activation.maximum)
+    return dataclasses.replace(activation, bias=bias)
 
 
 def _check_problem(problem: object) -> None:

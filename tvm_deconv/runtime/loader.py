@@ -21,7 +21,7 @@ from tvm_deconv.artifact.manifest import Manifest
 from tvm_deconv.errors import ArtifactError, IntegrityError
 from tvm_deconv.runtime import threads
 from tvm_deconv.runtime.process import LOG, Artifact, Loaded, once
-from tvm_deconv.targets import CUDA_TARGETS
+from tvm_deconv.targets import LAUNCHER_SYMBOLS, CpuTarget
 
 #: The libraries that an artifact may need.
 NEEDED = frozenset(
@@ -37,9 +37,7 @@ NEEDED = frozenset(
         "ld-linux-x86-64.so.2",
     }
 )
-_FUNCTIONS = frozenset({"__tvm_ffi_pack", "__tvm_ffi_deconv"})
 #: The functions that an artifact for a CPU must define.
-DEFINED = frozenset({*_FUNCTIONS, *(f"tvm_deconv_{name}" for name in threads.FUNCTIONS)})
 
 
 def load(directory: Path, manifest: Manifest) -> Artifact:
@@ -75,10 +73,15 @@ def read_verified(path: Path, manifest: Manifest) -> bytes:
     foreign = [name for name in needed if name not in NEEDED]
     if foreign:
         raise IntegrityError(path, f"may only need {', '.join(sorted(NEEDED))}", "needed", foreign)
-    missing = sorted((_FUNCTIONS if manifest.target in CUDA_TARGETS else DEFINED) - defined)
+    missing = sorted(_symbols(manifest) - defined)
     if missing:
         raise IntegrityError(path, f"must define {', '.join(missing)}: it is no artifact", "defined", len(defined))
     return data
+
+
+def _symbols(manifest: Manifest) -> frozenset[str]:
+    """Return the symbols that the library must define; for a target that is not known, those of a CPU's."""
+    return (manifest.known_target or CpuTarget).symbols
 
 
 def _load(path: Path, manifest: Manifest, data: bytes) -> Artifact:
@@ -88,7 +91,7 @@ def _load(path: Path, manifest: Manifest, data: bytes) -> Artifact:
         with _private_file(data, path.name) as name:
             module = tvm_ffi.load_module(name)
             pack, deconv = module.get_function("pack"), module.get_function("deconv")
-            if manifest.target not in CUDA_TARGETS:
+            if _symbols(manifest) >= LAUNCHER_SYMBOLS:
                 threads.attach(name)
     # tvm_ffi raises whatever class of error the C++ side names; there may be no memory, or no room, for the copy.
     except Exception as error:

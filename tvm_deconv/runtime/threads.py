@@ -18,8 +18,6 @@ import numpy.typing as npt
 from tvm_deconv.errors import ProblemError
 from tvm_deconv.problem import integer
 
-#: The functions that an artifact for a CPU exports for this module, behind "tvm_deconv_".
-FUNCTIONS = ("get_num_threads", "set_num_threads", "set_thread_limit", "make_arena", "set_arena")
 #: Limits of the launcher: threads of a process, and threads with workspace in one arena.
 MAX_THREADS, MAX_LANES = 1024, 64
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from tvm_deconv.errors import NoArtifactError
-from tvm_deconv.frontends.graph import FoundLayer
-from tvm_deconv.frontends.torch import ACTIVATIONS, BATCH_NORMS, OPERATORS, trace
+from tvm_deconv.frontends.layers import FoundLayer
+from tvm_deconv.frontends.torch import ACTIVATION_MODULES, BATCH_NORMS, OPERATORS, trace
 from tvm_deconv.problem import Epilogue, Problem, one_of
 from tvm_deconv.runtime.library import Library
 from tvm_deconv.torch.operator import called, handle_of, held_layers, layer_of, parted
@@ -96,7 +96,7 @@ def _kinds(prefix: str, mixin: type, bases: Iterable[type[nn.Module]]) -> dict[t
 
 #: The classes of modules -> the classes they get. A PReLU is none of them: its slope may change.
 _COMPILED = _kinds("Compiled", _Compiled, OPERATORS)
-_ABSORBED = _kinds("Absorbed", _Absorbed, (*BATCH_NORMS, *(base for base in ACTIVATIONS if base is not nn.PReLU)))
+_ABSORBED = _kinds("Absorbed", _Absorbed, (set(BATCH_NORMS) | set(ACTIVATION_MODULES)) - {nn.PReLU})
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ def _candidate(layers: list[FoundLayer], modules: Mapping[str, nn.Module], runs:
     count = len(parts) - 1
     epilogue = Epilogue(bias=part.bias is not None or isinstance(parts[-1], BATCH_NORMS))
     asked = [layer.problem.replace(epilogue=epilogue) for layer in layers if layer.problem is not None]
-    if isinstance(parts[-1], ACTIVATIONS):  # which ends what is fused
+    if isinstance(parts[-1], ACTIVATION_MODULES):  # which ends what is fused
         asked = [layer.problem for layer in layers if layer.problem is not None]
     swap = Swap(
         first.name,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -20,27 +20,18 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tvm_deconv.api import load
 from tvm_deconv.errors import NoArtifactError, TensorError
-from tvm_deconv.frontends.graph import FoundLayer, absorb, batch_norm_step, cast
+from tvm_deconv.frontends.folding import absorb
+from tvm_deconv.frontends.graph import batch_norm_step
+from tvm_deconv.frontends.layers import FoundLayer
+from tvm_deconv.frontends.packages import cast
 from tvm_deconv.frontends.torch import array, channels_last, memory_format
-from tvm_deconv.problem import Epilogue, Problem, one_of
-from tvm_deconv.problem.dialects import broadcast, from_torch
+from tvm_deconv.problem import ACTIVATIONS, Epilogue, Problem, broadcast, one_of
 from tvm_deconv.runtime.layer import Layer
 from tvm_deconv.runtime.library import Library, epilogue_of
 
 _LOG = logging.getLogger("tvm_deconv")
 #: How many layers, of different shapes, a filter is kept packed for.
 MOST_LAYERS = 8
-
-_ACTIVATIONS: dict[str, Callable[[Tensor, Epilogue], Tensor]] = {
-    "none": lambda x, _: x,
-    "relu": lambda x, _: torch.relu(x),
-    "leaky_relu": lambda x, epilogue: functional.leaky_relu(x, epilogue.alpha),
-    "sigmoid": lambda x, _: torch.sigmoid(x),
-    "tanh": lambda x, _: torch.tanh(x),
-    "gelu": lambda x, _: functional.gelu(x),
-    "silu": lambda x, _: functional.silu(x),
-    "clip": lambda x, epilogue: functional.hardtanh(x, epilogue.minimum, epilogue.maximum),
-}
 
 
 def conv_transpose(
@@ -167,7 +158,9 @@ def _tail(convolved: Tensor, affine: dict[str, Tensor], parameters: _Parameters,
         moments = (parameters.mean, parameters.variance, affine.get("gamma"), affine.get("beta"))
         convolved = functional.batch_norm(convolved, *moments, eps=a.epsilon)
     epilogue = Epilogue.parse(a.epilogue)
-    return _ACTIVATIONS[epilogue.activation](convolved, epilogue)
+    activation = ACTIVATIONS[epilogue.activation].torch_function.load()
+    output: Tensor = activation(convolved, *epilogue.parameters.values())
+    return output
 
 
 def _affine(parameters: _Parameters) -> dict[str, Tensor]:
@@ -286,7 +279,7 @@ def _bound(input: Tensor, parameters: _Parameters, a: _Attributes, others: Seque
     """Return a layer for `input`: of the `others`, for these parameters too, that which serves it, or a new one."""
     epilogue = Epilogue.parse(a.epilogue)
     weight, bias, *_ = (None if tensor is None else tensor.detach() for tensor in parameters)
-    problem = from_torch(
+    problem = Problem.from_torch(
         tuple(input.shape),
         tuple(parameters.weight.shape),
         stride=a.stride,

@@ -42,9 +42,11 @@ class Builder:
     """Compiles candidates for one CPU target into the directory `scratch`."""
 
     def __init__(self, target: str, scratch: Path, cc: str, launcher: Path) -> None:
-        from tvm_deconv.targets import get
+        from tvm_deconv.targets import CpuTarget, get
 
-        self._target = get(target)
+        cpus = get(target)
+        assert isinstance(cpus, CpuTarget)
+        self._target = cpus
         self._scratch = scratch
         self._cc = cc
         self._launcher = launcher
@@ -116,7 +118,7 @@ class CudaBuilder(Builder):
 class BuilderPool:
     """As many builders for `target` as `jobs`, each in a process, compiling into the directory `scratch`."""
 
-    def __init__(self, target: Target | CudaTarget, scratch: Path, jobs: int) -> None:
+    def __init__(self, target: Target, scratch: Path, jobs: int) -> None:
         kind: type[Builder] = Builder
         arguments: tuple[object, ...]
         if isinstance(target, CudaTarget):

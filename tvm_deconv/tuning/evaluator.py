@@ -14,11 +14,11 @@ from functools import cache
 from pathlib import Path
 
 from tvm_deconv.bench.floors import FMA_DTYPES, Floors, build_fma
-from tvm_deconv.compiler import build
+from tvm_deconv.compiler.fingerprint import kernel_digest
 from tvm_deconv.compiler.process import WorkerError
 from tvm_deconv.compiler.records import Conditions, Log, Record, Schedule
 from tvm_deconv.problem import Problem
-from tvm_deconv.targets import CudaTarget, Target
+from tvm_deconv.targets import CpuTarget, CudaTarget, Target
 from tvm_deconv.tuning.builders import BuilderPool, Built
 from tvm_deconv.tuning.runners.base import BrokenDefaultError, Runner
 from tvm_deconv.tuning.runners.harness import Baseline, Measured
@@ -35,11 +35,11 @@ class Evaluator:
     """
 
     def __init__(
-        self, target: Target | CudaTarget, runner: Runner, log: Log, *, seed: int, jobs: int | None, timeout: float
+        self, target: Target, runner: Runner, log: Log, *, seed: int, jobs: int | None, timeout: float
     ) -> None:
         self.target = target
         self.log = log
-        self.conditions = Conditions(runner.host.name, runner.threads, build._sources()[:12])
+        self.conditions = Conditions(runner.host.name, runner.threads, kernel_digest())
         self._runner = runner
         self._seed = seed
         self._timeout = timeout
@@ -67,6 +67,7 @@ class Evaluator:
                 self._device_rates[dtype] = self._runner.multiply_adds(dtype, None, _RATE_SECONDS)
         else:
             for dtype in sorted({problem.accumulate_dtype for problem in problems} & set(FMA_DTYPES)):
+                assert isinstance(self.target, CpuTarget)
                 kernel = build_fma(self.target, dtype, self._scratch)
                 rates[dtype] = self._runner.multiply_adds(dtype, kernel, _RATE_SECONDS)
         self._floors = Floors(rates, self._runner.copy(_RATE_SECONDS))

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from tvm_deconv.compiler.choices import Candidate, choices, default, distance, nearest, space
 from tvm_deconv.compiler.records import Conditions, Record, Records, Schedule
 from tvm_deconv.problem import Problem
-from tvm_deconv.targets import CudaTarget, Target
+from tvm_deconv.targets import Target
 
 #: A schedule that costs more than this many times the cheapest, by arithmetic, is not tried.
 HOPELESS_COST = 4.0
@@ -35,7 +35,7 @@ class Search:
     def __init__(
         self,
         problem: Problem,
-        target: Target | CudaTarget,
+        target: Target,
         records: Records,
         conditions: Conditions,
         seed: int,

@@ -19,13 +19,11 @@ from pathlib import Path
 
 import msgspec
 
-from tvm_deconv.artifact.manifest import computed_by
-from tvm_deconv.compiler import build
 from tvm_deconv.compiler.choices import checked, for_target
 from tvm_deconv.compiler.records import Log, Record, Schedule, read, shipped
 from tvm_deconv.errors import DeviceError, ProblemError
 from tvm_deconv.problem import Problem, integer
-from tvm_deconv.targets import CUDA_TARGETS, CudaTarget, Host, Target, cuda_capability
+from tvm_deconv.targets import CUDA_TARGETS, CudaTarget, Host, Target, cuda_capability, of_names
 from tvm_deconv.tuning.evaluator import Evaluator, now
 from tvm_deconv.tuning.runners.base import Runner
 from tvm_deconv.tuning.runners.cuda import CudaRunner
@@ -102,7 +100,7 @@ def tune(
     using = checked(algorithms)
     if (rpc_tracker is None) != (rpc_key is None):
         raise ProblemError("rpc_key", rpc_key, "must be given where rpc_tracker is, and nowhere else")
-    names = build.names_of(target)
+    names = (target,) if isinstance(target, str) else tuple(target)
     devices = [CUDA_TARGETS[name] for name in names if name in CUDA_TARGETS]
     for device in devices:
         _check_device(device, rpc_tracker)
@@ -111,9 +109,9 @@ def tune(
     session = _Session(wanted, trials, Log(logs), seed, jobs, timeout, using, on_trial)
     tuned: list[Tuned] = []
     cpus = [name for name in names if name not in CUDA_TARGETS]
-    if cpus:
+    if cpus or not devices:
         with _cpu_runner(threads, rpc_tracker, rpc_key) as runner:
-            targets = build.resolve_targets(cpus, runner.host)
+            targets = of_names(cpus, runner.host)
             for chosen in targets:
                 _check_host(chosen, runner.host)
             for chosen in targets:
@@ -166,11 +164,11 @@ class _Session:
     algorithms: tuple[str, ...] | None
     on_trial: Callable[[Trial], None] | None
 
-    def tune_on(self, runner: Runner, target: Target | CudaTarget) -> list[Tuned]:
+    def tune_on(self, runner: Runner, target: Target) -> list[Tuned]:
         """Search for schedules of all problems on one target; leave their logs tidy."""
         records = read(target.name, shipped(), self.log.root)
         allowed = for_target(self.algorithms, target)
-        computed = (computed_by(problem, target) for problem in self.problems)
+        computed = (target.computes(problem) for problem in self.problems)
         problems = {problem.artifact_key: problem for problem in computed}
         with Evaluator(target, runner, self.log, seed=self.seed, jobs=self.jobs, timeout=self.timeout) as evaluator:
             searches = [

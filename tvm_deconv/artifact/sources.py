@@ -1,0 +1,60 @@
+"""A digest of the source text that decides an artifact, computed without TVM.
+
+The compiler puts it into recipes. The runtime names the user's cache by it, so that an artifact built from other
+sources is not found there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+#: The packages that a build reads, below `tvm_deconv`.
+PACKAGES = ("problem", "targets", "compute", "schedules", "compiler")
+#: The module that decides what a manifest says.
+_MANIFEST = Path(__file__).with_name("manifest.py")
+_VERSIONS = ("tvm_deconv", "apache-tvm", "apache-tvm-ffi")
+
+
+def files_of(packages: Sequence[str], suffixes: Sequence[str] = ()) -> list[Path]:
+    """Return the files of `packages`, sorted within each, by default of every suffix; nothing is imported for it."""
+    files: list[Path] = []
+    for package in packages:
+        spec = importlib.util.find_spec(f"tvm_deconv.{package}")
+        for folder in (spec and spec.submodule_search_locations) or ():
+            every = (path for path in sorted(Path(folder).rglob("*")) if path.is_file() and path.suffix != ".pyc")
+            files += [path for path in every if not suffixes or path.suffix in suffixes]
+    return files
+
+
+def digest_of(files: Iterable[Path]) -> str:
+    """Return the sha256 of the names and contents of `files`, in their order."""
+    digest = hashlib.sha256()
+    for path in files:
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+@cache
+def source_digest() -> str:
+    """Return the digest of the text that decides the bytes of an artifact and its manifest."""
+    return digest_of([*files_of(PACKAGES), _MANIFEST])
+
+
+@cache
+def cache_stamp() -> str:
+    """Return the name of a directory of artifacts that are all built by this installation, for people and programs.
+
+    It changes with the versions of this package and of TVM, the source text and the installed tuning logs. Nothing
+    but files is read, about a megabyte, once per process. The version of nvcc is left out: an artifact of another nvcc
+    is still right. Raises PackageNotFoundError if TVM is not installed.
+    """
+    from importlib.metadata import version
+
+    versions = [version(package) for package in _VERSIONS]
+    deciding = repr((versions, source_digest(), digest_of(files_of(["tuning_logs"], [".jsonl"]))))
+    return f"{versions[0]}-tvm-{versions[1]}-{hashlib.sha256(deciding.encode()).hexdigest()[:16]}"

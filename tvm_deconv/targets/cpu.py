@@ -1,0 +1,161 @@
+"""CPUs: the psABI levels of x86-64, and the microarchitectures that archspec knows.
+
+The flags of CPUs are a partial order: an artifact runs if its flags are a subset of the host's, and of two that run the
+one that needs more is the wider. archspec is needed to compile for a microarchitecture; to load an artifact, its flags
+are enough.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from tvm_deconv.problem import Problem
+from tvm_deconv.targets.base import FUNCTIONS, Place, Target
+from tvm_deconv.targets.host import Host
+
+# The psABI levels; flags that /proc/cpuinfo does not list (osxsave) are implied by those that it does (avx).
+_X86_64_V2 = frozenset({"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"})
+_X86_64_V3 = _X86_64_V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
+_X86_64_V4 = _X86_64_V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+
+#: Flags that archspec counts, which no instruction of a kernel needs and virtual machines tend to hide.
+_NOT_NEEDED = frozenset({"flush_l1d", "pku", "tsc_adjust"})
+#: archspec's names of flags that /proc/cpuinfo calls otherwise.
+_FLAGS = {"sse3": "pni"}
+#: Flags that LLVM uses for a microarchitecture and archspec does not list.
+_ALSO_NEEDED = {"sapphirerapids": frozenset({"avx512_fp16", "avx_vnni"})}
+
+#: The functions of the launcher, which every library for CPUs is linked with.
+LAUNCHER_SYMBOLS = frozenset(
+    f"tvm_deconv_{name}"
+    for name in ("get_num_threads", "set_num_threads", "set_thread_limit", "make_arena", "set_arena")
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuTarget(Target):
+    """CPUs that have all of `features`: LLVM's name of them, and the sizes that schedules derive their tiles from.
+
+    Vector width is in bits, cache sizes are in bytes. `level` is the psABI level whose sizes and tuning logs apply; a
+    level is its own.
+    """
+
+    mcpu: str
+    vector_bits: int
+    vector_registers: int
+    l1_bytes: int
+    l2_bytes: int
+    level: str
+
+    backend: ClassVar[str] = "x86"
+    memory: ClassVar[str] = "cpu"
+    symbols: ClassVar[frozenset[str]] = FUNCTIONS | LAUNCHER_SYMBOLS
+
+    @property
+    def logs(self) -> tuple[str, ...]:
+        """See Target; a microarchitecture follows its level."""
+        return tuple(dict.fromkeys((self.name, self.level)))
+
+    def lanes(self, element_bytes: int) -> int:
+        """Return the number of elements of `element_bytes` bytes in one vector register."""
+        return self.vector_bits // (8 * element_bytes)
+
+    def computes(self, problem: Problem) -> Problem:
+        """See Target; CPUs have no TF32 and compute exactly."""
+        return problem.replace(precision="ieee")
+
+    def refusal(self, place: Place) -> str | None:
+        """See Target."""
+        if place.capability is not None:
+            return "runs on the CPU; these arrays are in the memory of a CUDA device"
+        return self._lack(place)
+
+    def closeness(self, place: Place) -> tuple[int, int]:  # noqa: ARG002
+        """See Target; among CPUs flags alone decide."""
+        return 0, 0
+
+
+def _level(name: str, features: frozenset[str], **sizes: int) -> CpuTarget:
+    return CpuTarget(name=name, mcpu=name, features=features, level=name, **sizes)
+
+
+# Cache sizes are those of the first CPUs of each level, Haswell and Skylake-SP: tiles that fit there fit later ones.
+CPU_TARGETS: Mapping[str, CpuTarget] = {
+    target.name: target
+    for target in (
+        _level("x86-64-v3", _X86_64_V3, vector_bits=256, vector_registers=16, l1_bytes=32 << 10, l2_bytes=256 << 10),
+        _level("x86-64-v4", _X86_64_V4, vector_bits=512, vector_registers=32, l1_bytes=32 << 10, l2_bytes=1 << 20),
+    )
+}
+
+
+def of_flags(name: str, features: frozenset[str]) -> CpuTarget | None:
+    """Return the microarchitecture `name` that needs `features`; None if it does not need all of a level.
+
+    It has the sizes of the widest level whose flags are among its own.
+    """
+    levels = [level for level in CPU_TARGETS.values() if level.features <= features]
+    if not levels:
+        return None
+    return replace(max(levels, key=lambda level: len(level.features)), name=name, mcpu=name, features=features)
+
+
+@functools.cache
+def microarchitectures() -> Mapping[str, CpuTarget | str]:
+    """Return the microarchitectures that archspec knows, by LLVM's names: a target, or why it cannot be one.
+
+    Flags are archspec's; all else is that of the widest level among the ancestors. Raises ModuleNotFoundError if
+    archspec is not installed.
+    """
+    import archspec.cpu
+
+    known: dict[str, CpuTarget | str] = {}
+    for architecture in archspec.cpu.TARGETS.values():
+        name = _llvm_name(architecture)
+        if architecture.family.name != "x86_64":
+            known[name] = f"must be a microarchitecture of x86-64, not of {architecture.family.name}"
+        elif name not in CPU_TARGETS:
+            known[name] = _microarchitecture(architecture, name)
+    return known
+
+
+def _microarchitecture(architecture: Any, name: str) -> CpuTarget | str:
+    """Return the target of one of archspec's microarchitectures; a text if it has no level among its ancestors."""
+    flags = frozenset(_FLAGS.get(flag, flag) for flag in architecture.features) - _NOT_NEEDED
+    flags |= _ALSO_NEEDED.get(name, frozenset())
+    ancestors = {_llvm_name(ancestor) for ancestor in architecture.ancestors}
+    levels = [level for level in CPU_TARGETS.values() if level.name in ancestors]
+    if levels:
+        level = max(levels, key=lambda level: len(level.features))
+        return replace(level, name=name, mcpu=name, features=level.features | flags)
+    least = min(CPU_TARGETS.values(), key=lambda level: len(level.features))
+    return f"must not be below {least.name}: it lacks {', '.join(sorted(least.features - flags))}"
+
+
+def _llvm_name(architecture: Any) -> str:
+    """Return LLVM's newest name of one of archspec's microarchitectures: older versions gave some another's name."""
+    entries = architecture.compilers.get("clang", ())
+    newest: Mapping[str, str] = next((entry for entry in entries if entry["versions"].endswith(":")), {})
+    return newest.get("name", architecture.name)
+
+
+def microarchitecture(host: Host) -> CpuTarget | None:
+    """Return the microarchitecture of `host`: of its vendor's with no flag that it lacks, the one with the most flags.
+
+    Return None if there is none. Raises ModuleNotFoundError if archspec is not installed.
+    """
+    known = microarchitectures()
+    import archspec.cpu
+
+    names = (_llvm_name(entry) for entry in archspec.cpu.TARGETS.values() if entry.vendor == host.vendor)
+    candidates = (target for target in map(known.get, names) if isinstance(target, CpuTarget))
+    return max((t for t in candidates if t.features <= host.features), key=lambda t: len(t.features), default=None)
+
+
+def supported(features: frozenset[str]) -> list[CpuTarget]:
+    """Return the levels that a CPU with `features` can run, the widest first."""
+    fitting = (target for target in CPU_TARGETS.values() if target.features <= features)
+    return sorted(fitting, key=lambda target: len(target.features), reverse=True)

@@ -1,0 +1,51 @@
+"""The machine that this process runs on, read from ``/proc/cpuinfo``."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine: its CPU flags (common to all of its CPUs), model name, physical cores, logical CPUs, and vendor."""
+
+    features: frozenset[str]
+    name: str = "unknown"
+    cores: int = 1
+    threads: int = 1
+    vendor: str = ""
+
+
+@functools.cache
+def detect_host(cpuinfo: str | os.PathLike[str] = "/proc/cpuinfo") -> Host:
+    """Read the host from the file `cpuinfo`, once; return a host without features if that cannot be read."""
+    try:
+        text = Path(cpuinfo).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return Host(frozenset())
+    return parse_cpuinfo(text)
+
+
+def parse_cpuinfo(text: str) -> Host:
+    """Parse the text of ``/proc/cpuinfo``; the flags are those that every CPU has."""
+    features: frozenset[str] | None = None
+    name, vendor = "unknown", ""
+    cores: set[tuple[str, str]] = set()
+    threads = 0
+    for block in text.split("\n\n"):
+        fields = {
+            key.strip(): value.strip()
+            for key, colon, value in (line.partition(":") for line in block.splitlines())
+            if colon
+        }
+        if "processor" not in fields:
+            continue
+        flags = frozenset(fields.get("flags", fields.get("Features", "")).split())
+        features = flags if features is None else features & flags
+        name, vendor = fields.get("model name", name), fields.get("vendor_id", vendor)
+        cores.add((fields.get("physical id", "0"), fields.get("core id", str(threads))))
+        threads += 1
+    return Host(features or frozenset(), name, max(len(cores), 1), max(threads, 1), vendor)
