@@ -472,7 +472,7 @@ def _sources() -> str:
         found = importlib.import_module(f"tvm_deconv.{package}")
         for folder in found.__path__:
             for path in sorted(Path(folder).rglob("*")):
-                if path.suffix in (".py", ".c"):
+                if path.suffix in (".py", ".c", ".ll"):
                     digest.update(path.read_bytes())
     return digest.hexdigest()
 
