@@ -178,8 +178,8 @@ class Matrix:
         assert isinstance(plan, matrix_tiles.MatrixPlan)
         lanes = accumulator_lanes(problem, target) // (1 + plan.halves)
         definition = define_matrix(problem, plan.tile, lanes)
-        whole = has_whole_vectors(problem, CHANNELS, plan.tile, lanes) and not definition.contiguous_phases
-        scheduled = schedule_matrix(definition, plan, lanes, problem.accumulate_dtype, whole)
+        whole = has_whole_vectors(problem, CHANNELS, plan.tile, lanes) and not definition.layout.contiguous_phases
+        scheduled = schedule_matrix(definition, plan, problem.accumulate_dtype, whole)
         return Kernel(
             _deconv(scheduled.mod["main"], definition.end, outgrows_caches(problem) and not whole),
             pack_matrix_filter(problem, definition.sections, definition.packed_elements),

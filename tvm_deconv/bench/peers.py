@@ -1,8 +1,8 @@
-"""Who takes part in a comparison, and the process that each of them runs in.
+"""The contenders of a comparison: our artifacts, and the same layers in other packages.
 
-A contender is what a user of that package would write who cares about speed: constant weights, the epilogue as further
-operators that the package may fuse, float32 arithmetic on float32 data, outputs allocated beforehand where the package
-can.  Data in a layout that a package does not have is brought into its own before the clock starts.
+A contender is written as a user of that package would who cares about speed: constant weights, the epilogue as further
+operators that the package may fuse, float32 arithmetic on float32 data, and outputs allocated beforehand if the package
+can. Data in a layout that a package does not have is brought into its own before the clock starts.
 
 Each contender has a process, since thread settings are read once per process and OpenMP libraries clash.
 """
@@ -34,12 +34,12 @@ _OPSET = 20
 
 
 class Unsupported(Refusal):
-    """What a package cannot express."""
+    """A layer that a package cannot express."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One layer to run; `root` and `artifact` say which of our artifacts, `seed` what the arrays hold."""
+    """One layer to run: `artifact` is the name of ours in the directory `root`, `seed` is that of the arrays."""
 
     problem: Problem
     seed: int
@@ -48,7 +48,7 @@ class Task:
 
 
 class Prepared(NamedTuple):
-    """A layer that is ready: `run` once, read the `output` of the last run in the problem's format; a `note` on how."""
+    """A layer that is ready to `run`; `output` returns the last result in the problem's format, `note` says how."""
 
     run: Callable[[], object]
     output: Callable[[], Array]
@@ -56,7 +56,7 @@ class Prepared(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """Calls one after the other, after one that is not counted: their median in seconds, and how many."""
+    """Calls one after the other, after one that is not counted: their median in seconds, and their number."""
 
     median: float
     calls: int
@@ -71,19 +71,19 @@ def _as_asked(problem: Problem, output: Array) -> Array:
 
 
 def _weights(problem: Problem, arrays: Operands) -> Array:
-    """The filter as ``[Cin, Cout/G, *K]``, which ONNX and PyTorch take."""
+    """Return the filter as ``[Cin, Cout/G, *K]``, which ONNX and PyTorch take."""
     shape = (problem.groups * problem.in_channels, problem.out_channels, *problem.kernel)
     return np.ascontiguousarray(problem.canonical_filter(arrays.filter).reshape(shape))
 
 
 def _beyond(problem: Problem) -> list[int]:
-    """Per axis, how many positions the uncropped output has behind ours; negative where ours is longer."""
+    """Return how many positions the uncropped output has behind ours, per axis; negative if ours is longer."""
     axes = zip(problem.uncropped_spatial, problem.pads_begin, problem.output_spatial, strict=True)
     return [uncropped - begin - extent for uncropped, begin, extent in axes]
 
 
 def onnx_model(problem: Problem, arrays: Operands) -> bytes:
-    """A model of one ConvTranspose with its epilogue, channels first, weights inside."""
+    """Return a model of one ConvTranspose with its epilogue, channels first, weights inside."""
     import onnx
     from onnx import helper, numpy_helper
 
@@ -182,7 +182,7 @@ def _openvino(task: Task, arrays: Operands, threads: int) -> Prepared:
     if problem.dtype == "float64":
         raise Unsupported("it computes float64 in float32")
     core = openvino.Core()
-    # Without the hint it takes bfloat16 for float32 where the CPU is fast at that.
+    # Without the hint it computes float32 in bfloat16 on CPUs that are fast at that.
     settings = {
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,
@@ -192,7 +192,7 @@ def _openvino(task: Task, arrays: Operands, threads: int) -> Prepared:
     model = onnx_model(problem, arrays)
     request = core.compile_model(core.read_model(model), "CPU", settings).create_infer_request()
     out = np.empty(problem.replace(data_format="NCX").output_shape, arrays.data.dtype)
-    # It owns none of the memory: what stays alive with `run` does.
+    # It owns none of the memory, so `run` keeps the owners alive.
     owners = (model, _channels_first(problem, arrays.data), out)
     request.set_input_tensor(openvino.Tensor(owners[1], shared_memory=True))
     request.set_output_tensor(openvino.Tensor(out, shared_memory=True))
@@ -227,7 +227,7 @@ def _torch(task: Task, arrays: Operands, threads: int) -> Prepared:
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
 
-    # It cuts the same pad off both ends and then adds less than a stride or dilation; the rest is cut off as a view.
+    # PyTorch cuts the same pad off both ends, then adds less than a stride or dilation; a view cuts off the rest.
     paddings, extras, begins = [], [], []
     for axis, rest in enumerate(_beyond(problem)):
         most = max(problem.strides[axis], problem.dilations[axis]) - 1
@@ -327,7 +327,7 @@ PEERS = {
 
 
 def turn(run: Callable[[], object], seconds: float) -> Turn:
-    """Call `run` for that long, at least once after the call that is not counted."""
+    """Call `run` for `seconds`, at least once, after one call that is not counted."""
     clock = time.perf_counter
     run()
     times = []
@@ -342,7 +342,7 @@ def turn(run: Callable[[], object], seconds: float) -> Turn:
 
 
 class Contender:
-    """What the process of one contender does when it is asked."""
+    """One contender, in its process."""
 
     def __init__(self, name: str, threads: int) -> None:
         self.name = name
@@ -351,11 +351,11 @@ class Contender:
         self._problem: Problem | None = None
 
     def version(self) -> str:
-        """The version of the package."""
+        """Return the version of the package."""
         return importlib.metadata.version(self.name)
 
     def prepare(self, task: Task) -> str:
-        """Make a layer ready and run it once; returns the note on how it is run."""
+        """Make a layer ready and run it once; return the note on how it runs."""
         self._prepared = None
         self._problem = task.problem
         prepared = _CONTENDERS[self.name](task, operands(task.problem, task.seed), self.threads)
@@ -369,16 +369,16 @@ class Contender:
         return turn(self._prepared.run, seconds)
 
     def check(self, expected: Path) -> Deviation:
-        """Compare the output with the array in that file."""
+        """Compare the output with the array in the file `expected`."""
         assert self._prepared is not None
         assert self._problem is not None
         output = self._prepared.output()
         return deviation(self._problem, output, np.load(expected, mmap_mode="r"), fused=self.name == OURS)
 
     def fma(self, library: Path) -> float:
-        """Multiply-adds per second of the kernel in `library`, on all threads."""
+        """Measure the multiply-adds per second of the kernel in `library`, on all threads."""
         return fma_per_second(library, self.threads)
 
     def copy(self, size: int) -> float:
-        """Bytes read and written per second by copies of `size` bytes in all."""
+        """Measure the bytes per second, read plus written, of copies of `size` bytes in all."""
         return copy_bytes_per_second(size, self.threads)

@@ -1,10 +1,12 @@
-"""The activation of an epilogue as an expression that TE takes and that vectorises.
+"""Activations as expressions of TE that vectorise.
 
-TVM lowers exp, tanh and erf to one call of the C library per lane.  For float32 they are therefore written out here as
-arithmetic on vectors, all of them on one exponential: ``exp(v) = 2**n * (1 + (exp(r) - 1))`` with ``n`` the integer
-nearest to ``v / ln 2`` and ``r`` the rest, for which a polynomial of degree 6 stands.  The bits of ``2**n`` come from
-the sum that rounds ``v / ln 2``, so ``n = -127`` gives 0 and ``n = 128`` gives infinity: results that underflow or
-overflow arrive at their limits.
+TVM lowers exp, tanh and erf to one call of the C library per lane. For float32 they are therefore written out here as
+arithmetic on vectors. All use one exponential: ``exp(v) = 2**n * (1 + (exp(r) - 1))``, where ``n`` is the integer
+nearest to ``v / ln 2`` and ``r`` is the rest. A polynomial of degree 6 computes ``exp(r) - 1``. The bits of ``2**n``
+come from the sum that rounds ``v / ln 2``, so ``n = -127`` gives 0 and ``n = 128`` gives infinity: results that
+underflow or overflow arrive at their limits.
+
+A new activation needs a row in `_EXPRESSIONS`, besides its record in `tvm_deconv.problem.activations`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from tvm.ir import Expr
 
 from tvm_deconv.problem import Epilogue
 
-# 1.5 * 2**23 rounds what is added to it to an integer, in the low bits; 127 is the bias of an exponent.
+# Adding 1.5 * 2**23 to a number rounds it to an integer, in the low bits; 127 is the bias of an exponent.
 _ROUND = 12582912.0 + 127.0
 _LOG2_E = 1.4426950408889634
 # ln 2 in two parts; the first has 16 bits, so that its product with n is exact.
@@ -117,7 +119,7 @@ def _horner(coefficients: tuple[float, ...], x: Expr) -> Expr:
 
 
 def _exponential(let: _Let, v: Expr, rest: Expr | None = None) -> tuple[Expr, Expr]:
-    """``(m, s)`` with ``exp(v + rest) = s*m + s``, for ``-88.3 < v < 89`` and ``-0.09 < rest <= 0``.
+    """Return ``(m, s)`` with ``exp(v + rest) = s*m + s``, for ``-88.3 < v < 89`` and ``-0.09 < rest <= 0``.
 
     `s` is a power of two, 0 below -87.7 and infinity above 88.4; `m` is accurate in relative terms and has the sign of
     zero of `v`.
@@ -150,7 +152,7 @@ def _hardswish(let: _Let, x: Expr) -> Expr:
 
 
 def _one_plus_exp_minus(let: _Let, x: Expr) -> Expr:
-    """``1 + exp(-x)`` for ``x >= -88.9``."""
+    """Return ``1 + exp(-x)`` for ``x >= -88.9``."""
     m, s = _exponential(let, let(_at_most(x, _f32(88)) * _f32(-1)))
     return (m + _f32(1)) * s + _f32(1)
 
@@ -172,7 +174,7 @@ def _tanh(let: _Let, x: Expr) -> Expr:
 
 
 def _gelu(let: _Let, x: Expr) -> Expr:
-    """``x*Phi(x) = max(x, 0) - a*Phi(-a)`` with ``a = |x|``, and ``Phi(-a) = exp(-a*a/2) * P(a)/Q(a)``."""
+    """Return ``x*Phi(x) = max(x, 0) - a*Phi(-a)`` with ``a = |x|``, and ``Phi(-a) = exp(-a*a/2) * P(a)/Q(a)``."""
     a = let(_at_most(tirx.abs(x), _f32(13.25)))
     # The upper 12 bits of a have an exact square; without that the error would grow with the square.
     upper = let(tirx.reinterpret("float32", _bits(a) & tirx.const(~0xFFF, "int32")))
@@ -181,26 +183,26 @@ def _gelu(let: _Let, x: Expr) -> Expr:
 
 
 def _elu(let: _Let, x: Expr, alpha: Expr) -> Expr:
-    """``alpha * (exp(x) - 1)`` below 0; from -20 down that is -alpha."""
+    """Return ``alpha * (exp(x) - 1)`` below 0, and x above; from -20 down the factor is -1."""
     m, s = _exponential(let, let(_at_most(let(_at_least(x, _f32(-20))), _f32(0))))
     return tirx.Select(x < _f32(0), alpha * (m * s - (_f32(1) - s)), x)
 
 
 def _exp_minus_magnitude(let: _Let, x: Expr) -> Expr:
-    """``exp(-|x|)``, from 0 to 1."""
+    """Return ``exp(-|x|)``, from 0 to 1."""
     m, s = _exponential(let, let(_at_most(tirx.abs(x), _f32(88)) * _f32(-1)))
     return let(m * s + s)
 
 
 def _softplus(let: _Let, x: Expr) -> Expr:
-    """``max(x, 0) + log(1 + e)`` with ``e = exp(-|x|)``, and ``log(1 + e) = 2 atanh(e / (2 + e))``."""
+    """Return ``max(x, 0) + log(1 + e)`` with ``e = exp(-|x|)``, and ``log(1 + e) = 2 atanh(e / (2 + e))``."""
     e = _exp_minus_magnitude(let, x)
     z = let(e / (e + _f32(2)))
     return _at_least(x, _f32(0)) + z * _horner(_ATANH, let(z * z))
 
 
 def _mish(let: _Let, x: Expr) -> Expr:
-    """``x * p / (p + q)`` with ``p = (1 + exp(x))**2 - 1`` and ``q = 2``, both times ``e**2`` if x is positive.
+    """Return ``x * p / (p + q)`` with ``p = (1 + exp(x))**2 - 1`` and ``q = 2``, both times ``e**2`` if x is positive.
 
     Here ``e = exp(-|x|)``. All terms are positive, so nothing cancels.
     """
@@ -219,7 +221,7 @@ def _f64(value: float) -> Expr:
     return tirx.const(value, "float64")
 
 
-# The vectoriser unrolls these into lanes, and then rejects a let around them in some places: so they repeat x instead.
+# The vectoriser unrolls these into lanes, and then rejects a let around them in some places. So they repeat x.
 def _sigmoid_double(x: Expr) -> Expr:
     return _f64(1) / (_f64(1) + _libm("exp", _f64(0) - x))
 

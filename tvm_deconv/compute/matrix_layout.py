@@ -1,4 +1,4 @@
-"""How the matrix definition cuts a problem: tiles, products, their part of the packed filter, and blocks of data."""
+"""The layout of a matrix definition: its tile, its products, its packed filter, and its blocks of data and output."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tvm.ir import Expr
 
+from tvm_deconv.compute.extents import End, Extent, Extents, at_most
 from tvm_deconv.compute.indexing import spans
 from tvm_deconv.compute.phases import AxisRows, Geometry, axis_rows
 from tvm_deconv.compute.strassen import STRASSEN
@@ -22,7 +23,7 @@ _FEWEST_PHASES = 8
 
 @dataclass(frozen=True, slots=True)
 class MatrixTile:
-    """The extents of blocks and register tiles.
+    """The block and the register tile of a matrix definition.
 
     A block holds ``images x depth x height x width`` positions of each phase and `channels` output channels. A register
     tile holds `rows` rows by `vectors` vectors of columns. `outputs_*` is Winograd's m along an axis, and 1 without
@@ -229,3 +230,171 @@ def row_channels(in_channels: int, lanes: int) -> int:
 def part_channels(in_channels: int, tile: MatrixTile, lanes: int) -> int:
     """Return the input channels of each part of a product: all of them, or half of them in whole vectors."""
     return ceil_div(in_channels, lanes * tile.parts) * lanes if tile.strassen else in_channels
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """The pieces of the output that are transposed as a unit, channel by channel.
+
+    There are `heights` x `chunks` pieces of `chunk` outputs in each plane, and a row has `width` outputs. If `planes`,
+    the only piece is the whole plane.
+    """
+
+    heights: int
+    chunks: int
+    chunk: int
+    width: int
+    planes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixLayout:
+    """The extents of all stages of a matrix definition.
+
+    `sections` are the products and `blocks` counts blocks of images and positions. Along the three spatial axes,
+    `spans` are the positions of a block and `packed` the extents of an image of its packed data (`block_positions`).
+    `contiguous_phases` and `packs_rows` are those of the functions of these names.
+    """
+
+    tile: MatrixTile
+    lanes: int
+    geometry: Geometry
+    extents: Extents
+    channels_last: bool
+    contiguous_phases: int
+    packs_rows: bool
+    unit: int
+    sections: tuple[MatrixSection, ...]
+    blocks: tuple[Extent, ...]
+    spans: tuple[int, int, int]
+    packed: tuple[int, int, int]
+
+    @staticmethod
+    def of(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixLayout:
+        """Lay out `problem` for `tile` and vectors of `lanes`; raise ValueError for a tile that cannot be scheduled."""
+        if tile.strassen and (tile.strassen != 1 or max(tile.outputs) > 1):
+            raise ValueError(f"strassen={tile.strassen}: must be 0, or 1 where outputs of all axes are 1")
+        geometry, extents = Geometry.of(problem, bool(tile.uncropped)), Extents.of(problem)
+        unit, phases = row_unit(problem, lanes), contiguous_phases(problem, lanes)
+        if (tile.width < geometry.axes[2].positions or geometry.dynamic[2]) and tile.width % unit:
+            # In whole vectors its rows would be longer than their share of the output, and spill into the next block's.
+            raise ValueError(f"width={tile.width}: must be a multiple of {unit} where a row has several blocks")
+        return MatrixLayout(
+            tile,
+            lanes,
+            geometry,
+            extents,
+            problem.data_format == "NXC",
+            phases,
+            packs_rows(problem, tile, lanes),
+            unit,
+            matrix_sections(geometry, tile, lanes, phases > 0),
+            extents.blocks(tile.block),
+            spans(geometry, tile.block[1:]),
+            block_positions(geometry, tile),
+        )
+
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        """Outputs per position along each axis."""
+        first, second, third = self.geometry.axes
+        return first.stride, second.stride, third.stride
+
+    @property
+    def channel_tiles(self) -> int:
+        """Tiles of the output channels of a group."""
+        return ceil_div(self.geometry.out_channels, self.tile.channels)
+
+    @property
+    def channel_vectors(self) -> int:
+        """Vectors of the output channels of a tile."""
+        return ceil_div(self.tile.channels, self.lanes)
+
+    @property
+    def lead(self) -> tuple[Extent, ...]:
+        """Extents of the axes with which the stages from the products on begin: nb, db, hb, wb, g, co."""
+        return *self.blocks, self.geometry.groups, self.channel_tiles
+
+    @property
+    def packed_elements(self) -> int:
+        """Number of elements of the packed filter; if no tap reaches the output, one that is never read."""
+        return max(1, sum(math.prod(section.shape) for section in self.sections))
+
+    @property
+    def part_channels(self) -> int:
+        """Input channels of each part of a product."""
+        return part_channels(self.geometry.in_channels, self.tile, self.lanes)
+
+    @property
+    def packed_channels(self) -> int:
+        """Input channels of the packed data in memory."""
+        return row_channels(self.tile.parts * self.part_channels, self.lanes)
+
+    @property
+    def plane(self) -> int:
+        """Positions of an image in the packed data."""
+        return math.prod(self.packed)
+
+    @property
+    def packed_rows(self) -> int:
+        """Positions of all images in the packed data: rows of the product if `packs_rows`."""
+        return self.tile.images * self.plane
+
+    def gathers(self, section: MatrixSection) -> bool:
+        """Return True if the rows of `section` are gathered from the packed data, in a stage of their own."""
+        return not self.packs_rows or section.parts > 1
+
+    def product_rows(self, section: MatrixSection) -> int:
+        """Return the rows of a product of `section`, in whole register tiles."""
+        if not self.gathers(section):
+            return round_up(self.packed_rows, self.tile.rows)
+        return ceil_div(self.tile.images * section.rows, self.tile.rows * section.parts) * self.tile.rows
+
+    @property
+    def block_outputs(self) -> tuple[int, int, int, int]:
+        """Images, and outputs along the three axes, of a block.
+
+        A block that holds a whole axis outside of a row has no more of them than the output.
+        """
+        extents, tile, strides = self.extents, self.tile, self.strides
+        return (
+            at_most(tile.images, extents.batch),
+            at_most(tile.depth * strides[0], extents.output[0]),
+            at_most(tile.height * strides[1], extents.output[1]),
+            tile.width * strides[2],
+        )
+
+    @property
+    def vectors_are_channels(self) -> bool:
+        """True if the vectors of the output are channels."""
+        return self.channels_last and not self.contiguous_phases
+
+    @property
+    def interleaves(self) -> bool:
+        """True if finished vectors are channels, and those of the output are not: they are transposed."""
+        return not self.channels_last and not self.contiguous_phases
+
+    @property
+    def chunks(self) -> Chunks:
+        """The pieces that are transposed if the layout `interleaves`: chunks of a row, or whole small planes."""
+        chunk = self.unit * self.strides[2]
+        if self.interleaves and finishes_planes(self.geometry, self.tile, self.lanes, chunk):
+            height, width = self.geometry.output[1:]
+            return Chunks(1, 1, height * width, width, planes=True)
+        heights, width = self.block_outputs[2:]
+        chunks = ceil_div(width, chunk)
+        return Chunks(heights, chunks, chunk, chunks * chunk, planes=False)
+
+    @property
+    def end(self) -> End | None:
+        """The end of a dynamic axis that a block may run over."""
+        return self.extents.end(self.tile.block, self.spans)
+
+    @property
+    def end_halo(self) -> int:
+        """Positions after the `end` whose data are needed."""
+        end = self.end
+        axes = [section.axes[end.axis] for section in self.sections] if end else []
+        furthest = max((axis.start + (axis.window - 1) * axis.step for axis in axes), default=0)
+        # Strassen's sums contain a row past the end if the row before it is not past it.
+        return furthest + self.tile.strassen

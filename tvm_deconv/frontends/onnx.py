@@ -125,6 +125,7 @@ class _Graph:
                 yield from _Graph(graph, self._path, self._opset, self._types, self._makers).scan()
 
     def _layer(self, node: onnx.NodeProto) -> FoundLayer:
+        """Return a transposed convolution with its epilogue, or with the reason why it is not covered."""
         name = node_name(node)
         if len(node.input) not in (2, 3) or len(node.output) != 1:
             raise SourceError("inputs", name, f"must be 2 or 3 and the output 1 of {OPERATOR} ({self._path})")

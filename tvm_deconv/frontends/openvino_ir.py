@@ -112,9 +112,10 @@ class _Net:
         """Yield the layers of the net itself, without its bodies."""
         for layer in self._layers.values():
             if layer.type in OPERATORS:
-                yield self._found(layer)
+                yield self._covered(layer)
 
-    def _found(self, layer: _Layer) -> FoundLayer:
+    def _covered(self, layer: _Layer) -> FoundLayer:
+        """Return a transposed convolution with its epilogue, or with the reason why it is not covered."""
         if len(layer.inputs) not in (2, 3) or len(layer.outputs) != 1:
             raise SourceError("ports", layer.name, f"must be 2 or 3 inputs and 1 output of {layer.type} ({self._path})")
         problem = self._problem(layer)
