@@ -5,18 +5,12 @@ import numpy as np
 import pytest
 from support.cuda_kernels import Batch
 from support.kernels import run_kernel, targets
+from support.tolerances import ACTIVATIONS_AT_A_POINT
 
 from tvm_deconv import Epilogue, Problem, reference
 from tvm_deconv.problem import ACTIVATIONS
 
 NAMES = [name for name in ACTIVATIONS if name != "none"]
-#: dtype -> the most by which a result may be off, relative to it and besides
-TOLERANCES = {
-    "float32": (1e-6, 1e-36),
-    "float64": (1e-12, 1e-304),  # gelu at -30, where the argument of erfc is rounded
-    "float16": (2**-10, 2**-24),
-    "bfloat16": (2**-7, 1e-36),
-}
 LARGE = [1e4, 6e4, 3e38, 1e300]
 VALUES = np.concatenate([np.linspace(-30, 30, 241), LARGE, np.negative(LARGE), [np.nan, np.inf, -np.inf, -0.0]])
 FILTER = np.ones((1, 1, 1))
@@ -38,20 +32,20 @@ def arrays(dtype):
 @np.errstate(all="ignore")
 def check(problem, output):
     data, filter = arrays(problem.dtype)
-    rtol, atol = TOLERANCES[problem.dtype]
+    rtol, atol = ACTIVATIONS_AT_A_POINT[problem.dtype]
     wanted = reference(problem, data, filter).astype(output.dtype).astype(np.float64)
     np.testing.assert_allclose(output.astype(np.float64), wanted, rtol, atol, err_msg=problem.key)
 
 
 @targets
-@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("dtype", ACTIVATIONS_AT_A_POINT)
 @pytest.mark.parametrize("name", NAMES)
 def test_cpu(name, dtype, target):
     p = problem(name, dtype)
     check(p, run_kernel(p, target, *arrays(dtype), None))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("dtype", ACTIVATIONS_AT_A_POINT)
 def test_cuda(dtype, tmp_path):
     problems = [problem(name, dtype) for name in NAMES]
     batch = Batch(problems, tmp_path, "activations")

@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from support.tolerances import assert_close
 
 from tvm_deconv import Epilogue, SourceError
 from tvm_deconv.frontends import scan
@@ -92,7 +93,7 @@ def test_decoder_layer_by_layer():
     values = feeds | dict(zip(taps, runtime_outputs(model.SerializeToString(), feeds), strict=True))
     for layer in layers:
         got = reference(layer.problem, values[inputs[layer.name]], layer.filter, layer.bias)
-        np.testing.assert_allclose(got, values[layer.fused[-1]], rtol=1e-4, atol=1e-5)
+        assert_close(got, values[layer.fused[-1]])
 
 
 def test_decoder_is_what_the_script_exports(tmp_path):

@@ -8,6 +8,7 @@ import openvino
 import pytest
 from openvino import opset1, opset5, opset13
 from openvino.utils.node_factory import NodeFactory
+from support.tolerances import assert_close
 
 from tvm_deconv import Epilogue, SourceError
 from tvm_deconv.frontends import scan
@@ -59,7 +60,7 @@ def check(path, expected_epilogue, fused):
     data = uniform(*p.data_shape)
     (expected,) = openvino_outputs(path, data)
     assert expected.shape == p.output_shape
-    np.testing.assert_allclose(reference(p, data, layer.filter, layer.bias), expected, rtol=1e-4, atol=1e-5)
+    assert_close(reference(p, data, layer.filter, layer.bias), expected)
     return layer
 
 

@@ -5,6 +5,7 @@ import types
 
 import numpy as np
 import pytest
+from support.tolerances import assert_close
 
 from tvm_deconv import Epilogue, SourceError
 from tvm_deconv.frontends import scan, write_weights
@@ -41,7 +42,7 @@ def check(module, shape, expected_epilogue, fused, name="0"):
     with torch.no_grad():
         expected = module(x).numpy()
     got = reference(layer.problem, x.numpy().reshape(layer.problem.data_shape), layer.filter, layer.bias)
-    np.testing.assert_allclose(got.reshape(expected.shape), expected, rtol=1e-4, atol=1e-5)
+    assert_close(got.reshape(expected.shape), expected)
     return layer
 
 
@@ -256,7 +257,7 @@ def test_what_a_forward_does(case):
         with torch.no_grad():
             expected = block(x).numpy()
         got = reference(layer.problem, x.numpy(), layer.filter, layer.bias)
-        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+        assert_close(got, expected)
 
 
 def test_names_inside_a_model():

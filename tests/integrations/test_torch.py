@@ -4,9 +4,9 @@ import dataclasses
 import shutil
 import sys
 
-import numpy as np
 import pytest
 from support import artifacts as made
+from support.tolerances import assert_close
 
 import tvm_deconv as td
 from tvm_deconv import Epilogue, from_torch
@@ -25,7 +25,6 @@ LAYERS = {
     "bfloat16": (from_torch((2, 4, 6), (4, 3, 4), stride=2, dtype="bfloat16"), {"stride": 2}),
     "float16": (from_torch((2, 4, 6), (4, 3, 4), stride=2, dtype="float16"), {"stride": 2}),
 }
-TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}
 ACTIVATIONS = [
     Epilogue(activation=name) for name, record in td.problem.ACTIVATIONS.items() if not record.parameters
 ] + [
@@ -70,10 +69,8 @@ def tensors(problem, seed=0):
 
 def assert_right(problem, output, *arrays):
     expected = td.reference(problem, *(None if array is None else array.double().numpy() for array in arrays))
-    assert output.shape == expected.shape
     assert output.dtype == getattr(torch, problem.output_dtype)
-    error = np.abs(output.double().numpy() - expected).max()
-    assert error <= TOLERANCE[problem.dtype] * np.abs(expected).max()
+    assert_close(output.double().numpy(), expected, problem.dtype)
 
 
 def small(*tensors, library, activation=None, **keywords):

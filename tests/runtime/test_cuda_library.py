@@ -10,6 +10,7 @@ from support.artifacts import PROBLEMS as HOST_PROBLEMS
 from support.artifacts import describe, manifest
 from support.cuda_kernels import OnDevice, compile_for_cpu
 from support.strategies import operands
+from support.tolerances import assert_close
 from tvm_deconv.schedules.cuda import build_kernel, source
 
 import tvm_deconv as td
@@ -197,7 +198,7 @@ def test_the_operator_functions_take_arrays_of_a_device(shims, device):
         pads_end=(1, 1),
         bias=on_device(device, bias),
     )
-    np.testing.assert_allclose(found.array, reference(PLAIN, data, weights, bias), rtol=1e-4, atol=1e-4)
+    assert_close(found.array, reference(PLAIN, data, weights, bias))
 
 
 def test_arrays_of_the_other_kind_are_refused(shims, device, tmp_path):
@@ -302,7 +303,7 @@ def test_a_build_for_a_device(shims, tmp_path, monkeypatch, device):
     for _ in range(2):
         layer = td.load(empty, fallback=["compile", "reference"]).bind(PLAIN, *operands_there)
         found = layer(on_device(device, data))
-        np.testing.assert_allclose(found.array, reference(PLAIN, data, weights, bias), rtol=1e-4, atol=1e-4)
+        assert_close(found.array, reference(PLAIN, data, weights, bias))
         assert layer.manifest.target == "cuda-sm_90"
     assert targets == ["cuda-sm_90"]
 

@@ -47,6 +47,7 @@ sys.meta_path.insert(0, Blocker())
 USE = """
 import numpy as np
 import tvm_deconv as td
+from support.tolerances import assert_close
 import tvm_deconv.targets, tvm_deconv.artifact.manifest
 
 library = td.load(sys.argv[1])
@@ -58,7 +59,7 @@ expected = td.reference(p, data, filter)
 bound = library.bind(p, filter)(data)
 called = library.convolution_backprop_data(data, filter, p.strides, None, (1, 1), (1, 1))
 for output in (bound, called):
-    np.testing.assert_allclose(output, expected, rtol=1e-4, atol=1e-4)
+    assert_close(output, expected)
 try:
     library.bind(p.replace(batch=9), filter)
 except td.NoArtifactError as error:

@@ -20,6 +20,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+from support.tolerances import assert_close
 from tvm_deconv.schedules.x86 import build_kernel
 
 import tvm_deconv as td
@@ -89,7 +90,7 @@ def kill(pid):
 def check(library):
     assert not library.broken, library.broken
     out = np.full(P.output_shape, np.nan, np.float32)
-    np.testing.assert_allclose(library.bind(P, FILTER)(DATA, out), EXPECTED, rtol=1e-4, atol=1e-4)
+    assert_close(library.bind(P, FILTER)(DATA, out), EXPECTED)
 
 
 def left_behind(directory):
