@@ -131,9 +131,7 @@ class Direct:
         usual = partial(_deconv, scheduled, definition.end, streams and not whole)
         geometry = Geometry.of(problem, bool(plan.tile.uncropped))
         if self.form == ROWS and register_epilogue.supports_tile(problem, geometry, plan.tile, lanes):
-            made = register_epilogue.finish_in_registers(
-                scheduled, problem, definition, plan.tile, lanes, streams=streams
-            )
+            made = register_epilogue.finish_in_registers(scheduled, problem, definition, streams=streams)
             functions = register_epilogue.store_functions(problem.accumulate_dtype, lanes) if streams else ""
             made = _deconv(made, definition.end, streams, functions)
             deconv = register_epilogue.select_by_alignment(made, usual()) if streams else made

@@ -1,5 +1,6 @@
 """ONNX models: what a scan finds computes what ONNX Runtime computes."""
 
+import dataclasses
 import importlib.util
 from pathlib import Path
 
@@ -151,6 +152,15 @@ FOLLOWERS = {
     "gelu": ([("Gelu", "u", "y", {})], "gelu"),
     "silu": ([("Sigmoid", "u", "s", {}), ("Mul", "u s", "y", {})], "silu"),
     "clip": ([("Clip", "u low high", "y", {})], "clip(-0.5,0.75)"),
+    "elu": ([("Elu", "u", "y", {"alpha": 0.7})], "elu(0.7)"),
+    "elu by default": ([("Elu", "u", "y", {})], "elu(1.0)"),
+    "hardswish": ([("HardSwish", "u", "y", {})], "hardswish"),
+    "mish": ([("Mish", "u", "y", {})], "mish"),
+    "mish as a product": (
+        [("Softplus", "u", "s", {}), ("Tanh", "s", "t", {}), ("Mul", "u t", "y", {})],
+        "mish",
+    ),
+    "softplus": ([("Softplus", "u", "y", {})], "softplus"),
     "clip at zero": ([("Clip", "u zero", "y", {})], "relu"),
     "add": ([("Add", "c u", "y", {})], "bias"),
     "sub": ([("Sub", "u c", "y", {})], "bias"),
@@ -177,14 +187,20 @@ def test_followers(tmp_path, case, group, biased):
     up = ("ConvTranspose", "x w b" if biased else "x w", "u", UP | {"group": group})
     path = save(tmp_path, [up, *nodes], constants, opset=20)
     epilogue = Epilogue.parse(expected)
-    expected = Epilogue(
-        biased or epilogue.bias, epilogue.activation, epilogue.alpha, epilogue.minimum, epilogue.maximum
-    )
+    expected = dataclasses.replace(epilogue, bias=biased or epilogue.bias)
     check(path, expected, len(nodes))
 
 
 NOT_FUSED = {
-    "hard swish": [("HardSwish", "u", "y", {})],
+    "hard sigmoid": [("HardSigmoid", "u", "y", {})],
+    "chain without its product": [("Softplus", "u", "s", {}), ("Tanh", "s", "t", {}), ("Add", "u t", "y", {})],
+    "chain with another user": [
+        ("Softplus", "u", "s", {}),
+        ("Tanh", "s", "t", {}),
+        ("Add", "s t", "z", {}),
+        ("Mul", "u t", "y", {}),
+    ],
+    "gates in another order": [("Tanh", "u", "t", {}), ("Softplus", "t", "s", {}), ("Mul", "u s", "y", {})],
     "tanh gelu": [("Gelu", "u", "y", {"approximate": "tanh"})],
     "training": [("BatchNormalization", "u g beta mean var", "y m v", {"training_mode": 1})],
     "slopes": [("PRelu", "u c", "y", {})],

@@ -6,6 +6,7 @@ import types
 
 import numpy as np
 import pytest
+from support.artifacts import PROBLEMS as HOST_PROBLEMS
 from support.artifacts import describe, manifest
 from support.cuda_kernels import OnDevice, compile_for_cpu
 from support.strategies import operands
@@ -155,6 +156,35 @@ def test_layers_compute_on_the_device(problem, shims, device):
     assert layer(given, out) is out
     assert out.array.tobytes() == result.array.tobytes()
     assert "cuda-sm_90" in repr(layer)
+
+
+@pytest.mark.parametrize("kind", ["host", "device", "device by the reference"])
+def test_a_layer_is_the_same_for_every_memory(kind, shims, artifacts, device, tmp_path):
+    """All its public names serve, on the CPU and on a device."""
+    problem = HOST_PROBLEMS["bias"] if kind == "host" else PLAIN
+    data, weights, bias = operands(problem, 8)
+    if kind == "host":
+        opened = td.load(artifacts)
+    else:
+        opened = td.load(shims) if kind == "device" else td.load(tmp_path, fallback="reference")
+        data, weights, bias = (on_device(device, array) for array in (data, weights, bias))
+    layer = opened.bind(problem, weights, bias)
+    assert type(layer) is td.Layer
+    assert {name for name in dir(layer) if not name.startswith("_")} == {"problem", "manifest"}
+    assert layer.problem == problem
+    assert layer.manifest is None if "reference" in kind else layer.manifest in opened.manifests
+    name = stem(problem.artifact_key, "reference") if layer.manifest is None else layer.manifest.name
+    assert repr(layer) == f"<Layer {problem.key} by {name}>"
+    result = layer(data)
+    assert type(result) is type(data)
+    out = np.empty_like(result) if kind == "host" else device.empty(problem.output_shape, problem.output_dtype)
+    assert layer(data, out=out) is out
+    if kind == "host":
+        assert layer(data, threads=1).tobytes() == out.tobytes() == result.tobytes()
+    else:
+        assert out.array.tobytes() == result.array.tobytes()
+        with pytest.raises(ProblemError, match="threads=1: must be None: a device computes"):
+            layer(data, threads=1)
 
 
 def test_the_operator_functions_take_arrays_of_a_device(shims, device):

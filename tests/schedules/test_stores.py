@@ -1,6 +1,7 @@
-"""Stores past the caches: the same outputs, whatever the lengths and addresses of rows."""
+"""Stores past the caches: outputs agree with the reference for any length and address of rows."""
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tvm_deconv.schedules import x86
 from tvm_deconv.schedules.x86 import ALGORITHMS, build_kernel, stores
 
 import tvm_deconv as td
+from tvm_deconv.compiler import build
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.targets import CPU_TARGETS
 
@@ -72,3 +74,10 @@ def test_only_large_outputs_of_known_size_stream():
 def test_rows_that_are_converted_are_stored_as_usual():
     kernel = build_kernel(WIDE.replace(dtype="bfloat16"), CPU_TARGETS["x86-64-v3"])
     assert "tvm_deconv_stream" not in kernel.deconv.script()
+
+
+def test_the_recipe_of_an_artifact_covers_the_llvm_sources(monkeypatch):
+    covered = set()
+    monkeypatch.setattr(Path, "read_bytes", lambda path: covered.add(path.name) or b"")
+    build._sources.__wrapped__()
+    assert {path.name for path in Path(stores.__file__).parent.glob("*.ll")} <= covered

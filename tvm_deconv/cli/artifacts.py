@@ -11,7 +11,8 @@ import click
 from rich.table import Table
 
 from tvm_deconv.artifact import signing
-from tvm_deconv.artifact.select import Accepted, Decision, Manifest
+from tvm_deconv.artifact.manifest import Manifest
+from tvm_deconv.artifact.select import Accepted, Decision
 from tvm_deconv.cli.common import DIRECTORY, advance, console, progress_bar
 from tvm_deconv.runtime.library import Library, load
 from tvm_deconv.runtime.loader import read_verified
