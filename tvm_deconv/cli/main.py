@@ -33,12 +33,12 @@ from tvm_deconv.runtime.verify import Verdict, decide
 from tvm_deconv.runtime.verify import verify as verify_artifact
 from tvm_deconv.targets import (
     CPU_TARGETS,
-    CUDA_TARGETS,
     MAX_TARGET_VARIABLE,
     CpuTarget,
     Host,
     cuda_capability,
     detect_host,
+    known_targets,
     max_target,
     microarchitecture,
     native,
@@ -114,7 +114,7 @@ _DIRECTORY = click.argument("directory", type=click.Path(exists=True, file_okay=
 
 
 @main.command()
-@cli_tune.searching(*CPU_TARGETS, *CUDA_TARGETS, target="CPU or CUDA devices to compile for")
+@cli_tune.searching(*known_targets(), target="CPU or CUDA devices to compile for")
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),

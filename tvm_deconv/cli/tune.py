@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tvm_deconv.compiler.records import Log, Records, best, read
 from tvm_deconv.problem import Problem
-from tvm_deconv.targets import CPU_TARGETS, CUDA_TARGETS, get
+from tvm_deconv.targets import get, known_targets
 
 if TYPE_CHECKING:
     from tvm_deconv.tuning import Trial, Tuned
@@ -145,9 +145,7 @@ def _found(problems: dict[Problem, list[str]], logs: Path, tuned: Sequence[Tuned
 
 
 @click.command()
-@searching(
-    *CPU_TARGETS, *CUDA_TARGETS, target="CPU that the machine that measures must be, or CUDA device that it must have"
-)
+@searching(*known_targets(), target="CPU that the machine that measures must be, or CUDA device that it must have")
 @click.option("--trials", type=click.IntRange(0), default=64, show_default=True, help="Per problem on average.")
 @click.option("--logs", type=LOGS, required=True, help="Directory of the results; what is there is not measured again.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of the calls that are timed.")
@@ -211,7 +209,7 @@ def merge(directory: Path, others: Sequence[Path]) -> None:
 def best_(directory: Path, target: str | None) -> None:
     """Print the fastest record of every problem in DIRECTORY, and name the records that no longer replay."""
     from tvm_deconv.cli.main import _console
-    from tvm_deconv.compiler.choices import replays
+    from tvm_deconv.compiler.selection import replay_error
 
     table = Table(title=str(directory), title_justify="left")
     for name in ("problem", "target", "algorithm", "knobs", "CPU"):
@@ -221,7 +219,7 @@ def best_(directory: Path, target: str | None) -> None:
     said: list[str] = []
     for records in _read(directory, target):
         for key, found in sorted(records.by_problem.items()):
-            said += [warning for record in found if (warning := replays(record))]
+            said += [warning for record in found if (warning := replay_error(record))]
             record = best(key, records)
             if record is None:
                 table.add_row(key, records.target, "nothing ran", "", "", "", "", "", str(len(found)))
