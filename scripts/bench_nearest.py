@@ -23,9 +23,9 @@ import numpy as np
 
 import tvm_deconv as td
 from tvm_deconv.bench.peers import turn
-from tvm_deconv.compiler import build, choices
-from tvm_deconv.compiler.choices import Choice
+from tvm_deconv.compiler import build, selection
 from tvm_deconv.compiler.records import Records, Schedule, best, read, shipped
+from tvm_deconv.compiler.selection import Choice
 from tvm_deconv.frontends import scan
 from tvm_deconv.problem.testing import TOLERANCES, operands
 from tvm_deconv.targets import CpuTarget, detect_host, get, native
@@ -43,12 +43,12 @@ def without(problem: td.Problem, records: Records) -> Records:
 
 def compare(problem: td.Problem, target: CpuTarget, records: Records) -> dict[str, Any]:
     """Return the row of one problem: median seconds by name, and the problem whose record was the nearest."""
-    near = choices.trusted(problem, target, without(problem, records))
+    near = selection.trusted(problem, target, without(problem, records))
     own = best(problem, records)
-    schedules = {"default": choices.default(problem, target)}
+    schedules = {"default": selection.default_schedule(problem, target)}
     if near is not None:
         schedules["nearest"] = near[1]
-    if own is not None and choices.replays(own) is None:
+    if own is not None and selection.replay_error(own) is None:
         schedules["own"] = own.schedule
     seconds = measure(problem, target, schedules)
     return {

@@ -88,7 +88,7 @@ def compile(
 
     Only `algorithms` are used, by default all: without winograd, winograd_rows and strassen, sums are rounded as those
     of the direct algorithms are. Schedules come from the tuning logs, those installed and those in the directory
-    `logs`; see `compiler.choices`.
+    `logs`; see `compiler.selection`.
 
     With `trials`, a search for better schedules precedes the build and keeps its results in `logs`; see `tuning.tune`.
     `on_trial` is called with each trial, and the servers of `rpc_tracker` measure if it is given.

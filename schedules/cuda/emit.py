@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -32,33 +32,14 @@ MULTIPROCESSORS = 132
 _BEYOND = 1 << 24
 
 
+def one_task(problem: Problem, plan: Any) -> int:  # noqa: ARG001
+    """Return 1, the number of tasks of every plan: costs account for idle multiprocessors."""
+    return 1
+
+
 def index_dtype(*elements: int) -> str:
     """Return the type that counts arrays of so many elements."""
     return "int32" if max(elements) < 2**31 - _BEYOND else "int64"
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """The functions of an artifact, ``pack(filter, packed)`` and ``deconv(data, packed, [bias], [workspace], out)``.
-
-    The workspace, of accumulators, is there where it has elements. `dynamic_bytes` is what a block is given of shared
-    memory at its launch, besides what it declares.
-    """
-
-    problem: Problem
-    deconv: PrimFunc
-    pack: PrimFunc
-    algorithm: str
-    knobs: dict[str, int]
-    packed_elements: int
-    packed_dtype: str
-    workspace_elements: int = 0
-    dynamic_bytes: int = 0
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Bytes of the workspace."""
-        return self.workspace_elements * (8 if self.problem.accumulate_dtype == "float64" else 4)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,58 +1,56 @@
-"""The kernel that is right for every problem: one thread for each output element, which gathers its taps.
+"""The kernel for every problem: one thread for each output element, which gathers its taps.
 
-It is the default where no other kernel admits the problem: many combinations of phases (strides and dilations that do
-not divide each other), and types without tensor cores in odd shapes.  Its bound is the arithmetic of indices.
+It is the default if no other kernel supports the problem: many combinations of phases (strides and dilations that do
+not divide each other). Its bound is the arithmetic of indices.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
+
+from tvm_deconv.compute.gather import Index, unravel
+from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.cuda.emit import (
     MULTIPROCESSORS,
     THREADS,
     Arguments,
-    Kernel,
     deconv,
     each,
     local,
+    one_task,
     pack_filter,
     when,
 )
+from tvm_deconv.schedules.cuda.predicates import always, is_for_no_other
+from tvm_deconv.targets import CudaTarget
 
-from tvm_deconv.compute.gather import Index, unravel
-from tvm_deconv.problem import Problem
-
-_PRODUCT = 20.0  # what one costs, in multiply-adds
+_PRODUCT = 20.0  # cost of a product, in multiply-adds
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """There is nothing to decide."""
+    """The only plan: there is nothing to decide."""
 
     @property
     def knobs(self) -> dict[str, int]:
-        """The fields by name."""
-        return asdict(self)
+        """The plan as integers, of which there are none."""
+        return {}
 
 
-def default_plan(problem: Problem) -> Plan:  # noqa: ARG001
-    """Return the only plan."""
-    return Plan()
-
-
-def plans(problem: Problem) -> list[tuple[float, Plan]]:
-    """Return the only plan."""
+def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, Plan]]:  # noqa: ARG001
+    """Return the only plan with its cost."""
     blocks = max(1, -(-math.prod(problem.output_shape) // THREADS))
-    idle = -(-blocks // MULTIPROCESSORS) * MULTIPROCESSORS / blocks
-    return [(_PRODUCT * problem.macs * idle, Plan())]
+    imbalance = -(-blocks // MULTIPROCESSORS) * MULTIPROCESSORS / blocks
+    return [(_PRODUCT * problem.macs * imbalance, Plan())]
 
 
-def generic(problem: Problem, plan: Plan | None = None) -> Kernel:  # noqa: ARG001
+def build_kernel(problem: Problem, target: CudaTarget, plan: Plan) -> Kernel:  # noqa: ARG001
     """Build the kernel; the packed filter is ``[G, Ci, *K, Co]`` in the accumulator's type."""
     elements = problem.groups * problem.in_channels * problem.out_channels * math.prod(problem.kernel)
     kernel = (1,) * (3 - problem.rank) + problem.kernel
@@ -65,7 +63,7 @@ def generic(problem: Problem, plan: Plan | None = None) -> Kernel:  # noqa: ARG0
     pack = pack_filter(problem, elements, problem.accumulate_dtype, [(0, elements, place)])
     with deconv(problem, elements, problem.accumulate_dtype) as (function, args), each(args.outputs) as flat:
         _gather(args, kernel, extents, flat)
-    return Kernel(problem, function.done, pack, "cuda_generic", {}, elements, problem.accumulate_dtype)
+    return Kernel(problem, function.done, pack, "cuda_generic", plan.knobs, elements, problem.accumulate_dtype)
 
 
 def _gather(args: Arguments, kernel: tuple[int, ...], extents: tuple[int, ...], flat: Expr) -> None:
@@ -92,3 +90,14 @@ def _gather(args: Arguments, kernel: tuple[int, ...], extents: tuple[int, ...], 
                 where = where * extent + part
             build.buffer_store(total, total[0] + element * args.packed[where], [0])
     args.finish(n, channel, i, total[0])
+
+
+ALGORITHM = Algorithm(
+    name="cuda_generic",
+    supports=always,
+    is_default_for=is_for_no_other,
+    candidates=candidates,
+    read=lambda knobs: Plan(**knobs),
+    tasks=one_task,
+    build=build_kernel,
+)

@@ -22,75 +22,36 @@ from dataclasses import asdict, dataclass
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
+
+from tvm_deconv.compute.gather import Index, Section, sections, unravel
+from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.cuda.blocks import finish_sums
 from tvm_deconv.schedules.cuda.emit import (
     MULTIPROCESSORS,
     THREADS,
     Arguments,
-    Kernel,
     aligned_or_not,
     deconv,
     launch,
     local,
+    one_task,
     pack_filter,
     when,
 )
+from tvm_deconv.schedules.cuda.predicates import MOST_SUMS_TOGETHER, bound_by_memory, sums_of_position
+from tvm_deconv.targets import CudaTarget
 
-from tvm_deconv.compute.gather import Index, Section, sections, unravel
-from tvm_deconv.compute.phases import Geometry
-from tvm_deconv.problem import Problem
-
-_MOST_SUMS = 64
-_MOST_PRODUCTS = 512
-_LEAST_GROUPS = 16
-_MOST_CHANNELS = 8  # of a group, on the way in
-_LEAST_COLUMNS = 8  # of a product worth its tiles
-_LEAST_POSITIONS = 1 << 14
-_POSITIONS = (4, 2)
-_MOST_SUMS_TOGETHER = 32
+_POSITIONS = (4, 2)  # of a thread, with one group
 _LEAST_THREADS = 64
 _VECTORS = (2, 4)
-_BYTE = 8  # what moving one costs, in multiply-adds
-
-
-def narrow_groups(problem: Problem) -> bool:
-    """Many groups, whose outputs of one position fit into registers and whose products can be written out."""
-    fits = 0 < _sums(problem) <= _MOST_SUMS and _products(problem) <= _MOST_PRODUCTS
-    return problem.groups >= _LEAST_GROUPS and problem.in_channels <= _MOST_CHANNELS and fits
-
-
-def few_outputs(problem: Problem) -> bool:
-    """One group, many positions, and so few output channels that each phase's product would be mostly padding."""
-    found = sections(problem, 1, 1)
-    return (
-        problem.groups == 1
-        and 0 < _sums(problem) <= _MOST_SUMS_TOGETHER // 2
-        and _products(problem) <= _MOST_PRODUCTS // 4
-        and max(section.n for section in found) < _LEAST_COLUMNS
-        and found[0].m >= _LEAST_POSITIONS
-    )
-
-
-def bound_by_memory(problem: Problem) -> bool:
-    """Narrow groups or few outputs."""
-    return narrow_groups(problem) or few_outputs(problem)
-
-
-def _sums(problem: Problem) -> int:
-    """Return the number of outputs of one position of a group that any tap reaches."""
-    axes = Geometry.of(problem).axes
-    return math.prod(sum(run.count for run in axis.runs) for axis in axes) * problem.out_channels
-
-
-def _products(problem: Problem) -> int:
-    """Return the number of products for them and one input channel."""
-    runs = Geometry.of(problem).runs
-    return sum(math.prod(run.taps * run.count for run in three) for three in runs) * problem.out_channels
+_BYTE = 8  # cost of moving one, in multiply-adds
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many positions a thread has."""
+    """The number of positions of a thread."""
 
     positions: int
 
@@ -100,18 +61,15 @@ class Plan:
         return asdict(self)
 
 
-def default_plan(problem: Problem) -> Plan:
-    """Choose as many positions as leave room for their sums: they share what is read of the filter."""
-    if problem.groups > 1:
-        return Plan(1)
-    return Plan(next(count for count in _POSITIONS if count * _sums(problem) <= _MOST_SUMS_TOGETHER))
+def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, Plan]]:  # noqa: ARG001
+    """Return the plans worth measuring with their costs, the cheapest first.
 
-
-def plans(problem: Problem) -> list[tuple[float, Plan]]:
-    """Return the plans worth measuring, with their costs, the cheapest first."""
-    most = default_plan(problem).positions
+    That has as many positions as leave room for their sums: they share what is read of the filter.
+    """
     moved = _BYTE * problem.min_bytes
-    return [(max(problem.macs * (1 + 1 / count), moved), Plan(count)) for count in (*_POSITIONS, 1) if count <= most]
+    fitting = [count for count in _POSITIONS if count * sums_of_position(problem) <= MOST_SUMS_TOGETHER]
+    counts = [*fitting, 1] if problem.groups == 1 else [1]
+    return [(max(problem.macs * (1 + 1 / count), moved), Plan(count)) for count in counts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +131,9 @@ def _packing(problem: Problem) -> list[_Weights]:
     return found
 
 
-def narrow(problem: Problem, plan: Plan | None = None) -> Kernel:
+def build_kernel(problem: Problem, target: CudaTarget, plan: Plan) -> Kernel:  # noqa: ARG001
     """Build the kernel of `problem`."""
-    together = (plan or default_plan(problem)).positions
+    together = plan.positions
     dtype, last = problem.accumulate_dtype, problem.data_format == "NXC"
     packing = _packing(problem)
     elements = packing[-1].offset + packing[-1].elements
@@ -202,7 +160,7 @@ def narrow(problem: Problem, plan: Plan | None = None) -> Kernel:
         aligned_or_not([args.out] if vector > 1 else [], 4 * vector, launches)
         finish_sums(args, 1)
     pack = pack_filter(problem, elements, dtype, [(one.offset, one.elements, one.place) for one in packing])
-    return Kernel(problem, function.done, pack, "cuda_narrow", {"positions": together}, elements, dtype)
+    return Kernel(problem, function.done, pack, "cuda_narrow", plan.knobs, elements, dtype)
 
 
 def _threads(total: int, together: int) -> int:
@@ -293,3 +251,14 @@ def _store(
             else:
                 row = [places[(co, *phases[:2], phase)] for phase in range(vector)]
                 args.finish_vector(position.n, channel, index, [totals[place] for place in row])
+
+
+ALGORITHM = Algorithm(
+    name="cuda_narrow",
+    supports=bound_by_memory,
+    is_default_for=bound_by_memory,
+    candidates=candidates,
+    read=lambda knobs: Plan(**knobs),
+    tasks=one_task,
+    build=build_kernel,
+)

@@ -15,11 +15,14 @@ from dataclasses import replace
 
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
-from tvm_deconv.schedules.cuda.emit import Kernel, local
-from tvm_deconv.schedules.cuda.tiles import Cells, Form, Plan, cheapest, matrix_kernel, searched
 
 from tvm_deconv.compute.gather import Index
 from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.contract import Algorithm, Kernel
+from tvm_deconv.schedules.cuda.emit import local, one_task
+from tvm_deconv.schedules.cuda.predicates import few_sections, is_for_cuda_cores
+from tvm_deconv.schedules.cuda.tiles import Cells, Form, Plan, cheapest, matrix_kernel, searched
+from tvm_deconv.targets import CudaTarget
 
 #: Plans by falling width: a product takes the widest that its columns fill well.
 PLANS = (
@@ -129,16 +132,28 @@ def _shapes(problem: Problem) -> list[Plan]:
     return [replace(plan, tile_k=8) for plan in PLANS if plan.part_m * plan.part_n <= _DOUBLE_SUMS]
 
 
-def default_plan(problem: Problem) -> Plan:
-    """Choose the plan of the least cost."""
+def default_plan(problem: Problem, target: CudaTarget) -> tuple[float, Plan]:  # noqa: ARG001
+    """Return the cheapest plan of the usual shapes, with its cost."""
     return cheapest(_shapes(problem), _Threads, problem)
 
 
-def plans(problem: Problem) -> list[tuple[float, Plan]]:
-    """Return the plans worth measuring, with their costs, the cheapest first."""
+def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, Plan]]:  # noqa: ARG001
+    """Return the plans worth measuring with their costs, the cheapest first."""
     return searched(_shapes(problem), _Threads, problem)
 
 
-def product(problem: Problem, plan: Plan | None = None) -> Kernel:
-    """Build the kernel of `problem`, by the default plan where none is given."""
-    return matrix_kernel(_Threads(problem, plan or default_plan(problem)))
+def build_kernel(problem: Problem, target: CudaTarget, plan: Plan) -> Kernel:  # noqa: ARG001
+    """Build the kernel of `problem`."""
+    return matrix_kernel(_Threads(problem, plan))
+
+
+ALGORITHM = Algorithm(
+    name=_Threads.algorithm,
+    supports=few_sections,
+    is_default_for=is_for_cuda_cores,
+    candidates=candidates,
+    read=lambda knobs: Plan(**knobs),
+    tasks=one_task,
+    build=build_kernel,
+    default=default_plan,
+)

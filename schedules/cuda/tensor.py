@@ -20,13 +20,16 @@ from dataclasses import replace
 
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
-from tvm_deconv.schedules.cuda.emit import Kernel, local
-from tvm_deconv.schedules.cuda.tiles import Cells, Form, Plan, cheapest, matrix_kernel, searched
-from tvm_deconv.schedules.cuda.warp import MMA_TERMS, ldmatrix, mma, tf32
 
 from tvm_deconv.compute.gather import Index, sections
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.contract import Algorithm, Kernel
+from tvm_deconv.schedules.cuda.emit import local, one_task
+from tvm_deconv.schedules.cuda.predicates import fills_tensor_cores, is_for_tensor_cores, multiplied_type
+from tvm_deconv.schedules.cuda.tiles import Cells, Form, Plan, cheapest, matrix_kernel, searched
+from tvm_deconv.schedules.cuda.warp import MMA_TERMS, ldmatrix, mma, tf32
+from tvm_deconv.targets import CudaTarget
 
 PLANS = (
     Plan(128, 128, 32, 64, 32),
@@ -42,23 +45,6 @@ _MMA = {"float16": 1 / 8, "bfloat16": 1 / 8, "tf32": 1 / 4}
 _GATHER, _GATHER_WIDE = 8, 1
 
 
-def _kind(problem: Problem) -> str | None:
-    """Return the type in which tensor cores multiply; None where they do not."""
-    kind = "tf32" if problem.precision == "tf32" else problem.dtype
-    return kind if kind in MMA_TERMS else None
-
-
-def fills_tensor_cores(problem: Problem) -> bool:
-    """A type that tensor cores multiply, and products with enough columns and terms for one of theirs."""
-    kind, found = _kind(problem), sections(problem, 1, 1)
-    return (
-        kind is not None
-        and 1 <= len(found) <= 27
-        and max(section.n for section in found) >= 8
-        and max(section.k for section in found) >= MMA_TERMS[kind]
-    )
-
-
 class _Warps(Form):
     """A part is a warp's."""
 
@@ -67,7 +53,7 @@ class _Warps(Form):
 
     def __init__(self, problem: Problem, plan: Plan) -> None:
         super().__init__(problem, plan, storage_dtype(problem.dtype), 32 * plan.parts)
-        kind = _kind(problem)
+        kind = multiplied_type(problem)
         assert kind is not None
         self.kind, self.single = kind, kind == "tf32"
         self.pitch_a = plan.tile_k + self.lanes if self.k_fastest else plan.tile_m + _PAD
@@ -180,16 +166,28 @@ def _shapes(problem: Problem) -> list[Plan]:
     return [replace(plan, tile_k=16) for plan in found] if form.single else found
 
 
-def default_plan(problem: Problem) -> Plan:
-    """Choose the plan of the least cost."""
+def default_plan(problem: Problem, target: CudaTarget) -> tuple[float, Plan]:  # noqa: ARG001
+    """Return the cheapest plan of the usual shapes, with its cost."""
     return cheapest(_shapes(problem), _Warps, problem)
 
 
-def plans(problem: Problem) -> list[tuple[float, Plan]]:
-    """Return the plans worth measuring, with their costs, the cheapest first."""
+def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, Plan]]:  # noqa: ARG001
+    """Return the plans worth measuring with their costs, the cheapest first."""
     return searched(_shapes(problem), _Warps, problem)
 
 
-def tensor(problem: Problem, plan: Plan | None = None) -> Kernel:
-    """Build the kernel of `problem`, by the default plan where none is given."""
-    return matrix_kernel(_Warps(problem, plan or default_plan(problem)))
+def build_kernel(problem: Problem, target: CudaTarget, plan: Plan) -> Kernel:  # noqa: ARG001
+    """Build the kernel of `problem`."""
+    return matrix_kernel(_Warps(problem, plan))
+
+
+ALGORITHM = Algorithm(
+    name=_Warps.algorithm,
+    supports=fills_tensor_cores,
+    is_default_for=is_for_tensor_cores,
+    candidates=candidates,
+    read=lambda knobs: Plan(**knobs),
+    tasks=one_task,
+    build=build_kernel,
+    default=default_plan,
+)

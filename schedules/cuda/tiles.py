@@ -27,6 +27,11 @@ from typing import Any
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
+
+from tvm_deconv.compute.gather import Index, Section, sections
+from tvm_deconv.compute.storage import storage_dtype, to_accumulator
+from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.contract import Kernel
 from tvm_deconv.schedules.cuda.blocks import (
     Block,
     Rows,
@@ -40,7 +45,6 @@ from tvm_deconv.schedules.cuda.blocks import (
 from tvm_deconv.schedules.cuda.emit import (
     MULTIPROCESSORS,
     Arguments,
-    Kernel,
     aligned_or_not,
     barrier,
     deconv,
@@ -50,10 +54,6 @@ from tvm_deconv.schedules.cuda.emit import (
 )
 from tvm_deconv.schedules.cuda.lower import RESIDENT
 from tvm_deconv.schedules.cuda.warp import commit, copy, copy_by_elements, wait
-
-from tvm_deconv.compute.gather import Index, Section, sections
-from tvm_deconv.compute.storage import storage_dtype, to_accumulator
-from tvm_deconv.problem import Problem
 
 #: Of a thread, so that `RESIDENT` threads fit on a multiprocessor.
 MOST_REGISTERS = 128
@@ -269,9 +269,10 @@ def filled(plan: Plan, form: Callable[[Problem, Plan], Form], problem: Problem) 
     return min(found, key=lambda plan: cost(form(problem, plan)))
 
 
-def cheapest(shapes: Iterable[Plan], form: Callable[[Problem, Plan], Form], problem: Problem) -> Plan:
-    """Return the plan of the least cost of `shapes`, each `filled`."""
-    return min((filled(shape, form, problem) for shape in shapes), key=lambda plan: cost(form(problem, plan)))
+def cheapest(shapes: Iterable[Plan], form: Callable[[Problem, Plan], Form], problem: Problem) -> tuple[float, Plan]:
+    """Return the plan of the least cost of `shapes`, each `filled`, behind its cost."""
+    plans = (filled(shape, form, problem) for shape in shapes)
+    return min(((cost(form(problem, plan)), plan) for plan in plans), key=lambda candidate: candidate[0])
 
 
 def searched(

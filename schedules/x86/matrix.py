@@ -17,13 +17,13 @@ from dataclasses import dataclass
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm_deconv.schedules.x86.interleave import transpose_intrinsic
-from tvm_deconv.schedules.x86.loop_marks import SkipMarks, mark_tasks
-from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
 
 from tvm_deconv.compute.indexing import LEAD
 from tvm_deconv.compute.matrix import MatrixDefinition
 from tvm_deconv.compute.matrix_layout import MatrixLayout, MatrixSection
+from tvm_deconv.schedules.x86.interleave import transpose_intrinsic
+from tvm_deconv.schedules.x86.loop_marks import SkipMarks, mark_tasks
+from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
 
 
 def schedule_matrix(definition: MatrixDefinition, plan: MatrixPlan, dtype: str, whole_vectors: bool) -> Schedule:

@@ -16,19 +16,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tvm_deconv.schedules.x86.tiles import (
-    ALONE,
-    ENUMERATIONS,
-    FEW_TASKS,
-    LATENCY_ACCUMULATORS,
-    SEVERAL,
-    block_count,
-    knobs_of,
-    outputs_along,
-    parts_of,
-    steps,
-)
-
 from tvm_deconv.compute.indexing import spans
 from tvm_deconv.compute.matrix_layout import (
     MatrixTile,
@@ -43,6 +30,18 @@ from tvm_deconv.compute.phases import Geometry, axis_rows
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
+from tvm_deconv.schedules.x86.tiles import (
+    ALONE,
+    ENUMERATIONS,
+    FEW_TASKS,
+    LATENCY_ACCUMULATORS,
+    SEVERAL,
+    block_count,
+    knobs_of,
+    outputs_along,
+    parts_of,
+    steps,
+)
 from tvm_deconv.targets import CpuTarget
 
 #: Cycles to move a vector through the caches; to transpose it; to transform it along one axis.

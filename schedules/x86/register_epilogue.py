@@ -29,10 +29,6 @@ from tvm import ir, tirx
 from tvm.ir import Expr
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx import Buffer, BufferLoad, BufferStore, Evaluate, For, ForKind, IfThenElse, PrimFunc, SeqStmt, Stmt
-from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, shuffle_network
-from tvm_deconv.schedules.x86.loop_marks import first_block, with_body
-from tvm_deconv.schedules.x86.stores import llvm_source
-from tvm_deconv.schedules.x86.variants import within
 
 from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.direct_layout import Tile, block_extents
@@ -40,6 +36,10 @@ from tvm_deconv.compute.epilogue import activate
 from tvm_deconv.compute.indexing import LEAD
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, shuffle_network
+from tvm_deconv.schedules.x86.loop_marks import first_block, with_body
+from tvm_deconv.schedules.x86.stores import llvm_source
+from tvm_deconv.schedules.x86.variants import within
 
 #: The functions of `vector_store.ll`.
 _STORE = "tvm_deconv_store"

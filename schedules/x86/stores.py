@@ -30,12 +30,12 @@ from tvm.ir import Call, Expr, Range, StringImm, TensorLoad
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.sym import Analyzer
 from tvm.tirx import Buffer, BufferLoad, BufferRegion, BufferStore, Evaluate, For, ForKind, PrimFunc, SeqStmt, Stmt
-from tvm_deconv.schedules.x86.loop_marks import with_body
 from tvm_ffi import structural_equal
 
 from tvm_deconv.compute.indexing import ravel
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.x86.loop_marks import with_body
 
 _Place: TypeAlias = tuple[Buffer, list[Expr]]
 

@@ -20,15 +20,14 @@ from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import TypeVar
 
-from tvm_deconv.schedules.x86 import register_epilogue
-from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
-
 from tvm_deconv.compute.direct_layout import Tile, block_extents, product_count
 from tvm_deconv.compute.indexing import GROUPS, ROWS, spans, tiles_of_channels
 from tvm_deconv.compute.matrix_layout import MatrixTile
 from tvm_deconv.compute.phases import AxisPhases, Geometry, axis_rows
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
+from tvm_deconv.schedules.x86 import register_epilogue
+from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.targets import CpuTarget
 
 _AnyTile = TypeVar("_AnyTile")

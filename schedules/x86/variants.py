@@ -17,8 +17,62 @@ from tvm.script.ir_builder import tirx as build
 from tvm.tirx import Bind, DeclBuffer, IfThenElse, PrimFunc, SeqStmt, Stmt
 from tvm_ffi import structural_equal
 
+from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.contract import Kernel
+
 #: Elements of a packed filter begin at a multiple of this: a line of the caches, and whole vectors.
 _ALIGNMENT = 64
+
+
+def join(problem: Problem, kernels: Sequence[Kernel]) -> Kernel:
+    """Return one kernel that calls of `problem` enter; their extents choose among `kernels`, one of each variant.
+
+    A kernel that is the same as that of the next larger bucket is left out. The knobs are those of all kernels, each
+    behind its bucket and a dot.
+    """
+    variants = problem.variants
+    kept = [i for i in range(len(kernels)) if not _repeated(i, variants, kernels)]
+    chosen = [kernels[i] for i in kept]
+    if len(chosen) == 1:
+        return chosen[0]
+    at, elements = places([kernel.pack for kernel in chosen], [kernel.packed_elements for kernel in chosen])
+    bounds = [_bounds(problem, variants[i]) for i in kept]
+    knobs = {
+        f"{'x'.join(map(str, _bucket(variants[i])))}.{name}": value
+        for i in kept
+        for name, value in kernels[i].knobs.items()
+    }
+    return Kernel(
+        problem=problem,
+        deconv=dispatch([kernel.deconv for kernel in chosen], bounds, at, elements),
+        pack=one_after_the_other([kernel.pack for kernel in chosen], at, elements),
+        algorithm="+".join(dict.fromkeys(kernel.algorithm for kernel in chosen)),
+        knobs=knobs,
+        packed_elements=elements,
+        packed_dtype=chosen[0].packed_dtype,
+    )
+
+
+def _repeated(i: int, variants: Sequence[Problem], kernels: Sequence[Kernel]) -> bool:
+    """Return True if the calls of variant i would go to the same kernel without it."""
+    larger = (j for j in range(i + 1, len(kernels)) if _holds(variants[j], variants[i]))
+    j = next(larger, i)
+    return j > i and (kernels[i].algorithm, kernels[i].knobs) == (kernels[j].algorithm, kernels[j].knobs)
+
+
+def _bucket(variant: Problem) -> tuple[int, ...]:
+    return tuple(variant.data_spatial[axis - 1] for axis in variant.dynamic if axis)
+
+
+def _holds(outer: Problem, inner: Problem) -> bool:
+    """Return True if the bucket of `outer` holds that of `inner`."""
+    return all(large >= small for large, small in zip(_bucket(outer), _bucket(inner), strict=True))
+
+
+def _bounds(problem: Problem, variant: Problem) -> dict[str, int]:
+    """Return the largest extents of a call for a variant, by their variables; the largest bucket has no bound."""
+    spatial = zip(problem.data_spatial, variant.data_spatial, strict=True)
+    return {f"extent_{axis}": extent for axis, (largest, extent) in enumerate(spatial) if extent < largest}
 
 
 def places(packs: Sequence[PrimFunc], elements: Sequence[int]) -> tuple[list[int], int]:

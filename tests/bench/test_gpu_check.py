@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support import gpu_dry
-from tvm_deconv.schedules.cuda import algorithm_for
+from support.cuda_kernels import CUDA, TARGET
 
 import tvm_deconv as td
 from tvm_deconv.bench import gpu
@@ -49,7 +49,7 @@ def test_the_layers_are_those_of_the_list():
 
 
 def test_every_family_is_checked_in_every_way():
-    found = {(algorithm_for(p).name, gpu.kind_of(p), p.data_format) for p in gpu.small_problems()}
+    found = {(CUDA.default(p, TARGET)[0].name, gpu.kind_of(p), p.data_format) for p in gpu.small_problems()}
     for data_format in ("NCX", "NXC"):
         for kind in gpu.TOLERANCES:
             assert ("cuda_generic", kind, data_format) in found

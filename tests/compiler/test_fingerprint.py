@@ -13,9 +13,9 @@ import tvm_deconv as td
 from tvm_deconv import targets
 from tvm_deconv.artifact import sources
 from tvm_deconv.compiler import build
-from tvm_deconv.compiler.choices import Choice
 from tvm_deconv.compiler.fingerprint import code_digest, recipe
 from tvm_deconv.compiler.records import Schedule
+from tvm_deconv.compiler.selection import Choice
 
 SMALL = td.Problem(1, 1, 3, 2, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (7, 9))
 V3 = targets.CPU_TARGETS["x86-64-v3"]

@@ -6,14 +6,15 @@ import json
 import numpy as np
 import pytest
 from support.artifacts import manifest
-from tvm_deconv.schedules.cuda import ALGORITHMS, build_kernel
-from tvm_deconv.schedules.cuda import source as cuda_source
+from support.cuda_kernels import TARGET, build_kernel
 
 import tvm_deconv as td
 from tvm_deconv.artifact.select import Accepted, select
 from tvm_deconv.errors import ProblemError, SourceError
 from tvm_deconv.frontends import scan
 from tvm_deconv.problem.reference import reference
+from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
+from tvm_deconv.schedules.cuda.lower import source
 from tvm_deconv.targets import Host, Place
 
 EXACT = td.Problem(1, 1, 16, 16, (6, 7), (4, 4), (2, 2), (1, 1), (1, 1), (12, 14), epilogue=td.Epilogue(True, "relu"))
@@ -105,8 +106,8 @@ def test_cpus_compute_exactly(tmp_path):
 def test_it_is_never_silent(algorithm, data_format):
     """What was not asked for is not in the source of any kernel."""
     problem = EXACT.replace(data_format=data_format)
-    if algorithm.serves(problem):
+    if algorithm.supports(problem, TARGET):
         kernel = build_kernel(problem, algorithm)
-        assert "tf32" not in cuda_source({"deconv": kernel.deconv, "pack": kernel.pack})
+        assert "tf32" not in source(kernel.functions)
     else:
         assert algorithm.name in ("cuda_narrow", "cuda_tensor")

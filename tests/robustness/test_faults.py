@@ -85,8 +85,8 @@ from tvm_deconv.compiler import build
 from tvm_deconv.targets import get
 
 directory = Path(sys.argv[1])
-def export(channels, launcher=None):
-    build.export(made.PLAIN.replace(out_channels=channels), get(made.TARGET), directory, launcher=launcher)
+def export(channels, toolchain=None):
+    build.export(made.PLAIN.replace(out_channels=channels), get(made.TARGET), directory, toolchain=toolchain)
 def check(channels):
     p = made.PLAIN.replace(out_channels=channels)
     rng = np.random.default_rng(channels)
@@ -105,12 +105,12 @@ def refused(channels):
 
 UNTIL_FULL = """
 import tempfile
-from tvm_deconv.compiler.launcher import find_compiler, launcher_object
+from tvm_deconv.compiler.backends import BACKENDS
 with tempfile.TemporaryDirectory() as elsewhere:
-    launcher = launcher_object(find_compiler(), Path(elsewhere))
+    toolchain = BACKENDS["x86"].toolchain(Path(elsewhere))
     for channels in range(1, 100):
         try:
-            export(channels, launcher)
+            export(channels, toolchain)
         except td.BuildError:
             break
 assert channels > 2

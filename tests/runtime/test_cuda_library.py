@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from support.artifacts import PROBLEMS as HOST_PROBLEMS
 from support.artifacts import describe, manifest
-from support.cuda_kernels import OnDevice, compile_for_cpu
+from support.cuda_kernels import OnDevice, build_kernel, compile_for_cpu
 from support.strategies import operands
 from support.tolerances import assert_close
-from tvm_deconv.schedules.cuda import build_kernel, source
 
 import tvm_deconv as td
 from tvm_deconv import cache, targets
@@ -21,6 +20,7 @@ from tvm_deconv.errors import CompilerNotFound, DeviceError, NoArtifactError, Pr
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.runtime import cuda, library, loader
 from tvm_deconv.runtime.process import PROCESS
+from tvm_deconv.schedules.cuda.lower import source
 from tvm_deconv.targets import CUDA_TARGETS, Host, Place
 
 PLAIN = td.Problem(2, 1, 3, 9, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (7, 9), epilogue=td.Epilogue(bias=True))
@@ -32,7 +32,7 @@ PROBLEMS = (PLAIN, SPLIT, ALIGNED)
 def entry(directory, problem, target, content):
     """An artifact with this content as its library."""
     kernel, name = build_kernel(problem), stem(problem.artifact_key, target)
-    made = {field: getattr(kernel, field) for field in ("algorithm", "knobs", "packed_dtype", "scratch_bytes")}
+    made = {field: getattr(kernel, field) for field in ("algorithm", "knobs", "packed_dtype")}
     made |= {"packed_shape": (kernel.packed_elements,), **describe(directory, name, content)}
     there = manifest(problem, target, **made)
     (directory / f"{name}.json").write_text(there.to_json())
@@ -46,7 +46,7 @@ def shims(tmp_path_factory):
     scratch = tmp_path_factory.mktemp("scratch")
     for number, problem in enumerate(PROBLEMS):
         kernel = build_kernel(problem)
-        compile_for_cpu(source({"deconv": kernel.deconv, "pack": kernel.pack}), scratch, f"a{number}")
+        compile_for_cpu(source(kernel.functions), scratch, f"a{number}")
         entry(directory, problem, "cuda-sm_90", (scratch / f"a{number}.so").read_bytes())
     return directory
 

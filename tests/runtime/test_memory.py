@@ -126,10 +126,10 @@ def large(tmp_path_factory):
 def export_by(directory, problem, algorithm, share_data):
     """The artifact of a plan of `algorithm`, of those that pack data once for all threads or not."""
     from tvm_deconv.compiler import build
-    from tvm_deconv.compiler.choices import Choice, of_algorithm
+    from tvm_deconv.compiler.selection import Choice, candidates_of
     from tvm_deconv.targets import get
 
-    plans = of_algorithm(problem, algorithm, get(made.TARGET))
+    plans = candidates_of(problem, algorithm, get(made.TARGET))
     chosen = next(plan.schedule for plan in plans if ("share_data", share_data) in plan.schedule.knobs)
     return build.export(problem, get(made.TARGET), directory, choices=[Choice(chosen, "default", "")])
 
@@ -137,7 +137,7 @@ def export_by(directory, problem, algorithm, share_data):
 @pytest.fixture(scope="module")
 def by_algorithm(tmp_path_factory):
     """A directory for each algorithm and way to pack, and one with so many workspaces as axes have combinations."""
-    from tvm_deconv.schedules.x86 import ALGORITHMS
+    from tvm_deconv.schedules.x86.algorithms import ALGORITHMS
 
     root = tmp_path_factory.mktemp("algorithms")
     # A stride of one: one combination of runs, which compiles quickly.

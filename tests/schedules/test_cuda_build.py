@@ -9,16 +9,18 @@ from pathlib import Path
 
 import pytest
 import tvm_ffi
-from tvm_deconv.schedules import cuda
+from support.cuda_kernels import build_kernel
 
 import tvm_deconv as td
 from tvm_deconv.artifact.elf import dynamic
 from tvm_deconv.artifact.manifest import Manifest
 from tvm_deconv.compiler import build, nvcc
+from tvm_deconv.compiler.backends.cuda import CudaToolchain
 from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.errors import BuildError, CompilerNotFound
 from tvm_deconv.runtime import loader
 from tvm_deconv.runtime.verify import verify
+from tvm_deconv.schedules.cuda.lower import source
 from tvm_deconv.targets import CUDA_TARGETS
 
 try:
@@ -57,9 +59,9 @@ def resources_of(text, directory):
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_resources_are_within_bounds(name, tmp_path):
     """Every family for every architecture: 128 registers, static shared memory, no stack and no spill."""
-    kernel = cuda.build_kernel(PROBLEMS[name])
+    kernel = build_kernel(PROBLEMS[name])
     assert kernel.algorithm == f"cuda_{name.partition('_')[0]}"
-    found = resources_of(cuda.source({"deconv": kernel.deconv, "pack": kernel.pack}), tmp_path)
+    found = resources_of(source(kernel.functions), tmp_path)
     assert {resources.architecture for resources in found} == set(ARCHITECTURES)
     for resources in found:
         assert resources.registers <= 128, resources
@@ -90,11 +92,11 @@ MADE_OF = {
 def test_the_instructions(name, tmp_path):
     """Vectors, copies that run along and tensor cores where they are meant; no atomics; the arithmetic of IEEE 754."""
     assert not [flag for flag in nvcc.FLAGS if re.search("fast|ftz|prec|fmad", flag)]
-    kernel = cuda.build_kernel(PROBLEMS[name])
-    source, ptx = tmp_path / "kernels.cu", tmp_path / "kernels.ptx"
-    source.write_text(cuda.source({"deconv": kernel.deconv, "pack": kernel.pack}))
+    kernel = build_kernel(PROBLEMS[name])
+    path, ptx = tmp_path / "kernels.cu", tmp_path / "kernels.ptx"
+    path.write_text(source(kernel.functions))
     command = [nvcc.find_nvcc(), "-ptx", "-arch=compute_80", "-O3", "-std=c++17", "-w", "-ccbin", find_compiler()]
-    command += [f"-I{Path(tvm_ffi.__file__).parent / 'include'}", str(source), "-o", str(ptx)]
+    command += [f"-I{Path(tvm_ffi.__file__).parent / 'include'}", str(path), "-o", str(ptx)]
     subprocess.run(command, check=True)
     code = ptx.read_text()
     for instruction in MADE_OF[name]:
@@ -182,7 +184,7 @@ def test_nvcc_is_looked_for(monkeypatch, tmp_path):
 def test_free_extents_are_refused(tmp_path):
     problem = PROBLEMS["product"].replace(batch="any")
     with pytest.raises(BuildError, match=r"problem='nany-.*': must have no dynamic extents for cuda-sm_80"):
-        build.export(problem, CUDA_TARGETS["cuda-sm_80"], tmp_path, cc="nvcc")
+        build.export(problem, CUDA_TARGETS["cuda-sm_80"], tmp_path, toolchain=CudaToolchain("nvcc"))
 
 
 def test_what_nvcc_refuses_is_a_build_error(tmp_path):
@@ -191,8 +193,9 @@ def test_what_nvcc_refuses_is_a_build_error(tmp_path):
     fails.chmod(0o755)
     with pytest.raises(BuildError, match=r"failed for cuda-sm_80: error: no such thing"):
         nvcc.compile_library("", tmp_path / "x.so", CUDA_TARGETS["cuda-sm_80"], str(fails))
+    toolchain = CudaToolchain(str(fails))
     with pytest.raises(BuildError, match="no such thing"):
-        build.export(PROBLEMS["generic"], CUDA_TARGETS["cuda-sm_80"], tmp_path / "out", cc=str(fails))
+        build.export(PROBLEMS["generic"], CUDA_TARGETS["cuda-sm_80"], tmp_path / "out", toolchain=toolchain)
     assert not [path for path in (tmp_path / "out").iterdir() if path.suffix in (".so", ".json")]
 
 

@@ -6,15 +6,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from support.cuda_kernels import Batch, drawn, sparse
+from support.cuda_kernels import CUDA, TARGET, Batch, drawn, sparse
 from support.strategies import not_empty, operands, problems
 from support.tolerances import TOLERANCE
-from tvm_deconv.schedules.cuda import ALGORITHMS, algorithm_for, emit
-from tvm_deconv.schedules.cuda.product import PLANS, default_plan
-from tvm_deconv.schedules.cuda.tensor import PLANS as TENSOR_PLANS
 
 import tvm_deconv as td
 from tvm_deconv.problem.reference import reference
+from tvm_deconv.schedules.cuda import emit
+from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
+from tvm_deconv.schedules.cuda.product import PLANS, default_plan
+from tvm_deconv.schedules.cuda.tensor import PLANS as TENSOR_PLANS
 
 FAMILIES = {algorithm.name: algorithm for algorithm in ALGORITHMS}
 
@@ -102,15 +103,15 @@ SPACES = {
 def test_a_family_agrees_with_the_reference(family, tmp_path):
     algorithm = FAMILIES[family]
     space, count = SPACES[family]
-    chosen = drawn(space.filter(lambda p: not_empty(p) and algorithm.serves(p)), count)
+    chosen = drawn(space.filter(lambda p: not_empty(p) and algorithm.supports(p, TARGET)), count)
     batch = Batch(EXAMPLES[family] + chosen, tmp_path, "batch", algorithm)
     for number in range(len(batch.kernels)):
         check(batch, number)
 
 
-def test_the_choice_of_algorithm():
+def test_the_choice_candidates_of():
     def chosen(problem):
-        return algorithm_for(problem).name
+        return CUDA.default(problem, TARGET)[0].name
 
     for family, given in EXAMPLES.items():
         assert {chosen(problem) for problem in given} == {family}
@@ -205,7 +206,7 @@ def test_what_permits_tf32_is_within_its_bound(tmp_path):
 def test_results_are_the_same_in_every_run(tmp_path):
     """Whatever the order of the warps, which is another every time: parts of sums are added up in order."""
     problem = EXAMPLES["cuda_product"][2]
-    assert default_plan(problem).split > 1
+    assert default_plan(problem, TARGET)[1].split > 1
     batch = Batch([problem], tmp_path, "twice")
     data, weights, bias = operands(problem, 5)
     first, second = (batch.run(0, data, weights, bias).tobytes() for _ in range(2))

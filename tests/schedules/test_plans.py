@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support.kernels import run_kernel, targets
+from support.kernels import X86, run_kernel, targets
 from support.strategies import not_empty, operands, problems
 from support.tolerances import TOLERANCE, WINOGRAD, tolerance
-from tvm_deconv.schedules.x86 import ALGORITHMS, accumulator_lanes, build_kernel, default_plan, matrix_tiles
 
 import tvm_deconv as td
-from tvm_deconv.compiler.choices import named
+from tvm_deconv.compiler.selection import named
 from tvm_deconv.compute.direct import define_direct
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, ROWS, has_whole_vectors
 from tvm_deconv.compute.matrix import define_matrix
@@ -22,6 +21,9 @@ from tvm_deconv.compute.matrix_layout import MatrixTile, contiguous_phases, fini
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.problem.reference import reference
+from tvm_deconv.schedules.x86 import matrix_tiles
+from tvm_deconv.schedules.x86.algorithms import ALGORITHMS
+from tvm_deconv.schedules.x86.vectors import accumulator_lanes
 from tvm_deconv.targets import CPU_TARGETS, detect_host
 
 
@@ -40,9 +42,9 @@ def test_any_plan_agrees_with_the_reference(problem, target, seed):
     data, weights, bias = operands(problem, seed)
     wanted = reference(problem, data, weights, bias)
     norm = max(np.linalg.norm(wanted), 1e-3)
-    admitting = [algorithm for algorithm in ALGORITHMS if algorithm.admits(problem, target)]
+    admitting = [algorithm for algorithm in ALGORITHMS if algorithm.supports(problem, target)]
     for algorithm in choose.sample(admitting, 2):
-        plan = choose.choice(algorithm.family.plans(problem, target))[1]
+        plan = choose.choice(algorithm.candidates(problem, target))[1]
         found = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
         bound = tolerance(algorithm.name, problem.dtype)
         assert np.linalg.norm(found - wanted) <= bound * norm, (problem.key, algorithm.name, plan)
@@ -57,14 +59,14 @@ def test_halves_of_vectors(name):
     algorithm = named(name)
     filled = problem.replace(out_channels=64, data_spatial=(5, 64), output_spatial=(10, 128))
     whole = [(filled, CPU_TARGETS["x86-64-v4"]), (problem, CPU_TARGETS["x86-64-v3"])]
-    assert not any(plan.halves for case in whole for _, plan in algorithm.family.plans(*case))
-    halves = [plan for _, plan in algorithm.family.plans(problem, CPU_TARGETS["x86-64-v4"]) if plan.halves]
+    assert not any(plan.halves for case in whole for _, plan in algorithm.candidates(*case))
+    halves = [plan for _, plan in algorithm.candidates(problem, CPU_TARGETS["x86-64-v4"]) if plan.halves]
     data, weights, bias = operands(problem, 5)
     wanted = reference(problem, data, weights, bias)
     for plan in halves[:3]:
         assert plan.knobs["halves"] == 1
-        assert algorithm.family.read(plan.knobs) == plan
-        text = build_kernel(problem, CPU_TARGETS["x86-64-v4"], algorithm, plan).deconv.script()
+        assert algorithm.read(plan.knobs) == plan
+        text = X86.build(problem, CPU_TARGETS["x86-64-v4"], algorithm, plan).deconv.script()
         assert "T.vectorized(T.int64(8))" in text
         assert "T.vectorized(T.int64(16))" not in text
         found = run_kernel(problem, CPU_TARGETS["x86-64-v4"], data, weights, bias, algorithm, plan)
@@ -76,7 +78,7 @@ def test_halves_of_vectors(name):
 def test_phases_of_two_axes_that_read_the_same_share_a_register_tile(target):
     problem = td.Problem(1, 1, 5, 1, (7, 19), (9, 9), (3, 3), (1, 1), (4, 4), (21, 57))
     rows = next(algorithm for algorithm in ALGORITHMS if algorithm.name == "direct_rows")
-    plan = next(plan for _, plan in rows.family.plans(problem, target) if plan.tile.phases == 4)
+    plan = next(plan for _, plan in rows.candidates(problem, target) if plan.tile.phases == 4)
     assert {section.phases for section in define_direct(problem, ROWS, plan.tile, 8).sections} == {
         (2, 2), (2, 1), (1, 2), (1, 1)
     }  # fmt: skip
@@ -104,8 +106,8 @@ def test_phases_of_the_natural_output(groups, extent, kernel, stride, pad, outpu
             2, groups, 5, channels, extent, kernel, stride, (1,) * len(extent), pad, output,
             data_format=("NCX", "NXC")[(number + groups + len(extent)) % 2],
         )  # fmt: skip
-        plans = [plan for _, plan in algorithm.family.plans(problem, target) if plan.tile.uncropped]
-        if not plans or not algorithm.admits(problem, target):
+        plans = [plan for _, plan in algorithm.candidates(problem, target) if plan.tile.uncropped]
+        if not plans or not algorithm.supports(problem, target):
             continue  # phases are vectors of the output, or there is nothing to transform
         data, weights, bias = operands(problem, 8)
         wanted = reference(problem, data, weights, bias)
@@ -127,7 +129,7 @@ def test_phases_fill_vectors_or_halves_of_them(name, target):
     algorithm = next(algorithm for algorithm in ALGORITHMS if algorithm.name == name)
     data, weights, bias = operands(problem, 5)
     wanted = reference(problem, data, weights, bias)
-    plans = [plan for _, plan in algorithm.family.plans(problem, target)]
+    plans = [plan for _, plan in algorithm.candidates(problem, target)]
     for plan in (plans[0], next(plan for plan in plans if plan.tile.width < 9)):
         found = run_kernel(problem, target, data, weights, bias, algorithm, plan)
         assert np.linalg.norm(found - wanted) <= WINOGRAD * TOLERANCE["float32"] * np.linalg.norm(wanted), plan
@@ -148,7 +150,7 @@ def test_whole_vectors_are_stored_as_they_are_made(form, data_format, groups, ch
     lanes = accumulator_lanes(problem, target)
 
     def whole(problem):
-        plans = [plan for _, plan in algorithm.family.plans(problem, target)]
+        plans = [plan for _, plan in algorithm.candidates(problem, target)]
         return [plan for plan in plans if has_whole_vectors(problem, form, plan.tile, lanes)]
 
     data, weights, bias = operands(problem, 5)
@@ -183,7 +185,7 @@ def test_short_rows_are_finished_by_planes(name, extent, output, target):
     lanes = accumulator_lanes(problem, target)
     data, weights, bias = operands(problem, 5)
     wanted = reference(problem, data, weights, bias)
-    plans = [plan for _, plan in algorithm.family.plans(problem, target)]
+    plans = [plan for _, plan in algorithm.candidates(problem, target)]
     chunk = 2 * row_unit(problem, lanes)
     geometries = (Geometry.of(problem), Geometry.of(problem, uncropped=True))
     by_planes = [plan for plan in plans if finishes_planes(geometries[plan.tile.uncropped], plan.tile, lanes, chunk)]
@@ -209,7 +211,7 @@ def test_winograd_keeps_the_precision_of_the_direct_algorithm(kernel):
     bound = WINOGRAD * np.linalg.norm(run_kernel(problem, target, data, weights, bias, named("direct_rows")) - wanted)
     for name in ("winograd", "winograd_rows") if rank == 2 else ("winograd",):
         algorithm = named(name)
-        plans = {plan.tile.outputs: plan for _, plan in reversed(algorithm.family.plans(problem, target))}
+        plans = {plan.tile.outputs: plan for _, plan in reversed(algorithm.candidates(problem, target))}
         assert max(max(outputs) for outputs in plans) >= 3
         for plan in plans.values():
             found = run_kernel(problem, target, data, weights, bias, algorithm, plan)
@@ -249,7 +251,7 @@ def test_winograd_keeps_the_precision_of_the_direct_algorithm(kernel):
 def test_winograd_of_rows(problem, tile, outputs, data_format, dtype, target):
     problem = td.Problem(*problem, dtype, data_format=data_format, epilogue=td.Epilogue(True))
     algorithm = named("winograd_rows")
-    assert algorithm.admits(problem, target)
+    assert algorithm.supports(problem, target)
     uncropped = dict(zip(("uncropped",), tile[7:], strict=False))
     names = ("images", "depth", "height", "width", "channels", "positions", "phases")
     data, weights, bias = operands(problem, 5)
@@ -257,7 +259,7 @@ def test_winograd_of_rows(problem, tile, outputs, data_format, dtype, target):
     share_data = int(data_format == "NXC")
     knobs = dict(zip(names, tile, strict=False)) | uncropped | {"share_data": share_data}
     knobs |= {name: m for name, m in zip(("outputs_d", "outputs_h"), outputs, strict=True) if m > 1}
-    plan = algorithm.family.read(knobs)
+    plan = algorithm.read(knobs)
     assert plan.knobs == knobs
     found = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
     assert np.linalg.norm(found - wanted) <= WINOGRAD * TOLERANCE[dtype] * np.linalg.norm(wanted)
@@ -266,19 +268,19 @@ def test_winograd_of_rows(problem, tile, outputs, data_format, dtype, target):
 def test_rows_have_products_to_save_only_along_outer_axes():
     algorithm, target = named("winograd_rows"), CPU_TARGETS["x86-64-v3"]
     plane = td.Problem(1, 1, 8, 3, (16, 16), (4, 4), (2, 2), (1, 1), (1, 1), (32, 32))
-    assert algorithm.admits(plane, target)
+    assert algorithm.supports(plane, target)
     for other in (
         td.Problem(1, 1, 8, 3, (16,), (4,), (2,), (1,), (1,), (32,)),
         plane.replace(kernel=(2, 4)),
         plane.replace(dtype="int8"),
         plane.replace(kernel=(3, 3), strides=(1, 1), dilations=(2, 1)),
     ):
-        assert not algorithm.admits(other, target)
-    knobs = algorithm.family.plans(plane, target)[0][1].knobs
+        assert not algorithm.supports(other, target)
+    knobs = algorithm.candidates(plane, target)[0][1].knobs
     with pytest.raises(ValueError, match=r"outputs=\(1, \d, 1\): must all be 1"):
-        named("direct_rows").family.read(knobs)
+        named("direct_rows").read(knobs)
     with pytest.raises(ValueError, match=r"outputs=\(1, 1, 1\): one must be more than 1"):
-        algorithm.family.read({name: value for name, value in knobs.items() if name != "outputs_h"})
+        algorithm.read({name: value for name, value in knobs.items() if name != "outputs_h"})
 
 
 def test_strassen_multiplies_matrices():
@@ -308,9 +310,9 @@ def test_strassen_keeps_the_precision_of_the_direct_algorithm(channels, extents,
     wanted = reference(problem, data, weights, bias)
     direct, strassen = named("direct_rows"), named("strassen")
     bound = WINOGRAD * np.linalg.norm(run_kernel(problem, target, data, weights, bias, direct) - wanted)
-    plans = [plan for _, plan in strassen.family.plans(problem, target)]
-    assert strassen.admits(problem, target)
-    assert all(plan.knobs["strassen"] and strassen.family.read(plan.knobs) == plan for plan in plans)
+    plans = [plan for _, plan in strassen.candidates(problem, target)]
+    assert strassen.supports(problem, target)
+    assert all(plan.knobs["strassen"] and strassen.read(plan.knobs) == plan for plan in plans)
     for plan in (plans[0], plans[len(plans) // 2]):
         found = run_kernel(problem, target, data, weights, bias, strassen, plan)
         assert 0 < np.linalg.norm(found - wanted) <= bound, plan
@@ -326,11 +328,11 @@ def test_strassen_is_not_for_the_points_of_winograd():
 def test_strassen_is_the_default_where_channels_are_many():
     problem = td.Problem(1, 1, 768, 384, (64, 64), (2, 2), (2, 2), (1, 1), (0, 0), (128, 128))
     for target in CPU_TARGETS.values():
-        assert default_plan(problem, target)[0].name == "strassen"
-        assert default_plan(problem.replace(in_channels=32), target)[0].name != "strassen"
+        assert X86.default(problem, target)[0].name == "strassen"
+        assert X86.default(problem.replace(in_channels=32), target)[0].name != "strassen"
         taps = problem.replace(kernel=(4, 4), pads_begin=(1, 1))
-        assert default_plan(taps, target)[0].name == "winograd"
-        assert default_plan(problem.replace(dtype="int8"), target)[0].name != "strassen"
+        assert X86.default(taps, target)[0].name == "winograd"
+        assert X86.default(problem.replace(dtype="int8"), target)[0].name != "strassen"
 
 
 @pytest.mark.parametrize(("stride", "unit"), [(1, 16), (2, 8), (4, 4), (5, 16), (8, 1), (16, 1)])
@@ -352,6 +354,6 @@ def test_no_algorithm_is_named_that_does_not_admit_the_problem():
     # One tap a phase: nothing to transform.
     problem = td.Problem(1, 1, 16, 16, (4, 4), (2, 2), (2, 2), (1, 1), (0, 0), (8, 8))
     target = CPU_TARGETS["x86-64-v3"]
-    assert default_plan(problem, target)[0].name != "winograd"
-    with pytest.raises(ValueError, match="no algorithm of winograd admits"):
-        default_plan(problem, target, ["winograd"])
+    assert X86.default(problem, target)[0].name != "winograd"
+    with pytest.raises(td.BuildError, match="algorithms='winograd': admit no algorithm for n1"):
+        X86.default(problem, target, ["winograd"])

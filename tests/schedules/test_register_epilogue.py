@@ -6,18 +6,19 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support.kernels import call_kernel, compiled_kernel, targets
+from support.kernels import X86, call_kernel, compiled_kernel, targets
 from support.strategies import epilogues, operands
 from support.tolerances import TOLERANCE
-from tvm_deconv.schedules import x86
-from tvm_deconv.schedules.x86 import accumulator_lanes, build_kernel, register_epilogue
-from tvm_deconv.schedules.x86.tiles import Plan
 
 import tvm_deconv as td
-from tvm_deconv.compiler.choices import named
+from tvm_deconv.compiler.selection import named
 from tvm_deconv.compute.direct_layout import Tile
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem.reference import reference
+from tvm_deconv.schedules.x86 import register_epilogue
+from tvm_deconv.schedules.x86.algorithms import direct_definition
+from tvm_deconv.schedules.x86.tiles import Plan
+from tvm_deconv.schedules.x86.vectors import accumulator_lanes
 from tvm_deconv.targets import CPU_TARGETS
 
 ROWS = named("direct_rows")
@@ -41,7 +42,7 @@ def register_plans(problem, target):
     """Return the enumerated plans with the epilogue in registers, of whole and of half vectors."""
     lanes = accumulator_lanes(problem, target)
     geometry = Geometry.of(problem)
-    found = (plan for _, plan in ROWS.family.plans(problem, target))
+    found = (plan for _, plan in ROWS.candidates(problem, target))
     return [
         plan
         for plan in found
@@ -51,7 +52,7 @@ def register_plans(problem, target):
 
 def check(problem, target, plan, seed, aligned):
     data, weights, bias = operands(problem, seed)
-    kernel = build_kernel(problem, target, ROWS, plan)
+    kernel = X86.build(problem, target, ROWS, plan)
     found = call_kernel(problem, kernel, compiled_kernel(kernel, target), data, weights, bias, aligned).astype(float)
     wanted = reference(problem, data, weights, bias)
     norm = max(np.linalg.norm(wanted), 1e-3)
@@ -67,7 +68,7 @@ def check(problem, target, plan, seed, aligned):
 def test_outputs_agree_with_the_reference(problem, target, seed, streams):
     choose = random.Random(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(x86, "outgrows_caches", lambda _: streams)
+        patch.setattr(direct_definition, "outgrows_caches", lambda _: streams)
         found = register_plans(problem, target)
         assert found, problem.key
         text = check(problem, target, choose.choice(found), seed, choose.random() < 0.7).deconv.script()
@@ -80,7 +81,7 @@ def test_partial_blocks_store_no_outputs_that_do_not_exist(target, monkeypatch):
     # 7 rows in blocks of 3, 144 positions a block in tiles of 64 or 128, 5 channels in tiles of 2.
     problem = td.Problem(1, 1, 4, 5, (7, 48), (2, 2), (2, 2), (1, 1), (0, 0), (14, 96), epilogue=td.Epilogue(True))
     for streams in (False, True):
-        monkeypatch.setattr(x86, "outgrows_caches", lambda _, streams=streams: streams)
+        monkeypatch.setattr(direct_definition, "outgrows_caches", lambda _, streams=streams: streams)
         lanes = accumulator_lanes(problem, target)
         plan = Plan(Tile(1, 1, 3, 48, 2, 4 * lanes, 2), share_data=streams)
         assert register_epilogue.supports_tile(problem, Geometry.of(problem), plan.tile, lanes)

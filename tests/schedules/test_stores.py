@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support.kernels import run_kernel, targets
+from support.kernels import X86, run_kernel, targets
 from support.strategies import not_empty, operands, problems
 from support.tolerances import TOLERANCE
-from tvm_deconv.schedules import x86
-from tvm_deconv.schedules.x86 import ALGORITHMS, build_kernel, stores
 
 import tvm_deconv as td
 from tvm_deconv.compiler import build
 from tvm_deconv.problem.reference import reference
+from tvm_deconv.schedules.x86 import stores
+from tvm_deconv.schedules.x86.algorithms import ALGORITHMS, direct_definition, matrix_definition
 from tvm_deconv.targets import CPU_TARGETS
 
 WIDE = td.Problem(1, 1, 3, 20, (40, 64), (2, 2), (2, 2), (1, 1), (0, 0), (80, 128))
@@ -23,7 +23,8 @@ WIDE = td.Problem(1, 1, 3, 20, (40, 64), (2, 2), (2, 2), (1, 1), (0, 0), (80, 12
 
 @pytest.fixture
 def always(monkeypatch):
-    monkeypatch.setattr(x86, "outgrows_caches", lambda _: True)
+    for definition in (direct_definition, matrix_definition):
+        monkeypatch.setattr(definition, "outgrows_caches", lambda _: True)
     monkeypatch.setattr(stores, "_SHORTEST", 0)
 
 
@@ -40,8 +41,8 @@ def test_streamed_outputs_agree_with_the_reference(problem, target, seed):
     data, weights, bias = operands(problem, seed)
     wanted = reference(problem, data, weights, bias)
     norm = max(np.linalg.norm(wanted), 1e-3)
-    algorithm = choose.choice([algorithm for algorithm in ALGORITHMS if algorithm.admits(problem, target)])
-    plan = choose.choice(algorithm.family.plans(problem, target))[1]
+    algorithm = choose.choice([algorithm for algorithm in ALGORITHMS if algorithm.supports(problem, target)])
+    plan = choose.choice(algorithm.candidates(problem, target))[1]
     found = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
     bound = 4 * TOLERANCE[problem.dtype]  # Winograd's too
     assert np.linalg.norm(found - wanted) <= bound * norm, (problem.key, algorithm.name, plan)
@@ -54,9 +55,9 @@ def test_every_algorithm_streams_its_copies(algorithm, data_format):
     if data_format == "NCX" and algorithm.name in ("direct_channels", "direct_groups"):
         pytest.skip("its last stage is a transposition")
     problem = WIDE.replace(data_format=data_format, kernel=(4, 4), output_spatial=(82, 130))
-    if not algorithm.admits(problem, CPU_TARGETS["x86-64-v3"]):
+    if not algorithm.supports(problem, CPU_TARGETS["x86-64-v3"]):
         pytest.skip("for layers of one tap")
-    text = build_kernel(problem, CPU_TARGETS["x86-64-v3"], algorithm).deconv.script()
+    text = X86.build(problem, CPU_TARGETS["x86-64-v3"], algorithm).deconv.script()
     assert "tvm_deconv_stream" in text
     assert "tvm_deconv_fence" in text
     assert 'T.sblock("out")' in text
@@ -64,15 +65,15 @@ def test_every_algorithm_streams_its_copies(algorithm, data_format):
 
 def test_only_large_outputs_of_known_size_stream():
     large = WIDE.replace(data_spatial=(400, 640), output_spatial=(800, 1280))
-    assert "tvm_deconv_stream" in build_kernel(large, CPU_TARGETS["x86-64-v3"]).deconv.script()
-    assert "tvm_deconv_stream" not in build_kernel(WIDE, CPU_TARGETS["x86-64-v3"]).deconv.script()
+    assert "tvm_deconv_stream" in X86.build(large, CPU_TARGETS["x86-64-v3"]).deconv.script()
+    assert "tvm_deconv_stream" not in X86.build(WIDE, CPU_TARGETS["x86-64-v3"]).deconv.script()
     assert stores.outgrows_caches(large)
     assert not stores.outgrows_caches(large.replace(batch="any"))
 
 
 @pytest.mark.usefixtures("always")
 def test_rows_that_are_converted_are_stored_as_usual():
-    kernel = build_kernel(WIDE.replace(dtype="bfloat16"), CPU_TARGETS["x86-64-v3"])
+    kernel = X86.build(WIDE.replace(dtype="bfloat16"), CPU_TARGETS["x86-64-v3"])
     assert "tvm_deconv_stream" not in kernel.deconv.script()
 
 

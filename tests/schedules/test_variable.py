@@ -7,17 +7,17 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.artifacts import TARGET, export, manifest
-from support.kernels import call_kernel, compile_kernel, compiled_kernel, targets
+from support.kernels import X86, call_kernel, compile_kernel, compiled_kernel, targets
 from support.strategies import not_empty, operands, problems
 from support.tolerances import WINOGRAD, tolerance
-from tvm_deconv.schedules.x86 import ALGORITHMS, build_kernel, build_variants
-from tvm_deconv.schedules.x86.variants import places
 
 import tvm_deconv as td
 from tvm_deconv.artifact.select import select
-from tvm_deconv.compiler.choices import named
+from tvm_deconv.compiler.selection import named
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.runtime import verify
+from tvm_deconv.schedules.x86.algorithms import ALGORITHMS
+from tvm_deconv.schedules.x86.variants import join, places
 from tvm_deconv.targets import CPU_TARGETS, Host, Place, detect_host
 from tvm_deconv.tuning import tune
 
@@ -77,7 +77,7 @@ def test_a_stage_holds_all_that_a_call_leaves_in_it():
     problem = td.Problem("any", 1, 17, 48, ("any",), (1,), (3,), (1,), (2,), ("any-6",), data_format="NXC")
     algorithm = named("matrix")
     tile = {"images": 1, "depth": 1, "height": 1, "width": 6, "channels": 48, "rows": 7, "vectors": 3}
-    plan = algorithm.family.read({**tile, "outputs_d": 1, "outputs_h": 1, "outputs_w": 1, "share_data": 0})
+    plan = algorithm.read({**tile, "outputs_d": 1, "outputs_h": 1, "outputs_w": 1, "share_data": 0})
     kernel, compiled = compile_kernel(problem.variants[-1], CPU_TARGETS["x86-64-v3"], algorithm, plan)
     for batch, length in ((1, 4), (2, 7), (3, 50)):
         call = at(problem, batch, (length,))
@@ -99,9 +99,9 @@ def test_any_plan_serves_extents_it_never_saw(drawn, target, seed):
         return
     problem, calls = drawn
     choose = random.Random(seed)
-    admitting = [algorithm for algorithm in ALGORITHMS if algorithm.admits(problem, target)]
+    admitting = [algorithm for algorithm in ALGORITHMS if algorithm.supports(problem, target)]
     algorithm = choose.choice(admitting)
-    plan = choose.choice(algorithm.family.plans(problem, target))[1]
+    plan = choose.choice(algorithm.candidates(problem, target))[1]
     kernel, compiled = compile_kernel(problem, target, algorithm, plan)
     for batch, spatial in calls:
         try:
@@ -124,7 +124,7 @@ def test_every_algorithm_serves_a_plane_of_any_extents(algorithm, data_format, t
     problem = td.Problem(
         "any", 2, 17, 20, ("any", "any"), (4, 3), (2, 3), (1, 1), (1, 0), ("any+2", "any+3"), data_format=data_format
     )
-    plans = [plan for _, plan in algorithm.family.plans(problem, target)]
+    plans = [plan for _, plan in algorithm.candidates(problem, target)]
     plan = plans[0 if data_format == "NCX" else len(plans) // 3]
     kernel, compiled = compile_kernel(problem, target, algorithm, plan)
     for batch, spatial in ((1, (30, 41)), (3, (1, 1)), (2, (65, 7)), (1, (64, 129))):
@@ -145,7 +145,7 @@ def test_every_algorithm_serves_planes_of_any_height(algorithm, data_format, tar
     )
     if algorithm.name in ("matrix", "strassen", "winograd", "direct_channels"):
         problem = problem.replace(groups=1, in_channels=9, out_channels=32)
-    plans = [plan for _, plan in algorithm.family.plans(problem, target) if plan.tile.height >= 8]
+    plans = [plan for _, plan in algorithm.candidates(problem, target) if plan.tile.height >= 8]
     kernel, compiled = compile_kernel(problem, target, algorithm, plans[0 if data_format == "NXC" else len(plans) // 2])
     for batch, height in ((1, 7), (2, 20), (1, 45)):
         static = at(problem, batch, (height, 24))
@@ -171,10 +171,10 @@ def test_every_algorithm_serves_planes_of_any_height(algorithm, data_format, tar
 )  # fmt: skip
 def test_the_extents_of_a_call_choose_a_variant(problem, names, calls, target):
     algorithms = [next(one for one in ALGORITHMS if one.name == name) for name in names]
-    plans = [(one, one.family.plans(v, target)[1][1]) for one, v in zip(algorithms, problem.variants, strict=True)]
-    alone = [build_kernel(v, target, *plan) for v, plan in zip(problem.variants, plans, strict=True)]
+    plans = [(one, one.candidates(v, target)[1][1]) for one, v in zip(algorithms, problem.variants, strict=True)]
+    alone = [X86.build(v, target, *plan) for v, plan in zip(problem.variants, plans, strict=True)]
     starts, _ = places([kernel.pack for kernel in alone], [kernel.packed_elements for kernel in alone])
-    kernel = build_variants(problem, plans, target)
+    kernel = join(problem, alone)
     assert kernel.algorithm == "+".join(names)
     compiled = compiled_kernel(kernel, target)
     for (batch, spatial), chosen in calls.items():
@@ -194,8 +194,11 @@ def test_the_extents_of_a_call_choose_a_variant(problem, names, calls, target):
 def test_variants_with_one_plan_are_one_kernel():
     target = CPU_TARGETS[TARGET]
     line = next(one for one in ALGORITHMS if one.name == "direct_rows")
-    short, long = ((line, line.family.plans(BUCKETS, target)[i][1]) for i in (0, 1))
-    one, two = (build_variants(BUCKETS, plans, target) for plans in ([long] * 3, [short, long, long]))
+    short, long = ((line, line.candidates(BUCKETS, target)[i][1]) for i in (0, 1))
+    short_kernel, long_kernel = (
+        [X86.build(variant, target, *plan) for variant in BUCKETS.variants] for plan in (short, long)
+    )
+    one, two = join(BUCKETS, long_kernel), join(BUCKETS, [short_kernel[0], *long_kernel[1:]])
     assert one.knobs == long[1].knobs
     assert {name.partition(".")[0] for name in two.knobs} == {"5", "200"}
     # Both plans may want the filter in one order, which is then there once.

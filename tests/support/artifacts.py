@@ -55,11 +55,12 @@ PROBLEMS = {
 def export(directory, problems, target=TARGET):
     """Compile `problems` into `directory`."""
     from tvm_deconv.compiler import build  # which imports tvm; tests of the runtime have no other use for it
+    from tvm_deconv.compiler.backends.x86 import X86Toolchain
 
     cc = find_compiler()
     launcher = launcher_object(cc, directory)
     for problem in problems:
-        build.export(problem, get(target), directory, cc=cc, launcher=launcher)
+        build.export(problem, get(target), directory, toolchain=X86Toolchain(cc, launcher))
     launcher.unlink()
 
 

@@ -17,15 +17,24 @@ import tvm_ffi
 from hypothesis import HealthCheck, Phase, given, settings
 from support.kernels import bits
 from support.shim_source import for_cpu
-from tvm_deconv.schedules.cuda import build_kernel, source
 
+from tvm_deconv.compiler.backends import BACKENDS
 from tvm_deconv.compiler.launcher import find_compiler
+from tvm_deconv.schedules.cuda.lower import source
+from tvm_deconv.targets import CUDA_TARGETS
 
+CUDA = BACKENDS["cuda"]
+TARGET = CUDA_TARGETS["cuda"]
 SHIM = Path(__file__).parent / "cuda_shim"
 _LIBC = ctypes.CDLL(None)
 _NORESERVE = 0x4000  # of Linux, MAP_NORESERVE
 DLPACK_CUDA = 2
 _DEVICE_TYPE = 8  # bytes from where a DLTensor begins, behind its address
+
+
+def build_kernel(problem, algorithm=None, plan=None):
+    """The CUDA kernel of a problem, by default the default one."""
+    return CUDA.build(problem, TARGET, algorithm, plan)
 
 
 class OnDevice:

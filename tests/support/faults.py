@@ -21,12 +21,14 @@ from pathlib import Path
 
 import numpy as np
 from support.tolerances import assert_close
-from tvm_deconv.schedules.x86 import build_kernel
 
 import tvm_deconv as td
 from tvm_deconv.artifact.manifest import Manifest
-from tvm_deconv.compiler import build
+from tvm_deconv.compiler import build, output
+from tvm_deconv.compiler.backends import BACKENDS
+from tvm_deconv.compiler.backends.x86 import X86Toolchain
 from tvm_deconv.compiler.launcher import FLAGS, find_compiler, launcher_object
+from tvm_deconv.schedules.contract import Workspace
 from tvm_deconv.targets import CPU_TARGETS
 
 P = td.Problem(2, 1, 3, 5, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (7, 9))
@@ -37,34 +39,36 @@ DATA, FILTER = RNG.standard_normal(P.data_shape, np.float32), RNG.standard_norma
 EXPECTED = td.reference(P, DATA, FILTER)
 
 
+class Copies(X86Toolchain):
+    """A toolchain whose builds are copies of the library in the place of its launcher."""
+
+    def compile(self, kernel, target, path):  # noqa: ARG002
+        shutil.copy(self.launcher, path)
+        return Workspace()
+
+
 def variants(scratch, fast):
-    """The argument `launcher` of two exports whose libraries differ; with `fast`, those libraries."""
-    objects = []
+    """The toolchains of two exports whose libraries differ; with `fast`, they copy those libraries."""
+    toolchains = []
     for level in ("-O2", "-O1"):
         folder = scratch / level
         folder.mkdir()
-        build.launcher_object.__globals__["FLAGS"] = (*FLAGS, level)
-        objects.append(launcher_object(CC, folder))
+        launcher_object.__globals__["FLAGS"] = (*FLAGS, level)
+        toolchains.append(X86Toolchain(CC, launcher_object(CC, folder)))
         if fast:
-            manifest = export(folder / "made", objects[-1])
-            objects[-1] = folder / "made" / manifest.library
+            manifest = export(folder / "made", toolchains[-1])
+            toolchains[-1] = Copies(CC, folder / "made" / manifest.library)
     if fast:
-        kernel = build_kernel(P, TARGET)
-
-        def link(*arguments):
-            *_, path, _, library = arguments
-            shutil.copy(library, path)
-            return kernel
-
-        build._link = link
-    return objects
+        kernel = BACKENDS["x86"].build(P, TARGET)
+        build._Build._kernel = lambda *_: kernel
+    return toolchains
 
 
-def export(directory, launcher):
-    return build.export(P, TARGET, directory, cc=CC, launcher=launcher)
+def export(directory, toolchain):
+    return build.export(P, TARGET, directory, toolchain=toolchain)
 
 
-def fork(directory, launchers):
+def fork(directory, toolchains):
     """A process that builds again and again; it has begun."""
     begun, begin = os.pipe()
     pid = os.fork()
@@ -72,8 +76,8 @@ def fork(directory, launchers):
         try:
             os.write(begin, b"!")
             while True:
-                for launcher in launchers:
-                    export(directory, launcher)
+                for toolchain in toolchains:
+                    export(directory, toolchain)
         finally:
             os._exit(1)
     os.read(begun, 1)
@@ -102,10 +106,10 @@ def left_behind(directory):
     return "+".join(sorted(kinds)) or "nothing"
 
 
-def killed(directory, launchers, rounds, random, longest):
+def killed(directory, toolchains, rounds, random, longest):
     left = Counter()
     for number in range(1, rounds + 1):
-        builder = fork(directory, launchers)
+        builder = fork(directory, toolchains)
         time.sleep(random.uniform(0, longest))
         kill(builder)
         check(td.load(directory))
@@ -115,16 +119,16 @@ def killed(directory, launchers, rounds, random, longest):
     return left
 
 
-def stepped(directory, launchers, rounds, *_):
+def stepped(directory, toolchains, rounds, *_):
     """Builders that kill themselves before the first, the second, ... step of putting files in their places."""
     left = Counter()
     for step in range(rounds):
         pid = os.fork()
         if pid == 0:
             remaining = iter(range(step))
-            for owner, name in ((build, "_flush"), (Path, "replace"), (Path, "unlink")):
+            for owner, name in ((output, "_flush"), (Path, "replace"), (Path, "unlink")):
                 setattr(owner, name, dying(getattr(owner, name), remaining))
-            export(directory, launchers[1])
+            export(directory, toolchains[1])
             os._exit(0)
         status = os.waitpid(pid, 0)[1]
         assert status in (0, signal.SIGKILL)
@@ -132,7 +136,7 @@ def stepped(directory, launchers, rounds, *_):
         left[left_behind(directory)] += 1
         if status == 0:
             return left
-        export(directory, launchers[0])
+        export(directory, toolchains[0])
     raise AssertionError("more steps than rounds")
 
 
@@ -145,9 +149,9 @@ def dying(step, remaining):
     return step_or_die
 
 
-def concurrent(directory, launchers, rounds, random, longest):
+def concurrent(directory, toolchains, rounds, random, longest):
     """Readers that load, and bind later, beside two builders; now and then one of these is killed."""
-    builders = [fork(directory, launchers), fork(directory, launchers[::-1])]
+    builders = [fork(directory, toolchains), fork(directory, toolchains[::-1])]
     read = Counter()
     for _ in range(rounds):
         library = td.load(directory)
@@ -158,7 +162,7 @@ def concurrent(directory, launchers, rounds, random, longest):
         read[library.manifests[0].sha256] += 1
         victim = random.randrange(2)
         kill(builders[victim])
-        builders[victim] = fork(directory, launchers[:: random.choice((1, -1))])
+        builders[victim] = fork(directory, toolchains[:: random.choice((1, -1))])
     for builder in builders:
         kill(builder)
     assert len(read) == 2, "only one artifact was ever seen"
@@ -168,15 +172,15 @@ def concurrent(directory, launchers, rounds, random, longest):
 def main(what, speed, rounds, seed, directory):
     directory = Path(directory)
     with tempfile.TemporaryDirectory() as scratch:
-        launchers = variants(Path(scratch), speed == "fast")
+        toolchains = variants(Path(scratch), speed == "fast")
         start = time.monotonic()
-        for launcher in launchers:
-            export(directory, launcher)
+        for toolchain in toolchains:
+            export(directory, toolchain)
         longest = time.monotonic() - start  # of two builds: a kill comes at any moment of one
-        export(directory, launchers[0])
+        export(directory, toolchains[0])
         work = {"killed": killed, "stepped": stepped, "concurrent": concurrent}[what]
-        found = work(directory, launchers, int(rounds), random.Random(int(seed)), longest)
-        last = export(directory, launchers[0])
+        found = work(directory, toolchains, int(rounds), random.Random(int(seed)), longest)
+        last = export(directory, toolchains[0])
     assert {path.name for path in directory.iterdir()} == {".lock", f"{last.name}.json", last.library}
     check(td.load(directory))
     print(dict(found))

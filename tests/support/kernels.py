@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 import tvm
-from tvm_deconv.schedules.x86 import build_kernel
 
+from tvm_deconv.compiler.backends import BACKENDS
 from tvm_deconv.targets import CPU_TARGETS, detect_host
 
 #: Elements before and behind an array in its allocation; the offset is odd, so no vector of an array is aligned.
 MARGIN = 37
 LINE = 64
+X86 = BACKENDS["x86"]
 
 targets = pytest.mark.parametrize(
     "target",
@@ -47,13 +48,13 @@ def guarded(shape, dtype, aligned=False):
 
 def compile_kernel(problem, target, algorithm=None, plan=None):
     """A kernel for `problem`, by default the default one, and its functions."""
-    kernel = build_kernel(problem, target, algorithm, plan)
+    kernel = X86.build(problem, target, algorithm, plan)
     return kernel, compiled_kernel(kernel, target)
 
 
 def compiled_kernel(kernel, target):
     """The functions of a kernel."""
-    module = tvm.IRModule({"deconv": kernel.deconv, "pack": kernel.pack})
+    module = tvm.IRModule(kernel.functions)
     return tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu}))
 
 

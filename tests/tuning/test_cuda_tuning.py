@@ -9,20 +9,21 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from support.cuda_kernels import SHIM
-from tvm_deconv.schedules import cuda
-from tvm_deconv.schedules.cuda.tiles import MOST_REGISTERS
 
 import tvm_deconv as td
 from tvm_deconv import targets
 from tvm_deconv.cli.main import main
-from tvm_deconv.compiler import build, choices, nvcc
+from tvm_deconv.compiler import build, nvcc, selection
+from tvm_deconv.compiler.backends.cuda import CudaToolchain
 from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.compiler.process import Refusal
 from tvm_deconv.compiler.records import Log, Schedule, read
 from tvm_deconv.errors import DeviceError, ProblemError
+from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
+from tvm_deconv.schedules.cuda.tiles import MOST_REGISTERS
 from tvm_deconv.targets import CUDA_TARGETS
 from tvm_deconv.tuning import tune
-from tvm_deconv.tuning.builders import CudaBuilder
+from tvm_deconv.tuning.builders import Builder
 from tvm_deconv.tuning.runners.cuda import CudaMachine
 from tvm_deconv.tuning.runners.harness import Baseline, Harness
 
@@ -95,7 +96,7 @@ def test_a_search_and_what_follows_it(tmp_path):
     assert len(told) == 4
     # It is not tried again, and builds follow it.
     assert tune([PROBLEM], "cuda-sm_90", 4, logs)[0].trials == 4
-    chosen = tuple(choices.choices(PROBLEM, SM_90, read("cuda-sm_90", logs)))
+    chosen = tuple(selection.choices_for(PROBLEM, SM_90, read("cuda-sm_90", logs)))
     manifest = build.export(PROBLEM, SM_90, tmp_path / "built", choices=chosen)
     assert (manifest.origin, manifest.algorithm) == ("tuned", tuned.best.algorithm)
     assert manifest.knobs == tuned.best.knobs
@@ -108,7 +109,7 @@ def test_candidates_are_held_against_the_default(tmp_path):
     compiler.write_text(
         compiler.read_text().replace("for_cpu(text)", "for_cpu(text.replace('tvm_deconv_wait1();', ''))")
     )
-    builder, harness = CudaBuilder("cuda-sm_90", tmp_path, str(compiler), (9, 0)), Harness(CudaMachine, 0)
+    builder, harness = Builder(SM_90, tmp_path, CudaToolchain(str(compiler))), Harness(CudaMachine, 0)
     problem = PROBLEM.replace(dtype="int8", in_channels=300, epilogue=td.Epilogue())
     two, split, three, four = (
         Schedule.of("cuda_product", _plans(problem, tile_m=64, tile_k=16, **wanted)[0].knobs)
@@ -126,8 +127,8 @@ def test_candidates_are_held_against_the_default(tmp_path):
 
 
 def _plans(problem, **wanted):
-    (family,) = (algorithm.family for algorithm in cuda.ALGORITHMS if algorithm.name == "cuda_product")
-    found = [plan for _, plan in family.plans(problem, SM_90)]
+    (algorithm,) = (algorithm for algorithm in ALGORITHMS if algorithm.name == "cuda_product")
+    found = [plan for _, plan in algorithm.candidates(problem, SM_90)]
     return [plan for plan in found if all(getattr(plan, name) == value for name, value in wanted.items())]
 
 
@@ -192,11 +193,11 @@ def test_the_device_as_a_machine():
     ],
 )
 def test_the_space_holds_the_default_and_stays_in_limits(problem):
-    found = choices.space(problem, SM_90)
-    assert choices.default(problem, SM_90) in [candidate.schedule for candidate in found]
+    found = selection.space(problem, SM_90)
+    assert selection.default_schedule(problem, SM_90) in [candidate.schedule for candidate in found]
     assert all(candidate.cost > 0 for candidate in found)
     for candidate in found:
-        plan = choices.plan_of(candidate.schedule)
+        plan = selection.plan_of(candidate.schedule)
         assert Schedule.of(candidate.schedule.algorithm, plan.knobs) == candidate.schedule
         if "stages" in plan.knobs:
             from tvm_deconv.schedules.cuda import product, tensor

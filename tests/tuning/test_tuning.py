@@ -19,11 +19,11 @@ from support.tolerances import assert_close
 import tvm_deconv as td
 from tvm_deconv import tuning
 from tvm_deconv.cli import main as cli
-from tvm_deconv.compiler import build, choices, records
-from tvm_deconv.compiler.choices import Choice, adapt, apart, idle, named, nearest, plan_of, space
+from tvm_deconv.compiler import build, records, selection
 from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.compiler.process import Worker
 from tvm_deconv.compiler.records import Log, Record, Schedule, best, read
+from tvm_deconv.compiler.selection import Choice, adapt, apart, load_imbalance, named, nearest, plan_of, space
 from tvm_deconv.targets import CPU_TARGETS, detect_host
 from tvm_deconv.tuning import search, session
 from tvm_deconv.tuning.runners import local
@@ -179,7 +179,7 @@ def test_the_installed_log_reads():
         assert found.warnings == []
         for key in found.by_problem:
             for kept in found.by_problem[key]:
-                assert choices.replays(kept) is None
+                assert selection.replay_error(kept) is None
 
 
 # --- choices ---------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_the_installed_log_reads():
 def test_an_adapted_schedule_is_one_of_the_problem(source, problem, target, draw):
     options = space(source, target)
     schedule = draw.draw(
-        st.sampled_from([c.schedule for c in options if named(c.schedule.algorithm).admits(problem, target)])
+        st.sampled_from([c.schedule for c in options if named(c.schedule.algorithm).supports(problem, target)])
     )
     adapted = adapt(schedule, source, problem, target)
     assert adapted.algorithm == schedule.algorithm
@@ -206,8 +206,8 @@ def test_an_adapted_schedule_is_one_of_the_problem(source, problem, target, draw
 
 def test_threads_without_a_task_cost_time():
     schedule = schedules_of(SMALL, 1)[0]
-    assert idle(SMALL, schedule, 1) == 1
-    assert idle(SMALL, schedule, 1000) > 10
+    assert load_imbalance(SMALL, schedule, 1) == 1
+    assert load_imbalance(SMALL, schedule, 1000) > 10
     alone = space(SMALL, V3)
     assert {candidate.schedule for candidate in space(SMALL, V3, 8)} == {candidate.schedule for candidate in alone}
     assert min(candidate.cost for candidate in space(SMALL, V3, 8)) >= alone[0].cost
@@ -226,7 +226,7 @@ def choice_of(problem, *found):
     for one in found:
         kept.add(one)
     warnings = []
-    return list(choices.choices(problem, V3, kept, warnings)), warnings
+    return list(selection.choices_for(problem, V3, kept, warnings)), warnings
 
 
 def test_exact_before_nearest_before_default():
@@ -247,8 +247,8 @@ def test_the_nearest_is_not_used_against_arithmetic():
     kept = records.Records(V3.name)
     kept.add(record(OTHER, dear))
     (_, adapted) = nearest(SMALL, V3, kept)
-    default = choices.default(SMALL, V3)
-    assert choices.cost_of(SMALL, adapted, V3) > choices.AGREES * choices.cost_of(SMALL, default, V3)
+    default = selection.default_schedule(SMALL, V3)
+    assert selection.cost_of(SMALL, adapted, V3) > selection.AGREES * selection.cost_of(SMALL, default, V3)
     assert [choice.reason for choice in choice_of(SMALL, record(OTHER, dear))[0]] == ["the default"]
 
 
@@ -267,7 +267,7 @@ def test_a_record_that_does_not_replay_is_named_and_skipped(change, named):
     assert [choice.reason for choice in found] == ["the default"]
     assert SMALL.artifact_key in warning
     assert named in warning
-    assert choices.replays(bad) == warning
+    assert selection.replay_error(bad) == warning
     kept = records.Records(V3.name)
     kept.add(bad)
     assert nearest(OTHER, V3, kept) is None
@@ -448,9 +448,9 @@ def test_the_nearest_record_is_among_the_first_that_are_tried():
     near = schedules_of(OTHER, 30)[29]
     machine = Arithmetic(lambda *_: 1e-3, lambda _: 1e-9)
     adapted = adapt(near, OTHER, SMALL, V3)
-    assert adapted != choices.default(SMALL, V3)
+    assert adapted != selection.default_schedule(SMALL, V3)
     assert [one.schedule for one in spent(machine, [SMALL], 2, record(OTHER, near, **CONDITIONS))] == [
-        choices.default(SMALL, V3),
+        selection.default_schedule(SMALL, V3),
         adapted,
     ]
     assert adapted not in {one.schedule for one in spent(machine, [SMALL], 2)}
@@ -488,7 +488,7 @@ def spoilt(tmp_path, monkeypatch):
 @runs_v3
 def test_bad_candidates_do_not_stop_a_search_and_are_never_best(spoilt, tmp_path):
     bodies = iter(["for (;;) {}", "__builtin_trap();", "(void)0;"])
-    default, bad = choices.default(SMALL, V3), {}
+    default, bad = selection.default_schedule(SMALL, V3), {}
     spoilt(lambda schedule: None if schedule == default else bad.setdefault(schedule, next(bodies, None)))
     (found,) = tuning.tune([SMALL], V3.name, 6, tmp_path / "log", jobs=1, timeout=8)
     errors = {r.schedule: r.error for r in read(V3.name, tmp_path / "log").by_problem[SMALL.artifact_key]}

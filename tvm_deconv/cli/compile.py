@@ -11,11 +11,11 @@ from rich.table import Table
 from tvm_deconv.cli.common import build_artifacts, console, problems_of, scan_sources
 from tvm_deconv.cli.tune import LOGS, search, search_options
 from tvm_deconv.frontends import FoundLayer, coverage_table, write_weights
-from tvm_deconv.targets import CPU_TARGETS, CUDA_TARGETS, detect_host, native
+from tvm_deconv.targets import detect_host, known_targets, native
 
 
 @click.command()
-@search_options(*CPU_TARGETS, *CUDA_TARGETS, target="CPU or CUDA devices to compile for")
+@search_options(*known_targets(), target="CPU or CUDA devices to compile for")
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),

@@ -56,7 +56,7 @@ def merge(directory: Path, others: Sequence[Path]) -> None:
 @_TARGET
 def best(directory: Path, target: str | None) -> None:
     """Print the fastest record of every problem in DIRECTORY, and name the records that no longer replay."""
-    from tvm_deconv.compiler.choices import replays
+    from tvm_deconv.compiler.selection import replay_error
 
     table = Table(title=str(directory), title_justify="left")
     for name in ("problem", "target", "algorithm", "knobs", "CPU"):
@@ -66,7 +66,7 @@ def best(directory: Path, target: str | None) -> None:
     warnings: list[str] = []
     for of_target in _read(directory, target):
         for key, of_problem in sorted(of_target.by_problem.items()):
-            warnings += [warning for record in of_problem if (warning := replays(record))]
+            warnings += [warning for record in of_problem if (warning := replay_error(record))]
             count, record = str(len(of_problem)), records.best(key, of_target)
             if record is None:
                 table.add_row(key, of_target.target, "nothing ran", "", "", "", "", "", count)

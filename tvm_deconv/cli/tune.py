@@ -12,7 +12,7 @@ from rich.table import Table
 
 from tvm_deconv.cli.common import console, echo_warnings, problems_of, progress_bar, scan_sources
 from tvm_deconv.problem import Problem
-from tvm_deconv.targets import CPU_TARGETS, CUDA_TARGETS
+from tvm_deconv.targets import known_targets
 
 if TYPE_CHECKING:
     from tvm_deconv.tuning import Trial, Tuned
@@ -121,9 +121,7 @@ def _results(problems: dict[Problem, list[str]], logs: Path, tuned: Sequence[Tun
 
 
 @click.command()
-@search_options(
-    *CPU_TARGETS, *CUDA_TARGETS, target="CPU that the machine that measures must be, or CUDA device that it must have"
-)
+@search_options(*known_targets(), target="CPU that the machine that measures must be, or CUDA device that it must have")
 @click.option("--trials", type=click.IntRange(0), default=64, show_default=True, help="Trials per problem, on average.")
 @click.option("--logs", type=LOGS, required=True, help="Directory of the results; trials found there are not repeated.")
 @click.option(

@@ -1,9 +1,7 @@
-"""Problems to artifacts: schedule, compile, link with the launcher, and write library and manifest.
+"""Problems to artifacts: schedule, compile, and write library and manifest.
 
-An artifact is made in a directory of its own and moved into place: the library first, under a name that no other
-content has, then the manifest, which replaces the one before it.  A build that stops anywhere leaves what was there.
-What decides the bytes of a library is hashed into its recipe; an artifact whose recipe and digest still hold is not
-built again.
+Everything that decides the bytes of a library is hashed into its recipe. An artifact whose recipe and digest still hold
+is not built again.
 """
 
 from __future__ import annotations
@@ -12,47 +10,42 @@ import contextlib
 import hashlib
 import importlib.metadata
 import os
-import shutil
-import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-import tvm
-from filelock import FileLock, Timeout
-from tvm.target.codegen import llvm_is_valid_cpu, llvm_version_major
-
-from tvm_deconv.artifact.manifest import Manifest, library_name, stem, stem_of
-from tvm_deconv.compiler.choices import Choice, checked, for_target, named, plan_of
-from tvm_deconv.compiler.choices import choices as choose
+from tvm_deconv.artifact.manifest import Manifest, library_name, stem
+from tvm_deconv.compiler.backends import backend_of
 from tvm_deconv.compiler.fingerprint import recipe
-from tvm_deconv.compiler.launcher import FLAGS as LAUNCHER_FLAGS
-from tvm_deconv.compiler.launcher import find_compiler, launcher_object
-from tvm_deconv.compiler.nvcc import FLAGS, compile_library, find_nvcc
-from tvm_deconv.compiler.nvcc import version as nvcc_version
+from tvm_deconv.compiler.output import publish, scratch_folder
 from tvm_deconv.compiler.process import Worker, WorkerError
 from tvm_deconv.compiler.records import Records, read, shipped
-from tvm_deconv.compiler.workspace import Counted
+from tvm_deconv.compiler.selection import (
+    Choice,
+    algorithms_for,
+    checked_algorithms,
+    choices_for,
+    named,
+    plan_of,
+)
 from tvm_deconv.errors import BuildError, DeconvError, ManifestError, ProblemError
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules import cuda
-from tvm_deconv.schedules.x86 import Algorithm, Kernel, Plan, build_kernel, build_variants, default_plan
-from tvm_deconv.targets import CpuTarget, CudaTarget, Target, get, of_names
+from tvm_deconv.schedules.contract import AnyAlgorithm, Kernel, Plan, Toolchain, Workspace
+from tvm_deconv.targets import Target, of_names
 
-#: What a directory of artifacts holds besides them: a lock, and while they run, a directory for each build.
-_LOCK, _SCRATCH = ".lock", ".building-"
-_TRIPLE = "x86_64-unknown-linux-gnu"
+_PACKAGES = ("tvm_deconv", "apache-tvm", "apache-tvm-ffi")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one problem on one target: `status` is built, current (already up to date) or failed.
+    """The result for one problem on one target: `status` is built, current (already up to date) or failed.
 
-    `warnings` are on records of tuning logs that were of no use.
+    `warnings` are about records of tuning logs that could not be used.
     """
 
     problem: Problem
@@ -63,206 +56,6 @@ class Outcome:
     error: str | None
     seconds: float
     warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Job:
-    """What to build."""
-
-    problem: Problem
-    layers: tuple[str, ...]
-    target: str
-    choices: tuple[Choice, ...]
-    warnings: tuple[str, ...]
-
-    def outcome(self, manifest: Manifest | None, error: str | None, seconds: float, warnings: Sequence[str]) -> Outcome:
-        """Return what became of it."""
-        status = "built" if manifest else "failed"
-        return Outcome(self.problem, self.layers, self.target, status, manifest, error, seconds, tuple(warnings))
-
-
-def checked_problems(problems: Iterable[Problem]) -> list[Problem]:
-    """Return `problems` as a list. Raises ProblemError unless each is a Problem."""
-    problems = list(problems)
-    for problem in problems:
-        if not isinstance(problem, Problem):
-            raise ProblemError("problems", problem, "must be a sequence of Problem")
-    return problems
-
-
-def export(
-    problem: Problem,
-    target: Target,
-    output: Path | str,
-    *,
-    layers: Sequence[str] = (),
-    cc: str | None = None,
-    launcher: Path | None = None,
-    choices: Sequence[Choice] = (),
-    warnings: list[str] | None = None,
-) -> Manifest:
-    """Build the artifact for `problem` on `target` into the directory `output` and return its manifest.
-
-    An older one stays what is loaded until the new one is complete, and is removed then.
-
-    `layers` are names for people; `cc` is the compiler driver that links, `launcher` its compiled object file; both are
-    found or made where they are not given.  The first of `choices` that builds is taken, by default what the installed
-    tuning logs say; what does not build is told in `warnings`.  Raises BuildError, CompilerNotFound.
-    """
-    output, problem = Path(output), target.computes(problem)
-    cc = cc or _compiler(target)
-    choices = choices or _choices(problem, target, warnings)
-    name = stem(problem.artifact_key, target.name)
-    try:
-        with _scratch(output) as scratch:
-            made = scratch / f"{name}.so"
-            for choice in choices:
-                try:
-                    if isinstance(target, CudaTarget):
-                        kernel: Kernel | cuda.Kernel = _link_cuda(problem, target, choice, made, cc)
-                    else:
-                        assert isinstance(target, CpuTarget)
-                        kernel = _link(problem, target, choice, made, cc, launcher or launcher_object(cc, scratch))
-                    break
-                # Whatever an old record makes TVM do, there is the next choice.
-                except Exception as error:
-                    if choice == choices[-1]:
-                        raise
-                    if warnings is not None:
-                        warnings.append(f"{problem.key} for {target.name}: not built by {choice.reason}: {error}")
-            content = made.read_bytes()
-            digest = hashlib.sha256(content).hexdigest()
-            manifest = Manifest(
-                problem=problem.artifact_key,
-                layers=tuple(layers),
-                target=target.name,
-                features=tuple(sorted(target.features)),
-                library=library_name(name, digest),
-                sha256=digest,
-                size=len(content),
-                algorithm=kernel.algorithm,
-                knobs=kernel.knobs,
-                packed_shape=(kernel.packed_elements,),
-                packed_dtype=kernel.packed_dtype if isinstance(kernel, cuda.Kernel) else problem.accumulate_dtype,
-                scratch_bytes=kernel.scratch_bytes,
-                shared_bytes=kernel.shared_bytes if isinstance(kernel, Kernel) else 0,
-                macs=problem.macs,
-                origin=choice.origin,
-                versions=_versions(cc, isinstance(target, CudaTarget)),
-                recipe=_recipe(problem, target, choices[0]),
-            )
-            described = scratch / f"{name}.json"
-            described.write_text(manifest.to_json(), encoding="utf-8")
-            _publish(output, manifest, made, described)
-    except OSError as error:
-        raise BuildError("output", output, f"must be a directory with room that can be written: {error}") from error
-    return manifest
-
-
-@contextlib.contextmanager
-def _scratch(output: Path) -> Iterator[Path]:
-    """Make a directory for one build in `output`, and remove those of builds that were killed: nobody locks these."""
-    output.mkdir(parents=True, exist_ok=True)
-    with FileLock(output / _LOCK):
-        for left in output.glob(f"{_SCRATCH}*"):
-            with contextlib.suppress(Timeout), FileLock(left / _LOCK, blocking=False):
-                shutil.rmtree(left, ignore_errors=True)
-        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=output))
-        held = FileLock(scratch / _LOCK)
-        held.acquire()
-    try:
-        yield scratch
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        held.release()
-
-
-def _publish(output: Path, manifest: Manifest, library: Path, described: Path) -> None:
-    """Move the files of an artifact into place; the manifest's rename is the moment at which it replaces another."""
-    _flush(library)
-    _flush(described)
-    # Of two builders of one artifact, the one that is late must not remove the library that the other's manifest means.
-    with FileLock(output / _LOCK):
-        library.replace(output / manifest.library)
-        described.replace(output / f"{manifest.name}.json")
-        _flush(output)
-        for path in output.iterdir():
-            if path.suffix == ".so" and stem_of(path.name) == manifest.name and path.name != manifest.library:
-                path.unlink()
-
-
-def _flush(path: Path) -> None:
-    """Have the disk hold what `path` holds."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _compiler(target: Target) -> str:
-    return find_nvcc() if isinstance(target, CudaTarget) else find_compiler()
-
-
-def _choices(problem: Problem, target: Target, warnings: list[str] | None) -> tuple[Choice, ...]:
-    return tuple(choose(problem, target, _records(target, shipped()), warnings))
-
-
-def _records(target: Target, *logs: Path | str) -> Records:
-    """Read the records for `target`; where a microarchitecture has none of a problem, those for its level."""
-    records, *others = (read(name, *logs) for name in target.logs)
-    for other in others:
-        records.by_problem = {**other.by_problem, **records.by_problem}
-        records.warnings += other.warnings
-    return records
-
-
-def _link_cuda(problem: Problem, target: CudaTarget, choice: Choice, path: Path, nvcc: str) -> cuda.Kernel:
-    """Compile `problem` as chosen to a library at `path` whose functions launch kernels."""
-    if problem.dynamic:
-        raise BuildError("problem", problem.key, f"must have no dynamic extents for {target.name}")
-    try:
-        if choice.schedule:
-            kernel = cuda.build_kernel(problem, named(choice.schedule.algorithm), plan_of(choice.schedule))
-        else:
-            kernel = cuda.build_kernel(problem, cuda.algorithm_for(problem, choice.algorithms))
-        text = cuda.source({"deconv": kernel.deconv, "pack": kernel.pack})
-    except (RuntimeError, ValueError) as error:
-        raise BuildError("problem", problem.key, f"does not compile for {target.name}: {error}") from error
-    compile_library(text, path.absolute(), target, nvcc)
-    return kernel
-
-
-def _link(problem: Problem, target: CpuTarget, choice: Choice, path: Path, cc: str, launcher: Path) -> Kernel:
-    """Compile `problem` as chosen to a library at `path`."""
-    # LLVM would take another CPU for one that it does not know.
-    if not llvm_is_valid_cpu(target.mcpu, _TRIPLE):
-        raise BuildError("target", target.name, f"must be a CPU that LLVM {llvm_version_major()} knows")
-    if choice.schedule:
-        kernel = build_kernel(problem, target, *_plan(problem, target, choice))
-    else:
-        parts = choice.parts or [choice] * len(problem.variants)
-        plans = [_plan(one, target, part) for one, part in zip(problem.variants, parts, strict=True)]
-        kernel = build_variants(problem, plans, target)
-    module, workspace = tvm.IRModule({"deconv": kernel.deconv, "pack": kernel.pack}), Counted()
-    try:
-        with tvm.transform.PassContext(instruments=[workspace]):
-            compiled = tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu}))
-        compiled.export_library(str(path.absolute()), addons=[str(launcher)], cc=cc)
-    except (RuntimeError, ValueError, OSError) as error:
-        raise BuildError("problem", problem.key, f"does not compile for {target.name}: {error}") from error
-    return replace(kernel, scratch_bytes=workspace.scratch_bytes, shared_bytes=workspace.shared_bytes)
-
-
-def _plan(problem: Problem, target: CpuTarget, choice: Choice) -> tuple[Algorithm, Plan]:
-    """Return what `choice` says of `problem`."""
-    if choice.schedule:
-        return named(choice.schedule.algorithm), plan_of(choice.schedule)
-    try:
-        return default_plan(problem, target, choice.algorithms)
-    except ValueError as error:
-        rule = f"admit no algorithm for {problem.key}"
-        raise BuildError("algorithms", ", ".join(choice.algorithms or ()), rule) from error
 
 
 def compile(
@@ -280,139 +73,314 @@ def compile(
 
     Raises ProblemError, CompilerNotFound, BuildError.
     """
-    targets = of_names(target)
-    using = checked(algorithms)
-    names: dict[str, list[str]] = {}
-    unique: dict[str, Problem] = {}
-    for problem in checked_problems(problems):
-        unique.setdefault(problem.artifact_key, problem)
-        names.setdefault(problem.artifact_key, []).extend((layers or {}).get(problem, ()))
-
-    def merged(target: Target) -> dict[Problem, tuple[str, ...]]:
-        """The layers of each problem that `target` tells apart."""
-        found: dict[Problem, list[str]] = {}
-        for key, problem in unique.items():
-            found.setdefault(target.computes(problem), []).extend(names[key])
-        return {problem: tuple(dict.fromkeys(wanted)) for problem, wanted in found.items()}
-
-    directory = Path(output)
-    directory.mkdir(parents=True, exist_ok=True)
-    outcomes: list[Outcome] = []
-
-    def note(outcome: Outcome) -> None:
-        outcomes.append(outcome)
-        if on_outcome:
-            on_outcome(outcome)
-
-    pending = []
+    targets, allowed = of_names(target), checked_algorithms(algorithms)
+    requested = _requested(checked_problems(problems), layers or {})
+    folder = Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    report = _Report(on_outcome)
+    pending: list[_Job] = []
     for chosen in targets:
-        records = _records(chosen, shipped(), *([] if logs is None else [logs]))
-        for problem, wanted in merged(chosen).items():
-            warnings = records.warnings_for(problem.artifact_key)
-            choices = tuple(choose(problem, chosen, records, warnings, for_target(using, chosen)))
-            current = _up_to_date(problem, chosen, directory, wanted, choices[0])
+        for job in _jobs(chosen, requested, logs, algorithms_for(chosen, allowed)):
+            current = _up_to_date(job, folder)
             if current:
-                note(Outcome(problem, wanted, chosen.name, "current", current, None, 0.0, tuple(warnings)))
+                report.add(job.outcome("current", current))
             else:
-                pending.append(_Job(problem, wanted, chosen.name, choices, tuple(warnings)))
+                pending.append(job)
     if pending:
-        compilers = {name: _compiler(get(name)) for name in dict.fromkeys(job.target for job in pending)}
-        with tempfile.TemporaryDirectory() as scratch:
-            launcher = launcher_object(find_compiler(), Path(scratch))
-            count = min(jobs or os.cpu_count() or 1, len(pending))
-            _run(pending, count, note, directory, launcher, compilers)
-    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
-    if failed:
-        listing = "".join(f"\n  {o.problem.key} ({o.target}): {o.error}" for o in failed)
-        error = BuildError("problems", f"{len(failed)} of {len(outcomes)}", f"did not build:{listing}")
-        error.outcomes = outcomes
-        raise error
-    return outcomes
+        _run(pending, folder, min(jobs or os.cpu_count() or 1, len(pending)), report.add)
+    report.raise_failures()
+    return report.outcomes
 
 
-def _run(pending: Sequence[_Job], count: int, note: Callable[[Outcome], None], *arguments: object) -> None:
-    """Run jobs in `count` processes, each an `_Exporter` of these arguments; a job that kills its process fails alone.
+def checked_problems(problems: Iterable[Problem]) -> list[Problem]:
+    """Return `problems` as a list. Raises ProblemError unless each is a Problem."""
+    problems = list(problems)
+    for problem in problems:
+        if not isinstance(problem, Problem):
+            raise ProblemError("problems", problem, "must be a sequence of Problem")
+    return problems
 
-    An interrupt, or what `note` raises, ends them.
+
+def _requested(problems: Sequence[Problem], layers: Mapping[Problem, Sequence[str]]) -> dict[Problem, list[str]]:
+    """Return the problems that differ in their artifacts, with the names of the layers that each serves."""
+    unique: dict[str, Problem] = {}
+    names: dict[Problem, list[str]] = {}
+    for problem in problems:
+        first = unique.setdefault(problem.artifact_key, problem)
+        names.setdefault(first, []).extend(layers.get(problem, ()))
+    return names
+
+
+@dataclass(frozen=True)
+class _Job:
+    """An artifact to build, with the choices to try in order."""
+
+    problem: Problem
+    layers: tuple[str, ...]
+    target: Target
+    choices: tuple[Choice, ...]
+    warnings: tuple[str, ...]
+
+    def outcome(
+        self,
+        status: str,
+        manifest: Manifest | None = None,
+        error: str | None = None,
+        seconds: float = 0.0,
+        warnings: Sequence[str] | None = None,
+    ) -> Outcome:
+        """Return the outcome of the job, by default with the warnings from before it began."""
+        told = self.warnings if warnings is None else tuple(warnings)
+        return Outcome(self.problem, self.layers, self.target.name, status, manifest, error, seconds, told)
+
+
+def _jobs(
+    target: Target,
+    requested: Mapping[Problem, Sequence[str]],
+    logs: Path | str | None,
+    algorithms: tuple[str, ...] | None,
+) -> list[_Job]:
+    """Return a job for each problem that `target` tells apart."""
+    layers: dict[Problem, list[str]] = {}
+    for problem, names in requested.items():
+        layers.setdefault(target.computes(problem), []).extend(names)
+    records = _records(target, shipped(), *([] if logs is None else [logs]))
+    jobs = []
+    for problem, names in layers.items():
+        warnings = records.warnings_for(problem.artifact_key)
+        choices = tuple(choices_for(problem, target, records, warnings, algorithms))
+        jobs.append(_Job(problem, tuple(dict.fromkeys(names)), target, choices, tuple(warnings)))
+    return jobs
+
+
+def _records(target: Target, *logs: Path | str) -> Records:
+    """Read the records for `target`; a problem without any has those of the target that stands in for it."""
+    records, *others = (read(name, *logs) for name in target.logs)
+    for other in others:
+        records.by_problem = {**other.by_problem, **records.by_problem}
+        records.warnings += other.warnings
+    return records
+
+
+def _up_to_date(job: _Job, folder: Path) -> Manifest | None:
+    """Return the manifest of the artifact in `folder` if it need not be built again."""
+    name = stem(job.problem.artifact_key, job.target.name)
+    try:
+        manifest = Manifest.read(folder / f"{name}.json")
+        content = (folder / manifest.library).read_bytes()
+    except (ManifestError, OSError):
+        return None
+    if manifest.sha256 != hashlib.sha256(content).hexdigest():
+        return None
+    current = manifest.recipe == _recipe(job.problem, job.target, job.choices[0])
+    return manifest if current and set(job.layers) <= set(manifest.layers) else None
+
+
+def _recipe(problem: Problem, target: Target, choice: Choice) -> str:
+    return recipe(problem, target, choice, backend_of(target).flags())
+
+
+@dataclass
+class _Report:
+    """The outcomes so far; each is passed on to `on_outcome`."""
+
+    on_outcome: Callable[[Outcome], None] | None
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def add(self, outcome: Outcome) -> None:
+        """Note an outcome."""
+        self.outcomes.append(outcome)
+        if self.on_outcome:
+            self.on_outcome(outcome)
+
+    def raise_failures(self) -> None:
+        """Raise BuildError, with all outcomes as an attribute, if a problem failed."""
+        failed = [outcome for outcome in self.outcomes if outcome.status == "failed"]
+        if failed:
+            listing = "".join(f"\n  {o.problem.key} ({o.target}): {o.error}" for o in failed)
+            error = BuildError("problems", f"{len(failed)} of {len(self.outcomes)}", f"did not build:{listing}")
+            error.outcomes = self.outcomes
+            raise error
+
+
+def _run(pending: Sequence[_Job], folder: Path, count: int, note: Callable[[Outcome], None]) -> None:
+    """Run jobs in `count` processes, and pass each outcome to `note`; a job that kills its process fails alone.
+
+    An interrupt, or an exception of `note`, ends the processes.
     """
-    with ThreadPoolExecutor(count) as threads, contextlib.ExitStack() as stack:
-        free = [stack.enter_context(Worker(_Exporter, *arguments)) for _ in range(count)]
-
-        def run(job: _Job) -> Outcome:
-            worker = free.pop()
-            start = time.perf_counter()
-            try:
-                outcome: Outcome = worker.ask("export", job, timeout=None)
-            except WorkerError as error:
-                seconds = time.perf_counter() - start
-                return job.outcome(None, f"the compiler: {error}", seconds, job.warnings)
-            finally:
-                free.append(worker)
-            return outcome
-
+    with contextlib.ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        backends = {job.target.backend: backend_of(job.target) for job in pending}
+        toolchains = {name: backend.toolchain(scratch) for name, backend in backends.items()}
+        threads = stack.enter_context(ThreadPoolExecutor(count))
+        idle = [stack.enter_context(Worker(_Exporter, folder, toolchains)) for _ in range(count)]
         stack.callback(threads.shutdown, wait=False, cancel_futures=True)
-        for done in as_completed([threads.submit(run, job) for job in pending]):
+        for done in as_completed([threads.submit(_run_job, job, idle) for job in pending]):
             note(done.result())
 
 
-class _Exporter:
-    """With what jobs are built, into the directory `output`: compilers, by target, and the launcher's object file."""
+def _run_job(job: _Job, idle: list[Worker]) -> Outcome:
+    """Run a job in one of the `idle` workers."""
+    worker = idle.pop()
+    start = time.perf_counter()
+    try:
+        outcome: Outcome = worker.ask("export", job, timeout=None)
+    except WorkerError as error:
+        return job.outcome("failed", None, f"the compiler: {error}", time.perf_counter() - start)
+    finally:
+        idle.append(worker)
+    return outcome
 
-    def __init__(self, output: Path, launcher: Path, compilers: Mapping[str, str]) -> None:
-        self._output = output
-        self._launcher = launcher
-        self._compilers = compilers
+
+class _Exporter:
+    """Builds jobs into a directory, with a toolchain for each backend."""
+
+    def __init__(self, folder: Path, toolchains: Mapping[str, Toolchain[Any]]) -> None:
+        self._folder = folder
+        self._toolchains = toolchains
 
     def export(self, job: _Job) -> Outcome:
-        """Build one job, and say what became of it."""
+        """Build one job and return its outcome."""
         start = time.perf_counter()
-        manifest, problem = None, None
+        manifest, error = None, None
         warnings = list(job.warnings)
         try:
             manifest = export(
                 job.problem,
-                get(job.target),
-                self._output,
+                job.target,
+                self._folder,
                 layers=job.layers,
-                cc=self._compilers[job.target],
-                launcher=self._launcher,
+                toolchain=self._toolchains[job.target.backend],
                 choices=job.choices,
                 warnings=warnings,
             )
-        except DeconvError as error:
-            problem = str(error)
-        except Exception as error:  # a defect of ours or of TVM in one problem must not hide what became of the others
-            problem = f"{type(error).__name__}: {error}"
-        return job.outcome(manifest, problem, time.perf_counter() - start, warnings)
+        except DeconvError as raised:
+            error = str(raised)
+        except Exception as raised:  # a defect of ours or of TVM in one problem must not hide the outcomes of others
+            error = f"{type(raised).__name__}: {raised}"
+        return job.outcome("built" if manifest else "failed", manifest, error, time.perf_counter() - start, warnings)
 
 
-def _up_to_date(
-    problem: Problem, target: Target, directory: Path, layers: tuple[str, ...], choice: Choice
-) -> Manifest | None:
-    name = stem(problem.artifact_key, target.name)
+def export(
+    problem: Problem,
+    target: Target,
+    output: Path | str,
+    *,
+    layers: Sequence[str] = (),
+    toolchain: Toolchain[Any] | None = None,
+    choices: Sequence[Choice] = (),
+    warnings: list[str] | None = None,
+) -> Manifest:
+    """Build the artifact for `problem` on `target` into the directory `output` and return its manifest.
+
+    An older artifact stays the one that is loaded until the new one is complete, and is removed then.
+
+    `layers` are names for people. `toolchain` is found if it is not given. The first of `choices` that builds is taken,
+    by default those of the installed tuning logs; `warnings` gets the reasons of those that do not build. Raises
+    BuildError, CompilerNotFound.
+    """
+    output, problem = Path(output), target.computes(problem)
+    choices = choices or tuple(choices_for(problem, target, _records(target, shipped()), warnings))
     try:
-        manifest = Manifest.read(directory / f"{name}.json")
-        content = (directory / manifest.library).read_bytes()
-    except (ManifestError, OSError):
-        return None
-    unchanged = manifest.sha256 == hashlib.sha256(content).hexdigest()
-    holds = unchanged and manifest.recipe == _recipe(problem, target, choice)
-    return manifest if holds and set(layers) <= set(manifest.layers) else None
+        with scratch_folder(output) as scratch:
+            tools = toolchain or backend_of(target).toolchain(scratch)
+            library = scratch / f"{stem(problem.artifact_key, target.name)}.so"
+            built = _Build(problem, target, tools, library).first_of(choices, warnings)
+            manifest = built.manifest(layers, _recipe(problem, target, choices[0]))
+            publish(output, manifest, library, scratch)
+    except OSError as error:
+        raise BuildError("output", output, f"must be a directory with room that can be written: {error}") from error
+    return manifest
 
 
-def _recipe(problem: Problem, target: Target, choice: Choice) -> str:
-    flags = (*FLAGS, nvcc_version(find_nvcc())) if isinstance(target, CudaTarget) else LAUNCHER_FLAGS
-    return recipe(problem, target, choice, flags)
+@dataclass(frozen=True)
+class _Build:
+    """The build of one artifact: the file `library` is written, by the first choice that compiles."""
+
+    problem: Problem
+    target: Target
+    toolchain: Toolchain[Any]
+    library: Path
+
+    def first_of(self, choices: Sequence[Choice], warnings: list[str] | None) -> _Built:
+        """Compile the first of `choices` that compiles; the last one's error is raised."""
+        for choice in choices[:-1]:
+            try:
+                return self._compiled(choice)
+            except Exception as error:  # whatever an old record makes TVM do, there is the next choice
+                if warnings is not None:
+                    reason = f"not built by {choice.reason}: {error}"
+                    warnings.append(f"{self.problem.key} for {self.target.name}: {reason}")
+        return self._compiled(choices[-1])
+
+    def _compiled(self, choice: Choice) -> _Built:
+        """Compile as chosen. Raises BuildError."""
+        backend_of(self.target).check(self.problem, self.target)
+        try:
+            kernel = self._kernel(choice)
+            workspace = self.toolchain.compile(kernel, self.target, self.library)
+        except DeconvError:
+            raise
+        except (RuntimeError, ValueError) as error:
+            rule = f"does not compile for {self.target.name}: {error}"
+            raise BuildError("problem", self.problem.key, rule) from error
+        return _Built(self, choice, kernel, workspace)
+
+    def _kernel(self, choice: Choice) -> Kernel:
+        """Schedule as chosen: one plan for all calls, or one for each variant."""
+        if choice.schedule:
+            algorithm, plan = self._plan(self.problem, choice)
+            return algorithm.build(self.problem, self.target, plan)
+        parts = choice.parts or [choice] * len(self.problem.variants)
+        kernels = []
+        for variant, part in zip(self.problem.variants, parts, strict=True):
+            algorithm, plan = self._plan(variant, part)
+            kernels.append(algorithm.build(variant, self.target, plan))
+        return backend_of(self.target).join(self.problem, kernels)
+
+    def _plan(self, problem: Problem, choice: Choice) -> tuple[AnyAlgorithm, Plan]:
+        """Return the algorithm and the plan of a choice for `problem`."""
+        if choice.schedule:
+            return named(choice.schedule.algorithm), plan_of(choice.schedule)
+        return backend_of(self.target).default(problem, self.target, choice.algorithms)
+
+
+@dataclass(frozen=True)
+class _Built:
+    """A compiled artifact whose manifest is not written yet."""
+
+    build: _Build
+    choice: Choice
+    kernel: Kernel
+    workspace: Workspace
+
+    def manifest(self, layers: Sequence[str], recipe: str) -> Manifest:
+        """Return the manifest of the library as it is now."""
+        problem, target, kernel = self.build.problem, self.build.target, self.kernel
+        content = self.build.library.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        return Manifest(
+            problem=problem.artifact_key,
+            layers=tuple(layers),
+            target=target.name,
+            features=tuple(sorted(target.features)),
+            library=library_name(self.build.library.stem, digest),
+            sha256=digest,
+            size=len(content),
+            algorithm=kernel.algorithm,
+            knobs=kernel.knobs,
+            packed_shape=(kernel.packed_elements,),
+            packed_dtype=kernel.packed_dtype,
+            scratch_bytes=self.workspace.scratch_bytes,
+            shared_bytes=self.workspace.shared_bytes,
+            macs=problem.macs,
+            origin=self.choice.origin,
+            versions=_versions(self.build.toolchain),
+            recipe=recipe,
+        )
 
 
 @cache
-def _versions(cc: str, with_cuda: bool) -> dict[str, str]:
-    packages = {name: importlib.metadata.version(name) for name in ("tvm_deconv", "apache-tvm", "apache-tvm-ffi")}
-    if with_cuda:
-        return {**packages, "nvcc": nvcc_version(cc)}
-    printed = subprocess.run([cc, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
-    return {
-        **packages,
-        "llvm": str(llvm_version_major()),
-        "cc": printed[0] if printed else cc,
-    }
+def _versions(toolchain: Toolchain[Any]) -> dict[str, str]:
+    packages = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    return {**packages, **toolchain.versions()}

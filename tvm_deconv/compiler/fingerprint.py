@@ -20,7 +20,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.targets import Target
 
 if TYPE_CHECKING:
-    from tvm_deconv.compiler.choices import Choice
+    from tvm_deconv.compiler.selection import Choice
 
 #: The packages whose code decides a kernel, once its problem and its plan are given.
 _KERNELS = ("compute", "schedules")

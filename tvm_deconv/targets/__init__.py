@@ -15,7 +15,7 @@ from tvm_deconv.targets.cpu import (
 )
 from tvm_deconv.targets.cuda import CUDA_TARGETS, CudaTarget, cuda_capability, cuda_driver, cuda_target
 from tvm_deconv.targets.host import Host, detect_host, parse_cpuinfo
-from tvm_deconv.targets.resolve import get, known_targets, max_target, native, of_artifact, of_names
+from tvm_deconv.targets.resolve import get, known_targets, max_target, names_of, native, of_artifact, of_names
 
 __all__ = [
     "CPU_TARGETS",
@@ -37,6 +37,7 @@ __all__ = [
     "max_target",
     "microarchitecture",
     "microarchitectures",
+    "names_of",
     "native",
     "of_artifact",
     "of_names",

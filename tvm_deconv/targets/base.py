@@ -61,6 +61,11 @@ class Target(abc.ABC):
         """The targets whose tuning logs apply: its own, then those that stand in for problems without a record."""
         return (self.name,)
 
+    @property
+    @abc.abstractmethod
+    def machines(self) -> str:
+        """The machines that run its artifacts, for people."""
+
     @abc.abstractmethod
     def computes(self, problem: Problem) -> Problem:
         """Return the problem that an artifact of this target for `problem` computes."""

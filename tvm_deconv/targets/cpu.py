@@ -59,6 +59,11 @@ class CpuTarget(Target):
         """See Target; a microarchitecture follows its level."""
         return tuple(dict.fromkeys((self.name, self.level)))
 
+    @property
+    def machines(self) -> str:
+        """See Target."""
+        return f"CPUs with {', '.join(sorted(self.features))}"
+
     def lanes(self, element_bytes: int) -> int:
         """Return the number of elements of `element_bytes` bytes in one vector register."""
         return self.vector_bits // (8 * element_bytes)

@@ -38,10 +38,10 @@ class CudaTarget(Target):
     def refusal(self, place: Place) -> str | None:
         """See Target."""
         if place.capability is None:
-            return f"runs on CUDA devices (compute capability {self.architectures}); these arrays are in CPU memory"
+            return f"runs on CUDA devices ({self.machines}); these arrays are in CPU memory"
         if not self.runs_on(place.capability):
             own = ".".join(map(str, place.capability))
-            return f"runs on compute capability {self.architectures}; this device has {own}"
+            return f"runs on {self.machines}; this device has {own}"
         return self._lack(place)
 
     def closeness(self, place: Place) -> tuple[int, int]:
@@ -58,10 +58,11 @@ class CudaTarget(Target):
         return max((known for known in self.code if known[0] == major and known[1] <= minor), default=(0, 0))
 
     @property
-    def architectures(self) -> str:
-        """The devices it runs on, for people."""
+    def machines(self) -> str:
+        """See Target; devices are known by their compute capability."""
         exact = [f"{major}.{minor} and later {major}.x" for major, minor in self.code]
-        return ", ".join(exact + [f"{major}.{minor} and later" for major, minor in self.ptx])
+        listing = ", ".join(exact + [f"{major}.{minor} and later" for major, minor in self.ptx])
+        return f"compute capability {listing}"
 
 
 #: "cuda" holds machine code for data centres' devices, and PTX from which a driver makes code for all later ones.

@@ -57,11 +57,16 @@ def of_names(names: str | Sequence[str], host: Host | None = None) -> tuple[Targ
 
     Raises ProblemError for an unknown name or if there is none.
     """
+    return tuple(dict.fromkeys(native(host) if name == "native" else get(name) for name in names_of(names)))
+
+
+def names_of(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Return one or several `names` as a tuple; ProblemError if there is none."""
     wanted = (names,) if isinstance(names, str) else tuple(names)
     if not wanted:
         known = ", ".join(("native", *known_targets(), "a microarchitecture"))
         raise ProblemError("target", names, f"must name at least one of {known}")
-    return tuple(dict.fromkeys(native(host) if name == "native" else get(name) for name in wanted))
+    return wanted
 
 
 @lru_cache(_MOST_KEPT)

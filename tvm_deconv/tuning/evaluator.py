@@ -13,12 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from tvm_deconv.bench.floors import FMA_DTYPES, Floors, build_fma
 from tvm_deconv.compiler.fingerprint import kernel_digest
 from tvm_deconv.compiler.process import WorkerError
 from tvm_deconv.compiler.records import Conditions, Log, Record, Schedule
 from tvm_deconv.problem import Problem
-from tvm_deconv.targets import CpuTarget, CudaTarget, Target
+from tvm_deconv.targets import Target
 from tvm_deconv.tuning.builders import BuilderPool, Built
 from tvm_deconv.tuning.runners.base import BrokenDefaultError, Runner
 from tvm_deconv.tuning.runners.harness import Baseline, Measured
@@ -43,8 +42,8 @@ class Evaluator:
         self._runner = runner
         self._seed = seed
         self._timeout = timeout
-        self._floors: Floors | None = None
-        self._device_rates: dict[str, float] = {}
+        self._rates: dict[str, float] = {}
+        self._copy_rate = 0.0
         self._baselines: dict[str, Baseline] = {}
         with contextlib.ExitStack() as stack:
             self._scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -58,26 +57,19 @@ class Evaluator:
         self._stack.close()
 
     def measure_floors(self, problems: Iterable[Problem]) -> None:
-        """Measure the rates of the machine, once; a CUDA device has a table of its multiply-adds."""
-        if self._floors is not None:
+        """Measure the rates of the machine, once: copied bytes, and multiply-adds of the types of `problems`."""
+        if self._copy_rate:
             return
-        rates = {}
-        if isinstance(self.target, CudaTarget):
-            for dtype in sorted({_multiplied(problem) for problem in problems}):
-                self._device_rates[dtype] = self._runner.multiply_adds(dtype, None, _RATE_SECONDS)
-        else:
-            for dtype in sorted({problem.accumulate_dtype for problem in problems} & set(FMA_DTYPES)):
-                assert isinstance(self.target, CpuTarget)
-                kernel = build_fma(self.target, dtype, self._scratch)
-                rates[dtype] = self._runner.multiply_adds(dtype, kernel, _RATE_SECONDS)
-        self._floors = Floors(rates, self._runner.copy(_RATE_SECONDS))
+        dtypes = {self._runner.multiplied(problem) for problem in problems}
+        for dtype in sorted(dtype for dtype in dtypes if dtype):
+            self._rates[dtype] = self._runner.multiply_add_rate(dtype, self.target, self._scratch, _RATE_SECONDS)
+        self._copy_rate = self._runner.copy(_RATE_SECONDS)
 
     def floor(self, problem: Problem) -> float:
         """Return the seconds that no schedule of `problem` beats."""
-        assert self._floors is not None
-        floors = list(self._floors.seconds(problem).values())
-        rate = self._device_rates.get(_multiplied(problem))
-        return max([*floors, *([problem.macs / rate] if rate else [])])
+        assert self._copy_rate
+        rate = self._rates.get(self._runner.multiplied(problem) or "")
+        return max(problem.min_bytes / self._copy_rate, problem.macs / rate if rate else 0.0)
 
     def round(self, search: Search, schedules: Sequence[Schedule]) -> Iterator[Record]:
         """Compile all of `schedules`, then measure each; yield their records, which the log has by then.
@@ -149,11 +141,6 @@ class Evaluator:
 def now() -> str:
     """Return the time in UTC, in ISO form."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
-
-
-def _multiplied(problem: Problem) -> str:
-    """Return the type that a device multiplies."""
-    return problem.dtype if problem.precision == "ieee" else problem.precision
 
 
 @cache

@@ -1,6 +1,6 @@
 """The state of the search for one problem on one target, and what to try next.
 
-Proposals come from `choices.space`. First what is known: the default, the best under other conditions, the nearest
+Proposals come from `selection.space`. First what is known: the default, the best under other conditions, the nearest
 record, the cheapest of each algorithm. Then two kinds take turns: a candidate drawn by its arithmetic cost, and a
 mutation, which is like one of the fastest so far. Candidates that cost `HOPELESS_COST` times the cheapest by arithmetic
 are not tried at all.
@@ -12,8 +12,8 @@ import math
 import random
 from collections.abc import Sequence
 
-from tvm_deconv.compiler.choices import Candidate, choices, default, distance, nearest, space
 from tvm_deconv.compiler.records import Conditions, Record, Records, Schedule
+from tvm_deconv.compiler.selection import Candidate, choices_for, default_schedule, distance, nearest, space
 from tvm_deconv.problem import Problem
 from tvm_deconv.targets import Target
 
@@ -48,7 +48,7 @@ class Search:
         self.floor = math.nan
         self.warnings = records.warnings_for(self.key)
         self.tried: dict[Schedule, Record] = {}
-        self.default = default(problem, target, algorithms)
+        self.default = default_schedule(problem, target, algorithms)
         self.broken = False
         self._since_better = 0
         self._threads = conditions.threads
@@ -63,7 +63,7 @@ class Search:
 
     def _known_schedules(self) -> list[Schedule]:
         known = [self.default]
-        for choice in choices(self.problem, self.target, self._records, self.warnings, self.algorithms):
+        for choice in choices_for(self.problem, self.target, self._records, self.warnings, self.algorithms):
             known += [choice.schedule] if choice.schedule else []
         near = nearest(self.problem, self.target, self._records, self.algorithms)
         known += [near[1]] if near else []  # arithmetic may be wrong about it: that is what measuring is for

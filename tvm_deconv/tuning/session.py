@@ -12,18 +12,19 @@ Every trial is in the log as soon as it is over, failures too. A schedule that t
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from tvm_deconv.compiler.choices import checked, for_target
 from tvm_deconv.compiler.records import Log, Record, Schedule, read, shipped
+from tvm_deconv.compiler.selection import algorithms_for, checked_algorithms
 from tvm_deconv.errors import DeviceError, ProblemError
 from tvm_deconv.problem import Problem, integer
-from tvm_deconv.targets import CUDA_TARGETS, CudaTarget, Host, Target, cuda_capability, of_names
+from tvm_deconv.targets import Host, Place, Target, cuda_capability, detect_host, get, names_of, of_names
 from tvm_deconv.tuning.evaluator import Evaluator, now
 from tvm_deconv.tuning.runners.base import Runner
 from tvm_deconv.tuning.runners.cuda import CudaRunner
@@ -97,30 +98,41 @@ def tune(
     """
     integer("trials", trials, 0)
     integer("threads", threads, 1)
-    using = checked(algorithms)
+    using = checked_algorithms(algorithms)
     if (rpc_tracker is None) != (rpc_key is None):
         raise ProblemError("rpc_key", rpc_key, "must be given where rpc_tracker is, and nowhere else")
-    names = (target,) if isinstance(target, str) else tuple(target)
-    devices = [CUDA_TARGETS[name] for name in names if name in CUDA_TARGETS]
-    for device in devices:
-        _check_device(device, rpc_tracker)
     # Without batch or output there is nothing to measure.
     wanted = [variant for problem in problems for variant in problem.variants if math.prod(variant.output_shape)]
     session = _Session(wanted, trials, Log(logs), seed, jobs, timeout, using, on_trial)
     tuned: list[Tuned] = []
-    cpus = [name for name in names if name not in CUDA_TARGETS]
-    if cpus or not devices:
-        with _cpu_runner(threads, rpc_tracker, rpc_key) as runner:
-            targets = of_names(cpus, runner.host)
-            for chosen in targets:
-                _check_host(chosen, runner.host)
+    with contextlib.closing(_measured_on(names_of(target), threads, rpc_tracker, rpc_key)) as places:
+        for runner, targets in places:
             for chosen in targets:
                 tuned += session.tune_on(runner, chosen)
-    if devices:
-        with CudaRunner() as runner:
-            for device in devices:
-                tuned += session.tune_on(runner, device)
     return tuned
+
+
+def _measured_on(
+    names: Sequence[str], threads: int, rpc_tracker: str | None, rpc_key: str | None
+) -> Generator[tuple[Runner, list[Target]], None, None]:
+    """Yield a runner for each kind of memory, with the targets called `names` that are measured on it.
+
+    All targets are checked before the first is yielded.
+    """
+    kinds = {name: "cpu" if name == "native" else get(name).memory for name in names}
+    on_device = [get(name) for name, memory in kinds.items() if memory == "cuda"]
+    for target in on_device:
+        _check_device(target, rpc_tracker)
+    on_cpu = [name for name, memory in kinds.items() if memory == "cpu"]
+    if on_cpu:
+        with _cpu_runner(threads, rpc_tracker, rpc_key) as runner:
+            targets = of_names(on_cpu, runner.host)
+            for target in targets:
+                _check_host(target, runner.host)
+            yield runner, [*targets]
+    if on_device:
+        with CudaRunner() as runner:
+            yield runner, on_device
 
 
 def _cpu_runner(threads: int, rpc_tracker: str | None, rpc_key: str | None) -> Runner:
@@ -136,19 +148,18 @@ def _check_host(target: Target, host: Host) -> None:
         raise ProblemError("target", target.name, f"{host.name} cannot run it: it lacks {missing}")
 
 
-def _check_device(target: CudaTarget, rpc_tracker: str | None) -> None:
+def _check_device(target: Target, rpc_tracker: str | None) -> None:
     """Raise an error if this machine has no device that runs `target`, or if another machine is to measure."""
     if rpc_tracker is not None:
         raise ProblemError("rpc_tracker", rpc_tracker, f"must be left out for {target.name}: a device here measures")
+    rule = f"is tuned on a device of {target.machines}"
     try:
         capability = cuda_capability()
     except DeviceError as error:
-        rule = f"is tuned on a device of compute capability {target.architectures}: {error}"
-        raise DeviceError("target", target.name, rule) from None
-    if not target.runs_on(capability):
+        raise DeviceError("target", target.name, f"{rule}: {error}") from None
+    if target.refusal(Place(detect_host(), capability=capability)):
         own = ".".join(map(str, capability))
-        rule = f"is tuned on a device of compute capability {target.architectures}: this one has {own}"
-        raise DeviceError("target", target.name, rule)
+        raise DeviceError("target", target.name, f"{rule}: this one has {own}")
 
 
 @dataclass(frozen=True)
@@ -167,7 +178,7 @@ class _Session:
     def tune_on(self, runner: Runner, target: Target) -> list[Tuned]:
         """Search for schedules of all problems on one target; leave their logs tidy."""
         records = read(target.name, shipped(), self.log.root)
-        allowed = for_target(self.algorithms, target)
+        allowed = algorithms_for(target, self.algorithms)
         computed = (target.computes(problem) for problem in self.problems)
         problems = {problem.artifact_key: problem for problem in computed}
         with Evaluator(target, runner, self.log, seed=self.seed, jobs=self.jobs, timeout=self.timeout) as evaluator:

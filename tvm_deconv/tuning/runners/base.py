@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tvm_deconv.bench.floors import FMA_DTYPES, build_fma
 from tvm_deconv.compiler.process import Worker, WorkerError
+from tvm_deconv.problem import Problem
 from tvm_deconv.targets import Host
 from tvm_deconv.tuning.builders import Built
 from tvm_deconv.tuning.runners.harness import Baseline, Harness, Measured
@@ -77,11 +79,18 @@ class Runner(ABC):
         """Call `function`, which measures, on each item; yield the results as soon as they are there."""
         return map(function, items)
 
-    def multiply_adds(self, dtype: str, kernel: Path | None, timeout: float) -> float:
-        """Return the multiply-adds per second of the machine, as `Machine.multiply_adds` does.
+    def multiplied(self, problem: Problem) -> str | None:
+        """Return the type whose rate of multiply-adds bounds `problem`; None if that is not measured."""
+        return problem.accumulate_dtype if problem.accumulate_dtype in FMA_DTYPES else None
 
-        Raises WorkerError, RemoteError.
+    def multiply_add_rate(self, dtype: str, target: Any, folder: Path, timeout: float) -> float:
+        """Measure the multiply-adds per second of `dtype`, with a kernel for `target` that is compiled into `folder`.
+
+        Raises WorkerError, RemoteError, CompilerNotFound, BuildError.
         """
+        return self._multiply_adds(dtype, build_fma(target, dtype, folder), timeout)
+
+    def _multiply_adds(self, dtype: str, kernel: Path | None, timeout: float) -> float:
         rate: float = self._use(lambda process: self._ask(process, "multiply_adds", dtype, kernel, timeout=timeout))
         return rate
 

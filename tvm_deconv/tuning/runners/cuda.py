@@ -14,7 +14,7 @@ import numpy as np
 
 from tvm_deconv.artifact.ffi import import_tvm_ffi
 from tvm_deconv.errors import DeviceError
-from tvm_deconv.problem import Array
+from tvm_deconv.problem import Array, Problem
 from tvm_deconv.targets import Capability, Host, cuda_capability, cuda_driver
 from tvm_deconv.tuning.runners.base import SingleProcessRunner
 from tvm_deconv.tuning.runners.machine import Bound, Output
@@ -65,6 +65,14 @@ class CudaRunner(SingleProcessRunner):
     def host(self) -> Host:
         """The device."""
         return self._host
+
+    def multiplied(self, problem: Problem) -> str:
+        """See Runner; TF32 is a type of its own."""
+        return problem.dtype if problem.precision == "ieee" else problem.precision
+
+    def multiply_add_rate(self, dtype: str, target: Any, folder: Path, timeout: float) -> float:  # noqa: ARG002
+        """See Runner; the device has a table."""
+        return self._multiply_adds(dtype, None, timeout)
 
 
 class _Memory:

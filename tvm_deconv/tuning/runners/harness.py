@@ -111,9 +111,7 @@ class Harness:
         problem = self._problem
         assert problem is not None
         if built.pack not in self._packed:
-            packed = self._machine.put(
-                empty((built.packed_elements,), np.dtype(built.packed_dtype or problem.accumulate_dtype))
-            )
+            packed = self._machine.put(empty((built.packed_elements,), np.dtype(built.packed_dtype)))
             self._machine.bind(built.pack, "pack", (self._filter, packed)).run()
             self._packed[built.pack] = packed
         elements = built.workspace_elements

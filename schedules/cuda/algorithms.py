@@ -1,0 +1,7 @@
+"""The algorithms for CUDA devices."""
+
+from tvm_deconv.schedules.contract import AnyAlgorithm
+from tvm_deconv.schedules.cuda import generic, narrow, product, tensor
+
+#: In order of preference.
+ALGORITHMS: tuple[AnyAlgorithm, ...] = (narrow.ALGORITHM, tensor.ALGORITHM, product.ALGORITHM, generic.ALGORITHM)

@@ -1,0 +1,23 @@
+"""The algorithms for x86, one module each, and what they share."""
+
+from tvm_deconv.schedules.contract import AnyAlgorithm
+from tvm_deconv.schedules.x86.algorithms import (
+    direct_channels,
+    direct_groups,
+    direct_rows,
+    matrix,
+    strassen,
+    winograd,
+    winograd_rows,
+)
+
+#: In order of preference.
+ALGORITHMS: tuple[AnyAlgorithm, ...] = (
+    winograd.ALGORITHM,
+    matrix.ALGORITHM,
+    strassen.ALGORITHM,
+    winograd_rows.ALGORITHM,
+    direct_channels.ALGORITHM,
+    direct_groups.ALGORITHM,
+    direct_rows.ALGORITHM,
+)

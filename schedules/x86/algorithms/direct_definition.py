@@ -1,0 +1,109 @@
+"""What the algorithms of the direct definition share: an algorithm is one of its forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from tvm.tirx import PrimFunc
+
+from tvm_deconv.compute.direct import define_direct
+from tvm_deconv.compute.indexing import CHANNELS, GROUPS, ROWS, has_whole_vectors
+from tvm_deconv.compute.packing import pack_filter
+from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.contract import Algorithm, Kernel
+from tvm_deconv.schedules.x86 import register_epilogue, tiles
+from tvm_deconv.schedules.x86.calls import for_all_calls
+from tvm_deconv.schedules.x86.direct import schedule_direct
+from tvm_deconv.schedules.x86.lowering import lower
+from tvm_deconv.schedules.x86.stores import outgrows_caches
+from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
+from tvm_deconv.targets import CpuTarget
+
+
+def direct_algorithm(
+    name: str,
+    form: str,
+    supports: Callable[[Problem, CpuTarget], bool],
+    is_default_for: Callable[[Problem, CpuTarget], bool],
+    *,
+    winograd: bool = False,
+    error_growth: float = 1.0,
+    caveat: str = "",
+) -> Algorithm[CpuTarget, tiles.Plan]:
+    """Return the record of a form of the direct definition, with or without transforms along the outer axes."""
+    variety = _Form(name, form, winograd)
+    return Algorithm(
+        name=name,
+        supports=supports,
+        is_default_for=is_default_for,
+        candidates=variety.candidates,
+        read=variety.read,
+        tasks=variety.tasks,
+        build=variety.build,
+        error_growth=error_growth,
+        caveat=caveat,
+    )
+
+
+@dataclass(frozen=True)
+class _Form:
+    """The functions of a record."""
+
+    name: str
+    form: str
+    winograd: bool
+
+    def candidates(self, problem: Problem, target: CpuTarget) -> list[tuple[float, tiles.Plan]]:
+        extents = {
+            ROWS: Geometry.of(problem).axes[2].positions,
+            CHANNELS: problem.out_channels,
+            GROUPS: problem.groups,
+        }
+        of_lanes = partial(tiles.candidates, problem, self.form, self.winograd)
+        options = with_half_vectors(problem, target, extents[self.form], of_lanes)
+        return for_all_calls(problem, options, self.form, self._row_unit(problem, target))
+
+    def _row_unit(self, problem: Problem, target: CpuTarget) -> int:
+        return accumulator_lanes(problem, target) if self.form == ROWS else 1
+
+    def read(self, knobs: Mapping[str, int]) -> tiles.Plan:
+        plan = tiles.Plan.from_knobs(knobs)
+        if (max(plan.tile.outputs) > 1) != self.winograd:
+            rule = "one must be more than 1" if self.winograd else "must all be 1"
+            raise ValueError(f"outputs={plan.tile.outputs}: {rule}")
+        return plan
+
+    def tasks(self, problem: Problem, plan: tiles.Plan) -> int:
+        return plan.tasks(problem, self.form)
+
+    def build(self, problem: Problem, target: CpuTarget, plan: tiles.Plan) -> Kernel:
+        lanes = accumulator_lanes(problem, target) // (1 + plan.halves)
+        definition = define_direct(problem, self.form, plan.tile, lanes)
+        # Past the caches rows are copied at once; a position's channels are stored as they are made at any size.
+        streams = outgrows_caches(problem)
+        whole = has_whole_vectors(problem, self.form, plan.tile, lanes) and not (streams and self.form == ROWS)
+        scheduled = schedule_direct(definition, plan, problem.accumulate_dtype, whole).mod["main"]
+
+        def usual() -> PrimFunc:
+            return lower(scheduled, definition.end, streams=streams and not whole)
+
+        geometry = Geometry.of(problem, bool(plan.tile.uncropped))
+        if self.form == ROWS and register_epilogue.supports_tile(problem, geometry, plan.tile, lanes):
+            finished = register_epilogue.finish_in_registers(scheduled, problem, definition, streams=streams)
+            functions = register_epilogue.store_functions(problem.accumulate_dtype, lanes) if streams else ""
+            finished = lower(finished, definition.end, streams=streams, functions=functions)
+            deconv = register_epilogue.select_by_alignment(finished, usual()) if streams else finished
+        else:
+            deconv = usual()
+        return Kernel(
+            problem=problem,
+            deconv=deconv,
+            pack=pack_filter(problem, definition.sections, definition.packed_elements),
+            algorithm=self.name,
+            knobs=plan.knobs,
+            packed_elements=definition.packed_elements,
+            packed_dtype=problem.accumulate_dtype,
+        )

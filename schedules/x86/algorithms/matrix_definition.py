@@ -1,0 +1,83 @@
+"""What the algorithms of the matrix definition share: they differ in the transforms around its products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from tvm_deconv.compute.indexing import CHANNELS, has_whole_vectors
+from tvm_deconv.compute.matrix import define_matrix
+from tvm_deconv.compute.matrix_layout import row_unit
+from tvm_deconv.compute.packing import pack_matrix_filter
+from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.contract import Algorithm, Kernel
+from tvm_deconv.schedules.x86 import matrix_tiles
+from tvm_deconv.schedules.x86.calls import for_all_calls
+from tvm_deconv.schedules.x86.lowering import lower
+from tvm_deconv.schedules.x86.matrix import schedule_matrix
+from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
+from tvm_deconv.schedules.x86.stores import outgrows_caches
+from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
+from tvm_deconv.targets import CpuTarget
+
+
+def matrix_algorithm(
+    name: str,
+    supports: Callable[[Problem, CpuTarget], bool],
+    is_default_for: Callable[[Problem, CpuTarget], bool],
+    *,
+    winograd: bool = False,
+    strassen: bool = False,
+    error_growth: float = 1.0,
+    caveat: str = "",
+) -> Algorithm[CpuTarget, MatrixPlan]:
+    """Return the record of the matrix definition with Winograd's transforms, Strassen's algorithm, or neither."""
+    variety = _Transforms(name, winograd, strassen)
+    return Algorithm(
+        name=name,
+        supports=supports,
+        is_default_for=is_default_for,
+        candidates=variety.candidates,
+        read=MatrixPlan.from_knobs,
+        tasks=variety.tasks,
+        build=variety.build,
+        error_growth=error_growth,
+        caveat=caveat,
+    )
+
+
+@dataclass(frozen=True)
+class _Transforms:
+    """The functions of a record."""
+
+    name: str
+    winograd: bool
+    strassen: bool
+
+    def candidates(self, problem: Problem, target: CpuTarget) -> list[tuple[float, MatrixPlan]]:
+        phases = max((math.prod(run.count for run in runs) for runs in Geometry.of(problem).runs), default=1)
+        of_lanes = partial(matrix_tiles.candidates, problem, self.winograd, strassen=self.strassen)
+        options = with_half_vectors(problem, target, phases * problem.out_channels, of_lanes)
+        return for_all_calls(problem, options, CHANNELS, row_unit(problem, accumulator_lanes(problem, target)))
+
+    def tasks(self, problem: Problem, plan: MatrixPlan) -> int:
+        return plan.tasks(problem)
+
+    def build(self, problem: Problem, target: CpuTarget, plan: MatrixPlan) -> Kernel:
+        lanes = accumulator_lanes(problem, target) // (1 + plan.halves)
+        definition = define_matrix(problem, plan.tile, lanes)
+        whole = has_whole_vectors(problem, CHANNELS, plan.tile, lanes) and not definition.layout.contiguous_phases
+        scheduled = schedule_matrix(definition, plan, problem.accumulate_dtype, whole)
+        streams = outgrows_caches(problem) and not whole
+        return Kernel(
+            problem=problem,
+            deconv=lower(scheduled.mod["main"], definition.end, streams=streams),
+            pack=pack_matrix_filter(problem, definition.sections, definition.packed_elements),
+            algorithm=self.name,
+            knobs=plan.knobs,
+            packed_elements=definition.packed_elements,
+            packed_dtype=problem.accumulate_dtype,
+        )

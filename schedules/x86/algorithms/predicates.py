@@ -1,0 +1,89 @@
+"""The conditions under which algorithms apply to a problem on a target, or are a default for it."""
+
+from __future__ import annotations
+
+import math
+
+from tvm_deconv.compute.matrix_layout import contiguous_phases
+from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.x86 import matrix_tiles, tiles
+from tvm_deconv.schedules.x86.vectors import accumulator_lanes
+from tvm_deconv.targets import CpuTarget
+
+#: Outputs of a row that the matrix definition finishes at once, at most: its code grows with them.
+MAX_CHUNK = 160
+
+
+def always(problem: Problem, target: CpuTarget) -> bool:  # noqa: ARG001
+    """Hold for every problem."""
+    return True
+
+
+def fills_vectors_with_channels(problem: Problem, target: CpuTarget) -> bool:
+    """Channels are contiguous, at least half a vector of them in a group; or positions fill at most half a vector."""
+    lanes = accumulator_lanes(problem, target)
+    if problem.data_format == "NXC":
+        return 2 * problem.out_channels >= lanes
+    return 2 * _positions(problem) <= lanes <= problem.out_channels
+
+
+def fills_vectors_with_groups(problem: Problem, target: CpuTarget) -> bool:
+    """Channels are contiguous, and there are at least half a vector of groups."""
+    return problem.data_format == "NXC" and 2 * problem.groups >= accumulator_lanes(problem, target)
+
+
+def fills_panels(problem: Problem, target: CpuTarget) -> bool:
+    """Every product has vectors of columns and of rows: enough output channels, input channels and positions."""
+    lanes = accumulator_lanes(problem, target)
+    columns = 2 * problem.out_channels >= lanes or contiguous_phases(problem, lanes) > 0
+    enough = columns and 2 * problem.in_channels >= lanes and _positions(problem) >= 4
+    return enough and finishes_in_short_chunks(problem, target)
+
+
+def finishes_in_short_chunks(problem: Problem, target: CpuTarget) -> bool:
+    """Channels need not become rows, or do so in chunks whose code is small: whole vectors and whole strides."""
+    lanes = accumulator_lanes(problem, target)
+    if problem.data_format == "NXC" or contiguous_phases(problem, lanes):
+        return True
+    return math.lcm(lanes, Geometry.of(problem).axes[2].stride) <= MAX_CHUNK
+
+
+def has_taps_to_transform(problem: Problem, target: CpuTarget) -> bool:
+    """Some phase has neighbouring taps, and sums of data cannot overflow: the type is a floating point one."""
+    if problem.accumulate_dtype == "int32" or not finishes_in_short_chunks(problem, target):
+        return False
+    return bool(matrix_tiles.output_choices(Geometry.of(problem), winograd=True))
+
+
+def saves_products(problem: Problem, target: CpuTarget) -> bool:
+    """There are taps to transform, and enough columns for the transforms to pay."""
+    return has_taps_to_transform(problem, target) and fills_panels(problem, target)
+
+
+def has_rows_to_transform(problem: Problem, target: CpuTarget) -> bool:  # noqa: ARG001
+    """Some phase has neighbouring taps along an axis outside of rows, in floating point."""
+    return problem.accumulate_dtype != "int32" and bool(tiles.outer_outputs(Geometry.of(problem)))
+
+
+def saves_rows(problem: Problem, target: CpuTarget) -> bool:
+    """There are rows to transform, and they are contiguous."""
+    return problem.data_format == "NCX" and has_rows_to_transform(problem, target)
+
+
+def has_nothing_to_transform(problem: Problem, target: CpuTarget) -> bool:
+    """Winograd's transforms do not apply, and sums of data cannot overflow: the type is a floating point one."""
+    if problem.accumulate_dtype == "int32" or not finishes_in_short_chunks(problem, target):
+        return False
+    return not matrix_tiles.output_choices(Geometry.of(problem), winograd=True)
+
+
+def fills_halves(problem: Problem, target: CpuTarget) -> bool:
+    """Half of the input channels are enough terms for the additional sums to pay."""
+    enough = problem.in_channels >= 8 * accumulator_lanes(problem, target)
+    return enough and has_nothing_to_transform(problem, target) and fills_panels(problem, target)
+
+
+def _positions(problem: Problem) -> int:
+    geometry = Geometry.of(problem)
+    return geometry.batch * math.prod(axis.positions for axis in geometry.axes)

@@ -1,0 +1,21 @@
+"""From a scheduled function to the function of an artifact."""
+
+from __future__ import annotations
+
+from tvm.tirx import PrimFunc
+
+from tvm_deconv.compute.extents import End
+from tvm_deconv.schedules.x86.loop_marks import lower_loop_marks
+from tvm_deconv.schedules.x86.stores import lower_row_copies, lower_streaming_stores
+
+
+def lower(func: PrimFunc, end: End | None, *, streams: bool, functions: str = "") -> PrimFunc:
+    """Return `func` as "deconv", with the marks of its schedule replaced.
+
+    With an `end`, that of a dynamic axis, rows are copied by calls. If it `streams`, the output goes past the caches;
+    `functions` are further ones in LLVM's language that it calls.
+    """
+    func = lower_loop_marks(lower_row_copies(func) if end else func, end)
+    if streams:
+        func = lower_streaming_stores(func, functions)
+    return func.with_attr("global_symbol", "deconv")

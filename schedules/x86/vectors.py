@@ -1,0 +1,45 @@
+"""Vectors of accumulators, whole registers or halves of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.x86 import matrix_tiles, tiles
+from tvm_deconv.targets import CpuTarget
+
+_AnyPlan = TypeVar("_AnyPlan", tiles.Plan, matrix_tiles.MatrixPlan)
+
+#: Half vectors are tried if padding to whole ones wastes more than 10 %, and halves would not waste about as much.
+_LEAST_PADDING, _MOST_PADDING = 1.1, 4.0
+#: The cost of a product in half a vector: between 1, if vectors of 512 bits are computed in halves, and 2.
+_HALF_COST = 1.4
+_ELEMENT_BYTES = {"float32": 4, "float64": 8, "int32": 4}
+
+
+def accumulator_lanes(problem: Problem, target: CpuTarget) -> int:
+    """Return the number of accumulators of `problem` in one vector register of `target`."""
+    return target.lanes(_ELEMENT_BYTES[problem.accumulate_dtype])
+
+
+def with_half_vectors(
+    problem: Problem,
+    target: CpuTarget,
+    extent: int,
+    candidates: Callable[[CpuTarget, int], list[tuple[float, _AnyPlan]]],
+) -> list[tuple[float, _AnyPlan]]:
+    """Return the `candidates` for a target and its lanes, sorted by cost.
+
+    Vectors run along an axis of `extent` elements. On a target of 512 bits those for half vectors are among the
+    candidates if they pad it less.
+    """
+    lanes = accumulator_lanes(problem, target)
+    whole: list[tuple[float, _AnyPlan]] = candidates(target, lanes)
+    padded = -(-extent // lanes) * lanes
+    if target.vector_bits < 512 or not _LEAST_PADDING * extent <= padded <= _MOST_PADDING * extent:
+        return whole
+    narrow = candidates(replace(target, vector_bits=target.vector_bits // 2), lanes // 2)
+    halves: list[tuple[float, _AnyPlan]] = [(_HALF_COST * cost, replace(plan, halves=True)) for cost, plan in narrow]
+    return sorted(whole + halves, key=lambda candidate: candidate[0])

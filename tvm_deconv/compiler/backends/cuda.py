@@ -1,0 +1,72 @@
+"""CUDA devices: TVM writes CUDA C++, and nvcc compiles it with its host code to one library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tvm.tirx import PrimFunc
+
+from tvm_deconv.compiler.nvcc import FLAGS, compile_library, find_nvcc, version
+from tvm_deconv.errors import BuildError
+from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.contract import Backend, Kernel, Toolchain, Workspace
+from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
+from tvm_deconv.schedules.cuda.lower import source
+from tvm_deconv.targets import CudaTarget, cuda_capability
+
+
+@dataclass(frozen=True)
+class CudaToolchain(Toolchain[CudaTarget]):
+    """The path of nvcc."""
+
+    nvcc: str
+
+    def link(self, functions: Mapping[str, PrimFunc], target: CudaTarget, path: Path) -> list[str]:
+        """See Toolchain; a kernel that spills registers is not worth measuring."""
+        return [
+            f"{kernel.kernel} spills {kernel.spill_bytes} bytes, its stack has {kernel.stack_bytes}"
+            for kernel in compile_library(source(functions), path.absolute(), target, self.nvcc)
+            if kernel.spill_bytes or kernel.stack_bytes
+        ]
+
+    def compile(self, kernel: Kernel, target: CudaTarget, path: Path) -> Workspace:
+        """See Toolchain; the workspace is an argument."""
+        self.link(kernel.functions, target, path)
+        return Workspace(kernel.workspace_bytes)
+
+    def versions(self) -> dict[str, str]:
+        """See Toolchain."""
+        return {"nvcc": version(self.nvcc)}
+
+
+class CudaBackend(Backend[CudaTarget]):
+    """The backend for CUDA devices."""
+
+    name = "cuda"
+    algorithms: Sequence[Any] = ALGORITHMS
+
+    def check(self, problem: Problem, target: CudaTarget) -> None:
+        """See Backend; kernels have fixed extents."""
+        if problem.dynamic:
+            raise BuildError("problem", problem.key, f"must have no dynamic extents for {target.name}")
+
+    def join(self, problem: Problem, kernels: Sequence[Kernel]) -> Kernel:  # noqa: ARG002
+        """See Backend; a problem without dynamic extents has one variant."""
+        (kernel,) = kernels
+        return kernel
+
+    def toolchain(self, scratch: Path) -> CudaToolchain:  # noqa: ARG002
+        """See Backend."""
+        return CudaToolchain(find_nvcc())
+
+    def flags(self) -> tuple[str, ...]:
+        """See Backend."""
+        return (*FLAGS, version(find_nvcc()))
+
+    def trial_target(self, target: CudaTarget) -> CudaTarget:
+        """See Backend: one architecture is soon compiled, and the device of this machine runs no other."""
+        code = target.fit(cuda_capability())
+        return replace(target, code=(code,), ptx=()) if code in target.code else target

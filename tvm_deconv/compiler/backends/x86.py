@@ -1,0 +1,83 @@
+"""CPUs: TVM compiles with LLVM, and a C++ compiler links the library with the launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm.target.codegen import llvm_is_valid_cpu, llvm_version_major
+from tvm.tirx import PrimFunc
+
+from tvm_deconv.compiler.launcher import FLAGS, find_compiler, launcher_object
+from tvm_deconv.compiler.toolchain import version_text
+from tvm_deconv.compiler.workspace import Counted
+from tvm_deconv.errors import BuildError
+from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.contract import Backend, Kernel, Toolchain, Workspace
+from tvm_deconv.schedules.x86.algorithms import ALGORITHMS
+from tvm_deconv.schedules.x86.variants import join
+from tvm_deconv.targets import CpuTarget
+
+_TRIPLE = "x86_64-unknown-linux-gnu"
+
+
+@dataclass(frozen=True)
+class X86Toolchain(Toolchain[CpuTarget]):
+    """The compiler driver `cc` that links, and the object file of the `launcher`."""
+
+    cc: str
+    launcher: Path
+
+    def link(self, functions: Mapping[str, PrimFunc], target: CpuTarget, path: Path) -> list[str]:
+        """See Toolchain; every library may be measured."""
+        llvm = tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu})
+        compiled = tvm.compile(tvm.IRModule(dict(functions)), target=llvm)
+        try:
+            compiled.export_library(str(path.absolute()), addons=[str(self.launcher)], cc=self.cc)
+        except OSError as error:  # TVM starts the linker
+            raise RuntimeError(str(error)) from error
+        return []
+
+    def compile(self, kernel: Kernel, target: CpuTarget, path: Path) -> Workspace:
+        """See Toolchain; the workspace is counted in the code."""
+        counted = Counted()
+        with tvm.transform.PassContext(instruments=[counted]):
+            self.link(kernel.functions, target, path)
+        return Workspace(counted.scratch_bytes, counted.shared_bytes)
+
+    def versions(self) -> dict[str, str]:
+        """See Toolchain."""
+        printed = version_text(self.cc).splitlines()
+        return {"llvm": str(llvm_version_major()), "cc": printed[0] if printed else self.cc}
+
+
+class X86Backend(Backend[CpuTarget]):
+    """The backend for CPUs."""
+
+    name = "x86"
+    algorithms: Sequence[Any] = ALGORITHMS
+
+    def check(self, problem: Problem, target: CpuTarget) -> None:  # noqa: ARG002
+        """See Backend; LLVM would take another CPU for one that it does not know."""
+        if not llvm_is_valid_cpu(target.mcpu, _TRIPLE):
+            raise BuildError("target", target.name, f"must be a CPU that LLVM {llvm_version_major()} knows")
+
+    def join(self, problem: Problem, kernels: Sequence[Kernel]) -> Kernel:
+        """See Backend."""
+        return join(problem, kernels)
+
+    def toolchain(self, scratch: Path) -> X86Toolchain:
+        """See Backend; the launcher is compiled once."""
+        cc = find_compiler()
+        return X86Toolchain(cc, launcher_object(cc, scratch))
+
+    def flags(self) -> tuple[str, ...]:
+        """See Backend; the linker's version does not decide the code."""
+        return FLAGS
+
+    def trial_target(self, target: CpuTarget) -> CpuTarget:
+        """See Backend."""
+        return target

@@ -1,0 +1,275 @@
+"""The selection of the schedule that a problem is built with: a record of it, the nearest record adapted, or a default.
+
+`space` lists the schedules that a search may try. Adapting is choosing from the same list, so a schedule measured on
+one problem becomes a valid schedule of another, whatever their extents.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_deconv.compiler.backends import backend_of, every_algorithm
+from tvm_deconv.compiler.records import Record, Records, Schedule
+from tvm_deconv.errors import DeconvError, ProblemError
+from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.contract import AnyAlgorithm, Plan
+from tvm_deconv.targets import Target, get
+
+#: Records farther than this from a problem say less about it than the arithmetic of the default does.
+FAR = 8.0
+#: The most that an adapted record may cost by arithmetic, relative to the default, to be built.
+AGREES = 1.15
+#: The weight of a factor of two in a field. Kernel and strides decide taps and phases, which tiles are made for.
+_WEIGHTS = {
+    "batch": 0.5,
+    "groups": 1.0,
+    "in_channels": 1.0,
+    "out_channels": 1.5,
+    "data_spatial": 1.0,
+    "kernel": 3.0,
+    "strides": 4.0,
+    "dilations": 3.0,
+}
+_EPILOGUE = 0.25  # for another bias or activation
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A schedule with its relative cost by arithmetic."""
+
+    schedule: Schedule
+    cost: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A schedule to build with; `origin` is the manifest's word for it, `reason` the explanation for people.
+
+    Without a `schedule` it is the default, which arithmetic chooses, among `algorithms` if they are given. For a
+    problem with several variants `parts` holds a choice for each, unless one schedule serves all.
+    """
+
+    schedule: Schedule | None
+    origin: str
+    reason: str
+    algorithms: tuple[str, ...] | None = None
+    parts: tuple[Choice, ...] = ()
+
+
+def named(algorithm: str) -> AnyAlgorithm:
+    """Return the algorithm with this name, of any backend; ProblemError lists the known names."""
+    every = every_algorithm()
+    for known in every:
+        if known.name == algorithm:
+            return known
+    raise ProblemError("algorithm", algorithm, f"must be one of {', '.join(known.name for known in every)}")
+
+
+def plan_of(schedule: Schedule) -> Plan:
+    """Return the plan of a schedule; ProblemError if this version has no such plan."""
+    knobs = dict(schedule.knobs)
+    try:
+        plan: Plan = named(schedule.algorithm).read(knobs)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProblemError("knobs", knobs, f"are not those of a plan: {error}") from None
+    if plan.knobs != knobs or min(knobs.values(), default=0) < 0:
+        raise ProblemError("knobs", knobs, "are not those of a plan")
+    return plan
+
+
+def candidates_of(problem: Problem, algorithm: AnyAlgorithm, target: Target) -> list[Candidate]:
+    """Return every schedule of one algorithm that is worth considering, the cheapest first."""
+    plans = algorithm.candidates(problem, target)
+    return [Candidate(Schedule.of(algorithm.name, plan.knobs), cost) for cost, plan in plans]
+
+
+def cost_of(problem: Problem, schedule: Schedule, target: Target) -> float:
+    """Return the relative cost of a schedule by arithmetic; infinite if it is not worth considering."""
+    options = candidates_of(problem, named(schedule.algorithm), target)
+    return next((option.cost for option in options if option.schedule == schedule), math.inf)
+
+
+def load_imbalance(problem: Problem, schedule: Schedule, threads: int) -> float:
+    """Return the makespan of the tasks of a call on `threads` threads relative to the ideal one, at least 1."""
+    tasks = named(schedule.algorithm).tasks(problem, plan_of(schedule))
+    return -(-tasks // threads) * threads / tasks
+
+
+def space(
+    problem: Problem, target: Target, threads: int = 1, algorithms: Collection[str] | None = None
+) -> list[Candidate]:
+    """Return every schedule worth considering of all `algorithms` that support the problem, the cheapest first."""
+    supporting = (
+        algorithm
+        for algorithm in backend_of(target).algorithms
+        if (algorithms is None or algorithm.name in algorithms) and algorithm.supports(problem, target)
+    )
+    candidates = [
+        Candidate(candidate.schedule, candidate.cost * load_imbalance(problem, candidate.schedule, threads))
+        for algorithm in supporting
+        for candidate in candidates_of(problem, algorithm, target)
+    ]
+    return sorted(candidates, key=lambda candidate: candidate.cost)
+
+
+def default_schedule(problem: Problem, target: Target, algorithms: Collection[str] | None = None) -> Schedule:
+    """Return the schedule that arithmetic alone chooses. Raises BuildError if no algorithm supports the problem."""
+    algorithm, plan = backend_of(target).default(problem, target, algorithms)
+    return Schedule.of(algorithm.name, plan.knobs)
+
+
+def distance(schedule: Schedule, other: Schedule) -> float:
+    """Return how far apart the knobs of two schedules of one algorithm are: factors of two, summed."""
+    ours, theirs = dict(schedule.knobs), dict(other.knobs)
+    return sum(abs(math.log2((ours.get(name, 0) + 1) / (theirs.get(name, 0) + 1))) for name in ours | theirs)
+
+
+def adapt(schedule: Schedule, source: Problem, problem: Problem, target: Target) -> Schedule:
+    """Return the schedule of `problem` that is most like `schedule` of the problem `source`.
+
+    A knob that is the largest of its problem, such as a block that holds a whole axis, becomes the largest.
+    """
+    algorithm = named(schedule.algorithm)
+    options = candidates_of(problem, algorithm, target)
+    theirs, ours = _largest_knobs(candidates_of(source, algorithm, target)), _largest_knobs(options)
+    wanted = Schedule(
+        schedule.algorithm,
+        tuple((name, ours.get(name, value) if value == theirs.get(name) else value) for name, value in schedule.knobs),
+    )
+    return min(options, key=lambda option: (distance(option.schedule, wanted), option.cost)).schedule
+
+
+def _largest_knobs(options: Sequence[Candidate]) -> dict[str, int]:
+    largest: dict[str, int] = {}
+    for option in options:
+        for name, value in option.schedule.knobs:
+            largest[name] = max(value, largest.get(name, value))
+    return largest
+
+
+def apart(problem: Problem, other: Problem) -> float:
+    """Return how unlike two problems are; infinite if layout, type or the number of axes differ."""
+    if any(getattr(problem, name) != getattr(other, name) for name in ("rank", "dtype", "precision", "data_format")):
+        return math.inf
+    total = 0.0 if problem.epilogue == other.epilogue else _EPILOGUE
+    for name, weight in _WEIGHTS.items():
+        for mine, theirs in zip(_extents(problem, name), _extents(other, name), strict=True):
+            total += weight * abs(math.log2(max(mine, 1) / max(theirs, 1)))
+    return total
+
+
+def _extents(problem: Problem, name: str) -> tuple[int, ...]:
+    value: Any = getattr(problem, name)
+    return value if isinstance(value, tuple) else (value,)
+
+
+def nearest(
+    problem: Problem, target: Target, records: Records, algorithms: Collection[str] | None = None
+) -> tuple[Record, Schedule] | None:
+    """Return the best record of the problem most like `problem`, and its schedule adapted; None if none is near.
+
+    Records of algorithms that do not support the problem, that this version does not know, or that are not among
+    `algorithms` if those are given, are passed over.
+    """
+    near = sorted(
+        (far, key)
+        for key in records.by_problem
+        if key != problem.artifact_key and (far := apart(problem, Problem.from_key(key))) <= FAR
+    )
+    for _, key in near:
+        usable = (r for r in records.comparable(key) if allowed(r, algorithms) and not replay_error(r))
+        record = next(usable, None)
+        if record is not None and named(record.algorithm).supports(problem, target):
+            return record, adapt(record.schedule, Problem.from_key(key), problem, target)
+    return None
+
+
+def trusted(
+    problem: Problem, target: Target, records: Records, algorithms: Collection[str] | None = None
+) -> tuple[Record, Schedule] | None:
+    """Return the `nearest` if arithmetic sees little difference between its schedule and the default, else None."""
+    near = nearest(problem, target, records, algorithms)
+    if near is None:
+        return None
+    most = AGREES * cost_of(problem, default_schedule(problem, target, algorithms), target)
+    return near if cost_of(problem, near[1], target) <= most else None
+
+
+def allowed(record: Record, algorithms: Collection[str] | None) -> bool:
+    """Return True if the algorithm of a record is among `algorithms`; None means all."""
+    return algorithms is None or record.algorithm in algorithms
+
+
+def checked_algorithms(algorithms: Iterable[str] | None) -> tuple[str, ...] | None:
+    """Return names of algorithms in order of preference; ProblemError if one is unknown or there is none."""
+    if algorithms is None:
+        return None
+    asked = {named(name).name for name in algorithms}
+    names = [algorithm.name for algorithm in every_algorithm()]
+    if not asked:
+        raise ProblemError("algorithms", (), f"must name at least one of {', '.join(names)}")
+    return tuple(name for name in names if name in asked)
+
+
+def algorithms_for(target: Target, algorithms: Collection[str] | None) -> tuple[str, ...] | None:
+    """Return those of `algorithms` that are for a target; None, which means all, if none is."""
+    return tuple(a.name for a in backend_of(target).algorithms if algorithms and a.name in algorithms) or None
+
+
+def choices_for(
+    problem: Problem,
+    target: Target,
+    records: Records,
+    warnings: list[str] | None = None,
+    algorithms: tuple[str, ...] | None = None,
+) -> Iterator[Choice]:
+    """Yield the schedules to build `problem` with, the best first, of `algorithms` if given; the default comes last.
+
+    Those after the first are for a kernel that does not build. A record that no longer replays is skipped, with an
+    entry in `warnings`. Each variant of a problem has the choices that it would have alone.
+    """
+    if len(problem.variants) > 1:
+        yield from _choices_of_variants(problem, target, records, warnings, algorithms)
+        return
+    (problem,) = problem.variants
+    for record in records.comparable(problem.artifact_key):
+        if not allowed(record, algorithms):
+            continue
+        unusable = replay_error(record)
+        if unusable is None:
+            yield Choice(record.schedule, "tuned", "the record of this problem")
+            break
+        if warnings is not None:
+            warnings.append(unusable)
+    near = trusted(problem, target, records, algorithms)
+    if near is not None:
+        yield Choice(near[1], "default", f"adapted from the record of {near[0].problem}")
+    yield Choice(None, "default", "the default", algorithms)
+
+
+def _choices_of_variants(
+    problem: Problem,
+    target: Target,
+    records: Records,
+    warnings: list[str] | None,
+    algorithms: tuple[str, ...] | None,
+) -> Iterator[Choice]:
+    """Yield choices with a part for each variant; a variant with fewer choices repeats its last."""
+    of_variants = [[*choices_for(variant, target, records, warnings, algorithms)] for variant in problem.variants]
+    for i in range(max(map(len, of_variants))):
+        parts = tuple(choices[min(i, len(choices) - 1)] for choices in of_variants)
+        origin = "tuned" if all(part.origin == "tuned" for part in parts) else "default"
+        yield Choice(None, origin, "; ".join(dict.fromkeys(part.reason for part in parts)), algorithms, parts)
+
+
+def replay_error(record: Record) -> str | None:
+    """Return why a record does not replay with this version, None if it does; nothing is compiled."""
+    try:
+        get(record.target)
+        plan_of(record.schedule)
+    except DeconvError as error:
+        return f"record of {record.problem} for {record.target} by {record.algorithm}: does not replay: {error}"
+    return None
