@@ -18,7 +18,7 @@ from tvm_deconv.schedules.x86.direct import schedule_direct
 from tvm_deconv.schedules.x86.loop_marks import lower_loop_marks
 from tvm_deconv.schedules.x86.matrix import schedule_matrix
 from tvm_deconv.schedules.x86.stores import lower_row_copies, lower_streaming_stores, outgrows_caches
-from tvm_deconv.schedules.x86.variants import dispatch, one_after_the_other, places
+from tvm_deconv.schedules.x86.variants import dispatch, filter_offsets, pack_all
 
 from tvm_deconv.compute.direct import define_direct
 from tvm_deconv.compute.direct_layout import Tile
@@ -397,11 +397,13 @@ def build_variants(problem: Problem, plans: Sequence[tuple[Algorithm, Plan]], ta
     chosen = [kernels[i] for i in kept]
     if len(chosen) == 1:
         return chosen[0]
-    at, elements = places([kernel.pack for kernel in chosen], [kernel.packed_elements for kernel in chosen])
+    offsets, elements = filter_offsets(
+        [kernel.pack for kernel in chosen], [kernel.packed_elements for kernel in chosen]
+    )
     bounds = [_bounds(problem, variants[i]) for i in kept]
     return Kernel(
-        dispatch([kernel.deconv for kernel in chosen], bounds, at, elements),
-        one_after_the_other([kernel.pack for kernel in chosen], at, elements),
+        dispatch([kernel.deconv for kernel in chosen], bounds, offsets, elements),
+        pack_all([kernel.pack for kernel in chosen], offsets, elements),
         "+".join(dict.fromkeys(kernel.algorithm for kernel in chosen)),
         {
             f"{'x'.join(map(str, _bucket(variants[i])))}.{name}": value

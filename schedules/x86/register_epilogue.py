@@ -32,7 +32,7 @@ from tvm.tirx import Buffer, BufferLoad, BufferStore, Evaluate, For, ForKind, If
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, shuffle_network
 from tvm_deconv.schedules.x86.loop_marks import first_block, with_body
 from tvm_deconv.schedules.x86.stores import llvm_source
-from tvm_deconv.schedules.x86.variants import within
+from tvm_deconv.schedules.x86.variants import inlined
 
 from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.direct_layout import Tile, block_extents
@@ -93,7 +93,7 @@ def select_by_alignment(streaming: PrimFunc, ordinary: PrimFunc) -> PrimFunc:
     begin = _address(out, [tirx.const(0, "int64") for _ in out.shape])
     misalignment = tirx.call_extern("int32", _MISALIGNMENT, begin)
     other = ir.load_json(ir.save_json(ordinary))  # with variables and buffers of its own
-    return streaming.with_body(IfThenElse(misalignment == 0, streaming.body, within(other, streaming.params, {}, 0)))
+    return streaming.with_body(IfThenElse(misalignment == 0, streaming.body, inlined(other, streaming.params, {}, 0)))
 
 
 def finish_in_registers(func: PrimFunc, problem: Problem, definition: DirectDefinition, *, streams: bool) -> PrimFunc:

@@ -11,7 +11,7 @@ from support.kernels import call_kernel, compile_kernel, compiled_kernel, target
 from support.strategies import not_empty, operands, problems
 from support.tolerances import WINOGRAD, tolerance
 from tvm_deconv.schedules.x86 import ALGORITHMS, build_kernel, build_variants
-from tvm_deconv.schedules.x86.variants import places
+from tvm_deconv.schedules.x86.variants import filter_offsets
 
 import tvm_deconv as td
 from tvm_deconv.artifact.select import select
@@ -173,7 +173,7 @@ def test_the_extents_of_a_call_choose_a_variant(problem, names, calls, target):
     algorithms = [next(one for one in ALGORITHMS if one.name == name) for name in names]
     plans = [(one, one.family.plans(v, target)[1][1]) for one, v in zip(algorithms, problem.variants, strict=True)]
     alone = [build_kernel(v, target, *plan) for v, plan in zip(problem.variants, plans, strict=True)]
-    starts, _ = places([kernel.pack for kernel in alone], [kernel.packed_elements for kernel in alone])
+    starts, _ = filter_offsets([kernel.pack for kernel in alone], [kernel.packed_elements for kernel in alone])
     kernel = build_variants(problem, plans, target)
     assert kernel.algorithm == "+".join(names)
     compiled = compiled_kernel(kernel, target)
