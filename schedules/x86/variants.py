@@ -19,7 +19,7 @@ from tvm_ffi import structural_equal
 
 from tvm_deconv.problem.arithmetic import round_up
 
-#: A packed filter begins at a multiple of so many elements: with a cache line, and with whole vectors.
+#: A packed filter begins at a multiple of this number of elements: with a cache line, and with whole vectors.
 _ALIGNMENT = 64
 
 
