@@ -1,8 +1,8 @@
 """One function of several that compute the same: the extents of a call choose.
 
-The functions are made separately, each with variables of its own for the dynamic extents and its own idea of the packed
-filter.  Here they become branches: their variables and buffers are declared within as those of the first function, and
-their packed filters lie one behind the other, once where they are equal.
+The functions are made separately, each with its own variables for the dynamic extents and its own packed filter. Here
+they become branches: their variables and buffers are declared within as those of the first function. Their packed
+filters lie one behind the other; equal ones are there once.
 """
 
 from __future__ import annotations
@@ -76,16 +76,19 @@ def _bounds(problem: Problem, variant: Problem) -> dict[str, int]:
 
 
 def places(packs: Sequence[PrimFunc], elements: Sequence[int]) -> tuple[list[int], int]:
-    """Return where in one buffer each of some packed filters of so many `elements` begins, and the size of all."""
-    found: list[int] = []
+    """Return the first element of each packed filter in one buffer, and the size of the buffer; see `join`.
+
+    `elements` are the numbers of elements of the filters.
+    """
+    starts: list[int] = []
     end = 0
     for i, pack in enumerate(packs):
         same = next((j for j in range(i) if structural_equal(packs[j], pack)), None)
         if same is None:
             end = -(-end // _ALIGNMENT) * _ALIGNMENT
-        found.append(end if same is None else found[same])
-        end = max(end, found[i] + elements[i])
-    return found, end
+        starts.append(end if same is None else starts[same])
+        end = max(end, starts[i] + elements[i])
+    return starts, end
 
 
 def dispatch(

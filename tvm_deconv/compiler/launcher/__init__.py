@@ -1,6 +1,6 @@
 """The launcher: a C source that every artifact is linked with, so that it needs no TVM runtime library.
 
-`docs/launcher.md` says what it does and what it costs.
+See `docs/launcher.md`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COMPILERS = ("g++", "c++", "clang++", "gcc", "cc")
 
 
 def find_compiler() -> str:
-    """The compiler driver: `CXX` where it is set, else the first of `COMPILERS` on `PATH`. Raises CompilerNotFound."""
+    """Return the compiler driver: `CXX` if set, else the first of `COMPILERS` on `PATH`. Raises CompilerNotFound."""
     wanted = os.environ.get("CXX")
     for name in (wanted,) if wanted else COMPILERS:
         found = shutil.which(name)
