@@ -1,4 +1,4 @@
-"""For the scripts of this directory: the command line, also where the package is installed in .venv only."""
+"""The command line, for the scripts of this directory: with the Python of .venv if only that has the package."""
 
 import importlib.util
 import os
@@ -9,7 +9,7 @@ _PYTHON = Path(__file__).parents[1] / ".venv" / "bin" / "python"
 
 
 def run(command: str) -> None:
-    """Run that command of tvm-deconv on the arguments of the script."""
+    """Run this command of tvm-deconv on the arguments of the script."""
     if importlib.util.find_spec("tvm_deconv") is None:
         if not _PYTHON.exists() or Path(sys.prefix) == _PYTHON.parents[1]:
             sys.exit("error: this checkout is not installed; run ./scripts/quickstart, which does that, once.")

@@ -3,9 +3,9 @@
 
     scripts/bench_nearest.py --json nearest.json
 
-Each layer of examples/layers.json, in both layouts, is built by the default, by its own record, and by the nearest of
-the other problems' records in the installed tuning logs, if that would be used. These take turns on one thread and the
-same data; the ratio is the median time of the default by that of the nearest.
+Each layer of examples/layers.json, in both layouts, is built three times: by the default, by its own record, and by the
+nearest of the other problems' records in the installed tuning logs, if a build would use it. These take turns on one
+thread and the same data. The ratio is the median time of the default divided by that of the nearest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 import tvm_deconv as td
 from tvm_deconv.bench.peers import turn
 from tvm_deconv.compiler import build, selection
-from tvm_deconv.compiler.records import Records, best, read, shipped
+from tvm_deconv.compiler.records import Records, Schedule, best, read, shipped
 from tvm_deconv.compiler.selection import Choice
 from tvm_deconv.frontends import scan
 from tvm_deconv.problem.testing import TOLERANCES, operands
@@ -37,7 +37,7 @@ TURN_SECONDS = 0.03
 
 def without(problem: td.Problem, records: Records) -> Records:
     """Return the records of all other problems."""
-    others = {key: found for key, found in records.by_problem.items() if key != problem.artifact_key}
+    others = {key: of_problem for key, of_problem in records.by_problem.items() if key != problem.artifact_key}
     return Records(records.target, others)
 
 
@@ -50,15 +50,21 @@ def compare(problem: td.Problem, target: CpuTarget, records: Records) -> dict[st
         schedules["nearest"] = near[1]
     if own is not None and selection.replay_error(own) is None:
         schedules["own"] = own.schedule
-    row: dict[str, Any] = {
+    seconds = measure(problem, target, schedules)
+    return {
         "problem": problem.key,
         "nearest_problem": near and near[0].problem,
         "knobs": {name: [schedule.algorithm, dict(schedule.knobs)] for name, schedule in schedules.items()},
+        "seconds": {name: seconds[schedule] for name, schedule in schedules.items()},
     }
+
+
+def measure(problem: td.Problem, target: CpuTarget, schedules: dict[str, Schedule]) -> dict[Schedule, float]:
+    """Build each schedule, compare the outputs with the default's, and return the median seconds of turns."""
     given = operands(problem, 20)
     out = np.full(problem.output_shape, np.nan, np.float32)
     with tempfile.TemporaryDirectory() as directory:
-        runs: dict[Any, Callable[[], object]] = {}
+        runs: dict[Schedule, Callable[[], object]] = {}
         for name, schedule in schedules.items():
             if schedule not in runs:
                 folder = Path(directory) / name
@@ -69,24 +75,19 @@ def compare(problem: td.Problem, target: CpuTarget, records: Records) -> dict[st
         for schedule, run in runs.items():
             out.fill(np.nan)
             run()
-            off = max(float(np.abs(one - other).max()) for one, other in zip(out, expected, strict=True))
+            off = max(float(np.abs(ours - wanted).max()) for ours, wanted in zip(out, expected, strict=True))
             if not off <= 2 * TOLERANCES[problem.output_dtype][0] * float(np.abs(expected).max()):
                 raise SystemExit(f"{problem.key}: {schedule} differs from the default by {off}")
-        turns: dict[Any, list[float]] = {schedule: [] for schedule in runs}
+        turns: dict[Schedule, list[float]] = {schedule: [] for schedule in runs}
         for _ in range(ROUNDS):
             for schedule, run in runs.items():
                 turns[schedule].append(turn(run, TURN_SECONDS).median)
-    row["seconds"] = {name: statistics.median(turns[schedule]) for name, schedule in schedules.items()}
-    return row
+    return {schedule: statistics.median(times) for schedule, times in turns.items()}
 
 
 def main() -> None:
     """Parse the arguments, run, and print a table; the JSON file grows with each problem."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default=native().name, help="the widest of this machine where not given")
-    parser.add_argument("--layer", action="append", help="only names with this in them; may be given several times")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = parsed()
     td.set_num_threads(1)
     target = get(arguments.target)
     records = read(target.name, shipped())
@@ -102,11 +103,25 @@ def main() -> None:
             row["ratio"] = seconds["default"] / seconds["nearest"] if "nearest" in seconds else None
             rows.append(row)
             times = [f"{1e3 * seconds[name]:.3f}" if name in seconds else "" for name in ("default", "nearest", "own")]
-            said = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
-            print(text.format(layer.name[:50], layout, *times, said), flush=True)
+            ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
+            print(text.format(layer.name[:50], layout, *times, ratio), flush=True)
             if arguments.json:
-                found = {"host": detect_host().name, "target": target.name, "threads": 1, "rows": rows}
-                arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+                report = {"host": detect_host().name, "target": target.name, "threads": 1, "rows": rows}
+                arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print_means(rows)
+
+
+def parsed() -> argparse.Namespace:
+    """Return the arguments of the command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default=native().name, help="default: the widest of this machine")
+    parser.add_argument("--layer", action="append", help="only names with this in them; may be given several times")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def print_means(rows: list[dict[str, Any]]) -> None:
+    """Print the means of the ratios, and the worst."""
     compared = [row for row in rows if row["ratio"] is not None]
     print(f"{len(compared)} of {len(rows)} have a near record")
     if compared:

@@ -3,9 +3,9 @@
 
     scripts/bench_variable.py --threads 2
 
-For each HiFi-GAN and EnCodec layer of examples/layers.json, calls of the two layers alternate in one process; the
-ratio is the median over rounds of the time of the variable one by that of the static one. Artifacts are kept in a
-directory where one is given, and only compiled where they are not there.
+For each HiFi-GAN and EnCodec layer of examples/layers.json, calls of the two layers alternate in one process. The
+ratio is the median over rounds of the variable layer's time divided by the static layer's. With --artifacts DIRECTORY
+the artifacts are kept there, and compiled only if they are missing.
 """
 
 from __future__ import annotations
@@ -32,23 +32,24 @@ def seconds(layer: td.Layer, data: np.ndarray, out: np.ndarray) -> float:
 
 
 def compare(variable: td.Problem, shapes: list[tuple[int, ...]], rounds: int, kept: Path) -> None:
-    """Print the ratio at each of `shapes` of the data."""
+    """Print the times and their ratio for data of each of `shapes`."""
     statics = [variable.at(shape) for shape in shapes]
     rng = np.random.default_rng(0)
     weights = rng.standard_normal(variable.filter_shape).astype(np.float32)
     bias = rng.standard_normal(variable.bias_shape).astype(np.float32) if variable.epilogue.bias else None
     td.compile([variable], output=kept / "variable")
     td.compile(statics, output=kept / "static")
-    whole, others = td.load(kept / "variable").bind(variable, weights, bias), td.load(kept / "static")
+    layer, library = td.load(kept / "variable").bind(variable, weights, bias), td.load(kept / "static")
     for problem in statics:
-        exact = others.bind(problem, weights, bias)
+        exact = library.bind(problem, weights, bias)
         data = rng.standard_normal(problem.data_shape).astype(np.float32)
         out = np.empty(problem.output_shape, np.float32)
-        pairs = [(seconds(exact, data, out), seconds(whole, data, out)) for _ in range(rounds)][2:]
-        static, free = (statistics.median(times) for times in zip(*pairs, strict=True))
+        pairs = [(seconds(exact, data, out), seconds(layer, data, out)) for _ in range(rounds)][2:]
+        static, dynamic = (statistics.median(times) for times in zip(*pairs, strict=True))
         ratio = statistics.median(b / a for a, b in pairs)
         print(
-            f"  {problem.data_shape}: {static * 1e3:.2f} ms static, {free * 1e3:.2f} variable, {ratio:.2f}", flush=True
+            f"  {problem.data_shape}: {static * 1e3:.2f} ms static, {dynamic * 1e3:.2f} variable, {ratio:.2f}",
+            flush=True,
         )
 
 

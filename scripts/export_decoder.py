@@ -9,7 +9,7 @@ A decoder in the manner of a U-Net: a code of 32 channels and 8x8, a skip connec
                 -> up2 2x2 s2 (kernel = stride), bias, SiLU  16x64x64
                 -> up3 5x5 s2, output_padding 1, bias, Sigmoid   3x128x128
 
-The weights are random, with the spread a fresh network has, and the same for the same seed.
+The weights are random, with the spread of a fresh network, and the same for the same seed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 
 class _Builder:
-    """The nodes and initializers so far."""
+    """Collects the nodes and initializers of a graph."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
@@ -31,7 +31,7 @@ class _Builder:
         self.initializers: list[TensorProto] = []
 
     def node(self, operator: str, name: str, inputs: list[str], **attributes: object) -> str:
-        """Add a node whose output has its name; returns that."""
+        """Add a node whose output has its name; return the name."""
         self.nodes.append(helper.make_node(operator, inputs, [name], name=name, **attributes))
         return name
 
@@ -42,7 +42,7 @@ class _Builder:
         return name
 
     def filter(self, name: str, taps: int, *shape: int) -> str:
-        """Add a filter whose outputs are sums of so many products, which keeps their variance."""
+        """Add a filter that keeps the variance of data, as each output is a sum of `taps` products."""
         bound = (3 / taps) ** 0.5
         return self.constant(f"{name}.weight", -bound, bound, *shape)
 
@@ -51,14 +51,14 @@ class _Builder:
         return self.constant(f"{name}.bias", -0.1, 0.1, channels)
 
     def batch_norm(self, name: str, data: str, channels: int) -> str:
-        """Add a BatchNormalization as training leaves it."""
+        """Add a BatchNormalization with parameters like those of a trained network."""
         ranges = {"weight": (0.8, 1.2), "bias": (-0.2, 0.2), "running_mean": (-0.5, 0.5), "running_var": (0.5, 1.5)}
         parameters = [self.constant(f"{name}.{part}", *bounds, channels) for part, bounds in ranges.items()]
         return self.node("BatchNormalization", name, [data, *parameters])
 
 
 def decoder(seed: int) -> onnx.ModelProto:
-    """The model with the weights of that seed."""
+    """Return the model with random weights of this seed."""
     b = _Builder(seed)
     doubling = {"kernel_shape": [4, 4], "strides": [2, 2], "pads": [1, 1, 1, 1]}
     x = b.node("ConvTranspose", "up0", ["code", b.filter("up0", 32 * 4, 32, 32, 4, 4)], **doubling)

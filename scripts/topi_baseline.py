@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Compare with what TVM gives by itself: TOPI's definition in MetaSchedule's generic space.
+"""Compare with TVM's own kernels: TOPI's definition in MetaSchedule's generic space.
 
     scripts/topi_baseline.py --trials 64 --json topi.json
 
-Five layers of examples/layers.json (1-D, kernel = stride, large, few channels, 3-D) on one thread, batch and layout as
-they are there, without bias. MetaSchedule searches as it does by default, with its own builder and runner, which
-measures 64 candidates before its cost model learns anything. The fastest schedule and our artifact, as the installed
-tuning logs have it, then take turns in this process on the same data, and both are held against the reference.
+Five layers of examples/layers.json (1-D, kernel = stride, large, few channels, 3-D) run on one thread, without bias, in
+the batch and layout of that file. MetaSchedule searches with its defaults and its own builder and runner, which
+measures 64 candidates before its cost model learns anything. The fastest schedule and our artifact, built by the
+installed tuning logs, then take turns in this process on the same data. Both are compared with the reference.
 """
 
 # ruff: noqa: E402 (the environment comes before TVM)
@@ -27,8 +27,8 @@ from typing import Any
 
 # Read when TVM starts, here and in the processes that it builds and measures in.
 os.environ |= {"TVM_NUM_THREADS": "1", "TVM_BIND_THREADS": "0"}
-# TVM imports torch where it is. Every such process parses all tensor intrinsics, looking through all modules that are
-# imported for each: minutes with torch's thousands on a busy machine, by which builds are given up.
+# TVM imports torch if it is installed. Each such process parses all tensor intrinsics, and looks through all imported
+# modules for each. With torch's thousands of modules that takes minutes on a busy machine, and builds time out.
 _WITHOUT_TORCH = tempfile.TemporaryDirectory()
 Path(_WITHOUT_TORCH.name, "torch.py").write_text("raise ImportError('hidden')", encoding="utf-8")
 os.environ["PYTHONPATH"] = f"{_WITHOUT_TORCH.name}:{os.environ.get('PYTHONPATH', '')}"
@@ -87,7 +87,7 @@ def definition(problem: td.Problem) -> tvm.tirx.PrimFunc:
 
 
 def search(function: tvm.tirx.PrimFunc, target: CpuTarget, trials: int) -> tuple[tvm.runtime.Module, int]:
-    """Return the fastest of so many schedules, compiled, and how many of them ran."""
+    """Return the fastest of `trials` schedules, compiled, and the number of those that ran."""
     llvm = tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu, "num-cores": 1})
     module = tvm.IRModule({"main": function})
     with tempfile.TemporaryDirectory() as directory:
@@ -98,7 +98,7 @@ def search(function: tvm.tirx.PrimFunc, target: CpuTarget, trials: int) -> tuple
             trials,
             builder=meta_schedule.builder.LocalBuilder(timeout_sec=PATIENCE_SECONDS),
             runner=meta_schedule.runner.LocalRunner(timeout_sec=PATIENCE_SECONDS),
-            cost_model="random",  # as a model is that has seen nothing: XGBoost's need not be installed
+            cost_model="random",  # like a model that has seen nothing; XGBoost need not be installed
             seed=20,
         )
         ran = sum(1 for record in database.get_all_tuning_records() if record.run_secs)
@@ -109,7 +109,7 @@ def search(function: tvm.tirx.PrimFunc, target: CpuTarget, trials: int) -> tuple
 
 
 def compare(problem: td.Problem, target: CpuTarget, trials: int) -> dict[str, Any]:
-    """Search, let both take turns, and return the row of one layer: seconds, deviations, and what the search took."""
+    """Search, let both take turns, and return the row of one layer: seconds, deviations, time of the search."""
     start = time.monotonic()
     compiled, ran = search(definition(problem), target, trials)
     taken = time.monotonic() - start
@@ -133,8 +133,9 @@ def compare(problem: td.Problem, target: CpuTarget, trials: int) -> dict[str, An
             for name, run in runs.items():
                 turns[name].append(turn(run, TURN_SECONDS).median)
     expected = td.reference(problem, given.data, given.filter, bias)
-    found = {"tvm": deviation(problem, theirs.numpy(), expected), "tvm_deconv": deviation(problem, ours, expected)}
-    wrong = [name for name, one in found.items() if not one.allowed]
+    outputs = {"tvm": theirs.numpy(), "tvm_deconv": ours}
+    deviations = {name: deviation(problem, output, expected) for name, output in outputs.items()}
+    wrong = [name for name, of_output in deviations.items() if not of_output.allowed]
     if wrong:
         raise SystemExit(f"{problem.key}: the output of {', '.join(wrong)} is wrong")
     seconds = {name: statistics.median(times) for name, times in turns.items()}
@@ -143,9 +144,9 @@ def compare(problem: td.Problem, target: CpuTarget, trials: int) -> dict[str, An
         "problem": problem.key,
         "seconds": seconds,
         "quartiles": {name: list(np.quantile(times, (0.25, 0.75))) for name, times in turns.items()},
-        "deviation": {name: one.largest for name, one in found.items()},
+        "deviation": {name: of_output.largest for name, of_output in deviations.items()},
         "ratio": seconds["tvm"] / seconds["tvm_deconv"],
-        "gmac_per_second": {name: 1e-9 * problem.macs / one for name, one in seconds.items()},
+        "gmac_per_second": {name: 1e-9 * problem.macs / median for name, median in seconds.items()},
         "trials": trials,
         "trials_that_ran": ran,
         "search_seconds": taken,
@@ -177,13 +178,13 @@ def main() -> None:
     for name in arguments.layer or NAMES:
         problem = problems[name]
         assert problem is not None
-        found = report["layers"][name] = compare(problem, target, arguments.trials)
-        times = [f"{1e3 * found['seconds'][who]:.3f}" for who in ("tvm", "tvm_deconv")]
-        ran = f"{found['trials_that_ran']}/{found['trials']}"
-        print(row.format(name, *times, f"{found['ratio']:.2f}", ran, f"{found['search_seconds']:.0f}"), flush=True)
+        layer = report["layers"][name] = compare(problem, target, arguments.trials)
+        times = [f"{1e3 * layer['seconds'][who]:.3f}" for who in ("tvm", "tvm_deconv")]
+        ran = f"{layer['trials_that_ran']}/{layer['trials']}"
+        print(row.format(name, *times, f"{layer['ratio']:.2f}", ran, f"{layer['search_seconds']:.0f}"), flush=True)
         if arguments.json:
             arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    mean = statistics.geometric_mean(found["ratio"] for found in report["layers"].values())
+    mean = statistics.geometric_mean(layer["ratio"] for layer in report["layers"].values())
     print(f"geometric mean of TVM / ours: {mean:.2f}")
 
 

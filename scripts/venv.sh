@@ -1,4 +1,4 @@
-# Sourced by the scripts: prepare_venv EXTRAS makes .venv in the root of the checkout and installs the package with
+# Sourced by the scripts. prepare_venv EXTRAS makes .venv in the root of the checkout and installs the package with
 # these extras, unless that has been done since pyproject.toml last changed; dev holds all the others. Python is that of
 # .venv, else $PYTHON, else the first on PATH that is new enough.
 
@@ -52,4 +52,13 @@ prepare_venv() {
     echo "Installing into .venv: this project with [$extras]"
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$extras]"
     echo "$wanted" >".venv/installed-$extras"
+}
+
+# Make .venv/tree/tvm_deconv: the package as it is installed, by links. mypy, import-linter and mkdocstrings look there,
+# since they do not read package-dir.
+package_tree() {
+    local tree=.venv/tree/tvm_deconv
+    rm -rf "$tree"
+    mkdir -p "$tree"
+    ln -s "$PWD"/tvm_deconv/* "$PWD/schedules" "$PWD/tuning_logs" "$tree"
 }

@@ -22,12 +22,16 @@ from tvm_deconv.errors import (
     TensorTypeError,
 )
 from tvm_deconv.problem import Epilogue, Problem
-from tvm_deconv.problem.dialects import from_onednn, from_onnx, from_openvino, from_torch
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.runtime.layer import Layer
 from tvm_deconv.runtime.library import Library
 from tvm_deconv.runtime.process import Loaded, loaded
 from tvm_deconv.runtime.threads import get_num_threads, set_num_threads
+
+from_openvino = Problem.from_openvino
+from_onednn = Problem.from_onednn
+from_onnx = Problem.from_onnx
+from_torch = Problem.from_torch
 
 if TYPE_CHECKING:
     from tvm_deconv import torch as torch

@@ -19,7 +19,7 @@ from tvm_deconv.runtime import loader
 from tvm_deconv.runtime.process import LOG, Served
 from tvm_deconv.targets import MAX_TARGET_VARIABLE, Place, Target, cuda_target, supported
 
-#: Without the "" that `-c` puts in front of the path: a module in the current directory is not what is imported.
+#: `-c` puts "" in front of the path; without it, no module is imported from the current directory.
 _PROGRAM = """
 import sys
 sys.path.remove("")

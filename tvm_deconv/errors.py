@@ -14,8 +14,8 @@
     ├── DeviceError       (RuntimeError)  a device that is missing, or that failed
     └── NoArtifactError   (LookupError)   no artifact serves the problem
 
-The text is always ``<attribute>=<value>: <rule>``, and printable whatever the file held that is spoken of. All of them
-survive pickling, since builds run in other processes.
+The text is always ``<attribute>=<value>: <rule>``, and printable for any content of a file. All errors survive
+pickling, since builds run in other processes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _short(text: str) -> str:
 
 
 class DeconvError(Exception):
-    """What is wrong (`attribute`), what it was (`value`) and what it must be (`rule`)."""
+    """The name of the thing that is wrong (`attribute`), its `value`, and the `rule` that it breaks."""
 
     def __init__(self, attribute: str, value: object, rule: str) -> None:
         super().__init__(attribute, value, rule)
@@ -76,7 +76,7 @@ class SourceError(DeconvError, ValueError):
 
 
 class BuildError(DeconvError, RuntimeError):
-    """Problems that could not be compiled; `outcomes` says what became of each of many."""
+    """Problems that could not be compiled; `outcomes` has one outcome for each problem, if there are several."""
 
     outcomes: Sequence[object] = ()
 
@@ -92,7 +92,7 @@ class RemoteError(DeconvError, RuntimeError):
 class ArtifactError(DeconvError, RuntimeError):
     """A file of an artifact that cannot be used; `path` is that file.
 
-    `attribute` and `value` name the fact inside the file, where there is one.
+    `attribute` and `value` are the fact inside the file, if there is one.
     """
 
     def __init__(self, path: Path | str, rule: str, attribute: str = "path", value: object = None) -> None:
@@ -118,7 +118,7 @@ class DeviceError(DeconvError, RuntimeError):
 
 
 class NoArtifactError(DeconvError, LookupError):
-    """No artifact serves the problem `value`; `decisions` says why, the nearest candidate first.
+    """No artifact serves the problem `value`; `decisions` has the reasons, the nearest candidate first.
 
     The text shows the first 20 of them.
     """

@@ -1,4 +1,4 @@
-"""ONNX Runtime: a model of which a library computes the transposed convolutions; docs/frameworks.md."""
+"""ONNX Runtime: models whose transposed convolutions a library computes; docs/frameworks.md."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _FIRST_IR = 4
 
 
 class _Step(NamedTuple):
-    """A layer: the piece of the model that makes its data, where that is not known yet, and both tensors' names."""
+    """A layer, the names of its data and of its result, and the piece of the model that makes the data.
+
+    There is no piece if the data are known already.
+    """
 
     piece: onnxruntime.InferenceSession | None
     data: str
@@ -34,14 +37,14 @@ class _Step(NamedTuple):
 class Session:
     """A model that is cut at each layer that a library has an artifact for; ONNX Runtime runs the pieces between.
 
-    `layers` are those of the library by the names of their nodes, `left` the others, with the reason. What a layer has
-    absorbed of the nodes behind it runs with it. Initializers are constants, also where they are inputs.
+    `layers` are those of the library by the names of their nodes, `left` the others, with the reason. Nodes that a
+    layer has absorbed run with it. Initializers are constants, even those that are inputs too.
     """
 
     def __init__(self, path: str | os.PathLike[str], library: Library, options: Any = None) -> None:
         """Read the model at `path`, whose layers have fixed shapes; `options` are SessionOptions of the pieces.
 
-        Raises SourceError, and what ONNX and its runtime raise of a model.
+        Raises SourceError, and the errors of ONNX and of its runtime.
         """
         model = read_model(Path(path))
         onnx.load_external_data_for_model(model, str(Path(path).parent))
@@ -58,14 +61,14 @@ class Session:
         self.left: dict[str, str] = {}
         self._outputs = [value.name for value in model.graph.output]
         self._steps: list[_Step] = []
-        for found in scan(path):
-            layer = _why_not(found, nodes, names) or found.bind(library)
-            if isinstance(layer, str):
-                self.left[found.name] = layer
+        for layer in scan(path):
+            bound = _reason(layer, nodes, names) or layer.bind(library)
+            if isinstance(bound, str):
+                self.left[layer.name] = bound
                 continue
-            data, made = nodes[found.name].input[0], nodes[(found.name, *found.fused)[-1]].output[0]
-            self.layers[found.name] = layer
-            self._steps.append(_Step(None if data in known else piece([data]), data, layer, made))
+            data, made = nodes[layer.name].input[0], nodes[(layer.name, *layer.fused)[-1]].output[0]
+            self.layers[layer.name] = bound
+            self._steps.append(_Step(None if data in known else piece([data]), data, bound, made))
             known += [name for name in (data, made) if name not in known]
         rest = [name for name in self._outputs if name not in known]
         self._last = piece(rest) if rest else None
@@ -85,22 +88,22 @@ class Session:
         return [values[name] for name in self._outputs]
 
 
-def _why_not(found: FoundLayer, nodes: Mapping[str, onnx.NodeProto], names: Counter[str]) -> str:
-    """Why a layer stays where it is, empty where it need not: names are all that a scan tells of its nodes."""
-    shared = next((name for name in (found.name, *found.fused) if names[name] > 1), None)
-    if found.reason or shared:
-        return found.reason or f"several nodes have the name {shared}"
-    own = found.name in nodes and is_operator(nodes[found.name])
+def _reason(layer: FoundLayer, nodes: Mapping[str, onnx.NodeProto], names: Counter[str]) -> str:
+    """Return the reason why a layer stays in the model, empty if it need not: a scan knows nodes by name only."""
+    shared = next((name for name in (layer.name, *layer.fused) if names[name] > 1), None)
+    if layer.reason or shared:
+        return layer.reason or f"several nodes have the name {shared}"
+    own = layer.name in nodes and is_operator(nodes[layer.name])
     return "" if own else "it stands in a graph within the model's own"
 
 
 def _run(session: onnxruntime.InferenceSession, values: Mapping[str, Array]) -> list[Array]:
-    found: list[Array] = session.run(None, {value.name: values[value.name] for value in session.get_inputs()})
-    return found
+    outputs: list[Array] = session.run(None, {value.name: values[value.name] for value in session.get_inputs()})
+    return outputs
 
 
 def _part(model: onnx.ModelProto, known: Collection[str], wanted: Sequence[str]) -> onnx.ModelProto:
-    """Return what of `model` makes the tensors `wanted` of those `known`; of either none are initializers."""
+    """Return the part of `model` that makes the tensors `wanted` from those `known`; none of them are initializers."""
     graph = model.graph
     makers = {name: number for number, node in enumerate(graph.node) for name in node.output}
     numbers, needed, queue = set[int](), set[str](), [*wanted]

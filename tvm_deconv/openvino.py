@@ -1,4 +1,4 @@
-"""OpenVINO: a model of which a library computes the transposed convolutions; docs/frameworks.md."""
+"""OpenVINO: models whose transposed convolutions a library computes; docs/frameworks.md."""
 
 from __future__ import annotations
 
@@ -15,30 +15,29 @@ from tvm_deconv.runtime.library import Library
 
 
 def replace(model: Any, path: str | os.PathLike[str], library: Library) -> dict[str, Any]:
-    """Put an operation in Python in the place of each layer of `model`, read from `path`, that `library` covers.
+    """Replace each layer of `model`, read from `path`, that `library` covers by an operation in Python.
 
-    What a layer has absorbed of the nodes behind it goes with it. A layer stays where it, or a node that it absorbed,
-    shares its name with another. Returns the operations by the layers' names, which must live as long as the model.
-    Raises SourceError.
+    Nodes that a layer has absorbed go with it. A layer stays if it, or a node that it absorbed, shares its name with
+    another node. Returns the operations by the layers' names; they must live as long as the model. Raises SourceError.
     """
     nodes = {node.get_friendly_name(): node for node in model.get_ops()}
     names = Counter(node.get_friendly_name() for node in model.get_ops())
     made: dict[str, Any] = {}
-    for found in scan(path):
-        unique = all(names[name] == 1 for name in (found.name, *found.fused))
-        if not unique or nodes[found.name].get_type_name() not in OPERATORS:
+    for layer in scan(path):
+        unique = all(names[name] == 1 for name in (layer.name, *layer.fused))
+        if not unique or nodes[layer.name].get_type_name() not in OPERATORS:
             continue
-        layer = found.bind(library)
-        if isinstance(layer, str):
+        bound = layer.bind(library)
+        if isinstance(bound, str):
             continue
-        made[found.name] = _operation(nodes[found.name].input_value(0), layer)
-        nodes[(found.name, *found.fused)[-1]].output(0).replace(made[found.name].output(0))
+        made[layer.name] = _operation(nodes[layer.name].input_value(0), bound)
+        nodes[(layer.name, *layer.fused)[-1]].output(0).replace(made[layer.name].output(0))
     return made
 
 
 def _operation(data: Any, layer: Layer) -> Any:
     class Deconv(openvino.Op):  # type: ignore[misc]
-        """A layer; OpenVINO makes further ones from its type."""
+        """A layer; OpenVINO makes further operations from this class."""
 
         def __init__(self, inputs: Any) -> None:
             super().__init__(self, inputs)

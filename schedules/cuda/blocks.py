@@ -10,10 +10,10 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 from tvm.tirx import PrimFunc
-from tvm_deconv.schedules.cuda.emit import Arguments, Place, each, launch, local, pack_filter, when
 
 from tvm_deconv.compute.gather import Index, Section, reached, unravel
 from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.cuda.emit import Arguments, Place, each, launch, local, pack_filter, when
 
 #: Sections in one launch: each is a copy of the kernel's body, and nvcc's time grows with it.
 _TOGETHER = 8

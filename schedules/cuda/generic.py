@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
+
+from tvm_deconv.compute.gather import Index, unravel
+from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.cuda.emit import (
     MULTIPROCESSORS,
@@ -25,9 +28,6 @@ from tvm_deconv.schedules.cuda.emit import (
     when,
 )
 from tvm_deconv.schedules.cuda.predicates import always, is_for_no_other
-
-from tvm_deconv.compute.gather import Index, unravel
-from tvm_deconv.problem import Problem
 from tvm_deconv.targets import CudaTarget
 
 _PRODUCT = 20.0  # cost of a product, in multiply-adds

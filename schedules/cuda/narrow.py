@@ -21,6 +21,10 @@ from dataclasses import asdict, dataclass
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
+
+from tvm_deconv.compute.gather import Index, Section, sections, unravel
+from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.cuda.blocks import finish_sums
 from tvm_deconv.schedules.cuda.emit import (
@@ -36,10 +40,6 @@ from tvm_deconv.schedules.cuda.emit import (
     when,
 )
 from tvm_deconv.schedules.cuda.predicates import MOST_SUMS_TOGETHER, bound_by_memory, sums_of_position
-
-from tvm_deconv.compute.gather import Index, Section, sections, unravel
-from tvm_deconv.compute.phases import Geometry
-from tvm_deconv.problem import Problem
 from tvm_deconv.targets import CudaTarget
 
 _POSITIONS = (4, 2)  # of a thread, with one group

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 
-from tvm_deconv.schedules.cuda.warp import MMA_TERMS
-
 from tvm_deconv.compute.gather import sections
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.cuda.warp import MMA_TERMS
 from tvm_deconv.targets import CudaTarget
 
 #: Sums of one position of a group that fit into registers, and products that can be written out, at most.

@@ -15,13 +15,13 @@ from dataclasses import replace
 
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
+
+from tvm_deconv.compute.gather import Index
+from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.cuda.emit import local, one_task
 from tvm_deconv.schedules.cuda.predicates import few_sections, is_for_cuda_cores
 from tvm_deconv.schedules.cuda.tiles import Cells, Form, Plan, cheapest, matrix_kernel, searched
-
-from tvm_deconv.compute.gather import Index
-from tvm_deconv.problem import Problem
 from tvm_deconv.targets import CudaTarget
 
 #: Plans by falling width: a product takes the widest that its columns fill well.

@@ -20,15 +20,15 @@ from dataclasses import replace
 
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
+
+from tvm_deconv.compute.gather import Index, sections
+from tvm_deconv.compute.storage import storage_dtype
+from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.cuda.emit import local, one_task
 from tvm_deconv.schedules.cuda.predicates import fills_tensor_cores, is_for_tensor_cores, multiplied_type
 from tvm_deconv.schedules.cuda.tiles import Cells, Form, Plan, cheapest, matrix_kernel, searched
 from tvm_deconv.schedules.cuda.warp import MMA_TERMS, ldmatrix, mma, tf32
-
-from tvm_deconv.compute.gather import Index, sections
-from tvm_deconv.compute.storage import storage_dtype
-from tvm_deconv.problem import Problem
 from tvm_deconv.targets import CudaTarget
 
 PLANS = (

@@ -27,6 +27,10 @@ from typing import Any
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
+
+from tvm_deconv.compute.gather import Index, Section, sections
+from tvm_deconv.compute.storage import storage_dtype, to_accumulator
+from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Kernel
 from tvm_deconv.schedules.cuda.blocks import (
     Block,
@@ -50,10 +54,6 @@ from tvm_deconv.schedules.cuda.emit import (
 )
 from tvm_deconv.schedules.cuda.lower import RESIDENT
 from tvm_deconv.schedules.cuda.warp import commit, copy, copy_by_elements, wait
-
-from tvm_deconv.compute.gather import Index, Section, sections
-from tvm_deconv.compute.storage import storage_dtype, to_accumulator
-from tvm_deconv.problem import Problem
 
 #: Of a thread, so that `RESIDENT` threads fit on a multiprocessor.
 MOST_REGISTERS = 128

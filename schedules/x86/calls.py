@@ -8,13 +8,12 @@ from dataclasses import replace
 from functools import cache
 from typing import TypeVar
 
-from tvm_deconv.schedules.x86 import matrix_tiles, tiles
-
 from tvm_deconv.compute.direct_layout import Tile
 from tvm_deconv.compute.indexing import tiles_of_channels
-from tvm_deconv.compute.matrix import MatrixTile
+from tvm_deconv.compute.matrix_layout import MatrixTile
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.x86 import matrix_tiles, tiles
 
 _AnyPlan = TypeVar("_AnyPlan", tiles.Plan, matrix_tiles.MatrixPlan)
 

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, interleave_intrinsic
-from tvm_deconv.schedules.x86.loop_marks import SkipMarks, mark_tasks
-from tvm_deconv.schedules.x86.tiles import Plan
 
 from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.direct_layout import DirectLayout, FilterSection
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, LEAD, ROWS
+from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, interleave_intrinsic
+from tvm_deconv.schedules.x86.loop_marks import SkipMarks, mark_tasks
+from tvm_deconv.schedules.x86.tiles import Plan
 
 
 def schedule_direct(definition: DirectDefinition, plan: Plan, dtype: str, whole_vectors: bool) -> Schedule:

@@ -1,10 +1,12 @@
-"""The interleaving store: ``streams`` vectors become ``streams`` vectors whose elements alternate.
+"""Interleaving and transposing vectors by explicit shuffles.
+
+Interleaving turns ``streams`` vectors into ``streams`` vectors whose elements alternate:
 
     out[lane * streams + stream] = in[stream, lane]
 
-Left to the compiler this store is a lottery between permutes and element-wise scatters (a factor of two in the whole
-layer).  As a tensor intrinsic of explicit two-source shuffles it always compiles to `vpermt2` and unpacks: an even
-number of streams halves (``log2`` rounds of one shuffle a vector), an odd one is merged one stream at a time.
+LLVM compiles a loop of this store to permutes in some cases and to element-wise scatters in others, a factor of two in
+the time of a whole layer. A tensor intrinsic of two-source shuffles always compiles to `vpermt2` and unpacks. An even
+number of streams is halved (``log2`` rounds of one shuffle a vector), an odd one merged one stream at a time.
 """
 
 from __future__ import annotations
@@ -18,35 +20,37 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as B
 from tvm.tirx import IntImm, PrimFunc
 
-#: More streams than this are not worth a shuffle network: it grows past the stores that it replaces.
+#: The most streams for which a shuffle network is faster than the stores that it replaces.
 MAX_STREAMS = 16
 
 
 def shuffle_network(streams: list[Expr], lanes: int) -> list[Expr]:
-    """Interleave vectors of `lanes` elements; element ``e`` of the result is element ``e // n`` of stream ``e % n``."""
+    """Return the interleaved vectors of ``n`` `streams` of `lanes` elements: element ``e // n`` of stream ``e % n``."""
     count = len(streams)
     if count == 1:
         return streams
-    if count % 2 == 0:
-        even, odd = shuffle_network(streams[0::2], lanes), shuffle_network(streams[1::2], lanes)
-        merged: list[Expr] = []
-        for first, second in zip(even, odd, strict=True):
-            for half in (0, lanes // 2):
-                merged.append(_shuffle(first, second, [half + i // 2 + (i % 2) * lanes for i in range(lanes)]))
-        return merged
-    merged = []
-    for vector in range(count):
-        places = [divmod(vector * lanes + i, count) for i in range(lanes)]
-        value = streams[0]
-        for number, stream in enumerate(streams[1:], start=1):
-            # A lane that is already right stays, one of this stream is fetched; lane 0 of stream 0 must be moved first.
-            take = [
-                lanes + lane if source == number else (i if number > 1 or source != 0 else lane)
-                for i, (lane, source) in enumerate(places)
-            ]
-            value = _shuffle(value, stream, take)
-        merged.append(value)
-    return merged
+    if count % 2:
+        return [_merged(streams, lanes, vector * lanes) for vector in range(count)]
+    even, odd = shuffle_network(streams[0::2], lanes), shuffle_network(streams[1::2], lanes)
+    return [
+        _shuffle(first, second, [half + i // 2 + (i % 2) * lanes for i in range(lanes)])
+        for first, second in zip(even, odd, strict=True)
+        for half in (0, lanes // 2)
+    ]
+
+
+def _merged(streams: list[Expr], lanes: int, begin: int) -> Expr:
+    """Return elements `begin` to ``begin + lanes`` of the interleaved `streams`, taken from one stream at a time."""
+    sources = [divmod(begin + i, len(streams)) for i in range(lanes)]
+    value = streams[0]
+    for number, stream in enumerate(streams[1:], start=1):
+        # A lane of this stream is fetched, others stay; the first shuffle also moves those of stream 0.
+        indices = [
+            lanes + lane if source == number else (i if number > 1 or source != 0 else lane)
+            for i, (lane, source) in enumerate(sources)
+        ]
+        value = _shuffle(value, stream, indices)
+    return value
 
 
 def _int64(value: int) -> IntImm:
@@ -59,15 +63,16 @@ def _shuffle(first: Expr, second: Expr, indices: list[int]) -> Expr:
 
 @cache
 def interleave_intrinsic(stride: int, minor: int, lanes: int, dtype: str, scope: str) -> str:
-    """Register the intrinsic for chunks of ``[stride * minor, lanes]`` elements of `dtype`; returns its name.
+    """Register the intrinsic that interleaves chunks of ``[stride * minor, lanes]`` elements, and return its name.
 
-    The result, in memory of `scope`, is ``[lanes * stride, minor]``: positions, and the channels of a position where
-    those are last.
+    The result, in memory of `scope`, is ``[lanes * stride, minor]``: outputs of a row, and the `minor` channels of each
+    where channels are last.
     """
     name = f"tvm_deconv.interleave_{stride}x{minor}x{lanes}_{dtype}_{scope}"
     streams, places = stride * minor, lanes * stride
 
     def function(vectors: bool) -> PrimFunc:
+        """Return the loops that TVM matches, or the `vectors` that replace them."""
         with IRBuilder() as builder, B.prim_func(s_tir=True):
             B.func_name("interleave")
             rows = B.arg("rows", B.buffer((streams, lanes), dtype, offset_factor=1, align=1))
@@ -78,13 +83,13 @@ def interleave_intrinsic(stride: int, minor: int, lanes: int, dtype: str, scope:
                 if vectors:
                     loaded = [rows.vload([_int64(stream), _int64(0)], f"{dtype}x{lanes}") for stream in range(streams)]
                     for vector, value in enumerate(shuffle_network(loaded, lanes)):
-                        # A vector may run over the end of a place: places follow each other without a gap.
+                        # A vector may cross the end of an output's channels: those of the next follow without a gap.
                         place, channel = divmod(vector * lanes, minor)
                         B.buffer_store(chunk, value, [_int64(place), tirx.Ramp(_int64(channel), _int64(1), lanes)])
                 else:
                     with B.grid(_int64(places), _int64(minor)) as (i, j), B.sblock("move"):
                         place = B.axis.spatial(_int64(places), i)
-                        # An axis of extent one is no axis any more where the description is compared.
+                        # TVM drops axes of extent one before it matches.
                         channel = B.axis.spatial(_int64(minor), j) if minor > 1 else _int64(0)
                         source = (place % stride * minor + channel, place // stride)
                         B.reads(rows[source])
@@ -98,10 +103,11 @@ def interleave_intrinsic(stride: int, minor: int, lanes: int, dtype: str, scope:
 
 @cache
 def transpose_intrinsic(lanes: int, dtype: str) -> str:
-    """Register the intrinsic that transposes ``[lanes, lanes]`` elements of `dtype`, both with rows some way apart."""
+    """Register the intrinsic that transposes ``[lanes, lanes]`` elements, rows of any pitch, and return its name."""
     name = f"tvm_deconv.transpose_{lanes}_{dtype}"
 
     def function(vectors: bool) -> PrimFunc:
+        """Return the loops that TVM matches, or the `vectors` that replace them."""
         with IRBuilder() as builder, B.prim_func(s_tir=True):
             B.func_name("transpose")
             source, rows = (

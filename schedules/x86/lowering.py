@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tvm.tirx import PrimFunc
-from tvm_deconv.schedules.x86.loop_marks import lower_loop_marks
-from tvm_deconv.schedules.x86.stores import lower_row_copies, lower_streaming_stores
 
 from tvm_deconv.compute.extents import End
+from tvm_deconv.schedules.x86.loop_marks import lower_loop_marks
+from tvm_deconv.schedules.x86.stores import lower_row_copies, lower_streaming_stores
 
 
 def lower(func: PrimFunc, end: End | None, *, streams: bool, functions: str = "") -> PrimFunc:

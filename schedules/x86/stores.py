@@ -1,27 +1,27 @@
-"""Copies into the output by one call a row: past the caches, or to where the call's output ends.
+"""Copies of rows by one call each: past the caches, or up to where a call's arrays end.
 
-A store to a line that is not in a cache reads the line first, and drives out what a task still needs.  Where an output
-is larger than a core's share of the caches, the copy of finished rows into it goes by non-temporal stores of whole
-lines, which nothing reads before.  Measured on one core of a Zen 4 server, rows of 2 KiB copied into 64 MiB: 6 GB/s
-with ordinary stores, 28 GB/s with these; a layer that does little else (16 to 20 channels, kernel = stride = 2, 42 MB
-of output) is 1.45 times as fast.  Where products take most of the time, ordinary stores hide behind them, and the gain
-is a few per cent.
+A store to a line outside of the caches reads the line first, and evicts data that a task still needs. Where an output
+is larger than a core's share of the caches, the copy of finished rows into it therefore goes by non-temporal stores of
+whole lines, which read nothing. Measured on one core of a Zen 4 server, rows of 2 KiB copied into 64 MiB: 6 GB/s with
+ordinary stores, 28 GB/s with these. A layer that does little else (16 to 20 channels, kernel = stride = 2, 42 MB of
+output) is 1.45 times as fast. Where products take most of the time, ordinary stores hide behind them, and the gain is a
+few per cent.
 
-TVM has no such store.  `lower_streaming_stores` replaces the loops of the stage ``out`` by calls of a function in LLVM
-IR that the code generator takes into the module.  It takes any address and length: what lies before the first and after
-the last whole line of a row is stored as usual.
+TVM has no such store. `lower_streaming_stores` replaces the loops of the stage ``out`` by calls of a function in LLVM
+IR (``streaming_copy.ll``), which the code generator links into the module. It takes any address and length.
 
-Where an extent is dynamic, a row ends where the call says.  A loop that asks so of each element becomes scattered
-stores under masks, two thirds of the time of a call with few positions; `lower_row_copies` has the rows
-copied by their length instead.  So it takes rows of the data, with zeros around them: by whole vectors, and masked ones
-at both ends of the data.
+With a dynamic extent, the length of a row is known at the call only. A loop that tests each element becomes scattered
+stores under masks, two thirds of the time of a call with few positions. `lower_row_copies` copies rows by their length
+instead (``row_copy.ll``): those of the output, and those of the data, which get zeros around them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -30,322 +30,298 @@ from tvm.ir import Call, Expr, Range, StringImm, TensorLoad
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.sym import Analyzer
 from tvm.tirx import Buffer, BufferLoad, BufferRegion, BufferStore, Evaluate, For, ForKind, PrimFunc, SeqStmt, Stmt
-from tvm_deconv.schedules.x86.loop_marks import with_body
 from tvm_ffi import structural_equal
 
 from tvm_deconv.compute.indexing import ravel
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.x86.loop_marks import with_body
 
 _Place: TypeAlias = tuple[Buffer, list[Expr]]
 
 #: A core's share of all caches, in bytes, of current servers: 1.5 to 4 MiB.
 _SHARE = 4 << 20
 _LINE = 64
-#: The stages that take rows of the data, with zeros around them.
-_PACKED = ("data_rows", "data_pack")
-#: Shorter rows, in bytes, are not worth it: they begin and end within lines.
+#: Stages that copy rows of the data with zeros around them.
+_PACKING = ("data_rows", "data_pack")
+#: The shortest rows, in bytes, that are stored past the caches: shorter ones are mostly parts of lines.
 _SHORTEST = 8 * _LINE
+#: The functions of `streaming_copy.ll` and `row_copy.ll`.
 _STREAM = "tvm_deconv_stream"
 _FENCE = "tvm_deconv_fence"
 _COPY = "tvm_deconv_copy"
 _ROW = "tvm_deconv_row"
-_STREAM_FUNCTIONS = f"""
-define hidden i32 @{_STREAM}(ptr noalias %to, ptr noalias %from, i32 %length) {{
-entry:
-  %bytes = zext i32 %length to i64
-  %address = ptrtoint ptr %to to i64
-  %negative = sub i64 0, %address
-  %gap = and i64 %negative, {_LINE - 1}
-  %short = icmp ult i64 %gap, %bytes
-  %head = select i1 %short, i64 %gap, i64 %bytes
-  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %head, i1 false)
-  %left = sub i64 %bytes, %head
-  %lines = and i64 %left, -{_LINE}
-  %end = add i64 %head, %lines
-  %any = icmp ne i64 %lines, 0
-  br i1 %any, label %line, label %rest
-line:
-  %at = phi i64 [ %head, %entry ], [ %next, %line ]
-  %source = getelementptr i8, ptr %from, i64 %at
-  %place = getelementptr i8, ptr %to, i64 %at
-  %value = load <{_LINE // 4} x i32>, ptr %source, align 1
-  store <{_LINE // 4} x i32> %value, ptr %place, align {_LINE}, !nontemporal !0
-  %next = add i64 %at, {_LINE}
-  %more = icmp ult i64 %next, %end
-  br i1 %more, label %line, label %rest
-rest:
-  %last = getelementptr i8, ptr %from, i64 %end
-  %behind = getelementptr i8, ptr %to, i64 %end
-  %tail = sub i64 %bytes, %end
-  call void @llvm.memcpy.p0.p0.i64(ptr %behind, ptr %last, i64 %tail, i1 false)
-  ret i32 0
-}}
-define hidden i32 @{_FENCE}() {{
-  call void @llvm.x86.sse.sfence()
-  ret i32 0
-}}
-declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
-declare void @llvm.x86.sse.sfence()
-!0 = !{{i32 1}}
-"""
-_LANES = f"<{', '.join(f'i32 {4 * lane}' for lane in range(16))}>"
-_COPY_FUNCTIONS = f"""
-define hidden i32 @{_COPY}(ptr noalias %to, ptr noalias %from, i32 %length) {{
-  %bytes = zext i32 %length to i64
-  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %bytes, i1 false)
-  ret i32 0
-}}
-define hidden i32 @{_ROW}(ptr noalias %to, ptr %last, ptr noalias %from, i32 %zeros, i32 %length, i32 %size) {{
-entry:
-  %first = ptrtoint ptr %to to i64
-  %final = ptrtoint ptr %last to i64
-  %distance = sub i64 %final, %first
-  %short = trunc i64 %distance to i32
-  %whole = add i32 %short, %size
-  %end = add i32 %zeros, %length
-  %before = zext i32 %zeros to i64
-  %back = sub i64 0, %before
-  %origin = getelementptr i8, ptr %from, i64 %back
-  %wholes.0 = insertelement <16 x i32> poison, i32 %whole, i32 0
-  %wholes = shufflevector <16 x i32> %wholes.0, <16 x i32> poison, <16 x i32> zeroinitializer
-  %begins.0 = insertelement <16 x i32> poison, i32 %zeros, i32 0
-  %begins = shufflevector <16 x i32> %begins.0, <16 x i32> poison, <16 x i32> zeroinitializer
-  %ends.0 = insertelement <16 x i32> poison, i32 %end, i32 0
-  %ends = shufflevector <16 x i32> %ends.0, <16 x i32> poison, <16 x i32> zeroinitializer
-  br label %line
-line:
-  %at = phi i32 [ 0, %entry ], [ %next, %stored ]
-  %next = add i32 %at, {_LINE}
-  %offset = zext i32 %at to i64
-  %place = getelementptr i8, ptr %to, i64 %offset
-  %source = getelementptr i8, ptr %origin, i64 %offset
-  %begun = icmp uge i32 %at, %zeros
-  %fits = icmp ule i32 %next, %end
-  %inside = and i1 %begun, %fits
-  br i1 %inside, label %copy, label %edge
-copy:
-  %value = load <16 x i32>, ptr %source, align 1
-  store <16 x i32> %value, ptr %place, align 1
-  br label %stored
-edge:
-  %number.0 = insertelement <16 x i32> poison, i32 %at, i32 0
-  %number = shufflevector <16 x i32> %number.0, <16 x i32> poison, <16 x i32> zeroinitializer
-  %lanes = add <16 x i32> %number, {_LANES}
-  %exists = icmp ult <16 x i32> %lanes, %wholes
-  %after = icmp uge <16 x i32> %lanes, %begins
-  %ahead = icmp ult <16 x i32> %lanes, %ends
-  %taken = and <16 x i1> %after, %ahead
-  %open = icmp ult i32 %at, %end
-  %reached = icmp ugt i32 %next, %zeros
-  %some = and i1 %open, %reached
-  br i1 %some, label %part, label %store
-part:
-  %loaded = call <16 x i32> @llvm.masked.load.v16i32.p0(
-    ptr %source, i32 1, <16 x i1> %taken, <16 x i32> zeroinitializer)
-  br label %store
-store:
-  %left = phi <16 x i32> [ %loaded, %part ], [ zeroinitializer, %edge ]
-  call void @llvm.masked.store.v16i32.p0(<16 x i32> %left, ptr %place, i32 1, <16 x i1> %exists)
-  br label %stored
-stored:
-  %more = icmp ult i32 %next, %whole
-  br i1 %more, label %line, label %done
-done:
-  ret i32 0
-}}
-declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
-declare <16 x i32> @llvm.masked.load.v16i32.p0(ptr, i32, <16 x i1>, <16 x i32>)
-declare void @llvm.masked.store.v16i32.p0(<16 x i32>, ptr, i32, <16 x i1>)
-"""
 
 
 def outgrows_caches(problem: Problem) -> bool:
-    """Whether the output is more than stays in the caches of a core; not where its size is only known at the call."""
+    """Tell whether the output is larger than a core's share of the caches; False for dynamic extents."""
     size = np.dtype(storage_dtype(problem.output_dtype)).itemsize
     return not problem.dynamic and math.prod(problem.output_shape) * size > _SHARE
 
 
-@dataclass(frozen=True, slots=True)
-class _Calls:
-    """Calls of functions in place of copies.
+@cache
+def llvm_source(name: str) -> str:
+    """Return the LLVM IR of the file `name` beside this module."""
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
-    `copy` is for rows of the stage ``out``, `row` for those of the data, packed with zeros, if it is not empty;
-    `shortest` are the bytes that are worth a call; `fence`, if it is not empty, ends each task.
+
+def lower_streaming_stores(func: PrimFunc, functions: str = "") -> PrimFunc:
+    """Return `func` with the rows of its stage ``out`` stored past the caches, if they are plain copies.
+
+    `functions` is further LLVM IR that `func` calls already.
+    """
+    source = llvm_source("streaming_copy.ll") + functions
+    lowering = _Lowering(source, shortest=_SHORTEST, copy=_STREAM, fence=_FENCE)
+    return lowering.lower(func, always=bool(functions))
+
+
+def lower_row_copies(func: PrimFunc) -> PrimFunc:
+    """Return `func` with rows of data and of the output copied by their lengths, if they are plain copies."""
+    return _Lowering(llvm_source("row_copy.ll"), shortest=_LINE, copy=_COPY, row=_ROW).lower(func)
+
+
+@dataclass(slots=True)
+class _Lowering:
+    """Replaces copies by calls of functions in the LLVM IR `source`.
+
+    `copy` is the function for rows of the output. `row`, if not empty, is that for rows of the data with zeros around
+    them. Rows of less than `shortest` bytes stay loops. `fence`, if not empty, is called at the end of each task.
+    `replaced` counts the copies that became calls.
     """
 
-    functions: str
+    source: str
     shortest: int
     copy: str
     row: str = ""
     fence: str = ""
-    made: list[Stmt] = field(default_factory=list)
+    replaced: int = 0
+
+    def lower(self, func: PrimFunc, always: bool = False) -> PrimFunc:
+        """Return `func` with calls; unchanged if there is nothing to replace, unless `always`."""
+        body = self._lower(func.body, [])
+        return func.with_body(body) if self.replaced or always else func
+
+    def _lower(self, stmt: Stmt, nest: Sequence[For]) -> Stmt:
+        """Replace the copies in `stmt`, directly inside of the loops `nest`; return them with the loops."""
+        if isinstance(stmt, SBlockRealize):
+            call = self._replace_copy(stmt, nest)
+            return self._lower_block(stmt, nest) if call is None else call
+        if isinstance(stmt, SeqStmt):
+            return _in_loops(SeqStmt([self._lower(part, []) for part in stmt.seq]), nest)
+        if not isinstance(stmt, For):
+            return _in_loops(stmt, nest)
+        if self.fence and stmt.kind == ForKind.PARALLEL:
+            # Another thread must not hear that a task is done before its stores are in memory.
+            fence = Evaluate(tirx.call_extern("int32", self.fence))
+            return _in_loops(with_body(stmt, SeqStmt([self._lower(stmt.body, []), fence])), nest)
+        return self._lower(stmt.body, [*nest, stmt])
+
+    def _lower_block(self, realize: SBlockRealize, nest: Sequence[For]) -> Stmt:
+        body = self._lower(realize.block.body, [])
+        if realize.block.name_hint == "root":
+            body = tirx.AttrStmt(tirx.const(0), "pragma_import_llvm", StringImm(self.source), body)
+        return _in_loops(with_body(realize, body), nest)
+
+    def _replace_copy(self, realize: SBlockRealize, nest: Sequence[For]) -> Stmt | None:
+        """Return the copy `realize` with as many inner loops of `nest` as possible done by a call, or None."""
+        store, analyzer = realize.block.body, Analyzer()
+        copied = self._copied(realize)
+        if copied is None:
+            return None
+        load, predicate = copied
+        for loop in nest:
+            analyzer.bind(loop.loop_var, Range.from_min_extent(loop.min, loop.extent))
+        for variable, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
+            analyzer.bind(variable.var, value)
+        places = [
+            (buffer, [analyzer.simplify(index) for index in indices])
+            for buffer, indices in ((store.buffer, store.indices), (load.source, load.indices))
+        ]
+        predicate = analyzer.simplify(predicate)
+        for depth in range(len(nest)):
+            call = self._call(realize, places, predicate, _Row.of(nest[depth:]))
+            if call is not None:
+                self.replaced += 1
+                return _in_loops(call, nest[:depth])
+        return None
+
+    def _copied(self, realize: SBlockRealize) -> tuple[TensorLoad, Expr] | None:
+        """Return the element that `realize` copies and the predicate of the copy, or None for other stages."""
+        store, predicate = realize.block.body, realize.predicate
+        value = store.value if isinstance(store, BufferStore) else None
+        if realize.block.name_hint in _PACKING and self.row:
+            if not (isinstance(value, Call) and value.op.name == "prim.if_then_else"):
+                return None
+            if not structural_equal(predicate, tirx.const(1, "bool")):
+                return None
+            predicate, value, _ = value.args
+        elif realize.block.name_hint != "out":
+            return None
+        return (value, predicate) if isinstance(value, TensorLoad) else None
+
+    def _call(self, realize: SBlockRealize, places: Sequence[_Place], predicate: Expr, row: _Row) -> Stmt | None:
+        """Return `realize` as one call that copies the elements of `row` that satisfy `predicate`.
+
+        `places` are the element written and the element read. Return None where these leave gaps, the row is too
+        short, or the predicate does not admit one range of the row.
+        """
+        if not all(row.is_contiguous(*place) for place in places):
+            return None
+        size = np.dtype(str(places[0][0].dtype)).itemsize
+        limits = row.limits(predicate)
+        if row.length * size < self.shortest or limits is None:
+            return None
+        conditions, begin, end = limits
+        everywhere = tirx.all(*conditions) if conditions else tirx.const(1, "bool")
+        count = tirx.max(end - begin, 0)
+        target, source = (_Span.of(*place, row) for place in places)
+        if realize.block.name_hint in _PACKING:
+            count = tirx.Select(everywhere, count, tirx.const(0, "int64")) if conditions else count
+            everywhere = tirx.const(1, "bool")
+            begin = tirx.min(begin, row.length - count)
+            # The call names the last element too: TVM shrinks a stage to the elements that it sees used.
+            addresses = [target.address(), target.last_address(), source.address(begin)]
+            call = tirx.call_extern(
+                "int32", self.row, *addresses, _bytes(begin, size), _bytes(count, size), tirx.const(size, "int32")
+            )
+        elif structural_equal(begin, tirx.const(0, "int64")):
+            call = tirx.call_extern("int32", self.copy, target.address(), source.address(), _bytes(count, size))
+        else:
+            return None
+        block, values = realize.block, [row.first.simplify(value) for value in realize.iter_values]
+        regions = [source.region], [target.region]
+        return SBlockRealize(values, everywhere, SBlock(block.iter_vars, *regions, block.name_hint, Evaluate(call)))
 
 
-def lower_streaming_stores(func: PrimFunc, functions: str = "") -> PrimFunc:
-    """Return `func` with the rows of its stage ``out`` stored past the caches; where those are no copies, as it is.
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """The iterations of nested `loops`, in order, as the elements of a row.
 
-    If it has such stores already, they are calls of these `functions`.
+    `ranges` knows the ranges of the loop variables, `first` their first values. `number` counts the iterations.
     """
-    return _lower_copies(func, _Calls(_STREAM_FUNCTIONS + functions, _SHORTEST, _STREAM, fence=_FENCE), bool(functions))
+
+    loops: Sequence[For]
+    ranges: Analyzer
+    first: Analyzer
+    number: Expr
+
+    @staticmethod
+    def of(loops: Sequence[For]) -> _Row:
+        """Return the row that `loops` iterate over."""
+        ranges, first = Analyzer(), Analyzer()
+        number: Expr = tirx.const(0, "int64")
+        for loop in loops:
+            ranges.bind(loop.loop_var, Range.from_min_extent(loop.min, loop.extent))
+            first.bind(loop.loop_var, loop.min)
+            number = number * loop.extent + (loop.loop_var - loop.min)
+        return _Row(loops, ranges, first, number)
+
+    @property
+    def length(self) -> int:
+        """Number of elements."""
+        return math.prod(int(loop.extent) for loop in self.loops)
+
+    def is_contiguous(self, buffer: Buffer, indices: Sequence[Expr]) -> bool:
+        """Tell whether the elements of `buffer` at `indices` follow each other without gaps."""
+        offset = ravel(indices, buffer.shape)
+        return bool(self.ranges.can_prove_equal(offset - self.first.simplify(offset), self.number))
+
+    def limits(self, predicate: Expr) -> tuple[list[Expr], Expr, Expr] | None:
+        """Return the conditions of `predicate` that hold for all of the row or none, and the first element and end.
+
+        Return None if another condition is not a bound of the row.
+        """
+        conditions: list[Expr] = []
+        begin, end = tirx.const(0, "int64"), tirx.const(self.length, "int64")
+        for condition in _conjuncts(predicate):
+            if self._is_fixed(condition):
+                conditions.append(condition)
+                continue
+            bound = self._bound(condition)
+            if bound is None:
+                return None
+            is_end, element = bound
+            if is_end:
+                end = tirx.min(end, element)
+            else:
+                begin = tirx.max(begin, element)
+        return conditions, begin, end
+
+    def _bound(self, condition: Expr) -> tuple[bool, Expr] | None:
+        """Return the bound that `condition` sets and whether it is the end, or None if it is no bound.
+
+        A bound counts elements of the row, or iterations of its outermost loop.
+        """
+        if not isinstance(condition, (tirx.LT, tirx.LE)):
+            return None
+        is_end, exclusive = not self._is_fixed(condition.a), int(isinstance(condition, tirx.LT))
+        moving, bound = (condition.a, condition.b) if is_end else (condition.b, condition.a)
+        if not self._is_fixed(bound):
+            return None
+        start, outermost = self.first.simplify(moving), self.loops[0]
+        if self.ranges.can_prove_equal(moving - start, outermost.loop_var - outermost.min):
+            unit = self.length // int(outermost.extent)
+        elif self.ranges.can_prove_equal(moving - start, self.number):
+            unit = 1
+        else:
+            return None
+        return is_end, (bound - start + (1 - exclusive if is_end else exclusive)) * unit
+
+    def _is_fixed(self, value: Expr) -> bool:
+        """Tell whether `value` is the same in all iterations."""
+        return bool(structural_equal(self.first.simplify(value), value))
 
 
-def lower_row_copies(func: PrimFunc) -> PrimFunc:
-    """Return `func` with rows of data and of the output copied up to their ends; as it is where there are none."""
-    return _lower_copies(func, _Calls(_COPY_FUNCTIONS, _LINE, _COPY, row=_ROW))
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """The elements of a buffer that a row writes or reads: the indices of the first, and the largest distances."""
+
+    buffer: Buffer
+    first: Sequence[Expr]
+    reach: Sequence[int]
+
+    @staticmethod
+    def of(buffer: Buffer, indices: Sequence[Expr], row: _Row) -> _Span:
+        """Return the span of the element at `indices` over all iterations of `row`."""
+        first = [row.first.simplify(index) for index in indices]
+        distances = [row.ranges.simplify(index - at) for index, at in zip(indices, first, strict=True)]
+        return _Span(buffer, first, [row.ranges.const_int_bound(distance).max_value for distance in distances])
+
+    @property
+    def region(self) -> BufferRegion:
+        """The smallest box of the buffer with all elements."""
+        extents = [tirx.const(distance + 1, "int64") for distance in self.reach]
+        return BufferRegion(
+            self.buffer, [Range.from_min_extent(at, extent) for at, extent in zip(self.first, extents, strict=True)]
+        )
+
+    def address(self, skipped: Expr | int = 0) -> Expr:
+        """Return the address of the element after `skipped` ones."""
+        return tirx.address_of(BufferLoad(self.buffer, [*self.first[:-1], self.first[-1] + skipped]))
+
+    def last_address(self) -> Expr:
+        """Return the address of the last element."""
+        last = [at + distance for at, distance in zip(self.first, self.reach, strict=True)]
+        return tirx.address_of(BufferLoad(self.buffer, last))
 
 
-def _lower_copies(func: PrimFunc, calls: _Calls, always: bool = False) -> PrimFunc:
-    body = _copies(func.body, [], calls)
-    return func.with_body(body) if calls.made or always else func
+def _bytes(count: Expr, size: int) -> Expr:
+    """Return the bytes of `count` elements of `size` bytes, in 32 bits.
+
+    A block is far smaller than 2 GiB. With 64 bits, TVM's narrowing of indices would call another function.
+    """
+    return tirx.Cast("int32", count * size)
 
 
-def _copies(stmt: Stmt, nest: Sequence[For], calls: _Calls) -> Stmt:
-    """Replace the copies in `stmt`, directly inside of the loops `nest`, by calls."""
-    if isinstance(stmt, SBlockRealize):
-        row = _row(stmt, nest, calls)
-        if row is not None:
-            calls.made.append(row)
-            return row
-        body = _copies(stmt.block.body, [], calls)
-        if stmt.block.name_hint == "root":
-            body = tirx.AttrStmt(tirx.const(0), "pragma_import_llvm", StringImm(calls.functions), body)
-        return _around(with_body(stmt, body), nest)
-    if isinstance(stmt, SeqStmt):
-        return _around(SeqStmt([_copies(part, [], calls) for part in stmt.seq]), nest)
-    if not isinstance(stmt, For):
-        return _around(stmt, nest)
-    if calls.fence and stmt.kind == ForKind.PARALLEL:
-        # What a task has stored is in memory before another thread hears that the task is done.
-        fence = Evaluate(tirx.call_extern("int32", calls.fence))
-        return _around(with_body(stmt, SeqStmt([_copies(stmt.body, [], calls), fence])), nest)
-    return _copies(stmt.body, [*nest, stmt], calls)
-
-
-def _around(stmt: Stmt, nest: Sequence[For]) -> Stmt:
+def _in_loops(stmt: Stmt, nest: Sequence[For]) -> Stmt:
+    """Return `stmt` within the loops `nest`."""
     for loop in reversed(nest):
         stmt = with_body(loop, stmt)
     return stmt
 
 
-def _taken(realize: SBlockRealize, calls: _Calls) -> tuple[TensorLoad, Expr] | None:
-    """Return what the block `realize` copies, and where it does; None where it is no copy that `calls` are for."""
-    store, inside = realize.block.body, realize.predicate
-    value = store.value if isinstance(store, BufferStore) else None
-    if realize.block.name_hint in _PACKED and calls.row:
-        if not (isinstance(value, Call) and value.op.name == "prim.if_then_else"):
-            return None
-        if not structural_equal(inside, tirx.const(1, "bool")):
-            return None
-        inside, value, _ = value.args
-    elif realize.block.name_hint != "out":
-        return None
-    return (value, inside) if isinstance(value, TensorLoad) else None
-
-
-def _row(realize: SBlockRealize, nest: Sequence[For], calls: _Calls) -> Stmt | None:
-    """Return the copy of the block `realize` in `nest` with as many inner loops as possible done by one call."""
-    store, analyzer = realize.block.body, Analyzer()
-    found = _taken(realize, calls)
-    if found is None:
-        return None
-    load, inside = found
-    for loop in nest:
-        analyzer.bind(loop.loop_var, Range.from_min_extent(loop.min, loop.extent))
-    for variable, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
-        analyzer.bind(variable.var, value)
-    places = [
-        (buffer, [analyzer.simplify(index) for index in indices])
-        for buffer, indices in ((store.buffer, store.indices), (load.source, load.indices))
-    ]
-    inside = analyzer.simplify(inside)
-    for depth in range(len(nest)):
-        copy = _contiguous(realize, places, inside, nest[depth:], calls)
-        if copy is not None:
-            return _around(copy, nest[:depth])
-    return None
-
-
-def _contiguous(
-    realize: SBlockRealize, places: Sequence[_Place], inside: Expr, loops: Sequence[For], calls: _Calls
-) -> Stmt | None:
-    """Return the call that copies what `loops` copy between `places`, where `inside`; None where they leave gaps."""
-    ranges, first = Analyzer(), Analyzer()
-    step: Expr = tirx.const(0, "int64")
-    for loop in loops:
-        ranges.bind(loop.loop_var, Range.from_min_extent(loop.min, loop.extent))
-        first.bind(loop.loop_var, loop.min)
-        step = step * loop.extent + (loop.loop_var - loop.min)
-    for buffer, indices in places:
-        offset = ravel(indices, buffer.shape)
-        if not ranges.can_prove_equal(offset - first.simplify(offset), step):
-            return None
-    size = np.dtype(str(places[0][0].dtype)).itemsize
-    total = math.prod(int(loop.extent) for loop in loops)
-    if total * size < calls.shortest:
-        return None
-    begin, end = tirx.const(0, "int64"), tirx.const(total, "int64")
-    conditions = []
-    for part in _parts(inside):
-        if _fixed(part, first):
-            conditions.append(part)
-            continue
-        # What goes past an end of an array: elements, or iterations of the outermost loop.
-        if not isinstance(part, (tirx.LT, tirx.LE)):
-            return None
-        upper, exclusive = not _fixed(part.a, first), int(isinstance(part, tirx.LT))
-        moving, bound = (part.a, part.b) if upper else (part.b, part.a)
-        if not _fixed(bound, first):
-            return None
-        start = first.simplify(moving)
-        if ranges.can_prove_equal(moving - start, loops[0].loop_var - loops[0].min):
-            unit = total // int(loops[0].extent)
-        elif ranges.can_prove_equal(moving - start, step):
-            unit = 1
-        else:
-            return None
-        if upper:
-            end = tirx.min(end, (bound - start + (1 - exclusive)) * unit)
-        else:
-            begin = tirx.max(begin, (bound - start + exclusive) * unit)
-    count = tirx.max(end - begin, 0)
-    everywhere = tirx.all(*conditions) if conditions else tirx.const(1, "bool")
-    zeros = realize.block.name_hint in _PACKED
-    if zeros:
-        count = tirx.Select(everywhere, count, tirx.const(0, "int64")) if conditions else count
-        begin = tirx.min(begin, total - count)
-    elif not structural_equal(begin, tirx.const(0, "int64")):
-        return None
-    regions = []
-    starts = []
-    for (buffer, indices), skipped in zip(places, (0, begin if zeros else 0), strict=True):
-        start = [first.simplify(index) for index in indices]
-        reach = [ranges.simplify(index - at) for index, at in zip(indices, start, strict=True)]
-        bounds = [ranges.const_int_bound(distance).max_value for distance in reach]
-        extents = [tirx.const(bound + 1, "int64") for bound in bounds]
-        spans = [Range.from_min_extent(at, extent) for at, extent in zip(start, extents, strict=True)]
-        regions.append(BufferRegion(buffer, spans))
-        starts.append(tirx.address_of(BufferLoad(buffer, [*start[:-1], start[-1] + skipped])))
-        if zeros and buffer.same_as(places[0][0]):
-            # Said by its address as well: TVM shrinks a stage to what it sees taken from it and left there.
-            last = [at + bound for at, bound in zip(start, bounds, strict=True)]
-            starts.append(tirx.address_of(BufferLoad(buffer, last)))
-    # A block is far smaller than 2 GiB; with 64 bits, narrowing of indices would make it a call of another function.
-    numbers = [tirx.Cast("int32", length * size) for length in ([begin, count] if zeros else [count])]
-    numbers += [tirx.const(size, "int32")] if zeros else []
-    call = tirx.call_extern("int32", calls.row if zeros else calls.copy, *starts, *numbers)
-    block = realize.block
-    inner = SBlock(block.iter_vars, [regions[1]], [regions[0]], block.name_hint, Evaluate(call))
-    values = [first.simplify(value) for value in realize.iter_values]
-    return SBlockRealize(values, tirx.const(1, "bool") if zeros else everywhere, inner)
-
-
-def _parts(predicate: Expr) -> list[Expr]:
+def _conjuncts(predicate: Expr) -> list[Expr]:
+    """Return the conditions that `predicate` joins by and."""
     if isinstance(predicate, tirx.And):
-        return [*_parts(predicate.a), *_parts(predicate.b)]
+        return [*_conjuncts(predicate.a), *_conjuncts(predicate.b)]
     return [predicate]
-
-
-def _fixed(part: Expr, first: Analyzer) -> bool:
-    """Whether `part` is the same in all iterations."""
-    return bool(structural_equal(first.simplify(part), part))

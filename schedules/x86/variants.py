@@ -15,10 +15,10 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as build
 from tvm.tirx import Bind, DeclBuffer, IfThenElse, PrimFunc, SeqStmt, Stmt
-from tvm_deconv.schedules.contract import Kernel
 from tvm_ffi import structural_equal
 
 from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.contract import Kernel
 
 #: Elements of a packed filter begin at a multiple of this: a line of the caches, and whole vectors.
 _ALIGNMENT = 64

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from tvm_deconv.schedules.x86 import matrix_tiles, tiles
-
 from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.x86 import matrix_tiles, tiles
 from tvm_deconv.targets import CpuTarget
 
 _AnyPlan = TypeVar("_AnyPlan", tiles.Plan, matrix_tiles.MatrixPlan)

@@ -72,7 +72,7 @@ def test_signed_directory(signed, keys):
     result = run("verify", signed, "--key", keys[1])
     assert result.exit_code == 0, result.output
     assert f"{len(made.PROBLEMS)} ok" in result.stdout
-    assert not [path for path in signed.iterdir() if path.name.startswith(".signing-")]
+    assert not [path for path in signed.iterdir() if path.name.startswith(".unfinished-")]
     # Signed again: the same file.
     before = (signed / FILE).read_bytes()
     assert run("sign", signed, "--key", keys[0]).exit_code == 0

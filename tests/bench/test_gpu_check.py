@@ -130,7 +130,7 @@ def test_builds_have_their_time(tmp_path):
     beyond = gpu_dry.SMALL.replace(batch="any")
     found = gpu.build([beyond], tmp_path, "cuda-sm_90", 1, 600.0)
     assert (found["built"], found["of"]) == (0, 1)
-    assert "must have no free extents" in found["failed"][0]["error"]
+    assert "must have no dynamic extents" in found["failed"][0]["error"]
     over = gpu.build([gpu_dry.LAYER.replace(batch=3)], tmp_path, "x86-64-v3", 1, 0.001)
     assert (over["built"], over["failed"]) == (0, [])
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -211,14 +212,14 @@ def test_wrong_usage(arguments):
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_the_run(monkeypatch, tmp_path):
-    monkeypatch.setattr(cli.os, "access", lambda path, _: Path(path) != tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)
     result = run("bench", "x.json", "--json", tmp_path / "report.json")
     assert result.exit_code == 2
     assert f"{tmp_path / 'report.json'} cannot be written" in " ".join(result.stderr.split())
 
 
 def test_a_peer_that_is_not_installed(monkeypatch):
-    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     result = run("bench", "x.json", "--peers", "onnxruntime")
     assert result.exit_code == 2
     assert "onnxruntime needs the package onnxruntime: pip install onnxruntime" in result.stderr
@@ -345,6 +346,23 @@ def test_doctor_without_a_compiler():
     result = run("doctor", PATH="/nowhere", CXX="")
     assert result.exit_code == 0, result.output
     assert "no C++ compiler here" in result.stdout
+
+
+def test_inspect_shows_workspaces_and_reasons(copy):
+    made.rewrite(copy, made.PLAIN, features=[*_flags(copy), "warp_drive"])
+    lines = run("inspect", copy).stdout.splitlines()
+    heading = next(line for line in lines if "artifact" in line and "origin" in line)
+    assert "workspace, kB" in heading
+    assert "scratch / thread, kB" in heading
+    assert any("no: needs CPU flags that this host lacks: warp_drive" in line for line in lines)
+
+
+def test_the_package_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "tvm_deconv", "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Usage: ")
+    for command in ("compile", "tune", "logs", "inspect", "sign", "verify", "bench", "overhead", "doctor"):
+        assert f"\n  {command} " in done.stdout
 
 
 def test_version():

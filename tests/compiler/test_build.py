@@ -8,9 +8,9 @@ import sys
 import textwrap
 import time
 
-import numpy as np
 import pytest
 from support.strategies import operands
+from support.tolerances import assert_close
 
 import tvm_deconv as td
 from tvm_deconv.artifact.manifest import Manifest, stem
@@ -27,7 +27,7 @@ V3 = CPU_TARGETS["x86-64-v3"]
 def run(problem, directory):
     data, weights, bias = operands(problem, 0)
     found = td.load(directory).bind(problem, weights, bias)(data)
-    np.testing.assert_allclose(found, td.reference(problem, data, weights, bias), rtol=1e-4, atol=1e-5)
+    assert_close(found, td.reference(problem, data, weights, bias))
 
 
 def files(directory):
@@ -222,7 +222,7 @@ def test_a_killed_build_leaves_nothing_loadable(tmp_path):
             layer = library.bind(problem, weights, bias)
         except td.NoArtifactError:
             continue
-        np.testing.assert_allclose(layer(data), td.reference(problem, data, weights), rtol=1e-4, atol=1e-5)
+        assert_close(layer(data), td.reference(problem, data, weights))
         complete.remove(library.select(problem)[0].name)
     assert complete == []
 

@@ -1,5 +1,6 @@
 """ONNX models: what a scan finds computes what ONNX Runtime computes."""
 
+import dataclasses
 import importlib.util
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from support.tolerances import assert_close
 
 from tvm_deconv import Epilogue, SourceError
 from tvm_deconv.frontends import scan
@@ -91,7 +93,7 @@ def test_decoder_layer_by_layer():
     values = feeds | dict(zip(taps, runtime_outputs(model.SerializeToString(), feeds), strict=True))
     for layer in layers:
         got = reference(layer.problem, values[inputs[layer.name]], layer.filter, layer.bias)
-        np.testing.assert_allclose(got, values[layer.fused[-1]], rtol=1e-4, atol=1e-5)
+        assert_close(got, values[layer.fused[-1]])
 
 
 def test_decoder_is_what_the_script_exports(tmp_path):
@@ -151,6 +153,15 @@ FOLLOWERS = {
     "gelu": ([("Gelu", "u", "y", {})], "gelu"),
     "silu": ([("Sigmoid", "u", "s", {}), ("Mul", "u s", "y", {})], "silu"),
     "clip": ([("Clip", "u low high", "y", {})], "clip(-0.5,0.75)"),
+    "elu": ([("Elu", "u", "y", {"alpha": 0.7})], "elu(0.7)"),
+    "elu by default": ([("Elu", "u", "y", {})], "elu(1.0)"),
+    "hardswish": ([("HardSwish", "u", "y", {})], "hardswish"),
+    "mish": ([("Mish", "u", "y", {})], "mish"),
+    "mish as a product": (
+        [("Softplus", "u", "s", {}), ("Tanh", "s", "t", {}), ("Mul", "u t", "y", {})],
+        "mish",
+    ),
+    "softplus": ([("Softplus", "u", "y", {})], "softplus"),
     "clip at zero": ([("Clip", "u zero", "y", {})], "relu"),
     "add": ([("Add", "c u", "y", {})], "bias"),
     "sub": ([("Sub", "u c", "y", {})], "bias"),
@@ -177,14 +188,20 @@ def test_followers(tmp_path, case, group, biased):
     up = ("ConvTranspose", "x w b" if biased else "x w", "u", UP | {"group": group})
     path = save(tmp_path, [up, *nodes], constants, opset=20)
     epilogue = Epilogue.parse(expected)
-    expected = Epilogue(
-        biased or epilogue.bias, epilogue.activation, epilogue.alpha, epilogue.minimum, epilogue.maximum
-    )
+    expected = dataclasses.replace(epilogue, bias=biased or epilogue.bias)
     check(path, expected, len(nodes))
 
 
 NOT_FUSED = {
-    "hard swish": [("HardSwish", "u", "y", {})],
+    "hard sigmoid": [("HardSigmoid", "u", "y", {})],
+    "chain without its product": [("Softplus", "u", "s", {}), ("Tanh", "s", "t", {}), ("Add", "u t", "y", {})],
+    "chain with another user": [
+        ("Softplus", "u", "s", {}),
+        ("Tanh", "s", "t", {}),
+        ("Add", "s t", "z", {}),
+        ("Mul", "u t", "y", {}),
+    ],
+    "gates in another order": [("Tanh", "u", "t", {}), ("Softplus", "t", "s", {}), ("Mul", "u s", "y", {})],
     "tanh gelu": [("Gelu", "u", "y", {"approximate": "tanh"})],
     "training": [("BatchNormalization", "u g beta mean var", "y m v", {"training_mode": 1})],
     "slopes": [("PRelu", "u c", "y", {})],

@@ -8,6 +8,7 @@ import openvino
 import pytest
 from openvino import opset1, opset5, opset13
 from openvino.utils.node_factory import NodeFactory
+from support.tolerances import assert_close
 
 from tvm_deconv import Epilogue, SourceError
 from tvm_deconv.frontends import scan
@@ -59,7 +60,7 @@ def check(path, expected_epilogue, fused):
     data = uniform(*p.data_shape)
     (expected,) = openvino_outputs(path, data)
     assert expected.shape == p.output_shape
-    np.testing.assert_allclose(reference(p, data, layer.filter, layer.bias), expected, rtol=1e-4, atol=1e-5)
+    assert_close(reference(p, data, layer.filter, layer.bias), expected)
     return layer
 
 
@@ -123,6 +124,10 @@ ACTIVATIONS = {
         lambda x: opset1.prelu(x, opset1.constant(np.float32([0.1]))),
         Epilogue(True, "leaky_relu", alpha=0.1),
     ),
+    "elu": (lambda x: opset1.elu(x, 0.7), Epilogue(True, "elu", alpha=0.7)),
+    "hswish": (opset13.hswish, Epilogue(True, "hardswish")),
+    "mish": (opset13.mish, Epilogue(True, "mish")),
+    "softplus": (opset13.softplus, Epilogue(True, "softplus")),
     "even slopes": (
         lambda x: opset1.prelu(x, opset1.constant(np.full(6, 0.2, np.float32))),
         Epilogue(True, "leaky_relu", alpha=0.2),
@@ -180,8 +185,10 @@ NOT_FUSED = {
     "tanh gelu": lambda x: opset13.gelu(x, "tanh"),
     "beta": lambda x: opset13.swish(x, opset1.constant(np.float32(2))),
     "both sides": lambda x: opset1.add(x, x),
-    "hswish": opset13.hswish,
-    "elu": lambda x: opset1.elu(x, 1.0),
+    "selu": lambda x: opset1.selu(x, opset1.constant(np.float32(1.67)), opset1.constant(np.float32(1.05))),
+    "hard sigmoid": lambda x: opset1.hard_sigmoid(
+        x, opset1.constant(np.float32(0.2)), opset1.constant(np.float32(0.5))
+    ),
     "training left it empty": lambda x: opset5.batch_norm_inference(
         x, constants(3), constants(3), constants(3), opset1.constant(-np.ones(3, np.float32)), 1e-3
     ),

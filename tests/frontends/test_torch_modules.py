@@ -5,6 +5,7 @@ import types
 
 import numpy as np
 import pytest
+from support.tolerances import assert_close
 
 from tvm_deconv import Epilogue, SourceError
 from tvm_deconv.frontends import scan, write_weights
@@ -41,7 +42,7 @@ def check(module, shape, expected_epilogue, fused, name="0"):
     with torch.no_grad():
         expected = module(x).numpy()
     got = reference(layer.problem, x.numpy().reshape(layer.problem.data_shape), layer.filter, layer.bias)
-    np.testing.assert_allclose(got.reshape(expected.shape), expected, rtol=1e-4, atol=1e-5)
+    assert_close(got.reshape(expected.shape), expected)
     return layer
 
 
@@ -54,6 +55,11 @@ FOLLOWERS = {
     "tanh": (nn.Tanh(), "tanh"),
     "gelu": (nn.GELU(), "gelu"),
     "silu": (nn.SiLU(), "silu"),
+    "elu": (nn.ELU(0.7), "elu(0.7)"),
+    "elu by default": (nn.ELU(inplace=True), "elu(1.0)"),
+    "hardswish": (nn.Hardswish(), "hardswish"),
+    "mish": (nn.Mish(), "mish"),
+    "softplus": (nn.Softplus(), "softplus"),
     "relu6": (nn.ReLU6(), "clip(0.0,6.0)"),
     "hardtanh": (nn.Hardtanh(-0.5, 0.75), "clip(-0.5,0.75)"),
 }
@@ -150,7 +156,10 @@ NOT_FUSED = {
     "tanh gelu": nn.GELU(approximate="tanh"),
     "slopes": nn.PReLU(6),
     "no statistics": nn.BatchNorm2d(6, track_running_stats=False),
-    "elu": nn.ELU(),
+    "selu": nn.SELU(),
+    "celu": nn.CELU(2.0),
+    "softplus of another beta": nn.Softplus(beta=2),
+    "softplus of another threshold": nn.Softplus(threshold=5),
     "dropout": nn.Dropout(),
 }
 
@@ -210,6 +219,16 @@ SEEN = {
     "gate": (lambda m, x: (y := m.up(x)) * torch.sigmoid(y), "up", "silu", ("sigmoid()", "mul()")),
     "relu6": (lambda m, x: F.relu6(m.up(x)), "up", "clip(0.0,6.0)", ("hardtanh()",)),
     "gelu": (lambda m, x: F.gelu(m.up(x)), "up", "gelu", ("gelu()",)),
+    "elu": (lambda m, x: F.elu_(m.up(x), 0.3), "up", "elu(0.3)", ("elu()",)),
+    "hardswish": (lambda m, x: F.hardswish(m.up(x)), "up", "hardswish", ("hardswish()",)),
+    "mish": (lambda m, x: F.mish(m.up(x)), "up", "mish", ("mish()",)),
+    "mish gate": (
+        lambda m, x: (y := m.up(x)) * F.softplus(y).tanh(),
+        "up",
+        "mish",
+        ("softplus()", "tanh()", "mul()"),
+    ),
+    "softplus": (lambda m, x: F.softplus(m.up(x)), "up", "softplus", ("softplus()",)),
     "autocast": (lambda m, x: torch.autocast("cpu", enabled=False)(m.up)(x), "up", "none", ()),
     # What must not be fused.
     "used twice": (lambda m, x: (y := m.up(x)) + m.act(y), "up", "none", ()),
@@ -221,6 +240,7 @@ SEEN = {
     "noise": (lambda m, x: m.up(x) + 0 * torch.randn(6, 1, 1), "up", "none", ()),
     "data": (lambda m, x: m.up(x) * x.mean((2, 3), keepdim=True)[:, :1], "up", "none", ()),
     "scaled sum": (lambda m, x: torch.add(m.up(x), m.shift, alpha=2), "up", "none", ()),
+    "selu": (lambda m, x: F.selu(m.up(x)), "up", "none", ()),
     "tanh form": (lambda m, x: F.gelu(m.up(x), approximate="tanh"), "up", "none", ()),
     "running moments": (lambda m, x: F.batch_norm(m.up(x), None, None, training=True), "up", "none", ()),
 }
@@ -237,7 +257,7 @@ def test_what_a_forward_does(case):
         with torch.no_grad():
             expected = block(x).numpy()
         got = reference(layer.problem, x.numpy(), layer.filter, layer.bias)
-        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+        assert_close(got, expected)
 
 
 def test_names_inside_a_model():

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from support import artifacts as made
+from support.tolerances import assert_close
 
 import tvm_deconv as td
 
@@ -58,7 +59,7 @@ def calls(monkeypatch):
 
 
 def assert_same(y, expected):
-    np.testing.assert_allclose(np.asarray(y), np.asarray(expected), rtol=1e-4, atol=1e-4)
+    assert_close(np.asarray(y), np.asarray(expected))
 
 
 def test_every_section_is_run():
@@ -87,7 +88,7 @@ data = np.asarray(x)
 expected = np.tanh(td.reference(p, data, weight))
 for got in (y, eager, jax.vmap(decode)(np.stack([data, data]))[1]):
     assert isinstance(got, jax.Array)
-    np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-4, atol=1e-4)
+    assert_close(np.asarray(got), expected)
 assert "pure_callback" in str(jax.make_jaxpr(decode)(x))
 """
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from support.artifacts import manifest
 from support.cuda_kernels import TARGET, build_kernel
-from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
-from tvm_deconv.schedules.cuda.lower import source
 
 import tvm_deconv as td
 from tvm_deconv.artifact.select import Accepted, select
 from tvm_deconv.errors import ProblemError, SourceError
 from tvm_deconv.frontends import scan
 from tvm_deconv.problem.reference import reference
+from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
+from tvm_deconv.schedules.cuda.lower import source
 from tvm_deconv.targets import Host, Place
 
 EXACT = td.Problem(1, 1, 16, 16, (6, 7), (4, 4), (2, 2), (1, 1), (1, 1), (12, 14), epilogue=td.Epilogue(True, "relu"))

@@ -101,6 +101,11 @@ VALUES = np.array([-math.inf, -700.0, -30.0, -1.5, -0.0, 0.0, 0.5, 3.0, math.inf
         ("tanh", {}, math.tanh),
         ("silu", {}, lambda x: x / (1 + math.exp(-x)) if x > -701 else 0.0),
         ("gelu", {}, lambda x: 0.5 * x * math.erfc(-x / math.sqrt(2)) if x > -701 else 0.0),
+        ("elu", {}, lambda x: x if x >= 0 else math.expm1(x)),
+        ("elu", {"alpha": 0.25}, lambda x: x if x >= 0 else 0.25 * math.expm1(x)),
+        ("hardswish", {}, lambda x: 0.0 if x <= -3 else x if x >= 3 else x * (x + 3) / 6),
+        ("softplus", {}, lambda x: max(x, 0.0) + math.log1p(math.exp(-abs(x)))),
+        ("mish", {}, lambda x: x * math.tanh(math.log1p(math.exp(x))) if -701 < x < 701 else max(x, 0.0)),
         ("clip", {"minimum": -1, "maximum": 0.75}, lambda x: min(max(x, -1.0), 0.75)),
     ],
 )

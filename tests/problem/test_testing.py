@@ -18,8 +18,8 @@ def test_parts_make_the_whole(problem, elements):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(testing, "PART_ELEMENTS", elements)
         for part in testing.parts(problem, arrays):
-            assert np.isnan(found[part.where]).all(), "parts overlap"
-            found[part.where] = reference(part.problem, *part.operands)
+            assert np.isnan(found[part.slices]).all(), "parts overlap"
+            found[part.slices] = reference(part.problem, *part.operands)
     np.testing.assert_allclose(found, reference(problem, *arrays), rtol=1e-12, atol=1e-12)
 
 

@@ -94,7 +94,7 @@ def check(channels):
     out = np.full(p.output_shape, np.nan, np.float32)
     library = td.load(directory)
     assert not library.broken
-    np.testing.assert_allclose(library.bind(p, filter)(data, out), td.reference(p, data, filter), rtol=1e-4, atol=1e-4)
+    assert_close(library.bind(p, filter)(data, out), td.reference(p, data, filter))
 def refused(channels):
     try:
         export(channels)

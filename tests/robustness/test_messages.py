@@ -211,7 +211,8 @@ def problem(**changes):
         ),
         (
             lambda: Epilogue(activation="swish"),
-            "activation='swish': must be one of none, relu, leaky_relu, sigmoid, tanh, gelu, silu, clip",
+            "activation='swish': must be one of none, relu, leaky_relu, sigmoid, tanh, gelu, silu, clip, "
+            "elu, hardswish, mish, softplus",
         ),
         (lambda: Epilogue(activation="leaky_relu", alpha=float("nan")), "alpha=nan: must be finite"),
         (lambda: Epilogue(activation="leaky_relu", alpha="0.1"), "alpha='0.1': must be a real number"),
@@ -248,7 +249,8 @@ def problem(**changes):
         (lambda: Epilogue.parse("bias+none"), "epilogue='bias+none': must be written bias"),
         (
             lambda: Epilogue.parse("softmax"),
-            "activation='softmax': must be one of none, relu, leaky_relu, sigmoid, tanh, gelu, silu, clip",
+            "activation='softmax': must be one of none, relu, leaky_relu, sigmoid, tanh, gelu, silu, clip, "
+            "elu, hardswish, mish, softplus",
         ),
         (lambda: Epilogue.parse("clip(a,b)"), "epilogue='clip(a,b)': what stands in parentheses must be numbers"),
         (lambda: Epilogue.parse("clip(1.0)"), "epilogue='clip(1.0)': clip takes 2 numbers"),

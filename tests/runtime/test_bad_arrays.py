@@ -462,8 +462,10 @@ def test_torch_parameter(refuse, artifacts, torch, data):
     refuse(torch.nn.Parameter(torch.from_numpy(data)), text)
     with pytest.raises(td.TensorError, match="filter='requires_grad'"):
         td.load(artifacts).bind(P, torch.zeros(P.filter_shape, requires_grad=True))
-    frozen = torch.nn.Parameter(torch.from_numpy(data), requires_grad=False)
-    assert isinstance(bound(artifacts, "plain")[0](frozen), torch.Tensor)
+
+
+def test_torch_parameter_without_gradients(layer, torch, data):
+    assert isinstance(layer(torch.nn.Parameter(torch.from_numpy(data), requires_grad=False)), torch.Tensor)
 
 
 def test_torch_dtype(refuse, torch, data):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from support.cuda_kernels import drawn
 from support.strategies import operands, problems
+from support.tolerances import norm_bound
 
 import tvm_deconv as td
 from tvm_deconv.errors import DeviceError
@@ -17,8 +18,6 @@ except DeviceError as error:
     MISSING = str(error)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(MISSING is not None, reason=f"no CUDA device: {MISSING}")]
-
-TOLERANCE = {"float32": 1e-5, "float64": 1e-12, "float16": 2e-3, "bfloat16": 2e-2, "int8": 0.0, "uint8": 0.0}
 
 
 def test_layers_on_a_stream_of_the_callers(tmp_path):
@@ -41,4 +40,4 @@ def test_layers_on_a_stream_of_the_callers(tmp_path):
             torch.cuda.current_stream().synchronize()
         wanted = reference(problem, data, weights, bias)
         error = np.linalg.norm(found.double().cpu().numpy() - wanted)
-        assert error <= TOLERANCE[problem.dtype] * max(np.linalg.norm(wanted), 1e-3), problem.key
+        assert error <= norm_bound(problem.dtype) * max(np.linalg.norm(wanted), 1e-3), problem.key

@@ -6,10 +6,11 @@ import types
 
 import numpy as np
 import pytest
+from support.artifacts import PROBLEMS as HOST_PROBLEMS
 from support.artifacts import describe, manifest
 from support.cuda_kernels import OnDevice, build_kernel, compile_for_cpu
 from support.strategies import operands
-from tvm_deconv.schedules.cuda.lower import source
+from support.tolerances import assert_close
 
 import tvm_deconv as td
 from tvm_deconv import cache, targets
@@ -19,6 +20,7 @@ from tvm_deconv.errors import CompilerNotFound, DeviceError, NoArtifactError, Pr
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.runtime import cuda, library, loader
 from tvm_deconv.runtime.process import PROCESS
+from tvm_deconv.schedules.cuda.lower import source
 from tvm_deconv.targets import CUDA_TARGETS, Host, Place
 
 PLAIN = td.Problem(2, 1, 3, 9, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (7, 9), epilogue=td.Epilogue(bias=True))
@@ -157,6 +159,35 @@ def test_layers_compute_on_the_device(problem, shims, device):
     assert "cuda-sm_90" in repr(layer)
 
 
+@pytest.mark.parametrize("kind", ["host", "device", "device by the reference"])
+def test_a_layer_is_the_same_for_every_memory(kind, shims, artifacts, device, tmp_path):
+    """All its public names serve, on the CPU and on a device."""
+    problem = HOST_PROBLEMS["bias"] if kind == "host" else PLAIN
+    data, weights, bias = operands(problem, 8)
+    if kind == "host":
+        opened = td.load(artifacts)
+    else:
+        opened = td.load(shims) if kind == "device" else td.load(tmp_path, fallback="reference")
+        data, weights, bias = (on_device(device, array) for array in (data, weights, bias))
+    layer = opened.bind(problem, weights, bias)
+    assert type(layer) is td.Layer
+    assert {name for name in dir(layer) if not name.startswith("_")} == {"problem", "manifest"}
+    assert layer.problem == problem
+    assert layer.manifest is None if "reference" in kind else layer.manifest in opened.manifests
+    name = stem(problem.artifact_key, "reference") if layer.manifest is None else layer.manifest.name
+    assert repr(layer) == f"<Layer {problem.key} by {name}>"
+    result = layer(data)
+    assert type(result) is type(data)
+    out = np.empty_like(result) if kind == "host" else device.empty(problem.output_shape, problem.output_dtype)
+    assert layer(data, out=out) is out
+    if kind == "host":
+        assert layer(data, threads=1).tobytes() == out.tobytes() == result.tobytes()
+    else:
+        assert out.array.tobytes() == result.array.tobytes()
+        with pytest.raises(ProblemError, match="threads=1: must be None: a device computes"):
+            layer(data, threads=1)
+
+
 def test_the_operator_functions_take_arrays_of_a_device(shims, device):
     data, weights, bias = operands(PLAIN, 2)
     found = td.load(shims).convolution_backprop_data(
@@ -167,7 +198,7 @@ def test_the_operator_functions_take_arrays_of_a_device(shims, device):
         pads_end=(1, 1),
         bias=on_device(device, bias),
     )
-    np.testing.assert_allclose(found.array, reference(PLAIN, data, weights, bias), rtol=1e-4, atol=1e-4)
+    assert_close(found.array, reference(PLAIN, data, weights, bias))
 
 
 def test_arrays_of_the_other_kind_are_refused(shims, device, tmp_path):
@@ -272,7 +303,7 @@ def test_a_build_for_a_device(shims, tmp_path, monkeypatch, device):
     for _ in range(2):
         layer = td.load(empty, fallback=["compile", "reference"]).bind(PLAIN, *operands_there)
         found = layer(on_device(device, data))
-        np.testing.assert_allclose(found.array, reference(PLAIN, data, weights, bias), rtol=1e-4, atol=1e-4)
+        assert_close(found.array, reference(PLAIN, data, weights, bias))
         assert layer.manifest.target == "cuda-sm_90"
     assert targets == ["cuda-sm_90"]
 

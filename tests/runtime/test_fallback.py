@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from support import artifacts as made
 from support.strategies import operands, problems
+from support.tolerances import assert_close
 
 import tvm_deconv as td
 from tvm_deconv import cache as user_cache
@@ -20,7 +21,6 @@ from tvm_deconv.runtime.process import PROCESS
 from tvm_deconv.targets import CPU_TARGETS, Host, Place
 
 WANTED = made.PLAIN.replace(out_channels=4)
-TOLERANCE = {"float64": 1e-13, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2, "int8": 0}
 
 
 @pytest.fixture
@@ -35,11 +35,8 @@ def assert_right(problem, layer):
     data, filter, bias = operands(problem)
     layer = layer(problem, filter, bias)
     output = layer(data)
-    expected = td.reference(problem, data, filter, bias)
-    assert output.shape == expected.shape
     assert output.dtype == (np.int32 if problem.output_dtype == "int32" else data.dtype)
-    error = np.abs(output.astype(np.float64) - expected).max(initial=0)
-    assert error <= TOLERANCE[problem.dtype] * np.abs(expected).max(initial=0)
+    assert_close(output, td.reference(problem, data, filter, bias), problem.dtype)
     out = np.full_like(output, 77)
     assert layer(data, out) is out
     assert out.tobytes() == output.tobytes()

@@ -19,6 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support import artifacts as made
 from support.strategies import operands
+from support.tolerances import assert_close
 
 import tvm_deconv as td
 from tvm_deconv.artifact.elf import dynamic
@@ -29,7 +30,6 @@ from tvm_deconv.targets import CPU_TARGETS, CpuTarget, Host
 
 P = made.PLAIN
 V3, V4 = CPU_TARGETS["x86-64-v3"], CPU_TARGETS["x86-64-v4"]
-TOLERANCE = {"float64": 1e-13, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2, "int8": 0}
 
 
 @pytest.fixture
@@ -44,10 +44,7 @@ def copy(artifacts, tmp_path):
 
 
 def assert_right(problem, output, *arrays):
-    expected = td.reference(problem, *arrays)
-    assert output.shape == expected.shape
-    error = np.abs(output.astype(np.float64) - expected).max(initial=0)
-    assert error <= TOLERANCE[problem.dtype] * np.abs(expected).max(initial=0)
+    assert_close(output, td.reference(problem, *arrays), problem.dtype)
 
 
 def artifact_of(library, problem):

@@ -1,4 +1,7 @@
-"""Importing tvm_deconv, loading an artifact and calling it take numpy and apache-tvm-ffi, nothing else."""
+"""The wings: the runtime and the compiler, of which neither imports the other.
+
+Importing tvm_deconv, loading an artifact and calling it take numpy and apache-tvm-ffi, nothing else.
+"""
 
 import os
 import shutil
@@ -9,11 +12,15 @@ from pathlib import Path
 
 import pytest
 from support import artifacts as made
+from support.imports import chain, graph, modules
 
 import tvm_deconv
 from tvm_deconv.artifact.ffi import TorchBlocker
 
 PACKAGE = Path(tvm_deconv.__file__).parent
+SCHEDULES = PACKAGE.parent / "schedules"
+RUNTIME = ["tvm_deconv.runtime"]
+COMPILER = [f"tvm_deconv.{room}" for room in ("compute", "schedules", "compiler", "tuning")]
 
 # Any import but those of the standard library, numpy, tvm_ffi and ourselves fails as if the package were not installed;
 # one that is asked for by our own code is reported even where that code catches the error.
@@ -40,6 +47,7 @@ sys.meta_path.insert(0, Blocker())
 USE = """
 import numpy as np
 import tvm_deconv as td
+from support.tolerances import assert_close
 import tvm_deconv.targets, tvm_deconv.artifact.manifest
 
 library = td.load(sys.argv[1])
@@ -51,7 +59,7 @@ expected = td.reference(p, data, filter)
 bound = library.bind(p, filter)(data)
 called = library.convolution_backprop_data(data, filter, p.strides, None, (1, 1), (1, 1))
 for output in (bound, called):
-    np.testing.assert_allclose(output, expected, rtol=1e-4, atol=1e-4)
+    assert_close(output, expected)
 try:
     library.bind(p.replace(batch=9), filter)
 except td.NoArtifactError as error:
@@ -110,6 +118,52 @@ def test_import_is_light(artifacts):
     )
     done = run(script, artifacts)
     assert done.returncode == 0, done.stderr
+
+
+# ---- neither wing imports the other ----
+
+
+def project():
+    return modules(("tvm_deconv", PACKAGE), ("tvm_deconv.schedules", SCHEDULES))
+
+
+@pytest.mark.parametrize(
+    ("wing", "other"), [(RUNTIME, COMPILER), (COMPILER, RUNTIME)], ids=["from runtime", "from compiler"]
+)
+def test_no_wing_imports_the_other(wing, other):
+    """Neither itself nor through others, at the start of a module or later."""
+    imports = graph(project())
+    assert all(any(name.startswith(room) for name in imports) for room in (*wing, *other))
+    assert chain(imports, wing, other) is None
+
+
+@pytest.mark.parametrize(
+    ("wing", "other", "module", "line"),
+    [
+        (RUNTIME, COMPILER, "runtime.layer", "from tvm_deconv.compiler import build"),
+        (RUNTIME, COMPILER, "runtime.host", "def late():\n    import tvm_deconv.tuning"),
+        (RUNTIME, COMPILER, "runtime.loader", "if TYPE_CHECKING:\n    from tvm_deconv.schedules.x86 import Kernel"),
+        (RUNTIME, COMPILER, "runtime.fallback", "importlib.import_module('tvm_deconv.compute.direct')"),
+        (RUNTIME, COMPILER, "artifact.files", "from ..compiler.records import Log"),
+        (RUNTIME, COMPILER, "runtime.library", "from tvm_deconv import compile"),
+        (COMPILER, RUNTIME, "compiler.process", "from tvm_deconv.runtime import loader"),
+        (COMPILER, RUNTIME, "tuning.search", "def late():\n    from tvm_deconv.runtime.verify import verify"),
+        (COMPILER, RUNTIME, "compute.matrix", "import tvm_deconv.runtime.threads"),
+        (COMPILER, RUNTIME, "problem.testing", "def late():\n    from ..runtime import library"),
+        (COMPILER, RUNTIME, "schedules.x86.tiles", "from tvm_deconv import load"),
+    ],
+)
+def test_that_one_more_import_is_found(tmp_path, wing, other, module, line):
+    """With it the walk goes from one wing to the other. The public names are of both."""
+    files, changed = project(), f"tvm_deconv.{module}"
+    path = tmp_path / files[changed].name
+    path.write_text(f"{files[changed].read_text()}\n{line}\n")
+    way = chain(graph(files | {changed: path}), wing, other)
+    assert way is not None
+    assert changed in way
+
+
+# ---- torch ----
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import tvm_ffi
 from support.cuda_kernels import build_kernel
-from tvm_deconv.schedules.cuda.lower import source
 
 import tvm_deconv as td
 from tvm_deconv.artifact.elf import dynamic
@@ -21,6 +20,7 @@ from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.errors import BuildError, CompilerNotFound
 from tvm_deconv.runtime import loader
 from tvm_deconv.runtime.verify import verify
+from tvm_deconv.schedules.cuda.lower import source
 from tvm_deconv.targets import CUDA_TARGETS
 
 try:

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from support.cuda_kernels import CUDA, TARGET, Batch, drawn, sparse
 from support.strategies import not_empty, operands, problems
 from support.tolerances import TOLERANCE
+
+import tvm_deconv as td
+from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.cuda import emit
 from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
 from tvm_deconv.schedules.cuda.product import PLANS, default_plan
 from tvm_deconv.schedules.cuda.tensor import PLANS as TENSOR_PLANS
-
-import tvm_deconv as td
-from tvm_deconv.problem.reference import reference
 
 FAMILIES = {algorithm.name: algorithm for algorithm in ALGORITHMS}
 

@@ -9,13 +9,13 @@ from hypothesis import HealthCheck, example, given, settings
 from support.kernels import run_kernel, targets
 from support.strategies import not_empty, operands, problems
 from support.tolerances import TOLERANCE
-from tvm_deconv.schedules.x86.tiles import candidates
 
 import tvm_deconv as td
 from tvm_deconv.compute.direct import define_direct
 from tvm_deconv.compute.direct_layout import Tile
 from tvm_deconv.compute.indexing import ROWS
 from tvm_deconv.problem.reference import reference
+from tvm_deconv.schedules.x86.tiles import candidates
 from tvm_deconv.targets import CPU_TARGETS
 
 

@@ -11,18 +11,19 @@ from hypothesis import strategies as st
 from support.kernels import X86, run_kernel, targets
 from support.strategies import not_empty, operands, problems
 from support.tolerances import TOLERANCE, WINOGRAD, tolerance
-from tvm_deconv.schedules.x86 import matrix_tiles
-from tvm_deconv.schedules.x86.algorithms import ALGORITHMS
-from tvm_deconv.schedules.x86.vectors import accumulator_lanes
 
 import tvm_deconv as td
 from tvm_deconv.compiler.selection import named
 from tvm_deconv.compute.direct import define_direct
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, ROWS, has_whole_vectors
-from tvm_deconv.compute.matrix import MatrixTile, contiguous_phases, define_matrix, finishes_planes, row_unit
+from tvm_deconv.compute.matrix import define_matrix
+from tvm_deconv.compute.matrix_layout import MatrixTile, contiguous_phases, finishes_planes, row_unit
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.problem.reference import reference
+from tvm_deconv.schedules.x86 import matrix_tiles
+from tvm_deconv.schedules.x86.algorithms import ALGORITHMS
+from tvm_deconv.schedules.x86.vectors import accumulator_lanes
 from tvm_deconv.targets import CPU_TARGETS, detect_host
 
 

@@ -1,4 +1,4 @@
-"""Results that go from registers to the output: the same outputs, whatever the tile, the epilogue and the address."""
+"""The epilogue in registers: outputs agree with the reference for any tile, epilogue and address of the output."""
 
 import random
 
@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from support.kernels import X86, call_kernel, compiled_kernel, targets
 from support.strategies import epilogues, operands
 from support.tolerances import TOLERANCE
-from tvm_deconv.schedules.x86 import register_epilogue
-from tvm_deconv.schedules.x86.algorithms import direct_definition
-from tvm_deconv.schedules.x86.tiles import Plan
-from tvm_deconv.schedules.x86.vectors import accumulator_lanes
 
 import tvm_deconv as td
 from tvm_deconv.compiler.selection import named
 from tvm_deconv.compute.direct_layout import Tile
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem.reference import reference
+from tvm_deconv.schedules.x86 import register_epilogue
+from tvm_deconv.schedules.x86.algorithms import direct_definition
+from tvm_deconv.schedules.x86.tiles import Plan
+from tvm_deconv.schedules.x86.vectors import accumulator_lanes
 from tvm_deconv.targets import CPU_TARGETS
 
 ROWS = named("direct_rows")
@@ -26,7 +26,7 @@ ROWS = named("direct_rows")
 
 @st.composite
 def whole_rows(draw):
-    """A Problem whose kernel is its stride and whose rows are whole vectors."""
+    """Draw a Problem whose kernel is its stride and whose rows are whole vectors."""
     rank = draw(st.integers(1, 3))
     dtype = draw(st.sampled_from(["float32", "float32", "float64", "int8"]))
     outer = [draw(st.integers(1, 7 if rank == 2 else 4)) for _ in range(rank - 1)]
@@ -39,7 +39,7 @@ def whole_rows(draw):
 
 
 def register_plans(problem, target):
-    """The enumerated plans that finish at once, of vectors and of their halves."""
+    """Return the enumerated plans with the epilogue in registers, of whole and of half vectors."""
     lanes = accumulator_lanes(problem, target)
     geometry = Geometry.of(problem)
     found = (plan for _, plan in ROWS.candidates(problem, target))
@@ -73,11 +73,11 @@ def test_outputs_agree_with_the_reference(problem, target, seed, streams):
         assert found, problem.key
         text = check(problem, target, choose.choice(found), seed, choose.random() < 0.7).deconv.script()
     assert ("tvm_deconv_store" in text) == streams
-    assert ('T.sblock("epilogue")' in text) == streams  # of what serves outputs at other addresses
+    assert ('T.sblock("epilogue")' in text) == streams  # the usual stages, for outputs at other addresses
 
 
 @targets
-def test_blocks_that_are_not_full_leave_out_what_is_none(target, monkeypatch):
+def test_partial_blocks_store_no_outputs_that_do_not_exist(target, monkeypatch):
     # 7 rows in blocks of 3, 144 positions a block in tiles of 64 or 128, 5 channels in tiles of 2.
     problem = td.Problem(1, 1, 4, 5, (7, 48), (2, 2), (2, 2), (1, 1), (0, 0), (14, 96), epilogue=td.Epilogue(True))
     for streams in (False, True):

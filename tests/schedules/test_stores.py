@@ -1,6 +1,7 @@
-"""Stores past the caches: the same outputs, whatever the lengths and addresses of rows."""
+"""Stores past the caches: outputs agree with the reference for any length and address of rows."""
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,11 +10,12 @@ from hypothesis import strategies as st
 from support.kernels import X86, run_kernel, targets
 from support.strategies import not_empty, operands, problems
 from support.tolerances import TOLERANCE
-from tvm_deconv.schedules.x86 import stores
-from tvm_deconv.schedules.x86.algorithms import ALGORITHMS, direct_definition, matrix_definition
 
 import tvm_deconv as td
+from tvm_deconv.compiler import build
 from tvm_deconv.problem.reference import reference
+from tvm_deconv.schedules.x86 import stores
+from tvm_deconv.schedules.x86.algorithms import ALGORITHMS, direct_definition, matrix_definition
 from tvm_deconv.targets import CPU_TARGETS
 
 WIDE = td.Problem(1, 1, 3, 20, (40, 64), (2, 2), (2, 2), (1, 1), (0, 0), (80, 128))
@@ -73,3 +75,10 @@ def test_only_large_outputs_of_known_size_stream():
 def test_rows_that_are_converted_are_stored_as_usual():
     kernel = X86.build(WIDE.replace(dtype="bfloat16"), CPU_TARGETS["x86-64-v3"])
     assert "tvm_deconv_stream" not in kernel.deconv.script()
+
+
+def test_the_recipe_of_an_artifact_covers_the_llvm_sources(monkeypatch):
+    covered = set()
+    monkeypatch.setattr(Path, "read_bytes", lambda path: covered.add(path.name) or b"")
+    build._sources.__wrapped__()
+    assert {path.name for path in Path(stores.__file__).parent.glob("*.ll")} <= covered

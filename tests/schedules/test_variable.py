@@ -10,14 +10,14 @@ from support.artifacts import TARGET, export, manifest
 from support.kernels import X86, call_kernel, compile_kernel, compiled_kernel, targets
 from support.strategies import not_empty, operands, problems
 from support.tolerances import WINOGRAD, tolerance
-from tvm_deconv.schedules.x86.algorithms import ALGORITHMS
-from tvm_deconv.schedules.x86.variants import join, places
 
 import tvm_deconv as td
 from tvm_deconv.artifact.select import select
 from tvm_deconv.compiler.selection import named
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.runtime import verify
+from tvm_deconv.schedules.x86.algorithms import ALGORITHMS
+from tvm_deconv.schedules.x86.variants import join, places
 from tvm_deconv.targets import CPU_TARGETS, Host, Place, detect_host
 from tvm_deconv.tuning import tune
 

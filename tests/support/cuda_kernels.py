@@ -17,10 +17,10 @@ import tvm_ffi
 from hypothesis import HealthCheck, Phase, given, settings
 from support.kernels import bits
 from support.shim_source import for_cpu
-from tvm_deconv.schedules.cuda.lower import source
 
 from tvm_deconv.compiler.backends import BACKENDS
 from tvm_deconv.compiler.launcher import find_compiler
+from tvm_deconv.schedules.cuda.lower import source
 from tvm_deconv.targets import CUDA_TARGETS
 
 CUDA = BACKENDS["cuda"]

@@ -20,7 +20,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from tvm_deconv.schedules.contract import Workspace
+from support.tolerances import assert_close
 
 import tvm_deconv as td
 from tvm_deconv.artifact.manifest import Manifest
@@ -28,6 +28,7 @@ from tvm_deconv.compiler import build, output
 from tvm_deconv.compiler.backends import BACKENDS
 from tvm_deconv.compiler.backends.x86 import X86Toolchain
 from tvm_deconv.compiler.launcher import FLAGS, find_compiler, launcher_object
+from tvm_deconv.schedules.contract import Workspace
 from tvm_deconv.targets import CPU_TARGETS
 
 P = td.Problem(2, 1, 3, 5, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (7, 9))
@@ -93,7 +94,7 @@ def kill(pid):
 def check(library):
     assert not library.broken, library.broken
     out = np.full(P.output_shape, np.nan, np.float32)
-    np.testing.assert_allclose(library.bind(P, FILTER)(DATA, out), EXPECTED, rtol=1e-4, atol=1e-4)
+    assert_close(library.bind(P, FILTER)(DATA, out), EXPECTED)
 
 
 def left_behind(directory):

@@ -1,6 +1,6 @@
-"""scripts/gpu-check without a device: processes whose device is the CPU, and in which rows go wrong in every way.
+"""scripts/gpu-check without a device: its processes use the CPU, and rows go wrong in every way.
 
-As a program: the script, with these processes and a few rows. A problem's batch says what becomes of its row.
+As a program, this is the script with these processes and a few rows. A problem's batch says how its row ends.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ class Graph:
 
 
 def with_cpu():
-    """torch, whose device is the CPU."""
+    """Return torch with the CPU as its device."""
     import torch
 
     gpu.torch, gpu.DEVICE = torch, "cpu"
@@ -111,7 +111,7 @@ def patience(problem):
 if __name__ == "__main__":
     gpu.small_problems = lambda: [SMALL]
     gpu.layers = lambda _: ROWS[1:]
-    Dry.__module__ = "gpu_dry"  # as which its processes find it
+    Dry.__module__ = "support.gpu_dry"  # by which its processes import it
     gpu.run = functools.partial(gpu.run, kind=Dry, patience=patience)
     targets.cuda_capability = lambda: (9, 0)
     runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "gpu-check"), run_name="__main__")

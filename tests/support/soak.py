@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 from support import artifacts as made
 from support.strategies import operands
+from support.tolerances import assert_close
 
 import tvm_deconv as td
 
 THREADS = 8
-TOLERANCE = {"float64": 1e-12, "float32": 1e-4, "float16": 4e-3, "bfloat16": 3e-2, "int8": 0}
 
 
 class Case:
@@ -32,8 +32,7 @@ class Case:
         self.layer = self.bind()
         self.expected = self.layer(self.data)
         reference = td.reference(problem, self.data, self.filter, self.bias)
-        off = np.abs(self.expected.astype(np.float64) - reference).max(initial=0)
-        assert off <= TOLERANCE[problem.dtype] * np.abs(reference).max(initial=1)
+        assert_close(self.expected, reference, problem.dtype)
 
     def bind(self):
         return self.library.bind(self.problem, self.filter, self.bias)

@@ -29,7 +29,7 @@ _LARGEST = {1: (41, 9, 9, 5), 2: (9, 5, 5, 3), 3: (5, 3, 4, 3)}
 @st.composite
 def epilogues(draw, dtype="float32"):
     integer = dtype in ("int8", "uint8")
-    activation = draw(st.sampled_from(("none", "relu", "clip") if integer else ACTIVATIONS))
+    activation = draw(st.sampled_from([a.name for a in ACTIVATIONS.values() if a.integers or not integer]))
     number = st.integers(-1000, 1000) if integer else st.floats(-4, 4, width=32)
     minimum, maximum = sorted((draw(number), draw(number)))
     alpha = draw(st.floats(-1, 2, width=32))
@@ -39,7 +39,7 @@ def epilogues(draw, dtype="float32"):
 @st.composite
 def problems(
     draw,
-    dtypes=DTYPES,
+    dtypes=tuple(DTYPES),
     ranks=(1, 2, 3),
     data_formats=DATA_FORMATS,
     filter_formats=FILTER_FORMATS,

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from support.cuda_kernels import SHIM
-from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
-from tvm_deconv.schedules.cuda.tiles import MOST_REGISTERS
 
 import tvm_deconv as td
 from tvm_deconv import targets
@@ -21,6 +19,8 @@ from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.compiler.process import Refusal
 from tvm_deconv.compiler.records import Log, Schedule, read
 from tvm_deconv.errors import DeviceError, ProblemError
+from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
+from tvm_deconv.schedules.cuda.tiles import MOST_REGISTERS
 from tvm_deconv.targets import CUDA_TARGETS
 from tvm_deconv.tuning import tune
 from tvm_deconv.tuning.builders import Builder

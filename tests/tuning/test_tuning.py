@@ -9,12 +9,12 @@ import textwrap
 from types import SimpleNamespace
 
 import msgspec
-import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.strategies import operands, problems
+from support.tolerances import assert_close
 
 import tvm_deconv as td
 from tvm_deconv import tuning
@@ -276,7 +276,7 @@ def test_a_record_that_does_not_replay_is_named_and_skipped(change, named):
 def run(problem, directory):
     data, weights, bias = operands(problem, 0)
     found = td.load(directory).bind(problem, weights, bias)(data)
-    np.testing.assert_allclose(found, td.reference(problem, data, weights, bias), rtol=1e-4, atol=1e-5)
+    assert_close(found, td.reference(problem, data, weights, bias))
 
 
 @runs_v3

@@ -1,4 +1,4 @@
-"""Reading from an ELF file what the dynamic linker would do with it, before it does."""
+"""The dynamic section of ELF files: it shows the work of the dynamic linker before it is done."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _DT_NULL, _DT_NEEDED, _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_GNU_HASH = 0, 1, 4, 
 
 
 class Dynamic(NamedTuple):
-    """What a shared library asks for, by name of library, and the names of the symbols that it defines."""
+    """The names of the libraries that a shared library needs, and of the symbols that it defines."""
 
     needed: list[str]
     defined: frozenset[str]
 
 
 def dynamic(data: bytes) -> Dynamic:
-    """Read the dynamic section of the x86-64 shared library `data`; ValueError says what is wrong with it."""
+    """Read the dynamic section of the x86-64 shared library `data`. Raises ValueError if it is malformed."""
     try:
         return _dynamic(data)
     except (struct.error, OverflowError):
@@ -50,7 +50,7 @@ def _dynamic(data: bytes) -> Dynamic:
     tables = dict(entries)
 
     def table(tag: int) -> bytes:
-        """The bytes from where the table of this tag begins to the end of its segment."""
+        """Return the bytes from the start of the table of this tag to the end of its segment."""
         at = tables.get(tag, -1)
         for kind, _, start, address, _, length, *_ in segments:
             if kind == _PT_LOAD and address <= at < address + length:
@@ -67,13 +67,13 @@ def _dynamic(data: bytes) -> Dynamic:
 
     symbols = table(_DT_SYMTAB)
     count = _count(table(_DT_HASH), table(_DT_GNU_HASH))
-    found = (_SYMBOL.unpack_from(symbols, index * _SYMBOL.size) for index in range(1, count))
-    defined = frozenset(name(at) for at, _, _, section, _, _ in found if section)
+    entries_of_symbols = (_SYMBOL.unpack_from(symbols, index * _SYMBOL.size) for index in range(1, count))
+    defined = frozenset(name(at) for at, _, _, section, _, _ in entries_of_symbols if section)
     return Dynamic([name(value) for tag, value in entries if tag == _DT_NEEDED], defined)
 
 
 def _count(hashed: bytes, gnu_hashed: bytes) -> int:
-    """Return the number of symbols that one of the two hash tables, empty where it is missing, speaks of."""
+    """Return the number of symbols by one of the two hash tables; a missing table is empty."""
     if hashed:
         return int(_WORD.unpack_from(hashed, 4)[0])
     if not gnu_hashed:
@@ -83,7 +83,7 @@ def _count(hashed: bytes, gnu_hashed: bytes) -> int:
     last = max((at for (at,) in _WORD.iter_unpack(gnu_hashed[start : start + 4 * buckets])), default=0)
     if last < first:
         return int(first)
-    # The symbols of a bucket follow each other; the hash of the last one is odd.
+    # The symbols of a bucket follow each other; the last one has an odd hash.
     chain = start + 4 * buckets
     while not _WORD.unpack_from(gnu_hashed, chain + 4 * (last - first))[0] & 1:
         last += 1

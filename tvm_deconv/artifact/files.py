@@ -1,12 +1,13 @@
-"""Reading the files of an artifact, which anybody may have written."""
+"""Files: reading those of an artifact, which anybody may have written, and replacing a file at once."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -15,24 +16,44 @@ from tvm_deconv.errors import ArtifactError
 T = TypeVar("T")
 
 
-def read(path: Path, limit: int, kind: type[ArtifactError], kind_of_intruder: type[ArtifactError]) -> tuple[bytes, int]:
-    """Return the first `limit` bytes of the file at `path`, and how many it has.
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the path of an unfinished file, which replaces the file at `path` at the end, at once.
 
-    Raises `kind` where it cannot be read, and `kind_of_intruder` where it is no regular file or a link that leaves the
+    It has the same name and lies in a new directory beside `path`. After an error the old file is as it was.
+    """
+    import tempfile  # which imports every way to compress
+
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=path.parent) as directory:
+        unfinished = Path(directory) / path.name
+        yield unfinished
+        unfinished.replace(path)
+
+
+def write(path: Path, content: bytes) -> None:
+    """Replace the file at `path` by one with this `content`, at once."""
+    with replacing(path) as unfinished:
+        unfinished.write_bytes(content)
+
+
+def read(path: Path, limit: int, kind: type[ArtifactError], kind_of_intruder: type[ArtifactError]) -> tuple[bytes, int]:
+    """Return the first `limit` bytes of the file at `path`, and its size.
+
+    Raises `kind` if it cannot be read, and `kind_of_intruder` if it is not a regular file or is a link that leaves the
     directory of `path`. Links within are followed.
     """
-    # No more than there is: a buffer of the limit would cost more than all the rest.
+    # At most the size: a buffer of the limit would cost more than all the rest.
     return _read(path, kind, kind_of_intruder, lambda file, size: (file.read(min(limit, size)), size))
 
 
 def sha256(path: Path, kind: type[ArtifactError]) -> str:
-    """Return the SHA-256 of a file of any size, as hexadecimal digits; raises `kind` where `read` does."""
+    """Return the SHA-256 of a file of any size, as hexadecimal digits. Raises `kind` if it cannot be read."""
 
     def digest(file: BinaryIO, _: int) -> str:
-        found = hashlib.sha256()
+        hashed = hashlib.sha256()
         while part := file.read(1 << 20):
-            found.update(part)
-        return found.hexdigest()
+            hashed.update(part)
+        return hashed.hexdigest()
 
     return _read(path, kind, kind, digest)
 
@@ -43,7 +64,7 @@ def _read(
     kind_of_intruder: type[ArtifactError],
     use: Callable[[BinaryIO, int], T],
 ) -> T:
-    """Return what `use` makes of the file at `path` and its size."""
+    """Return the result of `use` on the open file at `path` and its size. Raises as `read` does."""
     # Without O_NONBLOCK a named pipe would wait for a writer.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
     leaves = False
@@ -57,12 +78,12 @@ def _read(
             descriptor = os.open(path, flags)
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(file.fileno())
-            found = use(file, status.st_size) if stat.S_ISREG(status.st_mode) else None
+            result = use(file, status.st_size) if stat.S_ISREG(status.st_mode) else None
     except (OSError, RuntimeError, ValueError) as error:
         # RuntimeError: links in a circle, before Python 3.13; ValueError: a null character in a name.
         raise kind(path, f"must be readable: {error}") from None
     if leaves:
         raise kind_of_intruder(path, f"must not be a link that leaves {path.parent}")
-    if found is None:
+    if result is None:
         raise kind_of_intruder(path, "must be a regular file")
-    return found
+    return result

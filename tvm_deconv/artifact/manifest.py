@@ -1,8 +1,8 @@
-"""What is known of an artifact without loading it, and which artifact serves a problem.
+"""The manifest: the facts of an artifact that are known without loading it.
 
 An artifact is a shared library with ``<stem>.json`` beside it, the `Manifest`. The library's name holds the beginning
-of its digest, so that a new build never touches the file of the one before it; the manifest is written last and decides
-which library is meant. `select` is pure: manifests and CPU flags in, decisions with reasons out.
+of its digest, so that a new build never touches the file of the one before it. The manifest is written last and names
+the library that is meant.
 
 ========================  ==================================================================================
 field                     rule
@@ -14,14 +14,14 @@ field                     rule
 ``features``              CPU flags it needs, as in ``/proc/cpuinfo``; added to those of a target that is a level
 ``library``               ``<stem>.<first 16 digits of sha256>.so``, in the same directory
 ``sha256``, ``size``      of the library: 64 hexadecimal digits; bytes, at most 1 GiB
-``algorithm``             name of the compute definition; joined by ``+`` where buckets have different ones
+``algorithm``             name of the compute definition; joined by ``+`` if buckets have different ones
 ``origin``                ``default`` or ``tuned``
 ``knobs``                 the schedule's parameters; of several buckets, each behind the bucket and a dot
-``packed_shape``/``_dtype``  the filter as "pack" leaves it
+``packed_shape``/``_dtype``  the filter after "pack"
 ``scratch_bytes``         workspace of one thread; of a call, on a CUDA device
-``shared_bytes``          workspace of a call besides, for all of its threads
+``shared_bytes``          further workspace of a call, which all of its threads share
 ``macs``                  useful multiply-adds of one call
-``versions``              of what built it
+``versions``              of the packages and compilers that built it
 ``recipe``                sha256 of everything that decides the bytes of the library
 ========================  ==================================================================================
 """
@@ -32,11 +32,11 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from tvm_deconv.artifact import files
 from tvm_deconv.errors import ManifestError, ProblemError
@@ -74,11 +74,11 @@ def library_name(stem: str, sha256: str) -> str:
 
 def stem_of(name: str) -> str | None:
     """Return the stem of a manifest's or a library's file name; None for other files, which are not ours."""
-    found = _FILE.fullmatch(name)
-    return found[1] if found else None
+    match = _FILE.fullmatch(name)
+    return match[1] if match else None
 
 
-# No cached_property: before Python 3.12 that has a lock, which a forked child may find taken for ever.
+# No cached_property: before Python 3.12 that has a lock, which a forked child may find taken forever.
 @lru_cache(_MOST_KEPT)
 def _parsed(key: str) -> Problem:
     return Problem.from_key(key)
@@ -86,7 +86,7 @@ def _parsed(key: str) -> Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The facts of one artifact; construction checks every field and raises ManifestError."""
+    """The facts of one artifact. Construction checks every field and raises ManifestError."""
 
     format: int = FORMAT
     problem: str
@@ -123,7 +123,7 @@ class Manifest:
         return max(-(-self.scratch_bytes // _LINE), 1) * _LINE
 
     def workspace_bytes(self, threads: int) -> int:
-        """Return the size of a workspace for as many threads, of all calls at one time together."""
+        """Return the bytes of a workspace for `threads` threads in all concurrent calls together."""
         return 2 * _LINE + -(-self.shared_bytes // _LINE) * _LINE + threads * self.lane_bytes
 
     @property
@@ -142,34 +142,34 @@ class Manifest:
         return self.known_target.features if self.known_target else frozenset(self.features)
 
     def to_json(self) -> str:
-        """Return the text of the manifest file; `from_json` of it is equal to this."""
+        """Return the text of the manifest file; `from_json` is the inverse."""
         return json.dumps(asdict(self), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes, path: Path | str = UNWRITTEN) -> Manifest:
-        """Parse the text of a manifest file, strictly; ManifestError names the field, its value and the rule."""
+        """Parse the text of a manifest file. Raises ManifestError with the field, its value and the rule."""
         try:
-            found = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+            values = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
             raise ManifestError(path, f"must be JSON: {error}") from None
-        if not isinstance(found, dict):
+        if not isinstance(values, dict):
             raise ManifestError(path, "must be a JSON object")
-        _check_format(found.get("format"), path)
+        _check_format(values.get("format"), path)
         known = [field.name for field in fields(cls)]
-        for name in found:
+        for name in values:
             if name not in known:
-                raise ManifestError(path, f"is not a field of manifest format {FORMAT}", name, found[name])
+                raise ManifestError(path, f"is not a field of manifest format {FORMAT}", name, values[name])
         for name in known:
-            if name not in found:
+            if name not in values:
                 raise ManifestError(path, "is missing", name)
         try:
-            return cls(**found)
+            return cls(**values)
         except ManifestError as error:
             raise ManifestError(path, error.rule, error.attribute, error.value) from None
 
     @classmethod
     def read(cls, path: Path | str) -> Manifest:
-        """Read and parse a manifest file; ManifestError."""
+        """Read and parse a manifest file. Raises ManifestError."""
         return cls.from_json(read_bytes(Path(path)), path)
 
 
@@ -182,10 +182,10 @@ def read_bytes(path: Path) -> bytes:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         raise ValueError("a field appears twice")
-    return found
+    return values
 
 
 def _no_constant(text: str) -> NoReturn:
@@ -201,69 +201,106 @@ def _check_format(value: object, path: Path | str = UNWRITTEN) -> None:
         raise ManifestError(path, rule, "format", value)
 
 
-def _check(found: Mapping[str, Any]) -> None:
-    def require(name: str, holds: bool, rule: str) -> None:
-        if not holds:
-            raise ManifestError(UNWRITTEN, rule, name, found[name])
+class _Rule(NamedTuple):
+    """A condition that the value of a field must meet, and its text."""
 
-    def is_int(value: object, low: int, high: int = _INT64 - 1) -> bool:
-        return type(value) is int and low <= value <= high
+    field: str
+    holds: Callable[[Any], bool]
+    text: str
 
-    def is_text(value: object, pattern: re.Pattern[str]) -> bool:
-        return isinstance(value, str) and pattern.fullmatch(value) is not None
 
-    def is_list(value: object) -> bool:
-        return isinstance(value, (list, tuple))
+def _is_int(value: object, low: int, high: int = _INT64 - 1) -> bool:
+    return type(value) is int and low <= value <= high
 
-    def is_string(value: object) -> bool:
-        return isinstance(value, str) and not _SURROGATE.search(value)
 
-    _check_format(found["format"])
-    key = found["problem"]
-    require("problem", isinstance(key, str), "must be a string")
-    require("problem", len(key) <= MAX_KEY_LENGTH, f"must be at most {MAX_KEY_LENGTH} characters")
+def _is_text(value: object, pattern: re.Pattern[str]) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def _is_string(value: object) -> bool:
+    return isinstance(value, str) and not _SURROGATE.search(value)
+
+
+def _is_list(value: object, holds: Callable[[Any], bool]) -> bool:
+    return isinstance(value, (list, tuple)) and all(map(holds, value))
+
+
+def _is_map(value: object, holds: Callable[[Any], bool]) -> bool:
+    return isinstance(value, Mapping) and all(_is_string(name) and holds(item) for name, item in value.items())
+
+
+def _is_feature_list(value: Any) -> bool:
+    return _is_list(value, lambda name: _is_text(name, _NAME)) and len(set(value)) == len(value)
+
+
+def _is_file_name(value: object) -> bool:
+    return isinstance(value, str) and value not in ("", ".", "..") and not re.search(r"[/\\\0]", value)
+
+
+#: The rules of the fields that make up the name of the library, and of the others, in the order of the checks.
+_NAMING_RULES = (
+    _Rule("layers", lambda value: _is_list(value, _is_string), "must be a list of strings"),
+    _Rule("target", lambda value: _is_text(value, _NAME), "must be the plain name of a target"),
+    _Rule("features", _is_feature_list, "must be a list of different CPU flags"),
+    _Rule("library", _is_file_name, "must be a plain file name in the manifest's directory"),
+    _Rule("sha256", lambda value: _is_text(value, _DIGEST), "must be 64 lower-case hexadecimal digits"),
+)
+_RULES = (
+    _Rule(
+        "size",
+        lambda value: _is_int(value, 1, MAX_LIBRARY_BYTES),
+        f"must be an integer from 1 to {MAX_LIBRARY_BYTES} (bytes)",
+    ),
+    _Rule("algorithm", lambda value: _is_text(value, _NAME), "must be a plain name"),
+    _Rule("origin", lambda value: value in ORIGINS, f"must be one of {', '.join(ORIGINS)}"),
+    _Rule(
+        "knobs",
+        lambda value: _is_map(value, lambda number: _is_int(number, -_INT64)),
+        "must map names to integers",
+    ),
+    _Rule(
+        "packed_shape",
+        lambda value: _is_list(value, lambda extent: _is_int(extent, 0)),
+        "must be a list of extents",
+    ),
+    _Rule("packed_shape", lambda value: math.prod(value) < _INT64 // 8, "must hold fewer than 2**60 elements"),
+    _Rule("packed_dtype", lambda value: value in PACKED_DTYPES, f"must be one of {', '.join(PACKED_DTYPES)}"),
+    _Rule("scratch_bytes", lambda value: _is_int(value, 0), "must be an integer, at least 0 (bytes)"),
+    _Rule("shared_bytes", lambda value: _is_int(value, 0), "must be an integer, at least 0 (bytes)"),
+    _Rule("macs", lambda value: _is_int(value, 0), "must be an integer, at least 0"),
+    _Rule("versions", lambda value: _is_map(value, _is_string), "must map names to strings"),
+    _Rule("recipe", lambda value: _is_text(value, _DIGEST), "must be 64 lower-case hexadecimal digits"),
+)
+
+
+def _check(values: Mapping[str, Any]) -> None:
+    """Raise ManifestError for the first field whose value breaks a rule."""
+    _check_format(values["format"])
+    _check_problem(values["problem"])
+    _check_rules(_NAMING_RULES, values)
+    expected = library_name(stem(values["problem"], values["target"]), values["sha256"])
+    if values["library"] != expected:
+        rule = f"must be {expected}, which problem, target and sha256 decide"
+        raise ManifestError(UNWRITTEN, rule, "library", values["library"])
+    _check_rules(_RULES, values)
+
+
+def _check_rules(rules: Iterable[_Rule], values: Mapping[str, Any]) -> None:
+    for rule in rules:
+        value = values[rule.field]
+        if not rule.holds(value):
+            raise ManifestError(UNWRITTEN, rule.text, rule.field, value)
+
+
+def _check_problem(key: Any) -> None:
+    """Raise ManifestError unless `key` is an artifact key."""
+    if not isinstance(key, str):
+        raise ManifestError(UNWRITTEN, "must be a string", "problem", key)
+    if len(key) > MAX_KEY_LENGTH:
+        raise ManifestError(UNWRITTEN, f"must be at most {MAX_KEY_LENGTH} characters", "problem", key)
     try:
         canonical = _parsed(key).artifact_key
     except ProblemError as error:
         raise ManifestError(UNWRITTEN, f"must be the key of a problem: {error}", "problem", key) from None
-    require("problem", key == canonical, f"must be an artifact key, here {canonical}")
-    layers = found["layers"]
-    require("layers", is_list(layers) and all(map(is_string, layers)), "must be a list of strings")
-    require("target", is_text(found["target"], _NAME), "must be the plain name of a target")
-    features = found["features"]
-    require(
-        "features",
-        is_list(features) and all(is_text(name, _NAME) for name in features) and len(set(features)) == len(features),
-        "must be a list of different CPU flags",
-    )
-    library = found["library"]
-    plain = isinstance(library, str) and library not in ("", ".", "..") and not re.search(r"[/\\\0]", library)
-    require("library", plain, "must be a plain file name in the manifest's directory")
-    require("sha256", is_text(found["sha256"], _DIGEST), "must be 64 lower-case hexadecimal digits")
-    expected = library_name(stem(key, found["target"]), found["sha256"])
-    require("library", library == expected, f"must be {expected}, which problem, target and sha256 decide")
-    require(
-        "size", is_int(found["size"], 1, MAX_LIBRARY_BYTES), f"must be an integer from 1 to {MAX_LIBRARY_BYTES} (bytes)"
-    )
-    require("algorithm", is_text(found["algorithm"], _NAME), "must be a plain name")
-    require("origin", found["origin"] in ORIGINS, f"must be one of {', '.join(ORIGINS)}")
-    knobs = found["knobs"]
-    require(
-        "knobs",
-        isinstance(knobs, Mapping) and all(is_string(name) and is_int(value, -_INT64) for name, value in knobs.items()),
-        "must map names to integers",
-    )
-    shape = found["packed_shape"]
-    require("packed_shape", is_list(shape) and all(is_int(extent, 0) for extent in shape), "must be a list of extents")
-    require("packed_shape", math.prod(shape) < _INT64 // 8, "must hold fewer than 2**60 elements")
-    require("packed_dtype", found["packed_dtype"] in PACKED_DTYPES, f"must be one of {', '.join(PACKED_DTYPES)}")
-    for name in ("scratch_bytes", "shared_bytes"):
-        require(name, is_int(found[name], 0), "must be an integer, at least 0 (bytes)")
-    require("macs", is_int(found["macs"], 0), "must be an integer, at least 0")
-    versions = found["versions"]
-    require(
-        "versions",
-        isinstance(versions, Mapping) and all(is_string(name) and is_string(value) for name, value in versions.items()),
-        "must map names to strings",
-    )
-    require("recipe", is_text(found["recipe"], _DIGEST), "must be 64 lower-case hexadecimal digits")
+    if key != canonical:
+        raise ManifestError(UNWRITTEN, f"must be an artifact key, here {canonical}", "problem", key)

@@ -10,10 +10,12 @@ from tvm_deconv.artifact.manifest import ORIGINS, Manifest
 from tvm_deconv.problem import Problem
 from tvm_deconv.targets import Place, known_targets
 
+_MOST_DIFFERENCES = 3  # that a reason names
+
 
 @dataclass(frozen=True)
 class Accepted:
-    """A candidate that can serve the problem here; `reason` says what distinguishes it."""
+    """A candidate that can serve the problem here; `reason` tells it from others."""
 
     manifest: Manifest
     reason: str
@@ -29,7 +31,7 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Rejected:
-    """A candidate that cannot serve the problem here, and why; `manifest` is None where it could not be read."""
+    """A candidate that cannot serve the problem here, and the reason; `manifest` is None if it does not read."""
 
     manifest: Manifest | None
     reason: str
@@ -49,7 +51,7 @@ def select(
     """Decide over every candidate for `problem` at `place`, without a look at the machine; the best comes first.
 
     1. A manifest that could not be read (`broken`: name to reason) is rejected.
-    2. The key must be one of the problem's artifact keys, or that of a variable problem that serves it; the reason
+    2. The key must be one of the problem's artifact keys, or that of a variable problem that serves it. The reason
        names the fields that differ.
     3. The target must be one that this version knows, or a microarchitecture: any other name whose flags, which the
        manifest has all of, include those of a level.
@@ -69,7 +71,7 @@ def select(
 def _ranked(problem: Problem, manifest: Manifest, exact: bool, place: Place) -> tuple[_Rank, Decision]:
     """Return the decision over one candidate, which is of just this problem if `exact`, and its rank."""
     if not exact and not (manifest.parsed.dynamic and manifest.parsed.serves(problem)):
-        differing = _differing(problem, manifest.parsed)
+        differing = _differences(problem, manifest.parsed)
         more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
         reason = f"serves another problem: {'; '.join(differing[:3])}{more}"
         return (3, len(differing), manifest.name), Rejected(manifest, reason, manifest.name)
@@ -101,7 +103,7 @@ def _unknown(manifest: Manifest) -> str:
     )
 
 
-def _differing(problem: Problem, other: Problem) -> tuple[str, ...]:
+def _differences(problem: Problem, other: Problem) -> tuple[str, ...]:
     # The filter's format is not part of an artifact's identity.
     names = [field.name for field in fields(problem) if field.name != "filter_format"]
     pairs = ((name, getattr(other, name), getattr(problem, name)) for name in names)

@@ -5,14 +5,14 @@ Keys are PEM files::
     openssl genpkey -algorithm ed25519 -out private.pem
     openssl pkey -in private.pem -pubout -out public.pem
 
-What is signed is `Library.digest`, so every manifest that reads and, through it, every library that can be loaded; and
-the SHA-256 of each file of weights (``*.safetensors``), of which there may be no others. Other files are not signed.
+The signature is over `Library.digest`, thus over every manifest that reads and, through it, every library that can be
+loaded. It is also over the SHA-256 of each file of weights (``*.safetensors``); a directory may hold no other weights.
+Other files are not signed.
 """
 
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,16 +40,13 @@ def _weights(root: Path) -> dict[str, str]:
 
 
 def sign(root: Path, digest: str, private_key: Path) -> Path:
-    """Write the signature of the directory `root`, whose digest this is, and return its path. Raises ArtifactError."""
+    """Write the signature of the directory `root` with this `digest`; return its path. Raises ArtifactError."""
     key: Ed25519PrivateKey = _key(private_key, private=True)
     weights = _weights(root)
     signature = key.sign(_statement(digest, weights)).hex()
     content = {"format": FORMAT, "digest": digest, "weights": weights, "signature": signature}
     path = root / FILE
-    with tempfile.TemporaryDirectory(dir=root, prefix=".signing-") as scratch:
-        made = Path(scratch) / FILE
-        made.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        made.replace(path)
+    files.write(path, (json.dumps(content, indent=2) + "\n").encode())
     return path
 
 
@@ -61,9 +58,9 @@ def check(root: Path, digest: str, public_key: Path) -> None:
     path = root / FILE
     data, _ = files.read(path, _MAX_BYTES, IntegrityError, IntegrityError)
     try:
-        found = json.loads(data)
-        version, signed, signature = found["format"], found["digest"], bytes.fromhex(found["signature"])
-        weights = dict(found["weights"])
+        content = json.loads(data)
+        version, signed, signature = content["format"], content["digest"], bytes.fromhex(content["signature"])
+        weights = dict(content["weights"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise IntegrityError(path, f"must be a signature that tvm-deconv sign wrote: {error}") from None
     if version != FORMAT:

@@ -1,8 +1,8 @@
-"""Every kernel on a CUDA device against float64, and its time beside PyTorch's: what ``scripts/gpu-check`` runs.
+"""Check every kernel on a CUDA device against float64, and time it beside PyTorch: the work of ``scripts/gpu-check``.
 
-All that touches the device is done by a process of its own, which is asked for one step of one row at a time. Where it
-dies, does not answer in time or has lost the device, that row says so, and the next row is another process', which
-waits already. The result is written after every step.
+A process of its own uses the device, one step of one row at a time. If it dies, does not answer in time or has lost the
+device, its row says so, and another process, which waits already, does the next row. The result is written after every
+step.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import signal
 import statistics
 import tarfile
@@ -20,15 +19,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from tvm_deconv.artifact import files
 from tvm_deconv.artifact.select import Accepted
 from tvm_deconv.compiler.process import Worker, WorkerError
 from tvm_deconv.errors import BuildError
-from tvm_deconv.problem import Epilogue, Problem
-from tvm_deconv.problem.dialects import from_openvino
+from tvm_deconv.problem import ACTIVATIONS, Epilogue, Problem
 from tvm_deconv.runtime.library import load
 
 DEVICE = "cuda"
-#: Largest deviation as a part of the largest element.
+#: Largest allowed deviation, as a part of the largest element.
 TOLERANCES = {
     "float32": 1e-5,
     "tf32": 1.5e-3,
@@ -41,10 +40,10 @@ TOLERANCES = {
 #: Multiply-adds and bytes per second of an H200.
 RATES = {"float32": 67e12 / 2, "tf32": 495e12 / 2, "float16": 990e12 / 2, "bfloat16": 990e12 / 2}
 BANDWIDTH = 4.3e12
-#: What the layers are run in: type, and format of the data.
+#: The settings that layers run in: type, and format of the data.
 SETTINGS = (("float32", "NCX"), ("float16", "NCX"), ("tf32", "NCX"), ("float16", "NXC"))
 ROUNDS, CALLS = 7, 10
-#: Seconds for a process to have the device, and for one step of one row.
+#: Seconds for a process to take the device, and for one step of one row.
 _START, _STEP = 120.0, 60.0
 
 Row: TypeAlias = dict[str, Any]
@@ -52,7 +51,7 @@ torch: Any = None  # imported by the processes that have the device
 
 
 class TimeIsUp(BaseException):
-    """What a time limit raises: whoever catches errors lets it pass, as an interrupt."""
+    """The end of a time limit; like an interrupt, it passes handlers of errors."""
 
 
 def of_type(problem: Problem, kind: str, data_format: str) -> Problem:
@@ -69,7 +68,7 @@ def kind_of(problem: Problem) -> str:
 def small_problems() -> list[Problem]:
     """Return problems for every family, type and layout."""
     gelu = Epilogue(True, "gelu")
-    given = [
+    shapes = [
         Problem(2, 1, 37, 70, (9, 17), (3, 4), (2, 2), (1, 1), (1, 2), (17, 33), epilogue=gelu),
         Problem(2, 1, 64, 48, (9, 17), (4, 4), (2, 2), (1, 1), (1, 1), (18, 34), epilogue=gelu),
         Problem(1, 2, 24, 40, (130,), (9,), (4,), (1,), (2,), (521,)),
@@ -79,25 +78,25 @@ def small_problems() -> list[Problem]:
         Problem(1, 1, 24, 1, (160, 160), (9, 9), (3, 3), (1, 1), (4, 4), (480, 480)),
         Problem(1, 1, 3, 2, (15, 15), (7, 7), (8, 8), (3, 3), (2, 3), (120, 123)),
     ]
-    found = []
-    for problem in given:
+    problems = []
+    for problem in shapes:
         for kind in TOLERANCES:
             for data_format in ("NCX", "NXC"):
                 epilogue = Epilogue() if kind.endswith("int8") else problem.epilogue
-                found.append(of_type(problem.replace(epilogue=epilogue), kind, data_format))
-    return found
+                problems.append(of_type(problem.replace(epilogue=epilogue), kind, data_format))
+    return problems
 
 
 def layers(path: Path) -> list[tuple[str, Problem]]:
-    """Return name and problem of each layer of a list, in every setting; of the fields that are there."""
+    """Return the name and the problem of each layer of a list of problems, in every setting."""
     names = ("strides", "pads_begin", "pads_end", "dilations", "output_padding")
-    found = []
+    settings = []
     for entry in json.loads(path.read_text(encoding="utf-8")):
         attributes = {name: entry[name] for name in names}
         epilogue = Epilogue(bias=entry["bias"])
-        problem = from_openvino(entry["data"], entry["filter"], **attributes, epilogue=epilogue)
-        found += [(entry["name"], of_type(problem, kind, data_format)) for kind, data_format in SETTINGS]
-    return found
+        problem = Problem.from_openvino(entry["data"], entry["filter"], **attributes, epilogue=epilogue)
+        settings += [(entry["name"], of_type(problem, kind, data_format)) for kind, data_format in SETTINGS]
+    return settings
 
 
 def operands(problem: Problem) -> tuple[Any, Any, Any]:
@@ -119,19 +118,19 @@ def operands(problem: Problem) -> tuple[Any, Any, Any]:
 
 
 def _torch_filter(problem: Problem, filter: Any) -> Any:
-    """Return the filter as PyTorch takes it, from IOX or GIOX."""
+    """Return a filter in IOX or GIOX in the shape that PyTorch takes."""
     return filter.reshape(problem.groups * problem.in_channels, problem.out_channels, *problem.kernel)
 
 
 def _run_torch(problem: Problem, data: Any, filter: Any, bias: Any, pads: Any, extra: Any) -> Any:
-    """Return what PyTorch's operator does."""
+    """Return the output of PyTorch's operator."""
     functional = torch.nn.functional
     run = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[problem.rank - 1]
     return run(data, filter, bias, problem.strides, pads, extra, problem.groups, problem.dilations)
 
 
 def one_call(problem: Problem, data: Any, filter: Any, bias: Any) -> Callable[[], Any] | None:
-    """Return the problem as one call of PyTorch's operator; None where its paddings cannot say it."""
+    """Return the problem as one call of PyTorch's operator; None if its paddings cannot express it."""
     pads = problem.pads_begin
     uncropped = zip(problem.output_spatial, problem.uncropped_spatial, pads, strict=True)
     extra = [y - (n - 2 * p) for y, n, p in uncropped]
@@ -141,8 +140,8 @@ def one_call(problem: Problem, data: Any, filter: Any, bias: Any) -> Callable[[]
     return lambda: _run_torch(problem, data, filter, bias, pads, extra)
 
 
-def deviation(problem: Problem, data: Any, filter: Any, bias: Any, found: Any) -> float:
-    """Return how far `found` is from float64, as a part of the largest element."""
+def deviation(problem: Problem, data: Any, filter: Any, bias: Any, output: Any) -> float:
+    """Return how far `output` is from a result in float64, as a part of the largest element."""
     last = problem.data_format == "NXC"
     data = data.movedim(-1, 1).contiguous() if last else data
     # Without cuDNN, whose transforms would not be exact for integers, nor know all of these.
@@ -155,41 +154,41 @@ def deviation(problem: Problem, data: Any, filter: Any, bias: Any, found: Any) -
         wanted = wanted.narrow(2 + axis, begin, extent)
     if bias is not None:
         wanted = wanted + bias.double().reshape(-1, *(1,) * problem.rank)
-    if problem.epilogue.activation == "gelu":
-        wanted = torch.nn.functional.gelu(wanted)
-    found = found.movedim(-1, 1) if last else found
+    activation = ACTIVATIONS[problem.epilogue.activation].torch_function.load()
+    wanted = activation(wanted, *problem.epilogue.parameters.values())
+    output = output.movedim(-1, 1) if last else output
     # A NaN stays one, and is not within any tolerance.
-    return float((found.double() - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30))
+    return float((output.double() - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30))
 
 
 def _at_odd_address(array: Any) -> Any:
-    """Return a copy that begins one element behind where an allocation does."""
+    """Return a copy that begins one element behind the start of an allocation."""
     whole = torch.empty(array.numel() + 1, dtype=array.dtype, device=array.device)
     view = whole[1:].view(array.shape)
     view.copy_(array)
     return view
 
 
-def compare(problem: Problem, layer: Any, arrays: tuple[Any, Any, Any], found: Row) -> None:
-    """Write what comparisons say of a layer to `found`."""
+def compare(problem: Problem, layer: Any, arrays: tuple[Any, Any, Any], row: Row) -> None:
+    """Compare the output of a layer with float64, and of calls in other ways with each other; write it to `row`."""
     data, filter, bias = arrays
     result = layer(data)
-    found["deviation"] = deviation(problem, data, filter, bias, result)
-    found["right"] = found["deviation"] <= TOLERANCES[kind_of(problem)]
+    row["deviation"] = deviation(problem, data, filter, bias, result)
+    row["right"] = row["deviation"] <= TOLERANCES[kind_of(problem)]
     with torch.cuda.stream(torch.cuda.Stream()):
         elsewhere = layer(data)
         torch.cuda.current_stream().synchronize()
     out, odd = torch.full_like(result, -77), _at_odd_address(result)
     layer(data, out)
     layer(data, odd.fill_(-77))
-    found["same_every_run"] = bool(torch.equal(result, layer(data)) and torch.equal(result, out))
-    found["same_on_a_stream"] = bool(torch.equal(result, elsewhere))
-    found["same_from_an_odd_address"] = bool(torch.equal(result, layer(_at_odd_address(data))))
-    found["same_to_an_odd_address"] = bool(torch.equal(result, odd))
+    row["same_every_run"] = bool(torch.equal(result, layer(data)) and torch.equal(result, out))
+    row["same_on_a_stream"] = bool(torch.equal(result, elsewhere))
+    row["same_from_an_odd_address"] = bool(torch.equal(result, layer(_at_odd_address(data))))
+    row["same_to_an_odd_address"] = bool(torch.equal(result, odd))
 
 
 def _median_seconds(call: Callable[[], Any], calls: int) -> float:
-    """Return the median time of one of `calls` calls that `call` makes, by events."""
+    """Return the median seconds of one of the `calls` calls that `call` makes, by events."""
     times = []
     for _ in range(ROUNDS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -202,9 +201,9 @@ def _median_seconds(call: Callable[[], Any], calls: int) -> float:
 
 
 def times_of(call: Callable[[], Any]) -> dict[str, Any]:
-    """Return the seconds of a call: on the device, by a graph of several; and with what the caller's Python takes.
+    """Return the seconds of a call: on the device, by a graph of several ("device"), and from Python ("call").
 
-    What cannot be captured has the latter for both.
+    If the calls cannot be captured in a graph, both are the time from Python.
     """
 
     def several() -> None:
@@ -229,14 +228,14 @@ def times_of(call: Callable[[], Any]) -> dict[str, Any]:
 
 
 class Device:
-    """A process that has the device: its methods are the steps of a row."""
+    """The device, in a process that has taken it; its methods are the steps of a row."""
 
     def __init__(self, directory: str) -> None:
-        """Take where the artifacts are."""
+        """Remember the directory of the artifacts."""
         self._directory = directory
 
     def start(self) -> Row:
-        """Take the device, and return what it is; RuntimeError where PyTorch finds none."""
+        """Take the device and describe it; raises RuntimeError if PyTorch finds none."""
         global torch
         import torch
 
@@ -255,21 +254,21 @@ class Device:
     def check(self, name: str, problem: Problem) -> Row:
         """Compare the layer's result with others, and time a layer that has a name."""
 
-        def step(found: Row) -> None:
+        def step(row: Row) -> None:
             best = self._library.select(problem, 0)[0]
-            found["algorithm"] = best.manifest.algorithm if isinstance(best, Accepted) else None
+            row["algorithm"] = best.manifest.algorithm if isinstance(best, Accepted) else None
             arrays = operands(problem)
             layer = self._library.bind(problem, *arrays[1:])
-            compare(problem, layer, arrays, found)
+            compare(problem, layer, arrays, row)
             if name:
-                found["ours"] = times_of(lambda: layer(arrays[0]))
+                row["ours"] = times_of(lambda: layer(arrays[0]))
 
         return _carefully(step)
 
     def peers(self, _: str, problem: Problem) -> Row:
         """Time PyTorch's operator in both memory formats."""
 
-        def step(found: Row) -> None:
+        def step(row: Row) -> None:
             data, filter, bias = operands(problem)
             theirs = bias if bias is None else bias.to(data.dtype)
             plain = data.movedim(-1, 1).contiguous() if problem.data_format == "NXC" else data
@@ -283,30 +282,30 @@ class Device:
                 given = plain.contiguous(memory_format=memory_format), weights.contiguous(memory_format=memory_format)
                 call = one_call(problem, *given, theirs)
                 if call:
-                    found[f"torch_{name}"] = times_of(call)
+                    row[f"torch_{name}"] = times_of(call)
 
         return _carefully(step)
 
 
 def _carefully(step: Callable[[Row], None]) -> Row:
-    """Return what `step` writes, with the error where it fails; `lost` where the device is of no more use after it."""
-    found: Row = {}
+    """Return the row that `step` writes, with an error if it fails; `lost` if the device is of no more use after it."""
+    row: Row = {}
     try:
-        step(found)
+        step(row)
         torch.cuda.synchronize()
     # Of any class: torch's, ours, a package's; the next row is not to suffer.
     except Exception as error:
-        found["error"] = f"{type(error).__name__}: {error}"[:1000]
+        row["error"] = f"{type(error).__name__}: {error}"[:1000]
     try:
         torch.cuda.empty_cache()
         torch.cuda.synchronize()
     except RuntimeError:
-        found["lost"] = True
-    return found
+        row["lost"] = True
+    return row
 
 
 class _Devices:
-    """Processes that have the device: one that is asked, and one that waits for its turn."""
+    """Processes that have taken the device: one that is asked, and one that waits for its turn."""
 
     def __init__(self, kind: type[Device], directory: Path) -> None:
         self._kind, self._directory = kind, directory
@@ -319,20 +318,20 @@ class _Devices:
         return worker, self._threads.submit(worker.ask, "start", timeout=_START)
 
     def ask(self, step: str, name: str, problem: Problem, seconds: float) -> Row:
-        """Return what a step says; WorkerError where no process can have the device any more."""
+        """Return the row of a step; raises WorkerError if no process can take the device any more."""
         worker, started = self._current
         started.result()
         try:
-            found: Row = worker.ask(step, name, problem, timeout=seconds)
+            row: Row = worker.ask(step, name, problem, timeout=seconds)
         except WorkerError as error:
-            found = {"error": str(error), "lost": True}
-        if found.pop("lost", False):
+            row = {"error": str(error), "lost": True}
+        if row.pop("lost", False):
             self._threads.submit(worker.close)
             self._current, self._next = self._next, self._started()
-        return found
+        return row
 
     def close(self) -> None:
-        """End them."""
+        """End the processes."""
         for worker, _ in (self._current, self._next):
             worker.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -340,7 +339,7 @@ class _Devices:
 
 @contextlib.contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Raise TimeIsUp in the with block of the main thread after so many seconds."""
+    """Raise TimeIsUp in the with block, in the main thread, after `seconds`."""
 
     def raises(*_: object) -> None:
         raise TimeIsUp
@@ -355,27 +354,27 @@ def within(seconds: float) -> Iterator[None]:
 
 
 def build(problems: Sequence[Problem], directory: Path, target: str, jobs: int | None, seconds: float) -> Row:
-    """Build `problems` for `target`, for so many seconds at most; returns what became of them."""
+    """Build `problems` for `target`, for at most `seconds`; return the counts and the failures."""
     from tvm_deconv.compiler.build import compile
 
-    found: Row = {"target": target, "seconds": 0.0, "built": 0, "of": len(problems), "failed": []}
+    result: Row = {"target": target, "seconds": 0.0, "built": 0, "of": len(problems), "failed": []}
     start = time.monotonic()
 
     def note(outcome: Any) -> None:
-        found["built"] += outcome.status != "failed"
+        result["built"] += outcome.status != "failed"
         if outcome.error:
-            found["failed"].append({"key": outcome.problem.key, "error": outcome.error[:2000]})
-        done = found["built"] + len(found["failed"])
+            result["failed"].append({"key": outcome.problem.key, "error": outcome.error[:2000]})
+        done = result["built"] + len(result["failed"])
         print(f"{time.monotonic() - start:4.0f} s  {outcome.status} {done}: {outcome.problem.key}", flush=True)
 
     with contextlib.suppress(BuildError, TimeIsUp), within(seconds):
         compile(problems, target, directory, jobs=jobs, on_outcome=note)
-    found["seconds"] = time.monotonic() - start
-    return found
+    result["seconds"] = time.monotonic() - start
+    return result
 
 
 def archive(directory: Path, path: Path) -> None:
-    """Write the artifacts of a directory to a tar file; what is equal in all libraries is in it once."""
+    """Write the artifacts of a directory to a tar file; compression stores once what all libraries share."""
     with tarfile.open(path, "w:xz") as tar:
         for file in sorted(directory.iterdir()):
             if file.suffix in (".so", ".json"):
@@ -383,7 +382,7 @@ def archive(directory: Path, path: Path) -> None:
 
 
 def opened(artifacts: Path, scratch: Path) -> Path:
-    """Return the directory of artifacts that a path is, or that an archive holds."""
+    """Return `artifacts` if it is a directory; else unpack that archive into `scratch` and return this."""
     if artifacts.is_dir():
         return artifacts
     with tarfile.open(artifacts) as tar:
@@ -392,7 +391,7 @@ def opened(artifacts: Path, scratch: Path) -> Path:
 
 
 def good(row: Row) -> bool:
-    """Tell whether everything that was compared is right."""
+    """Return whether a row has no error and all its comparisons are right."""
     fields = ["right", *(field for field in row if field.startswith("same_"))]
     return "error" not in row and all(row.get(field) for field in fields)
 
@@ -406,13 +405,13 @@ def run(
     kind: type[Device] = Device,
     patience: Callable[[Problem], float] = lambda _: _STEP,
 ) -> None:
-    """Check and time `rows`, then the peers of those that have a name, in so many seconds.
+    """Check and time `rows`, then the peers of those that have a name, within `seconds`.
 
-    `result` is written to the file `output` after every step. A step has `patience` seconds.
+    `result` is written to the file `output` after every step. A step has `patience(problem)` seconds.
     """
     start = time.monotonic()
-    found = [{"name": name, "key": problem.key, "type": kind_of(problem)} for name, problem in rows]
-    result |= {"rows": found, "left_out": [], "ended": ""}
+    written: list[Row] = [{"name": name, "key": problem.key, "type": kind_of(problem)} for name, problem in rows]
+    result |= {"rows": written, "left_out": [], "ended": ""}
     steps = [("check", number) for number in range(len(rows))]
     steps += [("peers", number) for number, (name, _) in enumerate(rows) if name]
     devices = None
@@ -421,11 +420,13 @@ def run(
             devices = _Devices(kind, directory)
             result |= devices.facts
             for step, number in steps:
-                row, (name, problem) = found[number], rows[number]
+                row, (name, problem) = written[number], rows[number]
                 if step == "peers" and "ours" not in row:
                     continue
-                said = devices.ask(step, name, problem, patience(problem))
-                row |= said if step == "check" else {f"peers_{k}" if k == "error" else k: v for k, v in said.items()}
+                answer = devices.ask(step, name, problem, patience(problem))
+                row |= (
+                    answer if step == "check" else {f"peers_{k}" if k == "error" else k: v for k, v in answer.items()}
+                )
                 _rate(row, problem)
                 write(output, result)
                 print(f"{time.monotonic() - start:4.0f} s  {_words(step, row, problem)}", flush=True)
@@ -433,14 +434,14 @@ def run(
         result["ended"] = type(error).__name__
     except WorkerError as error:
         result["ended"] = f"no process has the device: {error}"
-    result["left_out"] = [row["key"] for row in found if "algorithm" not in row and "error" not in row]
+    result["left_out"] = [row["key"] for row in written if "algorithm" not in row and "error" not in row]
     write(output, result)
     if devices:
         devices.close()
 
 
 def _rate(row: Row, problem: Problem) -> None:
-    """Say how a row's times compare with PyTorch's and with the device's floors."""
+    """Compare a row's times with PyTorch's and with the device's floors, in the row."""
     kind, ours = kind_of(problem), row.get("ours")
     if not ours:
         return
@@ -464,14 +465,12 @@ def _words(step: str, row: Row, problem: Problem) -> str:
 
 
 def write(output: Path, result: Row) -> None:
-    """Replace the file `output`, which is whole at any time."""
-    beside = output.with_name(output.name + ".new")
-    beside.write_text(json.dumps(result, indent=1) + os.linesep, encoding="utf-8")
-    beside.replace(output)
+    """Write `result` to the file `output`, which is whole at any time."""
+    files.write(output, (json.dumps(result, indent=1) + "\n").encode())
 
 
 def summary(result: Row) -> list[str]:
-    """Return the lines that end a run; `result` holds them too."""
+    """Return the last lines that a run prints: errors, and means by setting."""
     rows = [row for row in result["rows"] if "algorithm" in row or "error" in row]
     wrong = [row for row in rows if not good(row)]
     lines = [f"WRONG {row['name']} {row['key']}: {row.get('error') or row.get('deviation')}" for row in wrong]

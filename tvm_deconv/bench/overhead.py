@@ -1,7 +1,7 @@
-"""What the package costs besides its kernels: import, load, the first call, a call, a parallel launch, idling.
+"""The cost of the package besides its kernels: import, load, the first call, a call, a parallel launch, idling.
 
-Times of other processes are of fresh interpreters with an idle machine in mind; each figure is the median of some, or
-the smallest of some batches where it says so. `docs/reliability.md` has figures.
+Figures are medians, or the smallest mean of some batches. Imports, loads and first calls run in fresh interpreters.
+The machine should be idle. `docs/reliability.md` has figures.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Figure(NamedTuple):
 
 
 def measure(rounds: int = 9) -> list[Figure]:
-    """Measure everything on this machine, with an artifact that is built for it; `rounds` of what has a median."""
+    """Measure everything on this machine, with an artifact that is built for it; medians are of `rounds`."""
     with tempfile.TemporaryDirectory() as directory:
         one, many = Path(directory) / "one", Path(directory) / "many"
         manifest = export(_SMALL, native(), one)
@@ -85,7 +85,7 @@ def measure(rounds: int = 9) -> list[Figure]:
 
 
 def _multiply(manifest: Manifest, directory: Path) -> None:
-    """Write manifests of as many artifacts as are loaded; their libraries are not opened."""
+    """Write the manifests of `_ARTIFACTS` artifacts to load; their libraries are empty, since none is opened."""
     directory.mkdir()
     for batch in range(1, _ARTIFACTS + 1):
         key = _SMALL.replace(batch=batch).artifact_key
@@ -111,7 +111,7 @@ def _printed(program: str, *arguments: str) -> float:
 
 
 def _smallest(call: Callable[[], object], calls: int = 2000, batches: int = 20) -> float:
-    """Seconds of one call: the smallest mean of some batches."""
+    """Return the seconds of one call: the smallest mean of some batches."""
 
     def batch() -> None:
         for _ in range(calls):
@@ -137,7 +137,7 @@ def _calls(layer: Layer, artifact: Artifact) -> list[Figure]:
 
 
 def _launches(rounds: int) -> list[Figure]:
-    """Time parallel launches of tasks that do nothing, through ctypes, whose own cost is taken off."""
+    """Time parallel launches of tasks that do nothing; the cost of ctypes is subtracted."""
     library = threads.launcher()
     assert library is not None  # an artifact is loaded
     table = ctypes.cast(

@@ -1,8 +1,8 @@
-"""Who takes part in a comparison, and the process that each of them runs in.
+"""The contenders of a comparison: our artifacts, and the same layers in other packages.
 
-A contender is what a user of that package would write who cares about speed: constant weights, the epilogue as further
-operators that the package may fuse, float32 arithmetic on float32 data, outputs allocated beforehand where the package
-can.  Data in a layout that a package does not have is brought into its own before the clock starts.
+A contender is written as a user of that package would who cares about speed: constant weights, the epilogue as further
+operators that the package may fuse, float32 arithmetic on float32 data, and outputs allocated beforehand if the package
+can. Data in a layout that a package does not have is brought into its own before the clock starts.
 
 Each contender has a process, since thread settings are read once per process and OpenMP libraries clash.
 """
@@ -22,22 +22,24 @@ import numpy as np
 
 from tvm_deconv.bench.floors import copy_bytes_per_second, fma_per_second
 from tvm_deconv.compiler.process import Refusal
-from tvm_deconv.problem import Array, Problem
+from tvm_deconv.problem import ACTIVATIONS, Array, Epilogue, Problem
 from tvm_deconv.problem.testing import Deviation, Operands, deviation, operands
 from tvm_deconv.runtime.library import load
 from tvm_deconv.runtime.threads import set_num_threads
 from tvm_deconv.runtime.verify import only
 
 OURS = "tvm_deconv"
+#: The opset of ONNX of the models that peers run.
+_OPSET = 20
 
 
 class Unsupported(Refusal):
-    """What a package cannot express."""
+    """A layer that a package cannot express."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One layer to run; `root` and `artifact` say which of our artifacts, `seed` what the arrays hold."""
+    """One layer to run: `artifact` is the name of ours in the directory `root`, `seed` is that of the arrays."""
 
     problem: Problem
     seed: int
@@ -46,7 +48,7 @@ class Task:
 
 
 class Prepared(NamedTuple):
-    """A layer that is ready: `run` once, read the `output` of the last run in the problem's format; a `note` on how."""
+    """A layer that is ready to `run`; `output` returns the last result in the problem's format, `note` says how."""
 
     run: Callable[[], object]
     output: Callable[[], Array]
@@ -54,7 +56,7 @@ class Prepared(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """Calls one after the other, after one that is not counted: their median in seconds, and how many."""
+    """Calls one after the other, after one that is not counted: their median in seconds, and their number."""
 
     median: float
     calls: int
@@ -69,19 +71,19 @@ def _as_asked(problem: Problem, output: Array) -> Array:
 
 
 def _weights(problem: Problem, arrays: Operands) -> Array:
-    """The filter as ``[Cin, Cout/G, *K]``, which ONNX and PyTorch take."""
+    """Return the filter as ``[Cin, Cout/G, *K]``, which ONNX and PyTorch take."""
     shape = (problem.groups * problem.in_channels, problem.out_channels, *problem.kernel)
     return np.ascontiguousarray(problem.canonical_filter(arrays.filter).reshape(shape))
 
 
 def _beyond(problem: Problem) -> list[int]:
-    """Per axis, how many positions the uncropped output has behind ours; negative where ours is longer."""
+    """Return how many positions the uncropped output has behind ours, per axis; negative if ours is longer."""
     axes = zip(problem.uncropped_spatial, problem.pads_begin, problem.output_spatial, strict=True)
     return [uncropped - begin - extent for uncropped, begin, extent in axes]
 
 
 def onnx_model(problem: Problem, arrays: Operands) -> bytes:
-    """A model of one ConvTranspose with its epilogue, channels first, weights inside."""
+    """Return a model of one ConvTranspose with its epilogue, channels first, weights inside."""
     import onnx
     from onnx import helper, numpy_helper
 
@@ -102,19 +104,8 @@ def onnx_model(problem: Problem, arrays: Operands) -> bytes:
             output_padding=[max(-rest, 0) for rest in beyond],
         )
     ]
-    activation = epilogue.activation
-    if activation == "silu":
-        nodes += [helper.make_node("Sigmoid", ["sum"], ["gate"]), helper.make_node("Mul", ["sum", "gate"], ["out"])]
-    elif activation == "clip":
-        for bound in ("minimum", "maximum"):
-            constants[bound] = np.array(getattr(epilogue, bound), arrays.data.dtype)
-        nodes.append(helper.make_node("Clip", ["sum", "minimum", "maximum"], ["out"]))
-    elif activation == "leaky_relu":
-        nodes.append(helper.make_node("LeakyRelu", ["sum"], ["out"], alpha=epilogue.alpha))
-    elif activation == "none":
-        nodes[0].output[0] = "out"
-    else:
-        nodes.append(helper.make_node(activation.capitalize(), ["sum"], ["out"]))
+    nodes += _activation_nodes(epilogue, constants, arrays.data.dtype)
+    nodes[-1].output[0] = "out"
     whole = problem.replace(data_format="NCX")
     graph = helper.make_graph(
         nodes,
@@ -123,10 +114,32 @@ def onnx_model(problem: Problem, arrays: Operands) -> bytes:
         [helper.make_tensor_value_info("out", element, whole.output_shape)],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=10)
     onnx.checker.check_model(model)
     content: bytes = model.SerializeToString()
     return content
+
+
+def _activation_nodes(epilogue: Epilogue, constants: dict[str, Array], dtype: np.dtype[Any]) -> list[Any]:
+    """Return the nodes of an activation of "sum"; add its constants, of that dtype, to `constants`."""
+    from onnx import helper
+
+    activation, parameters = ACTIVATIONS[epilogue.activation], epilogue.parameters
+    operator = next((operator for operator in activation.onnx if operator.since <= _OPSET), None)
+    if operator is not None:
+        inputs = [argument.parameter for argument in operator.inputs if argument.parameter is not None]
+        constants |= {name: np.array(parameters[name], dtype) for name in inputs}
+        attributes = {
+            name: argument.default if argument.parameter is None else parameters[argument.parameter]
+            for name, argument in operator.arguments.items()
+            if argument.parameter not in inputs
+        }
+        return [helper.make_node(operator.name, ["sum", *inputs], ["activated"], **attributes)]
+    nodes, tensor = [], "sum"
+    for name in activation.gate:
+        nodes.append(helper.make_node(ACTIVATIONS[name].onnx[0].name, [tensor], [name]))
+        tensor = name
+    return [*nodes, helper.make_node("Mul", ["sum", tensor], ["activated"])] if nodes else []
 
 
 def _floating(problem: Problem) -> None:
@@ -169,7 +182,7 @@ def _openvino(task: Task, arrays: Operands, threads: int) -> Prepared:
     if problem.dtype == "float64":
         raise Unsupported("it computes float64 in float32")
     core = openvino.Core()
-    # Without the hint it takes bfloat16 for float32 where the CPU is fast at that.
+    # Without the hint it computes float32 in bfloat16 on CPUs that are fast at that.
     settings = {
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,
@@ -179,7 +192,7 @@ def _openvino(task: Task, arrays: Operands, threads: int) -> Prepared:
     model = onnx_model(problem, arrays)
     request = core.compile_model(core.read_model(model), "CPU", settings).create_infer_request()
     out = np.empty(problem.replace(data_format="NCX").output_shape, arrays.data.dtype)
-    # It owns none of the memory: what stays alive with `run` does.
+    # It owns none of the memory, so `run` keeps the owners alive.
     owners = (model, _channels_first(problem, arrays.data), out)
     request.set_input_tensor(openvino.Tensor(owners[1], shared_memory=True))
     request.set_output_tensor(openvino.Tensor(out, shared_memory=True))
@@ -188,6 +201,17 @@ def _openvino(task: Task, arrays: Operands, threads: int) -> Prepared:
         request.infer()
 
     return Prepared(run, lambda: _as_asked(problem, out))
+
+
+def _in_place(name: str) -> Callable[..., Any]:
+    """Return PyTorch's function of an activation, in place if there is such a form."""
+    import torch
+
+    function = ACTIVATIONS[name].torch_function.load()
+    if "inplace" in getattr(function, "__annotations__", ()):
+        return functools.partial(function, inplace=True)
+    in_place: Callable[..., Any] = getattr(torch, f"{name}_", function)
+    return in_place
 
 
 def _torch(task: Task, arrays: Operands, threads: int) -> Prepared:
@@ -203,7 +227,7 @@ def _torch(task: Task, arrays: Operands, threads: int) -> Prepared:
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
 
-    # It cuts the same pad off both ends and then adds less than a stride or dilation; the rest is cut off as a view.
+    # PyTorch cuts the same pad off both ends, then adds less than a stride or dilation; a view cuts off the rest.
     paddings, extras, begins = [], [], []
     for axis, rest in enumerate(_beyond(problem)):
         most = max(problem.strides[axis], problem.dilations[axis]) - 1
@@ -216,16 +240,7 @@ def _torch(task: Task, arrays: Operands, threads: int) -> Prepared:
     spatial = zip(begins, problem.output_spatial, strict=True)
     crop = (..., *(slice(begin, begin + extent) for begin, extent in spatial))
     convolution = getattr(functional, f"conv_transpose{rank}d")
-    activation: Callable[[Any], Any] = {
-        "none": lambda x: x,
-        "relu": functional.relu_,
-        "leaky_relu": functools.partial(functional.leaky_relu_, negative_slope=epilogue.alpha),
-        "sigmoid": torch.sigmoid_,
-        "tanh": torch.tanh_,
-        "gelu": functional.gelu,
-        "silu": functools.partial(functional.silu, inplace=True),
-        "clip": functools.partial(torch.clamp_, min=epilogue.minimum, max=epilogue.maximum),
-    }[epilogue.activation]
+    activation, parameters = _in_place(epilogue.activation), epilogue.parameters.values()
     bias = None if arrays.bias is None else tensor(arrays.bias).to(tensor(arrays.data).dtype)
 
     def variant(memory_format: Any) -> Callable[[], Any]:
@@ -237,7 +252,7 @@ def _torch(task: Task, arrays: Operands, threads: int) -> Prepared:
                 y = convolution(
                     data, weight, bias, problem.strides, paddings, extras, problem.groups, problem.dilations
                 )
-                return activation(y[crop])
+                return activation(y[crop], *parameters)
 
         return run
 
@@ -253,7 +268,6 @@ def _torch(task: Task, arrays: Operands, threads: int) -> Prepared:
 def _jax(task: Task, arrays: Operands, threads: int) -> Prepared:
     del threads  # as many as the process may use CPUs
     import jax
-    from jax import numpy as jnp
 
     problem, epilogue, rank = task.problem, task.problem.epilogue, task.problem.rank
     _floating(problem)
@@ -271,16 +285,7 @@ def _jax(task: Task, arrays: Operands, threads: int) -> Prepared:
         pads.append((low, problem.output_spatial[axis] - spread - low + reach))
     spatial = "DHW"[-rank:]
     layout = f"NC{spatial}" if problem.data_format == "NCX" else f"N{spatial}C"
-    activation: Callable[[Any], Any] = {
-        "none": lambda x: x,
-        "relu": jax.nn.relu,
-        "leaky_relu": functools.partial(jax.nn.leaky_relu, negative_slope=epilogue.alpha),
-        "sigmoid": jax.nn.sigmoid,
-        "tanh": jnp.tanh,
-        "gelu": functools.partial(jax.nn.gelu, approximate=False),
-        "silu": jax.nn.silu,
-        "clip": functools.partial(jnp.clip, min=epilogue.minimum, max=epilogue.maximum),
-    }[epilogue.activation]
+    activation, parameters = ACTIVATIONS[epilogue.activation].jax_function.load(), epilogue.parameters.values()
     channel = layout.index("C")
     shape = [-1 if axis == channel else 1 for axis in range(rank + 2)]
     bias = None if arrays.bias is None else arrays.bias.astype(arrays.data.dtype).reshape(shape)
@@ -297,7 +302,7 @@ def _jax(task: Task, arrays: Operands, threads: int) -> Prepared:
             feature_group_count=problem.groups,
             precision=jax.lax.Precision.HIGHEST,
         )
-        return activation(y if bias is None else y + bias)
+        return activation(y if bias is None else y + bias, *parameters)
 
     data, compiled = jax.device_put(arrays.data), jax.jit(layer)
     return Prepared(lambda: compiled(data).block_until_ready(), lambda: np.asarray(compiled(data)))
@@ -322,7 +327,7 @@ PEERS = {
 
 
 def turn(run: Callable[[], object], seconds: float) -> Turn:
-    """Call `run` for that long, at least once after the call that is not counted."""
+    """Call `run` for `seconds`, at least once, after one call that is not counted."""
     clock = time.perf_counter
     run()
     times = []
@@ -337,7 +342,7 @@ def turn(run: Callable[[], object], seconds: float) -> Turn:
 
 
 class Contender:
-    """What the process of one contender does when it is asked."""
+    """One contender, in its process."""
 
     def __init__(self, name: str, threads: int) -> None:
         self.name = name
@@ -346,11 +351,11 @@ class Contender:
         self._problem: Problem | None = None
 
     def version(self) -> str:
-        """The version of the package."""
+        """Return the version of the package."""
         return importlib.metadata.version(self.name)
 
     def prepare(self, task: Task) -> str:
-        """Make a layer ready and run it once; returns the note on how it is run."""
+        """Make a layer ready and run it once; return the note on how it runs."""
         self._prepared = None
         self._problem = task.problem
         prepared = _CONTENDERS[self.name](task, operands(task.problem, task.seed), self.threads)
@@ -364,16 +369,16 @@ class Contender:
         return turn(self._prepared.run, seconds)
 
     def check(self, expected: Path) -> Deviation:
-        """Compare the output with the array in that file."""
+        """Compare the output with the array in the file `expected`."""
         assert self._prepared is not None
         assert self._problem is not None
         output = self._prepared.output()
         return deviation(self._problem, output, np.load(expected, mmap_mode="r"), fused=self.name == OURS)
 
     def fma(self, library: Path) -> float:
-        """Multiply-adds per second of the kernel in `library`, on all threads."""
+        """Measure the multiply-adds per second of the kernel in `library`, on all threads."""
         return fma_per_second(library, self.threads)
 
     def copy(self, size: int) -> float:
-        """Bytes read and written per second by copies of `size` bytes in all."""
+        """Measure the bytes per second, read plus written, of copies of `size` bytes in all."""
         return copy_bytes_per_second(size, self.threads)

@@ -22,13 +22,13 @@ def rates(row: Row, result: Result) -> tuple[float, float]:
 
 
 def shares(report: Report, row: Row, result: Result) -> dict[str, float]:
-    """Return, for each floor, its time as a part of the time that was taken."""
+    """Return the time of each floor as a part of the measured time."""
     floors = report.floors.seconds(row.layer.task.problem)
     return {name: seconds / result.median for name, seconds in floors.items()}
 
 
 def table(report: Report) -> Table:
-    """Return the table that the command prints, above the summary."""
+    """Return the table that the command prints above the summary."""
     peers = [name for name in report.versions if name != OURS]
     made = Table()
     for name in ("layer", "problem", "target"):
@@ -50,11 +50,11 @@ def _cells(report: Report, row: Row, peers: list[str]) -> Iterator[str]:
         yield from (ours.failure, "", "", "", "", "")
     else:
         gflops, gbytes = rates(row, ours)
-        found = shares(report, row, ours)
+        parts = shares(report, row, ours)
         yield _milliseconds(ours)
         yield f"{100 * ours.spread:.0f}"
         yield from (f"{gflops:.1f}", f"{gbytes:.1f}")
-        yield from (f"{100 * found[name]:.0f}" if name in found else "-" for name in ("fma", "copy"))
+        yield from (f"{100 * parts[name]:.0f}" if name in parts else "-" for name in ("fma", "copy"))
     for peer in peers:
         result = row.results[peer]
         yield "-" if result.failure else _milliseconds(result)
@@ -98,7 +98,7 @@ def _difference(result: Result) -> str:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Return the report in types that JSON has: seconds, bytes, rates per second."""
+    """Return the report in types that JSON has; times are in seconds, sizes in bytes, rates per second."""
     worst = report.worst
     return {
         "format": FORMAT,
@@ -204,7 +204,7 @@ def _legend(report: Report, x: int) -> Iterator[str]:
 
 
 class _LogAxis:
-    """Powers of ten and what lies between them, from one pixel to another."""
+    """A logarithmic axis over `values`, from the pixel `start` to the pixel `end`."""
 
     def __init__(self, values: list[float], start: float, end: float) -> None:
         self.low = math.floor(math.log10(min(values)))
@@ -262,7 +262,7 @@ def _roofline(report: Report) -> str:
 
 
 def _roof(x: _LogAxis, y: _LogAxis, copied: float, peaks: list[float]) -> str:
-    """The slope of the copies, from where it enters the plot, and the ceilings that begin on it."""
+    """Draw the slope of the copies, from the edge of the plot on, and the ceilings that begin on it."""
     first, last = 10.0**x.low, 10.0**x.high
     floor = 10.0**y.low
     start = max(first, floor / copied)

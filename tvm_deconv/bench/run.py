@@ -1,8 +1,8 @@
 """Interleaved runs of the contenders: one process each, one at a time, on the same CPUs and the same data.
 
-In every round each contender has one turn of some tens of milliseconds; the median of its turns is its time and their
-quartiles are its spread, so that what disturbs the machine for a while disturbs all of them.  A process that waits is
-stopped: threads that spin while they wait for work would take the CPU from whoever has the turn.
+In every round each contender has one turn of some tens of milliseconds. The median of its turns is its time and their
+quartiles are its spread. So a disturbance of the machine disturbs all of them. A process that waits is stopped: threads
+that spin while they wait for work would take the CPU from the contender that has the turn.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tvm_deconv.targets import CpuTarget, Host, detect_host, native
 
 ROUNDS = 11
 TURN_SECONDS = 0.03
-# A contender that needs this long in all for a layer has no more turns, but at least three.
+# A contender has no more turns after this long in all for a layer, but at least three.
 _ENOUGH_SECONDS = 10.0
 _LEAST_TURNS = 3
 _SEED = 20
@@ -53,7 +53,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Result:
-    """One contender on one layer: seconds per call, or why there are none."""
+    """One contender on one layer: seconds per call, or the `failure` why there are none."""
 
     median: float = math.nan
     quartiles: tuple[float, float] = (math.nan, math.nan)
@@ -64,7 +64,7 @@ class Result:
 
     @property
     def correct(self) -> bool:
-        """Whether it ran and its output is right."""
+        """Whether the contender ran and its output is right."""
         return self.deviation is not None and self.deviation.allowed
 
     @property
@@ -87,20 +87,20 @@ class Row:
 
     @property
     def best_peer(self) -> str | None:
-        """The fastest of the others that are right, None where there is none."""
-        times = {name: found.median for name, found in self.results.items() if name != OURS and found.correct}
+        """The fastest of the other contenders whose output is right, None if there is none."""
+        times = {name: result.median for name, result in self.results.items() if name != OURS and result.correct}
         return min(times, key=times.__getitem__, default=None)
 
     @property
     def ratio(self) -> float | None:
-        """The best peer's time by ours: above 1 we are faster."""
+        """The best peer's time divided by ours: above 1 we are faster."""
         best = self.best_peer
         return None if best is None or not self.ours.correct else self.results[best].median / self.ours.median
 
 
 @dataclass(frozen=True)
 class Report:
-    """The rows, and under which conditions they were measured; `versions` maps contenders to theirs."""
+    """The rows and the conditions they were measured under; `versions` maps each contender to its version."""
 
     host: Host
     threads: int
@@ -114,7 +114,7 @@ class Report:
 
     @property
     def geometric_mean(self) -> float | None:
-        """The mean of the ratios, None where there is none."""
+        """The geometric mean of the ratios, None if there is no ratio."""
         ratios = [row.ratio for row in self.rows if row.ratio is not None]
         return statistics.geometric_mean(ratios) if ratios else None
 
@@ -126,9 +126,9 @@ class Report:
 
 
 def cpus_for(threads: int | None) -> tuple[int, ...]:
-    """Return the CPUs to run on: one per core that this process may use first; None: as many as there are cores.
+    """Return `threads` CPUs to run on, one of each core first; None stands for as many as this process has cores.
 
-    Raises ProblemError where there are not so many.
+    Raises ProblemError if this process may not use that many CPUs.
     """
     by_core: dict[str, list[int]] = {}
     for cpu in sorted(os.sched_getaffinity(0)):
@@ -145,14 +145,14 @@ def cpus_for(threads: int | None) -> tuple[int, ...]:
 
 
 def worker(name: str, cpus: Sequence[int]) -> Worker:
-    """Return the process of a contender, on `cpus`, stopped except while it answers."""
+    """Return the process of a contender on `cpus`; it is stopped except while it answers."""
     threads = str(len(cpus))
     environment = {f"{library}_NUM_THREADS": threads for library in ("OMP", "MKL", "OPENBLAS")}
     return Worker(Contender, name, len(cpus), cpus=cpus, environment=environment, paused=True)
 
 
-class _Machine:
-    """The floors, measured as often as it is asked: what else runs on the machine can only lower them."""
+class _FloorMeasurement:
+    """The floors, each the best of several measurements, since other work on the machine can only lower them."""
 
     def __init__(self, process: Worker, target: CpuTarget, directory: Path) -> None:
         self._process = process
@@ -182,9 +182,9 @@ def run(
     turn_seconds: float = TURN_SECONDS,
     on_row: Callable[[Row], None] | None = None,
 ) -> Report:
-    """Time `layers` by our artifacts and by `peers`, on `threads` CPUs (None: one per core).
+    """Time `layers` by our artifacts and by `peers`, on `threads` CPUs, by default one per core.
 
-    `on_row` hears of each layer as it is done.  Raises ProblemError, WorkerError where not even our process starts.
+    Calls `on_row` with each layer that is done. Raises ProblemError, and WorkerError if not even our process starts.
     """
     cpus = cpus_for(threads)
     names = (OURS, *peers)
@@ -192,7 +192,7 @@ def run(
         workers = {name: stack.enter_context(worker(name, cpus)) for name in names}
         versions = {name: workers[name].ask("version") for name in names}
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        machine = _Machine(stack.enter_context(worker(OURS, cpus)), native(), scratch)
+        machine = _FloorMeasurement(stack.enter_context(worker(OURS, cpus)), native(), scratch)
         machine.measure()
         rows = []
         for layer in layers:
@@ -207,7 +207,7 @@ def run(
 def _one_layer(
     layer: Layer, workers: Mapping[str, Worker], rounds: int, turn_seconds: float
 ) -> Iterator[tuple[str, Result]]:
-    """Yield the contenders' results in the order of `workers`."""
+    """Yield each contender's name and result, in the order of `workers`."""
     failures: dict[str, str] = {}
 
     def ask(name: str, method: str, *arguments: object) -> Any:
@@ -244,21 +244,21 @@ def _one_layer(
 
 
 def _write_expected(path: Path, problem: Problem, seed: int) -> None:
-    """Write what the reference gives to an array file, a part at a time."""
+    """Write the reference's output to an array file, a part at a time."""
     expected = np.lib.format.open_memmap(path, "w+", np.float64, problem.output_shape)
     for part in parts(problem, operands(problem, seed)):
-        expected[part.where] = reference(part.problem, *part.operands)
+        expected[part.slices] = reference(part.problem, *part.operands)
     expected.flush()
 
 
 def layers_in(library: Library) -> list[Layer]:
     """Return the artifacts of `library` that this machine runs, each as a layer."""
-    found = []
+    layers = []
     for manifest in library.manifests:
         if isinstance(decide(library, manifest), Accepted):
             name = ", ".join(manifest.layers) or manifest.name
-            found.append(Layer(name, _task(library, manifest.parsed, manifest), manifest.target))
-    return found
+            layers.append(Layer(name, _task(library, manifest.parsed, manifest), manifest.target))
+    return layers
 
 
 def layers_of(problems: Mapping[Problem, Sequence[str]], library: Library) -> list[Layer]:
@@ -266,13 +266,13 @@ def layers_of(problems: Mapping[Problem, Sequence[str]], library: Library) -> li
 
     Raises NoArtifactError.
     """
-    found = []
+    layers = []
     for problem, names in problems.items():
         best = library.select(problem)[0]
         if not isinstance(best, Accepted):
             raise NoArtifactError(problem.artifact_key, [best])
-        found.append(Layer(", ".join(names), _task(library, problem, best.manifest), best.manifest.target))
-    return found
+        layers.append(Layer(", ".join(names), _task(library, problem, best.manifest), best.manifest.target))
+    return layers
 
 
 def _task(library: Library, problem: Problem, manifest: Manifest) -> Task:

@@ -1,4 +1,4 @@
-"""A process with an object in it, whose methods are called from here: what may crash or hang does so there."""
+"""Workers: processes with an object whose methods are called from here, so that only they crash or hang."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _END_SECONDS = 5.0  # for a process that has closed its connection to end
 
 
 class WorkerError(RuntimeError):
-    """What a worker could not do. `died` tells that its process is gone."""
+    """A call that a worker could not answer; `died` says that its process is gone."""
 
     def __init__(self, reason: str, *, died: bool = False) -> None:
         super().__init__(reason)
@@ -33,14 +33,14 @@ class WorkerError(RuntimeError):
 
 
 class Refusal(Exception):
-    """Raised by a method of a worker's object to say just this."""
+    """Raised by a method of a worker's object; its text reaches the caller without the name of a class."""
 
 
 class Worker:
-    """A process with an object `kind(*arguments)`; started when first asked, again where it died.
+    """A process with an object `kind(*arguments)`; started when first asked, and again after it died.
 
-    It runs on `cpus`, where given, with `environment` added to this one's, and is stopped while it waits where
-    `paused`: threads that spin while they wait for work would take the CPU from others. It ends with the thread that
+    It runs on `cpus`, by default all, with `environment` added to this process's. If `paused`, it is stopped while it
+    waits: threads that spin while they wait for work would take the CPU from others. It ends with the thread that
     started it.
     """
 
@@ -60,7 +60,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._asking = threading.RLock()
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (close() closes it)
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115 (close() closes it)
 
     def __enter__(self) -> Worker:
         return self
@@ -72,7 +72,7 @@ class Worker:
 
     @property
     def running(self) -> bool:
-        """Whether there is a process now."""
+        """Whether the process exists now."""
         return self._process is not None
 
     def close(self, grace: float = 0.0) -> None:
@@ -84,10 +84,10 @@ class Worker:
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         self._process.wait(grace)
         self.stop()
-        self._said.close()
+        self._printed.close()
 
     def stop(self) -> None:
-        """End the process and what it has started; who waits for its answer, in another thread, has a WorkerError."""
+        """End the process and its children; a thread that waits for its answer gets a WorkerError."""
         self._kill()
         with self._asking:
             self._kill()
@@ -105,9 +105,10 @@ class Worker:
                 os.killpg(process.pid, signal.SIGKILL)
 
     def ask(self, method: str, *arguments: object, timeout: float | None = _PATIENCE_SECONDS) -> Any:
-        """Call a method of the object there.
+        """Call a method of the object, and return its result.
 
-        WorkerError: it raised, died, or had not answered after `timeout` seconds; None waits for ever.
+        Raises WorkerError if the method raised, or if the process died or did not answer within `timeout` seconds; None
+        waits for ever.
         """
         with self._asking:
             process, connection = self._started()
@@ -133,7 +134,7 @@ class Worker:
         return answer
 
     def _ended(self, process: subprocess.Popen[bytes]) -> str:
-        """Say how the process ended, and the last that it said."""
+        """Return how the process ended, with the last line that it printed."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_END_SECONDS)
         code = process.poll()
@@ -141,35 +142,35 @@ class Worker:
         how = "without a readable answer" if code is None else f"with exit code {code}"
         if code is not None and code < 0:
             how = f"with signal {signal.Signals(-code).name}"
-        self._said.seek(0)
-        last = self._said.read().decode(errors="replace").strip().rpartition("\n")[2]
+        self._printed.seek(0)
+        last = self._printed.read().decode(errors="replace").strip().rpartition("\n")[2]
         return f"its process ended {how}{f': {last}' if last else ''}"
 
     def _started(self) -> tuple[subprocess.Popen[bytes], Connection]:
-        """Return the process and what it is asked through, which are new where there was none."""
+        """Return the process and its connection; start it if there is none."""
         if self._process is None or self._connection is None:
             self._connection, theirs = Pipe()
-            self._said.seek(0)
-            self._said.truncate()
+            self._printed.seek(0)
+            self._printed.truncate()
             kind = (self._kind.__module__, self._kind.__name__)
             code = f"from tvm_deconv.compiler.process import serve; serve({theirs.fileno()}, *{kind}, {self._cpus})"
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", code],
                     stdin=subprocess.DEVNULL,
-                    stdout=self._said,
-                    stderr=self._said,
+                    stdout=self._printed,
+                    stderr=self._printed,
                     pass_fds=[theirs.fileno()],
                     env=self._environment,
-                    start_new_session=True,  # an interrupt from the keyboard is for whoever asks, who ends its workers
+                    start_new_session=True,  # an interrupt from the keyboard is for the parent, which ends its workers
                 )
-            with contextlib.suppress(OSError):  # it ended at once, as who asks will see
+            with contextlib.suppress(OSError):  # it ended at once, which the caller notices when it asks
                 self._connection.send(self._arguments)
         return self._process, self._connection
 
 
 def serve(descriptor: int, module: str, kind: str, cpus: list[int]) -> None:
-    """Answer calls on a connection until it is closed; what a worker's process does."""
+    """Answer calls on a connection until it is closed: the main function of a worker's process."""
     # A worker that waits may be stopped, and would stay so for ever if its parent were killed.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
@@ -177,7 +178,7 @@ def serve(descriptor: int, module: str, kind: str, cpus: list[int]) -> None:
     if cpus:
         os.sched_setaffinity(0, cpus)
     connection = Connection(descriptor)
-    with without_torch():  # which TVM imports where it is, for seconds, and no worker needs to start
+    with without_torch():  # TVM imports it if it is installed, which takes seconds; no worker needs it to start
         made = getattr(importlib.import_module(module), kind)(*connection.recv())
     while True:
         try:

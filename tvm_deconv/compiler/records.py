@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import importlib.resources
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import NamedTuple
 import msgspec
 from filelock import FileLock
 
+from tvm_deconv.artifact import files
 from tvm_deconv.artifact.manifest import stem
 from tvm_deconv.errors import ProblemError
 from tvm_deconv.problem import Problem
@@ -285,12 +285,4 @@ def _write(path: Path, records: Iterable[Record]) -> None:
     if text == old or not text:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    files.write(path, text.encode())

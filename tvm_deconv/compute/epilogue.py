@@ -1,15 +1,18 @@
-"""The activation of an epilogue as an expression that TE takes and that vectorises.
+"""Activations as expressions of TE that vectorise.
 
-TVM lowers exp, tanh and erf to one call of the C library per lane.  For float32 they are therefore written out here as
-arithmetic on vectors, all of them on one exponential: ``exp(v) = 2**n * (1 + (exp(r) - 1))`` with ``n`` the integer
-nearest to ``v / ln 2`` and ``r`` the rest, for which a polynomial of degree 6 stands.  The bits of ``2**n`` come from
-the sum that rounds ``v / ln 2``, so ``n = -127`` gives 0 and ``n = 128`` gives infinity: results that underflow or
-overflow arrive at their limits.
+TVM lowers exp, tanh and erf to one call of the C library per lane. For float32 they are therefore written out here as
+arithmetic on vectors. All use one exponential: ``exp(v) = 2**n * (1 + (exp(r) - 1))``, where ``n`` is the integer
+nearest to ``v / ln 2`` and ``r`` is the rest. A polynomial of degree 6 computes ``exp(r) - 1``. The bits of ``2**n``
+come from the sum that rounds ``v / ln 2``, so ``n = -127`` gives 0 and ``n = 128`` gives infinity: results that
+underflow or overflow arrive at their limits.
+
+A new activation needs a row in `_EXPRESSIONS`, besides its record in `tvm_deconv.problem.activations`.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
@@ -17,7 +20,7 @@ from tvm.ir import Expr
 
 from tvm_deconv.problem import Epilogue
 
-# 1.5 * 2**23 rounds what is added to it to an integer, in the low bits; 127 is the bias of an exponent.
+# Adding 1.5 * 2**23 to a number rounds it to an integer, in the low bits; 127 is the bias of an exponent.
 _ROUND = 12582912.0 + 127.0
 _LOG2_E = 1.4426950408889634
 # ln 2 in two parts; the first has 16 bits, so that its product with n is exact.
@@ -27,43 +30,51 @@ _EXPM1 = (1.0, 0.4999998, 0.16666517, 0.041674867, 0.008369078, 0.0013344256)
 # Least greatest error of P(a)/Q(a) against exp(a*a/2) * Phi(-a) on 0 <= a <= 13.26: 1.1e-8; coefficients rising.
 _TAIL_P = (0.5, 0.43559295, 0.18123798, 0.039961085, 0.004016787)
 _TAIL_Q = (1.0, 1.6690708, 1.1941977, 0.46419883, 0.100175, 0.010068447)
+# Least greatest error of the sum of c*w**i against 2*atanh(z)/z, w = z*z <= 1/9: 5.4e-9; coefficients rising from 2.
+_ATANH = (2.0, 0.6666642, 0.40021527, 0.28001806, 0.28011987)
 
 
 def activate(epilogue: Epilogue, x: Expr) -> Expr:
-    """The activation of `epilogue` at `x`, which is float32, float64 or int32 (none, relu and clip only).
+    """Return the activation of `epilogue` at `x`, which is float32, float64 or int32.
 
-    NaN stays NaN and an infinity gives the limit; for silu and gelu that is 0 at minus infinity. The greatest error in
-    float32, relative to the result and found over every float between 2**-28 and 128 in magnitude: sigmoid and silu
-    1.8e-7 (2.5 ulp), tanh 2.4e-7 (3.6 ulp), gelu 4.4e-7 (6.3 ulp); besides, results below 4e-37 may become 0. In
-    float64 sigmoid, silu, tanh and gelu call exp, tanh and erfc of the C library, lane by lane.
+    NaN stays NaN and an infinity gives the limit, which is 0 for silu, gelu, hardswish and mish at minus infinity.
+
+    The greatest error in float32, relative to the result, over every float between 2**-28 and 128 in magnitude:
+
+    - elu: 1.3e-7 (1.5 ulp) with alpha 1, 1.6e-7 (2.1 ulp) with alpha 0.3
+    - sigmoid and silu: 1.8e-7 (2.5 ulp)
+    - hardswish: 1.8e-7 (2.5 ulp)
+    - tanh: 2.4e-7 (3.6 ulp)
+    - softplus: 2.8e-7 (3.8 ulp)
+    - mish: 3.1e-7 (4.7 ulp)
+    - gelu: 4.4e-7 (6.3 ulp)
+
+    Besides, results below 4e-37 may become 0, those of mish below 8e-37. relu, leaky_relu and clip are exact. In
+    float64 most activations call exp, expm1, log1p, tanh and erfc of the C library, lane by lane.
     """
     x = tirx.convert(x)  # a TensorSlice is no Expr
-    dtype = str(x.ty.dtype)
-
-    def number(value: float) -> Expr:
-        return tirx.const(int(value) if dtype == "int32" else _rounded(value, dtype), dtype)
-
     if epilogue.activation == "none":
         return x
-    if dtype == "float64" and epilogue.activation in _DOUBLE:
-        return _DOUBLE[epilogue.activation](x)
+    expression, double = _EXPRESSIONS[epilogue.activation]
+    dtype = str(x.ty.dtype)
+    parameters = epilogue.parameters.values()
+    if dtype == "float64" and double is not None:
+        return double(x, *(_f64(value) for value in parameters))
     let = _Let()
     x = let(x)
-    match epilogue.activation:
-        case "relu":
-            result = _at_least(x, number(0))
-        case "leaky_relu":
-            result = tirx.Select(x < number(0), number(epilogue.alpha) * x, x)
-        case "clip":
-            result = _at_most(let(_at_least(x, number(epilogue.minimum))), number(epilogue.maximum))
-        case _:
-            result = _SINGLE[epilogue.activation](let, x)
-    return let.around(result)
+    return let.around(expression(let, x, *(_constant(value, dtype) for value in parameters)))
 
 
-def _rounded(value: float, dtype: str) -> float:
-    """`value` as the float `dtype` holds it, infinity where it is too large."""
-    return ctypes.c_float(value).value if dtype == "float32" else value
+def _constant(value: float, dtype: str) -> Expr:
+    """Return `value` as a constant of `dtype`; in float32, infinity if it is too large."""
+    if dtype == "int32":
+        return tirx.const(int(value), dtype)
+    return tirx.const(ctypes.c_float(value).value if dtype == "float32" else value, dtype)
+
+
+def _like(x: Expr, value: float) -> Expr:
+    """Return `value` in the type of `x`."""
+    return _constant(value, str(x.ty.dtype))
 
 
 # In both of these a NaN in x fails the comparison and stays; LLVM makes them one vmaxps or vminps.
@@ -76,7 +87,7 @@ def _at_most(x: Expr, bound: Expr) -> Expr:
 
 
 class _Let:
-    """Names for subexpressions, so that using one twice does not write it twice."""
+    """Names for subexpressions: one that is used twice is written once."""
 
     def __init__(self) -> None:
         self._bound: list[tuple[Any, Expr]] = []
@@ -93,7 +104,7 @@ class _Let:
 
 
 def _f32(value: float) -> Expr:
-    return tirx.const(_rounded(value, "float32"), "float32")
+    return _constant(value, "float32")
 
 
 def _bits(x: Expr) -> Expr:
@@ -108,7 +119,7 @@ def _horner(coefficients: tuple[float, ...], x: Expr) -> Expr:
 
 
 def _exponential(let: _Let, v: Expr, rest: Expr | None = None) -> tuple[Expr, Expr]:
-    """``(m, s)`` with ``exp(v + rest) = s*m + s``, for ``-88.3 < v < 89`` and ``-0.09 < rest <= 0``.
+    """Return ``(m, s)`` with ``exp(v + rest) = s*m + s``, for ``-88.3 < v < 89`` and ``-0.09 < rest <= 0``.
 
     `s` is a power of two, 0 below -87.7 and infinity above 88.4; `m` is accurate in relative terms and has the sign of
     zero of `v`.
@@ -122,8 +133,26 @@ def _exponential(let: _Let, v: Expr, rest: Expr | None = None) -> tuple[Expr, Ex
     return let(_horner(_EXPM1, r) * r), s
 
 
+def _relu(_: _Let, x: Expr) -> Expr:
+    return _at_least(x, _like(x, 0))
+
+
+def _leaky_relu(_: _Let, x: Expr, alpha: Expr) -> Expr:
+    return tirx.Select(x < _like(x, 0), alpha * x, x)
+
+
+def _clip(let: _Let, x: Expr, minimum: Expr, maximum: Expr) -> Expr:
+    return _at_most(let(_at_least(x, minimum)), maximum)
+
+
+def _hardswish(let: _Let, x: Expr) -> Expr:
+    x = let(_at_least(x, _like(x, -3)))
+    # Scaled before the product, which would overflow; 6 times the constant rounds to 1, so x above 3 is exact.
+    return x * (_at_most(x + _like(x, 3), _like(x, 6)) * _like(x, 1 / 6))
+
+
 def _one_plus_exp_minus(let: _Let, x: Expr) -> Expr:
-    """``1 + exp(-x)`` for ``x >= -88.9``."""
+    """Return ``1 + exp(-x)`` for ``x >= -88.9``."""
     m, s = _exponential(let, let(_at_most(x, _f32(88)) * _f32(-1)))
     return (m + _f32(1)) * s + _f32(1)
 
@@ -145,7 +174,7 @@ def _tanh(let: _Let, x: Expr) -> Expr:
 
 
 def _gelu(let: _Let, x: Expr) -> Expr:
-    """``x*Phi(x) = max(x, 0) - a*Phi(-a)`` with ``a = |x|``, and ``Phi(-a) = exp(-a*a/2) * P(a)/Q(a)``."""
+    """Return ``x*Phi(x) = max(x, 0) - a*Phi(-a)`` with ``a = |x|``, and ``Phi(-a) = exp(-a*a/2) * P(a)/Q(a)``."""
     a = let(_at_most(tirx.abs(x), _f32(13.25)))
     # The upper 12 bits of a have an exact square; without that the error would grow with the square.
     upper = let(tirx.reinterpret("float32", _bits(a) & tirx.const(~0xFFF, "int32")))
@@ -153,7 +182,35 @@ def _gelu(let: _Let, x: Expr) -> Expr:
     return _at_least(x, _f32(0)) - (m * s + s) * (a * _horner(_TAIL_P, a)) / _horner(_TAIL_Q, a)
 
 
-_SINGLE = {"sigmoid": _sigmoid, "silu": _silu, "tanh": _tanh, "gelu": _gelu}
+def _elu(let: _Let, x: Expr, alpha: Expr) -> Expr:
+    """Return ``alpha * (exp(x) - 1)`` below 0, and x above; from -20 down the factor is -1."""
+    m, s = _exponential(let, let(_at_most(let(_at_least(x, _f32(-20))), _f32(0))))
+    return tirx.Select(x < _f32(0), alpha * (m * s - (_f32(1) - s)), x)
+
+
+def _exp_minus_magnitude(let: _Let, x: Expr) -> Expr:
+    """Return ``exp(-|x|)``, from 0 to 1."""
+    m, s = _exponential(let, let(_at_most(tirx.abs(x), _f32(88)) * _f32(-1)))
+    return let(m * s + s)
+
+
+def _softplus(let: _Let, x: Expr) -> Expr:
+    """Return ``max(x, 0) + log(1 + e)`` with ``e = exp(-|x|)``, and ``log(1 + e) = 2 atanh(e / (2 + e))``."""
+    e = _exp_minus_magnitude(let, x)
+    z = let(e / (e + _f32(2)))
+    return _at_least(x, _f32(0)) + z * _horner(_ATANH, let(z * z))
+
+
+def _mish(let: _Let, x: Expr) -> Expr:
+    """Return ``x * p / (p + q)`` with ``p = (1 + exp(x))**2 - 1`` and ``q = 2``, both times ``e**2`` if x is positive.
+
+    Here ``e = exp(-|x|)``. All terms are positive, so nothing cancels.
+    """
+    x = let(_at_least(x, _f32(-88.9)))
+    e = _exp_minus_magnitude(let, x)
+    negative = x < _f32(0)
+    p = let(tirx.Select(negative, e * (e + _f32(2)), e + e + _f32(1)))
+    return x * p / (p + tirx.Select(negative, _f32(2), (e + e) * e))
 
 
 def _libm(name: str, x: Expr) -> Expr:
@@ -164,7 +221,7 @@ def _f64(value: float) -> Expr:
     return tirx.const(value, "float64")
 
 
-# The vectoriser unrolls these into lanes, and then rejects a let around them in some places: so they repeat x instead.
+# The vectoriser unrolls these into lanes, and then rejects a let around them in some places. So they repeat x.
 def _sigmoid_double(x: Expr) -> Expr:
     return _f64(1) / (_f64(1) + _libm("exp", _f64(0) - x))
 
@@ -183,4 +240,30 @@ def _gelu_double(x: Expr) -> Expr:
     return x * _f64(0.5) * _libm("erfc", x * _f64(-(0.5**0.5)))
 
 
-_DOUBLE = {"sigmoid": _sigmoid_double, "silu": _silu_double, "tanh": _tanh_double, "gelu": _gelu_double}
+def _elu_double(x: Expr, alpha: Expr) -> Expr:
+    return tirx.Select(x < _f64(0), alpha * _libm("expm1", x), x)
+
+
+def _softplus_double(x: Expr) -> Expr:
+    return _at_least(x, _f64(0)) + _libm("log1p", _libm("exp", _f64(0) - tirx.abs(x)))
+
+
+def _mish_double(x: Expr) -> Expr:
+    x = _at_least(x, _f64(-800))
+    return x * _libm("tanh", _libm("log1p", _libm("exp", x)))
+
+
+#: name of an activation -> its expression, and another one for float64 where that calls the C library
+_EXPRESSIONS: dict[str, tuple[Callable[..., Expr], Callable[..., Expr] | None]] = {
+    "relu": (_relu, None),
+    "leaky_relu": (_leaky_relu, None),
+    "sigmoid": (_sigmoid, _sigmoid_double),
+    "tanh": (_tanh, _tanh_double),
+    "gelu": (_gelu, _gelu_double),
+    "silu": (_silu, _silu_double),
+    "clip": (_clip, None),
+    "elu": (_elu, _elu_double),
+    "hardswish": (_hardswish, None),
+    "mish": (_mish, _mish_double),
+    "softplus": (_softplus, _softplus_double),
+}

@@ -1,7 +1,7 @@
-"""The extents of a definition: numbers, and variables of the call where a problem leaves them dynamic.
+"""The extents of a definition: numbers, or variables of the call for dynamic extents.
 
-A dynamic extent enters three places only: where the data end, how many blocks there are, and where the output ends.
-Everything inside of a block is a number, so no symbolic axis is ever cut, and vectors stay whole.
+A dynamic extent enters a definition in three places only: the bounds of the data, the number of blocks, and the extent
+of the output. Everything inside of a block is a number, so no symbolic axis is ever cut, and vectors stay whole.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from tvm.tirx import IntImm
 
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
+from tvm_deconv.problem.arithmetic import ceil_div
 
 Extent: TypeAlias = Expr | int
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Where a dynamic axis ends, the outermost along which blocks have several positions, `block` of them.
+    """The end of a dynamic axis: the outermost spatial `axis` along which blocks hold several positions.
 
-    That is after so many positions as the variable `name` of a call says, and `offset` more; a position has `stride`
-    outputs.
+    The axis ends `offset` positions after the value of the call's variable `name`. Blocks hold `block` positions along
+    it, and a position has `stride` outputs.
     """
 
     axis: int
@@ -37,10 +38,10 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Extents:
-    """Images, and along three spatial axes the data, the output, and the positions of a phase.
+    """The number of images and, along three spatial axes, the extents of the data, the output and a phase.
 
-    `names` are those of the dynamic extents of the data, empty for others, and `offsets` what positions are more. A
-    position has `strides` outputs.
+    For each axis `names` has the variable of its dynamic extent, and is empty if the extent is fixed. `offsets` are
+    differences between positions of a phase and the data's extent. A position has `strides` outputs.
     """
 
     batch: Extent
@@ -61,7 +62,7 @@ class Extents:
         names, offsets = ["", "", ""], [0, 0, 0]
         for axis in (axis - 1 for axis in problem.dynamic if axis):
             place, stride, constant = axis + 3 - problem.rank, problem.strides[axis], problem.output_constant(axis)
-            names[place], offsets[place] = f"extent_{axis}", -(-constant // stride) - 1
+            names[place], offsets[place] = f"extent_{axis}", ceil_div(constant, stride) - 1
             extent = tirx.Var(names[place], "int64")
             data[place] = extent
             output[place] = extent * stride + (constant - stride)
@@ -71,20 +72,26 @@ class Extents:
         return Extents(batch, tuple(data), tuple(output), tuple(positions), tuple(names), tuple(offsets), strides)
 
     def blocks(self, block: Sequence[int]) -> tuple[Extent, ...]:
-        """Return how many blocks of images and positions there are along each of the four axes.
+        """Return the number of blocks, of `block` images and positions, along each of the four axes.
 
-        For a dynamic extent in the one form that the simplifier brings the number of an output's block to.
+        For a dynamic extent it has the form to which the simplifier brings the block number of an output: with any
+        other, the regions of the stages do not match.
         """
         dynamic, offsets = (self.batch, *self.data), (0, *self.offsets)
         return tuple(
-            -(-e // b) if isinstance(e, int) else (x + (offset % b - 1)) // b + (offset // b + 1)
-            for e, x, offset, b in zip((self.batch, *self.positions), dynamic, offsets, block, strict=True)
+            ceil_div(extent, size)
+            if isinstance(extent, int)
+            else (variable + (offset % size - 1)) // size + (offset // size + 1)
+            for extent, variable, offset, size in zip(
+                (self.batch, *self.positions), dynamic, offsets, block, strict=True
+            )
         )
 
     def end(self, block: Sequence[int], spans: Sequence[int]) -> End | None:
-        """Return the end that the positions of a block, in their order, may run over; None where it is not dynamic.
+        """Return the end of the dynamic axis that a block may run over, or None.
 
-        The outputs of a `block` of images and positions take `spans` positions along three axes.
+        The axis must be the outermost along which blocks hold several positions. The outputs of a `block` of images and
+        positions take `spans` positions along three axes.
         """
         images, *lengths = block
         axis = next((axis for axis, span in enumerate(spans) if span > 1), None)
@@ -95,23 +102,24 @@ class Extents:
 
     @property
     def serial(self) -> int:
-        """How many axes of blocks, from the outermost on, hold all that are dynamic.
+        """The number of axes of blocks up to the last dynamic one, images first; 0 if none is dynamic.
 
-        What is made once for several tasks is made anew for each block of those: its memory does not grow with a call.
+        Data that several tasks share are packed anew for each block of these axes, so that the workspace does not grow
+        with the call.
         """
         dynamic = [not isinstance(extent, int) for extent in (self.batch, *self.positions)]
         return max((axis + 1 for axis, is_dynamic in enumerate(dynamic) if is_dynamic), default=0)
 
     def spatial(self, rank: int) -> tuple[Extent, ...]:
-        """Return the spatial extents of the data as the caller has them."""
+        """Return the spatial extents of the caller's data, which have `rank` spatial axes."""
         return self.data[3 - rank :]
 
 
 def at_most(size: int, extent: Extent) -> int:
-    """Return `size`, or the `extent` where that is known to be smaller."""
+    """Return `size`, or `extent` if it is a number and smaller."""
     return min(size, extent) if isinstance(extent, int) else size
 
 
 def shape_of(values: Sequence[Extent]) -> list[Expr]:
-    """Return a shape for TVM, all of it 64-bit."""
+    """Return `values` as a shape for TVM, with 64-bit numbers."""
     return [IntImm("int64", value) if isinstance(value, int) else value for value in values]

@@ -1,13 +1,13 @@
-"""The phases of a transposed convolution as matrix products, in index space, for targets with many threads.
+"""The phases of a transposed convolution as matrix products, by their indices, for targets with many threads.
 
 For each combination of runs (`phases`) the outputs of one group are the product ``C[m, n] = sum_k A[m, k] * B[k, n]``:
 
-- ``m`` counts positions ``(image, d, h, w)``, of one phase;
-- ``n`` counts output channels and phases, since all phases of a run read the same data: ``(phase, channel)`` where the
-  output has its channels last, else ``(channel, phase)``, so that neighbours in n are neighbours in memory;
+- ``m`` counts the positions ``(image, d, h, w)`` of a phase;
+- ``n`` counts output channels and phases, since all phases of a run read the same data. It counts ``(phase, channel)``
+  if the output has its channels last, else ``(channel, phase)``, so that neighbours in n are neighbours in memory;
 - ``k`` counts ``(tap, input channel)``.
 
-A is gathered from the data, with zeros where they end, B is the packed filter, and C is scattered to the output.
+A is gathered from the data, with zeros outside of them. B is the packed filter. C is scattered to the output.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from tvm.ir import Expr
 
 from tvm_deconv.compute.phases import Geometry, Run
 from tvm_deconv.problem import Problem
+from tvm_deconv.problem.arithmetic import ceil_div
 
 Index: TypeAlias = Expr | int
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One combination of runs as a matrix product; its packed filter is ``[groups, n tiles, k tiles * k, n]``.
+    """One combination of runs as a matrix product, in tiles of `tile_k` terms and `tile_n` columns.
 
-    The packed filter begins at element `offset`, and is zero beyond the last k and n. `tile_k` and `tile_n` are
-    extents of a tile.
+    Its packed filter is ``[groups, tiles of n, tiles of k * tile_k, tile_n]``. It begins at element `offset`, and is
+    zero beyond the last k and n.
     """
 
     geometry: Geometry
@@ -43,53 +44,53 @@ class Section:
 
     @property
     def taps(self) -> tuple[int, int, int]:
-        """Taps of each axis."""
+        """Number of taps along each axis."""
         first, second, third = self.runs
         return first.taps, second.taps, third.taps
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Phases of each axis."""
+        """Number of phases along each axis."""
         first, second, third = self.runs
         return first.count, second.count, third.count
 
     @property
     def m(self) -> int:
-        """Rows of the product: positions of all images."""
+        """Number of rows: positions of all images."""
         return self.geometry.batch * math.prod(axis.positions for axis in self.geometry.axes)
 
     @property
     def n(self) -> int:
-        """Columns of the product."""
+        """Number of columns: phases of all output channels."""
         return self.geometry.out_channels * math.prod(self.counts)
 
     @property
     def k(self) -> int:
-        """Terms of each sum."""
+        """Number of terms of each sum: taps of all input channels."""
         return self.geometry.in_channels * math.prod(self.taps)
 
     @property
     def tiles_n(self) -> int:
-        """Tiles of columns."""
-        return -(-self.n // self.tile_n)
+        """Number of tiles of columns."""
+        return ceil_div(self.n, self.tile_n)
 
     @property
     def tiles_k(self) -> int:
-        """Tiles of terms."""
-        return -(-self.k // self.tile_k)
+        """Number of tiles of terms."""
+        return ceil_div(self.k, self.tile_k)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """The axes of the packed filter: groups, tiles of n, k, n within the tile."""
+        """Extents of the packed filter: groups, tiles of n, k in whole tiles, n within the tile."""
         return self.geometry.groups, self.tiles_n, self.tiles_k * self.tile_k, self.tile_n
 
     def position(self, m: Index) -> tuple[Index, tuple[Index, Index, Index]]:
-        """Return the image and the position along each axis of row `m`."""
+        """Return the image of row `m`, and its position along each axis."""
         image, d, h, w = unravel(m, (self.geometry.batch, *(axis.positions for axis in self.geometry.axes)))
         return image, (d, h, w)
 
     def column(self, n: Index) -> tuple[Index, tuple[Index, Index, Index]]:
-        """Return the output channel within the group and the phase within its run of each axis of column `n`."""
+        """Return the output channel of column `n` within the group, and its phase along each axis within the run."""
         channels = self.geometry.out_channels
         if self.channels_last:
             d, h, w, channel = unravel(n, (*self.counts, channels))
@@ -98,12 +99,12 @@ class Section:
         return channel, (d, h, w)
 
     def term(self, k: Index) -> tuple[Index, tuple[Index, Index, Index]]:
-        """Return the input channel within the group and the tap of each axis of term `k`."""
+        """Return the input channel of term `k` within the group, and its tap along each axis."""
         d, h, w, channel = unravel(k, (*self.taps, self.geometry.in_channels))
         return channel, (d, h, w)
 
     def source(self, position: Sequence[Index], taps: Sequence[Index]) -> tuple[list[Index], list[Expr]]:
-        """Return the data index that a tap reads at a position, and the conditions under which it exists."""
+        """Return the data index that a tap reads at a position, and the conditions that it lies inside of the data."""
         index: list[Index] = []
         inside: list[Expr] = []
         for y, t, run, axis, extent in zip(
@@ -118,7 +119,7 @@ class Section:
         return index, inside
 
     def target(self, position: Sequence[Index], phases: Sequence[Index]) -> tuple[list[Index], list[Expr]]:
-        """Return the output index of a phase at a position, and the conditions under which it exists."""
+        """Return the output index of a phase at a position, and the conditions that it lies inside of the output."""
         index: list[Index] = []
         inside: list[Expr] = []
         for y, phase, run, axis, extent in zip(
@@ -131,37 +132,37 @@ class Section:
         return index, inside
 
     def element(self, taps: Sequence[Index], phases: Sequence[Index]) -> list[Index]:
-        """Return the filter element that a tap of a phase is."""
+        """Return the filter index of a tap of a phase along each axis."""
         return [run.k0 + phase + tap * run.k_step for run, phase, tap in zip(self.runs, phases, taps, strict=True)]
 
 
 def sections(problem: Problem, tile_k: int, tile_n: int) -> tuple[Section, ...]:
-    """Return the products of `problem`, those with the most terms first; none where no tap reaches the output."""
+    """Return the products of `problem`, those with the most terms first; none if no tap reaches the output."""
     geometry = Geometry.of(problem)
     last = problem.data_format == "NXC"
-    found: list[Section] = []
+    products: list[Section] = []
     offset = 0
     for runs in sorted(geometry.runs, key=lambda runs: -math.prod(run.taps for run in runs)):
-        found.append(Section(geometry, runs, last, tile_k, tile_n, offset))
-        offset += math.prod(found[-1].shape)
-    return tuple(found)
+        products.append(Section(geometry, runs, last, tile_k, tile_n, offset))
+        offset += math.prod(products[-1].shape)
+    return tuple(products)
 
 
 def unravel(flat: Index, extents: Sequence[int]) -> list[Index]:
-    """Return the index along each of `extents` of the element number `flat`; the first axis is never wrapped."""
-    found: list[Index] = []
+    """Return the index of element number `flat` of an array of these `extents`; the first axis is never wrapped."""
+    index: list[Index] = []
     for extent in reversed(extents[1:]):
-        found.append(flat % extent if extent > 1 else 0)
+        index.append(flat % extent if extent > 1 else 0)
         flat = flat // extent if extent > 1 else flat
-    return [flat if extents[0] > 1 else 0, *reversed(found)]
+    return [flat if extents[0] > 1 else 0, *reversed(index)]
 
 
 def reached(geometry: Geometry, index: Sequence[Index]) -> list[Expr]:
-    """Return the conditions under which any tap reaches the output index; none where all outputs are reached."""
-    found: list[Expr] = []
+    """Return the conditions that any tap reaches the output `index`; none if taps reach all outputs."""
+    conditions: list[Expr] = []
     for i, axis, extent in zip(index, geometry.axes, geometry.output, strict=True):
         if sum(run.count for run in axis.runs) < min(axis.stride, extent):
             phase = i % axis.stride
             members = [tirx.all(phase >= run.start, phase < run.start + run.count) for run in axis.runs]
-            found.append(tirx.any(*members) if members else tirx.const(False, "bool"))
-    return found
+            conditions.append(tirx.any(*members) if members else tirx.const(False, "bool"))
+    return conditions

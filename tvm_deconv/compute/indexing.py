@@ -1,4 +1,4 @@
-"""What the definitions have in common: forms, blocks of positions, and indices of packed and caller's arrays."""
+"""Forms, blocks of positions, and indices of packed arrays and of the caller's, for all definitions."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from tvm_deconv.problem import Problem
 ROWS = "rows"
 CHANNELS = "channels"
 GROUPS = "groups"
-LEAD = 6  # the axes nb, db, hb, wb, g, co with which every stage but the last begins
+#: The leading axes of every stage behind the packed data but ``out``: nb, db, hb, wb, g, co.
+LEAD = 6
 
 
 class BlockTile(Protocol):
-    """What the tiles of all definitions say: positions along the last axis, and output channels, of a block."""
+    """The part of a tile that all definitions share."""
 
     @property
     def width(self) -> int:
-        """Positions along the last axis."""
+        """Positions of a block along the last axis."""
 
     @property
     def channels(self) -> int:
-        """Output channels."""
+        """Output channels of a block."""
 
 
 def byte_aligned(func: PrimFunc) -> PrimFunc:
     """Return `func` with buffers aligned to one byte, so that generated code never uses an aligned move.
 
-    Callers' arrays are aligned to their elements only, and an aligned move of such an address ends the process.
-    Buffer types cannot be changed in place; their serialised form can.
+    Callers align their arrays to an element only, and an aligned move of such an address ends the process. TVM cannot
+    change a buffer's type in place, so this goes through the serialised form.
     """
     graph = json.loads(ir.save_json(func))
     for node in graph["nodes"]:
@@ -47,21 +48,24 @@ def byte_aligned(func: PrimFunc) -> PrimFunc:
 
 
 def tiles_of_channels(geometry: Geometry, form: str, tile: BlockTile) -> tuple[int, int]:
-    """Number of tiles of groups, and of tiles of the output channels of a group."""
+    """Return the number of tiles of groups, and of tiles of the output channels of a group."""
     if form == GROUPS:
         return -(-geometry.groups // tile.channels), geometry.out_channels
     return geometry.groups, -(-geometry.out_channels // tile.channels)
 
 
 def spans(geometry: Geometry, block: Sequence[int]) -> tuple[int, int, int]:
-    """Return the positions that the outputs of a `block` of that many along three axes take."""
+    """Return the positions that are computed along each axis for the outputs of a `block` of positions (d, h, w).
+
+    With a shift of the phases that is up to one more than the block has.
+    """
     axes = zip(geometry.axes, block, geometry.dynamic, strict=True)
     first, second, third = (axis.span(positions, dynamic) for axis, positions, dynamic in axes)
     return first, second, third
 
 
 def ravel(index: Sequence[Expr | int], shape: Sequence[Expr | int]) -> Expr:
-    """Return the number of the element at `index` of an array of that `shape`, the last axis running fastest."""
+    """Return the flat index of the element at `index` in an array of `shape`; the last axis is contiguous."""
     number: Expr = tirx.const(0, "int64")
     for i, extent in zip(index, shape, strict=True):
         number = number * extent + i
@@ -69,19 +73,19 @@ def ravel(index: Sequence[Expr | int], shape: Sequence[Expr | int]) -> Expr:
 
 
 def split_index(index: Expr, size: int, count: Extent) -> tuple[Expr, Expr]:
-    """Return the number of the block of `size` that `index` lies in, of `count`, and where in it.
+    """Return the number of the block that `index` lies in, of `count` blocks of `size`, and the index within it.
 
-    Where there is one block nothing is divided: it may hold fewer than `size`, and more than one remainder in a row
-    is not understood where regions are computed.
+    A single block divides nothing: it may hold fewer than `size` elements, and TVM's region inference does not
+    understand nested remainders.
     """
     several = not isinstance(count, int) or count > 1
     return (index // size, index % size) if several else (tirx.const(0, "int64"), index)
 
 
 def within_runs(phases: Sequence[Expr], runs: Sequence[Run], strides: Sequence[int]) -> tuple[list[Expr], list[Expr]]:
-    """Return where in its run the phase of each axis is, and the conditions under which all are in their runs.
+    """Return the number of each axis' phase within its run, and the conditions that all phases are in their runs.
 
-    The places are clamped: an index outside of a buffer, even one that is discarded, lets simplification go wrong.
+    The numbers are clamped: TVM simplifies wrongly with an index outside of a buffer, even one that is discarded.
     """
     local: list[Expr] = []
     conditions: list[Expr] = []
@@ -109,9 +113,10 @@ def data_element(
     ci: Expr,
     inside: Sequence[Expr] = (),
 ) -> Expr:
-    """Return what the packed block `at` (nb, db, hb, wb) has at `within` (n, d, h, w), converted to the accumulator.
+    """Return the element of packed block `at` (nb, db, hb, wb) at `within` (n, d, h, w), in the accumulator's type.
 
-    That is zero where the data end, and where not all of `inside` hold. `block` counts images and positions of a block.
+    It is zero outside of the data, and unless all of the conditions `inside` hold. `block` counts images and positions
+    of a block.
     """
     accumulator = problem.accumulate_dtype
     n = at[0] * block[0] + within[0]
@@ -127,9 +132,9 @@ def data_element(
 
 
 def has_whole_vectors(problem: Problem, form: str, tile: BlockTile, lanes: int) -> bool:
-    """Whether what a block makes is stored by vectors of `lanes`, none of them in part.
+    """Tell whether the output of a block is whole vectors of `lanes` elements.
 
-    In `form` ROWS of `N C *X` these are positions of each phase; else, of `N *X C`, channels.
+    In `form` ROWS of `N C *X` these hold positions of each phase; otherwise, of `N *X C`, channels.
     """
     row, output = tile.width * Geometry.of(problem).axes[2].stride, problem.output_spatial[-1]
     if problem.rank in problem.dynamic or (problem.data_format == "NCX") != (form == ROWS):

@@ -1,8 +1,8 @@
-"""The function that brings a filter into the order in which a kernel reads it; called once, at bind.
+"""Functions that bring a filter into the order in which a kernel reads it; they are called once, at bind.
 
-For each combination of runs there are the taps of its phases, or Winograd's sums of them, computed in float64 and
-rounded once; tiles of output channels innermost, zero where the last tile exceeds the channels.  Storage types are
-widened to the accumulator here and not in the kernel.
+Each combination of runs has the taps of its phases, or Winograd's sums of them, with tiles of output channels
+innermost. Sums are computed in float64 and rounded once. Elements past the last channel are zero. Storage types are
+widened to the accumulator here, not in the kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tvm.tirx import IntImm, PrimFunc
 
 from tvm_deconv.compute.direct_layout import FilterSection, group_and_channel
 from tvm_deconv.compute.indexing import ROWS, ravel
-from tvm_deconv.compute.matrix import MatrixSection
+from tvm_deconv.compute.matrix_layout import MatrixSection
 from tvm_deconv.compute.phases import AxisRows, Geometry
 from tvm_deconv.compute.storage import storage_dtype, to_accumulator
 from tvm_deconv.compute.strassen import STRASSEN
@@ -35,7 +35,7 @@ def _int64(value: int) -> IntImm:
 
 @contextlib.contextmanager
 def _pack_function(problem: Problem, elements: int) -> Iterator[tuple[IRBuilder, Any, Any]]:
-    """Open ``pack(filter, packed)``: yields its builder, and the two buffers."""
+    """Open the function ``pack(filter, packed)``; yield its builder and the two buffers."""
     given = (problem.groups, problem.in_channels, problem.out_channels, *problem.kernel)
     with IRBuilder() as builder, build.prim_func():
         build.func_name("pack")
@@ -100,8 +100,11 @@ def _entry(
     ci: Expr,
     column: Expr,
 ) -> Expr:
-    """Return what a product has at input channel and column, of group and tile of channels `at`: zero past the last."""
-    local, cc = section.place(column)
+    """Return the element of a product's filter at input channel `ci` and `column`, or zero past the last of either.
+
+    `at` is the group and the tile of output channels, `tap` the tap of each axis, and `points` are Winograd's.
+    """
+    local, cc = section.phases_and_channel(column)
     channel = at[1] * section.channels + cc
     exists = tirx.all(column < section.columns, channel < problem.out_channels, ci < problem.in_channels)
     element = partial(_element, problem, source, section.axes, (at[0], ci, channel), local)
@@ -110,7 +113,7 @@ def _entry(
 
 
 def _quarters(section: MatrixSection, point: int, entry: Callable[[Expr, Expr], Expr], ci: Expr, column: Expr) -> Expr:
-    """Return one of Strassen's points in float64: a sum of entries in quarters of the filter."""
+    """Return one of Strassen's points in float64: a sum of one entry of each quarter of the filter."""
     total: Expr = tirx.const(0, "float64")
     for quarter, coefficient in enumerate(STRASSEN.filter[point]):
         if coefficient:
@@ -127,7 +130,10 @@ def _element(
     phases: Sequence[Expr],
     taps: Sequence[Expr | int],
 ) -> Expr:
-    """Return the filter element at group, input and output channel `at`, for phases within their runs and taps."""
+    """Return the filter element at group, input and output channel `at`.
+
+    `phases` are counted within their runs.
+    """
     places = [axis.run.k0 + phase + t * axis.run.k_step for axis, phase, t in zip(axes, phases, taps, strict=True)]
     return to_accumulator(source[(*at, *places[3 - problem.rank :])], problem.dtype, problem.accumulate_dtype)
 
@@ -138,9 +144,9 @@ def _filter_point(
     tap: Sequence[Expr],
     element: Callable[[Sequence[Expr | int]], Expr],
 ) -> Expr:
-    """Return one point of the transformed filter in float64; along axes without a transform `tap` is taken.
+    """Return one point of the transformed filter in float64.
 
-    Without any it is that element as it is.
+    An axis without a transform contributes `tap`. If no axis has one, return the filter's element itself.
     """
     if not any(rows.transformed for rows in axes):
         return element(tap)
@@ -153,7 +159,7 @@ def _filter_point(
             return along(axis + 1, (*chosen, tap[axis]))
         coefficients = winograd(rows.outputs, rows.run.taps).filter[points[axis]]
         total: Expr = tirx.const(0, "float64")
-        # A row's window rises where its taps fall.
+        # The data of a row's window are in the reverse order of the taps.
         for place, coefficient in enumerate(coefficients):
             if coefficient:
                 inner = along(axis + 1, (*chosen, rows.run.taps - 1 - place))

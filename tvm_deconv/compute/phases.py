@@ -1,31 +1,32 @@
-"""The arithmetic of a phase: which taps reach an output index, and from which data index.
+"""The arithmetic of phases: the taps that reach an output index, and the data index that each of them reads.
 
-Per spatial axis the operator adds ``data[x] * filter[k]`` into the output index ``i = s*x + d*k - pb``.  Write an
-output index as ``i = s*y + r`` with the phase ``r`` in ``[0, s)``.  A tap ``k`` reaches phase ``r`` when ``d*k - pb -
-r`` is a multiple of ``s``; the taps that do are ``k = k0 + t*(s/g)`` with ``g = gcd(s, d)``, and tap ``t`` reads the
-data index ``x = y + x0 - t*(d/g)``.  So every phase is a small dense correlation of stride one, and no product with
-an inserted zero is ever formed.
+Along a spatial axis the operator adds ``data[x] * filter[k]`` into the output index ``i = s*x + d*k - pb``. Write an
+output index as ``i = s*y + r`` with the phase ``r`` in ``[0, s)``. A tap ``k`` reaches phase ``r`` if ``d*k - pb - r``
+is a multiple of ``s``. These taps are ``k = k0 + t*(s/g)`` with ``g = gcd(s, d)``, and tap ``t`` reads the data index
+``x = y + x0 - t*(d/g)``. So every phase is a small dense correlation of stride one, and no product with an inserted
+zero is ever formed.
 
-Neighbouring phases with the same number of taps, the same ``x0`` and consecutive ``k0`` form a `Run`; with dilation 1
+Neighbouring phases with the same number of taps, the same ``x0`` and consecutive ``k0`` form a `Run`. With dilation 1
 an axis has at most three runs whatever its stride, so that a stride of 32 costs three stages and not thirty-two.
 
-Phases may also be counted from some elements before the output on: with a pad of one, kernel 4 and stride 2 each phase
-is a run of its own, but counted from where the pad begins both phases read the same two data elements.
+Phases may also be counted from some elements before the output. With a pad of one, kernel 4 and stride 2 each phase is
+a run of its own; counted from the beginning of the pad both phases read the same two data elements.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm.ir import Expr
 
 from tvm_deconv.problem import Problem
+from tvm_deconv.problem.arithmetic import ceil_div
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Phases ``start .. start + count - 1`` of one axis, all with `taps` taps.
+    """The phases ``start .. start + count - 1`` of one axis, which all have `taps` taps.
 
     Phase ``start + j``, tap ``t`` multiplies the filter element ``k0 + j + t*k_step`` with the data element
     ``y + x0 - t*x_step``.
@@ -42,11 +43,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class AxisPhases:
-    """One spatial axis split into phases: `runs` cover every phase that has a tap, in rising order.
+    """One spatial axis split into phases; `runs` cover every phase that has a tap, in rising order.
 
-    Output index ``i`` is phase ``(i + shift) % s`` at ``y = (i + shift) // s``. `positions` counts the ``s`` successive
-    outputs that there are, ``ceil(Y / s)``; `end` is the ``y`` of the last output. The data indices read at ``y`` lie
-    in ``[y + low, y + low + halo]``.
+    Output index ``i`` is phase ``(i + shift) % s`` at ``y = (i + shift) // s``. An output of extent ``Y`` has
+    ``ceil(Y / s)`` `positions`, and its last index lies at ``y = end``. The data indices read at ``y`` lie in
+    ``[y + low, y + low + halo]``.
     """
 
     stride: int
@@ -58,21 +59,24 @@ class AxisPhases:
     end: int
 
     def place(self, index: Expr) -> tuple[Expr, Expr]:
-        """Return the phase and the ``y`` of output `index`, counted from where a block begins."""
+        """Return the phase and the ``y`` of output `index`, both counted from the beginning of a block."""
         index = index + self.shift if self.shift else index
         return index % self.stride, index // self.stride
 
     def span(self, block: int, dynamic: bool) -> int:
-        """Return how many ``y`` the outputs of a block of that many `positions` take, any block if `dynamic`."""
+        """Return the number of ``y`` that the outputs of a block take; the most of any block if `dynamic`.
+
+        A block has the outputs of `block` positions.
+        """
         if not self.shift:
             return block
         return block + 1 if dynamic else min(block, self.end) + 1
 
 
 def axis_phases(kernel: int, stride: int, dilation: int, pad_begin: int, output: int, shift: int = 0) -> AxisPhases:
-    """Split one axis of extent `output` into phases, counted from `shift` before it on.
+    """Split an axis of extent `output` into phases, counted from `shift` elements before it.
 
-    All arguments are element counts; `shift` is less than the stride.
+    All arguments are numbers of elements; `shift` is less than the stride.
     """
     offset = pad_begin - shift
     common = math.gcd(stride, dilation)
@@ -89,28 +93,23 @@ def axis_phases(kernel: int, stride: int, dilation: int, pad_begin: int, output:
         taps = (kernel - 1 - k0) // k_step + 1
         x0 = (phase + offset - dilation * k0) // stride
         last = runs[-1] if runs else None
-        if last is not None and (last.start + last.count, last.k0 + last.count, last.taps, last.x0) == (
-            phase,
-            k0,
-            taps,
-            x0,
-        ):
-            runs[-1] = Run(last.start, last.count + 1, taps, last.k0, k_step, x0, x_step)
+        if last and (last.start + last.count, last.k0 + last.count, last.taps, last.x0) == (phase, k0, taps, x0):
+            runs[-1] = replace(last, count=last.count + 1)
         else:
             runs.append(Run(phase, 1, taps, k0, k_step, x0, x_step))
     low = min((run.x0 - (run.taps - 1) * x_step for run in runs), default=0)
     high = max((run.x0 for run in runs), default=0)
     end = (output - 1 + shift) // stride
-    return AxisPhases(stride, -(-output // stride), tuple(runs), low, high - low, shift, end)
+    return AxisPhases(stride, ceil_div(output, stride), tuple(runs), low, high - low, shift, end)
 
 
 @dataclass(frozen=True, slots=True)
 class AxisRows:
-    """How a run's rows lie along one axis.
+    """The rows of a run along one axis of a block.
 
-    A row is `outputs` positions, and there are `tiles` of them in a block; it reads `window` data elements, `step`
-    apart, from `start` on relative to the first element that a block holds.  Without Winograd those are the taps, last
-    first, and part of the reduction.
+    There are `tiles` rows of `outputs` positions each. A row reads `window` data elements, `step` apart, the first
+    `start` elements after that of the block. Without Winograd these are the taps in reverse order, and are part of the
+    reduction.
     """
 
     outputs: int
@@ -122,35 +121,56 @@ class AxisRows:
 
     @property
     def transformed(self) -> bool:
-        """Whether Winograd's transforms apply."""
+        """True if Winograd's transforms apply."""
         return self.outputs > 1
 
     @property
     def points(self) -> int:
-        """Products per row."""
+        """Number of products of a row."""
         return self.window if self.transformed else 1
 
     @property
     def taps(self) -> int:
-        """Extent of the reduction."""
+        """Extent of the reduction over taps."""
         return 1 if self.transformed else self.window
 
 
 def axis_rows(axis: AxisPhases, run: Run, positions: int, outputs: int) -> AxisRows:
-    """Lay the rows of `run` along `axis` for a block of that many `positions`."""
+    """Return the rows of `run` along `axis`, for a block of `positions` and Winograd's m of `outputs`.
+
+    Runs without several taps that read neighbouring data are not transformed.
+    """
     m = outputs if run.taps > 1 and run.x_step == 1 else 1
     start = run.x0 - (run.taps - 1) * run.x_step - axis.low
-    return AxisRows(m, -(-positions // m), m + run.taps - 1, start, run.x_step, run)
+    return AxisRows(m, ceil_div(positions, m), m + run.taps - 1, start, run.x_step, run)
+
+
+def _fewest_runs(kernel: int, stride: int, dilation: int, pad: int, output: int, uncropped: bool) -> AxisPhases:
+    """Split an axis into phases of the output, or if `uncropped` into those of the uncropped output if that is better.
+
+    It is better if it makes fewer runs.
+    """
+    phases = axis_phases(kernel, stride, dilation, pad, output)
+    if uncropped:
+        shifted = axis_phases(kernel, stride, dilation, pad, output, pad % stride)
+        return shifted if len(shifted.runs) < len(phases.runs) else phases
+    return phases
+
+
+def _three(values: tuple[int, ...], fill: int) -> tuple[int, int, int]:
+    """Return `values` behind as many of `fill` as make them three."""
+    padded = (fill,) * (3 - len(values)) + values
+    return padded[0], padded[1], padded[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The extents of a problem with exactly three spatial axes; missing ones are leading axes of extent one.
+    """The extents of a problem with exactly three spatial axes; missing axes come first and have extent one.
 
-    An axis with one data element has no stride to speak of: each output element has one tap or none.  Such an axis
-    is given a stride past every index, which turns all of its outputs into phases of one position, so that the
-    layer is the plain matrix product it is.  Empty batches and outputs are given extent one: their kernel is built, and
-    never called.  Where an axis is `dynamic` its extents are those of a representative call.
+    On an axis with one data element each output element has one tap or none, whatever the stride. Such an axis gets a
+    stride past every index. All of its outputs are then phases of one position, and the layer is a plain matrix
+    product. Empty batches and outputs get extent one: their kernel is built and never called. The extents of a
+    `dynamic` axis are those of the representative call.
     """
 
     batch: int
@@ -167,33 +187,20 @@ class Geometry:
     def of(problem: Problem, uncropped: bool = False) -> Geometry:
         """Return the geometry of `problem`.
 
-        If `uncropped`, phases are those of the uncropped output, before the pads are cut off, along the axes where that
-        makes fewer runs: then more phases read the same data.
+        If `uncropped`, phases are counted from the beginning of the uncropped output, before the pads are cut off,
+        along every axis on which that makes fewer runs: then more phases read the same data.
         """
-
-        def phases(kernel: int, stride: int, dilation: int, pad: int, output: int) -> AxisPhases:
-            found = axis_phases(kernel, stride, dilation, pad, output)
-            if uncropped:
-                shifted = axis_phases(kernel, stride, dilation, pad, output, pad % stride)
-                found = shifted if len(shifted.runs) < len(found.runs) else found
-            return found
-
-        def three(values: tuple[int, ...], fill: int) -> tuple[int, int, int]:
-            padded = (fill,) * (3 - problem.rank) + values
-            return padded[0], padded[1], padded[2]
-
-        data, kernel = three(problem.data_spatial, 1), three(problem.kernel, 1)
         # Every phase of a dynamic axis is computed: some call has it.
         outputs = tuple(
             max(y, s if axis + 1 in problem.dynamic else 1)
             for axis, (y, s) in enumerate(zip(problem.output_spatial, problem.strides, strict=True))
         )
-        output = three(outputs, 1)
-        strides, dilations = three(problem.strides, 1), three(problem.dilations, 1)
-        pads = three(problem.pads_begin, 0)
+        data, kernel, output = (_three(values, 1) for values in (problem.data_spatial, problem.kernel, outputs))
+        strides, dilations = _three(problem.strides, 1), _three(problem.dilations, 1)
+        pads = _three(problem.pads_begin, 0)
         dynamic = (False, problem.rank == 2 and 1 in problem.dynamic, problem.rank in problem.dynamic)
         first, second, third = (
-            phases(k, s if x > 1 or is_dynamic else max(pad + y, (k - 1) * d + 1), d, pad, y)
+            _fewest_runs(k, s if x > 1 or is_dynamic else max(pad + y, (k - 1) * d + 1), d, pad, y, uncropped)
             for x, k, s, d, pad, y, is_dynamic in zip(
                 data, kernel, strides, dilations, pads, output, dynamic, strict=True
             )
@@ -212,22 +219,22 @@ class Geometry:
 
     @staticmethod
     def choices(problem: Problem) -> list[Geometry]:
-        """Return the geometries of `problem`: by the output's phases, and, if they differ, the uncropped output's."""
+        """Return the geometry by phases of the output and, if it differs, that by phases of the uncropped output."""
         geometry, uncropped = Geometry.of(problem), Geometry.of(problem, uncropped=True)
         return [geometry, uncropped] if uncropped.uncropped else [geometry]
 
     @property
     def uncropped(self) -> int:
-        """1 where phases are those of the uncropped output along some axis, else 0."""
+        """1 if phases are those of the uncropped output along some axis, else 0."""
         return int(any(axis.shift for axis in self.axes))
 
     @property
     def taps(self) -> int:
-        """Taps of all phases together."""
+        """Number of taps of all phases together."""
         return math.prod(sum(run.count * run.taps for run in axis.runs) for axis in self.axes)
 
     @property
     def runs(self) -> tuple[tuple[Run, Run, Run], ...]:
-        """Every combination of runs of the three axes: together, each phase that has a tap once."""
+        """All combinations of runs of the three axes; together they hold each phase that has a tap once."""
         first, second, third = self.axes
         return tuple((d, h, w) for d in first.runs for h in second.runs for w in third.runs)

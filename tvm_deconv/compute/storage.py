@@ -1,7 +1,7 @@
-"""Numeric types of a definition: how stored elements become accumulator elements and back.
+"""Conversions between the stored elements of a definition and its accumulators.
 
-float16 and bfloat16 are stored, float32 is computed.  bfloat16 crosses the ABI as uint16 with the same bits: a bfloat16
-is the upper half of a float32, so both conversions are integer arithmetic that any vector unit has.
+float16 and bfloat16 are stored, and float32 is computed. bfloat16 crosses the ABI as uint16 with the same bits. A
+bfloat16 is the upper half of a float32, so both conversions are integer arithmetic that any vector unit has.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""One step of Strassen's algorithm: the product of matrices cut in halves from seven products of halves, not eight.
+"""One step of Strassen's algorithm: a matrix product from seven products of halves instead of eight.
 
-``y = outputs @ ((filter @ w) * (data @ x))`` as for Winograd's F, but of matrices: `x` are the quarters of the data, by
-(half of the rows, half of the terms), `w` those of the filter, by (half of the terms, half of the columns), and `y`
-those of the results, by (half of the rows, half of the columns) (V. Strassen, Gaussian Elimination
-is not Optimal, 1969).
-Variants with fewer additions round worse, and additions are not what a step costs.
+The matrices satisfy ``y = outputs @ ((filter @ w) * (data @ x))``, as Winograd's do, but the elements of `x`, `w` and
+`y` are quarters of matrices (V. Strassen, Gaussian Elimination is not Optimal, 1969):
+
+- `x` are quarters of the data, by half of the rows, then half of the terms;
+- `w` are quarters of the filter, by half of the terms, then half of the columns;
+- `y` are quarters of the results, by half of the rows, then half of the columns.
+
+Variants with fewer additions have larger rounding errors, and additions are a small part of the time of a step.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from tvm_deconv.compute.winograd import Bilinear, Matrix
 
 
 def _matrix(*rows: str) -> Matrix:
-    """Return a matrix of 1, -1 and 0, written as ``+``, ``-`` and ``0``."""
+    """Return a matrix of 1, -1 and 0 from `rows` written as ``+``, ``-`` and ``0``."""
     return tuple(tuple(Fraction({"+": 1, "-": -1, "0": 0}[sign]) for sign in row) for row in rows)
 
 

@@ -1,4 +1,4 @@
-"""Sums with constant coefficients, as an algorithm of few products asks for them, in tensor expressions."""
+"""Sums with constant coefficients, for algorithms that save products, in tensor expressions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tvm_deconv.compute.winograd import Matrix
 
 
 def _coefficient(matrix: Matrix, column: int, row: Expr, dtype: str) -> Expr:
-    """Return ``matrix[row][column]``, where `row` becomes a constant once its loop is unrolled."""
+    """Return ``matrix[row][column]`` of dtype `dtype`; it becomes a constant when the loop over `row` is unrolled."""
     value: Expr = tirx.const(float(matrix[-1][column]), dtype)
     for i in reversed(range(len(matrix) - 1)):
         value = tirx.Select(row == i, tirx.const(float(matrix[i][column]), dtype), value)
@@ -25,9 +25,10 @@ def transform(
     element: Callable[..., Expr],
     dtype: str,
 ) -> Expr:
-    """Return the sum over the columns of `matrices`, of one row of each, times ``element``; nested axis by axis.
+    """Apply one row of each matrix along its axis: return the sum of coefficients of dtype `dtype` times elements.
 
-    Where an axis has no matrix, its `first` element is taken.  Equal inner sums are found by the compiler.
+    Along each axis the columns of its matrix multiply elements from index `first` on. An axis without a matrix
+    contributes its `first` element. Sums are nested axis by axis; the compiler shares equal inner sums.
     """
 
     def along(axis: int, chosen: tuple[Expr, ...]) -> Expr:

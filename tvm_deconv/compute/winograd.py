@@ -1,9 +1,9 @@
 """The matrices of Winograd's minimal filtering F(m, T): m outputs of a filter of T taps from m + T - 1 products.
 
-For a correlation ``y[i] = sum over t of x[i + t] * w[t]`` and the matrices below,
-``y = outputs @ ((filter @ w) * (data @ x))``.  They are those of Toom and Cook with one point at infinity (S. Winograd,
-Arithmetic Complexity of Computations, 1980), in exact fractions; the finite points are the smallest numbers there are,
-which keeps rounding errors small.
+For a correlation ``y[i] = sum over t of x[i + t] * w[t]`` the matrices satisfy
+``y = outputs @ ((filter @ w) * (data @ x))``. They are those of Toom and Cook with one point at infinity (S. Winograd,
+Arithmetic Complexity of Computations, 1980), in exact fractions. The finite points are small numbers with small
+denominators, which keeps rounding errors small.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from functools import cache
 Matrix = tuple[tuple[Fraction, ...], ...]
 
 _POINTS = tuple(map(Fraction, ("0", "1", "-1", "2", "-1/2", "-2", "1/2")))
-#: More products than this have no points left.
+#: Most products: one for each point, and one for infinity.
 MAX_PRODUCTS = len(_POINTS) + 1
 
 
 @dataclass(frozen=True)
 class Bilinear:
-    """An algorithm of p products as matrices; of F(m, T) `data` is [p, p], `filter` is [p, T], `outputs` is [m, p]."""
+    """The matrices of an algorithm with p products.
+
+    For F(m, T) the shape of `data` is [p, p], of `filter` [p, T], and of `outputs` [m, p].
+    """
 
     data: Matrix
     filter: Matrix
@@ -29,7 +32,7 @@ class Bilinear:
 
 
 def _product(roots: tuple[Fraction, ...]) -> list[Fraction]:
-    """Coefficients, rising, of the product of ``x - root``."""
+    """Return the coefficients of the product of all ``x - root``, the constant first."""
     coefficients = [Fraction(1)]
     for root in roots:
         shifted = [Fraction(0), *coefficients]
@@ -39,7 +42,7 @@ def _product(roots: tuple[Fraction, ...]) -> list[Fraction]:
 
 @cache
 def winograd(outputs: int, taps: int) -> Bilinear:
-    """Return F(`outputs`, `taps`); ValueError where that takes more than `MAX_PRODUCTS`."""
+    """Return F(`outputs`, `taps`); raise ValueError if it takes more than `MAX_PRODUCTS`."""
     products = outputs + taps - 1
     if products > MAX_PRODUCTS:
         raise ValueError(f"outputs={outputs}, taps={taps}: must together make at most {MAX_PRODUCTS} products")

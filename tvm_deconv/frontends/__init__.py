@@ -1,7 +1,8 @@
-"""Models and lists -> problems: what a compile starts from."""
+"""Models and lists of problems, read into layers: a compilation starts from them."""
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -9,41 +10,54 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tvm_deconv.artifact import files
 from tvm_deconv.errors import SourceError
-from tvm_deconv.frontends.graph import FoundLayer, missing_package, with_unique_names
+from tvm_deconv.frontends.layers import FoundLayer, with_unique_names
+from tvm_deconv.frontends.packages import missing_package
 
 __all__ = ["Coverage", "FoundLayer", "coverage_table", "scan", "with_unique_names", "write_weights"]
 
 
+class _Reader(NamedTuple):
+    """The reader of files with one suffix; its module is imported when it is needed, since it wants packages."""
+
+    module: str
+    function: str
+    format: str
+
+
+#: suffix of a file -> its reader
+_READERS = {
+    ".xml": _Reader("openvino_ir", "scan_ir", "OpenVINO IR"),
+    ".onnx": _Reader("onnx", "scan_onnx", ""),
+    ".json": _Reader("problem_list", "scan_list", "a list of problems"),
+}
+
+
 def scan(source: object, inputs: Sequence[object] = ()) -> list[FoundLayer]:
-    """Every transposed convolution of `source`, covered or not, under names that are unique.
+    """Return every transposed convolution of `source`, covered or not, under names that are unique.
 
     `source` is the path of an OpenVINO IR (.xml, with its .bin beside it), an ONNX model (.onnx) or a list of problems
-    (.json), or an nn.Module that is run once on `inputs`. Raises SourceError where it cannot be read.
+    (.json), or an nn.Module that is run once on `inputs`. Raises SourceError if it cannot be read.
     """
-    # A reader is imported when it is needed, since each wants a package of its own.
     if not isinstance(source, (str, os.PathLike)):
         from tvm_deconv.frontends.torch import scan_module
 
         return with_unique_names(scan_module(source, inputs))
     path = Path(source)
-    suffix = path.suffix.lower()
-    if suffix == ".xml":
-        from tvm_deconv.frontends.openvino_ir import scan_ir as read
-    elif suffix == ".onnx":
-        from tvm_deconv.frontends.onnx import scan_onnx as read
-    elif suffix == ".json":
-        from tvm_deconv.frontends.problem_list import scan_list as read
-    else:
-        raise SourceError("source", path, "must end in .xml (OpenVINO IR), .onnx or .json (a list of problems)")
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        *others, last = (suffix + (f" ({r.format})" if r.format else "") for suffix, r in _READERS.items())
+        raise SourceError("source", path, f"must end in {', '.join(others)} or {last}")
+    read = getattr(importlib.import_module(f"{__name__}.{reader.module}"), reader.function)
     return with_unique_names(read(path))
 
 
 def write_weights(layers: Iterable[FoundLayer], path: Path) -> list[str]:
-    """Write the constants to a safetensors file, as ``<name>.filter`` and ``<name>.bias``; returns these names.
+    """Write the constants to a safetensors file, as ``<name>.filter`` and ``<name>.bias``; return these names.
 
     Each array is as its FoundLayer holds it; the metadata gives the key of the problem of each layer. Without any
-    constant no file is written. An old file stays until the new one is whole. Raises SourceError where the package
+    constant no file is written. An old file stays until the new one is whole. Raises SourceError if the package
     safetensors is missing.
     """
     layers = list(layers)
@@ -61,17 +75,12 @@ def write_weights(layers: Iterable[FoundLayer], path: Path) -> list[str]:
         raise missing_package("weights", "safetensors", "'tvm_deconv[compile]'") from None
     content = save(arrays, {layer.name: layer.problem.key for layer in layers if layer.problem is not None})
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        unfinished.write_bytes(content)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    files.write(path, content)
     return list(arrays)
 
 
 class Coverage(NamedTuple):
-    """A row of the table that tells what is covered: `problem` is a key, or empty where `reason` says why."""
+    """A row of the table of covered layers: `problem` is a key, or empty if `reason` tells why there is none."""
 
     name: str
     operator: str
@@ -82,7 +91,7 @@ class Coverage(NamedTuple):
 
 
 def coverage_table(layers: Iterable[FoundLayer]) -> list[Coverage]:
-    """One row per layer, in their order; macs are 0 where a layer is not covered."""
+    """Return one row per layer, in their order; macs are 0 if a layer is not covered."""
     rows = []
     for layer in layers:
         problem = layer.problem

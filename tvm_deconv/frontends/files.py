@@ -1,4 +1,4 @@
-"""Reading files that nobody vouches for: every fault is a SourceError, and no offset leaves its file."""
+"""Files that nobody vouches for: every fault is a SourceError, and no offset leaves its file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tvm_deconv.problem import Array
 
 
 def read_bytes(path: Path) -> bytes:
-    """The whole file."""
+    """Return the whole file."""
     try:
         return path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
@@ -21,7 +21,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, size: int | None) -> Array:
-    """`size` bytes at `offset` (None: as many as there are) as an array; the size must be that of the shape."""
+    """Return `size` bytes at `offset` as an array; None means up to the end. The size must be that of the shape."""
     try:
         with path.open("rb") as file:
             end = file.seek(0, 2)
@@ -40,10 +40,10 @@ def _why(error: Exception) -> str:
 
 
 def from_bytes(content: bytes, dtype: np.dtype[Any], shape: tuple[int, ...], path: Path) -> Array:
-    """Little-endian bytes as an array; there must be as many as the shape asks for."""
+    """Return little-endian bytes as an array; their number must be that of the shape."""
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(content):
         raise SourceError("shape", shape, f"must fit the {len(content)} bytes of the {dtype} constant in {path}")
     try:
         return np.frombuffer(content, dtype).reshape(shape)
-    except ValueError as error:  # more axes than NumPy has, or none of many elements
+    except ValueError as error:  # more axes than NumPy has, or too many elements of no bytes
         raise SourceError("shape", shape, f"must be one of an array, in {path}: {error}") from None

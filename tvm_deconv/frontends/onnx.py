@@ -7,6 +7,7 @@ data may lie in the folder of the model and below it, nowhere else.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import ChainMap
 from collections.abc import Hashable, Iterable, Iterator, MutableMapping
 from pathlib import Path
@@ -15,12 +16,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tvm_deconv.errors import ProblemError, SourceError
-from tvm_deconv.frontends import graph as found
 from tvm_deconv.frontends.files import from_bytes, read_array, read_bytes
-from tvm_deconv.frontends.graph import FoundLayer, Graph, Node, absorb, uncovered
-from tvm_deconv.problem import Array, Epilogue
+from tvm_deconv.frontends.folding import absorb
+from tvm_deconv.frontends.graph import ADD, BATCH_NORM, MULTIPLY, SUBTRACT, Graph, Node, arguments_of
+from tvm_deconv.frontends.layers import FoundLayer, uncovered
+from tvm_deconv.frontends.packages import cast, missing_package
+from tvm_deconv.problem import ACTIVATIONS, Array, Epilogue, Problem
 from tvm_deconv.problem.arrays import numpy_dtype
-from tvm_deconv.problem.dialects import from_onnx
 
 try:
     import onnx
@@ -29,7 +31,7 @@ try:
     import onnx.shape_inference
     from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 except ImportError:
-    raise found.missing_package("an ONNX model", "onnx", "'tvm_deconv[onnx]'") from None
+    raise missing_package("an ONNX model", "onnx", "'tvm_deconv[onnx]'") from None
 
 OPERATOR = "ConvTranspose"
 _DOMAINS = ("", "ai.onnx")
@@ -42,40 +44,29 @@ _DTYPES = {
     onnx.TensorProto.FLOAT16: "float16",
     onnx.TensorProto.BFLOAT16: "bfloat16",
 }
-#: operator -> its name in an epilogue, and the attributes it may have there
-_FOLLOWERS: dict[str, tuple[str, set[str]]] = {
-    "Add": (found.ADD, set()),
-    "Sub": (found.SUBTRACT, set()),
-    "Mul": (found.MULTIPLY, set()),
-    "BatchNormalization": (found.BATCH_NORM, {"epsilon", "momentum", "training_mode"}),
-    "PRelu": (found.PRELU, set()),
-    "Swish": (found.SWISH, {"alpha"}),
-    "Relu": ("relu", set()),
-    "LeakyRelu": ("leaky_relu", {"alpha"}),
-    "Sigmoid": ("sigmoid", set()),
-    "Tanh": ("tanh", set()),
-    "Gelu": ("gelu", {"approximate"}),
-    "Clip": ("clip", {"min", "max"}),
+#: operator -> that of a `Node`
+_ARITHMETIC = {"Add": ADD, "Sub": SUBTRACT, "Mul": MULTIPLY}
+#: operator -> the activation that it computes, and how
+_ACTIVATIONS = {
+    operator.name: (name, operator) for name, activation in ACTIVATIONS.items() for operator in activation.onnx
 }
+_BATCH_NORM_ATTRIBUTES = {"epsilon", "momentum", "training_mode"}
 _CONSTANTS = _DTYPES | {onnx.TensorProto.INT32: "int32", onnx.TensorProto.INT64: "int64"}
-_DEFAULTS = {found.BATCH_NORM: {"epsilon": 1e-5}, "leaky_relu": {"alpha": 0.01}, found.SWISH: {"alpha": 1.0}}
-#: Attributes whose other values make another operator of a follower.
-_REQUIRED = {"training_mode": 0, "approximate": b"none"}
 #: Before this opset, Add and Mul broadcast in another way and BatchNormalization is in training unless it says so.
 _FIRST_OPSET = 7
-#: A constant passes through at most so many nodes; it bounds cycles too.
+#: The most nodes that a constant is followed through; it bounds cycles too.
 _LONGEST_PATH = 8
 
-#: element type and extents of a tensor; a string where an extent is not known, None where the rank is not
+#: element type and extents of a tensor; an unknown extent is a string, extents of unknown rank are None
 _Type: TypeAlias = tuple[int, tuple[int | str, ...] | None]
-#: what makes a tensor, None for what only a run can tell
+#: the constant or the node that makes a tensor, None for an input
 _Maker: TypeAlias = "onnx.TensorProto | onnx.NodeProto | None"
 
 
 def read_model(path: Path) -> onnx.ModelProto:
-    """The model at `path` with its functions inlined and its shapes inferred; external data stay where they are.
+    """Read the model at `path`, inline its functions and infer its shapes; external data stay where they are.
 
-    Raises SourceError where it cannot be read.
+    Raises SourceError if it cannot be read.
     """
     content = read_bytes(path)
     try:
@@ -91,7 +82,7 @@ def read_model(path: Path) -> onnx.ModelProto:
 
 
 def scan_onnx(path: Path) -> list[FoundLayer]:
-    """The transposed convolutions of the model at `path`; raises SourceError where it cannot be read."""
+    """Return the transposed convolutions of the model at `path`; raise SourceError if it cannot be read."""
     model = read_model(path)
     opset = max((entry.version for entry in model.opset_import if entry.domain in _DOMAINS), default=0)
     left = [
@@ -104,7 +95,7 @@ def scan_onnx(path: Path) -> list[FoundLayer]:
 
 
 class _Graph:
-    """A graph with what it sees of the graphs around it: tensors by name."""
+    """A graph, with the tensors of the graphs around it, by name."""
 
     def __init__(
         self,
@@ -126,92 +117,91 @@ class _Graph:
         self._graph = Graph([*map(self._node, self._nodes), outputs], self._constant)
 
     def scan(self) -> Iterator[FoundLayer]:
-        """What the graph and the graphs inside it hold."""
+        """Yield the layers of the graph and of the graphs inside it."""
         for node in self._nodes:
             if is_operator(node):
-                yield self._found(node)
+                yield self._layer(node)
             for graph in _bodies(node):
                 yield from _Graph(graph, self._path, self._opset, self._types, self._makers).scan()
 
-    def _found(self, node: onnx.NodeProto) -> FoundLayer:
+    def _layer(self, node: onnx.NodeProto) -> FoundLayer:
+        """Return a transposed convolution with its epilogue, or with the reason why it is not covered."""
         name = node_name(node)
         if len(node.input) not in (2, 3) or len(node.output) != 1:
             raise SourceError("inputs", name, f"must be 2 or 3 and the output 1 of {OPERATOR} ({self._path})")
+        problem = self._problem(node)
+        if isinstance(problem, str):
+            return uncovered(name, OPERATOR, problem)
+        filter = self._constant(node.input[1])
+        bias = self._constant(node.input[2]) if problem.epilogue.bias else None
+        if bias is not None:
+            if bias.shape != problem.bias_shape:
+                raise SourceError("bias", bias.shape, f"must have shape {problem.bias_shape} in {name} ({self._path})")
+            bias = cast(bias, problem.accumulate_dtype)
+        if filter is not None and (filter.shape, filter.dtype.name) != (problem.filter_shape, problem.dtype):
+            raise SourceError("filter", filter.shape, f"must be what the graph says of it in {name} ({self._path})")
+        steps = self._graph.steps(node.output[0], problem.rank + 2, problem.bias_shape[0])
+        return absorb(FoundLayer(name, OPERATOR, problem, filter, bias), steps)
+
+    def _problem(self, node: onnx.NodeProto) -> Problem | str:
+        """Return the problem of a transposed convolution, or the reason why it is not covered."""
         shapes: list[tuple[int, ...]] = []
         for label, tensor in zip(("data", "filter"), node.input, strict=False):
             shape = self._types.get(tensor, (0, None))[1]
             if shape is None or not all(isinstance(extent, int) for extent in shape):
                 shown = "nothing" if shape is None else f"[{', '.join(map(str, shape))}]"
-                return uncovered(name, OPERATOR, f"{label} has a dynamic shape: {shown} is known of it")
+                return f"{label} has a dynamic shape: {shown} is known of it"
             shapes.append(tuple(int(extent) for extent in shape))
         types = [self._types[tensor][0] for tensor in node.input[:2]]
         dtype = _DTYPES.get(types[0])
         if dtype is None or types[0] != types[1]:
             shown = " and ".join(str(_DTYPES.get(type, f"type {type}")) for type in types)
-            return uncovered(
-                name, OPERATOR, f"data and filter must both be one of {', '.join(_DTYPES.values())}: {shown}"
-            )
+            return f"data and filter must both be one of {', '.join(_DTYPES.values())}: {shown}"
         attributes = self._attributes(node)
         if not set(attributes) <= _ATTRIBUTES:
-            return uncovered(
-                name, OPERATOR, f"has unknown attributes: {', '.join(sorted(set(attributes) - _ATTRIBUTES))}"
-            )
+            return f"has unknown attributes: {', '.join(sorted(set(attributes) - _ATTRIBUTES))}"
         if isinstance(attributes.get("auto_pad"), bytes):
             attributes["auto_pad"] = attributes["auto_pad"].decode(errors="replace")
         biased = len(node.input) == 3 and node.input[2] != ""
         try:
-            problem = from_onnx(*shapes, **attributes, dtype=dtype, epilogue=Epilogue(bias=biased))
+            return Problem.from_onnx(*shapes, **attributes, dtype=dtype, epilogue=Epilogue(bias=biased))
         except ProblemError as error:
-            return uncovered(name, OPERATOR, str(error))
-        values = self._constant(node.input[1])
-        bias = self._constant(node.input[2]) if biased else None
-        if bias is not None:
-            if bias.shape != problem.bias_shape:
-                raise SourceError("bias", bias.shape, f"must have shape {problem.bias_shape} in {name} ({self._path})")
-            bias = found.cast(bias, problem.accumulate_dtype)
-        if values is not None and (values.shape, values.dtype.name) != (problem.filter_shape, dtype):
-            raise SourceError("filter", values.shape, f"must be what the graph says of it in {name} ({self._path})")
-        steps = self._graph.steps(node.output[0], problem.rank + 2, problem.bias_shape[0])
-        return absorb(FoundLayer(name, OPERATOR, problem, values, bias), steps)
+            return str(error)
 
     def _node(self, node: onnx.NodeProto) -> Node:
-        """`node` in the terms of the epilogue; what its bodies use, it uses."""
-        inputs = tuple(used(node))
+        """Return `node` in the terms of an epilogue; it uses the tensors that its bodies use."""
         outputs = [tensor for tensor in node.output if tensor]
-        op, allowed = _FOLLOWERS.get(node.op_type, ("", set[str]()))
-        known = {attribute.name for attribute in node.attribute} <= allowed
-        numbers = None
-        if op and known and node.domain in _DOMAINS and self._opset >= _FIRST_OPSET and len(outputs) == 1:
-            numbers = self._numbers(op, node)
-        if op == "clip" and numbers:
-            inputs = inputs[:1]  # the bounds are in the numbers
-        return Node(node_name(node), "" if numbers is None else op, inputs, (outputs or [None])[0], numbers or {})
+        other = Node(node_name(node), "", tuple(used(node)), (outputs or [None])[0])
+        if node.domain not in _DOMAINS or self._opset < _FIRST_OPSET or len(outputs) != 1:
+            return other
+        if node.op_type in _ACTIVATIONS:
+            return self._activation(node, other)
+        attributes = {attribute.name for attribute in node.attribute}
+        if node.op_type in _ARITHMETIC and not attributes:
+            return dataclasses.replace(other, op=_ARITHMETIC[node.op_type])
+        if node.op_type == "BatchNormalization" and attributes <= _BATCH_NORM_ATTRIBUTES:
+            given = self._attributes(node)
+            epsilon = given.get("epsilon", 1e-5)
+            if isinstance(epsilon, (int, float)) and given.get("training_mode", 0) == 0:
+                return dataclasses.replace(other, op=BATCH_NORM, numbers={"epsilon": epsilon})
+        return other
 
-    def _numbers(self, op: str, node: onnx.NodeProto) -> dict[str, float] | None:
-        """The numbers of a follower; None where its attributes make something else of it."""
-        attributes = self._attributes(node)
-        if any(attributes.get(name, value) != value for name, value in _REQUIRED.items()):
-            return None
-        if op == "clip":
-            minimum, maximum = self._bound(node, 1, -np.inf), self._bound(node, 2, np.inf)
-            numbers: dict[str, Any] = {
-                "minimum": attributes.get("min", minimum),
-                "maximum": attributes.get("max", maximum),
-            }
-        else:
-            numbers = {name: attributes.get(name, value) for name, value in _DEFAULTS.get(op, {}).items()}
-        usable = all(isinstance(value, (int, float)) for value in numbers.values())
-        return numbers if usable and (op != found.SWISH or numbers["alpha"] == 1) else None
-
-    def _bound(self, node: onnx.NodeProto, index: int, default: float) -> float | None:
-        """A bound of Clip that is an input: the default where it is left out, None where it is no constant."""
-        if index >= len(node.input) or not node.input[index]:
-            return default
-        value = self._constant(node.input[index])
-        return float(value.reshape(())) if value is not None and value.size == 1 else None
+    def _activation(self, node: onnx.NodeProto, other: Node) -> Node:
+        """Return an activation in the terms of an epilogue; `other` if its attributes make something else of it."""
+        name, operator = _ACTIVATIONS[node.op_type]
+        if not {attribute.name for attribute in node.attribute} <= operator.arguments.keys():
+            return other
+        given = self._attributes(node).items()
+        texts = {key: value.decode(errors="replace") if isinstance(value, bytes) else value for key, value in given}
+        numbers = arguments_of(operator, texts)
+        if numbers is None:
+            return other
+        operands = zip(node.input[1:], operator.inputs, strict=False)
+        constants = tuple((tensor, argument) for tensor, argument in operands if tensor)
+        return dataclasses.replace(other, op=name, numbers=numbers, operands=constants)
 
     def _constant(self, tensor: Hashable) -> Array | None:
-        """The value of a tensor that the model holds; None for all others."""
+        """Return the value of a tensor that the model holds; None for all others."""
         casts: list[int] = []
         for _ in range(_LONGEST_PATH):
             maker = self._makers.get(str(tensor))
@@ -230,15 +220,15 @@ class _Graph:
         return None
 
     def _cast(self, value: Array | None, types: list[int]) -> Array | None:
-        """`value` through casts, the last of `types` first."""
+        """Return `value` after casts, the last of `types` first."""
         for type in reversed(types):
             if value is None or type not in _CONSTANTS:
                 return None
-            value = found.cast(value, _CONSTANTS[type])
+            value = cast(value, _CONSTANTS[type])
         return value
 
     def _stored(self, tensor: onnx.TensorProto) -> Array | None:
-        """The value of a tensor; None where its type is none of ours."""
+        """Return the value of a tensor; None if its type is none of ours."""
         if tensor.data_type not in _CONSTANTS:
             return None
         dtype, shape = numpy_dtype(_CONSTANTS[tensor.data_type]), tuple(tensor.dims)
@@ -278,7 +268,7 @@ def is_operator(node: onnx.NodeProto) -> bool:
 
 
 def node_name(node: onnx.NodeProto) -> str:
-    """Return what a node is called here: its name, else that of its output, else its operator."""
+    """Return the name of `node`: its own, else that of its output, else its operator."""
     return str(node.name or next(iter(node.output), "") or node.op_type)
 
 
@@ -291,7 +281,7 @@ def _type(value: onnx.ValueInfoProto) -> _Type:
 
 
 def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The `nodes` and those of their bodies."""
+    """Yield the `nodes` and those of their bodies."""
     for node in nodes:
         yield node
         for graph in _bodies(node):
@@ -303,7 +293,7 @@ def _bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
 
 
 def used(node: onnx.NodeProto) -> Iterator[str]:
-    """The tensors that a node and its bodies use, those that are the bodies' own among them."""
+    """Yield the tensors that a node and its bodies use, also those that the bodies make themselves."""
     yield from filter(None, node.input)
     for graph in _bodies(node):
         yield from (value.name for value in graph.output)

@@ -7,6 +7,7 @@ scanned too.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import xml.etree.ElementTree as ET
@@ -16,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from tvm_deconv.errors import ProblemError, SourceError
-from tvm_deconv.frontends import graph as found
 from tvm_deconv.frontends.files import read_array, read_bytes
-from tvm_deconv.frontends.graph import FoundLayer, Graph, Node, absorb, uncovered
-from tvm_deconv.problem import Array
+from tvm_deconv.frontends.folding import absorb
+from tvm_deconv.frontends.graph import ADD, BATCH_NORM, MULTIPLY, SUBTRACT, Graph, Node, arguments_of
+from tvm_deconv.frontends.layers import FoundLayer, uncovered
+from tvm_deconv.frontends.packages import cast
+from tvm_deconv.problem import ACTIVATIONS, Array, Problem
+from tvm_deconv.problem.activations import Argument
 from tvm_deconv.problem.arrays import numpy_dtype
-from tvm_deconv.problem.dialects import from_openvino
 
 OPERATORS = ("ConvolutionBackpropData", "GroupConvolutionBackpropData")
 #: element type -> NumPy name
@@ -33,14 +36,15 @@ _ELEMENT_TYPES = {
 _PRECISIONS = {
     "FP16": "float16", "FP32": "float32", "FP64": "float64", "BF16": "bfloat16", "I8": "int8", "U8": "uint8",
 }  # fmt: skip
-#: A constant passes through at most so many layers; it bounds cycles too.
+#: The most layers that a constant is followed through; it bounds cycles too.
 _LONGEST_PATH = 8
 _RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
-_FOLLOWERS = {
-    "Add": found.ADD, "Subtract": found.SUBTRACT, "Multiply": found.MULTIPLY, "BatchNormInference": found.BATCH_NORM,
-    "PReLU": found.PRELU, "Swish": found.SWISH, "ReLU": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "Gelu": "gelu",
-    "Clamp": "clip",
-}  # fmt: skip
+#: operator -> that of a `Node`
+_ARITHMETIC = {"Add": ADD, "Subtract": SUBTRACT, "Multiply": MULTIPLY}
+#: operator -> the activation that it computes, and how
+_ACTIVATIONS = {
+    operator.name: (name, operator) for name, activation in ACTIVATIONS.items() for operator in activation.openvino
+}
 
 #: A tensor: the layer that makes it and the port where it leaves.
 _Tensor = tuple[int, int]
@@ -64,10 +68,20 @@ class _Layer:
 
 
 def scan_ir(path: Path) -> list[FoundLayer]:
-    """The transposed convolutions of the IR at `path`, with the constants of the .bin beside it.
+    """Return the transposed convolutions of the IR at `path`, with the constants of the .bin beside it.
 
-    Raises SourceError where one of the files cannot be read.
+    Raises SourceError if one of the files cannot be read.
     """
+    root = _read_xml(path)
+    if root.tag != "net" or root.get("version") not in ("10", "11"):
+        shown = f"{root.tag} {root.get('version')}"
+        raise SourceError("net", shown, f"must be a net of version 10 or 11, as OpenVINO IR is ({path})")
+    nets = [element for element in root.iter() if element.find("layers") is not None]
+    return [layer for net in nets for layer in _Net(net, path).scan()]
+
+
+def _read_xml(path: Path) -> ET.Element:
+    """Return the root of the XML at `path`, which has no document type and no entities."""
     try:
         text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -77,14 +91,9 @@ def scan_ir(path: Path) -> list[FoundLayer]:
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise SourceError("source", path, "must be XML without a document type or entities")
     try:
-        root = ET.fromstring(text)
+        return ET.fromstring(text)
     except (ET.ParseError, ValueError) as error:
         raise SourceError("source", path, f"must be well-formed XML: {error}") from None
-    if root.tag != "net" or root.get("version") not in ("10", "11"):
-        shown = f"{root.tag} {root.get('version')}"
-        raise SourceError("net", shown, f"must be a net of version 10 or 11, as OpenVINO IR is ({path})")
-    nets = [element for element in root.iter() if element.find("layers") is not None]
-    return [layer for net in nets for layer in _Net(net, path).scan()]
 
 
 class _Net:
@@ -93,32 +102,44 @@ class _Net:
     def __init__(self, element: ET.Element, path: Path) -> None:
         self._path = path
         self._layers = {layer.id: layer for layer in map(self._layer, element.iterfind("layers/layer"))}
-        self._sources: dict[_Tensor, _Tensor] = {}  # an input port, by layer and number -> what flows into it
+        self._sources: dict[_Tensor, _Tensor] = {}  # an input port, by layer and number -> the tensor there
         for edge in element.iterfind("edges/edge"):
             ends = [self._integer(edge, name) for name in ("from-layer", "from-port", "to-layer", "to-port")]
             self._sources[ends[2], ends[3]] = ends[0], ends[1]
         self._graph = Graph(map(self._node, self._layers.values()), self._constant)
 
     def scan(self) -> Iterator[FoundLayer]:
-        """What the net itself holds, bodies excepted."""
+        """Yield the layers of the net itself, without its bodies."""
         for layer in self._layers.values():
             if layer.type in OPERATORS:
-                yield self._found(layer)
+                yield self._covered(layer)
 
-    def _found(self, layer: _Layer) -> FoundLayer:
-        inputs, outputs = list(layer.inputs.values()), list(layer.outputs.items())
-        if len(inputs) not in (2, 3) or len(outputs) != 1:
+    def _covered(self, layer: _Layer) -> FoundLayer:
+        """Return a transposed convolution with its epilogue, or with the reason why it is not covered."""
+        if len(layer.inputs) not in (2, 3) or len(layer.outputs) != 1:
             raise SourceError("ports", layer.name, f"must be 2 or 3 inputs and 1 output of {layer.type} ({self._path})")
-        (data, filter), (number, output) = inputs[:2], outputs[0]
+        problem = self._problem(layer)
+        if isinstance(problem, str):
+            return uncovered(layer.name, layer.type, problem)
+        filter = self._input(layer, 1)
+        if filter is not None and (filter.shape, filter.dtype.name) != (problem.filter_shape, problem.dtype):
+            raise SourceError("filter", filter.shape, f"must be what port 1 of {layer.name} says ({self._path})")
+        (number,) = layer.outputs
+        steps = self._graph.steps((layer.id, number), problem.rank + 2, *problem.bias_shape)
+        return absorb(FoundLayer(layer.name, layer.type, problem, filter), steps)
+
+    def _problem(self, layer: _Layer) -> Problem | str:
+        """Return the problem of a transposed convolution, or the reason why it is not covered."""
+        (data, filter, *_), (output,) = layer.inputs.values(), layer.outputs.values()
         for name, port in (("data", data), ("filter", filter), ("output", output)):
             if -1 in port.shape:
-                return uncovered(layer.name, layer.type, f"{name} has a dynamic shape: {list(port.shape)}")
+                return f"{name} has a dynamic shape: {list(port.shape)}"
         dtype = _PRECISIONS.get(data.precision)
         if layer.version != "opset1" or dtype is None or filter.precision != data.precision:
             facts = f"{layer.version} with data {data.precision} and filter {filter.precision}"
-            return uncovered(layer.name, layer.type, f"is not opset1 on one of {', '.join(_PRECISIONS)}: {facts}")
+            return f"is not opset1 on one of {', '.join(_PRECISIONS)}: {facts}"
         if layer.type.startswith("Group") != (len(filter.shape) == len(data.shape) + 1):
-            return uncovered(layer.name, layer.type, f"has a filter of rank {len(filter.shape)}")
+            return f"has a filter of rank {len(filter.shape)}"
         # An output_shape that is computed at run time gave the output port its extents all the same.
         wanted = self._input(layer, 2)
         shape = output.shape[2:] if wanted is None else wanted.reshape(-1).tolist()
@@ -128,48 +149,56 @@ class _Net:
             if name in layer.data
         }
         try:
-            problem = from_openvino(
+            problem = Problem.from_openvino(
                 data.shape,
                 filter.shape,
                 strides=attributes.pop("strides", None),
                 **attributes,
                 auto_pad=layer.data.get("auto_pad"),
-                output_shape=shape if len(inputs) == 3 else None,
+                output_shape=shape if len(layer.inputs) == 3 else None,
                 dtype=dtype,
             )
         except ProblemError as error:
-            return uncovered(layer.name, layer.type, str(error))
+            return str(error)
         if problem.output_shape != output.shape:
-            rule = f"must be the shape that the attributes give, {problem.output_shape}"
-            return uncovered(layer.name, layer.type, f"output={output.shape}: {rule}")
-        values = self._input(layer, 1)
-        if values is not None and (values.shape, values.dtype.name) != (problem.filter_shape, dtype):
-            raise SourceError("filter", values.shape, f"must be what port 1 of {layer.name} says ({self._path})")
-        steps = self._graph.steps((layer.id, number), len(output.shape), output.shape[1])
-        return absorb(FoundLayer(layer.name, layer.type, problem, values), steps)
+            return f"output={output.shape}: must be the shape that the attributes give, {problem.output_shape}"
+        return problem
 
     def _node(self, layer: _Layer) -> Node:
-        """`layer` in the terms of the epilogue."""
+        """Return `layer` in the terms of an epilogue."""
         inputs: list[Hashable] = [self._sources.get((layer.id, port)) for port in layer.inputs]
-        op, numbers = _FOLLOWERS.get(layer.type, ""), {}
-        if layer.type == "Clamp":
-            numbers = {"minimum": self._number(layer, "min"), "maximum": self._number(layer, "max")}
+        other = Node(layer.name, "", tuple(inputs), (layer.id, next(iter(layer.outputs), 0)))
+        if layer.type in _ACTIVATIONS:
+            name, operator = _ACTIVATIONS[layer.type]
+            given = {key: self._argument(layer, key, argument) for key, argument in operator.arguments.items()}
+            numbers = arguments_of(operator, given)
+            operands = tuple(zip(inputs[1:], operator.inputs, strict=False))
+            node = dataclasses.replace(other, op=name, numbers=numbers or {}, operands=operands)
+            known = numbers is not None
         elif layer.type == "BatchNormInference":
-            numbers = {"epsilon": self._number(layer, "epsilon" if "epsilon" in layer.data else "eps")}
+            epsilon = self._number(layer, "epsilon" if "epsilon" in layer.data else "eps")
             if layer.version == "opset1":  # gamma and beta come before the data
                 inputs = [*inputs[2:3], *inputs[:2], *inputs[3:]]
-        other_form = layer.data.get("auto_broadcast", "numpy") != "numpy"
-        if other_form or layer.data.get("approximation_mode", "ERF").upper() != "ERF" or len(layer.outputs) != 1:
-            op = ""
-        return Node(layer.name, op, tuple(inputs), (layer.id, next(iter(layer.outputs), 0)), numbers)
+            node = dataclasses.replace(other, op=BATCH_NORM, inputs=tuple(inputs), numbers={"epsilon": epsilon})
+            known = True
+        else:
+            node = dataclasses.replace(other, op=_ARITHMETIC.get(layer.type, ""))
+            known = layer.data.get("auto_broadcast", "numpy") == "numpy"
+        return node if known and len(layer.outputs) == 1 else other
+
+    def _argument(self, layer: _Layer, name: str, argument: Argument) -> float | str | None:
+        """Return an attribute of an activation: a word in capitals, or a number; None if it is left out."""
+        if isinstance(argument.default, str):
+            return layer.data.get(name, argument.default).upper()
+        return None if name not in layer.data and argument.default is not None else self._number(layer, name)
 
     def _input(self, layer: _Layer, index: int) -> Array | None:
-        """The constant that flows into an input, by its place among the ports."""
+        """Return the constant that flows into an input, by its place among the ports."""
         ports = list(layer.inputs)
         return self._constant(self._sources.get((layer.id, ports[index]))) if index < len(ports) else None
 
     def _constant(self, tensor: Hashable) -> Array | None:
-        """The value of a tensor that a Constant makes, through conversions and reshapes; None for all others."""
+        """Return the value of a tensor that a Const makes, after conversions and reshapes; None for all others."""
         path: list[_Layer] = []
         while True:
             layer = self._layers.get(tensor[0]) if isinstance(tensor, tuple) else None
@@ -200,7 +229,7 @@ class _Net:
 
     def _converted(self, layer: _Layer, value: Array) -> Array | None:
         dtype = _ELEMENT_TYPES.get(layer.data.get("destination_type", ""))
-        return None if dtype is None else found.cast(value, dtype)
+        return None if dtype is None else cast(value, dtype)
 
     def _reshaped(self, layer: _Layer, value: Array) -> Array | None:
         (port,) = layer.outputs.values()

@@ -3,9 +3,9 @@
 `data` is the shape of the data in `data_format` (NCX: ``[N, C, *X]``, the default; NXC: ``[N, *X, C]``) and `filter` is
 ``[G, Cin/G, Cout/G, *K]``, with G = 1 for the operator without groups. The batch may be "any", and with one or two
 spatial axes their extents, or lists of buckets. The attributes mean what they mean to OpenVINO.
-`epilogue` is what an Epilogue prints, or an object with its fields; ``"bias": true`` adds the bias to it, whatever else
-it holds. ``"precision": "tf32"`` permits TF32. `out_spatial`, where given, must be the extents that follow. Other
-fields are carried through.
+`epilogue` is the text of an Epilogue, or an object with its fields; ``"bias": true`` adds the bias to it, whatever else
+it holds. ``"precision": "tf32"`` permits TF32. `out_spatial`, if given, must be the extents that follow. Other fields
+are carried through.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 from tvm_deconv.errors import ProblemError, SourceError
 from tvm_deconv.frontends.files import read_bytes
-from tvm_deconv.frontends.graph import FoundLayer, missing_package
+from tvm_deconv.frontends.layers import FoundLayer
+from tvm_deconv.frontends.packages import missing_package
 from tvm_deconv.problem import Epilogue, Problem
-from tvm_deconv.problem.dialects import from_openvino
 
 try:
     import msgspec
@@ -47,16 +47,16 @@ class _Entry(msgspec.Struct, kw_only=True):
 
 
 def scan_list(path: Path) -> list[FoundLayer]:
-    """The problems of the list at `path`; raises SourceError at the first that is none."""
+    """Return the problems of the list at `path`; raise SourceError at the first entry that is no problem."""
     content = read_bytes(path)
     try:
         entries = msgspec.json.decode(content, type=list[dict[str, Any]])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise SourceError("source", path, f"must be a JSON list of problems: {error}") from None
-    return [_found(index, entry, path) for index, entry in enumerate(entries)]
+    return [_layer(index, entry, path) for index, entry in enumerate(entries)]
 
 
-def _found(index: int, fields: dict[str, Any], path: Path) -> FoundLayer:
+def _layer(index: int, fields: dict[str, Any], path: Path) -> FoundLayer:
     name = fields.get("name")
     where = f"in problem {index}{f' ({name})' if name else ''} of {path}"
     try:
@@ -82,7 +82,7 @@ def _problem(entry: _Entry) -> Problem:
     if len(entry.filter) != len(entry.data) + 1:
         rule = f"must be [G, Cin/G, Cout/G, *K]: {len(entry.data) + 1} extents for data of rank {len(entry.data)}"
         raise ProblemError("filter", entry.filter, rule)
-    problem = from_openvino(
+    problem = Problem.from_openvino(
         entry.data,
         entry.filter,
         strides=entry.strides,

@@ -1,14 +1,14 @@
-"""PyTorch modules: transposed convolutions and what follows them, seen by running the module once on example inputs.
+"""PyTorch modules: transposed convolutions and the operators that follow them, seen in one run on example inputs.
 
-The run is recorded operator by operator, below autograd and autocast, so that a layer is found however it is called: a
-module, a function, inside a parametrization. Shapes, dtypes, memory formats and constants are those of the run. A
-tensor that a hook or a closure keeps for later counts as used by nobody else; outputs and attributes of modules are
-seen.
+The run is recorded operator by operator, below autograd and autocast. So a layer is found however it is called: as a
+module, as a function, inside a parametrization. Shapes, dtypes, memory formats and constants are those of the run. A
+tensor that a hook or a closure keeps for later does not count as used; outputs and attributes of modules do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from tvm_deconv.errors import ProblemError, SourceError
-from tvm_deconv.frontends import graph as found
-from tvm_deconv.frontends.graph import FoundLayer, Graph, Node, absorb, cast, missing_package, uncovered
-from tvm_deconv.problem import Array, Epilogue
+from tvm_deconv.frontends.folding import absorb
+from tvm_deconv.frontends.graph import ADD, BATCH_NORM, MULTIPLY, SUBTRACT, Graph, Node, arguments_of
+from tvm_deconv.frontends.layers import FoundLayer, uncovered
+from tvm_deconv.frontends.packages import cast, missing_package
+from tvm_deconv.problem import ACTIVATIONS, Array, Epilogue, Problem
 from tvm_deconv.problem.arrays import numpy_dtype
-from tvm_deconv.problem.dialects import from_torch
 
 try:
     import torch
@@ -35,43 +36,32 @@ except ImportError:
 
 OPERATORS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-ACTIVATIONS = (
-    nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.Sigmoid, nn.Tanh, nn.GELU, nn.SiLU, nn.ReLU6, nn.Hardtanh,
-)  # fmt: skip
+ACTIVATION_MODULES: tuple[type[nn.Module], ...] = tuple(
+    getattr(nn, name) for activation in ACTIVATIONS.values() for name in activation.torch_modules
+)
 #: Modules that are one node each, which has the module's name.
-_LEAVES = (*OPERATORS, *BATCH_NORMS, *ACTIVATIONS)
+_LEAVES = (*OPERATORS, *BATCH_NORMS, *ACTIVATION_MODULES)
 
-#: operator -> its name in an epilogue, and the numbers among its arguments with their defaults, from the second on
-_FOLLOWERS: Mapping[str, tuple[str, Mapping[str, float]]] = {
-    "add": (found.ADD, {}),
-    "sub": (found.SUBTRACT, {}),
-    "mul": (found.MULTIPLY, {}),
-    "_prelu_kernel": (found.PRELU, {}),
-    "silu": (found.SWISH, {}),
-    "relu": ("relu", {}),
-    "leaky_relu": ("leaky_relu", {"alpha": 0.01}),
-    "sigmoid": ("sigmoid", {}),
-    "tanh": ("tanh", {}),
-    "gelu": ("gelu", {}),
-    "hardtanh": ("clip", {"minimum": -1.0, "maximum": 1.0}),
-    "clamp": ("clip", {"minimum": -np.inf, "maximum": np.inf}),
+#: operator -> that of a `Node`
+_ARITHMETIC = {"add": ADD, "sub": SUBTRACT, "mul": MULTIPLY}
+#: operator -> the activation that it computes, and how
+_ACTIVATIONS = {
+    operator.name: (name, operator) for name, activation in ACTIVATIONS.items() for operator in activation.torch
 }
 #: The forms of batch normalisation: each begins with data, gamma, beta, mean, variance and ends with epsilon.
 _BATCH_NORM = ("native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit_no_training")
-#: Keyword arguments that change nothing.
-_HARMLESS: Mapping[str, object] = {"alpha": 1, "approximate": "none"}
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The layers of a run, in its order, and by name how many nodes ran that an epilogue could hold."""
+    """The layers of a run, in its order; `runs` counts by name the nodes that an epilogue could hold."""
 
     layers: list[FoundLayer]
     runs: Counter[str]
 
 
 def scan_module(module: object, inputs: Sequence[object]) -> list[FoundLayer]:
-    """The transposed convolutions that ``module(*inputs)`` runs, in the order of the calls.
+    """Return the transposed convolutions that ``module(*inputs)`` runs, in the order of the calls.
 
     The module must be in evaluation mode; it is run once, without gradients, and left as it was.
     """
@@ -79,7 +69,7 @@ def scan_module(module: object, inputs: Sequence[object]) -> list[FoundLayer]:
 
 
 def trace(module: object, inputs: Sequence[object]) -> Trace:
-    """Run ``module(*inputs)`` and return what `scan_module` does and more; SourceError as there."""
+    """Run ``module(*inputs)`` and return the layers and the counts of nodes; raises SourceError as `scan_module`."""
     if not isinstance(module, nn.Module):
         raise SourceError("source", type(module).__name__, "must be a path or an nn.Module")
     if any(part.training for part in module.modules()):
@@ -88,9 +78,9 @@ def trace(module: object, inputs: Sequence[object]) -> Trace:
     recorder = _Recorder([*module.parameters(), *module.buffers()], (names.pop(module), module))
     with torch.no_grad(), recorder, _watched(names, recorder.stack):
         outputs = module(*inputs)
-    # What the program gets, also inside an object, and what the modules keep.
+    # The program gets the outputs, also inside an object; the modules keep their attributes.
     objects = [vars(leaf) for leaf in tree_leaves(outputs) if hasattr(leaf, "__dict__")]
-    return recorder.found([outputs, objects, [vars(part) for part in module.modules()]])
+    return recorder.trace([outputs, objects, [vars(part) for part in module.modules()]])
 
 
 @contextlib.contextmanager
@@ -107,9 +97,9 @@ def _watched(names: Mapping[nn.Module, str], stack: list[tuple[str, nn.Module]])
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[misc]
-    """Makes a `Node` of each operator that runs; the tensors of nodes are a number and a version.
+    """A recorder that makes a `Node` of each operator that runs; the tensors of nodes are a number and a version.
 
-    A constant is a parameter, a buffer, or what a deterministic operator makes of constants alone.
+    A constant is a parameter, a buffer, or the result of a deterministic operator on constants alone.
     """
 
     def __init__(self, constants: Sequence[torch.Tensor], whole: tuple[str, nn.Module]) -> None:
@@ -133,10 +123,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
                 return output
         called = func._schema.name.removeprefix("aten::").rstrip("_")
         tensors = _tensors((args, kwargs))
-        op, numbers = _follower(called, args, kwargs)
-        operands = self._normal(*args[:5]) if op == found.BATCH_NORM else tensors
-        # Of other operators too the constants would only be in the way: weights of any size.
-        inputs = tuple(map(self._operand if op else self._key, operands))
+        node = _node(called, args, kwargs)
+        operands = self._normal(*args[:5]) if node.op == BATCH_NORM else tensors
+        # Constants of other operators would only be in the way: weights of any size.
+        inputs = tuple(map(self._operand if node.op else self._key, operands))
         layer = None
         if called == "convolution" and args[6]:
             called = f"conv_transpose{args[0].dim() - 2}d"
@@ -145,16 +135,24 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         made = _tensors(output)
         fixed = bool(tensors) and all(map(self._is_constant, tensors))
         self._constant.update(dict.fromkeys(made, fixed and torch.Tag.nondeterministic_seeded not in func.tags))
-        if op and made[0].dtype != tensors[0].dtype:
-            op = ""  # a constant of another type has changed the type
+        if node.op and made[0].dtype != tensors[0].dtype:
+            node = _OTHER  # a constant of another type has changed the type
         key = self._key(made[0]) if made else None
-        self._nodes.append(Node(self._name(called), op, inputs, key, numbers))
+        constants = _ACTIVATIONS[called][1].inputs if node.op in ACTIVATIONS else ()
+        node = dataclasses.replace(
+            node,
+            name=self._name(called),
+            inputs=inputs,
+            output=key,
+            operands=tuple(zip(inputs[1:], constants, strict=False)),
+        )
+        self._nodes.append(node)
         if layer is not None:
             self._layers.append((key, layer))
         return output
 
-    def found(self, left: object) -> Trace:
-        """The layers with their epilogues, once the run is over; `left` holds the tensors that others may use."""
+    def trace(self, left: object) -> Trace:
+        """Return the layers with their epilogues, after the run; `left` holds the tensors that others may use."""
         results = Node("", "", tuple(map(self._key, _tensors(left))), None)
         graph = Graph([*self._nodes, results], self._values.get)
         layers = []
@@ -172,7 +170,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return bool(self._constant.get(tensor, False))
 
     def _operand(self, tensor: torch.Tensor) -> Hashable:
-        """The key of an input; where that is a constant, its value is kept."""
+        """Return the key of an input; keep its value if it is a constant."""
         key = self._key(tensor)
         if self._is_constant(tensor) and key not in self._values:
             self._values[key] = array(tensor)
@@ -186,7 +184,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         mean: torch.Tensor,
         variance: torch.Tensor,
     ) -> list[torch.Tensor]:
-        """The operands of a batch normalisation, with a gamma and a beta where it goes without."""
+        """Return the operands of a batch normalisation; add a gamma of ones and a beta of zeros if they are missing."""
         if gamma is None:
             self._constant[gamma := torch.ones_like(mean)] = True
         if beta is None:
@@ -194,7 +192,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return [data, gamma, beta, mean, variance]
 
     def _name(self, called: str) -> str:
-        """The name of the module that runs, where such modules are one operator; else also that of the function."""
+        """Return the name of the module that runs, and of the function behind it unless the module is one operator."""
         name, part = self.stack[-1]
         if isinstance(part, _LEAVES):
             return name
@@ -218,7 +216,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         base = next((base for base in OPERATORS if isinstance(self.stack[-1][1], base)), None)
         operator = called if base is None else base.__name__
         try:
-            problem = from_torch(
+            problem = Problem.from_torch(
                 tuple(data.shape),
                 tuple(weight.shape),
                 stride=stride,
@@ -239,14 +237,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
 
 
 def memory_format(tensor: torch.Tensor) -> torch.memory_format:
-    """The format that a result for `tensor`, of shape ``[N, C, *X]``, has: channels last where it has that alone."""
+    """Return the format of a result for `tensor`, of shape ``[N, C, *X]``: channels last if `tensor` has that alone."""
     form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
     last = tensor.is_contiguous(memory_format=form) and not tensor.is_contiguous()
     return form if last else torch.contiguous_format
 
 
 def channels_last(tensor: torch.Tensor) -> bool:
-    """Whether the channels of `tensor`, of shape ``[N, C, *X]``, come last in memory."""
+    """Tell whether the channels of `tensor`, of shape ``[N, C, *X]``, come last in memory."""
     return memory_format(tensor) is not torch.contiguous_format
 
 
@@ -254,22 +252,29 @@ def _tensors(tree: object) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def _follower(called: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
-    """The operator of a `Node` and its numbers, "" for what an epilogue does not have."""
+#: An operator that no epilogue holds; the recorder adds names and tensors.
+_OTHER = Node("", "", (), None)
+
+
+def _node(called: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Node:
+    """Return operator and numbers of a node, without its name and its tensors."""
     if called in _BATCH_NORM:
-        return ("", {}) if args[5] is True or args[3] is None else (found.BATCH_NORM, {"epsilon": args[-1]})
-    op, defaults = _FOLLOWERS.get(called, ("", {}))
-    if any(name not in _HARMLESS or _HARMLESS[name] != value for name, value in kwargs.items()):
-        return "", {}
-    given = dict(zip(defaults, args[1:], strict=False))
-    numbers = {name: default if given.get(name) is None else given[name] for name, default in defaults.items()}
-    plain = all(isinstance(number, (int, float)) for number in numbers.values())
-    operands = isinstance(args[-1], torch.Tensor) or bool(defaults) or len(args) == 1
-    return (op, numbers) if op and plain and operands else ("", {})
+        training = args[5] is True or args[3] is None
+        return _OTHER if training else dataclasses.replace(_OTHER, op=BATCH_NORM, numbers={"epsilon": args[-1]})
+    if called in _ARITHMETIC:
+        # The keyword alpha is a factor of the second operand.
+        plain = isinstance(args[-1], torch.Tensor) and kwargs in ({}, {"alpha": 1})
+        return dataclasses.replace(_OTHER, op=_ARITHMETIC[called]) if plain else _OTHER
+    if called in _ACTIVATIONS:
+        name, operator = _ACTIVATIONS[called]
+        given = dict(zip(operator.arguments, args[1:], strict=False)) | dict(kwargs)
+        numbers = arguments_of(operator, given) if given.keys() <= operator.arguments.keys() else None
+        return _OTHER if numbers is None else dataclasses.replace(_OTHER, op=name, numbers=numbers)
+    return _OTHER
 
 
 def array(tensor: torch.Tensor) -> Array:
-    """A copy of `tensor` in NumPy."""
+    """Return a copy of `tensor` in NumPy."""
     tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype == torch.bfloat16:
         return array(tensor.view(torch.int16)).view(numpy_dtype("bfloat16"))

@@ -1,18 +1,11 @@
-"""What is computed: the canonical problem, its dialects, and the reference."""
+"""The canonical problem, its dialects, its activations, and the reference that computes it."""
 
-from tvm_deconv.problem.problem import (
-    ACTIVATIONS,
-    ANY,
-    DATA_FORMATS,
-    DTYPES,
-    FILTER_FORMATS,
-    Array,
-    Epilogue,
-    Problem,
-    integer,
-    integers,
-    one_of,
-)
+from tvm_deconv.problem.activations import ACTIVATIONS
+from tvm_deconv.problem.checks import broadcast, integer, integers, one_of
+from tvm_deconv.problem.dtypes import DTYPES, element_bytes
+from tvm_deconv.problem.dynamic import ANY
+from tvm_deconv.problem.epilogue import Epilogue
+from tvm_deconv.problem.problem import DATA_FORMATS, FILTER_FORMATS, Array, Problem
 
 __all__ = [
     "ACTIVATIONS",
@@ -23,6 +16,8 @@ __all__ = [
     "Array",
     "Epilogue",
     "Problem",
+    "broadcast",
+    "element_bytes",
     "integer",
     "integers",
     "one_of",

@@ -1,22 +1,22 @@
-"""The meaning of a problem as a program: the scatter form in float64, NumPy only, one product after the other."""
+"""The meaning of a problem as a program: the scatter form in float64, in NumPy alone, product by product."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tvm_deconv.errors import TensorError, TensorTypeError
+from tvm_deconv.problem.activations import ACTIVATIONS
 from tvm_deconv.problem.problem import Problem
 
 Float64 = npt.NDArray[np.float64]
 
 
 def _float64(argument: str, value: object, shape: tuple[int, ...], dtype: str) -> Float64:
-    """`value` in float64, where an array of uint16 for a bfloat16 problem is taken as bits."""
+    """Return `value` in float64; for a bfloat16 problem, uint16 holds the bits of bfloat16."""
     array = np.asarray(value)
     bits = dtype == "bfloat16" and array.dtype == np.uint16
     exact = dtype in ("int8", "uint8", "int32")
@@ -33,11 +33,11 @@ def _float64(argument: str, value: object, shape: tuple[int, ...], dtype: str) -
 
 
 def reference(p: Problem, data: object, filter: object, bias: object = None) -> Float64:
-    """The result of `p`, epilogue included, as a float64 array of shape `p.output_shape`.
+    """Return the result of `p`, epilogue included, as a float64 array of shape `p.output_shape`.
 
-    `data` is in `p.data_format` and `filter` in `p.filter_format`; any real dtype is taken as it is, integer problems
-    take integers only, and uint16 stands for the bits of bfloat16 where `p.dtype` is bfloat16. NaN and infinity take
-    part in every product as IEEE 754 says. Raises TensorError.
+    `data` is in `p.data_format` and `filter` in `p.filter_format`. Arrays may have any real dtype, but integer problems
+    take integers only, and bfloat16 problems read uint16 as the bits of bfloat16. NaN and infinity take part in every
+    product as IEEE 754 says. Raises TensorError.
     """
     x = _float64("data", data, p.data_shape, p.dtype)
     w = p.canonical_filter(_float64("filter", filter, p.filter_shape, p.dtype))
@@ -58,12 +58,12 @@ def reference(p: Problem, data: object, filter: object, bias: object = None) -> 
         if bias is not None:
             values = _float64("bias", bias, p.bias_shape, p.accumulate_dtype)
             out += values.reshape(-1, *(1,) * p.rank)
-        out = _activate(p, out)
+        out = ACTIVATIONS[p.epilogue.activation].function(out, *p.epilogue.parameters.values())
     return np.ascontiguousarray(np.moveaxis(out, 1, -1)) if p.data_format == "NXC" else out
 
 
 def _scatter(p: Problem, tap: tuple[int, ...], x: Float64, w: Float64, out: Float64) -> None:
-    """Add the products of one kernel element, `w`, to the positions they reach; the batch is axis 2 of `out`."""
+    """Add the products with one kernel element, `w`, to the output positions they reach; axis 2 is the batch."""
     reaches = [p.reach(axis, k) for axis, k in enumerate(tap)]
     if not all(reaches):
         return
@@ -75,36 +75,3 @@ def _scatter(p: Problem, tap: tuple[int, ...], x: Float64, w: Float64, out: Floa
         target.append(slice(s * reach.start + shift, s * reach[-1] + shift + 1, s))
     products = (w @ x).reshape(p.groups, p.out_channels, p.batch, *p.data_spatial)
     out[tuple(target)] += products[tuple(source)]
-
-
-def _limit_at_minus_infinity(x: Float64, value: Float64) -> Float64:
-    # There the formula is infinity times zero, and the function has a limit.
-    return np.where(np.isneginf(x), 0.0, value)
-
-
-def _activate(p: Problem, x: Float64) -> Float64:
-    e = p.epilogue
-    if e.activation == "relu":
-        return np.maximum(x, 0.0)
-    if e.activation == "leaky_relu":
-        return np.where(x >= 0.0, x, e.alpha * x)
-    if e.activation == "sigmoid":
-        return _sigmoid(x)
-    if e.activation == "tanh":
-        return np.tanh(x)
-    if e.activation == "gelu":
-        return _limit_at_minus_infinity(x, 0.5 * x * _erfc(-x / math.sqrt(2.0)))
-    if e.activation == "silu":
-        return _limit_at_minus_infinity(x, x * _sigmoid(x))
-    if e.activation == "clip":
-        return np.clip(x, e.minimum, e.maximum)
-    return x
-
-
-def _sigmoid(x: Float64) -> Float64:
-    small = np.exp(-np.abs(x))
-    return np.where(x >= 0.0, 1.0, small) / (1.0 + small)
-
-
-def _erfc(x: Float64) -> Float64:
-    return np.fromiter(map(math.erfc, x.ravel().tolist()), np.float64, x.size).reshape(x.shape)

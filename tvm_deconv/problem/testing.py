@@ -44,11 +44,11 @@ class Deviation(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A piece of a problem as a problem of its own, its arrays, and the index of its output in the whole output."""
+    """A piece of a problem as a problem of its own, its arrays, and the slices of its output in the whole output."""
 
     problem: Problem
     operands: Operands
-    where: tuple[Any, ...]
+    slices: tuple[Any, ...]
 
 
 def operands(problem: Problem, seed: int = 0) -> Operands:

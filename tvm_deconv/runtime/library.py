@@ -12,6 +12,7 @@ have no effect.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,7 +32,6 @@ from tvm_deconv.errors import (
     TensorError,
 )
 from tvm_deconv.problem import ANY, Array, Epilogue, Problem
-from tvm_deconv.problem.dialects import from_openvino
 from tvm_deconv.runtime import cuda, loader
 from tvm_deconv.runtime.fallback import Fallback
 from tvm_deconv.runtime.host import HOST
@@ -194,8 +194,8 @@ class Library:
         By default every thread keeps the workspace of its last calls, for all layers. With a number as `workspace`, 1
         to 64, the layer keeps a workspace of its own for that many threads, allocated now. An array (of
         ``manifest.workspace_bytes``, in the caller's memory, for this layer alone) is used as the workspace. Threads
-        beyond these use their own. Of calls at one time, only one keeps the data that all its threads share there. On a
-        CUDA device the package of the data allocates the workspace for each call.
+        beyond these use their own. Of concurrent calls, one keeps the data that its threads share in this workspace. On
+        a CUDA device the package of the data allocates the workspace for each call.
 
         Raises NoArtifactError with every candidate's reason, IntegrityError if the library is not the one that was
         built, ArtifactError if it does not load, TensorError, ProblemError for an impossible `workspace`, and
@@ -285,9 +285,8 @@ class Library:
     ) -> Any:
         """Compute OpenVINO's ConvolutionBackpropData-1: `data` ``[N, Cin, *X]``, `filter` ``[Cin, Cout, *K]``.
 
-        `activation` is a name, or an `Epilogue` where it has parameters. The filter is packed on every call, since
-        nothing tells whether it has changed: `bind` is for filters that stay. Raises what `bind` and the layer do, and
-        ProblemError.
+        `activation` is a name, or an `Epilogue` if it has parameters. The filter is packed on every call, since it may
+        have changed: use `bind` for filters that stay. Raises ProblemError, and the errors of `bind` and of a layer.
         """
         attributes = _Attributes(strides, output_shape, pads_begin, pads_end, dilations, auto_pad, output_padding)
         return self._call(0, attributes, data, filter, bias, activation, out)
@@ -329,7 +328,7 @@ class Library:
             rule = f"rank must be {rank}, for this operator and data of rank {len(given.shape)}"
             raise TensorError("filter", weights.shape, rule)
         epilogue = epilogue_of(activation, bias is not None)
-        problem = from_openvino(
+        problem = Problem.from_openvino(
             given.shape, weights.shape, **attributes._asdict(), dtype=given.dtype, epilogue=epilogue
         )
         served = self._serve(problem, memory.device)
@@ -342,7 +341,7 @@ def epilogue_of(activation: str | Epilogue | None, bias: bool) -> Epilogue:
         return Epilogue(bias=bias, activation="none" if activation is None else activation)
     if activation.bias and not bias:
         raise TensorError("bias", None, "must be an array: activation is an Epilogue with a bias")
-    return Epilogue(bias, activation.activation, activation.alpha, activation.minimum, activation.maximum)
+    return dataclasses.replace(activation, bias=bias)
 
 
 def _check_problem(problem: object) -> None:

@@ -1,12 +1,12 @@
 """The counters of `tvm_deconv.loaded` as metrics of OpenTelemetry. Needs the package opentelemetry-api.
 
-Metrics are read when they are collected; calls cost what they cost without them.
+Metrics are read when they are collected; calls cost no more than without them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tvm_deconv.runtime.process import Loaded, loaded
 
@@ -15,23 +15,26 @@ if TYPE_CHECKING:
 
 
 def observe(meter: Meter | None = None) -> None:
-    """Make the metrics ``tvm_deconv.calls`` and ``tvm_deconv.time`` (seconds) of `meter`, by default a global one.
+    """Create the metrics ``tvm_deconv.calls`` and ``tvm_deconv.time`` (seconds) of `meter`, by default a global one.
 
-    Their attributes are ``artifact``, ``problem`` and ``target``, as in `Loaded`. To be called once. Raises
-    ModuleNotFoundError where OpenTelemetry is not installed.
+    Their attributes are ``artifact``, ``problem`` and ``target``, as in `Loaded`. Call it once. Raises
+    ModuleNotFoundError if OpenTelemetry is not installed.
     """
     from opentelemetry import metrics
 
-    def each(value: Callable[[Loaded], float]) -> Callable[[CallbackOptions], Iterable[Observation]]:
-        def observations(_: Any) -> Iterable[Observation]:
-            for one in loaded():
-                facts = {"artifact": one.name, "problem": one.problem, "target": one.target}
-                yield metrics.Observation(value(one), facts)
-
-        return observations
-
     meter = meter or metrics.get_meter("tvm_deconv")
-    meter.create_observable_counter(
-        "tvm_deconv.calls", [each(lambda one: one.calls)], "{call}", "completed calls of an artifact"
-    )
-    meter.create_observable_counter("tvm_deconv.time", [each(lambda one: one.seconds)], "s", "what they took")
+    calls, seconds = _observations(lambda artifact: artifact.calls), _observations(lambda artifact: artifact.seconds)
+    meter.create_observable_counter("tvm_deconv.calls", [calls], "{call}", "completed calls of an artifact")
+    meter.create_observable_counter("tvm_deconv.time", [seconds], "s", "the time they took")
+
+
+def _observations(value: Callable[[Loaded], float]) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    """Return a callback that observes a `value` of every loaded artifact."""
+    from opentelemetry.metrics import Observation
+
+    def observe(_: CallbackOptions) -> Iterable[Observation]:
+        for artifact in loaded():
+            facts = {"artifact": artifact.name, "problem": artifact.problem, "target": artifact.target}
+            yield Observation(value(artifact), facts)
+
+    return observe

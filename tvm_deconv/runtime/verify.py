@@ -1,8 +1,7 @@
 """Artifacts against the reference, on random data.
 
-The data is scaled so that sums are of order one whatever the number of products, where activations are not yet flat.
-Outputs are poisoned beforehand and lie between guards, so that an element that is not written and one that is written
-beyond the end both show.
+Outputs are poisoned before the call and lie between guards. So a comparison shows an element that was not written, and
+the guards show one that was written beyond the end.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _GUARD = 61  # elements before and behind an output; odd, so that no vector of i
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one artifact: `status` is ok, failed or skipped (this machine cannot run it)."""
+    """The outcome for one artifact: `status` is ok, failed or skipped (this machine cannot run it)."""
 
     manifest: Manifest
     status: str
@@ -40,19 +39,19 @@ class Verdict:
 
 def only(library: Library, manifest: Manifest) -> Library:
     """Return `library` with one artifact, so that no other is chosen in its place."""
-    return Library(library.root, [manifest], {}, host=library.host, cap=max_target(), digest=library.digest)
+    return Library(library.root, [manifest], {}, library.digest, host=library.host, cap=max_target())
 
 
 def decide(library: Library, manifest: Manifest) -> Decision:
-    """Return whether this machine can run an artifact of `library`, with the reason."""
+    """Return the decision on one artifact of `library` for its own problem on this machine."""
     (decision,) = only(library, manifest).select(manifest.parsed)
     return decision
 
 
 def verify(library: Library, manifest: Manifest, seed: int | None = None) -> Verdict:
-    """Run one artifact of `library` on random data, fresh where no `seed` is given, and compare with the reference.
+    """Run one artifact of `library` on random data, fresh unless a `seed` is given, and compare with the reference.
 
-    One that serves any extents is called with those of each of its buckets.
+    A variable artifact is called with the extents of each of its buckets.
     """
     seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
     largest = 0.0
@@ -64,24 +63,23 @@ def verify(library: Library, manifest: Manifest, seed: int | None = None) -> Ver
         for variant in manifest.parsed.variants:
             problem = variant.at(variant.data_shape)
             arrays = operands(problem, seed)
-            outcome = checked_call(only(library, manifest).bind(problem, arrays.filter, arrays.bias), arrays.data)
-            if isinstance(outcome, str):
-                return Verdict(manifest, "failed", f"{outcome}, with seed {seed}")
+            output = checked_call(only(library, manifest).bind(problem, arrays.filter, arrays.bias), arrays.data)
+            if output is None:
+                return Verdict(manifest, "failed", f"wrote outside of its output, with seed {seed}")
             for part in parts(problem, arrays):
-                found = deviation(part.problem, outcome[part.where], reference(part.problem, *part.operands))
-                largest = max(largest, found.largest)
-                if not found.allowed:
-                    reason = (
-                        f"differs from the reference by {found.largest:.1e} of its largest element, with seed {seed}"
-                    )
-                    return Verdict(manifest, "failed", reason, found.largest)
-    except DeconvError as error:
-        return Verdict(manifest, "failed", str(error))
+                error = deviation(part.problem, output[part.slices], reference(part.problem, *part.operands))
+                largest = max(largest, error.largest)
+                if not error.allowed:
+                    share = f"{error.largest:.1e} of its largest element"
+                    reason = f"differs from the reference by {share}, with seed {seed}"
+                    return Verdict(manifest, "failed", reason, error.largest)
+    except DeconvError as refusal:
+        return Verdict(manifest, "failed", str(refusal))
     return Verdict(manifest, "ok", "", largest)
 
 
-def checked_call(layer: Layer, data: Array) -> Array | str:
-    """Return the output of `layer`, or what it did that no comparison would show."""
+def checked_call(layer: Layer, data: Array) -> Array | None:
+    """Return the output of `layer`, which is poisoned before the call; None if it wrote outside of it."""
     problem = layer.problem
     dtype = numpy_dtype(problem.output_dtype)
     poison = np.iinfo(dtype).min if dtype.kind == "i" else math.nan
@@ -90,6 +88,5 @@ def checked_call(layer: Layer, data: Array) -> Array | str:
     untouched = memory[:_GUARD].tobytes()
     out = memory[_GUARD : _GUARD + size].reshape(problem.output_shape)
     layer(data, out=out)
-    if memory[:_GUARD].tobytes() != untouched or memory[_GUARD + size :].tobytes() != untouched:
-        return "wrote outside of its output"
-    return out
+    intact = memory[:_GUARD].tobytes() == memory[_GUARD + size :].tobytes() == untouched
+    return out if intact else None

@@ -1,7 +1,7 @@
 """Models whose transposed convolutions artifacts compute: modules change their class, and with it their forward.
 
-A layer and the modules behind it that it absorbs share a `_Fusion`, which tells each of them whether the layer computes
-everything: while all of them are in evaluation mode.
+A layer and the modules that it absorbs share a `_Fusion`. It tells each of them whether the layer computes everything,
+which it does while all of them are in evaluation mode.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from tvm_deconv.errors import NoArtifactError
-from tvm_deconv.frontends.graph import FoundLayer
-from tvm_deconv.frontends.torch import ACTIVATIONS, BATCH_NORMS, OPERATORS, trace
+from tvm_deconv.frontends.layers import FoundLayer
+from tvm_deconv.frontends.torch import ACTIVATION_MODULES, BATCH_NORMS, OPERATORS, trace
 from tvm_deconv.problem import Epilogue, Problem, one_of
 from tvm_deconv.runtime.library import Library
 from tvm_deconv.torch.operator import called, handle_of, held_layers, layer_of, parted
 
 
 class _Fusion:
-    """What a swapped layer computes at once, while all of it is in evaluation mode: `parts`, the layer first."""
+    """The modules that a swapped layer computes at once in evaluation mode: `parts`, the layer first."""
 
     def __init__(self, parts: tuple[nn.Module, ...], epilogue: Epilogue, library: str, fallback: bool) -> None:
         self.parts = parts
@@ -36,11 +36,11 @@ class _Fusion:
 
     @property
     def active(self) -> bool:
-        """Whether the layer computes everything; else each part computes its own, by PyTorch."""
+        """True if the layer computes everything; else each part computes its own, by PyTorch."""
         return not any(part.training for part in self.parts)
 
     def arguments(self, output_padding: Sequence[int]) -> tuple[Any, ...]:
-        """The arguments of the operator after the first."""
+        """Return the arguments of the operator after the first."""
         layer: Any = self.parts[0]
         norm: Any = self.norm
         moments = (None, None, None, None, 0.0)
@@ -51,7 +51,7 @@ class _Fusion:
 
 
 class _Compiled:
-    """What a layer does that an artifact computes; in training mode it is what PyTorch does."""
+    """A layer that an artifact computes; in training mode PyTorch does."""
 
     _fusion: _Fusion
 
@@ -65,7 +65,7 @@ class _Compiled:
         return called(input, *self._fusion.arguments(layer._output_padding(input, output_size, *axes)))
 
     def train(self, mode: bool = True) -> Any:
-        """Change the mode; what training did to the filter, counted or not, is not missed."""
+        """Change the mode and forget the packed filter, so that no write of a training goes unnoticed."""
         layer: Any = self
         if mode != layer.training:
             held_layers.pop(layer.weight, None)
@@ -73,7 +73,7 @@ class _Compiled:
 
 
 class _Absorbed:
-    """What a module does that the layer before it computes; in training mode it is what PyTorch does."""
+    """A module that the layer before it computes; in training mode PyTorch does."""
 
     _fusion: _Fusion
 
@@ -86,7 +86,7 @@ class _Absorbed:
 
 
 def _kinds(prefix: str, mixin: type, bases: Iterable[type[nn.Module]]) -> dict[type[nn.Module], type[nn.Module]]:
-    """A class with `mixin` for each of `bases`; it has a name in this module, to be pickled by."""
+    """Return a class with `mixin` for each of `bases`; its name in this module lets it be pickled."""
     made: dict[type[nn.Module], type[nn.Module]] = {}
     for base in bases:
         name = f"{prefix}{base.__name__}"
@@ -96,16 +96,16 @@ def _kinds(prefix: str, mixin: type, bases: Iterable[type[nn.Module]]) -> dict[t
 
 #: The classes of modules -> the classes they get. A PReLU is none of them: its slope may change.
 _COMPILED = _kinds("Compiled", _Compiled, OPERATORS)
-_ABSORBED = _kinds("Absorbed", _Absorbed, (*BATCH_NORMS, *(base for base in ACTIVATIONS if base is not nn.PReLU)))
+_ABSORBED = _kinds("Absorbed", _Absorbed, (set(BATCH_NORMS) | set(ACTIVATION_MODULES)) - {nn.PReLU})
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """What became of one layer.
+    """The outcome for one layer.
 
-    It is swapped unless `reason` says why not. `problems` are those of its calls, `missing` those of them that no
-    artifact serves. `absorbed` are the modules that it computes too, `left` the nodes after those which an epilogue
-    could hold, but which stay with PyTorch: functions, modules that also run elsewhere or have hooks.
+    It is swapped unless `reason` says why not. `problems` are those of its calls, `missing` those that no artifact
+    serves. `absorbed` are the modules that it computes too. `left` are the nodes behind them that an epilogue could
+    hold, but that stay with PyTorch: functions, and modules that also run elsewhere or have hooks.
     """
 
     name: str
@@ -144,33 +144,33 @@ class Report(tuple[Swap, ...]):
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A layer that could be swapped with the modules `parts`, the layer first."""
+    """A layer that could be swapped, with the modules `parts`, the layer first."""
 
     swap: Swap
     parts: tuple[nn.Module, ...] = ()
 
 
 def problems(model: nn.Module, inputs: Sequence[object]) -> list[Problem]:
-    """Return what to compile for `replace` to swap every layer of `model` that it can, when called with `inputs`.
+    """Return the problems to compile, so that `replace` can swap the layers of `model`.
 
-    The model must be in evaluation mode; it is run once, without gradients. Raises SourceError.
+    `model` must be in evaluation mode; it is run once on `inputs`, without gradients. Raises SourceError.
     """
-    found = [candidate.swap for candidate in _candidates(model, inputs)]
-    return list(dict.fromkeys(problem for swap in found if not swap.reason for problem in swap.problems))
+    swaps = [candidate.swap for candidate in _candidates(model, inputs)]
+    return list(dict.fromkeys(problem for swap in swaps if not swap.reason for problem in swap.problems))
 
 
 def replace(
     model: nn.Module, library: Library, inputs: Sequence[object], *, fallback: Literal["torch"] | None = None
 ) -> Report:
-    """Let artifacts of `library` compute the transposed convolutions of `model`, in place; tell which and which not.
+    """Let artifacts of `library` compute the transposed convolutions of `model`, in place; report on each layer.
 
-    ``model(*inputs)`` is run once, in evaluation mode and without gradients, to see the layers, their shapes and what
-    follows them. A layer is swapped where artifacts serve all of its calls, with ``fallback="torch"`` where they serve
-    one: then and later PyTorch computes the shapes that no artifact serves, which without it raise NoArtifactError.
-    A batch normalisation and an activation module that always follow are absorbed.
+    ``model(*inputs)`` is run once, in evaluation mode and without gradients, to see the layers, their shapes and the
+    operators behind them. A layer is swapped if artifacts serve all of its calls; with ``fallback="torch"``, if they
+    serve one. With it PyTorch computes shapes that no artifact serves, now and later; else those raise
+    NoArtifactError. A batch normalisation and an activation module that always follow are absorbed.
 
-    Modules keep their place, names, parameters and hooks, and change their class. In training mode they are what they
-    were. Raises SourceError, ProblemError, and what loading an artifact does; then nothing is swapped.
+    Modules keep their place, names, parameters and hooks, and change their class. In training mode they do what they
+    did before. Raises SourceError, ProblemError, and the errors of loading an artifact; then nothing is swapped.
     """
     allowed = fallback is not None and bool(one_of("fallback", fallback, ("torch",)))
     handle = handle_of(library)
@@ -212,13 +212,13 @@ def _candidates(model: nn.Module, inputs: Sequence[object]) -> list[_Candidate]:
     calls: dict[str, list[FoundLayer]] = {}
     for layer in traced.layers:
         calls.setdefault(layer.name, []).append(layer)
-    found = [_candidate(layers, modules, traced.runs) for layers in calls.values()]
+    candidates = [_candidate(layers, modules, traced.runs) for layers in calls.values()]
     idle = [name for name, part in modules.items() if type(part) in OPERATORS and name not in calls]
-    return found + [_Candidate(Swap(name, type(modules[name]).__name__, reason="did not run")) for name in idle]
+    return candidates + [_Candidate(Swap(name, type(modules[name]).__name__, reason="did not run")) for name in idle]
 
 
 def _candidate(layers: list[FoundLayer], modules: Mapping[str, nn.Module], runs: Counter[str]) -> _Candidate:
-    """What to do with the layer of which `layers` are the calls."""
+    """Return the candidate for the layer of which `layers` are the calls."""
     first, part = layers[0], modules.get(layers[0].name)
     reasons = (layer.reason or _reason(part, layer.problem) for layer in layers)
     reason = next(filter(None, reasons), "")
@@ -228,7 +228,7 @@ def _candidate(layers: list[FoundLayer], modules: Mapping[str, nn.Module], runs:
     for name, *others in zip(*(layer.fused for layer in layers), strict=False):
         follower = modules.get(name)
         known = follower is not None and type(follower) in _ABSORBED and not set(others) - {name}
-        # A hook would see what the layer computes too. A module that ran more often also does something else.
+        # A hook would see results of the whole fusion. A module that ran more often also does something else.
         alone = known and runs[name] == len(layers) and not _hooked(parts[-1]) and not _hooked(follower)
         if not alone or (len(parts) > 1 and isinstance(follower, BATCH_NORMS)):
             break
@@ -236,7 +236,7 @@ def _candidate(layers: list[FoundLayer], modules: Mapping[str, nn.Module], runs:
     count = len(parts) - 1
     epilogue = Epilogue(bias=part.bias is not None or isinstance(parts[-1], BATCH_NORMS))
     asked = [layer.problem.replace(epilogue=epilogue) for layer in layers if layer.problem is not None]
-    if isinstance(parts[-1], ACTIVATIONS):  # which ends what is fused
+    if isinstance(parts[-1], ACTIVATION_MODULES):  # which ends what is fused
         asked = [layer.problem for layer in layers if layer.problem is not None]
     swap = Swap(
         first.name,
@@ -249,7 +249,7 @@ def _candidate(layers: list[FoundLayer], modules: Mapping[str, nn.Module], runs:
 
 
 def _reason(part: nn.Module | None, problem: Problem | None) -> str:
-    """Why a layer that `part` computes cannot be swapped; empty where it can."""
+    """Return the reason why a layer that `part` computes cannot be swapped; empty if it can."""
     if part is None:
         return "is the call of a function: call tvm_deconv.torch.conv_transpose there"
     if parametrize.is_parametrized(part) or "weight" not in part._parameters:

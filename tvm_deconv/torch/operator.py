@@ -1,16 +1,15 @@
 """Transposed convolution as a registered operator, with gradients, for eager, compiled and exported programs.
 
-The operator packs a filter at its first call, and again when the filter or what is folded into it has changed: it looks
-at the identity, the address and the version of those tensors. A write that PyTorch does not count goes unnoticed:
-through `Tensor.data`, or through a NumPy array of the same memory. Where `conv_transpose` records gradients for the
-filter it packs on every call.
+The operator packs a filter at its first call. It packs again when the filter, or a tensor that is folded into it, has
+another identity, address or version. PyTorch does not count writes through `Tensor.data`, or through a NumPy array of
+the same memory: those go unnoticed. If `conv_transpose` records gradients for the filter, it packs on every call.
 """
 
 from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -20,27 +19,18 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tvm_deconv.api import load
 from tvm_deconv.errors import NoArtifactError, TensorError
-from tvm_deconv.frontends.graph import FoundLayer, absorb, batch_norm_step, cast
+from tvm_deconv.frontends.folding import absorb
+from tvm_deconv.frontends.graph import batch_norm_step
+from tvm_deconv.frontends.layers import FoundLayer
+from tvm_deconv.frontends.packages import cast
 from tvm_deconv.frontends.torch import array, channels_last, memory_format
-from tvm_deconv.problem import Epilogue, Problem, one_of
-from tvm_deconv.problem.dialects import broadcast, from_torch
+from tvm_deconv.problem import ACTIVATIONS, Epilogue, Problem, broadcast, one_of
 from tvm_deconv.runtime.layer import Layer
 from tvm_deconv.runtime.library import Library, epilogue_of
 
 _LOG = logging.getLogger("tvm_deconv")
-#: How many layers, of different shapes, a filter is kept packed for.
+#: The most layers, of different shapes, that a filter is kept packed for.
 MOST_LAYERS = 8
-
-_ACTIVATIONS: dict[str, Callable[[Tensor, Epilogue], Tensor]] = {
-    "none": lambda x, _: x,
-    "relu": lambda x, _: torch.relu(x),
-    "leaky_relu": lambda x, epilogue: functional.leaky_relu(x, epilogue.alpha),
-    "sigmoid": lambda x, _: torch.sigmoid(x),
-    "tanh": lambda x, _: torch.tanh(x),
-    "gelu": lambda x, _: functional.gelu(x),
-    "silu": lambda x, _: functional.silu(x),
-    "clip": lambda x, epilogue: functional.hardtanh(x, epilogue.minimum, epilogue.maximum),
-}
 
 
 def conv_transpose(
@@ -57,14 +47,15 @@ def conv_transpose(
     library: Library,
     fallback: Literal["torch"] | None = None,
 ) -> Tensor:
-    """Compute PyTorch's conv_transpose1d, 2d or 3d, as the rank of `weight` says, with an artifact of `library`.
+    """Compute PyTorch's conv_transpose1d, 2d or 3d with an artifact of `library`; the rank of `weight` decides which.
 
     `input` is ``[N, Cin, *X]`` or ``[Cin, *X]``, `weight` ``[Cin, Cout/G, *K]``, `bias` ``[Cout]``. The result is
-    contiguous, or `channels_last` where `input` is; an `input` that is neither, or that has no artifact of its format,
-    is copied. `activation` is a name, or an `Epilogue` where it has parameters. Gradients are those of PyTorch's own
-    operators. Tensors of a CUDA device need an artifact for it. Where no artifact serves, the call raises
-    NoArtifactError; with ``fallback="torch"`` PyTorch computes then, and also what is on other devices. Raises
-    ProblemError, TensorError.
+    contiguous, or `channels_last` if `input` is. An `input` that is neither, or that has no artifact of its format, is
+    copied. `activation` is a name, or an `Epilogue` for one with parameters. Gradients are those of PyTorch's own
+    operators.
+
+    Tensors of a CUDA device need an artifact for it. If no artifact serves, the call raises NoArtifactError; with
+    ``fallback="torch"`` PyTorch computes it, and every call on other devices. Raises ProblemError, TensorError.
     """
     rank = weight.dim() - 2
     return called(
@@ -85,7 +76,7 @@ def conv_transpose(
 
 
 def called(input: Tensor, weight: Tensor, *arguments: object) -> Tensor:
-    """Call the operator, on an `input` without a batch axis too."""
+    """Call the operator; `input` may lack the batch axis."""
     if input.dim() == weight.dim() - 1:
         return called(input.unsqueeze(0), weight, *arguments).squeeze(0)
     output: Tensor = _operator(input, weight, *arguments)
@@ -105,8 +96,8 @@ libraries: dict[str, Library] = {}
 def handle_of(library: Library) -> str:
     """Return the name of `library` in graphs.
 
-    In another process it means the same artifacts in the same directory, and NumPy where the library falls back to it;
-    nothing is compiled there.
+    In another process it means the same artifacts in the same directory, and NumPy if the library falls back to it.
+    Nothing is compiled there.
     """
     words = [
         library.digest,
@@ -127,7 +118,7 @@ def _library(handle: str) -> Library:
 
 
 class _Parameters(NamedTuple):
-    """The tensors of a layer; without a mean there is no batch normalisation, which is that of evaluation mode."""
+    """The tensors of a layer; without a mean there is no batch normalisation, and otherwise one of evaluation mode."""
 
     weight: Tensor
     bias: Tensor | None
@@ -138,9 +129,9 @@ class _Parameters(NamedTuple):
 
 
 class _Attributes(NamedTuple):
-    """The other arguments: `library` is a handle, `fallback` allows PyTorch's operators, `keep` keeping what is packed.
+    """The other arguments, all hashable.
 
-    All are hashable.
+    `library` is a handle. `fallback` allows PyTorch's operators, and `keep` allows keeping the packed filter.
     """
 
     epsilon: float
@@ -162,12 +153,14 @@ def _convolved(input: Tensor, parameters: _Parameters, a: _Attributes) -> Tensor
 
 
 def _tail(convolved: Tensor, affine: dict[str, Tensor], parameters: _Parameters, a: _Attributes) -> Tensor:
-    """Compute what follows the convolution by PyTorch's operators; `affine` are gamma and beta."""
+    """Compute batch normalisation and activation by PyTorch's operators; `affine` are gamma and beta."""
     if parameters.mean is not None:
         moments = (parameters.mean, parameters.variance, affine.get("gamma"), affine.get("beta"))
         convolved = functional.batch_norm(convolved, *moments, eps=a.epsilon)
     epilogue = Epilogue.parse(a.epilogue)
-    return _ACTIVATIONS[epilogue.activation](convolved, epilogue)
+    activation = ACTIVATIONS[epilogue.activation].torch_function.load()
+    output: Tensor = activation(convolved, *epilogue.parameters.values())
+    return output
 
 
 def _affine(parameters: _Parameters) -> dict[str, Tensor]:
@@ -196,7 +189,7 @@ def _operator(input: Tensor, *arguments: Any) -> Tensor:
 
 
 def parted(arguments: Sequence[Any]) -> tuple[_Parameters, _Attributes]:
-    """The arguments of the operator after the first."""
+    """Return the arguments of the operator after the first as tensors and attributes."""
     hashable: list[Any] = [tuple(value) if isinstance(value, list) else value for value in arguments[6:]]
     return _Parameters(*arguments[:6]), _Attributes(*hashable)
 
@@ -240,7 +233,7 @@ _operator.register_autograd(_backward, setup_context=_setup)
 
 
 class _Stamp:
-    """What tells that tensors have not changed: who they are, where they lie and how often they were written."""
+    """The identity, address and version of tensors, which change when the tensors do."""
 
     def __init__(self, tensors: Iterable[Tensor | None]) -> None:
         self._seen = [
@@ -257,12 +250,12 @@ class _Stamp:
         )
 
 
-#: weight -> what decides its layer -> the layer, None where no artifact serves, and the stamp
+#: weight -> shape, format, dtype and attributes of a call -> its layer, None if no artifact serves, and the stamp
 held_layers = WeakTensorKeyDictionary()
 
 
 def layer_of(input: Tensor, parameters: _Parameters, a: _Attributes) -> Layer | None:
-    """Return the layer of a call, made when it is needed; None where no artifact serves and PyTorch may."""
+    """Return the layer of a call, made when it is needed; None if no artifact serves and PyTorch may compute."""
     # Tensors of inference mode have no version.
     if not a.keep or any(tensor is not None and tensor.is_inference() for tensor in parameters):
         return _bound(input, parameters, a)
@@ -274,8 +267,9 @@ def layer_of(input: Tensor, parameters: _Parameters, a: _Attributes) -> Layer | 
         held.pop(key, None)
         stamp = _Stamp(parameters)
         # One artifact may serve many shapes, and so may its layer.
-        others = [one for other, (one, its) in held.items() if other[1:] == key[1:] and its.holds(parameters)]
-        layer = _bound(input, parameters, a, [one for one in others if one is not None and one.problem.dynamic])
+        alike = [kept for other, kept in held.items() if other[1:] == key[1:]]
+        others = [kept for kept, its_stamp in alike if kept is not None and its_stamp.holds(parameters)]
+        layer = _bound(input, parameters, a, [kept for kept in others if kept.problem.dynamic])
         for oldest in list(held)[: max(0, len(held) + 1 - MOST_LAYERS)]:
             held.pop(oldest, None)
         held[key] = layer, stamp
@@ -283,10 +277,10 @@ def layer_of(input: Tensor, parameters: _Parameters, a: _Attributes) -> Layer | 
 
 
 def _bound(input: Tensor, parameters: _Parameters, a: _Attributes, others: Sequence[Layer] = ()) -> Layer | None:
-    """Return a layer for `input`: of the `others`, for these parameters too, that which serves it, or a new one."""
+    """Return a layer for `input`: one of the `others`, which have the same parameters, if it serves, else a new one."""
     epilogue = Epilogue.parse(a.epilogue)
     weight, bias, *_ = (None if tensor is None else tensor.detach() for tensor in parameters)
-    problem = from_torch(
+    problem = Problem.from_torch(
         tuple(input.shape),
         tuple(parameters.weight.shape),
         stride=a.stride,
@@ -304,13 +298,13 @@ def _bound(input: Tensor, parameters: _Parameters, a: _Attributes, others: Seque
     last = [problem.replace(data_format="NXC")] if channels_last(input) else []
     library, asked = _library(a.library), [*last, problem]
     refusals: list[NoArtifactError] = []
-    for each in asked:
+    for form in asked:
         try:
-            wanted = library.with_dynamic_extents(each) if parameters.weight.device.type == "cpu" else each
+            variable = library.with_dynamic_extents(form) if parameters.weight.device.type == "cpu" else form
             for other in others:
-                if wanted.dynamic and other.problem.serves(wanted):
+                if variable.dynamic and other.problem.serves(variable):
                     return other
-            return library.bind(wanted, *operands)
+            return library.bind(variable, *operands)
         except NoArtifactError as error:
             refusals.append(error)
     try:
@@ -339,7 +333,7 @@ def _folded(problem: Problem, parameters: _Parameters, epsilon: float) -> tuple[
 
 
 def _placed(values: Any, like: Tensor) -> Any:
-    """Return `values` where `like` is: a CPU's may stay NumPy's."""
+    """Return `values` on the device of `like`; for a CPU they stay in NumPy."""
     if values is None or like.device.type == "cpu":
         return values
     bits = torch.from_numpy(values.view("int16")) if values.dtype.name == "bfloat16" else torch.from_numpy(values)

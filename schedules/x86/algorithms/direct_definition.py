@@ -7,6 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from tvm.tirx import PrimFunc
+
+from tvm_deconv.compute.direct import define_direct
+from tvm_deconv.compute.indexing import CHANNELS, GROUPS, ROWS, has_whole_vectors
+from tvm_deconv.compute.packing import pack_filter
+from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.x86 import register_epilogue, tiles
 from tvm_deconv.schedules.x86.calls import for_all_calls
@@ -14,12 +20,6 @@ from tvm_deconv.schedules.x86.direct import schedule_direct
 from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.stores import outgrows_caches
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
-
-from tvm_deconv.compute.direct import define_direct
-from tvm_deconv.compute.indexing import CHANNELS, GROUPS, ROWS, has_whole_vectors
-from tvm_deconv.compute.packing import pack_filter
-from tvm_deconv.compute.phases import Geometry
-from tvm_deconv.problem import Problem
 from tvm_deconv.targets import CpuTarget
 
 
@@ -92,9 +92,7 @@ class _Form:
 
         geometry = Geometry.of(problem, bool(plan.tile.uncropped))
         if self.form == ROWS and register_epilogue.supports_tile(problem, geometry, plan.tile, lanes):
-            finished = register_epilogue.finish_in_registers(
-                scheduled, problem, definition, plan.tile, lanes, streams=streams
-            )
+            finished = register_epilogue.finish_in_registers(scheduled, problem, definition, streams=streams)
             functions = register_epilogue.store_functions(problem.accumulate_dtype, lanes) if streams else ""
             finished = lower(finished, definition.end, streams=streams, functions=functions)
             deconv = register_epilogue.select_by_alignment(finished, usual()) if streams else finished

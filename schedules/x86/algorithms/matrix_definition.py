@@ -7,6 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from tvm_deconv.compute.indexing import CHANNELS, has_whole_vectors
+from tvm_deconv.compute.matrix import define_matrix
+from tvm_deconv.compute.matrix_layout import row_unit
+from tvm_deconv.compute.packing import pack_matrix_filter
+from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.x86 import matrix_tiles
 from tvm_deconv.schedules.x86.calls import for_all_calls
@@ -15,12 +21,6 @@ from tvm_deconv.schedules.x86.matrix import schedule_matrix
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
 from tvm_deconv.schedules.x86.stores import outgrows_caches
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
-
-from tvm_deconv.compute.indexing import CHANNELS, has_whole_vectors
-from tvm_deconv.compute.matrix import define_matrix, row_unit
-from tvm_deconv.compute.packing import pack_matrix_filter
-from tvm_deconv.compute.phases import Geometry
-from tvm_deconv.problem import Problem
 from tvm_deconv.targets import CpuTarget
 
 
@@ -69,8 +69,8 @@ class _Transforms:
     def build(self, problem: Problem, target: CpuTarget, plan: MatrixPlan) -> Kernel:
         lanes = accumulator_lanes(problem, target) // (1 + plan.halves)
         definition = define_matrix(problem, plan.tile, lanes)
-        whole = has_whole_vectors(problem, CHANNELS, plan.tile, lanes) and not definition.wide
-        scheduled = schedule_matrix(definition, plan, lanes, problem.accumulate_dtype, whole)
+        whole = has_whole_vectors(problem, CHANNELS, plan.tile, lanes) and not definition.layout.contiguous_phases
+        scheduled = schedule_matrix(definition, plan, problem.accumulate_dtype, whole)
         streams = outgrows_caches(problem) and not whole
         return Kernel(
             problem=problem,

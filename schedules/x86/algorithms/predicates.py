@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-from tvm_deconv.schedules.x86 import matrix_tiles, tiles
-from tvm_deconv.schedules.x86.vectors import accumulator_lanes
-
-from tvm_deconv.compute.matrix import contiguous_phases
+from tvm_deconv.compute.matrix_layout import contiguous_phases
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.x86 import matrix_tiles, tiles
+from tvm_deconv.schedules.x86.vectors import accumulator_lanes
 from tvm_deconv.targets import CpuTarget
 
 #: Outputs of a row that the matrix definition finishes at once, at most: its code grows with them.

@@ -1,15 +1,15 @@
 """The launcher: a C source that every artifact is linked with, so that it needs no TVM runtime library.
 
-See `docs/launcher.md`.
+`docs/launcher.md` describes it and its cost.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
+from tvm_deconv.artifact import files
 from tvm_deconv.compiler.toolchain import run_compiler
 from tvm_deconv.errors import CompilerNotFound
 
@@ -19,12 +19,15 @@ COMPILERS = ("g++", "c++", "clang++", "gcc", "cc")
 
 
 def find_compiler() -> str:
-    """Return the compiler driver: `CXX` if set, else the first of `COMPILERS` on `PATH`. Raises CompilerNotFound."""
+    """Return the compiler driver: `CXX` if that is set, else the first of `COMPILERS` on `PATH`.
+
+    Raises CompilerNotFound.
+    """
     wanted = os.environ.get("CXX")
     for name in (wanted,) if wanted else COMPILERS:
-        found = shutil.which(name)
-        if found:
-            return found
+        compiler = shutil.which(name)
+        if compiler:
+            return compiler
     if wanted:
         raise CompilerNotFound("CXX", wanted, "no such program; set CXX to the path of a C++ compiler, or unset it")
     tried = ", ".join(COMPILERS)
@@ -33,14 +36,12 @@ def find_compiler() -> str:
 
 
 def launcher_object(cc: str, out_dir: Path) -> Path:
-    """Compile the launcher with `cc` to `out_dir/launcher.o`, an addon for `export_library`, and return its path.
+    """Compile the launcher with `cc` to `out_dir/launcher.o`, an addon for `export_library`; return its path.
 
     Raises BuildError, CompilerNotFound.
     """
     target = out_dir / "launcher.o"
-    with tempfile.TemporaryDirectory(dir=out_dir) as scratch:
-        made = Path(scratch) / target.name
+    with files.replacing(target) as made:
         command = [cc, "-x", "c", *FLAGS, "-c", str(SOURCE), "-o", str(made)]
         run_compiler("cc", command, "the launcher does not compile:\n")
-        made.replace(target)
     return target

@@ -17,6 +17,7 @@ from onnx import numpy_helper
 from openvino import opset1
 from openvino.utils.node_factory import NodeFactory
 from support.kernels import run_kernel
+from support.tolerances import assert_close
 
 from tvm_deconv import Epilogue, ProblemError, from_onnx, from_openvino, from_torch
 from tvm_deconv.problem.reference import reference
@@ -79,8 +80,8 @@ def test_onnx_converted_models(folder):
     assert list(node.input) == ["0", *(tensor.name for tensor in graph.initializer)]
     p = onnx_problem(node, [array.shape for array in (data, *parameters)])
     assert p.output_shape == expected.shape
-    np.testing.assert_allclose(reference(p, data, *parameters), expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(compiled(p, data, *parameters), expected, rtol=1e-4, atol=1e-5)
+    assert_close(reference(p, data, *parameters), expected)
+    assert_close(compiled(p, data, *parameters), expected)
 
 
 class Case:

@@ -1,0 +1,91 @@
+"""The command compile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from tvm_deconv.cli.common import build_artifacts, console, problems_of, scan_sources
+from tvm_deconv.cli.tune import LOGS, search, search_options
+from tvm_deconv.frontends import FoundLayer, coverage_table, write_weights
+from tvm_deconv.targets import detect_host, known_targets, native
+
+
+@click.command()
+@search_options(*known_targets(), target="CPU or CUDA devices to compile for")
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("artifacts"),
+    show_default=True,
+    help="Directory of the artifacts.",
+)
+@click.option("--trials", type=click.IntRange(1), help="Search for fast schedules first, as tune does. Needs --logs.")
+@click.option("--logs", type=LOGS, help="Tuning logs to follow besides the installed ones.")
+def compile(
+    sources: Sequence[Path],
+    targets: Sequence[str],
+    output: Path,
+    jobs: int | None,
+    algorithms: Sequence[str],
+    trials: int | None,
+    logs: Path | None,
+    rpc_tracker: str | None,
+    rpc_key: str | None,
+) -> None:
+    """Compile every transposed convolution of each SOURCE.
+
+    A SOURCE is an OpenVINO IR (.xml), an ONNX model (.onnx) or a list of problems (.json). Artifacts that are up to
+    date stay. Constant filters and biases are written beside the artifacts, as SOURCE.safetensors.
+    """
+    if trials and logs is None:
+        raise click.UsageError("--trials needs --logs, where results are kept")
+    if rpc_tracker and not trials:
+        raise click.UsageError("--rpc-tracker needs --trials, which is what its servers measure")
+    taken: set[str] = set()
+    scanned = scan_sources(sources)
+    for source, layers in scanned:
+        console().print(_coverage(source, layers))
+        weights = _free_name(source.stem, taken)
+        if write_weights(layers, output / weights):
+            click.echo(f"weights: {output / weights}")
+    problems = problems_of(scanned)
+    if trials and logs is not None:
+        search(
+            problems,
+            [native(detect_host()).name if name == "native" else name for name in targets],
+            trials,
+            logs,
+            jobs=jobs,
+            algorithms=algorithms or None,
+            rpc_tracker=rpc_tracker,
+            rpc_key=rpc_key,
+        )
+    build_artifacts(problems, targets, output, jobs=jobs, logs=logs, algorithms=algorithms or None)
+
+
+def _free_name(stem: str, taken: set[str]) -> str:
+    """Return a name for a file of weights that is not among `taken`, and add it."""
+    names = (f"{stem}{suffix}.safetensors" for suffix in ("", *(f"_{number}" for number in range(2, len(taken) + 3))))
+    name = next(name for name in names if name not in taken)
+    taken.add(name)
+    return name
+
+
+def _coverage(source: Path, layers: Sequence[FoundLayer]) -> Table:
+    """Return the table of the layers of a source, and why those that are not covered are not."""
+    rows = coverage_table(layers)
+    covered = sum(1 for row in rows if row.problem)
+    table = Table(title=f"{source}: {covered} of {len(rows)} layers covered", title_justify="left")
+    for name in ("layer", "operator", "covered", "problem or reason"):
+        table.add_column(name, overflow="fold")
+    table.add_column("GMAC", justify="right")
+    for row in rows:
+        if row.problem:
+            table.add_row(row.name, row.operator, "yes", row.problem, f"{1e-9 * row.macs:.3g}")
+        else:
+            table.add_row(row.name, row.operator, "no", row.reason, "")
+    return table

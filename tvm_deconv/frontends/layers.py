@@ -1,0 +1,68 @@
+"""The layers that readers find."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tvm_deconv.errors import NoArtifactError, printable
+from tvm_deconv.problem import Array, Problem
+
+if TYPE_CHECKING:
+    from tvm_deconv.runtime.layer import Layer
+    from tvm_deconv.runtime.library import Library
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundLayer:
+    """One transposed convolution of a model or a list.
+
+    `problem` is None if the layer is not covered, and `reason` says why. `filter` is in the problem's filter format
+    and dtype, `bias` has one element per output channel in its accumulate dtype; both are None if the file holds no
+    constant. `fused` names the nodes that became the epilogue, in their order; their work is already folded into
+    filter, bias and epilogue. `extra` carries the other fields of a problem in a list.
+    """
+
+    name: str
+    operator: str
+    problem: Problem | None = None
+    filter: Array | None = field(default=None, repr=False)
+    bias: Array | None = field(default=None, repr=False)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    reason: str = ""
+    fused: tuple[str, ...] = ()
+
+    def bind(self, library: Library) -> Layer | str:
+        """Return the layer of `library` that computes this one, or the reason why there is none."""
+        if self.problem is None or self.filter is None:
+            return self.reason or "its filter is no constant of the model's own graph"
+        try:
+            return library.bind(self.problem, self.filter, self.bias)
+        except NoArtifactError as error:
+            return str(error)
+
+
+def uncovered(name: str, operator: str, reason: str) -> FoundLayer:
+    """Return a layer without a problem; the reason is made printable, whatever the file held."""
+    return FoundLayer(name, operator, reason="\n".join(map(printable, reason.split("\n"))))
+
+
+def with_unique_names(layers: Iterable[FoundLayer]) -> list[FoundLayer]:
+    """Return the layers with `_2`, `_3`, ... behind names already given: names are keys of the weights."""
+    layers = list(layers)
+    reserved, seen = {layer.name for layer in layers}, set[str]()
+    numbers = defaultdict[str, Iterator[int]](lambda: itertools.count(2))
+    named = []
+    for layer in layers:
+        name = layer.name
+        if name in seen:
+            candidates = (f"{name}_{number}" for number in numbers[name])
+            name = next(candidate for candidate in candidates if candidate not in reserved)
+            reserved.add(name)
+        seen.add(name)
+        named.append(dataclasses.replace(layer, name=name))
+    return named

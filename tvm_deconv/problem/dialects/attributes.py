@@ -1,0 +1,221 @@
+"""Readers of the attributes that dialects share.
+
+Per axis, ``nat = s*(X-1) + (K-1)*d + 1`` is the uncropped output extent. With an output extent Y and an output_padding
+op, ``total = max(nat + op - Y, 0)`` is the pad to share out. An output longer than ``nat + op`` is zero at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypedDict
+
+from tvm_deconv.errors import ProblemError
+from tvm_deconv.problem.arithmetic import uncropped
+from tvm_deconv.problem.checks import integer, integers, one_of
+from tvm_deconv.problem.dynamic import read_extents
+from tvm_deconv.problem.epilogue import Epilogue
+
+Ints = Sequence[int]
+#: A shape of data: an extent may be the word "any", or a list of buckets.
+Shape = Sequence[int | str | Sequence[int]]
+
+EXPLICIT = "explicit"
+_AUTO_PADS = {"none": EXPLICIT, "notset": EXPLICIT} | {
+    word: word for word in (EXPLICIT, "valid", "same_upper", "same_lower")
+}
+
+
+class Fields(TypedDict):
+    """The fields of a problem."""
+
+    batch: int
+    groups: int
+    in_channels: int
+    out_channels: int
+    data_spatial: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads_begin: tuple[int, ...]
+    output_spatial: tuple[int, ...]
+    dtype: str
+    data_format: str
+    filter_format: str
+    epilogue: Epilogue
+    dynamic: tuple[int, ...]
+    precision: str
+    buckets: tuple[tuple[int, ...], ...]
+
+
+class Data(NamedTuple):
+    """A shape of data: `spatial` holds representative extents in the place of `dynamic` ones."""
+
+    batch: int
+    channels: int
+    spatial: tuple[int, ...]
+    dynamic: tuple[int, ...]
+    buckets: tuple[tuple[int, ...], ...]
+
+
+class Axes(NamedTuple):
+    """The attributes of a problem that have one element per spatial axis."""
+
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads_begin: tuple[int, ...]
+    output_spatial: tuple[int, ...]
+
+
+def auto_pad_mode(value: object) -> str:
+    """Return the auto_pad, given in any case, as explicit, valid, same_upper or same_lower."""
+    word = EXPLICIT if value is None else value
+    if not isinstance(word, str) or word.lower() not in _AUTO_PADS:
+        raise ProblemError("auto_pad", value, f"must be one of {', '.join(_AUTO_PADS)}, in any case")
+    return _AUTO_PADS[word.lower()]
+
+
+def read_data(value: Shape, data_format: str = "NCX") -> Data:
+    """Read a shape of data with 1 to 3 spatial axes."""
+    one_of("data_format", data_format, ("NCX", "NXC"))
+    dynamic: tuple[int, ...] = ()
+    buckets: tuple[tuple[int, ...], ...] = ()
+    if isinstance(value, (list, tuple)) and 3 <= len(value) <= 5:
+        # The channels' extent is a number, which the check below demands.
+        first = 2 if data_format == "NCX" else 1
+        last = first + len(value) - 2
+        batch, extents, dynamic, buckets = read_extents(value[0], value[first:last])
+        if dynamic:
+            value = (batch, *value[1:first], *extents, *value[last:])
+    shape = integers("data_shape", value, 0)
+    if not 3 <= len(shape) <= 5:
+        raise ProblemError("data_shape", shape, "must have rank 3, 4 or 5")
+    channels, spatial = (shape[1], shape[2:]) if data_format == "NCX" else (shape[-1], shape[1:-1])
+    if channels < 1 or min(spatial) < 1:
+        raise ProblemError("data_shape", shape, f"must have channels and spatial extents of at least 1 ({data_format})")
+    return Data(shape[0], channels, spatial, dynamic, buckets)
+
+
+def check_static(attribute: str, value: Ints | None, data: Data) -> None:
+    """Refuse an output shape if a spatial extent is dynamic: it would prescribe what each call decides."""
+    if value is not None and data.dynamic not in ((), (0,)):
+        raise ProblemError(attribute, value, "must be left out where a spatial extent of the data is any")
+
+
+def read_filter(value: Ints, rank: int, rule: str) -> tuple[int, ...]:
+    """Return the shape of a filter, of `rank` axes in all; `rule` says so in the error."""
+    shape = integers("filter_shape", value, 1)
+    if len(shape) != rank:
+        raise ProblemError("filter_shape", shape, rule)
+    return shape
+
+
+def check_channels(shape: tuple[int, ...], given: int, channels: int, axis: str) -> None:
+    """Refuse a filter whose `axis`, of extent `given`, is not the channels of the data."""
+    if given != channels:
+        raise ProblemError("filter_shape", shape, f"{axis} must be the {channels} channels of the data")
+
+
+def read_groups(attribute: str, value: object, channels: int) -> int:
+    """Return the number of groups, which divides the channels of the data."""
+    groups = integer(attribute, value, 1)
+    if channels % groups:
+        raise ProblemError(attribute, groups, f"must divide the {channels} channels of the data")
+    return groups
+
+
+def optional(attribute: str, value: Ints | None, default: int, rank: int, minimum: int) -> tuple[int, ...]:
+    """Return one int per axis, `default` for all if the attribute is None."""
+    return (default,) * rank if value is None else integers(attribute, value, minimum, rank)
+
+
+def shared_out(whole: Ints, output_padding: Ints, extents: Ints, odd_at_begin: bool) -> tuple[int, ...]:
+    """Share the pads of an output of given `extents` out evenly; return the begins.
+
+    `odd_at_begin` tells which end gets the odd element. `whole` are the uncropped extents.
+    """
+    axes = zip(whole, output_padding, extents, strict=True)
+    totals = [nat + extra - extent for nat, extra, extent in axes]
+    return tuple((max(total, 0) + odd_at_begin) // 2 for total in totals)
+
+
+def cropped(
+    whole: Ints, pads_begin: Ints, pads_end: Ints, output_padding: Ints, attribute: str, value: object
+) -> tuple[int, ...]:
+    """Return the output extents that pads leave; a negative one is the fault of `attribute`."""
+    axes = zip(whole, pads_begin, pads_end, output_padding, strict=True)
+    extents = tuple(nat - begin - end + extra for nat, begin, end, extra in axes)
+    if min(extents) < 0:
+        raise ProblemError(attribute, value, f"must leave an output of extents at least 0, not {extents}")
+    return extents
+
+
+def read_backprop_data(
+    spatial: tuple[int, ...],
+    kernel: tuple[int, ...],
+    strides: Ints | None,
+    pads_begin: Ints | None,
+    pads_end: Ints | None,
+    dilations: Ints | None,
+    auto_pad: str | None,
+    output_padding: Ints | None,
+    output_shape: Ints | None,
+    output_shape_rule: str,
+    odd_at_begin: str,
+) -> Axes:
+    """Read the attributes per axis of ConvolutionBackpropData, as OpenVINO and oneDNN mean them.
+
+    `odd_at_begin` is the auto_pad that puts the odd element of a pad at the begin; the other one puts it at the end.
+    """
+    rank = len(spatial)
+    steps = optional("strides", strides, 1, rank, 1)
+    spread = optional("dilations", dilations, 1, rank, 1)
+    begin = optional("pads_begin", pads_begin, 0, rank, 0)
+    end = optional("pads_end", pads_end, 0, rank, 0)
+    extra = optional("output_padding", output_padding, 0, rank, 0)
+    mode = auto_pad_mode(auto_pad)
+    one_of("output_shape_rule", output_shape_rule, ("runtime", "formula"))
+    whole = uncropped(spatial, kernel, steps, spread)
+    if mode != EXPLICIT:
+        begin = end = (0,) * rank
+    if output_shape is None:
+        both = tuple(first + last for first, last in zip(begin, end, strict=True))
+        return Axes(steps, spread, begin, cropped(whole, begin, end, extra, "pads_begin+pads_end", both))
+    extents = integers("output_shape", output_shape, 0, rank)
+    if mode.startswith("same") or output_shape_rule == "formula":
+        begin = shared_out(whole, extra, extents, mode == odd_at_begin)
+    return Axes(steps, spread, begin, extents)
+
+
+def fields(
+    data: Data,
+    groups: int,
+    out_channels: int,
+    kernel: tuple[int, ...],
+    axes: Axes,
+    *,
+    dtype: str,
+    precision: str,
+    epilogue: Epilogue,
+    data_format: str = "NCX",
+    filter_format: str = "IOX",
+) -> Fields:
+    """Return the fields of a problem; `out_channels` are per group."""
+    return {
+        "batch": data.batch,
+        "groups": groups,
+        "in_channels": data.channels // groups,
+        "out_channels": out_channels,
+        "data_spatial": data.spatial,
+        "kernel": kernel,
+        "strides": axes.strides,
+        "dilations": axes.dilations,
+        "pads_begin": axes.pads_begin,
+        "output_spatial": axes.output_spatial,
+        "dtype": dtype,
+        "data_format": data_format,
+        "filter_format": filter_format,
+        "epilogue": epilogue,
+        "dynamic": data.dynamic,
+        "precision": precision,
+        "buckets": data.buckets,
+    }
