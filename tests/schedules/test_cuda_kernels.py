@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from support.cuda_kernels import CUDA, TARGET, Batch, drawn, sparse
 from support.strategies import not_empty, operands, problems
-from support.tolerances import TOLERANCE
+from support.tolerances import norm_bound
 
 import tvm_deconv as td
 from tvm_deconv.problem.reference import reference
@@ -48,7 +48,7 @@ def check(batch, number, seed=0, offset=0):
         data, weights = tf32(data), tf32(weights)
     wanted = reference(problem, data, weights, bias)
     norm = np.linalg.norm(wanted)
-    assert np.linalg.norm(found - wanted) <= TOLERANCE[problem.dtype] * max(norm, 1e-3), problem.key
+    assert np.linalg.norm(found - wanted) <= norm_bound(problem.dtype) * max(norm, 1e-3), problem.key
 
 
 EXAMPLES = {

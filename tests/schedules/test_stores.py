@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.kernels import X86, run_kernel, targets
 from support.strategies import not_empty, operands, problems
-from support.tolerances import TOLERANCE
+from support.tolerances import WINOGRAD, norm_bound
 
 import tvm_deconv as td
 from tvm_deconv.compiler import build
@@ -44,7 +44,7 @@ def test_streamed_outputs_agree_with_the_reference(problem, target, seed):
     algorithm = choose.choice([algorithm for algorithm in ALGORITHMS if algorithm.supports(problem, target)])
     plan = choose.choice(algorithm.candidates(problem, target))[1]
     found = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
-    bound = 4 * TOLERANCE[problem.dtype]  # Winograd's too
+    bound = norm_bound(problem.dtype, WINOGRAD)
     assert np.linalg.norm(found - wanted) <= bound * norm, (problem.key, algorithm.name, plan)
 
 
