@@ -1,6 +1,6 @@
 """Settings of hypothesis, and the compiled artifacts that the tests of the runtime share.
 
-Where CI is set, hypothesis draws the same examples every time, so that a change is judged by itself; elsewhere new
+If CI is set, hypothesis draws the same examples every time, so that a change is judged by itself; otherwise it draws new
 ones.
 """
 
