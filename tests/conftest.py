@@ -1,7 +1,7 @@
 """Settings of hypothesis, and the compiled artifacts that the tests of the runtime share.
 
-Where CI is set, hypothesis draws the same examples every time, so that a change is judged by itself; elsewhere new
-ones.
+If CI is set, hypothesis draws the same examples every time, so that a change is judged by itself. Otherwise it draws
+new ones.
 """
 
 import os

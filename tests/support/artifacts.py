@@ -65,13 +65,13 @@ def export(directory, problems, target=TARGET):
 
 
 def file(directory, problem, suffix):
-    """The file of the artifact for `problem`: its ".json", or its ".so", which that names."""
+    """Return the file of the artifact for `problem`: its ".json", or the ".so" that the manifest names."""
     path = directory / (stem(problem.artifact_key, TARGET) + suffix)
     return directory / json.loads(path.with_suffix(".json").read_text())["library"] if suffix == ".so" else path
 
 
 def describe(directory, name, content):
-    """Write the library of the artifact called `name`; return the fields of a manifest that are of it."""
+    """Write the library of the artifact called `name`; return the fields of its manifest that describe it."""
     digest = hashlib.sha256(content).hexdigest()
     library = library_name(name, digest)
     (directory / library).write_bytes(content)
@@ -79,7 +79,7 @@ def describe(directory, name, content):
 
 
 def rewrite(directory, problem, **changes):
-    """Change fields of the manifest for `problem`; `content` is written as its library and described truly."""
+    """Change fields of the manifest for `problem`; with `content`, replace its library and describe it truly."""
     path = file(directory, problem, ".json")
     if (content := changes.pop("content", None)) is not None:
         file(directory, problem, ".so").unlink()
@@ -88,7 +88,7 @@ def rewrite(directory, problem, **changes):
 
 
 def manifest(problem, target, **changes):
-    """A manifest for `problem`, of no library that is there."""
+    """Return a manifest for `problem` whose library does not exist."""
     fields = {
         "problem": problem.artifact_key, "target": target, "features": (), "sha256": "0" * 64, "size": 1,
         "library": library_name(stem(problem.artifact_key, target), "0" * 64), "algorithm": "x", "knobs": {},

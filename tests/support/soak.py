@@ -24,7 +24,7 @@ THREADS = 8
 
 
 class Case:
-    """A layer with its arrays, and what it gave first, which the reference confirmed."""
+    """A layer with its arrays, and the result of its first call, which the reference confirmed."""
 
     def __init__(self, library, problem, seed):
         self.problem, self.library = problem, library
