@@ -36,8 +36,9 @@ def join(problem: Problem, kernels: Sequence[Kernel]) -> Kernel:
     chosen = [kernels[i] for i in kept]
     if len(chosen) == 1:
         return chosen[0]
-    sizes = [kernel.packed_elements for kernel in chosen]
-    offsets, elements = filter_offsets([kernel.pack for kernel in chosen], sizes)
+    offsets, elements = filter_offsets(
+        [kernel.pack for kernel in chosen], [kernel.packed_elements for kernel in chosen]
+    )
     bounds = [_bounds(problem, variants[i]) for i in kept]
     knobs = {
         f"{'x'.join(map(str, _bucket(variants[i])))}.{name}": value
