@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.kernels import X86, call_kernel, compiled_kernel, targets
 from support.strategies import epilogues, operands
-from support.tolerances import TOLERANCE
+from support.tolerances import norm_bound
 
 import tvm_deconv as td
 from tvm_deconv.compiler.selection import named
@@ -56,7 +56,7 @@ def check(problem, target, plan, seed, aligned):
     found = call_kernel(problem, kernel, compiled_kernel(kernel, target), data, weights, bias, aligned).astype(float)
     wanted = reference(problem, data, weights, bias)
     norm = max(np.linalg.norm(wanted), 1e-3)
-    assert np.linalg.norm(found - wanted) <= TOLERANCE[problem.dtype] * norm, (problem.key, plan)
+    assert np.linalg.norm(found - wanted) <= norm_bound(problem.dtype) * norm, (problem.key, plan)
     return kernel
 
 
