@@ -1,4 +1,4 @@
-"""What a backend is: its algorithms, their plans and kernels, and the way to a library.
+"""The contract of a backend: its algorithms, their plans and kernels, and the way to a library.
 
 A backend compiles for one kind of target, see `Target.backend`. It is a list of `Algorithm` records and a `Toolchain`.
 The packages of schedules beside this module define the algorithms; `compiler.backends` adds the toolchains and lists
@@ -40,8 +40,8 @@ class Kernel:
 
     The functions are ``pack(filter, packed)`` and ``deconv(data, packed, [bias], [workspace], out)``. `packed` has
     `packed_elements` of `packed_dtype`. The workspace is an argument of accumulators if it has `workspace_elements`;
-    what the code takes from the launcher's workspace besides is known once it is compiled. `dynamic_bytes` of shared
-    memory are given to each block of a device at its launch.
+    the bytes that the code takes from the launcher's workspace besides are known once it is compiled. Each block of a
+    device gets `dynamic_bytes` of shared memory at its launch.
     """
 
     problem: Problem
@@ -82,7 +82,7 @@ class Algorithm(Generic[TargetT, PlanT]):
     `default` returns the plan to build without a record and its cost; by default it is the cheapest candidate.
 
     `error_growth` bounds the error of results relative to that of the direct algorithms, in norm. `caveat` tells people
-    what else is different about the results; it is empty if nothing is.
+    about other differences of the results, if there are any.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Workspace:
 
 
 class Toolchain(abc.ABC, Generic[TargetT]):
-    """The compilers of a backend on this machine, and what all builds with them share. It can be pickled."""
+    """The compilers of a backend on this machine, with files that all builds share. It can be pickled."""
 
     @abc.abstractmethod
     def link(self, functions: Mapping[str, PrimFunc], target: TargetT, path: Path) -> list[str]:
@@ -175,7 +175,7 @@ class Backend(abc.ABC, Generic[TargetT]):
 
     @abc.abstractmethod
     def toolchain(self, scratch: Path) -> Toolchain[TargetT]:
-        """Find the compilers; what all builds share is compiled into `scratch`. Raises CompilerNotFound, BuildError."""
+        """Find the compilers; compile shared files into `scratch`. Raises CompilerNotFound, BuildError."""
 
     @abc.abstractmethod
     def flags(self) -> tuple[str, ...]:

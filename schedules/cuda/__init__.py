@@ -1,1 +1,1 @@
-"""Schedules for CUDA: kernels written as TensorIR, one module for each algorithm, and what they share."""
+"""Schedules for CUDA: kernels written as TensorIR, one module for each algorithm, beside shared ones."""

@@ -1,4 +1,4 @@
-"""What the kernels for products have in common: which block does what, the gathered rows, and the way to the output."""
+"""The parts that kernels for products share: the work of each block, the gathered rows, and the way to the output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NO_IMAGE = -1
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What one block computes: a tile of the product of a group, over one part of its terms."""
+    """The work of one block: a tile of the product of a group, over one part of its terms."""
 
     section: Section
     part: Index
@@ -32,12 +32,14 @@ class Block:
     thread: Expr
 
 
-def packed_elements(found: Sequence[Section]) -> int:
+def packed_elements(all_sections: Sequence[Section]) -> int:
     """Return the number of elements of the packed filter of all sections; at least one."""
-    return max(1, sum(math.prod(section.shape) for section in found))
+    return max(1, sum(math.prod(section.shape) for section in all_sections))
 
 
-def pack_sections(problem: Problem, found: Sequence[Section], dtype: str, rounded: Callable[[Expr], Expr]) -> PrimFunc:
+def pack_sections(
+    problem: Problem, all_sections: Sequence[Section], dtype: str, rounded: Callable[[Expr], Expr]
+) -> PrimFunc:
     """Build ``pack``, which brings the filter into the tiles of its sections, its elements `rounded`."""
 
     def place(section: Section) -> Place:
@@ -52,19 +54,19 @@ def pack_sections(problem: Problem, found: Sequence[Section], dtype: str, rounde
 
         return of
 
-    parts = [(section.offset, math.prod(section.shape), place(section)) for section in found]
-    return pack_filter(problem, packed_elements(found), dtype, parts, rounded)
+    parts = [(section.offset, math.prod(section.shape), place(section)) for section in all_sections]
+    return pack_filter(problem, packed_elements(all_sections), dtype, parts, rounded)
 
 
 def each_block(
-    found: Sequence[Section],
+    all_sections: Sequence[Section],
     tile_m: int,
     threads: int,
     split: int,
     allocate: Callable[[], tuple[Expr, ...]],
     body: Callable[..., None],
 ) -> None:
-    """Launch the blocks of all sections: `body` is given a `Block` and what `allocate` allocated for the kernel."""
+    """Launch the blocks of all sections: `body` gets a `Block` and the memory of the kernel from `allocate`."""
 
     def extents(section: Section) -> tuple[int, int, int, int]:
         return split, section.geometry.groups, -(-section.m // tile_m), section.tiles_n
@@ -86,14 +88,14 @@ def each_block(
             with build.Else():
                 choose(rest[1:], end, block, thread, memory)
 
-    for start in range(0, len(found), _TOGETHER):
-        together = found[start : start + _TOGETHER]
+    for start in range(0, len(all_sections), _TOGETHER):
+        together = all_sections[start : start + _TOGETHER]
         with launch(sum(math.prod(extents(section)) for section in together), threads) as (block, thread):
             choose(together, 0, block, thread, allocate())
 
 
 def parts_of(section: Section, split: int, part: Index) -> tuple[Index, Index]:
-    """Return the first tile of k of a part of a sum, and how many it has: none, in the last parts of short sums."""
+    """Return the first tile of k of a part of a sum, and the number of its tiles: 0 in the last parts of short sums."""
     if split == 1:
         return 0, section.tiles_k
     length = -(-section.tiles_k // split)
@@ -119,7 +121,7 @@ class Rows:
 
     @property
     def alike(self) -> bool:
-        """Whether all terms of a tile of k are of one tap, so that a row has all of them or none."""
+        """True if all terms of a tile of k are of one tap, so that a row has all of them or none."""
         return self._section.geometry.in_channels % self._section.tile_k == 0
 
     def source(self, number: int, tile: Index, within: Index) -> tuple[Index, Index, list[Index], list[Expr]]:
@@ -155,7 +157,7 @@ def store_tile(
     """Write a tile of C, ``extents`` rows by columns from `first_column` of the block's tile on, to the output.
 
     Threads take elements in the order in which they lie in the output, as far as the tile goes. `value` of a row and a
-    column is the sum. Where sums are split it goes to the workspace, at the place of its output element.
+    column is the sum. A part of a split sum goes to the workspace, at the place of its output element.
     """
     section, (rows, columns) = block.section, extents
     inner = 1

@@ -1,7 +1,7 @@
-"""What every CUDA kernel is written with: the function and its arguments, launches, loads, stores and the epilogue.
+"""The vocabulary of CUDA kernels: the function and its arguments, launches, loads, stores and the epilogue.
 
 Kernels are TensorIR written by a builder: each launch is a loop nest over blocks and threads, and nothing is left to
-region inference. Indices are 32-bit where every element of every argument can be counted so, else 64-bit.
+region inference. Indices have 32 bits if they can count the elements of every argument, else 64.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def one_task(problem: Problem, plan: Any) -> int:  # noqa: ARG001
 
 
 def index_dtype(*elements: int) -> str:
-    """Return the type that counts arrays of so many elements."""
+    """Return the type of indices for arrays of these numbers of elements."""
     return "int32" if max(elements) < 2**31 - _BEYOND else "int64"
 
 
@@ -105,11 +105,11 @@ class Arguments:
         """Return the number of an output element in memory."""
         geometry, channels = self.geometry, self.geometry.groups * self.geometry.out_channels
         extents = (*geometry.output, channels) if self.problem.data_format == "NXC" else (channels, *geometry.output)
-        found = n
+        number = n
         parts = (*i, channel) if self.problem.data_format == "NXC" else (channel, *i)
         for part, extent in zip(parts, extents, strict=True):
-            found = found * extent + part
-        return found
+            number = number * extent + part
+        return number
 
     @property
     def outputs(self) -> int:
@@ -118,7 +118,7 @@ class Arguments:
 
     @property
     def holes(self) -> bool:
-        """Whether there are outputs that no tap reaches."""
+        """True if there are outputs that no tap reaches."""
         return bool(reached(self.geometry, [tirx.Var(name, self.index) for name in "dhw"]))
 
 
@@ -205,7 +205,7 @@ def each(elements: int) -> Iterator[Expr]:
 
 @contextlib.contextmanager
 def when(conditions: Sequence[Expr]) -> Iterator[None]:
-    """Do the with block where all of `conditions` hold."""
+    """Do the with block if all of `conditions` hold."""
     if not conditions:
         yield
         return
@@ -214,7 +214,7 @@ def when(conditions: Sequence[Expr]) -> Iterator[None]:
 
 
 def local(extent: int, dtype: str) -> Expr:
-    """Return an array of the thread, in registers where all its indices are constants after unrolling."""
+    """Return an array of the thread, in registers if all its indices are constants after unrolling."""
     return build.alloc_buffer([extent], dtype, scope="local", layout=None)
 
 
@@ -237,8 +237,8 @@ def pack_filter(
 ) -> PrimFunc:
     """Build ``pack(filter [G, Ci, Co, *K], packed [elements])``.
 
-    `parts` holds, for each part of the packed filter, its offset, its number of elements, and what they are; where the
-    conditions do not hold they are zero. Elements are `rounded` where that is given.
+    `parts` holds the offset, the number of elements and their `Place` for each part of the packed filter. An element
+    whose conditions do not hold is zero. `rounded`, if given, is applied to each element.
     """
     given = (problem.groups, problem.in_channels, problem.out_channels, *problem.kernel)
     index = index_dtype(math.prod(given), elements)

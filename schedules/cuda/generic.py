@@ -39,7 +39,7 @@ class Plan:
 
     @property
     def knobs(self) -> dict[str, int]:
-        """The plan as integers, of which there are none."""
+        """The plan as integers: it has no knobs."""
         return {}
 
 
@@ -67,7 +67,7 @@ def build_kernel(problem: Problem, target: CudaTarget, plan: Plan) -> Kernel:  #
 
 
 def _gather(args: Arguments, kernel: tuple[int, ...], extents: tuple[int, ...], flat: Expr) -> None:
-    """Sum the products that reach output element number `flat`: 'k' reaches it where a stride divides i + pb - d*k."""
+    """Sum the products that reach output element number `flat`: 'k' reaches it if the stride divides i + pb - d*k."""
     problem, geometry, const = args.problem, args.geometry, args.const
     n, channel, i = args.output_at(flat)
     group = channel // problem.out_channels if problem.groups > 1 else const(0)
@@ -85,10 +85,10 @@ def _gather(args: Arguments, kernel: tuple[int, ...], extents: tuple[int, ...], 
         reaches += [index < extent for index, extent in zip(x, geometry.data, strict=True)]
         with when(reaches), build.serial(const(0), const(problem.in_channels)) as ci:
             element = args.accumulated(n, group * problem.in_channels + ci, x)
-            where: Index = group
+            at: Index = group
             for part, extent in zip((ci, *taps, co), extents[1:], strict=True):
-                where = where * extent + part
-            build.buffer_store(total, total[0] + element * args.packed[where], [0])
+                at = at * extent + part
+            build.buffer_store(total, total[0] + element * args.packed[at], [0])
     args.finish(n, channel, i, total[0])
 
 

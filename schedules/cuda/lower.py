@@ -1,4 +1,4 @@
-"""From functions to one CUDA C++ translation unit, by the passes that kernels written as they are need."""
+"""From functions to one CUDA C++ translation unit, by the passes that finished kernels need."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _BOUNDS = re.compile(r"(?<=__launch_bounds__)\((\d+)\)")
 
 
 def _pipeline() -> tuple[tvm.transform.Pass, Callable[[], tvm.transform.Pass], Callable[[], tvm.transform.Pass]]:
-    """TVM's passes without those that schedule: the usual pipeline would place barriers of its own.
+    """Return TVM's passes without those that schedule: the usual pipeline would place barriers of its own.
 
-    Storage is not rewritten either: it would give arrays in registers and the stages in shared memory a common home.
+    Storage is not rewritten either: arrays in registers and the stages in shared memory would share it.
     """
     passes = [
         tirx.transform.FlattenBuffer(),
@@ -49,4 +49,4 @@ def source(functions: Mapping[str, PrimFunc]) -> str:
     # Loops marked to be unrolled stay loops, which nvcc unrolls.
     with tvm.transform.PassContext(config={"tirx.UnrollLoop": {"explicit_unroll": 0}}):
         text = export_cuda_host(tvm.compile(module, target=target, tir_pipeline=_PIPELINE).mod)
-    return _BOUNDS.sub(lambda found: f"({found[1]}, {max(1, RESIDENT // int(found[1]))})", text)
+    return _BOUNDS.sub(lambda bound: f"({bound[1]}, {max(1, RESIDENT // int(bound[1]))})", text)

@@ -1,14 +1,13 @@
 """Depthwise and narrow groups, and few output channels: a thread computes all phases of a position of a group.
 
-What a matrix product would share is not there: between groups nothing, and with few outputs of a position hardly more.
-Threads run along the data's fastest axis: neighbours read and write neighbouring elements. A thread reads each element
-of the data once for all phases; where a row is a whole number of positions, its phases of the last axis are written
-as one vector, unless the caller's array begins at an address that is none of a vector.
+A matrix product would have nothing to share between groups, and hardly more with few outputs of a position. Threads run
+along the data's fastest axis: neighbours read and write neighbouring elements. A thread reads each element of the data
+once for all phases. If a row is a whole number of positions, its phases of the last axis are written as one vector,
+unless the caller's array begins at an address that does not suit vectors.
 
-The filter of a group is read by all threads of its positions at the same time, from cache, by vectors in the order in
-which it is used; where channels are last, neighbouring threads have neighbouring groups, and the packed filter has
-groups last too. With one group a thread has several positions, so that it uses each filter element as often as it reads
-it.
+All threads of a group's positions read its filter at the same time, from cache, by vectors in the order of use. If
+channels are last, neighbouring threads have neighbouring groups, and the packed filter has groups last too. With one
+group a thread has several positions, so that it uses each filter element as often as it reads it.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Plan:
 def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, Plan]]:  # noqa: ARG001
     """Return the plans worth measuring with their costs, the cheapest first.
 
-    That has as many positions as leave room for their sums: they share what is read of the filter.
+    The cheapest has as many positions as leave room for their sums: they share the reads of the filter.
     """
     moved = _BYTE * problem.min_bytes
     fitting = [count for count in _POSITIONS if count * sums_of_position(problem) <= MOST_SUMS_TOGETHER]
@@ -74,9 +73,9 @@ def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, Plan]]
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """Where the packed filter has the elements of a section for a group and an input channel: as they are used.
+    """The places of a section's elements in the packed filter, for a group and an input channel: in order of use.
 
-    That is by tap, phase and output channel. `count` of them, and zeros up to a whole vector, lie together where a
+    That is by tap, phase and output channel. `count` of them, and zeros up to a whole vector, lie together if a
     thread reads them by vectors of `lanes`; else groups are neighbours.
     """
 
@@ -101,19 +100,19 @@ class _Weights:
         return self.padded * self.section.geometry.groups * self.section.geometry.in_channels
 
     def place(self, number: Expr) -> tuple[Index, Index, Index, list[Index], list[Expr]]:
-        """Return what is packed as element `number` of the section: see `emit.Place`."""
+        """Return the filter element that is packed as element `number` of the section: see `emit.Place`."""
         geometry = self.section.geometry
         if self.lanes > 1:
             g, ci, use = unravel(number, (geometry.groups, geometry.in_channels, self.padded))
         else:
             ci, use, g = unravel(number, (geometry.in_channels, self.padded, geometry.groups))
         *taps, d, h, w, co = unravel(use, self.within)
-        # What is padding is in no tap, and not read.
+        # Padding belongs to no tap, and is not read.
         exists = [use < self.count] if self.padded > self.count else []
         return g, ci, co, self.section.element(taps, (d, h, w)), exists
 
     def at(self, group: Index, ci: Index, use: int) -> Index:
-        """Return where element number `use` of a group and a channel is."""
+        """Return the place of element number `use` of a group and a channel."""
         geometry = self.section.geometry
         if self.lanes > 1:
             return (group * geometry.in_channels + ci) * self.padded + (self.offset + use)
@@ -124,11 +123,11 @@ def _packing(problem: Problem) -> list[_Weights]:
     """Return how the packed filter holds each section."""
     beside = problem.data_format == "NXC" and problem.groups > 1
     lanes = 1 if beside else 2 if problem.accumulate_dtype == "float64" else 4
-    found: list[_Weights] = []
+    packing: list[_Weights] = []
     for section in sections(problem, 1, 1):
-        offset = found[-1].offset + found[-1].elements if found else 0
-        found.append(_Weights(section, lanes, offset))
-    return found
+        offset = packing[-1].offset + packing[-1].elements if packing else 0
+        packing.append(_Weights(section, lanes, offset))
+    return packing
 
 
 def build_kernel(problem: Problem, target: CudaTarget, plan: Plan) -> Kernel:  # noqa: ARG001
@@ -164,7 +163,7 @@ def build_kernel(problem: Problem, target: CudaTarget, plan: Plan) -> Kernel:  #
 
 
 def _threads(total: int, together: int) -> int:
-    """Return the threads of a block: fewer where multiprocessors would have less than two blocks each."""
+    """Return the threads of a block: fewer if multiprocessors would have less than two blocks each."""
     threads = THREADS
     while threads > _LEAST_THREADS and -(-total // (threads * together)) < 2 * MULTIPROCESSORS:
         threads //= 2
@@ -190,7 +189,7 @@ class _Position:
 
 
 def _compute(args: Arguments, vector: int, packing: list[_Weights], positions: list[_Position]) -> None:
-    """Compute all phases of `positions`, which share a group where there are several."""
+    """Compute all phases of `positions`, which share a group if there are several."""
     problem = args.problem
     dtype, zero = problem.accumulate_dtype, tirx.const(0, problem.accumulate_dtype)
     places: dict[tuple[int, ...], int] = {}  # of the sum of a channel and the phases of the axes
@@ -214,9 +213,9 @@ def _compute(args: Arguments, vector: int, packing: list[_Weights], positions: l
                         element = tirx.if_then_else(tirx.all(*inside), element, zero) if inside else element
                         build.buffer_store(read, element, [number])
                 if use % lanes == 0:
-                    where = weights.at(group, ci, use)
+                    first = weights.at(group, ci, use)
                     with build.vectorized(lanes) if lanes > 1 else contextlib.nullcontext(0) as lane:
-                        build.buffer_store(weight, args.packed[where + lane], [lane])
+                        build.buffer_store(weight, args.packed[first + lane], [lane])
                 phases = [phase + run.start for phase, run in zip((d, h, w), section.runs, strict=True)]
                 for number in range(len(positions)):
                     at = places[(co, *phases)] * len(positions) + number

@@ -1,4 +1,4 @@
-"""The implicit matrix product on CUDA cores: what `tiles.py` says, with register tiles.
+"""The implicit matrix product on CUDA cores: the scheme of `tiles.py` with register tiles.
 
 A lies in shared memory with m running fastest whatever the data's layout, so that both operands are read as vectors. A
 thread multiplies ``part_m x part_n`` sums, which are halves or single vectors apart, so that the threads of a warp read
@@ -34,7 +34,7 @@ PLANS = (
     Plan(256, 8, 16, 4, 4),
     Plan(256, 4, 16, 2, 4),
 )
-#: What it costs to gather one element of A, for its address and borders, in multiply-adds.
+#: The cost of gathering one element of A, for its address and borders, in multiply-adds.
 _GATHER = 10
 _DOUBLE_SUMS = 16  # of float64, each two registers
 

@@ -1,16 +1,16 @@
-"""The implicit matrix product on tensor cores: what `tiles.py` says, by mma.sync with float32 sums.
+"""The implicit matrix product on tensor cores: the scheme of `tiles.py` with mma.sync and float32 sums.
 
-float16, bfloat16, and float32 where the problem permits TF32: then data are rounded as they are read from shared
+float16, bfloat16, and float32 if the problem permits TF32: then data are rounded as they are read from shared
 memory, and the filter when it is packed. A warp multiplies ``part_m x part_n`` by m16n8k16, or m16n8k8 of TF32.
 
-1. A lies in shared memory as it comes: with k fastest where channels are contiguous (16 bytes at a time where a group's
-   channels fill them), with m fastest where positions are. ``ldmatrix`` reads the former, and transposes the latter on
+1. A lies in shared memory as it comes: with k fastest if channels are contiguous (16 bytes at a time if a group's
+   channels fill them), with m fastest if positions are. ``ldmatrix`` reads the former, and transposes the latter on
    the way, if elements have 16 bits; else they are read one by one.
 2. B has n fastest and is transposed by ``ldmatrix`` or read one by one too.
-3. Rows are padded so that what a warp reads at a time is in different banks: by 16 bytes for the eight rows of a tile
-   of ``ldmatrix``, by 8 elements for single elements of four rows.
+3. Rows are padded so that the elements that a warp reads at a time are in different banks: by 16 bytes for the eight
+   rows of a tile of ``ldmatrix``, by 8 elements for single elements of four rows.
 
-Registers for 64x32: 64 sums, 24 operands, what is staged, the rest for addresses.
+Registers for 64x32: 64 sums, 24 operands, staged elements, the rest for addresses.
 """
 
 from __future__ import annotations
@@ -156,14 +156,14 @@ class _Warps(Form):
 
 
 def _shapes(problem: Problem) -> list[Plan]:
-    """Return plans, of 16 terms where 32 of 32 bits each take too much memory.
+    """Return the usual plans, with 16 terms if 32 of 32 bits each take too much memory.
 
-    Where A comes through registers, 64 sums and the addresses of products with different taps are more than there are.
+    If A comes through registers, there are not enough for 64 sums and the addresses of products with different taps.
     """
     form = _Warps(problem, PLANS[0])
     differing = len({section.taps for section in sections(problem, 1, 1)}) > 1 and not form.copies
-    found = [plan for plan in PLANS if plan.part_m * plan.part_n <= 1024 or not differing]
-    return [replace(plan, tile_k=16) for plan in found] if form.single else found
+    shapes = [plan for plan in PLANS if plan.part_m * plan.part_n <= 1024 or not differing]
+    return [replace(plan, tile_k=16) for plan in shapes] if form.single else shapes
 
 
 def default_plan(problem: Problem, target: CudaTarget) -> tuple[float, Plan]:  # noqa: ARG001

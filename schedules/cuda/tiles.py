@@ -1,17 +1,17 @@
-"""What the kernels for products have in common: plans, the way of the operands to shared memory, and of sums out of it.
+"""The scheme of kernels for products: plans, the way of the operands to shared memory, and of sums out of it.
 
 Every section of the problem (`compute/gather.py`) takes a range of the blocks of one launch. A block computes
 ``tile_m x tile_n`` elements of C, in terms of `tile_k`:
 
 1. Tiles of A, gathered from the data, and of B, from the packed filter, are on their way to shared memory while the
-   block multiplies those before: copied by ``cp.async`` where elements go as they are, 4 bytes or more at a time, else
+   block multiplies those before: copied by ``cp.async`` if elements go as they are, 4 bytes or more at a time, else
    through registers. One barrier a tile; `stages` tiles are in memory or on their way.
 2. A thread or a warp multiplies its part: that is the `Form`, of CUDA cores or of tensor cores.
-3. C is scattered to the output through the epilogue, in the order of the output; or, where the sum is split, to the
+3. C is scattered to the output through the epilogue, in the order of the output; or, if the sum is split, to the
    workspace, which a second launch adds up in order: no atomics, so results are the same in every run.
 
-Where several elements of the data go at a time and the caller's array is at none of their addresses, the host launches
-a twin that loads them one by one.
+If several elements of the data go at a time and the caller's array is not aligned to them, the host launches a twin
+that loads them one by one.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Form(abc.ABC):
     """How a block of a plan holds its tiles in shared memory, and multiplies them."""
 
     algorithm: str
-    #: Columns that go to the output in one round, and stages where A is copied, at most.
+    #: Columns that go to the output in one round, and stages if A is copied, at most.
     most_columns: int
     most_stages: int
 
@@ -111,12 +111,12 @@ class Form(abc.ABC):
     @property
     @abc.abstractmethod
     def k_fastest(self) -> bool:
-        """Whether neighbours of A in shared memory are terms of one row, as channels that come last are."""
+        """True if neighbours of A in shared memory are terms of one row, as channels that come last are."""
 
     @property
     @abc.abstractmethod
     def b_first(self) -> int:
-        """Where B begins in a stage."""
+        """The first element of B in a stage."""
 
     @property
     @abc.abstractmethod
@@ -131,20 +131,20 @@ class Form(abc.ABC):
     @property
     @abc.abstractmethod
     def operands(self) -> int:
-        """Registers of a thread for what it multiplies at a time."""
+        """Registers of a thread for the operands that it multiplies at a time."""
 
     @property
     @abc.abstractmethod
     def term(self) -> float:
-        """What one term of a block's tile costs, in multiply-adds of CUDA cores."""
+        """The cost of one term of a block's tile, in multiply-adds of CUDA cores."""
 
     @abc.abstractmethod
     def a(self, m: Index, k: Index) -> Index:
-        """Return where an element of A is in its stage."""
+        """Return the place of an element of A in its stage."""
 
     @abc.abstractmethod
     def b(self, k: Index, n: Index) -> Index:
-        """Return where an element of B is in its stage."""
+        """Return the place of an element of B in its stage."""
 
     @abc.abstractmethod
     def allocate(self) -> tuple[Expr, ...]:
@@ -156,7 +156,7 @@ class Form(abc.ABC):
 
     @abc.abstractmethod
     def cells(self, thread: Expr) -> Iterator[Cells]:
-        """Yield what the sums of a thread are, those of neighbouring columns together."""
+        """Yield the rows and columns of the sums of a thread, neighbouring columns together."""
 
     def rounded(self, element: Expr) -> Expr:
         """Return an element of the filter as it is packed."""
@@ -169,24 +169,24 @@ class Form(abc.ABC):
 
     @property
     def stored(self) -> bool:
-        """Whether elements of the data go to shared memory as they are."""
+        """True if elements of the data go to shared memory as they are."""
         return storage_dtype(self.problem.dtype) == self.dtype
 
     @property
     def wide(self) -> int:
-        """Elements of the data that one copy moves: neighbouring channels, where those are neighbours in A too."""
+        """Elements of the data that one copy moves: neighbouring channels, if those are neighbours in A too."""
         if not (self.stored and self.k_fastest):
             return 1
         return math.gcd(self.problem.in_channels, self.lanes)
 
     @property
     def copies(self) -> bool:
-        """Whether A goes to shared memory by ``cp.async``."""
+        """True if A goes to shared memory by ``cp.async``."""
         return self.stored and self.wide * _BYTES[self.dtype] >= 4
 
     @property
     def registers(self) -> int:
-        """About how many registers a thread needs; what comes through them needs addresses too."""
+        """The approximate number of registers of a thread; staged elements need addresses too."""
         sums = self.sums * _BYTES[self.accumulator] // 4
         staged = 0 if self.copies else 2 * self.plan.tile_m * self.plan.tile_k * _BYTES[self.dtype] // 4 // self.threads
         return sums + self.operands + staged + _ADDRESSES
@@ -206,38 +206,38 @@ class Form(abc.ABC):
 
     @property
     def fits(self) -> bool:
-        """Whether as many blocks as there should be fit on a multiprocessor with their shared memory."""
+        """True if the shared memory of a multiprocessor suffices for the blocks that it should hold."""
         blocks = max(1, RESIDENT // self.threads)
         return self.memory_bytes <= min(_GIVEN, _SHARED // blocks - _LOST)
 
     @property
     def scope(self) -> str:
-        """Where the stages are: a block that needs more than it may declare is given it."""
+        """The memory of the stages: a block that needs more than it may declare is given it at launch."""
         return "shared" if self.memory_bytes <= _DECLARED else "shared.dyn"
 
 
 #: In multiply-adds of the device, 33 of them a picosecond: a byte from the level-2 cache; a partial sum, written and
-#: read; a second launch; and what a tile of k takes at least from its request to its use, of all multiprocessors.
+#: read; a second launch; and the least time of a tile of k from its request to its use, of all multiprocessors.
 _L2, _PARTIAL, _LAUNCH = 6, 64, 6e7
 _LATENCY = 700 * 128 * MULTIPROCESSORS
-#: The time of a block that is alone on its multiprocessor, where nothing else runs while it waits.
+#: The relative time of a block that is alone on its multiprocessor: nothing else runs while it waits.
 _ALONE = 1.2
 
 
 def cost(form: Form) -> float:
     """Return the time of a plan by arithmetic, in multiply-adds of the device.
 
-    A term of a tile costs what the form says, or what its operands take from the level-2 cache. Multiprocessors are
-    done with all that at the same time but for a shortest block, since the longest begin. The longest block bounds it:
-    by its work, and by when its tiles of k come, of which all stages but one are on their way. Split sums move parts,
-    in a second launch.
+    A term of a tile costs the `term` of the form, or the time of its operands from the level-2 cache. Multiprocessors
+    finish at the same time but for a shortest block, since the longest begin. The longest block bounds the time by its
+    work, and by the arrival of its tiles of k: all stages but one are on their way. Split sums move parts in a second
+    launch.
     """
     problem, plan = form.problem, form.plan
-    found = sections(problem, plan.tile_k, plan.tile_n)
-    if not found:
+    all_sections = sections(problem, plan.tile_k, plan.tile_n)
+    if not all_sections:
         return 0.0
     tile = MULTIPROCESSORS * plan.tile_k * max(form.term, _L2 * (plan.tile_m + plan.tile_n) * _BYTES[form.dtype])
-    counts = [(blocks_of(section, plan.tile_m), section.tiles_k / plan.split) for section in found]
+    counts = [(blocks_of(section, plan.tile_m), section.tiles_k / plan.split) for section in all_sections]
     blocks, (_, longest), (_, shortest) = sum(count for count, _ in counts) * plan.split, counts[0], counts[-1]
     alike = sum(count * tiles for count, tiles in counts) * plan.split / shortest
     waves = -(-blocks // (MULTIPROCESSORS * max(1, RESIDENT // form.threads)))
@@ -255,8 +255,8 @@ def blocks_of(section: Section, tile_m: int) -> int:
 def filled(plan: Plan, form: Callable[[Problem, Plan], Form], problem: Problem) -> Plan:
     """Return `plan` with as many stages as fit and are of use, and the parts of sums that cost the least.
 
-    Where A comes through registers a third stage would wait for nothing. Parts have 128 terms at least, and none is
-    empty in the longest sums.
+    If A comes through registers, a third stage would wait for nothing. Parts have 128 terms at least, and no part of
+    the longest sums is empty.
     """
     made = form(problem, plan)
     stages = made.most_stages if made.copies else 2
@@ -265,8 +265,8 @@ def filled(plan: Plan, form: Callable[[Problem, Plan], Form], problem: Problem) 
     tiles = max((section.tiles_k for section in sections(problem, plan.tile_k, plan.tile_n)), default=1)
     most = max(1, min(tiles * plan.tile_k // _LEAST_TERMS, _MOST_PARTS))
     parts = [split for split in range(1, most + 1) if -(-tiles // -(-tiles // split)) == split]
-    found = (replace(plan, stages=stages, split=split) for split in parts)
-    return min(found, key=lambda plan: cost(form(problem, plan)))
+    plans = (replace(plan, stages=stages, split=split) for split in parts)
+    return min(plans, key=lambda plan: cost(form(problem, plan)))
 
 
 def cheapest(shapes: Iterable[Plan], form: Callable[[Problem, Plan], Form], problem: Problem) -> tuple[float, Plan]:
@@ -278,26 +278,26 @@ def cheapest(shapes: Iterable[Plan], form: Callable[[Problem, Plan], Form], prob
 def searched(
     shapes: Iterable[Plan], form: Callable[[Problem, Plan], Form], problem: Problem
 ) -> list[tuple[float, Plan]]:
-    """Return plans like `shapes` with other stages, tiles of k and parts of sums, as memory and registers allow.
+    """Return plans like `shapes` with other stages, tiles of k and parts of sums, with their costs, the cheapest first.
 
-    With their costs, the cheapest first.
+    They fit into memory and registers.
     """
-    found: set[Plan] = set()
+    plans: set[Plan] = set()
     for shape, tile_k, stages in itertools.product(shapes, _TERMS, range(2, 5)):
         split = filled(replace(shape, tile_k=tile_k), form, problem).split
         for parts in sorted({1, max(1, split // 2), split, min(2 * split, _MOST_PARTS)}):
             plan = replace(shape, tile_k=tile_k, stages=stages, split=parts)
             made = form(problem, plan)
             if made.fits and made.registers <= MOST_REGISTERS:
-                found.add(plan)
-    return sorted(((cost(form(problem, plan)), plan) for plan in found), key=lambda pair: pair[0])
+                plans.add(plan)
+    return sorted(((cost(form(problem, plan)), plan) for plan in plans), key=lambda pair: pair[0])
 
 
 def matrix_kernel(form: Form) -> Kernel:
     """Build the kernel of a form."""
     problem, plan = form.problem, form.plan
-    found = sections(problem, plan.tile_k, plan.tile_n)
-    elements = packed_elements(found)
+    all_sections = sections(problem, plan.tile_k, plan.tile_n)
+    elements = packed_elements(all_sections)
     outputs = math.prod(problem.replace(batch=max(problem.batch, 1)).output_shape) if plan.split > 1 else 0
     with deconv(problem, elements, form.dtype, plan.split * outputs) as (function, args):
 
@@ -316,20 +316,28 @@ def matrix_kernel(form: Form) -> Kernel:
                 _sum(args, block, form, aligned, memory, sums, registers)
                 _write(args, block, form, rounds, sums)
 
-            each_block(found, plan.tile_m, form.threads, plan.split, allocate, body)
+            each_block(all_sections, plan.tile_m, form.threads, plan.split, allocate, body)
 
         aligned_or_not([args.data] if form.wide > 1 else [], form.wide * _BYTES[form.dtype], launches)
         finish_sums(args, plan.split)
-    pack = pack_sections(problem, found, form.dtype, form.rounded)
-    made = (problem, function.done, pack, form.algorithm, plan.knobs, elements, form.dtype)
-    dynamic = form.memory_bytes if form.scope == "shared.dyn" else 0
-    return Kernel(*made, workspace_elements=plan.split * outputs, dynamic_bytes=dynamic)
+    pack = pack_sections(problem, all_sections, form.dtype, form.rounded)
+    return Kernel(
+        problem=problem,
+        deconv=function.done,
+        pack=pack,
+        algorithm=form.algorithm,
+        knobs=plan.knobs,
+        packed_elements=elements,
+        packed_dtype=form.dtype,
+        workspace_elements=plan.split * outputs,
+        dynamic_bytes=form.memory_bytes if form.scope == "shared.dyn" else 0,
+    )
 
 
 class _Gather:
-    """The way of tiles of A to shared memory: `start` one, and `finish` what comes through registers.
+    """The way of tiles of A to shared memory: `start` one, and `finish` the elements in registers.
 
-    Where channels are contiguous, neighbouring threads take neighbouring terms, else neighbouring rows.
+    If channels are contiguous, neighbouring threads take neighbouring terms, else neighbouring rows.
     """
 
     def __init__(self, args: Arguments, block: Block, form: Form, memory: Expr, aligned: bool) -> None:
@@ -364,7 +372,7 @@ class _Gather:
                 self._load(tile, together)
 
     def _load(self, tile: Index, places: list[tuple[int, tuple[int, Index, Index]]]) -> None:
-        """Load terms of a row, which all exist or none, to registers; zeros where they do not."""
+        """Load terms of a row, which all exist or none, to registers; load zeros if they do not exist."""
         form, problem = self.form, self.form.problem
         sources = [self.rows.source(number, tile, term) for _, (number, _, term) in places]
 
@@ -387,7 +395,7 @@ class _Gather:
                     build.buffer_store(self.staged, tirx.const(0, form.dtype), [at])
 
     def finish(self, base: Index) -> None:
-        """Store what came through registers to the stage at `base`."""
+        """Store the elements in registers to the stage at `base`."""
         for at, (_, row, term) in enumerate(self.places):
             build.buffer_store(self.memory, self.staged[at], [base + self.form.a(row, term)])
 

@@ -56,7 +56,7 @@ _TASK = 2000.0
 _PANEL = 3.0
 #: Time to clear and store the accumulators of a reduction, in steps of it.
 _REDUCTION = 3
-#: Share of the second-level cache for what a product reads again.
+#: Share of the second-level cache for the rows and panels that are read again.
 _L2_SHARE = 0.75
 #: Numbers of rows to try for each number of vectors.
 _ROW_CHOICES = 4

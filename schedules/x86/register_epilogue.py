@@ -39,7 +39,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, shuffle_network
 from tvm_deconv.schedules.x86.loop_marks import first_block, with_body
 from tvm_deconv.schedules.x86.stores import llvm_source
-from tvm_deconv.schedules.x86.variants import within
+from tvm_deconv.schedules.x86.variants import inlined
 
 #: The functions of `vector_store.ll`.
 _STORE = "tvm_deconv_store"
@@ -93,7 +93,7 @@ def select_by_alignment(streaming: PrimFunc, ordinary: PrimFunc) -> PrimFunc:
     begin = _address(out, [tirx.const(0, "int64") for _ in out.shape])
     misalignment = tirx.call_extern("int32", _MISALIGNMENT, begin)
     other = ir.load_json(ir.save_json(ordinary))  # with variables and buffers of its own
-    return streaming.with_body(IfThenElse(misalignment == 0, streaming.body, within(other, streaming.params, {}, 0)))
+    return streaming.with_body(IfThenElse(misalignment == 0, streaming.body, inlined(other, streaming.params, {}, 0)))
 
 
 def finish_in_registers(func: PrimFunc, problem: Problem, definition: DirectDefinition, *, streams: bool) -> PrimFunc:

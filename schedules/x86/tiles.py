@@ -52,7 +52,7 @@ _REGISTER_FINISH = 1.0
 _PIECE = 100.0
 #: Cycles to start a task.
 _TASK = 100.0
-#: Packing (finishing) a vector element by element costs the same again for every so many lanes.
+#: Packing a vector element by element takes as long as packing ``lanes / _GATHERED`` vectors; likewise for finishing.
 _GATHERED = 4
 _SCATTERED = 2
 #: Cycles to make a vector of sums of rows, and to add a vector of results into the output.
@@ -173,7 +173,7 @@ def register_tiles(
             # miss as well if the filter is streamed from far away.
             padded *= 1 + ((0.4 if streams_filter else 0.15) * broadcast + 0.5 * vectors) / products
             near = max(1.0, loads / products, LATENCY_ACCUMULATORS / products)
-            # The taps of a row read the same lines of the second-level cache one after the other.
+            # The taps of a row read the same lines of the second-level cache in succession.
             far = max(near, 4 * vectors / products / (row_taps if form == ROWS else 1))
             tiles.append(RegisterTile(channels, positions, phases, padded * near, padded * far))
     return tiles
@@ -196,9 +196,10 @@ def steps(extent: int) -> list[int]:
 
 
 def outputs_along(axis: AxisPhases, most: tuple[int, int]) -> list[int]:
-    """Return Winograd's m to try along `axis`, with at `most` so many outputs and products.
+    """Return Winograd's m to try along `axis`.
 
-    The list is empty if no run has several taps that read neighbouring data.
+    `most` are the largest m and the most products. The list is empty if no run has several taps that read neighbouring
+    data.
     """
     taps = max((run.taps for run in axis.runs if run.taps > 1 and run.x_step == 1), default=0)
     most_outputs = min(most[0], most[1] + 1 - taps, axis.positions) if taps else 0
@@ -315,7 +316,7 @@ class _Arithmetic:
     def of(
         problem: Problem, geometry: Geometry, form: str, outputs: tuple[int, int], target: CpuTarget, lanes: int
     ) -> _Arithmetic:
-        """Count the work, and the cycles of what does not depend on the plan."""
+        """Count the work, and the cycles that do not depend on the plan."""
         work, rows = _Work.of(geometry, outputs), form == ROWS
         # Vectors that are not contiguous in the caller's arrays are loaded and stored element by element.
         foreign = (problem.data_format == "NCX") != rows

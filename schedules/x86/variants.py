@@ -1,8 +1,8 @@
-"""One function of several that compute the same: the extents of a call choose.
+"""One function of several that compute the same problem, chosen by the extents of the call.
 
-The functions are made separately, each with variables of its own for the dynamic extents and its own idea of the packed
-filter.  Here they become branches: their variables and buffers are declared within as those of the first function, and
-their packed filters lie one behind the other, once where they are equal.
+The functions are made separately. Each has variables of its own for the dynamic extents, and its own packed filter.
+Here they become branches: the variables and buffers of each are declared within it as those of the first function.
+Their packed filters lie one behind the other in one buffer, equal ones only once.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from tvm.tirx import Bind, DeclBuffer, IfThenElse, PrimFunc, SeqStmt, Stmt
 from tvm_ffi import structural_equal
 
 from tvm_deconv.problem import Problem
+from tvm_deconv.problem.arithmetic import round_up
 from tvm_deconv.schedules.contract import Kernel
 
-#: Elements of a packed filter begin at a multiple of this: a line of the caches, and whole vectors.
+#: A packed filter begins at a multiple of this number of elements: with a cache line, and with whole vectors.
 _ALIGNMENT = 64
 
 
@@ -35,7 +36,9 @@ def join(problem: Problem, kernels: Sequence[Kernel]) -> Kernel:
     chosen = [kernels[i] for i in kept]
     if len(chosen) == 1:
         return chosen[0]
-    at, elements = places([kernel.pack for kernel in chosen], [kernel.packed_elements for kernel in chosen])
+    offsets, elements = filter_offsets(
+        [kernel.pack for kernel in chosen], [kernel.packed_elements for kernel in chosen]
+    )
     bounds = [_bounds(problem, variants[i]) for i in kept]
     knobs = {
         f"{'x'.join(map(str, _bucket(variants[i])))}.{name}": value
@@ -44,8 +47,8 @@ def join(problem: Problem, kernels: Sequence[Kernel]) -> Kernel:
     }
     return Kernel(
         problem=problem,
-        deconv=dispatch([kernel.deconv for kernel in chosen], bounds, at, elements),
-        pack=one_after_the_other([kernel.pack for kernel in chosen], at, elements),
+        deconv=dispatch([kernel.deconv for kernel in chosen], bounds, offsets, elements),
+        pack=pack_all([kernel.pack for kernel in chosen], offsets, elements),
         algorithm="+".join(dict.fromkeys(kernel.algorithm for kernel in chosen)),
         knobs=knobs,
         packed_elements=elements,
@@ -75,52 +78,54 @@ def _bounds(problem: Problem, variant: Problem) -> dict[str, int]:
     return {f"extent_{axis}": extent for axis, (largest, extent) in enumerate(spatial) if extent < largest}
 
 
-def places(packs: Sequence[PrimFunc], elements: Sequence[int]) -> tuple[list[int], int]:
-    """Return where in one buffer each of some packed filters of so many `elements` begins, and the size of all."""
-    found: list[int] = []
+def filter_offsets(packs: Sequence[PrimFunc], elements: Sequence[int]) -> tuple[list[int], int]:
+    """Return the offset of the packed filter of each of `packs` in one buffer, and the size of the buffer.
+
+    `elements` are the sizes of the filters. Filters that are packed equally have the same offset.
+    """
+    offsets: list[int] = []
     end = 0
     for i, pack in enumerate(packs):
         same = next((j for j in range(i) if structural_equal(packs[j], pack)), None)
         if same is None:
-            end = -(-end // _ALIGNMENT) * _ALIGNMENT
-        found.append(end if same is None else found[same])
-        end = max(end, found[i] + elements[i])
-    return found, end
+            end = round_up(end, _ALIGNMENT)
+        offsets.append(end if same is None else offsets[same])
+        end = max(end, offsets[i] + elements[i])
+    return offsets, end
 
 
 def dispatch(
-    functions: Sequence[PrimFunc], bounds: Sequence[Mapping[str, int]], at: Sequence[int], size: int
+    functions: Sequence[PrimFunc], bounds: Sequence[Mapping[str, int]], offsets: Sequence[int], size: int
 ) -> PrimFunc:
-    """Return the function that is the first of `functions` whose extents are all within its `bounds`, or the last.
+    """Return the function that runs the first of `functions` whose `bounds` hold the extents of a call, or the last.
 
-    `at` are the places of their packed filters, the second parameter of each, in one of `size` elements.
+    `offsets` are those of their packed filters, the second parameter of each, in one of `size` elements.
     """
     data, packed, *others = functions[0].params
-    whole = _buffer(size, packed.dtype)
-    parameters = [data, whole, *others]
-    names = _extents(functions[0])
+    parameters = [data, _packed_filter(size, packed.dtype), *others]
+    extents = _extents(functions[0])
     body: Stmt | None = None
-    for function, bound, place in reversed(list(zip(functions, bounds, at, strict=True))):
-        inside = within(function, parameters, names, place)
+    for function, bound, offset in reversed(list(zip(functions, bounds, offsets, strict=True))):
+        branch = inlined(function, parameters, extents, offset)
         if body is None:
-            body = inside
+            body = branch
             continue
-        # Compared as floating point numbers: a bound must not take part in the extents of buffers.
-        fits = [names[name].astype("float64") <= tirx.const(float(most), "float64") for name, most in bound.items()]
-        body = IfThenElse(tirx.all(*fits), inside, body)
+        # Compared as floating point numbers: a bound must not take part in the inference of buffers' extents.
+        fits = [extents[name].astype("float64") <= tirx.const(float(most), "float64") for name, most in bound.items()]
+        body = IfThenElse(tirx.all(*fits), branch, body)
     return PrimFunc(parameters, body).with_attrs(functions[0].attrs)
 
 
-def one_after_the_other(packs: Sequence[PrimFunc], at: Sequence[int], size: int) -> PrimFunc:
-    """Return the function that packs a filter as `packs` do, each at its place `at` in one of `size` elements."""
+def pack_all(packs: Sequence[PrimFunc], offsets: Sequence[int], size: int) -> PrimFunc:
+    """Return the function that packs a filter by each of `packs`, at its offset in a buffer of `size` elements."""
     source, packed = packs[0].params
-    parameters = [source, _buffer(size, packed.dtype)]
-    once = {place: pack for pack, place in zip(packs, at, strict=True)}
-    body = SeqStmt([within(pack, parameters, {}, place) for place, pack in once.items()])
+    parameters = [source, _packed_filter(size, packed.dtype)]
+    once = {offset: pack for pack, offset in zip(packs, offsets, strict=True)}
+    body = SeqStmt([inlined(pack, parameters, {}, offset) for offset, pack in once.items()])
     return PrimFunc(parameters, body).with_attrs(packs[0].attrs)
 
 
-def _buffer(elements: int, dtype: str) -> Any:
+def _packed_filter(elements: int, dtype: str) -> Any:
     """Return a parameter for a packed filter."""
     with IRBuilder(), build.prim_func():
         build.func_name("packed")
@@ -128,20 +133,23 @@ def _buffer(elements: int, dtype: str) -> Any:
 
 
 def _extents(function: PrimFunc) -> dict[str, Any]:
-    """Return the variables in the shape of the data, by their names."""
+    """Return the variables in the shape of the data by their names."""
     return {extent.name: extent for extent in function.params[0].shape if isinstance(extent, tirx.Var)}
 
 
-def within(function: PrimFunc, parameters: Sequence[Any], names: Mapping[str, Expr], place: int) -> Stmt:
-    """Return the body of `function` with its parameters declared as `parameters`, its packed filter from `place` on."""
+def inlined(function: PrimFunc, parameters: Sequence[Any], extents: Mapping[str, Expr], offset: int) -> Stmt:
+    """Return the body of `function` with its parameters declared as `parameters` and its variables as `extents`.
+
+    Its packed filter begins at element `offset` of the second of `parameters`.
+    """
     stmts: list[Stmt] = []
     for name, extent in _extents(function).items():
-        if not extent.same_as(names[name]):
-            stmts.append(Bind(extent, names[name]))
+        if not extent.same_as(extents[name]):
+            stmts.append(Bind(extent, extents[name]))
     for own, given in zip(function.params, parameters, strict=True):
         if not own.same_as(given):
             start = tirx.buffer_data(given)
             if given.same_as(parameters[1]):
-                start = tirx.address_of(tirx.BufferLoad(given, [tirx.const(place, "int64")]))
+                start = tirx.address_of(tirx.BufferLoad(given, [tirx.const(offset, "int64")]))
             stmts.append(DeclBuffer(own, data=start))
     return SeqStmt([*stmts, function.body]) if stmts else function.body

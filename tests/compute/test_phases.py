@@ -1,4 +1,4 @@
-"""The arithmetic of phases against its definition, tap by tap."""
+"""Phases, checked tap by tap against their definition."""
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ axes = st.fixed_dictionaries(
 def test_runs_hold_every_tap_of_every_phase_once(axis, shift):
     shift %= axis["stride"]
     phases = axis_phases(**axis, shift=shift)
-    found = []
+    taps = []
     for run in phases.runs:
         assert run.taps > 0
         assert run.count > 0
@@ -32,7 +32,7 @@ def test_runs_hold_every_tap_of_every_phase_once(axis, shift):
                 k = run.k0 + within + tap * run.k_step
                 offset = run.x0 - tap * run.x_step
                 assert phases.low <= offset <= phases.low + phases.halo
-                found.append((run.start + within, k, offset))
+                taps.append((run.start + within, k, offset))
     s, d, p = axis["stride"], axis["dilation"], axis["pad_begin"] - shift
     expected = [
         (phase, k, (phase + p - d * k) // s)
@@ -40,7 +40,7 @@ def test_runs_hold_every_tap_of_every_phase_once(axis, shift):
         for k in range(axis["kernel"])
         if (phase + p - d * k) % s == 0
     ]
-    assert sorted(found) == sorted(expected)
+    assert sorted(taps) == sorted(expected)
 
 
 @given(axes)
@@ -59,7 +59,7 @@ def test_a_block_spans_the_places_of_its_outputs(axis, shift, block):
     assert phases.span(phases.positions, dynamic=False) <= phases.positions + (phases.shift > 0)
 
 
-def test_phases_of_the_natural_output_read_the_same_data():
+def test_phases_of_the_uncropped_output_read_the_same_data():
     problem = Problem(1, 1, 3, 5, (9, 9), (4, 16), (2, 8), (1, 1), (1, 4), (18, 72))
     plain, uncropped = Geometry.choices(problem)
     assert (len(plain.runs), len(uncropped.runs)) == (4, 1)

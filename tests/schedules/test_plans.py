@@ -1,4 +1,4 @@
-"""Every algorithm that admits a problem, by any plan that a search may try, against the reference."""
+"""Every algorithm that supports a problem, with any plan that a search may try, against the reference."""
 
 import itertools
 import math
@@ -27,7 +27,6 @@ from tvm_deconv.schedules.x86.vectors import accumulator_lanes
 from tvm_deconv.targets import CPU_TARGETS, detect_host
 
 
-#: Winograd's transforms may lose this much of the direct algorithm's precision.
 @targets
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(problem=problems(max_macs=60_000).filter(not_empty), seed=st.integers(0, 2**20))
@@ -45,15 +44,15 @@ def test_any_plan_agrees_with_the_reference(problem, target, seed):
     admitting = [algorithm for algorithm in ALGORITHMS if algorithm.supports(problem, target)]
     for algorithm in choose.sample(admitting, 2):
         plan = choose.choice(algorithm.candidates(problem, target))[1]
-        found = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
+        result = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
         bound = tolerance(algorithm.name, problem.dtype)
-        assert np.linalg.norm(found - wanted) <= bound * norm, (problem.key, algorithm.name, plan)
+        assert np.linalg.norm(result - wanted) <= bound * norm, (problem.key, algorithm.name, plan)
 
 
 @pytest.mark.parametrize("name", ["direct_channels", "matrix", "winograd", "direct_rows", "winograd_rows"])
 @pytest.mark.skipif(not CPU_TARGETS["x86-64-v4"].features <= detect_host().features, reason="needs AVX-512")
 def test_halves_of_vectors(name):
-    """Twelve channels, or as many positions, leave a quarter of sixteen lanes empty, and nothing of eight and four."""
+    """Twelve channels or positions leave a quarter of sixteen lanes empty, and no lane of vectors of eight and four."""
     form = "NCX" if name.endswith("rows") else "NXC"
     problem = td.Problem(2, 1, 9, 12, (5, 12), (3, 3), (2, 2), (1, 1), (1, 1), (10, 24), data_format=form)
     algorithm = named(name)
@@ -69,8 +68,8 @@ def test_halves_of_vectors(name):
         text = X86.build(problem, CPU_TARGETS["x86-64-v4"], algorithm, plan).deconv.script()
         assert "T.vectorized(T.int64(8))" in text
         assert "T.vectorized(T.int64(16))" not in text
-        found = run_kernel(problem, CPU_TARGETS["x86-64-v4"], data, weights, bias, algorithm, plan)
-        assert np.linalg.norm(found - wanted) <= tolerance(name, "float32") * np.linalg.norm(wanted)
+        result = run_kernel(problem, CPU_TARGETS["x86-64-v4"], data, weights, bias, algorithm, plan)
+        assert np.linalg.norm(result - wanted) <= tolerance(name, "float32") * np.linalg.norm(wanted)
     assert halves
 
 
@@ -83,9 +82,9 @@ def test_phases_of_two_axes_that_read_the_same_share_a_register_tile(target):
         (2, 2), (2, 1), (1, 2), (1, 1)
     }  # fmt: skip
     data, weights, bias = operands(problem, 8)
-    found = run_kernel(problem, target, data, weights, bias, rows, plan)
+    result = run_kernel(problem, target, data, weights, bias, rows, plan)
     wanted = reference(problem, data, weights, bias)
-    assert np.linalg.norm(found - wanted) <= TOLERANCE["float32"] * np.linalg.norm(wanted)
+    assert np.linalg.norm(result - wanted) <= TOLERANCE["float32"] * np.linalg.norm(wanted)
 
 
 @targets
@@ -98,7 +97,7 @@ def test_phases_of_two_axes_that_read_the_same_share_a_register_tile(target):
         (1, (50,), (16,), (8,), (5,), (393,)),
     ],
 )
-def test_phases_of_the_natural_output(groups, extent, kernel, stride, pad, output, target):
+def test_phases_of_the_uncropped_output(groups, extent, kernel, stride, pad, output, target):
     channels = 2 if groups == 17 else 19
     served = 0
     for number, algorithm in enumerate(ALGORITHMS):
@@ -114,8 +113,8 @@ def test_phases_of_the_natural_output(groups, extent, kernel, stride, pad, outpu
         bound = tolerance(algorithm.name, "float32") * np.linalg.norm(wanted)
         several = [plan for plan in plans if plan.tile.height < extent[0] or plan.tile.width < extent[-1]]
         plan = (plans, several)[number % 2][0]
-        found = run_kernel(problem, target, data, weights, bias, algorithm, plan)
-        assert np.linalg.norm(found - wanted) <= bound, (problem.key, algorithm.name, plan)
+        result = run_kernel(problem, target, data, weights, bias, algorithm, plan)
+        assert np.linalg.norm(result - wanted) <= bound, (problem.key, algorithm.name, plan)
         served += 1
     assert served >= 3
 
@@ -131,8 +130,8 @@ def test_phases_fill_vectors_or_halves_of_them(name, target):
     wanted = reference(problem, data, weights, bias)
     plans = [plan for _, plan in algorithm.candidates(problem, target)]
     for plan in (plans[0], next(plan for plan in plans if plan.tile.width < 9)):
-        found = run_kernel(problem, target, data, weights, bias, algorithm, plan)
-        assert np.linalg.norm(found - wanted) <= WINOGRAD * TOLERANCE["float32"] * np.linalg.norm(wanted), plan
+        result = run_kernel(problem, target, data, weights, bias, algorithm, plan)
+        assert np.linalg.norm(result - wanted) <= WINOGRAD * TOLERANCE["float32"] * np.linalg.norm(wanted), plan
 
 
 @targets
@@ -156,11 +155,13 @@ def test_whole_vectors_are_stored_as_they_are_made(form, data_format, groups, ch
     data, weights, bias = operands(problem, 5)
     wanted = reference(problem, data, weights, bias)
     plans = whole(problem)
-    # A row in one block, and in several; and what is least likely.
-    of_row, of_part = (next(plan for plan in plans if (plan.tile.width == 64) == one) for one in (True, False))
+    # A row in one block, a row in several, and the most expensive plan.
+    of_row, of_part = (
+        next(plan for plan in plans if (plan.tile.width == 64) == whole_row) for whole_row in (True, False)
+    )
     for plan in (of_row, of_part, plans[-1]):
-        found = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
-        assert np.linalg.norm(found - wanted) <= TOLERANCE[dtype] * np.linalg.norm(wanted), plan
+        result = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
+        assert np.linalg.norm(result - wanted) <= TOLERANCE[dtype] * np.linalg.norm(wanted), plan
     odd = problem.replace(output_spatial=(12, 127)) if form == ROWS else problem.replace(groups=3, out_channels=9)
     assert not whole(odd)
 
@@ -192,8 +193,8 @@ def test_short_rows_are_finished_by_planes(name, extent, output, target):
     assert bool(by_planes) == (math.prod(output[-2:]) % lanes == 0 and output[-1] % chunk > 0)
     several = [plan for plan in by_planes if plan.tile.images > 1]
     for plan in (*by_planes[:1], *several[:1], plans[0]):
-        found = run_kernel(problem, target, data, weights, bias, algorithm, plan)
-        assert np.linalg.norm(found - wanted) <= WINOGRAD * TOLERANCE["float32"] * np.linalg.norm(wanted), plan
+        result = run_kernel(problem, target, data, weights, bias, algorithm, plan)
+        assert np.linalg.norm(result - wanted) <= WINOGRAD * TOLERANCE["float32"] * np.linalg.norm(wanted), plan
 
 
 @pytest.mark.parametrize("kernel", [(3, 3), (4, 4), (5, 5), (4,), (6,), (8,), (5, 1)])
@@ -214,27 +215,27 @@ def test_winograd_keeps_the_precision_of_the_direct_algorithm(kernel):
         plans = {plan.tile.outputs: plan for _, plan in reversed(algorithm.candidates(problem, target))}
         assert max(max(outputs) for outputs in plans) >= 3
         for plan in plans.values():
-            found = run_kernel(problem, target, data, weights, bias, algorithm, plan)
-            assert 0 < np.linalg.norm(found - wanted) <= bound, (name, plan)
+            result = run_kernel(problem, target, data, weights, bias, algorithm, plan)
+            assert 0 < np.linalg.norm(result - wanted) <= bound, (name, plan)
 
 
 @targets
 @pytest.mark.parametrize(
     ("problem", "tile", "outputs"),
     [
-        # Kernel 3, stride 2: every other phase has one tap, and takes the rows as they are.
+        # Kernel 3, stride 2: every other phase has one tap, and reads the packed rows without a transform.
         ((2, 3, 5, 3, (13, 19), (3, 3), (2, 2), (1, 1), (1, 1), (26, 38)), (1, 1, 8, 19, 3, 32, 1), (1, 4)),
-        # Images in one block; rows of one block lie close; pads beyond the kernel, and an output beyond the data.
+        # Several images in a block, rows without gaps, pads beyond the kernel, and an output beyond the data.
         ((3, 1, 7, 1, (7, 20), (5, 4), (2, 2), (1, 1), (6, 1), (16, 41)), (3, 1, 8, 21, 1, 32, 4), (1, 3)),
-        # Phases of the uncropped output, in blocks whose last is nearly empty, and a row in two blocks.
+        # Phases of the uncropped output, a nearly empty last block, and a row in two blocks.
         ((1, 1, 6, 4, (17, 40), (9, 9), (3, 3), (1, 1), (4, 4), (51, 120)), (1, 1, 3, 32, 2, 16, 1, 1), (1, 4)),
-        # Dilation parts the taps of one axis, which are none to transform; of the other they are next to each other.
+        # Dilation separates the taps of one axis, which is not transformed. The taps of the other are neighbours.
         (
             (2, 2, 4, 3, (6, 7, 18), (3, 3, 2), (1, 2, 1), (2, 1, 1), (0, 1, 1), (7, 12, 20)),
             (1, 3, 4, 20, 3, 16, 1),
             (1, 2),
         ),
-        # Of three axes the first alone, and both outer ones.
+        # The first of three axes alone, and both outer ones.
         (
             (1, 1, 5, 2, (6, 5, 17), (4, 5, 3), (2, 2, 2), (1, 1, 1), (1, 2, 1), (12, 10, 34)),
             (1, 4, 5, 17, 2, 16, 1),
@@ -261,8 +262,8 @@ def test_winograd_of_rows(problem, tile, outputs, data_format, dtype, target):
     knobs |= {name: m for name, m in zip(("outputs_d", "outputs_h"), outputs, strict=True) if m > 1}
     plan = algorithm.read(knobs)
     assert plan.knobs == knobs
-    found = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
-    assert np.linalg.norm(found - wanted) <= WINOGRAD * TOLERANCE[dtype] * np.linalg.norm(wanted)
+    result = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
+    assert np.linalg.norm(result - wanted) <= WINOGRAD * TOLERANCE[dtype] * np.linalg.norm(wanted)
 
 
 def test_rows_have_products_to_save_only_along_outer_axes():
@@ -284,13 +285,13 @@ def test_rows_have_products_to_save_only_along_outer_axes():
 
 
 def test_strassen_multiplies_matrices():
-    """Of two by two, of elements that do not commute: each product of an element of one and an element of the other."""
+    """Two by two matrices of elements that do not commute: check each product of an element of either."""
     for left, right, result in itertools.product(range(4), repeat=3):
-        found = sum(
+        total = sum(
             output * data[left] * filter[right]
             for output, data, filter in zip(STRASSEN.outputs[result], STRASSEN.data, STRASSEN.filter, strict=True)
         )
-        assert found == (left % 2 == right // 2 and result == left // 2 * 2 + right % 2)
+        assert total == (left % 2 == right // 2 and result == left // 2 * 2 + right % 2)
 
 
 @targets
@@ -300,7 +301,7 @@ def test_strassen_multiplies_matrices():
     [((256, 48), (7, 9), (2, 2)), ((97, 21), (5, 7), (3, 1)), ((130, 3), (41,), (16,))],
 )
 def test_strassen_keeps_the_precision_of_the_direct_algorithm(channels, extents, kernel, data_format, target):
-    """Even extents and odd ones, of each of the three that are cut in halves."""
+    """Rows, input channels and columns are cut in halves: even and odd numbers of each."""
     rank = len(kernel)
     output = tuple(k * x for k, x in zip(kernel, extents, strict=True))
     problem = td.Problem(
@@ -314,8 +315,8 @@ def test_strassen_keeps_the_precision_of_the_direct_algorithm(channels, extents,
     assert strassen.supports(problem, target)
     assert all(plan.knobs["strassen"] and strassen.read(plan.knobs) == plan for plan in plans)
     for plan in (plans[0], plans[len(plans) // 2]):
-        found = run_kernel(problem, target, data, weights, bias, strassen, plan)
-        assert 0 < np.linalg.norm(found - wanted) <= bound, plan
+        result = run_kernel(problem, target, data, weights, bias, strassen, plan)
+        assert 0 < np.linalg.norm(result - wanted) <= bound, plan
 
 
 def test_strassen_is_not_for_the_points_of_winograd():
@@ -341,8 +342,8 @@ def test_a_row_is_cut_into_whole_vectors(stride, unit):
     problem = td.Problem(1, 1, 32, 48, (600,), (2 * stride,), (stride,), (1,), (0,), (600 * stride,))
     assert row_unit(problem, 16) == unit
     for winograd in (False, True):
-        found = [p.tile.width for _, p in matrix_tiles.candidates(problem, winograd, CPU_TARGETS["x86-64-v4"], 16)]
-        cut = [width for width in found if width < 600]
+        widths = [p.tile.width for _, p in matrix_tiles.candidates(problem, winograd, CPU_TARGETS["x86-64-v4"], 16)]
+        cut = [width for width in widths if width < 600]
         assert cut
         assert all(width % unit == 0 for width in cut)
     if unit > 1:
@@ -351,7 +352,7 @@ def test_a_row_is_cut_into_whole_vectors(stride, unit):
 
 
 def test_no_algorithm_is_named_that_does_not_admit_the_problem():
-    # One tap a phase: nothing to transform.
+    # Phases have one tap: nothing to transform.
     problem = td.Problem(1, 1, 16, 16, (4, 4), (2, 2), (2, 2), (1, 1), (0, 0), (8, 8))
     target = CPU_TARGETS["x86-64-v3"]
     assert X86.default(problem, target)[0].name != "winograd"

@@ -17,7 +17,7 @@ from tvm_deconv.compiler.selection import named
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.runtime import verify
 from tvm_deconv.schedules.x86.algorithms import ALGORITHMS
-from tvm_deconv.schedules.x86.variants import join, places
+from tvm_deconv.schedules.x86.variants import filter_offsets, join
 from tvm_deconv.targets import CPU_TARGETS, Host, Place, detect_host
 from tvm_deconv.tuning import tune
 
@@ -173,7 +173,7 @@ def test_the_extents_of_a_call_choose_a_variant(problem, names, calls, target):
     algorithms = [next(one for one in ALGORITHMS if one.name == name) for name in names]
     plans = [(one, one.candidates(v, target)[1][1]) for one, v in zip(algorithms, problem.variants, strict=True)]
     alone = [X86.build(v, target, *plan) for v, plan in zip(problem.variants, plans, strict=True)]
-    starts, _ = places([kernel.pack for kernel in alone], [kernel.packed_elements for kernel in alone])
+    starts, _ = filter_offsets([kernel.pack for kernel in alone], [kernel.packed_elements for kernel in alone])
     kernel = join(problem, alone)
     assert kernel.algorithm == "+".join(names)
     compiled = compiled_kernel(kernel, target)

@@ -5,10 +5,11 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tvm_deconv import targets
+from tvm_deconv import schedules, targets
 from tvm_deconv.errors import ProblemError
 from tvm_deconv.problem import Problem
 from tvm_deconv.targets import (
@@ -320,3 +321,19 @@ def test_only_devices_compute_in_tf32():
     problem = Problem(1, 1, 1, 1, (4,), (2,), (2,), (1,), (0,), (8,), precision="tf32")
     assert V3.computes(problem).precision == "ieee"
     assert get("cuda").computes(problem) is problem
+
+
+#: The packages that may know the classes of targets; of the others, `Target` alone.
+MAY_KNOW = ("targets/", "schedules/cuda/", "compiler/backends/cuda.py", "compiler/nvcc.py")
+
+
+def test_only_its_backend_knows_cuda_targets():
+    """Code that asks for the class of a target would have to be found and changed for another backend."""
+    root = Path(targets.__file__).parents[1]
+    folders = [(root, ""), *((Path(folder), "schedules/") for folder in schedules.__path__)]
+    files = {f"{prefix}{path.relative_to(folder)}": path for folder, prefix in folders for path in folder.rglob("*.py")}
+    known = {name for name, path in files.items() if re.search(r"\bCudaTarget\b|\bCUDA_TARGETS\b", path.read_text())}
+    assert known
+    assert not {name for name in known if not name.startswith(MAY_KNOW)}
+    asked = re.compile(r"isinstance\([^)]*\bC(pu|uda)Target\)")
+    assert not {name for name, path in files.items() if asked.search(path.read_text())} - {"targets/cpu.py"}

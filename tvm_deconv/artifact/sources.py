@@ -14,7 +14,7 @@ from pathlib import Path
 
 #: The packages that a build reads, below `tvm_deconv`.
 PACKAGES = ("problem", "targets", "compute", "schedules", "compiler")
-#: The module that decides what a manifest says.
+#: The module that decides the content of a manifest.
 _MANIFEST = Path(__file__).with_name("manifest.py")
 _VERSIONS = ("tvm_deconv", "apache-tvm", "apache-tvm-ffi")
 

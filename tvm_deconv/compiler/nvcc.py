@@ -1,4 +1,4 @@
-"""Compiling CUDA source to a shared library: where nvcc is, how it is called, and what ptxas says of each kernel."""
+"""nvcc: its place, its call, and the resources of kernels that ptxas reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tvm_deconv.compiler.toolchain import run_compiler, version_text
 from tvm_deconv.errors import CompilerNotFound
 from tvm_deconv.targets import CudaTarget
 
-#: Where NVIDIA's packages for Python put it, below site-packages: CUDA 13, CUDA 12.
+#: The place of nvcc in NVIDIA's packages for Python, below site-packages: CUDA 13, CUDA 12.
 _IN_PACKAGES = ("nvidia/cu*/bin/nvcc", "nvidia/cuda_nvcc/bin/nvcc")
 
 #: IEEE arithmetic, the CUDA runtime inside, and a report of resources.
@@ -33,7 +33,7 @@ _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 
 @dataclass(frozen=True)
 class Resources:
-    """What one kernel takes on one architecture: registers of a thread; bytes of shared memory, stack and spills."""
+    """The resources of one kernel on one architecture: registers of a thread; bytes of shared memory, stack, spills."""
 
     kernel: str
     architecture: str
@@ -43,7 +43,7 @@ class Resources:
     spill_bytes: int
 
     def blocks(self, threads: int) -> int:
-        """Return how many blocks of `threads` threads one multiprocessor of data centres' devices holds at a time.
+        """Return the number of blocks of `threads` threads that a multiprocessor of data centres' devices holds.
 
         It has 65536 registers, given to a warp in units of 256, 2048 threads, and 164 KiB of shared memory for
         blocks, 1 KiB of which each block loses.
@@ -55,31 +55,31 @@ class Resources:
 
 @functools.cache
 def find_nvcc() -> str:
-    """Return the path of nvcc: that of ``NVCC``, on PATH, else of the Python packages; CompilerNotFound."""
+    """Return the path of nvcc: that of ``NVCC``, on PATH, or of the Python packages. Raises CompilerNotFound."""
     wanted = os.environ.get("NVCC", "nvcc")
-    found = shutil.which(wanted)
-    if found:
-        return found
+    path = shutil.which(wanted)
+    if path:
+        return path
     for folder in dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib")):
         for pattern in _IN_PACKAGES:
-            for path in sorted(Path(folder).glob(pattern), reverse=True):
-                return str(path)
+            for packaged in sorted(Path(folder).glob(pattern), reverse=True):
+                return str(packaged)
     raise CompilerNotFound("nvcc", wanted, "was not found on PATH; install it: pip install 'tvm_deconv[cuda]'")
 
 
 @functools.cache
 def version(nvcc: str) -> str:
-    """Return the release that `nvcc` says it is."""
-    said = version_text(nvcc)
-    found = re.search(r"release [\d.]+, V([\d.]+)", said)
-    return found[1] if found else said.strip()
+    """Return the release of `nvcc`."""
+    printed = version_text(nvcc)
+    release = re.search(r"release [\d.]+, V([\d.]+)", printed)
+    return release[1] if release else printed.strip()
 
 
 def compile_library(source: str, path: Path, target: CudaTarget, nvcc: str | None = None) -> list[Resources]:
     """Compile the CUDA C++ translation unit `source` to the shared library `path`, for all devices of `target`.
 
     It needs no library but libtvm_ffi and those of C and C++, since the CUDA runtime is linked into it. Arithmetic is
-    that of IEEE 754: no fast-math. Returns what each kernel takes. Raises BuildError, CompilerNotFound.
+    that of IEEE 754: no fast-math. Return the resources of each kernel. Raises BuildError, CompilerNotFound.
     """
     nvcc = nvcc or find_nvcc()
     text = path.with_suffix(".cu")
@@ -99,8 +99,8 @@ def compile_library(source: str, path: Path, target: CudaTarget, nvcc: str | Non
 
 
 def parse_resources(said: str) -> list[Resources]:
-    """Parse what ``ptxas -v`` printed."""
-    found = []
+    """Parse the messages of ``ptxas -v``."""
+    resources = []
     kernel, stack = ("", ""), (0, 0, 0)
     for line in said.splitlines():
         if match := _KERNEL.search(line):
@@ -109,5 +109,5 @@ def parse_resources(said: str) -> list[Resources]:
             stack = int(match[1]), int(match[2]), int(match[3])
         elif match := _USED.search(line):
             registers, shared = int(match[1]), int(match[2] or 0)
-            found.append(Resources(*kernel, registers, shared, stack[0], stack[1] + stack[2]))
-    return found
+            resources.append(Resources(*kernel, registers, shared, stack[0], stack[1] + stack[2]))
+    return resources

@@ -1,8 +1,8 @@
-"""Tuning logs: what was measured, one line of text per trial.
+"""Tuning logs: measurements, one line of text per trial.
 
 A log is a directory: ``<target>/<problem>.jsonl``, where <problem> is the beginning of the digest of an `artifact_key`,
 as in the names of artifacts. Each line is one `Record`, JSON with sorted keys. While a search runs, lines are appended;
-`Log.tidy` sorts them and drops what a newer measurement replaces. Two logs merge as the union of their lines.
+`Log.tidy` sorts them and drops those that a newer measurement replaces. Two logs merge as the union of their lines.
 
 A line that does not read loses only itself, and is reported in `Records.warnings` by file and line.
 """
@@ -29,7 +29,7 @@ SUFFIX = ".jsonl"
 
 
 class Conditions(NamedTuple):
-    """What times must have in common to be compared: the CPU, the number of threads, and the text of the kernels."""
+    """The conditions under which times compare: the CPU, the number of threads, and the code of the kernels."""
 
     host: str
     threads: int
@@ -37,7 +37,7 @@ class Conditions(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """An algorithm and its knobs, sorted by name: what makes a kernel of a problem."""
+    """An algorithm and its knobs, sorted by name: with them a problem becomes a kernel."""
 
     algorithm: str
     knobs: tuple[tuple[str, int], ...]
@@ -51,9 +51,9 @@ class Schedule(NamedTuple):
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One trial.
 
-    `seconds` is the median of `runs` calls and `spread` half the distance of their quartiles, as a part of the median;
-    where the trial has no time, `seconds` is None and `error` says why. `seed` is of the arrays and of the search,
-    `when` is UTC in ISO form, `sources` the digest of the kernels' text and `commit` its commit or version.
+    `seconds` is the median of `runs` calls and `spread` half the distance of their quartiles, as a part of the median.
+    If the trial has no time, `seconds` is None and `error` says why. `seed` is of the arrays and of the search, `when`
+    is UTC in ISO form, `sources` the digest of the kernels' code and `commit` its commit or version.
     """
 
     problem: str
@@ -79,7 +79,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def conditions(self) -> Conditions:
-        """Under which conditions."""
+        """The conditions of the trial."""
         return Conditions(self.host, self.threads, self.sources)
 
     @property
@@ -89,7 +89,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @staticmethod
     def parse(line: bytes | str) -> Record:
-        """Read a line; ValueError says what is wrong with it."""
+        """Return the record of a line. Raises ValueError."""
         record = _DECODER.decode(line)
         if Problem.from_key(record.problem).artifact_key != record.problem:
             raise ProblemError("problem", record.problem, "must be an artifact key")
@@ -111,39 +111,39 @@ def _name(problem: str, target: str) -> str:
 
 
 def newest(records: Iterable[Record]) -> list[Record]:
-    """Sort `records`; of those that tried the same under the same conditions, the newest stays."""
-    found: dict[tuple[object, ...], Record] = {}
+    """Return `records` sorted; of several trials of one schedule under the same conditions, the newest stays."""
+    kept: dict[tuple[object, ...], Record] = {}
     for record in records:
-        other = found.setdefault(_order(record), record)
+        other = kept.setdefault(_order(record), record)
         if (record.when, record.line) > (other.when, other.line):
-            found[_order(record)] = record
-    return sorted(found.values(), key=_order)
+            kept[_order(record)] = record
+    return sorted(kept.values(), key=_order)
 
 
 @dataclass
 class Records:
-    """The records of some logs for one target, by problem, and what could not be read of them."""
+    """The records of some logs for one target, by problem, and warnings about lines that do not read."""
 
     target: str
     by_problem: dict[str, list[Record]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Record]:
-        return (record for found in self.by_problem.values() for record in found)
+        return (record for records in self.by_problem.values() for record in records)
 
     def warnings_for(self, problem: str) -> list[str]:
         """Return the warnings on the files of the problem with this key."""
         return [warning for warning in self.warnings if f"{_name(problem, self.target)}:" in warning]
 
     def add(self, record: Record) -> None:
-        """Take up one more record."""
+        """Add one record."""
         self.by_problem.setdefault(record.problem, []).append(record)
 
     def comparable(self, problem: str) -> list[Record]:
         """Return the timed records of the problem with this key, of the newest conditions alone, the fastest first.
 
-        Times of another CPU, another number of threads or another version of the kernels say nothing about these. A
-        search tries first what was best under other conditions, so that the newest are not the poorer for it.
+        Times of another CPU, another number of threads or other kernels do not compare with these. A search first tries
+        the schedules that were best under other conditions, so nothing is lost.
         """
         timed = [record for record in self.by_problem.get(problem, ()) if record.seconds is not None]
         if not timed:
@@ -156,7 +156,7 @@ class Records:
 
 
 def best(problem: Problem | str, records: Records) -> Record | None:
-    """Return the fastest record of exactly this problem, None where there is none."""
+    """Return the fastest record of exactly this problem, None if there is none."""
     comparable = records.comparable(problem if isinstance(problem, str) else problem.artifact_key)
     return comparable[0] if comparable else None
 
@@ -167,7 +167,7 @@ def shipped() -> Path:
 
 
 def read(target: str, *logs: Path | str) -> Records:
-    """Read what the directories `logs` hold for a target; those that do not exist hold nothing."""
+    """Read the records for a target in the directories `logs`; a missing directory is empty."""
     records = Records(target)
     for log in logs:
         folder = Path(log) / target
@@ -210,7 +210,7 @@ class Log:
             yield
 
     def append(self, record: Record) -> None:
-        """Write one record, at once; after a line that was left half-written it begins its own."""
+        """Write one record at once; after a line that was left half-written it begins a new one."""
         path = self.file(record.problem, record.target)
         with self._locked():
             path.parent.mkdir(exist_ok=True)
@@ -221,7 +221,7 @@ class Log:
                 file.write(b"\n" * torn + record.line.encode() + b"\n")
 
     def merge(self, records: Iterable[Record]) -> None:
-        """Add `records` to what is there, and `tidy` the files they belong to."""
+        """Add `records` to the log, and `tidy` their files."""
         files: dict[Path, list[Record]] = {}
         for record in records:
             files.setdefault(self.file(record.problem, record.target), []).append(record)
@@ -240,19 +240,19 @@ class Log:
     def prune(self, target: str, keep: int) -> tuple[int, int]:
         """Keep, of each problem and algorithm, the `keep` fastest records of the newest conditions.
 
-        Return how many records there were and how many there are.
+        Return the numbers of records before and after.
         """
         with self._locked():
             records = read(target, self.root)
             before = after = 0
-            for problem, found in records.by_problem.items():
+            for problem, present in records.by_problem.items():
                 kept: dict[str, list[Record]] = {}
                 for record in records.comparable(problem):
                     of_algorithm = kept.setdefault(record.algorithm, [])
                     if len(of_algorithm) < keep:
                         of_algorithm.append(record)
                 left = [record for part in kept.values() for record in part]
-                before, after = before + len(found), after + len(left)
+                before, after = before + len(present), after + len(left)
                 _write(self.file(problem, target), left)
         return before, after
 
@@ -262,7 +262,7 @@ class Log:
 
 
 def _foreign(line: str) -> bool:
-    """Whether a line is whole, but no record of this version: it may be one of a newer version."""
+    """Return True if a line is whole but does not read: it may be a record of a newer version."""
     try:
         msgspec.json.decode(line)
     except (ValueError, RecursionError):  # the latter is of brackets within brackets: no version wrote them
@@ -275,7 +275,7 @@ def _foreign(line: str) -> bool:
 
 
 def _write(path: Path, records: Iterable[Record]) -> None:
-    """Replace the records in a file; what other versions wrote stays. A file without a line is removed."""
+    """Replace the records in a file; lines of other versions stay. A file without a line is removed."""
     old = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     lines = [record.line for record in newest(records)]
     lines += sorted({line for line in old.split("\n") if _foreign(line)})

@@ -1,7 +1,7 @@
-"""What a kernel takes from the launcher's workspace, counted in the code that is compiled.
+"""The bytes that a kernel takes from the launcher's workspace, counted in the code that is compiled.
 
-After TVM has made calls of the runtime of all buffers that do not fit a stack, `Counted` adds them up: those within
-parallel loops, which each thread that takes part has for itself, and those outside, which the calling thread has.
+TVM turns buffers that do not fit a stack into calls of the runtime. `Counted` adds them up: those within parallel
+loops, of which each thread has its own, and those outside, which the calling thread has.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LINE = 64  # of the launcher: blocks have a header of a line, and whole lines
 class Counted:
     """An instrument of TVM's passes that counts, over the functions of the modules that it sees.
 
-    `scratch_bytes` is what one thread takes within a parallel loop, `shared_bytes` what the calling thread takes
+    `scratch_bytes` are those of one thread within a parallel loop, `shared_bytes` those of the calling thread
     besides. A kernel without a parallel loop is one task.
     """
 
@@ -28,7 +28,7 @@ class Counted:
         self.scratch_bytes = self.shared_bytes = 0
 
     def run_after_pass(self, module: Any, info: Any) -> None:
-        """Count where `info` is of the pass that makes the calls."""
+        """Count after the pass that makes the calls."""
         if info.name != _PASS:
             return
         for function in module.functions.values():
@@ -39,7 +39,7 @@ class Counted:
 
 
 def _allocated(stmt: Stmt, parallel: list[int]) -> int:
-    """Return the bytes that `stmt` allocates outside of parallel loops; what each of these does goes to `parallel`."""
+    """Return the bytes that `stmt` allocates outside of parallel loops; add those of each such loop to `parallel`."""
     if isinstance(stmt, DeclBuffer) and getattr(getattr(stmt.data, "op", None), "name", "") == _ALLOCATION:
         return _LINE + -(-int(stmt.data.args[2]) // _LINE) * _LINE
     parts = [*getattr(stmt, "seq", ()), *(getattr(stmt, name, None) for name in ("body", "then_case", "else_case"))]

@@ -1,6 +1,6 @@
 """Facts about the CPUs and GPUs that artifacts are compiled for, and about the machine that runs them.
 
-`base` says what every target offers, `cpu` and `cuda` list the targets, `host` reads the machine, `resolve` finds
+`base` has the contract of every target, `cpu` and `cuda` list the targets, `host` reads the machine, `resolve` finds
 targets by name. Another kind of CPU is a row in `cpu`.
 """
 

@@ -41,7 +41,7 @@ class Place:
 class Target(abc.ABC):
     """A set of machines that one artifact serves.
 
-    `name` is what manifests, file names and the command line call it. `features` are the CPU flags that its code
+    `name` is its name in manifests, file names and the command line. `features` are the CPU flags that its code
     needs, spelled as in ``/proc/cpuinfo``. The other fields of a subclass are facts that schedules and compilers read:
     every field is part of an artifact's recipe.
     """
