@@ -87,7 +87,7 @@ class _Steps:
         return self.definition.layout
 
     def merge_nest(self) -> None:
-        """Make one nest over blocks, groups and tiles of channels of the products and what finishes them.
+        """Make one nest over blocks, groups and tiles of channels of the products and of their epilogue.
 
         The results of a tile of channels are then finished while they are in the second-level cache.
         """

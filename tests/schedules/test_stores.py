@@ -12,7 +12,7 @@ from support.strategies import not_empty, operands, problems
 from support.tolerances import WINOGRAD, norm_bound
 
 import tvm_deconv as td
-from tvm_deconv.compiler import build
+from tvm_deconv.artifact.sources import source_digest
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.x86 import stores
 from tvm_deconv.schedules.x86.algorithms import ALGORITHMS, direct_definition, matrix_definition
@@ -80,5 +80,5 @@ def test_rows_that_are_converted_are_stored_as_usual():
 def test_the_recipe_of_an_artifact_covers_the_llvm_sources(monkeypatch):
     covered = set()
     monkeypatch.setattr(Path, "read_bytes", lambda path: covered.add(path.name) or b"")
-    build._sources.__wrapped__()
+    source_digest.__wrapped__()
     assert {path.name for path in Path(stores.__file__).parent.glob("*.ll")} <= covered

@@ -228,7 +228,7 @@ class DirectLayout:
 
     @property
     def transforms(self) -> bool:
-        """Whether Winograd's transforms apply along an axis."""
+        """True if Winograd's transforms apply along an axis."""
         return max(self.tile.outputs) > 1
 
     @property
