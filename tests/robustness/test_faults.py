@@ -79,6 +79,7 @@ FILL = """
 import sys
 from pathlib import Path
 from support import artifacts as made
+from support.tolerances import assert_close
 import numpy as np
 import tvm_deconv as td
 from tvm_deconv.compiler import build
