@@ -1,0 +1,77 @@
+"""The commands tune and logs."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from support.records import SMALL, V3, record, runs_v3, schedules_of
+
+import tvm_deconv as td
+from tvm_deconv import tuning
+from tvm_deconv.cli import main as cli
+from tvm_deconv.compiler.records import Log, best, read
+
+
+def command(*arguments):
+    return CliRunner().invoke(cli.main, [str(argument) for argument in arguments], env={"COLUMNS": None})
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "small.json"
+    layer = {"data": SMALL.data_shape, "filter": SMALL.replace(filter_format="GIOX").filter_shape}
+    layer |= {"strides": SMALL.strides, "pads_begin": SMALL.pads_begin, "pads_end": SMALL.pads_begin}
+    path.write_text(json.dumps([{"name": "one", **layer}]))
+    return path
+
+
+@runs_v3
+def test_tune_prints_what_it_found(source, tmp_path):
+    log = tmp_path / "log"
+    result = command("tune", source, "--target", V3.name, "--trials", 2, "--logs", log, "--jobs", 1)
+    assert result.exit_code == 0, result.output
+    assert "2 trials" in result.stdout
+    assert "one" in result.stdout
+    assert len(list(read(V3.name, log))) == 2
+    result = command("compile", source, "--target", V3.name, "--output", tmp_path / "made", "--logs", log)
+    assert result.exit_code == 0, result.output
+    assert [manifest.origin for manifest in td.load(tmp_path / "made").manifests] == ["tuned"]
+
+
+def test_an_interrupt_says_how_to_continue(source, tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning, "tune", interrupted)
+    result = command("tune", source, "--logs", tmp_path / "log")
+    assert result.exit_code == 1
+    assert "the same command continues" in result.stderr
+
+
+def test_trials_of_compile_need_logs(source):
+    result = command("compile", source, "--trials", 3)
+    assert result.exit_code == 2
+    assert "--trials needs --logs" in result.stderr
+
+
+def test_logs_merge_best_and_prune(tmp_path):
+    one, two, three = schedules_of(SMALL, 3)
+    Log(tmp_path / "a").append(record(schedule=one, seconds=3e-3))
+    Log(tmp_path / "b").append(record(schedule=two, seconds=2e-3))
+    Log(tmp_path / "b").append(record(schedule=three, seconds=4e-3, algorithm="forgotten"))
+    torn = Log(tmp_path / "b").file(SMALL.artifact_key, V3.name)
+    torn.write_text(torn.read_text() + "{")
+    result = command("logs", "merge", tmp_path / "into", tmp_path / "a", tmp_path / "b")
+    assert result.exit_code == 0, result.output
+    assert "0 records, 3 with those of" in result.stdout
+    assert "b/x86-64-v3" in result.stderr
+    assert ":3: skipped" in result.stderr
+    result = command("logs", "best", tmp_path / "into")
+    assert result.exit_code == 0, result.output
+    assert SMALL.artifact_key in result.stdout
+    assert two.algorithm in result.stdout
+    assert "by forgotten: does not replay" in result.stderr
+    result = command("logs", "prune", tmp_path / "into", "--keep", 1, "--target", V3.name)
+    assert result.exit_code == 0, result.output
+    assert f"{V3.name}: 2 of 3 records kept" in result.stdout
+    assert best(SMALL, read(V3.name, tmp_path / "into")).schedule == two
