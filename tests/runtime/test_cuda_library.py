@@ -33,7 +33,8 @@ def entry(directory, problem, target, content):
     """An artifact with this content as its library."""
     kernel, name = build_kernel(problem), stem(problem.artifact_key, target)
     made = {field: getattr(kernel, field) for field in ("algorithm", "knobs", "packed_dtype")}
-    made |= {"packed_shape": (kernel.packed_elements,), **describe(directory, name, content)}
+    made |= {"packed_shape": (kernel.packed_elements,), "scratch_bytes": kernel.workspace_bytes}
+    made |= describe(directory, name, content)
     there = manifest(problem, target, **made)
     (directory / f"{name}.json").write_text(there.to_json())
     return there

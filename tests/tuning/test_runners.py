@@ -29,4 +29,4 @@ def test_sources_in_c_are_installed():
         (source,) = Path(module.__file__).parent.glob("*.c")
         assert source.is_file()
         assert module.__package__ in setuptools["packages"]
-        assert "*.c" in setuptools["package-data"][module.__package__]
+        assert "*.c" in setuptools["package-data"]["*"]

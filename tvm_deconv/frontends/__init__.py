@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tvm_deconv.artifact import files
+from tvm_deconv.artifact.files import write
 from tvm_deconv.errors import SourceError
 from tvm_deconv.frontends.layers import FoundLayer, with_unique_names
 from tvm_deconv.frontends.packages import missing_package
@@ -75,7 +75,7 @@ def write_weights(layers: Iterable[FoundLayer], path: Path) -> list[str]:
         raise missing_package("weights", "safetensors", "'tvm_deconv[compile]'") from None
     content = save(arrays, {layer.name: layer.problem.key for layer in layers if layer.problem is not None})
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write(path, content)
+    write(path, content)
     return list(arrays)
 
 
