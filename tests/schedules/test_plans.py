@@ -60,7 +60,7 @@ def test_plans_of_every_algorithm(algorithm, target):
 
 @targets
 @algorithms
-@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), seed=st.integers(0, 2**20))
 def test_any_plan_agrees_with_the_reference(algorithm, target, data, seed):
     supported = problems(max_macs=60_000).filter(lambda p: not_empty(p) and algorithm.supports(p, target))
