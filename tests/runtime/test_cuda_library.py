@@ -151,8 +151,7 @@ def test_layers_compute_on_the_device(problem, shims, device):
     given = on_device(device, data)
     result = layer(given)
     assert type(result) is Array
-    tolerance = 1e-4 if problem.dtype == "float32" else 1e-2
-    np.testing.assert_allclose(result.array, reference(problem, data, weights, bias), rtol=tolerance, atol=tolerance)
+    assert_close(result.array, reference(problem, data, weights, bias), problem.dtype)
     assert device.streams
     out = device.empty(problem.output_shape, problem.output_dtype)
     assert layer(given, out) is out
@@ -277,9 +276,7 @@ def test_the_reference_computes_for_a_device(dtype, tmp_path, device):
     result = layer(given)
     assert type(result) is Array
     assert layer.manifest is None
-    tolerance = 1e-5 if dtype == "float32" else 2e-2
-    wanted = reference(problem, data, weights, bias)
-    np.testing.assert_allclose(result.array.astype(np.float64), wanted, rtol=tolerance, atol=tolerance)
+    assert_close(result.array, reference(problem, data, weights, bias), dtype)
     out = device.empty(problem.output_shape, problem.output_dtype)
     assert layer(given, out) is out
     assert out.array.tobytes() == result.array.tobytes()

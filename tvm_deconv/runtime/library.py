@@ -197,9 +197,9 @@ class Library:
         beyond these use their own. Of concurrent calls, one keeps the data that its threads share in this workspace. On
         a CUDA device the package of the data allocates the workspace for each call.
 
-        Raises NoArtifactError with every candidate's reason, IntegrityError if the library is not the one that was
-        built, ArtifactError if it does not load, TensorError, ProblemError for an impossible `workspace`, and
-        DeviceError if the filter is on a CUDA device that cannot be used.
+        Raises NoArtifactError with every candidate's reason. Raises IntegrityError if the library is not the one
+        that was built, and ArtifactError if it does not load. Raises TensorError for arrays, ProblemError for an
+        impossible `workspace`, and DeviceError for a CUDA device that cannot be used.
         """
         memory = _memory_of(filter)
         served = self._serve(problem, memory.device)
