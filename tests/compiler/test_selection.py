@@ -150,7 +150,9 @@ def test_the_default_decides_where_nothing_was_faster():
     assert choice_of(SMALL, msgspec.structs.replace(level, default_ratio=1.011))[0][0].schedule == cheap()
     assert choice_of(OTHER, level)[0] == [DEFAULT]  # nor is it adapted
     # The default of all algorithms is not that of some.
+    other = record(SMALL, dear(), sources=kernel_digest())
     assert choice_of(SMALL, level, algorithms=(cheap().algorithm,))[0][0].schedule == cheap()
+    assert choice_of(SMALL, other, algorithms=(dear().algorithm,))[0][0].schedule == dear()
 
 
 def test_a_record_serves_every_epilogue_and_its_own_first():
