@@ -328,15 +328,14 @@ class _Build:
 
     def _kernel(self, choice: Choice) -> Kernel:
         """Schedule as chosen: one plan for all calls, or one for each variant."""
+        backend = backend_of(self.target)
         if choice.schedule:
-            algorithm, plan = self._plan(self.problem, choice)
-            return algorithm.build(self.problem, self.target, plan)
+            return backend.build_for_threads(self.problem, self.target, *self._plan(self.problem, choice))
         parts = choice.parts or [choice] * len(self.problem.variants)
         kernels = []
         for variant, part in zip(self.problem.variants, parts, strict=True):
-            algorithm, plan = self._plan(variant, part)
-            kernels.append(algorithm.build(variant, self.target, plan))
-        return backend_of(self.target).join(self.problem, kernels)
+            kernels.append(backend.build_for_threads(variant, self.target, *self._plan(variant, part)))
+        return backend.join(self.problem, kernels)
 
     def _plan(self, problem: Problem, choice: Choice) -> tuple[AnyAlgorithm, Plan]:
         """Return the algorithm and the plan of a choice for `problem`."""
