@@ -25,7 +25,8 @@ class Costs:
     - `finish`: to finish a vector of the output and copy it. Element by element it is `lanes / scattered` vectors.
     - `register_finish`: to store a vector of the output straight from its accumulators. `aliased` comes on top where a
       register tile stores past the caches to several rows at the same offset in a page.
-    - `piece`: to start on another piece of the caller's memory, which begins with a cache miss. `task`: to start a task.
+    - `piece`: to start on another piece of the caller's memory, which begins with a cache miss; `position`: the same
+      where each position is a piece, of vectors of groups. `task`: to start a task.
     - `sum`: to make a vector of sums of rows, and to add a vector of results into the output. `near` is the share of
       `pack` if sums are made of the data while they are near.
     - `l2_share`: the share of the second-level cache in which a block should stay. `overfull` is the relative cost of
@@ -42,7 +43,8 @@ class Costs:
     - `reduction`: to clear and store the accumulators of a reduction, in steps of it.
     - `rows_share`: the share of the second-level cache for the rows and panels that are read again.
 
-    Both parts use `far_bytes`, the bytes per cycle from beyond the second-level cache.
+    Both parts use `far_bytes`, the bytes per cycle from beyond the second-level cache, and `far_share`, the share of it
+    beyond which a filter or results are far.
     """
 
     ties: float = 0.87
@@ -55,6 +57,7 @@ class Costs:
     register_finish: float = 1.0
     aliased: float = 0.0
     piece: float = 100.0
+    position: float = 0.0
     task: float = 100.0
     sum: float = 1.5
     near: float = 0.75
@@ -73,6 +76,7 @@ class Costs:
     rows_share: float = 0.75
 
     far_bytes: float = 8.0
+    far_share: float = 0.5
 
 
 WIDE = Costs()
@@ -81,9 +85,11 @@ NARROW = replace(
     channels=1.3,
     pack=3.4,
     aliased=6.0,
+    position=10.0,
     sum=0.9,
     task=30.0,
-    l2_share=0.37,
+    l2_share=0.25,
+    far_share=0.35,
     overfull=0.13,
     move=1.5,
     transpose=7.2,

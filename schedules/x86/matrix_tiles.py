@@ -45,6 +45,8 @@ from tvm_deconv.schedules.x86.tiles import (
 )
 from tvm_deconv.targets import CpuTarget
 
+#: Points of an axis for which the cost of a transform is given: four outputs of two taps.
+_USUAL_POINTS = 5
 #: Numbers of rows to try for each number of vectors.
 _ROW_CHOICES = 4
 
@@ -150,7 +152,7 @@ class _Work:
     """The work of one combination of runs in a block.
 
     Each of `rows` has `points` products with a reduction over `taps`. Its columns are `phases` of each output channel,
-    and it makes `outputs` positions. Transforms run along `transformed` axes. Under Strassen's algorithm a row is a
+    and it makes `outputs` positions. `transformed` counts axes with transforms, those with more points for more. Under Strassen's algorithm a row is a
     pair of rows with seven points, and half of the columns make four results.
     """
 
@@ -159,7 +161,7 @@ class _Work:
     taps: int
     phases: int
     outputs: int
-    transformed: int
+    transformed: float
 
 
 def _works(geometry: Geometry, tile: MatrixTile) -> list[_Work]:
@@ -175,7 +177,7 @@ def _works(geometry: Geometry, tile: MatrixTile) -> list[_Work]:
                 math.prod(axis.taps for axis in axes),
                 math.prod(run.count for run in runs),
                 math.prod(axis.outputs for axis in axes) * tile.parts**2,
-                sum(axis.transformed for axis in axes) + tile.strassen,
+                sum(axis.points for axis in axes if axis.transformed) / _USUAL_POINTS + tile.strassen,
             )
         )
     return works
@@ -283,7 +285,7 @@ class _Arithmetic:
             yield held / self.costs.far_bytes
         # The filter, once for each block.
         filter_bytes = work.points * work.taps * panels * panel * terms * element
-        if filter_bytes * ceil_div(geometry.out_channels, tile.channels) > self.target.l2_bytes // 2:
+        if filter_bytes * ceil_div(geometry.out_channels, tile.channels) > self.target.l2_bytes * self.costs.far_share:
             yield filter_bytes / self.costs.far_bytes / 2
 
     def _finish(self, tile: MatrixTile, results: int) -> float:
@@ -303,7 +305,7 @@ class _Arithmetic:
 
     def _far(self, vectors: float) -> float:
         """Return the further cycles per vector if as many `vectors` do not stay in the second-level cache."""
-        return self.costs.far if vectors * self.target.vector_bits // 8 > self.target.l2_bytes / 2 else 0.0
+        return self.costs.far if vectors * self.target.vector_bits // 8 > self.target.l2_bytes * self.costs.far_share else 0.0
 
     @property
     def _element_bytes(self) -> int:

@@ -280,7 +280,8 @@ class _Arithmetic:
     """The costs of plans for one problem on one target, with Winograd's `outputs` along the first two axes.
 
     `pack` and `finish` are the cycles to pack a vector and to finish one of the output. `row_phases` is not 0 if
-    register tiles of as many phases may be finished in registers. If `streams_filter`, the filter exceeds the caches.
+    register tiles of as many phases may be finished in registers. If `streams_filter`, the filter exceeds the caches. If
+    it `transposes`, vectors of channels become vectors of positions.
     """
 
     problem: Problem
@@ -295,6 +296,7 @@ class _Arithmetic:
     finish: float
     row_phases: int
     streams_filter: bool
+    transposes: bool
 
     @staticmethod
     def of(
@@ -305,7 +307,8 @@ class _Arithmetic:
         # Vectors that are not contiguous in the caller's arrays are loaded and stored element by element.
         foreign = (problem.data_format == "NCX") != rows
         pack = costs.pack
-        if rows and problem.data_format == "NXC" and transposes_channels(problem.in_channels, lanes):
+        transposes = rows and problem.data_format == "NXC" and transposes_channels(problem.in_channels, lanes)
+        if transposes:
             pack += costs.transposed
         elif foreign and problem.groups * problem.in_channels > 1:
             pack *= lanes / costs.gathered
@@ -314,9 +317,21 @@ class _Arithmetic:
         finish += costs.sum * (work.results - 1)
         row_phases = geometry.axes[2].stride if rows and register_epilogue.supports(problem, geometry, lanes) else 0
         elements = geometry.groups * geometry.in_channels * geometry.out_channels * geometry.taps
-        streams_filter = elements * _element_bytes(target, lanes) > target.l2_bytes // 2
+        streams_filter = elements * _element_bytes(target, lanes) > target.l2_bytes * costs.far_share
         return _Arithmetic(
-            problem, geometry, form, outputs, target, lanes, costs, work, pack, finish, row_phases, streams_filter
+            problem,
+            geometry,
+            form,
+            outputs,
+            target,
+            lanes,
+            costs,
+            work,
+            pack,
+            finish,
+            row_phases,
+            streams_filter,
+            transposes,
         )
 
     def plans(self) -> Iterator[tuple[float, Plan]]:
@@ -373,13 +388,13 @@ class _Arithmetic:
         # Less than a line of channels of a position: other tiles of channels move the line again.
         line = tile.channels * element
         again = max(1.0, _LINE_BITS / 8 / line) if self.form == GROUPS and geometry.groups > tile.channels else 1.0
-        cycles = (
-            (self.pack * again * work.data * (costs.near if work.sums else 1.0) + costs.sum * work.sums)
-            * packed
-            / element
-        )
+        # Sums of data that were transposed are made when those are no longer near.
+        near, sums = (1.0, 2 * costs.sum) if self.transposes else (costs.near, costs.sum)
+        cycles = (self.pack * again * work.data * (near if work.sums else 1.0) + sums * work.sums) * packed / element
         finish = self._register_finish(tile) if finishes_in_registers else self.finish
         cycles = (cycles + finish * again * made) / self.lanes + costs.task
+        if self.form == GROUPS:
+            cycles += costs.position * (1 + phases) * math.prod(tile.block)
         # Memory that is contiguous in the caller's arrays is fetched ahead. Each piece of it starts with a miss.
         if self.problem.data_format == "NCX" and not all(
             axis.positions <= size for axis, size in zip(geometry.axes, tile.block[1:], strict=True)
