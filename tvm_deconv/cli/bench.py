@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import tempfile
@@ -26,12 +25,13 @@ def _peer_names(context: click.Context, parameter: click.Parameter, value: str |
     from tvm_deconv.bench.peers import PEERS
 
     names = tuple(dict.fromkeys(name for name in (value or "").split(",") if name))
+    if names == ("all",):
+        return tuple(name for name, peer in PEERS.items() if not peer.missing)
     for name in names:
         if name not in PEERS:
             raise click.BadParameter(f"{name} is not one of {', '.join(PEERS)}", context, parameter)
-        for package in PEERS[name]:
-            if importlib.util.find_spec(package) is None:
-                raise click.BadParameter(f"{name} needs the package {package}: pip install {package}")
+        if PEERS[name].missing:
+            raise click.BadParameter(f"{name} is not installed: pip install {' '.join(PEERS[name].missing)}")
     return names
 
 
@@ -50,7 +50,11 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 @click.command()
 @click.argument("paths", metavar="(DIRECTORY|SOURCE)...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--threads", type=click.IntRange(1), help="CPUs to use; by default one per core.")
-@click.option("--peers", callback=_peer_names, help="Compare with these: onnxruntime,openvino,torch,jax.")
+@click.option(
+    "--peers",
+    callback=_peer_names,
+    help="Compare with these, or with all that are installed: all, or names as in onnxruntime,torch,mnn.",
+)
 @click.option("--rounds", type=click.IntRange(1), help="Turns of each contender.")
 @click.option(
     "--output",
