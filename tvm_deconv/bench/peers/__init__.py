@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import resource
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +26,10 @@ from tvm_deconv.bench.peers.common import Prepare, Prepared, Task, Turn, Unsuppo
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.testing import Deviation, deviation, operands
 
-__all__ = ["OURS", "PEERS", "Contender", "Peer", "Prepared", "Task", "Turn", "Unsupported", "turn"]
+__all__ = ["DEFAULT", "OURS", "PEERS", "Contender", "Peer", "Prepared", "Task", "Turn", "Unsupported", "turn"]
 
-OURS = "tvm_deconv"
+#: The artifact that is chosen, by tuning logs too, and the one that arithmetic alone chooses.
+OURS, DEFAULT = "tvm_deconv", "default"
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ PEERS: Mapping[str, Peer] = {
     "litert": Peer("ai-edge-litert", "litert", {"ai_edge_litert": "ai-edge-litert"}),
     "jax": Peer("jax", "jax", {"jax": "jax"}),
 }
-_CONTENDERS = {OURS: Peer("tvm_deconv", "ours"), **PEERS}
+_CONTENDERS = {**dict.fromkeys((OURS, DEFAULT), Peer("tvm_deconv", "ours")), **PEERS}
 
 
 class Contender:
@@ -90,16 +93,20 @@ class Contender:
         return prepared.note
 
     def turn(self, seconds: float) -> Turn:
-        """Time the layer."""
+        """Time the layer, and note what disturbed it."""
         assert self._prepared is not None
-        return turn(self._prepared.run, seconds)
+        before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+        taken = turn(self._prepared.run, seconds)
+        after, wall = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter() - start
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return taken._replace(wall=wall, cpu=cpu, preempted=after.ru_nivcsw - before.ru_nivcsw)
 
     def check(self, expected: Path) -> Deviation:
         """Compare the output with the array in the file `expected`."""
         assert self._prepared is not None
         assert self._problem is not None
         output = self._prepared.output()
-        return deviation(self._problem, output, np.load(expected, mmap_mode="r"), fused=self.name == OURS)
+        return deviation(self._problem, output, np.load(expected, mmap_mode="r"), fused=self.name in (OURS, DEFAULT))
 
     def fma(self, library: Path) -> float:
         """Measure the multiply-adds per second of the kernel in `library`, on all threads."""

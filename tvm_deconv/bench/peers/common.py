@@ -45,10 +45,17 @@ Prepare: TypeAlias = Callable[[Task, Operands, int], Prepared]
 
 
 class Turn(NamedTuple):
-    """Calls one after the other, after one that is not counted: their median in seconds, and their number."""
+    """Calls one after the other, after one that is not counted: their median in seconds, and their number.
+
+    The whole took `wall` seconds, of which the process had a CPU for `cpu`, all threads together; it was put off its
+    CPU `preempted` times.
+    """
 
     median: float
     calls: int
+    wall: float = 0.0
+    cpu: float = 0.0
+    preempted: int = 0
 
 
 def turn(run: Callable[[], object], seconds: float) -> Turn:
