@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from tvm_deconv.bench.layers import Layer
-from tvm_deconv.bench.report import as_json, from_json, shares
+from tvm_deconv.bench.report import as_json, from_json, shares, summary
 from tvm_deconv.bench.results import Report, Result, Row, Summary
 from tvm_deconv.errors import SourceError
 
 _DIGITS = 4
-#: Keys of a layer and of a result that follow from others.
-_DERIVED = {
+#: Keys of a report, and of a layer or a result, that follow from others.
+_OF_REPORT = ("default", "chosen", "noisy")
+_OF_LAYER = {
     *("macs", "min_bytes", "best_peer", "default_ratio", "ratio"),
     *("gflop_per_second", "gb_per_second", "of_floors"),
 }
@@ -35,20 +36,21 @@ def write(report: Report, directory: Path) -> Path:
     """Write the figures of a report into `directory` under the name that they have; return the file."""
     content = as_json(report)
     layers = content.pop("layers")
-    head = json.dumps(_rounded(content), indent=1).removesuffix("\n}")
-    lines = ",\n".join(f"  {json.dumps(_rounded(_kept(layer)))}" for layer in layers)
+    kept = {key: value for key, value in content.items() if key not in _OF_REPORT}
+    head = json.dumps(_rounded(kept), indent=1).removesuffix("\n}")
+    lines = ",\n".join(f"  {json.dumps(_rounded(_measured(layer)))}" for layer in layers)
     path = directory / file_name([row.layer for row in report.rows], report.microarchitecture, report.threads)
     directory.mkdir(parents=True, exist_ok=True)
     path.write_text(f'{head},\n "layers": [\n{lines}\n ]\n}}\n', encoding="utf-8")
     return path
 
 
-def _kept(layer: Mapping[str, Any]) -> dict[str, Any]:
+def _measured(layer: Mapping[str, Any]) -> dict[str, Any]:
     results = {
-        name: {key: value for key, value in result.items() if key not in _DERIVED}
+        name: {key: value for key, value in result.items() if key not in _OF_LAYER}
         for name, result in layer["results"].items()
     }
-    return {key: value for key, value in layer.items() if key not in _DERIVED} | {"results": results}
+    return {key: value for key, value in layer.items() if key not in _OF_LAYER} | {"results": results}
 
 
 def _rounded(value: Any) -> Any:
@@ -74,17 +76,36 @@ def read(directory: Path) -> dict[str, Report]:
 def machines(reports: Iterable[Report]) -> str:
     """Return the Markdown table of reports: where each was measured, and how default and chosen compare with peers."""
     columns = ("microarchitecture", "CPU", "target", "layout", "threads", "date", "layers")
-    lines = [
-        f"| {' | '.join(columns)} | default: mean | worst | chosen: mean | worst |",
-        f"|{'---|' * 4}{'---:|' * 7}",
-    ]
+    means = ("default: mean", "worst", "chosen: mean", "worst")
+    lines = [_line(*columns, *means), f"|{'---|' * 4}{'---:|' * 7}"]
     for report in reports:
         layer, host = report.rows[0].layer, report.host
-        number = f"{host.name}, {host.vendor} family {host.family} model {host.model}"
-        kind = f"`{'N C *X' if layer.task.problem.data_format == 'NCX' else 'N *X C'}`"
-        facts = (report.microarchitecture, number, layer.target, kind, report.threads, report.date, len(report.rows))
-        lines.append(_line(*facts, *_means(report.default), *_means(report.chosen)))
+        cpu = f"{host.name}, {host.vendor} family {host.family} model {host.model}"
+        facts = (report.microarchitecture, cpu, layer.target, _layout(report), report.threads, report.date)
+        lines.append(_line(*facts, len(report.rows), *_means(report.default), *_means(report.chosen)))
     return "\n".join(lines)
+
+
+def ratios(reports: Sequence[Report]) -> str:
+    """Return the Markdown table of the ratios of all layers, default and chosen, with a column for each report."""
+    names = [f"{report.microarchitecture} {_layout(report)}, threads: {report.threads}" for report in reports]
+    lines = [_line("layer", *names), f"|---|{'---:|' * len(names)}"]
+    rows = [{row.layer.name: row for row in report.rows} for report in reports]
+    for name in dict.fromkeys(name for of_report in rows for name in of_report):
+        lines.append(_line(name, *(_both(of_report.get(name)) for of_report in rows)))
+    return "\n".join(lines)
+
+
+def _both(row: Row | None) -> str:
+    return "-" if row is None else f"{_ratio(row.default_ratio)} / {_ratio(row.ratio)}"
+
+
+def _ratio(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}"
+
+
+def _layout(report: Report) -> str:
+    return "`N C *X`" if report.rows[0].layer.task.problem.data_format == "NCX" else "`N *X C`"
 
 
 def _means(found: Summary | None) -> tuple[str, str]:
@@ -110,7 +131,7 @@ def _layer_cells(report: Report, row: Row) -> Sequence[str]:
         *map(_milliseconds, (row.default, ours)),
         best or "-",
         _milliseconds(row.results[best] if best else None),
-        *("-" if ratio is None else f"{ratio:.2f}" for ratio in (row.default_ratio, row.ratio)),
+        *map(_ratio, (row.default_ratio, row.ratio)),
         *(f"{100 * parts[name]:.0f} %" if name in parts else "-" for name in ("fma", "copy")),
         *(_milliseconds(row.results[peer]) for peer in report.peers),
     ]
@@ -125,3 +146,26 @@ def _milliseconds(result: Result | None) -> str:
 
 def _line(*cells: object) -> str:
     return f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |"
+
+
+def page(reports: Mapping[str, Report]) -> str:
+    """Return the Markdown of a page of all reports, by the names of their files without suffix."""
+    if not reports:
+        return "No figures are kept."
+    parts = [machines(reports.values()), "## All machines", _RATIOS, ratios(list(reports.values()))]
+    for name, report in reports.items():
+        parts += [f"## {name}", "\n".join(f"- {line}" for line in summary(report).splitlines()), layers_table(report)]
+    return "\n\n".join(parts)
+
+
+_RATIOS = "The time of the best peer by ours, of the default and of what tuning logs chose."
+
+
+def replaced(document: str, block: str, content: str) -> str:
+    """Return a document with `content` between the marks of a block. Raises SourceError if it has no such block."""
+    begin, end = f"<!-- {block}: begin -->\n", f"\n<!-- {block}: end -->"
+    head, found, rest = document.partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not found or not closed:
+        raise SourceError("document", block, "must have the marks of this block")
+    return f"{head}{begin}{content}{end}{tail}"

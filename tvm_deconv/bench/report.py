@@ -210,8 +210,9 @@ def _finite(value: float) -> float | None:
 
 def from_json(content: Mapping[str, Any]) -> Report:
     """Return the report that `as_json` returned; artifacts are names alone. Raises ValueError."""
-    if content.get("format") != FORMAT:
-        raise ValueError(f"format={content.get('format')}: must be {FORMAT}")
+    found = content.get("format") if isinstance(content, Mapping) else None
+    if found != FORMAT:
+        raise ValueError(f"format={found}: must be {FORMAT}")
     floors = content["floors"]
     return Report(
         host=Host(frozenset(), **content["host"]),
