@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the tables of docs/figures, which `tvm-deconv bench --figures` fills, into the documents that show them.
+"""Show the figures in docs/figures, which `tvm-deconv bench --figures` fills: in tables of documents, in a page.
 
 scripts/figures.py             # prints the table of all machines
 scripts/figures.py --write     # README.md, docs/performance.md and docs/figures.md
@@ -11,6 +11,7 @@ import argparse
 from pathlib import Path
 
 from tvm_deconv.bench import figures
+from tvm_deconv.bench.page import as_html
 
 ROOT = Path(__file__).parents[1]
 
@@ -27,14 +28,19 @@ def documents() -> dict[Path, str]:
 
 
 def main() -> None:
-    """Print the table, or write the documents."""
+    """Print the table, or write documents or a page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the documents instead")
-    if parser.parse_args().write:
+    parser.add_argument("--html", type=Path, help="write one page with the charts of all instead")
+    arguments = parser.parse_args()
+    reports = figures.read(ROOT / "docs" / "figures").values()
+    if arguments.write:
         for path, content in documents().items():
             path.write_text(content, encoding="utf-8")
+    elif arguments.html:
+        arguments.html.write_text(as_html(*reports), encoding="utf-8")
     else:
-        print(figures.machines(figures.read(ROOT / "docs" / "figures").values()))
+        print(figures.machines(reports))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -56,6 +57,12 @@ def _pattern(context: click.Context, parameter: click.Parameter, value: str | No
         raise click.BadParameter(f"{value} is not a regular expression: {error}", context, parameter) from None
 
 
+def _page(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    if value is not None and importlib.util.find_spec("plotly") is None:
+        raise click.BadParameter("the page needs Plotly: pip install plotly", context, parameter)
+    return _writable(context, parameter, value)
+
+
 _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -76,7 +83,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--seconds", type=click.FloatRange(0), help="End the rounds of a layer after so long; at least 3.")
 @click.option("--output", type=_FOLDER, help="Keep the artifacts of a SOURCE in this directory, defaults in default/.")
 @click.option("--json", "json_file", type=_FILE, callback=_writable, help="Write the report as JSON.")
-@click.option("--html", "html_file", type=_FILE, callback=_writable, help="Write the report as one HTML page.")
+@click.option("--html", "html_file", type=_FILE, callback=_page, help="Write the report as one HTML page.")
 @click.option("--figures", type=_FOLDER, help="Write the report's figures there, named by machine, layout and threads.")
 def bench(
     paths: Sequence[Path],
@@ -101,6 +108,7 @@ def bench(
     """
     from tvm_deconv.bench import report as reports
     from tvm_deconv.bench.figures import file_name, write
+    from tvm_deconv.bench.page import as_html
 
     with contextlib.ExitStack() as stack:
         scratch = output or Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -113,7 +121,7 @@ def bench(
     if json_file:
         json_file.write_text(json.dumps(reports.as_json(report), indent=1) + "\n", encoding="utf-8")
     if html_file:
-        html_file.write_text(reports.as_html(report), encoding="utf-8")
+        html_file.write_text(as_html(report), encoding="utf-8")
     if figures:
         click.echo(f"figures: {write(report, figures)}")
     wrong = [row.layer.name for row in report.rows if not row.ours.correct or (row.default and not row.default.correct)]
