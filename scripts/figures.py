@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 def documents() -> dict[Path, str]:
     """Return the documents that show figures, as they should be."""
     reports = figures.read(ROOT / "docs" / "figures")
-    machines = figures.machines(reports.values()) if reports else figures.page(reports)
+    machines = figures.machines(reports) if reports else figures.page(reports)
     blocks = {"README.md": machines, "docs/performance.md": machines, "docs/figures.md": figures.page(reports)}
     return {
         ROOT / name: figures.replaced((ROOT / name).read_text(encoding="utf-8"), "machines", content)
@@ -33,12 +33,12 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the documents instead")
     parser.add_argument("--html", type=Path, help="write one page with the charts of all instead")
     arguments = parser.parse_args()
-    reports = figures.read(ROOT / "docs" / "figures").values()
+    reports = figures.read(ROOT / "docs" / "figures")
     if arguments.write:
         for path, content in documents().items():
             path.write_text(content, encoding="utf-8")
     elif arguments.html:
-        arguments.html.write_text(as_html(*reports), encoding="utf-8")
+        arguments.html.write_text(as_html(*reports.values()), encoding="utf-8")
     else:
         print(figures.machines(reports))
 

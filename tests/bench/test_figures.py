@@ -47,6 +47,8 @@ def test_a_file_is_named_by_what_was_measured_and_reads_again(report, tmp_path):
     assert [row.default_ratio for row in again.rows] == [pytest.approx(0.5, rel=1e-3), None]
     assert again.rows[1].results["mnn"].failure == "no groups"
     assert again.rows[0].results["mnn"].median == 2e-3  # four digits
+    figures.write(report, tmp_path / "new" / "held_out")
+    assert list(figures.read(path.parent)) == ["zen3-x86-64-v3-ncx-1", "held_out/zen3-x86-64-v3-ncx-1"]
     assert figures.write(again, tmp_path).read_text() == path.read_text()
     assert json.loads(path.read_text())["layers"][0]["results"]["mnn"]["turns"] == 11
     # One line for each layer, so that two versions of a file compare.
@@ -69,10 +71,10 @@ def test_a_file_that_does_not_read(text, tmp_path):
 
 def test_tables(report):
     second = dataclasses.replace(report, microarchitecture="zen4", rows=report.rows[:1])
-    assert figures.machines([report, second]).splitlines()[2:] == [
+    assert figures.machines({"a": report, "held_out/b": second}).splitlines()[2:] == [
         "| zen3 | a CPU, a vendor family 25 model 1 | x86-64-v3 | `N C *X` | 1 | 2026-01-02 | 2 "
         "| 0.50 | 0.50 | 2.00 | 2.00 |",
-        "| zen4 | a CPU, a vendor family 25 model 1 | x86-64-v3 | `N C *X` | 1 | 2026-01-02 | 1 "
+        "| zen4 | a CPU, a vendor family 25 model 1 | x86-64-v3 | `N C *X` | 1 | 2026-01-02 | held_out 1 "
         "| 0.50 | 0.50 | 2.00 | 2.00 |",
     ]
     assert figures.ratios([report, second]).splitlines()[2:] == [

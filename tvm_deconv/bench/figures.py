@@ -63,26 +63,32 @@ def _rounded(value: Any) -> Any:
 
 
 def read(directory: Path) -> dict[str, Report]:
-    """Return the reports in `directory` by the names of their files, without suffix. Raises SourceError."""
+    """Return the reports in `directory` by the names of their files, without suffix. Raises SourceError.
+
+    A folder in it holds figures of other layers, and is part of the names.
+    """
     found = {}
-    for path in sorted(directory.glob("*.json")):
+    for path in sorted(directory.rglob("*.json"), key=lambda path: (len(path.parts), path)):
         try:
-            found[path.stem] = from_json(json.loads(path.read_text(encoding="utf-8")))
+            found[path.relative_to(directory).with_suffix("").as_posix()] = from_json(
+                json.loads(path.read_text(encoding="utf-8"))
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise SourceError("figures", path, f"must be what `bench --figures` writes: {error}") from None
     return found
 
 
-def machines(reports: Iterable[Report]) -> str:
-    """Return the Markdown table of reports: where each was measured, and how default and chosen compare with peers."""
+def machines(reports: Mapping[str, Report]) -> str:
+    """Return the Markdown table of reports by name: where each was measured, and how ours compare with the peers."""
     columns = ("microarchitecture", "CPU", "target", "layout", "threads", "date", "layers")
     means = ("default: mean", "worst", "chosen: mean", "worst")
     lines = [_line(*columns, *means), f"|{'---|' * 4}{'---:|' * 7}"]
-    for report in reports:
+    for name, report in reports.items():
         layer, host = report.rows[0].layer, report.host
         cpu = f"{host.name}, {host.vendor} family {host.family} model {host.model}"
         facts = (report.microarchitecture, cpu, layer.target, _layout(report), report.threads, report.date)
-        lines.append(_line(*facts, len(report.rows), *_means(report.default), *_means(report.chosen)))
+        layers = f"{_folder(name)} {len(report.rows)}".lstrip()
+        lines.append(_line(*facts, layers, *_means(report.default), *_means(report.chosen)))
     return "\n".join(lines)
 
 
@@ -94,6 +100,11 @@ def ratios(reports: Sequence[Report]) -> str:
     for name in dict.fromkeys(name for of_report in rows for name in of_report):
         lines.append(_line(name, *(_both(of_report.get(name)) for of_report in rows)))
     return "\n".join(lines)
+
+
+def _folder(name: str) -> str:
+    """Return the folder of a file of figures, empty if it is in none."""
+    return name.rpartition("/")[0]
 
 
 def _both(row: Row | None) -> str:
@@ -152,7 +163,9 @@ def page(reports: Mapping[str, Report]) -> str:
     """Return the Markdown of a page of all reports, by the names of their files without suffix."""
     if not reports:
         return "No figures are kept."
-    parts = [machines(reports.values()), "## All machines", _RATIOS, ratios(list(reports.values()))]
+    parts = [machines(reports), "## All machines", _RATIOS]
+    for folder in dict.fromkeys(map(_folder, reports)):
+        parts.append(ratios([report for name, report in reports.items() if _folder(name) == folder]))
     for name, report in reports.items():
         parts += [f"## {name}", "\n".join(f"- {line}" for line in summary(report).splitlines()), layers_table(report)]
     return "\n\n".join(parts)

@@ -8,6 +8,7 @@ inside a network.
 from __future__ import annotations
 
 import ctypes
+import functools
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ _CLONE_NEWNET = 0x40000000
 _CLONE_NEWUSER = 0x10000000
 
 
+@functools.cache
 def leave_network() -> bool:
-    """Take the network from this process, if the system lets it; return whether it did."""
+    """Take the network from this process for good, if the system lets it; return whether it did."""
     unshare = ctypes.CDLL(None).unshare
     return any(unshare(flags) == 0 for flags in (_CLONE_NEWNET, _CLONE_NEWNET | _CLONE_NEWUSER))
 
