@@ -1,8 +1,8 @@
 """ncnn: one layer and its activation, one extractor for each image.
 
-Its kernels take data in packs of eight channels. For ``N C *X`` a call packs the data and unpacks the output, so that
-this counts. For ``N *X C``, which is as far from its packs, data and output are packed: what the layer costs inside a
-network.
+Its kernels take data in packs of up to a vector of channels. For ``N C *X`` a call packs the data and unpacks the
+output, so that this counts. For ``N *X C``, which is as far from its packs, data and output are packed: what the layer
+costs inside a network.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tvm_deconv.bench.peers.common import (
 )
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.testing import Operands
+from tvm_deconv.targets import native
 
 #: activation -> ncnn's number of it in a convolution
 _FUSED = {"none": 0, "relu": 1, "leaky_relu": 2, "clip": 3, "sigmoid": 4, "mish": 5, "hardswish": 6}
 #: activation -> ncnn's layer of it, which takes the activation's parameters
 _LAYERS = {"tanh": "TanH", "gelu": "GELU", "silu": "Swish", "elu": "ELU", "softplus": "Softplus"}
 _HARDSWISH = (1 / 6, 0.5)
-_PACK = 8
 #: The numbers of a layer's attributes, for width, height and depth; pads are those at the begin, then at the end.
 _KERNEL, _DILATION, _STRIDE, _EXTRA = (1, 11, 21), (2, 12, 22), (3, 13, 23), (18, 19, 20)
 _PADS = ((4, 14, 24), (15, 16, 17))
@@ -51,8 +51,9 @@ def prepare(task: Task, arrays: Operands, threads: int) -> Prepared:
     packed = problem.data_format == "NXC"
     data = channels_first(plane, of_plane.data)
     images = [ncnn.Mat(image) for image in data]
-    if packed and plane.groups * plane.in_channels % _PACK == 0:
-        images = [ncnn.convert_packing(image, _PACK, net.opt) for image in images]
+    if packed:
+        pack = _pack(plane.groups * plane.in_channels)
+        images = [ncnn.convert_packing(image, pack, net.opt) for image in images]
     outputs: list[Any] = [None] * len(images)
 
     def run(owners: object) -> None:  # noqa: ARG001 (of memory that ncnn uses)
@@ -70,9 +71,13 @@ def prepare(task: Task, arrays: Operands, threads: int) -> Prepared:
         result = result.reshape(plane.batch, channels, *plane.output_spatial)
         return as_asked(plane, result).reshape(problem.output_shape)
 
-    return Prepared(
-        functools.partial(run, (data, allocators)), output, "data in packs" if packed else "conversions counted"
-    )
+    note = "data in packs" if packed else "conversions counted"
+    return Prepared(functools.partial(run, (data, allocators)), output, note)
+
+
+def _pack(channels: int) -> int:
+    """Return how many channels ncnn would pack on this machine."""
+    return next(pack for pack in (native().lanes(4), 8, 4, 1) if channels % pack == 0)
 
 
 def _set_options(options: Any, threads: int) -> tuple[Any, Any]:
