@@ -80,6 +80,7 @@ def build_artifacts(
     jobs: int | None = None,
     logs: Path | None = None,
     algorithms: Sequence[str] | None = None,
+    installed: bool = True,
 ) -> None:
     """Build with a bar and print a summary; at the end, name what failed and exit with code 1."""
     from tvm_deconv.compiler.build import Outcome
@@ -103,6 +104,7 @@ def build_artifacts(
                 jobs=jobs,
                 algorithms=algorithms,
                 logs=logs,
+                installed=installed,
                 on_outcome=note,
             )
         except BuildError:

@@ -68,19 +68,21 @@ def compile(
     on_outcome: Callable[[Outcome], None] | None = None,
     algorithms: Iterable[str] | None = None,
     logs: Path | str | None = None,
+    installed: bool = True,
 ) -> list[Outcome]:
     """Build the artifacts for `problems` without a search; see `tvm_deconv.compile`.
 
-    Raises ProblemError, CompilerNotFound, BuildError.
+    Without the `installed` tuning logs only those in `logs` count. Raises ProblemError, CompilerNotFound, BuildError.
     """
     targets, allowed = of_names(target), checked_algorithms(algorithms)
     requested = _requested(checked_problems(problems), layers or {})
+    followed = [*([shipped()] if installed else []), *([] if logs is None else [logs])]
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     report = _Report(on_outcome)
     pending: list[_Job] = []
     for chosen in targets:
-        for job in _jobs(chosen, requested, logs, algorithms_for(chosen, allowed)):
+        for job in _jobs(chosen, requested, followed, algorithms_for(chosen, allowed)):
             current = _up_to_date(job, folder)
             if current:
                 report.add(job.outcome("current", current))
@@ -137,14 +139,14 @@ class _Job:
 def _jobs(
     target: Target,
     requested: Mapping[Problem, Sequence[str]],
-    logs: Path | str | None,
+    logs: Sequence[Path | str],
     algorithms: tuple[str, ...] | None,
 ) -> list[_Job]:
     """Return a job for each problem that `target` tells apart."""
     layers: dict[Problem, list[str]] = {}
     for problem, names in requested.items():
         layers.setdefault(target.computes(problem), []).extend(names)
-    records = _records(target, shipped(), *([] if logs is None else [logs]))
+    records = _records(target, *logs)
     jobs = []
     for problem, names in layers.items():
         warnings = records.warnings_for(problem.artifact_key)
