@@ -8,6 +8,7 @@ any number of additions, multiplications and batch normalisations by constants p
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,12 +45,16 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """The work of one or more nodes on a channel: ``activation(scale * x + shift)``, with float64 ``[C]``."""
+    """The work of one or more nodes on a channel: ``activation(scale * x + shift)``, with float64 ``[C]``.
+
+    `output` is the tensor that the last of the nodes makes.
+    """
 
     nodes: tuple[str, ...]
     scale: Array | None = None
     shift: Array | None = None
     activation: Epilogue = Epilogue()  # noqa: RUF009 (frozen)
+    output: Hashable = None
 
 
 def arguments_of(operator: Operator, given: Mapping[str, object]) -> dict[str, float] | None:
@@ -97,7 +102,7 @@ class Graph:
                 return
             if step is None:
                 return
-            yield step
+            yield dataclasses.replace(step, output=output)
             tensor = output
 
     def _gated(self, users: list[Node]) -> tuple[Hashable, Step | None]:

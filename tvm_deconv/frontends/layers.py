@@ -40,6 +40,8 @@ class FoundLayer:
         """Return the layer of `library` that computes this one, or the reason why there is none."""
         if self.problem is None or self.filter is None:
             return self.reason or "its filter is no constant of the model's own graph"
+        if self.problem.epilogue.bias and self.bias is None:
+            return "its bias is no constant of the model's own graph"
         try:
             return library.bind(self.problem, self.filter, self.bias)
         except NoArtifactError as error:

@@ -11,7 +11,7 @@ import dataclasses
 from collections import ChainMap
 from collections.abc import Hashable, Iterable, Iterator, MutableMapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -81,9 +81,24 @@ def read_model(path: Path) -> onnx.ModelProto:
     return model
 
 
+class Place(NamedTuple):
+    """Where a layer is: its graph, its node, and the tensor that it makes together with what it has absorbed."""
+
+    graph: onnx.GraphProto
+    node: onnx.NodeProto
+    made: str
+
+
 def scan_onnx(path: Path) -> list[FoundLayer]:
     """Return the transposed convolutions of the model at `path`; raise SourceError if it cannot be read."""
-    model = read_model(path)
+    return [layer for layer, _ in placed_layers(read_model(path), path)]
+
+
+def placed_layers(model: onnx.ModelProto, path: Path) -> list[tuple[FoundLayer, Place | None]]:
+    """Return the transposed convolutions of `model`, which was read from `path`, with their places.
+
+    A layer in a function that is not inlined has none. Raises SourceError.
+    """
     opset = max((entry.version for entry in model.opset_import if entry.domain in _DOMAINS), default=0)
     left = [
         uncovered(node_name(node), OPERATOR, f"stands in the function {function.name}, which has another opset")
@@ -91,7 +106,7 @@ def scan_onnx(path: Path) -> list[FoundLayer]:
         for node in function.node
         if is_operator(node)
     ]
-    return [*_Graph(model.graph, path, opset, {}, {}).scan(), *left]
+    return [*_Graph(model.graph, path, opset, {}, {}).scan(), *((layer, None) for layer in left)]
 
 
 class _Graph:
@@ -105,7 +120,7 @@ class _Graph:
         types: MutableMapping[str, _Type],
         makers: MutableMapping[str, _Maker],
     ) -> None:
-        self._path, self._opset, self._nodes = path, opset, list(graph.node)
+        self._proto, self._path, self._opset, self._nodes = graph, path, opset, list(graph.node)
         values = {value.name: _type(value) for value in (*graph.input, *graph.value_info, *graph.output)}
         stored: dict[str, _Type] = {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in graph.initializer}
         self._types = ChainMap[str, _Type](stored, values, types)
@@ -116,22 +131,22 @@ class _Graph:
         outputs = Node("", "", tuple(value.name for value in graph.output), None)
         self._graph = Graph([*map(self._node, self._nodes), outputs], self._constant)
 
-    def scan(self) -> Iterator[FoundLayer]:
+    def scan(self) -> Iterator[tuple[FoundLayer, Place]]:
         """Yield the layers of the graph and of the graphs inside it."""
         for node in self._nodes:
             if is_operator(node):
                 yield self._layer(node)
-            for graph in _bodies(node):
+            for graph in bodies(node):
                 yield from _Graph(graph, self._path, self._opset, self._types, self._makers).scan()
 
-    def _layer(self, node: onnx.NodeProto) -> FoundLayer:
+    def _layer(self, node: onnx.NodeProto) -> tuple[FoundLayer, Place]:
         """Return a transposed convolution with its epilogue, or with the reason why it is not covered."""
         name = node_name(node)
         if len(node.input) not in (2, 3) or len(node.output) != 1:
             raise SourceError("inputs", name, f"must be 2 or 3 and the output 1 of {OPERATOR} ({self._path})")
         problem = self._problem(node)
         if isinstance(problem, str):
-            return uncovered(name, OPERATOR, problem)
+            return uncovered(name, OPERATOR, problem), Place(self._proto, node, node.output[0])
         filter = self._constant(node.input[1])
         bias = self._constant(node.input[2]) if problem.epilogue.bias else None
         if bias is not None:
@@ -140,8 +155,10 @@ class _Graph:
             bias = cast(bias, problem.accumulate_dtype)
         if filter is not None and (filter.shape, filter.dtype.name) != (problem.filter_shape, problem.dtype):
             raise SourceError("filter", filter.shape, f"must be what the graph says of it in {name} ({self._path})")
-        steps = self._graph.steps(node.output[0], problem.rank + 2, problem.bias_shape[0])
-        return absorb(FoundLayer(name, OPERATOR, problem, filter, bias), steps)
+        steps = [*self._graph.steps(node.output[0], problem.rank + 2, problem.bias_shape[0])]
+        layer = absorb(FoundLayer(name, OPERATOR, problem, filter, bias), steps)
+        ends = {sum(len(step.nodes) for step in steps[: i + 1]): str(step.output) for i, step in enumerate(steps)}
+        return layer, Place(self._proto, node, ends.get(len(layer.fused), node.output[0]))
 
     def _problem(self, node: onnx.NodeProto) -> Problem | str:
         """Return the problem of a transposed convolution, or the reason why it is not covered."""
@@ -284,18 +301,19 @@ def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Yield the `nodes` and those of their bodies."""
     for node in nodes:
         yield node
-        for graph in _bodies(node):
+        for graph in bodies(node):
             yield from all_nodes(graph.node)
 
 
-def _bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """Return the graphs that are attributes of `node`: branches, bodies of loops."""
     return [graph for attribute in node.attribute for graph in (*attribute.graphs, attribute.g) if graph.node]
 
 
 def used(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the tensors that a node and its bodies use, also those that the bodies make themselves."""
     yield from filter(None, node.input)
-    for graph in _bodies(node):
+    for graph in bodies(node):
         yield from (value.name for value in graph.output)
         for inner in graph.node:
             yield from used(inner)
