@@ -1,6 +1,7 @@
 """ONNX models: what a scan finds computes what ONNX Runtime computes."""
 
 import dataclasses
+import re
 import importlib.util
 from pathlib import Path
 
@@ -381,8 +382,7 @@ def test_names_come_from_outputs_where_nodes_have_none(tmp_path):
 
 
 NOT_COVERED = {
-    "batch": ({"shape": ("N", 4, 5, 6)}, r"data has a dynamic shape: \[N, 4, 5, 6\] is known of it"),
-    "rank": ({"shape": None}, r"data has a dynamic shape: nothing is known of it"),
+    "output_shape": ({"shape": (2, 4, "h", 6), "output_shape": [10, 12]}, r"output_shape=\[10, 12\]: must be left out .*"),
     "type": ({"type": TensorProto.INT8}, r"data and filter must both be one of float32, .*: type 3 and float32"),
     "mixed": ({"type": TensorProto.FLOAT16}, r"data and filter must both be one of .*: float16 and float32"),
     "stride": ({"strides": [0, 2]}, r"strides=\[0, 2\]: every element must be at least 1"),
@@ -403,6 +403,88 @@ def test_not_covered(tmp_path, case):
     assert layer.problem is None
     with pytest.raises(AssertionError, match=reason):
         raise AssertionError(layer.reason)
+
+
+DYNAMIC = {
+    "batch": (("n", 4, 5, 6), "nany-g1-i4-o3-x5x6-"),
+    "channels": ((2, "c", 5, 6), "n2-g1-i4-o3-x5x6-"),
+    "one extent": ((2, 4, "h", 6), "n2-g1-i4-o3-xanyx6-"),
+    "all": (("n", "c", "h", "w"), "nany-g1-i4-o3-xanyxany-"),
+    "nameless": ((None, 4, None, None), "nany-g1-i4-o3-xanyxany-"),
+    "rank": (None, "nany-g1-i4-o3-xanyxany-"),
+}
+
+
+@pytest.mark.parametrize("case", DYNAMIC)
+def test_free_extents(tmp_path, case):
+    """They are what ONNX Runtime computes, at several extents."""
+    shape, key = DYNAMIC[case]
+    nodes = [("ConvTranspose", "x w b", "u", UP | {"pads": [1, 0, 0, 1]}), ("Relu", "u", "y", {})]
+    constants = {"w": uniform(4, 3, 3, 2), "b": uniform(3)}
+    path = save(tmp_path, nodes, constants, shape=shape)
+    (layer,) = scan(path)
+    assert layer.problem.key.startswith(key)
+    assert layer.problem.epilogue == Epilogue(True, "relu")
+    for extents in ((2, 4, 5, 6), (1, 4, 1, 6), (3, 4, 9, 20)):
+        data = uniform(*(e if isinstance(e, int) else g for e, g in zip(shape or [None] * 4, extents, strict=True)))
+        (expected,) = runtime_outputs(path, {"x": data})
+        problem = layer.problem.at(data.shape) if layer.problem.dynamic else layer.problem
+        assert_close(reference(problem, data, layer.filter, layer.bias), expected)
+
+
+def test_three_free_axes_are_not_covered(tmp_path):
+    path = save(tmp_path, [("ConvTranspose", "x w", "y", {})], {"w": uniform(4, 3, 2, 2, 2)}, shape=(1, 4, "d", 5, 6))
+    (layer,) = scan(path)
+    assert re.search(r"extents may be any with 1 or 2 axes only; the data are \[1, 4, d, 5, 6\]$", layer.reason)
+
+
+def vocoder(folder, shape):
+    """Two layers in a row, with a Conv that pads between; the second works at eight times the frames."""
+    nodes = [
+        ("ConvTranspose", "x w", "u", {"strides": [8], "pads": [4, 4]}),
+        ("LeakyRelu", "u", "a", {"alpha": 0.1}),
+        ("Conv", "a c", "v", {"pads": [2, 2]}),
+        ("ConvTranspose", "v w2", "y", {"strides": [2], "pads": [1, 1]}),
+    ]
+    constants = {"w": uniform(4, 6, 16), "c": uniform(6, 6, 5), "w2": uniform(6, 3, 4)}
+    return save(folder, nodes, constants, shape=shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "limits", "buckets"),
+    [
+        ("frames", (1, 2000), [(31, 250, 2000), (31 * 8, 250 * 8, 16000)]),
+        ("x.2", (1, 2000), [(31, 250, 2000), (31 * 8, 250 * 8, 16000)]),
+        ("frames", (100, 2000), [(100, 250, 2000), (800, 2000, 16000)]),
+        ("frames", (64, 64), [(64,), (512,)]),
+        (None, None, [(), ()]),
+    ],
+)
+def test_buckets_follow_from_ranges(tmp_path, name, limits, buckets):
+    layers = scan(vocoder(tmp_path, ("n", 4, "frames")), extents={name: limits} if name else None)
+    assert [layer.problem.buckets for layer in layers] == [(b,) if b else () for b in buckets]
+    assert [layer.problem.dynamic for layer in layers] == [(0, 1), (0, 1)]
+    assert [layer.notes for layer in layers] == ["any batch and spatial axis 0"] * 2
+
+
+def test_buckets_of_two_axes(tmp_path):
+    path = save(tmp_path, [("ConvTranspose", "x w", "y", UP)], {"w": uniform(4, 3, 2, 2)}, shape=(1, 4, "h", "w_"))
+    (layer,) = scan(path, extents={"h": (1, 256), "w_": (40, 100)})
+    assert layer.problem.buckets == ((32, 256), (40, 100))
+
+
+@pytest.mark.parametrize(
+    ("extents", "text"),
+    [
+        ({"time": (1, 9)}, r"extent='time': must be a free extent of .*model.onnx: n, x.0, frames, x.2$"),
+        ({"x.1": (1, 9)}, r"extent='x.1': must be a free extent"),
+        ({"frames": (9, 1)}, r"extent='frames=9..1': must be a range of extents from 1 up, lowest first$"),
+        ({"frames": (0, 1)}, r"extent='frames=0..1': must be a range"),
+    ],
+)
+def test_bad_ranges(tmp_path, extents, text):
+    with pytest.raises(SourceError, match=text):
+        scan(vocoder(tmp_path, ("n", 4, "frames")), extents=extents)
 
 
 def test_shapes_follow_from_inference(tmp_path):

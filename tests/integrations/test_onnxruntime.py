@@ -427,6 +427,48 @@ def test_a_bias_of_run_time_leaves_the_layer(library_for, tmp_path):
     check(session, path, {"x": uniform(1, 3, 5, 6)})
 
 
+FREE = {  # shape of the data, of the filter, and shapes of calls
+    "batch": (("n", 3, 5, 6), (3, 4, 2, 2), [(1, 3, 5, 6), (4, 3, 5, 6), (0, 3, 5, 6)]),
+    "length": (("n", 3, "frames"), (3, 4, 8), [(1, 3, 1), (2, 3, 40), (1, 3, 700)]),
+    "image": ((1, 3, "h", "w"), (3, 4, 2, 2), [(1, 3, 1, 1), (1, 3, 30, 9)]),
+    "nothing known": (None, (3, 4, 2, 2), [(1, 3, 5, 6), (3, 3, 4, 70)]),
+}
+
+
+@pytest.mark.usefixtures("how")
+@pytest.mark.parametrize("title", FREE)
+def test_free_extents(title, library_for, tmp_path):
+    shape, filter, calls = FREE[title]
+    strides = [len(filter) * 2 - 4] * (len(filter) - 2)
+    nodes = [
+        one("Neg", "x", "n"),
+        helper.make_node("ConvTranspose", ["n", "f", "b"], ["a"], strides=strides),
+        one("Relu", "a", "r"), one("Mul", "r r", "y"),
+    ]  # fmt: skip
+    path = save(tmp_path / "free.onnx", nodes, {"f": uniform(*filter), "b": uniform(4)}, {"x": shape}, ["y"])
+    session = Session(path, library_for(path))
+    assert (list(session.layers), session.left) == (["a"], {})
+    for call in calls:
+        check(session, path, {"x": uniform(*call)})
+    for wrong in ((1, 5, *calls[0][2:]), (1, 3), (1, 3, 0, *calls[0][3:])):
+        with pytest.raises(Exception, match=r"."):
+            session.run(None, {"x": uniform(*wrong)})
+
+
+def test_data_that_do_not_fit_a_layer(library_for, tmp_path):
+    """Where ONNX Runtime knows nothing of a shape, the operator checks it."""
+    nodes = [one("Neg", "x", "n"), up("n", "a"), one("Relu", "a", "y")]
+    path = save(tmp_path / "free.onnx", nodes, {"f": uniform(3, 4, 2, 2)}, {"x": None}, ["y"])
+    session = Session(path, library_for(path))
+    for shape, text in (
+        ((1, 5, 4, 4), "data: extent 5 of axis 1 does not fit the layer"),
+        ((1, 3, 4), "data: rank must be 4, not 3"),
+        ((1, 3, 0, 4), "data: extent 0 of axis 2 does not fit the layer"),
+    ):
+        with pytest.raises(Exception, match=text):
+            session.run(None, {"x": uniform(*shape)})
+
+
 def with_external_data(path, threshold=0):
     model = onnx.load(path)
     onnx.save(model, path, save_as_external_data=True, location=f"{path.stem}.bin", size_threshold=threshold)

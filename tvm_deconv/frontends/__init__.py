@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from tvm_deconv.artifact.files import write
 from tvm_deconv.errors import SourceError
+from tvm_deconv.frontends.extents import check_names, checked_ranges
 from tvm_deconv.frontends.layers import FoundLayer, with_unique_names
 from tvm_deconv.frontends.packages import missing_package
 
@@ -24,25 +25,31 @@ class _Reader(NamedTuple):
     module: str
     function: str
     format: str
+    has_free_extents: bool = False  # and takes their ranges
 
 
 #: suffix of a file -> its reader
 _READERS = {
-    ".xml": _Reader("openvino_ir", "scan_ir", "OpenVINO IR"),
-    ".onnx": _Reader("onnx", "scan_onnx", ""),
+    ".xml": _Reader("openvino_ir", "scan_ir", "OpenVINO IR", True),
+    ".onnx": _Reader("onnx", "scan_onnx", "", True),
     ".json": _Reader("problem_list", "scan_list", "a list of problems"),
 }
 
 
-def scan(source: object, inputs: Sequence[object] = ()) -> list[FoundLayer]:
+def scan(
+    source: object, inputs: Sequence[object] = (), *, extents: Mapping[str, tuple[int, int]] | None = None
+) -> list[FoundLayer]:
     """Return every transposed convolution of `source`, covered or not, under names that are unique.
 
     `source` is the path of an OpenVINO IR (.xml, with its .bin beside it), an ONNX model (.onnx) or a list of problems
-    (.json), or an nn.Module that is run once on `inputs`. Raises SourceError if it cannot be read.
+    (.json), or an nn.Module that is run once on `inputs`. `extents` are ranges of extents that a model leaves free, by
+    their names or as ``input.axis``; the layers get buckets from them. Raises SourceError if it cannot be read.
     """
+    ranges = checked_ranges(extents or {})
     if not isinstance(source, (str, os.PathLike)):
         from tvm_deconv.frontends.torch import scan_module
 
+        check_names(ranges, (), "a module")
         return with_unique_names(scan_module(source, inputs))
     path = Path(source)
     reader = _READERS.get(path.suffix.lower())
@@ -50,6 +57,9 @@ def scan(source: object, inputs: Sequence[object] = ()) -> list[FoundLayer]:
         *others, last = (suffix + (f" ({r.format})" if r.format else "") for suffix, r in _READERS.items())
         raise SourceError("source", path, f"must end in {', '.join(others)} or {last}")
     read = getattr(importlib.import_module(f"{__name__}.{reader.module}"), reader.function)
+    if reader.has_free_extents:
+        return with_unique_names(read(path, ranges))
+    check_names(ranges, (), path)
     return with_unique_names(read(path))
 
 
@@ -80,7 +90,10 @@ def write_weights(layers: Iterable[FoundLayer], path: Path) -> list[str]:
 
 
 class Coverage(NamedTuple):
-    """A row of the table of covered layers: `problem` is a key, or empty if `reason` tells why there is none."""
+    """A row of the table of covered layers: `problem` is a key, or empty if `reason` tells why there is none.
+
+    `notes` tell what a covered layer leaves to calls or to the model: free extents, a filter that is no constant.
+    """
 
     name: str
     operator: str
@@ -88,6 +101,7 @@ class Coverage(NamedTuple):
     reason: str
     epilogue: str
     macs: int
+    notes: str = ""
 
 
 def coverage_table(layers: Iterable[FoundLayer]) -> list[Coverage]:
@@ -95,6 +109,9 @@ def coverage_table(layers: Iterable[FoundLayer]) -> list[Coverage]:
     rows = []
     for layer in layers:
         problem = layer.problem
-        facts = ("", layer.reason, "", 0) if problem is None else (problem.key, "", str(problem.epilogue), problem.macs)
-        rows.append(Coverage(layer.name, layer.operator, *facts))
+        if problem is None:
+            rows.append(Coverage(layer.name, layer.operator, "", layer.reason, "", 0))
+        else:
+            facts = (problem.key, "", str(problem.epilogue), problem.macs, layer.notes)
+            rows.append(Coverage(layer.name, layer.operator, *facts))
     return rows

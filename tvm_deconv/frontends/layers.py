@@ -36,6 +36,14 @@ class FoundLayer:
     reason: str = ""
     fused: tuple[str, ...] = ()
 
+    @property
+    def notes(self) -> str:
+        """What a covered layer leaves to each call."""
+        if self.problem is None or not self.problem.dynamic:
+            return ""
+        names = ["batch" if axis == 0 else f"spatial axis {axis - 1}" for axis in self.problem.dynamic]
+        return f"any {' and '.join(names)}"
+
     def bind(self, library: Library) -> Layer | str:
         """Return the layer of `library` that computes this one, or the reason why there is none."""
         if self.problem is None or self.filter is None:

@@ -7,15 +7,17 @@ data may lie in the folder of the model and below it, nowhere else.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import ChainMap
-from collections.abc import Hashable, Iterable, Iterator, MutableMapping
+from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from tvm_deconv.errors import ProblemError, SourceError
+from tvm_deconv.frontends.extents import Ranges, check_names, free_extents, samples
 from tvm_deconv.frontends.files import from_bytes, read_array, read_bytes
 from tvm_deconv.frontends.folding import absorb
 from tvm_deconv.frontends.graph import ADD, BATCH_NORM, MULTIPLY, SUBTRACT, Graph, Node, arguments_of
@@ -57,8 +59,11 @@ _FIRST_OPSET = 7
 #: The most nodes that a constant is followed through; it bounds cycles too.
 _LONGEST_PATH = 8
 
-#: element type and extents of a tensor; an unknown extent is a string, extents of unknown rank are None
-_Type: TypeAlias = tuple[int, tuple[int | str, ...] | None]
+#: an unknown extent is a string, extents of unknown rank are None
+_Extents: TypeAlias = tuple[int | str, ...] | None
+#: element type and extents of a tensor
+_Type: TypeAlias = tuple[int, _Extents]
+_UNKNOWN: _Type = (0, None)
 #: the constant or the node that makes a tensor, None for an input
 _Maker: TypeAlias = "onnx.TensorProto | onnx.NodeProto | None"
 
@@ -69,16 +74,23 @@ def read_model(path: Path) -> onnx.ModelProto:
     Raises SourceError if it cannot be read.
     """
     content = read_bytes(path)
-    try:
+    with _native_errors(path):
         model = onnx.load_model_from_string(content)
         if model.functions:
             model = onnx.inliner.inline_local_functions(model)
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except (DecodeError, EncodeError, onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
-        raise SourceError("source", path, f"must be a valid ONNX model: {error}") from None
     if not model.ir_version or not model.graph.node:
         raise SourceError("source", path, "must be an ONNX model with nodes")
     return model
+
+
+@contextlib.contextmanager
+def _native_errors(path: Path) -> Iterator[None]:
+    """Raise SourceError for what the native code of the onnx package raises."""
+    try:
+        yield
+    except (DecodeError, EncodeError, onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
+        raise SourceError("source", path, f"must be a valid ONNX model: {error}") from None
 
 
 class Place(NamedTuple):
@@ -89,16 +101,20 @@ class Place(NamedTuple):
     made: str
 
 
-def scan_onnx(path: Path) -> list[FoundLayer]:
-    """Return the transposed convolutions of the model at `path`; raise SourceError if it cannot be read."""
-    return [layer for layer, _ in placed_layers(read_model(path), path)]
+def scan_onnx(path: Path, ranges: Ranges) -> list[FoundLayer]:
+    """Return the transposed convolutions of the model at `path`, with buckets from the `ranges` of free extents.
+
+    Raises SourceError if it cannot be read.
+    """
+    return [layer for layer, _ in placed_layers(read_model(path), path, ranges)]
 
 
-def placed_layers(model: onnx.ModelProto, path: Path) -> list[tuple[FoundLayer, Place | None]]:
+def placed_layers(model: onnx.ModelProto, path: Path, ranges: Ranges) -> list[tuple[FoundLayer, Place | None]]:
     """Return the transposed convolutions of `model`, which was read from `path`, with their places.
 
     A layer in a function that is not inlined has none. Raises SourceError.
     """
+    sampled = _sampled_shapes(model, path, ranges)
     opset = max((entry.version for entry in model.opset_import if entry.domain in _DOMAINS), default=0)
     left = [
         uncovered(node_name(node), OPERATOR, f"stands in the function {function.name}, which has another opset")
@@ -106,7 +122,39 @@ def placed_layers(model: onnx.ModelProto, path: Path) -> list[tuple[FoundLayer, 
         for node in function.node
         if is_operator(node)
     ]
-    return [*_Graph(model.graph, path, opset, {}, {}).scan(), *((layer, None) for layer in left)]
+    return [*_Graph(model.graph, path, opset, {}, {}, sampled).scan(), *((layer, None) for layer in left)]
+
+
+def _sampled_shapes(model: onnx.ModelProto, path: Path, ranges: Ranges) -> list[dict[str, _Extents]]:
+    """Return the shapes of the model's tensors for samples of the `ranges`, as ONNX infers them from the inputs."""
+    if not ranges:
+        return []
+    free = [dim for value in model.graph.input for dim in _free_extents(value)]
+    check_names(ranges, [name for names, _ in free for name in names], path)
+    bare = onnx.ModelProto()
+    shapes = []
+    for values in samples(ranges):
+        bare.CopyFrom(model)
+        for graph in graphs(bare.graph):
+            del graph.value_info[:]
+        for value in bare.graph.output:
+            value.type.tensor_type.ClearField("shape")
+        for names, dim in (dim for value in bare.graph.input for dim in _free_extents(value)):
+            given = [values[name] for name in names if name in values]
+            if given:
+                dim.dim_value = given[0]
+        with _native_errors(path):
+            inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
+        tensors = [value for graph in graphs(inferred.graph) for value in (*graph.input, *graph.value_info)]
+        shapes.append({value.name: _type(value)[1] for value in tensors})
+    return shapes
+
+
+def _free_extents(value: onnx.ValueInfoProto) -> list[tuple[list[str], onnx.TensorShapeProto.Dimension]]:
+    """Return the free extents of an input, each with its names: its own, and that of the input with the axis."""
+    dims = enumerate(value.type.tensor_type.shape.dim)
+    free = [(axis, dim) for axis, dim in dims if not dim.HasField("dim_value") or dim.dim_value < 0]
+    return [([*filter(None, [dim.dim_param]), f"{value.name}.{axis}"], dim) for axis, dim in free]
 
 
 class _Graph:
@@ -119,7 +167,9 @@ class _Graph:
         opset: int,
         types: MutableMapping[str, _Type],
         makers: MutableMapping[str, _Maker],
+        sampled: Sequence[Mapping[str, _Extents]],
     ) -> None:
+        self._sampled = sampled
         self._proto, self._path, self._opset, self._nodes = graph, path, opset, list(graph.node)
         values = {value.name: _type(value) for value in (*graph.input, *graph.value_info, *graph.output)}
         stored: dict[str, _Type] = {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in graph.initializer}
@@ -137,7 +187,7 @@ class _Graph:
             if is_operator(node):
                 yield self._layer(node)
             for graph in bodies(node):
-                yield from _Graph(graph, self._path, self._opset, self._types, self._makers).scan()
+                yield from _Graph(graph, self._path, self._opset, self._types, self._makers, self._sampled).scan()
 
     def _layer(self, node: onnx.NodeProto) -> tuple[FoundLayer, Place]:
         """Return a transposed convolution with its epilogue, or with the reason why it is not covered."""
@@ -162,14 +212,15 @@ class _Graph:
 
     def _problem(self, node: onnx.NodeProto) -> Problem | str:
         """Return the problem of a transposed convolution, or the reason why it is not covered."""
-        shapes: list[tuple[int, ...]] = []
-        for label, tensor in zip(("data", "filter"), node.input, strict=False):
-            shape = self._types.get(tensor, (0, None))[1]
-            if shape is None or not all(isinstance(extent, int) for extent in shape):
-                shown = "nothing" if shape is None else f"[{', '.join(map(str, shape))}]"
-                return f"{label} has a dynamic shape: {shown} is known of it"
-            shapes.append(tuple(int(extent) for extent in shape))
-        types = [self._types[tensor][0] for tensor in node.input[:2]]
+        filter = self._types.get(node.input[1], _UNKNOWN)[1]
+        if filter is None or not all(isinstance(extent, int) for extent in filter):
+            return f"filter has a dynamic shape: {_shown(filter)} is known of it"
+        # The operator has data of the filter's rank, with as many channels as the filter says.
+        data = self._types.get(node.input[0], _UNKNOWN)[1] or ("?",) * len(filter)
+        if len(data) > 1 and not isinstance(data[1], int):
+            data = (data[0], filter[0], *data[2:])
+        form = free_extents(data, [shapes.get(node.input[0]) for shapes in self._sampled])
+        types = [self._types.get(tensor, _UNKNOWN)[0] for tensor in node.input[:2]]
         dtype = _DTYPES.get(types[0])
         if dtype is None or types[0] != types[1]:
             shown = " and ".join(str(_DTYPES.get(type, f"type {type}")) for type in types)
@@ -181,9 +232,10 @@ class _Graph:
             attributes["auto_pad"] = attributes["auto_pad"].decode(errors="replace")
         biased = len(node.input) == 3 and node.input[2] != ""
         try:
-            return Problem.from_onnx(*shapes, **attributes, dtype=dtype, epilogue=Epilogue(bias=biased))
+            return Problem.from_onnx(form, filter, **attributes, dtype=dtype, epilogue=Epilogue(bias=biased))
         except ProblemError as error:
-            return str(error)
+            free = not all(isinstance(extent, int) for extent in data)
+            return f"{error}; the data are {_shown(data)}" if free else str(error)
 
     def _node(self, node: onnx.NodeProto) -> Node:
         """Return `node` in the terms of an epilogue; it uses the tensors that its bodies use."""
@@ -293,16 +345,21 @@ def _type(value: onnx.ValueInfoProto) -> _Type:
     tensor = value.type.tensor_type
     if not value.type.HasField("tensor_type") or not tensor.HasField("shape"):
         return tensor.elem_type, None
-    extents = (dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim)
-    return tensor.elem_type, tuple(extents)
+    known = (dim.HasField("dim_value") and dim.dim_value >= 0 for dim in tensor.shape.dim)
+    dims = zip(tensor.shape.dim, known, strict=True)
+    return tensor.elem_type, tuple(dim.dim_value if is_known else dim.dim_param or "?" for dim, is_known in dims)
 
 
-def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield the `nodes` and those of their bodies."""
-    for node in nodes:
-        yield node
-        for graph in bodies(node):
-            yield from all_nodes(graph.node)
+def _shown(extents: _Extents) -> str:
+    return "nothing" if extents is None else f"[{', '.join(map(str, extents))}]"
+
+
+def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield `graph` and those of the bodies inside it."""
+    yield graph
+    for node in graph.node:
+        for body in bodies(node):
+            yield from graphs(body)
 
 
 def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:

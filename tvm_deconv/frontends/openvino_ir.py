@@ -11,17 +11,18 @@ import dataclasses
 import math
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tvm_deconv.errors import ProblemError, SourceError
+from tvm_deconv.frontends.extents import Ranges, check_names, free_extents, samples
 from tvm_deconv.frontends.files import read_array, read_bytes
 from tvm_deconv.frontends.folding import absorb
 from tvm_deconv.frontends.graph import ADD, BATCH_NORM, MULTIPLY, SUBTRACT, Graph, Node, arguments_of
 from tvm_deconv.frontends.layers import FoundLayer, uncovered
-from tvm_deconv.frontends.packages import cast
+from tvm_deconv.frontends.packages import cast, missing_package
 from tvm_deconv.problem import ACTIVATIONS, Array, Problem
 from tvm_deconv.problem.activations import Argument
 from tvm_deconv.problem.arrays import numpy_dtype
@@ -67,17 +68,19 @@ class _Layer:
     outputs: dict[int, _Port]
 
 
-def scan_ir(path: Path) -> list[FoundLayer]:
+def scan_ir(path: Path, ranges: Ranges) -> list[FoundLayer]:
     """Return the transposed convolutions of the IR at `path`, with the constants of the .bin beside it.
 
-    Raises SourceError if one of the files cannot be read.
+    With `ranges` of free extents, layers get buckets from the shapes that OpenVINO finds. Raises SourceError if one of
+    the files cannot be read, or if there are ranges and no OpenVINO.
     """
     root = _read_xml(path)
     if root.tag != "net" or root.get("version") not in ("10", "11"):
         shown = f"{root.tag} {root.get('version')}"
         raise SourceError("net", shown, f"must be a net of version 10 or 11, as OpenVINO IR is ({path})")
     nets = [element for element in root.iter() if element.find("layers") is not None]
-    return [layer for net in nets for layer in _Net(net, path).scan()]
+    sampled = _sampled_shapes(root, path, ranges) if ranges else []
+    return [layer for net in nets for layer in _Net(net, path, sampled).scan()]
 
 
 def _read_xml(path: Path) -> ET.Element:
@@ -96,11 +99,56 @@ def _read_xml(path: Path) -> ET.Element:
         raise SourceError("source", path, f"must be well-formed XML: {error}") from None
 
 
+def _sampled_shapes(root: ET.Element, path: Path, ranges: Ranges) -> list[dict[str, list[int | str]]]:
+    """Return the shapes of the layers' data, by the names of the layers, for samples of the `ranges`."""
+    shapes = {
+        str(layer.get("name")): [dim.text for dim in layer.iterfind("output/port/dim")]
+        for layer in root.iterfind("layers/layer[@type='Parameter']")
+    }
+    free = [f"{name}.{axis}" for name, dims in shapes.items() for axis, dim in enumerate(dims) if dim == "-1"]
+    check_names(ranges, free, path)
+    try:
+        import openvino
+    except ImportError:
+        raise missing_package("a range of extents of an IR", "openvino", "openvino") from None
+    found = []
+    for values in samples(ranges):
+        inputs = {
+            name: [values.get(f"{name}.{axis}", int(dim or -1)) for axis, dim in enumerate(dims)]
+            for name, dims in shapes.items()
+        }
+        try:
+            model = openvino.Core().read_model(path)
+            model.reshape({value: inputs[value.get_node().get_friendly_name()] for value in model.inputs})
+        except (RuntimeError, KeyError) as error:
+            raise SourceError("extent", values, f"must be extents that OpenVINO takes: {error} ({path})") from None
+        nodes = [node for node in model.get_ops() if node.get_type_name() in OPERATORS]
+        found.append({node.get_friendly_name(): _known(node.get_input_partial_shape(0)) for node in nodes})
+    return found
+
+
+def _known(shape: Any) -> list[int | str]:
+    """Return the extents of one of OpenVINO's shapes, which may be dynamic."""
+    return [dim.get_length() if dim.is_static else "?" for dim in shape] if shape.rank.is_static else []
+
+
+def _rank(layer: _Layer, filter: _Port) -> int:
+    """Return the rank of a layer's data, which its filter tells."""
+    return len(filter.shape) - layer.type.startswith("Group")
+
+
+def _agrees(problem: Problem, shape: tuple[int, ...]) -> bool:
+    """Tell whether an output port can have that shape, -1 for an extent that is not known, () for no known rank."""
+    free = {axis + 1 if axis else 0 for axis in problem.dynamic}
+    made = [-1 if axis in free else extent for axis, extent in enumerate(problem.output_shape)]
+    return not shape or (len(shape) == len(made) and all(s in (-1, m) for s, m in zip(shape, made, strict=True)))
+
+
 class _Net:
     """The layers and edges of a net or of a body inside one."""
 
-    def __init__(self, element: ET.Element, path: Path) -> None:
-        self._path = path
+    def __init__(self, element: ET.Element, path: Path, sampled: Sequence[Mapping[str, Sequence[int | str]]]) -> None:
+        self._path, self._sampled = path, sampled
         self._layers = {layer.id: layer for layer in map(self._layer, element.iterfind("layers/layer"))}
         self._sources: dict[_Tensor, _Tensor] = {}  # an input port, by layer and number -> the tensor there
         for edge in element.iterfind("edges/edge"):
@@ -131,18 +179,19 @@ class _Net:
     def _problem(self, layer: _Layer) -> Problem | str:
         """Return the problem of a transposed convolution, or the reason why it is not covered."""
         (data, filter, *_), (output,) = layer.inputs.values(), layer.outputs.values()
-        for name, port in (("data", data), ("filter", filter), ("output", output)):
-            if -1 in port.shape:
-                return f"{name} has a dynamic shape: {list(port.shape)}"
+        if -1 in filter.shape:
+            return f"filter has a dynamic shape: {list(filter.shape)}"
         dtype = _PRECISIONS.get(data.precision)
         if layer.version != "opset1" or dtype is None or filter.precision != data.precision:
             facts = f"{layer.version} with data {data.precision} and filter {filter.precision}"
             return f"is not opset1 on one of {', '.join(_PRECISIONS)}: {facts}"
-        if layer.type.startswith("Group") != (len(filter.shape) == len(data.shape) + 1):
+        if data.shape and len(data.shape) != _rank(layer, filter):
             return f"has a filter of rank {len(filter.shape)}"
         # An output_shape that is computed at run time gave the output port its extents all the same.
         wanted = self._input(layer, 2)
         shape = output.shape[2:] if wanted is None else wanted.reshape(-1).tolist()
+        if len(layer.inputs) == 3 and -1 in shape:
+            return f"output_shape is computed at run time, for an output of {list(output.shape)}"
         attributes: dict[str, Any] = {
             name: self._list(layer, name)
             for name in ("strides", "pads_begin", "pads_end", "dilations", "output_padding")
@@ -150,7 +199,7 @@ class _Net:
         }
         try:
             problem = Problem.from_openvino(
-                data.shape,
+                self._data_form(layer, data, filter),
                 filter.shape,
                 strides=attributes.pop("strides", None),
                 **attributes,
@@ -160,9 +209,17 @@ class _Net:
             )
         except ProblemError as error:
             return str(error)
-        if problem.output_shape != output.shape:
+        if not _agrees(problem, output.shape):
             return f"output={output.shape}: must be the shape that the attributes give, {problem.output_shape}"
         return problem
+
+    def _data_form(self, layer: _Layer, data: _Port, filter: _Port) -> list[int | str | list[int]]:
+        """Return the shape of the data, with "any" or buckets for free extents; channels are those of the filter."""
+        grouped = layer.type.startswith("Group")
+        shape: list[int | str] = ["?" if extent == -1 else extent for extent in data.shape or (-1,) * _rank(layer, filter)]
+        if len(shape) > 1 and shape[1] == "?":
+            shape[1] = math.prod(filter.shape[: 1 + grouped])
+        return free_extents(shape, [shapes.get(layer.name) for shapes in self._sampled])
 
     def _node(self, layer: _Layer) -> Node:
         """Return `layer` in the terms of an epilogue."""

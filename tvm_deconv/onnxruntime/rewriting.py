@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, MutableSequence, Sequence
+from collections.abc import MutableSequence, Sequence
 from typing import Any
 
 import onnx
 
-from tvm_deconv.frontends.onnx import Place, bodies, used
+from tvm_deconv.frontends.onnx import Place, graphs, used
 
 #: The first version of the format in which initializers need not be inputs.
 _FIRST_IR = 4
@@ -59,14 +59,6 @@ def _put(place: Place, node: onnx.NodeProto) -> set[str]:
     return read
 
 
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield `graph` and those of the bodies inside it."""
-    yield graph
-    for node in graph.node:
-        for body in bodies(node):
-            yield from _graphs(body)
-
-
 def _drop_unused(model: onnx.ModelProto, names: set[str]) -> bool:
     """Drop initializers and nodes that make only those of `names` that nothing uses; tell whether there were any.
 
@@ -74,7 +66,7 @@ def _drop_unused(model: onnx.ModelProto, names: set[str]) -> bool:
     """
     needed = {name for node in model.graph.node for name in used(node)} | {value.name for value in model.graph.output}
     unused, dropped = names - needed, False
-    for graph in _graphs(model.graph):
+    for graph in graphs(model.graph):
         alive = [not node.output or not unused.issuperset(node.output) for node in graph.node]
         names.update(name for node, lives in zip(graph.node, alive, strict=True) if not lives for name in node.input)
         dropped |= _keep(graph.node, alive)

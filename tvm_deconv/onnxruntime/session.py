@@ -44,7 +44,7 @@ class Session:
         self._options = onnxruntime.SessionOptions() if options is None else options
         path = Path(path)
         model = read_model(path)
-        found = placed_layers(model, path)
+        found = placed_layers(model, path, {})
         self.layers: dict[str, Layer] = {}
         self.left: dict[str, str] = {}
         whole = self._operator_loads()
