@@ -1,8 +1,8 @@
 """ONNX models: what a scan finds computes what ONNX Runtime computes."""
 
 import dataclasses
-import re
 import importlib.util
+import re
 from pathlib import Path
 
 import ml_dtypes
@@ -382,7 +382,10 @@ def test_names_come_from_outputs_where_nodes_have_none(tmp_path):
 
 
 NOT_COVERED = {
-    "output_shape": ({"shape": (2, 4, "h", 6), "output_shape": [10, 12]}, r"output_shape=\[10, 12\]: must be left out .*"),
+    "output_shape": (
+        {"shape": (2, 4, "h", 6), "output_shape": [10, 12]},
+        r"output_shape=\[10, 12\]: must be left out .*",
+    ),
     "type": ({"type": TensorProto.INT8}, r"data and filter must both be one of float32, .*: type 3 and float32"),
     "mixed": ({"type": TensorProto.FLOAT16}, r"data and filter must both be one of .*: float16 and float32"),
     "stride": ({"strides": [0, 2]}, r"strides=\[0, 2\]: every element must be at least 1"),
@@ -465,6 +468,31 @@ def test_buckets_follow_from_ranges(tmp_path, name, limits, buckets):
     assert [layer.problem.buckets for layer in layers] == [(b,) if b else () for b in buckets]
     assert [layer.problem.dynamic for layer in layers] == [(0, 1), (0, 1)]
     assert [layer.notes for layer in layers] == ["any batch and spatial axis 0"] * 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("dynamo", [False, True])
+def test_exports_of_pytorch_with_free_extents(tmp_path, dynamo):
+    torch = pytest.importorskip("torch")
+    if dynamo:
+        pytest.importorskip("onnxscript")
+    model = torch.nn.Sequential(
+        torch.nn.ConvTranspose1d(4, 6, 16, 8, 4), torch.nn.LeakyReLU(0.1), torch.nn.Conv1d(6, 6, 5, padding=2),
+        torch.nn.ConvTranspose1d(6, 3, 4, 2, 1),
+    ).eval()  # fmt: skip
+    names = {0: "n", 2: "frames"}
+    free = {"dynamic_axes": {"x": names}}
+    if dynamo:
+        free = {
+            "dynamic_shapes": {"input": {0: torch.export.Dim.DYNAMIC, 2: torch.export.Dim("frames", min=4, max=99)}}
+        }
+    path = tmp_path / "model.onnx"
+    torch.onnx.export(model, (torch.randn(1, 4, 20),), str(path), dynamo=dynamo, input_names=["x"], **free)
+    layers = scan(path, extents={"frames": (1, 2000)})
+    assert [layer.problem.artifact_key for layer in layers] == [
+        "nany-g1-i4-o6-xany(31,250,2000)-k16-s8-d1-p4-yany+8-float32-NCX-GIOX-bias+leaky_relu(0.1)",
+        "nany-g1-i6-o3-xany(248,2000,16000)-k4-s2-d1-p1-yany+2-float32-NCX-GIOX-bias",
+    ]
 
 
 def test_buckets_of_two_axes(tmp_path):

@@ -151,3 +151,31 @@ def test_openvino_leaves_layers_whose_names_are_not_theirs_alone(tmp_path):
     expected = ov.compile_model(path, "CPU", exact)(data).values()
     for got, wanted in zip(ov.compile_model(model, "CPU", exact)(data).values(), expected, strict=True):
         assert_same(got, wanted)
+
+
+@pytest.mark.parametrize("shape", [[-1, 3, 5, 6], [1, 3, -1, -1], [-1, -1, -1, -1]])
+def test_openvino_with_free_extents(shape, tmp_path):
+    ov = pytest.importorskip("openvino")
+    from openvino import opset13
+
+    from tvm_deconv.frontends import scan
+    from tvm_deconv.openvino import replace
+
+    rng = np.random.default_rng(4)
+    x = opset13.parameter(shape, np.float32)
+    filter = opset13.constant(rng.standard_normal((3, 4, 2, 2), np.float32))
+    up = opset13.convolution_backprop_data(opset13.negative(x), filter, [2, 2], None, [0, 0], [0, 0], [1, 1])
+    path = tmp_path / "model.xml"
+    ov.save_model(ov.Model([opset13.exp(opset13.relu(up))], [x], "m"), path, compress_to_fp16=False)
+    (layer,) = scan(path)
+    made.export(tmp_path, [layer.problem])
+    exact = {"INFERENCE_PRECISION_HINT": "f32"}
+    plain, model = ov.Core().read_model(path), ov.Core().read_model(path)
+    operations = replace(model, path, td.load(tmp_path))
+    assert len(operations) == 1
+    assert model.output(0).partial_shape == plain.output(0).partial_shape
+    ours, theirs = ov.compile_model(model, "CPU", exact), ov.compile_model(plain, "CPU", exact)
+    for call in ((1, 3, 5, 6), (4, 3, 5, 6), (1, 3, 30, 9), (2, 3, 1, 70)):
+        if all(extent in (-1, given) for extent, given in zip(shape, call, strict=True)):
+            data = [rng.standard_normal(call, np.float32)]
+            assert_same(ours(data)[0], theirs(data)[0])

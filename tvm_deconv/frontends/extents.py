@@ -32,19 +32,22 @@ def samples(ranges: Ranges) -> list[dict[str, int]]:
     if not ranges:
         return []
     return [
-        {name: max(high // _FACTOR**step, low) for name, (low, high) in ranges.items()}
-        for step in range(_MOST_SAMPLES)
+        {name: max(high // _FACTOR**step, low) for name, (low, high) in ranges.items()} for step in range(_MOST_SAMPLES)
     ]
 
 
-def free_extents(shape: Sequence[int | str], found: Sequence[Sequence[int | str] | None]) -> list[int | str | list[int]]:
+def free_extents(
+    shape: Sequence[int | str], found: Sequence[Sequence[int | str] | None]
+) -> list[int | str | list[int]]:
     """Return a shape ``[N, C, *X]`` with "any", or buckets, for its extents that are no numbers.
 
     `found` are the shapes that the tensor has in the samples, the first at the greatest values.
     """
     made: list[int | str | list[int]] = []
     for axis, extent in enumerate(shape):
-        values = [other[axis] for other in found[: _SAMPLES.get(len(shape) - 2, 1)] if other and len(other) == len(shape)]
+        values = [
+            other[axis] for other in found[: _SAMPLES.get(len(shape) - 2, 1)] if other and len(other) == len(shape)
+        ]
         buckets = sorted({value for value in values if isinstance(value, int) and value > 0})
         if isinstance(extent, int):
             made.append(extent)

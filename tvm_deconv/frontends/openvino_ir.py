@@ -216,7 +216,9 @@ class _Net:
     def _data_form(self, layer: _Layer, data: _Port, filter: _Port) -> list[int | str | list[int]]:
         """Return the shape of the data, with "any" or buckets for free extents; channels are those of the filter."""
         grouped = layer.type.startswith("Group")
-        shape: list[int | str] = ["?" if extent == -1 else extent for extent in data.shape or (-1,) * _rank(layer, filter)]
+        shape: list[int | str] = [
+            "?" if extent == -1 else extent for extent in data.shape or (-1,) * _rank(layer, filter)
+        ]
         if len(shape) > 1 and shape[1] == "?":
             shape[1] = math.prod(filter.shape[: 1 + grouped])
         return free_extents(shape, [shapes.get(layer.name) for shapes in self._sampled])
