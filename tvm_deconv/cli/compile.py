@@ -86,8 +86,8 @@ def _coverage(source: Path, layers: Sequence[FoundLayer]) -> Table:
     table.add_column("GMAC", justify="right")
     for row in rows:
         if row.problem:
-            covered = f"yes, {row.notes}" if row.notes else "yes"
-            table.add_row(row.name, row.operator, covered, row.problem, f"{1e-9 * row.macs:.3g}")
+            said = f"yes, {row.notes}" if row.notes else "yes"
+            table.add_row(row.name, row.operator, said, row.problem, f"{1e-9 * row.macs:.3g}")
         else:
             table.add_row(row.name, row.operator, "no", row.reason, "")
     return table

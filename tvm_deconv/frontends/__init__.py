@@ -28,6 +28,8 @@ class _Reader(NamedTuple):
     has_free_extents: bool = False  # and takes their ranges
 
 
+#: Most bytes of a file of weights, in which layers do not share their constants.
+_MOST_WEIGHTS = 1 << 32
 #: suffix of a file -> its reader
 _READERS = {
     ".xml": _Reader("openvino_ir", "scan_ir", "OpenVINO IR", True),
@@ -68,21 +70,25 @@ def write_weights(layers: Iterable[FoundLayer], path: Path) -> list[str]:
 
     Each array is as its FoundLayer holds it; the metadata gives the key of the problem of each layer. Without any
     constant no file is written. An old file stays until the new one is whole. Raises SourceError if the package
-    safetensors is missing.
+    safetensors is missing, or for more than 4 GiB.
     """
     layers = list(layers)
     arrays = {
-        f"{layer.name}.{kind}": np.ascontiguousarray(array)
+        f"{layer.name}.{kind}": array
         for layer in layers
         for kind, array in (("filter", layer.filter), ("bias", layer.bias))
         if array is not None
     }
     if not arrays:
         return []
+    size = sum(array.nbytes for array in arrays.values())
+    if size > _MOST_WEIGHTS:
+        raise SourceError("weights", size, f"must have at most {_MOST_WEIGHTS} bytes, of all layers together ({path})")
     try:
         from safetensors.numpy import save
     except ImportError:
         raise missing_package("weights", "safetensors", "'tvm_deconv[compile]'") from None
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     content = save(arrays, {layer.name: layer.problem.key for layer in layers if layer.problem is not None})
     path.parent.mkdir(parents=True, exist_ok=True)
     write(path, content)

@@ -23,6 +23,8 @@ from tvm_deconv.problem.activations import Argument, Operator
 ADD, SUBTRACT, MULTIPLY, BATCH_NORM = "add", "subtract", "multiply", "batch_norm"
 #: activations applied one after the other -> the activation that is x times their result
 _GATES = {activation.gate: name for name, activation in ACTIVATIONS.items() if activation.gate}
+#: The most elements of a slope or a bound: one for each channel, of more channels than there are.
+_MOST_SLOPES = 1 << 20
 _LONGEST_GATE = max(map(len, _GATES))
 
 
@@ -153,8 +155,10 @@ class Graph:
 
 
 def _all_equal(constant: Array | None) -> float | None:
-    """Return the value that all elements of `constant` have, or None if they differ."""
-    values = [] if constant is None else np.unique(constant.astype(np.float64)).tolist()
+    """Return the value that all elements of `constant` have, or None if they differ or are very many."""
+    if constant is None or not 0 < constant.size <= _MOST_SLOPES:
+        return None
+    values = np.unique(constant.astype(np.float64)).tolist()
     return float(values[0]) if len(values) == 1 else None
 
 

@@ -18,16 +18,18 @@ import numpy as np
 
 from tvm_deconv.errors import ProblemError, SourceError
 from tvm_deconv.frontends.extents import Ranges, check_names, free_extents, samples
-from tvm_deconv.frontends.files import from_bytes, read_array, read_bytes
+from tvm_deconv.frontends.files import Constants, from_bytes, read_bytes
 from tvm_deconv.frontends.folding import absorb
 from tvm_deconv.frontends.graph import ADD, BATCH_NORM, MULTIPLY, SUBTRACT, Graph, Node, arguments_of
 from tvm_deconv.frontends.layers import FoundLayer, uncovered
-from tvm_deconv.frontends.packages import cast, missing_package
+from tvm_deconv.frontends.onnx_functions import check_expansion
+from tvm_deconv.frontends.packages import missing_package
 from tvm_deconv.problem import ACTIVATIONS, Array, Epilogue, Problem
 from tvm_deconv.problem.arrays import numpy_dtype
 
 try:
     import onnx
+    import onnx.checker
     import onnx.inliner
     import onnx.numpy_helper
     import onnx.shape_inference
@@ -35,6 +37,10 @@ try:
 except ImportError:
     raise missing_package("an ONNX model", "onnx", "'tvm_deconv[onnx]'") from None
 
+_NATIVE_ERRORS = (
+    DecodeError, EncodeError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError,
+    ValueError,
+)  # fmt: skip
 OPERATOR = "ConvTranspose"
 _DOMAINS = ("", "ai.onnx")
 _ATTRIBUTES = {
@@ -77,6 +83,7 @@ def read_model(path: Path) -> onnx.ModelProto:
     with _native_errors(path):
         model = onnx.load_model_from_string(content)
         if model.functions:
+            check_expansion(model, path)
             model = onnx.inliner.inline_local_functions(model)
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
     if not model.ir_version or not model.graph.node:
@@ -89,7 +96,9 @@ def _native_errors(path: Path) -> Iterator[None]:
     """Raise SourceError for what the native code of the onnx package raises."""
     try:
         yield
-    except (DecodeError, EncodeError, onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
+    except SourceError:
+        raise
+    except _NATIVE_ERRORS as error:
         raise SourceError("source", path, f"must be a valid ONNX model: {error}") from None
 
 
@@ -122,7 +131,10 @@ def placed_layers(model: onnx.ModelProto, path: Path, ranges: Ranges) -> list[tu
         for node in function.node
         if is_operator(node)
     ]
-    return [*_Graph(model.graph, path, opset, {}, {}, sampled).scan(), *((layer, None) for layer in left)]
+    return [
+        *_Graph(model.graph, path, opset, {}, {}, sampled, _Values(path)).scan(),
+        *((layer, None) for layer in left),
+    ]
 
 
 def _sampled_shapes(model: onnx.ModelProto, path: Path, ranges: Ranges) -> list[dict[str, _Extents]]:
@@ -157,6 +169,49 @@ def _free_extents(value: onnx.ValueInfoProto) -> list[tuple[list[str], onnx.Tens
     return [([*filter(None, [dim.dim_param]), f"{value.name}.{axis}"], dim) for axis, dim in free]
 
 
+class _Values:
+    """The values of the tensors that a model stores."""
+
+    def __init__(self, path: Path) -> None:
+        self.constants = Constants(path)
+        self._path = path
+        self._values: dict[int, tuple[onnx.TensorProto, Array]] = {}  # by the id of the tensor, which stays alive
+
+    def of(self, tensor: onnx.TensorProto) -> Array | None:
+        """Return the value of a tensor, the same array each time; None if its type is none of ours."""
+        if tensor.data_type not in _CONSTANTS:
+            return None
+        if id(tensor) not in self._values:
+            self._values[id(tensor)] = tensor, self._read(tensor)
+        return self._values[id(tensor)][1]
+
+    def _read(self, tensor: onnx.TensorProto) -> Array:
+        dtype, shape = numpy_dtype(_CONSTANTS[tensor.data_type]), tuple(tensor.dims)
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            return self._external(tensor, dtype, shape)
+        self.constants.take(tensor.ByteSize())
+        if tensor.HasField("raw_data"):
+            return from_bytes(tensor.raw_data, dtype, shape, self._path)
+        try:
+            return np.asarray(onnx.numpy_helper.to_array(tensor), dtype)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise SourceError("shape", shape, f"must fit the values of {tensor.name}: {error} ({self._path})") from None
+
+    def _external(self, tensor: onnx.TensorProto, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        facts = {str(entry.key): str(entry.value) for entry in tensor.external_data}
+        folder = self._path.parent.resolve()
+        try:
+            path = (folder / facts["location"]).resolve()
+            offset, size = int(facts.get("offset", "0")), int(facts["length"]) if "length" in facts else None
+        except (KeyError, ValueError, OSError, RuntimeError):
+            rule = f"must hold location, offset and length of {tensor.name} ({self._path})"
+            raise SourceError("external_data", facts, rule) from None
+        if not path.is_relative_to(folder):
+            rule = f"must lie in the folder of the model, {folder}"
+            raise SourceError("external_data", facts["location"], rule)
+        return self.constants.read(path, dtype, shape, offset, size)
+
+
 class _Graph:
     """A graph, with the tensors of the graphs around it, by name."""
 
@@ -168,8 +223,9 @@ class _Graph:
         types: MutableMapping[str, _Type],
         makers: MutableMapping[str, _Maker],
         sampled: Sequence[Mapping[str, _Extents]],
+        tensors: _Values,
     ) -> None:
-        self._sampled = sampled
+        self._sampled, self._tensors = sampled, tensors
         self._proto, self._path, self._opset, self._nodes = graph, path, opset, list(graph.node)
         values = {value.name: _type(value) for value in (*graph.input, *graph.value_info, *graph.output)}
         stored: dict[str, _Type] = {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in graph.initializer}
@@ -187,7 +243,9 @@ class _Graph:
             if is_operator(node):
                 yield self._layer(node)
             for graph in bodies(node):
-                yield from _Graph(graph, self._path, self._opset, self._types, self._makers, self._sampled).scan()
+                yield from _Graph(
+                    graph, self._path, self._opset, self._types, self._makers, self._sampled, self._tensors
+                ).scan()
 
     def _layer(self, node: onnx.NodeProto) -> tuple[FoundLayer, Place]:
         """Return a transposed convolution with its epilogue, or with the reason why it is not covered."""
@@ -202,19 +260,20 @@ class _Graph:
         if bias is not None:
             if bias.shape != problem.bias_shape:
                 raise SourceError("bias", bias.shape, f"must have shape {problem.bias_shape} in {name} ({self._path})")
-            bias = cast(bias, problem.accumulate_dtype)
+            bias = self._tensors.constants.cast(bias, problem.accumulate_dtype)
         if filter is not None and (filter.shape, filter.dtype.name) != (problem.filter_shape, problem.dtype):
             raise SourceError("filter", filter.shape, f"must be what the graph says of it in {name} ({self._path})")
         steps = [*self._graph.steps(node.output[0], problem.rank + 2, problem.bias_shape[0])]
-        layer = absorb(FoundLayer(name, OPERATOR, problem, filter, bias), steps)
+        layer = absorb(FoundLayer(name, OPERATOR, problem, filter, bias), steps, self._tensors.constants.take)
         ends = {sum(len(step.nodes) for step in steps[: i + 1]): str(step.output) for i, step in enumerate(steps)}
         return layer, Place(self._proto, node, ends.get(len(layer.fused), node.output[0]))
 
     def _problem(self, node: onnx.NodeProto) -> Problem | str:
         """Return the problem of a transposed convolution, or the reason why it is not covered."""
-        filter = self._types.get(node.input[1], _UNKNOWN)[1]
-        if filter is None or not all(isinstance(extent, int) for extent in filter):
-            return f"filter has a dynamic shape: {_shown(filter)} is known of it"
+        known = self._types.get(node.input[1], _UNKNOWN)[1]
+        filter = tuple(extent for extent in known or () if isinstance(extent, int))
+        if known is None or len(filter) != len(known):
+            return f"filter has a dynamic shape: {_shown(known)} is known of it"
         # The operator has data of the filter's rank, with as many channels as the filter says.
         data = self._types.get(node.input[0], _UNKNOWN)[1] or ("?",) * len(filter)
         if len(data) > 1 and not isinstance(data[1], int):
@@ -277,11 +336,11 @@ class _Graph:
             if maker is None:
                 return None
             if isinstance(maker, onnx.TensorProto):
-                return self._cast(self._stored(maker), casts)
+                return self._cast(self._tensors.of(maker), casts)
             attributes = self._attributes(maker)
             if maker.op_type == "Constant":
                 value = attributes.get("value")
-                return self._cast(self._stored(value), casts) if isinstance(value, onnx.TensorProto) else None
+                return self._cast(self._tensors.of(value), casts) if isinstance(value, onnx.TensorProto) else None
             if maker.op_type not in ("Cast", "Identity") or len(maker.input) != 1:
                 return None
             casts += [attributes.get("to", 0)] if maker.op_type == "Cast" else []
@@ -293,36 +352,8 @@ class _Graph:
         for type in reversed(types):
             if value is None or type not in _CONSTANTS:
                 return None
-            value = cast(value, _CONSTANTS[type])
+            value = self._tensors.constants.cast(value, _CONSTANTS[type])
         return value
-
-    def _stored(self, tensor: onnx.TensorProto) -> Array | None:
-        """Return the value of a tensor; None if its type is none of ours."""
-        if tensor.data_type not in _CONSTANTS:
-            return None
-        dtype, shape = numpy_dtype(_CONSTANTS[tensor.data_type]), tuple(tensor.dims)
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            return self._external(tensor, dtype, shape)
-        if tensor.HasField("raw_data"):
-            return from_bytes(tensor.raw_data, dtype, shape, self._path)
-        try:
-            return np.asarray(onnx.numpy_helper.to_array(tensor), dtype)
-        except (ValueError, TypeError, OverflowError) as error:
-            raise SourceError("shape", shape, f"must fit the values of {tensor.name}: {error} ({self._path})") from None
-
-    def _external(self, tensor: onnx.TensorProto, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-        facts = {str(entry.key): str(entry.value) for entry in tensor.external_data}
-        folder = self._path.parent.resolve()
-        try:
-            path = (folder / facts["location"]).resolve()
-            offset, size = int(facts.get("offset", "0")), int(facts["length"]) if "length" in facts else None
-        except (KeyError, ValueError, OSError, RuntimeError):
-            rule = f"must hold location, offset and length of {tensor.name} ({self._path})"
-            raise SourceError("external_data", facts, rule) from None
-        if not path.is_relative_to(folder):
-            rule = f"must lie in the folder of the model, {folder}"
-            raise SourceError("external_data", facts["location"], rule)
-        return read_array(path, dtype, shape, offset, size)
 
     def _attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
         try:

@@ -18,11 +18,11 @@ from typing import Any
 
 from tvm_deconv.errors import ProblemError, SourceError
 from tvm_deconv.frontends.extents import Ranges, check_names, free_extents, samples
-from tvm_deconv.frontends.files import read_array, read_bytes
+from tvm_deconv.frontends.files import Constants, read_bytes
 from tvm_deconv.frontends.folding import absorb
 from tvm_deconv.frontends.graph import ADD, BATCH_NORM, MULTIPLY, SUBTRACT, Graph, Node, arguments_of
 from tvm_deconv.frontends.layers import FoundLayer, uncovered
-from tvm_deconv.frontends.packages import cast, missing_package
+from tvm_deconv.frontends.packages import missing_package
 from tvm_deconv.problem import ACTIVATIONS, Array, Problem
 from tvm_deconv.problem.activations import Argument
 from tvm_deconv.problem.arrays import numpy_dtype
@@ -80,7 +80,8 @@ def scan_ir(path: Path, ranges: Ranges) -> list[FoundLayer]:
         raise SourceError("net", shown, f"must be a net of version 10 or 11, as OpenVINO IR is ({path})")
     nets = [element for element in root.iter() if element.find("layers") is not None]
     sampled = _sampled_shapes(root, path, ranges) if ranges else []
-    return [layer for net in nets for layer in _Net(net, path, sampled).scan()]
+    constants = Constants(path)
+    return [layer for net in nets for layer in _Net(net, path, sampled, constants).scan()]
 
 
 def _read_xml(path: Path) -> ET.Element:
@@ -147,8 +148,14 @@ def _agrees(problem: Problem, shape: tuple[int, ...]) -> bool:
 class _Net:
     """The layers and edges of a net or of a body inside one."""
 
-    def __init__(self, element: ET.Element, path: Path, sampled: Sequence[Mapping[str, Sequence[int | str]]]) -> None:
-        self._path, self._sampled = path, sampled
+    def __init__(
+        self,
+        element: ET.Element,
+        path: Path,
+        sampled: Sequence[Mapping[str, Sequence[int | str]]],
+        constants: Constants,
+    ) -> None:
+        self._path, self._sampled, self._constants = path, sampled, constants
         self._layers = {layer.id: layer for layer in map(self._layer, element.iterfind("layers/layer"))}
         self._sources: dict[_Tensor, _Tensor] = {}  # an input port, by layer and number -> the tensor there
         for edge in element.iterfind("edges/edge"):
@@ -174,7 +181,7 @@ class _Net:
             raise SourceError("filter", filter.shape, f"must be what port 1 of {layer.name} says ({self._path})")
         (number,) = layer.outputs
         steps = self._graph.steps((layer.id, number), problem.rank + 2, *problem.bias_shape)
-        return absorb(FoundLayer(layer.name, layer.type, problem, filter), steps)
+        return absorb(FoundLayer(layer.name, layer.type, problem, filter), steps, self._constants.take)
 
     def _problem(self, layer: _Layer) -> Problem | str:
         """Return the problem of a transposed convolution, or the reason why it is not covered."""
@@ -284,11 +291,11 @@ class _Net:
         offset, size = (self._list(layer, name) for name in ("offset", "size"))
         if len(offset) != 1 or len(size) != 1:
             raise SourceError("offset", layer.name, f"must have one offset and one size ({self._path})")
-        return read_array(self._path.with_suffix(".bin"), numpy_dtype(dtype), shape, offset[0], size[0])
+        return self._constants.read(self._path.with_suffix(".bin"), numpy_dtype(dtype), shape, offset[0], size[0])
 
     def _converted(self, layer: _Layer, value: Array) -> Array | None:
         dtype = _ELEMENT_TYPES.get(layer.data.get("destination_type", ""))
-        return None if dtype is None else cast(value, dtype)
+        return None if dtype is None else self._constants.cast(value, dtype)
 
     def _reshaped(self, layer: _Layer, value: Array) -> Array | None:
         (port,) = layer.outputs.values()
