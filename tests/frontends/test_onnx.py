@@ -271,6 +271,51 @@ def test_constant_nodes_identity_and_cast(tmp_path):
     assert layer.filter.dtype == np.float32
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+@pytest.mark.parametrize("axis", [None, 1, -3, 0])
+@pytest.mark.parametrize("zero", [False, True])
+def test_filters_of_quantized_models(tmp_path, dtype, axis, zero):
+    """A layer between DequantizeLinear and QuantizeLinear is one of float32, with the filter that the integers mean."""
+    count = () if axis is None else (4 if axis == 0 else 3,)
+    constants = {
+        "xs": np.float32(0.05), "xz": np.uint8(120), "q": RNG.integers(0, 99, (4, 3, 3, 2)).astype(dtype),
+        "s": 0.01 + 0.01 * np.abs(uniform(*count)), "z": RNG.integers(1, 9, count).astype(dtype),
+        "bq": np.int32([100, -50, 7]), "bs": np.float32([0.01, 0.02, 0.03]),
+    }  # fmt: skip
+    axes = {} if axis is None else {"axis": axis}
+    nodes = [
+        ("QuantizeLinear", "x xs xz", "xq", {}), ("DequantizeLinear", "xq xs xz", "d", {}),
+        ("DequantizeLinear", "q s z" if zero else "q s", "w", axes), ("DequantizeLinear", "bq bs", "b", {"axis": 0}),
+        ("ConvTranspose", "d w b", "y", UP),
+    ]  # fmt: skip
+    path = save(tmp_path, nodes, constants)
+    (layer,) = scan(path)
+    assert layer.note == f"as float32: its data are dequantized, filter stored as {np.dtype(dtype).name}"
+    model = onnx.load(path)
+    model.graph.output.append(helper.make_tensor_value_info("d", TensorProto.FLOAT, None))
+    y, data = runtime_outputs(model.SerializeToString(), {"x": uniform(2, 4, 5, 6)})
+    assert_close(reference(layer.problem, data, layer.filter, layer.bias), y)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "note"),
+    [
+        ([("Relu", "w", "v", {})], "its filter is made by Relu Relu_0 at run time"),
+        ([("DequantizeLinear", "q s x", "v", {})], "made by DequantizeLinear DequantizeLinear_0 at run time"),
+        ([("DequantizeLinear", "q many", "v", {"axis": 1})], "made by DequantizeLinear DequantizeLinear_0"),
+        ([("Cast", "q", "v", {"to": 1})], "filter stored as int8"),
+        ([("Identity", "w", "v", {})], ""),
+    ],
+)
+def test_notes_tell_what_makes_the_filter(tmp_path, nodes, note):
+    constants = {"w": uniform(4, 3, 3, 2), "q": np.ones((4, 3, 3, 2), np.int8), "s": np.float32(1), "many": uniform(7)}
+    shapes = {"shape": (4, 4, 3, 2)} if "x" in nodes[0][1] else {}
+    (layer,) = scan(save(tmp_path, [*nodes, ("ConvTranspose", "x v", "y", UP)], constants, **shapes))
+    assert (layer.filter is None) == ("run time" in layer.note)
+    assert note in layer.note
+    assert bool(note) == bool(layer.note)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float64", "bfloat16"])
 def test_storage_types(tmp_path, dtype):
     numpy_type = np.dtype(getattr(ml_dtypes, dtype, dtype))

@@ -228,6 +228,39 @@ def test_converted_constants(tmp_path, stored):
     assert layer.filter.dtype == np.float32
 
 
+@pytest.mark.parametrize("form", ["scale", "zero point", "fake"])
+def test_filters_of_quantized_models(tmp_path, form):
+    """Integers with a scale, as compression writes them, and FakeQuantize on floating point numbers."""
+    data = opset1.parameter((1, 4, 5, 6), np.float32, name="data")
+    if form == "fake":
+        bounds = [opset1.constant(np.float32(v).reshape(1, -1, 1, 1)) for v in ([-0.5, -1, -2], [0.5, 1, 1.5])]
+        filter = opset1.fake_quantize(constants(4, 3, 2, 2), *bounds, *bounds, 255)
+    else:
+        filter = opset1.convert(opset1.constant(RNG.integers(-9, 99, (4, 3, 2, 2)).astype(np.int8)), np.float32)
+        if form == "zero point":
+            filter = opset1.subtract(filter, opset1.convert(opset1.constant(np.int8([[[[7]]]])), np.float32))
+        filter = opset1.multiply(filter, constants(1, 3, 1, 1))
+    bounds = [opset1.constant(np.float32(v)) for v in (-1, 1)]
+    for quantized in (False, True):
+        source = opset1.fake_quantize(data, *bounds, *bounds, 256) if quantized else data
+        path = save(tmp_path, data, opset1.convolution_backprop_data(source, filter, [2, 2]))
+        (layer,) = scan(path)
+        notes = ["as float32: its data are quantized"] * quantized + ["filter stored as int8"] * (form != "fake")
+        assert layer.note == ", ".join(notes)
+    x = uniform(*layer.problem.data_shape)
+    model = openvino.Model([opset1.convolution_backprop_data(data, filter, [2, 2])], [data], "model")
+    openvino.serialize(model, tmp_path / "model.xml")
+    assert_close(reference(layer.problem, x, layer.filter), openvino_outputs(tmp_path / "model.xml", x)[0])
+
+
+def test_notes_tell_what_makes_the_filter(tmp_path):
+    data = opset1.parameter((1, 4, 5, 6), np.float32, name="data")
+    filter = opset1.relu(constants(4, 3, 2, 2))
+    filter.set_friendly_name("made")
+    (layer,) = scan(save(tmp_path, data, opset1.convolution_backprop_data(data, filter, [2, 2])))
+    assert (layer.filter, layer.note) == (None, "its filter is made by ReLU made at run time")
+
+
 def test_reshaped_constants(tmp_path):
     data = opset1.parameter((1, 4, 5, 6), np.float32)
     shape = opset1.constant(np.array([2, 2, 3, 2, 2]))

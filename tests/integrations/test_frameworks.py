@@ -153,8 +153,9 @@ def test_openvino_leaves_layers_whose_names_are_not_theirs_alone(tmp_path):
         assert_same(got, wanted)
 
 
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("shape", [[-1, 3, 5, 6], [1, 3, -1, -1], [-1, -1, -1, -1]])
-def test_openvino_with_free_extents(shape, tmp_path):
+def test_openvino_with_free_extents(shape, half, tmp_path):
     ov = pytest.importorskip("openvino")
     from openvino import opset13
 
@@ -166,7 +167,7 @@ def test_openvino_with_free_extents(shape, tmp_path):
     filter = opset13.constant(rng.standard_normal((3, 4, 2, 2), np.float32))
     up = opset13.convolution_backprop_data(opset13.negative(x), filter, [2, 2], None, [0, 0], [0, 0], [1, 1])
     path = tmp_path / "model.xml"
-    ov.save_model(ov.Model([opset13.exp(opset13.relu(up))], [x], "m"), path, compress_to_fp16=False)
+    ov.save_model(ov.Model([opset13.exp(opset13.relu(up))], [x], "m"), path, compress_to_fp16=half)
     (layer,) = scan(path)
     made.export(tmp_path, [layer.problem])
     exact = {"INFERENCE_PRECISION_HINT": "f32"}

@@ -427,6 +427,20 @@ def test_a_bias_of_run_time_leaves_the_layer(library_for, tmp_path):
     check(session, path, {"x": uniform(1, 3, 5, 6)})
 
 
+@pytest.mark.usefixtures("how")
+def test_a_quantized_model(library_for, tmp_path):
+    constants = {"xs": np.float32(0.02), "xz": np.uint8(120), "s": np.float32([0.01, 0.02, 0.03]),
+                 "q": RNG.integers(-99, 99, (3, 3, 2, 2)).astype(np.int8)}  # fmt: skip
+    nodes = [
+        one("QuantizeLinear", "x xs xz", "xq"), one("DequantizeLinear", "xq xs xz", "d"),
+        one("DequantizeLinear", "q s", "f", axis=1), up("d", "u", "up"), one("Relu", "u", "r"), one("Mul", "r r", "y"),
+    ]  # fmt: skip
+    path = save(tmp_path / "qdq.onnx", nodes, constants, {"x": (1, 3, 5, 6)}, ["y"])
+    session = Session(path, library_for(path))
+    assert list(session.layers) == ["up"]
+    check(session, path, {"x": uniform(1, 3, 5, 6)})
+
+
 FREE = {  # shape of the data, of the filter, and shapes of calls
     "batch": (("n", 3, 5, 6), (3, 4, 2, 2), [(1, 3, 5, 6), (4, 3, 5, 6), (0, 3, 5, 6)]),
     "length": (("n", 3, "frames"), (3, 4, 8), [(1, 3, 1), (2, 3, 40), (1, 3, 700)]),

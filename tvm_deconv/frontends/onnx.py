@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import ChainMap
-from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -24,6 +24,7 @@ from tvm_deconv.frontends.graph import ADD, BATCH_NORM, MULTIPLY, SUBTRACT, Grap
 from tvm_deconv.frontends.layers import FoundLayer, uncovered
 from tvm_deconv.frontends.onnx_functions import check_expansion
 from tvm_deconv.frontends.packages import missing_package
+from tvm_deconv.frontends.quantization import dequantized
 from tvm_deconv.problem import ACTIVATIONS, Array, Epilogue, Problem
 from tvm_deconv.problem.arrays import numpy_dtype
 
@@ -59,11 +60,15 @@ _ACTIVATIONS = {
     operator.name: (name, operator) for name, activation in ACTIVATIONS.items() for operator in activation.onnx
 }
 _BATCH_NORM_ATTRIBUTES = {"epsilon", "momentum", "training_mode"}
-_CONSTANTS = _DTYPES | {onnx.TensorProto.INT32: "int32", onnx.TensorProto.INT64: "int64"}
+_CONSTANTS = _DTYPES | {
+    getattr(onnx.TensorProto, name.upper()): name for name in ("int8", "uint8", "int16", "uint16", "int32", "int64")
+}
 #: Before this opset, Add and Mul broadcast in another way and BatchNormalization is in training unless it says so.
 _FIRST_OPSET = 7
 #: The most nodes that a constant is followed through; it bounds cycles too.
 _LONGEST_PATH = 8
+#: The operators on constants that are followed.
+_FOLLOWED = ("Cast", "Identity", "DequantizeLinear")
 
 #: an unknown extent is a string, extents of unknown rank are None
 _Extents: TypeAlias = tuple[int | str, ...] | None
@@ -175,7 +180,9 @@ class _Values:
     def __init__(self, path: Path) -> None:
         self.constants = Constants(path)
         self._path = path
-        self._values: dict[int, tuple[onnx.TensorProto, Array]] = {}  # by the id of the tensor, which stays alive
+        # By the id of the tensor, or of the node, which stays alive.
+        self._values: dict[int, tuple[onnx.TensorProto, Array]] = {}
+        self._computed: dict[int, tuple[onnx.NodeProto, Array | None]] = {}
 
     def of(self, tensor: onnx.TensorProto) -> Array | None:
         """Return the value of a tensor, the same array each time; None if its type is none of ours."""
@@ -184,6 +191,13 @@ class _Values:
         if id(tensor) not in self._values:
             self._values[id(tensor)] = tensor, self._read(tensor)
         return self._values[id(tensor)][1]
+
+    def once(self, node: onnx.NodeProto, compute: Callable[[], Array | None]) -> Array | None:
+        """Return what a node makes of constants, which is computed once."""
+        if id(node) not in self._computed:
+            self._computed[id(node)] = node, None  # what a node in a circle finds
+            self._computed[id(node)] = node, compute()
+        return self._computed[id(node)][1]
 
     def _read(self, tensor: onnx.TensorProto) -> Array:
         dtype, shape = numpy_dtype(_CONSTANTS[tensor.data_type]), tuple(tensor.dims)
@@ -264,7 +278,8 @@ class _Graph:
         if filter is not None and (filter.shape, filter.dtype.name) != (problem.filter_shape, problem.dtype):
             raise SourceError("filter", filter.shape, f"must be what the graph says of it in {name} ({self._path})")
         steps = [*self._graph.steps(node.output[0], problem.rank + 2, problem.bias_shape[0])]
-        layer = absorb(FoundLayer(name, OPERATOR, problem, filter, bias), steps, self._tensors.constants.take)
+        found = FoundLayer(name, OPERATOR, problem, filter, bias, note=self._note(node, problem, filter))
+        layer = absorb(found, steps, self._tensors.constants.take)
         ends = {sum(len(step.nodes) for step in steps[: i + 1]): str(step.output) for i, step in enumerate(steps)}
         return layer, Place(self._proto, node, ends.get(len(layer.fused), node.output[0]))
 
@@ -328,32 +343,67 @@ class _Graph:
         constants = tuple((tensor, argument) for tensor, argument in operands if tensor)
         return dataclasses.replace(other, op=name, numbers=numbers, operands=constants)
 
-    def _constant(self, tensor: Hashable) -> Array | None:
+    def _constant(self, tensor: Hashable, depth: int = 0) -> Array | None:
         """Return the value of a tensor that the model holds; None for all others."""
-        casts: list[int] = []
-        for _ in range(_LONGEST_PATH):
-            maker = self._makers.get(str(tensor))
-            if maker is None:
-                return None
-            if isinstance(maker, onnx.TensorProto):
-                return self._cast(self._tensors.of(maker), casts)
-            attributes = self._attributes(maker)
-            if maker.op_type == "Constant":
-                value = attributes.get("value")
-                return self._cast(self._tensors.of(value), casts) if isinstance(value, onnx.TensorProto) else None
-            if maker.op_type not in ("Cast", "Identity") or len(maker.input) != 1:
-                return None
-            casts += [attributes.get("to", 0)] if maker.op_type == "Cast" else []
-            tensor = maker.input[0]
-        return None
+        maker = self._makers.get(str(tensor))
+        if maker is None or depth > _LONGEST_PATH:
+            return None
+        if isinstance(maker, onnx.TensorProto):
+            return self._tensors.of(maker)
+        return self._tensors.once(maker, lambda: self._computed(maker, depth))
 
-    def _cast(self, value: Array | None, types: list[int]) -> Array | None:
-        """Return `value` after casts, the last of `types` first."""
-        for type in reversed(types):
-            if value is None or type not in _CONSTANTS:
-                return None
-            value = self._tensors.constants.cast(value, _CONSTANTS[type])
-        return value
+    def _computed(self, node: onnx.NodeProto, depth: int) -> Array | None:
+        """Return what a node makes of constants; None if it is none of those that are followed."""
+        if node.op_type == "Constant":
+            value = self._attributes(node).get("value")
+            return self._tensors.of(value) if isinstance(value, onnx.TensorProto) else None
+        if node.op_type not in _FOLLOWED or node.domain not in _DOMAINS:
+            return None
+        values = [self._constant(tensor, depth + 1) if tensor else None for tensor in node.input]
+        if not values or values[0] is None:
+            return None
+        attributes = self._attributes(node)
+        if node.op_type == "Identity":
+            return values[0]
+        if node.op_type == "Cast":
+            type = _CONSTANTS.get(attributes.get("to", 0))
+            return None if type is None else self._tensors.constants.cast(values[0], type)
+        value, scale, zero = (*values, None)[:3] if len(values) in (2, 3) else (None, None, None)
+        unknown = zero is None and len(node.input) == 3 and node.input[2] != ""
+        if value is None or scale is None or unknown or not set(attributes) <= {"axis"}:  # blocks have many scales
+            return None
+        self._tensors.constants.take(8 * value.size)
+        return dequantized(value, scale, zero, attributes.get("axis", 1))
+
+    def _note(self, node: onnx.NodeProto, problem: Problem, filter: Array | None) -> str:
+        """Return what is to be said of a layer that is covered: types that the model stores, a filter of run time."""
+        maker, stored = self._root(node.input[1])
+        data = self._makers.get(node.input[0])
+        notes = []
+        if isinstance(data, onnx.NodeProto) and data.op_type == "DequantizeLinear":
+            notes.append(f"as {problem.dtype}: its data are dequantized")
+        if filter is None:
+            notes.append(f"its filter is made by {maker or 'an input'} at run time")
+        elif stored != problem.dtype:
+            notes.append(f"filter stored as {stored}")
+        return ", ".join(notes)
+
+    def _root(self, tensor: str) -> tuple[str, str]:
+        """Return the operator that makes a tensor, and the type of the constant that it begins with."""
+        name, type, first = "", "", ""
+        for _ in range(_LONGEST_PATH):
+            maker = self._makers.get(tensor)
+            if not isinstance(maker, onnx.NodeProto):
+                type = "" if maker is None else _type_name(maker.data_type)
+                break
+            name, first = maker.op_type, first or f"{maker.op_type} {node_name(maker)}"
+            value = self._attributes(maker).get("value") if name == "Constant" else None
+            if isinstance(value, onnx.TensorProto):
+                type = _type_name(value.data_type)
+            if name not in _FOLLOWED or not maker.input:
+                break
+            tensor = maker.input[0]
+        return first, type
 
     def _attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
         try:
@@ -379,6 +429,10 @@ def _type(value: onnx.ValueInfoProto) -> _Type:
     known = (dim.HasField("dim_value") and dim.dim_value >= 0 for dim in tensor.shape.dim)
     dims = zip(tensor.shape.dim, known, strict=True)
     return tensor.elem_type, tuple(dim.dim_value if is_known else dim.dim_param or "?" for dim, is_known in dims)
+
+
+def _type_name(type: int) -> str:
+    return _CONSTANTS.get(type) or str(onnx.TensorProto.DataType.Name(type)).lower()
 
 
 def _shown(extents: _Extents) -> str:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tvm_deconv.errors import ProblemError, SourceError
 from tvm_deconv.frontends.extents import Ranges, check_names, free_extents, samples
 from tvm_deconv.frontends.files import Constants, read_bytes
@@ -23,6 +25,7 @@ from tvm_deconv.frontends.folding import absorb
 from tvm_deconv.frontends.graph import ADD, BATCH_NORM, MULTIPLY, SUBTRACT, Graph, Node, arguments_of
 from tvm_deconv.frontends.layers import FoundLayer, uncovered
 from tvm_deconv.frontends.packages import missing_package
+from tvm_deconv.frontends.quantization import fake_quantized
 from tvm_deconv.problem import ACTIVATIONS, Array, Problem
 from tvm_deconv.problem.activations import Argument
 from tvm_deconv.problem.arrays import numpy_dtype
@@ -40,6 +43,9 @@ _PRECISIONS = {
 #: The most layers that a constant is followed through; it bounds cycles too.
 _LONGEST_PATH = 8
 _RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
+_CONSTANT_ARITHMETIC = {"Add": np.add, "Subtract": np.subtract, "Multiply": np.multiply}
+#: The operators on constants that are followed: those of compressed and of quantized weights.
+_FOLLOWED = ("Convert", *_RESHAPES, *_CONSTANT_ARITHMETIC, "FakeQuantize")
 #: operator -> that of a `Node`
 _ARITHMETIC = {"Add": ADD, "Subtract": SUBTRACT, "Multiply": MULTIPLY}
 #: operator -> the activation that it computes, and how
@@ -133,6 +139,15 @@ def _known(shape: Any) -> list[int | str]:
     return [dim.get_length() if dim.is_static else "?" for dim in shape] if shape.rank.is_static else []
 
 
+def _fit(values: Sequence[Array]) -> bool:
+    """Tell whether the arrays have one type and broadcast to the shape of the first."""
+    first = values[0]
+    pairs = (zip(other.shape[::-1], first.shape[::-1], strict=False) for other in values)
+    return all(other.dtype == first.dtype and other.ndim <= first.ndim for other in values) and all(
+        extent in (1, whole) for pair in pairs for extent, whole in pair
+    )
+
+
 def _rank(layer: _Layer, filter: _Port) -> int:
     """Return the rank of a layer's data, which its filter tells."""
     return len(filter.shape) - layer.type.startswith("Group")
@@ -161,6 +176,7 @@ class _Net:
         for edge in element.iterfind("edges/edge"):
             ends = [self._integer(edge, name) for name in ("from-layer", "from-port", "to-layer", "to-port")]
             self._sources[ends[2], ends[3]] = ends[0], ends[1]
+        self._values: dict[int, Array | None] = {}
         self._graph = Graph(map(self._node, self._layers.values()), self._constant)
 
     def scan(self) -> Iterator[FoundLayer]:
@@ -181,7 +197,8 @@ class _Net:
             raise SourceError("filter", filter.shape, f"must be what port 1 of {layer.name} says ({self._path})")
         (number,) = layer.outputs
         steps = self._graph.steps((layer.id, number), problem.rank + 2, *problem.bias_shape)
-        return absorb(FoundLayer(layer.name, layer.type, problem, filter), steps, self._constants.take)
+        found = FoundLayer(layer.name, layer.type, problem, filter, note=self._note(layer, problem, filter))
+        return absorb(found, steps, self._constants.take)
 
     def _problem(self, layer: _Layer) -> Problem | str:
         """Return the problem of a transposed convolution, or the reason why it is not covered."""
@@ -263,25 +280,70 @@ class _Net:
         ports = list(layer.inputs)
         return self._constant(self._sources.get((layer.id, ports[index]))) if index < len(ports) else None
 
-    def _constant(self, tensor: Hashable) -> Array | None:
-        """Return the value of a tensor that a Const makes, after conversions and reshapes; None for all others."""
-        path: list[_Layer] = []
-        while True:
-            layer = self._layers.get(tensor[0]) if isinstance(tensor, tuple) else None
-            if layer is None or len(path) > _LONGEST_PATH or len(layer.outputs) != 1:
-                return None
-            if layer.type == "Const":
+    def _constant(self, tensor: Hashable, depth: int = 0) -> Array | None:
+        """Return the value of a tensor that the net holds, also behind operators on constants; None for all others."""
+        layer = self._layers.get(tensor[0]) if isinstance(tensor, tuple) else None
+        if layer is None or depth > _LONGEST_PATH or len(layer.outputs) != 1:
+            return None
+        if layer.id not in self._values:
+            self._values[layer.id] = None  # what a layer in a circle finds
+            self._values[layer.id] = self._stored(layer) if layer.type == "Const" else self._computed(layer, depth)
+        return self._values[layer.id]
+
+    def _computed(self, layer: _Layer, depth: int) -> Array | None:
+        """Return what a layer makes of constants; None if it is none of those that are followed."""
+        if layer.type not in _FOLLOWED or not layer.inputs:
+            return None
+        count = 1 if layer.type in ("Convert", *_RESHAPES) else len(layer.inputs)  # a new shape is that of the port
+        sources = [self._sources.get((layer.id, port)) for port in [*layer.inputs][:count]]
+        values = [value for value in (self._constant(source, depth + 1) for source in sources) if value is not None]
+        if len(values) != count:
+            return None
+        if layer.type == "Convert":
+            return self._converted(layer, values[0])
+        if layer.type in _RESHAPES:
+            return self._reshaped(layer, values[0])
+        self._constants.take(values[0].nbytes)
+        if layer.type == "FakeQuantize":
+            return self._quantized(layer, values)
+        return self._combined(layer, values)
+
+    def _combined(self, layer: _Layer, values: Sequence[Array]) -> Array | None:
+        """Return sum, difference or product of two constants, of which the first has the shape of the result."""
+        if len(values) != 2 or layer.data.get("auto_broadcast", "numpy") != "numpy" or not _fit(values):
+            return None
+        with np.errstate(all="ignore"):
+            made: Array = _CONSTANT_ARITHMETIC[layer.type](*values)
+        return made
+
+    def _quantized(self, layer: _Layer, values: Sequence[Array]) -> Array | None:
+        levels = self._number(layer, "levels")
+        if len(values) != 5 or levels < 2 or layer.data.get("auto_broadcast", "numpy") != "numpy" or not _fit(values):
+            return None
+        value, low, high, least, most = values
+        return fake_quantized(value, low, high, least, most, int(levels))
+
+    def _note(self, layer: _Layer, problem: Problem, filter: Array | None) -> str:
+        """Return what is to be said of a layer that is covered: types that the net stores, a filter of run time."""
+        data = self._maker(layer, 0)
+        notes = [f"as {problem.dtype}: its data are quantized"] if data and data.type == "FakeQuantize" else []
+        first = maker = self._maker(layer, 1)
+        for _ in range(_LONGEST_PATH):
+            if maker is None or maker.type not in _FOLLOWED:
                 break
-            if layer.type not in ("Convert", *_RESHAPES) or not layer.inputs:
-                return None
-            path.append(layer)
-            tensor = self._sources.get((layer.id, next(iter(layer.inputs))))
-        value = self._stored(layer)
-        for layer in reversed(path):
-            if value is None:
-                return None
-            value = self._converted(layer, value) if layer.type == "Convert" else self._reshaped(layer, value)
-        return value
+            maker = self._maker(maker, 0)
+        stored = _ELEMENT_TYPES.get(maker.data.get("element_type", "")) if maker and maker.type == "Const" else None
+        if filter is None:
+            notes.append(f"its filter is made by {f'{first.type} {first.name}' if first else 'an input'} at run time")
+        elif stored != problem.dtype:
+            notes.append(f"filter stored as {stored}")
+        return ", ".join(notes)
+
+    def _maker(self, layer: _Layer, index: int) -> _Layer | None:
+        """Return the layer that makes an input, by its place among the ports."""
+        ports = [*layer.inputs]
+        source = self._sources.get((layer.id, ports[index])) if index < len(ports) else None
+        return None if source is None else self._layers.get(source[0])
 
     def _stored(self, layer: _Layer) -> Array | None:
         dtype = _ELEMENT_TYPES.get(layer.data.get("element_type", ""))
