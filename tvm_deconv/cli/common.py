@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,11 @@ def echo_warnings(warnings: Iterable[str]) -> None:
         click.echo(warning, err=True)
 
 
-def scan_sources(sources: Sequence[Path]) -> list[tuple[Path, list[FoundLayer]]]:
-    """Return the layers of each source, under names that are unique among all."""
-    scanned = [(source, scan(source)) for source in sources]
+def scan_sources(
+    sources: Sequence[Path], extents: Mapping[str, tuple[int, int]] | None = None
+) -> list[tuple[Path, list[FoundLayer]]]:
+    """Return the layers of each source, under names that are unique among all; `extents` are ranges of free extents."""
+    scanned = [(source, scan(source, extents=extents)) for source in sources]
     named = iter(with_unique_names(layer for _, layers in scanned for layer in layers))
     return [(source, [next(named) for _ in layers]) for source, layers in scanned]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -28,6 +28,7 @@ from tvm_deconv.targets import detect_host, known_targets, native
 def compile(
     sources: Sequence[Path],
     targets: Sequence[str],
+    extents: Mapping[str, tuple[int, int]],
     output: Path,
     jobs: int | None,
     algorithms: Sequence[str],
@@ -46,7 +47,7 @@ def compile(
     if rpc_tracker and not trials:
         raise click.UsageError("--rpc-tracker needs --trials, which is what its servers measure")
     taken: set[str] = set()
-    scanned = scan_sources(sources)
+    scanned = scan_sources(sources, extents)
     for source, layers in scanned:
         console().print(_coverage(source, layers))
         weights = _free_name(source.stem, taken)
@@ -85,7 +86,8 @@ def _coverage(source: Path, layers: Sequence[FoundLayer]) -> Table:
     table.add_column("GMAC", justify="right")
     for row in rows:
         if row.problem:
-            table.add_row(row.name, row.operator, "yes", row.problem, f"{1e-9 * row.macs:.3g}")
+            said = f"yes, {row.notes}" if row.notes else "yes"
+            table.add_row(row.name, row.operator, said, row.problem, f"{1e-9 * row.macs:.3g}")
         else:
             table.add_row(row.name, row.operator, "no", row.reason, "")
     return table

@@ -52,8 +52,18 @@ class Layer:
         self.problem = problem
         self.manifest: Manifest | None = served.manifest
         self._name = served.artifact.name
+        self._call: Any = call
         self._limit = call.limit
         self._run = call.run
+
+    @property
+    def native(self) -> tuple[Any, tuple[Any, ...]]:
+        """The artifact's function and the arguments between data and output, as objects of tvm_ffi, for callers in C.
+
+        Such a caller checks data and output itself. Layers on the CPU have it, if an artifact computes them.
+        """
+        function, constants = self._call.native
+        return function, constants
 
     def __repr__(self) -> str:
         return f"<Layer {self.problem.key} by {self._name}>"

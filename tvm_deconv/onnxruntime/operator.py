@@ -1,0 +1,169 @@
+"""The operator of ONNX Runtime that calls a bound layer: a shared library, compiled once in a process that needs it.
+
+Its nodes are in the domain `DOMAIN`. They are valid in this process alone, while the session is made: see operator.c.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+
+from tvm_deconv.artifact.ffi import import_tvm_ffi
+from tvm_deconv.problem import Problem
+from tvm_deconv.problem.arrays import storage
+from tvm_deconv.runtime import threads
+from tvm_deconv.runtime.layer import Layer
+
+DOMAIN = "tvm_deconv"
+_SOURCE = Path(__file__).with_name("operator.c")
+_FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
+_MOST_AXES = 5
+_TYPE_CODES = {"f": 2, "u": 1}  # of DLPack, by NumPy's kind; bfloat16 is stored as an unsigned integer
+#: An entry of SessionOptions that tells that the operators are among them already.
+_MARK = "tvm_deconv.operators"
+
+_Extents = ctypes.c_int64 * _MOST_AXES
+
+
+class _Facts(ctypes.Structure):
+    """`struct facts` of operator.c."""
+
+    _fields_ = (
+        ("deconv", ctypes.c_void_p),
+        ("constants", ctypes.c_void_p * 2),
+        ("limit_threads", ctypes.c_void_p),
+        ("threads", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("type_code", ctypes.c_uint8),
+        ("type_bits", ctypes.c_uint8),
+        ("data", _Extents),
+        ("factor", _Extents),
+        ("offset", _Extents),
+    )
+
+
+class _Operators:
+    """The library, once it is compiled, and the folder that it lies in as long as the process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.library: ctypes.CDLL | None = None
+        self.folder: tempfile.TemporaryDirectory[str] | None = None
+
+
+_operators = _Operators()
+
+
+def _after_fork() -> None:
+    _operators.lock = threading.Lock()  # another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def load() -> ctypes.CDLL:
+    """Return the library of the operators; the first call compiles it. Raises CompilerNotFound, BuildError."""
+    with _operators.lock:
+        if _operators.library is None:
+            folder = tempfile.TemporaryDirectory(prefix="tvm_deconv-")
+            _operators.library = _loaded(_compiled(Path(folder.name)))
+            _operators.folder = folder
+        return _operators.library
+
+
+def _compiled(folder: Path) -> Path:
+    from tvm_deconv.compiler.launcher import find_compiler
+    from tvm_deconv.compiler.toolchain import run_compiler
+
+    ffi = import_tvm_ffi().libinfo
+    made, compiler = folder / "tvm_deconv_operators.so", find_compiler()
+    includes = [f"-I{path}" for path in dict.fromkeys((ffi.find_include_path(), ffi.find_dlpack_include_path()))]
+    command = [compiler, "-x", "c", *_FLAGS, *includes, str(_SOURCE), "-x", "none", ffi.find_libtvm_ffi()]
+    run_compiler("cc", [*command, "-o", str(made)], "the operator of ONNX Runtime does not compile:\n")
+    return made
+
+
+def _loaded(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    library.tvm_deconv_add_layer.argtypes = [ctypes.POINTER(_Facts)]
+    library.tvm_deconv_add_layer.restype = ctypes.c_int64
+    library.tvm_deconv_remove_layer.argtypes = [ctypes.c_int64]
+    library.tvm_deconv_remove_layer.restype = None
+    return library
+
+
+def register(options: onnxruntime.SessionOptions) -> None:
+    """Add the operators to the options of a session, once. Raises CompilerNotFound, BuildError."""
+    library = load()
+    try:
+        options.get_session_config_entry(_MARK)
+    except RuntimeError:
+        options.register_custom_ops_library(library._name)
+        options.add_session_config_entry(_MARK, "1")
+
+
+@contextmanager
+def numbered(layers: list[Layer], limit: int) -> Iterator[list[int]]:
+    """Yield numbers for `layers`, which nodes may name while sessions are made in this context.
+
+    `limit` is how many threads a call may use; 0 leaves it to the launcher.
+    """
+    library = load()
+    numbers: list[int] = []
+    try:
+        for layer in layers:
+            number = library.tvm_deconv_add_layer(ctypes.byref(_facts(layer, limit)))
+            if not number:
+                raise MemoryError("no memory for a layer")
+            numbers.append(number)
+        yield numbers
+    finally:
+        for number in numbers:
+            library.tvm_deconv_remove_layer(number)
+
+
+def node(layer: Layer, number: int, old: onnx.NodeProto, made: str) -> onnx.NodeProto:
+    """Return the node that computes the tensor `made` by a layer with a number, for the node `old`."""
+    kind = f"ConvTranspose_{layer.problem.dtype}"
+    return onnx.helper.make_node(kind, old.input[:1], [made], old.name, domain=DOMAIN, layer=number)
+
+
+def _facts(layer: Layer, limit: int) -> _Facts:
+    problem = layer.problem
+    function, constants = layer.native
+    dtype = storage(problem.dtype)
+    launcher: Any = threads.launcher()
+    data, factor, offset = _extents(problem)
+    return _Facts(
+        function.__chandle__(),
+        (ctypes.c_void_p * 2)(*(constant.__chandle__() for constant in constants)),
+        ctypes.cast(launcher.tvm_deconv_set_thread_limit, ctypes.c_void_p),
+        limit,
+        problem.rank + 2,
+        _TYPE_CODES[dtype.kind],
+        8 * dtype.itemsize,
+        _Extents(*data),
+        _Extents(*factor),
+        _Extents(*offset),
+    )
+
+
+def _extents(problem: Problem) -> tuple[list[int], list[int], list[int]]:
+    """Return the data's extents, -1 for dynamic ones, and factors and offsets of the output's; see operator.c."""
+    data, factor, offset = [*problem.data_shape], [0] * len(problem.data_shape), [*problem.output_shape]
+    if 0 in problem.dynamic:
+        data[0], factor[0], offset[0] = -1, 1, 0
+    for axis in problem.dynamic_axes:
+        stride = problem.strides[axis]
+        data[axis + 2], factor[axis + 2] = -1, stride
+        offset[axis + 2] = problem.output_constant(axis) - stride
+    return data, factor, offset
