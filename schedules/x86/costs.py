@@ -25,8 +25,8 @@ class Costs:
     - `finish`: to finish a vector of the output and copy it. Element by element it is `lanes / scattered` vectors.
     - `register_finish`: to store a vector of the output straight from its accumulators. `aliased` comes on top where a
       register tile stores past the caches to several rows at the same offset in a page.
-    - `piece`: to start on another piece of the caller's memory, which begins with a cache miss; `position`: the same
-      where each position is a piece, of vectors of groups. `task`: to start a task.
+    - `piece`: to start on another piece of the caller's memory, which begins with a cache miss. `position` is the same
+      where each position is a piece, since vectors are of groups. `task`: to start a task.
     - `sum`: to make a vector of sums of rows, and to add a vector of results into the output. `near` is the share of
       `pack` if sums are made of the data while they are near.
     - `l2_share`: the share of the second-level cache in which a block should stay. `overfull` is the relative cost of
@@ -41,7 +41,9 @@ class Costs:
     - `channel_task`: to start a tile of channels of a block.
     - `panel`: twice the cycles in which a vector of a panel comes from the second-level cache.
     - `reduction`: to clear and store the accumulators of a reduction, in steps of it.
-    - `rows_share`: the share of the second-level cache for the rows and panels that are read again.
+    - `rows_share`: the share of the second-level cache for the rows and panels that are read again. `again`: the part
+      of the time to fetch rows from beyond it that multiply-adds do not hide.
+    - `memory_bytes`: bytes per cycle of a filter that comes from memory.
 
     Both parts use `far_bytes`, the bytes per cycle from beyond the second-level cache, and `far_share`, the share of it
     beyond which a filter or results are far.
@@ -74,6 +76,8 @@ class Costs:
     panel: float = 3.0
     reduction: float = 3.0
     rows_share: float = 0.75
+    again: float = 1.0
+    memory_bytes: float = 16.0
 
     far_bytes: float = 8.0
     far_share: float = 0.5
@@ -83,25 +87,33 @@ WIDE = Costs()
 NARROW = replace(
     WIDE,
     channels=1.3,
-    pack=3.4,
+    pack=1.9,
+    transposed=10.0,
+    scattered=1.2,
+    register_finish=0.5,
     aliased=6.0,
-    position=10.0,
+    piece=130.0,
+    position=4.6,
+    task=14.0,
     sum=0.9,
-    task=30.0,
-    l2_share=0.25,
-    far_share=0.35,
-    overfull=0.13,
+    near=1.27,
+    l2_share=0.18,
+    overfull=0.08,
     move=1.5,
-    transpose=7.2,
-    transform=2.8,
-    far=13.0,
-    fetch=4.4,
+    transpose=5.5,
+    transform=2.4,
+    far=8.5,
+    fetch=5.7,
     panel=3.3,
-    reduction=2.3,
-    rows_share=1.1,
+    reduction=1.4,
+    rows_share=0.85,
+    again=0.59,
+    memory_bytes=5.0,
+    far_bytes=6.9,
+    far_share=0.69,
 )
 
 
 def costs_of(target: CpuTarget) -> Costs:
-    """Return the constants for `target`: `WIDE` with the registers of AVX-512, whatever vectors are used, else `NARROW`."""
+    """Return `WIDE` for a target with the registers of AVX-512, whatever vectors a plan uses, else `NARROW`."""
     return WIDE if target.vector_registers > 16 else NARROW

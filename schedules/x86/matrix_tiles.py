@@ -47,6 +47,8 @@ from tvm_deconv.targets import CpuTarget
 
 #: Points of an axis for which the cost of a transform is given: four outputs of two taps.
 _USUAL_POINTS = 5
+#: Bytes of a filter that do not stay in the last cache of a server from call to call.
+_LAST_CACHE = 16 << 20
 #: Numbers of rows to try for each number of vectors.
 _ROW_CHOICES = 4
 
@@ -152,8 +154,9 @@ class _Work:
     """The work of one combination of runs in a block.
 
     Each of `rows` has `points` products with a reduction over `taps`. Its columns are `phases` of each output channel,
-    and it makes `outputs` positions. `transformed` counts axes with transforms, those with more points for more. Under Strassen's algorithm a row is a
-    pair of rows with seven points, and half of the columns make four results.
+    and it makes `outputs` positions. `transformed` counts the axes with transforms, relative to one with the usual
+    points. Under Strassen's algorithm a row is a pair of rows with seven points, and half of the columns make four
+    results.
     """
 
     rows: int
@@ -208,12 +211,11 @@ class _Arithmetic:
         """Return the cycles to pack the data of a block and to gather its rows, once for all tiles of channels."""
         channels = row_channels(part_channels(self.geometry.in_channels, tile, self.lanes), self.lanes) / self.lanes
         packed = tile.images * math.prod(block_positions(self.geometry, tile)) * channels * tile.parts
-        cycles = packed * (
-            self.costs.move if self.problem.data_format == "NXC" else self.costs.move + self.costs.transpose
-        )
+        costs = self.costs
+        cycles = packed * (costs.move if self.problem.data_format == "NXC" else costs.move + costs.transpose)
         for work in works if tile.strassen or not packs_rows(self.problem, tile, self.lanes) else ():
             vectors = work.rows * work.points * work.taps * channels
-            cycles += vectors * (self.costs.move + self._far(vectors) + self.costs.transform * work.transformed)
+            cycles += vectors * (costs.move + self._far(vectors) + costs.transform * work.transformed)
         return cycles
 
     def sharing(self, tile: MatrixTile, works: Sequence[_Work], count: int) -> float:
@@ -282,10 +284,13 @@ class _Arithmetic:
         # The rows of all points, for every tile of channels. Strassen's are long and fetched ahead.
         held = work.rows * work.points * channels * work.taps * element
         if held > self.target.l2_bytes * self.costs.rows_share and not tile.strassen:
-            yield held / self.costs.far_bytes
+            yield held / self.costs.far_bytes * self.costs.again
         # The filter, once for each block.
         filter_bytes = work.points * work.taps * panels * panel * terms * element
-        if filter_bytes * ceil_div(geometry.out_channels, tile.channels) > self.target.l2_bytes * self.costs.far_share:
+        whole = filter_bytes * ceil_div(geometry.out_channels, tile.channels) * len(geometry.runs)
+        if whole > _LAST_CACHE:
+            yield filter_bytes / self.costs.memory_bytes
+        elif whole > self.target.l2_bytes * self.costs.far_share:
             yield filter_bytes / self.costs.far_bytes / 2
 
     def _finish(self, tile: MatrixTile, results: int) -> float:
@@ -305,7 +310,11 @@ class _Arithmetic:
 
     def _far(self, vectors: float) -> float:
         """Return the further cycles per vector if as many `vectors` do not stay in the second-level cache."""
-        return self.costs.far if vectors * self.target.vector_bits // 8 > self.target.l2_bytes * self.costs.far_share else 0.0
+        return (
+            self.costs.far
+            if vectors * self.target.vector_bits // 8 > self.target.l2_bytes * self.costs.far_share
+            else 0.0
+        )
 
     @property
     def _element_bytes(self) -> int:

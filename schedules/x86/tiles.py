@@ -42,7 +42,7 @@ LATENCY_ACCUMULATORS = 8
 #: Lists of candidates that are kept. A build asks repeatedly for those of a problem and of its nearest tuning record.
 ENUMERATIONS = 8
 #: With fewer blocks than this, plans that split tiles of channels over threads are tried too.
-FEW_TASKS = 16
+FEW_TASKS = 64
 #: Bits of a cache line.
 _LINE_BITS = 512
 #: Bytes from one address to the next that competes with it for stores past the caches.
@@ -280,8 +280,8 @@ class _Arithmetic:
     """The costs of plans for one problem on one target, with Winograd's `outputs` along the first two axes.
 
     `pack` and `finish` are the cycles to pack a vector and to finish one of the output. `row_phases` is not 0 if
-    register tiles of as many phases may be finished in registers. If `streams_filter`, the filter exceeds the caches. If
-    it `transposes`, vectors of channels become vectors of positions.
+    register tiles of as many phases may be finished in registers. If `streams_filter`, the filter exceeds the caches.
+    If it `transposes`, vectors of channels become vectors of positions.
     """
 
     problem: Problem
