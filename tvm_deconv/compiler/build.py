@@ -36,7 +36,8 @@ from tvm_deconv.compiler.selection import (
 from tvm_deconv.errors import BuildError, DeconvError, ManifestError, ProblemError
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import AnyAlgorithm, Kernel, Plan, Toolchain, Workspace
-from tvm_deconv.targets import Target, of_names
+from tvm_deconv.targets import Target, detect_host, of_names
+from tvm_deconv.targets.ancestry import meant
 
 _PACKAGES = ("tvm_deconv", "apache-tvm", "apache-tvm-ffi")
 
@@ -45,7 +46,7 @@ _PACKAGES = ("tvm_deconv", "apache-tvm", "apache-tvm-ffi")
 class Outcome:
     """The result for one problem on one target: `status` is built, current (already up to date) or failed.
 
-    `warnings` are about records of tuning logs that could not be used.
+    `warnings` are about records of tuning logs that could not be used, `reason` is why this schedule was chosen.
     """
 
     problem: Problem
@@ -56,6 +57,7 @@ class Outcome:
     error: str | None
     seconds: float
     warnings: tuple[str, ...] = ()
+    reason: str = ""
 
 
 def compile(
@@ -133,7 +135,8 @@ class _Job:
     ) -> Outcome:
         """Return the outcome of the job, by default with the warnings from before it began."""
         told = self.warnings if warnings is None else tuple(warnings)
-        return Outcome(self.problem, self.layers, self.target.name, status, manifest, error, seconds, told)
+        why = self.choices[0].reason
+        return Outcome(self.problem, self.layers, self.target.name, status, manifest, error, seconds, told, why)
 
 
 def _jobs(
@@ -157,7 +160,8 @@ def _jobs(
 
 def _records(target: Target, *logs: Path | str) -> Records:
     """Read the records for `target`; a problem without any has those of the target that stands in for it."""
-    records, *others = (read(name, *logs) for name in target.logs)
+    machine = meant(target, detect_host())
+    records, *others = (read(name, *logs, microarchitecture=machine) for name in target.logs)
     for other in others:
         records.by_problem = {**other.by_problem, **records.by_problem}
         records.warnings += other.warnings
