@@ -1,7 +1,8 @@
 """Further plans for calls on several threads.
 
 The plan that is fastest on one thread may have too few tasks for several, or a number that leaves threads idle at the
-end. A kernel then holds further plans, for few threads or for many, and the number of threads of a call chooses. All plans add up each output in the same order: their results are the same to the last bit.
+end. A kernel then holds further plans, for few threads or for many, and the number of threads of a call chooses. All
+plans add up each output in the same order: their results are the same to the last bit.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def parallel_plans(problem: Problem, target: CpuTarget, algorithm: AnyAlgorithm,
     ]
     plans: list[tuple[int, Any]] = []
     for counts in THREADS:
-        best = min(same, key=lambda option: math.prod(map(option.on, counts)), default=current)  # noqa: B023
+        best = min(same, key=lambda option: math.prod(map(option.on, counts)), default=current)
         least = _least_threads(current, best, counts)
         if least is not None:
             plans.append((least, best.plan))

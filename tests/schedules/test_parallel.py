@@ -44,17 +44,23 @@ def plans_by_threads(problem, target):
 
 
 @pytest.mark.parametrize("target", CPU_TARGETS.values(), ids=lambda target: target.name)
-@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)
-def test_defaults_have_enough_tasks_for_several_threads(layer, target):
-    tasks, cost = plans_by_threads(layer.problem, target)
-    cycles = cost * layer.problem.macs / (2 * target.lanes(4))
-    assert tasks(1) >= 1
-    for threads in (2, 4):
-        assert imbalance(tasks(threads), threads) <= (1.15 if cycles > MILLISECOND else 1.6)
-    for threads in (8, 16):
-        assert imbalance(tasks(threads), threads) <= (1.3 if cycles > 3 * MILLISECOND else 8.0)
-    if cycles > 10 * MILLISECOND:
-        assert imbalance(tasks(64), 64) <= 2.0
+def test_defaults_have_enough_tasks_for_several_threads(target):
+    """The makespan of equal tasks, relative to an even share, over all example layers that take a millisecond.
+
+    A layer may be above the bound of the mean where smaller tasks would cost more than idle threads.
+    """
+    spread = {threads: [] for threads in (1, 2, 4, 8, 16, 64)}
+    for layer in LAYERS:
+        tasks, cost = plans_by_threads(layer.problem, target)
+        if cost * layer.problem.macs / (2 * target.lanes(4)) > MILLISECOND:
+            for threads, found in spread.items():
+                found.append(imbalance(tasks(threads), threads))
+    assert all(len(found) > 20 for found in spread.values())
+    means = {threads: float(np.exp(np.mean(np.log(found)))) for threads, found in spread.items()}
+    bounds = {1: (1.0, 1.0), 2: (1.02, 1.2), 4: (1.06, 2.0), 8: (1.1, 2.0), 16: (1.25, 3.5), 64: (2.0, 16.0)}
+    for threads, (mean, worst) in bounds.items():
+        assert means[threads] <= mean, (threads, means)
+        assert max(spread[threads]) <= worst, (threads, spread)
 
 
 def test_an_even_default_needs_no_other_plan():
@@ -69,7 +75,9 @@ def test_all_plans_of_a_kernel_give_the_same_bits(problem, tmp_path, monkeypatch
     """Each plan agrees with the reference, on a poisoned output, and with the others to the last bit."""
     monkeypatch.setattr(parallel, "_SHORTEST", 0.0)
     manifest = export(problem, CPU_TARGETS["x86-64-v3"], tmp_path, choices=[Choice(None, "default", "the default")])
-    leasts = sorted({int(name.split(".")[0][len("threads") :]) for name in manifest.knobs if name.startswith("threads")})
+    leasts = sorted(
+        {int(name.split(".")[0][len("threads") :]) for name in manifest.knobs if name.startswith("threads")}
+    )
     assert leasts, "the default has tasks for all threads: take a smaller problem"
     data, weights, bias = operands(problem, 5)
     wanted = reference(problem, data, weights, bias)
