@@ -113,9 +113,15 @@ class Steps:
 
 
 def test_a_race():
-    """A peer that dies loses its part alone; one that is far behind another has three turns; ours have all."""
+    """A peer that dies loses its part alone; one that is far behind another has few turns; ours have all."""
     same = {"default": Steps(9.0), "tvm_deconv": Steps(9.0)}
-    workers = same | {"fast": Steps(1.0), "near": Steps(1.9), "far": Steps(2.1), "dead": Steps(None)}
+    workers = same | {
+        "fast": Steps(1.0),
+        "near": Steps(1.9),
+        "far": Steps(2.1),
+        "hopeless": Steps(11.0),
+        "dead": Steps(None),
+    }
     workers["wrong"] = Steps(0.1, allowed=False)
     layer = Layer("up", TASK, "x86-64-v3", dataclasses.replace(TASK, artifact="another"))
     race = run._Race(layer, workers, 1)
@@ -128,6 +134,7 @@ def test_a_race():
         "fast": 5,
         "near": 5,
         "far": 3,
+        "hopeless": 1,
         "dead": 1,
         "wrong": 5,
     }

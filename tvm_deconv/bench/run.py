@@ -36,8 +36,8 @@ TURN_SECONDS = 0.03
 LAYER_SECONDS = 8.0
 _LEAST_TURNS = 3
 _PATIENCE_SECONDS = 120.0  # with one answer of a contender
-# A peer has no further turns if its best one is so much slower than another peer's: it is not the best one.
-_BEATEN = 2.0
+# A peer has no further turns if its best one is so much slower than another peer's, in the first rounds and later.
+_HOPELESS, _BEATEN = 10.0, 2.0
 
 
 def cpus_for(threads: int | None) -> tuple[int, ...]:
@@ -191,16 +191,16 @@ class _Race:
             if number >= _LEAST_TURNS and time.monotonic() > end:
                 break
             for name in self._running:
-                if number < _LEAST_TURNS or not self._is_beaten(name):
+                if number == 0 or not self._is_beaten(name, _HOPELESS if number < _LEAST_TURNS else _BEATEN):
                     taken = self._ask(name, "turn", TURN_SECONDS)
                     if taken is not None:
                         self._turns[name].append(taken)
 
-    def _is_beaten(self, name: str) -> bool:
-        """Return whether a peer is too slow to be the best one; ours never are."""
+    def _is_beaten(self, name: str, factor: float) -> bool:
+        """Return whether a peer is slower than another by more than `factor`; ours never are."""
         right = [other for other in self._running if other not in (OURS, DEFAULT) and self._deviations[other].allowed]
         best = {other: min(turn.median for turn in self._turns[other]) for other in {name, *right}}
-        return name not in (OURS, DEFAULT) and best[name] > _BEATEN * min(best.values())
+        return name not in (OURS, DEFAULT) and best[name] > factor * min(best.values())
 
     def results(self) -> dict[str, Result]:
         """Return each contender's result."""
