@@ -153,8 +153,14 @@ def _microarchitecture(architecture: Any, name: str) -> CpuTarget | str:
     if levels:
         level = max(levels, key=lambda level: len(level.features))
         first, second = _CACHES.get(name, (level.l1_bytes >> 10, level.l2_bytes >> 10))
-        caches = {"l1_bytes": first << 10, "l2_bytes": second << 10}
-        return replace(level, name=name, mcpu=name, features=level.features | flags, **caches)
+        return replace(
+            level,
+            name=name,
+            mcpu=name,
+            features=level.features | flags,
+            l1_bytes=first << 10,
+            l2_bytes=second << 10,
+        )
     least = min(CPU_TARGETS.values(), key=lambda level: len(level.features))
     return f"must not be below {least.name}: it lacks {', '.join(sorted(least.features - flags))}"
 
