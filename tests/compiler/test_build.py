@@ -9,13 +9,17 @@ import textwrap
 import time
 
 import pytest
+from support import records as made
 from support.strategies import operands
 from support.tolerances import assert_close
 
 import tvm_deconv as td
 from tvm_deconv.artifact.manifest import Manifest, stem
-from tvm_deconv.compiler import build, fingerprint, records
+from tvm_deconv.compiler import build, fingerprint, records, toolchain
 from tvm_deconv.compiler.launcher import find_compiler
+from tvm_deconv.compiler.process import Limits
+from tvm_deconv.compiler.records import Schedule
+from tvm_deconv.compiler.selection import space
 from tvm_deconv.errors import BuildError, CompilerNotFound
 from tvm_deconv.targets import CPU_TARGETS, detect_host, get, microarchitecture, supported
 
@@ -110,21 +114,25 @@ def test_microarchitectures_follow_the_logs_of_their_level(tmp_path):
     """Their own records come first, problem by problem."""
     znver4, log = get("znver4"), records.Log(tmp_path / "logs")
 
-    def tried(problem, target, form):
-        plan = {"images": 1, "depth": 1, "height": 4, "width": 5, "channels": 1, "positions": 16, "phases": 1}
+    def plan(problem, target, number):
+        options = space(problem, get(target), algorithms=["direct_rows"])
+        return dict(options[number].schedule.knobs)
+
+    def tried(problem, target, number):
         return records.Record(
-            problem=problem.artifact_key, target=target, algorithm="direct_rows",
-            knobs=plan | {"share_data": form}, seconds=1.0, spread=0.0, runs=1, error="", threads=1, host="",
-            sources="", commit="", seed=0, versions={}, when="2026-01-01T00:00:00",
+            problem=problem.artifact_key, target=target, algorithm="direct_rows", knobs=plan(problem, target, number),
+            seconds=1.0, spread=0.0, runs=1, error="", threads=1, host="", sources="", commit="", seed=0, versions={},
+            when="2026-01-01T00:00:00",
         )  # fmt: skip
 
     log.merge([tried(SMALL, "x86-64-v4", 0), tried(OTHER, "x86-64-v4", 0), tried(OTHER, "znver4", 1)])
     found = build._records(znver4, log.root)
-    assert sorted((r.target, r.knobs["share_data"]) for r in found) == [("x86-64-v4", 0), ("znver4", 1)]
+    assert {r.problem: r.target for r in found} == {SMALL.artifact_key: "x86-64-v4", OTHER.artifact_key: "znver4"}
     outcomes = td.compile([SMALL, OTHER], "znver4", tmp_path / "out", logs=log.root)
     made = {outcome.problem: outcome.manifest for outcome in outcomes}
     assert {m.origin for m in made.values()} == {"tuned"}
-    assert (made[SMALL].knobs["share_data"], made[OTHER].knobs["share_data"]) == (0, 1)
+    assert made[SMALL].knobs == plan(SMALL, "x86-64-v4", 0)
+    assert made[OTHER].knobs == plan(OTHER, "znver4", 1) != plan(OTHER, "znver4", 0)
 
 
 def test_a_microarchitecture_that_llvm_does_not_know(tmp_path):
@@ -262,3 +270,29 @@ def test_algorithms_are_excluded_by_naming_the_others(tmp_path):
 def test_algorithms_that_do_not_serve_are_refused(problem, algorithms, rule, tmp_path):
     with pytest.raises(td.DeconvError, match=rule):
         td.compile([problem], "x86-64-v3", tmp_path, algorithms=algorithms)
+
+
+@pytest.mark.parametrize("knobs", [{"positions": 7}, {"positions": 1 << 40}, {"height": 1 << 62}])
+def test_a_record_of_no_plan_worth_trying_is_not_built(tmp_path, knobs):
+    """Logs may come from anywhere, and some plans would keep the compiler busy for hours."""
+    log, (schedule, *_) = records.Log(tmp_path / "logs"), space(SMALL, V3, algorithms=["direct_rows"])
+    log.append(made.record(SMALL, Schedule.of("direct_rows", dict(schedule.schedule.knobs) | knobs)))
+    (outcome,) = td.compile([SMALL], V3.name, tmp_path / "out", logs=log.root)
+    assert outcome.manifest.origin == "default"
+    (warning,) = outcome.warnings
+    assert "not built by the record of this problem: knobs=" in warning
+    assert warning.endswith("are of no plan of direct_rows worth trying here")
+    run(SMALL, tmp_path / "out")
+
+
+def test_builds_have_limits(tmp_path, monkeypatch):
+    """Of processor time and memory; of what exceeds them, the others are built nevertheless."""
+    monkeypatch.setattr(build, "BUILD", Limits(60, 40 << 20))  # less than the compiler itself needs
+    with pytest.raises(BuildError, match=r"2 of 2': did not build:\n.*: the compiler: its process ended .*"):
+        td.compile([SMALL, OTHER], V3.name, tmp_path)
+
+
+def test_a_compiler_that_does_not_end(monkeypatch):
+    monkeypatch.setattr(toolchain, "_PATIENCE_SECONDS", 0.2)
+    with pytest.raises(BuildError, match=r"^cc='sleep': it does not end within 0.2 s$"):
+        toolchain.run_compiler("cc", ["sleep", "60"], "it ")

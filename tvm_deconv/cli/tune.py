@@ -57,7 +57,7 @@ def search_options(*known: str, target: str) -> Callable[[_Command], _Command]:
             help="Use this algorithm only; may be given several times. By default all.",
         ),
         click.option(
-            "--rpc-tracker", metavar="HOST:PORT", help="TVM tracker whose servers measure, in place of this machine."
+            "--rpc-tracker", metavar="[HOST:]PORT", help="TVM tracker whose servers measure, in place of this machine."
         ),
         click.option("--rpc-key", metavar="KEY", help="Key of the tracker's servers to use: machines of one kind."),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
+import math
 import os
 import tempfile
 import time
@@ -23,20 +24,21 @@ from tvm_deconv.artifact.manifest import Manifest, library_name, stem
 from tvm_deconv.compiler.backends import backend_of
 from tvm_deconv.compiler.fingerprint import recipe
 from tvm_deconv.compiler.output import publish, scratch_folder
-from tvm_deconv.compiler.process import Worker, WorkerError
-from tvm_deconv.compiler.records import Records, read, shipped
+from tvm_deconv.compiler.process import BUILD, BUILD_PATIENCE_SECONDS, Worker, WorkerError
+from tvm_deconv.compiler.records import Records, Schedule, read, shipped
 from tvm_deconv.compiler.selection import (
     Choice,
     algorithms_for,
     checked_algorithms,
     choices_for,
+    cost_of,
     named,
     plan_of,
 )
 from tvm_deconv.errors import BuildError, DeconvError, ManifestError, ProblemError
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import AnyAlgorithm, Kernel, Plan, Toolchain, Workspace
-from tvm_deconv.targets import Target, detect_host, of_names
+from tvm_deconv.targets import Target, detect_host, get, of_names
 from tvm_deconv.targets.ancestry import meant
 
 _PACKAGES = ("tvm_deconv", "apache-tvm", "apache-tvm-ffi")
@@ -219,7 +221,7 @@ def _run(pending: Sequence[_Job], folder: Path, count: int, note: Callable[[Outc
         backends = {job.target.backend: backend_of(job.target) for job in pending}
         toolchains = {name: backend.toolchain(scratch) for name, backend in backends.items()}
         threads = stack.enter_context(ThreadPoolExecutor(count))
-        idle = [stack.enter_context(Worker(_Exporter, folder, toolchains)) for _ in range(count)]
+        idle = [stack.enter_context(Worker(_Exporter, folder, toolchains, limits=BUILD)) for _ in range(count)]
         stack.callback(threads.shutdown, wait=False, cancel_futures=True)
         for done in as_completed([threads.submit(_run_job, job, idle) for job in pending]):
             note(done.result())
@@ -230,7 +232,7 @@ def _run_job(job: _Job, idle: list[Worker]) -> Outcome:
     worker = idle.pop()
     start = time.perf_counter()
     try:
-        outcome: Outcome = worker.ask("export", job, timeout=None)
+        outcome: Outcome = worker.ask("export", job, timeout=BUILD_PATIENCE_SECONDS)
     except WorkerError as error:
         return job.outcome("failed", None, f"the compiler: {error}", time.perf_counter() - start)
     finally:
@@ -346,8 +348,22 @@ class _Build:
     def _plan(self, problem: Problem, choice: Choice) -> tuple[AnyAlgorithm, Plan]:
         """Return the algorithm and the plan of a choice for `problem`."""
         if choice.schedule:
+            if choice.origin == "tuned":
+                _check_space(problem, self.target, choice.schedule)
             return named(choice.schedule.algorithm), plan_of(choice.schedule)
         return backend_of(self.target).default(problem, self.target, choice.algorithms)
+
+
+def _check_space(problem: Problem, target: Target, schedule: Schedule) -> None:
+    """Raise ProblemError unless a search for `target`, or for one whose logs it follows, could have found `schedule`.
+
+    A log may hold anything: plans that nobody would try can keep a compiler busy for hours.
+    """
+    algorithm = named(schedule.algorithm)
+    for searched in map(get, target.logs):
+        if algorithm.supports(problem, searched) and math.isfinite(cost_of(problem, schedule, searched)):
+            return
+    raise ProblemError("knobs", dict(schedule.knobs), f"are of no plan of {algorithm.name} worth trying here")
 
 
 @dataclass(frozen=True)

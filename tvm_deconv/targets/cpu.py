@@ -30,8 +30,7 @@ _ALSO_NEEDED = {"sapphirerapids": frozenset({"avx512_fp16", "avx_vnni"})}
 
 #: The functions of the launcher, which every library for CPUs is linked with.
 LAUNCHER_SYMBOLS = frozenset(
-    f"tvm_deconv_{name}"
-    for name in ("get_num_threads", "set_num_threads", "set_thread_limit", "make_arena", "set_arena")
+    {"__tvm_ffi_deconv_with", *(f"tvm_deconv_{name}" for name in ("get_num_threads", "set_num_threads", "make_arena"))}
 )
 
 
