@@ -338,11 +338,55 @@ def test_threads_of_the_options_limit_layers(library_for, monkeypatch, tmp_path)
 
 
 def threads_of_this_thread():
+    """The limit that a call has left on this thread, where limits are set on threads."""
     from tvm_deconv.runtime.threads import launcher
 
-    before = launcher().tvm_deconv_set_thread_limit(0)
-    launcher().tvm_deconv_set_thread_limit(before)
+    set_limit = getattr(launcher(), "tvm_deconv_set_thread_limit", None)
+    before = set_limit(0) if set_limit else 0
+    if set_limit:
+        set_limit(before)
     return before
+
+
+@pytest.fixture
+def replaced(monkeypatch):
+    """Lets layers of new sessions call a function in Python, before which limit and arena stand."""
+    import tvm_ffi
+
+    kept, real = [], operator._facts
+
+    def use(function):
+        def facts(layer, limit):
+            made, (deconv, _) = real(layer, limit), layer.native
+            first = 0 if made.limit_threads is None else 2  # of the arguments that the artifact takes
+            kept.append(tvm_ffi.convert_func(lambda *given: function(lambda: deconv(*given[first:]), *given)))
+            made.deconv, made.limit_threads = kept[-1].__chandle__(), None
+            return made
+
+        monkeypatch.setattr(operator, "_facts", facts)
+
+    return use
+
+
+def test_functions_that_take_the_limit(replaced, library_for, tmp_path):
+    seen = []
+    replaced(lambda deconv, threads, arena, *_: seen.append((threads, arena)) or deconv())
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 3
+    session, path = session_of_two(library_for, tmp_path, options)
+    check(session, path, {"x": uniform(1, 3, 5, 6)})
+    assert seen == [(3, 0)] * 4
+
+
+def test_errors_of_a_layer_are_errors_of_the_run(replaced, library_for, tmp_path):
+    def fail(*_):
+        raise RuntimeError("too odd a layer")
+
+    replaced(fail)
+    session, _ = session_of_two(library_for, tmp_path)
+    for _ in range(2):
+        with pytest.raises(Exception, match="RuntimeError: too odd a layer"):
+            session.run(None, {"x": uniform(1, 3, 5, 6)})
 
 
 def test_sessions_outlive_library_and_layers(library_for, tmp_path):

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnxruntime
@@ -141,12 +140,12 @@ def _facts(layer: Layer, limit: int) -> _Facts:
     problem = layer.problem
     function, constants = layer.native
     dtype = storage(problem.dtype)
-    launcher: Any = threads.launcher()
+    limit_threads = getattr(threads.launcher(), "tvm_deconv_set_thread_limit", None)
     data, factor, offset = _extents(problem)
     return _Facts(
         function.__chandle__(),
         (ctypes.c_void_p * 2)(*(constant.__chandle__() for constant in constants)),
-        ctypes.cast(launcher.tvm_deconv_set_thread_limit, ctypes.c_void_p),
+        limit_threads and ctypes.cast(limit_threads, ctypes.c_void_p),
         limit,
         problem.rank + 2,
         _TYPE_CODES[dtype.kind],

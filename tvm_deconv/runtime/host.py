@@ -64,6 +64,7 @@ class HostCall:
     ) -> None:
         """Pack `filter` and convert `bias`; see `Library.bind`."""
         self._problem = problem
+        self.artifact = served.artifact
         # The output's shape by the data's. A variable problem learns those of its calls.
         self._output_shapes = {} if problem.dynamic else {problem.data_shape: problem.output_shape}
         self._output_storage = storage(problem.output_dtype)
@@ -76,7 +77,6 @@ class HostCall:
             if bias is not None:
                 constants.append(_accumulated(problem, bias))
             self._constants = tuple(map(served.artifact.constant, constants))
-        self._artifact = served.artifact
         # An empty output is complete: kernels need not know extents of zero. Dynamic extents are those of each call.
         self._deconv: Callable[..., None] = (
             _compute_nothing if not problem.dynamic and 0 in problem.output_shape else served.artifact
@@ -85,11 +85,6 @@ class HostCall:
             self._workspace = _workspace_memory(workspace, served.manifest)
             sizes = served.manifest.lane_bytes, served.manifest.shared_bytes
             self._deconv = with_workspace(self._workspace, *sizes, self._deconv)
-
-    @property
-    def native(self) -> tuple[Any, tuple[Any, ...]]:
-        """The artifact's function and the arguments between data and output, as objects of tvm_ffi."""
-        return self._artifact.deconv, self._constants
 
     def limit(self, threads: int) -> AbstractContextManager[None]:
         """Let calls of this thread use up to `threads` threads, itself included. Raises ProblemError."""

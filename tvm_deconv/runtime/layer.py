@@ -49,10 +49,10 @@ class Layer:
 
     def __init__(self, problem: Problem, served: Served, call: Call) -> None:
         """`Library.bind` makes layers."""
+        self._call: Any = call
         self.problem = problem
         self.manifest: Manifest | None = served.manifest
         self._name = served.artifact.name
-        self._call: Any = call
         self._limit = call.limit
         self._run = call.run
 
@@ -62,8 +62,7 @@ class Layer:
 
         Such a caller checks data and output itself. Layers on the CPU have it, if an artifact computes them.
         """
-        function, constants = self._call.native
-        return function, constants
+        return self._call.artifact.deconv, self._call._constants
 
     def __repr__(self) -> str:
         return f"<Layer {self.problem.key} by {self._name}>"
