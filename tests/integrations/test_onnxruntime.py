@@ -312,6 +312,20 @@ def test_a_whole_session_has_the_other_methods(library_for, tmp_path):
         session.no_such_method()
 
 
+def test_without_a_place_for_the_operator(library_for, monkeypatch, tmp_path):
+    """As on a file system that is read only: the model is cut."""
+
+    def fail(*_):
+        raise OSError("read only")
+
+    monkeypatch.setattr(operator._operators, "library", None)
+    monkeypatch.setattr(operator, "_compiled", fail)
+    session, path = session_of_two(library_for, tmp_path)
+    assert len(session.layers) == 2
+    assert not hasattr(session, "io_binding")
+    check(session, path, {"x": uniform(1, 3, 5, 6)})
+
+
 @pytest.mark.usefixtures("how")
 def test_options_may_serve_several_sessions(library_for, tmp_path):
     options = onnxruntime.SessionOptions()

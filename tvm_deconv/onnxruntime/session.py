@@ -81,7 +81,7 @@ class Session:
         """Tell whether the custom operator can be used here."""
         try:
             operator.register(self._options)
-        except (CompilerNotFound, BuildError) as error:
+        except (CompilerNotFound, BuildError, OSError) as error:  # OSError: nowhere to write, or to load from
             LOG.warning("models are cut at their layers, since there is no custom operator: %s", error)
             return False
         return True
