@@ -5,12 +5,13 @@ Its nodes are in the domain `DOMAIN`. They are valid in this process alone, whil
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import onnx
@@ -56,7 +57,7 @@ class _Operators:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.library: ctypes.CDLL | None = None
-        self.folder: tempfile.TemporaryDirectory[str] | None = None
+        self.folder: ExitStack | None = None
 
 
 _operators = _Operators()
@@ -73,9 +74,11 @@ def load() -> ctypes.CDLL:
     """Return the library of the operators; the first call compiles it. Raises CompilerNotFound, BuildError."""
     with _operators.lock:
         if _operators.library is None:
-            folder = tempfile.TemporaryDirectory(prefix="tvm_deconv-")
-            _operators.library = _loaded(_compiled(Path(folder.name)))
-            _operators.folder = folder
+            with ExitStack() as stack:
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tvm_deconv-"))
+                _operators.library = _loaded(_compiled(Path(folder)))
+                _operators.folder = stack.pop_all()
+                atexit.register(_operators.folder.close)
         return _operators.library
 
 
