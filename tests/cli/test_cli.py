@@ -19,7 +19,8 @@ from support import artifacts as made
 import tvm_deconv as td
 from tvm_deconv.artifact.manifest import Manifest
 from tvm_deconv.cli import main as cli
-from tvm_deconv.compiler import build
+from tvm_deconv.compiler import current
+from tvm_deconv.compiler.requests import Outcome
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -91,9 +92,9 @@ def built(monkeypatch):
         assert algorithms is None
         assert layers == problems
         for problem, names in problems.items():
-            on_outcome(build.Outcome(problem, tuple(names), "x86-64-v3", "current", None, None, 0.0))
+            on_outcome(Outcome(problem, tuple(names), "x86-64-v3", "current", None, None, 0.0))
 
-    monkeypatch.setattr(build, "compile", compile)
+    monkeypatch.setattr(current, "compile", compile)
     return calls
 
 
@@ -146,10 +147,10 @@ def test_failing_problems_are_reported_at_the_end(monkeypatch, small, tmp_path):
     def compile(problems, *_, on_outcome, **__):
         for index, (problem, names) in enumerate(problems.items()):
             status, error = ("failed", "too odd") if index == 0 else ("built", None)
-            on_outcome(build.Outcome(problem, tuple(names), "x86-64-v3", status, None, error, 0.1))
+            on_outcome(Outcome(problem, tuple(names), "x86-64-v3", status, None, error, 0.1))
         raise td.BuildError("problems", "1 of 2", "did not build")
 
-    monkeypatch.setattr(build, "compile", compile)
+    monkeypatch.setattr(current, "compile", compile)
     result = run("compile", small[0], "--output", tmp_path)
     assert result.exit_code == 1
     said = result.stderr.splitlines()

@@ -84,8 +84,8 @@ def build_artifacts(
     algorithms: Sequence[str] | None = None,
 ) -> None:
     """Build with a bar and print a summary; at the end, name what failed and exit with code 1."""
-    from tvm_deconv.compiler.build import Outcome
-    from tvm_deconv.compiler.build import compile as build
+    from tvm_deconv.compiler.current import compile as build
+    from tvm_deconv.compiler.requests import Outcome
 
     outcomes: list[Outcome] = []
     start = time.perf_counter()

@@ -8,10 +8,11 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
@@ -52,12 +53,11 @@ class _Facts(ctypes.Structure):
 
 
 class _Operators:
-    """The library, once it is compiled, and the folder that it lies in as long as the process."""
+    """The library, once it is compiled."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.library: ctypes.CDLL | None = None
-        self.folder: ExitStack | None = None
 
 
 _operators = _Operators()
@@ -74,12 +74,16 @@ def load() -> ctypes.CDLL:
     """Return the library of the operators; the first call compiles it. Raises CompilerNotFound, BuildError."""
     with _operators.lock:
         if _operators.library is None:
-            with ExitStack() as stack:
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tvm_deconv-"))
-                _operators.library = _loaded(_compiled(Path(folder)))
-                _operators.folder = stack.pop_all()
-                atexit.register(_operators.folder.close)
+            folder = Path(tempfile.mkdtemp(prefix="tvm_deconv-"))  # as long as the process: options name the file
+            atexit.register(_remove, folder, os.getpid())
+            _operators.library = _loaded(_compiled(folder))
         return _operators.library
+
+
+def _remove(folder: Path, owner: int) -> None:
+    """Remove the folder at the end of the process that made it, not at that of its children."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _compiled(folder: Path) -> Path:
