@@ -2,10 +2,14 @@
 
 import ctypes
 import gc
+import os
 import shutil
+import subprocess
+import sys
 import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -21,7 +25,7 @@ from tvm_deconv.errors import CompilerNotFound
 from tvm_deconv.frontends import scan
 
 onnxruntime = pytest.importorskip("onnxruntime")
-from tvm_deconv.onnxruntime import Session, operator  # noqa: E402
+from tvm_deconv.onnxruntime import Session, library, operator  # noqa: E402
 
 RNG = np.random.default_rng(5)
 
@@ -45,7 +49,7 @@ def save(path, nodes, constants, inputs, outputs, type=TensorProto.FLOAT, extra=
 def no_compiler(monkeypatch):
     """No compiler for the operator, not even one that has been called before."""
 
-    def fail():
+    def fail(*_):
         raise CompilerNotFound("PATH", "", "no C++ compiler here")
 
     monkeypatch.setattr(operator, "load", fail)
@@ -312,14 +316,43 @@ def test_a_whole_session_has_the_other_methods(library_for, tmp_path):
         session.no_such_method()
 
 
+WITHOUT_A_COMPILER = """
+import logging, sys
+logging.basicConfig(level="WARNING")
+import tvm_deconv as td
+from tvm_deconv.onnxruntime import Session
+library = td.load(sys.argv[1], digest=td.load(sys.argv[1]).digest if sys.argv[3:] else None)
+session = Session(sys.argv[2], library)
+print(len(session.layers), hasattr(session, "io_binding"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "printed"), [("there", "2 True"), ("missing", "2 False"), ("spoilt", "2 False"), ("pinned", "2 False")]
+)
+def test_the_operator_beside_the_artifacts(state, printed, library_for, tmp_path):
+    """It serves where there is no compiler, but not where a digest says what may be loaded."""
+    _, path = session_of_two(library_for, tmp_path)
+    if state != "missing":
+        written = library.write(tmp_path / "artifacts")
+        assert library.write(tmp_path / "artifacts") == written
+        if state == "spoilt":
+            written.write_bytes(written.read_bytes()[:5000])
+    arguments = [str(tmp_path / "artifacts"), str(path), *(["pinned"] if state == "pinned" else [])]
+    environment = os.environ | {"CXX": "/none"}
+    command = [sys.executable, "-c", WITHOUT_A_COMPILER, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == printed
+
+
 def test_without_a_place_for_the_operator(library_for, monkeypatch, tmp_path):
     """As on a file system that is read only: the model is cut."""
 
-    def fail(*_):
+    def fail(**_):
         raise OSError("read only")
 
     monkeypatch.setattr(operator._operators, "library", None)
-    monkeypatch.setattr(operator, "_compiled", fail)
+    monkeypatch.setattr(operator, "tempfile", SimpleNamespace(mkdtemp=fail))
     session, path = session_of_two(library_for, tmp_path)
     assert len(session.layers) == 2
     assert not hasattr(session, "io_binding")

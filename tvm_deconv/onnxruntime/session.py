@@ -32,8 +32,9 @@ class Session:
     `layers` are those of the library by the names of their nodes, `left` the others, with the reason. Nodes that a
     layer has absorbed run with it. Initializers that a layer has read are constants, even those that are inputs too.
 
-    The model stays whole: a custom operator calls the layers. A process without a C++ compiler cuts it into pieces at
-    its layers, and has the methods `run`, `get_inputs` and `get_outputs` only; otherwise all of an InferenceSession.
+    The model stays whole: a custom operator calls the layers. Its library lies beside the artifacts, or is compiled. A
+    process without it and without a C++ compiler cuts the model into pieces at its layers, and has the methods `run`,
+    `get_inputs` and `get_outputs` only; otherwise all of an InferenceSession.
     If ONNX Runtime does not take the model so, it runs as it is, and no layer is replaced.
     """
 
@@ -48,7 +49,7 @@ class Session:
         found = placed_layers(model, path, {})
         self.layers: dict[str, Layer] = {}
         self.left: dict[str, str] = {}
-        whole = self._operator_loads()
+        whole = self._operator_loads(None if library.pinned else library.root)
         places: list[Place] = []
         for layer, (_, place) in zip(with_unique_names(layer for layer, _ in found), found, strict=True):
             bound = _bound(layer, place, library, None if whole else model.graph)
@@ -77,10 +78,10 @@ class Session:
         """Return name, type and shape of each output."""
         return self._session.get_outputs()
 
-    def _operator_loads(self) -> bool:
-        """Tell whether the custom operator can be used here."""
+    def _operator_loads(self, beside: Path | None) -> bool:
+        """Tell whether the custom operator can be used here; its library may lie in a folder of artifacts."""
         try:
-            operator.register(self._options)
+            operator.register(self._options, beside)
         except (CompilerNotFound, BuildError, OSError) as error:  # OSError: nowhere to write, or to load from
             LOG.warning("models are cut at their layers, since there is no custom operator: %s", error)
             return False
