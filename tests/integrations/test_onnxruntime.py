@@ -15,6 +15,8 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from support import artifacts as made
 from support.tolerances import assert_close
@@ -238,6 +240,51 @@ def test_no_node_runs_twice(opened, library_for, tmp_path):
     wanted = {node.name for node in onnx.load(path).graph.node if node.op_type != "ConvTranspose"}
     assert {name: runs[name] for name in wanted} == dict.fromkeys(wanted, 1)
     check(session, path, {"x": uniform(1, 3, 32, 32)})
+
+
+OPERATORS = {"ConvTranspose": 1, "Relu": 1, "Neg": 1, "Add": 2, "Mul": 2, "Max": 2}
+
+
+@st.composite
+def dags(draw):
+    """Nodes that read any tensors made before them, all of one shape, and the names of some outputs."""
+    nodes, made = [], ["x"]
+    for i in range(draw(st.integers(1, 12))):
+        kind = draw(st.sampled_from([*OPERATORS]))
+        inputs = [draw(st.sampled_from(made)) for _ in range(OPERATORS[kind])]
+        layer = {"pads": [1, 1, 1, 1]} if kind == "ConvTranspose" else {}
+        inputs += [draw(st.sampled_from("fg"))] if layer else []
+        nodes.append(helper.make_node(kind, inputs, [f"t{i}"], f"n{i}", **layer))
+        made.append(f"t{i}")
+    outputs = draw(st.lists(st.sampled_from(made[1:]), min_size=1, max_size=3, unique=True))
+    return nodes, outputs
+
+
+@pytest.fixture(scope="module")
+def square_library(tmp_path_factory):
+    """A library for the layers of `dags`, with or without a Relu behind them."""
+    folder = tmp_path_factory.mktemp("square")
+    plain = td.Problem.from_onnx((1, 3, 5, 6), (3, 3, 3, 3), pads=(1, 1, 1, 1))
+    made.export(folder, [plain, plain.replace(epilogue=td.Epilogue(activation="relu"))])
+    return td.load(folder)
+
+
+@pytest.mark.usefixtures("how")
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(dag=dags())
+def test_drawn_graphs(dag, opened, square_library, tmp_path):
+    nodes, outputs = dag
+    constants = {name: 0.3 * uniform(3, 3, 3, 3) for name in "fg"}
+    path = save(tmp_path / "drawn.onnx", nodes, constants, {"x": (1, 3, 5, 6)}, outputs)
+    opened.clear()
+    session = Session(path, square_library)
+    assert len(session.layers) == sum(node.op_type == "ConvTranspose" for node in nodes)
+    runs = Counter(node.name for model in opened for node in model.graph.node if node.domain == "")
+    assert max(runs.values(), default=1) == 1
+    x = uniform(1, 3, 5, 6)
+    expected = onnxruntime.InferenceSession(path).run(None, {"x": x})
+    for got, wanted in zip(session.run(None, {"x": x}), expected, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-4 * max(1, np.abs(wanted).max()))
 
 
 @pytest.mark.parametrize("covered", [("a", "c"), ("a",), ("c",), ()])
