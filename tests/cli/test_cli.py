@@ -86,11 +86,12 @@ def built(monkeypatch):
     """What the command asks to have built; nothing is."""
     calls = []
 
-    def compile(problems, target, output, *, layers, jobs, algorithms, on_outcome, logs):
+    def compile(problems, target, output, *, layers, jobs, algorithms, on_outcome, logs, installed):
         calls.append(
             {"problems": dict(problems), "target": tuple(target), "output": output, "jobs": jobs, "logs": logs}
         )
         assert algorithms is None
+        assert installed
         assert layers == problems
         for problem, names in problems.items():
             on_outcome(Outcome(problem, tuple(names), "x86-64-v3", "current", None, None, 0.0))
@@ -247,7 +248,7 @@ def test_a_peer_that_is_not_installed(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     result = run("bench", "x.json", "--peers", "onnxruntime")
     assert result.exit_code == 2
-    assert "onnxruntime needs the package onnxruntime: pip install onnxruntime" in result.stderr
+    assert "onnxruntime is not installed: pip install onnxruntime" in result.stderr
 
 
 @pytest.mark.parametrize("package", ["click", "rich", "msgspec"])

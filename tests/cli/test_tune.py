@@ -10,6 +10,7 @@ import tvm_deconv as td
 from tvm_deconv import tuning
 from tvm_deconv.cli import main as cli
 from tvm_deconv.compiler.records import Log, best, read
+from tvm_deconv.tuning import remeasure
 
 
 def command(*arguments):
@@ -31,11 +32,13 @@ def test_tune_prints_what_it_found(source, tmp_path):
     result = command("tune", source, "--target", V3.name, "--trials", 2, "--logs", log, "--jobs", 1)
     assert result.exit_code == 0, result.output
     assert "2 trials" in result.stdout
+    assert "decides" in result.stdout
     assert "one" in result.stdout
     assert len(list(read(V3.name, log))) == 2
     result = command("compile", source, "--target", V3.name, "--output", tmp_path / "made", "--logs", log)
     assert result.exit_code == 0, result.output
     assert [manifest.origin for manifest in td.load(tmp_path / "made").manifests] == ["tuned"]
+    assert "the record of this problem" in result.stdout  # it decides, or says that the default is as fast
 
 
 def test_an_interrupt_says_how_to_continue(source, tmp_path, monkeypatch):
@@ -75,3 +78,41 @@ def test_logs_merge_best_and_prune(tmp_path):
     assert result.exit_code == 0, result.output
     assert f"{V3.name}: 2 of 3 records kept" in result.stdout
     assert best(SMALL, read(V3.name, tmp_path / "into")).schedule == two
+
+
+@runs_v3
+def test_logs_remeasure(tmp_path):
+    Log(tmp_path).append(record(schedule=schedules_of(SMALL, 2)[1]))
+    Log(tmp_path).append(record(target="cuda-sm_90"))
+    result = command("logs", "remeasure", tmp_path, "--jobs", 1)
+    assert result.exit_code == 0, result.output
+    assert "1 problems" in result.stdout
+    assert SMALL.artifact_key in result.stdout
+    assert "default / record" in result.stdout
+    assert len(list(read(V3.name, tmp_path))) == 3
+    (tmp_path / "empty").mkdir()
+    result = command("logs", "remeasure", tmp_path / "empty")
+    assert result.exit_code == 1
+    assert "no records for" in result.stderr
+
+
+def test_an_interrupted_remeasure_prints_what_is_done(tmp_path, monkeypatch):
+    def interrupted(*_, on_problem, **__):
+        on_problem(remeasure.Remeasured("a problem", V3.name, record(), record(), 1, 2))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(remeasure, "remeasure", interrupted)
+    result = command("logs", "remeasure", tmp_path, "--target", V3.name)
+    assert result.exit_code == 1
+    assert "a problem" in result.stdout
+    assert "stopped after 1 problems; the same command continues" in result.stderr
+
+
+def test_compile_says_why_a_record_was_overruled(source, tmp_path):
+    dear = schedules_of(SMALL, 10_000)[-1]
+    Log(tmp_path / "log").append(record(schedule=dear))
+    made = tmp_path / "made"
+    result = command("compile", source, "--target", V3.name, "--output", made, "--logs", tmp_path / "log", "--jobs", 1)
+    assert result.exit_code == 0, result.output
+    assert "the default; overruled by arithmetic: the record of this problem" in result.stdout
+    assert "made by other kernels" in result.stdout

@@ -94,6 +94,7 @@ def test_warnings_about_logs_are_told_again(tmp_path):
     first, again = (td.compile([SMALL], V3.name, tmp_path / "made", logs=logs)[0] for _ in range(2))
     assert (first.status, again.status) == ("built", "current")
     assert again.warnings == first.warnings != ()
+    assert again.reason == first.reason != ""
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,18 @@
 """Tuning logs: records read back, bad lines, merging, and the best of what is comparable."""
 
+import dataclasses
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.records import OTHER, SMALL, V3, record, schedules_of
+from support.records import OTHER, SMALL, V3, VERDICT, ZEN3, record, schedules_of
 
 from tvm_deconv.compiler import records, selection
-from tvm_deconv.compiler.records import Log, Record, Schedule, best, read
+from tvm_deconv.compiler.records import Cpu, Log, Record, Records, Schedule, best, read
 from tvm_deconv.compiler.selection import space
-from tvm_deconv.targets import CPU_TARGETS
+from tvm_deconv.problem import Problem
+from tvm_deconv.targets import CPU_TARGETS, Host, get
 
 
 @given(
@@ -35,12 +38,55 @@ def test_a_record_is_one_line_and_reads_back(seconds, knobs, error):
         lambda fields: fields | {"knobs": {"width": 1.5}},
         lambda fields: fields | {"problem": "no problem"},
         lambda fields: fields | {"problem": SMALL.key},
+        lambda fields: fields | {"default_ratio": "1"},
+        lambda fields: fields | {"default_ratio": 0.0},
+        lambda fields: fields | {"host": 3},
+        lambda fields: fields | {"host": {**fields["host"], "family": "25"}},
+        lambda fields: fields | {"host": {**fields["host"], "model": -1}},
+        lambda fields: fields | {"host": {**fields["host"], "socket": "SP3"}},
+        lambda fields: fields | {"host": {"name": "AMD EPYC"}},
     ],
-    ids=["unknown field", "missing field", "text", "negative", "no integer", "no key", "no artifact key"],
+    ids=[
+        *("unknown field", "missing field", "text", "negative", "no integer", "no key", "no artifact key"),
+        *("ratio of text", "ratio of nothing", "host is a number", "family of text", "negative model"),
+        *("unknown field of host", "missing fields of host"),
+    ],
 )
-def test_reading_is_strict(change):
+def test_reading_is_strict(change, tmp_path):
+    line = msgspec.json.encode(change(msgspec.to_builtins(record(host=ZEN3))))
     with pytest.raises(ValueError):  # noqa: PT011 (of msgspec or ours)
-        Record.parse(msgspec.json.encode(change(msgspec.to_builtins(record()))))
+        Record.parse(line)
+    path = Log(tmp_path).file(SMALL.artifact_key, V3.name)
+    path.parent.mkdir()
+    path.write_bytes(record(host=ZEN3).line.encode() + b"\n" + line)
+    found = read(V3.name, tmp_path)
+    assert list(found) == [record(host=ZEN3)]
+    assert len(found.warnings) == 1
+    assert f"{path}:2: skipped, does not read: " in found.warnings[0]
+
+
+def test_old_records_read_and_stay_as_they_are():
+    """They have no CPU but its name, and no ratio."""
+    line = record(host="AMD EPYC").line
+    assert "default_ratio" not in line
+    assert '"host":"AMD EPYC"' in line
+    old = Record.parse(line)
+    assert (old.microarchitecture, old.default_ratio, old.beaten) == ("", None, False)
+    assert old.line == line
+
+
+def test_the_cpu_of_a_record():
+    features = CPU_TARGETS["x86-64-v3"].features | get("znver3").features
+    milan = Host(features, "AMD EPYC", 2, 2, "AuthenticAMD", 25, 1, 1)
+    assert Cpu.of(milan) == ZEN3
+    assert str(ZEN3) == "AMD EPYC (zen3, AuthenticAMD family 25 model 1 stepping 1)"
+    assert Cpu.of(Host(frozenset(), "NVIDIA H100")) == "NVIDIA H100"
+    other = Cpu.of(dataclasses.replace(milan, model=97))
+    assert record(host=other).conditions != record(host=ZEN3).conditions
+    found = Records(V3.name)
+    for one in (record(host=ZEN3, seconds=1e-3, when="2027"), record(host=other, seconds=1e-6)):
+        found.add(one)
+    assert [one.seconds for one in found.comparable(SMALL.artifact_key)] == [1e-3]
 
 
 def test_a_torn_line_loses_only_itself(tmp_path):
@@ -121,6 +167,26 @@ def test_prune_keeps_the_fastest_of_each_algorithm(tmp_path):
     assert list(found.by_problem) == [SMALL.artifact_key]
 
 
+def test_prune_keeps_the_best_of_each_microarchitecture(tmp_path):
+    one, two, three = [c.schedule for c in space(SMALL, V3) if c.schedule.algorithm == "direct_rows"][:3]
+    zen4 = msgspec.structs.replace(ZEN3, microarchitecture="zen4")
+    log = Log(tmp_path)
+    kept = [
+        record(schedule=one, seconds=2e-3, host=ZEN3, default_ratio=1.2),
+        record(schedule=two, seconds=3e-3, host=zen4, sources="older"),
+    ]
+    log.merge(kept)
+    log.merge(
+        [
+            record(schedule=two, seconds=1e-3, host=ZEN3),  # it had no turns
+            record(schedule=three, seconds=1e-6, host=ZEN3, sources="older", when="2025"),
+            record(schedule=three, seconds=1e-6),  # on an unknown CPU
+        ]
+    )
+    assert log.prune(V3.name, 1) == (5, 2)
+    assert sorted(read(V3.name, tmp_path), key=str) == sorted(kept, key=str)
+
+
 def test_the_installed_log_reads():
     for target in CPU_TARGETS:
         found = read(target, records.shipped())
@@ -128,3 +194,47 @@ def test_the_installed_log_reads():
         for key in found.by_problem:
             for kept in found.by_problem[key]:
                 assert selection.replay_error(kept) is None
+
+
+def unproven(problem, target, found):
+    """Return the schedule that builds of `problem` follow if neither arithmetic nor a measurement is for it."""
+    choice = next(iter(selection.choices_for(problem, target, found)))
+    if choice.schedule is None or selection.agrees(problem, choice.schedule, target):
+        return None
+    verdicts = {one.schedule for one in selection.leaders(problem, found) if (one.default_ratio or 0) >= records.BETTER}
+    return None if choice.schedule in verdicts and found.microarchitecture else choice.schedule
+
+
+def installed(target, data_format, step):
+    """The problems of every `step`-th installed record of a layout, with the records of all."""
+    found = read(target.name, records.shipped())
+    keys = [key for key in sorted(found.by_problem) if Problem.from_key(key).data_format == data_format]
+    assert len(keys) > 20
+    return found, [Problem.from_key(key) for key in keys[::step]]
+
+
+@pytest.mark.parametrize("step", [12, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "all"])
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("target", CPU_TARGETS.values(), ids=list(CPU_TARGETS))
+def test_no_installed_record_is_followed_against_arithmetic(target, data_format, step):
+    """On an unknown machine no record is a verdict; on those that measured one may be, with its ratio."""
+    found, problems = installed(target, data_format, step)
+    for machine in {"", *(one.microarchitecture for one in found)}:
+        found.microarchitecture = machine
+        assert [problem.key for problem in problems if unproven(problem, target, found)] == []
+
+
+def test_a_bad_record_is_found_out(monkeypatch):
+    """The guard above sees a record that is followed without proof."""
+    dear = space(SMALL, V3)[-1].schedule
+    found = Records(V3.name, microarchitecture="")
+    found.add(record(schedule=dear, host=ZEN3, **VERDICT))
+    assert unproven(SMALL, V3, found) is None
+    agrees = selection.agrees
+    monkeypatch.setattr(selection, "agrees", lambda *_: True)
+    choice = next(iter(selection.choices_for(SMALL, V3, found)))
+    monkeypatch.setattr(selection, "agrees", agrees)
+    monkeypatch.setattr(selection, "choices_for", lambda *_: iter([choice]))
+    assert unproven(SMALL, V3, found) == dear
+    found.microarchitecture = "zen3"
+    assert unproven(SMALL, V3, found) is None  # there it is a verdict

@@ -1,18 +1,21 @@
 """The schedule of a build: the record, the nearest record adapted, or the default."""
 
+import functools
 import math
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.records import OTHER, SMALL, V3, record, run, runs_v3, schedules_of
+from support.records import OTHER, SMALL, V3, VERDICT, ZEN3, record, run, runs_v3, schedules_of
 from support.strategies import problems
 
 import tvm_deconv as td
 from tvm_deconv.compiler import records, selection
-from tvm_deconv.compiler.records import Log, Schedule
+from tvm_deconv.compiler.fingerprint import kernel_digest
+from tvm_deconv.compiler.records import Cpu, Log, Schedule
 from tvm_deconv.compiler.selection import Choice, adapt, apart, load_imbalance, named, nearest, plan_of, space
-from tvm_deconv.targets import CPU_TARGETS
+from tvm_deconv.targets import CPU_TARGETS, detect_host
 
 
 @settings(max_examples=60)
@@ -51,23 +54,27 @@ def test_distance_counts_kernel_and_strides_most():
     assert 0 < wider < apart(SMALL, SMALL.replace(strides=(2, 4)))
 
 
-def choice_of(problem, *found):
-    kept = records.Records(V3.name)
+def choice_of(problem, *found, machine=None, algorithms=None):
+    kept = records.Records(V3.name, microarchitecture=machine)
     for one in found:
         kept.add(one)
     warnings = []
-    return list(selection.choices_for(problem, V3, kept, warnings)), warnings
+    return list(selection.choices_for(problem, V3, kept, warnings, algorithms)), warnings
+
+
+DEFAULT = Choice(None, "default", "the default")
 
 
 def test_exact_before_nearest_before_default():
     exact, near = schedules_of(SMALL, 6)[5], schedules_of(OTHER, 1)[0]
-    found, warnings = choice_of(SMALL, record(SMALL, exact), record(OTHER, near))
-    assert found[0] == Choice(exact, "tuned", "the record of this problem")
-    assert found[1].schedule == adapt(near, OTHER, SMALL, V3)
-    assert found[1].origin == "default"
-    assert OTHER.artifact_key in found[1].reason
-    assert found[2] == Choice(None, "default", "the default")
+    found, warnings = choice_of(SMALL, record(SMALL, exact, **VERDICT), record(OTHER, near))
+    assert found == [Choice(exact, "tuned", "the record of this problem"), DEFAULT]
     assert warnings == []
+    found, _ = choice_of(SMALL, record(OTHER, near))
+    assert found[0].schedule == adapt(near, OTHER, SMALL, V3)
+    assert found[0].origin == "default"
+    assert OTHER.artifact_key in found[0].reason
+    assert found[1:] == [DEFAULT]
     far = SMALL.replace(strides=(64, 64), kernel=(64, 64))
     assert [choice.schedule for choice in choice_of(far, record(SMALL))[0]] == [None]
 
@@ -103,12 +110,95 @@ def test_a_record_that_does_not_replay_is_named_and_skipped(change, named):
     assert nearest(OTHER, V3, kept) is None
 
 
+@functools.cache
+def dear():
+    """A schedule that costs more than a proposal may."""
+    return space(SMALL, V3)[-1].schedule
+
+
+@functools.cache
+def cheap():
+    """Another schedule than the default that costs little more."""
+    schedule = space(SMALL, V3)[1].schedule
+    assert schedule != selection.default_schedule(SMALL, V3)
+    assert selection.agrees(SMALL, schedule, V3)
+    return schedule
+
+
+def test_a_verdict_needs_these_kernels_the_default_beside_it_and_such_a_machine():
+    verdict = record(SMALL, dear(), host=ZEN3, **VERDICT)
+    assert choice_of(SMALL, verdict, machine="zen3")[0][0].schedule == dear()
+    for change, machine, words in (
+        ({"sources": "older"}, "zen3", "the record of this problem, made by other kernels"),
+        ({"default_ratio": None}, "zen3", "the record of this problem"),
+        ({"host": "AMD EPYC"}, "zen3", "the record of this problem, measured on an unknown CPU"),
+        ({}, "zen4", "the record of this problem, measured on zen3"),
+        ({}, "", "the record of this problem, measured on zen3"),
+    ):
+        proposal = msgspec.structs.replace(verdict, **change)
+        only = Choice(None, "default", f"the default; overruled by arithmetic: {words}")
+        assert choice_of(SMALL, proposal, machine=machine)[0] == [only]
+        agreed = msgspec.structs.replace(proposal, algorithm=cheap().algorithm, knobs=dict(cheap().knobs))
+        assert choice_of(SMALL, agreed, machine=machine)[0] == [Choice(cheap(), "tuned", words), DEFAULT]
+
+
+def test_the_default_decides_where_nothing_was_faster():
+    level = record(SMALL, cheap(), default_ratio=1.009, sources=kernel_digest())
+    (found,), _ = choice_of(SMALL, level)
+    assert (found.schedule, found.origin) == (None, "tuned")
+    assert found.reason.startswith("the default: nothing was faster")
+    assert choice_of(SMALL, msgspec.structs.replace(level, default_ratio=1.011))[0][0].schedule == cheap()
+    assert choice_of(OTHER, level)[0] == [DEFAULT]  # nor is it adapted
+    # The default of all algorithms is not that of some.
+    other = record(SMALL, dear(), sources=kernel_digest())
+    assert choice_of(SMALL, level, algorithms=(cheap().algorithm,))[0][0].schedule == cheap()
+    assert choice_of(SMALL, other, algorithms=(dear().algorithm,))[0][0].schedule == dear()
+
+
+def test_a_record_serves_every_epilogue_and_its_own_first():
+    biased = SMALL.replace(epilogue=td.Epilogue(bias=True))
+    relu = SMALL.replace(epilogue=td.Epilogue(bias=True, activation="relu"))
+    one, two = schedules_of(SMALL, 40)[30], dear()
+    of_none, of_bias = record(SMALL, one, **VERDICT), record(biased, two, **VERDICT)
+    words = "the record of this convolution with the epilogue "
+    assert choice_of(relu, of_none)[0][0] == Choice(one, "tuned", f"{words}none")
+    assert choice_of(relu, of_none, of_bias)[0][0] == Choice(two, "tuned", f"{words}bias")
+    assert choice_of(biased, of_none, of_bias)[0][0] == Choice(two, "tuned", "the record of this problem")
+    assert choice_of(SMALL, of_none, of_bias)[0][0] == Choice(one, "tuned", "the record of this problem")
+
+
+def test_a_record_that_the_epilogue_has_no_plan_for_is_adapted():
+    biased = SMALL.replace(epilogue=td.Epilogue(bias=True))
+    default = selection.default_schedule(SMALL, V3)
+    name, value = max(default.knobs, key=lambda knob: knob[1])
+    absent = Schedule.of(default.algorithm, dict(default.knobs) | {name: value + 1})
+    assert selection.cost_of(biased, absent, V3) == math.inf
+    assert choice_of(SMALL, record(SMALL, absent, **VERDICT))[0][0].schedule == absent
+    found = choice_of(biased, record(SMALL, absent, **VERDICT))[0][0]
+    assert found.schedule in {candidate.schedule for candidate in space(biased, V3)}
+    assert found.origin == "default"
+    assert found.reason == "adapted from the record of this convolution with the epilogue none"
+
+
+def test_the_nearest_machine_comes_first():
+    zen2, haswell = (msgspec.structs.replace(ZEN3, microarchitecture=name) for name in ("zen2", "haswell"))
+    kinds = dict(zip((ZEN3, zen2, haswell, "AMD EPYC"), schedules_of(SMALL, 4), strict=True))
+    every = [record(SMALL, schedule, host=host, **VERDICT) for host, schedule in kinds.items()]
+    left = records.Records(V3.name, microarchitecture="zen3")
+    for one in reversed(every):
+        left.add(one)
+    assert selection.leaders(SMALL, left) == every
+    left.microarchitecture = "broadwell"
+    assert selection.leaders(SMALL, left)[0] == every[2]
+    assert left.groups(SMALL.artifact_key)[0] == [every[2]]
+
+
 @runs_v3
 def test_a_build_follows_the_log_and_says_so(tmp_path):
     log, made = tmp_path / "log", tmp_path / "made"
     assert [o.manifest.origin for o in td.compile([SMALL], V3.name, made)] == ["default"]
     schedule = schedules_of(SMALL, 9)[8]
-    Log(log).append(record(schedule=schedule))
+    Log(log).append(record(schedule=schedule, host=Cpu.of(detect_host()), **VERDICT))
     path = Log(log).file(SMALL.artifact_key, V3.name)
     path.write_text(path.read_text() + "{torn")
     (outcome,) = td.compile([SMALL], V3.name, made, logs=log)
@@ -125,7 +215,8 @@ def test_a_build_follows_the_log_and_says_so(tmp_path):
 @runs_v3
 def test_a_record_that_does_not_build_is_said_and_the_default_is_built(tmp_path):
     knobs = {**record().knobs, "channels": 0}
-    Log(tmp_path / "log").append(record(schedule=Schedule.of("direct_rows", knobs)))
+    bad = record(schedule=Schedule.of("direct_rows", knobs), host=Cpu.of(detect_host()), **VERDICT)
+    Log(tmp_path / "log").append(bad)
     (outcome,) = td.compile([SMALL], V3.name, tmp_path / "made", logs=tmp_path / "log")
     assert outcome.status == "built"
     assert outcome.manifest.origin == "default"

@@ -108,7 +108,7 @@ def test_needs_only_the_c_library_and_ffi(artifacts):
         undefined = [line.split()[1] for line in symbols if line.split()[0] == "U"]
         assert all("@GLIBC" in name or name.startswith("TVMFFI") for name in undefined)
         assert not any("__TVMBackend" in line for line in symbols)  # nothing outside can overwrite the hooks
-        assert any(line.split()[1:] == ["u", "tvm_deconv_runtime_v3"] for line in symbols)
+        assert any(line.split()[1:] == ["u", "tvm_deconv_runtime_v4"] for line in symbols)
 
 
 def test_self_contained_with_one_pool(run):

@@ -14,7 +14,7 @@ from tvm_deconv import tuning
 from tvm_deconv.compiler import build, records, selection
 from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.compiler.process import Worker
-from tvm_deconv.compiler.records import best, read
+from tvm_deconv.compiler.records import read
 from tvm_deconv.compiler.selection import adapt, space
 from tvm_deconv.targets import detect_host
 from tvm_deconv.tuning import search, session
@@ -47,7 +47,7 @@ def test_a_search_keeps_everything_and_resumes(tmp_path):
     assert not {(trial.record.problem, trial.record.schedule) for trial in heard} & first
     for trial in heard:
         assert trial.record.error == ""
-        assert trial.record.host == detect_host().name
+        assert trial.record.host == records.Cpu.of(detect_host())
         assert trial.record.versions["tvm_deconv"] == importlib.metadata.version("tvm_deconv")
 
 
@@ -67,6 +67,7 @@ class Arithmetic:
 
 
 CONDITIONS = {"host": "a CPU", "threads": 1, "sources": "now"}
+HERE = records.Conditions("a CPU", 1, "now")
 
 
 def spent(machine, problems, trials, *known):
@@ -126,31 +127,70 @@ def test_a_search_that_was_stopped_anywhere_tries_nothing_twice():
     assert {one.schedule for one in got} == worth_it
 
 
-def test_finalists_take_turns_and_their_medians_decide():
-    lucky, steady, failing, slow = list(costs(SMALL))[:4]
-    turns = {lucky: iter([1.0, 1.3, 0.9, 1.2]), steady: iter([1.05] * 4), failing: iter([1.02, 1.0, None, 1.0])}
-    measured = []
+class Turns(Arithmetic):
+    """A machine on which the trials of a schedule take the times that `turns` has for it; None is a failure."""
 
-    class Noisy(Arithmetic):
-        log = SimpleNamespace(append=measured.append)
+    def __init__(self, turns):
+        super().__init__(None, None)
+        self.turns = turns
+        self.kept = []
+        self.log = SimpleNamespace(append=self.kept.append)
 
-        def round(self, search, schedules):
-            for schedule in schedules:
-                time = next(turns[schedule])
-                yield record(search.problem, schedule, time, **CONDITIONS, error="" if time else "it ended")
+    def round(self, search, schedules):
+        for schedule in schedules:
+            time = next(self.turns[schedule])
+            yield record(search.problem, schedule, time, **CONDITIONS, error="" if time else "it ended")
 
-    here, known = records.Conditions("a CPU", 1, "now"), records.Records(V3.name)
-    state, machine = search.Search(SMALL, V3, known, here, 0, None), Noisy(None, None)
-    for one in machine.round(state, [lucky, steady, failing]):
+
+def turned(turns, slow, algorithms=None):
+    """The state of a search after the finalists of `turns` had theirs, and the machine."""
+    state = search.Search(SMALL, V3, records.Records(V3.name), HERE, 0, algorithms)
+    machine = Turns({schedule: iter(times) for schedule, times in turns.items()})
+    for one in machine.round(state, list(turns)):
         state.note(one)
     state.note(record(SMALL, slow, 1.2, **CONDITIONS))
-    assert state.best.schedule == lucky
-    session.decide(state, machine)
-    assert {one.schedule: one.seconds for one in measured} == {lucky: 1.2, steady: 1.05, failing: None}
-    assert state.best.schedule == steady
-    known.by_problem[SMALL.artifact_key] = list(measured)
-    session.decide(search.Search(SMALL, V3, known, here, 0, None), machine)
-    assert len(measured) == 3  # nothing was tried since
+    session.decide(state, machine, state.finalists())
+    return state, machine
+
+
+def test_finalists_and_the_default_take_turns_and_their_medians_decide():
+    default = selection.default_schedule(SMALL, V3)
+    lucky, steady, failing, slow = [schedule for schedule in costs(SMALL) if schedule != default][:4]
+    turns = {
+        default: [3.0, 2.0, 2.1, 1.9, 2.2, 1.8],
+        lucky: [1.0, 1.3, 0.9, 1.2, 1.25, 1.1],
+        steady: [1.05] * 6,
+        failing: [1.02, 1.0, None, 1.0, 1.0, 1.0],
+    }
+    state, machine = turned(turns, slow)
+    assert {one.schedule: (one.seconds, one.default_ratio) for one in machine.kept} == {
+        default: (2.0, 1.0),
+        lucky: (1.2, round(2.0 / 1.2, 4)),
+        steady: (1.05, round(2.0 / 1.05, 4)),
+        failing: (None, None),
+    }
+    assert state.decided.schedule == steady
+    known = records.Records(V3.name, {SMALL.artifact_key: list(machine.kept)})
+    assert search.Search(SMALL, V3, known, HERE, 0, None).finalists() == []  # nothing was tried since
+    known.by_problem[SMALL.artifact_key] = [
+        record(SMALL, one.schedule, one.seconds, **CONDITIONS) for one in machine.kept if one.seconds
+    ]
+    stopped = search.Search(SMALL, V3, known, HERE, 0, None)
+    assert stopped.finalists()[0] == default  # it was stopped before they had their turns
+
+
+def test_the_log_says_that_the_default_was_fastest():
+    default = selection.default_schedule(SMALL, V3)
+    other, slow = [schedule for schedule in costs(SMALL) if schedule != default][:2]
+    state, machine = turned({default: [1.0] * 6, other: [0.8] + [0.995] * 5}, slow)
+    assert {one.schedule: one.default_ratio for one in machine.kept} == {default: 1.0, other: round(1 / 0.995, 4)}
+    assert state.best.schedule == other
+    assert state.decided.schedule == default
+    state, machine = turned({default: [1.0] * 6, other: [2.0] * 6}, slow)
+    assert [(one.schedule, one.default_ratio) for one in machine.kept] == [(default, 1.0)]
+    # The default of some algorithms is not the one that builds compare with.
+    _, machine = turned({default: [1.0] * 6}, slow, algorithms=(default.algorithm,))
+    assert [one.default_ratio for one in machine.kept] == [None]
 
 
 def test_the_nearest_record_is_among_the_first_that_are_tried():
@@ -207,7 +247,7 @@ def test_bad_candidates_do_not_stop_a_search_and_are_never_best(spoilt, tmp_path
     assert said["(void)0;"].startswith("ArithmeticError: differs from the default")
     assert sum(1 for error in errors.values() if error == "") == 3
     assert errors[found.best.schedule] == ""
-    assert best(SMALL, read(V3.name, tmp_path / "log")) == found.best
+    assert found.best in read(V3.name, tmp_path / "log").by_problem[SMALL.artifact_key]
 
 
 @runs_v3

@@ -141,7 +141,7 @@ def _launches(rounds: int) -> list[Figure]:
     library = threads.launcher()
     assert library is not None  # an artifact is loaded
     table = ctypes.cast(
-        ctypes.c_void_p.in_dll(library, "tvm_deconv_runtime_v3").value or 0, ctypes.POINTER(ctypes.c_void_p)
+        ctypes.c_void_p.in_dll(library, "tvm_deconv_runtime_v4").value or 0, ctypes.POINTER(ctypes.c_void_p)
     )
     launch = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)(table[0] or 0)
     c = ctypes.CDLL(None)

@@ -13,6 +13,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from tvm_deconv.errors import BuildError, SourceError
 from tvm_deconv.frontends import FoundLayer, scan, with_unique_names
@@ -82,8 +83,9 @@ def build_artifacts(
     jobs: int | None = None,
     logs: Path | None = None,
     algorithms: Sequence[str] | None = None,
+    installed: bool = True,
 ) -> None:
-    """Build with a bar and print a summary; at the end, name what failed and exit with code 1."""
+    """Build with a bar, print what decided on each schedule and a summary; name what failed and exit with code 1."""
     from tvm_deconv.compiler.current import compile as build
     from tvm_deconv.compiler.requests import Outcome
 
@@ -105,11 +107,19 @@ def build_artifacts(
                 jobs=jobs,
                 algorithms=algorithms,
                 logs=logs,
+                installed=installed,
                 on_outcome=note,
             )
         except BuildError:
             if not any(outcome.status == "failed" for outcome in outcomes):
                 raise
+    table = Table(title=f"schedules of {output}", title_justify="left")
+    for name in ("layer", "target", "algorithm", "schedule"):
+        table.add_column(name, overflow="fold")
+    for outcome in outcomes:
+        algorithm = outcome.manifest.algorithm if outcome.manifest else outcome.status
+        table.add_row(", ".join(outcome.layers) or outcome.problem.key, outcome.target, algorithm, outcome.reason)
+    console().print(table)
     echo_warnings(warning for outcome in outcomes for warning in outcome.warnings)
     count = {status: sum(1 for outcome in outcomes if outcome.status == status) for status in ("built", "current")}
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]

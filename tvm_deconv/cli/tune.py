@@ -120,7 +120,7 @@ def _results(problems: dict[Problem, list[str]], logs: Path, tuned: Sequence[Tun
         for key in problem.artifact_keys:
             names.setdefault(key, []).extend(layers)
     table = Table(title=f"{logs}: {sum(result.trials for result in tuned)} trials", title_justify="left")
-    for name in ("layer", "target", "algorithm"):
+    for name in ("layer", "target", "algorithm", "decides"):
         table.add_column(name, overflow="fold")
     for name in ("trials", "default ms", "best ms", "gain", "floor ms", "floor / best"):
         table.add_column(name, justify="right")
@@ -131,6 +131,7 @@ def _results(problems: dict[Problem, list[str]], logs: Path, tuned: Sequence[Tun
             ", ".join(names[result.problem.artifact_key]) or result.problem.key,
             result.target,
             result.best.algorithm if result.best else "nothing ran",
+            "default" if result.best is result.default else "record",
             str(result.trials),
             milliseconds(before),
             milliseconds(after),

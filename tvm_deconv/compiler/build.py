@@ -37,7 +37,8 @@ from tvm_deconv.compiler.selection import (
 from tvm_deconv.errors import BuildError, DeconvError
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import AnyAlgorithm, Kernel, Plan, Toolchain, Workspace
-from tvm_deconv.targets import Target, of_names
+from tvm_deconv.targets import Target, detect_host, of_names
+from tvm_deconv.targets.ancestry import meant
 
 _PACKAGES = ("tvm_deconv", "apache-tvm", "apache-tvm-ffi")
 
@@ -52,14 +53,17 @@ def compile(
     on_outcome: Callable[[Outcome], None] | None = None,
     algorithms: Iterable[str] | None = None,
     logs: Path | str | None = None,
+    installed: bool = True,
     done: Sequence[Outcome] = (),
 ) -> list[Outcome]:
     """Build the artifacts for `problems` without a search; see `tvm_deconv.compile`.
 
-    `done` are outcomes of some of them that are known already. Raises ProblemError, CompilerNotFound, BuildError.
+    Without the `installed` tuning logs only those in `logs` count. `done` are outcomes of some of the problems that are
+    known already. Raises ProblemError, CompilerNotFound, BuildError.
     """
     targets, allowed = of_names(target), checked_algorithms(algorithms)
     asked = requested(checked_problems(problems), layers or {})
+    followed = [*([shipped()] if installed else []), *([] if logs is None else [logs])]
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     report = _Report(on_outcome)
@@ -69,7 +73,7 @@ def compile(
     pending: list[_Job] = []
     for chosen in targets:
         wanted = {p: n for p, n in grouped(chosen, asked).items() if (p.artifact_key, chosen.name) not in settled}
-        for job in _jobs(chosen, wanted, logs, algorithms_for(chosen, allowed)):
+        for job in _jobs(chosen, wanted, followed, algorithms_for(chosen, allowed)):
             current = _up_to_date(job, folder)
             if current:
                 report.add(job.outcome("current", current))
@@ -101,17 +105,18 @@ class _Job:
     ) -> Outcome:
         """Return the outcome of the job, by default with the warnings from before it began."""
         told = self.warnings if warnings is None else tuple(warnings)
-        return Outcome(self.problem, self.layers, self.target.name, status, manifest, error, seconds, told)
+        why = self.choices[0].reason
+        return Outcome(self.problem, self.layers, self.target.name, status, manifest, error, seconds, told, why)
 
 
 def _jobs(
     target: Target,
     wanted: Mapping[Problem, tuple[str, ...]],
-    logs: Path | str | None,
+    logs: Sequence[Path | str],
     algorithms: tuple[str, ...] | None,
 ) -> list[_Job]:
     """Return a job for each problem, which have the names of their layers."""
-    records = _records(target, shipped(), *([] if logs is None else [logs]))
+    records = _records(target, *logs)
     jobs = []
     for problem, names in wanted.items():
         warnings = records.warnings_for(problem.artifact_key)
@@ -122,7 +127,8 @@ def _jobs(
 
 def _records(target: Target, *logs: Path | str) -> Records:
     """Read the records for `target`; a problem without any has those of the target that stands in for it."""
-    records, *others = (read(name, *logs) for name in target.logs)
+    machine = meant(target, detect_host())
+    records, *others = (read(name, *logs, microarchitecture=machine) for name in target.logs)
     for other in others:
         records.by_problem = {**other.by_problem, **records.by_problem}
         records.warnings += other.warnings
@@ -288,15 +294,14 @@ class _Build:
 
     def _kernel(self, choice: Choice) -> Kernel:
         """Schedule as chosen: one plan for all calls, or one for each variant."""
+        backend = backend_of(self.target)
         if choice.schedule:
-            algorithm, plan = self._plan(self.problem, choice)
-            return algorithm.build(self.problem, self.target, plan)
+            return backend.build_for_threads(self.problem, self.target, *self._plan(self.problem, choice))
         parts = choice.parts or [choice] * len(self.problem.variants)
         kernels = []
         for variant, part in zip(self.problem.variants, parts, strict=True):
-            algorithm, plan = self._plan(variant, part)
-            kernels.append(algorithm.build(variant, self.target, plan))
-        return backend_of(self.target).join(self.problem, kernels)
+            kernels.append(backend.build_for_threads(variant, self.target, *self._plan(variant, part)))
+        return backend.join(self.problem, kernels)
 
     def _plan(self, problem: Problem, choice: Choice) -> tuple[AnyAlgorithm, Plan]:
         """Return the algorithm and the plan of a choice for `problem`."""

@@ -24,7 +24,8 @@ from tvm_deconv.compiler.records import SUFFIX, shipped
 from tvm_deconv.compiler.requests import Outcome, checked_problems, grouped, requested, whole
 from tvm_deconv.errors import BuildError, DeconvError
 from tvm_deconv.problem import Problem
-from tvm_deconv.targets import CudaTarget, Target, of_names
+from tvm_deconv.targets import CudaTarget, Target, detect_host, of_names
+from tvm_deconv.targets.ancestry import meant
 
 NOTES = ".builds"
 
@@ -39,11 +40,13 @@ def compile(
     on_outcome: Callable[[Outcome], None] | None = None,
     algorithms: Iterable[str] | None = None,
     logs: Path | str | None = None,
+    installed: bool = True,
 ) -> list[Outcome]:
     """Build what is not up to date; see `build.compile`. TVM is imported if there is anything to build."""
     problems = checked_problems(problems)
     allowed = None if algorithms is None else [*algorithms]
-    known, targets = _Known(Path(output), allowed, logs), of_names(target)
+    followed = [*([shipped()] if installed else []), *([] if logs is None else [Path(logs)])]
+    known, targets = _Known(Path(output), allowed, followed), of_names(target)
     wanted = [
         (chosen, problem, names)
         for chosen in targets
@@ -59,8 +62,9 @@ def compile(
     from tvm_deconv.compiler import build
 
     options: dict[str, Any] = {"layers": layers, "jobs": jobs, "on_outcome": on_outcome, "logs": logs}
+    options |= {"algorithms": allowed, "installed": installed, "done": current}
     try:
-        outcomes = build.compile(problems, target, output, algorithms=allowed, done=current, **options)
+        outcomes = build.compile(problems, target, output, **options)
     except BuildError as error:
         known.note(getattr(error, "outcomes", ()), targets)
         raise
@@ -71,10 +75,10 @@ def compile(
 class _Known:
     """The notes of earlier builds into a folder, for these algorithms and logs."""
 
-    def __init__(self, folder: Path, algorithms: Sequence[str] | None, logs: Path | str | None) -> None:
+    def __init__(self, folder: Path, algorithms: Sequence[str] | None, logs: Sequence[Path]) -> None:
         self._folder = folder
         self._algorithms = None if algorithms is None else sorted(map(repr, set(algorithms)))
-        self._logs = [shipped(), *([] if logs is None else [Path(logs)])]
+        self._logs = logs
         self._common: dict[str, str | None] = {}
         self._notes = self._read()
 
@@ -87,7 +91,8 @@ class _Known:
         manifest, warnings = whole(self._folder, problem, target, layers), note.get("warnings")
         if manifest is None or manifest.recipe != note.get("recipe") or not isinstance(warnings, list):
             return None
-        return Outcome(problem, layers, target.name, "current", manifest, None, 0.0, tuple(map(str, warnings)))
+        told = tuple(map(str, warnings)), str(note.get("reason"))
+        return Outcome(problem, layers, target.name, "current", manifest, None, 0.0, *told)
 
     def note(self, outcomes: Iterable[Outcome], targets: Iterable[Target]) -> None:
         """Add notes on artifacts that are up to date now; it does not matter if they cannot be written."""
@@ -96,8 +101,8 @@ class _Known:
         for outcome in outcomes:
             inputs = self._inputs(outcome.problem, named[outcome.target])
             if outcome.manifest is not None and inputs is not None:
-                facts = {"inputs": inputs, "recipe": outcome.manifest.recipe, "warnings": outcome.warnings}
-                notes[outcome.manifest.name] = facts
+                told = {"warnings": outcome.warnings, "reason": outcome.reason}
+                notes[outcome.manifest.name] = {"inputs": inputs, "recipe": outcome.manifest.recipe, **told}
         notes = {name: note for name, note in notes.items() if (self._folder / f"{name}.json").exists()}
         with contextlib.suppress(OSError):
             files.write(self._folder / NOTES, json.dumps(notes, indent=1).encode())
@@ -121,7 +126,9 @@ class _Known:
             logs = [
                 file for log in self._logs for name in target.logs for file in sorted((log / name).glob(f"*{SUFFIX}"))
             ]
-            deciding = surroundings(target), _compiler(target), digest_of(logs), self._algorithms
+            machine = meant(target, detect_host())  # for which measured schedules are weighed
+            measured = machine, [*map(str, logs)], digest_of(logs)
+            deciding = surroundings(target), _compiler(target), measured, self._algorithms
         except (OSError, PackageNotFoundError, DeconvError):  # a build says what is missing
             return None
         return repr(deciding)

@@ -14,8 +14,9 @@ import importlib.resources
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 from filelock import FileLock
@@ -23,9 +24,14 @@ from filelock import FileLock
 from tvm_deconv.artifact import files
 from tvm_deconv.artifact.manifest import stem
 from tvm_deconv.errors import ProblemError
-from tvm_deconv.problem import Problem
+from tvm_deconv.problem import Epilogue, Problem
+from tvm_deconv.targets import Host
+from tvm_deconv.targets.ancestry import generations, name_of
 
 SUFFIX = ".jsonl"
+#: A schedule that was not this many times as fast as the default is no better: measured times differ by that much.
+BETTER = 1.01
+_Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Conditions(NamedTuple):
@@ -48,12 +54,39 @@ class Schedule(NamedTuple):
         return Schedule(algorithm, tuple(sorted(knobs.items())))
 
 
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Cpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The CPU that measured: what it calls itself, its numbers, and archspec's name of its microarchitecture."""
+
+    name: str
+    vendor: str
+    family: _Count
+    model: _Count
+    stepping: _Count
+    microarchitecture: str
+
+    @staticmethod
+    def of(host: Host) -> Cpu | str:
+        """Return the CPU of a host; the name alone of what has no vendor, such as a CUDA device."""
+        if not host.vendor:
+            return host.name
+        numbers = {"family": host.family, "model": host.model, "stepping": host.stepping}
+        return Cpu(name=host.name, vendor=host.vendor, microarchitecture=name_of(host), **numbers)
+
+    def __str__(self) -> str:
+        numbers = f"{self.vendor} family {self.family} model {self.model} stepping {self.stepping}"
+        return f"{self.name} ({self.microarchitecture}, {numbers})"
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """One trial.
 
     `seconds` is the median of `runs` calls and `spread` half the distance of their quartiles, as a part of the median.
     If the trial has no time, `seconds` is None and `error` says why. `seed` is of the arrays and of the search, `when`
-    is UTC in ISO form, `sources` the digest of the kernels' code and `commit` its commit or version.
+    is UTC in ISO form, `sources` the digest of the kernels' code and `commit` its commit or version. `host` is a name
+    alone in records of CUDA devices, and in old ones of CPUs.
+
+    `default_ratio` is the time of the default schedule by that of this one, where both took turns: above 1 it is
+    faster. None means that they did not.
     """
 
     problem: str
@@ -65,12 +98,13 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     runs: int
     error: str
     threads: int
-    host: str
+    host: Cpu | str
     sources: str
     commit: str
     seed: int
     versions: dict[str, str]
     when: str
+    default_ratio: float | None = None
 
     @property
     def schedule(self) -> Schedule:
@@ -80,7 +114,22 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     @property
     def conditions(self) -> Conditions:
         """The conditions of the trial."""
-        return Conditions(self.host, self.threads, self.sources)
+        return Conditions(str(self.host), self.threads, self.sources)
+
+    @property
+    def microarchitecture(self) -> str:
+        """The microarchitecture that it was measured on; "" if that is unknown."""
+        return self.host.microarchitecture if isinstance(self.host, Cpu) else ""
+
+    @property
+    def beaten(self) -> bool:
+        """Whether the default was as fast, measured in turns with it."""
+        return self.default_ratio is not None and self.default_ratio < BETTER
+
+    @property
+    def merit(self) -> tuple[object, ...]:
+        """The order of records under the same conditions: those that took turns first, then by time."""
+        return self.default_ratio is None, self.seconds or 0.0, self.schedule
 
     @property
     def line(self) -> str:
@@ -95,6 +144,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise ProblemError("problem", record.problem, "must be an artifact key")
         if record.seconds is not None and not record.seconds > 0:
             raise ProblemError("seconds", record.seconds, "must be positive")
+        if record.default_ratio is not None and not record.default_ratio > 0:
+            raise ProblemError("default_ratio", record.default_ratio, "must be positive")
         return record
 
 
@@ -110,6 +161,12 @@ def _name(problem: str, target: str) -> str:
     return stem(problem, target).removesuffix(f"-{target}") + SUFFIX
 
 
+@lru_cache(4096)
+def convolution(key: str) -> str:
+    """Return the key of the problem with this `artifact_key` without its epilogue, under which records serve."""
+    return Problem.from_key(key).replace(epilogue=Epilogue()).artifact_key
+
+
 def newest(records: Iterable[Record]) -> list[Record]:
     """Return `records` sorted; of several trials of one schedule under the same conditions, the newest stays."""
     kept: dict[tuple[object, ...], Record] = {}
@@ -122,11 +179,15 @@ def newest(records: Iterable[Record]) -> list[Record]:
 
 @dataclass
 class Records:
-    """The records of some logs for one target, by problem, and warnings about lines that do not read."""
+    """The records of some logs for one target, by problem, and warnings about lines that do not read.
+
+    `microarchitecture` is that of the machine that schedules are for; None takes all records as its own.
+    """
 
     target: str
     by_problem: dict[str, list[Record]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    microarchitecture: str | None = None
 
     def __iter__(self) -> Iterator[Record]:
         return (record for records in self.by_problem.values() for record in records)
@@ -139,20 +200,45 @@ class Records:
         """Add one record."""
         self.by_problem.setdefault(record.problem, []).append(record)
 
-    def comparable(self, problem: str) -> list[Record]:
-        """Return the timed records of the problem with this key, of the newest conditions alone, the fastest first.
+    def of_convolution(self, problem: Problem) -> list[str]:
+        """Return the problems with records that differ from `problem` in the epilogue at most, the most alike first."""
+        own = convolution(problem.artifact_key)
+        return sorted(
+            (key for key in self.by_problem if convolution(key) == own),
+            key=lambda key: (*_unlike(problem.epilogue, Problem.from_key(key).epilogue), key),
+        )
 
-        Times of another CPU, another number of threads or other kernels do not compare with these. A search first tries
-        the schedules that were best under other conditions, so nothing is lost.
+    def apart(self, record: Record) -> float:
+        """Return how far the machine that a record was measured on is from the one that schedules are for."""
+        if self.microarchitecture is None:
+            return 0.0
+        return generations(self.microarchitecture, record.microarchitecture)
+
+    def groups(self, problem: str) -> list[list[Record]]:
+        """Return the timed records of the problem with this key, a list for each microarchitecture, the nearest first.
+
+        Of each, the newest conditions alone, the best first. Times of another CPU, another number of threads or other
+        kernels do not compare with these. A search first tries the schedules that were best under other conditions, so
+        nothing is lost.
         """
         timed = [record for record in self.by_problem.get(problem, ()) if record.seconds is not None]
-        if not timed:
-            return []
-        conditions = max(timed, key=lambda record: (record.when, record.conditions)).conditions
-        return sorted(
-            (record for record in newest(timed) if record.conditions == conditions),
-            key=lambda record: (record.seconds or 0.0, record.schedule),
-        )
+        timed.sort(key=lambda record: (record.when, record.conditions), reverse=True)
+        conditions: dict[str, Conditions] = {}
+        for record in timed:
+            conditions.setdefault(record.microarchitecture, record.conditions)
+        groups = [
+            sorted((one for one in newest(timed) if one.conditions == chosen), key=lambda one: one.merit)
+            for chosen in conditions.values()
+        ]
+        return sorted(groups, key=lambda group: self.apart(group[0]))
+
+    def comparable(self, problem: str) -> list[Record]:
+        """Return the first of the `groups` of the problem with this key."""
+        return next(iter(self.groups(problem)), [])
+
+
+def _unlike(epilogue: Epilogue, other: Epilogue) -> tuple[bool, ...]:
+    return epilogue != other, epilogue.activation != other.activation, epilogue.bias != other.bias
 
 
 def best(problem: Problem | str, records: Records) -> Record | None:
@@ -166,9 +252,9 @@ def shipped() -> Path:
     return Path(str(importlib.resources.files("tvm_deconv.tuning_logs")))
 
 
-def read(target: str, *logs: Path | str) -> Records:
-    """Read the records for a target in the directories `logs`; a missing directory is empty."""
-    records = Records(target)
+def read(target: str, *logs: Path | str, microarchitecture: str | None = None) -> Records:
+    """Read the records for a target in the directories `logs`; a missing directory is empty. See `Records`."""
+    records = Records(target, microarchitecture=microarchitecture)
     for log in logs:
         folder = Path(log) / target
         if not folder.is_dir():
@@ -238,20 +324,17 @@ class Log:
                 _write(path, _lines(path, target, []))
 
     def prune(self, target: str, keep: int) -> tuple[int, int]:
-        """Keep, of each problem and algorithm, the `keep` fastest records of the newest conditions.
+        """Keep, of each problem, microarchitecture and algorithm, the `keep` best records of the newest conditions.
 
-        Return the numbers of records before and after.
+        Those of unknown microarchitectures go where there are others. Return the numbers of records before and after.
         """
         with self._locked():
             records = read(target, self.root)
             before = after = 0
             for problem, present in records.by_problem.items():
-                kept: dict[str, list[Record]] = {}
-                for record in records.comparable(problem):
-                    of_algorithm = kept.setdefault(record.algorithm, [])
-                    if len(of_algorithm) < keep:
-                        of_algorithm.append(record)
-                left = [record for part in kept.values() for record in part]
+                groups = records.groups(problem)
+                known = [group for group in groups if group[0].microarchitecture]
+                left = [record for group in known or groups for record in _best_of_each(group, keep)]
                 before, after = before + len(present), after + len(left)
                 _write(self.file(problem, target), left)
         return before, after
@@ -259,6 +342,15 @@ class Log:
     def targets(self) -> list[str]:
         """Return the names of the targets that there are records for."""
         return sorted(path.name for path in self.root.iterdir() if path.is_dir()) if self.root.is_dir() else []
+
+
+def _best_of_each(group: Iterable[Record], keep: int) -> Iterator[Record]:
+    """Yield the first `keep` records of each algorithm."""
+    seen: dict[str, int] = {}
+    for record in group:
+        seen[record.algorithm] = seen.get(record.algorithm, 0) + 1
+        if seen[record.algorithm] <= keep:
+            yield record
 
 
 def _foreign(line: str) -> bool:

@@ -17,7 +17,7 @@ from tvm_deconv.targets import Target
 class Outcome:
     """The result for one problem on one target: `status` is built, current (already up to date) or failed.
 
-    `warnings` are about records of tuning logs that could not be used.
+    `warnings` are about records of tuning logs that could not be used, `reason` is why this schedule was chosen.
     """
 
     problem: Problem
@@ -28,6 +28,7 @@ class Outcome:
     error: str | None
     seconds: float
     warnings: tuple[str, ...] = ()
+    reason: str = ""
 
 
 def checked_problems(problems: Iterable[Problem]) -> list[Problem]:

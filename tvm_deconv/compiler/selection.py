@@ -1,5 +1,8 @@
 """The selection of the schedule that a problem is built with: a record of it, the nearest record adapted, or a default.
 
+A record that these kernels made, in turns with the default, on a machine like the one that is built for, is a verdict.
+All others are proposals, which arithmetic must agree with.
+
 `space` lists the schedules that a search may try. Adapting is choosing from the same list, so a schedule measured on
 one problem becomes a valid schedule of another, whatever their extents.
 """
@@ -9,9 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from tvm_deconv.compiler.backends import backend_of, every_algorithm
+from tvm_deconv.compiler.fingerprint import kernel_digest
 from tvm_deconv.compiler.records import Record, Records, Schedule
 from tvm_deconv.errors import DeconvError, ProblemError
 from tvm_deconv.problem import Problem
@@ -20,8 +25,8 @@ from tvm_deconv.targets import Target, get
 
 #: Records farther than this from a problem say less about it than the arithmetic of the default does.
 FAR = 8.0
-#: The most that an adapted record may cost by arithmetic, relative to the default, to be built.
-AGREES = 1.15
+#: The most that a proposal may cost by arithmetic, relative to the default, to be built.
+AGREES = 1.1
 #: The weight of a factor of two in a field. Kernel and strides decide taps and phases, which tiles are made for.
 _WEIGHTS = {
     "batch": 0.5,
@@ -117,8 +122,15 @@ def space(
 
 def default_schedule(problem: Problem, target: Target, algorithms: Collection[str] | None = None) -> Schedule:
     """Return the schedule that arithmetic alone chooses. Raises BuildError if no algorithm supports the problem."""
+    return _default(problem, target, None if algorithms is None else tuple(algorithms)).schedule
+
+
+@lru_cache(1024)
+def _default(problem: Problem, target: Target, algorithms: tuple[str, ...] | None) -> Candidate:
+    """Return the schedule that arithmetic alone chooses, and its cost."""
     algorithm, plan = backend_of(target).default(problem, target, algorithms)
-    return Schedule.of(algorithm.name, plan.knobs)
+    schedule = Schedule.of(algorithm.name, plan.knobs)
+    return Candidate(schedule, cost_of(problem, schedule, target))
 
 
 def distance(schedule: Schedule, other: Schedule) -> float:
@@ -169,33 +181,51 @@ def _extents(problem: Problem, name: str) -> tuple[int, ...]:
 def nearest(
     problem: Problem, target: Target, records: Records, algorithms: Collection[str] | None = None
 ) -> tuple[Record, Schedule] | None:
-    """Return the best record of the problem most like `problem`, and its schedule adapted; None if none is near.
+    """Return the best record of the convolution most like `problem`, and its schedule adapted; None if none is near.
 
-    Records of algorithms that do not support the problem, that this version does not know, or that are not among
-    `algorithms` if those are given, are passed over.
+    Passed over are convolutions whose default was as fast, and records of algorithms that do not support the problem,
+    that this version does not know, or that are not among `algorithms` if those are given.
     """
+    own = records.of_convolution(problem)
     near = sorted(
         (far, key)
         for key in records.by_problem
-        if key != problem.artifact_key and (far := apart(problem, Problem.from_key(key))) <= FAR
+        if key not in own and (far := apart(problem, Problem.from_key(key))) <= FAR
     )
     for _, key in near:
-        usable = (r for r in records.comparable(key) if allowed(r, algorithms) and not replay_error(r))
-        record = next(usable, None)
-        if record is not None and named(record.algorithm).supports(problem, target):
+        record = _leader(records.comparable(key), algorithms)
+        if record is not None and not record.beaten and named(record.algorithm).supports(problem, target):
             return record, adapt(record.schedule, Problem.from_key(key), problem, target)
     return None
+
+
+def _leader(
+    group: Iterable[Record], algorithms: Collection[str] | None, warnings: list[str] | None = None
+) -> Record | None:
+    """Return the first record of a group that is allowed and replays; `warnings` gets the reasons of the others."""
+    for record in group:
+        if not allowed(record, algorithms):
+            continue
+        unusable = replay_error(record)
+        if unusable is None:
+            return record
+        if warnings is not None:
+            warnings.append(unusable)
+    return None
+
+
+def agrees(problem: Problem, schedule: Schedule, target: Target, algorithms: Collection[str] | None = None) -> bool:
+    """Return whether arithmetic sees little difference between a schedule and the default, or prefers it."""
+    default = _default(problem, target, None if algorithms is None else tuple(algorithms))
+    return cost_of(problem, schedule, target) <= AGREES * default.cost
 
 
 def trusted(
     problem: Problem, target: Target, records: Records, algorithms: Collection[str] | None = None
 ) -> tuple[Record, Schedule] | None:
-    """Return the `nearest` if arithmetic sees little difference between its schedule and the default, else None."""
+    """Return the `nearest` if arithmetic agrees with it, else None."""
     near = nearest(problem, target, records, algorithms)
-    if near is None:
-        return None
-    most = AGREES * cost_of(problem, default_schedule(problem, target, algorithms), target)
-    return near if cost_of(problem, near[1], target) <= most else None
+    return near if near is not None and agrees(problem, near[1], target, algorithms) else None
 
 
 def allowed(record: Record, algorithms: Collection[str] | None) -> bool:
@@ -228,26 +258,87 @@ def choices_for(
 ) -> Iterator[Choice]:
     """Yield the schedules to build `problem` with, the best first, of `algorithms` if given; the default comes last.
 
-    Those after the first are for a kernel that does not build. A record that no longer replays is skipped, with an
-    entry in `warnings`. Each variant of a problem has the choices that it would have alone.
+    The default after another is for a kernel that does not build; its reason names the records that it overrules. A
+    record that no longer replays is skipped, with an entry in `warnings`. Each variant of a problem has the choices
+    that it would have alone.
     """
     if len(problem.variants) > 1:
         yield from _choices_of_variants(problem, target, records, warnings, algorithms)
         return
     (problem,) = problem.variants
-    for record in records.comparable(problem.artifact_key):
-        if not allowed(record, algorithms):
+    overruled: list[str] = []
+    choice = _recorded(problem, target, records, warnings, algorithms, overruled)
+    if choice is None and (near := trusted(problem, target, records, algorithms)):
+        choice = Choice(near[1], "default", "; ".join([f"adapted from the record of {near[0].problem}", *overruled]))
+    if choice is not None:
+        yield choice
+    if choice is None or choice.schedule:
+        yield Choice(None, "default", "; ".join(["the default", *overruled]), algorithms)
+
+
+def leaders(
+    problem: Problem, records: Records, algorithms: Collection[str] | None = None, warnings: list[str] | None = None
+) -> list[Record]:
+    """Return the best record of this convolution from each machine and with each epilogue, the most relevant first.
+
+    The nearest machine comes first, then these kernels, then the most similar epilogue.
+    """
+    groups = (group for key in records.of_convolution(problem) for group in records.groups(key))
+    found = [record for group in groups if (record := _leader(group, algorithms, warnings))]
+    return sorted(found, key=lambda record: (records.apart(record), record.sources != kernel_digest()))
+
+
+def fitted(problem: Problem, target: Target, record: Record) -> Schedule:
+    """Return the schedule of a record of the same convolution, adapted if `problem` has no such plan."""
+    if cost_of(problem, record.schedule, target) < math.inf:
+        return record.schedule
+    return adapt(record.schedule, Problem.from_key(record.problem), problem, target)
+
+
+def _recorded(
+    problem: Problem,
+    target: Target,
+    records: Records,
+    warnings: list[str] | None,
+    algorithms: tuple[str, ...] | None,
+    overruled: list[str],
+) -> Choice | None:
+    """Return what the records of this convolution decide, None if nothing; `overruled` gets reasons.
+
+    The default that a record was measured with is that of all algorithms: where some are asked for, it is not theirs.
+    """
+    for record in leaders(problem, records, algorithms, warnings):
+        source = _description(problem, records, record)
+        if record.beaten and algorithms is None:
+            return Choice(None, "tuned", f"the default: nothing was faster by more than 1 %: {source}")
+        if not named(record.algorithm).supports(problem, target):
             continue
-        unusable = replay_error(record)
-        if unusable is None:
-            yield Choice(record.schedule, "tuned", "the record of this problem")
-            break
-        if warnings is not None:
-            warnings.append(unusable)
-    near = trusted(problem, target, records, algorithms)
-    if near is not None:
-        yield Choice(near[1], "default", f"adapted from the record of {near[0].problem}")
-    yield Choice(None, "default", "the default", algorithms)
+        exact = record.problem == problem.artifact_key
+        if exact and _is_verdict(records, record, algorithms):
+            return Choice(record.schedule, "tuned", source)
+        schedule = fitted(problem, target, record)
+        same = schedule == record.schedule
+        if (same and _is_verdict(records, record, algorithms)) or agrees(problem, schedule, target, algorithms):
+            return Choice(schedule, "tuned" if same else "default", source if same else f"adapted from {source}")
+        overruled.append(f"overruled by arithmetic: {source}")
+    return None
+
+
+def _is_verdict(records: Records, record: Record, algorithms: Collection[str] | None) -> bool:
+    """Return whether a record says what is fastest here: by these kernels, on such a machine, beside the default."""
+    here = record.sources == kernel_digest() and records.apart(record) == 0
+    return here and (record.default_ratio is not None or algorithms is not None)
+
+
+def _description(problem: Problem, records: Records, record: Record) -> str:
+    """Return the words for a record: what it is of, on which machine and by which kernels it was measured."""
+    epilogue = Problem.from_key(record.problem).epilogue
+    text = "the record of this problem"
+    if epilogue != problem.epilogue:
+        text = f"the record of this convolution with the epilogue {epilogue}"
+    if records.apart(record) > 0:
+        text += f", measured on {record.microarchitecture or 'an unknown CPU'}"
+    return text if record.sources == kernel_digest() else f"{text}, made by other kernels"
 
 
 def _choices_of_variants(

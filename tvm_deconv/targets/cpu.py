@@ -91,7 +91,7 @@ def _level(name: str, features: frozenset[str], **sizes: int) -> CpuTarget:
 CPU_TARGETS: Mapping[str, CpuTarget] = {
     target.name: target
     for target in (
-        _level("x86-64-v3", _X86_64_V3, vector_bits=256, vector_registers=16, l1_bytes=32 << 10, l2_bytes=256 << 10),
+        _level("x86-64-v3", _X86_64_V3, vector_bits=256, vector_registers=16, l1_bytes=32 << 10, l2_bytes=512 << 10),
         _level("x86-64-v4", _X86_64_V4, vector_bits=512, vector_registers=32, l1_bytes=32 << 10, l2_bytes=1 << 20),
     )
 }

@@ -10,13 +10,19 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Host:
-    """A machine: its CPU flags (common to all of its CPUs), model name, physical cores, logical CPUs, and vendor."""
+    """A machine: its CPU flags (common to all of its CPUs), model name, physical cores, logical CPUs, and vendor.
+
+    Virtual machines often give many CPUs one name; `family`, `model` and `stepping` tell them apart.
+    """
 
     features: frozenset[str]
     name: str = "unknown"
     cores: int = 1
     threads: int = 1
     vendor: str = ""
+    family: int = 0
+    model: int = 0
+    stepping: int = 0
 
 
 @functools.cache
@@ -33,6 +39,7 @@ def parse_cpuinfo(text: str) -> Host:
     """Parse the text of ``/proc/cpuinfo``; the flags are those that every CPU has."""
     features: frozenset[str] | None = None
     name, vendor = "unknown", ""
+    numbers = {"cpu family": 0, "model": 0, "stepping": 0}
     cores: set[tuple[str, str]] = set()
     threads = 0
     for block in text.split("\n\n"):
@@ -46,6 +53,7 @@ def parse_cpuinfo(text: str) -> Host:
         flags = frozenset(fields.get("flags", fields.get("Features", "")).split())
         features = flags if features is None else features & flags
         name, vendor = fields.get("model name", name), fields.get("vendor_id", vendor)
+        numbers.update({key: int(fields[key]) for key in numbers if fields.get(key, "").isdecimal()})
         cores.add((fields.get("physical id", "0"), fields.get("core id", str(threads))))
         threads += 1
-    return Host(features or frozenset(), name, max(len(cores), 1), max(threads, 1), vendor)
+    return Host(features or frozenset(), name, max(len(cores), 1), max(threads, 1), vendor, *numbers.values())

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tvm_deconv.compiler.fingerprint import kernel_digest
 from tvm_deconv.compiler.process import WorkerError
-from tvm_deconv.compiler.records import Conditions, Log, Record, Schedule
+from tvm_deconv.compiler.records import Conditions, Cpu, Log, Record, Schedule
 from tvm_deconv.problem import Problem
 from tvm_deconv.targets import Target
 from tvm_deconv.tuning.builders import BuilderPool, Built
@@ -38,7 +38,8 @@ class Evaluator:
     ) -> None:
         self.target = target
         self.log = log
-        self.conditions = Conditions(runner.host.name, runner.threads, kernel_digest())
+        self._cpu = Cpu.of(runner.host)
+        self.conditions = Conditions(str(self._cpu), runner.threads, kernel_digest())
         self._runner = runner
         self._seed = seed
         self._timeout = timeout
@@ -127,7 +128,7 @@ class Evaluator:
             runs=measured.runs if measured else 0,
             error="" if measured else str(outcome),
             threads=self.conditions.threads,
-            host=self.conditions.host,
+            host=self._cpu,
             sources=self.conditions.sources,
             commit=_commit(),
             seed=self._seed,

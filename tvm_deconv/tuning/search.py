@@ -1,9 +1,9 @@
 """The state of the search for one problem on one target, and what to try next.
 
-Proposals come from `selection.space`. First what is known: the default, the best under other conditions, the nearest
-record, the cheapest of each algorithm. Then two kinds take turns: a candidate drawn by its arithmetic cost, and a
-mutation, which is like one of the fastest so far. Candidates that cost `HOPELESS_COST` times the cheapest by arithmetic
-are not tried at all.
+Proposals come from `selection.space`. First what is known: the default, the best under other conditions and of other
+epilogues, the nearest record, the cheapest of each algorithm. Then two kinds take turns: a candidate drawn by its
+arithmetic cost, and a mutation, which is like one of the fastest so far. Candidates that cost `HOPELESS_COST` times the
+cheapest by arithmetic are not tried at all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ import random
 from collections.abc import Sequence
 
 from tvm_deconv.compiler.records import Conditions, Record, Records, Schedule
-from tvm_deconv.compiler.selection import Candidate, choices_for, default_schedule, distance, nearest, space
+from tvm_deconv.compiler.selection import (
+    Candidate,
+    default_schedule,
+    distance,
+    fitted,
+    leaders,
+    named,
+    nearest,
+    space,
+)
 from tvm_deconv.problem import Problem
 from tvm_deconv.targets import Target
 
@@ -58,13 +67,14 @@ class Search:
                 self.note(record)
         self._tried_before = len(self.tried)
         self._random = random.Random(f"{seed} {target.name} {self.key} {self._tried_before}")
-        self._known = self._known_schedules()
+        self._known: list[Schedule] = []
         self._space: list[Candidate] | None = None
 
     def _known_schedules(self) -> list[Schedule]:
         known = [self.default]
-        for choice in choices_for(self.problem, self.target, self._records, self.warnings, self.algorithms):
-            known += [choice.schedule] if choice.schedule else []
+        for record in leaders(self.problem, self._records, self.algorithms, self.warnings):
+            if named(record.algorithm).supports(self.problem, self.target):
+                known.append(fitted(self.problem, self.target, record))
         near = nearest(self.problem, self.target, self._records, self.algorithms)
         known += [near[1]] if near else []  # arithmetic may be wrong about it: that is what measuring is for
         return list(dict.fromkeys(known))
@@ -73,6 +83,13 @@ class Search:
     def best(self) -> Record | None:
         """The fastest record so far."""
         return next(iter(self._fastest(1)), None)
+
+    @property
+    def decided(self) -> Record | None:
+        """The record that builds follow: the best of those that took turns, unless the default is as good."""
+        timed = [record for record in self.tried.values() if record.seconds is not None]
+        best = min(timed, key=lambda record: record.merit, default=None)
+        return self.tried.get(self.default, best) if best and best.beaten else best
 
     @property
     def exhausted(self) -> bool:
@@ -115,10 +132,13 @@ class Search:
         return proposals
 
     def finalists(self) -> list[Schedule]:
-        """Return the schedules about as fast as the fastest, if this search has tried any and there are several."""
-        fastest = self._fastest(_FINALISTS) if len(self.tried) > self._tried_before else []
+        """Return the default and the schedules about as fast as the fastest; none if they have had their turns."""
+        fastest = self._fastest(_FINALISTS)
+        turned = self.algorithms is not None or any(record.default_ratio is not None for record in self.tried.values())
+        if not fastest or (turned and len(self.tried) == self._tried_before):
+            return []
         near = [r.schedule for r in fastest if (r.seconds or 0.0) <= (1 + _NEAR) * (fastest[0].seconds or 0.0)]
-        return near if len(near) > 1 else []
+        return list(dict.fromkeys([self.default, *near]))
 
     def _open_space(self) -> None:
         """List the candidates that are not hopeless; the cheapest of each algorithm is tried with what is known."""
@@ -126,7 +146,7 @@ class Search:
         cheapest = everything[0].cost
         self._space = [candidate for candidate in everything if candidate.cost <= HOPELESS_COST * cheapest]
         first = {candidate.schedule.algorithm: candidate.schedule for candidate in reversed(self._space)}
-        self._known = list(dict.fromkeys([*self._known, *first.values()]))
+        self._known = list(dict.fromkeys([*self._known_schedules(), *first.values()]))
 
     def _untried(self) -> list[Candidate]:
         return [candidate for candidate in self._space or () if candidate.schedule not in self.tried]

@@ -3,8 +3,8 @@
 A round compiles some candidates of one problem in all builders at once, and then, with the machine to itself, measures
 them one by one. Rounds go to the problem with most to gain: its gap to the floor, less the longer no trial was better.
 
-At the end the few fastest of a problem take turns, since a disturbance of the machine may have decided between them.
-The median of its turns is then the time of each.
+At the end the few fastest of a problem and its default take turns, since a disturbance of the machine may have decided
+between them. The median of its turns is then the time of each, and its record has the ratio to the default's.
 
 Every trial is in the log as soon as it is over, failures too. A schedule that the log has under the same conditions
 (CPU, threads, text of the kernels) is not tried again: a search that was stopped continues.
@@ -25,6 +25,7 @@ from tvm_deconv.compiler.selection import algorithms_for, checked_algorithms
 from tvm_deconv.errors import DeviceError, ProblemError
 from tvm_deconv.problem import Problem, integer
 from tvm_deconv.targets import Host, Place, Target, cuda_capability, detect_host, get, names_of, of_names
+from tvm_deconv.targets.ancestry import meant
 from tvm_deconv.tuning.evaluator import Evaluator, now
 from tvm_deconv.tuning.runners.base import Runner
 from tvm_deconv.tuning.runners.cuda import CudaRunner
@@ -34,7 +35,7 @@ from tvm_deconv.tuning.runners.tracker import Tracker
 from tvm_deconv.tuning.search import Search
 
 _ROUND = 8  # trials of one problem before another may have its turn
-_TURNS = 3  # of each finalist
+_TURNS = 5  # of each finalist
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The results for one problem: its fastest record, that of the default schedule, the floor in seconds.
+    """The results for one problem: the record that builds follow, that of the default schedule, the floor in seconds.
 
-    `trials` counts all under these conditions, including those of earlier searches.
+    Both are one where nothing was faster than the default. `trials` counts all under these conditions, including those
+    of earlier searches.
     """
 
     problem: Problem
@@ -105,14 +107,14 @@ def tune(
     wanted = [variant for problem in problems for variant in problem.variants if math.prod(variant.output_shape)]
     session = _Session(wanted, trials, Log(logs), seed, jobs, timeout, using, on_trial)
     tuned: list[Tuned] = []
-    with contextlib.closing(_measured_on(names_of(target), threads, rpc_tracker, rpc_key)) as places:
+    with contextlib.closing(measured_on(names_of(target), threads, rpc_tracker, rpc_key)) as places:
         for runner, targets in places:
             for chosen in targets:
                 tuned += session.tune_on(runner, chosen)
     return tuned
 
 
-def _measured_on(
+def measured_on(
     names: Sequence[str], threads: int, rpc_tracker: str | None, rpc_key: str | None
 ) -> Generator[tuple[Runner, list[Target]], None, None]:
     """Yield a runner for each kind of memory, with the targets called `names` that are measured on it.
@@ -177,7 +179,7 @@ class _Session:
 
     def tune_on(self, runner: Runner, target: Target) -> list[Tuned]:
         """Search for schedules of all problems on one target; leave their logs tidy."""
-        records = read(target.name, shipped(), self.log.root)
+        records = read(target.name, shipped(), self.log.root, microarchitecture=meant(target, runner.host))
         allowed = algorithms_for(target, self.algorithms)
         computed = (target.computes(problem) for problem in self.problems)
         problems = {problem.artifact_key: problem for problem in computed}
@@ -189,7 +191,7 @@ class _Session:
             try:
                 spend(searches, evaluator, self.trials, self.on_trial)
                 for search in searches:
-                    decide(search, evaluator)
+                    decide(search, evaluator, search.finalists())
             finally:
                 for search in searches:
                     self.log.tidy(search.key, target.name)
@@ -222,25 +224,35 @@ def spend(
                 on_trial(Trial(search.problem, record, search.best, search.floor, done, total))
 
 
-def decide(search: Search, evaluator: Evaluator) -> None:
-    """Let the finalists of `search` take turns; write the median of each to the log."""
+def decide(search: Search, evaluator: Evaluator, schedules: Sequence[Schedule]) -> None:
+    """Let `schedules` take turns; write the median of each to the log, with its ratio to the default if that is there.
+
+    Where a search is of some algorithms only, its default is not the one that builds compare with: no ratio then.
+    """
     turns: dict[Schedule, list[Record]] = {}
-    for record in evaluator.round(search, search.finalists() * _TURNS):
+    for record in evaluator.round(search, [*schedules] * _TURNS):
         turns.setdefault(record.schedule, []).append(record)
-    for records in turns.values():
-        # One that fails has failed; else the one in the middle.
-        records.sort(key=lambda record: record.seconds or 0.0)
-        decisive = records[0 if records[0].error else len(records) // 2]
-        decided = msgspec.structs.replace(decisive, when=now())
+        search.note(record)
+    medians = {schedule: _median(records) for schedule, records in turns.items()}
+    default = medians.get(search.default) if search.algorithms is None else None
+    for record in medians.values():
+        ratio = round(default.seconds / record.seconds, 4) if default and default.seconds and record.seconds else None
+        decided = msgspec.structs.replace(record, when=now(), default_ratio=ratio)
         evaluator.log.append(decided)
         search.note(decided)
+
+
+def _median(records: Sequence[Record]) -> Record:
+    """Return the record in the middle, or one that failed if there is any."""
+    ordered = sorted(records, key=lambda record: record.seconds or 0.0)
+    return ordered[0 if ordered[0].error else len(ordered) // 2]
 
 
 def _result(search: Search) -> Tuned:
     return Tuned(
         search.problem,
         search.target.name,
-        search.best,
+        search.decided,
         search.tried.get(search.default),
         search.floor,
         len(search.tried),

@@ -6,7 +6,7 @@
  * so an artifact needs no TVM runtime library, and nothing outside can overwrite the slots.
  *
  * One pool per process. Each artifact carries a copy of this code, but all of them reach it through one pointer,
- * `tvm_deconv_runtime_v3`, bound as STB_GNU_UNIQUE: the dynamic linker resolves it to the same copy in every artifact,
+ * `tvm_deconv_runtime_v4`, bound as STB_GNU_UNIQUE: the dynamic linker resolves it to the same copy in every artifact,
  * also under RTLD_LOCAL, and never unloads that copy. Code, data and thread-local storage in use are therefore always
  * those of the artifact loaded first. A change of `struct runtime` or of its meaning needs a new suffix.
  *
@@ -73,6 +73,7 @@ struct runtime {
   int (*set_thread_limit)(int limit);
   int (*make_arena)(void *memory, uint64_t nbytes, uint64_t lane_bytes, uint64_t shared_bytes);
   void *(*set_arena)(void *arena);
+  int (*call_threads)(void);
 };
 
 /* ---- job --------------------------------------------------------------------------------------------------------- */
@@ -437,10 +438,16 @@ static int run_serially(FTVMParallelLambda lambda, void *cdata, int tasks) {
   return status;
 }
 
+/* The threads that a launch from here may use. */
+static int call_threads(void) {
+  if (self.inside) return 1;
+  int threads = get_num_threads();
+  return self.limit ? min_int(threads, self.limit) : threads;
+}
+
 static int launch(FTVMParallelLambda lambda, void *cdata, int num_task) {
   if (self.inside) return run_serially(lambda, cdata, num_task > 0 ? num_task : 1);
-  int threads = get_num_threads();
-  if (self.limit) threads = min_int(threads, self.limit);
+  int threads = call_threads();
   int tasks = num_task > 0 ? num_task : threads;
   int helpers = min_int(threads, tasks) - 1;
   int status;
@@ -645,39 +652,43 @@ static int free_workspace(void *ptr) {
 
 __attribute__((used)) static const struct runtime tvm_deconv_own_runtime = {
     launch, alloc_workspace, free_workspace, set_num_threads, get_num_threads, set_thread_limit, make_arena, set_arena,
+    call_threads,
 };
 
 /* Wholly in assembly: compilers give a C object a binding of their own, and clang refuses to change it. */
 __asm__(
     ".pushsection .data.rel.ro,\"aw\",%progbits\n"
     ".balign 8\n"
-    ".type tvm_deconv_runtime_v3, %gnu_unique_object\n"
-    ".size tvm_deconv_runtime_v3, 8\n"
-    "tvm_deconv_runtime_v3:\n"
+    ".type tvm_deconv_runtime_v4, %gnu_unique_object\n"
+    ".size tvm_deconv_runtime_v4, 8\n"
+    "tvm_deconv_runtime_v4:\n"
     ".quad tvm_deconv_own_runtime\n"
     ".popsection\n");
-extern EXPORT const struct runtime *const tvm_deconv_runtime_v3;
+extern EXPORT const struct runtime *const tvm_deconv_runtime_v4;
 
-EXPORT int tvm_deconv_set_num_threads(int count) { return tvm_deconv_runtime_v3->set_num_threads(count); }
-EXPORT int tvm_deconv_get_num_threads(void) { return tvm_deconv_runtime_v3->get_num_threads(); }
-EXPORT int tvm_deconv_set_thread_limit(int limit) { return tvm_deconv_runtime_v3->set_thread_limit(limit); }
+EXPORT int tvm_deconv_set_num_threads(int count) { return tvm_deconv_runtime_v4->set_num_threads(count); }
+EXPORT int tvm_deconv_get_num_threads(void) { return tvm_deconv_runtime_v4->get_num_threads(); }
+EXPORT int tvm_deconv_set_thread_limit(int limit) { return tvm_deconv_runtime_v4->set_thread_limit(limit); }
 EXPORT int tvm_deconv_make_arena(void *memory, uint64_t nbytes, uint64_t lane_bytes, uint64_t shared_bytes) {
-  return tvm_deconv_runtime_v3->make_arena(memory, nbytes, lane_bytes, shared_bytes);
+  return tvm_deconv_runtime_v4->make_arena(memory, nbytes, lane_bytes, shared_bytes);
 }
-EXPORT void *tvm_deconv_set_arena(void *arena) { return tvm_deconv_runtime_v3->set_arena(arena); }
+EXPORT void *tvm_deconv_set_arena(void *arena) { return tvm_deconv_runtime_v4->set_arena(arena); }
+
+/* For kernels that hold several plans. */
+__attribute__((visibility("hidden"))) int tvm_deconv_call_threads(void) { return tvm_deconv_runtime_v4->call_threads(); }
 
 static int backend_launch(FTVMParallelLambda lambda, void *cdata, int num_task) {
-  return tvm_deconv_runtime_v3->launch(lambda, cdata, num_task);
+  return tvm_deconv_runtime_v4->launch(lambda, cdata, num_task);
 }
 
 static void *backend_alloc(int device_type, int device_id, uint64_t nbytes, int code_hint, int bits_hint) {
   (void)device_type, (void)device_id, (void)code_hint, (void)bits_hint;
-  return tvm_deconv_runtime_v3->alloc_workspace(nbytes);
+  return tvm_deconv_runtime_v4->alloc_workspace(nbytes);
 }
 
 static int backend_free(int device_type, int device_id, void *ptr) {
   (void)device_type, (void)device_id;
-  return tvm_deconv_runtime_v3->free_workspace(ptr);
+  return tvm_deconv_runtime_v4->free_workspace(ptr);
 }
 
 /* Tasks are claimed, not dealt one to a thread, so they cannot wait for each other. Schedules here never ask for it. */

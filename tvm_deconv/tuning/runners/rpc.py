@@ -24,6 +24,7 @@ import numpy as np
 
 from tvm_deconv.compiler.launcher import find_compiler, launcher_object
 from tvm_deconv.compiler.process import WorkerError
+from tvm_deconv.compiler.records import Cpu
 from tvm_deconv.compiler.toolchain import run_compiler
 from tvm_deconv.errors import RemoteError
 from tvm_deconv.problem import Array
@@ -160,8 +161,9 @@ class RpcRunner(Runner):
             process = HarnessProcess(RpcMachine, self.threads, self._servers)
             stack.callback(process.worker.close)
             host = process.host()
-            if self._host and host.name != self._host.name:
-                rule = f"its servers are machines of two kinds, {self._host.name} and {host.name}: give each kind a key"
+            if self._host and Cpu.of(host) != Cpu.of(self._host):
+                kinds = f"{Cpu.of(self._host)} and {Cpu.of(host)}"
+                rule = f"its servers are machines of two kinds, {kinds}: give each kind a key"
                 raise RemoteError("rpc_key", self._tracker.key, rule)
             self._host = host
             stack.pop_all()
