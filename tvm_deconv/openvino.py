@@ -24,6 +24,7 @@ def replace(model: Any, path: str | os.PathLike[str], library: Library) -> dict[
     nodes = {node.get_friendly_name(): node for node in model.get_ops()}
     names = Counter(node.get_friendly_name() for node in model.get_ops())
     made: dict[str, Any] = {}
+    replaced = []
     for layer in scan(path):
         unique = all(names[name] == 1 for name in (layer.name, *layer.fused))
         if not unique or nodes[layer.name].get_type_name() not in OPERATORS:
@@ -32,7 +33,9 @@ def replace(model: Any, path: str | os.PathLike[str], library: Library) -> dict[
         if isinstance(bound, str):
             continue
         made[layer.name] = _operation(nodes[layer.name].input_value(0), bound)
-        nodes[(layer.name, *layer.fused)[-1]].output(0).replace(made[layer.name].output(0))
+        replaced.append((nodes[(layer.name, *layer.fused)[-1]].output(0), made[layer.name].output(0)))
+    for old, new in replaced:  # when all are there: an error leaves the model as it was
+        old.replace(new)
     return made
 
 

@@ -180,3 +180,34 @@ def test_openvino_with_free_extents(shape, half, tmp_path):
         if all(extent in (-1, given) for extent, given in zip(shape, call, strict=True)):
             data = [rng.standard_normal(call, np.float32)]
             assert_same(ours(data)[0], theirs(data)[0])
+
+
+def test_openvino_replaces_all_or_nothing(monkeypatch, tmp_path):
+    ov = pytest.importorskip("openvino")
+    from openvino import opset13
+
+    from tvm_deconv.frontends import scan
+    from tvm_deconv.openvino import replace
+
+    rng = np.random.default_rng(4)
+    x = made_by = opset13.parameter([1, 3, 5, 6], np.float32)
+    for name in ("first", "second"):
+        filter = opset13.constant(rng.standard_normal((3, 3, 2, 2), np.float32))
+        made_by = opset13.convolution_backprop_data(made_by, filter, [2, 2], None, [0, 0], [0, 0], [1, 1])
+        made_by.set_friendly_name(name)
+    path = tmp_path / "model.xml"
+    ov.save_model(ov.Model([made_by], [x], "m"), path, compress_to_fp16=False)
+    made.export(tmp_path, [layer.problem for layer in scan(path)])
+    library, bind = td.load(tmp_path), td.Library.bind
+
+    def fail(self, problem, *rest):
+        if problem.data_spatial == (5, 6):
+            return bind(self, problem, *rest)
+        raise td.IntegrityError(tmp_path, "altered since")
+
+    monkeypatch.setattr(td.Library, "bind", fail)
+    model = ov.Core().read_model(path)
+    with pytest.raises(td.IntegrityError, match="altered since"):
+        replace(model, path, library)
+    kinds = [node.get_type_name() for node in model.get_ordered_ops()]
+    assert kinds.count("ConvolutionBackpropData") == 2

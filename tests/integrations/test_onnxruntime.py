@@ -2,15 +2,21 @@
 
 import ctypes
 import gc
+import os
 import shutil
+import subprocess
+import sys
 import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from support import artifacts as made
 from support.tolerances import assert_close
@@ -21,7 +27,7 @@ from tvm_deconv.errors import CompilerNotFound
 from tvm_deconv.frontends import scan
 
 onnxruntime = pytest.importorskip("onnxruntime")
-from tvm_deconv.onnxruntime import Session, operator  # noqa: E402
+from tvm_deconv.onnxruntime import Session, library, operator  # noqa: E402
 
 RNG = np.random.default_rng(5)
 
@@ -45,7 +51,7 @@ def save(path, nodes, constants, inputs, outputs, type=TensorProto.FLOAT, extra=
 def no_compiler(monkeypatch):
     """No compiler for the operator, not even one that has been called before."""
 
-    def fail():
+    def fail(*_):
         raise CompilerNotFound("PATH", "", "no C++ compiler here")
 
     monkeypatch.setattr(operator, "load", fail)
@@ -65,7 +71,8 @@ def opened(monkeypatch):
     models, real = [], onnxruntime.InferenceSession
 
     def record(model, *rest):
-        models.append(onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load(model))
+        in_memory = isinstance(model, bytes)
+        models.append(onnx.load_from_string(model) if in_memory else onnx.load(model, load_external_data=False))
         return real(model, *rest)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", record)
@@ -235,6 +242,51 @@ def test_no_node_runs_twice(opened, library_for, tmp_path):
     check(session, path, {"x": uniform(1, 3, 32, 32)})
 
 
+OPERATORS = {"ConvTranspose": 1, "Relu": 1, "Neg": 1, "Add": 2, "Mul": 2, "Max": 2}
+
+
+@st.composite
+def dags(draw):
+    """Nodes that read any tensors made before them, all of one shape, and the names of some outputs."""
+    nodes, made = [], ["x"]
+    for i in range(draw(st.integers(1, 12))):
+        kind = draw(st.sampled_from([*OPERATORS]))
+        inputs = [draw(st.sampled_from(made)) for _ in range(OPERATORS[kind])]
+        layer = {"pads": [1, 1, 1, 1]} if kind == "ConvTranspose" else {}
+        inputs += [draw(st.sampled_from("fg"))] if layer else []
+        nodes.append(helper.make_node(kind, inputs, [f"t{i}"], f"n{i}", **layer))
+        made.append(f"t{i}")
+    outputs = draw(st.lists(st.sampled_from(made[1:]), min_size=1, max_size=3, unique=True))
+    return nodes, outputs
+
+
+@pytest.fixture(scope="module")
+def square_library(tmp_path_factory):
+    """A library for the layers of `dags`, with or without a Relu behind them."""
+    folder = tmp_path_factory.mktemp("square")
+    plain = td.Problem.from_onnx((1, 3, 5, 6), (3, 3, 3, 3), pads=(1, 1, 1, 1))
+    made.export(folder, [plain, plain.replace(epilogue=td.Epilogue(activation="relu"))])
+    return td.load(folder)
+
+
+@pytest.mark.usefixtures("how")
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(dag=dags())
+def test_drawn_graphs(dag, opened, square_library, tmp_path):
+    nodes, outputs = dag
+    constants = {name: 0.3 * uniform(3, 3, 3, 3) for name in "fg"}
+    path = save(tmp_path / "drawn.onnx", nodes, constants, {"x": (1, 3, 5, 6)}, outputs)
+    opened.clear()
+    session = Session(path, square_library)
+    assert len(session.layers) == sum(node.op_type == "ConvTranspose" for node in nodes)
+    runs = Counter(node.name for model in opened for node in model.graph.node if node.domain == "")
+    assert max(runs.values(), default=1) == 1
+    x = uniform(1, 3, 5, 6)
+    expected = onnxruntime.InferenceSession(path).run(None, {"x": x})
+    for got, wanted in zip(session.run(None, {"x": x}), expected, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-4 * max(1, np.abs(wanted).max()))
+
+
 @pytest.mark.parametrize("covered", [("a", "c"), ("a",), ("c",), ()])
 @pytest.mark.usefixtures("how")
 def test_layers_without_an_artifact_stay(covered, library_for, tmp_path):
@@ -256,7 +308,8 @@ def test_types(dtype, library_for, tmp_path):
     nodes = [
         one("Cast", "x", "a", to=type), up("a", "b", "up"), one("Relu", "b", "r"), one("Cast", "r", "y", to=1),
     ]  # fmt: skip
-    path = save(tmp_path / "typed.onnx", nodes, constants, {"x": (1, 3, 5, 6)}, ["y"], opset=22)
+    opset = 22 if dtype == "bfloat16" else 17  # the first with ConvTranspose of that type
+    path = save(tmp_path / "typed.onnx", nodes, constants, {"x": (1, 3, 5, 6)}, ["y"], opset=opset)
     (layer,) = scan(path)
     assert layer.problem.dtype == dtype
     session = Session(path, library_for(path))
@@ -310,6 +363,49 @@ def test_a_whole_session_has_the_other_methods(library_for, tmp_path):
         session.no_such_method()
 
 
+WITHOUT_A_COMPILER = """
+import logging, sys
+logging.basicConfig(level="WARNING")
+import tvm_deconv as td
+from tvm_deconv.onnxruntime import Session
+library = td.load(sys.argv[1], digest=td.load(sys.argv[1]).digest if sys.argv[3:] else None)
+session = Session(sys.argv[2], library)
+print(len(session.layers), hasattr(session, "io_binding"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "printed"), [("there", "2 True"), ("missing", "2 False"), ("spoilt", "2 False"), ("pinned", "2 False")]
+)
+def test_the_operator_beside_the_artifacts(state, printed, library_for, tmp_path):
+    """It serves where there is no compiler, but not where a digest says what may be loaded."""
+    _, path = session_of_two(library_for, tmp_path)
+    if state != "missing":
+        written = library.write(tmp_path / "artifacts")
+        assert library.write(tmp_path / "artifacts") == written
+        if state == "spoilt":
+            written.write_bytes(written.read_bytes()[:5000])
+    arguments = [str(tmp_path / "artifacts"), str(path), *(["pinned"] if state == "pinned" else [])]
+    environment = os.environ | {"CXX": "/none"}
+    command = [sys.executable, "-c", WITHOUT_A_COMPILER, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == printed
+
+
+def test_without_a_place_for_the_operator(library_for, monkeypatch, tmp_path):
+    """As on a file system that is read only: the model is cut."""
+
+    def fail(**_):
+        raise OSError("read only")
+
+    monkeypatch.setattr(operator._operators, "library", None)
+    monkeypatch.setattr(operator, "tempfile", SimpleNamespace(mkdtemp=fail))
+    session, path = session_of_two(library_for, tmp_path)
+    assert len(session.layers) == 2
+    assert not hasattr(session, "io_binding")
+    check(session, path, {"x": uniform(1, 3, 5, 6)})
+
+
 @pytest.mark.usefixtures("how")
 def test_options_may_serve_several_sessions(library_for, tmp_path):
     options = onnxruntime.SessionOptions()
@@ -338,11 +434,55 @@ def test_threads_of_the_options_limit_layers(library_for, monkeypatch, tmp_path)
 
 
 def threads_of_this_thread():
+    """The limit that a call has left on this thread, where limits are set on threads."""
     from tvm_deconv.runtime.threads import launcher
 
-    before = launcher().tvm_deconv_set_thread_limit(0)
-    launcher().tvm_deconv_set_thread_limit(before)
+    set_limit = getattr(launcher(), "tvm_deconv_set_thread_limit", None)
+    before = set_limit(0) if set_limit else 0
+    if set_limit:
+        set_limit(before)
     return before
+
+
+@pytest.fixture
+def replaced(monkeypatch):
+    """Lets layers of new sessions call a function in Python, before which limit and arena stand."""
+    import tvm_ffi
+
+    kept, real = [], operator._facts
+
+    def use(function):
+        def facts(layer, limit):
+            made, (deconv, _) = real(layer, limit), layer.native
+            first = 0 if made.limit_threads is None else 2  # of the arguments that the artifact takes
+            kept.append(tvm_ffi.convert_func(lambda *given: function(lambda: deconv(*given[first:]), *given)))
+            made.deconv, made.limit_threads = kept[-1].__chandle__(), None
+            return made
+
+        monkeypatch.setattr(operator, "_facts", facts)
+
+    return use
+
+
+def test_functions_that_take_the_limit(replaced, library_for, tmp_path):
+    seen = []
+    replaced(lambda deconv, threads, arena, *_: seen.append((threads, arena)) or deconv())
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 3
+    session, path = session_of_two(library_for, tmp_path, options)
+    check(session, path, {"x": uniform(1, 3, 5, 6)})
+    assert seen == [(3, 0)] * 4
+
+
+def test_errors_of_a_layer_are_errors_of_the_run(replaced, library_for, tmp_path):
+    def fail(*_):
+        raise RuntimeError("too odd a layer")
+
+    replaced(fail)
+    session, _ = session_of_two(library_for, tmp_path)
+    for _ in range(2):
+        with pytest.raises(Exception, match="RuntimeError: too odd a layer"):
+            session.run(None, {"x": uniform(1, 3, 5, 6)})
 
 
 def test_sessions_outlive_library_and_layers(library_for, tmp_path):
@@ -497,6 +637,23 @@ def test_external_data_stay_in_their_file(opened, library_for, tmp_path):
     stored = [tensor for model in opened for tensor in model.graph.initializer]
     assert stored
     assert all(tensor.data_location == TensorProto.EXTERNAL for tensor in stored)
+    check(session, path, {"x": uniform(1, 3, 32, 32)})
+
+
+def test_external_data_where_models_in_memory_have_none(library_for, monkeypatch, tmp_path):
+    """As in ONNX Runtime 1.20: the model goes through a file in another folder, with links to the data."""
+    real = onnxruntime.InferenceSession
+
+    def old(model, *rest):
+        if isinstance(model, bytes):
+            raise RuntimeError("model_path must not be empty")
+        return real(model, *rest)
+
+    path = unet(tmp_path / "unet.onnx")
+    with_external_data(path)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", old)
+    session = Session(path, library_for(path))
+    assert len(session.layers) == 3
     check(session, path, {"x": uniform(1, 3, 32, 32)})
 
 

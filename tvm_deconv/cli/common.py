@@ -86,8 +86,8 @@ def build_artifacts(
     installed: bool = True,
 ) -> None:
     """Build with a bar, print what decided on each schedule and a summary; name what failed and exit with code 1."""
-    from tvm_deconv.compiler.build import Outcome
-    from tvm_deconv.compiler.build import compile as build
+    from tvm_deconv.compiler.current import compile as build
+    from tvm_deconv.compiler.requests import Outcome
 
     outcomes: list[Outcome] = []
     start = time.perf_counter()

@@ -11,6 +11,7 @@ from rich.table import Table
 from tvm_deconv.cli.common import build_artifacts, console, problems_of, scan_sources
 from tvm_deconv.cli.tune import LOGS, search, search_options
 from tvm_deconv.frontends import FoundLayer, coverage_table, write_weights
+from tvm_deconv.onnxruntime.library import write as write_operator
 from tvm_deconv.targets import detect_host, known_targets, native
 
 
@@ -40,7 +41,8 @@ def compile(
     """Compile every transposed convolution of each SOURCE.
 
     A SOURCE is an OpenVINO IR (.xml), an ONNX model (.onnx) or a list of problems (.json). Artifacts that are up to
-    date stay. Constant filters and biases are written beside the artifacts, as SOURCE.safetensors.
+    date stay. Constant filters and biases are written beside the artifacts, as SOURCE.safetensors, and for ONNX models
+    the operator by which ONNX Runtime calls layers.
     """
     if trials and logs is None:
         raise click.UsageError("--trials needs --logs, where results are kept")
@@ -65,6 +67,9 @@ def compile(
             rpc_tracker=rpc_tracker,
             rpc_key=rpc_key,
         )
+    if any(source.suffix.lower() == ".onnx" for source in sources):
+        output.mkdir(parents=True, exist_ok=True)
+        write_operator(output)
     build_artifacts(problems, targets, output, jobs=jobs, logs=logs, algorithms=algorithms or None)
 
 

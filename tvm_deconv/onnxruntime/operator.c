@@ -32,7 +32,7 @@ static const OrtApi *ort;
 struct facts {
   void *deconv;              /* tvm_ffi's function (data, *constants, out) */
   void *constants[2];        /* packed filter, and bias or NULL: tensors of tvm_ffi */
-  int (*limit_threads)(int); /* of the launcher */
+  int (*limit_threads)(int); /* of the launcher; NULL: the function takes the limit and an arena before the data */
   int32_t threads;           /* that a call may use, 0: no limit */
   int32_t rank;
   uint8_t type_code, type_bits;
@@ -183,17 +183,22 @@ static DLTensor tensor_of(const struct facts *facts, void *memory, int64_t *shap
 }
 
 static OrtStatus *run(const struct facts *facts, DLTensor *data, DLTensor *out) {
-  TVMFFIAny arguments[4], result = {.type_index = kTVMFFINone};
+  TVMFFIAny arguments[6], result = {.type_index = kTVMFFINone};
   int count = 0;
+  if (!facts->limit_threads) {
+    arguments[count++] = (TVMFFIAny){.type_index = kTVMFFIInt, .v_int64 = facts->threads};
+    arguments[count++] = (TVMFFIAny){.type_index = kTVMFFIInt, .v_int64 = 0};
+  }
   arguments[count++] = tensor_argument(data);
   for (int i = 0; i < 2; ++i)
     if (facts->constants[i]) {
       arguments[count++] = (TVMFFIAny){.type_index = kTVMFFITensor, .v_obj = facts->constants[i]};
     }
   arguments[count++] = tensor_argument(out);
-  int before = facts->threads ? facts->limit_threads(facts->threads) : 0;
+  bool limited = facts->limit_threads && facts->threads;
+  int before = limited ? facts->limit_threads(facts->threads) : 0;
   int failed = TVMFFIFunctionCall(facts->deconv, arguments, count, &result);
-  if (facts->threads) facts->limit_threads(before);
+  if (limited) facts->limit_threads(before);
   return failed ? raised_error() : NULL;
 }
 

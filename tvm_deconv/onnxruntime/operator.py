@@ -1,31 +1,30 @@
-"""The operator of ONNX Runtime that calls a bound layer: a shared library, compiled once in a process that needs it.
+"""The operator of ONNX Runtime that calls a bound layer: its shared library, and the nodes that name layers.
 
 Its nodes are in the domain `DOMAIN`. They are valid in this process alone, while the session is made: see operator.c.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnxruntime
 
-from tvm_deconv.artifact.ffi import import_tvm_ffi
+from tvm_deconv.onnxruntime import library
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arrays import storage
 from tvm_deconv.runtime import threads
 from tvm_deconv.runtime.layer import Layer
 
 DOMAIN = "tvm_deconv"
-_SOURCE = Path(__file__).with_name("operator.c")
-_FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
 _MOST_AXES = 5
 _TYPE_CODES = {"f": 2, "u": 1}  # of DLPack, by NumPy's kind; bfloat16 is stored as an unsigned integer
 #: An entry of SessionOptions that tells that the operators are among them already.
@@ -52,12 +51,11 @@ class _Facts(ctypes.Structure):
 
 
 class _Operators:
-    """The library, once it is compiled, and the folder that it lies in as long as the process."""
+    """The library, once it is compiled."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.library: ctypes.CDLL | None = None
-        self.folder: tempfile.TemporaryDirectory[str] | None = None
 
 
 _operators = _Operators()
@@ -70,44 +68,47 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def load() -> ctypes.CDLL:
-    """Return the library of the operators; the first call compiles it. Raises CompilerNotFound, BuildError."""
+def load(beside: Path | None = None) -> ctypes.CDLL:
+    """Return the library of the operators: that in the folder `beside`, if there is one, or else compiled now.
+
+    The first call decides for the process. Raises CompilerNotFound, BuildError, OSError.
+    """
     with _operators.lock:
         if _operators.library is None:
-            folder = tempfile.TemporaryDirectory(prefix="tvm_deconv-")
-            _operators.library = _loaded(_compiled(Path(folder.name)))
-            _operators.folder = folder
+            folder = Path(tempfile.mkdtemp(prefix="tvm_deconv-"))  # as long as the process: options name the file
+            atexit.register(_remove, folder, os.getpid())
+            content = library.read(beside) if beside else None
+            if content is None:
+                path = library.write(folder)
+            else:
+                path = folder / "operators.so"
+                path.write_bytes(content)
+            _operators.library = _loaded(path)
         return _operators.library
 
 
-def _compiled(folder: Path) -> Path:
-    from tvm_deconv.compiler.launcher import find_compiler
-    from tvm_deconv.compiler.toolchain import run_compiler
-
-    ffi = import_tvm_ffi().libinfo
-    made, compiler = folder / "tvm_deconv_operators.so", find_compiler()
-    includes = [f"-I{path}" for path in dict.fromkeys((ffi.find_include_path(), ffi.find_dlpack_include_path()))]
-    command = [compiler, "-x", "c", *_FLAGS, *includes, str(_SOURCE), "-x", "none", ffi.find_libtvm_ffi()]
-    run_compiler("cc", [*command, "-o", str(made)], "the operator of ONNX Runtime does not compile:\n")
-    return made
+def _remove(folder: Path, owner: int) -> None:
+    """Remove the folder at the end of the process that made it, not at that of its children."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _loaded(path: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
-    library.tvm_deconv_add_layer.argtypes = [ctypes.POINTER(_Facts)]
-    library.tvm_deconv_add_layer.restype = ctypes.c_int64
-    library.tvm_deconv_remove_layer.argtypes = [ctypes.c_int64]
-    library.tvm_deconv_remove_layer.restype = None
-    return library
+    made = ctypes.CDLL(str(path))
+    made.tvm_deconv_add_layer.argtypes = [ctypes.POINTER(_Facts)]
+    made.tvm_deconv_add_layer.restype = ctypes.c_int64
+    made.tvm_deconv_remove_layer.argtypes = [ctypes.c_int64]
+    made.tvm_deconv_remove_layer.restype = None
+    return made
 
 
-def register(options: onnxruntime.SessionOptions) -> None:
-    """Add the operators to the options of a session, once. Raises CompilerNotFound, BuildError."""
-    library = load()
+def register(options: onnxruntime.SessionOptions, beside: Path | None = None) -> None:
+    """Add the operators to the options of a session, once; see `load`."""
+    operators = load(beside)
     try:
         options.get_session_config_entry(_MARK)
     except RuntimeError:
-        options.register_custom_ops_library(library._name)
+        options.register_custom_ops_library(operators._name)
         options.add_session_config_entry(_MARK, "1")
 
 
@@ -117,18 +118,18 @@ def numbered(layers: list[Layer], limit: int) -> Iterator[list[int]]:
 
     `limit` is how many threads a call may use; 0 leaves it to the launcher.
     """
-    library = load()
+    operators = load()
     numbers: list[int] = []
     try:
         for layer in layers:
-            number = library.tvm_deconv_add_layer(ctypes.byref(_facts(layer, limit)))
+            number = operators.tvm_deconv_add_layer(ctypes.byref(_facts(layer, limit)))
             if not number:
                 raise MemoryError("no memory for a layer")
             numbers.append(number)
         yield numbers
     finally:
         for number in numbers:
-            library.tvm_deconv_remove_layer(number)
+            operators.tvm_deconv_remove_layer(number)
 
 
 def node(layer: Layer, number: int, old: onnx.NodeProto, made: str) -> onnx.NodeProto:
@@ -141,12 +142,12 @@ def _facts(layer: Layer, limit: int) -> _Facts:
     problem = layer.problem
     function, constants = layer.native
     dtype = storage(problem.dtype)
-    launcher: Any = threads.launcher()
+    limit_threads = getattr(threads.launcher(), "tvm_deconv_set_thread_limit", None)
     data, factor, offset = _extents(problem)
     return _Facts(
         function.__chandle__(),
         (ctypes.c_void_p * 2)(*(constant.__chandle__() for constant in constants)),
-        ctypes.cast(launcher.tvm_deconv_set_thread_limit, ctypes.c_void_p),
+        limit_threads and ctypes.cast(limit_threads, ctypes.c_void_p),
         limit,
         problem.rank + 2,
         _TYPE_CODES[dtype.kind],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import onnxruntime
 
 from tvm_deconv.errors import BuildError, CompilerNotFound
 from tvm_deconv.frontends import FoundLayer, with_unique_names
-from tvm_deconv.frontends.onnx import Place, placed_layers, read_model
+from tvm_deconv.frontends.onnx import Place, graphs, placed_layers, read_model
 from tvm_deconv.onnxruntime import operator
 from tvm_deconv.onnxruntime.pieces import Pieces
 from tvm_deconv.onnxruntime.rewriting import replace
@@ -31,8 +32,9 @@ class Session:
     `layers` are those of the library by the names of their nodes, `left` the others, with the reason. Nodes that a
     layer has absorbed run with it. Initializers that a layer has read are constants, even those that are inputs too.
 
-    The model stays whole: a custom operator calls the layers. A process without a C++ compiler cuts it into pieces at
-    its layers, and has the methods `run`, `get_inputs` and `get_outputs` only; otherwise all of an InferenceSession.
+    The model stays whole: a custom operator calls the layers. Its library lies beside the artifacts, or is compiled. A
+    process without it and without a C++ compiler cuts the model into pieces at its layers, and has the methods `run`,
+    `get_inputs` and `get_outputs` only; otherwise all of an InferenceSession.
     If ONNX Runtime does not take the model so, it runs as it is, and no layer is replaced.
     """
 
@@ -47,7 +49,7 @@ class Session:
         found = placed_layers(model, path, {})
         self.layers: dict[str, Layer] = {}
         self.left: dict[str, str] = {}
-        whole = self._operator_loads()
+        whole = self._operator_loads(None if library.pinned else library.root)
         places: list[Place] = []
         for layer, (_, place) in zip(with_unique_names(layer for layer, _ in found), found, strict=True):
             bound = _bound(layer, place, library, None if whole else model.graph)
@@ -76,11 +78,11 @@ class Session:
         """Return name, type and shape of each output."""
         return self._session.get_outputs()
 
-    def _operator_loads(self) -> bool:
-        """Tell whether the custom operator can be used here."""
+    def _operator_loads(self, beside: Path | None) -> bool:
+        """Tell whether the custom operator can be used here; its library may lie in a folder of artifacts."""
         try:
-            operator.register(self._options)
-        except (CompilerNotFound, BuildError) as error:
+            operator.register(self._options, beside)
+        except (CompilerNotFound, BuildError, OSError) as error:  # OSError: nowhere to write, or to load from
             LOG.warning("models are cut at their layers, since there is no custom operator: %s", error)
             return False
         return True
@@ -88,8 +90,7 @@ class Session:
     def _opened(self, path: Path, model: onnx.ModelProto, places: Sequence[Place], whole: bool) -> Any:
         """Return the session of the model with its layers replaced, or as it is if ONNX Runtime refuses that."""
         layers = [*self.layers.values()]
-        if _has_external_data(model):
-            self._options.add_session_config_entry(_EXTERNAL, str(path.parent.resolve()))
+        self._folder = path.parent.resolve()
         try:
             if layers and whole:
                 with operator.numbered(layers, self._options.intra_op_num_threads) as numbers:
@@ -104,7 +105,22 @@ class Session:
         return onnxruntime.InferenceSession(str(path), self._options, _PROVIDERS)
 
     def _open(self, model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-        return onnxruntime.InferenceSession(model.SerializeToString(), self._options, _PROVIDERS)
+        """Return the session of a changed model, whose external data stay in the folder of the first."""
+        places = _external_data(model)
+        if places:
+            self._options.add_session_config_entry(_EXTERNAL, str(self._folder))
+        try:
+            return onnxruntime.InferenceSession(model.SerializeToString(), self._options, _PROVIDERS)
+        except Exception:  # ONNX Runtime 1.20 does not optimize a model in memory that has external data
+            if not places or any(Path(place).is_absolute() or ".." in Path(place).parts for place in places):
+                raise
+        with tempfile.TemporaryDirectory(prefix="tvm_deconv-") as folder:
+            path = Path(folder) / "model.onnx"
+            path.write_bytes(model.SerializeToString())
+            for place in places:
+                (path.parent / place).parent.mkdir(parents=True, exist_ok=True)
+                (path.parent / place).symlink_to(self._folder / place)
+            return onnxruntime.InferenceSession(str(path), self._options, _PROVIDERS)
 
 
 def _bound(layer: FoundLayer, place: Place | None, library: Library, only: onnx.GraphProto | None) -> Layer | str:
@@ -123,5 +139,7 @@ def _put(model: onnx.ModelProto, places: Sequence[Place], layers: Sequence[Layer
     replace(model, [(place, operator.node(layer, number, place.node, place.made)) for place, layer, number in parts])
 
 
-def _has_external_data(model: onnx.ModelProto) -> bool:
-    return any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer)
+def _external_data(model: onnx.ModelProto) -> set[str]:
+    """Return the places of the files that hold the external data of a model."""
+    stored = [tensor for graph in graphs(model.graph) for tensor in graph.initializer]
+    return {entry.value for tensor in stored for entry in tensor.external_data if entry.key == "location"}

@@ -64,6 +64,7 @@ class HostCall:
     ) -> None:
         """Pack `filter` and convert `bias`; see `Library.bind`."""
         self._problem = problem
+        self.artifact = served.artifact
         # The output's shape by the data's. A variable problem learns those of its calls.
         self._output_shapes = {} if problem.dynamic else {problem.data_shape: problem.output_shape}
         self._output_storage = storage(problem.output_dtype)
@@ -71,7 +72,6 @@ class HostCall:
         fast = problem.dtype != BFLOAT16
         self._data_dtype = np.dtype(problem.dtype) if fast else None
         self._output_dtype = self._output_storage if fast else None
-        self.artifact = served.artifact
         self._path = served.artifact.path
         self.constants = guarded(_constants, problem, served.artifact, filter, bias)
         self._deconv: Callable[..., None] = served.artifact

@@ -45,10 +45,10 @@ class Layer:
 
     def __init__(self, problem: Problem, served: Served, call: Call) -> None:
         """`Library.bind` makes layers."""
+        self._call: Any = call
         self.problem = problem
         self.manifest: Manifest | None = served.manifest
         self._name = served.artifact.name
-        self._call: Any = call
         self._run = call.run
 
     @property
