@@ -111,11 +111,10 @@ def test_the_threads_of_a_call_choose_the_plan(tmp_path):
     module["pack"](np.ascontiguousarray(problem.canonical_filter(weights)), packed)
 
     def least(threads, limit):
-        before = launcher.tvm_deconv_set_num_threads(threads), launcher.tvm_deconv_set_thread_limit(limit)
+        before = launcher.tvm_deconv_set_num_threads(threads)
         out.fill(np.nan)
-        module["deconv"](data, packed, out)
-        launcher.tvm_deconv_set_num_threads(before[0])
-        launcher.tvm_deconv_set_thread_limit(before[1])
+        module["deconv_with"](limit, 0, data, packed, out)
+        launcher.tvm_deconv_set_num_threads(before)
         return out.min()
 
     assert least(1, 0) < 0
