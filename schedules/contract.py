@@ -165,6 +165,12 @@ class Backend(abc.ABC, Generic[TargetT]):
             algorithm, plan = self.default(problem, target, [algorithm.name] if algorithm else None)
         return algorithm.build(problem, target, plan)
 
+    def build_for_threads(
+        self, problem: Problem, target: TargetT, algorithm: Algorithm[TargetT, Any], plan: Any
+    ) -> Kernel:
+        """Return the kernel of an artifact, which serves calls on any number of threads."""
+        return algorithm.build(problem, target, plan)
+
     @abc.abstractmethod
     def check(self, problem: Problem, target: TargetT) -> None:
         """Raise BuildError if the backend cannot compile `problem` for `target`."""

@@ -18,7 +18,7 @@ from tvm_deconv.runtime.process import Served
 from tvm_deconv.targets import Place, of_names
 
 if TYPE_CHECKING:
-    from tvm_deconv.compiler.build import Outcome
+    from tvm_deconv.compiler.requests import Outcome
     from tvm_deconv.tuning import Trial
 
 
@@ -95,9 +95,10 @@ def compile(
 
     Raises ProblemError, CompilerNotFound, BuildError, and the errors of `tune`.
     """
-    from tvm_deconv.compiler import build
+    from tvm_deconv.compiler import current
+    from tvm_deconv.compiler.requests import checked_problems
 
-    problems = build.checked_problems(problems)
+    problems = checked_problems(problems)
     if algorithms is not None:
         algorithms = tuple(algorithms)
     if trials:
@@ -119,7 +120,7 @@ def compile(
         )
     elif rpc_tracker is not None:
         raise ProblemError("rpc_tracker", rpc_tracker, "must be given with trials, which are what its servers measure")
-    return build.compile(
+    return current.compile(
         problems,
         target,
         output,

@@ -1,7 +1,8 @@
 """The user's cache of artifacts: problems that no artifact of a library serves, compiled on demand.
 
 It needs the compiler's packages. The compiler runs in a process of its own, whose crash or memory does this process no
-harm.
+harm. What is loaded from the cache runs as this user, so directory and files must be this user's, and nobody else's to
+write.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
+from tvm_deconv.artifact.files import fault_of_owner
 from tvm_deconv.artifact.manifest import Manifest, stem
 from tvm_deconv.artifact.sources import cache_stamp
 from tvm_deconv.errors import ArtifactError, BuildError, ProblemError
@@ -19,10 +21,12 @@ from tvm_deconv.runtime import loader
 from tvm_deconv.runtime.process import LOG, Served
 from tvm_deconv.targets import MAX_TARGET_VARIABLE, Place, Target, cuda_target, supported
 
+_PATIENCE_SECONDS = 3900.0  # more than the build itself has
 #: `-c` puts "" in front of the path; without it, no module is imported from the current directory.
 _PROGRAM = """
-import sys
+import os, sys
 sys.path.remove("")
+os.umask(0o077)
 import tvm_deconv
 tvm_deconv.compile([tvm_deconv.Problem.from_key(sys.argv[1])], sys.argv[2], sys.argv[3], jobs=1)
 """
@@ -37,16 +41,18 @@ def compiled(problem: Problem, place: Place) -> Served:
     folder, problem = directory(), target.computes(problem)
     name = stem(problem.artifact_key, target.name)
     try:
-        return _cached(folder, name)
-    except ArtifactError:  # not there yet, or spoilt: the build replaces it
-        from filelock import FileLock
-
-    try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_owner(folder)
+        try:
+            return _cached(folder, name)
+        except ArtifactError:  # not there yet, or spoilt: the build replaces it
+            from filelock import FileLock
         with FileLock(folder / f".{name}.lock"):
             try:
                 return _cached(folder, name)
             except ArtifactError:
+                # Its content may be right, and then would not be built again, though others can write it.
+                (folder / f"{name}.json").unlink(missing_ok=True)
                 build(problem, target, folder)
     except OSError as error:
         raise BuildError("fallback", "compile", f"the cache must be writable: {error}") from None
@@ -85,12 +91,24 @@ def build(problem: Problem, target: Target, folder: Path) -> None:
     """Compile `problem` for `target` into `folder`, in another process. Raises BuildError."""
     LOG.warning("compiling %s for %s into %s", problem.key, target.name, folder)
     command = [sys.executable, "-c", _PROGRAM, problem.artifact_key, target.name, str(folder)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_PATIENCE_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        rule = f"does not build {problem.key} for {target.name} within {_PATIENCE_SECONDS:g} s"
+        raise BuildError("fallback", "compile", rule) from None
     if done.returncode:
         said = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
         raise BuildError("fallback", "compile", f"does not build {problem.key} for {target.name}: {said}")
 
 
+def _check_owner(folder: Path) -> None:
+    """Raise BuildError if another user could put artifacts into the directory `folder`."""
+    if fault := fault_of_owner(folder.lstat()):
+        raise BuildError("fallback", "compile", f"the cache {folder} {fault}")
+
+
 def _cached(folder: Path, name: str) -> Served:
-    manifest = Manifest.read(folder / f"{name}.json")
-    return Served(manifest, loader.load(folder, manifest))
+    manifest = Manifest.read(folder / f"{name}.json", private=True)
+    return Served(manifest, loader.load(folder, manifest, private=True))

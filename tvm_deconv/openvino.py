@@ -10,6 +10,7 @@ import openvino
 
 from tvm_deconv.frontends import scan
 from tvm_deconv.frontends.openvino_ir import OPERATORS
+from tvm_deconv.problem import Problem
 from tvm_deconv.runtime.layer import Layer
 from tvm_deconv.runtime.library import Library
 
@@ -23,6 +24,7 @@ def replace(model: Any, path: str | os.PathLike[str], library: Library) -> dict[
     nodes = {node.get_friendly_name(): node for node in model.get_ops()}
     names = Counter(node.get_friendly_name() for node in model.get_ops())
     made: dict[str, Any] = {}
+    replaced = []
     for layer in scan(path):
         unique = all(names[name] == 1 for name in (layer.name, *layer.fused))
         if not unique or nodes[layer.name].get_type_name() not in OPERATORS:
@@ -31,7 +33,9 @@ def replace(model: Any, path: str | os.PathLike[str], library: Library) -> dict[
         if isinstance(bound, str):
             continue
         made[layer.name] = _operation(nodes[layer.name].input_value(0), bound)
-        nodes[(layer.name, *layer.fused)[-1]].output(0).replace(made[layer.name].output(0))
+        replaced.append((nodes[(layer.name, *layer.fused)[-1]].output(0), made[layer.name].output(0)))
+    for old, new in replaced:  # when all are there: an error leaves the model as it was
+        old.replace(new)
     return made
 
 
@@ -43,7 +47,7 @@ def _operation(data: Any, layer: Layer) -> Any:
             super().__init__(self, inputs)
 
         def validate_and_infer_types(self) -> None:
-            shape = openvino.PartialShape(layer.problem.output_shape)
+            shape = _output_shape(layer.problem, self.get_input_partial_shape(0))
             self.set_output_type(0, self.get_input_element_type(0), shape)
 
         def clone_with_new_inputs(self, inputs: Any) -> Any:
@@ -53,7 +57,32 @@ def _operation(data: Any, layer: Layer) -> Any:
             return True
 
         def evaluate(self, outputs: Any, inputs: Any) -> bool:
+            outputs[0].shape = layer.problem.at(tuple(inputs[0].shape)).output_shape
             layer(inputs[0].data, out=outputs[0].data)
             return True
 
     return Deconv([data])
+
+
+def _output_shape(problem: Problem, data: Any) -> Any:
+    """Return the output's shape for one of the data, in which free extents may be ranges."""
+    shape = [openvino.Dimension(extent) for extent in problem.output_shape]
+    for axis in problem.dynamic:
+        place = axis + 1 if axis else 0
+        if data.rank.is_dynamic:
+            shape[place] = openvino.Dimension()
+        elif axis == 0:
+            shape[place] = data[0]
+        else:
+            shape[place] = _output_extent(problem, axis - 1, data[place])
+    return openvino.PartialShape(shape)
+
+
+def _output_extent(problem: Problem, axis: int, data: Any) -> Any:
+    """Return the output's extent along a free spatial axis for the data's, each of them a range."""
+    bounds = [
+        problem.strides[axis] * (length - 1) + problem.output_constant(axis)
+        for length in (max(data.get_min_length(), 1), data.get_max_length())
+    ]
+    least = max(bounds[0], 0)
+    return openvino.Dimension(least, -1 if data.get_max_length() == -1 else bounds[1])

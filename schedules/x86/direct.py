@@ -25,7 +25,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.direct_layout import DirectLayout, FilterSection
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, LEAD, ROWS
-from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, interleave_intrinsic
+from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, interleave_intrinsic, transpose_intrinsic
 from tvm_deconv.schedules.x86.loop_marks import SkipMarks, mark_tasks
 from tvm_deconv.schedules.x86.tiles import Plan
 
@@ -103,20 +103,25 @@ class _Steps:
         sch, layout = self.sch, self.layout
         data_pack = sch.get_sblock("data_pack")
         points = [sch.get_sblock(f"points_{i}") for i in range(self.definition.points)]
-        self._split_rows(data_pack)
+        # Sums are made of each channel while it is near, unless several channels are transposed at a time.
+        innermost = LEAD - 2 if layout.transposes_data else LEAD - 1
+        if not layout.transposes_data:
+            self._split_rows(data_pack)
         for block in points:
             self._vectorize_sums(block)
         if self.plan.share_data:
             if points:
-                self._merge((data_pack, *points), LEAD - 1)
+                self._merge((data_pack, *points), innermost)
             serial = layout.extents.serial
             if serial:
                 self._merge((data_pack, self.runs[0]), serial - 1)
-            sch.parallel(sch.fuse(*sch.get_loops(data_pack)[serial:LEAD]))
+            sch.parallel(sch.fuse(*sch.get_loops(data_pack)[serial : innermost + 1]))
         else:
             self._merge((data_pack, *points, self.runs[0]), LEAD - 2)
-            if points:
-                self._merge((data_pack, *points), LEAD - 1)
+            if points and innermost == LEAD - 1:
+                self._merge((data_pack, *points), innermost)
+        if layout.transposes_data:
+            self._transpose_data(data_pack)
 
     def _split_rows(self, data_pack: SBlockRV) -> None:
         """Pack row by row, and skip rows, or parts of a row, past a dynamic end."""
@@ -130,6 +135,19 @@ class _Steps:
             self.skips.mark_parts(place, 1, halo=layout.end_halo)
         elif layout.form == ROWS:
             self._skip_positions(row, layout.packed[2], layout.end_halo)
+
+    def _transpose_data(self, data_pack: SBlockRV) -> None:
+        """Fetch vectors of channels of some positions, and transpose them in squares while they are near."""
+        sch, layout = self.sch, self.layout
+        *_, channel, position = sch.get_loops(data_pack)
+        near, square, lane = sch.split(position, [None, layout.transposed_positions // layout.lanes, layout.lanes])
+        channel, row = sch.split(channel, [None, layout.lanes])
+        sch.reorder(near, channel, square, row, lane)
+        data_rows = sch.get_sblock("data_rows")
+        sch.compute_at(data_rows, near, preserve_unit_loops=True)
+        *_, channels = sch.get_loops(data_rows)
+        sch.vectorize(sch.split(channels, [None, layout.lanes])[1])
+        sch.tensorize(row, transpose_intrinsic(layout.lanes, self.dtype))
 
     def _vectorize_sums(self, points: SBlockRV) -> None:
         """Make all sums of the same rows at once, while the rows of an input channel are in the first-level cache."""

@@ -30,6 +30,7 @@ from tvm_deconv.compute.phases import Geometry, axis_rows
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
+from tvm_deconv.schedules.x86.costs import Costs, costs_of
 from tvm_deconv.schedules.x86.tiles import (
     ALONE,
     ENUMERATIONS,
@@ -44,24 +45,12 @@ from tvm_deconv.schedules.x86.tiles import (
 )
 from tvm_deconv.targets import CpuTarget
 
-#: Cycles to move a vector through the caches; to transpose it; to transform it along one axis.
-_MOVE = 2.0
-_TRANSPOSE = 5.0
-_TRANSFORM = 1.5
-#: Further cycles to move a vector that does not stay in the second-level cache.
-_FAR = 10.0
-#: Cycles to start a tile of channels of a block.
-_TASK = 2000.0
-#: Twice the cycles in which a vector of a panel comes from the second-level cache.
-_PANEL = 3.0
-#: Time to clear and store the accumulators of a reduction, in steps of it.
-_REDUCTION = 3
-#: Share of the second-level cache for the rows and panels that are read again.
-_L2_SHARE = 0.75
+#: Points of an axis for which the cost of a transform is given: four outputs of two taps.
+_USUAL_POINTS = 5
+#: Bytes of a filter that do not stay in the last cache of a server from call to call.
+_LAST_CACHE = 16 << 20
 #: Numbers of rows to try for each number of vectors.
 _ROW_CHOICES = 4
-#: Bytes per cycle from beyond the second-level cache.
-_FAR_BYTES = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +154,9 @@ class _Work:
     """The work of one combination of runs in a block.
 
     Each of `rows` has `points` products with a reduction over `taps`. Its columns are `phases` of each output channel,
-    and it makes `outputs` positions. Transforms run along `transformed` axes. Under Strassen's algorithm a row is a
-    pair of rows with seven points, and half of the columns make four results.
+    and it makes `outputs` positions. `transformed` counts the axes with transforms, relative to one with the usual
+    points. Under Strassen's algorithm a row is a pair of rows with seven points, and half of the columns make four
+    results.
     """
 
     rows: int
@@ -174,7 +164,7 @@ class _Work:
     taps: int
     phases: int
     outputs: int
-    transformed: int
+    transformed: float
 
 
 def _works(geometry: Geometry, tile: MatrixTile) -> list[_Work]:
@@ -190,7 +180,7 @@ def _works(geometry: Geometry, tile: MatrixTile) -> list[_Work]:
                 math.prod(axis.taps for axis in axes),
                 math.prod(run.count for run in runs),
                 math.prod(axis.outputs for axis in axes) * tile.parts**2,
-                sum(axis.transformed for axis in axes) + tile.strassen,
+                sum(axis.points for axis in axes if axis.transformed) / _USUAL_POINTS + tile.strassen,
             )
         )
     return works
@@ -205,6 +195,11 @@ class _Arithmetic:
     target: CpuTarget
     lanes: int
 
+    @property
+    def costs(self) -> Costs:
+        """The constants for the target."""
+        return costs_of(self.target)
+
     def useful(self) -> float:
         """Return the cycles of the products of the direct algorithm without any loss."""
         geometry = self.geometry
@@ -216,15 +211,27 @@ class _Arithmetic:
         """Return the cycles to pack the data of a block and to gather its rows, once for all tiles of channels."""
         channels = row_channels(part_channels(self.geometry.in_channels, tile, self.lanes), self.lanes) / self.lanes
         packed = tile.images * math.prod(block_positions(self.geometry, tile)) * channels * tile.parts
-        cycles = packed * (_MOVE if self.problem.data_format == "NXC" else _MOVE + _TRANSPOSE)
+        costs = self.costs
+        cycles = packed * (costs.move if self.problem.data_format == "NXC" else costs.move + costs.transpose)
         for work in works if tile.strassen or not packs_rows(self.problem, tile, self.lanes) else ():
             vectors = work.rows * work.points * work.taps * channels
-            cycles += vectors * (_MOVE + self._far(vectors) + _TRANSFORM * work.transformed)
+            cycles += vectors * (costs.move + self._far(vectors) + costs.transform * work.transformed)
         return cycles
+
+    def sharing(self, tile: MatrixTile, works: Sequence[_Work], count: int) -> float:
+        """Return the further cycles where the rows of all `count` blocks are kept for tasks of tiles of channels.
+
+        They are written to and read from beyond the second-level cache, unless all of them stay there.
+        """
+        channels = row_channels(part_channels(self.geometry.in_channels, tile, self.lanes), self.lanes)
+        kept = sum(work.rows * work.points * work.taps for work in works) * channels * self._element_bytes
+        if count == 1 or count * kept <= self.target.l2_bytes * self.costs.rows_share:
+            return self.costs.channel_task
+        return self.costs.channel_task + 2 * (count - 1) * kept / self.costs.far_bytes
 
     def channels(self, tile: MatrixTile, works: Sequence[_Work]) -> float:
         """Return the cycles of one tile of channels of a block, from its products to its output."""
-        cycles, results = _TASK, 0
+        cycles, results = self.costs.channel_task, 0
         for work in works:
             columns = self._panels(tile, work) * tile.vectors
             results += work.rows * work.outputs * columns
@@ -245,14 +252,22 @@ class _Arithmetic:
         panel_bytes = work.taps * terms * tile.vectors * self.lanes * self._element_bytes
         if panel_bytes > self.target.l1_bytes // 2:
             # Such a panel comes from the second-level cache for each tile of rows.
-            step = max(step, _PANEL / tile.rows)
+            step = max(step, self.costs.panel / tile.rows)
         reductions = ceil_div(work.rows, tile.rows) * panels * work.points
-        yield reductions * products / 2 * (work.taps * terms * step + _REDUCTION)
+        yield reductions * products / 2 * (self.costs.product * work.taps * terms * step + self.costs.reduction)
         # Strassen's results are fetched for the store and again for the transform. Winograd's save far more.
         stored = work.rows * work.points * panels * tile.vectors
         yield stored * self._far(stored) * (1 + 2 * tile.strassen)
+        if work.transformed and self._far(stored):
+            yield stored * self.costs.fetch
         if work.transformed:
-            yield work.rows * work.outputs * panels * tile.vectors * (_MOVE + _TRANSFORM * work.transformed)
+            yield (
+                work.rows
+                * work.outputs
+                * panels
+                * tile.vectors
+                * (self.costs.move + self.costs.transform * work.transformed)
+            )
 
     def _transfers(self, tile: MatrixTile, work: _Work) -> Iterator[float]:
         """Yield the cycles of reading again from beyond the second-level cache: rows, all points, the filter."""
@@ -262,16 +277,21 @@ class _Arithmetic:
         channels = row_channels(terms, self.lanes)
         # The rows of a product, if they do not fit into the cache together with a panel.
         near = (work.rows * channels + panel * terms) * work.taps * element
-        if near > self.target.l2_bytes * _L2_SHARE:
-            yield work.rows * (panels * tile.vectors) * work.taps * channels / self.lanes * element / _FAR_BYTES
+        if near > self.target.l2_bytes * self.costs.rows_share:
+            yield (
+                work.rows * (panels * tile.vectors) * work.taps * channels / self.lanes * element / self.costs.far_bytes
+            )
         # The rows of all points, for every tile of channels. Strassen's are long and fetched ahead.
         held = work.rows * work.points * channels * work.taps * element
-        if held > self.target.l2_bytes * _L2_SHARE and not tile.strassen:
-            yield held / _FAR_BYTES
+        if held > self.target.l2_bytes * self.costs.rows_share and not tile.strassen:
+            yield held / self.costs.far_bytes * self.costs.again
         # The filter, once for each block.
         filter_bytes = work.points * work.taps * panels * panel * terms * element
-        if filter_bytes * ceil_div(geometry.out_channels, tile.channels) > self.target.l2_bytes // 2:
-            yield filter_bytes / _FAR_BYTES / 2
+        whole = filter_bytes * ceil_div(geometry.out_channels, tile.channels) * len(geometry.runs)
+        if whole > _LAST_CACHE:
+            yield filter_bytes / self.costs.memory_bytes
+        elif whole > self.target.l2_bytes * self.costs.far_share:
+            yield filter_bytes / self.costs.far_bytes / 2
 
     def _finish(self, tile: MatrixTile, results: int) -> float:
         """Return the cycles to finish the outputs of a tile of channels, made of vectors of `results`."""
@@ -280,15 +300,21 @@ class _Arithmetic:
             for positions, axis, extent in zip(tile.block[1:], self.geometry.axes, self.geometry.output, strict=True)
         )
         if contiguous_phases(self.problem, self.lanes):
-            moved, vectors = 3 * _MOVE, outputs * tile.channels / self.lanes
+            moved, vectors = 3 * self.costs.move, outputs * tile.channels / self.lanes
         else:
-            moved = 3 * _MOVE if self.problem.data_format == "NXC" else 4 * _MOVE + _TRANSPOSE
+            moved = (
+                3 * self.costs.move if self.problem.data_format == "NXC" else 4 * self.costs.move + self.costs.transpose
+            )
             vectors = outputs * ceil_div(tile.channels, self.lanes)
         return vectors * (moved + self._far(results))
 
     def _far(self, vectors: float) -> float:
         """Return the further cycles per vector if as many `vectors` do not stay in the second-level cache."""
-        return _FAR if vectors * self.target.vector_bits // 8 > self.target.l2_bytes / 2 else 0.0
+        return (
+            self.costs.far
+            if vectors * self.target.vector_bits // 8 > self.target.l2_bytes * self.costs.far_share
+            else 0.0
+        )
 
     @property
     def _element_bytes(self) -> int:
@@ -326,4 +352,6 @@ def _plans(arithmetic: _Arithmetic, winograd: bool, strassen: int) -> Iterator[t
                     tile = MatrixTile(*block, channels, rows, vectors, *outputs, geometry.uncropped, strassen)
                     tiles = ceil_div(geometry.out_channels, channels)
                     cycles = count * (shared + tiles * arithmetic.channels(tile, works))
-                    yield cycles, MatrixPlan(tile, count < FEW_TASKS)
+                    yield cycles, MatrixPlan(tile, False)
+                    if tiles > 1 and count < FEW_TASKS:
+                        yield cycles + arithmetic.sharing(tile, works, count), MatrixPlan(tile, True)

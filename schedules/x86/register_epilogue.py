@@ -153,11 +153,17 @@ class _RegisterEpilogue:
         lead, accumulators = init.iter_values[:LEAD], init.block.body.buffer
         *phases, number = loops
         stmts: list[Stmt] = []
+        everywhere: list[list[list[Stmt]]] = []
         for vector in range(positions // lanes):
             position = number * positions + vector * lanes
             place, exists = self._locate(lead, position)
-            stores = self._vector_stores(accumulators, lead, phases, position, place)
-            stmts += [IfThenElse(tirx.all(*exists), _sequence(stores), None)] if exists else stores
+            rows = self._row_stores(accumulators, lead, phases, position, place)
+            if exists:
+                stmts.append(IfThenElse(tirx.all(*exists), _sequence([*itertools.chain(*rows)]), None))
+            else:
+                everywhere.append(rows)
+        # All vectors of a row of the output together: fewer rows at a time are open for stores past the caches.
+        stmts += itertools.chain(*itertools.chain(*zip(*everywhere, strict=True)))
         return stmts
 
     def _locate(self, lead: Sequence[Expr], position: Expr) -> tuple[list[Expr], list[Expr]]:
@@ -176,10 +182,10 @@ class _RegisterEpilogue:
                 conditions.append(index < count)
         return place, conditions
 
-    def _vector_stores(
+    def _row_stores(
         self, accumulators: Buffer, lead: Sequence[Expr], phases: Sequence[Expr], position: Expr, place: Sequence[Expr]
-    ) -> list[Stmt]:
-        """Return the stores of the vectors from flat `position` on, of all channels and phases of a register tile.
+    ) -> list[list[Stmt]]:
+        """Return the stores of the vectors from flat `position` on, by the rows of the output in a register tile.
 
         `phases` are the loops over tiles of phases. The vectors of the phases of the last axis, interleaved, are
         contiguous in the output.
@@ -187,7 +193,7 @@ class _RegisterEpilogue:
         layout, (section,), (n, d, h, w) = self.definition.layout, self.definition.sections, place
         geometry, width, lanes = layout.geometry, layout.tile.channels, layout.lanes
         (fd, fh, _), (rows, columns) = phases, section.phases
-        stores: list[Stmt] = []
+        rows_of_output: list[list[Stmt]] = []
         for row, cc in itertools.product(range(rows), range(width)):
             fh_row = fh * rows + row
             channel = lead[5] * width + cc
@@ -195,6 +201,7 @@ class _RegisterEpilogue:
             index = [n, lead[4] * geometry.out_channels + channel, *spatial]
             numbers = (tirx.const(column, "int64") for column in range(columns))
             streams = [[*lead, fd, fh_row, column, tirx.const(cc, "int64")] for column in numbers]
+            stores: list[Stmt] = []
             if self.bias is not None or self.problem.epilogue.activation != "none":
                 stores += [self._finish(accumulators, stream, position) for stream in streams]
             lane = tirx.Ramp(position, tirx.const(1, "int64"), lanes)
@@ -202,7 +209,8 @@ class _RegisterEpilogue:
             store = [self._store(vector, index, w * columns + i * lanes) for i, vector in enumerate(vectors)]
             padded = geometry.out_channels % width
             stores += [IfThenElse(channel < geometry.out_channels, _sequence(store), None)] if padded else store
-        return stores
+            rows_of_output.append(stores)
+        return rows_of_output
 
     def _finish(self, accumulators: Buffer, index: Sequence[Expr], position: Expr) -> Stmt:
         """Return the loop that adds the bias to the vector of accumulators from `position` on and activates it."""

@@ -20,14 +20,16 @@ from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import TypeVar
 
-from tvm_deconv.compute.direct_layout import Tile, block_extents, product_count
+from tvm_deconv.compute.direct_layout import Tile, block_extents, product_count, transposes_channels
 from tvm_deconv.compute.indexing import GROUPS, ROWS, spans, tiles_of_channels
 from tvm_deconv.compute.matrix_layout import MatrixTile
 from tvm_deconv.compute.phases import AxisPhases, Geometry, axis_rows
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
 from tvm_deconv.schedules.x86 import register_epilogue
+from tvm_deconv.schedules.x86.costs import Costs, costs_of
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
+from tvm_deconv.schedules.x86.stores import outgrows_caches
 from tvm_deconv.targets import CpuTarget
 
 _AnyTile = TypeVar("_AnyTile")
@@ -39,31 +41,12 @@ SEVERAL, ALONE = (4, 6), (6, 7)
 LATENCY_ACCUMULATORS = 8
 #: Lists of candidates that are kept. A build asks repeatedly for those of a problem and of its nearest tuning record.
 ENUMERATIONS = 8
-#: A kernel with fewer independent tasks than this also splits its channel tiles over threads.
-FEW_TASKS = 16
-#: Measured time of a register tile, relative to its cost by arithmetic with the factor that breaks ties.
-_TIES = 0.87
-#: Cycles to pack a vector of data.
-_PACK = 4.0
-#: Cycles to finish a vector of the output and copy it; to store it straight from its accumulators.
-_FINISH = 3.0
-_REGISTER_FINISH = 1.0
-#: Cycles to start on another piece of the caller's memory, which begins with a cache miss.
-_PIECE = 100.0
-#: Cycles to start a task.
-_TASK = 100.0
-#: Packing a vector element by element takes as long as packing ``lanes / _GATHERED`` vectors; likewise for finishing.
-_GATHERED = 4
-_SCATTERED = 2
-#: Cycles to make a vector of sums of rows, and to add a vector of results into the output.
-_SUM = 1.5
-#: Share of `_PACK` if sums are made of the data while they are near.
-_NEAR = 0.75
-#: Share of the second-level cache in which a block should stay, and the relative cost of as much again beyond it.
-_L2_SHARE = 0.5
-_OVERFULL = 0.2
+#: With fewer blocks than this, plans that split tiles of channels over threads are tried too.
+FEW_TASKS = 64
 #: Bits of a cache line.
 _LINE_BITS = 512
+#: Bytes from one address to the next that competes with it for stores past the caches.
+_PAGE = 2048
 
 
 def knobs_of(tile: Tile | MatrixTile, share_data: bool, halves: bool) -> dict[str, int]:
@@ -298,6 +281,7 @@ class _Arithmetic:
 
     `pack` and `finish` are the cycles to pack a vector and to finish one of the output. `row_phases` is not 0 if
     register tiles of as many phases may be finished in registers. If `streams_filter`, the filter exceeds the caches.
+    If it `transposes`, vectors of channels become vectors of positions.
     """
 
     problem: Problem
@@ -306,28 +290,48 @@ class _Arithmetic:
     outputs: tuple[int, int]
     target: CpuTarget
     lanes: int
+    costs: Costs
     work: _Work
     pack: float
     finish: float
     row_phases: int
     streams_filter: bool
+    transposes: bool
 
     @staticmethod
     def of(
         problem: Problem, geometry: Geometry, form: str, outputs: tuple[int, int], target: CpuTarget, lanes: int
     ) -> _Arithmetic:
         """Count the work, and the cycles that do not depend on the plan."""
-        work, rows = _Work.of(geometry, outputs), form == ROWS
+        work, rows, costs = _Work.of(geometry, outputs), form == ROWS, costs_of(target)
         # Vectors that are not contiguous in the caller's arrays are loaded and stored element by element.
         foreign = (problem.data_format == "NCX") != rows
-        pack = _PACK * (lanes / _GATHERED if foreign and problem.groups * problem.in_channels > 1 else 1.0)
-        finish = _FINISH * (lanes / _SCATTERED if foreign and problem.groups * problem.out_channels > 1 else 1.0)
-        finish += _SUM * (work.results - 1)
+        pack = costs.pack
+        transposes = rows and problem.data_format == "NXC" and transposes_channels(problem.in_channels, lanes)
+        if transposes:
+            pack += costs.transposed
+        elif foreign and problem.groups * problem.in_channels > 1:
+            pack *= lanes / costs.gathered
+        finish = costs.finish
+        finish *= lanes / costs.scattered if foreign and problem.groups * problem.out_channels > 1 else 1.0
+        finish += costs.sum * (work.results - 1)
         row_phases = geometry.axes[2].stride if rows and register_epilogue.supports(problem, geometry, lanes) else 0
         elements = geometry.groups * geometry.in_channels * geometry.out_channels * geometry.taps
-        streams_filter = elements * _element_bytes(target, lanes) > target.l2_bytes // 2
+        streams_filter = elements * _element_bytes(target, lanes) > target.l2_bytes * costs.far_share
         return _Arithmetic(
-            problem, geometry, form, outputs, target, lanes, work, pack, finish, row_phases, streams_filter
+            problem,
+            geometry,
+            form,
+            outputs,
+            target,
+            lanes,
+            costs,
+            work,
+            pack,
+            finish,
+            row_phases,
+            streams_filter,
+            transposes,
         )
 
     def plans(self) -> Iterator[tuple[float, Plan]]:
@@ -343,14 +347,15 @@ class _Arithmetic:
                 tile = Tile(
                     *block, register.channels, register.positions, register.phases, geometry.uncropped, *self.outputs
                 )
-                tasks = block_count(geometry, block) * tiles_of_channels(geometry, form, tile)[0]
-                # Sums of rows are many. They are kept for all blocks only where that makes more tasks.
-                alone = self.work.sums > 0 and tile.channels >= geometry.out_channels
-                yield self.cost(tile, register), Plan(tile, tasks < FEW_TASKS and not alone)
+                cost = self.cost(tile, register)
+                yield cost, Plan(tile, False)
+                groups, channels = tiles_of_channels(geometry, form, tile)
+                if channels > 1 and block_count(geometry, block) * groups < FEW_TASKS:
+                    yield cost + self._sharing(tile), Plan(tile, True)
 
     def cost(self, tile: Tile, register: RegisterTile) -> float:
         """Return the cycles per useful product, relative to two vector multiply-adds per cycle."""
-        geometry, work, lanes = self.geometry, self.work, self.lanes
+        geometry, work, lanes, costs = self.geometry, self.work, self.lanes, self.costs
         finishes_in_registers = self.row_phases > 0 and register_epilogue.supports_tile(
             self.problem, geometry, tile, lanes
         )
@@ -363,33 +368,66 @@ class _Arithmetic:
         cost = register.near if needed <= self.target.l1_bytes // 2 else register.far
         cost = cost * block_count(geometry, tile.block) * positions / useful
         cost *= work.products / max(geometry.taps, 1)
-        cost *= 1 + _OVERFULL * max(0.0, (needed + results) / (self.target.l2_bytes * _L2_SHARE) - 1)
+        cost *= 1 + costs.overfull * max(0.0, (needed + results) / (self.target.l2_bytes * costs.l2_share) - 1)
         if self.streams_filter:
             # A filter that does not stay in the cache is read again for every block: longer blocks are better.
             cost *= 1 + lanes / positions
         inside = positions * self._channels(tile) * geometry.in_channels * work.products / (2 * lanes)
-        return cost * (_TIES + self._outside(tile, packed, finishes_in_registers) / max(inside, 1))
+        ties = costs.ties * (1.0 if self.form == ROWS else costs.channels)
+        return cost * (ties + self._outside(tile, packed, finishes_in_registers) / max(inside, 1))
 
     def _outside(self, tile: Tile, packed: int, finishes_in_registers: bool) -> float:
         """Return the cycles of a block outside of the reduction.
 
         They go to packing with the halo, interleaving, copying and the start of a task.
         """
-        geometry, work, element = self.geometry, self.work, _element_bytes(self.target, self.lanes)
+        geometry, work, costs, element = self.geometry, self.work, self.costs, _element_bytes(self.target, self.lanes)
         phases = math.prod(axis.stride for axis in geometry.axes)
         channels = self._channels(tile)
         made = phases * channels * math.prod(tile.block)
-        cycles = (self.pack * work.data * (_NEAR if work.sums else 1.0) + _SUM * work.sums) * packed / element
-        finish = _REGISTER_FINISH if finishes_in_registers else self.finish
-        cycles = (cycles + finish * made) / self.lanes + _TASK
+        # Less than a line of channels of a position: other tiles of channels move the line again.
+        line = tile.channels * element
+        again = max(1.0, _LINE_BITS / 8 / line) if self.form == GROUPS and geometry.groups > tile.channels else 1.0
+        # Sums of data that were transposed are made when those are no longer near.
+        near, sums = (1.0, 2 * costs.sum) if self.transposes else (costs.near, costs.sum)
+        cycles = (self.pack * again * work.data * (near if work.sums else 1.0) + sums * work.sums) * packed / element
+        finish = self._register_finish(tile) if finishes_in_registers else self.finish
+        cycles = (cycles + finish * again * made) / self.lanes + costs.task
+        if self.form == GROUPS:
+            cycles += costs.position * (1 + phases) * math.prod(tile.block)
         # Memory that is contiguous in the caller's arrays is fetched ahead. Each piece of it starts with a miss.
         if self.problem.data_format == "NCX" and not all(
             axis.positions <= size for axis, size in zip(geometry.axes, tile.block[1:], strict=True)
         ):
             whole = tile.width >= geometry.axes[2].positions
             pieces = tile.images if whole else tile.images * tile.depth * tile.height
-            cycles += _PIECE * pieces * (geometry.in_channels + channels)
+            cycles += costs.piece * pieces * (geometry.in_channels + channels)
         return cycles
+
+    def _register_finish(self, tile: Tile) -> float:
+        """Return the cycles to finish a vector of the output in registers.
+
+        Past the caches, rows at the same offset in a page are stored one after the other.
+        """
+        axes, element = self.geometry.axes, _element_bytes(self.target, self.lanes)
+        row = axes[2].positions * axes[2].stride * element
+        plane = row * math.prod(axis.positions * axis.stride for axis in axes[:2])
+        several_rows = tile.phases > axes[2].stride and row % _PAGE == 0
+        several_planes = tile.channels > 1 and plane % _PAGE == 0
+        aliased = outgrows_caches(self.problem) and (several_rows or several_planes)
+        return self.costs.register_finish + self.costs.aliased * aliased
+
+    def _sharing(self, tile: Tile) -> float:
+        """Return the further cost where the packed data of all blocks are kept for tasks of tiles of channels.
+
+        They are written to and read from beyond the second-level cache, unless all of them stay there.
+        """
+        geometry, work = self.geometry, self.work
+        kept = self._packed_bytes(tile) * (work.data + work.sums) * block_count(geometry, tile.block)
+        useful = geometry.batch * math.prod(axis.positions for axis in geometry.axes)
+        useful *= geometry.taps * geometry.in_channels * self._channels(tile)
+        far = 2 * kept / self.costs.far_bytes if kept > self.target.l2_bytes * self.costs.l2_share else 0.0
+        return (far + self.costs.task) * 2 * self.lanes / max(useful, 1)
 
     def _channels(self, tile: Tile) -> int:
         """Return the output channels that a block computes, of all its tiles."""

@@ -102,7 +102,7 @@ def dispatch(
     `offsets` are those of their packed filters, the second parameter of each, in one of `size` elements.
     """
     data, packed, *others = functions[0].params
-    parameters = [data, _packed_filter(size, packed.dtype), *others]
+    parameters = [data, packed_filter(size, packed.dtype), *others]
     extents = _extents(functions[0])
     body: Stmt | None = None
     for function, bound, offset in reversed(list(zip(functions, bounds, offsets, strict=True))):
@@ -119,13 +119,13 @@ def dispatch(
 def pack_all(packs: Sequence[PrimFunc], offsets: Sequence[int], size: int) -> PrimFunc:
     """Return the function that packs a filter by each of `packs`, at its offset in a buffer of `size` elements."""
     source, packed = packs[0].params
-    parameters = [source, _packed_filter(size, packed.dtype)]
+    parameters = [source, packed_filter(size, packed.dtype)]
     once = {offset: pack for pack, offset in zip(packs, offsets, strict=True)}
     body = SeqStmt([inlined(pack, parameters, {}, offset) for offset, pack in once.items()])
     return PrimFunc(parameters, body).with_attrs(packs[0].attrs)
 
 
-def _packed_filter(elements: int, dtype: str) -> Any:
+def packed_filter(elements: int, dtype: str) -> Any:
     """Return a parameter for a packed filter."""
     with IRBuilder(), build.prim_func():
         build.func_name("packed")

@@ -208,13 +208,15 @@ def test_wrong_signature(signed, keys, signature):
 
 
 def test_wrong_key_files(signed, tmp_path, keys):
-    encrypted = tmp_path / "encrypted"
+    encrypted, pipe = tmp_path / "encrypted", tmp_path / "pipe"
+    os.mkfifo(pipe)  # opening one waits for a writer, unless asked not to
     form = Encoding.PEM, PrivateFormat.PKCS8
     encrypted.write_bytes(Ed25519PrivateKey.generate().private_bytes(*form, BestAvailableEncryption(b"secret")))
     rsa_private, rsa_public = write_keys(tmp_path, "rsa", generate_private_key(65537, 2048))
     for key, match in (
         (tmp_path / "absent", "must be the PEM file of a public key: .*No such file"),
         (tmp_path, "must be the PEM file of a public key: .*Is a directory"),
+        (pipe, "must be the PEM file of a public key: .*must be a regular file"),
         (keys[0], "must be the PEM file of a public key"),
         (rsa_public, "must be a public key of Ed25519"),
     ):
@@ -229,6 +231,24 @@ def test_wrong_key_files(signed, tmp_path, keys):
         result = run("sign", signed, "--key", key)
         assert result.exit_code == 1
         assert f"Error: path={key}: {match}" in result.stderr
+
+
+def test_key_file_that_is_a_link(signed, keys, tmp_path):
+    (tmp_path / "linked.pub").symlink_to(keys[1])
+    works(signed, public_key=tmp_path / "linked.pub")
+
+
+def test_a_signature_does_not_prevent_an_older_directory(signed, keys, tmp_path):
+    """Who can write the directory can put back what was signed before; a digest that is known otherwise prevents it."""
+    older = shutil.copytree(signed, tmp_path / "older")
+    made.file(signed, made.PROBLEMS["float64"], ".json").unlink()
+    assert run("sign", signed, "--key", keys[0]).exit_code == 0
+    newest = td.load(signed).digest
+    works(signed, public_key=keys[1], digest=newest)
+    shutil.rmtree(signed)
+    older.rename(signed)
+    works(signed, public_key=keys[1])
+    refused(signed, match=f"digest=.*: must be {newest}, which was asked for", public_key=keys[1], digest=newest)
 
 
 def test_what_is_broken_is_not_signed(copy, keys):

@@ -11,7 +11,6 @@ import math
 import os
 import re
 import time
-import xml.etree.ElementTree
 from pathlib import Path
 
 import numpy as np
@@ -20,80 +19,20 @@ from click.testing import CliRunner
 from support import artifacts as made
 
 import tvm_deconv as td
-from tvm_deconv.bench import floors, peers, report, run
+from tvm_deconv.bench import figures, floors, page, peers, report, run
+from tvm_deconv.bench.layers import Layer
+from tvm_deconv.bench.page import as_html
+from tvm_deconv.bench.results import Report, Result, Row
 from tvm_deconv.cli import main as cli
-from tvm_deconv.problem import ACTIVATIONS
+from tvm_deconv.compiler import build
+from tvm_deconv.compiler.process import WorkerError
+from tvm_deconv.compiler.selection import Choice, default_schedule, space
+from tvm_deconv.frontends import scan
 from tvm_deconv.problem.testing import Deviation, deviation, operands
 from tvm_deconv.targets import CPU_TARGETS, Host, native
 
 PLAIN = td.Problem(2, 1, 3, 5, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (7, 9))
-#: What packages express differently: groups, layouts, ranks, and outputs that are cut or extended at either end.
-PROBLEMS = {
-    "plain": PLAIN,
-    "grouped": PLAIN.replace(groups=3, in_channels=2, out_channels=4, epilogue=td.Epilogue(bias=True)),
-    "depthwise": PLAIN.replace(groups=8, in_channels=1, out_channels=1),
-    "channels last": PLAIN.replace(data_format="NXC", filter_format="XIO", epilogue=td.Epilogue(bias=True)),
-    "one axis": td.Problem(1, 1, 4, 3, (9,), (6,), (3,), (1,), (2,), (27,)),
-    "three axes": td.Problem(1, 1, 2, 3, (2, 3, 4), (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), (4, 6, 8)),
-    "dilated": PLAIN.replace(dilations=(2, 3), output_spatial=(9, 13)),
-    "cut at the end": PLAIN.replace(pads_begin=(0, 0), output_spatial=(6, 7)),
-    "cut at the begin": PLAIN.replace(pads_begin=(2, 1), output_spatial=(7, 10)),
-    "longer": PLAIN.replace(output_spatial=(8, 10)),
-    "float64": PLAIN.replace(dtype="float64"),
-    "bfloat16": PLAIN.replace(dtype="bfloat16", epilogue=td.Epilogue(bias=True)),
-}
-#: What the packages leave out.
-MISSING = {("onnxruntime", "float64"), ("onnxruntime", "bfloat16"), ("openvino", "float64"), ("openvino", "bfloat16")}
-
-
-def prepare(name, problem, root=Path(), artifact=""):
-    """The output of a contender in this process, and what it should be."""
-    arrays = operands(problem, 3)
-    prepared = peers._CONTENDERS[name](peers.Task(problem, 3, root, artifact), arrays, 1)
-    prepared.run()
-    return np.asarray(prepared.output()), td.reference(problem, *arrays)
-
-
-@pytest.mark.parametrize("case", PROBLEMS)
-@pytest.mark.parametrize("name", peers.PEERS)
-def test_peers_compute_the_same(name, case):
-    for package in peers.PEERS[name]:
-        pytest.importorskip(package, reason=f"{package} is not installed")
-    if (name, case) in MISSING:
-        pytest.skip(f"{name} has no {case}")
-    output, expected = prepare(name, PROBLEMS[case])
-    assert output.shape == expected.shape
-    assert deviation(PROBLEMS[case], output, expected, fused=False).allowed
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("name", peers.PEERS)
-def test_peers_have_the_epilogue(name, activation):
-    for package in peers.PEERS[name]:
-        pytest.importorskip(package, reason=f"{package} is not installed")
-    epilogue = td.Epilogue(True, activation, alpha=0.3, minimum=-0.4, maximum=0.7)
-    problem = PLAIN.replace(epilogue=epilogue)
-    assert deviation(problem, *prepare(name, problem)).allowed
-
-
-@pytest.mark.parametrize(
-    ("dtype", "said"), [("int8", "no transposed convolution of int8"), ("float64", "it computes float64 in float32")]
-)
-def test_what_openvino_does_not_have(dtype, said):
-    with pytest.raises(peers.Unsupported, match=said):
-        prepare("openvino", PLAIN.replace(dtype=dtype))
-
-
-def test_torch_extends_by_less_than_a_stride():
-    pytest.importorskip("torch", reason="torch is not installed")
-    with pytest.raises(peers.Unsupported, match="output_padding would have to be 3 on axis 0 and may be at most 1"):
-        prepare("torch", PLAIN.replace(pads_begin=(0, 0), output_spatial=(12, 11)))
-
-
-def test_ours(artifacts):
-    name = made.file(artifacts, made.PLAIN, "").name
-    output, expected = prepare(peers.OURS, made.PLAIN, artifacts, name)
-    assert deviation(made.PLAIN, output, expected).allowed
+TASK = peers.Task(PLAIN, 0, Path("/somewhere"), "0123456789abcdef-x86-64-v3")
 
 
 def test_turn_counts_calls():
@@ -156,6 +95,65 @@ def test_a_worker_that_waits_is_stopped(worker):
     assert worker.ask("version")
 
 
+class Steps:
+    """A contender that takes so many seconds a call, or dies in a turn."""
+
+    def __init__(self, seconds, allowed=True):
+        self.seconds, self.allowed, self.turns = seconds, allowed, 0
+
+    def ask(self, method, *_, **__):
+        if method == "prepare":
+            return "a note"
+        if method == "check":
+            return Deviation(0.0, self.allowed)
+        self.turns += 1
+        if self.seconds is None:
+            raise WorkerError("its process ended with signal SIGSEGV", died=True)
+        return peers.Turn(self.seconds, 1, 1.0, 0.75, 2)
+
+
+def test_a_race():
+    """A peer that dies loses its part alone; one that is far behind another has few turns; ours have all."""
+    same = {"default": Steps(9.0), "tvm_deconv": Steps(9.0)}
+    workers = same | {
+        "fast": Steps(1.0),
+        "near": Steps(1.9),
+        "far": Steps(2.1),
+        "hopeless": Steps(11.0),
+        "dead": Steps(None),
+    }
+    workers["wrong"] = Steps(0.1, allowed=False)
+    layer = Layer("up", TASK, "x86-64-v3", dataclasses.replace(TASK, artifact="another"))
+    race = run._Race(layer, workers, 1)
+    race.prepare()
+    race.run(5, 100.0)
+    found = race.results()
+    assert {name: worker.turns for name, worker in workers.items()} == {
+        "default": 5,
+        "tvm_deconv": 5,
+        "fast": 5,
+        "near": 5,
+        "far": 3,
+        "hopeless": 1,
+        "dead": 1,
+        "wrong": 5,
+    }
+    assert list(found) == list(workers)
+    assert found["dead"].failure == "its process ended with signal SIGSEGV"
+    assert (found["fast"].median, found["fast"].waited, found["fast"].preempted) == (1.0, 0.25, 2.0)
+    assert not found["wrong"].correct
+    assert Row(layer, found).best_peer == "fast"
+
+
+def test_a_race_without_time_ends_after_three_rounds():
+    workers = {"default": Steps(1.0), "tvm_deconv": Steps(1.0)}
+    race = run._Race(Layer("up", TASK, "x86-64-v3", TASK), workers, 2)
+    race.prepare()
+    race.run(11, 0.0)
+    assert (workers["default"].turns, workers["tvm_deconv"].turns) == (0, 3)
+    assert math.isnan(race.results()["tvm_deconv"].waited)
+
+
 def test_cpus():
     allowed = os.sched_getaffinity(0)
     cpus = run.cpus_for(len(allowed))
@@ -190,39 +188,47 @@ def test_copy():
 # --- reports ---------------------------------------------------------------------------------------------------------
 
 
-def result(median, largest=1e-7, allowed=True):
-    return run.Result(median, (0.9 * median, 1.1 * median), 5, Deviation(largest, allowed), "as it is")
+def result(median, largest=1e-7, allowed=True, **more):
+    return Result(median, (0.9 * median, 1.1 * median), 5, Deviation(largest, allowed), "as it is", **more)
 
 
-def row(name, **results):
-    task = peers.Task(PLAIN, 0, Path("/somewhere"), "0123456789abcdef-x86-64-v3")
-    return run.Row(run.Layer(name, task, "x86-64-v3"), results)
+def row(name, same=None, **results):
+    """A row of results; `same` is the task if what was chosen is the default."""
+    return Row(Layer(name, TASK, "x86-64-v3", same), results)
 
 
 @pytest.fixture
 def comparison():
-    """Three layers: twice as fast as the best peer, half as fast, and one where the only peer is wrong."""
+    """Three layers: twice as fast as the best peer, half as fast, and one where the only peer is wrong.
+
+    The default is slower on the first, the same on the second, and was not built for the third.
+    """
     rows = [
-        row("fast", tvm_deconv=result(1e-3), onnxruntime=result(2e-3), openvino=result(5e-3)),
-        row("a <slow> & wide one", tvm_deconv=result(4e-3), onnxruntime=result(2e-3), openvino=result(5e-3)),
+        row("fast", default=result(4e-3), tvm_deconv=result(1e-3), onnxruntime=result(2e-3), openvino=result(5e-3)),
+        row("a <slow> & wide one", TASK, tvm_deconv=result(4e-3), onnxruntime=result(2e-3), openvino=result(5e-3)),
         row(
             "alone",
             tvm_deconv=result(1e-3),
-            onnxruntime=run.Result(failure="its process ended with -11: it said nothing"),
+            onnxruntime=Result(failure="its process ended with -11: it said nothing"),
             openvino=result(1e-6, math.nan, allowed=False),
         ),
     ]
     machine = floors.Floors({"float32": 5e9}, 1e10, "")
-    versions = {"tvm_deconv": "0.1.0", "onnxruntime": "1.2", "openvino": "3"}
-    return run.Report(Host(frozenset(), "a CPU", 2, 4), 1, (0,), 5, machine, versions, rows)
+    versions = {"default": "0.1.0", "tvm_deconv": "0.1.0", "onnxruntime": "1.2", "openvino": "3"}
+    host = Host(frozenset(), "a CPU", 2, 4, "its vendor", 25, 1, 2)
+    return Report(host, "zen3", 1, (0,), 5, machine, versions, rows)
 
 
 def test_ratios(comparison):
     assert [row.best_peer for row in comparison.rows] == ["onnxruntime", "onnxruntime", None]
     assert [row.ratio for row in comparison.rows] == [2.0, 0.5, None]
-    assert comparison.geometric_mean == pytest.approx(1.0)
-    assert comparison.worst.layer.name == "a <slow> & wide one"
+    assert [row.default_ratio for row in comparison.rows] == [0.5, 0.5, None]
+    assert comparison.chosen.mean == pytest.approx(1.0)
+    assert comparison.default.mean == pytest.approx(0.5)
+    assert (comparison.chosen.worst.layer.name, comparison.chosen.least) == ("a <slow> & wide one", 0.5)
     assert comparison.rows[0].ours.spread == pytest.approx(0.1)
+    assert comparison.rows[2].default is None
+    assert dataclasses.replace(comparison, rows=comparison.rows[2:]).chosen is None
 
 
 def test_rates_and_floors(comparison):
@@ -236,27 +242,72 @@ def test_rates_and_floors(comparison):
 def test_summary(comparison):
     said = report.summary(comparison)
     for line in (
-        "a CPU, threads: 1, tvm_deconv 0.1.0, onnxruntime 1.2, openvino 3",
+        "a CPU (zen3; its vendor, family 25, model 1, stepping 2), threads: 1, tvm_deconv 0.1.0, onnxruntime 1.2, "
+        "openvino 3",
         "Measured here: 10 GFLOP/s float32, 10.0 GB/s copied.",
-        "Ratio: time of the best peer by ours. Geometric mean 1.00.",
-        "Worst layer: a <slow> & wide one at 0.50, against onnxruntime.",
-        "alone: onnxruntime: its process ended with -11: it said nothing",
-        "alone: openvino: its output differs from the reference by nan of the largest element",
+        "Time of the best peer by ours, default: geometric mean 0.50, worst 0.50 (fast, against onnxruntime).",
+        "Time of the best peer by ours, chosen: geometric mean 1.00, worst 0.50 "
+        "(a <slow> & wide one, against onnxruntime).",
+        "onnxruntime: its process ended with -11: it said nothing: alone",
+        "openvino: its output differs from the reference by nan of the largest element: alone",
     ):
         assert line in said.splitlines()
 
 
+def test_a_quiet_machine(comparison):
+    quiet = [row("a", tvm_deconv=dataclasses.replace(result(1e-3), quartiles=(0.99e-3, 1.01e-3), waited=0.01))]
+    report_of_it = dataclasses.replace(comparison, rows=quiet, stolen=0.001)
+    assert report_of_it.complaints == []
+    assert "The machine was quiet: median spread 1.0 %, stolen 0.1 %." in report.summary(report_of_it)
+
+
+@pytest.mark.parametrize(
+    ("stolen", "changes", "said"),
+    [
+        (0.02, {}, "the hypervisor took 2.0 % of the CPUs"),
+        (0.0, {"waited": 0.2}, "contenders waited for a CPU 20 % of their turns"),
+        (0.0, {"preempted": 90.0}, "they were put off it 90 times a second"),
+        (0.0, {"quartiles": (0.9e-3, 1.1e-3)}, "half of the results have a spread above 10 %"),
+    ],
+)
+def test_a_noisy_machine(stolen, changes, said, comparison):
+    quiet = dataclasses.replace(result(1e-3), quartiles=(0.99e-3, 1.01e-3), waited=0.01, preempted=1.0)
+    rows = [row("a", tvm_deconv=dataclasses.replace(quiet, **changes))]
+    disturbed = dataclasses.replace(comparison, rows=rows, stolen=stolen)
+    assert disturbed.complaints == [said]
+    assert f"The machine was noisy: {said}." in report.summary(disturbed)
+    assert report.as_json(disturbed)["noisy"] == [said]
+
+
+def test_stolen_time(tmp_path):
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 10 0 5 80 0 0 0 5 3 0\ncpu1 1 0 0 0 0 0 0 99 0 0\n")
+    assert run.cpu_times((0,), stat) == (5, 100)
+    assert run.cpu_times((0, 1), stat) == (104, 200)
+    assert run.stolen_share((5, 100), (7, 300)) == 0.01
+    assert run.cpu_times(run.cpus_for(1))[1] > 0
+
+
 def test_json(comparison):
     found = json.loads(json.dumps(report.as_json(comparison), allow_nan=False))
-    assert found["geometric_mean"] == pytest.approx(1.0)
-    assert found["worst"] == "a <slow> & wide one"
-    first, _, last = found["layers"]
+    assert found["chosen"] == {"geometric_mean": pytest.approx(1.0), "worst": "a <slow> & wide one", "least": 0.5}
+    first, second, last = found["layers"]
     assert first["problem"] == PLAIN.key
     assert first["results"]["tvm_deconv"]["seconds"] == 1e-3
     assert first["results"]["tvm_deconv"]["of_floors"]["copy"] == pytest.approx(PLAIN.min_bytes / 1e7)
+    assert [layer["default_is_chosen"] for layer in (first, second, last)] == [False, True, None]
     assert last["results"]["onnxruntime"] == {"failure": "its process ended with -11: it said nothing"}
     assert last["results"]["openvino"]["deviation"] is None
     assert last["ratio"] is None
+
+
+def test_json_is_read_again(comparison):
+    written = json.dumps(report.as_json(comparison))
+    again = report.from_json(json.loads(written))
+    assert json.dumps(report.as_json(again)) == written
+    assert report.summary(again) == report.summary(comparison)
+    with pytest.raises(ValueError, match="format=1: must be 2"):
+        report.from_json({"format": 1})
 
 
 class Page(html.parser.HTMLParser):
@@ -281,30 +332,45 @@ class Page(html.parser.HTMLParser):
         self.text.append(data)
 
 
-def test_html(comparison):
-    text = report.as_html(comparison)
-    page = Page()
-    page.feed(text)
-    assert not page.open
-    tags = [tag for tag, _ in page.seen]
-    assert not {"script", "link", "img", "iframe"} & set(tags)
-    assert not [value for _, attributes in page.seen for value in attributes.values() if "//" in (value or "")]
-    assert "url(" not in text
-    roofline, bars = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    # One mark for everything that was measured, with its figures as a tooltip.
-    assert len(xml.etree.ElementTree.fromstring(roofline).findall(".//circle/title")) == 8
-    assert len(xml.etree.ElementTree.fromstring(bars).findall(".//rect/title")) == 8
-    said = "".join(page.text)
-    for word in ("a <slow> & wide one", "its process ended with -11", "openvino: its output differs", PLAIN.key):
+def test_page(comparison):
+    """Nothing comes from elsewhere, every tag is closed, and names are text, in tables and in charts."""
+    text = as_html(comparison, dataclasses.replace(comparison, microarchitecture="zen4"))
+    parsed = Page()
+    parsed.feed(text)
+    assert not parsed.open
+    assert not {"link", "img", "iframe"} & {tag for tag, _ in parsed.seen}
+    assert not [name for _, attributes in parsed.seen for name in attributes if name in ("src", "href")]
+    assert "<slow>" not in text
+    said = "".join(parsed.text)
+    for word in (
+        "zen3, NCX, threads: 1",
+        "zen4, NCX, threads: 1",
+        "a <slow> & wide one",
+        "openvino: its output differs",
+    ):
         assert word in said
-    numbers = [float(number) for number in re.findall(r'(?:cx|cy|x|y|width)="(-?[\d.]+)"', roofline + bars)]
-    assert all(-1 <= number <= 2000 for number in numbers)
+    assert text.count("Plotly.newPlot(") >= 4
 
 
-def test_html_without_measurements(comparison):
-    rows = [row("none", **dict.fromkeys(comparison.versions, run.Result(failure="no")))]
-    text = report.as_html(dataclasses.replace(comparison, rows=rows))
-    assert "Nothing was measured." in text
+def test_charts(comparison):
+    default, chosen = page._ratios(comparison).data
+    assert (default.name, list(default.x), list(default.y)) == ("default", [0.5, 0.5], list(chosen.y))
+    assert list(chosen.x) == [0.5, 2.0]
+    assert list(chosen.y) == ["a &lt;slow&gt; &amp; wide one", "fast"]
+    # From the peer's quartiles by ours, 0.9 and 1.1 of the medians.
+    assert list(chosen.error_x.array) == pytest.approx([0.5 * 1.1 / 0.9 - 0.5, 2 * 1.1 / 0.9 - 2])
+    assert list(chosen.error_x.arrayminus) == pytest.approx([0.5 - 0.5 * 0.9 / 1.1, 2 - 2 * 0.9 / 1.1])
+    roof, peers_points, ours = page._roofline(comparison, comparison.rows).data
+    assert roof.name == "float32: 10 GFLOP/s"
+    assert max(roof.y) == 10.0
+    assert len(peers_points.x) == 2
+    assert list(ours.y) == pytest.approx([2e-9 * PLAIN.macs / seconds for seconds in (1e-3, 4e-3, 1e-3)])
+    assert ours.text[0] == "fast"
+
+
+def test_page_without_measurements(comparison):
+    rows = [row("none", **dict.fromkeys(comparison.versions, Result(failure="no")))]
+    assert "Nothing was measured." in as_html(dataclasses.replace(comparison, rows=rows))
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -347,8 +413,87 @@ def test_bench_of_a_source_with_peers(quick, tmp_path):
     assert layer["name"] == "up"
     assert [result["correct"] for result in layer["results"].values()] == [True] * 3
     assert layer["best_peer"] in ("onnxruntime", "openvino")
-    assert re.search(r"Geometric mean \d+\.\d\d\.", done.stdout)
+    assert re.search(r"chosen: geometric mean \d+\.\d\d, worst", done.stdout)
     assert len(td.load(tmp_path / "made").manifests) == 1
+
+
+UP = {"data": [1, 16, 9, 9], "filter": [1, 16, 16, 4, 4], "strides": [2, 2]}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Three layers: two of one model, and one of another."""
+    path = tmp_path_factory.mktemp("source") / "problems.json"
+    small, other = UP | {"data": [1, 16, 3, 3]}, UP | {"strides": [1, 1]}
+    path.write_text(json.dumps([UP | {"name": "up.1"}, small | {"name": "up.2"}, other | {"name": "other"}]))
+    return path
+
+
+def test_default_and_chosen(quick, source, monkeypatch, tmp_path):
+    """What a log chooses is timed beside the default; where both are the same there is one result."""
+    first, second = (layer.problem.replace(data_format="NXC") for layer in scan(source)[:2])
+    default = default_schedule(first, native())
+    other = next(candidate.schedule for candidate in space(first, native()) if candidate.schedule != default)
+
+    def choices(problem, _, records, *__):
+        if problem == first and records.by_problem:
+            yield Choice(other, "tuned", "a record")
+        yield Choice(None, "default", "the default")
+
+    monkeypatch.setattr(build, "choices_for", choices)
+    options = [
+        "--layers",
+        r"^up\.",
+        "--layout",
+        "NXC",
+        "--seconds",
+        0,
+        "--threads",
+        1,
+        "--figures",
+        tmp_path / "figures",
+    ]
+    done = quick(source, *options, "--output", tmp_path / "made", "--json", tmp_path / "report.json")
+    assert done.exit_code == 0, done.output
+    found = {layer["name"]: layer for layer in json.loads((tmp_path / "report.json").read_text())["layers"]}
+    assert {name: layer["problem"] for name, layer in found.items()} == {"up.1": first.key, "up.2": second.key}
+    assert [layer["default_is_chosen"] for layer in found.values()] == [False, True]
+    assert [layer["results"].keys() for layer in found.values()] == [{"default", "tvm_deconv"}, {"tvm_deconv"}]
+    assert found["up.1"]["results"]["tvm_deconv"]["note"] == other.algorithm
+    assert found["up.1"]["results"]["default"]["note"] == default.algorithm
+    assert all(result["turns"] == 3 for layer in found.values() for result in layer["results"].values())
+    assert "default ms" in done.stdout
+    (manifest,) = td.load(tmp_path / "made" / "default").manifests
+    assert manifest.knobs == dict(default.knobs)
+    (kept,) = (tmp_path / "figures").iterdir()
+    assert re.fullmatch(rf"\w+-{native().name}-nxc-1\.json", kept.name)
+    assert [row.layer.name for row in figures.read(kept.parent)[kept.stem].rows] == ["up.1", "up.2"]
+
+
+def test_figures_of_a_mixture_are_refused_before_the_run(quick, artifacts, tmp_path):
+    done = quick(artifacts, "--figures", tmp_path / "figures")
+    assert done.exit_code == 1
+    assert "must be of one target and one layout" in done.stderr
+    assert not (tmp_path / "figures").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--layers", "("], "( is not a regular expression: "),
+        (["--layers", "nothing like it"], "must hold a layer that this machine can run and that matches --layers"),
+        (["--layout", "XNC"], "'XNC' is not one of 'NCX', 'NXC'"),
+        (["--target", "x86-64-v9"], "target='x86-64-v9': must be one of"),
+        (
+            ["--peers", "onnx"],
+            "onnx is not one of onnxruntime, openvino, torch, torch-channels-last, mnn, ncnn",
+        ),
+    ],
+)
+def test_options_that_are_refused(quick, source, options, said):
+    done = quick(source, *options)
+    assert done.exit_code in (1, 2)
+    assert said in " ".join(done.stderr.split())
 
 
 def test_bench_without_a_compiler(quick, artifacts, monkeypatch):

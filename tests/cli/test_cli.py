@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
@@ -19,7 +20,8 @@ from support import artifacts as made
 import tvm_deconv as td
 from tvm_deconv.artifact.manifest import Manifest
 from tvm_deconv.cli import main as cli
-from tvm_deconv.compiler import build
+from tvm_deconv.compiler import current
+from tvm_deconv.compiler.requests import Outcome
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -84,16 +86,17 @@ def built(monkeypatch):
     """What the command asks to have built; nothing is."""
     calls = []
 
-    def compile(problems, target, output, *, layers, jobs, algorithms, on_outcome, logs):
+    def compile(problems, target, output, *, layers, jobs, algorithms, on_outcome, logs, installed):
         calls.append(
             {"problems": dict(problems), "target": tuple(target), "output": output, "jobs": jobs, "logs": logs}
         )
         assert algorithms is None
+        assert installed
         assert layers == problems
         for problem, names in problems.items():
-            on_outcome(build.Outcome(problem, tuple(names), "x86-64-v3", "current", None, None, 0.0))
+            on_outcome(Outcome(problem, tuple(names), "x86-64-v3", "current", None, None, 0.0))
 
-    monkeypatch.setattr(build, "compile", compile)
+    monkeypatch.setattr(current, "compile", compile)
     return calls
 
 
@@ -111,6 +114,29 @@ def test_compile_of_models(built, tmp_path):
     weights = load_file(tmp_path / "decoder.safetensors")
     assert weights["up3.bias"].shape == (3,)
     assert load_file(tmp_path / "upsampling_node.safetensors")["upsampling_node.filter"].shape == (20, 10, 3, 3)
+    assert len(list(tmp_path.glob("tvm_deconv_operators.*.so"))) == 1  # by which ONNX Runtime calls layers
+
+
+def test_models_with_free_extents(built, tmp_path):
+    nodes = [onnx.helper.make_node("ConvTranspose", ["x", "f"], ["y"], name="up", strides=[2])]
+    value = onnx.helper.make_tensor_value_info("x", 1, ["n", 3, "frames"])
+    filter = onnx.numpy_helper.from_array(np.ones((3, 2, 4), np.float32), "f")
+    graph = onnx.helper.make_graph(nodes, "g", [value], [onnx.ValueInfoProto(name="y")], [filter])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]), tmp_path / "m.onnx")
+    result = run("compile", tmp_path / "m.onnx", "--extent", "frames=1..2000", "--output", tmp_path / "made")
+    assert result.exit_code == 0, result.output
+    assert "yes, any batch and spatial axis 0" in result.stdout
+    assert "xany(31,250,2000)" in result.stdout
+    (problem,) = built[0]["problems"]
+    assert problem.buckets == ((31, 250, 2000),)
+    for wrong, text in (
+        ("frames", "must be NAME=LOW..HIGH"),
+        ("time=1..2", "must be a free extent"),
+        ("n=9..1", "range"),
+    ):
+        result = run("compile", tmp_path / "m.onnx", "--extent", wrong, "--output", tmp_path / "made")
+        assert result.exit_code != 0
+        assert text in result.stderr
 
 
 def test_names_of_several_sources_stay_apart(built, tmp_path):
@@ -146,10 +172,10 @@ def test_failing_problems_are_reported_at_the_end(monkeypatch, small, tmp_path):
     def compile(problems, *_, on_outcome, **__):
         for index, (problem, names) in enumerate(problems.items()):
             status, error = ("failed", "too odd") if index == 0 else ("built", None)
-            on_outcome(build.Outcome(problem, tuple(names), "x86-64-v3", status, None, error, 0.1))
+            on_outcome(Outcome(problem, tuple(names), "x86-64-v3", status, None, error, 0.1))
         raise td.BuildError("problems", "1 of 2", "did not build")
 
-    monkeypatch.setattr(build, "compile", compile)
+    monkeypatch.setattr(current, "compile", compile)
     result = run("compile", small[0], "--output", tmp_path)
     assert result.exit_code == 1
     said = result.stderr.splitlines()
@@ -222,7 +248,7 @@ def test_a_peer_that_is_not_installed(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     result = run("bench", "x.json", "--peers", "onnxruntime")
     assert result.exit_code == 2
-    assert "onnxruntime needs the package onnxruntime: pip install onnxruntime" in result.stderr
+    assert "onnxruntime is not installed: pip install onnxruntime" in result.stderr
 
 
 @pytest.mark.parametrize("package", ["click", "rich", "msgspec"])

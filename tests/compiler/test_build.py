@@ -10,14 +10,17 @@ import time
 
 import msgspec
 import pytest
-from support.records import VERDICT, ZEN3
+from support import records as made
 from support.strategies import operands
 from support.tolerances import assert_close
 
 import tvm_deconv as td
 from tvm_deconv.artifact.manifest import Manifest, stem
-from tvm_deconv.compiler import build, fingerprint, records
+from tvm_deconv.compiler import build, fingerprint, records, toolchain
 from tvm_deconv.compiler.launcher import find_compiler
+from tvm_deconv.compiler.process import Limits
+from tvm_deconv.compiler.records import Schedule
+from tvm_deconv.compiler.selection import space
 from tvm_deconv.errors import BuildError, CompilerNotFound
 from tvm_deconv.targets import CPU_TARGETS, detect_host, get, microarchitecture, supported
 
@@ -111,23 +114,27 @@ def test_a_directory_for_levels_and_microarchitectures(tmp_path):
 def test_microarchitectures_follow_the_logs_of_their_level(tmp_path):
     """Their own records come first, problem by problem."""
     znver4, log = get("znver4"), records.Log(tmp_path / "logs")
-    zen4 = msgspec.structs.replace(ZEN3, microarchitecture="zen4")
+    zen4 = msgspec.structs.replace(made.ZEN3, microarchitecture="zen4")
 
-    def tried(problem, target, form):
-        plan = {"images": 1, "depth": 1, "height": 4, "width": 5, "channels": 1, "positions": 16, "phases": 1}
+    def plan(problem, target, number):
+        options = space(problem, get(target), algorithms=["direct_rows"])
+        return dict(options[number].schedule.knobs)
+
+    def tried(problem, target, number):
         return records.Record(
-            problem=problem.artifact_key, target=target, algorithm="direct_rows",
-            knobs=plan | {"share_data": form}, seconds=1.0, spread=0.0, runs=1, error="", threads=1, host=zen4,
-            commit="", seed=0, versions={}, when="2026-01-01T00:00:00", **VERDICT,
+            problem=problem.artifact_key, target=target, algorithm="direct_rows", knobs=plan(problem, target, number),
+            seconds=1.0, spread=0.0, runs=1, error="", threads=1, host=zen4, commit="", seed=0, versions={},
+            when="2026-01-01T00:00:00", **made.VERDICT,
         )  # fmt: skip
 
     log.merge([tried(SMALL, "x86-64-v4", 0), tried(OTHER, "x86-64-v4", 0), tried(OTHER, "znver4", 1)])
     found = build._records(znver4, log.root)
-    assert sorted((r.target, r.knobs["share_data"]) for r in found) == [("x86-64-v4", 0), ("znver4", 1)]
+    assert {r.problem: r.target for r in found} == {SMALL.artifact_key: "x86-64-v4", OTHER.artifact_key: "znver4"}
     outcomes = td.compile([SMALL, OTHER], "znver4", tmp_path / "out", logs=log.root)
-    made = {outcome.problem: outcome.manifest for outcome in outcomes}
-    assert {m.origin for m in made.values()} == {"tuned"}
-    assert (made[SMALL].knobs["share_data"], made[OTHER].knobs["share_data"]) == (0, 1)
+    manifests = {outcome.problem: outcome.manifest for outcome in outcomes}
+    assert {m.origin for m in manifests.values()} == {"tuned"}
+    assert manifests[SMALL].knobs == plan(SMALL, "x86-64-v4", 0)
+    assert manifests[OTHER].knobs == plan(OTHER, "znver4", 1) != plan(OTHER, "znver4", 0)
 
 
 def test_a_microarchitecture_that_llvm_does_not_know(tmp_path):
@@ -265,3 +272,30 @@ def test_algorithms_are_excluded_by_naming_the_others(tmp_path):
 def test_algorithms_that_do_not_serve_are_refused(problem, algorithms, rule, tmp_path):
     with pytest.raises(td.DeconvError, match=rule):
         td.compile([problem], "x86-64-v3", tmp_path, algorithms=algorithms)
+
+
+@pytest.mark.parametrize("knobs", [{"positions": 7}, {"positions": 1 << 40}, {"height": 1 << 62}])
+def test_a_record_of_no_plan_worth_trying_is_not_built(tmp_path, knobs):
+    """Logs may come from anywhere, and some plans would keep the compiler busy for hours."""
+    log, (schedule, *_) = records.Log(tmp_path / "logs"), space(SMALL, V3, algorithms=["direct_rows"])
+    schedule = Schedule.of("direct_rows", dict(schedule.schedule.knobs) | knobs)
+    log.append(made.record(SMALL, schedule, host=records.Cpu.of(detect_host()), **made.VERDICT))
+    (outcome,) = td.compile([SMALL], V3.name, tmp_path / "out", logs=log.root)
+    assert outcome.manifest.origin == "default"
+    (warning,) = outcome.warnings
+    assert "not built by the record of this problem: knobs=" in warning
+    assert warning.endswith("are of no plan of direct_rows worth trying here")
+    run(SMALL, tmp_path / "out")
+
+
+def test_builds_have_limits(tmp_path, monkeypatch):
+    """Of processor time and memory; of what exceeds them, the others are built nevertheless."""
+    monkeypatch.setattr(build, "BUILD", Limits(60, 40 << 20))  # less than the compiler itself needs
+    with pytest.raises(BuildError, match=r"2 of 2': did not build:\n.*: the compiler: its process ended .*"):
+        td.compile([SMALL, OTHER], V3.name, tmp_path)
+
+
+def test_a_compiler_that_does_not_end(monkeypatch):
+    monkeypatch.setattr(toolchain, "_PATIENCE_SECONDS", 0.2)
+    with pytest.raises(BuildError, match=r"^cc='sleep': it does not end within 0.2 s$"):
+        toolchain.run_compiler("cc", ["sleep", "60"], "it ")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tvm_deconv.compiler.process import Worker, WorkerError
+from tvm_deconv.compiler.process import Limits, Worker, WorkerError
 
 SERVED = """
-import os, signal, subprocess, sys
+import os, signal, subprocess, sys, time
 from tvm_deconv.compiler.process import Refusal
 
 class Served:
@@ -45,6 +45,20 @@ class Served:
     def start(self):
         self.child = subprocess.Popen(["sleep", "1000"])
         return self.child.pid
+
+    def work(self, seconds):
+        start = time.process_time()
+        while (taken := time.process_time() - start) < seconds:
+            pass
+        return taken
+
+    def spin(self):
+        while True:
+            pass
+
+    def fill(self):
+        kept = [bytes(100 << 20) for _ in range(20)]
+        raise AssertionError
 
     def hang(self, path=None):
         if path:
@@ -183,4 +197,16 @@ def test_it_ends_with_whoever_started_it(served, tmp_path):
     thread.join()
     until(lambda: ended(int(path.read_text())))
     with worker, pytest.raises(WorkerError, match=f"signal {signal.SIGKILL.name}"):
+        worker.ask("count")
+
+
+@pytest.mark.parametrize(("method", "reason"), [("spin", "signal SIGXCPU"), ("fill", "^MemoryError: ")])
+def test_limits_are_those_of_one_request(served, method, reason):
+    """What takes too much fails alone."""
+    with Worker(served, limits=Limits(1, 1 << 30)) as worker:
+        assert worker.ask("work", 0.7) < 0.9
+        assert worker.ask("work", 0.7) < 0.9
+        assert worker.ask("work", 0.7) < 0.9
+        with pytest.raises(WorkerError, match=reason):
+            worker.ask(method, timeout=300)
         worker.ask("count")

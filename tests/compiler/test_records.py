@@ -11,6 +11,7 @@ from support.records import OTHER, SMALL, V3, VERDICT, ZEN3, record, schedules_o
 from tvm_deconv.compiler import records, selection
 from tvm_deconv.compiler.records import Cpu, Log, Record, Records, Schedule, best, read
 from tvm_deconv.compiler.selection import space
+from tvm_deconv.errors import BuildError
 from tvm_deconv.problem import Problem
 from tvm_deconv.targets import CPU_TARGETS, Host, get
 
@@ -238,3 +239,26 @@ def test_a_bad_record_is_found_out(monkeypatch):
     assert unproven(SMALL, V3, found) == dear
     found.microarchitecture = "zen3"
     assert unproven(SMALL, V3, found) is None  # there it is a verdict
+
+
+def test_a_log_that_cannot_be_written_is_one_sentence(tmp_path):
+    log, added = Log(tmp_path / "log"), record()
+    file = log.file(added.problem, added.target)
+    file.parent.mkdir(parents=True)
+    file.symlink_to("/dev/full")
+    with pytest.raises(BuildError, match=r"^logs=.*log: must be a directory with room that can be written: .*No space"):
+        log.append(added)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BuildError, match=r"^logs=.*file: must be a directory with room that can be written: "):
+        Log(tmp_path / "file").append(added)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o664])
+def test_a_log_keeps_its_permissions(tmp_path, mode):
+    log, added = Log(tmp_path / "log"), record()
+    log.append(added)
+    file = log.file(added.problem, added.target)
+    file.chmod(mode)
+    log.merge([record(when="2026-02-02T00:00:00")])
+    assert len(file.read_text().splitlines()) == 1
+    assert file.stat().st_mode & 0o777 == mode

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import re
 from pathlib import Path
 
 import ml_dtypes
@@ -270,6 +271,51 @@ def test_constant_nodes_identity_and_cast(tmp_path):
     assert layer.filter.dtype == np.float32
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+@pytest.mark.parametrize("axis", [None, 1, -3, 0])
+@pytest.mark.parametrize("zero", [False, True])
+def test_filters_of_quantized_models(tmp_path, dtype, axis, zero):
+    """A layer between DequantizeLinear and QuantizeLinear is one of float32, with the filter that the integers mean."""
+    count = () if axis is None else (4 if axis == 0 else 3,)
+    constants = {
+        "xs": np.float32(0.05), "xz": np.uint8(120), "q": RNG.integers(0, 99, (4, 3, 3, 2)).astype(dtype),
+        "s": 0.01 + 0.01 * np.abs(uniform(*count)), "z": RNG.integers(1, 9, count).astype(dtype),
+        "bq": np.int32([100, -50, 7]), "bs": np.float32([0.01, 0.02, 0.03]),
+    }  # fmt: skip
+    axes = {} if axis is None else {"axis": axis}
+    nodes = [
+        ("QuantizeLinear", "x xs xz", "xq", {}), ("DequantizeLinear", "xq xs xz", "d", {}),
+        ("DequantizeLinear", "q s z" if zero else "q s", "w", axes), ("DequantizeLinear", "bq bs", "b", {"axis": 0}),
+        ("ConvTranspose", "d w b", "y", UP),
+    ]  # fmt: skip
+    path = save(tmp_path, nodes, constants)
+    (layer,) = scan(path)
+    assert layer.note == f"as float32: its data are dequantized, filter stored as {np.dtype(dtype).name}"
+    model = onnx.load(path)
+    model.graph.output.append(helper.make_tensor_value_info("d", TensorProto.FLOAT, None))
+    y, data = runtime_outputs(model.SerializeToString(), {"x": uniform(2, 4, 5, 6)})
+    assert_close(reference(layer.problem, data, layer.filter, layer.bias), y)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "note"),
+    [
+        ([("Relu", "w", "v", {})], "its filter is made by Relu Relu_0 at run time"),
+        ([("DequantizeLinear", "q s x", "v", {})], "made by DequantizeLinear DequantizeLinear_0 at run time"),
+        ([("DequantizeLinear", "q many", "v", {"axis": 1})], "made by DequantizeLinear DequantizeLinear_0"),
+        ([("Cast", "q", "v", {"to": 1})], "filter stored as int8"),
+        ([("Identity", "w", "v", {})], ""),
+    ],
+)
+def test_notes_tell_what_makes_the_filter(tmp_path, nodes, note):
+    constants = {"w": uniform(4, 3, 3, 2), "q": np.ones((4, 3, 3, 2), np.int8), "s": np.float32(1), "many": uniform(7)}
+    shapes = {"shape": (4, 4, 3, 2)} if "x" in nodes[0][1] else {}
+    (layer,) = scan(save(tmp_path, [*nodes, ("ConvTranspose", "x v", "y", UP)], constants, **shapes))
+    assert (layer.filter is None) == ("run time" in layer.note)
+    assert note in layer.note
+    assert bool(note) == bool(layer.note)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float64", "bfloat16"])
 def test_storage_types(tmp_path, dtype):
     numpy_type = np.dtype(getattr(ml_dtypes, dtype, dtype))
@@ -381,8 +427,10 @@ def test_names_come_from_outputs_where_nodes_have_none(tmp_path):
 
 
 NOT_COVERED = {
-    "batch": ({"shape": ("N", 4, 5, 6)}, r"data has a dynamic shape: \[N, 4, 5, 6\] is known of it"),
-    "rank": ({"shape": None}, r"data has a dynamic shape: nothing is known of it"),
+    "output_shape": (
+        {"shape": (2, 4, "h", 6), "output_shape": [10, 12]},
+        r"output_shape=\[10, 12\]: must be left out .*",
+    ),
     "type": ({"type": TensorProto.INT8}, r"data and filter must both be one of float32, .*: type 3 and float32"),
     "mixed": ({"type": TensorProto.FLOAT16}, r"data and filter must both be one of .*: float16 and float32"),
     "stride": ({"strides": [0, 2]}, r"strides=\[0, 2\]: every element must be at least 1"),
@@ -403,6 +451,113 @@ def test_not_covered(tmp_path, case):
     assert layer.problem is None
     with pytest.raises(AssertionError, match=reason):
         raise AssertionError(layer.reason)
+
+
+DYNAMIC = {
+    "batch": (("n", 4, 5, 6), "nany-g1-i4-o3-x5x6-"),
+    "channels": ((2, "c", 5, 6), "n2-g1-i4-o3-x5x6-"),
+    "one extent": ((2, 4, "h", 6), "n2-g1-i4-o3-xanyx6-"),
+    "all": (("n", "c", "h", "w"), "nany-g1-i4-o3-xanyxany-"),
+    "nameless": ((None, 4, None, None), "nany-g1-i4-o3-xanyxany-"),
+    "rank": (None, "nany-g1-i4-o3-xanyxany-"),
+}
+
+
+@pytest.mark.parametrize("case", DYNAMIC)
+def test_free_extents(tmp_path, case):
+    """They are what ONNX Runtime computes, at several extents."""
+    shape, key = DYNAMIC[case]
+    nodes = [("ConvTranspose", "x w b", "u", UP | {"pads": [1, 0, 0, 1]}), ("Relu", "u", "y", {})]
+    constants = {"w": uniform(4, 3, 3, 2), "b": uniform(3)}
+    path = save(tmp_path, nodes, constants, shape=shape)
+    (layer,) = scan(path)
+    assert layer.problem.key.startswith(key)
+    assert layer.problem.epilogue == Epilogue(True, "relu")
+    for extents in ((2, 4, 5, 6), (1, 4, 1, 6), (3, 4, 9, 20)):
+        data = uniform(*(e if isinstance(e, int) else g for e, g in zip(shape or [None] * 4, extents, strict=True)))
+        (expected,) = runtime_outputs(path, {"x": data})
+        problem = layer.problem.at(data.shape) if layer.problem.dynamic else layer.problem
+        assert_close(reference(problem, data, layer.filter, layer.bias), expected)
+
+
+def test_three_free_axes_are_not_covered(tmp_path):
+    path = save(tmp_path, [("ConvTranspose", "x w", "y", {})], {"w": uniform(4, 3, 2, 2, 2)}, shape=(1, 4, "d", 5, 6))
+    (layer,) = scan(path)
+    assert re.search(r"extents may be any with 1 or 2 axes only; the data are \[1, 4, d, 5, 6\]$", layer.reason)
+
+
+def vocoder(folder, shape):
+    """Two layers in a row, with a Conv that pads between; the second works at eight times the frames."""
+    nodes = [
+        ("ConvTranspose", "x w", "u", {"strides": [8], "pads": [4, 4]}),
+        ("LeakyRelu", "u", "a", {"alpha": 0.1}),
+        ("Conv", "a c", "v", {"pads": [2, 2]}),
+        ("ConvTranspose", "v w2", "y", {"strides": [2], "pads": [1, 1]}),
+    ]
+    constants = {"w": uniform(4, 6, 16), "c": uniform(6, 6, 5), "w2": uniform(6, 3, 4)}
+    return save(folder, nodes, constants, shape=shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "limits", "buckets"),
+    [
+        ("frames", (1, 2000), [(31, 250, 2000), (31 * 8, 250 * 8, 16000)]),
+        ("x.2", (1, 2000), [(31, 250, 2000), (31 * 8, 250 * 8, 16000)]),
+        ("frames", (100, 2000), [(100, 250, 2000), (800, 2000, 16000)]),
+        ("frames", (64, 64), [(64,), (512,)]),
+        (None, None, [(), ()]),
+    ],
+)
+def test_buckets_follow_from_ranges(tmp_path, name, limits, buckets):
+    layers = scan(vocoder(tmp_path, ("n", 4, "frames")), extents={name: limits} if name else None)
+    assert [layer.problem.buckets for layer in layers] == [(b,) if b else () for b in buckets]
+    assert [layer.problem.dynamic for layer in layers] == [(0, 1), (0, 1)]
+    assert [layer.notes for layer in layers] == ["any batch and spatial axis 0"] * 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("dynamo", [False, True])
+def test_exports_of_pytorch_with_free_extents(tmp_path, dynamo):
+    torch = pytest.importorskip("torch")
+    if dynamo:
+        pytest.importorskip("onnxscript")
+    model = torch.nn.Sequential(
+        torch.nn.ConvTranspose1d(4, 6, 16, 8, 4), torch.nn.LeakyReLU(0.1), torch.nn.Conv1d(6, 6, 5, padding=2),
+        torch.nn.ConvTranspose1d(6, 3, 4, 2, 1),
+    ).eval()  # fmt: skip
+    names = {0: "n", 2: "frames"}
+    free = {"dynamic_axes": {"x": names}}
+    if dynamo:
+        free = {
+            "dynamic_shapes": {"input": {0: torch.export.Dim.DYNAMIC, 2: torch.export.Dim("frames", min=4, max=99)}}
+        }
+    path = tmp_path / "model.onnx"
+    torch.onnx.export(model, (torch.randn(1, 4, 20),), str(path), dynamo=dynamo, input_names=["x"], **free)
+    layers = scan(path, extents={"frames": (1, 2000)})
+    assert [layer.problem.artifact_key for layer in layers] == [
+        "nany-g1-i4-o6-xany(31,250,2000)-k16-s8-d1-p4-yany+8-float32-NCX-GIOX-bias+leaky_relu(0.1)",
+        "nany-g1-i6-o3-xany(248,2000,16000)-k4-s2-d1-p1-yany+2-float32-NCX-GIOX-bias",
+    ]
+
+
+def test_buckets_of_two_axes(tmp_path):
+    path = save(tmp_path, [("ConvTranspose", "x w", "y", UP)], {"w": uniform(4, 3, 2, 2)}, shape=(1, 4, "h", "w_"))
+    (layer,) = scan(path, extents={"h": (1, 256), "w_": (40, 100)})
+    assert layer.problem.buckets == ((32, 256), (40, 100))
+
+
+@pytest.mark.parametrize(
+    ("extents", "text"),
+    [
+        ({"time": (1, 9)}, r"extent='time': must be a free extent of .*model.onnx: n, x.0, frames, x.2$"),
+        ({"x.1": (1, 9)}, r"extent='x.1': must be a free extent"),
+        ({"frames": (9, 1)}, r"extent='frames=9..1': must be a range of extents from 1 up, lowest first$"),
+        ({"frames": (0, 1)}, r"extent='frames=0..1': must be a range"),
+    ],
+)
+def test_bad_ranges(tmp_path, extents, text):
+    with pytest.raises(SourceError, match=text):
+        scan(vocoder(tmp_path, ("n", 4, "frames")), extents=extents)
 
 
 def test_shapes_follow_from_inference(tmp_path):

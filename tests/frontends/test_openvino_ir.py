@@ -228,6 +228,39 @@ def test_converted_constants(tmp_path, stored):
     assert layer.filter.dtype == np.float32
 
 
+@pytest.mark.parametrize("form", ["scale", "zero point", "fake"])
+def test_filters_of_quantized_models(tmp_path, form):
+    """Integers with a scale, as compression writes them, and FakeQuantize on floating point numbers."""
+    data = opset1.parameter((1, 4, 5, 6), np.float32, name="data")
+    if form == "fake":
+        bounds = [opset1.constant(np.float32(v).reshape(1, -1, 1, 1)) for v in ([-0.5, -1, -2], [0.5, 1, 1.5])]
+        filter = opset1.fake_quantize(constants(4, 3, 2, 2), *bounds, *bounds, 255)
+    else:
+        filter = opset1.convert(opset1.constant(RNG.integers(-9, 99, (4, 3, 2, 2)).astype(np.int8)), np.float32)
+        if form == "zero point":
+            filter = opset1.subtract(filter, opset1.convert(opset1.constant(np.int8([[[[7]]]])), np.float32))
+        filter = opset1.multiply(filter, constants(1, 3, 1, 1))
+    bounds = [opset1.constant(np.float32(v)) for v in (-1, 1)]
+    for quantized in (False, True):
+        source = opset1.fake_quantize(data, *bounds, *bounds, 256) if quantized else data
+        path = save(tmp_path, data, opset1.convolution_backprop_data(source, filter, [2, 2]))
+        (layer,) = scan(path)
+        notes = ["as float32: its data are quantized"] * quantized + ["filter stored as int8"] * (form != "fake")
+        assert layer.note == ", ".join(notes)
+    x = uniform(*layer.problem.data_shape)
+    model = openvino.Model([opset1.convolution_backprop_data(data, filter, [2, 2])], [data], "model")
+    openvino.serialize(model, tmp_path / "model.xml")
+    assert_close(reference(layer.problem, x, layer.filter), openvino_outputs(tmp_path / "model.xml", x)[0])
+
+
+def test_notes_tell_what_makes_the_filter(tmp_path):
+    data = opset1.parameter((1, 4, 5, 6), np.float32, name="data")
+    filter = opset1.relu(constants(4, 3, 2, 2))
+    filter.set_friendly_name("made")
+    (layer,) = scan(save(tmp_path, data, opset1.convolution_backprop_data(data, filter, [2, 2])))
+    assert (layer.filter, layer.note) == (None, "its filter is made by ReLU made at run time")
+
+
 def test_reshaped_constants(tmp_path):
     data = opset1.parameter((1, 4, 5, 6), np.float32)
     shape = opset1.constant(np.array([2, 2, 3, 2, 2]))
@@ -300,11 +333,59 @@ def test_layers_in_bodies(tmp_path):
     assert {layer.name for layer in layers} == {"up", "up_2"}
 
 
-@pytest.mark.parametrize("shape", [[-1, 4, 5, 6], [1, 4, -1, 6]])
-def test_dynamic(tmp_path, shape):
-    (layer,) = scan(save(tmp_path, *deconvolution(shape)))
-    assert layer.problem is None
-    assert layer.reason == f"data has a dynamic shape: {shape}"
+DYNAMIC = {
+    "batch": ([-1, 4, 5, 6], "nany-g1-i4-o3-x5x6-"),
+    "channels": ([2, -1, 5, 6], "n2-g1-i4-o3-x5x6-"),
+    "one extent": ([2, 4, -1, 6], "n2-g1-i4-o3-xanyx6-"),
+    "all": ([-1, -1, -1, -1], "nany-g1-i4-o3-xanyxany-"),
+    "rank": (None, "nany-g1-i4-o3-xanyxany-"),
+}
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("case", DYNAMIC)
+def test_free_extents(tmp_path, case, grouped):
+    """They are what OpenVINO computes, at several extents."""
+    shape, key = DYNAMIC[case]
+    data, node = deconvolution((2, 4, 5, 6), (2, 2, 3, 3, 2) if grouped else (4, 3, 3, 2), pads_begin=[1, 0])
+    model = openvino.Model([opset1.relu(node)], [data], "model")
+    model.reshape(openvino.PartialShape.dynamic() if shape is None else openvino.PartialShape(shape))
+    openvino.serialize(model, tmp_path / "model.xml")
+    (layer,) = scan(tmp_path / "model.xml")
+    assert layer.problem.key.startswith(key.replace("g1-i4", "g2-i2") if grouped else key)
+    for extents in ((2, 4, 5, 6), (1, 4, 1, 6), (3, 4, 9, 20)):
+        x = uniform(*(g if e == -1 else e for e, g in zip(shape or [-1] * 4, extents, strict=True)))
+        x = x[:, :1].repeat(4, 1) if x.shape[1] != 4 else x
+        model.reshape(x.shape)  # OpenVINO computes no model of unknown rank
+        openvino.serialize(model, tmp_path / "static.xml")
+        (expected,) = openvino_outputs(tmp_path / "static.xml", x)
+        problem = layer.problem.at(x.shape) if layer.problem.dynamic else layer.problem
+        assert_close(reference(problem, x, layer.filter, layer.bias), expected)
+
+
+def test_buckets_follow_from_ranges(tmp_path):
+    data, node = deconvolution([-1, 4, -1], (4, 3, 16), strides=[8], pads_begin=[4], pads_end=[4])
+    after, second = deconvolution([-1, 3, -1], (3, 2, 4))
+    del after
+    second.input(0).replace_source_output(opset1.relu(node).output(0))
+    second.set_friendly_name("second")
+    path = save(tmp_path, data, second)
+    first, last = scan(path, extents={"data.2": (1, 2000)})
+    assert (first.problem.buckets, last.problem.buckets) == (((31, 250, 2000),), ((248, 2000, 16000),))
+    assert scan(path)[0].problem.buckets == ()
+    with pytest.raises(SourceError, match=r"extent='data.1': must be a free extent of .*: data.0, data.2$"):
+        scan(path, extents={"data.1": (1, 2)})
+
+
+def test_an_output_shape_of_run_time_for_free_extents_is_not_covered(tmp_path):
+    data, node = deconvolution([1, 4, -1, -1])
+    wanted = opset1.convert(opset13.parameter([2], np.int64), "i64")
+    inputs = [node.input_value(0), node.input_value(1), wanted.output(0)]
+    up = NodeFactory("opset1").create("ConvolutionBackpropData", inputs, node.get_attributes())
+    model = openvino.Model([up], [data, wanted.input_value(0).get_node()], "model")
+    openvino.serialize(model, tmp_path / "model.xml")
+    (layer,) = scan(tmp_path / "model.xml")
+    assert layer.reason.startswith("output_shape is computed at run time, for an output of [1, 3, -1, -1]")
 
 
 # Changes to the text of an example, and what the scan says of them.

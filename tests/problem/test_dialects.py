@@ -6,7 +6,7 @@ test_dialect_conformance.py has what all dialects share, and test_other_systems.
 import numpy as np
 import pytest
 
-from tvm_deconv import Problem, from_onednn, from_onnx, from_openvino, from_torch
+from tvm_deconv import Problem, ProblemError, from_onednn, from_onnx, from_openvino, from_torch
 
 # One axis: X = 5, K = 4, s = 3, so nat = 3*4 + 3 + 1 = 16.
 
@@ -218,3 +218,66 @@ def test_numpy_arrays_are_sequences():
 def test_strides_must_be_said(name):
     with pytest.raises(TypeError):
         getattr(Problem, name)((1, 3, 3, 3), (3, 3, 3, 3))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        # K = 4, s = 3: of total = 1 same_upper cuts off the end and same_lower the begin.
+        ({"auto_pad": "same_upper"}, (0, 15)),
+        ({"auto_pad": "same_lower"}, (1, 15)),
+        ({"auto_pad": "same_upper", "output_padding": (2,)}, (0, 17)),
+        ({"auto_pad": "same_lower", "output_padding": (2,), "pads_begin": (3,)}, (1, 17)),
+        ({"auto_pad": "same_lower", "dilations": (2,)}, (2, 15)),
+        # A kernel shorter than the stride leaves nothing to cut off.
+        ({"auto_pad": "same_lower", "strides": (5,)}, (0, 24)),
+        ({"auto_pad": "valid", "pads_begin": (3,)}, (0, 16)),
+        ({"auto_pad": "same_upper", "output_shape": (11,)}, (2, 11)),
+    ],
+)
+@pytest.mark.parametrize("filter_format", ["XOI", "IOX"])
+def test_same_of_conv_transpose(filter_format, attributes, expected):
+    """test_onednn.py compares with oneDNN itself, where it is installed."""
+    shape = (4, 3, 2) if filter_format == "XOI" else (2, 3, 4)
+    named = {"strides": (3,)} | attributes
+    assert placed(from_onednn((1, 5, 2), shape, filter_format=filter_format, **named)) == expected
+
+
+def test_same_of_conv_transpose_as_people_meet_it():
+    p = from_onednn((1, 28, 28, 1), (3, 3, 1, 1), strides=(2, 2), filter_format="XOI", auto_pad="SAME_UPPER")
+    assert p.output_spatial == (56, 56)
+    p = from_onednn((1, "any", 1), (3, 1, 1), strides=(2,), filter_format="XOI", auto_pad="SAME_UPPER")
+    assert p.at((1, 28, 1)).output_spatial == (56,)
+
+
+@pytest.mark.parametrize("dialect", [openvino, onednn, onnx])
+def test_an_attribute_without_elements_is_left_out(dialect):
+    names = ["strides", "dilations", "output_padding"]
+    names += ["pads"] if dialect is onnx else ["pads_begin", "pads_end"]
+    assert dialect(**{name: [] for name in names}) == dialect(strides=(1,))
+
+
+@pytest.mark.parametrize("auto_pad", ["notset", "valid", "same_upper", "same_lower"])
+@pytest.mark.parametrize("dialect", [from_openvino, from_onnx])
+def test_output_shape_of_the_other_axis(dialect, auto_pad):
+    """Along an axis with "any", the other attributes decide; along the others, the output_shape does."""
+    named = {"strides": (2, 3), "auto_pad": auto_pad}
+    p = dialect((1, 2, "any", 5), (2, 3, 3, 4), output_shape=("any", 12), **named)
+    for extent in (4, 9):
+        natural = dialect((1, 2, extent, 5), (2, 3, 3, 4), **named)
+        wanted = dialect((1, 2, extent, 5), (2, 3, 3, 4), output_shape=(natural.output_spatial[0], 12), **named)
+        assert p.at((1, 2, extent, 5)).output_spatial == (natural.output_spatial[0], 12)
+        assert p.pads_begin == (natural.pads_begin[0], wanted.pads_begin[1])
+
+
+@pytest.mark.parametrize("output_shape", [(9, 12), ("any", "any"), (9, "any"), ("any",), 9, np.array([9, 12])])
+def test_output_shape_of_an_axis_that_a_call_decides(output_shape):
+    with pytest.raises(ProblemError, match=r"^output_shape=.*: must be any just where a spatial extent of the data is"):
+        from_openvino((1, 2, "any", 5), (2, 3, 3, 4), strides=(2, 3), output_shape=output_shape)
+
+
+def test_errors_show_the_shape_that_was_given():
+    with pytest.raises(ProblemError, match=r"^data_shape=\('any', 'any', 5, 5\): every element must be an integer$"):
+        from_openvino(("any", "any", 5, 5), (2, 3, 3, 4), strides=(1, 1))
+    with pytest.raises(ProblemError, match=r"^data_shape=\('any', 0, 'any', 5\): must have channels"):
+        from_openvino(("any", 0, "any", 5), (2, 3, 3, 4), strides=(1, 1))

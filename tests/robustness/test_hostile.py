@@ -6,16 +6,15 @@ A few thousand inputs by default; with `-m slow` 120 000.
 import contextlib
 import json
 import re
-import signal
 
 import numpy as np
 import onnx
 import openvino
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from openvino import opset1
+from support.hostile import EDITS, NUMBERS, TEXTS, VALUES, edited, fit_to_print, hostile, texts
 from support.manifests import fields
 from support.strategies import problems
 
@@ -26,121 +25,8 @@ from tvm_deconv.compiler import records
 from tvm_deconv.frontends import coverage_table, scan
 from tvm_deconv.targets import CPU_TARGETS, Host, Place
 
-FEW, MANY = 500, 20_000
-#: Of processor time, far more than any of them takes, and of time for one that waits, for a machine that is busy.
-SECONDS, WAITING = 20, 1200
 V4 = CPU_TARGETS["x86-64-v4"]
 P = td.Problem(1, 2, 3, 4, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 12))
-
-
-def hostile(strategy, fixture=None):
-    """Run a test with a few inputs, and marked slow with many; a fixture comes first."""
-
-    def decorate(test):
-        @pytest.mark.parametrize("inputs", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
-        def run(inputs, request):
-            given_first = [request.getfixturevalue(fixture)] if fixture else []
-
-            @settings(max_examples=inputs, deadline=None, suppress_health_check=list(HealthCheck))
-            @given(strategy)
-            def each(drawn):
-                timed(test, *given_first, drawn)
-
-            each()
-
-        return run
-
-    return decorate
-
-
-def timed(test, *arguments):
-    def stop(number, _):
-        raise AssertionError(f"takes more than {SECONDS if number == signal.SIGPROF else WAITING} s")
-
-    clocks = {signal.SIGPROF: (signal.ITIMER_PROF, SECONDS), signal.SIGALRM: (signal.ITIMER_REAL, WAITING)}
-    before = {number: signal.signal(number, stop) for number in clocks}
-    for clock, seconds in clocks.values():
-        signal.setitimer(clock, seconds)
-    try:
-        test(*arguments)
-    finally:
-        for number, (clock, _) in clocks.items():
-            signal.setitimer(clock, 0)
-            signal.signal(number, before[number])
-
-
-def fit_to_print(text):
-    """A log and a terminal can show it, whatever the input held."""
-    assert all(line.isprintable() for line in text.split("\n")), ascii(text)
-
-
-# ---- what is hostile ----
-
-NUMBERS = st.one_of(
-    st.sampled_from([0, -1, 1, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64, 2**200, 10**400, 0.5, 1e308, 1e999]),
-    st.integers(-3, 40),
-)
-TEXTS = st.one_of(
-    st.text(max_size=12),
-    st.sampled_from(
-        ["", "none", "../x", "/etc/passwd", "\0", "\ud800", "NaN", "1" * 5000, "x" * 5000, "float32", "NXC"]
-    ),
-)
-VALUES = st.recursive(
-    st.one_of(st.none(), st.booleans(), NUMBERS, TEXTS, st.just(float("nan"))),
-    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXTS, inner, max_size=3)),
-    max_leaves=6,
-)
-#: (where, as a part of the whole; bytes to remove; bytes to put there)
-EDITS = st.lists(
-    st.tuples(st.floats(0, 1), st.integers(0, 12), st.one_of(st.binary(max_size=6), st.just(b"9" * 30))), max_size=5
-)
-
-
-def edited(content, edits):
-    for where, removed, put in edits:
-        at = int(where * len(content))
-        content = content[:at] + put + content[at + removed :]
-    return content
-
-
-@st.composite
-def spoilt(draw, whole):
-    """JSON like `whole`, with some values at any depth replaced, removed or added."""
-    value = json.loads(json.dumps(whole))
-    for _ in range(draw(st.integers(1, 3))):
-        place = value
-        while isinstance(place, (dict, list)) and place:
-            key = draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
-            deeper = place[key]
-            if not isinstance(deeper, (dict, list)) or not deeper or draw(st.booleans()):
-                change = draw(st.sampled_from(["replace", "remove", "add"]))
-                if change == "replace":
-                    place[key] = draw(VALUES)
-                elif change == "remove":
-                    del place[key]
-                elif isinstance(place, dict):
-                    place[draw(TEXTS)] = draw(VALUES)
-                else:
-                    place.insert(key, draw(VALUES))
-                break
-            place = deeper
-    return value
-
-
-def texts(whole):
-    """Bytes of JSON like `whole`: spoilt in its values, in its bytes, or both."""
-
-    def write(value, edits):
-        return edited(json.dumps(value).encode("utf-8", "surrogatepass"), edits)
-
-    return st.one_of(
-        st.builds(write, spoilt(whole), st.just([])),
-        st.builds(write, st.just(whole), EDITS),
-        st.builds(write, spoilt(whole), EDITS),
-        st.binary(max_size=40),
-        st.sampled_from([b"[" * 5000, b'{"a":' * 5000, b"9" * 5000]),
-    )
 
 
 @pytest.fixture

@@ -133,6 +133,7 @@ def test_compile_once(artifacts, cache):
     assert folder.stat().st_mode & 0o077 == 0
     before = files(cache)
     assert len(before) == 2
+    assert all((folder / name).stat().st_mode & 0o077 == 0 for name in before)
     assert_right(WANTED.replace(filter_format="XIO"), td.load(artifacts, fallback="compile").bind)
     assert files(cache) == before
     # A spoilt one is built again.
@@ -193,6 +194,59 @@ def test_compiler_that_is_not_installed(artifacts, monkeypatch):
     monkeypatch.setitem(sys.modules, "platformdirs", None)
     with pytest.raises(td.NoArtifactError, match=r"needs the package platformdirs: pip install 'tvm_deconv\[compile\]"):
         td.load(artifacts, fallback="compile").bind(WANTED, operands(WANTED)[1])
+
+
+@pytest.fixture
+def build_here(monkeypatch):
+    """Builds happen in this process, and are counted."""
+    builds = []
+
+    def build(problem, target, folder):
+        builds.append(problem)
+        assert not list(folder.glob("*.json")), "what is up to date is left alone"
+        made.export(folder, [problem], target.name)
+        for path in folder.iterdir():
+            path.chmod(0o600)
+
+    monkeypatch.setattr(user_cache, "build", build)
+    return builds
+
+
+def cached(artifacts):
+    PROCESS.artifacts.clear()
+    return td.load(artifacts, fallback="compile").bind(WANTED, operands(WANTED)[1])
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o720, 0o702, 0o1777])
+def test_cache_that_others_can_write_is_not_loaded(artifacts, cache, build_here, mode):
+    cached(artifacts)
+    (folder,) = (cache / "tvm_deconv").iterdir()
+    folder.chmod(mode)
+    with pytest.raises(td.NoArtifactError, match=rf"cache .* must be writable by its owner alone, .* {mode:o}"):
+        cached(artifacts)
+    folder.chmod(0o700)
+    cached(artifacts)
+    assert build_here == [WANTED]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".so"])
+def test_files_in_the_cache_that_others_can_write_are_built_again(artifacts, cache, build_here, suffix):
+    cached(artifacts)
+    (folder,) = (cache / "tvm_deconv").iterdir()
+    (path,) = folder.glob(f"*{suffix}")
+    path.chmod(0o620)
+    cached(artifacts)
+    assert build_here == [WANTED, WANTED]
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_cache_of_another_user_is_not_loaded(artifacts, cache, build_here, monkeypatch):
+    cached(artifacts)
+    (folder,) = (cache / "tvm_deconv").iterdir()
+    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+    with pytest.raises(td.NoArtifactError, match=r"cache .* must belong to the user \d+, who runs this, not to \d+"):
+        cached(artifacts)
+    assert build_here == [WANTED]
 
 
 def test_cache_that_cannot_be_written(artifacts, cache):

@@ -14,6 +14,14 @@ import pytest
 from tvm_deconv.compiler.launcher import FLAGS, SOURCE, find_compiler, launcher_object
 from tvm_deconv.errors import BuildError, CompilerNotFound
 
+#: Functions of the C library in whose place the launcher calls those of the stress program.
+HOOKS = {
+    "pthread_create": "create",
+    "sched_getaffinity": "affinity",
+    "clock_gettime": "clock",
+    "posix_memalign": "memalign",
+    "free": "free",
+}
 STRESS = Path(__file__).parents[1] / "support" / "launcher_stress.c"
 
 # Two artifacts, each `out[i, j] = factor * data[i, last - j] + 1`, parallel over rows, with a workspace of one row.
@@ -31,18 +39,17 @@ import tvm_ffi
 SHAPES, FACTORS = {SHAPES}, {FACTORS}
 paths = dict(zip(SHAPES, sys.argv[1:]))
 libs = {{name: ctypes.CDLL(path) for name, path in paths.items()}}
-mains = {{name: tvm_ffi.load_module(path)["main"] for name, path in paths.items()}}
+mains = {{name: tvm_ffi.load_module(path)["deconv_with"] for name, path in paths.items()}}
 set_threads, get_threads = libs["small"].tvm_deconv_set_num_threads, libs["small"].tvm_deconv_get_num_threads
-set_limit = libs["small"].tvm_deconv_set_thread_limit
 
 class Case:
-    def __init__(self, name):
-        self.main = mains[name]
+    def __init__(self, name, limit=0):
+        self.main, self.limit = mains[name], limit
         self.data = np.random.default_rng(0).random(SHAPES[name], dtype=np.float32)
         self.out = np.full_like(self.data, np.nan)
         self.wanted = self.data[:, ::-1] * np.float32(FACTORS[name]) + np.float32(1)
     def run(self):
-        self.main(self.data, self.out)
+        self.main(self.limit, 0, self.data, self.out)
     def check(self):
         self.out[:] = np.nan
         self.run()
@@ -69,7 +76,7 @@ def _export(path: Path, addon: Path, rows: int, columns: int, factor: float) -> 
     data = te.placeholder((rows, columns), "float32", name="data")
     scaled = te.compute((rows, columns), lambda i, j: data[i, j] * tvm.tirx.const(factor, "float32"), name="scaled")
     out = te.compute((rows, columns), lambda i, j: scaled[i, columns - 1 - j] + 1.0, name="out")
-    schedule = tvm.s_tir.Schedule(te.create_prim_func([data, out]).with_attr("global_symbol", "main"))
+    schedule = tvm.s_tir.Schedule(te.create_prim_func([data, out]).with_attr("global_symbol", "deconv"))
     row, _ = schedule.get_loops(schedule.get_sblock("out"))
     schedule.compute_at(schedule.get_sblock("scaled"), row)
     schedule.parallel(row)
@@ -108,7 +115,7 @@ def test_needs_only_the_c_library_and_ffi(artifacts):
         undefined = [line.split()[1] for line in symbols if line.split()[0] == "U"]
         assert all("@GLIBC" in name or name.startswith("TVMFFI") for name in undefined)
         assert not any("__TVMBackend" in line for line in symbols)  # nothing outside can overwrite the hooks
-        assert any(line.split()[1:] == ["u", "tvm_deconv_runtime_v3"] for line in symbols)
+        assert any(line.split()[1:] == ["u", "tvm_deconv_runtime_v4"] for line in symbols)
 
 
 def test_self_contained_with_one_pool(run):
@@ -131,25 +138,38 @@ assert set_threads(5) == int(os.environ.get("EXPECTED", cpus)) and get_threads()
 assert libs["large"].tvm_deconv_get_num_threads() == 5
 assert set_threads(-1) == -1 and set_threads(1 << 20) == -1 and get_threads() == 5
 assert set_threads(0) == 5 and get_threads() == int(os.environ.get("EXPECTED", cpus))
-assert set_limit(2) == 0 and set_limit(-1) == -1 and libs["large"].tvm_deconv_set_thread_limit(0) == 2
 """
     run(script)
     run(script, TVM_DECONV_NUM_THREADS="3", EXPECTED="3")
     run(script, TVM_DECONV_NUM_THREADS="3 threads")
 
 
-def test_limit_is_of_the_calling_thread(run):
+def test_limit_is_of_one_call(run):
     run("""
 set_threads(4)
-case = Case("small")
-set_limit(1)
-thread = threading.Thread(target=case.check)
-case.check()
+Case("small", 1).check()
 time.sleep(0.05)
 assert workers() == 0
-thread.start(); thread.join()
+Case("small").check()
 assert come_to(3)
+case = Case("small", 1 << 40)
+case.check()
+for wrong in (("1", 0), (0, None), (-1, 0), (0,), ()):
+    try:
+        case.main(*wrong)
+    except TypeError as error:
+        assert str(error) == "threads, arena: must be integers, before the arguments of deconv"
+    else:
+        raise AssertionError(wrong)
 """)
+
+
+def test_a_function_of_the_same_name_elsewhere_is_not_called(run, tmp_path):
+    """Also if it is in every library's sight, as that of an artifact loaded with RTLD_GLOBAL."""
+    (tmp_path / "other.c").write_text("int __tvm_ffi_deconv(void) { __builtin_trap(); }")
+    command = [find_compiler(), "-x", "c", "-shared", "-fPIC", tmp_path / "other.c", "-o", tmp_path / "other.so"]
+    subprocess.run(command, check=True)
+    run('Case("small").check()', LD_PRELOAD=str(tmp_path / "other.so"))
 
 
 def test_outlives_the_artifact_loaded_first(run):
@@ -157,7 +177,7 @@ def test_outlives_the_artifact_loaded_first(run):
 set_threads(4)
 Case("small").check()
 handle = libs.pop("small")._handle
-del set_threads, get_threads, set_limit
+del set_threads, get_threads
 mains.pop("small")
 gc.collect()
 ctypes.CDLL(None).dlclose(ctypes.c_void_p(handle))
@@ -221,8 +241,9 @@ def caller(seed):
     try:
         for _ in range(40):
             if random.random() < 0.3: set_threads(int(random.integers(1, 7)))
-            if random.random() < 0.3: set_limit(int(random.integers(0, 4)))
-            cases[int(random.random() < 0.1)].check()
+            case = cases[int(random.random() < 0.1)]
+            case.limit = int(random.integers(0, 4)) if random.random() < 0.3 else 0
+            case.check()
     except BaseException as error:
         failed.append(error)
 threads = [threading.Thread(target=caller, args=(seed,)) for seed in range(8)]
@@ -230,6 +251,29 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 assert not failed, failed
 assert workers() <= 5
+""")
+
+
+def test_rounding_mode_is_that_of_the_caller(run):
+    # In every thread that computes, whatever the mode was when the thread began, and after the call.
+    run("""
+UPWARD = 0x800  # of FE_UPWARD on x86
+set_round = ctypes.CDLL("libm.so.6").fesetround
+set_threads(4)
+case = Case("small")
+def result(mode, limit):
+    set_round(mode)
+    case.limit = limit
+    case.run()
+    set_round(0)
+    return case.out.copy()
+upward, nearest = result(UPWARD, 0), result(0, 1)
+assert come_to(3)
+assert not np.array_equal(upward, nearest)
+for _ in range(100):
+    assert np.array_equal(result(0, 0), nearest)
+    assert np.array_equal(result(UPWARD, 0), upward)
+assert np.array_equal(result(UPWARD, 1), upward)
 """)
 
 
@@ -277,10 +321,8 @@ assert faults() - before < 100, faults() - before  # a fresh workspace for every
 
 def test_workspace_is_freed_with_its_thread(run):
     run("""
-set_limit(1)
-case = Case("large")
+case = Case("large", 1)
 def caller():
-    set_limit(1)
     case.run()
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -295,6 +337,8 @@ assert resident() - before < 20 << 20  # of 100 MiB
 def test_out_of_memory_is_an_error_of_the_call(run):
     # In the caller or in a worker: the error object reaches the caller, and the pool goes on.
     run("""
+malloc = ctypes.CDLL(None).malloc
+malloc.restype = ctypes.c_void_p
 case = Case("large")
 for threads in (1, 4):
     set_threads(threads)
@@ -303,6 +347,7 @@ for threads in (1, 4):
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (size, hard))
+    while malloc(1 << 20): pass  # what the heap still has
     try:
         case.run()
     except MemoryError as error:
@@ -334,7 +379,7 @@ def caller(started):
     tensors = [tensor(case.data, shape), tensor(case.out, shape)]
     arguments = (Any * 2)(*[Any(7, 0, ctypes.addressof(each)) for each in tensors])
     result = Any()
-    function = libs["large"].__tvm_ffi_main
+    function = libs["large"].__tvm_ffi_deconv
     while True:
         assert function(None, arguments, 2, ctypes.byref(result)) == 0
         if started is not None:
@@ -356,15 +401,19 @@ def _build_stress(folder: Path, *flags: str) -> Path:
     cc, program = find_compiler(), folder / "stress"
     objects = [folder / f"{source.stem}.o" for source in (SOURCE, STRESS)]
     for source, made in zip((SOURCE, STRESS), objects, strict=True):
-        command = [cc, "-x", "c", *FLAGS, "-Werror", "-g", *flags, "-c", str(source), "-o", str(made)]
+        hooks = [f"-D{name}=hooked_{hook}" for name, hook in HOOKS.items()] if source == SOURCE else []
+        command = [cc, "-x", "c", *FLAGS, "-Werror", "-g", *hooks, *flags, "-c", str(source), "-o", str(made)]
         subprocess.run(command, check=True, capture_output=True)
     subprocess.run([cc, "-pthread", *flags, *map(str, objects), "-o", str(program)], check=True, capture_output=True)
     return program
 
 
-@pytest.mark.parametrize(("mode", "rounds"), [("storm", 1000), ("rendezvous", 30000)])
+MOMENTS = [(mode, 1) for mode in ("failures", "lanes", "fork", "turns", "keep", "asleep")]
+
+
+@pytest.mark.parametrize(("mode", "rounds"), [*MOMENTS, ("storm", 1000), ("rendezvous", 30000)])
 def test_stress(tmp_path, mode, rounds):
-    done = subprocess.run([_build_stress(tmp_path), mode, str(rounds)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([_build_stress(tmp_path), mode, str(rounds)], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -467,6 +467,30 @@ def test_truly_described_but_no_library(copy, change, match):
     assert_refused(copy, f"must be a shared library for this machine, but {match}")
 
 
+def test_library_of_another_problem(copy):
+    """Consistent in every digest: what notices is the kernel, at bind by its filter, else at the call."""
+    data, filter, _ = operands(P)
+    made.rewrite(copy, P, content=made.file(copy, made.PROBLEMS["float64"], ".so").read_bytes())
+    with pytest.raises(td.ArtifactError, match=r"(?s)must take the filter as its manifest says: .*float64"):
+        td.load(copy).bind(P, filter)
+    made.rewrite(copy, P, content=made.file(copy, made.PROBLEMS["bias"], ".so").read_bytes())
+    layer = td.load(copy).bind(P, filter)
+    for call in (lambda: layer(data), lambda: layer(data, np.empty(P.output_shape, np.float32), threads=1)):
+        with pytest.raises(td.ArtifactError, match=r"^path=.*\.so: must compute the problem of its manifest: "):
+            call()
+
+
+@pytest.mark.parametrize("change", [{"dtype": np.float16}, {"dtype": np.float64}])
+def test_dtype_of_the_filter_comes_first(library, change):
+    """Also of a problem that no artifact serves."""
+    for problem in (P, P.replace(batch=77)):
+        with pytest.raises(td.TensorTypeError, match=r"^filter='float\d\d': dtype must be float32$"):
+            library.bind(problem, np.ones(problem.filter_shape, **change))
+    data = np.ones((77, *P.data_shape[1:]), **change)
+    with pytest.raises(td.TensorTypeError, match=r"^filter='float32': dtype must be float\d\d$"):
+        library.convolution_backprop_data(data, np.ones(P.filter_shape, np.float32), (2, 2))
+
+
 def test_foreign_dependency(copy, tmp_path):
     build_so(tmp_path, "int f(void) { return 1; }", "-Wl,-soname,libother.so.1")
     other = (tmp_path / "made.so").rename(tmp_path / "other.so")
@@ -489,7 +513,9 @@ def test_library_without_a_function(copy, tmp_path, missing, style):
 
 def test_library_without_any_function(copy, tmp_path):
     made.rewrite(copy, P, content=build_so(tmp_path, "static int f = 1;"))
-    assert_refused(copy, "must define __tvm_ffi_deconv, __tvm_ffi_pack, tvm_deconv_get_num_threads")
+    assert_refused(
+        copy, "must define __tvm_ffi_deconv, __tvm_ffi_deconv_with, __tvm_ffi_pack, tvm_deconv_get_num_threads"
+    )
 
 
 def test_library_that_does_not_load(copy, tmp_path):
@@ -502,8 +528,8 @@ def test_what_was_verified_is_what_is_loaded(copy, monkeypatch):
     """A file replaced between the check and the load has no effect: the linker never opens it."""
     honest = loader.read_verified
 
-    def replaced(path, manifest):
-        content = honest(path, manifest)
+    def replaced(path, manifest, **options):
+        content = honest(path, manifest, **options)
         path.write_bytes(b"evil")
         return content
 
@@ -547,7 +573,8 @@ def test_every_library_is_loaded_as_itself(artifacts, way, monkeypatch, tmp_path
     """The linker identifies libraries by name and by file: one after another, each must be its own."""
     if way == "file":
         monkeypatch.setattr(loader, "memory_file", lambda _: None)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    # Files in memory need no directory: services run where none can be written.
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path if way == "file" else tmp_path / "missing"))
     monkeypatch.setattr(PROCESS, "artifacts", {})
     library = td.load(artifacts)
     library.bind(P, operands(P)[1])

@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -226,6 +227,16 @@ def test_workspace_at_bind(large):
 def test_wrong_workspace(artifacts, workspace, error, match):
     with pytest.raises(error, match=match):
         td.load(artifacts).bind(made.PLAIN, operands(made.PLAIN)[1], workspace=workspace)
+
+
+def test_workspace_that_does_not_fit(artifacts, tmp_path):
+    """As a manifest may ask for that nobody vouches for."""
+    shutil.copytree(artifacts, tmp_path, dirs_exist_ok=True)
+    made.rewrite(tmp_path, made.PLAIN, scratch_bytes=1 << 40)
+    layer = td.load(tmp_path).bind(made.PLAIN, operands(made.PLAIN)[1])
+    assert layer.manifest.scratch_bytes == 1 << 40
+    with pytest.raises(td.ProblemError, match=r"^workspace=64: must fit in memory: 703\d+ bytes$"):
+        td.load(tmp_path).bind(made.PLAIN, operands(made.PLAIN)[1], workspace=64)
 
 
 def test_workspace_of_no_artifact(tmp_path):

@@ -8,7 +8,17 @@
  *                                      launch falls against workers going to sleep
  *   launcher_stress cost ROUNDS        what a launch costs, its worker awake or asleep, and what an idle pool costs
  *
- * Prints what failed and returns 1, else 0.
+ * Others bring about one moment each, and take no account of ROUNDS:
+ *
+ *   launcher_stress failures 1   two tasks fail at once, each with blocks of an arena and an error object
+ *   launcher_stress lanes 1      caller and helper fill their parts of an arena, and leave it
+ *   launcher_stress fork 1       a child of a pool that is asleep, and of one whose threads the system refused
+ *   launcher_stress turns 1      a worker finds a job while as many threads compute as are configured
+ *   launcher_stress keep 1       more workspace is given back than a thread may keep
+ *   launcher_stress asleep 1     a job comes between a worker's last look at the clock and its sleep
+ *
+ * Prints what failed and returns 1, else 0. The launcher is compiled with -D for the functions of the C library that
+ * stand here as hooked_...
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -18,6 +28,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -33,9 +44,15 @@ extern int (*__TVMBackendFreeWorkspace)(int, int, void *);
 extern int (*__TVMBackendParallelBarrier)(int, Env *);
 int tvm_deconv_set_num_threads(int);
 int tvm_deconv_get_num_threads(void);
-int tvm_deconv_set_thread_limit(int);
 int tvm_deconv_make_arena(void *, uint64_t, uint64_t, uint64_t);
-void *tvm_deconv_set_arena(void *);
+
+typedef struct {
+  int32_t type_index;
+  uint32_t padding;
+  int64_t integer;
+} Any;
+int __tvm_ffi_deconv(void *, const Any *, int32_t, Any *);
+int __tvm_ffi_deconv_with(void *, const Any *, int32_t, Any *);
 
 /* The part of libtvm_ffi that the launcher uses: one raised error a thread, counted objects. */
 static _Thread_local void *raised;
@@ -75,12 +92,27 @@ struct storm {
   int done[MOST_TASKS]; /* plain memory: only the launch orders these writes before the caller's reads */
   int tasks;
   int fails; /* the task that fails, or -1 */
+  int asked; /* tasks, 0 for as many as threads */
+  Task task;
+  void *data;
   unsigned work;
+};
+
+struct nested {
+  pthread_t caller;
+  int count; /* unprotected: a nested launch is serial */
 };
 
 static int nothing(int task, Env *env, void *data) {
   (void)task, (void)env;
-  ++*(int *)data;
+  struct nested *nested = data;
+  check(pthread_equal(pthread_self(), nested->caller), "a nested launch stays in its thread");
+  ++nested->count;
+  return 0;
+}
+
+static int empty_task(int task, Env *env, void *data) {
+  (void)task, (void)env, (void)data;
   return 0;
 }
 
@@ -101,10 +133,28 @@ static int storm_task(int task, Env *env, void *data) {
   for (size_t i = 0; i < size; ++i) check(outer[i] == (unsigned char)task, "a workspace belongs to one task");
   __TVMBackendFreeWorkspace(1, 0, inner);
   __TVMBackendFreeWorkspace(1, 0, outer);
-  int nested = 0; /* unprotected: a nested launch is serial */
-  check(__TVMBackendParallelLaunch(nothing, &nested, 3) == 0 && nested == 3, "a nested launch runs its tasks");
+  struct nested nested = {.caller = pthread_self()};
+  check(__TVMBackendParallelLaunch(nothing, &nested, 3) == 0 && nested.count == 3, "a nested launch runs its tasks");
   ++storm->done[task];
   return 0;
+}
+
+/* In the place of a kernel, with a storm for a handle. */
+int __tvm_ffi_deconv(void *handle, const Any *arguments, int32_t count, Any *result) {
+  (void)result;
+  check(count == 1 && arguments->integer == 42, "a kernel gets its own arguments");
+  struct storm *storm = handle;
+  unsigned char *own = __TVMBackendAllocWorkspace(1, 0, 300, 2, 32); /* around the launch, as some schedules have it */
+  memset(own, 0x5a, 300);
+  int status = __TVMBackendParallelLaunch(storm->task, storm->data, storm->asked);
+  for (int i = 0; i < 300; ++i) check(own[i] == 0x5a, "a caller's workspace is its own");
+  __TVMBackendFreeWorkspace(1, 0, own);
+  return status;
+}
+
+static int call_with(int threads, void *memory, void *handle) {
+  Any arguments[] = {{1, 0, threads}, {1, 0, (intptr_t)memory}, {1, 0, 42}}, result;
+  return __tvm_ffi_deconv_with(handle, arguments, 3, &result);
 }
 
 static pthread_barrier_t start;
@@ -118,19 +168,13 @@ static void *storm_caller(void *argument) {
   for (int round = 0; round < rounds; ++round) {
     struct storm storm = {.fails = -1, .work = next_random(&seed) % 2000};
     int asked = next_random(&seed) % 3 ? 0 : 1 + (int)(next_random(&seed) % MOST_TASKS);
-    if (next_random(&seed) % 8 == 0) tvm_deconv_set_thread_limit((int)(next_random(&seed) % 5));
+    int limit = next_random(&seed) % 2 ? 0 : (int)(next_random(&seed) % 5);
     if (next_random(&seed) % 16 == 0) tvm_deconv_set_num_threads(1 + (int)(next_random(&seed) % 12));
     if (next_random(&seed) % 8 == 0) storm.fails = (int)(next_random(&seed) % 3);
     if (next_random(&seed) % 32 == 0) usleep(next_random(&seed) % 200);
     if (round % 64 == 0) pthread_barrier_wait(&start);
-    int shared = next_random(&seed) % 2;
-    if (shared) check(tvm_deconv_set_arena(arena) == NULL, "no arena is left behind");
-    unsigned char *own = __TVMBackendAllocWorkspace(1, 0, 300, 2, 32); /* around the launch, as some schedules have it */
-    memset(own, 0x5a, 300);
-    int status = __TVMBackendParallelLaunch(storm_task, &storm, asked);
-    for (int i = 0; i < 300; ++i) check(own[i] == 0x5a, "a caller's workspace is its own");
-    __TVMBackendFreeWorkspace(1, 0, own);
-    if (shared) check(tvm_deconv_set_arena(NULL) != NULL, "the arena stays until it is taken away");
+    storm.asked = asked, storm.task = storm_task, storm.data = &storm;
+    int status = call_with(limit, next_random(&seed) % 2 ? arena : NULL, &storm);
     if (storm.fails >= 0 && storm.fails < storm.tasks) { /* tasks are claimed in order: the first three all run */
       check(status == -1 && raised != NULL, "a failed task fails the launch and leaves an error");
       TVMFFIObjectDecRef(raised);
@@ -139,6 +183,7 @@ static void *storm_caller(void *argument) {
     }
     check(status == 0 && raised == NULL, "the launch succeeds");
     check(asked ? storm.tasks == asked : storm.tasks >= 1 && storm.tasks <= 12, "the number of tasks");
+    check(asked || !limit || storm.tasks <= limit, "a call keeps to its limit");
     for (int i = 0; i < MOST_TASKS; ++i) check(storm.done[i] == (i < storm.tasks), "every task runs once");
   }
   return NULL;
@@ -192,10 +237,292 @@ static void run_rendezvous(int rounds) {
   check(__TVMBackendParallelBarrier(0, &two) == -1 && raised, "a barrier of two tasks is refused");
 }
 
-static int empty_task(int task, Env *env, void *data) {
-  (void)task, (void)env, (void)data;
+/* ---- moments ----------------------------------------------------------------------------------------------------- */
+
+static atomic_int threads_refused, threads_released = 1 << 20, threads_created;
+static atomic_int hold_clock, held_at_clock;
+static atomic_long live_blocks, live_bytes;
+static _Thread_local int is_worker;
+
+struct created {
+  void *(*function)(void *);
+  void *argument;
+  int number;
+};
+
+static void wait_until(atomic_int *value, int least) {
+  time_t end = time(NULL) + 10;
+  while (atomic_load(value) < least && time(NULL) < end) usleep(100);
+  check(atomic_load(value) >= least, "what is waited for comes");
+}
+
+static void *created_main(void *argument) {
+  struct created created = *(struct created *)argument;
+  free(argument);
+  is_worker = 1;
+  while (atomic_load(&threads_released) <= created.number) usleep(100);
+  return created.function(created.argument);
+}
+
+int hooked_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*function)(void *), void *argument) {
+  if (atomic_load(&threads_refused)) return 11; /* EAGAIN */
+  struct created *created = malloc(sizeof *created);
+  *created = (struct created){function, argument, atomic_fetch_add(&threads_created, 1)};
+  return pthread_create(thread, attributes, created_main, created);
+}
+
+int hooked_affinity(pid_t pid, size_t size, cpu_set_t *set) {
+  int status = sched_getaffinity(pid, size, set);
+  for (int i = 0; i < 8; ++i) CPU_SET(i, set); /* so that workers spin before they sleep, however few there are */
+  return status;
+}
+
+int hooked_clock(clockid_t clock, struct timespec *now) {
+  int status = clock_gettime(clock, now);
+  if (is_worker && atomic_load(&hold_clock)) {
+    atomic_store(&held_at_clock, 1);
+    while (atomic_load(&hold_clock)) sched_yield();
+    now->tv_sec += 1; /* its patience is over */
+  }
+  return status;
+}
+
+int hooked_memalign(void **memory, size_t align, size_t size) {
+  void *whole = malloc(size + 2 * align);
+  if (!whole) return 12; /* ENOMEM */
+  uintptr_t start = ((uintptr_t)whole + 2 * align - 1) / align * align;
+  ((void **)start)[-1] = whole;
+  ((size_t *)start)[-2] = size;
+  *memory = (void *)start;
+  atomic_fetch_add(&live_blocks, 1), atomic_fetch_add(&live_bytes, (long)size);
   return 0;
 }
+
+void hooked_free(void *memory) {
+  atomic_fetch_sub(&live_blocks, 1), atomic_fetch_sub(&live_bytes, (long)((size_t *)memory)[-2]);
+  free(((void **)memory)[-1]);
+}
+
+static int failing_task(int task, Env *env, void *data) {
+  check(__TVMBackendAllocWorkspace(1, 0, 100, 2, 32) != NULL, "there is workspace");
+  int status = rendezvous_task(task, env, data);
+  check(status == 0, "both tasks run at once");
+  raise_object();
+  return -1; /* as generated code leaves: without giving its blocks back */
+}
+
+static int launch_rendezvous(int tasks) {
+  atomic_int arrived = 0;
+  return __TVMBackendParallelLaunch(rendezvous_task, &arrived, tasks);
+}
+
+static int first_fails(int task, Env *env, void *begun) {
+  (void)env;
+  atomic_fetch_add((atomic_int *)begun, 1);
+  if (task == 0) return -1;
+  usleep(20000);
+  return 0;
+}
+
+static void run_failures(void) {
+  tvm_deconv_set_num_threads(2);
+  check(tvm_deconv_make_arena(arena, sizeof arena, 2048, 1024) == 3, "an arena has as many lanes as there is room for");
+  atomic_int arrived = 0;
+  struct storm storm = {.task = failing_task, .data = &arrived, .asked = 2};
+  check(call_with(0, arena, &storm) == -1, "the call fails");
+  check(*(uint64_t *)arena == 0, "every lane is given back, that of a helper too");
+  check(atomic_load(&live_errors) == 1, "the second error object is freed");
+  atomic_int begun = 0;
+  check(__TVMBackendParallelLaunch(first_fails, &begun, MOST_TASKS) == -1, "the launch fails");
+  check(atomic_load(&begun) < MOST_TASKS / 2, "no task begins after one has failed");
+}
+
+static int in_arena(void *block) { return (char *)block >= arena && (char *)block < arena + sizeof arena; }
+
+struct filled {
+  pthread_t caller;
+  atomic_int arrived;
+};
+
+/* The caller's lane is the larger one, up to its last line; each thread finds in its own what it wrote. */
+static int filling_task(int task, Env *env, void *data) {
+  struct filled *filled = data;
+  int of_caller = pthread_equal(pthread_self(), filled->caller);
+  size_t size = of_caller ? 2560 : 1920;
+  unsigned char *block = __TVMBackendAllocWorkspace(1, 0, size, 2, 32);
+  check(in_arena(block), "what fits is in the arena");
+  memset(block, 1 + of_caller, size);
+  int status = rendezvous_task(task, env, &filled->arrived);
+  for (size_t i = 0; i < size; ++i) check(block[i] == 1 + of_caller, "lanes lie apart");
+  __TVMBackendFreeWorkspace(1, 0, block);
+  for (int i = 0; i < 10; ++i) {
+    void *again = __TVMBackendAllocWorkspace(1, 0, 1000, 2, 32);
+    check(in_arena(again), "a lane is a stack");
+    __TVMBackendFreeWorkspace(1, 0, again);
+  }
+  return status;
+}
+
+static void run_lanes(void) {
+  tvm_deconv_set_num_threads(2);
+  check(tvm_deconv_make_arena(arena, sizeof arena, 2048, 1024) == 3, "an arena has as many lanes as there is room for");
+  struct filled filled = {.caller = pthread_self()};
+  struct storm storm = {.task = filling_task, .data = &filled, .asked = 2};
+  check(call_with(0, arena, &storm) == 0, "caller and helper come");
+  check(*(uint64_t *)arena == 0, "every lane is given back");
+  storm.task = empty_task;
+  check(call_with(1, arena, &storm) == 0, "a call of one thread goes");
+  void *block = __TVMBackendAllocWorkspace(1, 0, 100, 2, 32);
+  check(!in_arena(block), "the arena is of the call alone");
+  __TVMBackendFreeWorkspace(1, 0, block);
+  check(launch_rendezvous(2) == 0, "the limit is of the call alone");
+}
+
+struct held {
+  int tasks;
+  atomic_int arrived, released;
+};
+
+static int held_task(int task, Env *env, void *data) {
+  (void)task, (void)env;
+  struct held *held = data;
+  atomic_fetch_add(&held->arrived, 1);
+  wait_until(&held->released, 1);
+  return 0;
+}
+
+static void *held_caller(void *data) {
+  check(__TVMBackendParallelLaunch(held_task, data, ((struct held *)data)->tasks) == 0, "the held launch succeeds");
+  return NULL;
+}
+
+/* In a child whose parent had four workers asleep: the first four join a job at once, the fifth sleeps. */
+static void run_child_of_sleepers(void) {
+  struct held held = {.tasks = 5};
+  pthread_t caller;
+  atomic_store(&threads_created, 0), atomic_store(&threads_released, 0);
+  tvm_deconv_set_num_threads(6);
+  pthread_create(&caller, NULL, held_caller, &held);
+  wait_until(&held.arrived, 1);
+  for (int workers = 1; workers <= 4; ++workers) {
+    atomic_store(&threads_released, workers);
+    wait_until(&held.arrived, workers + 1);
+  }
+  atomic_store(&threads_released, 5);
+  usleep(100000); /* now it is asleep */
+  atomic_store(&threads_refused, 1);
+  tvm_deconv_set_num_threads(7); /* one more, so that it may compute, but no worker more */
+  check(launch_rendezvous(2) == 0, "the only worker that sleeps is woken");
+  atomic_store(&held.released, 1);
+  pthread_join(caller, NULL);
+}
+
+static void in_child(void (*run)(void)) {
+  fflush(stdout);
+  pid_t child = fork();
+  if (child == 0) {
+    run();
+    fflush(stdout);
+    _exit(atomic_load(&failures) != 0);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  check(status == 0, "a forked child computes");
+}
+
+static void run_child_of_refused(void) {
+  atomic_store(&threads_refused, 0);
+  check(launch_rendezvous(7) == 0, "a child starts the threads that its parent could not");
+}
+
+static void run_fork(void) {
+  tvm_deconv_set_num_threads(5);
+  check(launch_rendezvous(5) == 0, "every helper comes");
+  usleep(100000);
+  in_child(run_child_of_sleepers);
+  atomic_store(&threads_refused, 1);
+  tvm_deconv_set_num_threads(7);
+  check(__TVMBackendParallelLaunch(empty_task, NULL, 0) == 0, "a launch goes without the threads that are refused");
+  in_child(run_child_of_refused);
+}
+
+static int turn_task(int task, Env *env, void *data) {
+  (void)env;
+  if (task == 0) {
+    atomic_store(&threads_released, 1 << 20); /* the worker is free to look for a job, and finds this one */
+    usleep(300000);
+  }
+  ((pthread_t *)data)[task] = pthread_self();
+  return 0;
+}
+
+struct counted {
+  atomic_int inside, most;
+};
+
+static int counting_task(int task, Env *env, void *data) {
+  (void)task, (void)env;
+  struct counted *counted = data;
+  int inside = atomic_fetch_add(&counted->inside, 1) + 1, most = atomic_load(&counted->most);
+  while (inside > most && !atomic_compare_exchange_weak(&counted->most, &most, inside)) continue;
+  usleep(50000);
+  atomic_fetch_sub(&counted->inside, 1);
+  return 0;
+}
+
+static void run_turns(void) {
+  struct held held = {.tasks = 1};
+  pthread_t caller, ran[2];
+  atomic_store(&threads_released, 0);
+  tvm_deconv_set_num_threads(2);
+  pthread_create(&caller, NULL, held_caller, &held);
+  wait_until(&held.arrived, 1);
+  check(__TVMBackendParallelLaunch(turn_task, ran, 2) == 0, "the launch succeeds");
+  check(pthread_equal(ran[0], ran[1]), "no more threads compute than are configured");
+  atomic_store(&held.released, 1);
+  pthread_join(caller, NULL);
+  struct counted counted = {0};
+  struct storm storm = {.task = counting_task, .data = &counted, .asked = 8};
+  tvm_deconv_set_num_threads(4);
+  check(launch_rendezvous(4) == 0, "every helper comes");
+  check(call_with(2, NULL, &storm) == 0, "the call succeeds");
+  check(atomic_load(&counted.most) <= 2, "no more threads compute than the call may use");
+}
+
+static void run_keep(void) {
+  enum { LARGE = 5, SMALL = 200 };
+  void *blocks[SMALL];
+  for (int i = 0; i < LARGE; ++i) blocks[i] = __TVMBackendAllocWorkspace(1, 0, 80 << 20, 2, 32);
+  for (int i = 0; i < LARGE; ++i) __TVMBackendFreeWorkspace(1, 0, blocks[i]);
+  check(atomic_load(&live_bytes) < 257 << 20, "a thread keeps at most 256 MiB");
+  check(atomic_load(&live_bytes) > 239 << 20, "a thread keeps what it may");
+  for (int i = 0; i < SMALL; ++i) blocks[i] = __TVMBackendAllocWorkspace(1, 0, 100, 2, 32);
+  for (int i = 0; i < SMALL; ++i) __TVMBackendFreeWorkspace(1, 0, blocks[i]);
+  check(atomic_load(&live_blocks) == 128, "a thread keeps at most 128 blocks");
+  void *large = __TVMBackendAllocWorkspace(1, 0, 300 << 20, 2, 32);
+  check(atomic_load(&live_bytes) >= 300 << 20, "a block that is too small is not taken");
+  __TVMBackendFreeWorkspace(1, 0, large);
+}
+
+static int released_task(int task, Env *env, void *data) {
+  atomic_store(&hold_clock, 0); /* the job is open, and the worker about to fall asleep */
+  return rendezvous_task(task, env, data);
+}
+
+static void run_asleep(void) {
+  tvm_deconv_set_num_threads(2);
+  check(launch_rendezvous(2) == 0, "the helper comes");
+  for (int round = 0; round < 20; ++round) {
+    atomic_int arrived = 0;
+    atomic_store(&held_at_clock, 0), atomic_store(&hold_clock, 1);
+    launch_rendezvous(1);
+    __TVMBackendParallelLaunch(empty_task, NULL, 0); /* wakes the worker if it sleeps */
+    wait_until(&held_at_clock, 1);
+    check(__TVMBackendParallelLaunch(released_task, &arrived, 2) == 0, "a worker looks once more before it sleeps");
+  }
+}
+
+/* ---- cost -------------------------------------------------------------------------------------------------------- */
 
 struct arrival {
   atomic_int arrived;
@@ -286,5 +613,11 @@ int main(int argc, char **argv) {
   if (strcmp(argv[1], "storm") == 0) run_storm();
   if (strcmp(argv[1], "rendezvous") == 0) run_rendezvous(rounds);
   if (strcmp(argv[1], "cost") == 0) run_cost(rounds);
+  if (strcmp(argv[1], "failures") == 0) run_failures();
+  if (strcmp(argv[1], "lanes") == 0) run_lanes();
+  if (strcmp(argv[1], "fork") == 0) run_fork();
+  if (strcmp(argv[1], "turns") == 0) run_turns();
+  if (strcmp(argv[1], "keep") == 0) run_keep();
+  if (strcmp(argv[1], "asleep") == 0) run_asleep();
   return atomic_load(&failures) != 0;
 }

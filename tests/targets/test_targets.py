@@ -28,6 +28,7 @@ from tvm_deconv.targets import (
     parse_cpuinfo,
     supported,
 )
+from tvm_deconv.targets.cpu import _CACHES, CpuTarget, microarchitectures
 
 V3, V4 = CPU_TARGETS["x86-64-v3"], CPU_TARGETS["x86-64-v4"]
 NAMES = "x86-64-v3, x86-64-v4, cuda-sm_80, cuda-sm_86, cuda-sm_89, cuda-sm_90, cuda-sm_100, cuda-sm_120, cuda"
@@ -140,8 +141,21 @@ def test_microarchitectures(name, level, some, others):
     assert level.features < found.features
     assert some <= found.features
     assert not others & found.features
-    facts = ("vector_bits", "vector_registers", "l1_bytes", "l2_bytes")
+    facts = ("vector_bits", "vector_registers")
     assert all(getattr(found, fact) == getattr(level, fact) for fact in facts)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [("haswell", 32, 256), ("znver3", 32, 512), ("alderlake", 48, 1280), ("znver4", 32, 1024), ("znver5", 48, 1024)],
+)
+def test_caches_of_microarchitectures(name, first, second):
+    found = get(name)
+    assert (found.l1_bytes, found.l2_bytes) == (first << 10, second << 10)
+
+
+def test_every_microarchitecture_with_other_caches_is_known():
+    assert all(isinstance(microarchitectures().get(name), CpuTarget) for name in _CACHES)
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,11 @@ def test_an_address_is_host_and_port(address, tmp_path):
         tuning.tune([SMALL], TARGET.name, 1, tmp_path, rpc_tracker=address, rpc_key="test")
 
 
+def test_a_port_alone_is_of_this_machine():
+    assert Tracker.parse("9190", "key") == Tracker("127.0.0.1", 9190, "key")
+    assert Tracker.parse("[::1]:9190", "key") == Tracker("::1", 9190, "key")
+
+
 def test_a_tracker_without_a_key_is_refused(tmp_path):
     with pytest.raises(td.ProblemError, match="rpc_key=None: must be given where rpc_tracker is"):
         tuning.tune([SMALL], TARGET.name, 1, tmp_path, rpc_tracker="localhost:1")

@@ -20,13 +20,16 @@ T = TypeVar("T")
 def replacing(path: Path) -> Iterator[Path]:
     """Yield the path of an unfinished file, which replaces the file at `path` at the end, at once.
 
-    It has the same name and lies in a new directory beside `path`. After an error the old file is as it was.
+    It has the same name and lies in a new directory beside `path`; it gets the permissions of the old file, if there is
+    one. After an error the old file is as it was.
     """
     import tempfile  # which imports every way to compress
 
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=path.parent) as directory:
         unfinished = Path(directory) / path.name
         yield unfinished
+        with contextlib.suppress(FileNotFoundError):
+            unfinished.chmod(stat.S_IMODE(path.stat().st_mode))
         unfinished.replace(path)
 
 
@@ -36,14 +39,36 @@ def write(path: Path, content: bytes) -> None:
         unfinished.write_bytes(content)
 
 
-def read(path: Path, limit: int, kind: type[ArtifactError], kind_of_intruder: type[ArtifactError]) -> tuple[bytes, int]:
+def read(
+    path: Path,
+    limit: int,
+    kind: type[ArtifactError],
+    kind_of_intruder: type[ArtifactError],
+    *,
+    private: bool = False,
+) -> tuple[bytes, int]:
     """Return the first `limit` bytes of the file at `path`, and its size.
 
     Raises `kind` if it cannot be read, and `kind_of_intruder` if it is not a regular file or is a link that leaves the
-    directory of `path`. Links within are followed.
+    directory of `path`. Links within are followed. A `private` file must be this user's, and nobody else's to write.
     """
-    # At most the size: a buffer of the limit would cost more than all the rest.
-    return _read(path, kind, kind_of_intruder, lambda file, size: (file.read(min(limit, size)), size))
+
+    def content(file: BinaryIO, size: int) -> tuple[bytes, int]:
+        if private and (fault := fault_of_owner(os.fstat(file.fileno()))):
+            raise kind_of_intruder(path, fault)
+        # At most the size: a buffer of the limit would cost more than all the rest.
+        return file.read(min(limit, size)), size
+
+    return _read(path, kind, kind_of_intruder, content)
+
+
+def fault_of_owner(status: os.stat_result) -> str | None:
+    """Return the rule that a file or directory breaks if another user owns it or may write to it, else None."""
+    if status.st_uid != os.geteuid():
+        return f"must belong to the user {os.geteuid()}, who runs this, not to {status.st_uid}"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"must be writable by its owner alone, not of mode {stat.S_IMODE(status.st_mode):o}"
+    return None
 
 
 def sha256(path: Path, kind: type[ArtifactError]) -> str:

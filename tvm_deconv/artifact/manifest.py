@@ -18,7 +18,7 @@ field                     rule
 ``origin``                ``default`` or ``tuned``
 ``knobs``                 the schedule's parameters; of several buckets, each behind the bucket and a dot
 ``packed_shape``/``_dtype``  the filter after "pack"
-``scratch_bytes``         workspace of one thread; of a call, on a CUDA device
+``scratch_bytes``         workspace of one thread; of a call, on a CUDA device; at most 1 TiB
 ``shared_bytes``          further workspace of a call, which all of its threads share
 ``macs``                  useful multiply-adds of one call
 ``versions``              of the packages and compilers that built it
@@ -47,6 +47,7 @@ FORMAT = 1
 MAX_MANIFEST_BYTES = 1 << 20
 MAX_LIBRARY_BYTES = 1 << 30
 MAX_KEY_LENGTH = 1000
+MAX_WORKSPACE_BYTES = 1 << 40
 UNWRITTEN = "(not written)"
 ORIGINS = ("default", "tuned")
 
@@ -168,14 +169,14 @@ class Manifest:
             raise ManifestError(path, error.rule, error.attribute, error.value) from None
 
     @classmethod
-    def read(cls, path: Path | str) -> Manifest:
-        """Read and parse a manifest file. Raises ManifestError."""
-        return cls.from_json(read_bytes(Path(path)), path)
+    def read(cls, path: Path | str, *, private: bool = False) -> Manifest:
+        """Read and parse a manifest file, which must be this user's alone if it is `private`. Raises ManifestError."""
+        return cls.from_json(read_bytes(Path(path), private=private), path)
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, *, private: bool = False) -> bytes:
     """Return the bytes of a manifest file. Raises ManifestError if it is too large, unreadable or outside."""
-    data, size = files.read(path, MAX_MANIFEST_BYTES, ManifestError, ManifestError)
+    data, size = files.read(path, MAX_MANIFEST_BYTES, ManifestError, ManifestError, private=private)
     if size > MAX_MANIFEST_BYTES:
         raise ManifestError(path, f"must be at most {MAX_MANIFEST_BYTES} bytes")
     return data
@@ -211,6 +212,10 @@ class _Rule(NamedTuple):
 
 def _is_int(value: object, low: int, high: int = _INT64 - 1) -> bool:
     return type(value) is int and low <= value <= high
+
+
+def _is_workspace(value: object) -> bool:
+    return _is_int(value, 0, MAX_WORKSPACE_BYTES)
 
 
 def _is_text(value: object, pattern: re.Pattern[str]) -> bool:
@@ -265,8 +270,8 @@ _RULES = (
     ),
     _Rule("packed_shape", lambda value: math.prod(value) < _INT64 // 8, "must hold fewer than 2**60 elements"),
     _Rule("packed_dtype", lambda value: value in PACKED_DTYPES, f"must be one of {', '.join(PACKED_DTYPES)}"),
-    _Rule("scratch_bytes", lambda value: _is_int(value, 0), "must be an integer, at least 0 (bytes)"),
-    _Rule("shared_bytes", lambda value: _is_int(value, 0), "must be an integer, at least 0 (bytes)"),
+    _Rule("scratch_bytes", _is_workspace, f"must be an integer from 0 to {MAX_WORKSPACE_BYTES} (bytes)"),
+    _Rule("shared_bytes", _is_workspace, f"must be an integer from 0 to {MAX_WORKSPACE_BYTES} (bytes)"),
     _Rule("macs", lambda value: _is_int(value, 0), "must be an integer, at least 0"),
     _Rule("versions", lambda value: _is_map(value, _is_string), "must map names to strings"),
     _Rule("recipe", lambda value: _is_text(value, _DIGEST), "must be 64 lower-case hexadecimal digits"),

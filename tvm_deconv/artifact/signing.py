@@ -7,7 +7,7 @@ Keys are PEM files::
 
 The signature is over `Library.digest`, thus over every manifest that reads and, through it, every library that can be
 loaded. It is also over the SHA-256 of each file of weights (``*.safetensors``); a directory may hold no other weights.
-Other files are not signed.
+Other files are not signed. A signature does not say that there is no newer one: `Library.digest` does.
 """
 
 from __future__ import annotations
@@ -87,10 +87,9 @@ def _key(path: Path, *, private: bool) -> Any:
     except ImportError:
         raise ArtifactError(path, "needs the package cryptography: pip install 'tvm_deconv[sign]'") from None
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_BYTES)
+        data, _ = files.read(path.resolve(), _MAX_BYTES, ArtifactError, ArtifactError)
         key = load_pem_private_key(data, None) if private else load_pem_public_key(data)
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: the key is encrypted
+    except (ArtifactError, ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: the key is encrypted
         raise ArtifactError(path, f"must be the PEM file of a {_KINDS[private]}: {error}") from None
     if not isinstance(key, Ed25519PrivateKey if private else Ed25519PublicKey):
         raise ArtifactError(path, f"must be a {_KINDS[private]} of Ed25519")

@@ -125,14 +125,18 @@ def _calls(layer: Layer, artifact: Artifact) -> list[Figure]:
     artifact.pack(np.ones(_SMALL.replace(filter_format="GIOX").filter_shape, np.float32), packed)
     data, out = np.ones(_SMALL.data_shape, np.float32), np.empty(_SMALL.output_shape, np.float32)
     constant, deconv = artifact.constant(packed), artifact.deconv
-    with threads.thread_limit(1):
-        kernel = _smallest(lambda: deconv(data, constant, out))
+    before = threads.get_num_threads()
+    try:
+        threads.set_num_threads(1)
+        kernel = _smallest(lambda: deconv(0, 0, data, constant, out))
         figures = {
             "smallest kernel, called directly": kernel,
             "call of a Layer with out, above that": _smallest(lambda: layer(data, out)) - kernel,
             "call of a Layer, above that": _smallest(lambda: layer(data)) - kernel,
             "call of a Layer with out and threads, above that": _smallest(lambda: layer(data, out, threads=1)) - kernel,
         }
+    finally:
+        threads.set_num_threads(before)
     return [Figure(name, 1e6 * seconds, "us") for name, seconds in figures.items()]
 
 
@@ -141,7 +145,7 @@ def _launches(rounds: int) -> list[Figure]:
     library = threads.launcher()
     assert library is not None  # an artifact is loaded
     table = ctypes.cast(
-        ctypes.c_void_p.in_dll(library, "tvm_deconv_runtime_v3").value or 0, ctypes.POINTER(ctypes.c_void_p)
+        ctypes.c_void_p.in_dll(library, "tvm_deconv_runtime_v4").value or 0, ctypes.POINTER(ctypes.c_void_p)
     )
     launch = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)(table[0] or 0)
     c = ctypes.CDLL(None)

@@ -8,121 +8,36 @@ that spin while they wait for work would take the CPU from the contender that ha
 from __future__ import annotations
 
 import contextlib
-import datetime
 import math
 import os
-import platform
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tvm_deconv.artifact.manifest import Manifest
-from tvm_deconv.artifact.select import Accepted
 from tvm_deconv.bench.floors import FMA_DTYPES, Floors, beyond_caches, build_fma
-from tvm_deconv.bench.peers import OURS, Contender, Task, Turn
+from tvm_deconv.bench.layers import Layer
+from tvm_deconv.bench.peers import DEFAULT, OURS, Contender, Task, Turn
+from tvm_deconv.bench.results import Report, Result, Row
 from tvm_deconv.compiler.process import Worker, WorkerError
-from tvm_deconv.errors import BuildError, NoArtifactError, ProblemError
+from tvm_deconv.errors import BuildError, ProblemError
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.reference import reference
-from tvm_deconv.problem.testing import Deviation, operands, parts
-from tvm_deconv.runtime.library import Library
-from tvm_deconv.runtime.verify import decide
-from tvm_deconv.targets import CpuTarget, Host, detect_host, native
+from tvm_deconv.problem.testing import operands, parts
+from tvm_deconv.targets import CpuTarget, detect_host, native
 
 ROUNDS = 11
 TURN_SECONDS = 0.03
-# A contender has no more turns after this long in all for a layer, but at least three.
-_ENOUGH_SECONDS = 10.0
+#: The rounds of a layer end after this long, but not before the third.
+LAYER_SECONDS = 8.0
 _LEAST_TURNS = 3
-_SEED = 20
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A layer to time: its name, and the artifact that serves it."""
-
-    name: str
-    task: Task
-    target: str
-
-
-@dataclass(frozen=True)
-class Result:
-    """One contender on one layer: seconds per call, or the `failure` why there are none."""
-
-    median: float = math.nan
-    quartiles: tuple[float, float] = (math.nan, math.nan)
-    turns: int = 0
-    deviation: Deviation | None = None
-    note: str = ""
-    failure: str = ""
-
-    @property
-    def correct(self) -> bool:
-        """Whether the contender ran and its output is right."""
-        return self.deviation is not None and self.deviation.allowed
-
-    @property
-    def spread(self) -> float:
-        """Half the distance between the quartiles, as a part of the median."""
-        return (self.quartiles[1] - self.quartiles[0]) / (2 * self.median)
-
-
-@dataclass(frozen=True)
-class Row:
-    """All contenders on one layer; the keys of `results` are their names."""
-
-    layer: Layer
-    results: Mapping[str, Result]
-
-    @property
-    def ours(self) -> Result:
-        """Our own result."""
-        return self.results[OURS]
-
-    @property
-    def best_peer(self) -> str | None:
-        """The fastest of the other contenders whose output is right, None if there is none."""
-        times = {name: result.median for name, result in self.results.items() if name != OURS and result.correct}
-        return min(times, key=times.__getitem__, default=None)
-
-    @property
-    def ratio(self) -> float | None:
-        """The best peer's time divided by ours: above 1 we are faster."""
-        best = self.best_peer
-        return None if best is None or not self.ours.correct else self.results[best].median / self.ours.median
-
-
-@dataclass(frozen=True)
-class Report:
-    """The rows and the conditions they were measured under; `versions` maps each contender to its version."""
-
-    host: Host
-    threads: int
-    cpus: tuple[int, ...]
-    rounds: int
-    floors: Floors
-    versions: Mapping[str, str]
-    rows: Sequence[Row]
-    python: str = field(default_factory=platform.python_version)
-    date: str = field(default_factory=lambda: datetime.date.today().isoformat())
-
-    @property
-    def geometric_mean(self) -> float | None:
-        """The geometric mean of the ratios, None if there is no ratio."""
-        ratios = [row.ratio for row in self.rows if row.ratio is not None]
-        return statistics.geometric_mean(ratios) if ratios else None
-
-    @property
-    def worst(self) -> Row | None:
-        """The row with the least ratio."""
-        compared = [row for row in self.rows if row.ratio is not None]
-        return min(compared, key=lambda row: row.ratio or math.inf, default=None)
+_PATIENCE_SECONDS = 120.0  # with one answer of a contender
+# A peer has no further turns if its best one is so much slower than another peer's, in the first rounds and later.
+_HOPELESS, _BEATEN = 10.0, 2.0
 
 
 def cpus_for(threads: int | None) -> tuple[int, ...]:
@@ -179,7 +94,7 @@ def run(
     *,
     threads: int | None = None,
     rounds: int = ROUNDS,
-    turn_seconds: float = TURN_SECONDS,
+    layer_seconds: float = LAYER_SECONDS,
     on_row: Callable[[Row], None] | None = None,
 ) -> Report:
     """Time `layers` by our artifacts and by `peers`, on `threads` CPUs, by default one per core.
@@ -187,60 +102,128 @@ def run(
     Calls `on_row` with each layer that is done. Raises ProblemError, and WorkerError if not even our process starts.
     """
     cpus = cpus_for(threads)
-    names = (OURS, *peers)
+    ours = (DEFAULT, OURS) if any(layer.default not in (None, layer.task) for layer in layers) else (OURS,)
     with contextlib.ExitStack() as stack:
-        workers = {name: stack.enter_context(worker(name, cpus)) for name in names}
-        versions = {name: workers[name].ask("version") for name in names}
+        workers = {name: stack.enter_context(worker(name, cpus)) for name in (*ours, *peers)}
+        versions = {name: workers[name].ask("version") for name in workers}
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         machine = _FloorMeasurement(stack.enter_context(worker(OURS, cpus)), native(), scratch)
         machine.measure()
+        before = cpu_times(cpus)
         rows = []
         for layer in layers:
-            row = Row(layer, dict(_one_layer(layer, workers, rounds, turn_seconds)))
-            rows.append(row)
+            race = _Race(layer, workers, len(cpus))
+            race.prepare()
+            race.run(rounds, layer_seconds)
+            rows.append(Row(layer, race.results()))
             if on_row:
-                on_row(row)
+                on_row(rows[-1])
+        stolen = stolen_share(before, cpu_times(cpus))
         floors = machine.measure()
-    return Report(detect_host(), len(cpus), cpus, rounds, floors, versions, rows)
+    name = microarchitecture_name()
+    return Report(detect_host(), name, len(cpus), cpus, rounds, floors, versions, rows, stolen)
 
 
-def _one_layer(
-    layer: Layer, workers: Mapping[str, Worker], rounds: int, turn_seconds: float
-) -> Iterator[tuple[str, Result]]:
-    """Yield each contender's name and result, in the order of `workers`."""
-    failures: dict[str, str] = {}
+def microarchitecture_name() -> str:
+    """Return archspec's name of this machine's CPU."""
+    import archspec.cpu
 
-    def ask(name: str, method: str, *arguments: object) -> Any:
+    return str(archspec.cpu.host().name)
+
+
+def cpu_times(cpus: Sequence[int], stat: Path = Path("/proc/stat")) -> tuple[int, int]:
+    """Return the time that a hypervisor took from `cpus` since the start, and all time, in the system's ticks."""
+    stolen = total = 0
+    for line in stat.read_text().splitlines():
+        name, *fields = line.split()
+        if name in {f"cpu{cpu}" for cpu in cpus}:
+            times = [int(text) for text in fields[:8]]  # the guests' times behind them are part of the user's
+            stolen, total = stolen + times[7], total + sum(times)
+    return stolen, total
+
+
+def stolen_share(before: tuple[int, int], after: tuple[int, int]) -> float:
+    """Return the stolen part of the time between two results of `cpu_times`."""
+    return (after[0] - before[0]) / max(after[1] - before[1], 1)
+
+
+class _Race:
+    """The contenders on one layer. One that fails has no further part in it."""
+
+    def __init__(self, layer: Layer, workers: Mapping[str, Worker], threads: int) -> None:
+        self._threads = threads
+        self._problem = layer.task.problem
+        self._seed = layer.task.seed
+        self._tasks: dict[str, Task] = dict.fromkeys(workers, layer.task)
+        if DEFAULT in workers:
+            del self._tasks[DEFAULT]
+            if layer.default not in (None, layer.task):
+                self._tasks = {DEFAULT: layer.default, **self._tasks}
+        self._workers = workers
+        self._failures: dict[str, str] = {}
+        self._notes: dict[str, str] = {}
+        self._deviations: dict[str, Any] = {}
+        self._turns: dict[str, list[Turn]] = {name: [] for name in self._tasks}
+
+    def _ask(self, name: str, method: str, *arguments: object) -> Any:
         try:
-            return workers[name].ask(method, *arguments)
+            return self._workers[name].ask(method, *arguments, timeout=_PATIENCE_SECONDS)
         except WorkerError as error:
-            failures[name] = str(error)
+            self._failures[name] = str(error)
             return None
 
-    notes = {name: ask(name, "prepare", layer.task) for name in workers}
-    deviations = {}
-    with tempfile.TemporaryDirectory() as directory:
-        expected = Path(directory) / "expected.npy"
-        _write_expected(expected, layer.task.problem, layer.task.seed)
-        for name in workers:
-            if name not in failures:
-                deviations[name] = ask(name, "check", expected)
-    turns: dict[str, list[Turn]] = {name: [] for name in workers}
-    for _ in range(rounds):
-        for name, had in turns.items():
-            spent = sum(turn.median * (turn.calls + 1) for turn in had)
-            if name not in failures and (len(had) < _LEAST_TURNS or spent < _ENOUGH_SECONDS):
-                taken = ask(name, "turn", turn_seconds)
-                if taken is not None:
-                    had.append(taken)
-    for name, had in turns.items():
-        if name in failures:
-            yield name, Result(failure=failures[name])
-        else:
-            medians = [turn.median for turn in had]
-            low, high = np.quantile(medians, (0.25, 0.75))
-            middle = statistics.median(medians)
-            yield name, Result(middle, (float(low), float(high)), len(had), deviations[name], notes[name])
+    @property
+    def _running(self) -> list[str]:
+        return [name for name in self._tasks if name not in self._failures]
+
+    def prepare(self) -> None:
+        """Make the layer ready everywhere, and compare the outputs with the reference."""
+        self._notes = {name: self._ask(name, "prepare", task) for name, task in self._tasks.items()}
+        with tempfile.TemporaryDirectory() as directory:
+            expected = Path(directory) / "expected.npy"
+            _write_expected(expected, self._problem, self._seed)
+            self._deviations = {name: self._ask(name, "check", expected) for name in self._running}
+
+    def run(self, rounds: int, layer_seconds: float) -> None:
+        """Give each contender a turn in every round, until `layer_seconds` are over."""
+        end = time.monotonic() + layer_seconds
+        for number in range(rounds):
+            if number >= _LEAST_TURNS and time.monotonic() > end:
+                break
+            for name in self._running:
+                if number == 0 or not self._is_beaten(name, _HOPELESS if number < _LEAST_TURNS else _BEATEN):
+                    taken = self._ask(name, "turn", TURN_SECONDS)
+                    if taken is not None:
+                        self._turns[name].append(taken)
+
+    def _is_beaten(self, name: str, factor: float) -> bool:
+        """Return whether a peer is slower than another by more than `factor`; ours never are."""
+        right = [other for other in self._running if other not in (OURS, DEFAULT) and self._deviations[other].allowed]
+        best = {other: min(turn.median for turn in self._turns[other]) for other in {name, *right}}
+        return name not in (OURS, DEFAULT) and best[name] > factor * min(best.values())
+
+    def results(self) -> dict[str, Result]:
+        """Return each contender's result."""
+        return {name: self._result(name) for name in self._tasks}
+
+    def _result(self, name: str) -> Result:
+        if name in self._failures:
+            return Result(failure=self._failures[name])
+        turns = self._turns[name]
+        medians = [turn.median for turn in turns]
+        low, high = np.quantile(medians, (0.25, 0.75))
+        middle = statistics.median(medians)
+        wall, cpu = sum(turn.wall for turn in turns), sum(turn.cpu for turn in turns)
+        return Result(
+            middle,
+            (float(low), float(high)),
+            len(turns),
+            self._deviations[name],
+            self._notes[name],
+            # Of several threads some may have nothing to do.
+            waited=max(1 - cpu / wall, 0.0) if self._threads == 1 else math.nan,
+            preempted=sum(turn.preempted for turn in turns) / wall,
+        )
 
 
 def _write_expected(path: Path, problem: Problem, seed: int) -> None:
@@ -249,31 +232,3 @@ def _write_expected(path: Path, problem: Problem, seed: int) -> None:
     for part in parts(problem, operands(problem, seed)):
         expected[part.slices] = reference(part.problem, *part.operands)
     expected.flush()
-
-
-def layers_in(library: Library) -> list[Layer]:
-    """Return the artifacts of `library` that this machine runs, each as a layer."""
-    layers = []
-    for manifest in library.manifests:
-        if isinstance(decide(library, manifest), Accepted):
-            name = ", ".join(manifest.layers) or manifest.name
-            layers.append(Layer(name, _task(library, manifest.parsed, manifest), manifest.target))
-    return layers
-
-
-def layers_of(problems: Mapping[Problem, Sequence[str]], library: Library) -> list[Layer]:
-    """Return `problems`, with the names of their layers, each on the artifact that `library` selects.
-
-    Raises NoArtifactError.
-    """
-    layers = []
-    for problem, names in problems.items():
-        best = library.select(problem)[0]
-        if not isinstance(best, Accepted):
-            raise NoArtifactError(problem.artifact_key, [best])
-        layers.append(Layer(", ".join(names), _task(library, problem, best.manifest), best.manifest.target))
-    return layers
-
-
-def _task(library: Library, problem: Problem, manifest: Manifest) -> Task:
-    return Task(problem, _SEED, library.root.absolute(), manifest.name)

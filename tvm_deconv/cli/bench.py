@@ -6,32 +6,38 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
 
 from tvm_deconv.cli.common import advance, build_artifacts, console, problems_of, progress_bar, scan_sources
 from tvm_deconv.errors import SourceError
+from tvm_deconv.problem import Problem
+from tvm_deconv.problem.problem import DATA_FORMATS
 from tvm_deconv.runtime.library import load
 
 if TYPE_CHECKING:
-    from tvm_deconv.bench.run import Layer, Report
+    from tvm_deconv.artifact.manifest import Manifest
+    from tvm_deconv.bench.layers import Layer
+    from tvm_deconv.bench.results import Report
 
 
 def _peer_names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
     from tvm_deconv.bench.peers import PEERS
 
     names = tuple(dict.fromkeys(name for name in (value or "").split(",") if name))
+    if names == ("all",):
+        return tuple(name for name, peer in PEERS.items() if not peer.missing)
     for name in names:
         if name not in PEERS:
             raise click.BadParameter(f"{name} is not one of {', '.join(PEERS)}", context, parameter)
-        for package in PEERS[name]:
-            if importlib.util.find_spec(package) is None:
-                raise click.BadParameter(f"{name} needs the package {package}: pip install {package}")
+        if PEERS[name].missing:
+            raise click.BadParameter(f"{name} is not installed: pip install {' '.join(PEERS[name].missing)}")
     return names
 
 
@@ -44,75 +50,146 @@ def _writable(context: click.Context, parameter: click.Parameter, value: Path | 
     return value
 
 
+def _pattern(context: click.Context, parameter: click.Parameter, value: str | None) -> re.Pattern[str]:
+    try:
+        return re.compile(value or "")
+    except re.error as error:
+        raise click.BadParameter(f"{value} is not a regular expression: {error}", context, parameter) from None
+
+
+def _page(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    if value is not None and importlib.util.find_spec("plotly") is None:
+        raise click.BadParameter("the page needs Plotly: pip install plotly", context, parameter)
+    return _writable(context, parameter, value)
+
+
 _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+_FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 @click.command()
 @click.argument("paths", metavar="(DIRECTORY|SOURCE)...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--threads", type=click.IntRange(1), help="CPUs to use; by default one per core.")
-@click.option("--peers", callback=_peer_names, help="Compare with these: onnxruntime,openvino,torch,jax.")
-@click.option("--rounds", type=click.IntRange(1), help="Turns of each contender.")
 @click.option(
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Keep the artifacts of a SOURCE in this directory.",
+    "--peers",
+    callback=_peer_names,
+    help="Compare with these: onnxruntime,openvino,torch,torch-channels-last,mnn,ncnn,litert,jax; or all there are.",
 )
+@click.option("--layers", "pattern", metavar="REGEX", callback=_pattern, help="Only layers whose names match in part.")
+@click.option("--layout", type=click.Choice(DATA_FORMATS), help="Take the layers of a SOURCE in this layout.")
+@click.option("--target", default="native", show_default=True, help="Target of the layers of a SOURCE.")
+@click.option("--logs", type=_FOLDER, help="Tuning logs to follow besides the installed ones, for a SOURCE.")
+@click.option("--rounds", type=click.IntRange(1), help="Turns of each contender.")
+@click.option("--seconds", type=click.FloatRange(0), help="Stop a layer's rounds after this long; three run at least.")
+@click.option("--output", type=_FOLDER, help="Keep the artifacts of a SOURCE in this directory, defaults in default/.")
 @click.option("--json", "json_file", type=_FILE, callback=_writable, help="Write the report as JSON.")
-@click.option("--html", "html_file", type=_FILE, callback=_writable, help="Write the report as one HTML page.")
+@click.option("--html", "html_file", type=_FILE, callback=_page, help="Write the report as one HTML page.")
+@click.option("--figures", type=_FOLDER, help="Write the report's figures there, named by machine, layout and threads.")
 def bench(
     paths: Sequence[Path],
     threads: int | None,
     peers: Sequence[str],
+    pattern: re.Pattern[str],
+    layout: str | None,
+    target: str,
+    logs: Path | None,
     rounds: int | None,
+    seconds: float | None,
     output: Path | None,
     json_file: Path | None,
     html_file: Path | None,
+    figures: Path | None,
 ) -> None:
     """Time artifacts, or the layers of a SOURCE, and compare with the limits of the machine.
 
-    The two limits, multiply-adds and copied bytes per second, are measured on the spot. With --peers the layers run in
-    other packages too, in turn with ours and on the same data, and outputs are compared with the reference.
+    The layers of a SOURCE are built twice: as tuning logs choose, and by the default, which knows no log. The two
+    limits, multiply-adds and copied bytes per second, are measured on the spot. With --peers the layers run in other
+    packages too, in turn with ours and on the same data, and outputs are compared with the reference.
     """
     from tvm_deconv.bench import report as reports
+    from tvm_deconv.bench.figures import file_name, write
+    from tvm_deconv.bench.page import as_html
 
     with contextlib.ExitStack() as stack:
         scratch = output or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        report = _measure(_layers(paths, scratch), peers, threads, rounds)
+        layers = _layers(paths, pattern, scratch, target=target, logs=logs, layout=layout)
+        if figures:
+            file_name(layers, "", 1)  # which refuses a mixture before the run
+        report = _measure(layers, peers, threads, rounds, seconds)
     console().print(reports.table(report))
     click.echo(reports.summary(report))
     if json_file:
         json_file.write_text(json.dumps(reports.as_json(report), indent=1) + "\n", encoding="utf-8")
     if html_file:
-        html_file.write_text(reports.as_html(report), encoding="utf-8")
-    wrong = [row.layer.name for row in report.rows if not row.ours.correct]
+        html_file.write_text(as_html(report), encoding="utf-8")
+    if figures:
+        click.echo(f"figures: {write(report, figures)}")
+    wrong = [row.layer.name for row in report.rows if not row.ours.correct or (row.default and not row.default.correct)]
     if wrong:
         raise click.ClickException(f"these layers failed or are wrong: {', '.join(wrong)}")
 
 
-def _layers(paths: Sequence[Path], output: Path) -> list[Layer]:
+def _layers(paths: Sequence[Path], pattern: re.Pattern[str], output: Path, **options: Any) -> list[Layer]:
     """Return the artifacts in directories, and those of sources, which are built into `output`."""
-    from tvm_deconv.bench.run import layers_in, layers_of
+    from tvm_deconv.bench.layers import layers_in
 
     directories = [path for path in paths if path.is_dir()]
     sources = [path for path in paths if path not in directories]
-    layers = [layer for directory in directories for layer in layers_in(load(directory))]
+    layers = [layer for directory in directories for layer in layers_in(load(directory)) if pattern.search(layer.name)]
     if sources:
-        problems = problems_of(scan_sources(sources))
-        build_artifacts(problems, ["native"], output)
-        layers += layers_of(problems, load(output))
+        layers += _built(sources, pattern, output, **options)
     if not layers:
-        raise SourceError("paths", ", ".join(map(str, paths)), "must hold a layer that this machine can run")
+        rule = f"must hold a layer that this machine can run{' and that matches --layers' if pattern.pattern else ''}"
+        raise SourceError("paths", ", ".join(map(str, paths)), rule)
     return layers
 
 
-def _measure(layers: Sequence[Layer], peers: Sequence[str], threads: int | None, rounds: int | None) -> Report:
+def _built(
+    sources: Sequence[Path],
+    pattern: re.Pattern[str],
+    output: Path,
+    *,
+    target: str,
+    logs: Path | None,
+    layout: str | None,
+) -> list[Layer]:
+    """Build the layers of sources as tuning logs choose, and by the default where that differs."""
+    from tvm_deconv.bench.layers import artifacts_of, is_default, layers_of
+    from tvm_deconv.targets.resolve import of_names
+
+    problems: dict[Problem, list[str]] = {}
+    for problem, names in problems_of(scan_sources(sources)).items():
+        matching = [name for name in names if pattern.search(name)]
+        if matching:
+            problems.setdefault(problem.replace(data_format=layout) if layout else problem, []).extend(matching)
+    if not problems:
+        return []
+    (name,) = (target.name for target in of_names(target))
+    build_artifacts(problems, [name], output, logs=logs)
+    chosen = artifacts_of(problems, load(output), name)
+    differing = {problem: problems[problem] for problem in problems if not is_default(problem, chosen[problem])}
+    defaults: dict[Problem, Manifest] = {}
+    if differing:
+        build_artifacts(differing, [name], output / "default", installed=False)
+        defaults = artifacts_of(differing, load(output / "default"), name)
+    return layers_of(problems, output, chosen, output / "default", defaults)
+
+
+def _measure(
+    layers: Sequence[Layer], peers: Sequence[str], threads: int | None, rounds: int | None, seconds: float | None
+) -> Report:
     from tvm_deconv.bench import run as runs
     from tvm_deconv.compiler.process import WorkerError
 
     with progress_bar("measuring", total=len(layers)) as progress:
         try:
             return runs.run(
-                layers, peers, threads=threads, rounds=rounds or runs.ROUNDS, on_row=lambda _: advance(progress)
+                layers,
+                peers,
+                threads=threads,
+                rounds=rounds or runs.ROUNDS,
+                layer_seconds=runs.LAYER_SECONDS if seconds is None else seconds,
+                on_row=lambda _: advance(progress),
             )
         except WorkerError as error:
             raise click.ClickException(str(error)) from None

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,11 @@ def echo_warnings(warnings: Iterable[str]) -> None:
         click.echo(warning, err=True)
 
 
-def scan_sources(sources: Sequence[Path]) -> list[tuple[Path, list[FoundLayer]]]:
-    """Return the layers of each source, under names that are unique among all."""
-    scanned = [(source, scan(source)) for source in sources]
+def scan_sources(
+    sources: Sequence[Path], extents: Mapping[str, tuple[int, int]] | None = None
+) -> list[tuple[Path, list[FoundLayer]]]:
+    """Return the layers of each source, under names that are unique among all; `extents` are ranges of free extents."""
+    scanned = [(source, scan(source, extents=extents)) for source in sources]
     named = iter(with_unique_names(layer for _, layers in scanned for layer in layers))
     return [(source, [next(named) for _ in layers]) for source, layers in scanned]
 
@@ -81,10 +83,11 @@ def build_artifacts(
     jobs: int | None = None,
     logs: Path | None = None,
     algorithms: Sequence[str] | None = None,
+    installed: bool = True,
 ) -> None:
     """Build with a bar, print what decided on each schedule and a summary; name what failed and exit with code 1."""
-    from tvm_deconv.compiler.build import Outcome
-    from tvm_deconv.compiler.build import compile as build
+    from tvm_deconv.compiler.current import compile as build
+    from tvm_deconv.compiler.requests import Outcome
 
     outcomes: list[Outcome] = []
     start = time.perf_counter()
@@ -104,6 +107,7 @@ def build_artifacts(
                 jobs=jobs,
                 algorithms=algorithms,
                 logs=logs,
+                installed=installed,
                 on_outcome=note,
             )
         except BuildError:

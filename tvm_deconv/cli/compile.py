@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -11,6 +11,7 @@ from rich.table import Table
 from tvm_deconv.cli.common import build_artifacts, console, problems_of, scan_sources
 from tvm_deconv.cli.tune import LOGS, search, search_options
 from tvm_deconv.frontends import FoundLayer, coverage_table, write_weights
+from tvm_deconv.onnxruntime.library import write as write_operator
 from tvm_deconv.targets import detect_host, known_targets, native
 
 
@@ -28,6 +29,7 @@ from tvm_deconv.targets import detect_host, known_targets, native
 def compile(
     sources: Sequence[Path],
     targets: Sequence[str],
+    extents: Mapping[str, tuple[int, int]],
     output: Path,
     jobs: int | None,
     algorithms: Sequence[str],
@@ -39,14 +41,15 @@ def compile(
     """Compile every transposed convolution of each SOURCE.
 
     A SOURCE is an OpenVINO IR (.xml), an ONNX model (.onnx) or a list of problems (.json). Artifacts that are up to
-    date stay. Constant filters and biases are written beside the artifacts, as SOURCE.safetensors.
+    date stay. Constant filters and biases are written beside the artifacts, as SOURCE.safetensors, and for ONNX models
+    the operator by which ONNX Runtime calls layers.
     """
     if trials and logs is None:
         raise click.UsageError("--trials needs --logs, where results are kept")
     if rpc_tracker and not trials:
         raise click.UsageError("--rpc-tracker needs --trials, which is what its servers measure")
     taken: set[str] = set()
-    scanned = scan_sources(sources)
+    scanned = scan_sources(sources, extents)
     for source, layers in scanned:
         console().print(_coverage(source, layers))
         weights = _free_name(source.stem, taken)
@@ -64,6 +67,9 @@ def compile(
             rpc_tracker=rpc_tracker,
             rpc_key=rpc_key,
         )
+    if any(source.suffix.lower() == ".onnx" for source in sources):
+        output.mkdir(parents=True, exist_ok=True)
+        write_operator(output)
     build_artifacts(problems, targets, output, jobs=jobs, logs=logs, algorithms=algorithms or None)
 
 
@@ -85,7 +91,8 @@ def _coverage(source: Path, layers: Sequence[FoundLayer]) -> Table:
     table.add_column("GMAC", justify="right")
     for row in rows:
         if row.problem:
-            table.add_row(row.name, row.operator, "yes", row.problem, f"{1e-9 * row.macs:.3g}")
+            said = f"yes, {row.notes}" if row.notes else "yes"
+            table.add_row(row.name, row.operator, said, row.problem, f"{1e-9 * row.macs:.3g}")
         else:
             table.add_row(row.name, row.operator, "no", row.reason, "")
     return table

@@ -64,7 +64,7 @@ def _facts() -> Table:
     table.add_row("nvcc", _nvcc())
     table.add_row("CUDA device", _cuda_device())
     table.add_row("Python", platform.python_version())
-    for package in dict.fromkeys((*_PACKAGES, *PEERS)):
+    for package in dict.fromkeys((*_PACKAGES, *(peer.distribution for peer in PEERS.values()))):
         table.add_row(package, _version(package))
     return table
 

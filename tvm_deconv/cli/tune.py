@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,6 +39,15 @@ def search_options(*known: str, target: str) -> Callable[[_Command], _Command]:
             help=f"{target}; may be given several times. {', '.join(known)}, or a microarchitecture by LLVM's name, "
             "such as znver4.",
         ),
+        click.option(
+            "--extent",
+            "extents",
+            metavar="NAME=LOW..HIGH",
+            multiple=True,
+            callback=_ranges,
+            help="Range of an extent that a model leaves free, by its name or as INPUT.AXIS; schedules are chosen for "
+            "lengths in it. May be given several times.",
+        ),
         click.option("--jobs", type=click.IntRange(1), help="Processes that compile; by default as many as CPUs."),
         click.option(
             "--algorithm",
@@ -47,7 +57,7 @@ def search_options(*known: str, target: str) -> Callable[[_Command], _Command]:
             help="Use this algorithm only; may be given several times. By default all.",
         ),
         click.option(
-            "--rpc-tracker", metavar="HOST:PORT", help="TVM tracker whose servers measure, in place of this machine."
+            "--rpc-tracker", metavar="[HOST:]PORT", help="TVM tracker whose servers measure, in place of this machine."
         ),
         click.option("--rpc-key", metavar="KEY", help="Key of the tracker's servers to use: machines of one kind."),
     )
@@ -58,6 +68,17 @@ def search_options(*known: str, target: str) -> Callable[[_Command], _Command]:
         return command
 
     return decorate
+
+
+def _ranges(_: click.Context, option: click.Parameter, values: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Return the ranges that NAME=LOW..HIGH texts give, by their names."""
+    ranges = {}
+    for value in values:
+        match = re.fullmatch(r"(.+)=(\d{1,10})\.\.(\d{1,10})", value, re.ASCII)
+        if match is None:
+            raise click.BadParameter(f"{value!r}: must be NAME=LOW..HIGH, such as frames=1..2000", param=option)
+        ranges[match[1]] = int(match[2]), int(match[3])
+    return ranges
 
 
 def milliseconds(seconds: float | None) -> str:
@@ -139,11 +160,17 @@ def _results(problems: dict[Problem, list[str]], logs: Path, tuned: Sequence[Tun
     help="Seconds after which a candidate is given up.",
 )
 def tune(
-    sources: Sequence[Path], targets: Sequence[str], trials: int, logs: Path, algorithms: Sequence[str], **options: Any
+    sources: Sequence[Path],
+    targets: Sequence[str],
+    extents: Mapping[str, tuple[int, int]],
+    trials: int,
+    logs: Path,
+    algorithms: Sequence[str],
+    **options: Any,
 ) -> None:
     """Search for fast schedules of every transposed convolution of each SOURCE, and keep the measurements.
 
     Trials go where most is to be gained. A search may be stopped at any time and started again: nothing is measured
     twice.
     """
-    search(problems_of(scan_sources(sources)), targets, trials, logs, algorithms=algorithms or None, **options)
+    search(problems_of(scan_sources(sources, extents)), targets, trials, logs, algorithms=algorithms or None, **options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
+import math
 import os
 import tempfile
 import time
@@ -23,41 +24,25 @@ from tvm_deconv.artifact.manifest import Manifest, library_name, stem
 from tvm_deconv.compiler.backends import backend_of
 from tvm_deconv.compiler.fingerprint import recipe
 from tvm_deconv.compiler.output import publish, scratch_folder
-from tvm_deconv.compiler.process import Worker, WorkerError
-from tvm_deconv.compiler.records import Records, read, shipped
+from tvm_deconv.compiler.process import BUILD, BUILD_PATIENCE_SECONDS, Worker, WorkerError
+from tvm_deconv.compiler.records import Records, Schedule, read, shipped
+from tvm_deconv.compiler.requests import Outcome, checked_problems, grouped, requested, whole
 from tvm_deconv.compiler.selection import (
     Choice,
     algorithms_for,
     checked_algorithms,
     choices_for,
+    cost_of,
     named,
     plan_of,
 )
-from tvm_deconv.errors import BuildError, DeconvError, ManifestError, ProblemError
+from tvm_deconv.errors import BuildError, DeconvError, ProblemError
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import AnyAlgorithm, Kernel, Plan, Toolchain, Workspace
-from tvm_deconv.targets import Target, detect_host, of_names
+from tvm_deconv.targets import Target, detect_host, get, of_names
 from tvm_deconv.targets.ancestry import meant
 
 _PACKAGES = ("tvm_deconv", "apache-tvm", "apache-tvm-ffi")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result for one problem on one target: `status` is built, current (already up to date) or failed.
-
-    `warnings` are about records of tuning logs that could not be used, `reason` is why this schedule was chosen.
-    """
-
-    problem: Problem
-    layers: tuple[str, ...]
-    target: str
-    status: str
-    manifest: Manifest | None
-    error: str | None
-    seconds: float
-    warnings: tuple[str, ...] = ()
-    reason: str = ""
 
 
 def compile(
@@ -70,19 +55,27 @@ def compile(
     on_outcome: Callable[[Outcome], None] | None = None,
     algorithms: Iterable[str] | None = None,
     logs: Path | str | None = None,
+    installed: bool = True,
+    done: Sequence[Outcome] = (),
 ) -> list[Outcome]:
     """Build the artifacts for `problems` without a search; see `tvm_deconv.compile`.
 
-    Raises ProblemError, CompilerNotFound, BuildError.
+    Without the `installed` tuning logs only those in `logs` count. `done` are outcomes of some of the problems that are
+    known already. Raises ProblemError, CompilerNotFound, BuildError.
     """
     targets, allowed = of_names(target), checked_algorithms(algorithms)
-    requested = _requested(checked_problems(problems), layers or {})
+    asked = requested(checked_problems(problems), layers or {})
+    followed = [*([shipped()] if installed else []), *([] if logs is None else [logs])]
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     report = _Report(on_outcome)
+    for outcome in done:
+        report.add(outcome)
+    settled = {(outcome.problem.artifact_key, outcome.target) for outcome in done}
     pending: list[_Job] = []
     for chosen in targets:
-        for job in _jobs(chosen, requested, logs, algorithms_for(chosen, allowed)):
+        wanted = {p: n for p, n in grouped(chosen, asked).items() if (p.artifact_key, chosen.name) not in settled}
+        for job in _jobs(chosen, wanted, followed, algorithms_for(chosen, allowed)):
             current = _up_to_date(job, folder)
             if current:
                 report.add(job.outcome("current", current))
@@ -92,25 +85,6 @@ def compile(
         _run(pending, folder, min(jobs or os.cpu_count() or 1, len(pending)), report.add)
     report.raise_failures()
     return report.outcomes
-
-
-def checked_problems(problems: Iterable[Problem]) -> list[Problem]:
-    """Return `problems` as a list. Raises ProblemError unless each is a Problem."""
-    problems = list(problems)
-    for problem in problems:
-        if not isinstance(problem, Problem):
-            raise ProblemError("problems", problem, "must be a sequence of Problem")
-    return problems
-
-
-def _requested(problems: Sequence[Problem], layers: Mapping[Problem, Sequence[str]]) -> dict[Problem, list[str]]:
-    """Return the problems that differ in their artifacts, with the names of the layers that each serves."""
-    unique: dict[str, Problem] = {}
-    names: dict[Problem, list[str]] = {}
-    for problem in problems:
-        first = unique.setdefault(problem.artifact_key, problem)
-        names.setdefault(first, []).extend(layers.get(problem, ()))
-    return names
 
 
 @dataclass(frozen=True)
@@ -139,20 +113,17 @@ class _Job:
 
 def _jobs(
     target: Target,
-    requested: Mapping[Problem, Sequence[str]],
-    logs: Path | str | None,
+    wanted: Mapping[Problem, tuple[str, ...]],
+    logs: Sequence[Path | str],
     algorithms: tuple[str, ...] | None,
 ) -> list[_Job]:
-    """Return a job for each problem that `target` tells apart."""
-    layers: dict[Problem, list[str]] = {}
-    for problem, names in requested.items():
-        layers.setdefault(target.computes(problem), []).extend(names)
-    records = _records(target, shipped(), *([] if logs is None else [logs]))
+    """Return a job for each problem, which have the names of their layers."""
+    records = _records(target, *logs)
     jobs = []
-    for problem, names in layers.items():
+    for problem, names in wanted.items():
         warnings = records.warnings_for(problem.artifact_key)
         choices = tuple(choices_for(problem, target, records, warnings, algorithms))
-        jobs.append(_Job(problem, tuple(dict.fromkeys(names)), target, choices, tuple(warnings)))
+        jobs.append(_Job(problem, names, target, choices, tuple(warnings)))
     return jobs
 
 
@@ -168,16 +139,9 @@ def _records(target: Target, *logs: Path | str) -> Records:
 
 def _up_to_date(job: _Job, folder: Path) -> Manifest | None:
     """Return the manifest of the artifact in `folder` if it need not be built again."""
-    name = stem(job.problem.artifact_key, job.target.name)
-    try:
-        manifest = Manifest.read(folder / f"{name}.json")
-        content = (folder / manifest.library).read_bytes()
-    except (ManifestError, OSError):
-        return None
-    if manifest.sha256 != hashlib.sha256(content).hexdigest():
-        return None
-    current = manifest.recipe == _recipe(job.problem, job.target, job.choices[0])
-    return manifest if current and set(job.layers) <= set(manifest.layers) else None
+    manifest = whole(folder, job.problem, job.target, job.layers)
+    current = manifest is not None and manifest.recipe == _recipe(job.problem, job.target, job.choices[0])
+    return manifest if current else None
 
 
 def _recipe(problem: Problem, target: Target, choice: Choice) -> str:
@@ -217,7 +181,7 @@ def _run(pending: Sequence[_Job], folder: Path, count: int, note: Callable[[Outc
         backends = {job.target.backend: backend_of(job.target) for job in pending}
         toolchains = {name: backend.toolchain(scratch) for name, backend in backends.items()}
         threads = stack.enter_context(ThreadPoolExecutor(count))
-        idle = [stack.enter_context(Worker(_Exporter, folder, toolchains)) for _ in range(count)]
+        idle = [stack.enter_context(Worker(_Exporter, folder, toolchains, limits=BUILD)) for _ in range(count)]
         stack.callback(threads.shutdown, wait=False, cancel_futures=True)
         for done in as_completed([threads.submit(_run_job, job, idle) for job in pending]):
             note(done.result())
@@ -228,7 +192,7 @@ def _run_job(job: _Job, idle: list[Worker]) -> Outcome:
     worker = idle.pop()
     start = time.perf_counter()
     try:
-        outcome: Outcome = worker.ask("export", job, timeout=None)
+        outcome: Outcome = worker.ask("export", job, timeout=BUILD_PATIENCE_SECONDS)
     except WorkerError as error:
         return job.outcome("failed", None, f"the compiler: {error}", time.perf_counter() - start)
     finally:
@@ -332,21 +296,34 @@ class _Build:
 
     def _kernel(self, choice: Choice) -> Kernel:
         """Schedule as chosen: one plan for all calls, or one for each variant."""
+        backend = backend_of(self.target)
         if choice.schedule:
-            algorithm, plan = self._plan(self.problem, choice)
-            return algorithm.build(self.problem, self.target, plan)
+            return backend.build_for_threads(self.problem, self.target, *self._plan(self.problem, choice))
         parts = choice.parts or [choice] * len(self.problem.variants)
         kernels = []
         for variant, part in zip(self.problem.variants, parts, strict=True):
-            algorithm, plan = self._plan(variant, part)
-            kernels.append(algorithm.build(variant, self.target, plan))
-        return backend_of(self.target).join(self.problem, kernels)
+            kernels.append(backend.build_for_threads(variant, self.target, *self._plan(variant, part)))
+        return backend.join(self.problem, kernels)
 
     def _plan(self, problem: Problem, choice: Choice) -> tuple[AnyAlgorithm, Plan]:
         """Return the algorithm and the plan of a choice for `problem`."""
         if choice.schedule:
+            if choice.origin == "tuned":
+                _check_space(problem, self.target, choice.schedule)
             return named(choice.schedule.algorithm), plan_of(choice.schedule)
         return backend_of(self.target).default(problem, self.target, choice.algorithms)
+
+
+def _check_space(problem: Problem, target: Target, schedule: Schedule) -> None:
+    """Raise ProblemError unless a search for `target`, or for one whose logs it follows, could have found `schedule`.
+
+    A log may hold anything: plans that nobody would try can keep a compiler busy for hours.
+    """
+    algorithm = named(schedule.algorithm)
+    for searched in map(get, target.logs):
+        if algorithm.supports(problem, searched) and math.isfinite(cost_of(problem, schedule, searched)):
+            return
+    raise ProblemError("knobs", dict(schedule.knobs), f"are of no plan of {algorithm.name} worth trying here")
 
 
 @dataclass(frozen=True)

@@ -35,15 +35,18 @@ def recipe(problem: Problem, target: Target, choice: Choice, flags: Sequence[str
     """
     deciding = (
         problem.artifact_key,
-        _facts(target),
+        surroundings(target),
         tuple(flags),
-        [version(package) for package in _TVM],
-        source_digest(),
         [tuple(part.schedule or ()) for part in choice.parts or [choice]],
         choice.origin,
         choice.algorithms,
     )
     return hashlib.sha256(repr(deciding).encode()).hexdigest()
+
+
+def surroundings(target: Target) -> tuple[object, ...]:
+    """Return what decides every artifact for `target`: its fields, the versions of TVM, the source text."""
+    return _facts(target), [version(package) for package in _TVM], source_digest()
 
 
 def _facts(target: Target) -> list[tuple[str, object]]:

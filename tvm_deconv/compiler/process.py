@@ -6,22 +6,36 @@ import contextlib
 import ctypes
 import importlib
 import os
+import resource
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm_deconv.artifact.ffi import without_torch
 
 _PR_SET_PDEATHSIG = 1
 _PATIENCE_SECONDS = 600.0
 _END_SECONDS = 5.0  # for a process that has closed its connection to end
+
+
+class Limits(NamedTuple):
+    """What each call of a worker may use: seconds of processor time, and bytes of memory; what it starts, as much."""
+
+    seconds: int
+    memory: int
+
+
+#: Of a build: processor time, so that a busy machine fails none.
+BUILD = Limits(600, 8 << 30)
+BUILD_PATIENCE_SECONDS = 3600.0  # in which a build ends that waits for something
 
 
 class WorkerError(RuntimeError):
@@ -39,9 +53,9 @@ class Refusal(Exception):
 class Worker:
     """A process with an object `kind(*arguments)`; started when first asked, and again after it died.
 
-    It runs on `cpus`, by default all, with `environment` added to this process's. If `paused`, it is stopped while it
-    waits: threads that spin while they wait for work would take the CPU from others. It ends with the thread that
-    started it.
+    It runs on `cpus`, by default all, with `environment` added to this process's, and within `limits`, by default none:
+    it dies of a call that takes more time, and finds no more memory. If `paused`, it is stopped while it waits: threads
+    that spin while they wait for work would take the CPU from others. It ends with the thread that started it.
     """
 
     def __init__(
@@ -50,12 +64,14 @@ class Worker:
         *arguments: object,
         cpus: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
+        limits: Limits | None = None,
         paused: bool = False,
     ) -> None:
         self._kind = kind
         self._arguments = arguments
         self._cpus = list(cpus)
         self._environment = os.environ | dict(environment or {})
+        self._limits = limits
         self._paused = paused
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
@@ -153,7 +169,9 @@ class Worker:
             self._printed.seek(0)
             self._printed.truncate()
             kind = (self._kind.__module__, self._kind.__name__)
-            code = f"from tvm_deconv.compiler.process import serve; serve({theirs.fileno()}, *{kind}, {self._cpus})"
+            limits = self._limits and tuple(self._limits)
+            served = f"serve({theirs.fileno()}, *{kind}, {self._cpus}, {limits})"
+            code = f"from tvm_deconv.compiler.process import serve; {served}"
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", code],
@@ -169,7 +187,7 @@ class Worker:
         return self._process, self._connection
 
 
-def serve(descriptor: int, module: str, kind: str, cpus: list[int]) -> None:
+def serve(descriptor: int, module: str, kind: str, cpus: list[int], limits: tuple[int, int] | None) -> None:
     """Answer calls on a connection until it is closed: the main function of a worker's process."""
     # A worker that waits may be stopped, and would stay so for ever if its parent were killed.
     with contextlib.suppress(OSError, AttributeError):
@@ -177,6 +195,8 @@ def serve(descriptor: int, module: str, kind: str, cpus: list[int]) -> None:
     os.set_inheritable(descriptor, False)
     if cpus:
         os.sched_setaffinity(0, cpus)
+    if limits:
+        _limit(resource.RLIMIT_DATA, limits[1])
     connection = Connection(descriptor)
     with without_torch():  # TVM imports it if it is installed, which takes seconds; no worker needs it to start
         made = getattr(importlib.import_module(module), kind)(*connection.recv())
@@ -185,9 +205,17 @@ def serve(descriptor: int, module: str, kind: str, cpus: list[int]) -> None:
             method, arguments = connection.recv()
         except EOFError:
             return
+        if limits:
+            _limit(resource.RLIMIT_CPU, int(time.process_time()) + 1 + limits[0])
         try:
             answer = True, getattr(made, method)(*arguments)
         except Exception as error:  # of any class: packages raise what they like, and that is a result here
             text = str(error).strip() or repr(error)
             answer = False, text if isinstance(error, Refusal) else f"{type(error).__name__}: {text}"
         connection.send(answer)
+
+
+def _limit(kind: int, value: int) -> None:
+    """Set a limit of this process, at most to what it may set."""
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))

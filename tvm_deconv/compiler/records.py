@@ -23,7 +23,7 @@ from filelock import FileLock
 
 from tvm_deconv.artifact import files
 from tvm_deconv.artifact.manifest import stem
-from tvm_deconv.errors import ProblemError
+from tvm_deconv.errors import BuildError, ProblemError
 from tvm_deconv.problem import Epilogue, Problem
 from tvm_deconv.targets import Host
 from tvm_deconv.targets.ancestry import generations, name_of
@@ -291,9 +291,14 @@ class Log:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        self.root.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.root / ".lock"):
-            yield
+        """Hold the log's lock. Raises BuildError if the log cannot be written."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            with FileLock(self.root / ".lock"):
+                yield
+        except OSError as error:
+            rule = f"must be a directory with room that can be written: {error}"
+            raise BuildError("logs", self.root, rule) from error
 
     def append(self, record: Record) -> None:
         """Write one record at once; after a line that was left half-written it begins a new one."""

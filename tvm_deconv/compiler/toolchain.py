@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tvm_deconv.errors import BuildError, CompilerNotFound
 
 _VARIABLES = {"cc": "CXX", "nvcc": "NVCC"}  # in which users name their compiler
+_PATIENCE_SECONDS = 1800.0  # far more than any needs
 _MOST_CHARACTERS = 2000  # of a compiler's messages; the last are those of the error that ended it
 
 
@@ -15,10 +16,12 @@ def run_compiler(tool: str, command: Sequence[str], failure: str) -> str:
     """Run the compiler `command` and return what it printed to its standard error.
 
     `tool` is "cc" or "nvcc". Raises CompilerNotFound if the program does not start. If it fails, raises BuildError
-    with `failure` and the end of its messages.
+    with `failure` and the end of its messages, or because it does not end.
     """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise BuildError(tool, command[0], f"{failure}does not end within {_PATIENCE_SECONDS:g} s") from None
     except OSError as error:
         rule = f"the compiler does not start ({error.strerror}); set {_VARIABLES[tool]} to one that does"
         raise CompilerNotFound(tool, command[0], rule) from error

@@ -3,7 +3,8 @@
 The stages, in the order of the data flow. All are blocked over images and positions (``nb, db, hb, wb``) and groups
 ``g``, and from the second on over tiles of output channels ``co``:
 
-1. ``data_pack``: the data of a block with its halo, zero outside of the data; positions flattened to one axis.
+1. ``data_pack``: the data of a block with its halo, zero outside of the data; positions flattened to one axis. In rows,
+   data of ``N *X C`` are copied to ``data_rows`` and transposed from there.
    ``points_i``: sums of packed rows, where Winograd's transforms apply along the outer axes.
 2. ``run_i``, one stage per combination of runs of phases: the sum over taps and input channels. A position and a tap
    add up to one flat index, so no register tile tests a border.
@@ -148,12 +149,13 @@ class _Builder:
     def pack_data(self, data: te.Tensor) -> te.Tensor:
         """Return ``data_pack``: each block with its halo, converted to the accumulator's type.
 
-        Behind ``nb, db, hb, wb, g`` its axes are ``[ci, rows of a tile(2), position]`` in rows, ``[position, ci]`` in
+        Behind ``nb, db, hb, wb, g`` its axes are those of `DirectLayout.packed_place` in rows, ``[position, ci]`` in
         channels and ``[position, ci, lane]`` in groups.
         """
         layout, tile, form, geometry = self.layout, self.layout.tile, self.layout.form, self.layout.geometry
+        channels, positions = layout.packed_data
         inner_shape = {
-            ROWS: (geometry.in_channels, *tile.outputs[:2], layout.packed_positions),
+            ROWS: layout.packed_place(channels, tile.outputs[:2], positions),
             CHANNELS: (layout.packed_positions, geometry.in_channels),
             GROUPS: (layout.packed_positions, geometry.in_channels, tile.channels),
         }[form]
@@ -171,6 +173,8 @@ class _Builder:
                 group = group * tile.channels + lane
                 conditions.append(group < geometry.groups)
             within = layout.unflatten(position, row)
+            if form == ROWS and channels > geometry.in_channels:
+                conditions.append(ci < geometry.in_channels)
             if layout.transforms:
                 # Rows that only fill the last tiles are not worth fetching.
                 halos = [axis.halo for axis in geometry.axes]
@@ -180,7 +184,16 @@ class _Builder:
                 self.problem, geometry, layout.extents, data, tile.block, within, at, group, ci, conditions
             )
 
-        return _stage((*layout.blocks, layout.tiles[0], *inner_shape), element, "data_pack")
+        lead = (*layout.blocks, layout.tiles[0])
+        if not layout.transposes_data:
+            return _stage((*lead, *inner_shape), element, "data_pack")
+
+        rows = _stage(
+            (*lead, *tile.outputs[:2], positions, channels),
+            lambda *index: element(*index[:5], index[8], *index[5:8]),
+            "data_rows",
+        )
+        return _stage((*lead, *inner_shape), lambda *index: rows[(*index[:7], index[8], index[7])], "data_pack")
 
     def transform_rows(self, packed: te.Tensor) -> dict[tuple[AxisRows, ...], te.Tensor]:
         """Return the stages ``points_i``, by the rows of the first two axes that they are the sums for."""
@@ -205,7 +218,7 @@ class _Builder:
                     (x % m, x // m) if axis.transformed else (x, 0)
                     for axis, m, x in zip(rows, outputs, places, strict=False)
                 )
-                return packed[(*at, g, ci, d, h, position + layout.flat(0, tiles, lines, 0))]
+                return packed[(*at, g, *layout.packed_place(ci, (d, h), position + layout.flat(0, tiles, lines, 0)))]
 
             return transform(matrices, (d, h), first, packed_row, self.problem.accumulate_dtype)
 
@@ -241,7 +254,11 @@ class _Builder:
             if points is not None:
                 value = points[(*at, g, d, h, ci.var, position)]
             else:
-                inner = {ROWS: (ci.var, d, h, position), CHANNELS: (position, ci.var), GROUPS: (position, ci.var, cc)}
+                inner = {
+                    ROWS: layout.packed_place(ci.var, (d, h), position),
+                    CHANNELS: (position, ci.var),
+                    GROUPS: (position, ci.var, cc),
+                }
                 value = packed[(*at, g, *inner[form])]
             within = [t.var for t in taps]
             place = section.index(g, co, (filter_d, filter_h), (fd, fh, fw), ci.var, within, cc)

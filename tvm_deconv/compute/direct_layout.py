@@ -17,6 +17,9 @@ from tvm_deconv.compute.indexing import GROUPS, ROWS, spans, tiles_of_channels
 from tvm_deconv.compute.phases import AxisPhases, AxisRows, Geometry, Run, axis_rows
 from tvm_deconv.problem import Problem
 
+#: Vectors of flat positions in a block from which on its data are transposed; and from which on four at once.
+_FEWEST_ROWS, _MANY_ROWS = 2, 16
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
@@ -162,6 +165,11 @@ def halo_tiles(axis: AxisPhases, outputs: int) -> int:
     return -(-axis.halo // outputs)
 
 
+def transposes_channels(in_channels: int, lanes: int) -> bool:
+    """Tell whether data with `in_channels` per group fill vectors of `lanes` channels well enough to be transposed."""
+    return 2 * in_channels >= lanes
+
+
 def flat_position(
     packed: tuple[int, int, int], n: Expr | int, d: Expr | int, h: Expr | int, w: Expr | int
 ) -> Expr | int:
@@ -264,6 +272,40 @@ class DirectLayout:
             at_most(tile.depth * strides[0], extents.output[0]),
             at_most(tile.height * strides[1], extents.output[1]),
         )
+
+    @property
+    def transposes_data(self) -> bool:
+        """True if vectors of input channels become vectors of positions on their way into a block.
+
+        Both kinds of vectors must be filled, and the extents of all calls be the same.
+        """
+        return (
+            self.form == ROWS
+            and self.channels_last
+            and transposes_channels(self.geometry.in_channels, self.lanes)
+            and self.positions >= _FEWEST_ROWS * self.lanes
+            and not any(self.geometry.dynamic)
+        )
+
+    @property
+    def packed_data(self) -> tuple[int, int]:
+        """Input channels, and flat positions, of the packed data in rows; in whole squares if these are transposed."""
+        if not self.transposes_data:
+            return self.geometry.in_channels, self.packed_positions
+        channels = -(-self.geometry.in_channels // self.lanes) * self.lanes
+        return channels, -(-self.packed_positions // self.transposed_positions) * self.transposed_positions
+
+    def packed_place(self, ci: Expr | int, row: Sequence[Expr | int], position: Expr | int) -> tuple[Expr | int, ...]:
+        """Return the index of an element of the packed data in rows: of a channel and one `row` of its tile.
+
+        Data that are transposed have their channels next to the positions.
+        """
+        return (*row, ci, position) if self.transposes_data else (ci, *row, position)
+
+    @property
+    def transposed_positions(self) -> int:
+        """Flat positions whose data are fetched at once, to be transposed while they are near."""
+        return self.lanes * (4 if self.packed_positions >= _MANY_ROWS * self.lanes else 1)
 
     @property
     def row_channels(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from tvm_deconv.artifact.files import write
 from tvm_deconv.errors import SourceError
+from tvm_deconv.frontends.extents import check_names, checked_ranges
 from tvm_deconv.frontends.layers import FoundLayer, with_unique_names
 from tvm_deconv.frontends.packages import missing_package
 
@@ -24,25 +25,33 @@ class _Reader(NamedTuple):
     module: str
     function: str
     format: str
+    has_free_extents: bool = False  # and takes their ranges
 
 
+#: Most bytes of a file of weights, in which layers do not share their constants.
+_MOST_WEIGHTS = 1 << 32
 #: suffix of a file -> its reader
 _READERS = {
-    ".xml": _Reader("openvino_ir", "scan_ir", "OpenVINO IR"),
-    ".onnx": _Reader("onnx", "scan_onnx", ""),
+    ".xml": _Reader("openvino_ir", "scan_ir", "OpenVINO IR", True),
+    ".onnx": _Reader("onnx", "scan_onnx", "", True),
     ".json": _Reader("problem_list", "scan_list", "a list of problems"),
 }
 
 
-def scan(source: object, inputs: Sequence[object] = ()) -> list[FoundLayer]:
+def scan(
+    source: object, inputs: Sequence[object] = (), *, extents: Mapping[str, tuple[int, int]] | None = None
+) -> list[FoundLayer]:
     """Return every transposed convolution of `source`, covered or not, under names that are unique.
 
     `source` is the path of an OpenVINO IR (.xml, with its .bin beside it), an ONNX model (.onnx) or a list of problems
-    (.json), or an nn.Module that is run once on `inputs`. Raises SourceError if it cannot be read.
+    (.json), or an nn.Module that is run once on `inputs`. `extents` are ranges of extents that a model leaves free, by
+    their names or as ``input.axis``; the layers get buckets from them. Raises SourceError if it cannot be read.
     """
+    ranges = checked_ranges(extents or {})
     if not isinstance(source, (str, os.PathLike)):
         from tvm_deconv.frontends.torch import scan_module
 
+        check_names(ranges, (), "a module")
         return with_unique_names(scan_module(source, inputs))
     path = Path(source)
     reader = _READERS.get(path.suffix.lower())
@@ -50,6 +59,9 @@ def scan(source: object, inputs: Sequence[object] = ()) -> list[FoundLayer]:
         *others, last = (suffix + (f" ({r.format})" if r.format else "") for suffix, r in _READERS.items())
         raise SourceError("source", path, f"must end in {', '.join(others)} or {last}")
     read = getattr(importlib.import_module(f"{__name__}.{reader.module}"), reader.function)
+    if reader.has_free_extents:
+        return with_unique_names(read(path, ranges))
+    check_names(ranges, (), path)
     return with_unique_names(read(path))
 
 
@@ -58,21 +70,25 @@ def write_weights(layers: Iterable[FoundLayer], path: Path) -> list[str]:
 
     Each array is as its FoundLayer holds it; the metadata gives the key of the problem of each layer. Without any
     constant no file is written. An old file stays until the new one is whole. Raises SourceError if the package
-    safetensors is missing.
+    safetensors is missing, or for more than 4 GiB.
     """
     layers = list(layers)
     arrays = {
-        f"{layer.name}.{kind}": np.ascontiguousarray(array)
+        f"{layer.name}.{kind}": array
         for layer in layers
         for kind, array in (("filter", layer.filter), ("bias", layer.bias))
         if array is not None
     }
     if not arrays:
         return []
+    size = sum(array.nbytes for array in arrays.values())
+    if size > _MOST_WEIGHTS:
+        raise SourceError("weights", size, f"must have at most {_MOST_WEIGHTS} bytes, of all layers together ({path})")
     try:
         from safetensors.numpy import save
     except ImportError:
         raise missing_package("weights", "safetensors", "'tvm_deconv[compile]'") from None
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     content = save(arrays, {layer.name: layer.problem.key for layer in layers if layer.problem is not None})
     path.parent.mkdir(parents=True, exist_ok=True)
     write(path, content)
@@ -80,7 +96,10 @@ def write_weights(layers: Iterable[FoundLayer], path: Path) -> list[str]:
 
 
 class Coverage(NamedTuple):
-    """A row of the table of covered layers: `problem` is a key, or empty if `reason` tells why there is none."""
+    """A row of the table of covered layers: `problem` is a key, or empty if `reason` tells why there is none.
+
+    `notes` tell what a covered layer leaves to calls or to the model: free extents, a filter that is no constant.
+    """
 
     name: str
     operator: str
@@ -88,6 +107,7 @@ class Coverage(NamedTuple):
     reason: str
     epilogue: str
     macs: int
+    notes: str = ""
 
 
 def coverage_table(layers: Iterable[FoundLayer]) -> list[Coverage]:
@@ -95,6 +115,9 @@ def coverage_table(layers: Iterable[FoundLayer]) -> list[Coverage]:
     rows = []
     for layer in layers:
         problem = layer.problem
-        facts = ("", layer.reason, "", 0) if problem is None else (problem.key, "", str(problem.epilogue), problem.macs)
-        rows.append(Coverage(layer.name, layer.operator, *facts))
+        if problem is None:
+            rows.append(Coverage(layer.name, layer.operator, "", layer.reason, "", 0))
+        else:
+            facts = (problem.key, "", str(problem.epilogue), problem.macs, layer.notes)
+            rows.append(Coverage(layer.name, layer.operator, *facts))
     return rows

@@ -1,42 +1,52 @@
-"""Files that nobody vouches for: every fault is a SourceError, and no offset leaves its file."""
+"""Files that nobody vouches for: every fault is a SourceError, no offset leaves its file, and memory is bounded."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from tvm_deconv.errors import SourceError
+from tvm_deconv.frontends.packages import cast
 from tvm_deconv.problem import Array
+
+#: Most bytes of a file that is read as a whole: what a message of protobuf may have.
+_MOST_BYTES = 1 << 31
+#: Most bytes of all constants of a source's layers together, with their casts and scaled copies.
+_MOST_CONSTANTS = 1 << 32
+
+
+@contextlib.contextmanager
+def _regular(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """Yield the open file at `path` and its size. Raises SourceError, also for all that are no regular files."""
+    try:
+        # Without O_NONBLOCK a named pipe would wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                kind = "Is a directory" if stat.S_ISDIR(status.st_mode) else "it is no regular file"
+                raise SourceError("source", path, f"must be a file that can be read ({kind})")
+            yield file, status.st_size
+    except (OSError, ValueError, MemoryError) as error:  # ValueError: a null character in the path
+        if isinstance(error, SourceError):
+            raise
+        why = getattr(error, "strerror", None) or str(error) or "there is no memory for it"
+        raise SourceError("source", path, f"must be a file that can be read ({why})") from None
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the whole file."""
-    try:
-        return path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        raise SourceError("source", path, f"must be a file that can be read ({_why(error)})") from None
-
-
-def read_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, size: int | None) -> Array:
-    """Return `size` bytes at `offset` as an array; None means up to the end. The size must be that of the shape."""
-    try:
-        with path.open("rb") as file:
-            end = file.seek(0, 2)
-            size = end - offset if size is None else size
-            if offset < 0 or size < 0 or offset + size > end:
-                raise SourceError("offset", (offset, size), f"must lie within the {end} bytes of {path}")
-            file.seek(offset)
-            content = file.read(size)
-    except OSError as error:
-        raise SourceError("source", path, f"must be a file that can be read ({_why(error)})") from None
-    return from_bytes(content, dtype, shape, path)
-
-
-def _why(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
+    """Return the whole file, of at most 2 GiB."""
+    with _regular(path) as (file, size):
+        if size > _MOST_BYTES:
+            raise SourceError("source", path, f"must have at most {_MOST_BYTES} bytes, not {size}")
+        return file.read(size)
 
 
 def from_bytes(content: bytes, dtype: np.dtype[Any], shape: tuple[int, ...], path: Path) -> Array:
@@ -47,3 +57,47 @@ def from_bytes(content: bytes, dtype: np.dtype[Any], shape: tuple[int, ...], pat
         return np.frombuffer(content, dtype).reshape(shape)
     except ValueError as error:  # more axes than NumPy has, or too many elements of no bytes
         raise SourceError("shape", shape, f"must be one of an array, in {path}: {error}") from None
+
+
+class Constants:
+    """The constants of a source's layers. Layers that share one, or its cast, share one array."""
+
+    def __init__(self, source: Path) -> None:
+        self._source = source
+        self._left = _MOST_CONSTANTS
+        self._read: dict[tuple[object, ...], Array] = {}
+        self._casts: dict[tuple[int, str], tuple[Array, Array]] = {}  # with the first array, whose id is the key
+
+    def take(self, nbytes: int) -> None:
+        """Count bytes that are about to be allocated. Raises SourceError if all together are too many."""
+        self._left -= nbytes
+        if self._left < 0:
+            rule = f"must be at most {_MOST_CONSTANTS}, all constants of the layers and their scaled copies together"
+            raise SourceError("bytes", _MOST_CONSTANTS - self._left, f"{rule} ({self._source})")
+
+    def read(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, size: int | None) -> Array:
+        """Return `size` bytes at `offset` of a file as an array; None means up to the end.
+
+        The size must be that of the shape.
+        """
+        key = path, dtype, shape, offset, size
+        if key not in self._read:
+            with _regular(path) as (file, end):
+                size = end - offset if size is None else size
+                if offset < 0 or size < 0 or offset + size > end:
+                    raise SourceError("offset", (offset, size), f"must lie within the {end} bytes of {path}")
+                self.take(size)
+                file.seek(offset)
+                content = file.read(size)
+            self._read[key] = from_bytes(content, dtype, shape, path)
+        return self._read[key]
+
+    def cast(self, value: Array, dtype: str) -> Array:
+        """Return `value` in that dtype; see `packages.cast`."""
+        if value.dtype.name == dtype:
+            return value
+        key = id(value), dtype
+        if key not in self._casts:
+            self.take(value.size * 8)
+            self._casts[key] = value, cast(value, dtype)
+        return self._casts[key][1]

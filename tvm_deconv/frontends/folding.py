@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -11,14 +12,20 @@ from tvm_deconv.errors import ProblemError
 from tvm_deconv.frontends.graph import Step
 from tvm_deconv.frontends.layers import FoundLayer
 from tvm_deconv.problem import Array, Epilogue, Problem
+from tvm_deconv.problem.arrays import numpy_dtype
+
+
+def _no_bound(nbytes: int) -> None:
+    pass
 
 
 @np.errstate(all="ignore")  # overflow and NaN are looked for
-def absorb(layer: FoundLayer, steps: Iterable[Step]) -> FoundLayer:
+def absorb(layer: FoundLayer, steps: Iterable[Step], take: Callable[[int], None] = _no_bound) -> FoundLayer:
     """Return `layer` with as many of `steps` folded in as its epilogue can hold.
 
-    A scale needs a constant filter; a step before the activation needs a constant bias if there is a bias. Results
-    must stay finite in the problem's dtypes. Integer layers keep their nodes: those run on rounded results.
+    `take` is told the bytes of a copy of the filter before it is made. A scale needs a constant filter; a step before
+    the activation needs a constant bias if there is a bias. Results must stay finite in the problem's dtypes. Integer
+    layers keep their nodes: those run on rounded results.
     """
     problem = layer.problem
     if problem is None or problem.accumulate_dtype == "int32":
@@ -27,10 +34,11 @@ def absorb(layer: FoundLayer, steps: Iterable[Step]) -> FoundLayer:
     known = layer.bias is not None or not epilogue.bias
     scale = np.ones(problem.bias_shape)
     shift = np.zeros(problem.bias_shape) if layer.bias is None else layer.bias.astype(np.float64)
+    largest = functools.cache(lambda: _largest(problem, layer.filter))
     for step in steps:
         if step.scale is not None or step.shift is not None:
             affine = _then(scale, shift, step)
-            if not known or not _fits(layer.filter, problem, step, *affine):
+            if not known or not _fits(largest, problem, step, *affine):
                 break
             scale, shift = affine
             epilogue = dataclasses.replace(epilogue, bias=epilogue.bias or step.shift is not None)
@@ -39,10 +47,14 @@ def absorb(layer: FoundLayer, steps: Iterable[Step]) -> FoundLayer:
         fused += step.nodes
         if activation.activation != "none":
             break
+    scaled = layer.filter
+    if scaled is not None and not np.all(scale == 1):
+        take(scaled.nbytes)
+        scaled = _scaled(problem, scaled, scale)
     return dataclasses.replace(
         layer,
         problem=problem.replace(epilogue=epilogue),
-        filter=layer.filter if np.all(scale == 1) else _scaled(problem, layer.filter, scale),
+        filter=scaled,
         bias=shift.astype(problem.accumulate_dtype) if epilogue.bias and known else None,
         fused=fused,
     )
@@ -55,22 +67,35 @@ def _then(scale: Array, shift: Array, step: Step) -> tuple[Array, Array]:
     return scale, shift if step.shift is None else shift + step.shift
 
 
-def _fits(filter: Array | None, problem: Problem, step: Step, scale: Array, shift: Array) -> bool:
+def _fits(largest: Callable[[], Array | None], problem: Problem, step: Step, scale: Array, shift: Array) -> bool:
     """Tell whether filter and bias stay finite in their dtypes with that scale and shift, the last being of `step`."""
     if not np.all(np.isfinite(shift.astype(problem.accumulate_dtype))):
         return False
-    return step.scale is None or _scaled(problem, filter, scale) is not None
+    if step.scale is None:
+        return True
+    elements = largest()
+    return elements is not None and bool(np.all(np.isfinite((elements * scale).astype(numpy_dtype(problem.dtype)))))
 
 
-def _scaled(problem: Problem, filter: Array | None, scale: Array) -> Array | None:
-    """Return `filter` times `scale` per output channel, in its own dtype and format; None if an element overflows."""
+def _largest(problem: Problem, filter: Array | None) -> Array | None:
+    """Return the largest finite magnitude of the filter for each output channel, in float64."""
     if filter is None:
         return None
+    canonical = problem.canonical_filter(filter)
+    magnitudes: Array = np.where(np.isfinite(canonical), np.abs(canonical), 0)
+    largest: Array = magnitudes.max(axis=(1, *range(3, canonical.ndim)))
+    return largest.reshape(-1).astype(np.float64)
+
+
+def _scaled(problem: Problem, filter: Array, scale: Array) -> Array:
+    """Return `filter` times `scale` per output channel, computed in float64, in its own dtype and format."""
+    made = np.empty_like(filter, order="C")
     per_output = scale.reshape(problem.groups, 1, problem.out_channels, *(1,) * problem.rank)
-    wide = problem.canonical_filter(filter.astype(np.float64))
-    scaled = (wide * per_output).astype(filter.dtype).reshape(filter.shape)
-    lost = np.isfinite(filter.astype(np.float64)) & ~np.isfinite(scaled.astype(np.float64))
-    return None if lost.any() else scaled
+    wide, out = problem.canonical_filter(filter), problem.canonical_filter(made)
+    for channel in range(problem.in_channels):  # one at a time: in float64 the filter would be larger
+        part = slice(channel, channel + 1)
+        out[:, part] = wide[:, part].astype(np.float64) * per_output
+    return made
 
 
 def _in_dtype(epilogue: Epilogue, dtype: str) -> Epilogue:

@@ -8,6 +8,7 @@ any number of additions, multiplications and batch normalisations by constants p
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from tvm_deconv.problem.activations import Argument, Operator
 ADD, SUBTRACT, MULTIPLY, BATCH_NORM = "add", "subtract", "multiply", "batch_norm"
 #: activations applied one after the other -> the activation that is x times their result
 _GATES = {activation.gate: name for name, activation in ACTIVATIONS.items() if activation.gate}
+#: The most elements of a slope or a bound: one for each channel, of more channels than there are.
+_MOST_SLOPES = 1 << 20
 _LONGEST_GATE = max(map(len, _GATES))
 
 
@@ -44,12 +47,16 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """The work of one or more nodes on a channel: ``activation(scale * x + shift)``, with float64 ``[C]``."""
+    """The work of one or more nodes on a channel: ``activation(scale * x + shift)``, with float64 ``[C]``.
+
+    `output` is the tensor that the last of the nodes makes.
+    """
 
     nodes: tuple[str, ...]
     scale: Array | None = None
     shift: Array | None = None
     activation: Epilogue = Epilogue()  # noqa: RUF009 (frozen)
+    output: Hashable = None
 
 
 def arguments_of(operator: Operator, given: Mapping[str, object]) -> dict[str, float] | None:
@@ -97,7 +104,7 @@ class Graph:
                 return
             if step is None:
                 return
-            yield step
+            yield dataclasses.replace(step, output=output)
             tensor = output
 
     def _gated(self, users: list[Node]) -> tuple[Hashable, Step | None]:
@@ -148,8 +155,10 @@ class Graph:
 
 
 def _all_equal(constant: Array | None) -> float | None:
-    """Return the value that all elements of `constant` have, or None if they differ."""
-    values = [] if constant is None else np.unique(constant.astype(np.float64)).tolist()
+    """Return the value that all elements of `constant` have, or None if they differ or are very many."""
+    if constant is None or not 0 < constant.size <= _MOST_SLOPES:
+        return None
+    values = np.unique(constant.astype(np.float64)).tolist()
     return float(values[0]) if len(values) == 1 else None
 
 

@@ -24,7 +24,8 @@ class FoundLayer:
     `problem` is None if the layer is not covered, and `reason` says why. `filter` is in the problem's filter format
     and dtype, `bias` has one element per output channel in its accumulate dtype; both are None if the file holds no
     constant. `fused` names the nodes that became the epilogue, in their order; their work is already folded into
-    filter, bias and epilogue. `extra` carries the other fields of a problem in a list.
+    filter, bias and epilogue. `note` tells types that the model stores, where they differ from the problem's, and what
+    makes a filter that is no constant. `extra` carries the other fields of a problem in a list.
     """
 
     name: str
@@ -35,11 +36,23 @@ class FoundLayer:
     extra: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
     fused: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def notes(self) -> str:
+        """What a covered layer leaves to each call, and its `note`; empty for other layers."""
+        if self.problem is None:
+            return ""
+        names = ["batch" if axis == 0 else f"spatial axis {axis - 1}" for axis in self.problem.dynamic]
+        free = f"any {' and '.join(names)}" if names else ""
+        return ", ".join(filter(None, (free, self.note)))
 
     def bind(self, library: Library) -> Layer | str:
         """Return the layer of `library` that computes this one, or the reason why there is none."""
         if self.problem is None or self.filter is None:
-            return self.reason or "its filter is no constant of the model's own graph"
+            return self.reason or self.note or "its filter is no constant of the model's own graph"
+        if self.problem.epilogue.bias and self.bias is None:
+            return "its bias is no constant of the model's own graph"
         try:
             return library.bind(self.problem, self.filter, self.bias)
         except NoArtifactError as error:

@@ -7,25 +7,30 @@ data may lie in the folder of the model and below it, nowhere else.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import ChainMap
-from collections.abc import Hashable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from tvm_deconv.errors import ProblemError, SourceError
-from tvm_deconv.frontends.files import from_bytes, read_array, read_bytes
+from tvm_deconv.frontends.extents import Ranges, check_names, free_extents, samples
+from tvm_deconv.frontends.files import Constants, from_bytes, read_bytes
 from tvm_deconv.frontends.folding import absorb
 from tvm_deconv.frontends.graph import ADD, BATCH_NORM, MULTIPLY, SUBTRACT, Graph, Node, arguments_of
 from tvm_deconv.frontends.layers import FoundLayer, uncovered
-from tvm_deconv.frontends.packages import cast, missing_package
+from tvm_deconv.frontends.onnx_functions import check_expansion
+from tvm_deconv.frontends.packages import missing_package
+from tvm_deconv.frontends.quantization import dequantized
 from tvm_deconv.problem import ACTIVATIONS, Array, Epilogue, Problem
 from tvm_deconv.problem.arrays import numpy_dtype
 
 try:
     import onnx
+    import onnx.checker
     import onnx.inliner
     import onnx.numpy_helper
     import onnx.shape_inference
@@ -33,6 +38,10 @@ try:
 except ImportError:
     raise missing_package("an ONNX model", "onnx", "'tvm_deconv[onnx]'") from None
 
+_NATIVE_ERRORS = (
+    DecodeError, EncodeError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError,
+    ValueError,
+)  # fmt: skip
 OPERATOR = "ConvTranspose"
 _DOMAINS = ("", "ai.onnx")
 _ATTRIBUTES = {
@@ -51,14 +60,21 @@ _ACTIVATIONS = {
     operator.name: (name, operator) for name, activation in ACTIVATIONS.items() for operator in activation.onnx
 }
 _BATCH_NORM_ATTRIBUTES = {"epsilon", "momentum", "training_mode"}
-_CONSTANTS = _DTYPES | {onnx.TensorProto.INT32: "int32", onnx.TensorProto.INT64: "int64"}
+_CONSTANTS = _DTYPES | {
+    getattr(onnx.TensorProto, name.upper()): name for name in ("int8", "uint8", "int16", "uint16", "int32", "int64")
+}
 #: Before this opset, Add and Mul broadcast in another way and BatchNormalization is in training unless it says so.
 _FIRST_OPSET = 7
 #: The most nodes that a constant is followed through; it bounds cycles too.
 _LONGEST_PATH = 8
+#: The operators on constants that are followed.
+_FOLLOWED = ("Cast", "Identity", "DequantizeLinear")
 
-#: element type and extents of a tensor; an unknown extent is a string, extents of unknown rank are None
-_Type: TypeAlias = tuple[int, tuple[int | str, ...] | None]
+#: an unknown extent is a string, extents of unknown rank are None
+_Extents: TypeAlias = tuple[int | str, ...] | None
+#: element type and extents of a tensor
+_Type: TypeAlias = tuple[int, _Extents]
+_UNKNOWN: _Type = (0, None)
 #: the constant or the node that makes a tensor, None for an input
 _Maker: TypeAlias = "onnx.TensorProto | onnx.NodeProto | None"
 
@@ -69,21 +85,50 @@ def read_model(path: Path) -> onnx.ModelProto:
     Raises SourceError if it cannot be read.
     """
     content = read_bytes(path)
-    try:
+    with _native_errors(path):
         model = onnx.load_model_from_string(content)
         if model.functions:
+            check_expansion(model, path)
             model = onnx.inliner.inline_local_functions(model)
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except (DecodeError, EncodeError, onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
-        raise SourceError("source", path, f"must be a valid ONNX model: {error}") from None
     if not model.ir_version or not model.graph.node:
         raise SourceError("source", path, "must be an ONNX model with nodes")
     return model
 
 
-def scan_onnx(path: Path) -> list[FoundLayer]:
-    """Return the transposed convolutions of the model at `path`; raise SourceError if it cannot be read."""
-    model = read_model(path)
+@contextlib.contextmanager
+def _native_errors(path: Path) -> Iterator[None]:
+    """Raise SourceError for what the native code of the onnx package raises."""
+    try:
+        yield
+    except SourceError:
+        raise
+    except _NATIVE_ERRORS as error:
+        raise SourceError("source", path, f"must be a valid ONNX model: {error}") from None
+
+
+class Place(NamedTuple):
+    """Where a layer is: its graph, its node, and the tensor that it makes together with what it has absorbed."""
+
+    graph: onnx.GraphProto
+    node: onnx.NodeProto
+    made: str
+
+
+def scan_onnx(path: Path, ranges: Ranges) -> list[FoundLayer]:
+    """Return the transposed convolutions of the model at `path`, with buckets from the `ranges` of free extents.
+
+    Raises SourceError if it cannot be read.
+    """
+    return [layer for layer, _ in placed_layers(read_model(path), path, ranges)]
+
+
+def placed_layers(model: onnx.ModelProto, path: Path, ranges: Ranges) -> list[tuple[FoundLayer, Place | None]]:
+    """Return the transposed convolutions of `model`, which was read from `path`, with their places.
+
+    A layer in a function that is not inlined has none. Raises SourceError.
+    """
+    sampled = _sampled_shapes(model, path, ranges)
     opset = max((entry.version for entry in model.opset_import if entry.domain in _DOMAINS), default=0)
     left = [
         uncovered(node_name(node), OPERATOR, f"stands in the function {function.name}, which has another opset")
@@ -91,7 +136,94 @@ def scan_onnx(path: Path) -> list[FoundLayer]:
         for node in function.node
         if is_operator(node)
     ]
-    return [*_Graph(model.graph, path, opset, {}, {}).scan(), *left]
+    return [
+        *_Graph(model.graph, path, opset, {}, {}, sampled, _Values(path)).scan(),
+        *((layer, None) for layer in left),
+    ]
+
+
+def _sampled_shapes(model: onnx.ModelProto, path: Path, ranges: Ranges) -> list[dict[str, _Extents]]:
+    """Return the shapes of the model's tensors for samples of the `ranges`, as ONNX infers them from the inputs."""
+    if not ranges:
+        return []
+    free = [dim for value in model.graph.input for dim in _free_extents(value)]
+    check_names(ranges, [name for names, _ in free for name in names], path)
+    bare = onnx.ModelProto()
+    shapes = []
+    for values in samples(ranges):
+        bare.CopyFrom(model)
+        for graph in graphs(bare.graph):
+            del graph.value_info[:]
+        for value in bare.graph.output:
+            value.type.tensor_type.ClearField("shape")
+        for names, dim in (dim for value in bare.graph.input for dim in _free_extents(value)):
+            given = [values[name] for name in names if name in values]
+            if given:
+                dim.dim_value = given[0]
+        with _native_errors(path):
+            inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
+        tensors = [value for graph in graphs(inferred.graph) for value in (*graph.input, *graph.value_info)]
+        shapes.append({value.name: _type(value)[1] for value in tensors})
+    return shapes
+
+
+def _free_extents(value: onnx.ValueInfoProto) -> list[tuple[list[str], onnx.TensorShapeProto.Dimension]]:
+    """Return the free extents of an input, each with its names: its own, and that of the input with the axis."""
+    dims = enumerate(value.type.tensor_type.shape.dim)
+    free = [(axis, dim) for axis, dim in dims if not dim.HasField("dim_value") or dim.dim_value < 0]
+    return [([*filter(None, [dim.dim_param]), f"{value.name}.{axis}"], dim) for axis, dim in free]
+
+
+class _Values:
+    """The values of the tensors that a model stores."""
+
+    def __init__(self, path: Path) -> None:
+        self.constants = Constants(path)
+        self._path = path
+        # By the id of the tensor, or of the node, which stays alive.
+        self._values: dict[int, tuple[onnx.TensorProto, Array]] = {}
+        self._computed: dict[int, tuple[onnx.NodeProto, Array | None]] = {}
+
+    def of(self, tensor: onnx.TensorProto) -> Array | None:
+        """Return the value of a tensor, the same array each time; None if its type is none of ours."""
+        if tensor.data_type not in _CONSTANTS:
+            return None
+        if id(tensor) not in self._values:
+            self._values[id(tensor)] = tensor, self._read(tensor)
+        return self._values[id(tensor)][1]
+
+    def once(self, node: onnx.NodeProto, compute: Callable[[], Array | None]) -> Array | None:
+        """Return what a node makes of constants, which is computed once."""
+        if id(node) not in self._computed:
+            self._computed[id(node)] = node, None  # what a node in a circle finds
+            self._computed[id(node)] = node, compute()
+        return self._computed[id(node)][1]
+
+    def _read(self, tensor: onnx.TensorProto) -> Array:
+        dtype, shape = numpy_dtype(_CONSTANTS[tensor.data_type]), tuple(tensor.dims)
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            return self._external(tensor, dtype, shape)
+        self.constants.take(tensor.ByteSize())
+        if tensor.HasField("raw_data"):
+            return from_bytes(tensor.raw_data, dtype, shape, self._path)
+        try:
+            return np.asarray(onnx.numpy_helper.to_array(tensor), dtype)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise SourceError("shape", shape, f"must fit the values of {tensor.name}: {error} ({self._path})") from None
+
+    def _external(self, tensor: onnx.TensorProto, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        facts = {str(entry.key): str(entry.value) for entry in tensor.external_data}
+        folder = self._path.parent.resolve()
+        try:
+            path = (folder / facts["location"]).resolve()
+            offset, size = int(facts.get("offset", "0")), int(facts["length"]) if "length" in facts else None
+        except (KeyError, ValueError, OSError, RuntimeError):
+            rule = f"must hold location, offset and length of {tensor.name} ({self._path})"
+            raise SourceError("external_data", facts, rule) from None
+        if not path.is_relative_to(folder):
+            rule = f"must lie in the folder of the model, {folder}"
+            raise SourceError("external_data", facts["location"], rule)
+        return self.constants.read(path, dtype, shape, offset, size)
 
 
 class _Graph:
@@ -104,8 +236,11 @@ class _Graph:
         opset: int,
         types: MutableMapping[str, _Type],
         makers: MutableMapping[str, _Maker],
+        sampled: Sequence[Mapping[str, _Extents]],
+        tensors: _Values,
     ) -> None:
-        self._path, self._opset, self._nodes = path, opset, list(graph.node)
+        self._sampled, self._tensors = sampled, tensors
+        self._proto, self._path, self._opset, self._nodes = graph, path, opset, list(graph.node)
         values = {value.name: _type(value) for value in (*graph.input, *graph.value_info, *graph.output)}
         stored: dict[str, _Type] = {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in graph.initializer}
         self._types = ChainMap[str, _Type](stored, values, types)
@@ -116,43 +251,50 @@ class _Graph:
         outputs = Node("", "", tuple(value.name for value in graph.output), None)
         self._graph = Graph([*map(self._node, self._nodes), outputs], self._constant)
 
-    def scan(self) -> Iterator[FoundLayer]:
+    def scan(self) -> Iterator[tuple[FoundLayer, Place]]:
         """Yield the layers of the graph and of the graphs inside it."""
         for node in self._nodes:
             if is_operator(node):
                 yield self._layer(node)
-            for graph in _bodies(node):
-                yield from _Graph(graph, self._path, self._opset, self._types, self._makers).scan()
+            for graph in bodies(node):
+                yield from _Graph(
+                    graph, self._path, self._opset, self._types, self._makers, self._sampled, self._tensors
+                ).scan()
 
-    def _layer(self, node: onnx.NodeProto) -> FoundLayer:
+    def _layer(self, node: onnx.NodeProto) -> tuple[FoundLayer, Place]:
         """Return a transposed convolution with its epilogue, or with the reason why it is not covered."""
         name = node_name(node)
         if len(node.input) not in (2, 3) or len(node.output) != 1:
             raise SourceError("inputs", name, f"must be 2 or 3 and the output 1 of {OPERATOR} ({self._path})")
         problem = self._problem(node)
         if isinstance(problem, str):
-            return uncovered(name, OPERATOR, problem)
+            return uncovered(name, OPERATOR, problem), Place(self._proto, node, node.output[0])
         filter = self._constant(node.input[1])
         bias = self._constant(node.input[2]) if problem.epilogue.bias else None
         if bias is not None:
             if bias.shape != problem.bias_shape:
                 raise SourceError("bias", bias.shape, f"must have shape {problem.bias_shape} in {name} ({self._path})")
-            bias = cast(bias, problem.accumulate_dtype)
+            bias = self._tensors.constants.cast(bias, problem.accumulate_dtype)
         if filter is not None and (filter.shape, filter.dtype.name) != (problem.filter_shape, problem.dtype):
             raise SourceError("filter", filter.shape, f"must be what the graph says of it in {name} ({self._path})")
-        steps = self._graph.steps(node.output[0], problem.rank + 2, problem.bias_shape[0])
-        return absorb(FoundLayer(name, OPERATOR, problem, filter, bias), steps)
+        steps = [*self._graph.steps(node.output[0], problem.rank + 2, problem.bias_shape[0])]
+        found = FoundLayer(name, OPERATOR, problem, filter, bias, note=self._note(node, problem, filter))
+        layer = absorb(found, steps, self._tensors.constants.take)
+        ends = {sum(len(step.nodes) for step in steps[: i + 1]): str(step.output) for i, step in enumerate(steps)}
+        return layer, Place(self._proto, node, ends.get(len(layer.fused), node.output[0]))
 
     def _problem(self, node: onnx.NodeProto) -> Problem | str:
         """Return the problem of a transposed convolution, or the reason why it is not covered."""
-        shapes: list[tuple[int, ...]] = []
-        for label, tensor in zip(("data", "filter"), node.input, strict=False):
-            shape = self._types.get(tensor, (0, None))[1]
-            if shape is None or not all(isinstance(extent, int) for extent in shape):
-                shown = "nothing" if shape is None else f"[{', '.join(map(str, shape))}]"
-                return f"{label} has a dynamic shape: {shown} is known of it"
-            shapes.append(tuple(int(extent) for extent in shape))
-        types = [self._types[tensor][0] for tensor in node.input[:2]]
+        known = self._types.get(node.input[1], _UNKNOWN)[1]
+        filter = tuple(extent for extent in known or () if isinstance(extent, int))
+        if known is None or len(filter) != len(known):
+            return f"filter has a dynamic shape: {_shown(known)} is known of it"
+        # The operator has data of the filter's rank, with as many channels as the filter says.
+        data = self._types.get(node.input[0], _UNKNOWN)[1] or ("?",) * len(filter)
+        if len(data) > 1 and not isinstance(data[1], int):
+            data = (data[0], filter[0], *data[2:])
+        form = free_extents(data, [shapes.get(node.input[0]) for shapes in self._sampled])
+        types = [self._types.get(tensor, _UNKNOWN)[0] for tensor in node.input[:2]]
         dtype = _DTYPES.get(types[0])
         if dtype is None or types[0] != types[1]:
             shown = " and ".join(str(_DTYPES.get(type, f"type {type}")) for type in types)
@@ -164,9 +306,10 @@ class _Graph:
             attributes["auto_pad"] = attributes["auto_pad"].decode(errors="replace")
         biased = len(node.input) == 3 and node.input[2] != ""
         try:
-            return Problem.from_onnx(*shapes, **attributes, dtype=dtype, epilogue=Epilogue(bias=biased))
+            return Problem.from_onnx(form, filter, **attributes, dtype=dtype, epilogue=Epilogue(bias=biased))
         except ProblemError as error:
-            return str(error)
+            free = not all(isinstance(extent, int) for extent in data)
+            return f"{error}; the data are {_shown(data)}" if free else str(error)
 
     def _node(self, node: onnx.NodeProto) -> Node:
         """Return `node` in the terms of an epilogue; it uses the tensors that its bodies use."""
@@ -200,60 +343,67 @@ class _Graph:
         constants = tuple((tensor, argument) for tensor, argument in operands if tensor)
         return dataclasses.replace(other, op=name, numbers=numbers, operands=constants)
 
-    def _constant(self, tensor: Hashable) -> Array | None:
+    def _constant(self, tensor: Hashable, depth: int = 0) -> Array | None:
         """Return the value of a tensor that the model holds; None for all others."""
-        casts: list[int] = []
-        for _ in range(_LONGEST_PATH):
-            maker = self._makers.get(str(tensor))
-            if maker is None:
-                return None
-            if isinstance(maker, onnx.TensorProto):
-                return self._cast(self._stored(maker), casts)
-            attributes = self._attributes(maker)
-            if maker.op_type == "Constant":
-                value = attributes.get("value")
-                return self._cast(self._stored(value), casts) if isinstance(value, onnx.TensorProto) else None
-            if maker.op_type not in ("Cast", "Identity") or len(maker.input) != 1:
-                return None
-            casts += [attributes.get("to", 0)] if maker.op_type == "Cast" else []
-            tensor = maker.input[0]
-        return None
-
-    def _cast(self, value: Array | None, types: list[int]) -> Array | None:
-        """Return `value` after casts, the last of `types` first."""
-        for type in reversed(types):
-            if value is None or type not in _CONSTANTS:
-                return None
-            value = cast(value, _CONSTANTS[type])
-        return value
-
-    def _stored(self, tensor: onnx.TensorProto) -> Array | None:
-        """Return the value of a tensor; None if its type is none of ours."""
-        if tensor.data_type not in _CONSTANTS:
+        maker = self._makers.get(str(tensor))
+        if maker is None or depth > _LONGEST_PATH:
             return None
-        dtype, shape = numpy_dtype(_CONSTANTS[tensor.data_type]), tuple(tensor.dims)
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            return self._external(tensor, dtype, shape)
-        if tensor.HasField("raw_data"):
-            return from_bytes(tensor.raw_data, dtype, shape, self._path)
-        try:
-            return np.asarray(onnx.numpy_helper.to_array(tensor), dtype)
-        except (ValueError, TypeError, OverflowError) as error:
-            raise SourceError("shape", shape, f"must fit the values of {tensor.name}: {error} ({self._path})") from None
+        if isinstance(maker, onnx.TensorProto):
+            return self._tensors.of(maker)
+        return self._tensors.once(maker, lambda: self._computed(maker, depth))
 
-    def _external(self, tensor: onnx.TensorProto, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-        facts = {str(entry.key): str(entry.value) for entry in tensor.external_data}
-        folder = self._path.parent.resolve()
-        try:
-            path = (folder / facts["location"]).resolve()
-            offset, size = int(facts.get("offset", "0")), int(facts["length"]) if "length" in facts else None
-        except (KeyError, ValueError, OSError, RuntimeError):
-            rule = f"must hold location, offset and length of {tensor.name} ({self._path})"
-            raise SourceError("external_data", facts, rule) from None
-        if not path.is_relative_to(folder):
-            rule = f"must lie in the folder of the model, {folder}"
-            raise SourceError("external_data", facts["location"], rule)
-        return read_array(path, dtype, shape, offset, size)
+    def _computed(self, node: onnx.NodeProto, depth: int) -> Array | None:
+        """Return what a node makes of constants; None if it is none of those that are followed."""
+        if node.op_type == "Constant":
+            value = self._attributes(node).get("value")
+            return self._tensors.of(value) if isinstance(value, onnx.TensorProto) else None
+        if node.op_type not in _FOLLOWED or node.domain not in _DOMAINS:
+            return None
+        values = [self._constant(tensor, depth + 1) if tensor else None for tensor in node.input]
+        if not values or values[0] is None:
+            return None
+        attributes = self._attributes(node)
+        if node.op_type == "Identity":
+            return values[0]
+        if node.op_type == "Cast":
+            type = _CONSTANTS.get(attributes.get("to", 0))
+            return None if type is None else self._tensors.constants.cast(values[0], type)
+        value, scale, zero = (*values, None)[:3] if len(values) in (2, 3) else (None, None, None)
+        unknown = zero is None and len(node.input) == 3 and node.input[2] != ""
+        if value is None or scale is None or unknown or not set(attributes) <= {"axis"}:  # blocks have many scales
+            return None
+        self._tensors.constants.take(8 * value.size)
+        return dequantized(value, scale, zero, attributes.get("axis", 1))
+
+    def _note(self, node: onnx.NodeProto, problem: Problem, filter: Array | None) -> str:
+        """Return what is to be said of a layer that is covered: types that the model stores, a filter of run time."""
+        maker, stored = self._root(node.input[1])
+        data = self._makers.get(node.input[0])
+        notes = []
+        if isinstance(data, onnx.NodeProto) and data.op_type == "DequantizeLinear":
+            notes.append(f"as {problem.dtype}: its data are dequantized")
+        if filter is None:
+            notes.append(f"its filter is made by {maker or 'an input'} at run time")
+        elif stored != problem.dtype:
+            notes.append(f"filter stored as {stored}")
+        return ", ".join(notes)
+
+    def _root(self, tensor: str) -> tuple[str, str]:
+        """Return the operator that makes a tensor, and the type of the constant that it begins with."""
+        name, type, first = "", "", ""
+        for _ in range(_LONGEST_PATH):
+            maker = self._makers.get(tensor)
+            if not isinstance(maker, onnx.NodeProto):
+                type = "" if maker is None else _type_name(maker.data_type)
+                break
+            name, first = maker.op_type, first or f"{maker.op_type} {node_name(maker)}"
+            value = self._attributes(maker).get("value") if name == "Constant" else None
+            if isinstance(value, onnx.TensorProto):
+                type = _type_name(value.data_type)
+            if name not in _FOLLOWED or not maker.input:
+                break
+            tensor = maker.input[0]
+        return first, type
 
     def _attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
         try:
@@ -276,26 +426,36 @@ def _type(value: onnx.ValueInfoProto) -> _Type:
     tensor = value.type.tensor_type
     if not value.type.HasField("tensor_type") or not tensor.HasField("shape"):
         return tensor.elem_type, None
-    extents = (dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim)
-    return tensor.elem_type, tuple(extents)
+    known = (dim.HasField("dim_value") and dim.dim_value >= 0 for dim in tensor.shape.dim)
+    dims = zip(tensor.shape.dim, known, strict=True)
+    return tensor.elem_type, tuple(dim.dim_value if is_known else dim.dim_param or "?" for dim, is_known in dims)
 
 
-def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield the `nodes` and those of their bodies."""
-    for node in nodes:
-        yield node
-        for graph in _bodies(node):
-            yield from all_nodes(graph.node)
+def _type_name(type: int) -> str:
+    return _CONSTANTS.get(type) or str(onnx.TensorProto.DataType.Name(type)).lower()
 
 
-def _bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+def _shown(extents: _Extents) -> str:
+    return "nothing" if extents is None else f"[{', '.join(map(str, extents))}]"
+
+
+def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield `graph` and those of the bodies inside it."""
+    yield graph
+    for node in graph.node:
+        for body in bodies(node):
+            yield from graphs(body)
+
+
+def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """Return the graphs that are attributes of `node`: branches, bodies of loops."""
     return [graph for attribute in node.attribute for graph in (*attribute.graphs, attribute.g) if graph.node]
 
 
 def used(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the tensors that a node and its bodies use, also those that the bodies make themselves."""
     yield from filter(None, node.input)
-    for graph in _bodies(node):
+    for graph in bodies(node):
         yield from (value.name for value in graph.output)
         for inner in graph.node:
             yield from used(inner)

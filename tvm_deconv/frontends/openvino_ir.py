@@ -11,17 +11,21 @@ import dataclasses
 import math
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tvm_deconv.errors import ProblemError, SourceError
-from tvm_deconv.frontends.files import read_array, read_bytes
+from tvm_deconv.frontends.extents import Ranges, check_names, free_extents, samples
+from tvm_deconv.frontends.files import Constants, read_bytes
 from tvm_deconv.frontends.folding import absorb
 from tvm_deconv.frontends.graph import ADD, BATCH_NORM, MULTIPLY, SUBTRACT, Graph, Node, arguments_of
 from tvm_deconv.frontends.layers import FoundLayer, uncovered
-from tvm_deconv.frontends.packages import cast
+from tvm_deconv.frontends.packages import missing_package
+from tvm_deconv.frontends.quantization import fake_quantized
 from tvm_deconv.problem import ACTIVATIONS, Array, Problem
 from tvm_deconv.problem.activations import Argument
 from tvm_deconv.problem.arrays import numpy_dtype
@@ -39,6 +43,9 @@ _PRECISIONS = {
 #: The most layers that a constant is followed through; it bounds cycles too.
 _LONGEST_PATH = 8
 _RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
+_CONSTANT_ARITHMETIC = {"Add": np.add, "Subtract": np.subtract, "Multiply": np.multiply}
+#: The operators on constants that are followed: those of compressed and of quantized weights.
+_FOLLOWED = ("Convert", *_RESHAPES, *_CONSTANT_ARITHMETIC, "FakeQuantize")
 #: operator -> that of a `Node`
 _ARITHMETIC = {"Add": ADD, "Subtract": SUBTRACT, "Multiply": MULTIPLY}
 #: operator -> the activation that it computes, and how
@@ -67,17 +74,20 @@ class _Layer:
     outputs: dict[int, _Port]
 
 
-def scan_ir(path: Path) -> list[FoundLayer]:
+def scan_ir(path: Path, ranges: Ranges) -> list[FoundLayer]:
     """Return the transposed convolutions of the IR at `path`, with the constants of the .bin beside it.
 
-    Raises SourceError if one of the files cannot be read.
+    With `ranges` of free extents, layers get buckets from the shapes that OpenVINO finds. Raises SourceError if one of
+    the files cannot be read, or if there are ranges and no OpenVINO.
     """
     root = _read_xml(path)
     if root.tag != "net" or root.get("version") not in ("10", "11"):
         shown = f"{root.tag} {root.get('version')}"
         raise SourceError("net", shown, f"must be a net of version 10 or 11, as OpenVINO IR is ({path})")
     nets = [element for element in root.iter() if element.find("layers") is not None]
-    return [layer for net in nets for layer in _Net(net, path).scan()]
+    sampled = _sampled_shapes(root, path, ranges) if ranges else []
+    constants = Constants(path)
+    return [layer for net in nets for layer in _Net(net, path, sampled, constants).scan()]
 
 
 def _read_xml(path: Path) -> ET.Element:
@@ -96,16 +106,77 @@ def _read_xml(path: Path) -> ET.Element:
         raise SourceError("source", path, f"must be well-formed XML: {error}") from None
 
 
+def _sampled_shapes(root: ET.Element, path: Path, ranges: Ranges) -> list[dict[str, list[int | str]]]:
+    """Return the shapes of the layers' data, by the names of the layers, for samples of the `ranges`."""
+    shapes = {
+        str(layer.get("name")): [dim.text for dim in layer.iterfind("output/port/dim")]
+        for layer in root.iterfind("layers/layer[@type='Parameter']")
+    }
+    free = [f"{name}.{axis}" for name, dims in shapes.items() for axis, dim in enumerate(dims) if dim == "-1"]
+    check_names(ranges, free, path)
+    try:
+        import openvino
+    except ImportError:
+        raise missing_package("a range of extents of an IR", "openvino", "openvino") from None
+    found = []
+    for values in samples(ranges):
+        inputs = {
+            name: [values.get(f"{name}.{axis}", int(dim or -1)) for axis, dim in enumerate(dims)]
+            for name, dims in shapes.items()
+        }
+        try:
+            model = openvino.Core().read_model(path)
+            model.reshape({value: inputs[value.get_node().get_friendly_name()] for value in model.inputs})
+        except (RuntimeError, KeyError) as error:
+            raise SourceError("extent", values, f"must be extents that OpenVINO takes: {error} ({path})") from None
+        nodes = [node for node in model.get_ops() if node.get_type_name() in OPERATORS]
+        found.append({node.get_friendly_name(): _known(node.get_input_partial_shape(0)) for node in nodes})
+    return found
+
+
+def _known(shape: Any) -> list[int | str]:
+    """Return the extents of one of OpenVINO's shapes, which may be dynamic."""
+    return [dim.get_length() if dim.is_static else "?" for dim in shape] if shape.rank.is_static else []
+
+
+def _fit(values: Sequence[Array]) -> bool:
+    """Tell whether the arrays have one type and broadcast to the shape of the first."""
+    first = values[0]
+    pairs = (zip(other.shape[::-1], first.shape[::-1], strict=False) for other in values)
+    return all(other.dtype == first.dtype and other.ndim <= first.ndim for other in values) and all(
+        extent in (1, whole) for pair in pairs for extent, whole in pair
+    )
+
+
+def _rank(layer: _Layer, filter: _Port) -> int:
+    """Return the rank of a layer's data, which its filter tells."""
+    return len(filter.shape) - layer.type.startswith("Group")
+
+
+def _agrees(problem: Problem, shape: tuple[int, ...]) -> bool:
+    """Tell whether an output port can have that shape, -1 for an extent that is not known, () for no known rank."""
+    free = {axis + 1 if axis else 0 for axis in problem.dynamic}
+    made = [-1 if axis in free else extent for axis, extent in enumerate(problem.output_shape)]
+    return not shape or (len(shape) == len(made) and all(s in (-1, m) for s, m in zip(shape, made, strict=True)))
+
+
 class _Net:
     """The layers and edges of a net or of a body inside one."""
 
-    def __init__(self, element: ET.Element, path: Path) -> None:
-        self._path = path
+    def __init__(
+        self,
+        element: ET.Element,
+        path: Path,
+        sampled: Sequence[Mapping[str, Sequence[int | str]]],
+        constants: Constants,
+    ) -> None:
+        self._path, self._sampled, self._constants = path, sampled, constants
         self._layers = {layer.id: layer for layer in map(self._layer, element.iterfind("layers/layer"))}
         self._sources: dict[_Tensor, _Tensor] = {}  # an input port, by layer and number -> the tensor there
         for edge in element.iterfind("edges/edge"):
             ends = [self._integer(edge, name) for name in ("from-layer", "from-port", "to-layer", "to-port")]
             self._sources[ends[2], ends[3]] = ends[0], ends[1]
+        self._values: dict[int, Array | None] = {}
         self._graph = Graph(map(self._node, self._layers.values()), self._constant)
 
     def scan(self) -> Iterator[FoundLayer]:
@@ -126,23 +197,25 @@ class _Net:
             raise SourceError("filter", filter.shape, f"must be what port 1 of {layer.name} says ({self._path})")
         (number,) = layer.outputs
         steps = self._graph.steps((layer.id, number), problem.rank + 2, *problem.bias_shape)
-        return absorb(FoundLayer(layer.name, layer.type, problem, filter), steps)
+        found = FoundLayer(layer.name, layer.type, problem, filter, note=self._note(layer, problem, filter))
+        return absorb(found, steps, self._constants.take)
 
     def _problem(self, layer: _Layer) -> Problem | str:
         """Return the problem of a transposed convolution, or the reason why it is not covered."""
         (data, filter, *_), (output,) = layer.inputs.values(), layer.outputs.values()
-        for name, port in (("data", data), ("filter", filter), ("output", output)):
-            if -1 in port.shape:
-                return f"{name} has a dynamic shape: {list(port.shape)}"
+        if -1 in filter.shape:
+            return f"filter has a dynamic shape: {list(filter.shape)}"
         dtype = _PRECISIONS.get(data.precision)
         if layer.version != "opset1" or dtype is None or filter.precision != data.precision:
             facts = f"{layer.version} with data {data.precision} and filter {filter.precision}"
             return f"is not opset1 on one of {', '.join(_PRECISIONS)}: {facts}"
-        if layer.type.startswith("Group") != (len(filter.shape) == len(data.shape) + 1):
+        if data.shape and len(data.shape) != _rank(layer, filter):
             return f"has a filter of rank {len(filter.shape)}"
         # An output_shape that is computed at run time gave the output port its extents all the same.
         wanted = self._input(layer, 2)
         shape = output.shape[2:] if wanted is None else wanted.reshape(-1).tolist()
+        if len(layer.inputs) == 3 and -1 in shape:
+            return f"output_shape is computed at run time, for an output of {list(output.shape)}"
         attributes: dict[str, Any] = {
             name: self._list(layer, name)
             for name in ("strides", "pads_begin", "pads_end", "dilations", "output_padding")
@@ -150,7 +223,7 @@ class _Net:
         }
         try:
             problem = Problem.from_openvino(
-                data.shape,
+                self._data_form(layer, data, filter),
                 filter.shape,
                 strides=attributes.pop("strides", None),
                 **attributes,
@@ -160,9 +233,19 @@ class _Net:
             )
         except ProblemError as error:
             return str(error)
-        if problem.output_shape != output.shape:
+        if not _agrees(problem, output.shape):
             return f"output={output.shape}: must be the shape that the attributes give, {problem.output_shape}"
         return problem
+
+    def _data_form(self, layer: _Layer, data: _Port, filter: _Port) -> list[int | str | list[int]]:
+        """Return the shape of the data, with "any" or buckets for free extents; channels are those of the filter."""
+        grouped = layer.type.startswith("Group")
+        shape: list[int | str] = [
+            "?" if extent == -1 else extent for extent in data.shape or (-1,) * _rank(layer, filter)
+        ]
+        if len(shape) > 1 and shape[1] == "?":
+            shape[1] = math.prod(filter.shape[: 1 + grouped])
+        return free_extents(shape, [shapes.get(layer.name) for shapes in self._sampled])
 
     def _node(self, layer: _Layer) -> Node:
         """Return `layer` in the terms of an epilogue."""
@@ -197,25 +280,70 @@ class _Net:
         ports = list(layer.inputs)
         return self._constant(self._sources.get((layer.id, ports[index]))) if index < len(ports) else None
 
-    def _constant(self, tensor: Hashable) -> Array | None:
-        """Return the value of a tensor that a Const makes, after conversions and reshapes; None for all others."""
-        path: list[_Layer] = []
-        while True:
-            layer = self._layers.get(tensor[0]) if isinstance(tensor, tuple) else None
-            if layer is None or len(path) > _LONGEST_PATH or len(layer.outputs) != 1:
-                return None
-            if layer.type == "Const":
+    def _constant(self, tensor: Hashable, depth: int = 0) -> Array | None:
+        """Return the value of a tensor that the net holds, also behind operators on constants; None for all others."""
+        layer = self._layers.get(tensor[0]) if isinstance(tensor, tuple) else None
+        if layer is None or depth > _LONGEST_PATH or len(layer.outputs) != 1:
+            return None
+        if layer.id not in self._values:
+            self._values[layer.id] = None  # what a layer in a circle finds
+            self._values[layer.id] = self._stored(layer) if layer.type == "Const" else self._computed(layer, depth)
+        return self._values[layer.id]
+
+    def _computed(self, layer: _Layer, depth: int) -> Array | None:
+        """Return what a layer makes of constants; None if it is none of those that are followed."""
+        if layer.type not in _FOLLOWED or not layer.inputs:
+            return None
+        count = 1 if layer.type in ("Convert", *_RESHAPES) else len(layer.inputs)  # a new shape is that of the port
+        sources = [self._sources.get((layer.id, port)) for port in [*layer.inputs][:count]]
+        values = [value for value in (self._constant(source, depth + 1) for source in sources) if value is not None]
+        if len(values) != count:
+            return None
+        if layer.type == "Convert":
+            return self._converted(layer, values[0])
+        if layer.type in _RESHAPES:
+            return self._reshaped(layer, values[0])
+        self._constants.take(values[0].nbytes)
+        if layer.type == "FakeQuantize":
+            return self._quantized(layer, values)
+        return self._combined(layer, values)
+
+    def _combined(self, layer: _Layer, values: Sequence[Array]) -> Array | None:
+        """Return sum, difference or product of two constants, of which the first has the shape of the result."""
+        if len(values) != 2 or layer.data.get("auto_broadcast", "numpy") != "numpy" or not _fit(values):
+            return None
+        with np.errstate(all="ignore"):
+            made: Array = _CONSTANT_ARITHMETIC[layer.type](*values)
+        return made
+
+    def _quantized(self, layer: _Layer, values: Sequence[Array]) -> Array | None:
+        levels = self._number(layer, "levels")
+        if len(values) != 5 or levels < 2 or layer.data.get("auto_broadcast", "numpy") != "numpy" or not _fit(values):
+            return None
+        value, low, high, least, most = values
+        return fake_quantized(value, low, high, least, most, int(levels))
+
+    def _note(self, layer: _Layer, problem: Problem, filter: Array | None) -> str:
+        """Return what is to be said of a layer that is covered: types that the net stores, a filter of run time."""
+        data = self._maker(layer, 0)
+        notes = [f"as {problem.dtype}: its data are quantized"] if data and data.type == "FakeQuantize" else []
+        first = maker = self._maker(layer, 1)
+        for _ in range(_LONGEST_PATH):
+            if maker is None or maker.type not in _FOLLOWED:
                 break
-            if layer.type not in ("Convert", *_RESHAPES) or not layer.inputs:
-                return None
-            path.append(layer)
-            tensor = self._sources.get((layer.id, next(iter(layer.inputs))))
-        value = self._stored(layer)
-        for layer in reversed(path):
-            if value is None:
-                return None
-            value = self._converted(layer, value) if layer.type == "Convert" else self._reshaped(layer, value)
-        return value
+            maker = self._maker(maker, 0)
+        stored = _ELEMENT_TYPES.get(maker.data.get("element_type", "")) if maker and maker.type == "Const" else None
+        if filter is None:
+            notes.append(f"its filter is made by {f'{first.type} {first.name}' if first else 'an input'} at run time")
+        elif stored != problem.dtype:
+            notes.append(f"filter stored as {stored}")
+        return ", ".join(notes)
+
+    def _maker(self, layer: _Layer, index: int) -> _Layer | None:
+        """Return the layer that makes an input, by its place among the ports."""
+        ports = [*layer.inputs]
+        source = self._sources.get((layer.id, ports[index])) if index < len(ports) else None
+        return None if source is None else self._layers.get(source[0])
 
     def _stored(self, layer: _Layer) -> Array | None:
         dtype = _ELEMENT_TYPES.get(layer.data.get("element_type", ""))
@@ -225,11 +353,11 @@ class _Net:
         offset, size = (self._list(layer, name) for name in ("offset", "size"))
         if len(offset) != 1 or len(size) != 1:
             raise SourceError("offset", layer.name, f"must have one offset and one size ({self._path})")
-        return read_array(self._path.with_suffix(".bin"), numpy_dtype(dtype), shape, offset[0], size[0])
+        return self._constants.read(self._path.with_suffix(".bin"), numpy_dtype(dtype), shape, offset[0], size[0])
 
     def _converted(self, layer: _Layer, value: Array) -> Array | None:
         dtype = _ELEMENT_TYPES.get(layer.data.get("destination_type", ""))
-        return None if dtype is None else cast(value, dtype)
+        return None if dtype is None else self._constants.cast(value, dtype)
 
     def _reshaped(self, layer: _Layer, value: Array) -> Array | None:
         (port,) = layer.outputs.values()

@@ -14,7 +14,7 @@ from tvm_deconv.artifact.ffi import import_tvm_ffi
 from tvm_deconv.errors import DeviceError, ProblemError, TensorError, TensorTypeError
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.runtime import arrays
-from tvm_deconv.runtime.process import Served, inside
+from tvm_deconv.runtime.process import Served, guarded
 
 _DEVICE = 2  # DLPack's type for memory of a CUDA device; 13 is managed memory, which the CPU reads too
 
@@ -244,23 +244,19 @@ class CudaCall:
         scratch = 0 if served.manifest is None else served.manifest.scratch_bytes
         self._workspace_elements = scratch // (8 if problem.accumulate_dtype == "float64" else 4)
         self._device, framework = filter.device, filter.framework
-        _check("filter", filter, [problem.dtype], problem.filter_shape)
         packed = framework.empty(*served.artifact.packed, self._device)
         canonical = framework.canonical(problem, filter.array)
-        with inside():
-            self._launch(framework, served.artifact.pack, canonical, packed)
+        guarded(self._launch, framework, served.artifact.pack, canonical, packed)
         self._constants = [packed]
         if bias is not None:
             allowed = list(dict.fromkeys([problem.accumulate_dtype, problem.dtype]))
             _check("bias", bias, allowed, problem.bias_shape)
             self._constants.append(bias.framework.converted(bias.array, problem.accumulate_dtype))
 
-    def limit(self, threads: int) -> AbstractContextManager[None]:
-        """Raise ProblemError: threads of the CPU do not compute here."""
-        raise ProblemError("threads", threads, "must be None: a device computes")
-
-    def run(self, data: Any, out: Any = None) -> Any:
+    def run(self, data: Any, out: Any = None, threads: int | None = None) -> Any:
         """Return the output for `data`; see `Layer`."""
+        if threads is not None:
+            raise ProblemError("threads", threads, "must be None: a device computes")
         problem = self._problem
         borrowed = borrow("data", data, self._device)
         framework = borrowed.framework

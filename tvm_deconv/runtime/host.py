@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,10 @@ from tvm_deconv.problem import Array, Problem, integer
 from tvm_deconv.problem.arrays import BFLOAT16, empty, storage
 from tvm_deconv.runtime import arrays
 from tvm_deconv.runtime.arrays import Borrowed
-from tvm_deconv.runtime.process import Artifact, Served, inside
-from tvm_deconv.runtime.threads import MAX_LANES, thread_limit, with_workspace
+from tvm_deconv.runtime.process import Artifact, Served, guarded
+from tvm_deconv.runtime.threads import MAX_LANES, checked_limit, make_arena
 
+_REFUSALS = (RuntimeError, ValueError, TypeError)  # of a kernel, which checks its arguments
 _MOST_SHAPES = 4096  # that a layer of a variable problem remembers
 
 
@@ -64,6 +64,7 @@ class HostCall:
     ) -> None:
         """Pack `filter` and convert `bias`; see `Library.bind`."""
         self._problem = problem
+        self.artifact = served.artifact
         # The output's shape by the data's. A variable problem learns those of its calls.
         self._output_shapes = {} if problem.dynamic else {problem.data_shape: problem.output_shape}
         self._output_storage = storage(problem.output_dtype)
@@ -71,39 +72,39 @@ class HostCall:
         fast = problem.dtype != BFLOAT16
         self._data_dtype = np.dtype(problem.dtype) if fast else None
         self._output_dtype = self._output_storage if fast else None
-        with inside():
-            constants = [_packed(problem, served.artifact, filter)]
-            if bias is not None:
-                constants.append(_accumulated(problem, bias))
-            self._constants = tuple(map(served.artifact.constant, constants))
+        self._path = served.artifact.path
+        self.constants = guarded(_constants, problem, served.artifact, filter, bias)
+        self._deconv: Callable[..., None] = served.artifact
         # An empty output is complete: kernels need not know extents of zero. Dynamic extents are those of each call.
-        self._deconv: Callable[..., None] = (
-            _compute_nothing if not problem.dynamic and 0 in problem.output_shape else served.artifact
-        )
+        if not problem.dynamic and 0 in problem.output_shape:
+            self._deconv = _compute_nothing
+        elif served.manifest is None:  # NumPy computes, on threads and in memory of its own
+            self._deconv = lambda _threads, _arena, *arguments: served.artifact(*arguments)
+        self._arena = 0
         if workspace is not None and served.manifest is not None:
             self._workspace = _workspace_memory(workspace, served.manifest)
-            sizes = served.manifest.lane_bytes, served.manifest.shared_bytes
-            self._deconv = with_workspace(self._workspace, *sizes, self._deconv)
+            self._arena = make_arena(self._workspace, served.manifest.lane_bytes, served.manifest.shared_bytes)
 
-    def limit(self, threads: int) -> AbstractContextManager[None]:
-        """Let calls of this thread use up to `threads` threads, itself included. Raises ProblemError."""
-        return thread_limit(threads)
-
-    def run(self, data: Any, out: Any = None) -> Any:
+    def run(self, data: Any, out: Any = None, threads: int | None = None) -> Any:
         """Return the output for `data`; see `Layer`."""
+        limit = 0 if threads is None else checked_limit(threads)
         # The fast path: plain arrays of NumPy that need no conversion.
         shape = self._output_shapes.get(data.shape) if type(data) is np.ndarray else None
         if shape is not None and data.dtype is self._data_dtype and data.flags.carray:
+            result = None
             if out is None:
                 result = empty(shape, self._output_storage)
-                self._deconv(data, *self._constants, result)
+            elif _is_plain(out, self._output_dtype, shape) and not np.may_share_memory(data, out):
+                result = out
+            if result is not None:
+                try:
+                    self._deconv(limit, self._arena, data, *self.constants, result)
+                except _REFUSALS as error:
+                    raise self._refused(error) from error
                 return result
-            if _is_plain(out, self._output_dtype, shape) and not np.may_share_memory(data, out):
-                self._deconv(data, *self._constants, out)
-                return out
-        return self.compute(arrays.borrow("data", data), out, {})
+        return self.compute(arrays.borrow("data", data), out, {}, limit)
 
-    def compute(self, data: Borrowed, out: Any, others: dict[str, Array]) -> Any:
+    def compute(self, data: Borrowed, out: Any, others: dict[str, Array], limit: int = 0) -> Any:
         """Check `data` and `out`, which must not overlap each other or `others`, and return the output."""
         arrays.check_type("data", data.dtype, [self._problem.dtype])
         shape = self._output_shape(data.view)
@@ -118,11 +119,18 @@ class HostCall:
             arrays.check_layout("out", result)
             arrays.check_output(result, {"data": data.view, **others})
         if result.size:
-            self._deconv(arrays.readable(data.view), *self._constants, result)
+            try:
+                self._deconv(limit, self._arena, arrays.readable(data.view), *self.constants, result)
+            except _REFUSALS as error:
+                raise self._refused(error) from error
         if out is None:
             return data.give(result)
         arrays.count_write(out)
         return out
+
+    def _refused(self, error: Exception) -> ArtifactError:
+        """Return the error for a kernel that refuses arrays which fit the problem of its manifest."""
+        return ArtifactError(self._path, f"must compute the problem of its manifest: {error}")
 
     def _output_shape(self, data: Array) -> tuple[int, ...]:
         """Return the output's shape for `data` after checking its shape, and remember it."""
@@ -141,6 +149,14 @@ class HostCall:
         return shape
 
 
+def _constants(problem: Problem, artifact: Artifact, filter: Borrowed, bias: Borrowed | None) -> tuple[Any, ...]:
+    """Return what all calls have in common: the packed filter, and the bias if there is one."""
+    constants = [_packed(problem, artifact, filter)]
+    if bias is not None:
+        constants.append(_accumulated(problem, bias))
+    return tuple(map(artifact.constant, constants))
+
+
 def _compute_nothing(*_: object) -> None:
     pass
 
@@ -156,7 +172,11 @@ def _workspace_memory(workspace: int | Array, manifest: Manifest) -> Array:
         threads = integer("workspace", workspace, 1)
         if threads > MAX_LANES:
             raise ProblemError("workspace", threads, f"must be at most {MAX_LANES}, or an array")
-        return np.ones(manifest.workspace_bytes(threads), np.uint8)  # written, so that the pages are there
+        needed = manifest.workspace_bytes(threads)
+        try:
+            return np.ones(needed, np.uint8)  # written, so that the pages are there
+        except MemoryError:
+            raise ProblemError("workspace", threads, f"must fit in memory: {needed} bytes") from None
     least = manifest.workspace_bytes(1)
     if workspace.nbytes < least:
         raise TensorError("workspace", workspace.nbytes, f"must have at least {least} bytes, for one thread")
@@ -167,8 +187,6 @@ def _workspace_memory(workspace: int | Array, manifest: Manifest) -> Array:
 
 def _packed(problem: Problem, artifact: Artifact, filter: Borrowed) -> Array:
     """Return `filter`, in any layout, as the kernel reads it."""
-    arrays.check_type("filter", filter.dtype, [problem.dtype])
-    arrays.check_shape("filter", filter.shape, problem.filter_shape)
     # A copy unless the memory already is [G, Ci, Co, *K]; "pack" only reads it.
     canonical = np.require(problem.canonical_filter(filter.view), requirements=["C", "A"])
     shape, dtype = artifact.packed

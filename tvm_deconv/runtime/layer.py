@@ -6,7 +6,6 @@ CUDA device. It makes the `Call` by which a layer computes.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from tvm_deconv.artifact.manifest import Manifest
@@ -17,11 +16,8 @@ from tvm_deconv.runtime.process import Served
 class Call(Protocol):
     """A filter bound to its artifact in one kind of memory."""
 
-    def run(self, data: Any, out: Any = None) -> Any:
+    def run(self, data: Any, out: Any = None, threads: int | None = None) -> Any:
         """Return the output for `data`; see `Layer`."""
-
-    def limit(self, threads: int) -> AbstractContextManager[None]:
-        """Let calls of this thread use up to `threads` threads in this context. Raises ProblemError."""
 
 
 class Memory(Protocol):
@@ -49,11 +45,19 @@ class Layer:
 
     def __init__(self, problem: Problem, served: Served, call: Call) -> None:
         """`Library.bind` makes layers."""
+        self._call: Any = call
         self.problem = problem
         self.manifest: Manifest | None = served.manifest
         self._name = served.artifact.name
-        self._limit = call.limit
         self._run = call.run
+
+    @property
+    def native(self) -> tuple[Any, tuple[Any, ...]]:
+        """The artifact's function and the arguments between data and output, as objects of tvm_ffi, for callers in C.
+
+        Such a caller checks data and output itself. Layers on the CPU have it, if an artifact computes them.
+        """
+        return self._call.artifact.deconv, self._call.constants
 
     def __repr__(self) -> str:
         return f"<Layer {self.problem.key} by {self._name}>"
@@ -68,7 +72,4 @@ class Layer:
 
         Raises TensorError, TensorTypeError, ProblemError for `threads`, and DeviceError if a device fails.
         """
-        if threads is None:
-            return self._run(data, out)
-        with self._limit(threads):
-            return self._run(data, out)
+        return self._run(data, out, threads)

@@ -32,7 +32,7 @@ from tvm_deconv.errors import (
     TensorError,
 )
 from tvm_deconv.problem import ANY, Array, Epilogue, Problem
-from tvm_deconv.runtime import cuda, loader
+from tvm_deconv.runtime import arrays, cuda, loader
 from tvm_deconv.runtime.fallback import Fallback
 from tvm_deconv.runtime.host import HOST
 from tvm_deconv.runtime.layer import Layer, Memory
@@ -202,8 +202,10 @@ class Library:
         impossible `workspace`, and DeviceError for a CUDA device that cannot be used.
         """
         memory = _memory_of(filter)
+        _check_problem(problem)
+        weights = _borrow_filter(memory, problem, filter)
         served = self._serve(problem, memory.device)
-        weights, offset = memory.borrow("filter", filter), _borrow_bias(memory, problem, bias)
+        offset = _borrow_bias(memory, problem, bias)
         return Layer(problem, served, memory.bind(problem, served, weights, offset, workspace))
 
     def _place(self, device: int | None) -> Place:
@@ -211,7 +213,6 @@ class Library:
 
     def _serve(self, problem: Problem, device: int | None) -> Served:
         """Return the loaded artifact for `problem` on the CPU or a CUDA `device`."""
-        _check_problem(problem)
         served = self._served.get((problem, device))
         if served is None:
             place = self._place(device)
@@ -331,6 +332,7 @@ class Library:
         problem = Problem.from_openvino(
             given.shape, weights.shape, **attributes._asdict(), dtype=given.dtype, epilogue=epilogue
         )
+        arrays.check_type("filter", weights.dtype, [problem.dtype])
         served = self._serve(problem, memory.device)
         return memory.run_once(problem, served, given, weights, _borrow_bias(memory, problem, bias), out)
 
@@ -351,6 +353,14 @@ def _check_problem(problem: object) -> None:
 
 def _memory_of(array: object) -> Memory:
     return cuda.memory_of(array) or HOST
+
+
+def _borrow_filter(memory: Memory, problem: Problem, filter: Any) -> Any:
+    """Return a view of `filter`. Raises TensorTypeError, TensorError unless it is one of the problem's."""
+    borrowed = memory.borrow("filter", filter)
+    arrays.check_type("filter", borrowed.dtype, [problem.dtype])
+    arrays.check_shape("filter", tuple(borrowed.shape), problem.filter_shape)
+    return borrowed
 
 
 def _borrow_bias(memory: Memory, problem: Problem, bias: Any) -> Any:

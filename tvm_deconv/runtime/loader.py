@@ -1,15 +1,15 @@
 """From a manifest to callable functions: read, verify, load those very bytes.
 
 The library is read once. Its size, digest, dependencies and symbols are checked on the bytes in memory. These bytes,
-not the file, are what the dynamic linker maps: through an anonymous file in memory, or through a file in a private
-directory if the system has no anonymous files. A symbolic link in a fresh directory names the anonymous file, since the
-linker takes libraries of one name for one library.
+not the file, are what the dynamic linker maps: through an anonymous file in memory, which needs no directory that can
+be written, or through a file in a private directory if the system has no anonymous files.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -37,28 +37,28 @@ NEEDED = frozenset(
         "ld-linux-x86-64.so.2",
     }
 )
-#: The functions that an artifact for a CPU must define.
+_loads = itertools.count()  # from memory
 
 
-def load(directory: Path, manifest: Manifest) -> Artifact:
+def load(directory: Path, manifest: Manifest, *, private: bool = False) -> Artifact:
     """Verify the library of `manifest` in `directory` and load it, once per content and process.
 
-    Raises IntegrityError if the file is not the one that the manifest describes, ArtifactError if it cannot be read or
-    loaded.
+    A `private` library must be this user's alone. Raises IntegrityError if the file is not the one that the manifest
+    describes, ArtifactError if it cannot be read or loaded.
     """
     path = directory / manifest.library
-    data = read_verified(path, manifest)
+    data = read_verified(path, manifest, private=private)
     # Manifests may share a digest yet disagree on the packed filter, so the identity has both.
     identity = (manifest.sha256, manifest.packed_shape, manifest.packed_dtype)
     return once(identity, lambda: _load(path, manifest, data))
 
 
-def read_verified(path: Path, manifest: Manifest) -> bytes:
+def read_verified(path: Path, manifest: Manifest, *, private: bool = False) -> bytes:
     """Return the bytes of the library at `path` after checking size, digest, dependencies and symbols.
 
     Raises IntegrityError if a check fails, ArtifactError if the file cannot be read.
     """
-    data, size = files.read(path, manifest.size + 1, ArtifactError, IntegrityError)
+    data, size = files.read(path, manifest.size + 1, ArtifactError, IntegrityError, private=private)
     if len(data) != manifest.size:
         rule = f"must be {manifest.size}, which the manifest says: the file was truncated or replaced"
         raise IntegrityError(path, rule, "size", size)
@@ -89,9 +89,12 @@ def _load(path: Path, manifest: Manifest, data: bytes) -> Artifact:
     tvm_ffi = import_tvm_ffi()
     try:
         with _private_file(data, path.name) as name:
-            module = tvm_ffi.load_module(name)
-            pack, deconv = module.get_function("pack"), module.get_function("deconv")
-            if _symbols(manifest) >= LAUNCHER_SYMBOLS:
+            # By the function behind `tvm_ffi.load_module`, which would ask for a name that ends in ".so".
+            module = tvm_ffi.get_global_func("ffi.Module.load_from_file.so")(name, "so")
+            tvm_ffi.get_global_func("ffi.ModuleGlobalsAdd")(module)  # for good
+            launched = _symbols(manifest) >= LAUNCHER_SYMBOLS
+            pack, deconv = module.get_function("pack"), module.get_function("deconv_with" if launched else "deconv")
+            if launched:
                 threads.attach(name)
     # tvm_ffi raises whatever class of error the C++ side names; there may be no memory, or no room, for the copy.
     except Exception as error:
@@ -103,19 +106,24 @@ def _load(path: Path, manifest: Manifest, data: bytes) -> Artifact:
 
 @contextlib.contextmanager
 def _private_file(data: bytes, name: str) -> Iterator[str]:
-    """Yield the path of a library with the content `data` that nobody else can have written to."""
-    import tempfile  # which imports every way to compress
+    """Yield the path of a library with the content `data` that nobody else can have written to.
 
-    with tempfile.TemporaryDirectory(prefix="tvm_deconv-") as directory, contextlib.ExitStack() as stack:
-        path = Path(directory) / name
-        descriptor = memory_file(name)
-        if descriptor is None:
-            path.write_bytes(data)
-        else:
-            file = stack.enter_context(os.fdopen(descriptor, "wb"))
+    No library was loaded by this path before: the linker takes libraries of one name for one library.
+    """
+    descriptor = memory_file(name)
+    if descriptor is not None:
+        with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
-            path.symlink_to(f"/proc/self/fd/{descriptor}")
+            # Numbers of descriptors return, so the path spells another number too, in slashes and dots.
+            spelt = f"{next(_loads):b}".replace("0", "/").replace("1", "./")
+            yield f"/proc/self/fd/{spelt}{descriptor}"
+        return
+    import tempfile  # which imports every way to compress
+
+    with tempfile.TemporaryDirectory(prefix="tvm_deconv-") as directory:
+        path = Path(directory) / name
+        path.write_bytes(data)
         yield str(path)
 
 

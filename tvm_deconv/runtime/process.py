@@ -7,16 +7,16 @@ while a thread may run it is not safe.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import os
 import threading
-import time
-from collections.abc import Callable, Hashable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable
+from time import perf_counter_ns, sleep
+from typing import Any, NamedTuple, TypeVar
 
 from tvm_deconv.artifact.manifest import Manifest
 
+T = TypeVar("T")
 LOG = logging.getLogger("tvm_deconv")
 LOG.addHandler(logging.NullHandler())  # without one, warnings of a program that configured no logging are printed
 
@@ -69,9 +69,9 @@ class Artifact:
             _inside.append(None)
             if PROCESS.ending is not None:
                 _hold_daemon()
-            start = time.perf_counter_ns()
+            start = perf_counter_ns()
             self.deconv(*arguments)
-            nanoseconds = time.perf_counter_ns() - start
+            nanoseconds = perf_counter_ns() - start
         finally:
             _inside.pop()
         with self.lock:
@@ -119,18 +119,18 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-@contextlib.contextmanager
-def inside() -> Iterator[None]:
-    """Count a thread in while it is inside of tvm_ffi, so that the interpreter does not end before it is out.
+def guarded(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a `function` that uses tvm_ffi; the interpreter does not end before it returns.
 
     CPython before 3.14 ends a daemon thread by unwinding its stack when it comes back for the interpreter's lock. The
-    frames of tvm_ffi do not allow that, and the process aborts.
+    frames of tvm_ffi do not allow that, and the process aborts. This is no context manager: an interrupt could leave
+    one without its exit, and the interpreter would wait for ever.
     """
     try:
         _inside.append(None)
         if PROCESS.ending is not None:
             _hold_daemon()
-        yield
+        return function(*arguments)
     finally:
         _inside.pop()
 
@@ -149,7 +149,7 @@ def _drain() -> None:
     """Let daemon threads finish the calls they are inside of, and begin no other."""
     PROCESS.ending = threading.get_ident()
     while _inside:
-        time.sleep(0.0005)
+        sleep(0.0005)
 
 
 def loaded() -> list[Loaded]:
@@ -161,7 +161,11 @@ def loaded() -> list[Loaded]:
 
 def once(identity: Hashable, make: Callable[[], Artifact]) -> Artifact:
     """Return the artifact of this `identity`; the first call in this process makes it."""
-    with inside(), PROCESS.lock:  # in this order: a thread that is held at the end must not hold the lock
+    return guarded(_once, identity, make)  # first: a thread that is held at the end must not hold the lock
+
+
+def _once(identity: Hashable, make: Callable[[], Artifact]) -> Artifact:
+    with PROCESS.lock:
         artifact = PROCESS.artifacts.get(identity)
         if artifact is None:
             artifact = PROCESS.artifacts[identity] = make()

@@ -5,12 +5,9 @@ The launcher of the first artifact that is loaded serves all others, see docs/la
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,12 +41,9 @@ os.register_at_fork(after_in_child=_after_fork)
 def attach(path: str) -> None:
     """Declare the functions in the library at `path`, which is loaded, and use them unless others are used already."""
     library = ctypes.CDLL(path)
-    for function in (library.tvm_deconv_set_num_threads, library.tvm_deconv_set_thread_limit):
-        function.argtypes = [ctypes.c_int]
+    library.tvm_deconv_set_num_threads.argtypes = [ctypes.c_int]
     library.tvm_deconv_get_num_threads.argtypes = []
     library.tvm_deconv_make_arena.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64]
-    library.tvm_deconv_set_arena.argtypes = [ctypes.c_void_p]
-    library.tvm_deconv_set_arena.restype = ctypes.c_void_p
     with _launcher.lock:
         if _launcher.library is None:
             _launcher.library = library
@@ -83,19 +77,9 @@ def get_num_threads() -> int | None:
         return _launcher.wanted_threads
 
 
-@contextlib.contextmanager
-def thread_limit(count: int) -> Iterator[None]:
-    """Let calls from this thread use up to `count` threads, 1 to 1024, itself included. Raises ProblemError."""
-    count = _checked("threads", count)
-    library = _launcher.library
-    if library is None:  # nothing is loaded: NumPy computes
-        yield
-        return
-    before = library.tvm_deconv_set_thread_limit(count)
-    try:
-        yield
-    finally:
-        library.tvm_deconv_set_thread_limit(before)
+def checked_limit(threads: object) -> int:
+    """Return `threads`, 1 to 1024, that a call may use, the calling one included. Raises ProblemError."""
+    return _checked("threads", threads)
 
 
 def _checked(attribute: str, count: object) -> int:
@@ -105,23 +89,14 @@ def _checked(attribute: str, count: object) -> int:
     return number
 
 
-def with_workspace(
-    memory: npt.NDArray[np.uint8], lane_bytes: int, shared_bytes: int, call: Callable[..., None]
-) -> Callable[..., None]:
-    """Return `call` with its workspace in `memory`: `lane_bytes` for each thread, and `shared_bytes` once.
+def make_arena(memory: npt.NDArray[np.uint8], lane_bytes: int, shared_bytes: int) -> int:
+    """Return the address of an arena in `memory` for the workspace of calls, to pass to them.
 
-    A thread that finds no lane left uses memory of its own. The caller keeps `memory` alive.
+    It has `lane_bytes` for each thread, and `shared_bytes` once. A thread that finds no lane left uses memory of its
+    own. The caller keeps `memory` alive.
     """
     library = _launcher.library
-    assert library is not None  # `call` is of an artifact
+    assert library is not None  # an artifact is loaded
     address = memory.ctypes.data
     library.tvm_deconv_make_arena(address, memory.nbytes, lane_bytes, shared_bytes)
-
-    def called(*arguments: Any) -> None:
-        library.tvm_deconv_set_arena(address)
-        try:
-            call(*arguments)
-        finally:
-            library.tvm_deconv_set_arena(None)
-
-    return called
+    return address

@@ -30,8 +30,7 @@ _ALSO_NEEDED = {"sapphirerapids": frozenset({"avx512_fp16", "avx_vnni"})}
 
 #: The functions of the launcher, which every library for CPUs is linked with.
 LAUNCHER_SYMBOLS = frozenset(
-    f"tvm_deconv_{name}"
-    for name in ("get_num_threads", "set_num_threads", "set_thread_limit", "make_arena", "set_arena")
+    {"__tvm_ffi_deconv_with", *(f"tvm_deconv_{name}" for name in ("get_num_threads", "set_num_threads", "make_arena"))}
 )
 
 
@@ -87,13 +86,30 @@ def _level(name: str, features: frozenset[str], **sizes: int) -> CpuTarget:
     return CpuTarget(name=name, mcpu=name, features=features, level=name, **sizes)
 
 
-# Cache sizes are those of the first CPUs of each level, Haswell and Skylake-SP: tiles that fit there fit later ones.
+# Cache sizes are those that most CPUs of each level have at least: Zen 1 to 3, and Skylake-SP and Zen 4.
 CPU_TARGETS: Mapping[str, CpuTarget] = {
     target.name: target
     for target in (
-        _level("x86-64-v3", _X86_64_V3, vector_bits=256, vector_registers=16, l1_bytes=32 << 10, l2_bytes=256 << 10),
+        _level("x86-64-v3", _X86_64_V3, vector_bits=256, vector_registers=16, l1_bytes=32 << 10, l2_bytes=512 << 10),
         _level("x86-64-v4", _X86_64_V4, vector_bits=512, vector_registers=32, l1_bytes=32 << 10, l2_bytes=1 << 20),
     )
+}
+
+
+#: KiB of the first and second-level data cache of a core, of microarchitectures that differ from their level.
+_CACHES: Mapping[str, tuple[int, int]] = {
+    "haswell": (32, 256),
+    "broadwell": (32, 256),
+    "skylake": (32, 256),
+    "alderlake": (48, 1280),
+    "arrowlake": (48, 3072),
+    "arrowlake-s": (48, 3072),
+    "bdver4": (16, 1024),
+    "cannonlake": (32, 256),
+    "icelake-client": (48, 512),
+    "sapphirerapids": (48, 2048),
+    "znver5": (48, 1024),
+    "znver6": (48, 1024),
 }
 
 
@@ -112,8 +128,8 @@ def of_flags(name: str, features: frozenset[str]) -> CpuTarget | None:
 def microarchitectures() -> Mapping[str, CpuTarget | str]:
     """Return the microarchitectures that archspec knows, by LLVM's names: a target, or why it cannot be one.
 
-    Flags are archspec's; all else is that of the widest level among the ancestors. Raises ModuleNotFoundError if
-    archspec is not installed.
+    Flags are archspec's and caches those of `_CACHES`; all else is that of the widest level among the ancestors. Raises
+    ModuleNotFoundError if archspec is not installed.
     """
     import archspec.cpu
 
@@ -135,7 +151,15 @@ def _microarchitecture(architecture: Any, name: str) -> CpuTarget | str:
     levels = [level for level in CPU_TARGETS.values() if level.name in ancestors]
     if levels:
         level = max(levels, key=lambda level: len(level.features))
-        return replace(level, name=name, mcpu=name, features=level.features | flags)
+        first, second = _CACHES.get(name, (level.l1_bytes >> 10, level.l2_bytes >> 10))
+        return replace(
+            level,
+            name=name,
+            mcpu=name,
+            features=level.features | flags,
+            l1_bytes=first << 10,
+            l2_bytes=second << 10,
+        )
     least = min(CPU_TARGETS.values(), key=lambda level: len(level.features))
     return f"must not be below {least.name}: it lacks {', '.join(sorted(least.features - flags))}"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvm_deconv.compiler.process import Refusal, Worker, WorkerError
+from tvm_deconv.compiler.process import BUILD, Refusal, Worker, WorkerError
 from tvm_deconv.compiler.records import Schedule
 from tvm_deconv.problem import Problem
 
@@ -78,7 +78,7 @@ class BuilderPool:
         arguments = backend.trial_target(target), scratch, backend.toolchain(scratch)
         with contextlib.ExitStack() as stack:
             self._threads = stack.enter_context(ThreadPoolExecutor(jobs))
-            workers = (Worker(Builder, *arguments) for _ in range(jobs))
+            workers = (Worker(Builder, *arguments, limits=BUILD) for _ in range(jobs))
             self._idle = [stack.enter_context(worker) for worker in workers]
             self._stack = stack.pop_all()
 

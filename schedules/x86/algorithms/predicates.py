@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from tvm_deconv.compute.direct_layout import transposes_channels
 from tvm_deconv.compute.matrix_layout import contiguous_phases
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
@@ -35,8 +36,11 @@ def fills_vectors_with_groups(problem: Problem, target: CpuTarget) -> bool:
 
 def fills_panels(problem: Problem, target: CpuTarget) -> bool:
     """Every product has vectors of columns and of rows: enough output channels, input channels and positions."""
-    lanes = accumulator_lanes(problem, target)
-    columns = 2 * problem.out_channels >= lanes or contiguous_phases(problem, lanes) > 0
+    lanes, geometry = accumulator_lanes(problem, target), Geometry.of(problem)
+    # Channels that are last are the vectors' last axis, behind the phases: together they fill vectors.
+    phases = max((math.prod(run.count for run in runs) for runs in geometry.runs), default=1)
+    wide = problem.out_channels * (phases if problem.data_format == "NXC" else 1)
+    columns = 2 * wide >= lanes or contiguous_phases(problem, lanes) > 0
     enough = columns and 2 * problem.in_channels >= lanes and _positions(problem) >= 4
     return enough and finishes_in_short_chunks(problem, target)
 
@@ -67,8 +71,9 @@ def has_rows_to_transform(problem: Problem, target: CpuTarget) -> bool:  # noqa:
 
 
 def saves_rows(problem: Problem, target: CpuTarget) -> bool:
-    """There are rows to transform, and they are contiguous."""
-    return problem.data_format == "NCX" and has_rows_to_transform(problem, target)
+    """There are rows to transform, and they are contiguous or can be transposed."""
+    rows = problem.data_format == "NCX" or transposes_channels(problem.in_channels, accumulator_lanes(problem, target))
+    return rows and has_rows_to_transform(problem, target)
 
 
 def has_nothing_to_transform(problem: Problem, target: CpuTarget) -> bool:

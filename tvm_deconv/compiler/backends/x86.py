@@ -16,8 +16,9 @@ from tvm_deconv.compiler.toolchain import version_text
 from tvm_deconv.compiler.workspace import Counted
 from tvm_deconv.errors import BuildError
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.contract import Backend, Kernel, Toolchain, Workspace
+from tvm_deconv.schedules.contract import AnyAlgorithm, Backend, Kernel, Toolchain, Workspace
 from tvm_deconv.schedules.x86.algorithms import ALGORITHMS
+from tvm_deconv.schedules.x86.parallel import parallel_plans, select_by_threads
 from tvm_deconv.schedules.x86.variants import join
 from tvm_deconv.targets import CpuTarget
 
@@ -64,6 +65,14 @@ class X86Backend(Backend[CpuTarget]):
         """See Backend; LLVM would take another CPU for one that it does not know."""
         if not llvm_is_valid_cpu(target.mcpu, _TRIPLE):
             raise BuildError("target", target.name, f"must be a CPU that LLVM {llvm_version_major()} knows")
+
+    def build_for_threads(self, problem: Problem, target: CpuTarget, algorithm: AnyAlgorithm, plan: Any) -> Kernel:
+        """See Backend; if the plan has too few tasks for several threads, the kernel has further plans for them."""
+        kernel = algorithm.build(problem, target, plan)
+        others = parallel_plans(problem, target, algorithm, plan)
+        if not others:
+            return kernel
+        return select_by_threads(kernel, [(least, algorithm.build(problem, target, other)) for least, other in others])
 
     def join(self, problem: Problem, kernels: Sequence[Kernel]) -> Kernel:
         """See Backend."""

@@ -6,7 +6,7 @@
  * so an artifact needs no TVM runtime library, and nothing outside can overwrite the slots.
  *
  * One pool per process. Each artifact carries a copy of this code, but all of them reach it through one pointer,
- * `tvm_deconv_runtime_v3`, bound as STB_GNU_UNIQUE: the dynamic linker resolves it to the same copy in every artifact,
+ * `tvm_deconv_runtime_v4`, bound as STB_GNU_UNIQUE: the dynamic linker resolves it to the same copy in every artifact,
  * also under RTLD_LOCAL, and never unloads that copy. Code, data and thread-local storage in use are therefore always
  * those of the artifact loaded first. A change of `struct runtime` or of its meaning needs a new suffix.
  *
@@ -45,6 +45,13 @@ typedef struct {
   int32_t num_task;
 } TVMParallelGroupEnv;
 typedef int (*FTVMParallelLambda)(int task_id, TVMParallelGroupEnv *penv, void *cdata);
+enum { FFI_INT = 1 }; /* kTVMFFIInt */
+typedef struct {
+  int32_t type_index;
+  uint32_t padding;
+  int64_t integer; /* of the union, which is as large */
+} TVMFFIAny;
+typedef int (*TVMFFISafeCall)(void *handle, const TVMFFIAny *args, int32_t num_args, TVMFFIAny *result);
 extern void TVMFFIErrorSetRaisedFromCStr(const char *kind, const char *message);
 extern void TVMFFIErrorMoveFromRaised(void **result);
 extern void TVMFFIErrorSetRaised(void *error);
@@ -70,9 +77,9 @@ struct runtime {
   int (*free_workspace)(void *ptr);
   int (*set_num_threads)(int count);
   int (*get_num_threads)(void);
-  int (*set_thread_limit)(int limit);
   int (*make_arena)(void *memory, uint64_t nbytes, uint64_t lane_bytes, uint64_t shared_bytes);
-  void *(*set_arena)(void *arena);
+  int (*call)(TVMFFISafeCall function, void *handle, const TVMFFIAny *args, int32_t num_args, TVMFFIAny *result);
+  int (*call_threads)(void);
 };
 
 /* ---- job --------------------------------------------------------------------------------------------------------- */
@@ -83,9 +90,10 @@ static const uint32_t GATE_OPEN = 1u << 31;
 
 struct job {
   _Alignas(CACHE_LINE) _Atomic uint32_t gate;
-  FTVMParallelLambda lambda; /* these four are written before the gate opens */
+  FTVMParallelLambda lambda; /* these five are written before the gate opens */
   void *cdata;
   struct arena *arena; /* of the caller, or NULL */
+  unsigned float_mode; /* of the caller */
   _Atomic int tasks; /* atomic because a thread without a seat looks at it */
   _Alignas(CACHE_LINE) _Atomic int next;
   _Atomic int status; /* first non-zero return code of a task */
@@ -115,7 +123,7 @@ static struct worker workers[MAX_THREADS];
 
 static _Thread_local struct {
   bool inside; /* this thread runs a task: launches from here are serial */
-  int limit;   /* threads a launch from this thread may use; 0: no limit */
+  int limit;   /* threads that the call under way may use; 0: no limit */
   struct arena *arena; /* where its workspace comes from, while there is room; NULL: the thread's own blocks */
   char *lane;          /* its part of the arena while it has blocks there, else NULL */
   int lane_number;
@@ -128,6 +136,26 @@ static void pause_cpu(void) {
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
   __asm__ volatile("yield");
+#endif
+}
+
+/*
+ * The mode of this thread's floating point unit: rounding, flushing of denormal numbers to zero, masks of exceptions. The
+ * flags of exceptions that were raised are left out: each thread has its own.
+ */
+static unsigned get_float_mode(void) {
+#if defined(__SSE__)
+  return __builtin_ia32_stmxcsr() & ~0x3fu;
+#else
+  return 0;
+#endif
+}
+
+static void set_float_mode(unsigned mode) {
+#if defined(__SSE__)
+  __builtin_ia32_ldmxcsr(mode);
+#else
+  (void)mode;
 #endif
 }
 
@@ -242,10 +270,13 @@ static bool help(void) {
   if (take_seat(job)) {
     atomic_fetch_sub(&pool.spinning, 1);
     call_helpers();
+    unsigned float_mode = get_float_mode();
+    set_float_mode(job->float_mode);
     self.arena = job->arena;
     run_tasks(job);
     leave_lane();
     self.arena = NULL;
+    set_float_mode(float_mode);
     atomic_fetch_add(&pool.spinning, 1);
     atomic_fetch_sub(&pool.running, 1);
     leave_seat(job);
@@ -381,13 +412,6 @@ static int set_num_threads(int count) {
   return old;
 }
 
-static int set_thread_limit(int limit) {
-  if (limit < 0) return -1;
-  int old = self.limit;
-  self.limit = limit;
-  return old;
-}
-
 /* ---- launching --------------------------------------------------------------------------------------------------- */
 
 static int take_slot(void) {
@@ -437,10 +461,16 @@ static int run_serially(FTVMParallelLambda lambda, void *cdata, int tasks) {
   return status;
 }
 
+/* The threads that a launch from here may use. */
+static int call_threads(void) {
+  if (self.inside) return 1;
+  int threads = get_num_threads();
+  return self.limit ? min_int(threads, self.limit) : threads;
+}
+
 static int launch(FTVMParallelLambda lambda, void *cdata, int num_task) {
   if (self.inside) return run_serially(lambda, cdata, num_task > 0 ? num_task : 1);
-  int threads = get_num_threads();
-  if (self.limit) threads = min_int(threads, self.limit);
+  int threads = call_threads();
   int tasks = num_task > 0 ? num_task : threads;
   int helpers = min_int(threads, tasks) - 1;
   int status;
@@ -458,6 +488,7 @@ static int launch(FTVMParallelLambda lambda, void *cdata, int num_task) {
     job->lambda = lambda;
     job->cdata = cdata;
     job->arena = self.arena;
+    job->float_mode = get_float_mode();
     atomic_store_explicit(&job->tasks, tasks, memory_order_relaxed);
     job->error = NULL;
     atomic_store_explicit(&job->status, 0, memory_order_relaxed);
@@ -497,13 +528,15 @@ struct block {
 
 static size_t whole_lines(size_t nbytes) { return nbytes / WORKSPACE_ALIGN * WORKSPACE_ALIGN; }
 
+static uintptr_t next_line(uintptr_t address) { return (address + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE; }
+
 /*
  * Makes an arena of `nbytes` bytes at `memory`, the first of whose lanes has `shared_bytes` more than the others; returns
  * its number of lanes, 0 where there is no room for any.
  */
 static int make_arena(void *memory, uint64_t nbytes, uint64_t lane_bytes, uint64_t shared_bytes) {
   uintptr_t start = (uintptr_t)memory, end = start + nbytes;
-  uintptr_t header = (start + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE, lanes = header + CACHE_LINE;
+  uintptr_t header = next_line(start), lanes = header + CACHE_LINE;
   lane_bytes = whole_lines(lane_bytes), shared_bytes = whole_lines(shared_bytes);
   if (lane_bytes == 0 || end < start || lanes > end || end - lanes < shared_bytes ||
       end - lanes - shared_bytes < lane_bytes) {
@@ -523,13 +556,6 @@ static void leave_lane(void) {
   if (!self.lane) return; /* after a failure some of its blocks may not have been given back */
   atomic_fetch_and(&self.arena->taken, ~(UINT64_C(1) << self.lane_number));
   self.lane = NULL;
-}
-
-static void *set_arena(void *memory) {
-  void *old = self.arena;
-  leave_lane();
-  self.arena = memory ? (struct arena *)(((uintptr_t)memory + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE) : NULL;
-  return old;
 }
 
 static bool take_lane(void) {
@@ -641,43 +667,76 @@ static int free_workspace(void *ptr) {
   return 0;
 }
 
+/* ---- calls ------------------------------------------------------------------------------------------------------- */
+
+/*
+ * Calls a function with its arguments from the third on. The first is the number of threads that it may use, 0 for no
+ * limit, and the second the address of an arena for its workspace, 0 for none. Both are of this call alone: no
+ * interrupt of the caller's language can leave them behind.
+ */
+static int call(TVMFFISafeCall function, void *handle, const TVMFFIAny *args, int32_t num_args, TVMFFIAny *result) {
+  if (num_args < 2 || args[0].type_index != FFI_INT || args[1].type_index != FFI_INT || args[0].integer < 0) {
+    TVMFFIErrorSetRaisedFromCStr("TypeError", "threads, arena: must be integers, before the arguments of deconv");
+    return -1;
+  }
+  int limit = self.limit;
+  struct arena *arena = self.arena;
+  self.limit = args[0].integer < MAX_THREADS ? (int)args[0].integer : MAX_THREADS;
+  self.arena = (struct arena *)next_line((uintptr_t)args[1].integer);
+  int status = function(handle, args + 2, num_args - 2, result);
+  leave_lane();
+  self.limit = limit;
+  self.arena = arena;
+  return status;
+}
+
 /* ---- what the artifact sees -------------------------------------------------------------------------------------- */
 
 __attribute__((used)) static const struct runtime tvm_deconv_own_runtime = {
-    launch, alloc_workspace, free_workspace, set_num_threads, get_num_threads, set_thread_limit, make_arena, set_arena,
+    launch, alloc_workspace, free_workspace, set_num_threads, get_num_threads, make_arena, call, call_threads,
 };
 
 /* Wholly in assembly: compilers give a C object a binding of their own, and clang refuses to change it. */
 __asm__(
     ".pushsection .data.rel.ro,\"aw\",%progbits\n"
     ".balign 8\n"
-    ".type tvm_deconv_runtime_v3, %gnu_unique_object\n"
-    ".size tvm_deconv_runtime_v3, 8\n"
-    "tvm_deconv_runtime_v3:\n"
+    ".type tvm_deconv_runtime_v4, %gnu_unique_object\n"
+    ".size tvm_deconv_runtime_v4, 8\n"
+    "tvm_deconv_runtime_v4:\n"
     ".quad tvm_deconv_own_runtime\n"
     ".popsection\n");
-extern EXPORT const struct runtime *const tvm_deconv_runtime_v3;
+extern EXPORT const struct runtime *const tvm_deconv_runtime_v4;
 
-EXPORT int tvm_deconv_set_num_threads(int count) { return tvm_deconv_runtime_v3->set_num_threads(count); }
-EXPORT int tvm_deconv_get_num_threads(void) { return tvm_deconv_runtime_v3->get_num_threads(); }
-EXPORT int tvm_deconv_set_thread_limit(int limit) { return tvm_deconv_runtime_v3->set_thread_limit(limit); }
+EXPORT int tvm_deconv_set_num_threads(int count) { return tvm_deconv_runtime_v4->set_num_threads(count); }
+EXPORT int tvm_deconv_get_num_threads(void) { return tvm_deconv_runtime_v4->get_num_threads(); }
 EXPORT int tvm_deconv_make_arena(void *memory, uint64_t nbytes, uint64_t lane_bytes, uint64_t shared_bytes) {
-  return tvm_deconv_runtime_v3->make_arena(memory, nbytes, lane_bytes, shared_bytes);
+  return tvm_deconv_runtime_v4->make_arena(memory, nbytes, lane_bytes, shared_bytes);
 }
-EXPORT void *tvm_deconv_set_arena(void *arena) { return tvm_deconv_runtime_v3->set_arena(arena); }
+
+/* For kernels that hold several plans. */
+__attribute__((visibility("hidden"))) int tvm_deconv_call_threads(void) { return tvm_deconv_runtime_v4->call_threads(); }
+
+/* Protected: that of this library, whatever other libraries define. Weak: a library may have no such function. */
+extern __attribute__((weak, visibility("protected"))) int __tvm_ffi_deconv(void *handle, const TVMFFIAny *args,
+                                                                          int32_t num_args, TVMFFIAny *result);
+
+/* `deconv(...)` as `deconv_with(threads, arena, ...)`. */
+EXPORT int __tvm_ffi_deconv_with(void *handle, const TVMFFIAny *args, int32_t num_args, TVMFFIAny *result) {
+  return tvm_deconv_runtime_v4->call(__tvm_ffi_deconv, handle, args, num_args, result);
+}
 
 static int backend_launch(FTVMParallelLambda lambda, void *cdata, int num_task) {
-  return tvm_deconv_runtime_v3->launch(lambda, cdata, num_task);
+  return tvm_deconv_runtime_v4->launch(lambda, cdata, num_task);
 }
 
 static void *backend_alloc(int device_type, int device_id, uint64_t nbytes, int code_hint, int bits_hint) {
   (void)device_type, (void)device_id, (void)code_hint, (void)bits_hint;
-  return tvm_deconv_runtime_v3->alloc_workspace(nbytes);
+  return tvm_deconv_runtime_v4->alloc_workspace(nbytes);
 }
 
 static int backend_free(int device_type, int device_id, void *ptr) {
   (void)device_type, (void)device_id;
-  return tvm_deconv_runtime_v3->free_workspace(ptr);
+  return tvm_deconv_runtime_v4->free_workspace(ptr);
 }
 
 /* Tasks are claimed, not dealt one to a thread, so they cannot wait for each other. Schedules here never ask for it. */

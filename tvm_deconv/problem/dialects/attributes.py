@@ -6,18 +6,20 @@ op, ``total = max(nat + op - Y, 0)`` is the pad to share out. An output longer t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, TypedDict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypedDict, cast
 
 from tvm_deconv.errors import ProblemError
 from tvm_deconv.problem.arithmetic import uncropped
 from tvm_deconv.problem.checks import integer, integers, one_of
-from tvm_deconv.problem.dynamic import read_extents
+from tvm_deconv.problem.dynamic import ANY, read_extents
 from tvm_deconv.problem.epilogue import Epilogue
 
 Ints = Sequence[int]
 #: A shape of data: an extent may be the word "any", or a list of buckets.
 Shape = Sequence[int | str | Sequence[int]]
+#: A spatial output shape: "any" where the extent of the data is dynamic.
+OutputShape = Sequence[int | str]
 
 EXPLICIT = "explicit"
 _AUTO_PADS = {"none": EXPLICIT, "notset": EXPLICIT} | {
@@ -79,19 +81,23 @@ def read_data(value: Shape, data_format: str = "NCX") -> Data:
     one_of("data_format", data_format, ("NCX", "NXC"))
     dynamic: tuple[int, ...] = ()
     buckets: tuple[tuple[int, ...], ...] = ()
+    static: Shape = value
     if isinstance(value, (list, tuple)) and 3 <= len(value) <= 5:
         # The channels' extent is a number, which the check below demands.
         first = 2 if data_format == "NCX" else 1
         last = first + len(value) - 2
         batch, extents, dynamic, buckets = read_extents(value[0], value[first:last])
         if dynamic:
-            value = (batch, *value[1:first], *extents, *value[last:])
-    shape = integers("data_shape", value, 0)
+            static = (batch, *value[1:first], *extents, *value[last:])
+    try:
+        shape = integers("data_shape", static, 0)
+    except ProblemError as error:
+        raise ProblemError("data_shape", value, error.rule) from None
     if not 3 <= len(shape) <= 5:
         raise ProblemError("data_shape", shape, "must have rank 3, 4 or 5")
     channels, spatial = (shape[1], shape[2:]) if data_format == "NCX" else (shape[-1], shape[1:-1])
     if channels < 1 or min(spatial) < 1:
-        raise ProblemError("data_shape", shape, f"must have channels and spatial extents of at least 1 ({data_format})")
+        raise ProblemError("data_shape", value, f"must have channels and spatial extents of at least 1 ({data_format})")
     return Data(shape[0], channels, spatial, dynamic, buckets)
 
 
@@ -99,6 +105,29 @@ def check_static(attribute: str, value: Ints | None, data: Data) -> None:
     """Refuse an output shape if a spatial extent is dynamic: it would prescribe what each call decides."""
     if value is not None and data.dynamic not in ((), (0,)):
         raise ProblemError(attribute, value, "must be left out where a spatial extent of the data is any")
+
+
+def read_axes(output_shape: OutputShape | None, data: Data, read: Callable[[Ints | None], Axes]) -> Axes:
+    """Return what `read` makes of an output_shape; where it holds "any", of the other attributes alone.
+
+    "any" stands for the axes along which the extent of the data is dynamic, and for no others.
+    """
+    if data.dynamic in ((), (0,)) or output_shape is None:
+        return read(cast("Ints | None", output_shape))
+    free = read(None)
+    given = tuple(output_shape) if isinstance(output_shape, (list, tuple)) else ()
+    wanted = tuple(axis + 1 in data.dynamic for axis in range(len(data.spatial)))
+    if tuple(isinstance(extent, str) and extent == ANY for extent in given) != wanted:
+        raise ProblemError("output_shape", output_shape, "must be any just where a spatial extent of the data is any")
+    both = zip(free.output_spatial, given, wanted, strict=True)
+    fixed = read(cast("Ints", [y if dynamic else extent for y, extent, dynamic in both]))
+    axes = [free if dynamic else fixed for dynamic in wanted]
+    return Axes(
+        free.strides,
+        free.dilations,
+        tuple(chosen.pads_begin[axis] for axis, chosen in enumerate(axes)),
+        tuple(chosen.output_spatial[axis] for axis, chosen in enumerate(axes)),
+    )
 
 
 def read_filter(value: Ints, rank: int, rule: str) -> tuple[int, ...]:
@@ -124,8 +153,9 @@ def read_groups(attribute: str, value: object, channels: int) -> int:
 
 
 def optional(attribute: str, value: Ints | None, default: int, rank: int, minimum: int) -> tuple[int, ...]:
-    """Return one int per axis, `default` for all if the attribute is None."""
-    return (default,) * rank if value is None else integers(attribute, value, minimum, rank)
+    """Return one int per axis, `default` for all if the attribute is None or has no elements."""
+    given = () if value is None else integers(attribute, value, minimum)
+    return integers(attribute, given, minimum, rank) if given else (default,) * rank
 
 
 def shared_out(whole: Ints, output_padding: Ints, extents: Ints, odd_at_begin: bool) -> tuple[int, ...]:
@@ -161,10 +191,13 @@ def read_backprop_data(
     output_shape: Ints | None,
     output_shape_rule: str,
     odd_at_begin: str,
+    same_without_shape: bool = False,
 ) -> Axes:
     """Read the attributes per axis of ConvolutionBackpropData, as OpenVINO and oneDNN mean them.
 
     `odd_at_begin` is the auto_pad that puts the odd element of a pad at the begin; the other one puts it at the end.
+    With `same_without_shape`, SAME padding without an output_shape makes each stride one position of the data, where
+    the kernel reaches that far, as in oneDNN's ConvTranspose; else it pads nothing.
     """
     rank = len(spatial)
     steps = optional("strides", strides, 1, rank, 1)
@@ -177,6 +210,10 @@ def read_backprop_data(
     whole = uncropped(spatial, kernel, steps, spread)
     if mode != EXPLICIT:
         begin = end = (0,) * rank
+    if output_shape is None and same_without_shape and mode.startswith("same"):
+        reach = tuple(nat - s * x for nat, s, x in zip(whole, steps, spatial, strict=True))
+        extents = cropped(whole, begin, tuple(max(total, 0) for total in reach), extra, "auto_pad", auto_pad)
+        return Axes(steps, spread, shared_out(whole, extra, extents, mode == odd_at_begin), extents)
     if output_shape is None:
         both = tuple(first + last for first, last in zip(begin, end, strict=True))
         return Axes(steps, spread, begin, cropped(whole, begin, end, extra, "pads_begin+pads_end", both))

@@ -9,16 +9,19 @@ from tvm_deconv.problem.dialects.attributes import (
     EXPLICIT,
     Fields,
     Ints,
+    OutputShape,
     Shape,
     check_channels,
-    check_static,
     fields,
+    read_axes,
     read_backprop_data,
     read_data,
     read_filter,
     read_groups,
 )
 from tvm_deconv.problem.epilogue import Epilogue
+
+_CONV_TRANSPOSE = ("XOI", "IOX")  # formats of filters of this operator; the others are ConvolutionBackpropData's
 
 
 def from_onednn(
@@ -31,7 +34,7 @@ def from_onednn(
     dilations: Ints | None = None,
     auto_pad: str | None = EXPLICIT,
     output_padding: Ints | None = None,
-    output_shape: Ints | None = None,
+    output_shape: OutputShape | None = None,
     groups: int = 1,
     data_format: Literal["NXC", "NCX"] = "NXC",
     filter_format: Literal["XIO", "OIX", "XOI", "IOX"] = "XIO",
@@ -43,21 +46,21 @@ def from_onednn(
     """Read ConvolutionBackpropData or ConvTranspose of oneDNN Graph.
 
     I and O of a filter format are the forward convolution's: OIX is ``(data channels, Cout/G, *K)`` and XIO is
-    ``(*K, Cout/G, data channels)``; ConvTranspose's IOX and XOI are the same memory. `output_shape` is spatial.
+    ``(*K, Cout/G, data channels)``; ConvTranspose's IOX and XOI are the same memory. `output_shape` is spatial. The
+    filter format tells the operators apart: they differ in SAME padding without an output_shape.
     """
     data = read_data(data_shape, data_format)
     rank = len(data.spatial)
-    check_static("output_shape", output_shape, data)
     one_of("filter_format", filter_format, ("XIO", "OIX", "XOI", "IOX"))
     shape = read_filter(filter_shape, rank + 2, f"must have rank {rank + 2}, that of the data")
     last = filter_format.startswith("X")
     *kernel, out_channels, in_channels = shape if last else (*shape[2:], shape[1], shape[0])
     check_channels(shape, in_channels, data.channels, f"axis {rank + 1 if last else 0} of {filter_format}")
     groups = read_groups("groups", groups, data.channels)
-    axes = read_backprop_data(
-        data.spatial, tuple(kernel), strides, pads_begin, pads_end, dilations, auto_pad, output_padding, output_shape,
-        output_shape_rule, odd_at_begin="same_lower",
-    )  # fmt: skip
+    axes = read_axes(output_shape, data, lambda extents: read_backprop_data(
+        data.spatial, tuple(kernel), strides, pads_begin, pads_end, dilations, auto_pad, output_padding, extents,
+        output_shape_rule, odd_at_begin="same_lower", same_without_shape=filter_format in _CONV_TRANSPOSE,
+    ))  # fmt: skip
     return fields(
         data, groups, out_channels, tuple(kernel), axes, dtype=dtype, precision=precision, epilogue=epilogue,
         data_format=data_format, filter_format=filter_format,

@@ -10,13 +10,14 @@ from tvm_deconv.problem.dialects.attributes import (
     Axes,
     Fields,
     Ints,
+    OutputShape,
     Shape,
     auto_pad_mode,
     check_channels,
-    check_static,
     cropped,
     fields,
     optional,
+    read_axes,
     read_data,
     read_filter,
     read_groups,
@@ -34,7 +35,7 @@ def from_onnx(
     dilations: Ints | None = None,
     auto_pad: str | None = "NOTSET",
     output_padding: Ints | None = None,
-    output_shape: Ints | None = None,
+    output_shape: OutputShape | None = None,
     group: int = 1,
     kernel_shape: Ints | None = None,
     dtype: str = "float32",
@@ -48,14 +49,15 @@ def from_onnx(
     """
     data = read_data(data_shape)
     rank = len(data.spatial)
-    check_static("output_shape", output_shape, data)
     shape = read_filter(filter_shape, rank + 2, f"must have rank {rank + 2}, that of the data")
     check_channels(shape, shape[0], data.channels, "axis 0")
     groups = read_groups("group", group, data.channels)
     kernel = shape[2:]
     if kernel_shape is not None and integers("kernel_shape", kernel_shape, 1, rank) != kernel:
         raise ProblemError("kernel_shape", kernel_shape, f"must be that of the filter, {kernel}")
-    axes = _axes(data.spatial, kernel, strides, pads, dilations, auto_pad, output_padding, output_shape)
+    axes = read_axes(output_shape, data, lambda extents: _axes(
+        data.spatial, kernel, strides, pads, dilations, auto_pad, output_padding, extents,
+    ))  # fmt: skip
     return fields(data, groups, shape[1], kernel, axes, dtype=dtype, precision=precision, epilogue=epilogue)
 
 
@@ -74,7 +76,7 @@ def _axes(
     steps = optional("strides", strides, 1, rank, 1)
     spread = optional("dilations", dilations, 1, rank, 1)
     extra = optional("output_padding", output_padding, 0, rank, 0)
-    ends = (0,) * (2 * rank) if pads is None else integers("pads", pads, 0)
+    ends = (() if pads is None else integers("pads", pads, 0)) or (0,) * (2 * rank)
     if len(ends) != 2 * rank:
         raise ProblemError("pads", ends, f"must have {2 * rank} elements: the begins and then the ends of {rank} axes")
     mode = auto_pad_mode(auto_pad)

@@ -9,10 +9,11 @@ from tvm_deconv.problem.dialects.attributes import (
     EXPLICIT,
     Fields,
     Ints,
+    OutputShape,
     Shape,
     check_channels,
-    check_static,
     fields,
+    read_axes,
     read_backprop_data,
     read_data,
     read_filter,
@@ -30,7 +31,7 @@ def from_openvino(
     dilations: Ints | None = None,
     auto_pad: str | None = EXPLICIT,
     output_padding: Ints | None = None,
-    output_shape: Ints | None = None,
+    output_shape: OutputShape | None = None,
     dtype: str = "float32",
     precision: str = "ieee",
     epilogue: Epilogue = Epilogue(),  # noqa: B008 (frozen)
@@ -45,7 +46,6 @@ def from_openvino(
     """
     data = read_data(data_shape, data_format)
     rank = len(data.spatial)
-    check_static("output_shape", output_shape, data)
     grouped = len(integers("filter_shape", filter_shape, 1)) == rank + 3
     rule = f"must have rank {rank + 2}, or {rank + 3} with groups, for data of rank {rank + 2}"
     shape = read_filter(filter_shape, rank + 2 + grouped, rule)
@@ -53,10 +53,10 @@ def from_openvino(
     axis = "groups times input channels" if grouped else "axis 0"
     check_channels(shape, groups * in_channels, data.channels, axis)
     kernel = shape[2 + grouped :]
-    axes = read_backprop_data(
-        data.spatial, kernel, strides, pads_begin, pads_end, dilations, auto_pad, output_padding, output_shape,
+    axes = read_axes(output_shape, data, lambda extents: read_backprop_data(
+        data.spatial, kernel, strides, pads_begin, pads_end, dilations, auto_pad, output_padding, extents,
         output_shape_rule, odd_at_begin="same_upper",
-    )  # fmt: skip
+    ))  # fmt: skip
     return fields(
         data, groups, out_channels, kernel, axes, dtype=dtype, precision=precision, epilogue=epilogue,
         data_format=data_format, filter_format="GIOX" if grouped else "IOX",

@@ -1,0 +1,119 @@
+"""The constants of the costs by arithmetic, in cycles, fitted to measurements of one CPU for each width of vectors.
+
+`tiles` and `matrix_tiles` count the steps of a plan; the constants here say what a step costs. Those of 256 bits are
+fitted to 2,000 plans of 80 layers on a Zen 3 server (family 25, model 1), those of 512 bits to 3,551 plans on a Zen 4
+server (family 25, model 17). Sizes of caches come from the target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tvm_deconv.targets import CpuTarget
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Cycles of steps, and shares of caches.
+
+    The first part is of the direct definition:
+
+    - `ties`: measured time of a register tile, relative to its cost by arithmetic with the factor that breaks ties.
+    - `channels`: the same of tiles whose vectors are channels, relative to those whose vectors are positions.
+    - `pack`: to pack a vector of data. Element by element it takes as long as `lanes / gathered` vectors; `transposed`
+      comes on top where vectors of channels become vectors of positions.
+    - `finish`: to finish a vector of the output and copy it. Element by element it is `lanes / scattered` vectors.
+    - `register_finish`: to store a vector of the output straight from its accumulators. `aliased` comes on top where a
+      register tile stores past the caches to several rows at the same offset in a page.
+    - `piece`: to start on another piece of the caller's memory, which begins with a cache miss. `position` is the same
+      where each position is a piece, since vectors are of groups. `task`: to start a task.
+    - `sum`: to make a vector of sums of rows, and to add a vector of results into the output. `near` is the share of
+      `pack` if sums are made of the data while they are near.
+    - `l2_share`: the share of the second-level cache in which a block should stay. `overfull` is the relative cost of
+      as much again beyond it.
+
+    The second part is of the matrix definition:
+
+    - `move`: to move a vector through the caches; `transpose`: to transpose it; `transform`: to transform it along one
+      axis.
+    - `far`: further cycles to write a vector that does not stay in the second-level cache; `fetch`: to read it again.
+    - `product`: measured time of the multiply-adds of a tile, relative to their cost by arithmetic.
+    - `channel_task`: to start a tile of channels of a block.
+    - `panel`: twice the cycles in which a vector of a panel comes from the second-level cache.
+    - `reduction`: to clear and store the accumulators of a reduction, in steps of it.
+    - `rows_share`: the share of the second-level cache for the rows and panels that are read again. `again`: the part
+      of the time to fetch rows from beyond it that multiply-adds do not hide.
+    - `memory_bytes`: bytes per cycle of a filter that comes from memory.
+
+    Both parts use `far_bytes`, the bytes per cycle from beyond the second-level cache, and `far_share`, the share of it
+    beyond which a filter or results are far.
+    """
+
+    ties: float = 0.87
+    channels: float = 1.0
+    pack: float = 4.0
+    gathered: float = 4.0
+    transposed: float = 6.0
+    finish: float = 3.0
+    scattered: float = 2.0
+    register_finish: float = 1.0
+    aliased: float = 0.0
+    piece: float = 100.0
+    position: float = 0.0
+    task: float = 100.0
+    sum: float = 1.5
+    near: float = 0.75
+    l2_share: float = 0.5
+    overfull: float = 0.2
+
+    move: float = 2.0
+    transpose: float = 5.0
+    transform: float = 1.5
+    far: float = 10.0
+    fetch: float = 0.0
+    product: float = 1.0
+    channel_task: float = 2000.0
+    panel: float = 3.0
+    reduction: float = 3.0
+    rows_share: float = 0.75
+    again: float = 1.0
+    memory_bytes: float = 16.0
+
+    far_bytes: float = 8.0
+    far_share: float = 0.5
+
+
+WIDE = Costs()
+NARROW = replace(
+    WIDE,
+    channels=1.3,
+    pack=1.9,
+    transposed=10.0,
+    scattered=1.2,
+    register_finish=0.5,
+    aliased=6.0,
+    piece=130.0,
+    position=4.6,
+    task=14.0,
+    sum=0.9,
+    near=1.27,
+    l2_share=0.18,
+    overfull=0.08,
+    move=1.5,
+    transpose=5.5,
+    transform=2.4,
+    far=8.5,
+    fetch=5.7,
+    panel=3.3,
+    reduction=1.4,
+    rows_share=0.85,
+    again=0.59,
+    memory_bytes=5.0,
+    far_bytes=6.9,
+    far_share=0.69,
+)
+
+
+def costs_of(target: CpuTarget) -> Costs:
+    """Return `WIDE` for a target with the registers of AVX-512, whatever vectors a plan uses, else `NARROW`."""
+    return WIDE if target.vector_registers > 16 else NARROW

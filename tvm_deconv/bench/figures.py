@@ -1,0 +1,184 @@
+"""Figures that are kept: a file for each machine, target, layout and number of threads, and tables of them all.
+
+A file has what `report.as_json` has, without what follows from it, one layer a line, so that histories compare.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tvm_deconv.bench.layers import Layer
+from tvm_deconv.bench.report import as_json, from_json, shares, summary
+from tvm_deconv.bench.results import Report, Result, Row, Summary
+from tvm_deconv.errors import SourceError
+
+_DIGITS = 4
+#: Keys of a report, and of a layer or a result, that follow from others.
+_OF_REPORT = ("default", "chosen", "noisy")
+_OF_LAYER = {
+    *("macs", "min_bytes", "best_peer", "default_ratio", "ratio"),
+    *("gflop_per_second", "gb_per_second", "of_floors"),
+}
+
+
+def file_name(layers: Iterable[Layer], microarchitecture: str, threads: int) -> str:
+    """Return the name of the file for the figures of `layers`. Raises SourceError if they have no common one."""
+    kinds = sorted({f"{layer.target}-{layer.task.problem.data_format.lower()}" for layer in layers})
+    if len(kinds) != 1:
+        raise SourceError("figures", ", ".join(kinds), "must be of one target and one layout")
+    return f"{microarchitecture}-{kinds[0]}-{threads}.json"
+
+
+def write(report: Report, directory: Path) -> Path:
+    """Write the figures of a report into `directory` under the name that they have; return the file."""
+    content = as_json(report)
+    layers = content.pop("layers")
+    kept = {key: value for key, value in content.items() if key not in _OF_REPORT}
+    head = json.dumps(_rounded(kept), indent=1).removesuffix("\n}")
+    lines = ",\n".join(f"  {json.dumps(_rounded(_measured(layer)))}" for layer in layers)
+    path = directory / file_name([row.layer for row in report.rows], report.microarchitecture, report.threads)
+    directory.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{head},\n "layers": [\n{lines}\n ]\n}}\n', encoding="utf-8")
+    return path
+
+
+def _measured(layer: Mapping[str, Any]) -> dict[str, Any]:
+    results = {
+        name: {key: value for key, value in result.items() if key not in _OF_LAYER}
+        for name, result in layer["results"].items()
+    }
+    return {key: value for key, value in layer.items() if key not in _OF_LAYER} | {"results": results}
+
+
+def _rounded(value: Any) -> Any:
+    """Return a JSON value with the digits of its fractions that measurements have."""
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def read(directory: Path) -> dict[str, Report]:
+    """Return the reports in `directory` by the names of their files, without suffix. Raises SourceError.
+
+    A folder in it holds figures of other layers, and is part of the names.
+    """
+    found = {}
+    for path in sorted(directory.rglob("*.json"), key=lambda path: (len(path.parts), path)):
+        try:
+            found[path.relative_to(directory).with_suffix("").as_posix()] = from_json(
+                json.loads(path.read_text(encoding="utf-8"))
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise SourceError("figures", path, f"must be what `bench --figures` writes: {error}") from None
+    return found
+
+
+def machines(reports: Mapping[str, Report]) -> str:
+    """Return the Markdown table of reports by name: where each was measured, and how ours compare with the peers."""
+    columns = ("microarchitecture", "CPU", "target", "layout", "threads", "date", "layers")
+    means = ("default: mean", "worst", "chosen: mean", "worst")
+    lines = [_line(*columns, *means), f"|{'---|' * 4}{'---:|' * 7}"]
+    for name, report in reports.items():
+        layer, host = report.rows[0].layer, report.host
+        cpu = f"{host.name}, {host.vendor} family {host.family} model {host.model}"
+        facts = (report.microarchitecture, cpu, layer.target, _layout(report), report.threads, report.date)
+        layers = f"{_folder(name)} {len(report.rows)}".lstrip()
+        lines.append(_line(*facts, layers, *_means(report.default), *_means(report.chosen)))
+    return "\n".join(lines)
+
+
+def ratios(reports: Sequence[Report]) -> str:
+    """Return the Markdown table of the ratios of all layers, default and chosen, with a column for each report."""
+    names = [f"{report.microarchitecture} {_layout(report)}, threads: {report.threads}" for report in reports]
+    lines = [_line("layer", *names), f"|---|{'---:|' * len(names)}"]
+    rows = [{row.layer.name: row for row in report.rows} for report in reports]
+    for name in dict.fromkeys(name for of_report in rows for name in of_report):
+        lines.append(_line(name, *(_both(of_report.get(name)) for of_report in rows)))
+    return "\n".join(lines)
+
+
+def _folder(name: str) -> str:
+    """Return the folder of a file of figures, empty if it is in none."""
+    return name.rpartition("/")[0]
+
+
+def _both(row: Row | None) -> str:
+    return "-" if row is None else f"{_ratio(row.default_ratio)} / {_ratio(row.ratio)}"
+
+
+def _ratio(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}"
+
+
+def _layout(report: Report) -> str:
+    return "`N C *X`" if report.rows[0].layer.task.problem.data_format == "NCX" else "`N *X C`"
+
+
+def _means(found: Summary | None) -> tuple[str, str]:
+    return ("-", "-") if found is None else (f"{found.mean:.2f}", f"{found.least:.2f}")
+
+
+def layers_table(report: Report) -> str:
+    """Return the Markdown table of the layers of a report, with every contender."""
+    head = ("layer", "algorithm", "default, ms", "chosen, ms", "best peer", "its, ms", "default ratio", "chosen ratio")
+    floors = ("of FMA peak", "of copy")
+    lines = [_line(*head, *floors, *(f"{peer}, ms" for peer in report.peers))]
+    lines.append("|---|---|---:|---:|---|" + "---:|" * (len(head) - 5 + len(floors) + len(report.peers)))
+    lines += [_line(*_layer_cells(report, row)) for row in report.rows]
+    return "\n".join(lines)
+
+
+def _layer_cells(report: Report, row: Row) -> Sequence[str]:
+    best, ours = row.best_peer, row.ours
+    parts = {} if ours.failure else shares(report, row, ours)
+    return [
+        row.layer.name,
+        ours.note,
+        *map(_milliseconds, (row.default, ours)),
+        best or "-",
+        _milliseconds(row.results[best] if best else None),
+        *map(_ratio, (row.default_ratio, row.ratio)),
+        *(f"{100 * parts[name]:.0f} %" if name in parts else "-" for name in ("fma", "copy")),
+        *(_milliseconds(row.results[peer]) for peer in report.peers),
+    ]
+
+
+def _milliseconds(result: Result | None) -> str:
+    """Return the time of a contender; that of a wrong one is marked."""
+    if result is None or result.failure:
+        return "-"
+    return f"{1e3 * result.median:.3g}" + ("" if result.correct else " (wrong)")
+
+
+def _line(*cells: object) -> str:
+    return f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |"
+
+
+def page(reports: Mapping[str, Report]) -> str:
+    """Return the Markdown of a page of all reports, by the names of their files without suffix."""
+    if not reports:
+        return "No figures are kept."
+    parts = [machines(reports), "## All machines", _RATIOS]
+    for folder in dict.fromkeys(map(_folder, reports)):
+        parts.append(ratios([report for name, report in reports.items() if _folder(name) == folder]))
+    for name, report in reports.items():
+        parts += [f"## {name}", "\n".join(f"- {line}" for line in summary(report).splitlines()), layers_table(report)]
+    return "\n\n".join(parts)
+
+
+_RATIOS = "The time of the best peer by ours, of the default and of what tuning logs chose."
+
+
+def replaced(document: str, block: str, content: str) -> str:
+    """Return a document with `content` between the marks of a block. Raises SourceError if it has no such block."""
+    begin, end = f"<!-- {block}: begin -->\n", f"\n<!-- {block}: end -->"
+    head, found, rest = document.partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not found or not closed:
+        raise SourceError("document", block, "must have the marks of this block")
+    return f"{head}{begin}{content}{end}{tail}"

@@ -1,0 +1,69 @@
+"""What a build is asked for, what is there already, and what comes of it; nothing here needs TVM."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tvm_deconv.artifact.manifest import Manifest, stem
+from tvm_deconv.errors import ManifestError, ProblemError
+from tvm_deconv.problem import Problem
+from tvm_deconv.targets import Target
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result for one problem on one target: `status` is built, current (already up to date) or failed.
+
+    `warnings` are about records of tuning logs that could not be used, `reason` is why this schedule was chosen.
+    """
+
+    problem: Problem
+    layers: tuple[str, ...]
+    target: str
+    status: str
+    manifest: Manifest | None
+    error: str | None
+    seconds: float
+    warnings: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def checked_problems(problems: Iterable[Problem]) -> list[Problem]:
+    """Return `problems` as a list. Raises ProblemError unless each is a Problem."""
+    problems = list(problems)
+    for problem in problems:
+        if not isinstance(problem, Problem):
+            raise ProblemError("problems", problem, "must be a sequence of Problem")
+    return problems
+
+
+def requested(problems: Sequence[Problem], layers: Mapping[Problem, Sequence[str]]) -> dict[Problem, list[str]]:
+    """Return the problems that differ in their artifacts, with the names of the layers that each serves."""
+    unique: dict[str, Problem] = {}
+    names: dict[Problem, list[str]] = {}
+    for problem in problems:
+        first = unique.setdefault(problem.artifact_key, problem)
+        names.setdefault(first, []).extend(layers.get(problem, ()))
+    return names
+
+
+def grouped(target: Target, problems: Mapping[Problem, Sequence[str]]) -> dict[Problem, tuple[str, ...]]:
+    """Return the problems that `target` tells apart, with the names of the layers that each serves."""
+    layers: dict[Problem, list[str]] = {}
+    for problem, names in problems.items():
+        layers.setdefault(target.computes(problem), []).extend(names)
+    return {problem: tuple(dict.fromkeys(names)) for problem, names in layers.items()}
+
+
+def whole(folder: Path, problem: Problem, target: Target, layers: Iterable[str]) -> Manifest | None:
+    """Return the manifest of the artifact in `folder` if its library is as it says, for these layers."""
+    try:
+        manifest = Manifest.read(folder / f"{stem(problem.artifact_key, target.name)}.json")
+        content = (folder / manifest.library).read_bytes()
+    except (ManifestError, OSError):
+        return None
+    same = manifest.sha256 == hashlib.sha256(content).hexdigest()
+    return manifest if same and set(layers) <= set(manifest.layers) else None

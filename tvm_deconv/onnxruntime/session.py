@@ -1,0 +1,145 @@
+"""`Session`: a model in ONNX Runtime, with the layers that a library has artifacts for."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+
+from tvm_deconv.errors import BuildError, CompilerNotFound
+from tvm_deconv.frontends import FoundLayer, with_unique_names
+from tvm_deconv.frontends.onnx import Place, graphs, placed_layers, read_model
+from tvm_deconv.onnxruntime import operator
+from tvm_deconv.onnxruntime.pieces import Pieces
+from tvm_deconv.onnxruntime.rewriting import replace
+from tvm_deconv.runtime.layer import Layer
+from tvm_deconv.runtime.library import Library
+from tvm_deconv.runtime.process import LOG
+
+#: The entry of SessionOptions with the folder of a model's external data.
+_EXTERNAL = "session.model_external_initializers_file_folder_path"
+_PROVIDERS = ["CPUExecutionProvider"]
+
+
+class Session:
+    """An InferenceSession of ONNX Runtime, in which a library computes the layers that it has artifacts for.
+
+    `layers` are those of the library by the names of their nodes, `left` the others, with the reason. Nodes that a
+    layer has absorbed run with it. Initializers that a layer has read are constants, even those that are inputs too.
+
+    The model stays whole: a custom operator calls the layers. Its library lies beside the artifacts, or is compiled. A
+    process without it and without a C++ compiler cuts the model into pieces at its layers, and has the methods `run`,
+    `get_inputs` and `get_outputs` only; otherwise all of an InferenceSession.
+    If ONNX Runtime does not take the model so, it runs as it is, and no layer is replaced.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], library: Library, options: Any = None) -> None:
+        """Read the model at `path`; `options` are the SessionOptions, which get the operator.
+
+        The number of threads of the options holds for layers too. Raises SourceError, and the errors of ONNX Runtime.
+        """
+        self._options = onnxruntime.SessionOptions() if options is None else options
+        path = Path(path)
+        model = read_model(path)
+        found = placed_layers(model, path, {})
+        self.layers: dict[str, Layer] = {}
+        self.left: dict[str, str] = {}
+        whole = self._operator_loads(None if library.pinned else library.root)
+        places: list[Place] = []
+        for layer, (_, place) in zip(with_unique_names(layer for layer, _ in found), found, strict=True):
+            bound = _bound(layer, place, library, None if whole else model.graph)
+            if isinstance(bound, str):
+                self.left[layer.name] = bound
+            elif place is not None:
+                self.layers[layer.name] = bound
+                places.append(place)
+        self._session = self._opened(path, model, places, whole)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the InferenceSession."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._session, name)
+
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None) -> Any:
+        """Return the outputs with these names, all for None, for arrays by the names of the model's inputs."""
+        return self._session.run(output_names, input_feed, run_options)
+
+    def get_inputs(self) -> Any:
+        """Return name, type and shape of each input."""
+        return self._session.get_inputs()
+
+    def get_outputs(self) -> Any:
+        """Return name, type and shape of each output."""
+        return self._session.get_outputs()
+
+    def _operator_loads(self, beside: Path | None) -> bool:
+        """Tell whether the custom operator can be used here; its library may lie in a folder of artifacts."""
+        try:
+            operator.register(self._options, beside)
+        except (CompilerNotFound, BuildError, OSError) as error:  # OSError: nowhere to write, or to load from
+            LOG.warning("models are cut at their layers, since there is no custom operator: %s", error)
+            return False
+        return True
+
+    def _opened(self, path: Path, model: onnx.ModelProto, places: Sequence[Place], whole: bool) -> Any:
+        """Return the session of the model with its layers replaced, or as it is if ONNX Runtime refuses that."""
+        layers = [*self.layers.values()]
+        self._folder = path.parent.resolve()
+        try:
+            if layers and whole:
+                with operator.numbered(layers, self._options.intra_op_num_threads) as numbers:
+                    _put(model, places, layers, numbers)
+                    return self._open(model)
+            if layers:
+                _put(model, places, layers, range(len(layers)))
+                return Pieces(model, layers, self._open)
+        except Exception as error:  # those of ONNX Runtime have no class in common
+            self.left |= dict.fromkeys(self.layers, f"ONNX Runtime does not take the model with it: {error}")
+            self.layers.clear()
+        return onnxruntime.InferenceSession(str(path), self._options, _PROVIDERS)
+
+    def _open(self, model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+        """Return the session of a changed model, whose external data stay in the folder of the first."""
+        places = _external_data(model)
+        if places:
+            self._options.add_session_config_entry(_EXTERNAL, str(self._folder))
+        try:
+            return onnxruntime.InferenceSession(model.SerializeToString(), self._options, _PROVIDERS)
+        except Exception:  # ONNX Runtime 1.20 does not optimize a model in memory that has external data
+            if not places or any(Path(place).is_absolute() or ".." in Path(place).parts for place in places):
+                raise
+        with tempfile.TemporaryDirectory(prefix="tvm_deconv-") as folder:
+            path = Path(folder) / "model.onnx"
+            path.write_bytes(model.SerializeToString())
+            for place in places:
+                (path.parent / place).parent.mkdir(parents=True, exist_ok=True)
+                (path.parent / place).symlink_to(self._folder / place)
+            return onnxruntime.InferenceSession(str(path), self._options, _PROVIDERS)
+
+
+def _bound(layer: FoundLayer, place: Place | None, library: Library, only: onnx.GraphProto | None) -> Layer | str:
+    """Return the bound layer, or the reason why it stays in the model; `only` is the one graph that can be changed."""
+    if not layer.reason and place is not None and only is not None and place.graph is not only:
+        return "it stands in a graph within the model's own, and there is no compiler for the custom operator"
+    bound = layer.bind(library)
+    if isinstance(bound, Layer) and bound.manifest is None:
+        return "no artifact serves it, and NumPy is slower than ONNX Runtime"
+    return bound
+
+
+def _put(model: onnx.ModelProto, places: Sequence[Place], layers: Sequence[Layer], numbers: Sequence[int]) -> None:
+    """Replace the layers in `model` by nodes of the custom operator."""
+    parts = zip(places, layers, numbers, strict=True)
+    replace(model, [(place, operator.node(layer, number, place.node, place.made)) for place, layer, number in parts])
+
+
+def _external_data(model: onnx.ModelProto) -> set[str]:
+    """Return the places of the files that hold the external data of a model."""
+    stored = [tensor for graph in graphs(model.graph) for tensor in graph.initializer]
+    return {entry.value for tensor in stored for entry in tensor.external_data if entry.key == "location"}
