@@ -8,8 +8,10 @@ import sys
 import textwrap
 import time
 
+import msgspec
 import pytest
 from support import records as made
+from support.records import VERDICT, ZEN3
 from support.strategies import operands
 from support.tolerances import assert_close
 
@@ -113,6 +115,7 @@ def test_a_directory_for_levels_and_microarchitectures(tmp_path):
 def test_microarchitectures_follow_the_logs_of_their_level(tmp_path):
     """Their own records come first, problem by problem."""
     znver4, log = get("znver4"), records.Log(tmp_path / "logs")
+    zen4 = msgspec.structs.replace(ZEN3, microarchitecture="zen4")
 
     def plan(problem, target, number):
         options = space(problem, get(target), algorithms=["direct_rows"])
@@ -121,8 +124,8 @@ def test_microarchitectures_follow_the_logs_of_their_level(tmp_path):
     def tried(problem, target, number):
         return records.Record(
             problem=problem.artifact_key, target=target, algorithm="direct_rows", knobs=plan(problem, target, number),
-            seconds=1.0, spread=0.0, runs=1, error="", threads=1, host="", sources="", commit="", seed=0, versions={},
-            when="2026-01-01T00:00:00",
+            seconds=1.0, spread=0.0, runs=1, error="", threads=1, host=zen4,
+            commit="", seed=0, versions={}, when="2026-01-01T00:00:00", **VERDICT,
         )  # fmt: skip
 
     log.merge([tried(SMALL, "x86-64-v4", 0), tried(OTHER, "x86-64-v4", 0), tried(OTHER, "znver4", 1)])

@@ -128,6 +128,8 @@ def cheap():
 def test_a_verdict_needs_these_kernels_the_default_beside_it_and_such_a_machine():
     verdict = record(SMALL, dear(), host=ZEN3, **VERDICT)
     assert choice_of(SMALL, verdict, machine="zen3")[0][0].schedule == dear()
+    of_device = msgspec.structs.replace(verdict, host="NVIDIA H100")  # its target says which machines are meant
+    assert choice_of(SMALL, of_device, machine=None)[0][0].schedule == dear()
     for change, machine, words in (
         ({"sources": "older"}, "zen3", "the record of this problem, made by other kernels"),
         ({"default_ratio": None}, "zen3", "the record of this problem"),
