@@ -302,11 +302,11 @@ def test_external_data_that_are_a_pipe(tmp_path):
         scan(path)
 
 
-@pytest.mark.parametrize("name", ["model.onnx", "model.xml", "model.json"])
-def test_files_with_a_hole(name, tmp_path):
+@pytest.mark.parametrize(("name", "most"), [("model.onnx", 1 << 31), ("model.xml", 1 << 28), ("model.json", 1 << 28)])
+def test_files_with_a_hole(name, most, tmp_path):
     with (tmp_path / name).open("wb") as file:
         file.truncate(1 << 40)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(SourceError, match=rf"source=.*{name}: must have at most 2147483648 bytes, not 1099511627776"):
+    with pytest.raises(SourceError, match=rf"source=.*{name}: must have at most {most} bytes, not 1099511627776"):
         scan(tmp_path / name)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
