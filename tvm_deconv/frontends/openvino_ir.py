@@ -20,7 +20,7 @@ import numpy as np
 
 from tvm_deconv.errors import ProblemError, SourceError
 from tvm_deconv.frontends.extents import Ranges, check_names, free_extents, samples
-from tvm_deconv.frontends.files import Constants, read_bytes
+from tvm_deconv.frontends.files import MOST_TEXT, Constants, read_bytes
 from tvm_deconv.frontends.folding import absorb
 from tvm_deconv.frontends.graph import ADD, BATCH_NORM, MULTIPLY, SUBTRACT, Graph, Node, arguments_of
 from tvm_deconv.frontends.layers import FoundLayer, uncovered
@@ -93,7 +93,7 @@ def scan_ir(path: Path, ranges: Ranges) -> list[FoundLayer]:
 def _read_xml(path: Path) -> ET.Element:
     """Return the root of the XML at `path`, which has no document type and no entities."""
     try:
-        text = read_bytes(path).decode("utf-8-sig")
+        text = read_bytes(path, MOST_TEXT).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SourceError("source", path, f"must be XML in UTF-8: {error}") from None
     if "\0" in text:  # expat would take it for UTF-16
