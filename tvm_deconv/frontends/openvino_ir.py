@@ -39,6 +39,7 @@ _ELEMENT_TYPES = {
 #: precision of a port -> dtype of a problem
 _PRECISIONS = {
     "FP16": "float16", "FP32": "float32", "FP64": "float64", "BF16": "bfloat16", "I8": "int8", "U8": "uint8",
+    "I32": "int32",
 }  # fmt: skip
 #: The most layers that a constant is followed through; it bounds cycles too.
 _LONGEST_PATH = 8
