@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,11 +34,12 @@ _READERS = {
 }
 
 
-def scan(source: object, inputs: Sequence[object] = ()) -> list[FoundLayer]:
+def scan(source: object, inputs: Sequence[object] | Mapping[str, object] = ()) -> list[FoundLayer]:
     """Return every transposed convolution of `source`, covered or not, under names that are unique.
 
     `source` is the path of an OpenVINO IR (.xml, with its .bin beside it), an ONNX model (.onnx) or a list of problems
-    (.json), or an nn.Module that is run once on `inputs`. Raises SourceError if it cannot be read.
+    (.json), or an nn.Module that is run once on `inputs`, its arguments or a mapping of its keyword arguments. Raises
+    SourceError if it cannot be read.
     """
     if not isinstance(source, (str, os.PathLike)):
         from tvm_deconv.frontends.torch import scan_module
