@@ -241,7 +241,8 @@ def test_key_file_that_is_a_link(signed, keys, tmp_path):
 def test_a_signature_does_not_prevent_an_older_directory(signed, keys, tmp_path):
     """Who can write the directory can put back what was signed before; a digest that is known otherwise prevents it."""
     older = shutil.copytree(signed, tmp_path / "older")
-    made.file(signed, made.PROBLEMS["float64"], ".json").unlink()
+    for suffix in (".so", ".json"):
+        made.file(signed, made.PROBLEMS["float64"], suffix).unlink()
     assert run("sign", signed, "--key", keys[0]).exit_code == 0
     newest = td.load(signed).digest
     works(signed, public_key=keys[1], digest=newest)

@@ -285,13 +285,14 @@ def test_storage_types(tmp_path, dtype):
     assert layer.bias.tolist() == [0.5, 0.25, 4.0]
 
 
-def test_integers_keep_their_nodes(tmp_path):
-    data = opset1.parameter((1, 4, 5, 6), np.int8)
-    filter = opset1.constant(RNG.integers(-9, 9, (4, 3, 2, 2)).astype(np.int8))
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])
+def test_integers_keep_their_nodes(tmp_path, dtype):
+    data = opset1.parameter((1, 4, 5, 6), np.dtype(dtype).type)
+    filter = opset1.constant(RNG.integers(0, 9, (4, 3, 2, 2)).astype(dtype))
     node = opset1.relu(opset1.convolution_backprop_data(data, filter, [2, 2]))
     (layer,) = scan(save(tmp_path, data, node))
-    assert (layer.problem.dtype, layer.problem.epilogue) == ("int8", Epilogue())
-    assert layer.filter.dtype == np.int8
+    assert (layer.problem.dtype, layer.problem.epilogue) == (dtype, Epilogue())
+    assert layer.filter.dtype == dtype
 
 
 def test_filter_that_is_an_input(tmp_path):

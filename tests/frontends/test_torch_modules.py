@@ -335,6 +335,44 @@ def test_inference_tensors():
     assert other.fused == ("1",)
 
 
+def test_keyword_arguments():
+    class Up(nn.ConvTranspose2d):
+        def forward(self, image, *, twice):
+            return super().forward(twice * image)
+
+    (layer,) = scan(Up(4, 6, 3).eval(), {"image": torch.randn(1, 4, 5, 6), "twice": 2})
+    assert layer.problem.data_shape == (1, 4, 5, 6)
+    for bad in (torch.randn(1, 4, 5, 6), "image"):
+        with pytest.raises(
+            SourceError, match="must be a sequence of the model's arguments, or a mapping of its keyword"
+        ):
+            scan(Up(4, 6, 3).eval(), bad)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_a_quantised_layer_is_reported():
+    from torch.ao import quantization
+
+    class Quantised(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enter, self.leave = quantization.QuantStub(), quantization.DeQuantStub()
+            self.up = nn.ConvTranspose1d(3, 4, 4)
+
+        def forward(self, x):
+            return self.leave(self.up(self.enter(x)))
+
+    module = Quantised()
+    module.qconfig = quantization.QConfig(quantization.default_observer, quantization.default_weight_observer)
+    quantization.prepare(module.eval(), inplace=True)
+    x = torch.randn(2, 3, 6)
+    module(x)
+    module = quantization.convert(module).eval()
+    (layer,) = scan(module, [x])
+    assert (layer.name, layer.operator, layer.problem) == ("up", type(module.up).__name__, None)
+    assert layer.reason.startswith("runs quantised, as quantized::conv_transpose1d: take the float model")
+
+
 def test_bad_sources():
     with pytest.raises(
         SourceError, match=r"training=True: must be False all over the module: call module.eval\(\) first"

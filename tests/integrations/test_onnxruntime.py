@@ -390,6 +390,8 @@ def test_the_operator_beside_the_artifacts(state, printed, library_for, tmp_path
     command = [sys.executable, "-c", WITHOUT_A_COMPILER, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == printed
+    written = library.write(tmp_path / "artifacts")
+    assert library.read(tmp_path / "artifacts") == written.read_bytes()
 
 
 def test_without_a_place_for_the_operator(library_for, monkeypatch, tmp_path):

@@ -12,6 +12,7 @@ import tvm_deconv as td
 from tvm_deconv import Epilogue, from_torch
 
 torch = pytest.importorskip("torch")
+packed = pytest.importorskip("tvm_deconv.torch.packed")
 F = torch.nn.functional
 
 LAYERS = {
@@ -133,9 +134,9 @@ def test_channels_last(directory, tmp_path, name):
         compiled = torch.compile(call, fullgraph=True, backend="aot_eager")(last, library)
         assert (compiled.stride(), torch.equal(compiled, output)) == (output.stride(), True)
         assert call(data, library).is_contiguous()
-    kept = td.torch.operator.held_layers[weight].values()
+    kept = packed.packed_of(weight)._layers.values()
     assert sorted(layer.problem.data_format for layer, _ in kept) == ["NCX", "NCX", "NCX", "NXC"]
-    handle = td.torch.operator.handle_of(library)
+    handle = packed.handle_of(library)
     axes = [attributes.get(key, default) for key, default in (("stride", 1), ("padding", 0), ("output_padding", 0))]
     axes = [axis if isinstance(axis, tuple) else (axis,) * problem.rank for axis in (*axes, problem.dilations)]
     numbers = (*(None,) * 5, 0.0, *map(list, axes), problem.groups, "none", handle, False, True)
@@ -147,9 +148,9 @@ def test_libraries_of_one_directory_stay_apart(directory):
     digest = td.load(directory).digest
     ways = [{}, {"fallback": "reference"}, {"fallback": ["compile", "reference"]}, {"digest": digest}]
     loaded = [td.load(directory, **way) for way in ways]
-    handles = [td.torch.operator.handle_of(library) for library in loaded]
-    assert [td.torch.operator._library(handle) for handle in handles] == loaded
-    assert handles[0] == td.torch.operator.handle_of(td.load(directory))
+    handles = [packed.handle_of(library) for library in loaded]
+    assert [packed.library_of(handle) for handle in handles] == loaded
+    assert handles[0] == packed.handle_of(td.load(directory))
     problem = LAYERS["2d"][0].replace(out_channels=7)
     data, weight, _ = tensors(problem)
     without, reference = (
@@ -164,11 +165,11 @@ def test_libraries_of_one_directory_stay_apart(directory):
 @pytest.mark.parametrize(("way", "kept"), [({}, ()), ({"fallback": ["compile", "reference"]}, ("reference",))])
 def test_another_process_has_the_same_library(directory, monkeypatch, way, kept):
     """It must not have been built again, so nothing is compiled for it either."""
-    monkeypatch.setattr(td.torch.operator, "libraries", {})
+    monkeypatch.setattr(packed, "libraries", {})
     library = td.load(directory, **way)
-    handle = td.torch.operator.handle_of(library)
-    td.torch.operator.libraries.clear()
-    found = td.torch.operator._library(handle)
+    handle = packed.handle_of(library)
+    packed.libraries.clear()
+    found = packed.library_of(handle)
     assert found is not library
     assert (found.digest, found.root, found.pinned) == (library.digest, library.root, True)
     assert tuple(fallback.name for fallback in found.fallbacks) == kept
@@ -189,7 +190,7 @@ class TestOnADevice:
         axes = [axis if isinstance(axis, tuple) else (axis,) * problem.rank for axis in (*axes, problem.dilations)]
 
         def call(library, fallback, device="cuda:0", weight_device=None):
-            handle = td.torch.operator.handle_of(library)
+            handle = packed.handle_of(library)
             numbers = (*(None,) * 5, 0.0, *map(list, axes), problem.groups, "none", handle, fallback, False)
             with FakeTensorMode(allow_non_fake_inputs=True):
                 data = torch.empty(problem.data_shape, device=device)
@@ -237,9 +238,9 @@ def test_no_artifact_is_an_error_unless_pytorch_was_asked_for(library, caplog):
         for _ in range(2):
             output = td.torch.conv_transpose(data, weight, stride=2, library=library, fallback="torch")
     assert torch.equal(output, F.conv_transpose1d(data, weight, stride=2))
-    assert [record.getMessage().split(":")[0] for record in caplog.records if "computes" in record.getMessage()] == [
-        f"PyTorch computes {from_torch((2, 4, 7), (4, 3, 4), stride=2).key}"
-    ]
+    (told,) = [record.getMessage() for record in caplog.records if "computes" in record.getMessage()]
+    assert told.startswith("PyTorch computes a transposed convolution")
+    assert from_torch((2, 4, 7), (4, 3, 4), stride=2).artifact_key in told
     with pytest.raises(td.ProblemError, match="fallback='reference': must be one of torch"):
         td.torch.conv_transpose(data, weight, stride=2, library=library, fallback="reference")
 
@@ -322,12 +323,19 @@ def test_a_filter_with_gradients_is_packed_on_every_call(library, binds):
     assert len(binds) == 2
 
 
-def test_inference_tensors_are_never_kept(library):
+def test_tensors_of_inference_mode_are_compared(library, binds):
+    """They have no version."""
     with torch.inference_mode():
         data, weight, bias = tensors(SMALL)
         for _ in range(2):
             assert_right(SMALL, small(data, weight, bias, library=library), data, weight, bias)
-            weight.mul_(2)
+        assert len(binds) == 1
+        weight.mul_(2)
+        assert_right(SMALL, small(data, weight, bias, library=library), data, weight, bias)
+        bias[0] = float("nan")
+        small(data, weight, bias, library=library)
+        small(data, weight, bias, library=library)
+        assert len(binds) == 3
 
 
 def test_what_is_kept_is_bounded(library, binds):
@@ -337,10 +345,110 @@ def test_what_is_kept_is_bounded(library, binds):
         for extent in [*range(10, 30), *range(22, 30)]:
             td.torch.conv_transpose(torch.randn(1, 4, extent), weight, library=library, fallback="torch")
     assert len(binds) == 20
-    assert len(td.torch.operator.held_layers[weight]) == td.torch.operator.MOST_LAYERS
-    count = len(td.torch.operator.held_layers)
+    assert len(packed.packed_of(weight)) == packed.MOST_LAYERS
+    count = len(packed._packed)
     del weight
-    assert len(td.torch.operator.held_layers) == count - 1
+    assert len(packed._packed) == count - 1
+
+
+def test_eager_calls_do_not_pass_the_dispatcher(library, monkeypatch):
+    data, weight, bias = tensors(SMALL)
+    expected = small(data, weight, bias, library=library)
+    monkeypatch.setattr(td.torch.operator, "_operator", None)
+    assert torch.equal(small(data, weight, bias, library=library), expected)
+    assert torch.equal(small(data.requires_grad_().detach(), weight, bias, library=library), expected)
+    with pytest.raises(TypeError):
+        small(data, weight, bias, library=library)
+    with torch.no_grad():
+        assert torch.equal(small(data, weight, bias, library=library), expected)
+
+
+def test_an_empty_batch_needs_no_artifact(library):
+    _, weight, bias = tensors(LAYERS["2d"][0])
+    data = torch.empty(0, 6, 9, 9)
+    output = td.torch.conv_transpose(data, weight, bias, **LAYERS["2d"][1], activation="relu", library=library)
+    assert output.shape == F.conv_transpose2d(data, weight, bias, **LAYERS["2d"][1]).shape
+
+
+# ---- where PyTorch computes ----
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64], ids=str)
+def test_types_that_artifacts_do_not_have(library, dtype):
+    data, weight, bias = (torch.arange(1, 1 + tensor.numel()).view(tensor.shape).to(dtype) for tensor in tensors(SMALL))
+    expected = F.conv_transpose1d(data, weight, bias, stride=2)
+    compiled = torch.compile(small, fullgraph=True, backend="aot_eager")
+    for call in (small, compiled):
+        assert torch.equal(call(data, weight, bias, library=library, fallback="torch"), expected)
+    with pytest.raises(td.ProblemError, match="dtype="):
+        small(data, weight, bias, library=library)
+
+
+def test_small_integers_without_an_artifact(library):
+    data, weight = torch.full((1, 2, 5), 100, dtype=torch.int8), torch.full((2, 3, 2), 100, dtype=torch.int8)
+    output = td.torch.conv_transpose(data, weight, library=library, fallback="torch")
+    assert (output.dtype, output.max().item()) == (torch.int32, 40000)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_is_pytorchs(library, compiled):
+    data, weight, bias = (tensor.float() for tensor in tensors(SMALL))
+
+    def call(data, weight, bias):
+        return small(data, weight, bias, library=library, fallback="torch", activation="gelu")
+
+    run = torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for given in (data, data.bfloat16()):
+            output = run(given, weight, bias)
+            expected = F.gelu(F.conv_transpose1d(given, weight, bias, stride=2))
+            assert output.dtype == torch.bfloat16
+            torch.testing.assert_close(output, expected)
+
+
+def test_a_broken_artifact_is_told_and_pytorch_computes(tmp_path, caplog):
+    made.export(tmp_path, [SMALL])
+    library = td.load(tmp_path)
+    made.file(tmp_path, SMALL, ".so").write_bytes(b"")
+    data, weight, bias = tensors(SMALL)
+    with caplog.at_level("WARNING", "tvm_deconv"):
+        output = small(data, weight, bias, library=library, fallback="torch")
+    torch.testing.assert_close(output, F.conv_transpose1d(data, weight, bias, stride=2))
+    assert "PyTorch computes" in caplog.text
+    with pytest.raises(td.IntegrityError):
+        small(data, weight, bias, library=library)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("activation", ["none", "gelu"])
+def test_forward_mode(library, activation):
+    arguments = tensors(SMALL)
+    tangents = tensors(SMALL, seed=1)
+
+    def call(*arguments):
+        return small(*arguments, library=library, activation=activation)
+
+    def plain(*arguments):
+        output = F.conv_transpose1d(*arguments, stride=2)
+        return F.gelu(output) if activation == "gelu" else output
+
+    for expected, got in zip(
+        torch.func.jvp(plain, tuple(arguments), tuple(tangents)),
+        torch.func.jvp(call, tuple(arguments), tuple(tangents)),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, expected)
+    with torch.autograd.forward_ad.dual_level(), torch.no_grad():
+        duals = [torch.autograd.forward_ad.make_dual(*both) for both in zip(arguments, tangents, strict=True)]
+        tangent = torch.autograd.forward_ad.unpack_dual(call(*duals)).tangent
+    torch.testing.assert_close(tangent, torch.func.jvp(plain, tuple(arguments), tuple(tangents))[1])
+
+
+def test_vmap(library):
+    data, weight, bias = tensors(SMALL)
+    many = torch.stack([data, 2 * data])
+    output = torch.func.vmap(lambda data: small(data, weight, bias, library=library))(many)
+    torch.testing.assert_close(output, torch.stack([F.conv_transpose1d(each, weight, bias, stride=2) for each in many]))
 
 
 # ---- gradients ----
@@ -372,11 +480,44 @@ def test_only_the_gradients_that_are_needed(library):
 def test_operator_check(library, activation):
     arguments = [tensor.requires_grad_() for tensor in tensors(SMALL)]
     text = str(with_bias(Epilogue(activation=activation)))
-    numbers = (*(None,) * 4, 0.0, [2], [0], [0], [1], 1, text, td.torch.operator.handle_of(library), False, True)
+    numbers = (*(None,) * 4, 0.0, [2], [0], [0], [1], 1, text, packed.handle_of(library), False, True)
     torch.library.opcheck(td.torch.operator._operator, (*arguments, *numbers))
 
 
 # ---- compiled and exported ----
+
+
+MISTAKES = {
+    "channels": {"input": torch.zeros(1, 3, 3, dtype=torch.float64)},
+    "rank": {"input": torch.zeros(1, 2, 3, 3, dtype=torch.float64)},
+    "rank of the filter": {"weight": torch.zeros(2, 2, dtype=torch.float64)},
+    "groups": {"groups": 0},
+    "groups that do not divide": {"groups": 3},
+    "type of the filter": {"weight": torch.zeros(2, 2, 3)},
+    "shape of the bias": {"bias": torch.zeros(3, dtype=torch.float64)},
+    "type of the bias": {"bias": torch.zeros(2)},
+    "output_padding": {"output_padding": 2},
+    "padding": {"padding": 9},
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_fake_kernel_checks_what_a_call_checks(library, mistake):
+    """In the same words, so that no program is exported that can not run."""
+    arguments = dict(zip(("input", "weight", "bias"), tensors(SMALL), strict=True)) | {"stride": 2}
+    arguments |= MISTAKES[mistake]
+
+    class Program(torch.nn.Module):
+        def forward(self, input, weight, bias):
+            others = {key: value for key, value in arguments.items() if key not in ("input", "weight", "bias")}
+            return td.torch.conv_transpose(input, weight, bias, **others, library=library)
+
+    given = tuple(arguments[key] for key in ("input", "weight", "bias"))
+    with pytest.raises((td.ProblemError, td.TensorError)) as eager:
+        Program()(*given)
+    with pytest.raises(Exception) as exported:  # noqa: PT011 (torch.export wraps it)
+        torch.export.export(Program(), given)
+    assert str(eager.value) in str(exported.value)
 
 
 class Net(torch.nn.Module):
@@ -425,7 +566,7 @@ def test_export(library, tmp_path, monkeypatch):
         torch.ops.tvm_deconv.conv_transpose.default
     ]
     torch.export.save(program, tmp_path / "net.pt2")
-    monkeypatch.setattr(td.torch.operator, "libraries", {})  # as in another process
+    monkeypatch.setattr(packed, "libraries", {})  # as in another process
     read = torch.export.load(tmp_path / "net.pt2").module()
     assert torch.equal(read(x), net(x))
 
@@ -434,7 +575,7 @@ def test_an_exported_program_wants_its_artifacts(directory, tmp_path, monkeypatc
     copy = shutil.copytree(directory, tmp_path / "copy")
     x = torch.randn(SMALL.data_shape, dtype=torch.float64)
     program = torch.export.export(Net(td.load(copy)), (x,)).module()
-    monkeypatch.setattr(td.torch.operator, "libraries", {})
+    monkeypatch.setattr(packed, "libraries", {})
     made.file(copy, SMALL.replace(epilogue=Epilogue(True, "tanh")), ".json").unlink()
     with pytest.raises(td.IntegrityError, match="digest="):
         program(x)

@@ -172,6 +172,7 @@ def test_canonical_filter_of_a_strided_array_is_a_view():
         ("bfloat16", 2, "float32", "bfloat16"),
         ("int8", 1, "int32", "int32"),
         ("uint8", 1, "int32", "int32"),
+        ("int32", 4, "int32", "int32"),
     ],
 )
 def test_types(dtype, bytes, accumulate, output):

@@ -228,6 +228,35 @@ def test_many_scales_of_a_large_filter(tmp_path):
     np.testing.assert_allclose(layer.filter, np.float32(np.float64(np.float32(1.001)) ** 300), rtol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["a slope", "a scale that overflows"])
+def test_many_layers_that_share_a_large_constant(kind, monkeypatch, tmp_path):
+    """What a constant means is found once, and work on a filter counts as memory does."""
+    monkeypatch.setattr("tvm_deconv.frontends.files._MOST_CONSTANTS", 200 << 20)
+    count = 2000
+    constants = {"f": np.full((2, 1 << 12, 4, 4), 9, np.float32), "s": np.full((1 << 12, 1, 1), 3e38, np.float32)}
+    if kind == "a slope":
+        constants = {"f": np.ones((2, 2, 1, 1), np.float32), "s": np.full(1 << 20, 0.5, np.float32)}
+    nodes = []
+    for i in range(count):
+        nodes.append(helper.make_node("ConvTranspose", ["x", "f"], [f"u{i}"], f"up{i}"))
+        nodes.append(helper.make_node("PRelu" if kind == "a slope" else "Mul", [f"u{i}", "s"], [f"y{i}"]))
+    graph = helper.make_graph(
+        nodes,
+        "model",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 2, 2, 2))],
+        [onnx.ValueInfoProto(name=f"y{i}") for i in range(count)],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=OPSETS[:1], ir_version=10), tmp_path / "model.onnx")
+    before = time.process_time()
+    if kind == "a slope":
+        assert len(scan(tmp_path / "model.onnx")) == count
+    else:
+        with pytest.raises(SourceError, match="all constants of the layers and their scaled copies together"):
+            scan(tmp_path / "model.onnx")
+    assert time.process_time() - before < SECONDS
+
+
 # ---- what is no file ----
 
 
@@ -273,11 +302,11 @@ def test_external_data_that_are_a_pipe(tmp_path):
         scan(path)
 
 
-@pytest.mark.parametrize("name", ["model.onnx", "model.xml", "model.json"])
-def test_files_with_a_hole(name, tmp_path):
+@pytest.mark.parametrize(("name", "most"), [("model.onnx", 1 << 31), ("model.xml", 1 << 28), ("model.json", 1 << 28)])
+def test_files_with_a_hole(name, most, tmp_path):
     with (tmp_path / name).open("wb") as file:
         file.truncate(1 << 40)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(SourceError, match=rf"source=.*{name}: must have at most 2147483648 bytes, not 1099511627776"):
+    with pytest.raises(SourceError, match=rf"source=.*{name}: must have at most {most} bytes, not 1099511627776"):
         scan(tmp_path / name)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10

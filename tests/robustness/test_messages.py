@@ -123,20 +123,23 @@ def problem(**changes):
         (lambda: openvino(data_format="NHWC"), "data_format='NHWC': must be one of NCX, NXC"),
         (
             lambda: openvino(dtype="bool"),
-            "dtype='bool': must be one of float32, float64, float16, bfloat16, int8, uint8",
+            "dtype='bool': must be one of float32, float64, float16, bfloat16, int8, uint8, int32",
         ),
-        (lambda: openvino(dtype="f32"), "dtype='f32': must be one of float32, float64, float16, bfloat16, int8, uint8"),
         (
-            lambda: openvino(dtype="int32"),
-            "dtype='int32': must be one of float32, float64, float16, bfloat16, int8, uint8",
+            lambda: openvino(dtype="f32"),
+            "dtype='f32': must be one of float32, float64, float16, bfloat16, int8, uint8, int32",
+        ),
+        (
+            lambda: openvino(dtype="int16"),
+            "dtype='int16': must be one of float32, float64, float16, bfloat16, int8, uint8, int32",
         ),
         (
             lambda: openvino(dtype=np.dtype("float32")),
-            "dtype=dtype('float32'): must be one of float32, float64, float16, bfloat16, int8, uint8",
+            "dtype=dtype('float32'): must be one of float32, float64, float16, bfloat16, int8, uint8, int32",
         ),
         (
             lambda: openvino(dtype=np.float32),
-            "dtype=<class 'numpy.float32'>: must be one of float32, float64, float16, bfloat16, int8, uint8",
+            "dtype=<class 'numpy.float32'>: must be one of float32, float64, float16, bfloat16, int8, uint8, int32",
         ),
         (lambda: openvino(epilogue="relu"), "epilogue='relu': must be an Epilogue"),
         (lambda: openvino(epilogue=None), "epilogue=None: must be an Epilogue"),

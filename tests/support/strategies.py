@@ -28,7 +28,7 @@ _LARGEST = {1: (41, 9, 9, 5), 2: (9, 5, 5, 3), 3: (5, 3, 4, 3)}
 
 @st.composite
 def epilogues(draw, dtype="float32"):
-    integer = dtype in ("int8", "uint8")
+    integer = dtype in ("int8", "uint8", "int32")
     activation = draw(st.sampled_from([a.name for a in ACTIVATIONS.values() if a.integers or not integer]))
     number = st.integers(-1000, 1000) if integer else st.floats(-4, 4, width=32)
     minimum, maximum = sorted((draw(number), draw(number)))
@@ -101,13 +101,13 @@ def storage_dtype(name):
 
 
 def operands(p, seed=0):
-    """(data, filter, bias or None) for `p`: normal numbers, or any integers, in the types that `p` takes."""
+    """(data, filter, bias or None) for `p`: normal numbers, or integers whose sums fit, in the types that `p` takes."""
     rng = np.random.default_rng(seed)
 
     def array(shape, dtype):
         if np.issubdtype(dtype, np.integer):
-            bound = np.iinfo(dtype) if dtype.itemsize == 1 else np.iinfo(np.int16)
-            return rng.integers(bound.min, bound.max, shape, dtype, endpoint=True)
+            least, most = (np.iinfo(dtype).min, np.iinfo(dtype).max) if dtype.itemsize == 1 else (-1023, 1023)
+            return rng.integers(least, most, shape, dtype, endpoint=True)
         return rng.standard_normal(shape).astype(dtype)
 
     kept = storage_dtype(p.dtype)

@@ -39,13 +39,17 @@ _READERS = {
 
 
 def scan(
-    source: object, inputs: Sequence[object] = (), *, extents: Mapping[str, tuple[int, int]] | None = None
+    source: object,
+    inputs: Sequence[object] | Mapping[str, object] = (),
+    *,
+    extents: Mapping[str, tuple[int, int]] | None = None,
 ) -> list[FoundLayer]:
     """Return every transposed convolution of `source`, covered or not, under names that are unique.
 
     `source` is the path of an OpenVINO IR (.xml, with its .bin beside it), an ONNX model (.onnx) or a list of problems
-    (.json), or an nn.Module that is run once on `inputs`. `extents` are ranges of extents that a model leaves free, by
-    their names or as ``input.axis``; the layers get buckets from them. Raises SourceError if it cannot be read.
+    (.json), or an nn.Module that is run once on `inputs`, its arguments or a mapping of its keyword arguments.
+    `extents` are ranges of extents that a model leaves free, by their names or as ``input.axis``; the layers get
+    buckets from them. Raises SourceError if it cannot be read.
     """
     ranges = checked_ranges(extents or {})
     if not isinstance(source, (str, os.PathLike)):

@@ -17,7 +17,9 @@ from tvm_deconv.frontends.packages import cast
 from tvm_deconv.problem import Array
 
 #: Most bytes of a file that is read as a whole: what a message of protobuf may have.
-_MOST_BYTES = 1 << 31
+MOST_BYTES = 1 << 31
+#: Most bytes of a text, whose tree in memory is ten times as large.
+MOST_TEXT = 1 << 28
 #: Most bytes of all constants of a source's layers together, with their casts and scaled copies.
 _MOST_CONSTANTS = 1 << 32
 
@@ -41,11 +43,11 @@ def _regular(path: Path) -> Iterator[tuple[BinaryIO, int]]:
         raise SourceError("source", path, f"must be a file that can be read ({why})") from None
 
 
-def read_bytes(path: Path) -> bytes:
-    """Return the whole file, of at most 2 GiB."""
+def read_bytes(path: Path, most: int) -> bytes:
+    """Return the whole file, of at most `most` bytes."""
     with _regular(path) as (file, size):
-        if size > _MOST_BYTES:
-            raise SourceError("source", path, f"must have at most {_MOST_BYTES} bytes, not {size}")
+        if size > most:
+            raise SourceError("source", path, f"must have at most {most} bytes, not {size}")
         return file.read(size)
 
 

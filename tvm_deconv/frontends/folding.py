@@ -34,7 +34,7 @@ def absorb(layer: FoundLayer, steps: Iterable[Step], take: Callable[[int], None]
     known = layer.bias is not None or not epilogue.bias
     scale = np.ones(problem.bias_shape)
     shift = np.zeros(problem.bias_shape) if layer.bias is None else layer.bias.astype(np.float64)
-    largest = functools.cache(lambda: _largest(problem, layer.filter))
+    largest = functools.cache(lambda: _largest(problem, layer.filter, take))
     for step in steps:
         if step.scale is not None or step.shift is not None:
             affine = _then(scale, shift, step)
@@ -77,10 +77,11 @@ def _fits(largest: Callable[[], Array | None], problem: Problem, step: Step, sca
     return elements is not None and bool(np.all(np.isfinite((elements * scale).astype(numpy_dtype(problem.dtype)))))
 
 
-def _largest(problem: Problem, filter: Array | None) -> Array | None:
+def _largest(problem: Problem, filter: Array | None, take: Callable[[int], None]) -> Array | None:
     """Return the largest finite magnitude of the filter for each output channel, in float64."""
     if filter is None:
         return None
+    take(filter.nbytes)
     canonical = problem.canonical_filter(filter)
     magnitudes: Array = np.where(np.isfinite(canonical), np.abs(canonical), 0)
     largest: Array = magnitudes.max(axis=(1, *range(3, canonical.ndim)))

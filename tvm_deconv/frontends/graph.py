@@ -85,6 +85,7 @@ class Graph:
 
     def __init__(self, nodes: Iterable[Node], constant: Callable[[Hashable], Array | None]) -> None:
         self._constant = constant
+        self._equal: dict[int, tuple[Array, float | None]] = {}  # by the id of the array, which stays alive
         self._users: defaultdict[Hashable, list[Node]] = defaultdict(list)
         for node in nodes:
             for tensor in node.inputs:
@@ -122,7 +123,7 @@ class Graph:
         return product.output, Step(nodes, activation=Epilogue(activation=name))
 
     def _step(self, node: Node, tensor: Hashable, rank: int, channels: int) -> Step | None:
-        if node.inputs.count(tensor) != 1:
+        if not node.op or node.inputs.count(tensor) != 1:  # in this order: the outputs of a model may be many
             return None
         if node.op in ACTIVATIONS:
             return self._activation(node, tensor)
@@ -132,7 +133,7 @@ class Graph:
             return None
         if node.op == BATCH_NORM and node.inputs[0] == tensor:
             return batch_norm_step(node.name, constants, node.numbers["epsilon"], channels)
-        if node.op not in (ADD, SUBTRACT, MULTIPLY) or (node.op == SUBTRACT and node.inputs[0] != tensor):
+        if node.op == BATCH_NORM or (node.op == SUBTRACT and node.inputs[0] != tensor):
             return None
         values = _per_channel(constants[0], rank, channels) if len(constants) == 1 else None
         if values is None:
@@ -141,25 +142,26 @@ class Graph:
             return Step((node.name,), scale=values)
         return Step((node.name,), shift=values if node.op == ADD else -values)
 
+    def _all_equal(self, constant: Array | None) -> float | None:
+        """Return the value that all elements of `constant` have, or None if they differ or are very many."""
+        if constant is None or not 0 < constant.size <= _MOST_SLOPES:
+            return None
+        if id(constant) not in self._equal:
+            values = np.unique(constant.astype(np.float64)).tolist()
+            self._equal[id(constant)] = constant, float(values[0]) if len(values) == 1 else None
+        return self._equal[id(constant)][1]
+
     def _activation(self, node: Node, tensor: Hashable) -> Step | None:
         if node.inputs[0] != tensor:
             return None
         numbers = dict(node.numbers)
         for operand, argument in node.operands:
-            value = _all_equal(self._constant(operand))
+            value = self._all_equal(self._constant(operand))
             if value is None or (argument.parameter is None and value != argument.default):
                 return None
             if argument.parameter is not None:
                 numbers[argument.parameter] = value
         return _activation_step(node.name, node.op, numbers)
-
-
-def _all_equal(constant: Array | None) -> float | None:
-    """Return the value that all elements of `constant` have, or None if they differ or are very many."""
-    if constant is None or not 0 < constant.size <= _MOST_SLOPES:
-        return None
-    values = np.unique(constant.astype(np.float64)).tolist()
-    return float(values[0]) if len(values) == 1 else None
 
 
 def _activation_step(node: str, activation: str, numbers: Mapping[str, float]) -> Step | None:

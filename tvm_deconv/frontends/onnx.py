@@ -18,7 +18,7 @@ import numpy as np
 
 from tvm_deconv.errors import ProblemError, SourceError
 from tvm_deconv.frontends.extents import Ranges, check_names, free_extents, samples
-from tvm_deconv.frontends.files import Constants, from_bytes, read_bytes
+from tvm_deconv.frontends.files import MOST_BYTES, Constants, from_bytes, read_bytes
 from tvm_deconv.frontends.folding import absorb
 from tvm_deconv.frontends.graph import ADD, BATCH_NORM, MULTIPLY, SUBTRACT, Graph, Node, arguments_of
 from tvm_deconv.frontends.layers import FoundLayer, uncovered
@@ -84,7 +84,7 @@ def read_model(path: Path) -> onnx.ModelProto:
 
     Raises SourceError if it cannot be read.
     """
-    content = read_bytes(path)
+    content = read_bytes(path, MOST_BYTES)
     with _native_errors(path):
         model = onnx.load_model_from_string(content)
         if model.functions:

@@ -20,7 +20,7 @@ import numpy as np
 
 from tvm_deconv.errors import ProblemError, SourceError
 from tvm_deconv.frontends.extents import Ranges, check_names, free_extents, samples
-from tvm_deconv.frontends.files import Constants, read_bytes
+from tvm_deconv.frontends.files import MOST_TEXT, Constants, read_bytes
 from tvm_deconv.frontends.folding import absorb
 from tvm_deconv.frontends.graph import ADD, BATCH_NORM, MULTIPLY, SUBTRACT, Graph, Node, arguments_of
 from tvm_deconv.frontends.layers import FoundLayer, uncovered
@@ -39,6 +39,7 @@ _ELEMENT_TYPES = {
 #: precision of a port -> dtype of a problem
 _PRECISIONS = {
     "FP16": "float16", "FP32": "float32", "FP64": "float64", "BF16": "bfloat16", "I8": "int8", "U8": "uint8",
+    "I32": "int32",
 }  # fmt: skip
 #: The most layers that a constant is followed through; it bounds cycles too.
 _LONGEST_PATH = 8
@@ -93,7 +94,7 @@ def scan_ir(path: Path, ranges: Ranges) -> list[FoundLayer]:
 def _read_xml(path: Path) -> ET.Element:
     """Return the root of the XML at `path`, which has no document type and no entities."""
     try:
-        text = read_bytes(path).decode("utf-8-sig")
+        text = read_bytes(path, MOST_TEXT).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SourceError("source", path, f"must be XML in UTF-8: {error}") from None
     if "\0" in text:  # expat would take it for UTF-16

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_deconv.errors import ProblemError, SourceError
-from tvm_deconv.frontends.files import read_bytes
+from tvm_deconv.frontends.files import MOST_TEXT, read_bytes
 from tvm_deconv.frontends.layers import FoundLayer
 from tvm_deconv.frontends.packages import missing_package
 from tvm_deconv.problem import Epilogue, Problem
@@ -48,7 +48,7 @@ class _Entry(msgspec.Struct, kw_only=True):
 
 def scan_list(path: Path) -> list[FoundLayer]:
     """Return the problems of the list at `path`; raise SourceError at the first entry that is no problem."""
-    content = read_bytes(path)
+    content = read_bytes(path, MOST_TEXT)
     try:
         entries = msgspec.json.decode(content, type=list[dict[str, Any]])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

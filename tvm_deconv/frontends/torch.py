@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import re
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -48,49 +49,89 @@ _ARITHMETIC = {"add": ADD, "sub": SUBTRACT, "mul": MULTIPLY}
 _ACTIVATIONS = {
     operator.name: (name, operator) for name, activation in ACTIVATIONS.items() for operator in activation.torch
 }
+#: The names of transposed convolutions in namespaces besides PyTorch's own.
+_TRANSPOSED = re.compile("conv_?transpose|convolution_transpose")
 #: The forms of batch normalisation: each begins with data, gamma, beta, mean, variance and ends with epsilon.
 _BATCH_NORM = ("native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit_no_training")
 
 
+#: What a model is called with: its arguments, or its keyword arguments by name.
+Inputs: TypeAlias = Sequence[object] | Mapping[str, object]
+
+
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The layers of a run, in its order; `runs` counts by name the nodes that an epilogue could hold."""
+    """The layers of all runs, in their order; `runs` counts by name the nodes that an epilogue could hold.
+
+    `bare` are the problems of the layers without what follows them. `bodies` has the modules that are a chain of
+    operators from their only argument to their result, with the names of these.
+    """
 
     layers: list[FoundLayer]
     runs: Counter[str]
+    bare: list[Problem | None]
+    bodies: dict[str, tuple[str, ...]]
 
 
-def scan_module(module: object, inputs: Sequence[object]) -> list[FoundLayer]:
+def scan_module(module: object, inputs: Inputs) -> list[FoundLayer]:
     """Return the transposed convolutions that ``module(*inputs)`` runs, in the order of the calls.
 
-    The module must be in evaluation mode; it is run once, without gradients, and left as it was.
+    A mapping of `inputs` gives keyword arguments. The module must be in evaluation mode; it is run once, without
+    gradients, and left as it was.
     """
     return trace(module, inputs).layers
 
 
-def trace(module: object, inputs: Sequence[object]) -> Trace:
-    """Run ``module(*inputs)`` and return the layers and the counts of nodes; raises SourceError as `scan_module`."""
+def trace(module: object, *examples: Inputs) -> Trace:
+    """Run the module on each of the `examples` and return the layers and the counts of nodes.
+
+    Raises SourceError as `scan_module`.
+    """
     if not isinstance(module, nn.Module):
         raise SourceError("source", type(module).__name__, "must be a path or an nn.Module")
     if any(part.training for part in module.modules()):
         raise SourceError("training", True, "must be False all over the module: call module.eval() first")
-    names = {part: name or type(part).__name__ for name, part in module.named_modules()}
-    recorder = _Recorder([*module.parameters(), *module.buffers()], (names.pop(module), module))
-    with torch.no_grad(), recorder, _watched(names, recorder.stack):
-        outputs = module(*inputs)
-    # The program gets the outputs, also inside an object; the modules keep their attributes.
-    objects = [vars(leaf) for leaf in tree_leaves(outputs) if hasattr(leaf, "__dict__")]
-    return recorder.trace([outputs, objects, [vars(part) for part in module.modules()]])
+    layers: list[FoundLayer] = []
+    runs = Counter[str]()
+    bare: list[Problem | None] = []
+    bodies: dict[str, set[tuple[str, ...]]] = {}
+    for arguments, keywords in map(arguments_in, examples):
+        names = {part: name or type(part).__name__ for name, part in module.named_modules()}
+        recorder = _Recorder([*module.parameters(), *module.buffers()], (names.pop(module), module))
+        with torch.no_grad(), recorder, _watched(names, recorder):
+            outputs = module(*arguments, **keywords)
+        # The program gets the outputs, also inside an object; the modules keep their attributes.
+        objects = [vars(leaf) for leaf in tree_leaves(outputs) if hasattr(leaf, "__dict__")]
+        traced = recorder.trace([outputs, objects, [vars(part) for part in module.modules()]])
+        layers += traced.layers
+        runs += traced.runs
+        bare += traced.bare
+        for name, several in recorder.bodies.items():
+            bodies.setdefault(name, set()).update(several)
+    alike = {name: body for name, (body, *others) in bodies.items() if body and not others}
+    return Trace(layers, runs, bare, alike)
+
+
+def arguments_in(inputs: Inputs) -> tuple[Sequence[object], Mapping[str, object]]:
+    """Return the positional and keyword arguments that `inputs` are. Raises SourceError."""
+    if isinstance(inputs, Mapping):
+        return (), inputs
+    if isinstance(inputs, Sequence) and not isinstance(inputs, str):
+        return inputs, {}
+    rule = "must be a sequence of the model's arguments, or a mapping of its keyword arguments"
+    raise SourceError("inputs", type(inputs).__name__, rule)
 
 
 @contextlib.contextmanager
-def _watched(names: Mapping[nn.Module, str], stack: list[tuple[str, nn.Module]]) -> Iterator[None]:
-    """Keep in `stack` the modules that are running inside the whole, the innermost last."""
+def _watched(names: Mapping[nn.Module, str], recorder: _Recorder) -> Iterator[None]:
+    """Tell `recorder` which modules are running inside the whole."""
     with contextlib.ExitStack() as hooks:
         for part in names:
             if not isinstance(part, torch.jit.ScriptModule):  # those take no hooks
-                before = part.register_forward_pre_hook(lambda part, _: stack.append((names[part], part)))
-                after = part.register_forward_hook(lambda *_: stack.__delitem__(-1), always_call=True)
+                before = part.register_forward_pre_hook(lambda part, _: recorder.enter(names[part], part))
+                after = part.register_forward_hook(
+                    lambda _, *called: recorder.leave(*called), with_kwargs=True, always_call=True
+                )
                 hooks.callback(before.remove)
                 hooks.callback(after.remove)
         yield
@@ -105,7 +146,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, constants: Sequence[torch.Tensor], whole: tuple[str, nn.Module]) -> None:
         super().__init__()
         self.stack = [whole]
+        self.bodies: dict[str, set[tuple[str, ...]]] = {}
         self._nodes: list[Node] = []
+        self._begins: list[int] = []
         self._layers: list[tuple[Hashable, FoundLayer]] = []
         self._values: dict[Hashable, Array] = {}
         self._count = itertools.count()
@@ -131,6 +174,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         if called == "convolution" and args[6]:
             called = f"conv_transpose{args[0].dim() - 2}d"
             layer = self._layer(called, *args)
+        elif "::" in called and _TRANSPOSED.search(called):
+            layer = self._foreign(called)
         output = func(*args, **kwargs)
         made = _tensors(output)
         fixed = bool(tensors) and all(map(self._is_constant, tensors))
@@ -151,6 +196,22 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             self._layers.append((key, layer))
         return output
 
+    def enter(self, name: str, part: nn.Module) -> None:
+        """Let `part` be the innermost module that runs."""
+        self.stack.append((name, part))
+        self._begins.append(len(self._nodes))
+
+    def leave(self, arguments: tuple[object, ...], keywords: Mapping[str, object], output: object) -> None:
+        """End the innermost module; keep the names of its nodes if they lead from its only argument to its output."""
+        name, _ = self.stack.pop()
+        nodes = self._nodes[self._begins.pop() :]
+        body: tuple[str, ...] = ()
+        if len(arguments) == 1 and not keywords and isinstance(output, torch.Tensor) and nodes:
+            numbers = [self._numbers.get(tensor) for tensor in _tensors(arguments)]
+            taken = [key[0] for key in nodes[0].inputs if isinstance(key, tuple)] == numbers[:1]
+            body = tuple(node.name for node in nodes) if taken and nodes[-1].output == self._key(output) else ()
+        self.bodies.setdefault(name, set()).add(body)
+
     def trace(self, left: object) -> Trace:
         """Return the layers with their epilogues, after the run; `left` holds the tensors that others may use."""
         results = Node("", "", tuple(map(self._key, _tensors(left))), None)
@@ -159,7 +220,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         for tensor, layer in self._layers:
             p = layer.problem
             layers.append(layer if p is None else absorb(layer, graph.steps(tensor, p.rank + 2, *p.bias_shape)))
-        return Trace(layers, Counter(node.name for node in self._nodes if node.op))
+        runs = Counter(node.name for node in self._nodes if node.op)
+        return Trace(layers, runs, [layer.problem for _, layer in self._layers], {})
 
     def _key(self, tensor: torch.Tensor) -> Hashable:
         if tensor not in self._numbers:
@@ -198,6 +260,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             return name
         return f"{called}()" if len(self.stack) == 1 else f"{name}.{called}()"
 
+    def _foreign(self, called: str) -> FoundLayer:
+        """Return the layer of an operator that is not PyTorch's own, which is not covered."""
+        name, part = self.stack[-1]
+        kind = type(part).__name__
+        is_layer = "ConvTranspose" in kind
+        return uncovered(name if is_layer else self._name(called), kind if is_layer else called, _reason_of(called))
+
     def _layer(
         self,
         called: str,
@@ -224,7 +293,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
                 output_padding=output_padding,
                 groups=groups,
                 dilation=dilation,
-                dtype=str(data.dtype).removeprefix("torch."),
+                dtype=dtype_name(data),
                 epilogue=Epilogue(bias=bias is not None),
             ).replace(data_format="NXC" if channels_last(data) else "NCX")
         except ProblemError as error:
@@ -236,11 +305,25 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         )
 
 
+def _reason_of(called: str) -> str:
+    """Return the reason why the operator `called` of another namespace is not covered."""
+    if called.startswith("tvm_deconv::"):
+        return "is computed by an artifact already"
+    if called.startswith("quantized::"):
+        return f"runs quantised, as {called}: take the float model, before torch.ao.quantization.convert"
+    return f"runs as {called}, which is no operator of plain PyTorch: take the model before it was converted"
+
+
 def memory_format(tensor: torch.Tensor) -> torch.memory_format:
     """Return the format of a result for `tensor`, of shape ``[N, C, *X]``: channels last if `tensor` has that alone."""
     form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
-    last = tensor.is_contiguous(memory_format=form) and not tensor.is_contiguous()
+    last = not tensor.is_contiguous() and tensor.is_contiguous(memory_format=form)
     return form if last else torch.contiguous_format
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Return the name of the dtype of `tensor`, as problems have it."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def channels_last(tensor: torch.Tensor) -> bool:

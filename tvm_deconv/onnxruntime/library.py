@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 
 from tvm_deconv.artifact import files
@@ -22,8 +21,11 @@ _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthr
 
 
 def _stem() -> str:
-    """Return the beginning of the library's file name: a digest of what it is made of is part of it."""
-    parts = [*(path.read_bytes() for path in _SOURCES), repr(_FLAGS).encode(), version("apache-tvm-ffi").encode()]
+    """Return the beginning of the library's file name: a digest of its sources is part of it.
+
+    As in artifacts, the interface of tvm_ffi is the same in all versions of that package.
+    """
+    parts = [*(path.read_bytes() for path in _SOURCES), repr(_FLAGS).encode()]
     return f"tvm_deconv_operators.{hashlib.sha256(b''.join(parts)).hexdigest()[:16]}"
 
 
@@ -46,14 +48,15 @@ def write(folder: Path) -> Path:
 
     Raises CompilerNotFound, BuildError.
     """
-    content = read(folder) or _compiled()
-    path = folder / _name(content)
-    if not path.exists():
-        files.write(path, content)
-    return path
+    content = read(folder)
+    if content is None:
+        content = compiled()
+        files.write(folder / _name(content), content)
+    return folder / _name(content)
 
 
-def _compiled() -> bytes:
+def compiled() -> bytes:
+    """Return the library, compiled now. Raises CompilerNotFound, BuildError."""
     from tvm_deconv.compiler.launcher import find_compiler
     from tvm_deconv.compiler.toolchain import run_compiler
 

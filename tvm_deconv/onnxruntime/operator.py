@@ -51,7 +51,7 @@ class _Facts(ctypes.Structure):
 
 
 class _Operators:
-    """The library, once it is compiled."""
+    """The library, once it is loaded."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -75,14 +75,11 @@ def load(beside: Path | None = None) -> ctypes.CDLL:
     """
     with _operators.lock:
         if _operators.library is None:
+            content = (library.read(beside) if beside else None) or library.compiled()
             folder = Path(tempfile.mkdtemp(prefix="tvm_deconv-"))  # as long as the process: options name the file
             atexit.register(_remove, folder, os.getpid())
-            content = library.read(beside) if beside else None
-            if content is None:
-                path = library.write(folder)
-            else:
-                path = folder / "operators.so"
-                path.write_bytes(content)
+            path = folder / "operators.so"
+            path.write_bytes(content)
             _operators.library = _loaded(path)
         return _operators.library
 

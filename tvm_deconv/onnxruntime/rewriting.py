@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Mapping, MutableSequence, Sequence
 from typing import Any
 
 import onnx
@@ -19,7 +19,10 @@ def replace(model: onnx.ModelProto, replacements: Sequence[tuple[Place, onnx.Nod
 
     Initializers that a layer has read are constants from then on: they are no inputs of the model any more.
     """
-    read = {name for place, node in replacements for name in _put(place, node)}
+    by_graph: defaultdict[int, list[tuple[Place, onnx.NodeProto]]] = defaultdict(list)
+    for place, node in replacements:
+        by_graph[id(place.graph)].append((place, node))
+    read = {name for group in by_graph.values() for name in _put(group[0][0].graph, group)}
     while _drop_unused(model, read):
         pass
     _keep(model.graph.input, [value.name not in read for value in model.graph.input])
@@ -28,35 +31,37 @@ def replace(model: onnx.ModelProto, replacements: Sequence[tuple[Place, onnx.Nod
         model.opset_import.append(onnx.helper.make_opsetid(domain, 1))
 
 
-def _chain(place: Place) -> list[int]:
-    """Return the places in the graph of the nodes that a layer stands for, its own and those that it has absorbed."""
-    nodes = place.graph.node
+def _put(graph: onnx.GraphProto, replacements: Sequence[tuple[Place, onnx.NodeProto]]) -> set[str]:
+    """Put nodes into `graph`, each in the place of a layer; return the other tensors that the layers have read."""
     users: defaultdict[str, list[int]] = defaultdict(list)
-    for index, node in enumerate(nodes):
+    for index, node in enumerate(graph.node):
         for tensor in node.input:
             users[tensor].append(index)
-    first = next(index for index, node in enumerate(nodes) if place.node.output[0] in node.output)
-    found, queue = {first}, [place.node.output[0]]
-    while queue:
-        tensor = queue.pop()
-        after = users[tensor] if tensor != place.made else []
-        queue += [name for index in after if index not in found for name in nodes[index].output]
-        found.update(after)
-    return sorted(found)
-
-
-def _put(place: Place, node: onnx.NodeProto) -> set[str]:
-    """Put `node` in the place of a layer; return the other tensors that the layer has read."""
-    graph = place.graph
-    first, *others = _chain(place)
-    gone = [graph.node[index] for index in (first, *others)]
-    inner = {tensor for old in gone for tensor in old.output if tensor != place.made}
-    read = {tensor for old in gone for tensor in old.input} - inner - {place.node.input[0], ""}
-    graph.node[first].CopyFrom(node)
-    for index in reversed(others):
-        del graph.node[index]
+    makers = {tensor: index for index, node in enumerate(graph.node) for tensor in node.output}
+    read, inner, gone = set[str](), set[str](), set[int]()
+    firsts = [makers[place.node.output[0]] for place, _ in replacements]
+    for first, (place, _) in zip(firsts, replacements, strict=True):
+        nodes = _chain(graph, users, first, place.made)
+        made = {tensor for index in nodes for tensor in graph.node[index].output} - {place.made}
+        read |= {tensor for index in nodes for tensor in graph.node[index].input} - made - {place.node.input[0], ""}
+        inner |= made
+        gone |= nodes - {first}
+    for first, (_, node) in zip(firsts, replacements, strict=True):
+        graph.node[first].CopyFrom(node)
+    _keep(graph.node, [index not in gone for index in range(len(graph.node))])
     _keep(graph.value_info, [value.name not in inner for value in graph.value_info])
     return read
+
+
+def _chain(graph: onnx.GraphProto, users: Mapping[str, list[int]], first: int, made: str) -> set[int]:
+    """Return the nodes that a layer stands for, from its own, `first`, to the one that makes its tensor `made`."""
+    found, queue = {first}, [*graph.node[first].output]
+    while queue:
+        tensor = queue.pop()
+        after = users.get(tensor, []) if tensor != made else []
+        queue += [name for index in after if index not in found for name in graph.node[index].output]
+        found.update(after)
+    return found
 
 
 def _drop_unused(model: onnx.ModelProto, names: set[str]) -> bool:

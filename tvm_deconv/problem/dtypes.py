@@ -23,6 +23,7 @@ DTYPES = {
     "bfloat16": Dtype(2, "float32", "bfloat16"),
     "int8": Dtype(1, "int32", "int32"),
     "uint8": Dtype(1, "int32", "int32"),
+    "int32": Dtype(4, "int32", "int32"),
 }
 #: How float32 products are computed: as IEEE 754 has it, or with factors rounded to 11 bits where the target can.
 PRECISIONS = ("ieee", "tf32")

@@ -1,102 +1,50 @@
-"""Models whose transposed convolutions artifacts compute: modules change their class, and with it their forward.
-
-A layer and the modules that it absorbs share a `_Fusion`. It tells each of them whether the layer computes everything,
-which it does while all of them are in evaluation mode.
-"""
+"""Models whose transposed convolutions artifacts compute: what can be swapped, and the report about it."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrize
 
-from tvm_deconv.errors import NoArtifactError
+from tvm_deconv.errors import SourceError
 from tvm_deconv.frontends.layers import FoundLayer
-from tvm_deconv.frontends.torch import ACTIVATION_MODULES, BATCH_NORMS, OPERATORS, trace
-from tvm_deconv.problem import Epilogue, Problem, one_of
+from tvm_deconv.frontends.torch import (
+    ACTIVATION_MODULES,
+    BATCH_NORMS,
+    OPERATORS,
+    Inputs,
+    Trace,
+    arguments_in,
+    dtype_name,
+    trace,
+)
+from tvm_deconv.problem import ACTIVATIONS, Epilogue, Problem, integers, one_of
+from tvm_deconv.problem.dynamic import MOST_VARIANTS
 from tvm_deconv.runtime.library import Library
-from tvm_deconv.torch.operator import called, handle_of, held_layers, layer_of, parted
+from tvm_deconv.torch.calls import Calls
+from tvm_deconv.torch.filters import is_normalised
+from tvm_deconv.torch.followers import Follower
+from tvm_deconv.torch.fusion import ABSORBED, COMPILED, Fusion, hooked, layer_class, own
+from tvm_deconv.torch.measure import times
+from tvm_deconv.torch.packed import handle_of
+from tvm_deconv.torch.shapes import dynamic_axes
 
-
-class _Fusion:
-    """The modules that a swapped layer computes at once in evaluation mode: `parts`, the layer first."""
-
-    def __init__(self, parts: tuple[nn.Module, ...], epilogue: Epilogue, library: str, fallback: bool) -> None:
-        self.parts = parts
-        self.norm = next((part for part in parts if isinstance(part, BATCH_NORMS)), None)
-        self.epilogue = str(epilogue)
-        self.library = library
-        self.fallback = fallback
-
-    @property
-    def active(self) -> bool:
-        """True if the layer computes everything; else each part computes its own, by PyTorch."""
-        return not any(part.training for part in self.parts)
-
-    def arguments(self, output_padding: Sequence[int]) -> tuple[Any, ...]:
-        """Return the arguments of the operator after the first."""
-        layer: Any = self.parts[0]
-        norm: Any = self.norm
-        moments = (None, None, None, None, 0.0)
-        if norm is not None:
-            moments = (norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps)
-        axes = (layer.stride, layer.padding, output_padding, layer.dilation)
-        return layer.weight, layer.bias, *moments, *axes, layer.groups, self.epilogue, self.library, self.fallback, True
-
-
-class _Compiled:
-    """A layer that an artifact computes; in training mode PyTorch does."""
-
-    _fusion: _Fusion
-
-    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        """Compute the layer and what it has absorbed."""
-        layer: Any = self
-        if not self._fusion.active:
-            output: Tensor = super().forward(input, output_size)  # type: ignore[misc]
-            return output
-        axes = (layer.stride, layer.padding, layer.kernel_size, len(layer.kernel_size), layer.dilation)
-        return called(input, *self._fusion.arguments(layer._output_padding(input, output_size, *axes)))
-
-    def train(self, mode: bool = True) -> Any:
-        """Change the mode and forget the packed filter, so that no write of a training goes unnoticed."""
-        layer: Any = self
-        if mode != layer.training:
-            held_layers.pop(layer.weight, None)
-        return super().train(mode)  # type: ignore[misc]
-
-
-class _Absorbed:
-    """A module that the layer before it computes; in training mode PyTorch does."""
-
-    _fusion: _Fusion
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return `input`, to which the layer has done everything."""
-        if self._fusion.active:
-            return input
-        output: Tensor = super().forward(input)  # type: ignore[misc]
-        return output
-
-
-def _kinds(prefix: str, mixin: type, bases: Iterable[type[nn.Module]]) -> dict[type[nn.Module], type[nn.Module]]:
-    """Return a class with `mixin` for each of `bases`; its name in this module lets it be pickled."""
-    made: dict[type[nn.Module], type[nn.Module]] = {}
-    for base in bases:
-        name = f"{prefix}{base.__name__}"
-        made[base] = globals()[name] = type(name, (mixin, base), {"__module__": __name__, "__doc__": mixin.__doc__})
-    return made
-
-
-#: The classes of modules -> the classes they get. A PReLU is none of them: its slope may change.
-_COMPILED = _kinds("Compiled", _Compiled, OPERATORS)
-_ABSORBED = _kinds("Absorbed", _Absorbed, (set(BATCH_NORMS) | set(ACTIVATION_MODULES)) - {nn.PReLU})
+#: A call of a layer, and its problem without what follows it.
+_Seen: TypeAlias = tuple[FoundLayer, Problem | None]
+#: The functions that reach an operator of PyTorch under another name.
+_OTHER_NAMES = {"hardtanh": ("relu6",), "clamp": ("clip",)}
+#: A model that runs slower than this many times its own speed is left as it was.
+_SLOWEST = 0.98
+#: The most buckets of an extent that several example inputs give, by the number of spatial axes that are dynamic.
+_MOST_BUCKETS = {1: MOST_VARIANTS, 2: math.isqrt(MOST_VARIANTS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +53,10 @@ class Swap:
 
     It is swapped unless `reason` says why not. `problems` are those of its calls, `missing` those that no artifact
     serves. `absorbed` are the modules that it computes too. `left` are the nodes behind them that an epilogue could
-    hold, but that stay with PyTorch: functions, and modules that also run elsewhere or have hooks.
+    hold, but that stay with PyTorch: behind hooks, say, or a scale before an activation.
+
+    `share` is the part of the model's time that PyTorch takes for the layer and what it absorbs, and `gain` how many
+    times as fast artifacts are; None where nothing was measured.
     """
 
     name: str
@@ -115,12 +66,23 @@ class Swap:
     absorbed: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     reason: str = ""
+    share: float | None = None
+    gain: float | None = None
 
 
 class Report(tuple[Swap, ...]):
-    """One `Swap` per layer; it prints as a table."""
+    """One `Swap` per layer; it prints as a table.
 
-    __slots__ = ()
+    `gain` is how many times as fast the whole model is, as measured; None where nothing was measured.
+    """
+
+    gain: float | None
+
+    def __new__(cls, swaps: Iterable[Swap], gain: float | None = None) -> Report:
+        """Make a report of `swaps`."""
+        report = super().__new__(cls, swaps)
+        report.gain = gain
+        return report
 
     @property
     def swapped(self) -> list[Swap]:
@@ -132,135 +94,305 @@ class Report(tuple[Swap, ...]):
         """The problems to compile for all layers to be swapped."""
         return list(dict.fromkeys(problem for swap in self for problem in swap.missing))
 
+    @property
+    def expected(self) -> float | None:
+        """The gain of the model that shares and gains of the swapped layers give; None where nothing was measured."""
+        if self.gain is None:
+            return None
+        saved = sum(swap.share * (1 - 1 / swap.gain) for swap in self.swapped if swap.share and swap.gain)
+        return 1 / (1 - saved)
+
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [("layer", "operator", "swapped", "absorbed", "left", "why not")]
+        rows: list[tuple[str, ...]] = [("layer", "operator", "swapped", "share", "gain", "absorbed", "left", "why not")]
         for swap in self:
+            share = "" if swap.share is None else f"{100 * swap.share:.1f} %"
+            gain = "" if swap.gain is None else f"{swap.gain:.2f}"
             nodes = map(" ".join, (swap.absorbed, swap.left))
-            rows.append((swap.name, swap.operator, "no" if swap.reason else "yes", *nodes, swap.reason))
+            rows.append((swap.name, swap.operator, "no" if swap.reason else "yes", share, gain, *nodes, swap.reason))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(f"{word:{width}}" for word, width in zip(row, widths, strict=True)) for row in rows]
+        if self.gain is not None:
+            lines.append(f"the model: {self.gain:.2f} times as fast, {self.expected:.2f} expected")
         return "\n".join(map(str.rstrip, lines))
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A layer that could be swapped, with the modules `parts`, the layer first."""
+    """A layer that could be swapped: with the modules `parts`, the layer first, or by the calls of `owner`."""
 
     swap: Swap
     parts: tuple[nn.Module, ...] = ()
+    owner: nn.Module | None = None
+    follower: Follower | None = None
 
 
-def problems(model: nn.Module, inputs: Sequence[object]) -> list[Problem]:
+def problems(model: nn.Module, *inputs: Inputs, dynamic: Any = ()) -> list[Problem]:
     """Return the problems to compile, so that `replace` can swap the layers of `model`.
 
-    `model` must be in evaluation mode; it is run once on `inputs`, without gradients. Raises SourceError.
+    `model` must be in evaluation mode; it is run once on each of the `inputs`, without gradients: a sequence of
+    arguments, or a mapping of keyword arguments.
+
+    `dynamic` are the axes of the layers' data that each call decides: 0 is the batch, 1 the first spatial axis. The
+    extents that several inputs give along a spatial axis become its buckets. Or it is the `dynamic_shapes` of
+    torch.export.export: then each layer has the axes that follow from these, with buckets from their ranges; the model
+    is exported for that. Raises SourceError, ProblemError.
     """
-    swaps = [candidate.swap for candidate in _candidates(model, inputs)]
-    return list(dict.fromkeys(problem for swap in swaps if not swap.reason for problem in swap.problems))
+    traced = trace(model, *inputs)
+    swaps = [candidate.swap for candidate in _candidates(model, traced) if not candidate.swap.reason]
+    if isinstance(dynamic, Sequence) and all(isinstance(axis, int) for axis in dynamic):
+        axes = integers("dynamic", dynamic, 0)
+        found = list(dict.fromkeys(problem for swap in swaps for problem in swap.problems))
+        return _variable(found, axes) if axes else found
+    if len(inputs) != 1:
+        raise SourceError("inputs", len(inputs), "must be one example where dynamic has the shapes of torch.export")
+    exported = dynamic_axes(model, inputs[0], dynamic)
+    if len(exported) != len(traced.layers):
+        rule = f"must be the number of transposed convolutions that run, {len(traced.layers)}"
+        raise SourceError("exported", len(exported), rule)
+    of_layers = {layer.name: free for layer, free in zip(traced.layers, exported, strict=True)}
+    return list(dict.fromkeys(_freed(problem, of_layers[swap.name]) for swap in swaps for problem in swap.problems))
+
+
+def _freed(problem: Problem, axes: Mapping[int, tuple[int, ...]]) -> Problem:
+    """Return the problem with dynamic `axes`, which have buckets."""
+    buckets = [axes.get(axis + 1, ()) for axis in range(problem.rank)]
+    return problem.replace(dynamic=list(axes), buckets=buckets if any(buckets) else ())
+
+
+def _variable(found: Iterable[Problem], axes: Sequence[int]) -> list[Problem]:
+    """Return the problems with dynamic `axes`, each once, with the extents of `found` as buckets."""
+    extents: dict[Problem, list[Problem]] = {}
+    for problem in found:
+        variable = problem.replace(dynamic=[axis for axis in axes if axis <= problem.rank])
+        extents.setdefault(variable, []).append(problem)
+    made = []
+    for variable, alike in extents.items():
+        most = _MOST_BUCKETS.get(len(variable.dynamic_axes), 1)
+        buckets = [
+            _thinned({problem.data_spatial[axis] for problem in alike}, most) if axis in variable.dynamic_axes else ()
+            for axis in range(variable.rank)
+        ]
+        several = any(len(extents) > 1 for extents in buckets)
+        made.append(variable.replace(buckets=buckets) if several else variable)
+    return made
+
+
+def _thinned(extents: Iterable[int], most: int) -> tuple[int, ...]:
+    """Return up to `most` of the `extents`, the largest among them."""
+    falling = sorted(extents, reverse=True)
+    return tuple(falling[:: math.ceil(len(falling) / most)])
 
 
 def replace(
-    model: nn.Module, library: Library, inputs: Sequence[object], *, fallback: Literal["torch"] | None = None
+    model: nn.Module,
+    library: Library,
+    *inputs: Inputs,
+    fallback: Literal["torch"] | None = None,
+    measure: bool = True,
 ) -> Report:
     """Let artifacts of `library` compute the transposed convolutions of `model`, in place; report on each layer.
 
-    ``model(*inputs)`` is run once, in evaluation mode and without gradients, to see the layers, their shapes and the
-    operators behind them. A layer is swapped if artifacts serve all of its calls; with ``fallback="torch"``, if they
-    serve one. With it PyTorch computes shapes that no artifact serves, now and later; else those raise
-    NoArtifactError. A batch normalisation and an activation module that always follow are absorbed.
+    The model is run on each of the `inputs` (a sequence of arguments, or a mapping of keyword arguments), in evaluation
+    mode and without gradients, to see the layers, their shapes and the operators behind them. A layer is swapped if
+    artifacts serve all of its calls; with ``fallback="torch"``, if they serve one. With it PyTorch computes shapes that
+    no artifact serves, now and later; else those raise NoArtifactError. A batch normalisation and an activation that
+    always follow are absorbed. Calls of functions, and layers of classes of your own, are taken inside the forward of
+    their module.
+
+    If `measure` is true, the model is then run a number of times with and without artifacts. A layer that they do not
+    make faster is left to PyTorch, and so are all if the whole model becomes slower.
 
     Modules keep their place, names, parameters and hooks, and change their class. In training mode they do what they
-    did before. Raises SourceError, ProblemError, and the errors of loading an artifact; then nothing is swapped.
+    did before. Parameters made in inference mode become ordinary ones, since PyTorch does not count writes of those.
+    Raises SourceError, ProblemError, and the errors of loading an artifact; then nothing is swapped.
     """
     allowed = fallback is not None and bool(one_of("fallback", fallback, ("torch",)))
     handle = handle_of(library)
-    swaps, fusions = [], []
-    for candidate in _candidates(model, inputs):
-        swap = candidate.swap
+    candidates = _candidates(model, trace(model, *inputs))
+    with torch.inference_mode(False):
+        own(model, (part for candidate in candidates for part in candidate.parts))
+    plan = _Plan(handle, allowed)
+    report = Report(map(plan.add, candidates))
+    try:
+        for piece in plan.pieces:
+            piece.install()
+        return plan.measured(report, model, inputs) if measure and plan.pieces else report
+    except BaseException:
+        plan.remove(plan.pieces)
+        raise
+
+
+class _Plan:
+    """What is to be swapped: `pieces`, in the order of the rows; each row may have one."""
+
+    def __init__(self, library: str, fallback: bool) -> None:
+        self.pieces: list[Fusion | Calls] = []
+        self._library = library
+        self._fallback = fallback
+        self._rows: list[Fusion | Calls | None] = []
+
+    def add(self, candidate: _Candidate) -> Swap:
+        """Add a layer if artifacts serve it, and return its row."""
+        swap, piece = candidate.swap, None
         if not swap.reason:
-            fusion = _Fusion(candidate.parts, swap.problems[0].epilogue, handle, allowed)
-            missing = tuple(problem for problem in swap.problems if not _serves(fusion, problem))
+            piece = self._piece(candidate)
+            missing = tuple(problem for problem in swap.problems if not piece.serves(problem))
             swap = dataclasses.replace(swap, missing=missing)
-            if missing and not (allowed and len(missing) < len(swap.problems)):
+            if missing and not (self._fallback and len(missing) < len(swap.problems)):
                 keys = ", ".join(problem.key for problem in missing)
                 swap = dataclasses.replace(swap, absorbed=(), left=(), reason=f"no artifact serves {keys}")
-            else:
-                fusions.append(fusion)
-        swaps.append(swap)
-    for fusion in fusions:
-        for part in fusion.parts:
-            part.__class__ = (_COMPILED | _ABSORBED)[type(part)]
-            part._fusion = fusion
-    return Report(swaps)
+                piece = None
+            elif piece not in self.pieces:
+                self.pieces.append(piece)
+        self._rows.append(piece)
+        return swap
+
+    def _piece(self, candidate: _Candidate) -> Fusion | Calls:
+        if candidate.owner is None:
+            epilogue = candidate.swap.problems[0].epilogue
+            return Fusion(candidate.parts, epilogue, self._library, self._fallback, candidate.follower)
+        others = (piece for piece in self.pieces if isinstance(piece, Calls) and piece.parts == (candidate.owner,))
+        return next(others, None) or Calls(candidate.owner, self._library)
+
+    def remove(self, pieces: Iterable[Fusion | Calls]) -> None:
+        """Make the modules of `pieces` what they were."""
+        for piece in list(pieces):
+            if piece.installed:
+                piece.remove()
+            self.pieces.remove(piece)
+
+    def measured(self, report: Report, model: nn.Module, inputs: Sequence[Inputs]) -> Report:
+        """Leave the layers that artifacts do not make faster, and return the report with what was measured."""
+        calls = [arguments_in(given) for given in inputs]
+
+        def run() -> None:
+            with torch.no_grad():
+                for arguments, keywords in calls:
+                    model(*arguments, **keywords)
+
+        whole, parts = times(run, self.pieces)
+        median = statistics.median(whole.torch)
+        by_piece = dict(zip(self.pieces, parts, strict=True))
+        slower = [piece for piece, spent in by_piece.items() if spent.gain <= 1]
+        self.remove(slower)
+        if slower and self.pieces:
+            whole, _ = times(run, self.pieces)
+        every = bool(self.pieces) and whole.gain < _SLOWEST
+        if every:
+            self.remove(self.pieces)
+        rows = []
+        for swap, piece in zip(report, self._rows, strict=True):
+            if piece is not None:
+                spent = by_piece[piece]
+                reason = "artifacts make it no faster" if piece in slower else ""
+                reason = reason or ("artifacts make the model slower" if every else "")
+                share = statistics.median(spent.torch) / median / self._rows.count(piece)
+                swap = dataclasses.replace(swap, reason=reason, share=share, gain=spent.gain)
+            rows.append(swap)
+        return Report(rows, whole.gain if self.pieces else 1.0)
 
 
-def _serves(fusion: _Fusion, problem: Problem) -> bool:
-    """Tell whether an artifact serves `problem`; it is loaded, and the filter packed."""
-    axes = zip(problem.output_spatial, problem.uncropped_spatial, problem.pads_begin, strict=True)
-    arguments = fusion.arguments([extent - nat + 2 * pad for extent, nat, pad in axes])
-    data = torch.empty(problem.data_shape, dtype=getattr(torch, problem.dtype), device="meta")
-    data = data.movedim(-1, 1) if problem.data_format == "NXC" else data
-    try:
-        return layer_of(data, *parted(arguments)) is not None
-    except NoArtifactError:
-        return False
-
-
-def _candidates(model: nn.Module, inputs: Sequence[object]) -> list[_Candidate]:
-    traced = trace(model, inputs)
-    modules = {name or type(part).__name__: part for name, part in model.named_modules()}
-    calls: dict[str, list[FoundLayer]] = {}
-    for layer in traced.layers:
-        calls.setdefault(layer.name, []).append(layer)
-    candidates = [_candidate(layers, modules, traced.runs) for layers in calls.values()]
-    idle = [name for name, part in modules.items() if type(part) in OPERATORS and name not in calls]
+def _candidates(model: nn.Module, traced: Trace) -> list[_Candidate]:
+    modules = dict(model.named_modules())
+    modules.setdefault(type(model).__name__, model)  # the name that a model has if it is a layer itself
+    calls: dict[str, list[_Seen]] = {}
+    for layer, bare in zip(traced.layers, traced.bare, strict=True):
+        calls.setdefault(layer.name, []).append((layer, bare))
+    candidates = [_candidate(seen, modules, traced) for seen in calls.values()]
+    idle = [name for name, part in modules.items() if name and type(part) in OPERATORS and name not in calls]
     return candidates + [_Candidate(Swap(name, type(modules[name]).__name__, reason="did not run")) for name in idle]
 
 
-def _candidate(layers: list[FoundLayer], modules: Mapping[str, nn.Module], runs: Counter[str]) -> _Candidate:
-    """Return the candidate for the layer of which `layers` are the calls."""
+def _candidate(seen: list[_Seen], modules: Mapping[str, nn.Module], traced: Trace) -> _Candidate:
+    """Return the candidate for the layer whose calls were `seen`."""
+    layers = [layer for layer, _ in seen]
     first, part = layers[0], modules.get(layers[0].name)
-    reasons = (layer.reason or _reason(part, layer.problem) for layer in layers)
-    reason = next(filter(None, reasons), "")
+    reason = next((layer.reason for layer in layers if layer.reason), "")
+    if not reason and not _is_plain(part):
+        return _calling(seen, part or modules[first.name.rpartition(".")[0]])
+    reason = reason or next(filter(None, (_reason(part, layer.problem) for layer in layers)), "")
     if reason or part is None:
         return _Candidate(Swap(first.name, first.operator, reason=reason))
+    parts = _absorbing(part, layers, modules, traced.runs)
+    count = len(parts) - 1
+    asked = [layer.problem for layer in layers if layer.problem is not None]
+    follower = None
+    if not isinstance(parts[-1], ACTIVATION_MODULES):  # which ends what is fused
+        follower = None if hooked(parts[-1]) else _follower(layers, count, modules, traced.bodies)
+    if follower is not None:
+        count = len(first.fused)
+    elif not isinstance(parts[-1], ACTIVATION_MODULES):
+        epilogue = Epilogue(bias=part.bias is not None or isinstance(parts[-1], BATCH_NORMS))
+        asked = [problem.replace(epilogue=epilogue) for problem in asked]
+    row = (first.name, first.operator, tuple(dict.fromkeys(asked)), (), first.fused[:count], first.fused[count:])
+    return _Candidate(Swap(*row), tuple(parts), follower=follower)
+
+
+def _follower(
+    layers: list[FoundLayer], count: int, modules: Mapping[str, nn.Module], bodies: Mapping[str, tuple[str, ...]]
+) -> Follower | None:
+    """Return who computes the activation that alone follows the first `count` nodes behind a layer, if it can wait."""
+    first, rest = layers[0], layers[0].fused[count:]
+    if first.problem is None or not rest or any(layer.fused[count:] != rest for layer in layers):
+        return None
+    activation = ACTIVATIONS[first.problem.epilogue.activation]
+    shared = modules.get(rest[0])
+    if type(shared) in ABSORBED and isinstance(shared, ACTIVATION_MODULES):
+        return Follower(shared) if len(rest) == 1 and not hooked(shared) and _is_python(shared) else None
+    owner, _, _ = rest[0].rpartition(".")
+    functions = tuple(name.removeprefix(f"{owner}.").removesuffix("()") for name in rest)
+    names = {operator.name for operator in activation.torch if not operator.inputs}
+    gate = (*activation.gate, "mul") if activation.gate else None
+    module = modules.get(owner, modules[""])
+    if (functions != gate and (len(functions) > 1 or not names & set(functions))) or not _is_python(module):
+        return None
+    if bodies.get(owner) == rest and not hooked(module) and next(module.parameters(), None) is None:
+        return Follower(module)
+    return Follower(module, {*names, *_OTHER_NAMES.get(functions[0], ())}) if functions != gate else None
+
+
+def _calling(seen: list[_Seen], owner: nn.Module) -> _Candidate:
+    """Return the candidate for calls of a function in the forward of `owner`."""
+    first, _ = seen[0]
+    reason = ""
+    if not _is_python(owner):
+        reason = f"is a call in {type(owner).__name__}, which is no module of Python code: call conv_transpose there"
+    asked = tuple(dict.fromkeys(bare for _, bare in seen if bare is not None))
+    left = first.fused
+    return _Candidate(Swap(first.name, first.operator, () if reason else asked, (), (), left, reason), owner=owner)
+
+
+def _absorbing(
+    part: nn.Module, layers: list[FoundLayer], modules: Mapping[str, nn.Module], runs: Counter[str]
+) -> list[nn.Module]:
+    """Return the module of a layer and those behind it that it absorbs."""
     parts = [part]
     for name, *others in zip(*(layer.fused for layer in layers), strict=False):
         follower = modules.get(name)
-        known = follower is not None and type(follower) in _ABSORBED and not set(others) - {name}
+        known = follower is not None and type(follower) in ABSORBED and not set(others) - {name}
         # A hook would see results of the whole fusion. A module that ran more often also does something else.
-        alone = known and runs[name] == len(layers) and not _hooked(parts[-1]) and not _hooked(follower)
+        alone = known and runs[name] == len(layers) and not hooked(parts[-1]) and not hooked(follower)
         if not alone or (len(parts) > 1 and isinstance(follower, BATCH_NORMS)):
             break
         parts.append(follower)
-    count = len(parts) - 1
-    epilogue = Epilogue(bias=part.bias is not None or isinstance(parts[-1], BATCH_NORMS))
-    asked = [layer.problem.replace(epilogue=epilogue) for layer in layers if layer.problem is not None]
-    if isinstance(parts[-1], ACTIVATION_MODULES):  # which ends what is fused
-        asked = [layer.problem for layer in layers if layer.problem is not None]
-    swap = Swap(
-        first.name,
-        first.operator,
-        tuple(dict.fromkeys(asked)),
-        absorbed=first.fused[:count],
-        left=first.fused[count:],
-    )
-    return _Candidate(swap, tuple(parts))
+    return parts
+
+
+def _is_python(module: nn.Module) -> bool:
+    """Tell whether the forward of `module` is that of its class, in Python."""
+    return "forward" not in vars(module) and not isinstance(module, (torch.jit.ScriptModule, torch.fx.GraphModule))
+
+
+def _is_plain(part: nn.Module | None) -> bool:
+    """Tell whether `part` is a layer whose forward is PyTorch's, on a filter that is a parameter or normalised."""
+    if part is None or layer_class(part) not in COMPILED or "forward" in vars(part):
+        return False
+    return is_normalised(part) or ("weight" in part._parameters and not parametrize.is_parametrized(part))
 
 
 def _reason(part: nn.Module | None, problem: Problem | None) -> str:
     """Return the reason why a layer that `part` computes cannot be swapped; empty if it can."""
-    if part is None:
-        return "is the call of a function: call tvm_deconv.torch.conv_transpose there"
-    if parametrize.is_parametrized(part) or "weight" not in part._parameters:
-        return "its filter is computed on every call: make it a parameter, with remove_parametrizations say"
-    if type(part) not in _COMPILED:
-        return f"{type(part).__name__} is a class of its own"
-    dtype = str(part.weight.dtype).removeprefix("torch.")
+    dtype = "" if part is None else dtype_name(part.weight)
     if problem is not None and dtype != problem.dtype:
         return f"runs in {problem.dtype} with a filter of {dtype}: convert the module instead of autocast"
     return ""
-
-
-def _hooked(part: nn.Module) -> bool:
-    return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)

@@ -1,0 +1,148 @@
+"""Calls of PyTorch's conv_transpose1d, 2d and 3d in the forward of a module, taken by a TorchFunctionMode.
+
+The mode is on while that forward runs, in evaluation mode, and not in compiled programs. It takes the calls that were
+seen when the module was swapped; PyTorch computes all others. Filters may be made anew for each call: they are compared
+with a copy of the one that was packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from tvm_deconv.errors import NoArtifactError
+from tvm_deconv.frontends.torch import channels_last
+from tvm_deconv.problem import Epilogue, Problem, broadcast
+from tvm_deconv.runtime.layer import Layer
+from tvm_deconv.torch.followers import Derived, derive, underive
+from tvm_deconv.torch.operator import by_layer, is_autocast, is_eager, is_recorded, is_transformed
+from tvm_deconv.torch.packed import MOST_LAYERS, Attributes, Parameters, bound, equal
+
+_FUNCTIONS = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
+
+
+class _Kept(NamedTuple):
+    """A layer, with copies of the filter and the bias that it was made of; None if PyTorch computes such calls."""
+
+    layer: Layer | None
+    operands: tuple[Tensor | None, ...]
+
+
+class Calls:
+    """The calls in the forward of one module that artifacts of a library compute."""
+
+    def __init__(self, owner: nn.Module, library: str) -> None:
+        self.parts: tuple[nn.Module, ...] = (owner,)
+        self.switched_off = False
+        self._library = library
+        self._known: set[tuple[tuple[int, ...], Attributes]] = set()
+        self._kept: list[tuple[tuple[Any, ...], _Kept]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_kept": []}
+
+    def serves(self, problem: Problem) -> bool:
+        """Tell whether an artifact serves `problem`, which is loaded; its calls are then taken."""
+        shape, a = _signature(problem, self._library)
+        data = torch.empty(problem.data_shape, dtype=getattr(torch, problem.dtype), device="meta")
+        data = data.movedim(-1, 1) if problem.data_format == "NXC" else data
+        weight = torch.zeros(shape, dtype=data.dtype)
+        bias = torch.zeros(problem.bias_shape, dtype=data.dtype) if problem.epilogue.bias else None
+        try:
+            bound(data, Parameters(weight, bias), a, fallback=False)
+        except NoArtifactError:
+            return False
+        self._known.add((shape, a))
+        return True
+
+    @property
+    def installed(self) -> bool:
+        """True if the module takes its calls here."""
+        return "_calls" in vars(self.parts[0])
+
+    def install(self) -> None:
+        """Let the module take its calls here."""
+        (owner,) = self.parts
+        derive(owner, Calling)
+        owner._calls = self
+
+    def remove(self) -> None:
+        """Make the module what it was."""
+        (owner,) = self.parts
+        underive(owner, Calling)
+        del owner._calls
+
+    def compute(
+        self,
+        function: Callable[..., Tensor],
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        output_padding: int | Sequence[int] = 0,
+        groups: int = 1,
+        dilation: int | Sequence[int] = 1,
+    ) -> Tensor:
+        """Compute a call, by an artifact if there is one."""
+        numbers = (stride, padding, output_padding, groups, dilation)
+        eager = is_eager(input) and not is_transformed() and not is_autocast(input)
+        if eager and input.dim() == weight.dim() and input.shape[0] and not is_recorded(input, (weight, bias)):
+            steps, pads, more, spread = (
+                broadcast("axes", numbers[place], weight.dim() - 2, 0) for place in (0, 1, 2, 4)
+            )
+            a = Attributes(0.0, steps, pads, more, spread, groups, str(Epilogue(bias is not None)), self._library)
+            if (tuple(weight.shape), a) in self._known:
+                layer = self._layer(input, Parameters(weight, bias), a)
+                if layer is not None:
+                    return by_layer(input, layer)
+        return function(input, weight, bias, *numbers)
+
+    def _layer(self, input: Tensor, parameters: Parameters, a: Attributes) -> Layer | None:
+        key = (input.shape, channels_last(input), input.dtype, a)
+        for known, kept in self._kept:
+            if known == key and all(map(equal, kept.operands, parameters[:2])):
+                return kept.layer
+        layer = bound(input, parameters, a, fallback=True)
+        copies = tuple(None if tensor is None else tensor.detach().clone() for tensor in parameters[:2])
+        self._kept = [*self._kept[-MOST_LAYERS + 1 :], (key, _Kept(layer, copies))]
+        return layer
+
+
+def _signature(problem: Problem, library: str) -> tuple[tuple[int, ...], Attributes]:
+    """Return the shape of the filter and the attributes of the calls of `problem`."""
+    shape = problem.replace(filter_format="IOX", data_format="NCX").filter_shape
+    axes = zip(problem.output_spatial, problem.uncropped_spatial, problem.pads_begin, strict=True)
+    more = tuple(extent - whole + 2 * pad for extent, whole, pad in axes)
+    numbers = (problem.strides, problem.pads_begin, more, problem.dilations, problem.groups)
+    return shape, Attributes(0.0, *numbers, str(problem.epilogue), library)
+
+
+class _Mode(TorchFunctionMode):  # type: ignore[misc]
+    def __init__(self, calls: Calls) -> None:
+        super().__init__()
+        self._calls = calls
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _FUNCTIONS:
+            return self._calls.compute(func, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+class Calling(Derived):
+    """A module in whose forward artifacts compute calls of transposed convolutions; in training mode PyTorch does."""
+
+    _calls: Calls
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        """Compute the forward of the module."""
+        module: Any = self
+        forward = super().forward  # type: ignore[misc]
+        if module.training or self._calls.switched_off or torch.compiler.is_compiling():
+            return forward(*arguments, **keywords)
+        with _Mode(self._calls):
+            return forward(*arguments, **keywords)
