@@ -641,6 +641,31 @@ def test_what_does_not_follow(library):
         assert_same(model, original)
 
 
+class CallsAndFollows(Block):
+    """A module with a function's call, and an activation behind a layer, in one forward."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.other = nn.Parameter(torch.randn(3, 4, 3, 3))
+
+    def forward(self, x):
+        return torch.tanh(self.norm(self.up(x))) + F.conv_transpose2d(x, self.other, stride=2)
+
+
+def test_calls_and_activations_in_one_module(library):
+    model = seeded(CallsAndFollows())
+    original = copy.deepcopy(model)
+    report = replace(model, library, [data()])
+    assert [row.absorbed for row in report] == [("norm", "tanh()"), ()]
+    assert type(model).__name__ == "CallingFollowingCallsAndFollows"
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (model, copy.deepcopy(model), torch.load(file, weights_only=False)):
+        assert type(other) is type(model)
+        assert_same(other, original)
+
+
 def test_one_follower_of_two_layers(tmp_path):
     model = seeded(nn.Sequential(nn.ConvTranspose1d(2, 2, 3), act := nn.Tanh(), nn.ConvTranspose1d(2, 2, 3), act))
     original = copy.deepcopy(model)

@@ -34,13 +34,18 @@ class Derived(Unscriptable):
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced: Any = super().__reduce_ex__(protocol)
         _, (kind, *arguments), *rest = reduced
-        mixin, base = kind.__bases__
-        return _made_again, (mixin, base, *arguments), *rest
+        mixins = []
+        while issubclass(kind.__bases__[0], Derived):
+            mixin, kind = kind.__bases__
+            mixins.append(mixin)
+        return _made_again, (mixins, kind, *arguments), *rest
 
 
-def _made_again(mixin: Any, base: Any, *arguments: Any) -> nn.Module:
-    kind = derived(mixin, base)
-    return kind.__new__(kind, *arguments)
+def _made_again(mixins: list[Any], kind: Any, *arguments: Any) -> nn.Module:
+    for mixin in reversed(mixins):
+        kind = derived(mixin, kind)
+    module: nn.Module = kind.__new__(kind, *arguments)
+    return module
 
 
 @functools.cache
