@@ -432,18 +432,6 @@ def test_threads_of_the_options_limit_layers(library_for, monkeypatch, tmp_path)
         session, path = session_of_two(library_for, tmp_path, options)
         check(session, path, {"x": uniform(1, 3, 5, 6)})
     assert limits == [0, 0, 1, 1, 3, 3]
-    assert threads_of_this_thread() == 0
-
-
-def threads_of_this_thread():
-    """The limit that a call has left on this thread, where limits are set on threads."""
-    from tvm_deconv.runtime.threads import launcher
-
-    set_limit = getattr(launcher(), "tvm_deconv_set_thread_limit", None)
-    before = set_limit(0) if set_limit else 0
-    if set_limit:
-        set_limit(before)
-    return before
 
 
 @pytest.fixture
@@ -456,9 +444,8 @@ def replaced(monkeypatch):
     def use(function):
         def facts(layer, limit):
             made, (deconv, _) = real(layer, limit), layer.native
-            first = 0 if made.limit_threads is None else 2  # of the arguments that the artifact takes
-            kept.append(tvm_ffi.convert_func(lambda *given: function(lambda: deconv(*given[first:]), *given)))
-            made.deconv, made.limit_threads = kept[-1].__chandle__(), None
+            kept.append(tvm_ffi.convert_func(lambda *given: function(lambda: deconv(*given), *given)))
+            made.deconv = kept[-1].__chandle__()
             return made
 
         monkeypatch.setattr(operator, "_facts", facts)

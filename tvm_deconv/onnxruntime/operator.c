@@ -30,10 +30,9 @@ static const OrtApi *ort;
 
 /* `Facts` in operator.py is the same structure. */
 struct facts {
-  void *deconv;              /* tvm_ffi's function (data, *constants, out) */
-  void *constants[2];        /* packed filter, and bias or NULL: tensors of tvm_ffi */
-  int (*limit_threads)(int); /* of the launcher; NULL: the function takes the limit and an arena before the data */
-  int32_t threads;           /* that a call may use, 0: no limit */
+  void *deconv;       /* tvm_ffi's function (threads, arena, data, *constants, out) */
+  void *constants[2]; /* packed filter, and bias or NULL: tensors of tvm_ffi */
+  int32_t threads;    /* that a call may use, 0: no limit */
   int32_t rank;
   uint8_t type_code, type_bits;
   int64_t data[MOST_AXES];                      /* the data's extents, -1 for one that each call decides */
@@ -185,21 +184,15 @@ static DLTensor tensor_of(const struct facts *facts, void *memory, int64_t *shap
 static OrtStatus *run(const struct facts *facts, DLTensor *data, DLTensor *out) {
   TVMFFIAny arguments[6], result = {.type_index = kTVMFFINone};
   int count = 0;
-  if (!facts->limit_threads) {
-    arguments[count++] = (TVMFFIAny){.type_index = kTVMFFIInt, .v_int64 = facts->threads};
-    arguments[count++] = (TVMFFIAny){.type_index = kTVMFFIInt, .v_int64 = 0};
-  }
+  arguments[count++] = (TVMFFIAny){.type_index = kTVMFFIInt, .v_int64 = facts->threads};
+  arguments[count++] = (TVMFFIAny){.type_index = kTVMFFIInt, .v_int64 = 0}; /* the thread's own workspace */
   arguments[count++] = tensor_argument(data);
   for (int i = 0; i < 2; ++i)
     if (facts->constants[i]) {
       arguments[count++] = (TVMFFIAny){.type_index = kTVMFFITensor, .v_obj = facts->constants[i]};
     }
   arguments[count++] = tensor_argument(out);
-  bool limited = facts->limit_threads && facts->threads;
-  int before = limited ? facts->limit_threads(facts->threads) : 0;
-  int failed = TVMFFIFunctionCall(facts->deconv, arguments, count, &result);
-  if (limited) facts->limit_threads(before);
-  return failed ? raised_error() : NULL;
+  return TVMFFIFunctionCall(facts->deconv, arguments, count, &result) ? raised_error() : NULL;
 }
 
 static OrtStatus *compute(void *kernel, OrtKernelContext *context) {

@@ -21,7 +21,6 @@ import onnxruntime
 from tvm_deconv.onnxruntime import library
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arrays import storage
-from tvm_deconv.runtime import threads
 from tvm_deconv.runtime.layer import Layer
 
 DOMAIN = "tvm_deconv"
@@ -39,7 +38,6 @@ class _Facts(ctypes.Structure):
     _fields_ = (
         ("deconv", ctypes.c_void_p),
         ("constants", ctypes.c_void_p * 2),
-        ("limit_threads", ctypes.c_void_p),
         ("threads", ctypes.c_int32),
         ("rank", ctypes.c_int32),
         ("type_code", ctypes.c_uint8),
@@ -139,12 +137,10 @@ def _facts(layer: Layer, limit: int) -> _Facts:
     problem = layer.problem
     function, constants = layer.native
     dtype = storage(problem.dtype)
-    limit_threads = getattr(threads.launcher(), "tvm_deconv_set_thread_limit", None)
     data, factor, offset = _extents(problem)
     return _Facts(
         function.__chandle__(),
         (ctypes.c_void_p * 2)(*(constant.__chandle__() for constant in constants)),
-        limit_threads and ctypes.cast(limit_threads, ctypes.c_void_p),
         limit,
         problem.rank + 2,
         _TYPE_CODES[dtype.kind],
