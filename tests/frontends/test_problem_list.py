@@ -106,7 +106,10 @@ BAD = {
     "bool": ({"data": [True, 8, 5, 6]}, r"data=\[True, 8, 5, 6\]: Expected `int .*`, got `bool`"),
     "word": ({"data": ["some", 8, 5, 6]}, r"data=\['some', 8, 5, 6\]: every element must be an integer"),
     "bucket": ({"data": [1, 8, 5, [0]]}, r"data_spatial=\[0\]: every element must be at least 1"),
-    "prescribed": ({"data": [1, 8, 5, "any"], "output_shape": [9, 9]}, r"output_shape=\[9, 9\]: must be left out"),
+    "prescribed": (
+        {"data": [1, 8, 5, "any"], "output_shape": [9, 9]},
+        r"output_shape=\[9, 9\]: must be any",
+    ),
     "name": ({"name": 3}, r"name=3: Expected `str \| null`, got `int`"),
     "zero": ({"strides": [0, 1]}, r"strides=\[0, 1\]: every element must be at least 1"),
     "length": ({"pads_end": [1]}, r"pads_end=\(1,\): must have one element per spatial axis, 2 here"),

@@ -28,6 +28,7 @@ from tvm_deconv.frontends import scan
 
 onnxruntime = pytest.importorskip("onnxruntime")
 from tvm_deconv.onnxruntime import Session, library, operator  # noqa: E402
+from tvm_deconv.runtime.layer import native  # noqa: E402
 
 RNG = np.random.default_rng(5)
 
@@ -443,7 +444,7 @@ def replaced(monkeypatch):
 
     def use(function):
         def facts(layer, limit):
-            made, (deconv, _) = real(layer, limit), layer.native
+            made, (deconv, _) = real(layer, limit), native(layer)
             kept.append(tvm_ffi.convert_func(lambda *given: function(lambda: deconv(*given), *given)))
             made.deconv = kept[-1].__chandle__()
             return made
@@ -491,7 +492,7 @@ def test_sessions_outlive_library_and_layers(library_for, tmp_path):
 def test_packed_filters_are_freed_with_their_session(library_for, tmp_path):
     session, _ = session_of_two(library_for, tmp_path)
     held = [weakref.ref(layer) for layer in session.layers.values()]
-    (constant, *_) = next(iter(session.layers.values())).native[1]
+    (constant, *_) = native(next(iter(session.layers.values())))[1]
     count = use_count(constant)
     assert count > 1
     del session

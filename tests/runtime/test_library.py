@@ -730,8 +730,10 @@ def test_a_forked_child_selects_whatever_its_parent_was_selecting(artifacts):
     forking(artifacts, selecting, "signal.alarm(30)", "library = td.load(sys.argv[1])", works, times=20)
 
 
-def test_threads_of_a_call(artifacts):
+def test_threads_of_a_call(tmp_path):
     """A limit is of one call and one thread; without one, many callers share as many threads as are set."""
+    several_tasks = P.replace(batch=6, in_channels=16, out_channels=32, data_spatial=(20, 20), output_spatial=(39, 39))
+    made.export(tmp_path, [several_tasks])
     script = SETUP + (
         "import contextlib, threading, time\n"
         "from pathlib import Path\n"
@@ -758,7 +760,7 @@ def test_threads_of_a_call(artifacts):
         "out = np.full_like(expected, np.nan)\n"
         "assert layer(data, out, threads=2) is out and np.array_equal(out, expected)\n"
     )
-    done = run(script, artifacts, P.key)
+    done = run(script, tmp_path, several_tasks.key)
     assert done.returncode == 0, done.stderr
 
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -137,16 +138,22 @@ def export_by(directory, problem, algorithm, share_data):
 
 @pytest.fixture(scope="module")
 def by_algorithm(tmp_path_factory):
-    """A directory for each algorithm and way to pack, and one with so many workspaces as axes have combinations."""
+    """A directory for each algorithm and way to pack, and one with so many workspaces as axes have combinations.
+
+    Each artifact has one plan, so that every call writes to all of its workspace.
+    """
+    from tvm_deconv.schedules.x86 import parallel
     from tvm_deconv.schedules.x86.algorithms import ALGORITHMS
 
     root = tmp_path_factory.mktemp("algorithms")
     # A stride of one: one combination of runs, which compiles quickly.
     plane = td.Problem(1, 1, 9, 20, (30, 40), (2, 2), (1, 1), (1, 1), (0, 0), (31, 41))
-    cube = td.Problem.from_torch((1, 8, 6, 6, 16), (8, 8, 3, 3, 3), stride=2, epilogue=td.Epilogue(True))
+    cube = td.Problem.from_torch((1, 8, 6, 6, 16), (8, 24, 3, 3, 3), stride=2, epilogue=td.Epilogue(True))
     wanted = [(plane.replace(batch=20 - 19 * share), algorithm, share) for algorithm in ALGORITHMS for share in (0, 1)]
     wanted.append((cube, ALGORITHMS[0], 1))
-    return [(export_by(root / str(i), *each), root / str(i)) for i, each in enumerate(wanted)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parallel, "_SHORTEST", math.inf)
+        return [(export_by(root / str(i), *each), root / str(i)) for i, each in enumerate(wanted)]
 
 
 def test_calls_allocate_nothing_but_the_output(by_algorithm, tmp_path):

@@ -24,7 +24,7 @@ from tvm_deconv.compiler.records import SUFFIX, shipped
 from tvm_deconv.compiler.requests import Outcome, checked_problems, grouped, requested, whole
 from tvm_deconv.errors import BuildError, DeconvError
 from tvm_deconv.problem import Problem
-from tvm_deconv.targets import CudaTarget, Target, detect_host, of_names
+from tvm_deconv.targets import Target, detect_host, of_names
 from tvm_deconv.targets.ancestry import meant
 
 NOTES = ".builds"
@@ -136,7 +136,7 @@ class _Known:
 
 def _compiler(target: Target) -> str:
     """Return what is to be known of the compiler of a target's kernels, besides the version of TVM."""
-    if not isinstance(target, CudaTarget):
+    if target.memory == "cpu":
         return ""
     from tvm_deconv.compiler import nvcc
 

@@ -21,7 +21,7 @@ import onnxruntime
 from tvm_deconv.onnxruntime import library
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arrays import storage
-from tvm_deconv.runtime.layer import Layer
+from tvm_deconv.runtime.layer import Layer, native
 
 DOMAIN = "tvm_deconv"
 _MOST_AXES = 5
@@ -135,7 +135,7 @@ def node(layer: Layer, number: int, old: onnx.NodeProto, made: str) -> onnx.Node
 
 def _facts(layer: Layer, limit: int) -> _Facts:
     problem = layer.problem
-    function, constants = layer.native
+    function, constants = native(layer)
     dtype = storage(problem.dtype)
     data, factor, offset = _extents(problem)
     return _Facts(

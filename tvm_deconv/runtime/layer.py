@@ -51,14 +51,6 @@ class Layer:
         self._name = served.artifact.name
         self._run = call.run
 
-    @property
-    def native(self) -> tuple[Any, tuple[Any, ...]]:
-        """The artifact's function and the arguments between data and output, as objects of tvm_ffi, for callers in C.
-
-        Such a caller checks data and output itself. Layers on the CPU have it, if an artifact computes them.
-        """
-        return self._call.artifact.deconv, self._call.constants
-
     def __repr__(self) -> str:
         return f"<Layer {self.problem.key} by {self._name}>"
 
@@ -73,3 +65,13 @@ class Layer:
         Raises TensorError, TensorTypeError, ProblemError for `threads`, and DeviceError if a device fails.
         """
         return self._run(data, out, threads)
+
+
+def native(layer: Layer) -> tuple[Any, tuple[Any, ...]]:
+    """Return the function of `layer`'s artifact and its arguments between data and output, as objects of tvm_ffi.
+
+    They are for callers in C, which check data and output themselves. Layers on the CPU have them, if an artifact
+    computes them.
+    """
+    call = layer._call
+    return call.artifact.deconv, call.constants
