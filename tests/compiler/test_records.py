@@ -262,3 +262,10 @@ def test_a_log_keeps_its_permissions(tmp_path, mode):
     log.merge([record(when="2026-02-02T00:00:00")])
     assert len(file.read_text().splitlines()) == 1
     assert file.stat().st_mode & 0o777 == mode
+
+
+def test_of_trials_within_a_millisecond_the_one_that_took_turns_stays():
+    """The line of the other would sort behind it."""
+    turn, decided = record(seconds=9.0), record(seconds=1.0, default_ratio=1.0)
+    assert turn.line > decided.line
+    assert records.newest([turn, decided]) == records.newest([decided, turn]) == [decided]

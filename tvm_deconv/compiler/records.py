@@ -132,6 +132,11 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return self.default_ratio is None, self.seconds or 0.0, self.schedule
 
     @property
+    def age(self) -> tuple[object, ...]:
+        """The order of trials of one schedule, the newest last; within a millisecond the one that took turns is."""
+        return self.when, self.default_ratio is not None, self.line
+
+    @property
     def line(self) -> str:
         """The record as a log has it, without the line's end."""
         return _ENCODER.encode(self).decode()
@@ -172,7 +177,7 @@ def newest(records: Iterable[Record]) -> list[Record]:
     kept: dict[tuple[object, ...], Record] = {}
     for record in records:
         other = kept.setdefault(_order(record), record)
-        if (record.when, record.line) > (other.when, other.line):
+        if record.age > other.age:
             kept[_order(record)] = record
     return sorted(kept.values(), key=_order)
 
