@@ -18,7 +18,7 @@ from tvm_deconv.compiler.selection import Choice, adapt, apart, load_imbalance, 
 from tvm_deconv.targets import CPU_TARGETS, detect_host
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     source=problems(dtypes=["float32"], max_macs=50_000),
     problem=problems(dtypes=["float32"], max_macs=50_000),

@@ -45,17 +45,17 @@ def plans_by_threads(problem, target):
 
 @pytest.mark.parametrize("target", CPU_TARGETS.values(), ids=lambda target: target.name)
 def test_defaults_have_enough_tasks_for_several_threads(target):
-    """The makespan of equal tasks, relative to an even share, over all example layers that take a millisecond.
+    """The makespan of equal tasks, relative to an even share, over every second example layer that takes a millisecond.
 
     A layer may be above the bound of the mean where smaller tasks would cost more than idle threads.
     """
     spread = {threads: [] for threads in (1, 2, 4, 8, 16, 64)}
-    for layer in LAYERS:
+    for layer in LAYERS[::2]:
         tasks, cost = plans_by_threads(layer.problem, target)
         if cost * layer.problem.macs / (2 * target.lanes(4)) > MILLISECOND:
             for threads, found in spread.items():
                 found.append(imbalance(tasks(threads), threads))
-    assert all(len(found) > 20 for found in spread.values())
+    assert all(len(found) > 10 for found in spread.values())
     means = {threads: float(np.exp(np.mean(np.log(found)))) for threads, found in spread.items()}
     bounds = {1: (1.0, 1.0), 2: (1.02, 1.2), 4: (1.06, 2.0), 8: (1.1, 2.0), 16: (1.25, 3.5), 64: (2.0, 16.0)}
     for threads, (mean, worst) in bounds.items():
