@@ -1,7 +1,7 @@
 """The constants of the costs by arithmetic, in cycles, fitted to measurements of one CPU for each width of vectors.
 
 `tiles` and `matrix_tiles` count the steps of a plan; the constants here say what a step costs. Those of 256 bits are
-fitted to 2,000 plans of 80 layers on a Zen 3 server (family 25, model 1), those of 512 bits to 3,551 plans on a Zen 4
+fitted to 3,400 plans of 100 layers on a Zen 3 server (family 25, model 1), those of 512 bits to 3,551 plans on a Zen 4
 server (family 25, model 17). Sizes of caches come from the target.
 """
 

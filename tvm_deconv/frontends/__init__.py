@@ -46,10 +46,10 @@ def scan(
 ) -> list[FoundLayer]:
     """Return every transposed convolution of `source`, covered or not, under names that are unique.
 
-    `source` is the path of an OpenVINO IR (.xml, with its .bin beside it), an ONNX model (.onnx) or a list of problems
-    (.json), or an nn.Module that is run once on `inputs`, its arguments or a mapping of its keyword arguments.
-    `extents` are ranges of extents that a model leaves free, by their names or as ``input.axis``; the layers get
-    buckets from them. Raises SourceError if it cannot be read.
+    `source` is a path: of an OpenVINO IR (.xml, with its .bin beside it), an ONNX model (.onnx) or a list of problems
+    (.json). Or it is an nn.Module, which is run once on `inputs`: its arguments, or a mapping of its keyword arguments.
+    A model may leave extents free. `extents` are ranges of these, by their names or as ``input.axis``, and the layers
+    get buckets from them. Raises SourceError if the source cannot be read.
     """
     ranges = checked_ranges(extents or {})
     if not isinstance(source, (str, os.PathLike)):
