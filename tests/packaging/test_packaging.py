@@ -94,31 +94,66 @@ def build(kind, source, output):
     output.mkdir(exist_ok=True)
     done = python("-c", BUILD, kind, output, cwd=source)
     assert done.returncode == 0, done.stderr
+    warnings = [line for line in done.stderr.splitlines() if "warning" in line.lower() and "byte-compiling" not in line]
+    assert not warnings
     return output / done.stdout.splitlines()[-1]
 
 
+def files_of_checkout():
+    """The files that git knows or would add, by their paths below the root; those of an unpacked sdist as they are."""
+    if not (ROOT / ".git").exists():
+        return (ROOT / "tvm_deconv.egg-info" / "SOURCES.txt").read_text().splitlines()
+    command = ["git", "ls-files", "-co", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [name for name in listed if (ROOT / name).is_file()]
+
+
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory):
+def source(tmp_path_factory):
+    """A copy of the tree."""
+    directory = tmp_path_factory.mktemp("source") / "source"
+    for name in files_of_checkout():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, directory / name)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def sdist(source, tmp_path_factory):
+    """An unpacked sdist of the copy."""
+    directory = tmp_path_factory.mktemp("sdist")
+    with tarfile.open(build("sdist", source, directory / "dist")) as archive:
+        archive.extractall(directory, filter="data")
+    (unpacked,) = (path for path in directory.iterdir() if path.name != "dist")
+    return unpacked
+
+
+@pytest.fixture(scope="module")
+def wheels(source, sdist, tmp_path_factory):
     """A wheel built from a copy of the tree, and one built from the sdist of that copy."""
     directory = tmp_path_factory.mktemp("wheels")
-    source = directory / "source"
-    for folder in FOLDERS.values():
-        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    with tarfile.open(build("sdist", source, directory / "dist")) as archive:
-        (unpacked,) = {member.name.partition("/")[0] for member in archive.getmembers()}
-        archive.extractall(directory, filter="data")
-    return {
-        "tree": build("wheel", source, directory / "from_tree"),
-        "sdist": build("wheel", directory / unpacked, directory / "from_sdist"),
-    }
+    return {"tree": build("wheel", source, directory / "tree"), "sdist": build("wheel", sdist, directory / "sdist")}
+
+
+def test_an_sdist_is_a_checkout(source, sdist):
+    """It has every file but GitHub's, with the same content and mode: its tests, examples and scripts work."""
+    for path in source.rglob("*"):
+        name = path.relative_to(source)
+        if path.is_file() and name.parts[0] not in (".github", "tvm_deconv.egg-info"):
+            assert (sdist / name).read_bytes() == path.read_bytes()
+            assert (sdist / name).stat().st_mode == path.stat().st_mode
+
+
+def test_nothing_else_is_in_an_sdist(source, sdist):
+    names = {path.relative_to(sdist) for path in sdist.rglob("*") if path.is_file()}
+    more = {str(name) for name in names if not (source / name).exists()}
+    assert more <= {"PKG-INFO", "setup.cfg"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", ["tree", "sdist"])
-def test_a_wheel_has_every_file(wheels, source):
-    with zipfile.ZipFile(wheels[source]) as archive:
+@pytest.mark.parametrize("origin", ["tree", "sdist"])
+def test_a_wheel_has_every_file(wheels, origin):
+    with zipfile.ZipFile(wheels[origin]) as archive:
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert files == set(map(str, installed_tree()))
 
