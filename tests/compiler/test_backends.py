@@ -53,7 +53,7 @@ def test_algorithms_keep_their_contract(problem, target):
         for plan in plans[:3]:
             assert min(plan.knobs.values(), default=0) >= 0
             assert algorithm.read(plan.knobs) == plan
-            assert load_imbalance(problem, Schedule.of(algorithm.name, plan.knobs), 1) == 1
+            assert load_imbalance(problem, algorithm, plan, 1) == 1
 
 
 @pytest.mark.parametrize(("problem", "target"), CASES)

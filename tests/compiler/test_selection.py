@@ -38,12 +38,18 @@ def test_an_adapted_schedule_is_one_of_the_problem(source, problem, target, draw
 
 
 def test_threads_without_a_task_cost_time():
-    schedule = schedules_of(SMALL, 1)[0]
-    assert load_imbalance(SMALL, schedule, 1) == 1
-    assert load_imbalance(SMALL, schedule, 1000) > 10
     alone = space(SMALL, V3)
+    algorithm, plan = named(alone[0].algorithm), alone[0].plan
+    assert load_imbalance(SMALL, algorithm, plan, 1) == 1
+    assert load_imbalance(SMALL, algorithm, plan, 1000) > 10
     assert {candidate.schedule for candidate in space(SMALL, V3, 8)} == {candidate.schedule for candidate in alone}
     assert min(candidate.cost for candidate in space(SMALL, V3, 8)) >= alone[0].cost
+
+
+def test_what_does_not_replay_costs_too_much():
+    schedule = space(SMALL, V3)[0].schedule
+    assert math.isfinite(selection.cost_of(SMALL, schedule, V3))
+    assert selection.cost_of(SMALL, schedule._replace(knobs=(("width", 3),)), V3) == math.inf
 
 
 def test_distance_counts_kernel_and_strides_most():

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from tvm_deconv.compiler.backends import backend_of, every_algorithm
@@ -43,10 +43,16 @@ _EPILOGUE = 0.25  # for another bias or activation
 
 @dataclass(frozen=True)
 class Candidate:
-    """A schedule with its relative cost by arithmetic."""
+    """A plan of an algorithm with its relative cost by arithmetic."""
 
-    schedule: Schedule
+    algorithm: str
+    plan: Plan
     cost: float
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The plan as logs have it. Of the tens of thousands of a space few are ever written."""
+        return Schedule.of(self.algorithm, self.plan.knobs)
 
 
 @dataclass(frozen=True)
@@ -87,19 +93,28 @@ def plan_of(schedule: Schedule) -> Plan:
 
 def candidates_of(problem: Problem, algorithm: AnyAlgorithm, target: Target) -> list[Candidate]:
     """Return every schedule of one algorithm that is worth considering, the cheapest first."""
-    plans = algorithm.candidates(problem, target)
-    return [Candidate(Schedule.of(algorithm.name, plan.knobs), cost) for cost, plan in plans]
+    return [Candidate(algorithm.name, plan, cost) for cost, plan in algorithm.candidates(problem, target)]
 
 
 def cost_of(problem: Problem, schedule: Schedule, target: Target) -> float:
     """Return the relative cost of a schedule by arithmetic; infinite if it is not worth considering."""
-    options = candidates_of(problem, named(schedule.algorithm), target)
-    return next((option.cost for option in options if option.schedule == schedule), math.inf)
+    algorithm = named(schedule.algorithm)
+    try:
+        plan = plan_of(schedule)
+    except ProblemError:
+        return math.inf
+    return _cost_of_plan(problem, algorithm, plan, target)
 
 
-def load_imbalance(problem: Problem, schedule: Schedule, threads: int) -> float:
+def _cost_of_plan(problem: Problem, algorithm: AnyAlgorithm, plan: Plan, target: Target) -> float:
+    return next((cost for cost, option in algorithm.candidates(problem, target) if option == plan), math.inf)
+
+
+def load_imbalance(problem: Problem, algorithm: AnyAlgorithm, plan: Plan, threads: int) -> float:
     """Return the makespan of the tasks of a call on `threads` threads relative to the ideal one, at least 1."""
-    tasks = named(schedule.algorithm).tasks(problem, plan_of(schedule))
+    if threads == 1:
+        return 1.0
+    tasks = algorithm.tasks(problem, plan)
     return -(-tasks // threads) * threads / tasks
 
 
@@ -113,9 +128,9 @@ def space(
         if (algorithms is None or algorithm.name in algorithms) and algorithm.supports(problem, target)
     )
     candidates = [
-        Candidate(candidate.schedule, candidate.cost * load_imbalance(problem, candidate.schedule, threads))
+        Candidate(algorithm.name, plan, cost * load_imbalance(problem, algorithm, plan, threads))
         for algorithm in supporting
-        for candidate in candidates_of(problem, algorithm, target)
+        for cost, plan in algorithm.candidates(problem, target)
     ]
     return sorted(candidates, key=lambda candidate: candidate.cost)
 
@@ -129,8 +144,7 @@ def default_schedule(problem: Problem, target: Target, algorithms: Collection[st
 def _default(problem: Problem, target: Target, algorithms: tuple[str, ...] | None) -> Candidate:
     """Return the schedule that arithmetic alone chooses, and its cost."""
     algorithm, plan = backend_of(target).default(problem, target, algorithms)
-    schedule = Schedule.of(algorithm.name, plan.knobs)
-    return Candidate(schedule, cost_of(problem, schedule, target))
+    return Candidate(algorithm.name, plan, _cost_of_plan(problem, algorithm, plan, target))
 
 
 def distance(schedule: Schedule, other: Schedule) -> float:
