@@ -54,8 +54,8 @@ class OnDevice:
         return capsule
 
 
-_FLAGS = ("-fPIC", "-O0", "-std=c++17", "-w", f"-I{SHIM}", f"-I{Path(tvm_ffi.__file__).parent / 'include'}")
-_FLAGS += ("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
+FLAGS = ("-fPIC", "-O0", "-std=c++17", "-w", f"-I{SHIM}", f"-I{Path(tvm_ffi.__file__).parent / 'include'}")
+FLAGS += ("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
 
 
 @functools.cache
@@ -63,7 +63,7 @@ def headers():
     """A folder with the precompiled headers: they take longer than most kernels."""
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    command = [find_compiler(), *_FLAGS, "-x", "c++-header", str(SHIM / "all.h"), "-o", f"{folder}/all.h.gch"]
+    command = [find_compiler(), *FLAGS, "-x", "c++-header", str(SHIM / "all.h"), "-o", f"{folder}/all.h.gch"]
     subprocess.run(command, check=True)
     return folder
 
@@ -74,7 +74,7 @@ def compile_for_cpu(sources, directory, name):
     path.write_text(for_cpu(sources))
     library = path.with_suffix(".so")
     libraries = Path(tvm_ffi.__file__).parent / "lib"
-    command = [find_compiler(), f"-I{headers()}", "-shared", *_FLAGS, str(path), "-o", str(library)]
+    command = [find_compiler(), f"-I{headers()}", "-shared", *FLAGS, str(path), "-o", str(library)]
     done = subprocess.run([*command, f"-L{libraries}", "-ltvm_ffi"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:4000]
     return tvm_ffi.load_module(str(library))

@@ -3,12 +3,13 @@
 import ctypes
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from support.cuda_kernels import SHIM
+from support.cuda_kernels import FLAGS, SHIM, headers
 
 import tvm_deconv as td
 from tvm_deconv import targets
@@ -45,7 +46,7 @@ if "tvm_deconv_wait2" in text:
     print("ptxas info : Used 128 registers, used 1 barriers, 400 bytes smem", file=sys.stderr)
 open(out + ".cc", "w").write(for_cpu(text))
 passed = [a for a in sys.argv if a[:2] in ("-I", "-L", "-l")]
-command = [{cc!r}, "-shared", "-fPIC", "-O0", "-std=c++17", "-w", "-I{shim}", out + ".cc", "-o", out, *passed]
+command = [{cc!r}, "-I{headers}", "-shared", *{flags!r}, out + ".cc", "-o", out, *passed]
 sys.exit(subprocess.run(command).returncode)
 """
 
@@ -65,7 +66,9 @@ def device(driver, tmp_path, monkeypatch):
     """A machine with a device and nvcc, for this process and those that it starts."""
     compiler = tmp_path / "nvcc"
     tests = str(Path(__file__).parents[1])
-    compiler.write_text(NVCC.format(python=sys.executable, tests=tests, cc=find_compiler(), shim=SHIM))
+    compiler.write_text(
+        NVCC.format(python=sys.executable, tests=tests, cc=find_compiler(), headers=headers(), flags=FLAGS)
+    )
     compiler.chmod(0o755)
     monkeypatch.setenv("NVCC", str(compiler))
     monkeypatch.setenv("LD_LIBRARY_PATH", str(driver))
@@ -126,6 +129,10 @@ def test_candidates_are_held_against_the_default(tmp_path):
         builder.build(problem.artifact_key, four)
 
 
+def _default():
+    return selection.default_schedule(PROBLEM, SM_90)
+
+
 def _plans(problem, **wanted):
     (algorithm,) = (algorithm for algorithm in ALGORITHMS if algorithm.name == "cuda_product")
     found = [plan for _, plan in algorithm.candidates(problem, SM_90)]
@@ -179,6 +186,84 @@ def test_the_device_as_a_machine():
         assert not output.intact(0xFF)
     with pytest.raises(DeviceError, match="cuDeviceGet says 101"):
         CudaMachine(1)
+
+
+def _counts():
+    """The graphs of the driver that are alive, and how many were launched so far."""
+    driver = ctypes.CDLL(targets.cuda.DRIVER)
+    return [ctypes.c_int.in_dll(driver, name).value for name in ("shim_graphs", "shim_launches")]
+
+
+def _copying(machine, size=64):
+    """A function that enqueues a copy on the machine's stream, and whether it was done."""
+    source, copy = machine.put(np.ones(size, np.uint8)), machine.put(np.zeros(size, np.uint8))
+    addresses = ctypes.c_uint64(copy.address), ctypes.c_uint64(source.address), ctypes.c_size_t(size)
+    return (
+        lambda: machine._ask("cuMemcpyDtoDAsync_v2", *addresses, machine._stream),
+        lambda: source is not None and machine.read(copy.address, (size,), np.dtype(np.uint8)).all(),
+    )
+
+
+@pytest.mark.usefixtures("device")
+def test_times_are_of_graphs_without_the_host():
+    """The time that the host takes for a call is not in the samples; all turns have theirs."""
+    machine, calls = CudaMachine(0), []
+    enqueue, done = _copying(machine)
+
+    def call(turn):
+        time.sleep(0.002)
+        calls.append(turn)
+        enqueue()
+
+    alive, launched = _counts()
+    times = machine.sample(call, 3, 2, 5)
+    assert len(times) == 5
+    assert max(times) < 0.002
+    assert calls == [0, 1, 2, 0, 1, 2]  # graphs that begin with the turns 0, 2 and 1, of two calls each
+    assert done()
+    assert _counts() == [alive, launched + 6]  # one more than are timed
+
+
+@pytest.mark.parametrize("why", ["capture is not permitted", "the call is not captured", "the call fails in a capture"])
+@pytest.mark.usefixtures("device")
+def test_calls_that_make_no_graph_are_timed_one_by_one(why, monkeypatch):
+    machine, calls = CudaMachine(0), []
+    enqueue, done = _copying(machine)
+    if why == "capture is not permitted":
+        monkeypatch.setenv("SHIM_NO_CAPTURE", "1")
+
+    def call(turn):
+        calls.append(turn)
+        if why == "the call fails in a capture":
+            machine._ask("cuCtxSynchronize")
+        if why != "the call is not captured":
+            enqueue()
+
+    alive, launched = _counts()
+    times = machine.sample(call, 3, 2, 5)
+    assert len(times) == 5
+    assert min(times) >= 0
+    assert calls[-12:] == [0, 1, 2, 0, 1, 2] * 2
+    assert done() == (why != "the call is not captured")
+    assert _counts() == [alive, launched]
+
+
+@pytest.mark.usefixtures("device")
+def test_candidates_are_timed_by_graphs(tmp_path):
+    machine = CudaMachine(0)
+    built = Builder(SM_90, tmp_path, CudaToolchain(nvcc.find_nvcc())).build(PROBLEM.artifact_key, _default())
+    data = machine.put(np.ones(PROBLEM.data_shape, np.float32))
+    bias = machine.put(np.ones(PROBLEM.bias_shape, np.float32))
+    packed = machine.put(np.ones(built.packed_elements, built.packed_dtype))
+    output = machine.output(PROBLEM.output_shape, np.dtype(np.float32))
+    bound = machine.bind(built.deconv, "deconv", (data, packed, bias, output.argument))
+    bound.run()
+    wanted = output.read()
+    output.poison(0xFF)
+    _, launched = _counts()
+    assert min(bound.sample(40, 2)) > 0
+    assert _counts()[1] == launched + 3
+    np.testing.assert_array_equal(output.read(), wanted)  # by the graphs, whose first turn is of these arrays
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 // Just enough of CUDA to run generated kernels on the CPU: every thread of a block is a fiber. One warp runs after the
 // other, up to the next barrier, forwards or backwards by chance, its lanes in step at each instruction of the warp.
-// Memory is the CPU's, streams mean nothing. Shared memory is spoilt before each block. An access that faults, or is not
+// Memory is the CPU's. Shared memory is spoilt before each block. An access that faults, or is not
 // aligned (which the compiler checks), is a failure of the kernel. What a warp reads too early shows, and what two warps
-// do to each other between barriers, as far as their order tells.
+// do to each other between barriers, as far as their order tells. Streams capture where the process has loaded the
+// driver of this folder; a kernel is loaded lazily then, which a capture does not permit.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +15,10 @@
 #include <cstring>
 #include <deque>
 #include <csignal>
+#include <dlfcn.h>
 #include <functional>
 #include <map>
+#include <set>
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <vector>
@@ -42,7 +45,9 @@ inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
-enum cudaError_t { cudaSuccess = 0, cudaErrorOfShim = 1, cudaErrorCudartUnloading = 4 };
+enum cudaError_t {
+  cudaSuccess = 0, cudaErrorOfShim = 1, cudaErrorCudartUnloading = 4, cudaErrorStreamCaptureUnsupported = 900
+};
 static const char* shim_failure;  // what a kernel did that a device does not define
 inline void shim_fail(const char* what) { if (!shim_failure) shim_failure = what; }
 typedef void* cudaStream_t;
@@ -132,8 +137,40 @@ struct ShimFaults {
   }
 };
 
+static std::set<const void*> shim_loaded;  // kernels
+struct cudaFuncAttributes {};
+
+template <typename Kernel>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Kernel* kernel) {
+  shim_loaded.insert((const void*)kernel);
+  return cudaSuccess;
+}
+
+// Returns whether `stream` captures, and makes `work` a node of its graph then.
+inline bool shim_captured(cudaStream_t stream, std::function<int()> work) {
+  void* driver = stream ? dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD) : nullptr;
+  auto captures = driver ? (bool (*)(void*))dlsym(driver, "shim_captures") : nullptr;
+  if (!captures || !captures(stream)) return false;
+  ((void (*)(void*, std::function<int()>*))dlsym(driver, "shim_node"))(stream, &work);
+  return true;
+}
+
+template <typename... Params, typename... Args>
+cudaError_t shim_launch(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args... args);
+
 template <typename... Params, typename... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args... args) {
+  bool loaded = shim_loaded.count((const void*)kernel);
+  if (shim_captured(config->stream, [=, config = *config] { return shim_launch(&config, kernel, args...); })) {
+    if (!loaded) shim_failure = "a kernel that is loaded while its stream captures";
+    return loaded ? cudaSuccess : cudaErrorStreamCaptureUnsupported;
+  }
+  shim_loaded.insert((const void*)kernel);
+  return shim_launch(config, kernel, args...);
+}
+
+template <typename... Params, typename... Args>
+cudaError_t shim_launch(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args... args) {
   unsigned threads = config->blockDim.x, warps = (threads + 31) / 32;
   shim_failure = nullptr;
   size_t given = config->dynamicSmemBytes, permitted = std::max(48 << 10, shim_permitted[(const void*)kernel]);

@@ -1,12 +1,19 @@
 // NVIDIA's driver as far as a search asks it: a device of capability 9.0 whose memory is the CPU's. Guards of every
-// allocation show what was written beyond it.
+// allocation show what was written beyond it. Work is done as it is enqueued, unless its stream captures: then it becomes
+// a node of a graph, and is done at each launch of that.
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <vector>
 
 namespace {
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+using Graph = std::vector<std::function<int()>>;
+struct Stream { Graph* captured = nullptr; };
+constexpr int not_permitted = 900;  // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+int begun;  // captures that have not ended
 }
 
 extern "C" {
@@ -25,7 +32,7 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
 }
 int cuDevicePrimaryCtxRetain(void** context, int) { *context = nullptr; return 0; }
 int cuCtxSetCurrent(void*) { return 0; }
-int cuCtxSynchronize() { return 0; }
+int cuCtxSynchronize() { return begun ? not_permitted : 0; }
 int cuMemAlloc_v2(uint64_t* address, size_t size) {
   *address = (uint64_t)aligned_alloc(256, (size + 255) / 256 * 256);
   return *address ? 0 : 2;
@@ -40,6 +47,49 @@ int cuEventRecord(void* event, void*) { *(double*)event = now(); return 0; }
 int cuEventSynchronize(void*) { return 0; }
 int cuEventElapsedTime(float* milliseconds, void* start, void* end) {
   *milliseconds = 1e3 * (*(double*)end - *(double*)start);
+  return 0;
+}
+int shim_graphs, shim_launches;  // graphs that are alive, launches of graphs so far
+// Returns whether `stream` captures; then the node is its.
+bool shim_captures(void* stream) { return stream && static_cast<Stream*>(stream)->captured; }
+void shim_node(void* stream, std::function<int()>* node) { static_cast<Stream*>(stream)->captured->push_back(*node); }
+int cuStreamCreate(void** stream, unsigned) { *stream = new Stream; return 0; }
+int cuStreamBeginCapture_v2(void* stream, int) {
+  if (!stream || getenv("SHIM_NO_CAPTURE")) return not_permitted;
+  static_cast<Stream*>(stream)->captured = new Graph;
+  ++begun, ++shim_graphs;
+  return 0;
+}
+int cuStreamEndCapture(void* stream, void** graph) {
+  *graph = static_cast<Stream*>(stream)->captured;
+  static_cast<Stream*>(stream)->captured = nullptr;
+  --begun;
+  return 0;
+}
+int cuGraphGetNodes(void* graph, void**, size_t* number) { *number = static_cast<Graph*>(graph)->size(); return 0; }
+int cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long long) {
+  ++shim_graphs;
+  *executable = new Graph(*static_cast<Graph*>(graph));
+  return 0;
+}
+int cuGraphUpload(void*, void*) { return 0; }
+int cuGraphLaunch(void* executable, void*) {
+  ++shim_launches;
+  for (const auto& node : *static_cast<Graph*>(executable))
+    if (int code = node()) return code;
+  return 0;
+}
+int cuGraphDestroy(void* graph) {
+  shim_graphs -= graph != nullptr;
+  delete static_cast<Graph*>(graph);
+  return 0;
+}
+int cuGraphExecDestroy(void* executable) { return cuGraphDestroy(executable); }
+int cuEventDestroy_v2(void* event) { delete static_cast<double*>(event); return 0; }
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t size, void* stream) {
+  std::function<int()> copy = [=] { return cuMemcpyDtoD_v2(to, from, size); };
+  if (!shim_captures(stream)) return copy();
+  shim_node(stream, &copy);
   return 0;
 }
 }

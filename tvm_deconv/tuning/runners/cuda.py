@@ -1,9 +1,11 @@
-"""Running candidates on a CUDA device, by NVIDIA's driver alone: memory, copies, and events around calls."""
+"""Running candidates on a CUDA device, by NVIDIA's driver alone: memory, copies, and events between graphs of calls."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -26,6 +28,7 @@ _GUARD = 256  # bytes before and behind an output
 _MOST_COPIES = 32
 _COPIED = 8  # the size of a copy whose rate is measured, in level-2 caches
 _ROUNDS = 5
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: nothing else happens in the process meanwhile
 #: Multiply-adds of a multiprocessor in one clock, by the type that is multiplied, from each capability on.
 _PER_CLOCK: dict[Capability, dict[str, int]] = {
     (8, 0): {"float32": 64, "float64": 32, "tf32": 512, "float16": 1024, "bfloat16": 1024},
@@ -121,14 +124,22 @@ class CudaMachine:
         # The CUDA runtime inside the candidates uses this context too.
         self._ask("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
         self._ask("cuCtxSetCurrent", context)
-        self._events = [ctypes.c_void_p(), ctypes.c_void_p()]
-        for event in self._events:
-            self._ask("cuEventCreate", ctypes.byref(event), 0)
+        # Work of other calls is on the legacy stream, which this one waits for.
+        self._stream = self._made("cuStreamCreate", 0)
 
     def _ask(self, function: str, *arguments: object) -> None:
         code = getattr(self._driver, function)(*arguments)
         if code:
-            raise DeviceError("device", f"cuda:{self.number}", f"NVIDIA's driver failed: {function} says {code}")
+            raise self._failure(function, code)
+
+    def _failure(self, function: str, code: int) -> DeviceError:
+        return DeviceError("device", f"cuda:{self.number}", f"NVIDIA's driver failed: {function} says {code}")
+
+    def _made(self, function: str, *arguments: object) -> ctypes.c_void_p:
+        """Return the handle that a function of the driver makes."""
+        handle = ctypes.c_void_p()
+        self._ask(function, ctypes.byref(handle), *arguments)
+        return handle
 
     def _attribute(self, attribute: int) -> int:
         value = ctypes.c_int()
@@ -164,8 +175,12 @@ class CudaMachine:
         """Measure the bytes per second of copies, read plus written."""
         size = _COPIED * self._attribute(_L2)
         source, copy = (_Memory(self, (size,), np.dtype(np.uint8)) for _ in range(2))
-        sample = self._timed(lambda _: self._copy(copy.address, source.address, size))
-        return 2 * size / min(sample(4, _ROUNDS))
+        addresses = ctypes.c_uint64(copy.address), ctypes.c_uint64(source.address), ctypes.c_size_t(size)
+        return (
+            2
+            * size
+            / min(self.sample(lambda _: self._ask("cuMemcpyDtoDAsync_v2", *addresses, self._stream), 1, 4, _ROUNDS))
+        )
 
     def attempt(self, seconds: float) -> AbstractContextManager[object]:  # noqa: ARG002
         """Return a context that does nothing."""
@@ -211,7 +226,7 @@ class CudaMachine:
                 nbytes = max(1, sum(memory.nbytes for memory in arguments))
                 for _ in range(min(_MOST_COPIES, 2 * self._attribute(_L2) // nbytes)):
                     turns.append(self._copies(arguments))
-            return self._timed(lambda call: function(*turns[call % len(turns)][1]))(number, repeat)
+            return self.sample(lambda turn: function(*turns[turn][1]), len(turns), number, repeat)
 
         return Bound(run, sample)
 
@@ -222,24 +237,71 @@ class CudaMachine:
             self._copy(copy.address, memory.address, memory.nbytes)
         return copies, [self._ffi.from_dlpack(copy) for copy in copies]
 
-    def _timed(self, call: Callable[[int], object]) -> Callable[[int, int], list[float]]:
-        """Return a function like `Bound.sample` that times `call(0)`, `call(1)`, ... by events."""
-        start, end = self._events
+    def sample(self, call: Callable[[int], object], turns: int, number: int, repeat: int) -> list[float]:
+        """Return `repeat` means of the seconds of `number` calls on the device, which take `turns`: `call(turn)`.
 
-        def sample(number: int, repeat: int) -> list[float]:
-            means = []
-            for _ in range(repeat):
-                milliseconds = ctypes.c_float()
-                self._ask("cuEventRecord", start, None)
-                for turn in range(number):
-                    call(turn)
-                self._ask("cuEventRecord", end, None)
-                self._ask("cuEventSynchronize", end)
-                self._ask("cuEventElapsedTime", ctypes.byref(milliseconds), start, end)
-                means.append(1e-3 * milliseconds.value / number)
-            return means
+        The calls of a mean are one graph, or are made one by one where they cannot be captured. The first graph is not
+        timed: while it runs, the host enqueues the others and the events between them.
+        """
+        with contextlib.ExitStack() as stack:
+            launches: dict[int, Callable[[], object]] = {}
+            for first in (run * number % turns for run in range(repeat + 1)):
+                if first not in launches:
+                    several = functools.partial(_several, call, first, turns, number)
+                    launches[first] = self._graph(several, number, stack)
+            events = [self._made("cuEventCreate", 0) for _ in range(repeat + 1)]
+            for event in events:
+                stack.callback(self._driver.cuEventDestroy_v2, event)
+            for run, event in enumerate(events):
+                launches[run * number % turns]()
+                self._ask("cuEventRecord", event, self._stream)
+            self._ask("cuEventSynchronize", events[-1])
+            return [self._seconds(start, end) / number for start, end in itertools.pairwise(events)]
 
-        return sample
+    def _seconds(self, start: ctypes.c_void_p, end: ctypes.c_void_p) -> float:
+        milliseconds = ctypes.c_float()
+        self._ask("cuEventElapsedTime", ctypes.byref(milliseconds), start, end)
+        return 1e-3 * milliseconds.value
+
+    def _graph(self, several: Callable[[], None], number: int, stack: contextlib.ExitStack) -> Callable[[], object]:
+        """Return a function that launches the `number` calls that `several` makes; graphs are gone with `stack`."""
+
+        def directly() -> None:
+            with self._ffi.use_raw_stream(self._ffi.device("cuda", self.number), self._stream.value):
+                several()
+
+        try:
+            graph = self._captured(directly, stack)
+        # tvm_ffi raises whatever class of error the C++ side names; a call that fails at all does so again.
+        except Exception:
+            return directly
+        nodes = ctypes.c_size_t()
+        self._ask("cuGraphGetNodes", graph, None, ctypes.byref(nodes))
+        if nodes.value < number:  # they went to another stream
+            return directly
+        executable = self._made("cuGraphInstantiateWithFlags", graph, ctypes.c_ulonglong(0))
+        stack.callback(self._driver.cuGraphExecDestroy, executable)
+        self._ask("cuGraphUpload", executable, self._stream)
+        return lambda: self._ask("cuGraphLaunch", executable, self._stream)
+
+    def _captured(self, work: Callable[[], None], stack: contextlib.ExitStack) -> ctypes.c_void_p:
+        """Return the graph of what `work` enqueues on the stream. Raises its errors, and those of the driver."""
+        graph = ctypes.c_void_p()
+        self._ask("cuStreamBeginCapture_v2", self._stream, _RELAXED)
+        try:
+            work()
+        finally:
+            # In any case: a stream that captures is of no other use.
+            code = self._driver.cuStreamEndCapture(self._stream, ctypes.byref(graph))
+            stack.callback(self._driver.cuGraphDestroy, graph)
+        if code:
+            raise self._failure("cuStreamEndCapture", code)
+        return graph
+
+
+def _several(call: Callable[[int], object], first: int, turns: int, number: int) -> None:
+    for turn in range(first, first + number):
+        call(turn % turns)
 
 
 class _CudaOutput:
