@@ -5,11 +5,13 @@ The compiler's packages take seconds to import and need not be installed: they a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tvm_deconv.errors import ProblemError
+from tvm_deconv.errors import BuildError, ProblemError
+from tvm_deconv.extras import install
 from tvm_deconv.problem import Problem, one_of
 from tvm_deconv.runtime import library
 from tvm_deconv.runtime.fallback import REFERENCE, Fallback
@@ -64,6 +66,19 @@ def load(
     return library.load(root, digest=digest, public_key=public_key, fallbacks=[_FALLBACKS[name] for name in names])
 
 
+@contextlib.contextmanager
+def _with_compiler() -> Iterator[None]:
+    """Raise BuildError in place of the ModuleNotFoundError of a package that only the extra compile has."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package == "tvm_deconv":
+            raise
+        raise BuildError("package", package, f"must be installed to compile: {install('compile')}") from None
+
+
+@_with_compiler()
 def compile(
     problems: Iterable[Problem],
     target: str | Sequence[str] = "native",
@@ -93,7 +108,8 @@ def compile(
     With `trials`, a search for better schedules precedes the build and keeps its results in `logs`; see `tuning.tune`.
     `on_trial` is called with each trial, and the servers of `rpc_tracker` measure if it is given.
 
-    Raises ProblemError, CompilerNotFound, BuildError, and the errors of `tune`.
+    Raises ProblemError, CompilerNotFound, BuildError, also where the extra compile is not installed, and the errors of
+    `tune`.
     """
     from tvm_deconv.compiler import current
     from tvm_deconv.compiler.requests import checked_problems

@@ -16,6 +16,7 @@ from tvm_deconv.artifact.files import fault_of_owner
 from tvm_deconv.artifact.manifest import Manifest, stem
 from tvm_deconv.artifact.sources import cache_stamp
 from tvm_deconv.errors import ArtifactError, BuildError, ProblemError
+from tvm_deconv.extras import install
 from tvm_deconv.problem import Problem
 from tvm_deconv.runtime import loader
 from tvm_deconv.runtime.process import LOG, Served
@@ -82,7 +83,7 @@ def directory() -> Path:
 
         stamp = cache_stamp()
     except (ModuleNotFoundError, PackageNotFoundError) as error:
-        rule = f"needs the package {error.name}: pip install 'tvm_deconv[compile]'"
+        rule = f"needs the package {error.name}: {install('compile')}"
         raise BuildError("fallback", "compile", rule) from None
     return Path(platformdirs.user_cache_path("tvm_deconv", appauthor=False)) / stamp
 

@@ -124,8 +124,8 @@ def test_sources_together_keep_their_names_apart():
 @pytest.mark.parametrize(
     ("name", "reader", "package", "install"),
     [
-        ("decoder.onnx", "onnx", "onnx", r"'tvm_deconv\[onnx\]'"),
-        ("layers.json", "problem_list", "msgspec", r"'tvm_deconv\[compile\]'"),
+        ("decoder.onnx", "onnx", "onnx", r".*\[onnx\]'"),
+        ("layers.json", "problem_list", "msgspec", r".*\[compile\]'"),
     ],
 )
 def test_missing_packages(monkeypatch, name, reader, package, install):

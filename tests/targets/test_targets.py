@@ -11,6 +11,7 @@ import pytest
 
 from tvm_deconv import schedules, targets
 from tvm_deconv.errors import ProblemError
+from tvm_deconv.extras import install
 from tvm_deconv.problem import Problem
 from tvm_deconv.targets import (
     CPU_TARGETS,
@@ -185,7 +186,7 @@ def test_microarchitectures_need_archspec(monkeypatch):
     monkeypatch.setitem(sys.modules, "archspec", None)
     with pytest.raises(ProblemError) as caught:
         get("znver4")
-    rule = f"must be one of {NAMES}; microarchitectures need archspec: pip install 'tvm_deconv[compile]'"
+    rule = f"must be one of {NAMES}; microarchitectures need archspec: {install('compile')}"
     assert str(caught.value) == f"target='znver4': {rule}"
 
 

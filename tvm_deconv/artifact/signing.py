@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_deconv.artifact import files
 from tvm_deconv.errors import ArtifactError, IntegrityError
+from tvm_deconv.extras import install
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -85,7 +86,7 @@ def _key(path: Path, *, private: bool) -> Any:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
     except ImportError:
-        raise ArtifactError(path, "needs the package cryptography: pip install 'tvm_deconv[sign]'") from None
+        raise ArtifactError(path, f"needs the package cryptography: {install('sign')}") from None
     try:
         data, _ = files.read(path.resolve(), _MAX_BYTES, ArtifactError, ArtifactError)
         key = load_pem_private_key(data, None) if private else load_pem_public_key(data)

@@ -125,9 +125,11 @@ def run(
 
 
 def microarchitecture_name() -> str:
-    """Return archspec's name of this machine's CPU."""
-    import archspec.cpu
-
+    """Return archspec's name of this machine's CPU, "unknown" if that package is not installed."""
+    try:
+        import archspec.cpu
+    except ModuleNotFoundError:
+        return "unknown"
     return str(archspec.cpu.host().name)
 
 

@@ -11,11 +11,10 @@ from rich.table import Table
 
 from tvm_deconv.cli.common import console, echo_warnings, progress_bar
 from tvm_deconv.cli.tune import LOGS, milliseconds
-from tvm_deconv.compiler import records
-from tvm_deconv.compiler.records import Log, Records
 from tvm_deconv.targets import detect_host, get, supported
 
 if TYPE_CHECKING:
+    from tvm_deconv.compiler.records import Log, Records
     from tvm_deconv.tuning.remeasure import Remeasured
 
 _EXISTING = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -33,9 +32,17 @@ def logs() -> None:
     """Merge, read, shorten and renew tuning logs."""
 
 
+def _log(directory: Path) -> Log:
+    from tvm_deconv.compiler.records import Log  # which needs packages of the extra compile
+
+    return Log(directory)
+
+
 def _read(root: Path, target: str | None = None) -> list[Records]:
     """Read a log; print a warning for each line that does not read."""
-    read = [records.read(name, root) for name in ([target] if target else Log(root).targets())]
+    from tvm_deconv.compiler import records
+
+    read = [records.read(name, root) for name in ([target] if target else _log(root).targets())]
     echo_warnings(warning for of_target in read for warning in of_target.warnings)
     return read
 
@@ -48,7 +55,7 @@ def merge(directory: Path, others: Sequence[Path]) -> None:
 
     Of records of the same trial under the same conditions the newest stays, whatever the order of directories.
     """
-    log = Log(directory)
+    log = _log(directory)
     before = [record for of_target in _read(directory) for record in of_target]
     log.merge([*before, *(record for other in others for of_target in _read(other) for record in of_target)])
     after = sum(1 for of_target in _read(directory) for _ in of_target)
@@ -99,7 +106,7 @@ def prune(directory: Path, target: str | None, keep: int) -> None:
 
     Records of unknown microarchitectures go where there are others of the problem.
     """
-    log = Log(directory)
+    log = _log(directory)
     for name in [target] if target else log.targets():
         before, after = log.prune(name, keep)
         click.echo(f"{directory}, {name}: {after} of {before} records kept")
@@ -119,7 +126,7 @@ def remeasure(directory: Path, target: str | None, jobs: int | None, threads: in
     from tvm_deconv.tuning.remeasure import remeasure as run
 
     runnable = [level.name for level in supported(detect_host().features)]
-    names = [target] if target else [name for name in Log(directory).targets() if name in runnable]
+    names = [target] if target else [name for name in _log(directory).targets() if name in runnable]
     if not names:
         raise click.ClickException(f"{directory}: no records for {', '.join(runnable)}, which this machine runs")
     found: list[Remeasured] = []

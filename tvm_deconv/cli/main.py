@@ -11,6 +11,7 @@ import io
 import sys
 
 from tvm_deconv.errors import DeconvError
+from tvm_deconv.extras import install
 
 try:
     import click
@@ -18,7 +19,7 @@ try:
     from tvm_deconv.cli import artifacts, bench, compile, doctor, logs, tune
 except ImportError as error:
     package = str(error.name).partition(".")[0]
-    raise SystemExit(f"tvm-deconv needs the package {package}: pip install 'tvm_deconv[compile]'") from None
+    raise SystemExit(f"tvm-deconv needs the package {package}: {install('cli')}") from None
 
 
 class _Commands(click.Group):
@@ -33,9 +34,8 @@ class _Commands(click.Group):
         except ModuleNotFoundError as error:
             if error.name is None or error.name.startswith("tvm_deconv"):
                 raise
-            raise click.ClickException(
-                f"this needs the package {error.name}: pip install 'tvm_deconv[compile]'"
-            ) from None
+            package = error.name.partition(".")[0]
+            raise click.ClickException(f"this needs the package {package}: {install('compile')}") from None
         except OSError as error:
             if error.errno == errno.EPIPE or error.strerror is None:
                 raise  # a pipe that nobody reads any more is no error, which click knows

@@ -15,6 +15,7 @@ import tvm_ffi
 from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.compiler.toolchain import run_compiler, version_text
 from tvm_deconv.errors import CompilerNotFound
+from tvm_deconv.extras import install
 from tvm_deconv.targets import CudaTarget
 
 #: The place of nvcc in NVIDIA's packages for Python, below site-packages: CUDA 13, CUDA 12.
@@ -64,7 +65,7 @@ def find_nvcc() -> str:
         for pattern in _IN_PACKAGES:
             for packaged in sorted(Path(folder).glob(pattern), reverse=True):
                 return str(packaged)
-    raise CompilerNotFound("nvcc", wanted, "was not found on PATH; install it: pip install 'tvm_deconv[cuda]'")
+    raise CompilerNotFound("nvcc", wanted, f"was not found on PATH; install it: {install('cuda')}")
 
 
 @functools.cache

@@ -91,7 +91,7 @@ def write_weights(layers: Iterable[FoundLayer], path: Path) -> list[str]:
     try:
         from safetensors.numpy import save
     except ImportError:
-        raise missing_package("weights", "safetensors", "'tvm_deconv[compile]'") from None
+        raise missing_package("weights", "safetensors", "compile") from None
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     content = save(arrays, {layer.name: layer.problem.key for layer in layers if layer.problem is not None})
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ try:
     import onnx.shape_inference
     from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 except ImportError:
-    raise missing_package("an ONNX model", "onnx", "'tvm_deconv[onnx]'") from None
+    raise missing_package("an ONNX model", "onnx", "onnx") from None
 
 _NATIVE_ERRORS = (
     DecodeError, EncodeError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError,

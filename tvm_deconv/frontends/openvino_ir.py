@@ -118,7 +118,7 @@ def _sampled_shapes(root: ET.Element, path: Path, ranges: Ranges) -> list[dict[s
     try:
         import openvino
     except ImportError:
-        raise missing_package("a range of extents of an IR", "openvino", "openvino") from None
+        raise missing_package("a range of extents of an IR", "openvino") from None
     found = []
     for values in samples(ranges):
         inputs = {

@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from tvm_deconv.errors import SourceError
+from tvm_deconv.extras import install
 from tvm_deconv.problem import Array
 from tvm_deconv.problem.arrays import numpy_dtype
 
 
-def missing_package(source: str, package: str, install: str) -> SourceError:
-    """Return the error of a reader whose package is not installed."""
-    return SourceError("source", source, f"needs the package {package}: pip install {install}")
+def missing_package(source: str, package: str, extra: str | None = None) -> SourceError:
+    """Return the error of a reader whose package is not installed; `extra` is that of ours which has it."""
+    command = f"pip install {package}" if extra is None else install(extra)
+    return SourceError("source", source, f"needs the package {package}: {command}")
 
 
 @np.errstate(all="ignore")

@@ -24,7 +24,7 @@ from tvm_deconv.problem import Epilogue, Problem
 try:
     import msgspec
 except ImportError:
-    raise missing_package("a list of problems", "msgspec", "'tvm_deconv[compile]'") from None
+    raise missing_package("a list of problems", "msgspec", "compile") from None
 
 
 class _Entry(msgspec.Struct, kw_only=True):

@@ -33,7 +33,7 @@ try:
     from torch.utils._pytree import tree_leaves
     from torch.utils.weak import WeakTensorKeyDictionary
 except ImportError:
-    raise missing_package("a module", "torch", "torch") from None
+    raise missing_package("a module", "torch") from None
 
 OPERATORS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

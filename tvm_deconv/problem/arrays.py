@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tvm_deconv.errors import SourceError
+from tvm_deconv.extras import install
 from tvm_deconv.problem.problem import Array
 
 BFLOAT16 = "bfloat16"
@@ -30,7 +31,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     try:
         import ml_dtypes
     except ImportError:
-        rule = "needs the package ml_dtypes: pip install 'tvm_deconv[compile]'"
+        rule = f"needs the package ml_dtypes: {install('compile')}"
         raise SourceError("source", "a bfloat16 constant", rule) from None
     dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
     return dtype

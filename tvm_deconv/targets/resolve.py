@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from tvm_deconv.errors import ProblemError
+from tvm_deconv.extras import install
 from tvm_deconv.targets.base import MAX_TARGET_VARIABLE, Target
 from tvm_deconv.targets.cpu import CPU_TARGETS, CpuTarget, microarchitectures, of_flags, supported
 from tvm_deconv.targets.cuda import CUDA_TARGETS
@@ -32,7 +33,7 @@ def get(name: str) -> Target:
     try:
         others = microarchitectures()
     except ModuleNotFoundError:
-        rule = f"must be one of {names}; microarchitectures need archspec: pip install 'tvm_deconv[compile]'"
+        rule = f"must be one of {names}; microarchitectures need archspec: {install('compile')}"
         raise ProblemError("target", name, rule) from None
     other = others.get(name)
     if isinstance(other, Target):

@@ -1,0 +1,39 @@
+"""How an extra of this package is added to the installation that runs: every message that names one asks here."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+
+def install(extra: str) -> str:
+    """Return the command that adds `extra`: from the checkout, wheel or repository that this was installed from."""
+    return f"pip install {_requirement(_origin(), extra)}"
+
+
+def _origin() -> dict[str, Any]:
+    """Return the record of this installation that PEP 610 describes; empty if it came from an index."""
+    for distribution in importlib.metadata.distributions(name="tvm_deconv"):  # a checkout may have one without a record
+        with contextlib.suppress(ValueError):
+            if record := distribution.read_text("direct_url.json"):
+                return dict(json.loads(record))
+    root = Path(__file__).parents[1]
+    return {"url": root.as_uri(), "dir_info": {}} if (root / "pyproject.toml").is_file() else {}
+
+
+def _requirement(origin: dict[str, Any], extra: str) -> str:
+    """Return what pip takes for an `origin`, the record of an installation that PEP 610 describes."""
+    name, url = f"tvm_deconv[{extra}]", str(origin.get("url", ""))
+    local = urlsplit(url).scheme == "file" and "vcs_info" not in origin
+    if local:
+        editable = "--editable " if origin.get("dir_info", {}).get("editable") else ""
+        return editable + shlex.quote(f"{unquote(urlsplit(url).path)}[{extra}]")
+    if url and "vcs_info" in origin:
+        version = origin["vcs_info"]
+        return shlex.quote(f"{name} @ {version['vcs']}+{url}@{version['commit_id']}")
+    return shlex.quote(f"{name} @ {url}" if url else name)
