@@ -1,5 +1,6 @@
 """The launcher, inside artifacts: each scenario runs in a process of its own that never imports tvm."""
 
+import ctypes.util
 import os
 import platform
 import re
@@ -43,13 +44,13 @@ mains = {{name: tvm_ffi.load_module(path)["deconv_with"] for name, path in paths
 set_threads, get_threads = libs["small"].tvm_deconv_set_num_threads, libs["small"].tvm_deconv_get_num_threads
 
 class Case:
-    def __init__(self, name, limit=0):
-        self.main, self.limit = mains[name], limit
+    def __init__(self, name, limit=0, host=0):
+        self.main, self.limit, self.host = mains[name], limit, host
         self.data = np.random.default_rng(0).random(SHAPES[name], dtype=np.float32)
         self.out = np.full_like(self.data, np.nan)
         self.wanted = self.data[:, ::-1] * np.float32(FACTORS[name]) + np.float32(1)
     def run(self):
-        self.main(self.limit, 0, self.data, self.out)
+        self.main(self.limit, 0, self.host, self.data, self.out)
     def check(self):
         self.out[:] = np.nan
         self.run()
@@ -115,7 +116,7 @@ def test_needs_only_the_c_library_and_ffi(artifacts):
         undefined = [line.split()[1] for line in symbols if line.split()[0] == "U"]
         assert all("@GLIBC" in name or name.startswith("TVMFFI") for name in undefined)
         assert not any("__TVMBackend" in line for line in symbols)  # nothing outside can overwrite the hooks
-        assert any(line.split()[1:] == ["u", "tvm_deconv_runtime_v4"] for line in symbols)
+        assert any(line.split()[1:] == ["u", "tvm_deconv_runtime_v5"] for line in symbols)
 
 
 def test_self_contained_with_one_pool(run):
@@ -154,11 +155,11 @@ Case("small").check()
 assert come_to(3)
 case = Case("small", 1 << 40)
 case.check()
-for wrong in (("1", 0), (0, None), (-1, 0), (0,), ()):
+for wrong in (("1", 0, 0), (0, None, 0), (0, 0, "0"), (-1, 0, 0), (0, 0), ()):
     try:
         case.main(*wrong)
     except TypeError as error:
-        assert str(error) == "threads, arena: must be integers, before the arguments of deconv"
+        assert str(error) == "threads, arena, host: must be integers, before the arguments of deconv"
     else:
         raise AssertionError(wrong)
 """)
@@ -183,6 +184,58 @@ gc.collect()
 ctypes.CDLL(None).dlclose(ctypes.c_void_p(handle))
 Case("large").check()
 assert come_to(3)
+""")
+
+
+def test_openmp_as_host(run):
+    # Its team computes in place of the pool: the same results, in the caller's rounding mode, on any number of threads.
+    if not ctypes.util.find_library("gomp"):
+        pytest.skip("no libgomp")
+    run("""
+class Host(ctypes.Structure):
+    _fields_ = [("parallel_for", ctypes.c_void_p), ("context", ctypes.c_void_p)]
+
+gomp, made = ctypes.CDLL("libgomp.so.1"), Host()
+libs["small"].tvm_deconv_make_openmp_host(ctypes.byref(made), ctypes.cast(gomp.GOMP_parallel, ctypes.c_void_p))
+host = ctypes.addressof(made)
+set_threads(4)
+gomp.omp_set_num_threads(4)
+before = len(os.listdir("/proc/self/task"))
+for name in SHAPES:
+    for limit in (0, 1, 2, 3, 9):
+        Case(name, limit, host).check()
+assert len(os.listdir("/proc/self/task")) == before + 3 and workers() == 0
+
+set_round = ctypes.CDLL("libm.so.6").fesetround
+case, serial = Case("large", 0, host), Case("large", 1)
+for mode in (0x800, 0):
+    set_round(mode)
+    case.run(), serial.run()
+    set_round(0)
+    assert np.array_equal(case.out, serial.out) and np.array_equal(case.out, case.wanted) == (mode == 0)
+
+failed = []
+def caller():
+    try:
+        for _ in range(20): Case("small", 0, host).check()
+    except BaseException as error:
+        failed.append(error)
+threads = [threading.Thread(target=caller) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert not failed, failed
+assert workers() == 0
+
+pid = os.fork()
+if pid == 0:  # OpenMP has no threads here, and would wait for them; the pool starts
+    try:
+        Case("small").check()
+        assert come_to(3)
+        os._exit(0)
+    finally:
+        os._exit(1)
+assert os.waitpid(pid, 0)[1] == 0
+case.check()
 """)
 
 
@@ -408,7 +461,7 @@ def _build_stress(folder: Path, *flags: str) -> Path:
     return program
 
 
-MOMENTS = [(mode, 1) for mode in ("failures", "lanes", "fork", "turns", "keep", "asleep")]
+MOMENTS = [(mode, 1) for mode in ("failures", "lanes", "fork", "turns", "keep", "asleep", "host")]
 
 
 @pytest.mark.parametrize(("mode", "rounds"), [*MOMENTS, ("storm", 1000), ("rendezvous", 30000)])
@@ -434,7 +487,7 @@ def sanitized(tmp_path_factory):
     pytest.skip(f"ThreadSanitizer does not run here: {tried.stderr.strip()[:200]}")
 
 
-@pytest.mark.parametrize(("mode", "rounds"), [("storm", 200), ("rendezvous", 1000)])
+@pytest.mark.parametrize(("mode", "rounds"), [("storm", 200), ("rendezvous", 1000), ("host", 1)])
 def test_no_data_race(sanitized, mode, rounds):
     done = subprocess.run([*sanitized, mode, str(rounds)], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

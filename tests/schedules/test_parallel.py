@@ -113,7 +113,7 @@ def test_the_threads_of_a_call_choose_the_plan(tmp_path):
     def least(threads, limit):
         before = launcher.tvm_deconv_set_num_threads(threads)
         out.fill(np.nan)
-        module["deconv_with"](limit, 0, data, packed, out)
+        module["deconv_with"](limit, 0, 0, data, packed, out)
         launcher.tvm_deconv_set_num_threads(before)
         return out.min()
 

@@ -16,6 +16,8 @@
  *   launcher_stress turns 1      a worker finds a job while as many threads compute as are configured
  *   launcher_stress keep 1       more workspace is given back than a thread may keep
  *   launcher_stress asleep 1     a job comes between a worker's last look at the clock and its sleep
+ *   launcher_stress host 1       threads that the program lends: they compute as the pool's do, in any order, late or
+ *                                not at all, and also in the middle of launches of their own
  *
  * Prints what failed and returns 1, else 0. The launcher is compiled with -D for the functions of the C library that
  * stand here as hooked_...
@@ -45,6 +47,13 @@ extern int (*__TVMBackendParallelBarrier)(int, Env *);
 int tvm_deconv_set_num_threads(int);
 int tvm_deconv_get_num_threads(void);
 int tvm_deconv_make_arena(void *, uint64_t, uint64_t, uint64_t);
+
+typedef void (*Body)(void *argument, size_t index);
+struct host {
+  void (*parallel_for)(void *context, size_t count, Body body, void *argument);
+  void *context;
+};
+void tvm_deconv_make_openmp_host(struct host *, void *);
 
 typedef struct {
   int32_t type_index;
@@ -88,6 +97,13 @@ static unsigned next_random(unsigned *state) { return (*state = *state * 1664525
 
 enum { CALLERS = 8, MOST_TASKS = 64 };
 
+/* Rounding, in the control register of vectors. */
+enum { NEAREST = 0, DOWNWARD = 0x2000, UPWARD = 0x4000, ROUNDING = 0x6000 };
+static int get_rounding(void) { return (int)__builtin_ia32_stmxcsr() & ROUNDING; }
+static void set_rounding(int mode) {
+  __builtin_ia32_ldmxcsr((__builtin_ia32_stmxcsr() & ~(unsigned)ROUNDING) | (unsigned)mode);
+}
+
 struct storm {
   int done[MOST_TASKS]; /* plain memory: only the launch orders these writes before the caller's reads */
   int tasks;
@@ -96,6 +112,7 @@ struct storm {
   Task task;
   void *data;
   unsigned work;
+  int rounding; /* of the caller */
 };
 
 struct nested {
@@ -119,6 +136,7 @@ static int empty_task(int task, Env *env, void *data) {
 static int storm_task(int task, Env *env, void *data) {
   struct storm *storm = data;
   if (task == 0) storm->tasks = env->num_task;
+  check(get_rounding() == storm->rounding, "tasks compute in the caller's mode");
   if (task == storm->fails) {
     if (task % 2) raise_object();
     return -1;
@@ -152,10 +170,46 @@ int __tvm_ffi_deconv(void *handle, const Any *arguments, int32_t count, Any *res
   return status;
 }
 
-static int call_with(int threads, void *memory, void *handle) {
-  Any arguments[] = {{1, 0, threads}, {1, 0, (intptr_t)memory}, {1, 0, 42}}, result;
-  return __tvm_ffi_deconv_with(handle, arguments, 3, &result);
+static int call_in(const struct host *host, int threads, void *memory, void *handle) {
+  Any arguments[] = {{1, 0, threads}, {1, 0, (intptr_t)memory}, {1, 0, (intptr_t)host}, {1, 0, 42}}, result;
+  return __tvm_ffi_deconv_with(handle, arguments, 4, &result);
 }
+
+static int call_with(int threads, void *memory, void *handle) { return call_in(NULL, threads, memory, handle); }
+
+/* A host that starts a thread for each part but the last, which is the caller's. */
+struct part {
+  Body body;
+  void *argument;
+  size_t index;
+};
+
+static void *part_main(void *part) {
+  int before = get_rounding();
+  ((struct part *)part)->body(((struct part *)part)->argument, ((struct part *)part)->index);
+  check(get_rounding() == before, "a host's thread keeps its mode");
+  return NULL;
+}
+
+static void *part_of_other(void *part) {
+  set_rounding(DOWNWARD); /* else that of the thread that starts it */
+  return part_main(part);
+}
+
+static void lend_threads(void *context, size_t count, Body body, void *argument) {
+  (void)context;
+  pthread_t threads[MOST_TASKS];
+  struct part parts[MOST_TASKS];
+  check(count >= 2 && count <= MOST_TASKS, "a host is asked for as many threads as there are tasks for");
+  for (size_t i = 0; i < count; ++i) {
+    parts[i] = (struct part){body, argument, i};
+    if (i + 1 < count) pthread_create(&threads[i], NULL, part_of_other, &parts[i]);
+  }
+  part_main(&parts[count - 1]);
+  for (size_t i = 0; i + 1 < count; ++i) pthread_join(threads[i], NULL);
+}
+
+static const struct host lender = {lend_threads, NULL};
 
 static pthread_barrier_t start;
 
@@ -174,7 +228,8 @@ static void *storm_caller(void *argument) {
     if (next_random(&seed) % 32 == 0) usleep(next_random(&seed) % 200);
     if (round % 64 == 0) pthread_barrier_wait(&start);
     storm.asked = asked, storm.task = storm_task, storm.data = &storm;
-    int status = call_with(limit, next_random(&seed) % 2 ? arena : NULL, &storm);
+    const struct host *host = next_random(&seed) % 4 ? NULL : &lender;
+    int status = call_in(host, limit, next_random(&seed) % 2 ? arena : NULL, &storm);
     if (storm.fails >= 0 && storm.fails < storm.tasks) { /* tasks are claimed in order: the first three all run */
       check(status == -1 && raised != NULL, "a failed task fails the launch and leaves an error");
       TVMFFIObjectDecRef(raised);
@@ -524,6 +579,157 @@ static void run_asleep(void) {
 
 /* ---- cost -------------------------------------------------------------------------------------------------------- */
 
+/* ---- hosts ------------------------------------------------------------------------------------------------------- */
+
+static void lend_nothing(void *context, size_t count, Body body, void *argument) {
+  (void)context, (void)count, (void)body, (void)argument;
+}
+
+static void lend_only_others(void *context, size_t count, Body body, void *argument) {
+  (void)context;
+  for (size_t i = 0; i < count; ++i) {
+    struct part part = {body, argument, i};
+    pthread_t thread;
+    pthread_create(&thread, NULL, part_of_other, &part);
+    pthread_join(thread, NULL);
+  }
+}
+
+/* Another call, in the caller's thread, while its own tasks are under way: so a host's thread may take other work. */
+static void lend_for_two(void *context, size_t count, Body body, void *argument) {
+  struct storm *other = context;
+  pthread_t thread;
+  struct part part = {body, argument, 0};
+  pthread_create(&thread, NULL, part_of_other, &part);
+  other->rounding = get_rounding();
+  check(call_in(&lender, 0, arena, other) == 0, "a call in the middle of another");
+  for (size_t i = 1; i < count; ++i) body(argument, i);
+  pthread_join(thread, NULL);
+}
+
+/* A thread that has a launch of its own under way computes tasks of another. */
+static struct part *_Atomic mailbox;
+
+static void give_to_mailbox(void *context, size_t count, Body body, void *argument) {
+  (void)context, (void)count;
+  static struct part part;
+  part = (struct part){body, argument, 0};
+  atomic_store(&mailbox, &part);
+  while (atomic_load(&mailbox)) sched_yield();
+}
+
+static void take_from_mailbox(void *context, size_t count, Body body, void *argument) {
+  (void)context;
+  while (!atomic_load(&mailbox)) sched_yield();
+  part_main(atomic_load(&mailbox));
+  atomic_store(&mailbox, NULL);
+  for (size_t i = 0; i < count; ++i) body(argument, i);
+}
+
+static const struct host giver = {give_to_mailbox, NULL}, taker = {take_from_mailbox, NULL};
+
+static void *giver_main(void *storm) {
+  check(call_in(&giver, 0, arena, storm) == 0, "a call whose host is busy");
+  return NULL;
+}
+
+/* With what its threads are started, GOMP_parallel enters a team that is larger than was asked for. */
+static void gomp_parallel(void (*function)(void *), void *data, unsigned threads, unsigned flags) {
+  check(threads == 0 && flags == 0, "the team is the program's own");
+  struct part parts[6];
+  pthread_t others[6];
+  for (int i = 0; i < 6; ++i) {
+    parts[i] = (struct part){(Body)(void *)function, data, 0};
+    pthread_create(&others[i], NULL, part_of_other, &parts[i]);
+  }
+  function(data);
+  for (int i = 0; i < 6; ++i) pthread_join(others[i], NULL);
+}
+
+static atomic_int crowd, largest_crowd;
+
+static int crowd_task(int task, Env *env, void *data) {
+  (void)task, (void)env, (void)data;
+  int now = atomic_fetch_add(&crowd, 1) + 1, largest = atomic_load(&largest_crowd);
+  while (now > largest && !atomic_compare_exchange_weak(&largest_crowd, &largest, now)) continue;
+  usleep(1000);
+  atomic_fetch_sub(&crowd, 1);
+  return 0;
+}
+
+static void *crowd_main(void *host) {
+  struct storm storm = {.task = crowd_task, .asked = 40};
+  call_in(host, 2, NULL, &storm);
+  return NULL;
+}
+
+static void check_storm(const struct host *host, int asked, void *memory) {
+  struct storm storm = {.fails = -1, .asked = asked, .task = storm_task, .data = &storm, .rounding = UPWARD};
+  set_rounding(UPWARD);
+  check(call_in(host, 0, memory, &storm) == 0 && raised == NULL, "the launch succeeds");
+  check(get_rounding() == UPWARD, "the caller keeps its mode");
+  set_rounding(NEAREST);
+  check(storm.tasks == (asked ? asked : 4), "the number of tasks");
+  for (int i = 0; i < MOST_TASKS; ++i) check(storm.done[i] == (i < storm.tasks), "every task runs once");
+}
+
+static void run_hosts(void) {
+  static const struct host nobody = {lend_nothing, NULL}, others = {lend_only_others, NULL};
+  struct host openmp;
+  tvm_deconv_make_openmp_host(&openmp, (void *)gomp_parallel);
+  const struct host *hosts[] = {&lender, &nobody, &others, &openmp};
+  tvm_deconv_set_num_threads(4);
+  check(tvm_deconv_make_arena(arena, sizeof arena, 2048, 1024) == 3, "an arena has as many lanes as there is room for");
+  for (int round = 0; round < 200; ++round) {
+    check_storm(hosts[round % 4], round % 3 ? 0 : 1 + round % MOST_TASKS, round % 2 ? arena : NULL);
+    check(*(uint64_t *)arena == 0, "every lane is given back");
+  }
+  check(atomic_load(&threads_created) == 0, "a host's threads are in place of the pool's");
+
+  crowd_main(&openmp);
+  check(atomic_load(&largest_crowd) == 2, "a call keeps to its limit in a larger team");
+  tvm_deconv_set_num_threads(2);
+  pthread_t caller;
+  pthread_create(&caller, NULL, crowd_main, (void *)&lender);
+  crowd_main((void *)&lender);
+  pthread_join(caller, NULL);
+  check(atomic_load(&largest_crowd) == 2, "callers share the number of threads");
+
+  atomic_int arrived = 0;
+  struct storm both = {.task = rendezvous_task, .data = &arrived, .asked = 2};
+  check(call_in(&lender, 0, arena, &both) == 0, "a host's threads compute at the same time");
+  arrived = 0;
+  struct storm failing = {.task = failing_task, .data = &arrived, .asked = 2};
+  check(call_in(&lender, 0, arena, &failing) == -1 && raised, "the call fails, in the caller or not");
+  TVMFFIErrorMoveFromRaised(&(void *){NULL});
+  check(*(uint64_t *)arena == 0, "every lane is given back, that of a host's thread too");
+  check(atomic_load(&live_errors) == 1, "the second error object is freed");
+  atomic_int begun = 0;
+  struct storm first = {.task = first_fails, .data = &begun, .asked = MOST_TASKS};
+  check(call_in(&lender, 0, NULL, &first) == -1 && atomic_load(&begun) < MOST_TASKS / 2, "no task begins after that");
+  TVMFFIErrorMoveFromRaised(&(void *){NULL});
+  arrived = 0;
+  struct filled filled = {.caller = pthread_self()};
+  struct storm filling = {.task = filling_task, .data = &filled, .asked = 2};
+  check(call_in(&lender, 0, arena, &filling) == 0, "lanes lie apart in a host's threads");
+
+  tvm_deconv_set_num_threads(4);
+  struct storm inner = {.fails = -1, .task = storm_task, .data = &inner};
+  const struct host stealing = {lend_for_two, &inner};
+  for (int round = 0; round < 50; ++round) check_storm(&stealing, 0, arena);
+  check(inner.tasks == 4 && inner.done[3] == 50, "the call in the middle has its own limit and tasks");
+  for (int round = 0; round < 50; ++round) {
+    struct storm given = {.fails = -1, .task = storm_task, .data = &given};
+    pthread_t thread;
+    pthread_create(&thread, NULL, giver_main, &given);
+    check_storm(&taker, 0, arena);
+    pthread_join(thread, NULL);
+    check(given.done[0] == 1 && given.done[3] == 1, "a thread computes for another in the middle of its own launch");
+    check(*(uint64_t *)arena == 0, "every lane is given back");
+  }
+  check(atomic_load(&threads_created) == 0, "the pool has not started");
+}
+
 struct arrival {
   atomic_int arrived;
   double when; /* a helper began its task */
@@ -619,5 +825,6 @@ int main(int argc, char **argv) {
   if (strcmp(argv[1], "turns") == 0) run_turns();
   if (strcmp(argv[1], "keep") == 0) run_keep();
   if (strcmp(argv[1], "asleep") == 0) run_asleep();
+  if (strcmp(argv[1], "host") == 0) run_hosts();
   return atomic_load(&failures) != 0;
 }

@@ -128,7 +128,7 @@ def _calls(layer: Layer, artifact: Artifact) -> list[Figure]:
     before = threads.get_num_threads()
     try:
         threads.set_num_threads(1)
-        kernel = _smallest(lambda: deconv(0, 0, data, constant, out))
+        kernel = _smallest(lambda: deconv(0, 0, 0, data, constant, out))
         figures = {
             "smallest kernel, called directly": kernel,
             "call of a Layer with out, above that": _smallest(lambda: layer(data, out)) - kernel,
@@ -145,7 +145,7 @@ def _launches(rounds: int) -> list[Figure]:
     library = threads.launcher()
     assert library is not None  # an artifact is loaded
     table = ctypes.cast(
-        ctypes.c_void_p.in_dll(library, "tvm_deconv_runtime_v4").value or 0, ctypes.POINTER(ctypes.c_void_p)
+        ctypes.c_void_p.in_dll(library, "tvm_deconv_runtime_v5").value or 0, ctypes.POINTER(ctypes.c_void_p)
     )
     launch = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)(table[0] or 0)
     c = ctypes.CDLL(None)

@@ -30,7 +30,7 @@ static const OrtApi *ort;
 
 /* `Facts` in operator.py is the same structure. */
 struct facts {
-  void *deconv;       /* tvm_ffi's function (threads, arena, data, *constants, out) */
+  void *deconv;       /* tvm_ffi's function (threads, arena, host, data, *constants, out) */
   void *constants[2]; /* packed filter, and bias or NULL: tensors of tvm_ffi */
   int32_t threads;    /* that a call may use, 0: no limit */
   int32_t rank;
@@ -182,10 +182,11 @@ static DLTensor tensor_of(const struct facts *facts, void *memory, int64_t *shap
 }
 
 static OrtStatus *run(const struct facts *facts, DLTensor *data, DLTensor *out) {
-  TVMFFIAny arguments[6], result = {.type_index = kTVMFFINone};
+  TVMFFIAny arguments[7], result = {.type_index = kTVMFFINone};
   int count = 0;
   arguments[count++] = (TVMFFIAny){.type_index = kTVMFFIInt, .v_int64 = facts->threads};
   arguments[count++] = (TVMFFIAny){.type_index = kTVMFFIInt, .v_int64 = 0}; /* the thread's own workspace */
+  arguments[count++] = (TVMFFIAny){.type_index = kTVMFFIInt, .v_int64 = 0}; /* the launcher's pool */
   arguments[count++] = tensor_argument(data);
   for (int i = 0; i < 2; ++i)
     if (facts->constants[i]) {

@@ -79,14 +79,14 @@ class HostCall:
         if not problem.dynamic and 0 in problem.output_shape:
             self._deconv = _compute_nothing
         elif served.manifest is None:  # NumPy computes, on threads and in memory of its own
-            self._deconv = lambda _threads, _arena, *arguments: served.artifact(*arguments)
+            self._deconv = lambda _threads, _arena, _host, *arguments: served.artifact(*arguments)
         self._arena = 0
         if workspace is not None and served.manifest is not None:
             self._workspace = _workspace_memory(workspace, served.manifest)
             self._arena = make_arena(self._workspace, served.manifest.lane_bytes, served.manifest.shared_bytes)
 
-    def run(self, data: Any, out: Any = None, threads: int | None = None) -> Any:
-        """Return the output for `data`; see `Layer`."""
+    def run(self, data: Any, out: Any = None, threads: int | None = None, host: int = 0) -> Any:
+        """Return the output for `data`; see `Layer`. `host` is the address of a `threads.Host`."""
         limit = 0 if threads is None else checked_limit(threads)
         # The fast path: plain arrays of NumPy that need no conversion.
         shape = self._output_shapes.get(data.shape) if type(data) is np.ndarray else None
@@ -98,13 +98,13 @@ class HostCall:
                 result = out
             if result is not None:
                 try:
-                    self._deconv(limit, self._arena, data, *self.constants, result)
+                    self._deconv(limit, self._arena, host, data, *self.constants, result)
                 except _REFUSALS as error:
                     raise self._refused(error) from error
                 return result
-        return self.compute(arrays.borrow("data", data), out, {}, limit)
+        return self.compute(arrays.borrow("data", data), out, {}, limit, host)
 
-    def compute(self, data: Borrowed, out: Any, others: dict[str, Array], limit: int = 0) -> Any:
+    def compute(self, data: Borrowed, out: Any, others: dict[str, Array], limit: int = 0, host: int = 0) -> Any:
         """Check `data` and `out`, which must not overlap each other or `others`, and return the output."""
         arrays.check_type("data", data.dtype, [self._problem.dtype])
         shape = self._output_shape(data.view)
@@ -120,7 +120,7 @@ class HostCall:
             arrays.check_output(result, {"data": data.view, **others})
         if result.size:
             try:
-                self._deconv(limit, self._arena, arrays.readable(data.view), *self.constants, result)
+                self._deconv(limit, self._arena, host, arrays.readable(data.view), *self.constants, result)
             except _REFUSALS as error:
                 raise self._refused(error) from error
         if out is None:

@@ -43,6 +43,8 @@ def attach(path: str) -> None:
     library = ctypes.CDLL(path)
     library.tvm_deconv_set_num_threads.argtypes = [ctypes.c_int]
     library.tvm_deconv_get_num_threads.argtypes = []
+    library.tvm_deconv_make_openmp_host.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.tvm_deconv_make_openmp_host.restype = None
     library.tvm_deconv_make_arena.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64]
     with _launcher.lock:
         if _launcher.library is None:
@@ -100,3 +102,18 @@ def make_arena(memory: npt.NDArray[np.uint8], lane_bytes: int, shared_bytes: int
     address = memory.ctypes.data
     library.tvm_deconv_make_arena(address, memory.nbytes, lane_bytes, shared_bytes)
     return address
+
+
+class Host(ctypes.Structure):
+    """`struct host` of the launcher: threads of the program around, to pass to calls by its address while it lives."""
+
+    _fields_ = (("parallel_for", ctypes.c_void_p), ("context", ctypes.c_void_p))
+
+
+def openmp_host(gomp_parallel: int) -> Host:
+    """Return a host of the threads of an OpenMP, given the address of its function `GOMP_parallel`."""
+    library = _launcher.library
+    assert library is not None  # an artifact is loaded
+    host = Host()
+    library.tvm_deconv_make_openmp_host(ctypes.byref(host), gomp_parallel)
+    return host

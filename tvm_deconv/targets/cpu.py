@@ -30,7 +30,13 @@ _ALSO_NEEDED = {"sapphirerapids": frozenset({"avx512_fp16", "avx_vnni"})}
 
 #: The functions of the launcher, which every library for CPUs is linked with.
 LAUNCHER_SYMBOLS = frozenset(
-    {"__tvm_ffi_deconv_with", *(f"tvm_deconv_{name}" for name in ("get_num_threads", "set_num_threads", "make_arena"))}
+    {
+        "__tvm_ffi_deconv_with",
+        "tvm_deconv_get_num_threads",
+        "tvm_deconv_make_arena",
+        "tvm_deconv_make_openmp_host",
+        "tvm_deconv_set_num_threads",
+    }
 )
 
 

@@ -6,7 +6,7 @@
  * so an artifact needs no TVM runtime library, and nothing outside can overwrite the slots.
  *
  * One pool per process. Each artifact carries a copy of this code, but all of them reach it through one pointer,
- * `tvm_deconv_runtime_v4`, bound as STB_GNU_UNIQUE: the dynamic linker resolves it to the same copy in every artifact,
+ * `tvm_deconv_runtime_v5`, bound as STB_GNU_UNIQUE: the dynamic linker resolves it to the same copy in every artifact,
  * also under RTLD_LOCAL, and never unloads that copy. Code, data and thread-local storage in use are therefore always
  * those of the artifact loaded first. A change of `struct runtime` or of its meaning needs a new suffix.
  *
@@ -18,6 +18,8 @@
  *   4. Leaving, it wakes a sleeper if another open job could use one.
  * So a caller never waits for a thread that has not started, concurrent callers share what is free, and a caller who
  * gets no helper computes everything itself. All waiting is on Linux futexes; nothing takes a lock but thread creation.
+ *
+ * A call may name a host: threads of the program around it, which compute in place of the pool's workers.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -71,6 +73,15 @@ enum {
 };
 static const size_t WORKSPACE_KEEP = (size_t)256 << 20; /* free bytes kept by a thread */
 
+/*
+ * The threads of the program around a call. `parallel_for` calls body(argument, i) once for each i below `count`, in any
+ * threads, and returns after the last has returned. It may leave calls out: the caller does what is left.
+ */
+struct host {
+  void (*parallel_for)(void *context, size_t count, void (*body)(void *argument, size_t index), void *argument);
+  void *context;
+};
+
 struct runtime {
   int (*launch)(FTVMParallelLambda lambda, void *cdata, int num_task);
   void *(*alloc_workspace)(uint64_t nbytes);
@@ -80,6 +91,7 @@ struct runtime {
   int (*make_arena)(void *memory, uint64_t nbytes, uint64_t lane_bytes, uint64_t shared_bytes);
   int (*call)(TVMFFISafeCall function, void *handle, const TVMFFIAny *args, int32_t num_args, TVMFFIAny *result);
   int (*call_threads)(void);
+  void (*make_openmp_host)(struct host *host, void *gomp_parallel);
 };
 
 /* ---- job --------------------------------------------------------------------------------------------------------- */
@@ -90,8 +102,9 @@ static const uint32_t GATE_OPEN = 1u << 31;
 
 struct job {
   _Alignas(CACHE_LINE) _Atomic uint32_t gate;
-  FTVMParallelLambda lambda; /* these five are written before the gate opens */
+  FTVMParallelLambda lambda; /* these six are written before the gate opens */
   void *cdata;
+  struct thread *caller;
   struct arena *arena; /* of the caller, or NULL */
   unsigned float_mode; /* of the caller */
   _Atomic int tasks; /* atomic because a thread without a seat looks at it */
@@ -121,9 +134,10 @@ static struct {
 static struct job jobs[MAX_JOBS];
 static struct worker workers[MAX_THREADS];
 
-static _Thread_local struct {
+static _Thread_local struct thread {
   bool inside; /* this thread runs a task: launches from here are serial */
   int limit;   /* threads that the call under way may use; 0: no limit */
+  const struct host *host; /* of the call under way, or NULL: the pool */
   struct arena *arena; /* where its workspace comes from, while there is room; NULL: the thread's own blocks */
   char *lane;          /* its part of the arena while it has blocks there, else NULL */
   int lane_number;
@@ -264,19 +278,25 @@ static void leave_seat(struct job *job) {
 
 static void leave_lane(void);
 
+/* Computes tasks of another thread's job, as it would. A host's thread may be in the middle of a launch of its own. */
+static void run_tasks_of_other(struct job *job) {
+  struct thread mine = self;
+  unsigned float_mode = get_float_mode();
+  set_float_mode(job->float_mode);
+  self = (struct thread){.arena = job->arena};
+  run_tasks(job);
+  leave_lane();
+  self = mine;
+  set_float_mode(float_mode);
+}
+
 static bool help(void) {
   struct job *job = find_joinable();
   if (!job || !take_turn()) return false;
   if (take_seat(job)) {
     atomic_fetch_sub(&pool.spinning, 1);
     call_helpers();
-    unsigned float_mode = get_float_mode();
-    set_float_mode(job->float_mode);
-    self.arena = job->arena;
-    run_tasks(job);
-    leave_lane();
-    self.arena = NULL;
-    set_float_mode(float_mode);
+    run_tasks_of_other(job);
     atomic_fetch_add(&pool.spinning, 1);
     atomic_fetch_sub(&pool.running, 1);
     leave_seat(job);
@@ -468,43 +488,100 @@ static int call_threads(void) {
   return self.limit ? min_int(threads, self.limit) : threads;
 }
 
+static void fill_job(struct job *job, FTVMParallelLambda lambda, void *cdata, int tasks) {
+  job->lambda = lambda;
+  job->cdata = cdata;
+  job->caller = &self;
+  job->arena = self.arena;
+  job->float_mode = get_float_mode();
+  job->error = NULL;
+  atomic_store_explicit(&job->tasks, tasks, memory_order_relaxed);
+  atomic_store_explicit(&job->status, 0, memory_order_relaxed);
+  atomic_store_explicit(&job->next, 0, memory_order_relaxed);
+}
+
+/* What a host calls in its threads. One that comes late, or while enough others compute, returns at once. */
+static void run_in_host(void *argument, size_t index) {
+  (void)index;
+  struct job *job = argument;
+  if (job->caller == &self) {
+    run_tasks(job);
+  } else if (take_turn()) {
+    run_tasks_of_other(job);
+    atomic_fetch_sub(&pool.running, 1);
+  }
+}
+
+static int launch_in_host(struct job *job, int threads, void **error) {
+  self.host->parallel_for(self.host->context, (size_t)threads, run_in_host, job);
+  run_tasks(job); /* if the host has left any */
+  *error = job->error;
+  return atomic_load(&job->status);
+}
+
+static int launch_in_pool(struct job *job, int helpers, bool room, void **error) {
+  int needed = min_int(atomic_load(&pool.threads) - 1, atomic_load(&pool.startable));
+  if (atomic_load(&pool.workers) < needed) start_workers(needed);
+  atomic_store(&job->gate, GATE_OPEN | (uint32_t)helpers << SEAT_BITS);
+  if (room) call_helpers();
+  run_tasks(job);
+  wait_for_helpers(job);
+  *error = job->error;
+  return atomic_load(&job->status);
+}
+
 static int launch(FTVMParallelLambda lambda, void *cdata, int num_task) {
   if (self.inside) return run_serially(lambda, cdata, num_task > 0 ? num_task : 1);
   int threads = call_threads();
   int tasks = num_task > 0 ? num_task : threads;
   int helpers = min_int(threads, tasks) - 1;
-  int status;
+  int status, slot;
   void *error = NULL;
 
   int running = atomic_fetch_add(&pool.running, 1) + 1;
-  int slot = helpers > 0 ? take_slot() : -1;
-  if (slot < 0) {
+  if (helpers > 0 && self.host) {
+    struct job job;
+    fill_job(&job, lambda, cdata, tasks);
+    status = launch_in_host(&job, helpers + 1, &error);
+  } else if (helpers > 0 && (slot = take_slot()) >= 0) {
+    fill_job(&jobs[slot], lambda, cdata, tasks);
+    status = launch_in_pool(&jobs[slot], helpers, running < atomic_load(&pool.threads), &error);
+    atomic_fetch_and(&pool.used, ~(UINT64_C(1) << slot));
+  } else {
     status = run_serially(lambda, cdata, tasks);
     if (status) TVMFFIErrorMoveFromRaised(&error);
-  } else {
-    int needed = min_int(atomic_load(&pool.threads) - 1, atomic_load(&pool.startable));
-    if (atomic_load(&pool.workers) < needed) start_workers(needed);
-    struct job *job = &jobs[slot];
-    job->lambda = lambda;
-    job->cdata = cdata;
-    job->arena = self.arena;
-    job->float_mode = get_float_mode();
-    atomic_store_explicit(&job->tasks, tasks, memory_order_relaxed);
-    job->error = NULL;
-    atomic_store_explicit(&job->status, 0, memory_order_relaxed);
-    atomic_store_explicit(&job->next, 0, memory_order_relaxed);
-    atomic_store(&job->gate, GATE_OPEN | (uint32_t)helpers << SEAT_BITS);
-    if (running < atomic_load(&pool.threads)) call_helpers();
-    run_tasks(job);
-    wait_for_helpers(job);
-    status = atomic_load(&job->status);
-    error = job->error;
-    atomic_fetch_and(&pool.used, ~(UINT64_C(1) << slot));
   }
   atomic_fetch_sub(&pool.running, 1);
   call_helpers();
   if (status) raise_error(status, error);
   return status;
+}
+
+/* ---- OpenMP ------------------------------------------------------------------------------------------------------ */
+
+typedef void (*GompParallel)(void (*function)(void *), void *data, unsigned threads, unsigned flags);
+
+struct team {
+  void (*body)(void *argument, size_t index);
+  void *argument;
+  size_t count;
+  _Atomic size_t next;
+};
+
+static void run_in_team(void *data) {
+  struct team *team = data;
+  size_t index = atomic_fetch_add(&team->next, 1);
+  if (index < team->count) team->body(team->argument, index);
+}
+
+/* The whole team enters, as large as that of the program's own loops: libgomp ends threads that a smaller one leaves. */
+static void openmp_parallel_for(void *context, size_t count, void (*body)(void *, size_t), void *argument) {
+  struct team team = {.body = body, .argument = argument, .count = count};
+  ((GompParallel)context)(run_in_team, &team, 0, 0);
+}
+
+static void make_openmp_host(struct host *host, void *gomp_parallel) {
+  *host = (struct host){openmp_parallel_for, gomp_parallel};
 }
 
 /* ---- arena ------------------------------------------------------------------------------------------------------- */
@@ -669,24 +746,30 @@ static int free_workspace(void *ptr) {
 
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
+enum { CALL_INTEGERS = 3 };
+
 /*
- * Calls a function with its arguments from the third on. The first is the number of threads that it may use, 0 for no
- * limit, and the second the address of an arena for its workspace, 0 for none. Both are of this call alone: no
- * interrupt of the caller's language can leave them behind.
+ * Calls a function with its arguments from the fourth on. The first is the number of threads that it may use, 0 for no
+ * limit, the second the address of an arena for its workspace, 0 for none, the third the address of its host, 0 for the
+ * pool. All are of this call alone: no interrupt of the caller's language can leave them behind.
  */
 static int call(TVMFFISafeCall function, void *handle, const TVMFFIAny *args, int32_t num_args, TVMFFIAny *result) {
-  if (num_args < 2 || args[0].type_index != FFI_INT || args[1].type_index != FFI_INT || args[0].integer < 0) {
-    TVMFFIErrorSetRaisedFromCStr("TypeError", "threads, arena: must be integers, before the arguments of deconv");
+  bool integers = num_args >= CALL_INTEGERS;
+  for (int i = 0; integers && i < CALL_INTEGERS; ++i) integers = args[i].type_index == FFI_INT;
+  if (!integers || args[0].integer < 0) {
+    TVMFFIErrorSetRaisedFromCStr("TypeError", "threads, arena, host: must be integers, before the arguments of deconv");
     return -1;
   }
-  int limit = self.limit;
-  struct arena *arena = self.arena;
-  self.limit = args[0].integer < MAX_THREADS ? (int)args[0].integer : MAX_THREADS;
-  self.arena = (struct arena *)next_line((uintptr_t)args[1].integer);
-  int status = function(handle, args + 2, num_args - 2, result);
+  struct thread outer = self;
+  self = (struct thread){
+      .inside = outer.inside,
+      .limit = args[0].integer < MAX_THREADS ? (int)args[0].integer : MAX_THREADS,
+      .arena = (struct arena *)next_line((uintptr_t)args[1].integer),
+      .host = (const struct host *)(uintptr_t)args[2].integer,
+  };
+  int status = function(handle, args + CALL_INTEGERS, num_args - CALL_INTEGERS, result);
   leave_lane();
-  self.limit = limit;
-  self.arena = arena;
+  self = outer;
   return status;
 }
 
@@ -694,49 +777,55 @@ static int call(TVMFFISafeCall function, void *handle, const TVMFFIAny *args, in
 
 __attribute__((used)) static const struct runtime tvm_deconv_own_runtime = {
     launch, alloc_workspace, free_workspace, set_num_threads, get_num_threads, make_arena, call, call_threads,
+    make_openmp_host,
 };
 
 /* Wholly in assembly: compilers give a C object a binding of their own, and clang refuses to change it. */
 __asm__(
     ".pushsection .data.rel.ro,\"aw\",%progbits\n"
     ".balign 8\n"
-    ".type tvm_deconv_runtime_v4, %gnu_unique_object\n"
-    ".size tvm_deconv_runtime_v4, 8\n"
-    "tvm_deconv_runtime_v4:\n"
+    ".type tvm_deconv_runtime_v5, %gnu_unique_object\n"
+    ".size tvm_deconv_runtime_v5, 8\n"
+    "tvm_deconv_runtime_v5:\n"
     ".quad tvm_deconv_own_runtime\n"
     ".popsection\n");
-extern EXPORT const struct runtime *const tvm_deconv_runtime_v4;
+extern EXPORT const struct runtime *const tvm_deconv_runtime_v5;
 
-EXPORT int tvm_deconv_set_num_threads(int count) { return tvm_deconv_runtime_v4->set_num_threads(count); }
-EXPORT int tvm_deconv_get_num_threads(void) { return tvm_deconv_runtime_v4->get_num_threads(); }
+EXPORT int tvm_deconv_set_num_threads(int count) { return tvm_deconv_runtime_v5->set_num_threads(count); }
+EXPORT int tvm_deconv_get_num_threads(void) { return tvm_deconv_runtime_v5->get_num_threads(); }
 EXPORT int tvm_deconv_make_arena(void *memory, uint64_t nbytes, uint64_t lane_bytes, uint64_t shared_bytes) {
-  return tvm_deconv_runtime_v4->make_arena(memory, nbytes, lane_bytes, shared_bytes);
+  return tvm_deconv_runtime_v5->make_arena(memory, nbytes, lane_bytes, shared_bytes);
+}
+
+/* Makes a host of the OpenMP whose GOMP_parallel is given. */
+EXPORT void tvm_deconv_make_openmp_host(struct host *host, void *gomp_parallel) {
+  tvm_deconv_runtime_v5->make_openmp_host(host, gomp_parallel);
 }
 
 /* For kernels that hold several plans. */
-__attribute__((visibility("hidden"))) int tvm_deconv_call_threads(void) { return tvm_deconv_runtime_v4->call_threads(); }
+__attribute__((visibility("hidden"))) int tvm_deconv_call_threads(void) { return tvm_deconv_runtime_v5->call_threads(); }
 
 /* Protected: that of this library, whatever other libraries define. Weak: a library may have no such function. */
 extern __attribute__((weak, visibility("protected"))) int __tvm_ffi_deconv(void *handle, const TVMFFIAny *args,
                                                                           int32_t num_args, TVMFFIAny *result);
 
-/* `deconv(...)` as `deconv_with(threads, arena, ...)`. */
+/* `deconv(...)` as `deconv_with(threads, arena, host, ...)`. */
 EXPORT int __tvm_ffi_deconv_with(void *handle, const TVMFFIAny *args, int32_t num_args, TVMFFIAny *result) {
-  return tvm_deconv_runtime_v4->call(__tvm_ffi_deconv, handle, args, num_args, result);
+  return tvm_deconv_runtime_v5->call(__tvm_ffi_deconv, handle, args, num_args, result);
 }
 
 static int backend_launch(FTVMParallelLambda lambda, void *cdata, int num_task) {
-  return tvm_deconv_runtime_v4->launch(lambda, cdata, num_task);
+  return tvm_deconv_runtime_v5->launch(lambda, cdata, num_task);
 }
 
 static void *backend_alloc(int device_type, int device_id, uint64_t nbytes, int code_hint, int bits_hint) {
   (void)device_type, (void)device_id, (void)code_hint, (void)bits_hint;
-  return tvm_deconv_runtime_v4->alloc_workspace(nbytes);
+  return tvm_deconv_runtime_v5->alloc_workspace(nbytes);
 }
 
 static int backend_free(int device_type, int device_id, void *ptr) {
   (void)device_type, (void)device_id;
-  return tvm_deconv_runtime_v4->free_workspace(ptr);
+  return tvm_deconv_runtime_v5->free_workspace(ptr);
 }
 
 /* Tasks are claimed, not dealt one to a thread, so they cannot wait for each other. Schedules here never ask for it. */
