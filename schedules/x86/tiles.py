@@ -26,7 +26,7 @@ from tvm_deconv.compute.matrix_layout import MatrixTile
 from tvm_deconv.compute.phases import AxisPhases, Geometry, axis_rows
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
-from tvm_deconv.schedules.x86 import register_epilogue
+from tvm_deconv.schedules.x86 import register_rows
 from tvm_deconv.schedules.x86.costs import Costs, costs_of
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.stores import outgrows_caches
@@ -315,7 +315,7 @@ class _Arithmetic:
         finish = costs.finish
         finish *= lanes / costs.scattered if foreign and problem.groups * problem.out_channels > 1 else 1.0
         finish += costs.sum * (work.results - 1)
-        row_phases = geometry.axes[2].stride if rows and register_epilogue.supports(problem, geometry, lanes) else 0
+        row_phases = geometry.axes[2].stride if rows and register_rows.supports(problem, geometry, lanes) else 0
         elements = geometry.groups * geometry.in_channels * geometry.out_channels * geometry.taps
         streams_filter = elements * _element_bytes(target, lanes) > target.l2_bytes * costs.far_share
         return _Arithmetic(
@@ -356,9 +356,7 @@ class _Arithmetic:
     def cost(self, tile: Tile, register: RegisterTile) -> float:
         """Return the cycles per useful product, relative to two vector multiply-adds per cycle."""
         geometry, work, lanes, costs = self.geometry, self.work, self.lanes, self.costs
-        finishes_in_registers = self.row_phases > 0 and register_epilogue.supports_tile(
-            self.problem, geometry, tile, lanes
-        )
+        finishes_in_registers = self.row_phases > 0 and register_rows.supports_tile(self.problem, geometry, tile, lanes)
         useful = geometry.batch * math.prod(axis.positions for axis in geometry.axes)
         positions = self._positions(tile)
         packed = self._packed_bytes(tile)

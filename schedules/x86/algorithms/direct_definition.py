@@ -14,7 +14,7 @@ from tvm_deconv.compute.packing import pack_filter
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
-from tvm_deconv.schedules.x86 import register_epilogue, tiles
+from tvm_deconv.schedules.x86 import register_channels, register_epilogue, register_rows, tiles
 from tvm_deconv.schedules.x86.calls import for_all_calls
 from tvm_deconv.schedules.x86.direct import schedule_direct
 from tvm_deconv.schedules.x86.lowering import lower
@@ -91,8 +91,11 @@ class _Form:
             return lower(scheduled, definition.end, streams=streams and not whole)
 
         geometry = Geometry.of(problem, bool(plan.tile.uncropped))
-        if self.form == ROWS and register_epilogue.supports_tile(problem, geometry, plan.tile, lanes):
-            finished = register_epilogue.finish_in_registers(scheduled, problem, definition, streams=streams)
+        if register_channels.supports(problem, geometry, self.form):
+            finished = register_channels.finish_channels(scheduled, problem, definition)
+            deconv = lower(finished, definition.end, streams=False)
+        elif self.form == ROWS and register_rows.supports_tile(problem, geometry, plan.tile, lanes):
+            finished = register_rows.finish_rows(scheduled, problem, definition, streams=streams)
             functions = register_epilogue.store_functions(problem.accumulate_dtype, lanes) if streams else ""
             finished = lower(finished, definition.end, streams=streams, functions=functions)
             deconv = register_epilogue.select_by_alignment(finished, usual()) if streams else finished

@@ -1,4 +1,4 @@
-"""The epilogue in registers: outputs agree with the reference for any tile, epilogue and address of the output."""
+"""The epilogue in registers of vectors of positions: outputs agree for any tile, epilogue and address of the output."""
 
 import random
 
@@ -15,7 +15,7 @@ from tvm_deconv.compiler.selection import named
 from tvm_deconv.compute.direct_layout import Tile
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem.reference import reference
-from tvm_deconv.schedules.x86 import register_epilogue
+from tvm_deconv.schedules.x86 import register_rows
 from tvm_deconv.schedules.x86.algorithms import direct_definition
 from tvm_deconv.schedules.x86.tiles import Plan
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes
@@ -44,9 +44,7 @@ def register_plans(problem, target):
     geometry = Geometry.of(problem)
     found = (plan for _, plan in ROWS.candidates(problem, target))
     return [
-        plan
-        for plan in found
-        if register_epilogue.supports_tile(problem, geometry, plan.tile, lanes // (1 + plan.halves))
+        plan for plan in found if register_rows.supports_tile(problem, geometry, plan.tile, lanes // (1 + plan.halves))
     ]
 
 
@@ -84,7 +82,7 @@ def test_partial_blocks_store_no_outputs_that_do_not_exist(target, monkeypatch):
         monkeypatch.setattr(direct_definition, "outgrows_caches", lambda _, streams=streams: streams)
         lanes = accumulator_lanes(problem, target)
         plan = Plan(Tile(1, 1, 3, 48, 2, 4 * lanes, 2), share_data=streams)
-        assert register_epilogue.supports_tile(problem, Geometry.of(problem), plan.tile, lanes)
+        assert register_rows.supports_tile(problem, Geometry.of(problem), plan.tile, lanes)
         check(problem, target, plan, 5, aligned=True)
 
 

@@ -1,0 +1,193 @@
+"""The epilogue in registers of vectors of channels: channels are last, so each is a piece of the output as it is.
+
+That takes no more than taps in every phase. A register tile stores each of its positions where it lies in the output.
+Most tiles lie within a row, and one test is enough for all of their positions. The others test each position: those at
+the ends of rows, in the halo, or behind the last row. Of a vector that is not full, parts are stored whose lengths are
+powers of two.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.ir import Expr
+from tvm.tirx import BufferLoad, BufferStore, IfThenElse, PrimFunc, Stmt
+
+from tvm_deconv.compute.direct import DirectDefinition
+from tvm_deconv.compute.indexing import GROUPS, ROWS
+from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.x86.register_epilogue import RegisterEpilogue, RegisterTile, ramp, sequence
+
+
+def supports(problem: Problem, geometry: Geometry, form: str) -> bool:
+    """Tell whether register tiles in `form`, one of vectors of channels, hold vectors of the output.
+
+    Channels must be last, and every phase have a tap. In groups, a group has one channel.
+    """
+    return (
+        form != ROWS
+        and not problem.dynamic
+        and problem.data_format == "NXC"
+        and problem.output_dtype == problem.accumulate_dtype
+        and (form != GROUPS or problem.out_channels == 1)
+        and all(
+            sum(run.count for run in axis.runs) == min(axis.stride, output + axis.shift)
+            for axis, output in zip(geometry.axes, geometry.output, strict=True)
+        )
+    )
+
+
+def finish_channels(func: PrimFunc, problem: Problem, definition: DirectDefinition) -> PrimFunc:
+    """Return `func`, the scheduled `definition`, with the epilogue in registers; for problems of `supports`."""
+    buffers = {buffer.name: buffer for buffer in func.body.block.alloc_buffers}
+    epilogue = ChannelEpilogue(problem, definition, buffers.get("bias_pack"), func.params[-1])
+    return func.with_body(epilogue.root(func.body))
+
+
+def parts(count: int) -> Iterator[tuple[int, int]]:
+    """Yield the begin and the length of the parts of `count` lanes, powers of two and the longest first."""
+    begin = 0
+    while begin < count:
+        length = 1 << ((count - begin).bit_length() - 1)
+        yield begin, length
+        begin += length
+
+
+@dataclass(frozen=True)
+class ChannelEpilogue(RegisterEpilogue):
+    """Stores vectors of channels."""
+
+    def stores(self, tile: RegisterTile) -> list[Stmt]:
+        """Return the statements that finish and store a register tile."""
+        positions, row = self.definition.layout.tile.positions, self.definition.layout.packed[2]
+        finished = self._finish_all(tile) if self.finishes else []
+        apart = self._for_channels(tile, lambda count: self._store_apart(tile, count))
+        if row < positions:
+            return [*finished, *apart]
+        begin = self._within_block(tile.number * positions)
+        end = [*begin[:3], begin[3] + (positions - 1)]
+        within_row = [begin[3] <= row - positions] if row % positions else []
+        rows, columns = tile.section.phases
+        outputs = self._outputs(tile, begin, 0, 0), self._outputs(tile, end, rows - 1, columns - 1)
+        conditions = [*within_row, *self._exist(tile, begin[0], *outputs)]
+        together = self._for_channels(tile, lambda count: self._store_together(tile, begin, count))
+        if conditions:
+            return [*finished, IfThenElse(tirx.all(*conditions), sequence(together), sequence(apart))]
+        return [*finished, *together]
+
+    def _finish_all(self, tile: RegisterTile) -> list[Stmt]:
+        """Return the loops that add the bias to each vector of accumulators and activate it."""
+        layout = self.definition.layout
+        stmts: list[Stmt] = []
+        for row, m, column in self._places(tile):
+            index = [*tile.lead, *tile.phase(row, column), tile.number * layout.tile.positions + m]
+            for begin in range(0, layout.tile.channels, layout.lanes):
+                stmts.append(self._finish(tile, index, begin))
+        return stmts
+
+    def _finish(self, tile: RegisterTile, index: Sequence[Expr], begin: int) -> Stmt:
+        """Return the loop that finishes the vector from channel `begin` on at `index` of the accumulators."""
+        return self.finish(tile, lambda lane: [*index, lane + begin], lambda lane: lane + begin)
+
+    def _places(self, tile: RegisterTile) -> Iterator[tuple[int, int, int]]:
+        """Yield row of phases, position and column of phases of a register tile, in the order of outputs in memory."""
+        rows, columns = tile.section.phases
+        return itertools.product(range(rows), range(self.definition.layout.tile.positions), range(columns))
+
+    def _within_block(self, position: Expr) -> list[Expr]:
+        """Return image and position along each axis, counted within a block, of a flat `position`."""
+        layout = self.definition.layout
+        place: list[Expr] = []
+        left, most = position, layout.positions - 1
+        for extent in reversed(layout.packed):
+            place.insert(0, left % extent if most >= extent else left)
+            left = left // extent if most >= extent else tirx.const(0, "int64")
+            most //= extent
+        return [left, *place]
+
+    def _outputs(self, tile: RegisterTile, place: Sequence[Expr], row: int, column: int) -> list[Expr]:
+        """Return the output along each axis, counted within a block, of a phase at image and position `place`."""
+        axes = self.definition.layout.geometry.axes
+        return [
+            y * axis.stride + (run.start - axis.shift) + phase
+            for y, axis, run, phase in zip(place[1:], axes, tile.section.runs, tile.phase(row, column), strict=True)
+        ]
+
+    def _exist(self, tile: RegisterTile, n: Expr, first: Sequence[Expr], last: Sequence[Expr]) -> list[Expr]:
+        """Return the conditions that outputs `first` to `last` along each axis exist, of image `n` of a block."""
+        layout, images = self.definition.layout, self.definition.layout.tile.images
+        geometry = layout.geometry
+        conditions: list[Expr] = []
+        if layout.positions > images * math.prod(layout.packed):
+            conditions.append(n < images)
+        if geometry.batch % images:
+            conditions.append(tile.lead[0] * images + n < geometry.batch)
+        for i, (axis, run) in enumerate(zip(geometry.axes, tile.section.runs, strict=True)):
+            size, extent = layout.tile.block[1 + i] * axis.stride, geometry.output[i]
+            reach = (layout.packed[i] - 1) * axis.stride + run.start + run.count - axis.shift
+            if run.start < axis.shift:
+                conditions.append(first[i] >= 0)
+            if reach > min(size, extent):
+                conditions.append(last[i] < min(size, extent))
+            if extent > size and extent % size:
+                conditions.append(tile.lead[1 + i] * size + last[i] < extent)
+        return conditions
+
+    def _for_channels(self, tile: RegisterTile, stores: Callable[[int], list[Stmt]]) -> list[Stmt]:
+        """Return `stores` of as many channels as a tile of channels has, or of fewer in the last tile."""
+        layout = self.definition.layout
+        channels, width = layout.geometry.out_channels, layout.tile.channels
+        number = tile.lead[5]
+        if layout.form == GROUPS:
+            channels, number = layout.geometry.groups, tile.lead[4]
+        left = channels % width
+        if not left or channels < width:
+            return stores(left or width)
+        return [IfThenElse(number < channels // width, sequence(stores(width)), sequence(stores(left)))]
+
+    def _store_together(self, tile: RegisterTile, begin: Sequence[Expr], count: int) -> list[Stmt]:
+        """Return the stores of `count` channels of a register tile whose positions follow `begin` in a row."""
+        stmts: list[Stmt] = []
+        for row, m, column in self._places(tile):
+            outputs = self._outputs(tile, [*begin[:3], begin[3] + m], row, column)
+            stmts += self._store(tile, (row, m, column), begin[0], outputs, count)
+        return stmts
+
+    def _store_apart(self, tile: RegisterTile, count: int) -> list[Stmt]:
+        """Return the stores of `count` channels of a register tile, each of whose positions may lie anywhere."""
+        stmts: list[Stmt] = []
+        for row, m, column in self._places(tile):
+            n, *_ = place = self._within_block(tile.number * self.definition.layout.tile.positions + m)
+            outputs = self._outputs(tile, place, row, column)
+            conditions = self._exist(tile, n, outputs, outputs)
+            store = self._store(tile, (row, m, column), n, outputs, count)
+            stmts += [IfThenElse(tirx.all(*conditions), sequence(store), None)] if conditions else store
+        return stmts
+
+    def _store(
+        self, tile: RegisterTile, place: tuple[int, int, int], n: Expr, outputs: Sequence[Expr], count: int
+    ) -> list[Stmt]:
+        """Return the stores of `count` channels at `place` of a register tile to `outputs` of image `n` of a block."""
+        layout, (row, m, column) = self.definition.layout, place
+        width, lanes, blocks = layout.tile.channels, layout.lanes, layout.tile.block
+        index = [*tile.lead, *tile.phase(row, column), tile.number * layout.tile.positions + m]
+        image, *spatial = (
+            number * (size * stride) + i
+            for number, size, stride, i in zip(tile.lead[:4], blocks, (1, *layout.strides), (n, *outputs), strict=True)
+        )
+        group, co = tile.lead[4:]
+        first = group * width if layout.form == GROUPS else group * layout.geometry.out_channels + co * width
+        stmts: list[Stmt] = []
+        for vector in range(0, count, lanes):
+            value = BufferLoad(tile.accumulators, [*index, ramp(tirx.const(vector, "int64"), lanes)])
+            for begin, length in parts(min(lanes, count - vector)):
+                lane_numbers = [tirx.const(begin + lane, "int32") for lane in range(length)]
+                part = value if length == lanes else tirx.Shuffle([value], lane_numbers)
+                channels = ramp(first + (vector + begin), length)
+                stmts.append(BufferStore(self.out, part, [image, *spatial[3 - self.problem.rank :], channels]))
+        return stmts

@@ -1,0 +1,122 @@
+"""The epilogue in registers of vectors of channels: outputs agree with the reference for any tile and any layer."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from support.kernels import X86, call_kernel, compiled_kernel, targets
+from support.strategies import not_empty, operands, problems
+from support.tolerances import norm_bound
+
+import tvm_deconv as td
+from tvm_deconv.compiler.selection import named
+from tvm_deconv.compute.direct_layout import Tile
+from tvm_deconv.compute.indexing import CHANNELS, GROUPS
+from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.problem.reference import reference
+from tvm_deconv.schedules.x86 import register_channels
+from tvm_deconv.schedules.x86.tiles import Plan
+from tvm_deconv.schedules.x86.vectors import accumulator_lanes
+from tvm_deconv.targets import CPU_TARGETS
+
+PLAIN = td.Problem(2, 1, 5, 21, (5, 7), (3, 3), (2, 2), (1, 1), (1, 1), (10, 13), data_format="NXC")
+CASES = {
+    "halo, cut rows, part of a vector": PLAIN,
+    "last tile of channels": PLAIN.replace(out_channels=75, epilogue=td.Epilogue(True, "relu")),
+    "groups of several channels": PLAIN.replace(groups=3, out_channels=9, epilogue=td.Epilogue(True, "sigmoid")),
+    "depthwise": PLAIN.replace(groups=37, in_channels=1, out_channels=1, epilogue=td.Epilogue(True)),
+    "kernel = stride": PLAIN.replace(kernel=(2, 2), pads_begin=(0, 0), output_spatial=(10, 14)),
+    "pads": PLAIN.replace(kernel=(4, 4), output_spatial=(11, 14), pads_begin=(1, 1)),
+    "one axis": td.Problem(3, 1, 4, 33, (29,), (16,), (8,), (1,), (5,), (225,), data_format="NXC"),
+    "three axes": td.Problem(
+        2, 1, 3, 18, (3, 2, 5), (3, 2, 4), (2, 1, 2), (1, 1, 1), (1, 1, 1), (5, 2, 9), data_format="NXC"
+    ),
+    "one position": td.Problem(3, 1, 6, 20, (1, 1), (4, 4), (1, 1), (1, 1), (0, 0), (4, 4), data_format="NXC"),
+    "dilation": PLAIN.replace(
+        kernel=(3, 3), strides=(1, 1), dilations=(2, 3), pads_begin=(2, 2), output_spatial=(6, 9)
+    ),
+}
+
+
+def form_of(problem):
+    return GROUPS if problem.out_channels == 1 else CHANNELS
+
+
+def check(problem, target, plan, seed):
+    data, weights, bias = operands(problem, seed)
+    kernel = X86.build(problem, target, named(f"direct_{form_of(problem)}"), plan)
+    found = call_kernel(problem, kernel, compiled_kernel(kernel, target), data, weights, bias).astype(float)
+    wanted = reference(problem, data, weights, bias)
+    norm = max(np.linalg.norm(wanted), 1e-3)
+    assert np.linalg.norm(found - wanted) <= norm_bound(problem.dtype) * norm, (problem.key, plan)
+    return kernel.deconv.script()
+
+
+@targets
+@pytest.mark.parametrize("problem", CASES.values(), ids=CASES)
+def test_tiles_within_rows_and_across_them(problem, target):
+    algorithm = named(f"direct_{form_of(problem)}")
+    plans = [plan for _, plan in algorithm.candidates(problem, target)]
+    choose = random.Random(len(plans))
+    for plan in (plans[0], choose.choice(plans)):
+        text = check(problem, target, plan, 5)
+        assert 'T.sblock("interleave")' not in text
+        assert 'T.sblock("out")' not in text
+
+
+@targets
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(problem=problems(data_formats=["NXC"], max_macs=60_000).filter(not_empty), seed=st.integers(0, 2**20))
+@example(problem=td.Problem(1, 1, 2, 3, (5,), (7,), (1,), (3,), (40,), (9,), data_format="NXC"), seed=1)
+@example(problem=td.Problem(2, 19, 1, 1, (6, 7), (4, 4), (2, 2), (1, 1), (1, 1), (9, 17), data_format="NXC"), seed=2)
+def test_outputs_agree_with_the_reference(problem, target, seed):
+    choose = random.Random(seed)
+    form = choose.choice([CHANNELS, GROUPS])
+    plan = choose.choice(named(f"direct_{form}").candidates(problem, target))[1]
+    data, weights, bias = operands(problem, seed)
+    kernel = X86.build(problem, target, named(f"direct_{form}"), plan)
+    found = call_kernel(problem, kernel, compiled_kernel(kernel, target), data, weights, bias).astype(float)
+    wanted = reference(problem, data, weights, bias)
+    bound = norm_bound(problem.dtype) * max(np.linalg.norm(wanted), 1e-3)
+    assert np.linalg.norm(found - wanted) <= bound, (problem.key, plan)
+
+
+@targets
+@pytest.mark.parametrize(
+    ("block", "positions"),
+    [((1, 1, 5, 7), 3), ((1, 1, 2, 7), 6), ((2, 1, 5, 7), 8), ((1, 1, 1, 3), 2), ((1, 1, 1, 2), 5)],
+)
+def test_blocks_and_tiles_of_any_extent(block, positions, target):
+    """Rows longer and shorter than a tile, a tile across images, blocks that run over the end of an axis."""
+    lanes = accumulator_lanes(PLAIN, target)
+    for uncropped in (0, 1):
+        problem = PLAIN.replace(kernel=(4, 4), epilogue=td.Epilogue(True)) if uncropped else PLAIN
+        check(problem, target, Plan(Tile(*block, lanes, positions, 1, uncropped), share_data=False), 7)
+    check(PLAIN.replace(out_channels=2 * lanes + 3), target, Plan(Tile(*block, 2 * lanes, positions, 1), True), 8)
+
+
+@pytest.mark.parametrize(
+    ("changed", "form"),
+    [
+        ({"data_format": "NCX"}, CHANNELS),
+        ({"dtype": "bfloat16"}, CHANNELS),
+        ({"kernel": (3, 1)}, CHANNELS),
+        ({"dynamic": (0,)}, CHANNELS),
+        ({"groups": 2}, GROUPS),
+    ],
+    ids=str,
+)
+def test_other_layers_keep_their_stages(changed, form):
+    assert register_channels.supports(PLAIN, Geometry.of(PLAIN), CHANNELS)
+    problem = PLAIN.replace(**changed)
+    assert not register_channels.supports(problem, Geometry.of(problem), form)
+    text = X86.build(problem, CPU_TARGETS["x86-64-v3"], named(f"direct_{form}")).deconv.script()
+    assert 'T.sblock("out")' in text
+
+
+def test_parts_of_a_vector_are_powers_of_two():
+    assert [*register_channels.parts(16)] == [(0, 16)]
+    assert [*register_channels.parts(13)] == [(0, 8), (8, 4), (12, 1)]
+    assert [*register_channels.parts(0)] == []
