@@ -17,7 +17,20 @@ from tvm_deconv.schedules.cuda.emit import Arguments, Place, each, launch, local
 
 #: Sections in one launch: each is a copy of the kernel's body, and nvcc's time grows with it.
 _TOGETHER = 8
-_NO_IMAGE = -1
+_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A term of the sums: its tap, flat and along each axis, how far from that of the first tap and channel it reads.
+
+    It is zero unless the conditions hold under which it `exists`.
+    """
+
+    tap: Index
+    taps: tuple[Index, ...]
+    shift: Index
+    exists: list[Expr]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +63,7 @@ def pack_sections(
             co, phases = section.column(n)
             conditions = [n < section.n] if section.n % section.tile_n else []
             conditions += [k < section.k] if section.k % section.tile_k else []
+            conditions += [ci < section.geometry.in_channels] if section.channels > section.geometry.in_channels else []
             return g, ci, co, section.element(taps, phases), conditions
 
         return of
@@ -103,46 +117,82 @@ def parts_of(section: Section, split: int, part: Index) -> tuple[Index, Index]:
 
 
 class Rows:
-    """Rows of A that a thread gathers: their images and positions, worked out once."""
+    """Rows of A that a thread gathers: where the first tap reads, and which taps lie inside of the data.
+
+    Both are worked out once, the latter as bits if there are few taps, so that a term is an addition and a test.
+    """
 
     def __init__(self, args: Arguments, block: Block, tile_m: int, rows: Sequence[Index]) -> None:
         """Work out row ``tile_m * block.tile_m + row`` for each of `rows`, which are less than `tile_m`."""
-        self._section, self._group = block.section, block.group
-        self._kept = local(4 * len(rows), args.index)
+        self._args, self._section, taps = args, block.section, math.prod(block.section.taps)
+        self._bits = "uint32" if taps <= _BITS else "uint64" if taps <= 2 * _BITS else None
         self._ragged = block.section.m % tile_m != 0
+        self._places, self._at = local(len(rows), args.index), local(3 * len(rows), args.index)
+        self._inside = local(len(rows), self._bits or "uint32")
+        self._checked = self._ragged or any(self._along(axis, args.const(0)) for axis in range(3))
         for number, row in enumerate(rows):
             m = block.tile_m * args.const(tile_m) + row
             image, position = block.section.position(m)
-            image = args.const(0) + image
-            if self._ragged:
-                image = tirx.Select(m < block.section.m, image, args.const(_NO_IMAGE))
-            for offset, value in enumerate((image, *position)):
-                build.buffer_store(self._kept, value + args.const(0), [4 * number + offset])
+            for axis, y in enumerate(position):
+                build.buffer_store(self._at, y + args.const(0), [3 * number + axis])
+            x, _ = block.section.source(self._position(number), (0, 0, 0))
+            channel = block.group * block.section.geometry.in_channels
+            build.buffer_store(self._places, args.place(image, channel, x) + args.const(0), [number])
+            if self._checked:
+                build.buffer_store(self._inside, self._taps_inside(number, m), [number])
 
-    @property
-    def alike(self) -> bool:
-        """True if all terms of a tile of k are of one tap, so that a row has all of them or none."""
-        return self._section.geometry.in_channels % self._section.tile_k == 0
+    def _position(self, number: int) -> list[Index]:
+        return [self._at[3 * number + axis] for axis in range(3)]
 
-    def source(self, number: int, tile: Index, within: Index) -> tuple[Index, Index, list[Index], list[Expr]]:
-        """Return image, channel and data index that a term reads in a row, and the conditions under which it does.
+    def _along(self, axis: int, y: Expr) -> list[int]:
+        """Return the taps along an axis that may read beyond the data."""
+        return [tap for tap in range(self._section.taps[axis]) if self._section.along(axis, y, tap)[1]]
 
-        The term is number `within` of a tile of k.
-        """
-        section = self._section
-        image, *position = (self._kept[4 * number + offset] for offset in range(4))
-        first = tile * section.tile_k
-        if self.alike:
-            ci, taps = section.term(first)
-            ci = ci + within
-        else:
-            ci, taps = section.term(first + within)
-        x, inside = section.source(position, taps)
-        if section.k % section.tile_k:
-            inside.append(first + within < section.k)
+    def _taps_inside(self, number: int, m: Expr) -> Expr:
+        """Return the taps of a row that are inside, a bit each; all of them or none, if they are too many."""
+        section, dtype = self._section, self._bits or "uint32"
+        every = (1 << math.prod(section.taps)) - 1 if self._bits else 1
+        bits: Expr = tirx.const(every, dtype)
+        if self._bits:
+            for axis, y in enumerate(self._position(number)):
+                for tap in self._along(axis, y):
+                    those = [bit for bit in range(every.bit_length()) if unravel(bit, section.taps)[axis] == tap]
+                    others = tirx.const(every - sum(1 << bit for bit in those), dtype)
+                    inside = tirx.all(*section.along(axis, y, tap)[1])
+                    bits = bits & tirx.Select(inside, tirx.const(every, dtype), others)
         if self._ragged:
-            inside.append(image >= 0)
-        return image, self._group * section.geometry.in_channels + ci, x, inside
+            bits = tirx.Select(m < section.m, bits, tirx.const(0, dtype))
+        return bits
+
+    def term(self, tile: Index, within: Index) -> Term:
+        """Return term number `within` of a tile of k; the tile's terms are of one tap if the section's are `alike`."""
+        section, args, channels = self._section, self._args, self._section.geometry.in_channels
+        first = tile * section.tile_k
+        exists: list[Expr] = []
+        if section.alike:
+            per_tap = section.channels // section.tile_k
+            tap = tile // per_tap if math.prod(section.taps) > 1 else 0
+            channel = (tile % per_tap if math.prod(section.taps) > 1 else tile) * section.tile_k + within
+            if section.channels > channels:
+                exists = [channel < channels]
+        else:
+            tap, channel = (first + within) // section.channels, (first + within) % section.channels
+            if section.k % section.tile_k:
+                exists = [first + within < section.k]
+        taps = unravel(tap, section.taps)
+        shifts = [-t * run.x_step if run.taps > 1 else 0 for t, run in zip(taps, section.runs, strict=True)]
+        return Term(tap, tuple(taps), args.place(0, channel, shifts), exists)
+
+    def source(self, number: int, term: Term) -> tuple[Expr, list[Expr]]:
+        """Return the number of the data element that a term reads in a row, and the conditions that it exists."""
+        inside = list(term.exists)
+        if self._checked and self._bits:
+            bit = tirx.const(1, self._bits) << (term.tap + self._args.const(0)).astype(self._bits)
+            inside.append((self._inside[number] & bit) != tirx.const(0, self._bits))
+        elif self._checked:
+            inside += self._section.source(self._position(number), term.taps)[1]
+            inside += [self._inside[number] != tirx.const(0, "uint32")] if self._ragged else []
+        return self._places[number] + term.shift, inside
 
 
 def store_tile(

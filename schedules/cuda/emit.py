@@ -19,7 +19,7 @@ from tvm.script.ir_builder import tirx as build
 from tvm.tirx import IntImm, PrimFunc
 
 from tvm_deconv.compute.epilogue import activate
-from tvm_deconv.compute.gather import Index, reached, unravel
+from tvm_deconv.compute.gather import Index, ravel, reached, unravel
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import from_accumulator, storage_dtype, to_accumulator
 from tvm_deconv.problem import Problem
@@ -67,6 +67,20 @@ class Arguments:
         """Return an element of the data, as it is stored."""
         return self.data[self._at(n, channel, x)]
 
+    def place(self, n: Index, channel: Index, x: Sequence[Index]) -> Index:
+        """Return the number of an element of the data in memory."""
+        geometry = self.geometry
+        channels, data = geometry.groups * geometry.in_channels, geometry.data
+        if self.problem.data_format == "NXC":
+            return ravel((n, *x, channel), (*data, channels))
+        return ravel((n, channel, *x), (channels, *data))
+
+    def flat_data(self) -> Expr:
+        """Return the data as an array of one axis, by `place`."""
+        elements, dtype = math.prod(int(extent) for extent in self.data.shape), self.data.dtype
+        extents = [IntImm(self.index, elements)]
+        return build.decl_buffer(extents, dtype, data=self.data.data, scope="global", layout=None)
+
     def accumulated(self, n: Index, channel: Index, x: Sequence[Index]) -> Expr:
         """Return an element of the data as an accumulator."""
         return to_accumulator(self.element(n, channel, x), self.problem.dtype, self.problem.accumulate_dtype)
@@ -104,12 +118,9 @@ class Arguments:
     def flat(self, n: Index, channel: Index, i: Sequence[Index]) -> Index:
         """Return the number of an output element in memory."""
         geometry, channels = self.geometry, self.geometry.groups * self.geometry.out_channels
-        extents = (*geometry.output, channels) if self.problem.data_format == "NXC" else (channels, *geometry.output)
-        number = n
-        parts = (*i, channel) if self.problem.data_format == "NXC" else (channel, *i)
-        for part, extent in zip(parts, extents, strict=True):
-            number = number * extent + part
-        return number
+        if self.problem.data_format == "NXC":
+            return ravel((n, *i, channel), (*geometry.output, channels))
+        return ravel((n, channel, *i), (channels, *geometry.output))
 
     @property
     def outputs(self) -> int:

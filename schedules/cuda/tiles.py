@@ -220,6 +220,8 @@ class Form(abc.ABC):
 #: read; a second launch; and the least time of a tile of k from its request to its use, of all multiprocessors.
 _L2, _PARTIAL, _LAUNCH = 6, 64, 6e7
 _LATENCY = 700 * 128 * MULTIPROCESSORS
+#: Threads that gather terms of one row at a time.
+_ACROSS = 8
 #: The relative time of a block that is alone on its multiprocessor: nothing else runs while it waits.
 _ALONE = 1.2
 
@@ -337,7 +339,8 @@ def matrix_kernel(form: Form) -> Kernel:
 class _Gather:
     """The way of tiles of A to shared memory: `start` one, and `finish` the elements in registers.
 
-    If channels are contiguous, neighbouring threads take neighbouring terms, else neighbouring rows.
+    If channels are contiguous, neighbouring threads take neighbouring terms, a sector of memory or more, and further
+    terms of their few rows; else they take neighbouring rows.
     """
 
     def __init__(self, args: Arguments, block: Block, form: Form, memory: Expr, aligned: bool) -> None:
@@ -347,57 +350,42 @@ class _Gather:
         copied = form.wide * size
         self.copy = partial(copy, copied) if aligned else partial(copy_by_elements, copied, size)
         if args.problem.data_format == "NXC":
-            across = plan.tile_k // form.wide
+            across = min(plan.tile_k // form.wide, _ACROSS)
             rows = [thread // across + j * (threads // across) for j in range(plan.tile_m * across // threads)]
-            terms: list[Index] = [thread % across * form.wide]
+            terms: list[Index] = [(thread % across + j) * form.wide for j in range(0, plan.tile_k // form.wide, across)]
         else:
             along = min(plan.tile_m, threads)
             rows = [thread % along + j * along for j in range(plan.tile_m // along)]
             terms = [thread // along + j * (threads // along) for j in range(plan.tile_k * along // threads)]
-        self.rows = Rows(args, block, plan.tile_m, rows)
-        self.places = [(number, row, term) for number, row in enumerate(rows) for term in terms]
+        self.rows, self.terms = Rows(args, block, plan.tile_m, rows), terms
+        self.places = [(number, row, term) for number, row in enumerate(rows) for term in range(len(terms))]
+        self.data = args.flat_data()
         self.staged: Any = None if form.copies else local(len(self.places), form.dtype)
 
     def start(self, tile: Index, base: Index) -> None:
         """Begin with tile number `tile` of k, for the stage at `base`."""
-        if self.staged is None:
-            for number, row, term in self.places:
-                image, channel, x, inside = self.rows.source(number, tile, term)
-                element = self.args.element(image, channel, x)
-                self.copy(self.memory, base + self.form.a(row, term), element, inside)
-            return
-        for _, places in itertools.groupby(enumerate(self.places), lambda place: place[1][0]):
-            here = list(places)
-            for together in [here] if self.rows.alike else [[place] for place in here]:
-                self._load(tile, together)
+        terms = [self.rows.term(tile, term) for term in self.terms]
+        for at, (number, row, term) in enumerate(self.places):
+            place, inside = self.rows.source(number, terms[term])
+            if self.staged is None:
+                to = base + self.form.a(row, self.terms[term])
+                self.copy(self.memory, to, self.data[place], inside)
+            else:
+                self._load(at, self.data[place], inside)
 
-    def _load(self, tile: Index, places: list[tuple[int, tuple[int, Index, Index]]]) -> None:
-        """Load terms of a row, which all exist or none, to registers; load zeros if they do not exist."""
-        form, problem = self.form, self.form.problem
-        sources = [self.rows.source(number, tile, term) for _, (number, _, term) in places]
-
-        def load() -> None:
-            for (at, _), (image, channel, x, _) in zip(places, sources, strict=True):
-                element = self.args.element(image, channel, x)
-                if not form.stored:
-                    element = to_accumulator(element, problem.dtype, form.dtype)
-                build.buffer_store(self.staged, element, [at])
-
-        inside = sources[0][3]
-        if not inside:
-            load()
-            return
-        with build.If(tirx.all(*inside)):
-            with build.Then():
-                load()
-            with build.Else():
-                for at, _ in places:
-                    build.buffer_store(self.staged, tirx.const(0, form.dtype), [at])
+    def _load(self, at: int, element: Expr, inside: list[Expr]) -> None:
+        """Load an element to a register; load zero unless it is `inside`."""
+        form = self.form
+        if not form.stored:
+            element = to_accumulator(element, form.problem.dtype, form.dtype)
+        if inside:
+            element = tirx.if_then_else(tirx.all(*inside), element, tirx.const(0, form.dtype))
+        build.buffer_store(self.staged, element, [at])
 
     def finish(self, base: Index) -> None:
         """Store the elements in registers to the stage at `base`."""
         for at, (_, row, term) in enumerate(self.places):
-            build.buffer_store(self.memory, self.staged[at], [base + self.form.a(row, term)])
+            build.buffer_store(self.memory, self.staged[at], [base + self.form.a(row, self.terms[term])])
 
 
 def _sum(

@@ -71,7 +71,7 @@ class Served:
 def served(tmp_path, monkeypatch):
     (tmp_path / "served_requests.py").write_text(SERVED)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
     import served_requests
 
     return served_requests.Served
@@ -110,6 +110,15 @@ def test_its_arguments_cpus_and_environment(served):
     cpu = max(os.sched_getaffinity(0))
     with Worker(served, 1, "two", cpus=[cpu], environment={"TOLD": "so"}) as worker:
         assert worker.ask("told") == ((1, "two"), [cpu], "so")
+
+
+def test_nothing_is_imported_from_the_current_directory(worker, tmp_path, monkeypatch):
+    """Models lie in folders that others have filled; a checkout has the package without its schedules."""
+    (tmp_path / "here" / "tvm_deconv").mkdir(parents=True)
+    for name in ("tvm_deconv/__init__", "tempfile", "numpy"):
+        (tmp_path / "here" / f"{name}.py").write_text("raise SystemExit('from the current directory')")
+    monkeypatch.chdir(tmp_path / "here")
+    assert worker.ask("count") == 1
 
 
 @pytest.mark.parametrize(("method", "said"), [("fail", "ValueError: two\nlines"), ("refuse", "cannot be expressed")])

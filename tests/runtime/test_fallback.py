@@ -169,6 +169,17 @@ def test_compile_once_for_many(artifacts, monkeypatch):
 
 
 @pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("safe", ["", "1"])
+def test_a_compilation_imports_nothing_from_the_current_directory(artifacts, tmp_path, monkeypatch, safe):
+    """Neither where "" is on the path of `-c`, nor where Python is told to leave it out."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "numpy.py").write_text("raise SystemExit('from the current directory')")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("PYTHONSAFEPATH", safe)
+    assert_right(WANTED, td.load(artifacts, fallback="compile").bind)
+
+
+@pytest.mark.usefixtures("cache")
 def test_compilation_that_fails(artifacts, monkeypatch):
     monkeypatch.setenv("CXX", "/nowhere/g++")
     with pytest.raises(td.NoArtifactError) as caught:

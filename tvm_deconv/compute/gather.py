@@ -5,7 +5,8 @@ For each combination of runs (`phases`) the outputs of one group are the product
 - ``m`` counts the positions ``(image, d, h, w)`` of a phase;
 - ``n`` counts output channels and phases, since all phases of a run read the same data. It counts ``(phase, channel)``
   if the output has its channels last, else ``(channel, phase)``, so that neighbours in n are neighbours in memory;
-- ``k`` counts ``(tap, input channel)``.
+- ``k`` counts ``(tap, input channel)``. Channels are padded to whole tiles of k if that adds little: all terms of a
+  tile then are of one tap, and only one division a tile finds it.
 
 A is gathered from the data, with zeros outside of them. B is the packed filter. C is scattered to the output.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TypeAlias
 
 from tvm import tirx
@@ -25,6 +27,8 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div
 
 Index: TypeAlias = Expr | int
+#: Terms with padded channels for one of those without, at most.
+_MOST_PADDED = Fraction(4, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +69,22 @@ class Section:
         return self.geometry.out_channels * math.prod(self.counts)
 
     @property
+    def channels(self) -> int:
+        """Number of terms of each tap: the input channels of a group, and those of padding."""
+        channels, taps = self.geometry.in_channels, math.prod(self.taps)
+        padded = ceil_div(channels, self.tile_k) * self.tile_k
+        unpadded = ceil_div(channels * taps, self.tile_k) * self.tile_k
+        return padded if padded * taps <= _MOST_PADDED * unpadded else channels
+
+    @property
+    def alike(self) -> bool:
+        """True if all terms of a tile of k are of one tap, so that a row has all of them or none."""
+        return self.channels % self.tile_k == 0
+
+    @property
     def k(self) -> int:
-        """Number of terms of each sum: taps of all input channels."""
-        return self.geometry.in_channels * math.prod(self.taps)
+        """Number of terms of each sum: all taps."""
+        return self.channels * math.prod(self.taps)
 
     @property
     def tiles_n(self) -> int:
@@ -99,24 +116,32 @@ class Section:
         return channel, (d, h, w)
 
     def term(self, k: Index) -> tuple[Index, tuple[Index, Index, Index]]:
-        """Return the input channel of term `k` within the group, and its tap along each axis."""
-        d, h, w, channel = unravel(k, (*self.taps, self.geometry.in_channels))
+        """Return the input channel of term `k` within the group, or one of padding, and its tap along each axis."""
+        d, h, w, channel = unravel(k, (*self.taps, self.channels))
         return channel, (d, h, w)
 
     def source(self, position: Sequence[Index], taps: Sequence[Index]) -> tuple[list[Index], list[Expr]]:
         """Return the data index that a tap reads at a position, and the conditions that it lies inside of the data."""
         index: list[Index] = []
         inside: list[Expr] = []
-        for y, t, run, axis, extent in zip(
-            position, taps, self.runs, self.geometry.axes, self.geometry.data, strict=True
-        ):
-            x = y + run.x0 - t * run.x_step if run.taps > 1 else y + run.x0
+        for axis, (y, t) in enumerate(zip(position, taps, strict=True)):
+            x, conditions = self.along(axis, y, t)
             index.append(x)
-            if run.x0 - (run.taps - 1) * run.x_step < 0:
-                inside.append(x >= 0)
-            if axis.positions - 1 + run.x0 >= extent:
-                inside.append(x < extent)
+            inside += conditions
         return index, inside
+
+    def along(self, axis: int, y: Index, t: Index) -> tuple[Index, list[Expr]]:
+        """Return the data index along an axis that tap `t` reads at position `y`, and when it lies inside of the data.
+
+        If `t` is a number, conditions are those of this tap alone.
+        """
+        run, extent = self.runs[axis], self.geometry.data[axis]
+        x = y + run.x0 - t * run.x_step if run.taps > 1 else y + run.x0
+        first, last = (t, t) if isinstance(t, int) else (0, run.taps - 1)
+        inside = [x >= 0] if run.x0 - last * run.x_step < 0 else []
+        if self.geometry.axes[axis].positions - 1 + run.x0 - first * run.x_step >= extent:
+            inside.append(x < extent)
+        return x, inside
 
     def target(self, position: Sequence[Index], phases: Sequence[Index]) -> tuple[list[Index], list[Expr]]:
         """Return the output index of a phase at a position, and the conditions that it lies inside of the output."""
@@ -155,6 +180,14 @@ def unravel(flat: Index, extents: Sequence[int]) -> list[Index]:
         index.append(flat % extent if extent > 1 else 0)
         flat = flat // extent if extent > 1 else flat
     return [flat if extents[0] > 1 else 0, *reversed(index)]
+
+
+def ravel(index: Sequence[Index], extents: Sequence[int]) -> Index:
+    """Return the number of element `index` of an array whose axes but the first have these `extents`."""
+    first, *rest = index
+    for part, extent in zip(rest, extents, strict=True):
+        first = first * extent + part
+    return first
 
 
 def reached(geometry: Geometry, index: Sequence[Index]) -> list[Expr]:
