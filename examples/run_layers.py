@@ -9,26 +9,12 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
 
 import tvm_deconv as td
-
-
-def layers(directory: Path) -> Iterator[tuple[str, td.Problem, Any, Any]]:
-    """Every layer in the safetensors files of a directory: name, problem, filter, bias or None."""
-    for path in sorted(directory.glob("*.safetensors")):
-        with safe_open(path, framework="numpy") as weights:
-            for name, key in sorted(weights.metadata().items()):
-                problem = td.Problem.from_key(key)
-                if f"{name}.filter" not in weights.keys():  # noqa: SIM118 (this is no dict)
-                    continue
-                bias = weights.get_tensor(f"{name}.bias") if problem.epilogue.bias else None
-                yield name, problem, weights.get_tensor(f"{name}.filter"), bias
 
 
 def milliseconds(layer: td.Layer, data: Any) -> float:
@@ -50,8 +36,9 @@ def main() -> None:
     rng = np.random.default_rng()
     wrong = 0
     print(f"\n{'layer':24} {'output':>18} {'ms':>9} {'GFLOP/s':>9} {'error':>9}")
-    for name, problem, filter, bias in layers(library.root):
-        layer = library.bind(problem, filter, bias)
+    for name, problem in library.layers.items():
+        filter, bias = library.weights(name)
+        layer = library.layer(name)
         data = rng.standard_normal(problem.data_shape).astype(problem.dtype)
         expected = td.reference(problem, data, filter, bias)
         error = float(np.abs(layer(data) - expected).max() / np.abs(expected).max())

@@ -74,6 +74,8 @@ def with_cpu():
         graph=lambda graph, stream: contextlib.nullcontext((graph, stream)),
         is_available=lambda: True,
         get_device_name=lambda: "none",
+        get_device_properties=lambda _: types.SimpleNamespace(L2_cache_size=1),
+        clock_rate=lambda: 1500,
         empty_cache=lambda: None,
         synchronize=lambda: None,
     )

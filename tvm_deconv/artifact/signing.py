@@ -51,8 +51,11 @@ def sign(root: Path, digest: str, private_key: Path) -> Path:
     return path
 
 
-def check(root: Path, digest: str, public_key: Path) -> None:
-    """Raise IntegrityError unless the directory `root` with this digest was signed by the owner of the key."""
+def check(root: Path, digest: str, public_key: Path) -> dict[str, str]:
+    """Raise IntegrityError unless the directory `root` with this digest was signed by the owner of the key.
+
+    Returns the SHA-256 of each file of weights, by name, as signed.
+    """
     key: Ed25519PublicKey = _key(public_key, private=False)
     from cryptography.exceptions import InvalidSignature
 
@@ -77,6 +80,7 @@ def check(root: Path, digest: str, public_key: Path) -> None:
         key.verify(signature, _statement(digest, weights))
     except InvalidSignature:
         raise IntegrityError(path, f"must be made with the key that belongs to {public_key}", "signature") from None
+    return weights
 
 
 def _key(path: Path, *, private: bool) -> Any:

@@ -14,7 +14,7 @@ import signal
 import statistics
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,6 +24,7 @@ from tvm_deconv.artifact.select import Accepted
 from tvm_deconv.compiler.process import Worker, WorkerError
 from tvm_deconv.errors import BuildError
 from tvm_deconv.problem import ACTIVATIONS, Epilogue, Problem
+from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.runtime.library import load
 
 DEVICE = "cuda"
@@ -37,16 +38,18 @@ TOLERANCES = {
     "int8": 0.0,
     "uint8": 0.0,
 }
-#: Multiply-adds and bytes per second of an H200.
+#: Multiply-adds per second of an H100 or H200.
 RATES = {"float32": 67e12 / 2, "tf32": 495e12 / 2, "float16": 990e12 / 2, "bfloat16": 990e12 / 2}
-BANDWIDTH = 4.3e12
 #: The settings that layers run in: type, and format of the data.
 SETTINGS = (("float32", "NCX"), ("float16", "NCX"), ("tf32", "NCX"), ("float16", "NXC"))
 ROUNDS, CALLS = 7, 10
+_MOST_COPIES = 64
 #: Seconds for a process to take the device, and for one step of one row.
 _START, _STEP = 120.0, 60.0
 
 Row: TypeAlias = dict[str, Any]
+#: A call, and the data that it takes in turns.
+Entry: TypeAlias = tuple[Callable[[Any], Any], list[Any]]
 torch: Any = None  # imported by the processes that have the device
 
 
@@ -129,15 +132,15 @@ def _run_torch(problem: Problem, data: Any, filter: Any, bias: Any, pads: Any, e
     return run(data, filter, bias, problem.strides, pads, extra, problem.groups, problem.dilations)
 
 
-def one_call(problem: Problem, data: Any, filter: Any, bias: Any) -> Callable[[], Any] | None:
-    """Return the problem as one call of PyTorch's operator; None if its paddings cannot express it."""
+def one_call(problem: Problem, filter: Any, bias: Any) -> Callable[[Any], Any] | None:
+    """Return the problem as one call of PyTorch's operator on data; None if its paddings cannot express it."""
     pads = problem.pads_begin
     uncropped = zip(problem.output_spatial, problem.uncropped_spatial, pads, strict=True)
     extra = [y - (n - 2 * p) for y, n, p in uncropped]
     largest = map(max, problem.strides, problem.dilations)
     if not all(0 <= e < most for e, most in zip(extra, largest, strict=True)):
         return None
-    return lambda: _run_torch(problem, data, filter, bias, pads, extra)
+    return lambda data: _run_torch(problem, data, filter, bias, pads, extra)
 
 
 def deviation(problem: Problem, data: Any, filter: Any, bias: Any, output: Any) -> float:
@@ -187,44 +190,59 @@ def compare(problem: Problem, layer: Any, arrays: tuple[Any, Any, Any], row: Row
     row["same_to_an_odd_address"] = bool(torch.equal(result, odd))
 
 
-def _median_seconds(call: Callable[[], Any], calls: int) -> float:
-    """Return the median seconds of one of the `calls` calls that `call` makes, by events."""
-    times = []
-    for _ in range(ROUNDS):
+def _rotated(problem: Problem, data: Any) -> list[Any]:
+    """Return `data` and copies of it, at most 64: with their outputs, twice the size of the level-2 cache."""
+    nbytes = data.nbytes + math.prod(problem.output_shape) * data.element_size()
+    level2 = torch.cuda.get_device_properties(DEVICE).L2_cache_size
+    return [data, *(data.clone() for _ in range(min(_MOST_COPIES, ceil_div(2 * level2, max(1, nbytes))) - 1))]
+
+
+class _Contestant:
+    """An operator whose calls are captured in a graph: each of them on data and an output of its own."""
+
+    def __init__(self, call: Callable[[Any], Any], copies: Sequence[Any]) -> None:
+        self.seconds: list[float] = []
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # cuDNN chooses its algorithm here, and libraries load
+            for _ in range(3):
+                call(copies[0])
+        side.synchronize()
+        several = [copies[turn % len(copies)] for turn in range(max(CALLS, len(copies)))]
+        self._calls, self._graph = len(several), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, stream=side):
+            outputs = [call(data) for data in several]
+        del outputs  # none of them took the place of another
+
+    def run(self) -> None:
+        """Add the seconds of one of the calls, by events around all of them."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        call()
+        self._graph.replay()
         end.record()
         end.synchronize()
-        times.append(1e-3 * start.elapsed_time(end) / calls)
-    return float(statistics.median(times))
+        self.seconds.append(1e-3 * start.elapsed_time(end) / self._calls)
 
 
-def times_of(call: Callable[[], Any]) -> dict[str, Any]:
-    """Return the seconds of a call: on the device, by a graph of several ("device"), and from Python ("call").
+def race(entries: Mapping[str, Entry], failed: dict[str, str]) -> dict[str, float]:
+    """Return the median seconds of each entry, taken in turns after a round of warming up; note those that fail."""
+    contestants = {}
+    for name, (call, copies) in entries.items():
+        try:
+            contestants[name] = _Contestant(call, copies)
+        except RuntimeError as error:  # a package's: the others still run
+            failed[name] = str(error)[:300]
+    for _ in range(1 + ROUNDS):
+        for contestant in contestants.values():
+            contestant.run()
+    return {name: float(statistics.median(contestant.seconds[1:])) for name, contestant in contestants.items()}
 
-    If the calls cannot be captured in a graph, both are the time from Python.
-    """
 
-    def several() -> None:
-        for _ in range(CALLS):
-            call()
-
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # cuDNN chooses its algorithm here, and libraries load
-        for _ in range(3):
-            call()
-    side.synchronize()
-    called = _median_seconds(several, CALLS)
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph, stream=side):
-            several()
-    except RuntimeError as error:
-        return {"device": called, "call": called, "not_captured": str(error)[:300]}
-    graph.replay()
-    return {"device": _median_seconds(graph.replay, CALLS), "call": called}
+def _copy_rate() -> float:
+    """Return the bytes per second of a large copy, read plus written."""
+    source = torch.empty(1 << 29, dtype=torch.uint8, device=DEVICE)
+    target = torch.empty_like(source)
+    return 2 * (1 << 29) / race({"copy": (target.copy_, [source])}, {})["copy"]
 
 
 class Device:
@@ -249,42 +267,59 @@ class Device:
             "device": torch.cuda.get_device_name(),
             "torch": torch.__version__,
             "cudnn": torch.backends.cudnn.version(),
+            "copy": _copy_rate(),
         }
 
-    def check(self, name: str, problem: Problem) -> Row:
-        """Compare the layer's result with others, and time a layer that has a name."""
+    def check(self, _: str, problem: Problem) -> Row:
+        """Compare the layer's result with others."""
 
         def step(row: Row) -> None:
             best = self._library.select(problem, 0)[0]
             row["algorithm"] = best.manifest.algorithm if isinstance(best, Accepted) else None
             arrays = operands(problem)
-            layer = self._library.bind(problem, *arrays[1:])
-            compare(problem, layer, arrays, row)
-            if name:
-                row["ours"] = times_of(lambda: layer(arrays[0]))
+            compare(problem, self._library.bind(problem, *arrays[1:]), arrays, row)
 
         return _carefully(step)
 
-    def peers(self, _: str, problem: Problem) -> Row:
-        """Time PyTorch's operator in both memory formats."""
+    def race(self, _: str, problem: Problem) -> Row:
+        """Time the layer, PyTorch's operator in both memory formats, and a plain product of as many multiply-adds."""
 
         def step(row: Row) -> None:
             data, filter, bias = operands(problem)
-            theirs = bias if bias is None else bias.to(data.dtype)
-            plain = data.movedim(-1, 1).contiguous() if problem.data_format == "NXC" else data
-            weights = _torch_filter(problem, filter)
-            formats = {"contiguous": torch.contiguous_format}
-            if problem.rank > 1:
-                formats["channels_last"] = torch.channels_last if problem.rank == 2 else torch.channels_last_3d
+            layer = self._library.bind(problem, filter, bias)
+            calls: dict[str, Entry] = {"ours": (layer, _rotated(problem, data))}
+            calls |= _peers(problem, data, filter, bias)
+            calls["product"] = _product(problem, data.dtype)
             permitted = problem.precision == "tf32"
             torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = permitted
-            for name, memory_format in formats.items():
-                given = plain.contiguous(memory_format=memory_format), weights.contiguous(memory_format=memory_format)
-                call = one_call(problem, *given, theirs)
-                if call:
-                    row[f"torch_{name}"] = times_of(call)
+            row["seconds"] = race(calls, row.setdefault("not_timed", {}))
+            row["clock_MHz"] = torch.cuda.clock_rate()
 
         return _carefully(step)
+
+
+def _peers(problem: Problem, data: Any, filter: Any, bias: Any) -> dict[str, Entry]:
+    """Return PyTorch's operator in both memory formats, with data of each."""
+    bias = bias if bias is None else bias.to(data.dtype)
+    plain = data.movedim(-1, 1).contiguous() if problem.data_format == "NXC" else data
+    formats = {"contiguous": torch.contiguous_format}
+    if problem.rank > 1:
+        formats["channels_last"] = torch.channels_last if problem.rank == 2 else torch.channels_last_3d
+    peers: dict[str, Entry] = {}
+    for name, memory_format in formats.items():
+        weights = _torch_filter(problem, filter).contiguous(memory_format=memory_format)
+        call = one_call(problem, weights, bias)
+        if call:
+            peers[f"torch_{name}"] = call, _rotated(problem, plain.contiguous(memory_format=memory_format))
+    return peers
+
+
+def _product(problem: Problem, dtype: Any) -> Entry:
+    """Return a product of matrices with the multiply-adds of all taps at all data."""
+    rows, columns = problem.batch * math.prod(problem.data_spatial), problem.out_channels * math.prod(problem.kernel)
+    a = torch.randn(problem.groups, rows, problem.in_channels, device=DEVICE, dtype=dtype)
+    b = torch.randn(problem.groups, problem.in_channels, columns, device=DEVICE, dtype=dtype)
+    return (lambda left: torch.bmm(left, b)), [a]
 
 
 def _carefully(step: Callable[[Row], None]) -> Row:
@@ -405,15 +440,14 @@ def run(
     kind: type[Device] = Device,
     patience: Callable[[Problem], float] = lambda _: _STEP,
 ) -> None:
-    """Check and time `rows`, then the peers of those that have a name, within `seconds`.
+    """Check `rows`, and time those that have a name beside their peers, within `seconds`.
 
     `result` is written to the file `output` after every step. A step has `patience(problem)` seconds.
     """
     start = time.monotonic()
     written: list[Row] = [{"name": name, "key": problem.key, "type": kind_of(problem)} for name, problem in rows]
     result |= {"rows": written, "left_out": [], "ended": ""}
-    steps = [("check", number) for number in range(len(rows))]
-    steps += [("peers", number) for number, (name, _) in enumerate(rows) if name]
+    steps = [(step, number) for number, (name, _) in enumerate(rows) for step in ("check", *(["race"] if name else []))]
     devices = None
     try:
         with within(seconds):
@@ -421,13 +455,10 @@ def run(
             result |= devices.facts
             for step, number in steps:
                 row, (name, problem) = written[number], rows[number]
-                if step == "peers" and "ours" not in row:
+                if step == "race" and not good(row):
                     continue
-                answer = devices.ask(step, name, problem, patience(problem))
-                row |= (
-                    answer if step == "check" else {f"peers_{k}" if k == "error" else k: v for k, v in answer.items()}
-                )
-                _rate(row, problem)
+                row |= devices.ask(step, name, problem, patience(problem))
+                _rate(row, problem, result["copy"])
                 write(output, result)
                 print(f"{time.monotonic() - start:4.0f} s  {_words(step, row, problem)}", flush=True)
     except (TimeIsUp, KeyboardInterrupt) as error:
@@ -440,16 +471,16 @@ def run(
         devices.close()
 
 
-def _rate(row: Row, problem: Problem) -> None:
-    """Compare a row's times with PyTorch's and with the device's floors, in the row."""
-    kind, ours = kind_of(problem), row.get("ours")
-    if not ours:
+def _rate(row: Row, problem: Problem, copied: float) -> None:
+    """Compare a row's times with PyTorch's and with the device's floors, in the row; copies take `copied` bytes/s."""
+    times = row.get("seconds", {})
+    if "ours" not in times:
         return
-    row["floors"] = {"products": problem.macs / RATES[kind], "memory": problem.min_bytes / BANDWIDTH}
-    row["of_floor"] = max(row["floors"].values()) / ours["device"]
-    peers = [times["device"] for field, times in row.items() if field.startswith("torch_")]
+    row["floors"] = {"products": problem.macs / RATES[kind_of(problem)], "memory": problem.min_bytes / copied}
+    row["of_floor"] = max(row["floors"].values()) / times["ours"]
+    peers = [seconds for name, seconds in times.items() if name.startswith("torch_")]
     if peers:
-        row["speedup"] = min(peers) / ours["device"]
+        row["speedup"] = min(peers) / times["ours"]
 
 
 def _words(step: str, row: Row, problem: Problem) -> str:
@@ -458,10 +489,10 @@ def _words(step: str, row: Row, problem: Problem) -> str:
     if step == "check":
         words[:0] = ["ok   " if good(row) else "WRONG"]
         words += [f"off by {row['deviation']:.1e}"] if "deviation" in row else []
-        words += [f"{1e6 * row['ours']['device']:.1f} us, {row['of_floor']:.0%} of the floor"] if "ours" in row else []
-        return " ".join(map(str, [*words, row.get("error", "")]))
-    words += [f"PyTorch takes {row['speedup']:.2f} times ours"] if "speedup" in row else []
-    return " ".join(map(str, ["time ", *words, row.get("peers_error", "")]))
+    elif "of_floor" in row:
+        words += [f"{1e6 * row['seconds']['ours']:.1f} us, {row['of_floor']:.0%} of the floor"]
+        words += [f"PyTorch takes {row['speedup']:.2f} times ours"] if "speedup" in row else []
+    return " ".join(map(str, [*([] if step == "check" else ["time "]), *words, row.get("error", "")]))
 
 
 def write(output: Path, result: Row) -> None:
@@ -475,7 +506,7 @@ def summary(result: Row) -> list[str]:
     wrong = [row for row in rows if not good(row)]
     lines = [f"WRONG {row['name']} {row['key']}: {row.get('error') or row.get('deviation')}" for row in wrong]
     for kind, data_format in SETTINGS:
-        of = [row for row in rows if row["type"] == kind and f"-{data_format}-" in row["key"] and "ours" in row]
+        of = [row for row in rows if row["type"] == kind and f"-{data_format}-" in row["key"] and "of_floor" in row]
         if of:
             line = f"{kind} {data_format}: {len(of)} layers, median {_median(of, 'of_floor'):.0%} of the floor"
             timed = [row for row in of if "speedup" in row]
@@ -489,7 +520,7 @@ def summary(result: Row) -> list[str]:
         lines.append(f"behind: {row['name']} {row['key']}: PyTorch takes {row['speedup']:.2f} times ours")
     failed = len(result["build"]["failed"])
     left, ended = len(result["left_out"]), f" ({result['ended']})" if result["ended"] else ""
-    alone = sum("ours" in row and "speedup" not in row for row in rows)
+    alone = sum("of_floor" in row and "speedup" not in row for row in rows)
     lines.append(f"{len(rows)} run, {len(wrong)} wrong, {left} left out{ended}, {failed} failed to build")
     lines += [f"{alone} layers are not compared with PyTorch"] if alone else []
     return lines

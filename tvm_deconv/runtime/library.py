@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -37,6 +37,7 @@ from tvm_deconv.runtime.fallback import Fallback
 from tvm_deconv.runtime.host import HOST
 from tvm_deconv.runtime.layer import Layer, Memory
 from tvm_deconv.runtime.process import LOG, Served
+from tvm_deconv.runtime.weights import Weights
 from tvm_deconv.targets import CpuTarget, Host, Place, cuda_capability, detect_host, max_target
 
 Ints = Sequence[int]
@@ -61,16 +62,19 @@ def load(
         raise next(iter(contents.broken.values()))
     if digest is not None and digest != contents.digest:
         raise IntegrityError(root, f"must be {digest}, which was asked for", "digest", contents.digest)
+    signed = None
     if public_key is not None:
         from tvm_deconv.artifact.signing import check
 
-        check(root, contents.digest, Path(public_key))
+        signed = check(root, contents.digest, Path(public_key))
     counts = len(contents.manifests), len(contents.broken)
     LOG.info("%s holds %d artifacts, %d broken; %s", root, *counts, contents.digest)
     if contents.manifests:
         import_tvm_ffi()  # so that the first call of a service need not wait for it
     pinned = digest is not None or public_key is not None
-    return Library(root, *contents, host=detect_host(), cap=max_target(), pinned=pinned, fallbacks=fallbacks)
+    return Library(
+        root, *contents, host=detect_host(), cap=max_target(), pinned=pinned, signed=signed, fallbacks=fallbacks
+    )
 
 
 class _Contents(NamedTuple):
@@ -129,7 +133,8 @@ class _Attributes(NamedTuple):
 class Library:
     """The artifacts of a directory; see `load`. Its methods may be called from several threads.
 
-    `pinned` means that nothing but these artifacts may be loaded.
+    `pinned` means that nothing but these artifacts may be loaded, and `signed` has the SHA-256 of each file of weights.
+    As a collection, a library has the names of `layers`.
     """
 
     def __init__(
@@ -142,6 +147,7 @@ class Library:
         host: Host,
         cap: CpuTarget | None,
         pinned: bool = True,
+        signed: Mapping[str, str] | None = None,
         fallbacks: Sequence[Fallback] = (),
     ) -> None:
         self.root = root
@@ -152,6 +158,8 @@ class Library:
         self.pinned = pinned
         self.fallbacks = tuple(fallbacks)
         self._cap = cap
+        self._signed = signed
+        self._weights: Weights | None = None
         self._served: dict[tuple[Problem, int | None], Served] = {}
         self._by_key: dict[str, list[Manifest]] = {}
         for manifest in self.manifests:
@@ -160,6 +168,49 @@ class Library:
 
     def __repr__(self) -> str:
         return f"<Library {str(self.root)!r}: {len(self.manifests)} artifacts, {len(self.broken)} broken>"
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layers)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.layers
+
+    def __bool__(self) -> bool:
+        return True  # also without named layers
+
+    @property
+    def layers(self) -> Mapping[str, Problem]:
+        """The layers of the models that were compiled with their weights: each name with its problem.
+
+        The names are those of the models' nodes; a name that several models have is ``MODEL:NAME``. Files of weights
+        are read when this is first asked for. Raises ArtifactError for a file that does not read.
+        """
+        return self._named
+
+    @property
+    def _named(self) -> Weights:
+        if self._weights is None:
+            self._weights = Weights(self.root, self._signed)
+        return self._weights
+
+    def layer(self, name: str, *, workspace: int | Array | None = None) -> Layer:
+        """Return the layer of a model, bound with the filter and the bias that its compile wrote.
+
+        `name` is one of `layers`. Raises ProblemError for another, ArtifactError for a file of weights that does not
+        read, IntegrityError for one that is not what was signed, and the errors of `bind`.
+        """
+        filter, bias = self.weights(name)
+        return self.bind(self.layers[name], filter, bias, workspace=workspace)
+
+    def weights(self, name: str) -> tuple[Array, Array | None]:
+        """Return the filter and the bias, None if there is none, of a layer; raises as `layer` does.
+
+        They are as `bind` takes them, for instance after a copy to a device.
+        """
+        return self._named.arrays(name)
 
     def select(self, problem: Problem, device: int | None = None) -> list[Decision]:
         """Return the decision on every candidate for `problem` on this machine, with its reason, the best first.
