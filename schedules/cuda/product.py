@@ -21,7 +21,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.cuda.emit import local, one_task
 from tvm_deconv.schedules.cuda.predicates import few_sections, is_for_cuda_cores
-from tvm_deconv.schedules.cuda.tiles import Cells, Form, Plan, cheapest, matrix_kernel, searched
+from tvm_deconv.schedules.cuda.tiles import DIVISIONS, Cells, Form, Plan, cheapest, matrix_kernel, searched
 from tvm_deconv.targets import CudaTarget
 
 #: Plans by falling width: a product takes the widest that its columns fill well.
@@ -75,7 +75,8 @@ class _Threads(Form):
         """Multiply-adds, padding included; as many again as operands are read; the gathering, shared by columns."""
         plan = self.plan
         reads = 1 / plan.part_m + 1 / plan.part_n
-        return plan.tile_m * (plan.tile_n * (1 + reads) + _GATHER) + plan.tile_n
+        gather = DIVISIONS if self.divides else _GATHER
+        return plan.tile_m * (plan.tile_n * (1 + reads) + gather) + plan.tile_n
 
     def a(self, m: Index, k: Index) -> Index:
         return k * self.pitch + m
@@ -128,7 +129,8 @@ class _Threads(Form):
 
 def _shapes(problem: Problem) -> list[Plan]:
     if problem.accumulate_dtype != "float64":
-        return list(PLANS)
+        halves = [replace(plan, tile_k=8) for plan in PLANS[1:]]
+        return [*PLANS, *(halves if problem.in_channels % 16 else [])]
     return [replace(plan, tile_k=8) for plan in PLANS if plan.part_m * plan.part_n <= _DOUBLE_SUMS]
 
 

@@ -27,7 +27,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.cuda.emit import local, one_task
 from tvm_deconv.schedules.cuda.predicates import fills_tensor_cores, is_for_tensor_cores, multiplied_type
-from tvm_deconv.schedules.cuda.tiles import Cells, Form, Plan, cheapest, matrix_kernel, searched
+from tvm_deconv.schedules.cuda.tiles import DIVISIONS, Cells, Form, Plan, cheapest, matrix_kernel, searched
 from tvm_deconv.schedules.cuda.warp import MMA_TERMS, ldmatrix, mma, tf32
 from tvm_deconv.targets import CudaTarget
 
@@ -40,9 +40,9 @@ PLANS = (
     Plan(128, 8, 32, 32, 8),
 )
 _PAD = 8
-#: In multiply-adds of CUDA cores: one of tensor cores by type, and gathering one element of A, alone or with others.
+#: In multiply-adds of CUDA cores: one of tensor cores by type, and gathering elements of A that go together.
 _MMA = {"float16": 1 / 8, "bfloat16": 1 / 8, "tf32": 1 / 4}
-_GATHER, _GATHER_WIDE = 8, 1
+_GATHER = 8
 
 
 class _Warps(Form):
@@ -83,7 +83,8 @@ class _Warps(Form):
     @property
     def term(self) -> float:
         """Multiply-adds, padding included; as many again as operands are read; the gathering, shared by columns."""
-        plan, gather = self.plan, _GATHER if self.wide == 1 else _GATHER_WIDE
+        plan = self.plan
+        gather = (DIVISIONS if self.divides else _GATHER) / self.wide
         reads = 8 / plan.part_m + 8 / plan.part_n
         return plan.tile_m * (plan.tile_n * _MMA[self.kind] * (1 + reads) + gather) + plan.tile_n
 
@@ -156,14 +157,15 @@ class _Warps(Form):
 
 
 def _shapes(problem: Problem) -> list[Plan]:
-    """Return the usual plans, with 16 terms if 32 of 32 bits each take too much memory.
+    """Return the usual plans, also with 16 terms: 32 of 32 bits take too much memory, or may be more of padding.
 
     If A comes through registers, there are not enough for 64 sums and the addresses of products with different taps.
     """
     form = _Warps(problem, PLANS[0])
     differing = len({section.taps for section in sections(problem, 1, 1)}) > 1 and not form.copies
     shapes = [plan for plan in PLANS if plan.part_m * plan.part_n <= 1024 or not differing]
-    return [replace(plan, tile_k=16) for plan in shapes] if form.single else shapes
+    halves = [replace(plan, tile_k=16) for plan in shapes]
+    return halves if form.single else shapes + halves * (problem.in_channels % 32 > 0)
 
 
 def default_plan(problem: Problem, target: CudaTarget) -> tuple[float, Plan]:  # noqa: ARG001

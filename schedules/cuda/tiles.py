@@ -185,6 +185,12 @@ class Form(abc.ABC):
         return self.stored and self.wide * _BYTES[self.dtype] >= 4
 
     @property
+    def divides(self) -> bool:
+        """True if tiles of k have terms of several taps: each term is found by divisions."""
+        products = sections(self.problem, self.plan.tile_k, self.plan.tile_n)
+        return not all(section.alike for section in products)
+
+    @property
     def registers(self) -> int:
         """The approximate number of registers of a thread; staged elements need addresses too."""
         sums = self.sums * _BYTES[self.accumulator] // 4
@@ -222,6 +228,8 @@ _L2, _PARTIAL, _LAUNCH = 6, 64, 6e7
 _LATENCY = 700 * 128 * MULTIPROCESSORS
 #: Threads that gather terms of one row at a time.
 _ACROSS = 8
+#: The cost of gathering an element of A, in multiply-adds, if its place is found by divisions.
+DIVISIONS = 32
 #: The relative time of a block that is alone on its multiprocessor: nothing else runs while it waits.
 _ALONE = 1.2
 
