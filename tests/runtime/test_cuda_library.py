@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.artifacts import PROBLEMS as HOST_PROBLEMS
 from support.artifacts import describe, manifest
-from support.cuda_kernels import OnDevice, build_kernel, compile_for_cpu
+from support.cuda_kernels import OnDevice, build_kernel, compile_driver, compile_for_cpu
 from support.strategies import operands
 from support.tolerances import assert_close
 
@@ -16,11 +16,11 @@ import tvm_deconv as td
 from tvm_deconv import cache, targets
 from tvm_deconv.artifact.manifest import stem
 from tvm_deconv.artifact.select import Accepted, Rejected, select
+from tvm_deconv.compiler.backends.cuda import translation_unit
 from tvm_deconv.errors import CompilerNotFound, DeviceError, NoArtifactError, ProblemError, TensorError, TensorTypeError
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.runtime import cuda, library, loader
 from tvm_deconv.runtime.process import PROCESS
-from tvm_deconv.schedules.cuda.lower import source
 from tvm_deconv.targets import CUDA_TARGETS, Host, Place
 
 PLAIN = td.Problem(2, 1, 3, 9, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (7, 9), epilogue=td.Epilogue(bias=True))
@@ -47,7 +47,7 @@ def shims(tmp_path_factory):
     scratch = tmp_path_factory.mktemp("scratch")
     for number, problem in enumerate(PROBLEMS):
         kernel = build_kernel(problem)
-        compile_for_cpu(source(kernel.functions), scratch, f"a{number}")
+        compile_for_cpu(translation_unit(kernel.functions), scratch, f"a{number}")
         entry(directory, problem, "cuda-sm_90", (scratch / f"a{number}.so").read_bytes())
     return directory
 
@@ -116,26 +116,32 @@ class _Device:
 
 @pytest.fixture
 def device(monkeypatch):
-    """A device of capability 9.0 and a package "cupy" for it; the streams that calls ran on."""
-    streams = []
+    """A device of capability 9.0 and a package "cupy" for it; the stream that is current."""
+    current = types.SimpleNamespace(ptr=4321)
+    pool = []  # what is freed stays: graphs use it
 
     def empty(shape, dtype):
         poison = np.full(int(np.prod(shape)) + 16, np.nan if np.dtype(dtype).kind == "f" else 113, dtype)
+        pool.append(poison)
         start = -poison.ctypes.data % 16 // poison.itemsize
         return Array(poison[start : start + int(np.prod(shape))].reshape(shape))
-
-    def get_current_stream():
-        streams.append(4321)
-        return types.SimpleNamespace(ptr=4321)
 
     module = types.ModuleType("cupy")
     module.empty = empty
     module.ascontiguousarray = lambda given: Array(np.ascontiguousarray(given.array))
     module.asnumpy = lambda given: given.array.copy()
-    module.cuda = types.SimpleNamespace(Device=_Device, get_current_stream=get_current_stream)
+    module.cuda = types.SimpleNamespace(Device=_Device, get_current_stream=lambda: current)
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(library, "cuda_capability", lambda _: (9, 0))
-    return types.SimpleNamespace(streams=streams, empty=empty)
+    return types.SimpleNamespace(current=current, empty=empty)
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory):
+    """The driver whose streams capture; artifacts of the shim find it from here on."""
+    library = ctypes.CDLL(str(compile_driver(tmp_path_factory.mktemp("driver"))))
+    library.cuGraphLaunch.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    return library
 
 
 def on_device(device, array):
@@ -152,11 +158,34 @@ def test_layers_compute_on_the_device(problem, shims, device):
     result = layer(given)
     assert type(result) is Array
     assert_close(result.array, reference(problem, data, weights, bias), problem.dtype)
-    assert device.streams
     out = device.empty(problem.output_shape, problem.output_dtype)
     assert layer(given, out) is out
     assert out.array.tobytes() == result.array.tobytes()
     assert "cuda-sm_90" in repr(layer)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=["plain", "split", "aligned"])
+def test_the_first_call_may_be_captured(problem, shims, device, driver):
+    """All kernels are loaded at bind, those for arrays at odd addresses too: a capture does not permit it."""
+    data, weights, bias = operands(problem, 1)
+    driver.shim_unload()
+    layer = td.load(shims).bind(problem, on_device(device, weights), None if bias is None else on_device(device, bias))
+    stream, graph = ctypes.c_void_p(), ctypes.c_void_p()
+    assert driver.cuStreamCreate(ctypes.byref(stream), 0) == 0
+    given = on_device(device, data)
+    odd = Array(device.empty((data.size + 1,), data.dtype).array[1:].reshape(data.shape))
+    odd.array[...] = data
+    out = [device.empty(problem.output_shape, problem.output_dtype) for _ in range(2)]
+    device.current.ptr = stream.value
+    assert driver.cuStreamBeginCapture_v2(stream, 0) == 0
+    try:
+        layer(given, out[0])
+        layer(odd, out[1])
+    finally:
+        assert driver.cuStreamEndCapture(stream, ctypes.byref(graph)) == 0
+    assert driver.cuGraphLaunch(graph, stream) == 0
+    for result in out:
+        assert_close(result.array, reference(problem, data, weights, bias), problem.dtype)
 
 
 @pytest.mark.parametrize("kind", ["host", "device", "device by the reference"])

@@ -58,6 +58,15 @@ FLAGS = ("-fPIC", "-O0", "-std=c++17", "-w", f"-I{SHIM}", f"-I{Path(tvm_ffi.__fi
 FLAGS += ("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
 
 
+def compile_driver(folder):
+    """The path of the shim's driver, compiled into a folder."""
+    path = folder / "libcuda.so.1"
+    # By another name the shim finds it, and whoever asks whether this machine has a driver does not.
+    command = [find_compiler(), "-shared", "-fPIC", "-O1", "-Wl,-soname,libshim_driver.so", str(SHIM / "driver.cc")]
+    subprocess.run([*command, "-o", str(path)], check=True)
+    return path
+
+
 @functools.cache
 def headers():
     """A folder with the precompiled headers: they take longer than most kernels."""

@@ -1,7 +1,6 @@
 """The search on a CUDA device, with a driver whose memory is the CPU's and g++ in the place of nvcc."""
 
 import ctypes
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from support.cuda_kernels import FLAGS, SHIM, headers
+from support.cuda_kernels import FLAGS, compile_driver, headers
 
 import tvm_deconv as td
 from tvm_deconv import targets
@@ -54,11 +53,7 @@ sys.exit(subprocess.run(command).returncode)
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
     """A folder with libcuda.so.1."""
-    folder = tmp_path_factory.mktemp("driver")
-    library = folder / "libcuda.so.1"
-    command = [find_compiler(), "-shared", "-fPIC", "-O1", "-Wl,-soname,libcuda.so.1", str(SHIM / "driver.cc")]
-    subprocess.run([*command, "-o", str(library)], check=True)
-    return folder
+    return compile_driver(tmp_path_factory.mktemp("driver")).parent
 
 
 @pytest.fixture

@@ -244,6 +244,8 @@ class CudaCall:
         scratch = 0 if served.manifest is None else served.manifest.scratch_bytes
         self._workspace_elements = scratch // (8 if problem.accumulate_dtype == "float64" else 4)
         self._device, framework = filter.device, filter.framework
+        # Now, so that the first call may be captured for a graph.
+        guarded(self._attempt, served.artifact.load, self._device)
         packed = framework.empty(*served.artifact.packed, self._device)
         canonical = framework.canonical(problem, filter.array)
         guarded(self._launch, framework, served.artifact.pack, canonical, packed)
@@ -289,9 +291,13 @@ class CudaCall:
         tvm_ffi = import_tvm_ffi()
         device = tvm_ffi.device("cuda", self._device)
         stream: AbstractContextManager[Any] = tvm_ffi.use_raw_stream(device, framework.stream(self._device))
+        with stream:
+            self._attempt(function, *map(framework.plain, operands))
+
+    def _attempt(self, function: Any, *arguments: Any) -> None:
+        """Call `function`, of an artifact. Raises DeviceError if it fails."""
         try:
-            with stream:
-                function(*map(framework.plain, operands))
+            function(*arguments)
         # tvm_ffi raises whatever class of error the C++ side names.
         except Exception as error:
             raise DeviceError("device", f"cuda:{self._device}", f"failed: {error}") from error

@@ -21,7 +21,7 @@ from tvm_deconv.artifact.manifest import Manifest
 from tvm_deconv.errors import ArtifactError, IntegrityError
 from tvm_deconv.runtime import threads
 from tvm_deconv.runtime.process import LOG, Artifact, Loaded, once
-from tvm_deconv.targets import LAUNCHER_SYMBOLS, CpuTarget
+from tvm_deconv.targets import LAUNCHER_SYMBOLS, LOAD_SYMBOL, CpuTarget
 
 #: The libraries that an artifact may need.
 NEEDED = frozenset(
@@ -96,12 +96,14 @@ def _load(path: Path, manifest: Manifest, data: bytes) -> Artifact:
             pack, deconv = module.get_function("pack"), module.get_function("deconv_with" if launched else "deconv")
             if launched:
                 threads.attach(name)
+            others = {"load": module.get_function("load")} if LOAD_SYMBOL in _symbols(manifest) else {}
     # tvm_ffi raises whatever class of error the C++ side names; there may be no memory, or no room, for the copy.
     except Exception as error:
         raise ArtifactError(path, f"must load and define pack, deconv and the thread count: {error}") from error
     LOG.info("loaded %s in %.1f ms", path, 1e3 * (time.perf_counter() - start))
     facts = Loaded(manifest.name, manifest.problem, manifest.target, str(path), manifest.sha256)
-    return Artifact(facts, (manifest.packed_shape, manifest.packed_dtype), pack, deconv, tvm_ffi.from_dlpack)
+    packed = manifest.packed_shape, manifest.packed_dtype
+    return Artifact(facts, packed, pack, deconv, tvm_ffi.from_dlpack, **others)
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ class Artifact:
     """The functions of a loaded artifact, and the count of its calls.
 
     `packed` is the shape and dtype of the filter after `pack`. `constant` converts an array that all calls have in
-    common to the form that costs `deconv` least.
+    common to the form that costs `deconv` least. ``load(device)`` readies a CUDA device for all calls.
     """
 
     def __init__(
@@ -52,12 +52,14 @@ class Artifact:
         pack: Callable[..., None],
         deconv: Callable[..., None],
         constant: Callable[[Any], Any],
+        load: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.name, self.path = facts.name, facts.path
         self.packed = packed
         self.pack = pack
         self.deconv = deconv
         self.constant = constant
+        self.load = load
         self.lock = threading.Lock()
         self._facts = facts
         self._calls = 0

@@ -13,7 +13,14 @@ from tvm_deconv.targets.cpu import (
     microarchitectures,
     supported,
 )
-from tvm_deconv.targets.cuda import CUDA_TARGETS, CudaTarget, cuda_capability, cuda_driver, cuda_target
+from tvm_deconv.targets.cuda import (
+    CUDA_TARGETS,
+    LOAD_SYMBOL,
+    CudaTarget,
+    cuda_capability,
+    cuda_driver,
+    cuda_target,
+)
 from tvm_deconv.targets.host import Host, detect_host, parse_cpuinfo
 from tvm_deconv.targets.resolve import get, known_targets, max_target, names_of, native, of_artifact, of_names
 
@@ -21,6 +28,7 @@ __all__ = [
     "CPU_TARGETS",
     "CUDA_TARGETS",
     "LAUNCHER_SYMBOLS",
+    "LOAD_SYMBOL",
     "MAX_TARGET_VARIABLE",
     "Capability",
     "CpuTarget",

@@ -14,6 +14,8 @@ from tvm_deconv.targets.base import FUNCTIONS, Capability, Place, Target
 
 DRIVER = "libcuda.so.1"
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+#: The function that loads the kernels of a library.
+LOAD_SYMBOL = "__tvm_ffi_load"
 _CODE: tuple[Capability, ...] = ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
 
 
@@ -29,7 +31,7 @@ class CudaTarget(Target):
 
     backend: ClassVar[str] = "cuda"
     memory: ClassVar[str] = "cuda"
-    symbols: ClassVar[frozenset[str]] = FUNCTIONS
+    symbols: ClassVar[frozenset[str]] = FUNCTIONS | {LOAD_SYMBOL}
 
     def computes(self, problem: Problem) -> Problem:
         """See Target; devices have TF32, and compute in it if the problem permits it."""

@@ -18,7 +18,6 @@
 #include <dlfcn.h>
 #include <functional>
 #include <map>
-#include <set>
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <vector>
@@ -137,22 +136,20 @@ struct ShimFaults {
   }
 };
 
-static std::set<const void*> shim_loaded;  // kernels
+// Calls a function of the shim's driver; without that nothing happens, and the result is false.
+template <typename Result = bool, typename... Args>
+Result shim_driver(const char* function, Args... args) {
+  void* driver = dlopen("libshim_driver.so", RTLD_LAZY | RTLD_NOLOAD);
+  void* found = driver ? dlsym(driver, function) : nullptr;
+  return found ? ((Result(*)(Args...))found)(args...) : Result();
+}
+
 struct cudaFuncAttributes {};
 
 template <typename Kernel>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Kernel* kernel) {
-  shim_loaded.insert((const void*)kernel);
+  shim_driver<void>("shim_load", (const void*)kernel);
   return cudaSuccess;
-}
-
-// Returns whether `stream` captures, and makes `work` a node of its graph then.
-inline bool shim_captured(cudaStream_t stream, std::function<int()> work) {
-  void* driver = stream ? dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD) : nullptr;
-  auto captures = driver ? (bool (*)(void*))dlsym(driver, "shim_captures") : nullptr;
-  if (!captures || !captures(stream)) return false;
-  ((void (*)(void*, std::function<int()>*))dlsym(driver, "shim_node"))(stream, &work);
-  return true;
 }
 
 template <typename... Params, typename... Args>
@@ -160,12 +157,14 @@ cudaError_t shim_launch(const cudaLaunchConfig_t* config, void (*kernel)(Params.
 
 template <typename... Params, typename... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args... args) {
-  bool loaded = shim_loaded.count((const void*)kernel);
-  if (shim_captured(config->stream, [=, config = *config] { return shim_launch(&config, kernel, args...); })) {
-    if (!loaded) shim_failure = "a kernel that is loaded while its stream captures";
-    return loaded ? cudaSuccess : cudaErrorStreamCaptureUnsupported;
+  if (shim_driver("shim_captures", config->stream)) {
+    shim_failure = "a kernel that is loaded while its stream captures";
+    if (!shim_driver("shim_loaded", (const void*)kernel)) return cudaErrorStreamCaptureUnsupported;
+    std::function<int()> node = [=, config = *config] { return shim_launch(&config, kernel, args...); };
+    shim_driver<void>("shim_node", config->stream, &node);
+    return cudaSuccess;
   }
-  shim_loaded.insert((const void*)kernel);
+  shim_driver<void>("shim_load", (const void*)kernel);
   return shim_launch(config, kernel, args...);
 }
 

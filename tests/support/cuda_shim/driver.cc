@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <set>
 #include <vector>
 
 namespace {
@@ -14,6 +15,8 @@ using Graph = std::vector<std::function<int()>>;
 struct Stream { Graph* captured = nullptr; };
 constexpr int not_permitted = 900;  // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
 int begun;  // captures that have not ended
+std::set<const void*> loaded;  // kernels
+std::set<void*> streams;
 }
 
 extern "C" {
@@ -50,10 +53,13 @@ int cuEventElapsedTime(float* milliseconds, void* start, void* end) {
   return 0;
 }
 int shim_graphs, shim_launches;  // graphs that are alive, launches of graphs so far
+void shim_load(const void* kernel) { loaded.insert(kernel); }
+bool shim_loaded(const void* kernel) { return loaded.count(kernel); }
+void shim_unload() { loaded.clear(); }
 // Returns whether `stream` captures; then the node is its.
-bool shim_captures(void* stream) { return stream && static_cast<Stream*>(stream)->captured; }
+bool shim_captures(void* stream) { return streams.count(stream) && static_cast<Stream*>(stream)->captured; }
 void shim_node(void* stream, std::function<int()>* node) { static_cast<Stream*>(stream)->captured->push_back(*node); }
-int cuStreamCreate(void** stream, unsigned) { *stream = new Stream; return 0; }
+int cuStreamCreate(void** stream, unsigned) { streams.insert(*stream = new Stream); return 0; }
 int cuStreamBeginCapture_v2(void* stream, int) {
   if (!stream || getenv("SHIM_NO_CAPTURE")) return not_permitted;
   static_cast<Stream*>(stream)->captured = new Graph;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,32 @@ from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
 from tvm_deconv.schedules.cuda.lower import source
 from tvm_deconv.targets import CudaTarget, cuda_capability
 
+#: To ask for the attributes of a kernel loads it.
+_LOAD = """
+template <typename... Kernels>
+static void tvm_deconv_load_kernels(Kernels... kernels) {
+  cudaFuncAttributes attributes;
+  for (cudaError_t error : {cudaFuncGetAttributes(&attributes, kernels)...}) TVM_FFI_CHECK_CUDA_ERROR(error);
+}
+static void tvm_deconv_load(int device) {
+  tvm::ffi::CUDADeviceGuard guard(device);
+  tvm_deconv_load_kernels(KERNELS);
+}
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(load, tvm_deconv_load);
+"""
+
+_KERNEL = re.compile(r"__global__ void __launch_bounds__\([\d, ]+\) (\w+)\(")
+
+
+def translation_unit(functions: Mapping[str, PrimFunc]) -> str:
+    """Return the CUDA C++ of a library: `functions` under their names, and "load" for all their kernels.
+
+    ``load(device)`` has the CUDA runtime load the kernels, which it would do at their first launch. A capture of calls
+    for a graph does not permit that.
+    """
+    text = source(functions)
+    return text + _LOAD.replace("KERNELS", ", ".join(sorted(set(_KERNEL.findall(text)))))
+
 
 @dataclass(frozen=True)
 class CudaToolchain(Toolchain[CudaTarget]):
@@ -28,7 +55,7 @@ class CudaToolchain(Toolchain[CudaTarget]):
         """See Toolchain; a kernel that spills registers is not worth measuring."""
         return [
             f"{kernel.kernel} spills {kernel.spill_bytes} bytes, its stack has {kernel.stack_bytes}"
-            for kernel in compile_library(source(functions), path.absolute(), target, self.nvcc)
+            for kernel in compile_library(translation_unit(functions), path.absolute(), target, self.nvcc)
             if kernel.spill_bytes or kernel.stack_bytes
         ]
 
