@@ -92,7 +92,7 @@ def assert_same(model, original, x=None, **tolerance):
 def kernels(monkeypatch):
     """The calls of layers that are not PyTorch's, and the bindings."""
     seen, call, bind = [], td.Layer.__call__, td.Library.bind
-    monkeypatch.setattr(td.Layer, "__call__", lambda self, *rest: seen.append("call") or call(self, *rest))
+    monkeypatch.setattr(td.Layer, "__call__", lambda self, *a, **k: seen.append("call") or call(self, *a, **k))
     monkeypatch.setattr(td.Library, "bind", lambda self, *rest: seen.append("bind") or bind(self, *rest))
     return seen
 
@@ -624,7 +624,7 @@ class TestFollowers:
         """Everybody is what they were."""
         _, original = both
         model = copy.deepcopy(original)
-        monkeypatch.setattr(td.Layer, "__call__", lambda *_: 1 / 0)
+        monkeypatch.setattr(td.Layer, "__call__", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             td.torch.replace(model, library, [data()])
         assert [type(part) for part in model.modules()] == [type(part) for part in original.modules()]
@@ -775,9 +775,9 @@ def costs(monkeypatch):
     def spend(kind, name, seconds):
         method = getattr(kind, name)
 
-        def spending(*rest):
+        def spending(*rest, **how):
             clock[0] += seconds
-            return method(*rest)
+            return method(*rest, **how)
 
         monkeypatch.setattr(kind, name, spending)
 
@@ -845,7 +845,7 @@ def test_a_layer_inside_a_module_with_calls(library, costs):
 
 def test_a_run_that_fails_leaves_the_model(library, monkeypatch):
     model = seeded(Block())
-    monkeypatch.setattr(td.Layer, "__call__", lambda *_: 1 / 0)
+    monkeypatch.setattr(td.Layer, "__call__", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         td.torch.replace(model, library, [data()])
     assert [type(part) for part in (model.up, model.norm, model.act)] == [nn.ConvTranspose2d, nn.BatchNorm2d, nn.ReLU]

@@ -269,6 +269,8 @@ def test_what_does_not_fit_is_refused(shims, device):
         layer(other)
     with pytest.raises(ProblemError, match="threads"):
         layer(good, threads=2)
+    with pytest.raises(ProblemError, match="host=1: must be 0"):
+        layer(good, host=1)
     with pytest.raises(ProblemError, match="workspace"):
         opened.bind(PLAIN, on_device(device, weights), on_device(device, bias), workspace=1)
     with pytest.raises(TensorError, match="bias"):

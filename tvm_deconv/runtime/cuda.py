@@ -255,10 +255,12 @@ class CudaCall:
             _check("bias", bias, allowed, problem.bias_shape)
             self._constants.append(bias.framework.converted(bias.array, problem.accumulate_dtype))
 
-    def run(self, data: Any, out: Any = None, threads: int | None = None) -> Any:
+    def run(self, data: Any, out: Any = None, threads: int | None = None, host: int = 0) -> Any:
         """Return the output for `data`; see `Layer`."""
         if threads is not None:
             raise ProblemError("threads", threads, "must be None: a device computes")
+        if host:
+            raise ProblemError("host", host, "must be 0: a device computes")
         problem = self._problem
         borrowed = borrow("data", data, self._device)
         framework = borrowed.framework

@@ -86,7 +86,7 @@ class HostCall:
             self._arena = make_arena(self._workspace, served.manifest.lane_bytes, served.manifest.shared_bytes)
 
     def run(self, data: Any, out: Any = None, threads: int | None = None, host: int = 0) -> Any:
-        """Return the output for `data`; see `Layer`. `host` is the address of a `threads.Host`."""
+        """Return the output for `data`; see `Layer`."""
         limit = 0 if threads is None else checked_limit(threads)
         # The fast path: plain arrays of NumPy that need no conversion.
         shape = self._output_shapes.get(data.shape) if type(data) is np.ndarray else None

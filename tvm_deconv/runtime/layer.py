@@ -16,7 +16,7 @@ from tvm_deconv.runtime.process import Served
 class Call(Protocol):
     """A filter bound to its artifact in one kind of memory."""
 
-    def run(self, data: Any, out: Any = None, threads: int | None = None) -> Any:
+    def run(self, data: Any, out: Any = None, threads: int | None = None, host: int = 0) -> Any:
         """Return the output for `data`; see `Layer`."""
 
 
@@ -54,7 +54,7 @@ class Layer:
     def __repr__(self) -> str:
         return f"<Layer {self.problem.key} by {self._name}>"
 
-    def __call__(self, data: Any, out: Any = None, *, threads: int | None = None) -> Any:
+    def __call__(self, data: Any, out: Any = None, *, threads: int | None = None, host: int = 0) -> Any:
         """Return the output for `data`, in `out` if that is given, computed by up to `threads` threads.
 
         `data` has shape ``problem.data_shape`` and dtype ``problem.dtype``. The output has ``problem.output_shape`` and
@@ -62,9 +62,11 @@ class Layer:
         dynamic extents are those of `data`, and ``problem.at(data.shape)`` has the output's. On a CUDA device the
         kernel runs on the current stream of the package of `data`, and `threads` must be None.
 
+        `host` is the address of a `struct host`, whose threads compute in place of the launcher's (docs/launcher.md).
+
         Raises TensorError, TensorTypeError, ProblemError for `threads`, and DeviceError if a device fails.
         """
-        return self._run(data, out, threads)
+        return self._run(data, out, threads, host)
 
 
 def native(layer: Layer) -> tuple[Any, tuple[Any, ...]]:

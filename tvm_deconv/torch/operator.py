@@ -19,6 +19,7 @@ from tvm_deconv.problem import ACTIVATIONS, Epilogue, broadcast, one_of
 from tvm_deconv.runtime.arrays import check_shape, check_type
 from tvm_deconv.runtime.layer import Layer
 from tvm_deconv.runtime.library import Library, epilogue_of
+from tvm_deconv.torch import host
 from tvm_deconv.torch.packed import Attributes, Parameters, bound, handle_of, packed_of, problem_of
 
 _CONVOLUTIONS = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
@@ -187,9 +188,13 @@ def by_layer(input: Tensor, layer: Layer) -> Tensor:
     data = data.movedim(1, -1) if last else data
     as_it_is = data.is_contiguous()
     data = data if as_it_is else data.contiguous()
-    # Plain arrays are checked fastest.
-    fast = data.is_cpu and data.dtype != torch.bfloat16
-    output: Tensor = torch.from_numpy(layer(data.numpy())) if fast else layer(data)
+    output: Tensor
+    if not data.is_cpu:
+        output = layer(data)
+    elif data.dtype == torch.bfloat16:
+        output = host.call(layer, data)
+    else:  # plain arrays are checked fastest
+        output = torch.from_numpy(host.call(layer, data.numpy()))
     output = output.movedim(-1, 1) if last else output
     return output if as_it_is else output.contiguous(memory_format=memory_format(input))
 
