@@ -2,6 +2,7 @@
 
 import fnmatch
 import os
+import re
 import shutil
 import site
 import subprocess
@@ -195,3 +196,10 @@ def test_a_script_of_a_checkout_that_is_not_installed(tmp_path, script):
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert done.stderr.endswith(f"pip install --editable '{tmp_path}[compile,cuda]'\n")
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md"])
+def test_links_lead_somewhere(name):
+    """Those of the pages in docs/ are checked when the site is built."""
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / name).read_text(encoding="utf-8"))
+    assert [link for link in links if not (ROOT / link).exists()] == []
