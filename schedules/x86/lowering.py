@@ -6,15 +6,17 @@ from tvm.tirx import PrimFunc
 
 from tvm_deconv.compute.extents import End
 from tvm_deconv.schedules.x86.loop_marks import lower_loop_marks
-from tvm_deconv.schedules.x86.stores import lower_row_copies, lower_streaming_stores
+from tvm_deconv.schedules.x86.stores import import_functions, lower_row_copies, lower_streaming_stores
 
 
-def lower(func: PrimFunc, end: End | None, *, streams: bool, functions: str = "") -> PrimFunc:
+def lower(func: PrimFunc, end: End | None, *, streams: bool, functions: str = "", products: str = "") -> PrimFunc:
     """Return `func` as "deconv", with the marks of its schedule replaced.
 
     With an `end`, that of a dynamic axis, rows are copied by calls. If it `streams`, the output goes past the caches;
-    `functions` are further ones in LLVM's language that it calls.
+    `functions` are further ones in LLVM's language that it calls then. `products` are those that it calls always.
     """
+    if products:
+        func = import_functions(func, products)
     func = lower_loop_marks(lower_row_copies(func) if end else func, end)
     if streams:
         func = lower_streaming_stores(func, functions)

@@ -21,13 +21,17 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_deconv.compute.indexing import LEAD
 from tvm_deconv.compute.matrix import MatrixDefinition
 from tvm_deconv.compute.matrix_layout import MatrixLayout, MatrixSection
+from tvm_deconv.compute.words import WORD, Words
+from tvm_deconv.schedules.x86.dot import dot_intrinsic
 from tvm_deconv.schedules.x86.interleave import transpose_intrinsic
 from tvm_deconv.schedules.x86.loop_marks import SkipMarks, mark_tasks
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
 
 
-def schedule_matrix(definition: MatrixDefinition, plan: MatrixPlan, dtype: str, whole_vectors: bool) -> Schedule:
-    """Schedule `definition`, which was made for the tile of `plan`, with accumulators of `dtype`.
+def schedule_matrix(
+    definition: MatrixDefinition, plan: MatrixPlan, dtype: str, whole_vectors: bool, words: Words | None = None
+) -> Schedule:
+    """Schedule `definition`, which was made for the tile of `plan` and these `words`, with accumulators of `dtype`.
 
     If `whole_vectors`, each position is whole vectors of channels, and results are stored straight into the output.
     """
@@ -38,6 +42,7 @@ def schedule_matrix(definition: MatrixDefinition, plan: MatrixPlan, dtype: str, 
         plan,
         dtype,
         whole_vectors,
+        words,
         [sch.get_sblock(f"rows_{i}") if definition.layout.gathers(s) else None for i, s in enumerate(sections)],
         [sch.get_sblock(f"run_{i}") for i in range(len(sections))],
         [sch.get_sblock(f"outputs_{i}") if s.transformed else None for i, s in enumerate(sections)],
@@ -60,6 +65,7 @@ class _Steps:
     plan: MatrixPlan
     dtype: str
     whole_vectors: bool
+    words: Words | None
     rows: Sequence[SBlockRV | None]
     runs: Sequence[SBlockRV]
     transforms: Sequence[SBlockRV | None]
@@ -146,7 +152,8 @@ class _Steps:
         channel, lane = sch.split(channel, [None, layout.lanes])
         if layout.channels_last:
             first = data_pack
-            sch.vectorize(lane)
+            if self.words is None:  # else LLVM makes vectors of loads that it has joined
+                sch.vectorize(lane)
         else:
             first = sch.get_sblock("data_rows")
             self._transpose_data(first, position, channel, lane)
@@ -167,7 +174,7 @@ class _Steps:
             self.skips.mark(position, layout.lanes, halo=layout.end_halo)
         elif layout.packs_rows and int(sch.get(row).extent) > layout.plane:
             sch.split(row, [None, layout.plane])  # pieces that are contiguous in the caller's data
-        sch.tensorize(square, transpose_intrinsic(layout.lanes, self.dtype))
+        sch.tensorize(square, transpose_intrinsic(layout.lanes, WORD if self.words else self.dtype))
 
     def vectorize_rows(self, block: SBlockRV, section: MatrixSection) -> None:
         """Make all points of a vector of channels in one unrolled body, where the compiler shares inner sums."""
@@ -189,12 +196,13 @@ class _Steps:
         sch, tile = self.sch, self.plan.tile
         row, column, *reduction = sch.get_loops(block)[-6:]
         row, tile_row = sch.split(row, [None, tile.rows])
-        column, vector, lane = sch.split(column, [None, tile.vectors, self.layout.lanes])
-        sch.reorder(column, row, *reduction, tile_row, vector, lane)
+        column, vector, product = sch.split(column, [None, tile.vectors, self.layout.lanes])
+        sch.reorder(column, row, *reduction, tile_row, vector, product)
         self._skip_rows(row, section, section.parts * tile.rows)
         store = sch.cache_write(block, 0, "global")
         sch.reverse_compute_at(store, row, preserve_unit_loops=True)
-        sch.vectorize(lane)
+        if self.words is None:
+            sch.vectorize(product)
         sch.unroll(vector)
         sch.unroll(tile_row)
         *_, tile_row, column = sch.get_loops(store)
@@ -202,7 +210,10 @@ class _Steps:
         sch.vectorize(lane)
         sch.unroll(column)
         sch.unroll(tile_row)
-        sch.decompose_reduction(block, reduction[0])
+        first = sch.decompose_reduction(block, reduction[0])
+        if self.words is not None:
+            sch.vectorize(sch.get_loops(first)[-1])
+            sch.tensorize(product, dot_intrinsic(self.words, self.layout.lanes))
 
     def vectorize_transform(self, block: SBlockRV, section: MatrixSection) -> None:
         """Make all results of a vector of columns in one unrolled body, where the compiler shares inner sums."""

@@ -65,6 +65,15 @@ def llvm_source(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
+def import_functions(func: PrimFunc, source: str) -> PrimFunc:
+    """Return `func` with the functions of `source`, in LLVM IR, beside it."""
+    return func.with_body(with_body(func.body, _importing(source, func.body.block.body)))
+
+
+def _importing(source: str, body: Stmt) -> Stmt:
+    return tirx.AttrStmt(tirx.const(0), "pragma_import_llvm", StringImm(source), body)
+
+
 def lower_streaming_stores(func: PrimFunc, functions: str = "") -> PrimFunc:
     """Return `func` with the rows of its stage ``out`` stored past the caches, if they are plain copies.
 
@@ -119,7 +128,7 @@ class _Lowering:
     def _lower_block(self, realize: SBlockRealize, nest: Sequence[For]) -> Stmt:
         body = self._lower(realize.block.body, [])
         if realize.block.name_hint == "root":
-            body = tirx.AttrStmt(tirx.const(0), "pragma_import_llvm", StringImm(self.source), body)
+            body = _importing(self.source, body)
         return _in_loops(with_body(realize, body), nest)
 
     def _replace_copy(self, realize: SBlockRealize, nest: Sequence[For]) -> Stmt | None:

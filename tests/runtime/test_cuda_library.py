@@ -417,7 +417,7 @@ def test_targets():
     assert not CUDA_TARGETS["cuda-sm_90"].runs_on((10, 0))
     assert not CUDA_TARGETS["cuda-sm_86"].runs_on((8, 0))
     assert targets.get("cuda") is CUDA_TARGETS["cuda"]
-    with pytest.raises(ProblemError, match="must be one of x86-64-v3, x86-64-v4, cuda-sm_80"):
+    with pytest.raises(ProblemError, match=r"must be one of x86-64-v3, .*, cuda-sm_80"):
         targets.get("cuda-sm_10")
 
 

@@ -12,11 +12,11 @@ from support.strategies import operands, problems
 from support.tolerances import assert_close
 
 from tvm_deconv.problem.reference import reference
-from tvm_deconv.targets import CPU_TARGETS, detect_host
+from tvm_deconv.targets import CPU_LEVELS, detect_host
 
 PAGE = mmap.PAGESIZE
 PROT_NONE = 0
-TARGETS = [target for target in CPU_TARGETS.values() if target.features <= detect_host().features]
+TARGETS = [target for target in CPU_LEVELS.values() if target.features <= detect_host().features]
 
 
 def fenced(shape, dtype, at_end):

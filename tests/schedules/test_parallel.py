@@ -17,7 +17,7 @@ from tvm_deconv.frontends import scan
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.x86 import parallel
 from tvm_deconv.schedules.x86.parallel import imbalance, parallel_plans
-from tvm_deconv.targets import CPU_TARGETS
+from tvm_deconv.targets import CPU_LEVELS, CPU_TARGETS
 
 X86 = BACKENDS["x86"]
 LAYERS = scan(Path(__file__).parents[2] / "examples" / "layers.json")
@@ -43,7 +43,7 @@ def plans_by_threads(problem, target):
     return tasks, algorithm.default_plan(problem, target)[0]
 
 
-@pytest.mark.parametrize("target", CPU_TARGETS.values(), ids=lambda target: target.name)
+@pytest.mark.parametrize("target", CPU_LEVELS.values(), ids=lambda target: target.name)
 def test_defaults_have_enough_tasks_for_several_threads(target):
     """The makespan of equal tasks, relative to an even share, over every second example layer that takes a millisecond.
 

@@ -24,7 +24,7 @@ from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.x86 import matrix_tiles
 from tvm_deconv.schedules.x86.algorithms import ALGORITHMS
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes
-from tvm_deconv.targets import CPU_TARGETS, detect_host
+from tvm_deconv.targets import CPU_LEVELS, CPU_TARGETS, detect_host
 
 #: One or more for each algorithm.
 EXAMPLES = (
@@ -346,7 +346,7 @@ def test_strassen_is_not_for_the_points_of_winograd():
 
 def test_strassen_is_the_default_where_channels_are_many():
     problem = td.Problem(1, 1, 768, 384, (64, 64), (2, 2), (2, 2), (1, 1), (0, 0), (128, 128))
-    for target in CPU_TARGETS.values():
+    for target in CPU_LEVELS.values():
         assert X86.default(problem, target)[0].name == "strassen"
         assert X86.default(problem.replace(in_channels=32), target)[0].name != "strassen"
         taps = problem.replace(kernel=(4, 4), pads_begin=(1, 1))

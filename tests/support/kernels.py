@@ -5,26 +5,32 @@ import pytest
 import tvm
 
 from tvm_deconv.compiler.backends import BACKENDS
-from tvm_deconv.targets import CPU_TARGETS, detect_host
+from tvm_deconv.targets import CPU_LEVELS, CPU_TARGETS, detect_host
 
 #: Elements before and behind an array in its allocation; the offset is odd, so no vector of an array is aligned.
 MARGIN = 37
 LINE = 64
 X86 = BACKENDS["x86"]
 
-targets = pytest.mark.parametrize(
-    "target",
-    [
-        pytest.param(
-            target,
-            marks=pytest.mark.skipif(
-                not target.features <= detect_host().features, reason=f"this CPU does not run {target.name}"
-            ),
-            id=target.name,
-        )
-        for target in CPU_TARGETS.values()
-    ],
-)
+
+def _those_that_run(known):
+    return pytest.mark.parametrize(
+        "target",
+        [
+            pytest.param(
+                target,
+                marks=pytest.mark.skipif(
+                    not target.features <= detect_host().features, reason=f"this CPU does not run {target.name}"
+                ),
+                id=target.name,
+            )
+            for target in known.values()
+        ],
+    )
+
+
+#: The levels; and with them the targets that differ by instructions for low precision.
+targets, all_targets = _those_that_run(CPU_LEVELS), _those_that_run(CPU_TARGETS)
 
 
 def bits(array):
@@ -55,7 +61,7 @@ def compile_kernel(problem, target, algorithm=None, plan=None):
 def compiled_kernel(kernel, target):
     """The functions of a kernel."""
     module = tvm.IRModule(kernel.functions)
-    return tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu}))
+    return tvm.compile(module, target=tvm.target.Target(target.llvm))
 
 
 def call_kernel(problem, kernel, compiled, data, weights, bias, aligned=False):
@@ -63,7 +69,7 @@ def call_kernel(problem, kernel, compiled, data, weights, bias, aligned=False):
 
     If `aligned`, the output begins with a line of the caches.
     """
-    packed, around_packed = guarded((kernel.packed_elements,), problem.accumulate_dtype)
+    packed, around_packed = guarded((kernel.packed_elements,), kernel.packed_dtype)
     storage = "uint16" if problem.output_dtype == "bfloat16" else problem.output_dtype
     out, around_out = guarded(problem.output_shape, storage, aligned)
     compiled["pack"](bits(np.ascontiguousarray(problem.canonical_filter(weights))), packed)

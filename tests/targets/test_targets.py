@@ -32,7 +32,8 @@ from tvm_deconv.targets import (
 from tvm_deconv.targets.cpu import _CACHES, CpuTarget, microarchitectures
 
 V3, V4 = CPU_TARGETS["x86-64-v3"], CPU_TARGETS["x86-64-v4"]
-NAMES = "x86-64-v3, x86-64-v4, cuda-sm_80, cuda-sm_86, cuda-sm_89, cuda-sm_90, cuda-sm_100, cuda-sm_120, cuda"
+CPUS = "x86-64-v3, x86-64-v4, x86-64-v4-vnni, x86-64-v4-bf16"
+NAMES = f"{CPUS}, cuda-sm_80, cuda-sm_86, cuda-sm_89, cuda-sm_90, cuda-sm_100, cuda-sm_120, cuda"
 
 CPUINFO = """\
 processor\t: 0
@@ -102,13 +103,24 @@ def test_lanes(target, size, lanes):
 def test_features_are_those_of_the_psabi(target):
     """What a compiler may use at this level is what we ask of a CPU, under the names of /proc/cpuinfo."""
     macros = subprocess.run(
-        ["gcc", f"-march={target.mcpu}", "-dM", "-E", "-x", "c", "/dev/null"],
+        [
+            "gcc",
+            f"-march={target.mcpu}",
+            *(f"-m{name}" for name in target.extensions),
+            "-dM",
+            "-E",
+            "-x",
+            "c",
+            "/dev/null",
+        ],
         capture_output=True,
         text=True,
         check=True,
     ).stdout
     defined = {line.split()[1].strip("_").lower() for line in macros.splitlines()}
     names = {
+        "avx512_bf16": "avx512bf16",
+        "avx512_vnni": "avx512vnni",
         "pni": "sse3",
         "abm": "lzcnt",
         "bmi1": "bmi",
@@ -225,7 +237,7 @@ def test_microarchitecture_of_a_host():
 
 @pytest.mark.parametrize("name", ["native", "", "x86-64-v9", "X86-64-V3", None, [], 3])
 def test_get_unknown(name):
-    with pytest.raises(ProblemError, match="must be one of x86-64-v3, x86-64-v4") as caught:
+    with pytest.raises(ProblemError, match=f"must be one of {CPUS}") as caught:
         get(name)
     assert (caught.value.attribute, caught.value.value) == ("target", name)
 
@@ -239,6 +251,8 @@ def test_supported_widest_first():
 def test_native():
     assert native(Host(V4.features)) is V4
     assert native(Host(V3.features | {"avx512f"})) is V3
+    assert native(Host(V4.features | {"avx512_vnni", "avx512_bf16"})).name == "x86-64-v4-bf16"
+    assert native(Host(V4.features | {"avx512_vnni"})).logs == ("x86-64-v4-vnni", "x86-64-v4")
 
 
 def test_native_of_too_small_a_host():
@@ -263,7 +277,7 @@ def test_max_target_unknown(monkeypatch):
     monkeypatch.setenv("TVM_DECONV_MAX_TARGET", "avx2")
     with pytest.raises(ProblemError) as caught:
         max_target()
-    assert str(caught.value) == "TVM_DECONV_MAX_TARGET='avx2': must be one of x86-64-v3, x86-64-v4"
+    assert str(caught.value) == f"TVM_DECONV_MAX_TARGET='avx2': must be one of {CPUS}"
 
 
 def test_target_is_frozen():

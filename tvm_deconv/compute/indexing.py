@@ -118,17 +118,36 @@ def data_element(
     It is zero outside of the data, and unless all of the conditions `inside` hold. `block` counts images and positions
     of a block.
     """
-    accumulator = problem.accumulate_dtype
+    place, conditions = data_place(problem, geo, extents, block, within, at)
+    element = data[channel_place(problem, place, group * geo.in_channels + ci)]
+    value = to_accumulator(element, problem.dtype, problem.accumulate_dtype)
+    return tirx.if_then_else(tirx.all(*inside, *conditions), value, tirx.const(0, problem.accumulate_dtype))
+
+
+def channel_place(problem: Problem, place: Sequence[Expr], channel: Expr) -> tuple[Expr, ...]:
+    """Return the index of `channel` at `place`, the image and the position along each of the caller's axes."""
+    image, *position = place
+    return (image, *position, channel) if problem.data_format == "NXC" else (image, channel, *position)
+
+
+def data_place(
+    problem: Problem,
+    geo: Geometry,
+    extents: Extents,
+    block: tuple[int, int, int, int],
+    within: Sequence[Expr],
+    at: Sequence[Expr],
+) -> tuple[tuple[Expr, ...], list[Expr]]:
+    """Return the image and the position that packed block `at` holds at `within`, and the conditions that they exist.
+
+    The arguments are those of `data_element`.
+    """
     n = at[0] * block[0] + within[0]
     x = [b * length + i + axis.low for b, length, i, axis in zip(at[1:], block[1:], within[1:], geo.axes, strict=True)]
-    conditions = [*inside, n < extents.batch]
+    conditions = [n < extents.batch]
     for index, extent in zip(x, extents.data, strict=True):
         conditions += [index >= 0, index < extent]
-    channel, place = group * geo.in_channels + ci, x[3 - problem.rank :]
-    element = data[(n, *place, channel) if problem.data_format == "NXC" else (n, channel, *place)]
-    return tirx.if_then_else(
-        tirx.all(*conditions), to_accumulator(element, problem.dtype, accumulator), tirx.const(0, accumulator)
-    )
+    return (n, *x[3 - problem.rank :]), conditions
 
 
 def has_whole_vectors(problem: Problem, form: str, tile: BlockTile, lanes: int) -> bool:

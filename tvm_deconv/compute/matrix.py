@@ -37,12 +37,22 @@ from tvm.tirx import PrimFunc
 
 from tvm_deconv.compute.epilogue import activate
 from tvm_deconv.compute.extents import End, shape_of
-from tvm_deconv.compute.indexing import LEAD, byte_aligned, data_element, ravel, split_index, within_runs
+from tvm_deconv.compute.indexing import (
+    LEAD,
+    byte_aligned,
+    channel_place,
+    data_element,
+    data_place,
+    ravel,
+    split_index,
+    within_runs,
+)
 from tvm_deconv.compute.matrix_layout import MatrixLayout, MatrixSection, MatrixTile, row_channels
 from tvm_deconv.compute.storage import from_accumulator, storage_dtype
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.compute.transforms import transform
 from tvm_deconv.compute.winograd import winograd
+from tvm_deconv.compute.words import WORD, Words
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import round_up
 
@@ -82,14 +92,16 @@ class MatrixDefinition:
         return (n, *place, channel) if self.layout.channels_last else (n, channel, *place)
 
 
-def define_matrix(problem: Problem, tile: MatrixTile, lanes: int) -> MatrixDefinition:
-    """Define `problem` blocked by `tile`, for vectors of `lanes` accumulators.
+def define_matrix(problem: Problem, tile: MatrixTile, lanes: int, words: Words | None = None) -> MatrixDefinition:
+    """Define `problem` blocked by `tile`, for vectors of `lanes` accumulators, with factors in `words` if given.
 
+    In words, rows and the filter hold these in the place of input channels, and nothing may be transformed.
     The parameters are the caller's data, the packed filter, the caller's bias if the epilogue has one, and the output.
     The output is ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``; `MatrixDefinition.caller_index` maps it to the
     caller's. Raises ValueError for a tile that cannot be scheduled.
     """
-    return _Builder(problem, MatrixLayout.of(problem, tile, lanes)).definition()
+    layout = MatrixLayout.of(words.problem(problem) if words else problem, tile, lanes)
+    return _Builder(problem, layout, words).definition()
 
 
 def _zero() -> Expr:
@@ -112,13 +124,14 @@ def _unravel(number: Expr, extents: Sequence[int]) -> list[Expr]:
 class _Builder:
     """The stages of a definition, in the order in which data flow."""
 
-    def __init__(self, problem: Problem, layout: MatrixLayout) -> None:
-        self.problem, self.layout, self.accumulator = problem, layout, problem.accumulate_dtype
+    def __init__(self, problem: Problem, layout: MatrixLayout, words: Words | None) -> None:
+        self.problem, self.layout, self.words, self.accumulator = problem, layout, words, problem.accumulate_dtype
         geometry, extents = layout.geometry, layout.extents
-        channels, spatial = geometry.groups * geometry.in_channels, extents.spatial(problem.rank)
+        channels, spatial = geometry.groups * problem.in_channels, extents.spatial(problem.rank)
         shape = (extents.batch, *spatial, channels) if layout.channels_last else (extents.batch, channels, *spatial)
         self.data = te.placeholder(shape_of(shape), storage_dtype(problem.dtype), "data")
-        self.packed_filter = te.placeholder(shape_of((layout.packed_elements,)), self.accumulator, "packed_filter")
+        factor = WORD if words else self.accumulator
+        self.packed_filter = te.placeholder(shape_of((layout.packed_elements,)), factor, "packed_filter")
         self.bias = None
         if problem.epilogue.bias:
             self.bias = te.placeholder(shape_of(problem.bias_shape), self.accumulator, "bias")
@@ -179,9 +192,16 @@ class _Builder:
             within = (n, *_unravel(position, layout.packed))
         if layout.packed_channels > geometry.in_channels:
             inside.append(channel < geometry.in_channels)
-        return data_element(
-            self.problem, geometry, layout.extents, self.data, layout.tile.block, within, at, group, channel, inside
+        if self.words is None:
+            return data_element(
+                self.problem, geometry, layout.extents, self.data, layout.tile.block, within, at, group, channel, inside
+            )
+        channels = self.problem.in_channels
+        place, exists = data_place(self.problem, geometry, layout.extents, layout.tile.block, within, at)
+        word = self.words.join(
+            lambda number: self.data[channel_place(self.problem, place, group * channels + number)], channels, channel
         )
+        return tirx.if_then_else(tirx.all(*inside, *exists), word, tirx.const(0, WORD))
 
     # Stage 2: rows.
 
@@ -252,7 +272,9 @@ class _Builder:
             *at, g, co, pd, ph, pw, row, column = index
             place = ravel((g, co, pd, ph, pw, column // panel, *tap, channel.var, column % panel), section.shape)
             left = rows[(*at, g, *((pd, ph, pw, row, *tap) if gathered else (row,)), channel.var)]
-            return te.sum(left * self.packed_filter[place + section.offset], axis=[*taps, channel])
+            right = self.packed_filter[place + section.offset]
+            product = self.words.multiply(left, right, self.accumulator) if self.words else left * right
+            return te.sum(product, axis=[*taps, channel])
 
         shape = (*self.layout.lead, *section.points, self.layout.product_rows(section), panels * panel)
         return te.compute(shape_of(shape), products, name)

@@ -26,6 +26,7 @@ from tvm_deconv.compute.phases import AxisRows, Geometry
 from tvm_deconv.compute.storage import storage_dtype, to_accumulator
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.compute.winograd import winograd
+from tvm_deconv.compute.words import WORD, Words
 from tvm_deconv.problem import Problem
 
 
@@ -34,15 +35,15 @@ def _int64(value: int) -> IntImm:
 
 
 @contextlib.contextmanager
-def _pack_function(problem: Problem, elements: int) -> Iterator[tuple[IRBuilder, Any, Any]]:
-    """Open the function ``pack(filter, packed)``; yield its builder and the two buffers."""
+def _pack_function(problem: Problem, elements: int, dtype: str) -> Iterator[tuple[IRBuilder, Any, Any]]:
+    """Open the function ``pack(filter, packed)``, packed elements of `dtype`; yield its builder and the two buffers."""
     given = (problem.groups, problem.in_channels, problem.out_channels, *problem.kernel)
     with IRBuilder() as builder, build.prim_func():
         build.func_name("pack")
         build.func_attr({"global_symbol": "pack", "tirx.noalias": True})
-        dtype = storage_dtype(problem.dtype)
-        source = build.arg("filter", build.buffer(list(map(_int64, given)), dtype, align=1, layout=None))
-        packed = build.arg("packed", build.buffer([_int64(elements)], problem.accumulate_dtype, align=1, layout=None))
+        stored = storage_dtype(problem.dtype)
+        source = build.arg("filter", build.buffer(list(map(_int64, given)), stored, align=1, layout=None))
+        packed = build.arg("packed", build.buffer([_int64(elements)], dtype, align=1, layout=None))
         yield builder, source, packed
 
 
@@ -50,7 +51,7 @@ def pack_filter(problem: Problem, sections: Sequence[FilterSection], elements: i
     """Build ``pack(filter [G, Ci, Co, *K], packed [elements])`` for the `sections` of a definition."""
     geometry = Geometry.of(problem)
     accumulator = problem.accumulate_dtype
-    with _pack_function(problem, elements) as (builder, source, packed):
+    with _pack_function(problem, elements, accumulator) as (builder, source, packed):
         for section in sections:
             with build.grid(*map(_int64, (*section.shape[:2], *section.shape[4:]))) as index:
                 g, co, d, h, w, *reduction, row, column, cc = index
@@ -66,13 +67,16 @@ def pack_filter(problem: Problem, sections: Sequence[FilterSection], elements: i
     return builder.get()
 
 
-def pack_matrix_filter(problem: Problem, sections: Sequence[MatrixSection], elements: int) -> PrimFunc:
+def pack_matrix_filter(
+    problem: Problem, sections: Sequence[MatrixSection], elements: int, words: Words | None = None
+) -> PrimFunc:
     """Build ``pack(filter [G, Ci, Co, *K], packed [elements])`` for the `sections` of a matrix definition.
 
-    Winograd's transform of the taps, and Strassen's sums, are computed in float64 and rounded once.
+    Winograd's transform of the taps, and Strassen's sums, are computed in float64 and rounded once. With `words`, these
+    hold elements of the filter as they are stored.
     """
     accumulator = problem.accumulate_dtype
-    with _pack_function(problem, elements) as (builder, source, packed):
+    with _pack_function(problem, elements, WORD if words else accumulator) as (builder, source, packed):
         for section in sections:
             groups, tiles, *_, panel = section.shape
             panels, taps, channels = section.shape[5], section.shape[6:9], section.shape[9]
@@ -81,7 +85,9 @@ def pack_matrix_filter(problem: Problem, sections: Sequence[MatrixSection], elem
                 column = number * panel + place
                 entry = partial(_entry, problem, source, section, (g, tile), tap)
                 for points in itertools.product(*map(range, section.points)):
-                    if section.parts == 1:
+                    if words:
+                        value = _word(problem, source, section, (g, tile), tap, words, ci, column)
+                    elif section.parts == 1:
                         value = entry(points, ci, column)
                     else:
                         value = _quarters(section, points[0], partial(entry, points), ci, column).astype(accumulator)
@@ -112,6 +118,25 @@ def _entry(
     return tirx.if_then_else(exists, value, tirx.const(0, problem.accumulate_dtype))
 
 
+def _word(
+    problem: Problem,
+    source: Any,
+    section: MatrixSection,
+    at: tuple[Expr, Expr],
+    tap: Sequence[Expr],
+    words: Words,
+    number: Expr,
+    column: Expr,
+) -> Expr:
+    """Return word `number` of a product's filter at `column`, or zero past the last; see `_entry`."""
+    local, cc = section.phases_and_channel(column)
+    channel = at[1] * section.channels + cc
+    exists = tirx.all(column < section.columns, channel < problem.out_channels)
+    place = _places(problem, section.axes, local, tap)
+    word = words.join(lambda ci: source[(at[0], ci, channel, *place)], problem.in_channels, number)
+    return tirx.if_then_else(exists, word, tirx.const(0, WORD))
+
+
 def _quarters(section: MatrixSection, point: int, entry: Callable[[Expr, Expr], Expr], ci: Expr, column: Expr) -> Expr:
     """Return one of Strassen's points in float64: a sum of one entry of each quarter of the filter."""
     total: Expr = tirx.const(0, "float64")
@@ -134,8 +159,16 @@ def _element(
 
     `phases` are counted within their runs.
     """
+    place = _places(problem, axes, phases, taps)
+    return to_accumulator(source[(*at, *place)], problem.dtype, problem.accumulate_dtype)
+
+
+def _places(
+    problem: Problem, axes: Sequence[AxisRows], phases: Sequence[Expr], taps: Sequence[Expr | int]
+) -> list[Expr]:
+    """Return the index along the caller's axes of a filter's element; `phases` are counted within their runs."""
     places = [axis.run.k0 + phase + t * axis.run.k_step for axis, phase, t in zip(axes, phases, taps, strict=True)]
-    return to_accumulator(source[(*at, *places[3 - problem.rank :])], problem.dtype, problem.accumulate_dtype)
+    return places[3 - problem.rank :]
 
 
 def _filter_point(

@@ -6,6 +6,7 @@ targets by name. Another kind of CPU is a row in `cpu`.
 
 from tvm_deconv.targets.base import MAX_TARGET_VARIABLE, Capability, Place, Target
 from tvm_deconv.targets.cpu import (
+    CPU_LEVELS,
     CPU_TARGETS,
     LAUNCHER_SYMBOLS,
     CpuTarget,
@@ -25,6 +26,7 @@ from tvm_deconv.targets.host import Host, detect_host, parse_cpuinfo
 from tvm_deconv.targets.resolve import get, known_targets, max_target, names_of, native, of_artifact, of_names
 
 __all__ = [
+    "CPU_LEVELS",
     "CPU_TARGETS",
     "CUDA_TARGETS",
     "LAUNCHER_SYMBOLS",

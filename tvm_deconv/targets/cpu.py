@@ -22,7 +22,7 @@ _X86_64_V3 = _X86_64_V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", 
 _X86_64_V4 = _X86_64_V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
 #: Flags that archspec counts, which no instruction of a kernel needs and virtual machines tend to hide.
-_NOT_NEEDED = frozenset({"flush_l1d", "pku", "tsc_adjust"})
+_NOT_NEEDED = frozenset({"flush_l1d", "movdir64b", "movdiri", "pku", "rdseed", "tsc_adjust"})
 #: archspec's names of flags that /proc/cpuinfo calls otherwise.
 _FLAGS = {"sse3": "pni"}
 #: Flags that LLVM uses for a microarchitecture and archspec does not list.
@@ -45,10 +45,11 @@ class CpuTarget(Target):
     """CPUs that have all of `features`: LLVM's name of them, and the sizes that schedules derive their tiles from.
 
     Vector width is in bits, cache sizes are in bytes. `level` is the psABI level whose sizes and tuning logs apply; a
-    level is its own.
+    level is its own. `extensions` are LLVM's names of features that CPUs called `mcpu` need not have.
     """
 
     mcpu: str
+    extensions: tuple[str, ...]
     vector_bits: int
     vector_registers: int
     l1_bytes: int
@@ -58,6 +59,11 @@ class CpuTarget(Target):
     backend: ClassVar[str] = "x86"
     memory: ClassVar[str] = "cpu"
     symbols: ClassVar[frozenset[str]] = FUNCTIONS | LAUNCHER_SYMBOLS
+
+    @property
+    def llvm(self) -> dict[str, Any]:
+        """The target in TVM's terms."""
+        return {"kind": "llvm", "mcpu": self.mcpu, "mattr": [f"+{name}" for name in self.extensions]}
 
     @property
     def logs(self) -> tuple[str, ...]:
@@ -89,11 +95,20 @@ class CpuTarget(Target):
 
 
 def _level(name: str, features: frozenset[str], **sizes: int) -> CpuTarget:
-    return CpuTarget(name=name, mcpu=name, features=features, level=name, **sizes)
+    return CpuTarget(name=name, mcpu=name, extensions=(), features=features, level=name, **sizes)
+
+
+#: Extensions that multiply words of low-precision factors, by the names of /proc/cpuinfo and of LLVM.
+_EXTENSIONS = {"avx512_vnni": "avx512vnni", "avx512_bf16": "avx512bf16"}
+
+
+def _extended(level: CpuTarget, suffix: str, *flags: str) -> CpuTarget:
+    extensions = tuple(_EXTENSIONS[flag] for flag in flags)
+    return replace(level, name=f"{level.name}-{suffix}", features=level.features | set(flags), extensions=extensions)
 
 
 # Cache sizes are those that most CPUs of each level have at least: Zen 1 to 3, and Skylake-SP and Zen 4.
-CPU_TARGETS: Mapping[str, CpuTarget] = {
+CPU_LEVELS: Mapping[str, CpuTarget] = {
     target.name: target
     for target in (
         _level("x86-64-v3", _X86_64_V3, vector_bits=256, vector_registers=16, l1_bytes=32 << 10, l2_bytes=512 << 10),
@@ -101,6 +116,13 @@ CPU_TARGETS: Mapping[str, CpuTarget] = {
     )
 }
 
+_AVX512 = CPU_LEVELS["x86-64-v4"]
+#: The levels, and those with instructions for low precision: Cascade Lake and Ice Lake; Zen 4 and Sapphire Rapids.
+CPU_TARGETS: Mapping[str, CpuTarget] = {
+    **CPU_LEVELS,
+    "x86-64-v4-vnni": _extended(_AVX512, "vnni", "avx512_vnni"),
+    "x86-64-v4-bf16": _extended(_AVX512, "bf16", "avx512_vnni", "avx512_bf16"),
+}
 
 #: KiB of the first and second-level data cache of a core, of microarchitectures that differ from their level.
 _CACHES: Mapping[str, tuple[int, int]] = {
@@ -127,7 +149,8 @@ def of_flags(name: str, features: frozenset[str]) -> CpuTarget | None:
     levels = [level for level in CPU_TARGETS.values() if level.features <= features]
     if not levels:
         return None
-    return replace(max(levels, key=lambda level: len(level.features)), name=name, mcpu=name, features=features)
+    widest = max(levels, key=lambda level: len(level.features))
+    return replace(widest, name=name, mcpu=name, features=features, extensions=())
 
 
 @functools.cache
@@ -154,7 +177,7 @@ def _microarchitecture(architecture: Any, name: str) -> CpuTarget | str:
     flags = frozenset(_FLAGS.get(flag, flag) for flag in architecture.features) - _NOT_NEEDED
     flags |= _ALSO_NEEDED.get(name, frozenset())
     ancestors = {_llvm_name(ancestor) for ancestor in architecture.ancestors}
-    levels = [level for level in CPU_TARGETS.values() if level.name in ancestors]
+    levels = [level for level in CPU_LEVELS.values() if level.name in ancestors]
     if levels:
         level = max(levels, key=lambda level: len(level.features))
         first, second = _CACHES.get(name, (level.l1_bytes >> 10, level.l2_bytes >> 10))

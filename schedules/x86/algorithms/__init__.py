@@ -5,6 +5,7 @@ from tvm_deconv.schedules.x86.algorithms import (
     direct_channels,
     direct_groups,
     direct_rows,
+    dot,
     matrix,
     strassen,
     winograd,
@@ -14,6 +15,7 @@ from tvm_deconv.schedules.x86.algorithms import (
 #: In order of preference.
 ALGORITHMS: tuple[AnyAlgorithm, ...] = (
     winograd.ALGORITHM,
+    dot.ALGORITHM,
     matrix.ALGORITHM,
     strassen.ALGORITHM,
     winograd_rows.ALGORITHM,

@@ -12,10 +12,12 @@ from tvm_deconv.compute.matrix import define_matrix
 from tvm_deconv.compute.matrix_layout import row_unit
 from tvm_deconv.compute.packing import pack_matrix_filter
 from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.compute.words import WORD
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.x86 import matrix_tiles
 from tvm_deconv.schedules.x86.calls import for_all_calls
+from tvm_deconv.schedules.x86.dot import dot_functions, words_of
 from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.matrix import schedule_matrix
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
@@ -31,11 +33,15 @@ def matrix_algorithm(
     *,
     winograd: bool = False,
     strassen: bool = False,
+    words: bool = False,
     error_growth: float = 1.0,
     caveat: str = "",
 ) -> Algorithm[CpuTarget, MatrixPlan]:
-    """Return the record of the matrix definition with Winograd's transforms, Strassen's algorithm, or neither."""
-    variety = _Transforms(name, winograd, strassen)
+    """Return the record of the matrix definition with Winograd's transforms, Strassen's algorithm, or neither.
+
+    With `words`, factors are multiplied in words of the target's.
+    """
+    variety = _Transforms(name, winograd, strassen, words)
     return Algorithm(
         name=name,
         supports=supports,
@@ -56,8 +62,17 @@ class _Transforms:
     name: str
     winograd: bool
     strassen: bool
+    words: bool
 
     def candidates(self, problem: Problem, target: CpuTarget) -> list[tuple[float, MatrixPlan]]:
+        words = words_of(problem, target) if self.words else None
+        if words is None:
+            return self._candidates(problem, target)
+        # Costs are by product, and a word has several.
+        share = words.count(problem.in_channels) / problem.in_channels
+        return [(cost * share, plan) for cost, plan in self._candidates(words.problem(problem), target)]
+
+    def _candidates(self, problem: Problem, target: CpuTarget) -> list[tuple[float, MatrixPlan]]:
         phases = max((math.prod(run.count for run in runs) for runs in Geometry.of(problem).runs), default=1)
         of_lanes = partial(matrix_tiles.candidates, problem, self.winograd, strassen=self.strassen)
         options = with_half_vectors(problem, target, phases * problem.out_channels, of_lanes)
@@ -68,16 +83,18 @@ class _Transforms:
 
     def build(self, problem: Problem, target: CpuTarget, plan: MatrixPlan) -> Kernel:
         lanes = accumulator_lanes(problem, target) // (1 + plan.halves)
-        definition = define_matrix(problem, plan.tile, lanes)
+        words = words_of(problem, target) if self.words else None
+        definition = define_matrix(problem, plan.tile, lanes, words)
         whole = has_whole_vectors(problem, CHANNELS, plan.tile, lanes) and not definition.layout.contiguous_phases
-        scheduled = schedule_matrix(definition, plan, problem.accumulate_dtype, whole)
+        scheduled = schedule_matrix(definition, plan, problem.accumulate_dtype, whole, words)
         streams = outgrows_caches(problem) and not whole
+        products = dot_functions(words, lanes) if words else ""
         return Kernel(
             problem=problem,
-            deconv=lower(scheduled.mod["main"], definition.end, streams=streams),
-            pack=pack_matrix_filter(problem, definition.sections, definition.packed_elements),
+            deconv=lower(scheduled.mod["main"], definition.end, streams=streams, products=products),
+            pack=pack_matrix_filter(problem, definition.sections, definition.packed_elements, words),
             algorithm=self.name,
             knobs=plan.knobs,
             packed_elements=definition.packed_elements,
-            packed_dtype=problem.accumulate_dtype,
+            packed_dtype=WORD if words else problem.accumulate_dtype,
         )

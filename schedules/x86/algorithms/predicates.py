@@ -9,6 +9,7 @@ from tvm_deconv.compute.matrix_layout import contiguous_phases
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86 import matrix_tiles, tiles
+from tvm_deconv.schedules.x86.dot import words_of
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes
 from tvm_deconv.targets import CpuTarget
 
@@ -51,6 +52,17 @@ def finishes_in_short_chunks(problem: Problem, target: CpuTarget) -> bool:
     if problem.data_format == "NXC" or contiguous_phases(problem, lanes):
         return True
     return math.lcm(lanes, Geometry.of(problem).axes[2].stride) <= MAX_CHUNK
+
+
+def multiplies_words(problem: Problem, target: CpuTarget) -> bool:
+    """The target multiplies words of the type, and outputs are finished in short chunks."""
+    return words_of(problem, target) is not None and finishes_in_short_chunks(problem, target)
+
+
+def fills_words(problem: Problem, target: CpuTarget) -> bool:
+    """Words have at least two factors, and products have vectors of columns and of rows."""
+    words = words_of(problem, target)
+    return words is not None and problem.in_channels >= words.factors and fills_panels(words.problem(problem), target)
 
 
 def has_taps_to_transform(problem: Problem, target: CpuTarget) -> bool:

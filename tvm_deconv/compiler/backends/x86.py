@@ -34,8 +34,7 @@ class X86Toolchain(Toolchain[CpuTarget]):
 
     def link(self, functions: Mapping[str, PrimFunc], target: CpuTarget, path: Path) -> list[str]:
         """See Toolchain; every library may be measured."""
-        llvm = tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu})
-        compiled = tvm.compile(tvm.IRModule(dict(functions)), target=llvm)
+        compiled = tvm.compile(tvm.IRModule(dict(functions)), target=tvm.target.Target(target.llvm))
         try:
             compiled.export_library(str(path.absolute()), addons=[str(self.launcher)], cc=self.cc)
         except OSError as error:  # TVM starts the linker

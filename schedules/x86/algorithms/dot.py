@@ -1,0 +1,12 @@
+"""Matrix products of words: an instruction multiplies several neighbouring input channels of a low-precision type."""
+
+from tvm_deconv.schedules.x86.algorithms.matrix_definition import matrix_algorithm
+from tvm_deconv.schedules.x86.algorithms.predicates import fills_words, multiplies_words
+
+ALGORITHM = matrix_algorithm(
+    "dot",
+    supports=multiplies_words,
+    is_default_for=fills_words,
+    words=True,
+    caveat="denormal bfloat16 factors and sums count as zero",
+)

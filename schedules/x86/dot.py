@@ -1,0 +1,81 @@
+"""Instructions that multiply words of several factors: AVX-512 BF16, AVX-512 VNNI, and the pairs of 16 bits of AVX2.
+
+TVM has no function for them. A tensor intrinsic takes the place of the loop over the lanes of a product, and calls a
+function in LLVM's language (``dot.ll``).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from string import Template
+
+from tvm import tirx
+from tvm.s_tir import TensorIntrin
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as B
+from tvm.tirx import IntImm, PrimFunc
+
+from tvm_deconv.compute.words import WORD, Words
+from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.x86.stores import llvm_source
+from tvm_deconv.targets import CpuTarget
+
+#: Pairs of bfloat16, and pairs of 16-bit integers, which hold those of 8 bits.
+BFLOAT16_PAIRS, INTEGER_PAIRS = Words("tvm_deconv_dot_bf16", 2), Words("tvm_deconv_dot_i16", 2)
+#: LLVM's type of sums by the function that adds to them, the elements of a vector of words, and the instruction's name.
+_SUMS = {BFLOAT16_PAIRS: ("float32", "float", "bfloat"), INTEGER_PAIRS: ("int32", "i32", "i16")}
+
+
+def words_of(problem: Problem, target: CpuTarget) -> Words | None:
+    """Return the words that `target` multiplies for `problem`; None if its elements go one by one."""
+    if problem.dtype == "bfloat16" and "avx512_bf16" in target.features:
+        return BFLOAT16_PAIRS
+    return INTEGER_PAIRS if problem.dtype in ("int8", "uint8") else None
+
+
+def dot_functions(words: Words, lanes: int) -> str:
+    """Return the LLVM IR of the function that multiplies vectors of `lanes` words."""
+    _, sums, factor = _SUMS[words]
+    template = Template(llvm_source(f"{words.name.removeprefix('tvm_deconv_')}.ll"))
+    wide = {"bits": 32 * lanes, "suffix": ".512" if lanes == 16 else ""}
+    instruction = {8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}.get(lanes, "")
+    return template.substitute(
+        lanes=lanes, factors=words.factors * lanes, sums=sums, factor=factor, instruction=instruction, **wide
+    )
+
+
+def _int64(value: int) -> IntImm:
+    return IntImm("int64", value)
+
+
+@cache
+def dot_intrinsic(words: Words, lanes: int) -> str:
+    """Register the intrinsic that adds the products of a word and `lanes` words to as many sums; return its name."""
+    name, dtype = f"{words.name}_x{lanes}", _SUMS[words][0]
+
+    def function(vectors: bool) -> PrimFunc:
+        """Return the loop that TVM matches, or the `vectors` that replace it."""
+        with IRBuilder() as builder, B.prim_func(s_tir=True):
+            B.func_name("dot")
+            row = B.arg("row", B.buffer((1,), WORD, offset_factor=1, align=1))
+            panel = B.arg("panel", B.buffer((lanes,), WORD, offset_factor=1, align=1))
+            sums = B.arg("sums", B.buffer((lanes,), dtype, offset_factor=1, align=1))
+            with B.sblock("root"):
+                B.reads(sums[0:lanes], row[0:1], panel[0:lanes])
+                B.writes(sums[0:lanes])
+                if vectors:
+                    given = [sums.vload([_int64(0)], f"{dtype}x{lanes}"), row[_int64(0)]]
+                    given.append(panel.vload([_int64(0)], f"{WORD}x{lanes}"))
+                    total = tirx.call_extern(f"{dtype}x{lanes}", words.name, *given)
+                    B.buffer_store(sums, total, [tirx.Ramp(_int64(0), _int64(1), lanes)])
+                else:
+                    with B.grid(_int64(lanes)) as i, B.sblock("product"):
+                        lane = B.axis.spatial(_int64(lanes), i)
+                        B.reads(sums[lane], row[_int64(0)], panel[lane])
+                        B.writes(sums[lane])
+                        product = words.multiply(row[_int64(0)], panel[lane], dtype)
+                        B.buffer_store(sums, sums[lane] + product, [lane])
+        return builder.get()
+
+    TensorIntrin.register(name, function(vectors=False), function(vectors=True), override=True)
+    return name

@@ -1,0 +1,14 @@
+; Products of pairs of bfloat16, for `dot`. It is a template: $lanes is the number of words in a vector, of $factors
+; factors, and $bits its size.
+
+; Return %sums plus, in each lane, the products of the pairs of %word and of that lane of %words.
+define hidden <$lanes x float> @tvm_deconv_dot_bf16(<$lanes x float> %sums, i32 %word, <$lanes x i32> %words) alwaysinline {
+  %one = insertelement <$lanes x i32> poison, i32 %word, i64 0
+  %all = shufflevector <$lanes x i32> %one, <$lanes x i32> poison, <$lanes x i32> zeroinitializer
+  %a = bitcast <$lanes x i32> %all to <$factors x bfloat>
+  %b = bitcast <$lanes x i32> %words to <$factors x bfloat>
+  %total = call <$lanes x float> @llvm.x86.avx512bf16.dpbf16ps.$bits(<$lanes x float> %sums, <$factors x bfloat> %a, <$factors x bfloat> %b)
+  ret <$lanes x float> %total
+}
+
+declare <$lanes x float> @llvm.x86.avx512bf16.dpbf16ps.$bits(<$lanes x float>, <$factors x bfloat>, <$factors x bfloat>)

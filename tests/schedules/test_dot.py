@@ -1,0 +1,90 @@
+"""Products of words: exact in integers, within bfloat16's bounds, and by the instructions that they are for."""
+
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from support.kernels import X86, all_targets, run_kernel
+from support.strategies import operands
+from support.tolerances import norm_bound
+
+import tvm_deconv as td
+from tvm_deconv.compiler.build import compile
+from tvm_deconv.problem.reference import reference
+from tvm_deconv.targets import CPU_TARGETS
+
+DOT = next(algorithm for algorithm in X86.algorithms if algorithm.name == "dot")
+AVX2, BF16 = CPU_TARGETS["x86-64-v3"], CPU_TARGETS["x86-64-v4-bf16"]
+#: Odd channels, one channel, groups, one tap, several products, three axes, phases as vectors, blocks of a row.
+SHAPES = {
+    "odd channels": ((2, 1, 7, 20, (5, 6), (4, 4), (2, 2), (1, 1), (1, 1), (10, 12)), {}),
+    "one channel": ((1, 1, 1, 17, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (9, 11)), {}),
+    "groups": ((1, 3, 5, 9, (11,), (5,), (3,), (1,), (1,), (33,)), {}),
+    "kernel is stride": ((1, 1, 18, 24, (6, 16), (2, 2), (2, 2), (1, 1), (0, 0), (12, 32)), {}),
+    "three axes": ((1, 1, 6, 19, (3, 4, 5), (2, 3, 3), (2, 1, 2), (1, 2, 1), (0, 1, 1), (6, 6, 10)), {}),
+    "phases": ((1, 1, 10, 1, (4, 9), (16, 16), (16, 16), (1, 1), (0, 0), (64, 144)), {}),
+    "blocks": ((1, 1, 33, 40, (3, 300), (4, 4), (2, 2), (1, 1), (1, 1), (6, 600)), {}),
+    "activation": (
+        (1, 1, 9, 20, (5, 6), (4, 4), (2, 2), (1, 1), (1, 1), (10, 12)),
+        {"epilogue": td.Epilogue(True, "relu")},
+    ),
+}
+
+
+@all_targets
+@pytest.mark.parametrize("name", SHAPES)
+def test_words_agree_with_the_reference(name, target):
+    """Each shape in one layout, and the types that a target has words for and no other has alike."""
+    own = {"x86-64-v4-vnni": ["int8"], "x86-64-v4-bf16": ["bfloat16"]}.get(target.name, ["int8", "uint8"])
+    for number, dtype in enumerate(own):
+        check(name, ("NCX", "NXC")[(list(SHAPES).index(name) + number + len(own)) % 2], dtype, target)
+
+
+def check(name, data_format, dtype, target):
+    shape, options = SHAPES[name]
+    problem = td.Problem(*shape, dtype=dtype, data_format=data_format, **options)
+    data, weights, bias = operands(problem, 5)
+    if dtype != "bfloat16":  # the ends of the range too
+        limits = np.iinfo(dtype)
+        data.flat[::3], data.flat[1::3] = limits.min, limits.max
+        weights.flat[::2] = limits.min
+    plans = DOT.candidates(problem, target)
+    wanted = reference(problem, data, weights, bias)
+    for plan in {plans[0][1], plans[len(plans) // 2][1]} if target is AVX2 else [plans[0][1]]:
+        found = run_kernel(problem, target, data, weights, bias, DOT, plan)
+        if dtype != "bfloat16":
+            np.testing.assert_array_equal(found, wanted)
+        else:
+            norm = np.linalg.norm(wanted)
+            assert np.linalg.norm(found.astype(np.float64) - wanted) <= norm_bound(dtype) * norm
+
+
+@pytest.mark.skipif(not shutil.which("objdump"), reason="needs objdump")
+@pytest.mark.parametrize(
+    ("dtype", "target", "instruction"),
+    [
+        ("int8", "x86-64-v3", r"vpmaddwd .*ymm"),
+        ("uint8", "x86-64-v4", r"vpmaddwd .*zmm"),
+        ("int8", "x86-64-v4-vnni", r"vpdpwssd .*zmm"),
+        ("bfloat16", "x86-64-v4-bf16", r"vdpbf16ps .*zmm"),
+    ],
+)
+def test_the_code_has_the_instruction(dtype, target, instruction, tmp_path):
+    problem = td.Problem(1, 1, 32, 64, (8, 16), (4, 4), (2, 2), (1, 1), (1, 1), (16, 32), dtype=dtype)
+    compile([problem], target, tmp_path, algorithms=["dot"])
+    (library,) = tmp_path.glob("*.so")
+    code = subprocess.run(["objdump", "-d", library], capture_output=True, text=True, check=True).stdout
+    assert len(re.findall(instruction, code)) >= 8  # a register tile
+    assert "tvm_deconv_dot" not in code  # inlined
+
+
+def test_it_is_the_default_where_it_multiplies():
+    """For layers with the channels of real ones; of float32 and on targets without instructions it is none."""
+    problem = td.Problem(1, 1, 128, 64, (32, 32), (2, 2), (2, 2), (1, 1), (0, 0), (64, 64))
+    assert X86.default(problem.replace(dtype="bfloat16"), BF16)[0].name == "dot"
+    assert X86.default(problem.replace(dtype="int8"), AVX2)[0].name == "dot"
+    assert not DOT.supports(problem, BF16)
+    assert not DOT.supports(problem.replace(dtype="bfloat16"), AVX2)
+    assert not DOT.supports(problem.replace(dtype="float16"), BF16)

@@ -1,0 +1,58 @@
+"""Words: neighbouring input channels in 32 bits, which processors multiply in one instruction.
+
+Both factors of a product are words of as many channels. An instruction multiplies those of a vector of words pairwise,
+and adds the products of each word to one accumulator of 32 bits. The last word of a position is filled up with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.ir import Expr
+
+from tvm_deconv.problem import Problem
+from tvm_deconv.problem.arithmetic import ceil_div
+
+#: The type of a word, whatever is in it.
+WORD = "int32"
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Words of `factors` channels; `name` is that of the function that multiplies them."""
+
+    name: str
+    factors: int
+
+    @property
+    def bits(self) -> int:
+        """The bits of a factor."""
+        return 32 // self.factors
+
+    def count(self, channels: int) -> int:
+        """Return the number of words of `channels` channels."""
+        return ceil_div(channels, self.factors)
+
+    def problem(self, problem: Problem) -> Problem:
+        """Return `problem` with words in the place of input channels: its matrix products have that many terms."""
+        return problem.replace(in_channels=self.count(problem.in_channels))
+
+    def join(self, factor: Callable[[Expr], Expr], channels: int, word: Expr) -> Expr:
+        """Return word number `word` of `channels` channels: `factor` of a channel is its stored element."""
+        joined: Expr = tirx.const(0, WORD)
+        last = channels % self.factors or self.factors  # factors of the last word
+        for number in range(self.factors):
+            channel = word * self.factors + number
+            value = factor(channel).astype(WORD)
+            if number < self.factors - 1:
+                value = value & tirx.const((1 << self.bits) - 1, WORD)
+            if number >= last:
+                value = tirx.if_then_else(channel < channels, value, tirx.const(0, WORD))
+            joined = joined | (value << tirx.const(self.bits * number, WORD))
+        return joined
+
+    def multiply(self, data: Expr, filter: Expr, accumulator: str) -> Expr:
+        """Return the sum of the products of two words, as a call that a schedule replaces by the instruction."""
+        return tirx.call_pure_extern(accumulator, self.name, data, filter)
