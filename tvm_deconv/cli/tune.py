@@ -124,6 +124,7 @@ def _results(problems: dict[Problem, list[str]], logs: Path, tuned: Sequence[Tun
         table.add_column(name, overflow="fold")
     for name in ("trials", "default ms", "best ms", "gain", "floor ms", "floor / best"):
         table.add_column(name, justify="right")
+    table.add_column("ended")
     for result in tuned:
         before = result.default.seconds if result.default else None
         after = result.best.seconds if result.best else None
@@ -138,20 +139,21 @@ def _results(problems: dict[Problem, list[str]], logs: Path, tuned: Sequence[Tun
             f"{before / after:.2f}" if before and after else "",
             milliseconds(result.floor),
             f"{100 * result.floor / after:.0f} %" if after and not math.isnan(result.floor) else "",
+            result.ended,
         )
     return table
 
 
 @click.command()
 @search_options(*known_targets(), target="CPU that the machine that measures must be, or CUDA device that it must have")
-@click.option("--trials", type=click.IntRange(0), default=64, show_default=True, help="Trials per problem, on average.")
+@click.option(
+    "--trials", type=click.IntRange(0), default=64, show_default=True, help="Trials per problem on average, at most."
+)
 @click.option("--logs", type=LOGS, required=True, help="Directory of the results; trials found there are not repeated.")
 @click.option(
     "--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of the calls that are timed."
 )
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the search and of the arrays."
-)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the arrays.")
 @click.option(
     "--timeout",
     type=click.FloatRange(0, min_open=True),
@@ -170,7 +172,7 @@ def tune(
 ) -> None:
     """Search for fast schedules of every transposed convolution of each SOURCE, and keep the measurements.
 
-    Trials go where most is to be gained. A search may be stopped at any time and started again: nothing is measured
-    twice.
+    Trials go where most is to be gained, and end where nothing is. A search may be stopped at any time and started
+    again: nothing is measured twice.
     """
     search(problems_of(scan_sources(sources, extents)), targets, trials, logs, algorithms=algorithms or None, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ class Built:
     """A compiled candidate: the library with "deconv", the one with "pack", and the elements that "pack" fills.
 
     The elements have `packed_dtype`. "deconv" takes a workspace of `workspace_elements` as an argument, if there are
-    any.
+    any. The build took `seconds` of processor time.
     """
 
     deconv: Path
@@ -34,6 +35,7 @@ class Built:
     packed_elements: int
     packed_dtype: str
     workspace_elements: int = 0
+    seconds: float = 0.0
 
 
 class Builder:
@@ -51,6 +53,7 @@ class Builder:
 
         from tvm_deconv.compiler.selection import named, plan_of
 
+        start = time.process_time()
         algorithm, plan = named(schedule.algorithm), plan_of(schedule)
         kernel = algorithm.build(Problem.from_key(key), self._target, plan)
         pack = self._scratch / f"pack-{structural_hash(kernel.pack)}.so"
@@ -59,7 +62,8 @@ class Builder:
         self._count += 1
         deconv = self._scratch / f"deconv-{os.getpid()}-{self._count}.so"
         self._link({"deconv": kernel.deconv}, deconv)
-        return Built(deconv, pack, kernel.packed_elements, kernel.packed_dtype, kernel.workspace_elements)
+        facts = kernel.packed_elements, kernel.packed_dtype, kernel.workspace_elements
+        return Built(deconv, pack, *facts, time.process_time() - start)
 
     def _link(self, functions: dict[str, Any], path: Path) -> None:
         temporary = path.with_suffix(f".{os.getpid()}.so")

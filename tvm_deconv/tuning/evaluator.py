@@ -46,9 +46,11 @@ class Evaluator:
         self._rates: dict[str, float] = {}
         self._copy_rate = 0.0
         self._baselines: dict[str, Baseline] = {}
+        self._kept: dict[tuple[str, Schedule], Built] = {}
+        self.jobs = jobs or os.cpu_count() or 1
         with contextlib.ExitStack() as stack:
             self._scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            self._builders = stack.enter_context(BuilderPool(target, self._scratch, jobs or os.cpu_count() or 1))
+            self._builders = stack.enter_context(BuilderPool(target, self._scratch, self.jobs))
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Evaluator:
@@ -80,26 +82,43 @@ class Evaluator:
         if not schedules:
             return
         default = [] if search.key in self._baselines else [search.default]
-        built = self._builders.build(search.key, list(dict.fromkeys([*default, *schedules])))
+        built = self._build(search, list(dict.fromkeys([*default, *schedules])))
         if default:
             reference = built[search.default]
             if isinstance(reference, str):
                 search.broken = True
                 if search.default not in search.tried:
-                    yield self._keep(search, search.default, f"does not compile: {reference}")
+                    yield self._record(search, search.default, f"does not compile: {reference}")
                 return
             self._baselines[search.key] = Baseline(search.key, self._seed, reference)
 
         def measure(schedule: Schedule) -> Record:
-            return self._keep(search, schedule, self._outcome(search, built[schedule]))
+            return self._record(search, schedule, self._outcome(search, built[schedule]))
 
         for record in self._runner.map(measure, schedules):
             yield record
             if search.broken:
                 return
-        for candidate in built.values():
-            if isinstance(candidate, Built) and candidate != self._baselines[search.key].reference:
-                candidate.deconv.unlink(missing_ok=True)
+        self._keep_fastest(search)
+
+    def _build(self, search: Search, schedules: Sequence[Schedule]) -> dict[Schedule, Built | str]:
+        """Compile those of `schedules` that are not kept from an earlier round."""
+        kept = {
+            schedule: self._kept[search.key, schedule] for schedule in schedules if (search.key, schedule) in self._kept
+        }
+        built = self._builders.build(search.key, [schedule for schedule in schedules if schedule not in kept])
+        for schedule, candidate in built.items():
+            if isinstance(candidate, Built):
+                search.note_build(schedule.algorithm, candidate.seconds)
+                self._kept[search.key, schedule] = candidate
+        return {**kept, **built}
+
+    def _keep_fastest(self, search: Search) -> None:
+        """Remove the libraries of a problem but those that may take turns at the end."""
+        wanted = {search.default, *search.nearly_fastest()}
+        for key, schedule in [*self._kept]:
+            if key == search.key and schedule not in wanted:
+                self._kept.pop((key, schedule)).deconv.unlink(missing_ok=True)
 
     def _outcome(self, search: Search, built: Built | str) -> Measured | str:
         """Measure a candidate; return why it has no time if it fails."""
@@ -115,7 +134,7 @@ class Evaluator:
         except WorkerError as error:
             return str(error)
 
-    def _keep(self, search: Search, schedule: Schedule, outcome: Measured | str) -> Record:
+    def _record(self, search: Search, schedule: Schedule, outcome: Measured | str) -> Record:
         """Write the outcome of a trial, its times or its error, to the log."""
         measured = outcome if isinstance(outcome, Measured) else None
         record = Record(

@@ -77,7 +77,7 @@ def _on_target(
     found: list[Remeasured] = []
     with Evaluator(target, runner, log, seed=seed, jobs=jobs, timeout=timeout) as evaluator:
         for key in sorted(records.by_problem):
-            search = Search(Problem.from_key(key), target, records, evaluator.conditions, seed, None)
+            search = Search(Problem.from_key(key), target, records, evaluator.conditions, None)
             schedules = list(dict.fromkeys([search.default, *_schedules(records, key, evaluator.conditions)]))
             if any(not _is_done(search.tried.get(schedule)) for schedule in schedules):
                 decide(search, evaluator, schedules)

@@ -1,38 +1,38 @@
 """The state of the search for one problem on one target, and what to try next.
 
-Proposals come from `selection.space`. First what is known: the default, the best under other conditions and of other
-epilogues, the nearest record, the cheapest of each algorithm. Then two kinds take turns: a candidate drawn by its
-arithmetic cost, and a mutation, which is like one of the fastest so far. Candidates that cost `HOPELESS_COST` times the
-cheapest by arithmetic are not tried at all.
+First comes what is known: the default, the best under other conditions and of other epilogues, the nearest record. Then
+`calibration` predicts the time of every candidate from its cost by arithmetic and from all that was measured, and those
+follow that promise most for the time of their builds. The search ends when none promises anything.
 """
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping
+
+import numpy as np
 
 from tvm_deconv.compiler.records import Conditions, Record, Records, Schedule
 from tvm_deconv.compiler.selection import (
     Candidate,
     default_schedule,
-    distance,
     fitted,
     leaders,
     named,
     nearest,
     space,
 )
-from tvm_deconv.problem import Problem
+from tvm_deconv.problem import Array, Problem
 from tvm_deconv.targets import Target
+from tvm_deconv.tuning.calibration import Calibration, Prediction
 
 #: A schedule that costs more than this many times the cheapest, by arithmetic, is not tried.
 HOPELESS_COST = 4.0
-#: How strongly drawing prefers the cheap: a candidate of twice the cost is drawn 2**-_BIAS times as often.
-_BIAS = 4.0
-_PARENTS = 3  # mutations start from one of this many fastest
-_PATIENCE = 16.0  # this many trials without a better schedule halve the expected gain
-_LEAST_GAP = 0.02  # floors are measured too, and a schedule may seem to be below
+#: Another build that promises to lower the time by a smaller part than this is not worth it.
+_NOTHING = 0.015
+#: Trials of a problem before another that promises more may have its turns.
+_SHARE = 8
 #: Finalists: at most this many, not slower than the fastest by more than `_NEAR` of its time.
 _FINALISTS = 4
 _NEAR = 0.1
@@ -47,7 +47,6 @@ class Search:
         target: Target,
         records: Records,
         conditions: Conditions,
-        seed: int,
         algorithms: tuple[str, ...] | None,
     ) -> None:
         self.problem = problem
@@ -59,16 +58,17 @@ class Search:
         self.tried: dict[Schedule, Record] = {}
         self.default = default_schedule(problem, target, algorithms)
         self.broken = False
-        self._since_better = 0
         self._threads = conditions.threads
         self._records = records
+        self._promised: float | None = None
         for record in sorted(records.by_problem.get(self.key, ()), key=lambda record: record.when):
             if record.conditions == conditions:
                 self.note(record)
         self._tried_before = len(self.tried)
-        self._random = random.Random(f"{seed} {target.name} {self.key} {self._tried_before}")
-        self._known: list[Schedule] = []
-        self._space: list[Candidate] | None = None
+        self._known: list[Schedule] | None = None
+        self._space: list[Candidate] = []
+        self._numbers: dict[Schedule, int] = {}
+        self._build_seconds: dict[str, list[float]] = {}
 
     def _known_schedules(self) -> list[Schedule]:
         known = [self.default]
@@ -87,85 +87,127 @@ class Search:
     @property
     def decided(self) -> Record | None:
         """The record that builds follow: the best of those that took turns, unless the default is as good."""
-        timed = [record for record in self.tried.values() if record.seconds is not None]
-        best = min(timed, key=lambda record: record.merit, default=None)
+        best = min(self._timed(), key=lambda record: record.merit, default=None)
         return self.tried.get(self.default, best) if best and best.beaten else best
 
     @property
-    def exhausted(self) -> bool:
-        """Whether nothing is left to try."""
-        return self.broken or (self._space is not None and not self._untried() and not self._known)
+    def ended(self) -> str:
+        """Why nothing is left to try; "" before the end."""
+        if self.broken:
+            return "the default does not run"
+        if self._known is None or self._known:
+            return ""
+        if len(self._tried_numbers()) == len(self._space):
+            return "all tried"
+        if self._gap() <= _NOTHING:
+            return "at the floor"
+        return "no gain expected" if self._promise() <= _NOTHING else ""
 
     def note(self, record: Record) -> None:
         """Add the record of a trial."""
-        before = self.best
         self.tried[record.schedule] = record
-        better = record.seconds is not None and (before is None or record.seconds < (before.seconds or 0.0))
-        self._since_better = 0 if better else self._since_better + 1
+        self._promised = None
 
-    def expected_gain(self, floor: float) -> float:
-        """Return how much more trials promise, relative to other problems; infinity before the first round.
+    def note_build(self, algorithm: str, seconds: float) -> None:
+        """Add the processor time that the build of a candidate took."""
+        self._build_seconds.setdefault(algorithm, []).append(seconds)
 
-        The gain is the gap to the floor times the root of the time. That lies between the sum of all times, which one
-        slow layer rules, and the mean of the gaps, to which layers of microseconds count as much as any.
+    @property
+    def priority(self) -> tuple[bool, float]:
+        """The order of problems: all get their share first, then those go first where another build gains most.
+
+        A gain counts as a part of the time, times the root of the time. That lies between the sum of all times, which
+        one slow layer rules, and the mean of the parts, to which layers of microseconds count as much as any.
         """
-        fastest = self.best
-        if fastest is None or fastest.seconds is None:
-            return math.inf if not self.tried else 0.0
-        gap = max(1 - floor / fastest.seconds, _LEAST_GAP)
-        return gap * math.sqrt(fastest.seconds) * 2 ** (-self._since_better / _PATIENCE)
+        if self._least == math.inf or self._known is None:
+            return len(self.tried) < _SHARE, math.inf
+        return len(self.tried) < _SHARE, min(self._promise(), self._gap()) * math.sqrt(self._least)
 
     def propose(self, count: int) -> list[Schedule]:
         """Return up to `count` schedules that have not been tried yet."""
-        if self._space is None:
+        if self._known is None:
             self._open_space()
-        proposals: list[Schedule] = []
-        while self._known and len(proposals) < count:
-            schedule = self._known.pop(0)
-            if schedule not in self.tried:
-                proposals.append(schedule)
+        known = [schedule for schedule in self._known or () if schedule not in self.tried]
+        proposals, self._known = known[:count], known[count:]
+        # Each is chosen as if those before it took the predicted time: so they differ.
+        assumed: dict[int, float] = {}
+        for schedule in proposals:
+            if schedule in self._numbers:
+                self._assume(self._numbers[schedule], assumed)
         while len(proposals) < count:
-            left = [candidate for candidate in self._untried() if candidate.schedule not in proposals]
-            if not left:
+            gains = self._gains(assumed)
+            worth = np.where(gains > _NOTHING, gains / self._build_costs(), -1.0)
+            number = int(np.argmax(worth)) if len(worth) else 0
+            if not len(worth) or worth[number] < 0:
                 break
-            proposals.append(self._mutation(left) if len(proposals) % 2 else self._draw(left))
+            self._assume(number, assumed)
+            proposals.append(self._space[number].schedule)
         return proposals
+
+    def _assume(self, number: int, assumed: dict[int, float]) -> None:
+        assumed[number] = math.exp(self._predict(assumed).mean[number])
+
+    def _predict(self, assumed: Mapping[int, float]) -> Prediction:
+        """Predict all times from those measured and those `assumed`, both by numbers of candidates."""
+        measured = {self._numbers[r.schedule]: r.seconds or 0.0 for r in self._timed() if r.schedule in self._numbers}
+        return self._calibration.predict({**measured, **assumed})
+
+    def _gains(self, assumed: Mapping[int, float]) -> Array:
+        """Return the expected gain of each candidate over the fastest, less than 0 of what needs no trial."""
+        least = self._least if self._least < math.inf else min(assumed.values(), default=math.inf)
+        gains = self._predict(assumed).gains(least)
+        gains[[*self._tried_numbers(), *assumed]] = -1.0
+        return gains
+
+    def _promise(self) -> float:
+        """Return the most that a build of one more candidate is expected to gain."""
+        if self._promised is None:
+            self._promised = float(np.max(self._gains({}), initial=0.0))
+        return self._promised
+
+    def _gap(self) -> float:
+        """Return the logarithm of the fastest time relative to the floor; infinity if one is not known."""
+        return max(math.log(self._least / self.floor), 0.0) if self._least < math.inf and self.floor > 0 else math.inf
+
+    @property
+    def _least(self) -> float:
+        """The seconds of the fastest so far; infinity if there is none."""
+        fastest = self.best
+        return fastest.seconds if fastest is not None and fastest.seconds else math.inf
+
+    def _build_costs(self) -> Array:
+        """Return the processor time to build each candidate, as that of its algorithm was, or of all so far."""
+        means = {name: statistics.fmean(seconds) for name, seconds in self._build_seconds.items()}
+        usual = statistics.fmean(means.values()) if means else 1.0
+        return np.array([means.get(candidate.algorithm, usual) for candidate in self._space])
+
+    def _tried_numbers(self) -> list[int]:
+        return [self._numbers[schedule] for schedule in self.tried if schedule in self._numbers]
 
     def finalists(self) -> list[Schedule]:
         """Return the default and the schedules about as fast as the fastest; none if they have had their turns."""
-        fastest = self._fastest(_FINALISTS)
+        near = self.nearly_fastest()
         turned = self.algorithms is not None or any(record.default_ratio is not None for record in self.tried.values())
-        if not fastest or (turned and len(self.tried) == self._tried_before):
+        if not near or (turned and len(self.tried) == self._tried_before):
             return []
-        near = [r.schedule for r in fastest if (r.seconds or 0.0) <= (1 + _NEAR) * (fastest[0].seconds or 0.0)]
         return list(dict.fromkeys([self.default, *near]))
 
+    def nearly_fastest(self) -> list[Schedule]:
+        """Return the schedules about as fast as the fastest, which may be better than it."""
+        fastest = self._fastest(_FINALISTS)
+        return [one.schedule for one in fastest if (one.seconds or 0.0) <= (1 + _NEAR) * (fastest[0].seconds or 0.0)]
+
     def _open_space(self) -> None:
-        """List the candidates that are not hopeless; the cheapest of each algorithm is tried with what is known."""
+        """List what is known, and the candidates that are not hopeless."""
         everything = space(self.problem, self.target, self._threads, self.algorithms)
         cheapest = everything[0].cost
         self._space = [candidate for candidate in everything if candidate.cost <= HOPELESS_COST * cheapest]
-        first = {candidate.schedule.algorithm: candidate.schedule for candidate in reversed(self._space)}
-        self._known = list(dict.fromkeys([*self._known_schedules(), *first.values()]))
+        self._numbers = {candidate.schedule: number for number, candidate in enumerate(self._space)}
+        self._calibration = Calibration(self._space)
+        self._known = self._known_schedules()
 
-    def _untried(self) -> list[Candidate]:
-        return [candidate for candidate in self._space or () if candidate.schedule not in self.tried]
+    def _timed(self) -> list[Record]:
+        return [record for record in self.tried.values() if record.seconds is not None]
 
     def _fastest(self, count: int) -> list[Record]:
-        timed = [record for record in self.tried.values() if record.seconds is not None]
-        return sorted(timed, key=lambda record: (record.seconds or 0.0, record.schedule))[:count]
-
-    def _draw(self, left: Sequence[Candidate]) -> Schedule:
-        weights = [candidate.cost**-_BIAS for candidate in left]
-        return self._random.choices(left, weights)[0].schedule
-
-    def _mutation(self, left: Sequence[Candidate]) -> Schedule:
-        parents = self._fastest(_PARENTS)
-        if not parents:
-            return self._draw(left)
-        parent = self._random.choice(parents).schedule
-        near = [candidate for candidate in left if candidate.schedule.algorithm == parent.algorithm]
-        if not near:
-            return self._draw(left)
-        weights = [2 ** -distance(candidate.schedule, parent) / candidate.cost for candidate in near]
-        return self._random.choices(near, weights)[0].schedule
+        return sorted(self._timed(), key=lambda record: (record.seconds or 0.0, record.schedule))[:count]

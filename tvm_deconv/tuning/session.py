@@ -1,7 +1,8 @@
 """A search for schedules: propose, compile, measure, keep every result.
 
 A round compiles some candidates of one problem in all builders at once, and then, with the machine to itself, measures
-them one by one. Rounds go to the problem with most to gain: its gap to the floor, less the longer no trial was better.
+them one by one. Every problem gets a share of rounds; the rest go where another build promises most. The search of a
+problem ends when nothing does.
 
 At the end the few fastest of a problem and its default take turns, since a disturbance of the machine may have decided
 between them. The median of its turns is then the time of each, and its record has the ratio to the default's.
@@ -34,7 +35,7 @@ from tvm_deconv.tuning.runners.rpc import RpcRunner
 from tvm_deconv.tuning.runners.tracker import Tracker
 from tvm_deconv.tuning.search import Search
 
-_ROUND = 8  # trials of one problem before another may have its turn
+_ROUND = 4  # trials of one problem before another may have its turn, or one for each builder
 _TURNS = 5  # of each finalist
 
 
@@ -55,7 +56,7 @@ class Tuned:
     """The results for one problem: the record that builds follow, that of the default schedule, the floor in seconds.
 
     Both are one where nothing was faster than the default. `trials` counts all under these conditions, including those
-    of earlier searches.
+    of earlier searches. `ended` says why there are no more.
     """
 
     problem: Problem
@@ -64,6 +65,7 @@ class Tuned:
     default: Record | None
     floor: float
     trials: int
+    ended: str = ""
     warnings: tuple[str, ...] = ()
 
 
@@ -84,7 +86,7 @@ def tune(
 ) -> list[Tuned]:
     """Search for schedules of `problems` on every named target, and keep the measurements in the directory `logs`.
 
-    `trials` is per problem on average: all of them together are spent where most is to be gained. Each variant of a
+    `trials` is per problem on average, at most: they are spent where most is to be gained. Each variant of a
     variable problem counts as one, measured at its representative call. Trials that the log has already count.
     `algorithms` names those to try, by default all.
 
@@ -185,8 +187,7 @@ class _Session:
         problems = {problem.artifact_key: problem for problem in computed}
         with Evaluator(target, runner, self.log, seed=self.seed, jobs=self.jobs, timeout=self.timeout) as evaluator:
             searches = [
-                Search(problem, target, records, evaluator.conditions, self.seed, allowed)
-                for problem in problems.values()
+                Search(problem, target, records, evaluator.conditions, allowed) for problem in problems.values()
             ]
             try:
                 spend(searches, evaluator, self.trials, self.on_trial)
@@ -208,13 +209,13 @@ def spend(
     total = trials * len(searches)
     done = sum(len(search.tried) for search in searches)
     while done < total:
-        open_searches = [search for search in searches if not search.exhausted]
+        open_searches = [search for search in searches if not search.ended]
         if not open_searches:
             return
         evaluator.measure_floors(search.problem for search in searches)
-        search = max(open_searches, key=lambda search: search.expected_gain(evaluator.floor(search.problem)))
+        search = max(open_searches, key=lambda search: search.priority)
         search.floor = evaluator.floor(search.problem)
-        proposals = search.propose(min(_ROUND, trials, total - done))
+        proposals = search.propose(min(max(_ROUND, evaluator.jobs), trials, total - done))
         if not proposals:
             continue
         for record in evaluator.round(search, proposals):
@@ -256,5 +257,6 @@ def _result(search: Search) -> Tuned:
         search.tried.get(search.default),
         search.floor,
         len(search.tried),
+        search.ended or "all trials spent",
         tuple(search.warnings),
     )
