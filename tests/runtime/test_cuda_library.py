@@ -1,8 +1,10 @@
 """The library with arrays on a CUDA device: on the shim, where the device's memory is the CPU's, and without one."""
 
+import contextlib
 import ctypes
 import sys
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -103,6 +105,23 @@ class Array(OnDevice):
 Array.__module__ = "cupy"
 
 
+class _Stream:
+    """CuPy's stream; what it is asked for goes to a list that it has in common with others."""
+
+    def __init__(self, ptr, told):
+        self.ptr, self.told, self.captures = ptr, told, False
+
+    def record(self):
+        self.told.append(f"{self.ptr} records")
+        return self.ptr
+
+    def wait_event(self, event):
+        self.told.append(f"{self.ptr} waits for {event}")
+
+    def is_capturing(self):
+        return self.captures
+
+
 class _Device:
     def __init__(self, number):
         assert number == 0
@@ -116,8 +135,9 @@ class _Device:
 
 @pytest.fixture
 def device(monkeypatch):
-    """A device of capability 9.0 and a package "cupy" for it; the stream that is current."""
-    current = types.SimpleNamespace(ptr=4321)
+    """A device of capability 9.0 and a package "cupy" for it; the stream that is current, what streams were told."""
+    made = types.SimpleNamespace(told=[])
+    made.current = _Stream(4321, made.told)
     pool = []  # what is freed stays: graphs use it
 
     def empty(shape, dtype):
@@ -130,10 +150,11 @@ def device(monkeypatch):
     module.empty = empty
     module.ascontiguousarray = lambda given: Array(np.ascontiguousarray(given.array))
     module.asnumpy = lambda given: given.array.copy()
-    module.cuda = types.SimpleNamespace(Device=_Device, get_current_stream=lambda: current)
+    module.cuda = types.SimpleNamespace(Device=_Device, get_current_stream=lambda: made.current)
+    made.empty = empty
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(library, "cuda_capability", lambda _: (9, 0))
-    return types.SimpleNamespace(current=current, empty=empty)
+    return made
 
 
 @pytest.fixture(scope="session")
@@ -176,7 +197,8 @@ def test_the_first_call_may_be_captured(problem, shims, device, driver):
     odd = Array(device.empty((data.size + 1,), data.dtype).array[1:].reshape(data.shape))
     odd.array[...] = data
     out = [device.empty(problem.output_shape, problem.output_dtype) for _ in range(2)]
-    device.current.ptr = stream.value
+    device.current = _Stream(stream.value, [])
+    device.current.captures = True
     assert driver.cuStreamBeginCapture_v2(stream, 0) == 0
     try:
         layer(given, out[0])
@@ -186,6 +208,116 @@ def test_the_first_call_may_be_captured(problem, shims, device, driver):
     assert driver.cuGraphLaunch(graph, stream) == 0
     for result in out:
         assert_close(result.array, reference(problem, data, weights, bias), problem.dtype)
+
+
+def test_calls_on_other_streams_wait_for_the_filter(shims, device, monkeypatch):
+    """And the memory of filter and bias is not given back before these calls have ended."""
+    data, weights, bias = operands(PLAIN, 1)
+    told, opened = device.told, td.load(shims)
+    given, weights, bias = (on_device(device, array) for array in (data, weights, bias))
+    artifact = loader.load(shims, opened.bind(PLAIN, weights, bias).manifest)
+    for name in ("pack", "deconv"):
+        function = getattr(artifact, name)
+        monkeypatch.setattr(
+            artifact, name, lambda *a, f=function, n=name: (told.append(f"{device.current.ptr} {n}"), f(*a))
+        )
+    made, converted = device.empty, Array.astype
+
+    def noted(array, name):
+        weakref.finalize(array, told.append, f"{name} is freed")
+        return array
+
+    module = sys.modules["cupy"]
+    packed = artifact.packed[0]
+    monkeypatch.setattr(
+        module,
+        "empty",
+        lambda shape, dtype: noted(made(shape, dtype), "filter") if shape == packed else made(shape, dtype),
+    )
+    monkeypatch.setattr(Array, "astype", lambda *args, **kwargs: noted(converted(*args, **kwargs), "bias"))
+    second, capturing = _Stream(7, told), _Stream(8, told)
+    capturing.captures = True
+    told.clear()
+    layer = opened.bind(PLAIN, weights, bias)
+    assert told == ["4321 pack", "4321 records", "4321 records"]  # for the filter, for the bias
+    told.clear()
+    layer(given)
+    assert told == ["4321 deconv"]
+    device.current = second
+    layer(given)
+    # Nothing from outside of a capture may be waited for.
+    device.current = capturing
+    layer(given)
+    assert told[1:] == ["7 waits for 4321", "7 waits for 4321", "7 deconv", "8 deconv"]
+    told.clear()
+    del layer
+    assert sorted([told[:3], told[3:]]) == [
+        ["7 records", "4321 waits for 7", "bias is freed"],
+        ["7 records", "4321 waits for 7", "filter is freed"],
+    ]
+
+
+class _TorchOnDevice:
+    """The part of torch that knows streams, and a tensor of it without the C functions of DLPack."""
+
+    dtype, bfloat16 = "float32", "bfloat16"
+
+    def __init__(self):
+        self.told, self.capturing = [], False
+        self.current = self.ExternalStream(1, 0)
+        self.cuda = self
+
+    def ExternalStream(self, ptr, device):
+        assert device == 0
+
+        def waits(event):
+            self.told.append(f"{ptr} waits for {event}")
+
+        return types.SimpleNamespace(cuda_stream=ptr, record_event=lambda: f"an event of {ptr}", wait_event=waits)
+
+    def current_stream(self, device):
+        assert device == 0
+        return self.current
+
+    def stream(self, _):
+        return contextlib.nullcontext()
+
+    def is_current_stream_capturing(self):
+        return self.capturing
+
+    def record_stream(self, stream):
+        self.told.append(f"memory is kept for {stream.cuda_stream}")
+
+    def __dlpack__(self, stream=None):
+        return f"capsule for stream {stream}"
+
+
+def test_torch_is_told_of_other_streams(monkeypatch):
+    torch = _TorchOnDevice()
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    framework = cuda.FRAMEWORKS["torch"]()
+    shared = framework.shared(torch, 0)
+    assert shared.read_on(1) is torch
+    assert not torch.told
+    for stream in (2, 3):
+        torch.current = torch.ExternalStream(2, 0)
+        torch.told.clear()
+        assert shared.read_on(stream) is torch
+        assert torch.told == [f"{stream} waits for an event of 1", f"memory is kept for {stream}"]
+    torch.capturing = True
+    torch.told.clear()
+    shared.read_on(2)
+    assert not torch.told
+
+
+def test_no_array_has_the_legacy_stream_wait(monkeypatch):
+    """By DLPack alone, -1 asks for that; with its functions in C, tvm_ffi asks for it by itself."""
+    tensor = _TorchOnDevice()
+    monkeypatch.setitem(sys.modules, "torch", tensor)
+    framework = cuda.FRAMEWORKS["torch"]()
+    assert framework.plain(tensor).__dlpack__(max_version=(1, 0)) == "capsule for stream -1"
+    tensor.__dlpack_c_exchange_api__ = "C"
+    assert framework.plain(tensor) is tensor
 
 
 @pytest.mark.parametrize("kind", ["host", "device", "device by the reference"])
@@ -426,7 +558,7 @@ def test_torch_is_asked_in_its_own_words():
     framework = cuda.FRAMEWORKS["torch"]()
     half = torch.zeros(2, 3, dtype=torch.bfloat16)
     assert framework.dtype(half) == "bfloat16"
-    assert framework.plain(half).dtype == torch.uint16
+    assert framework.bits(half).dtype == torch.uint16
     assert framework.contiguous(half)
     assert not framework.contiguous(half.t())
     assert framework.address(half) == half.data_ptr()

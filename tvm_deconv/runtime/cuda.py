@@ -5,6 +5,7 @@ The caller's framework allocates all memory, and a kernel runs on the current st
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -17,6 +18,17 @@ from tvm_deconv.runtime import arrays
 from tvm_deconv.runtime.process import Served, guarded
 
 _DEVICE = 2  # DLPack's type for memory of a CUDA device; 13 is managed memory, which the CPU reads too
+
+
+class Shared(Protocol):
+    """An array of a framework that its current stream has written, for kernels on every stream to read."""
+
+    def read_on(self, stream: int) -> Any:
+        """Return the array for a kernel on `stream`.
+
+        That kernel waits for what has written the array, and the memory is not reused before it has ended. A stream
+        that captures does not wait: nothing from outside of a capture may be waited for.
+        """
 
 
 class Framework(Protocol):
@@ -34,8 +46,14 @@ class Framework(Protocol):
     def empty(self, shape: Sequence[int], dtype: str, device: int) -> Any:
         """Return an array on a device."""
 
+    def bits(self, array: Any) -> Any:
+        """Return a view of bfloat16 as uint16, all else as it is."""
+
     def plain(self, array: Any) -> Any:
-        """Return a view that tvm_ffi takes: bfloat16 as uint16, and no wait for streams."""
+        """Return a view that tvm_ffi takes without any wait for streams, for a call on the current one."""
+
+    def shared(self, array: Any, device: int) -> Shared:
+        """Return `array`, which the current stream of a device has written, for kernels on every stream."""
 
     def canonical(self, problem: Problem, filter: Any) -> Any:
         """Return the filter as ``[G, Ci, Co, *K]``, contiguous: a copy if it is not."""
@@ -69,9 +87,16 @@ class _Torch:
     def empty(self, shape: Sequence[int], dtype: str, device: int) -> Any:
         return self.torch.empty(tuple(shape), dtype=getattr(self.torch, dtype), device=f"cuda:{device}")
 
-    def plain(self, array: Any) -> Any:
-        # tvm_ffi reads torch's tensors by itself.
+    def bits(self, array: Any) -> Any:
         return array.view(self.torch.uint16) if array.dtype == self.torch.bfloat16 else array
+
+    def plain(self, array: Any) -> Any:
+        view = self.bits(array)
+        # With this tvm_ffi reads torch's tensors by itself; else it would have the legacy stream wait.
+        return view if hasattr(view, "__dlpack_c_exchange_api__") else _Unsynchronised(view)
+
+    def shared(self, array: Any, device: int) -> Shared:
+        return _TorchShared(self.torch.cuda, array, device)
 
     def canonical(self, problem: Problem, filter: Any) -> Any:
         if problem.filter_format == "XIO":
@@ -85,11 +110,29 @@ class _Torch:
         return int(self.torch.cuda.current_stream(device).cuda_stream)
 
     def to_host(self, array: Any) -> Array:
-        values: Array = self.plain(array).cpu().numpy()
+        values: Array = self.bits(array).cpu().numpy()
         return values
 
     def fill(self, array: Any, values: Array) -> None:
-        self.plain(array).copy_(self.torch.from_numpy(values))
+        self.bits(array).copy_(self.torch.from_numpy(values))
+
+
+class _TorchShared:
+    def __init__(self, cuda: Any, array: Any, device: int) -> None:
+        self._cuda, self._array, self._device = cuda, array, device
+        self._home = cuda.current_stream(device)
+        self._written = self._home.record_event()
+
+    def read_on(self, stream: int) -> Any:
+        if stream != self._home.cuda_stream:
+            current = self._cuda.current_stream(self._device)
+            reader = current if current.cuda_stream == stream else self._cuda.ExternalStream(stream, self._device)
+            with self._cuda.stream(reader):
+                captures = self._cuda.is_current_stream_capturing()
+            if not captures:
+                reader.wait_event(self._written)
+                self._array.record_stream(reader)
+        return self._array
 
 
 class _Unsynchronised:
@@ -123,8 +166,14 @@ class _CuPy:
         with self.cupy.cuda.Device(device):
             return self.cupy.empty(tuple(shape), dtype)
 
+    def bits(self, array: Any) -> Any:
+        return array.view("uint16") if self.dtype(array) == "bfloat16" else array
+
     def plain(self, array: Any) -> Any:
-        return _Unsynchronised(self._bits(array))
+        return _Unsynchronised(self.bits(array))
+
+    def shared(self, array: Any, device: int) -> Shared:
+        return _CuPyShared(self.cupy.cuda, array, device)
 
     def canonical(self, problem: Problem, filter: Any) -> Any:
         return self.cupy.ascontiguousarray(problem.canonical_filter(filter))
@@ -136,15 +185,42 @@ class _CuPy:
         with self.cupy.cuda.Device(device):
             return int(self.cupy.cuda.get_current_stream().ptr)
 
-    def _bits(self, array: Any) -> Any:
-        return array.view("uint16") if self.dtype(array) == "bfloat16" else array
-
     def to_host(self, array: Any) -> Array:
-        values: Array = self.cupy.asnumpy(self._bits(array))
+        values: Array = self.cupy.asnumpy(self.bits(array))
         return values
 
     def fill(self, array: Any, values: Array) -> None:
-        self._bits(array).set(values)
+        self.bits(array).set(values)
+
+
+class _CuPyShared:
+    """CuPy gives memory back to the stream that it was made on, which has to wait for all readers then."""
+
+    def __init__(self, cuda: Any, array: Any, device: int) -> None:
+        self._cuda, self._array, self._device = cuda, array, device
+        self._home = self._current()
+        self._written = self._home.record()
+        self._readers: dict[int, Any] = {}
+
+    def _current(self) -> Any:
+        with self._cuda.Device(self._device):
+            return self._cuda.get_current_stream()
+
+    def read_on(self, stream: int) -> Any:
+        if stream != self._home.ptr:
+            current = self._current()
+            reader = current if current.ptr == stream else self._cuda.ExternalStream(stream, self._device)
+            if not reader.is_capturing():
+                reader.wait_event(self._written)
+                self._readers[stream] = reader
+        return self._array
+
+    def __del__(self) -> None:
+        for reader in self._readers.values():
+            # Errors are those of earlier calls, or of an interpreter that ends.
+            with contextlib.suppress(Exception):
+                if not (reader.is_capturing() or self._home.is_capturing()):
+                    self._home.wait_event(reader.record())
 
 
 #: The packages whose arrays are served, by name.
@@ -230,6 +306,13 @@ class CudaMemory:
         return CudaCall(problem, served, filter, bias).run(data.array, out)
 
 
+class _Operand(NamedTuple):
+    """An array, and its package."""
+
+    array: Any
+    framework: Framework
+
+
 class CudaCall:
     """A filter bound to an artifact, for arrays on the device of the filter.
 
@@ -248,12 +331,14 @@ class CudaCall:
         guarded(self._attempt, served.artifact.load, self._device)
         packed = framework.empty(*served.artifact.packed, self._device)
         canonical = framework.canonical(problem, filter.array)
-        guarded(self._launch, framework, served.artifact.pack, canonical, packed)
-        self._constants = [packed]
+        operands = _Operand(canonical, framework), _Operand(packed, framework)
+        guarded(self._launch, framework, served.artifact.pack, *operands)
+        self._constants = [(framework.shared(packed, self._device), framework)]
         if bias is not None:
             allowed = list(dict.fromkeys([problem.accumulate_dtype, problem.dtype]))
             _check("bias", bias, allowed, problem.bias_shape)
-            self._constants.append(bias.framework.converted(bias.array, problem.accumulate_dtype))
+            converted = bias.framework.converted(bias.array, problem.accumulate_dtype)
+            self._constants.append((bias.framework.shared(converted, self._device), bias.framework))
 
     def run(self, data: Any, out: Any = None, threads: int | None = None, host: int = 0) -> Any:
         """Return the output for `data`; see `Layer`."""
@@ -267,34 +352,38 @@ class CudaCall:
         _check("data", borrowed, [problem.dtype], problem.data_shape)
         _check_memory("data", borrowed)
         if out is None:
-            out = framework.empty(problem.output_shape, problem.output_dtype, self._device)
+            result = _Operand(framework.empty(problem.output_shape, problem.output_dtype, self._device), framework)
         else:
-            result = borrow("out", out, self._device)
-            _check("out", result, [problem.output_dtype], problem.output_shape)
-            _check_memory("out", result)
-            _check_apart(borrowed, result)
+            given = borrow("out", out, self._device)
+            _check("out", given, [problem.output_dtype], problem.output_shape)
+            _check_memory("out", given)
+            _check_apart(borrowed, given)
+            result = _Operand(out, given.framework)
         if 0 in problem.output_shape:
-            return out
-        workspace = []
+            return result.array
+        stream = framework.stream(self._device)
+        operands = [_Operand(data, framework)]
+        operands += [_Operand(shared.read_on(stream), owner) for shared, owner in self._constants]
         if self._workspace_elements:
             # Anew for every call, from the framework's cache: calls may run at the same time on several streams.
-            workspace = [framework.empty((self._workspace_elements,), problem.accumulate_dtype, self._device)]
-        self._launch(framework, self._artifact, data, *self._constants, *workspace, out)
-        return out
+            workspace = framework.empty((self._workspace_elements,), problem.accumulate_dtype, self._device)
+            operands.append(_Operand(workspace, framework))
+        self._launch(framework, self._artifact, *operands, result)
+        return result.array
 
-    def _launch(self, framework: Framework, function: Any, *operands: Any) -> None:
+    def _launch(self, framework: Framework, function: Any, *operands: _Operand) -> None:
         """Call `function` on the framework's current stream. Raises DeviceError if it fails."""
         if self._on_host:
             *inputs, out = operands
-            result = framework.to_host(out)
-            function(*map(framework.to_host, inputs), result)
-            framework.fill(out, result)
+            result = out.framework.to_host(out.array)
+            function(*(operand.framework.to_host(operand.array) for operand in inputs), result)
+            out.framework.fill(out.array, result)
             return
         tvm_ffi = import_tvm_ffi()
         device = tvm_ffi.device("cuda", self._device)
         stream: AbstractContextManager[Any] = tvm_ffi.use_raw_stream(device, framework.stream(self._device))
         with stream:
-            self._attempt(function, *map(framework.plain, operands))
+            self._attempt(function, *(_taken(operand, framework) for operand in operands))
 
     def _attempt(self, function: Any, *arguments: Any) -> None:
         """Call `function`, of an artifact. Raises DeviceError if it fails."""
@@ -303,6 +392,12 @@ class CudaCall:
         # tvm_ffi raises whatever class of error the C++ side names.
         except Exception as error:
             raise DeviceError("device", f"cuda:{self._device}", f"failed: {error}") from error
+
+
+def _taken(operand: _Operand, framework: Framework) -> Any:
+    """Return what tvm_ffi takes for an operand of a call on the current stream of `framework`, and on no other."""
+    own = operand.framework
+    return own.plain(operand.array) if type(own) is type(framework) else _Unsynchronised(own.bits(operand.array))
 
 
 def _check(argument: str, borrowed: Borrowed, dtypes: Sequence[str], shape: tuple[int, ...]) -> None:
