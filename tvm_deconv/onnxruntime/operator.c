@@ -5,13 +5,13 @@
  * node keeps the layer's function and constants, which are objects of tvm_ffi, so the number is needed only while a
  * session is made. A number that nobody has given, as in a model that another process has written, is an error.
  *
- * Calls hold no lock and reach no Python. They run in the thread that ONNX Runtime calls from, and in the pool of the
- * launcher.
+ * Calls hold no lock and reach no Python. They run in the threads of the session.
  */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <tvm/ffi/c_api.h>
 
@@ -105,23 +105,48 @@ static struct facts *find_layer(int64_t number) {
   return NULL;
 }
 
+/* ---- threads ----------------------------------------------------------------------------------------------------- */
+
+/* Of the launcher: docs/launcher.md. */
+struct host {
+  void (*parallel_for)(void *context, size_t count, void (*body)(void *argument, size_t index), void *argument);
+  void *context;
+};
+
+/* The launcher's caller does what the session's threads have not. */
+static void parallel_for(void *context, size_t count, void (*body)(void *argument, size_t index), void *argument) {
+  OrtStatus *status = ort->KernelContext_ParallelFor(context, body, count, 0, argument);
+  if (status) ort->ReleaseStatus(status);
+}
+
 /* ---- kernel ------------------------------------------------------------------------------------------------------ */
+
+struct kernel {
+  struct facts *facts;
+  pid_t process; /* that has the session's threads */
+};
 
 static OrtStatus *make_kernel(const OrtCustomOp *op, const OrtApi *api, const OrtKernelInfo *info, void **kernel) {
   (void)op;
   int64_t number;
   OrtStatus *status = api->KernelInfoGetAttribute_int64(info, "layer", &number);
   if (status) return status;
-  *kernel = find_layer(number);
-  if (*kernel) return NULL;
+  struct kernel *made = malloc(sizeof *made);
+  if (!made) return api->CreateStatus(ORT_FAIL, "no memory for a layer");
+  *made = (struct kernel){find_layer(number), getpid()};
+  *kernel = made;
+  if (made->facts) return NULL;
+  free(made);
   char message[128];
   snprintf(message, sizeof message, "layer=%lld: must be a layer of a session that is being made in this process",
            (long long)number);
   return api->CreateStatus(ORT_INVALID_ARGUMENT, message);
 }
 
-static void destroy_kernel(void *kernel) {
-  release(kernel);
+static void destroy_kernel(void *given) {
+  struct kernel *kernel = given;
+  release(kernel->facts);
+  free(kernel->facts);
   free(kernel);
 }
 
@@ -181,12 +206,12 @@ static DLTensor tensor_of(const struct facts *facts, void *memory, int64_t *shap
                     .strides = strides};
 }
 
-static OrtStatus *run(const struct facts *facts, DLTensor *data, DLTensor *out) {
+static OrtStatus *run(const struct facts *facts, const struct host *host, DLTensor *data, DLTensor *out) {
   TVMFFIAny arguments[7], result = {.type_index = kTVMFFINone};
   int count = 0;
   arguments[count++] = (TVMFFIAny){.type_index = kTVMFFIInt, .v_int64 = facts->threads};
   arguments[count++] = (TVMFFIAny){.type_index = kTVMFFIInt, .v_int64 = 0}; /* the thread's own workspace */
-  arguments[count++] = (TVMFFIAny){.type_index = kTVMFFIInt, .v_int64 = 0}; /* the launcher's pool */
+  arguments[count++] = (TVMFFIAny){.type_index = kTVMFFIInt, .v_int64 = (intptr_t)host};
   arguments[count++] = tensor_argument(data);
   for (int i = 0; i < 2; ++i)
     if (facts->constants[i]) {
@@ -196,8 +221,9 @@ static OrtStatus *run(const struct facts *facts, DLTensor *data, DLTensor *out) 
   return TVMFFIFunctionCall(facts->deconv, arguments, count, &result) ? raised_error() : NULL;
 }
 
-static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
-  const struct facts *facts = kernel;
+static OrtStatus *compute(void *given_kernel, OrtKernelContext *context) {
+  const struct kernel *kernel = given_kernel;
+  const struct facts *facts = kernel->facts;
   const OrtValue *given;
   OrtValue *made;
   void *from, *to;
@@ -211,7 +237,8 @@ static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
   for (int axis = 0; axis < facts->rank; ++axis) elements *= out[axis];
   if (elements == 0) return NULL; /* kernels need not know extents of zero */
   DLTensor source = tensor_of(facts, from, data, strides[0]), target = tensor_of(facts, to, out, strides[1]);
-  return run(facts, &source, &target);
+  struct host host = {parallel_for, context};
+  return run(facts, kernel->process == getpid() ? &host : NULL, &source, &target);
 }
 
 /* ---- operators --------------------------------------------------------------------------------------------------- */

@@ -1,0 +1,129 @@
+"""Layers inside ONNX Runtime compute in the session's threads; each scenario is a process of its own."""
+
+import subprocess
+import sys
+
+import pytest
+from support import artifacts as made
+
+import tvm_deconv as td
+
+pytest.importorskip("onnxruntime")
+
+PROBLEM = td.from_onnx((1, 32, 64, 64), (32, 16, 4, 4), strides=(2, 2), pads=(1, 1, 1, 1))
+
+PRELUDE = """
+import contextlib, ctypes, os, sys, threading, time
+from pathlib import Path
+import numpy as np
+import onnx, onnxruntime
+from onnx import helper
+import tvm_deconv as td
+from tvm_deconv.onnxruntime import Session
+
+td.set_num_threads(3)
+library, problem = td.load(sys.argv[1]), td.Problem.from_key(sys.argv[2])
+random = np.random.default_rng()
+x, weight = (random.standard_normal(shape, np.float32) for shape in (problem.data_shape, problem.filter_shape))
+node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], strides=[2, 2], pads=[1, 1, 1, 1])
+values = [
+    helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+    for name, shape in (("x", problem.data_shape), ("y", problem.output_shape))
+]
+graph = helper.make_graph([node], "g", values[:1], values[1:], [onnx.numpy_helper.from_array(weight, "w")])
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+path = Path(sys.argv[3]) / "model.onnx"
+onnx.save(model, path)
+wanted = library.bind(problem, weight)(x, threads=1)
+(expected,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
+assert np.allclose(wanted, expected, atol=1e-4)
+
+def session(threads):
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    made = Session(path, library, options)
+    assert made.layers
+    return made
+
+def check(session):
+    assert np.array_equal(session.run(None, {"x": x})[0], wanted)  # to the last bit, whoever computes
+
+def pool_starts():  # its threads name themselves when they first run
+    end = time.time() + 20
+    while time.time() < end and not pool():
+        time.sleep(0.001)
+    return pool()
+
+def pool():
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            names.append((task / "comm").read_text().strip())
+    return "tvm_deconv" in names
+"""
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("threads")
+    made.export(directory, [PROBLEM])
+    return directory
+
+
+@pytest.fixture
+def run(directory, tmp_path):
+    def run(script):
+        command = [sys.executable, "-W", "ignore:.*fork:DeprecationWarning", "-c", PRELUDE + script]
+        command += [directory, PROBLEM.key, tmp_path]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+
+    return run
+
+
+def test_the_sessions_threads_compute(run):
+    run("""
+def spent():  # in other threads than this one
+    return time.process_time() - time.thread_time()
+for threads in (3, 2, 1, 0):
+    made = session(threads)
+    before = spent()
+    for _ in range(30): check(made)
+    assert threads != 1 or spent() - before < 0.01
+    assert threads < 2 or spent() - before > 0.002
+assert not pool()
+""")
+
+
+def test_several_callers_of_a_session(run):
+    run("""
+failed, made = [], session(3)
+def caller():
+    try:
+        for _ in range(30): check(made)
+    except BaseException as error:
+        failed.append(error)
+callers = [threading.Thread(target=caller) for _ in range(4)]
+for each in callers: each.start()
+for each in callers: each.join()
+assert not failed, failed
+assert not pool()
+""")
+
+
+def test_a_forked_child_has_the_pool(run):
+    # The session's threads are not there.
+    run("""
+made = session(3)
+check(made)
+child = os.fork()
+if child == 0:
+    try:
+        check(made)
+        os._exit(0 if pool_starts() else 2)
+    finally:
+        os._exit(1)
+assert os.waitpid(child, 0)[1] == 0
+check(made)
+assert not pool()
+""")
