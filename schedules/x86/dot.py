@@ -20,28 +20,27 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.stores import llvm_source
 from tvm_deconv.targets import CpuTarget
 
-#: Pairs of bfloat16, and pairs of 16-bit integers, which hold those of 8 bits.
+#: Pairs of bfloat16; pairs of 16-bit integers, which hold those of 8 bits; and four bytes, of data made unsigned.
 BFLOAT16_PAIRS, INTEGER_PAIRS = Words("tvm_deconv_dot_bf16", 2), Words("tvm_deconv_dot_i16", 2)
-#: LLVM's type of sums by the function that adds to them, the elements of a vector of words, and the instruction's name.
-_SUMS = {BFLOAT16_PAIRS: ("float32", "float", "bfloat"), INTEGER_PAIRS: ("int32", "i32", "i16")}
+BYTES = Words("tvm_deconv_dot_i8", 4, shift=128)
+#: The type of their sums.
+_SUMS = {BFLOAT16_PAIRS: "float32", INTEGER_PAIRS: "int32", BYTES: "int32"}
 
 
 def words_of(problem: Problem, target: CpuTarget) -> Words | None:
     """Return the words that `target` multiplies for `problem`; None if its elements go one by one."""
     if problem.dtype == "bfloat16" and "avx512_bf16" in target.features:
         return BFLOAT16_PAIRS
+    if problem.dtype == "int8" and "avx512_vnni" in target.features:
+        return BYTES
     return INTEGER_PAIRS if problem.dtype in ("int8", "uint8") else None
 
 
 def dot_functions(words: Words, lanes: int) -> str:
     """Return the LLVM IR of the function that multiplies vectors of `lanes` words."""
-    _, sums, factor = _SUMS[words]
     template = Template(llvm_source(f"{words.name.removeprefix('tvm_deconv_')}.ll"))
-    wide = {"bits": 32 * lanes, "suffix": ".512" if lanes == 16 else ""}
-    instruction = {8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}.get(lanes, "")
-    return template.substitute(
-        lanes=lanes, factors=words.factors * lanes, sums=sums, factor=factor, instruction=instruction, **wide
-    )
+    pairs = {8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}.get(lanes, "")
+    return template.substitute(lanes=lanes, factors=words.factors * lanes, bits=32 * lanes, pairs=pairs)
 
 
 def _int64(value: int) -> IntImm:
@@ -51,7 +50,7 @@ def _int64(value: int) -> IntImm:
 @cache
 def dot_intrinsic(words: Words, lanes: int) -> str:
     """Register the intrinsic that adds the products of a word and `lanes` words to as many sums; return its name."""
-    name, dtype = f"{words.name}_x{lanes}", _SUMS[words][0]
+    name, dtype = f"{words.name}_x{lanes}", _SUMS[words]
 
     def function(vectors: bool) -> PrimFunc:
         """Return the loop that TVM matches, or the `vectors` that replace it."""

@@ -8,9 +8,9 @@ define hidden <$lanes x i32> @tvm_deconv_dot_i16(<$lanes x i32> %sums, i32 %word
   %all = shufflevector <$lanes x i32> %one, <$lanes x i32> poison, <$lanes x i32> zeroinitializer
   %a = bitcast <$lanes x i32> %all to <$factors x i16>
   %b = bitcast <$lanes x i32> %words to <$factors x i16>
-  %products = call <$lanes x i32> @$instruction(<$factors x i16> %a, <$factors x i16> %b)
+  %products = call <$lanes x i32> @$pairs(<$factors x i16> %a, <$factors x i16> %b)
   %total = add <$lanes x i32> %sums, %products
   ret <$lanes x i32> %total
 }
 
-declare <$lanes x i32> @$instruction(<$factors x i16>, <$factors x i16>)
+declare <$lanes x i32> @$pairs(<$factors x i16>, <$factors x i16>)

@@ -67,7 +67,8 @@ def check(name, data_format, dtype, target):
     [
         ("int8", "x86-64-v3", r"vpmaddwd .*ymm"),
         ("uint8", "x86-64-v4", r"vpmaddwd .*zmm"),
-        ("int8", "x86-64-v4-vnni", r"vpdpwssd .*zmm"),
+        ("int8", "x86-64-v4-vnni", r"vpdpbusd .*zmm"),
+        ("uint8", "x86-64-v4-vnni", r"vpdpwssd .*zmm"),
         ("bfloat16", "x86-64-v4-bf16", r"vdpbf16ps .*zmm"),
     ],
 )

@@ -47,7 +47,7 @@ from tvm_deconv.compute.indexing import (
     split_index,
     within_runs,
 )
-from tvm_deconv.compute.matrix_layout import MatrixLayout, MatrixSection, MatrixTile, row_channels
+from tvm_deconv.compute.matrix_layout import MatrixLayout, MatrixSection, MatrixTile, constants_of, row_channels
 from tvm_deconv.compute.storage import from_accumulator, storage_dtype
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.compute.transforms import transform
@@ -61,21 +61,20 @@ Index = Sequence[Expr]
 
 @dataclass(frozen=True, slots=True)
 class MatrixDefinition:
-    """A definition as TensorIR before scheduling; `rank` is the caller's number of spatial axes."""
+    """A definition as TensorIR before scheduling; `rank` is the caller's number of spatial axes.
+
+    The packed filter has `packed_elements`: those of all sections, and behind them the constants of `constants_of`.
+    """
 
     func: PrimFunc
     layout: MatrixLayout
     rank: int
+    packed_elements: int
 
     @property
     def sections(self) -> tuple[MatrixSection, ...]:
         """The products, with their parts of the packed filter."""
         return self.layout.sections
-
-    @property
-    def packed_elements(self) -> int:
-        """Number of elements of the packed filter."""
-        return self.layout.packed_elements
 
     @property
     def end(self) -> End | None:
@@ -130,8 +129,10 @@ class _Builder:
         channels, spatial = geometry.groups * problem.in_channels, extents.spatial(problem.rank)
         shape = (extents.batch, *spatial, channels) if layout.channels_last else (extents.batch, channels, *spatial)
         self.data = te.placeholder(shape_of(shape), storage_dtype(problem.dtype), "data")
+        self.constants = constants_of(layout.sections, layout.packed_elements) if words and words.shift else None
+        self.packed_elements = self.constants[-1] if self.constants else layout.packed_elements
         factor = WORD if words else self.accumulator
-        self.packed_filter = te.placeholder(shape_of((layout.packed_elements,)), factor, "packed_filter")
+        self.packed_filter = te.placeholder(shape_of((self.packed_elements,)), factor, "packed_filter")
         self.bias = None
         if problem.epilogue.bias:
             self.bias = te.placeholder(shape_of(problem.bias_shape), self.accumulator, "bias")
@@ -149,7 +150,7 @@ class _Builder:
         finished = self.interleave(self.finish_chunks(results)) if layout.interleaves else self.finish(results)
         parameters = [self.data, self.packed_filter, *([self.bias] if self.bias is not None else [])]
         func = te.create_prim_func([*parameters, self.copy_out(finished)])
-        return MatrixDefinition(byte_aligned(func), layout, self.problem.rank)
+        return MatrixDefinition(byte_aligned(func), layout, self.problem.rank, self.packed_elements)
 
     # Stage 1: data.
 
@@ -201,7 +202,7 @@ class _Builder:
         word = self.words.join(
             lambda number: self.data[channel_place(self.problem, place, group * channels + number)], channels, channel
         )
-        return tirx.if_then_else(tirx.all(*inside, *exists), word, tirx.const(0, WORD))
+        return self.words.shifted(tirx.if_then_else(tirx.all(*inside, *exists), word, tirx.const(0, WORD)))
 
     # Stage 2: rows.
 
@@ -377,9 +378,13 @@ class _Builder:
             phases.append(phase)
             places.append(tirx.min(place, span - 1))
         value: Expr = tirx.const(0, self.accumulator)
-        for result, section in zip(reversed(results), reversed(layout.sections), strict=True):
+        for number, section in reversed(list(enumerate(layout.sections))):
             local, member = within_runs(phases, [axis.run for axis in section.axes], layout.strides)
-            here = self.result(section, result, at, image, places, section.column(local, channel))
+            column = section.column(local, channel)
+            here = self.result(section, results[number], at, image, places, column)
+            if self.constants:
+                constant = ravel((*at[4:6], column), (*section.shape[:2], section.part_columns))
+                here = here - self.packed_filter[constant + self.constants[number]]
             # Not Select, which loads from both: an index that is invalid in one of them makes results wrong.
             value = tirx.if_then_else(tirx.all(*member), here, value) if member else here
         if self.bias is not None:

@@ -21,7 +21,7 @@ from tvm.tirx import IntImm, PrimFunc
 
 from tvm_deconv.compute.direct_layout import FilterSection, group_and_channel
 from tvm_deconv.compute.indexing import ROWS, ravel
-from tvm_deconv.compute.matrix_layout import MatrixSection
+from tvm_deconv.compute.matrix_layout import MatrixSection, constants_of
 from tvm_deconv.compute.phases import AxisRows, Geometry
 from tvm_deconv.compute.storage import storage_dtype, to_accumulator
 from tvm_deconv.compute.strassen import STRASSEN
@@ -73,7 +73,7 @@ def pack_matrix_filter(
     """Build ``pack(filter [G, Ci, Co, *K], packed [elements])`` for the `sections` of a matrix definition.
 
     Winograd's transform of the taps, and Strassen's sums, are computed in float64 and rounded once. With `words`, these
-    hold elements of the filter as they are stored.
+    hold elements of the filter as they are stored. If words are shifted, the constants of all columns follow.
     """
     accumulator = problem.accumulate_dtype
     with _pack_function(problem, elements, WORD if words else accumulator) as (builder, source, packed):
@@ -93,7 +93,25 @@ def pack_matrix_filter(
                         value = _quarters(section, points[0], partial(entry, points), ci, column).astype(accumulator)
                     where = ravel((g, tile, *points, number, *tap, ci, place), section.shape)
                     build.buffer_store(packed, value, [where + section.offset])
+        if words and words.shift:
+            begin = elements - sum(section.all_columns for section in sections)
+            for section, offset in zip(sections, constants_of(sections, begin), strict=False):
+                _pack_constants(problem, source, packed, section, offset, words.shift)
     return builder.get()
+
+
+def _pack_constants(
+    problem: Problem, source: Any, packed: Any, section: MatrixSection, offset: int, shift: int
+) -> None:
+    """Store `shift` times the sum of the filter of each column of a section, from `offset` on."""
+    groups, tiles = section.shape[:2]
+    taps, begin = section.shape[6:9], (0,) * 3
+    with build.grid(*map(_int64, (groups, tiles, section.part_columns))) as (g, tile, column):
+        where = ravel((g, tile, column), (groups, tiles, section.part_columns)) + offset
+        build.buffer_store(packed, tirx.const(0, WORD), [where])
+        with build.grid(*map(_int64, (*taps, problem.in_channels))) as (d, h, w, ci):
+            element = _entry(problem, source, section, (g, tile), (d, h, w), begin, ci, column)
+            build.buffer_store(packed, packed[where] + element * tirx.const(shift, WORD), [where])
 
 
 def _entry(

@@ -21,10 +21,15 @@ WORD = "int32"
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Words of `factors` channels; `name` is that of the function that multiplies them."""
+    """Words of `factors` channels; `name` is that of the function that multiplies them.
+
+    A `shift` is added to the data as they are packed, also where there are none. It makes signed factors unsigned,
+    which some instructions want, and adds to each sum the same constant: the shift times the sum of its filter.
+    """
 
     name: str
     factors: int
+    shift: int = 0
 
     @property
     def bits(self) -> int:
@@ -52,6 +57,13 @@ class Words:
                 value = tirx.if_then_else(channel < channels, value, tirx.const(0, WORD))
             joined = joined | (value << tirx.const(self.bits * number, WORD))
         return joined
+
+    def shifted(self, word: Expr) -> Expr:
+        """Return a word of data with the shift added to its factors: half of their range, the sign's bit."""
+        if not self.shift:
+            return word
+        pattern = sum(self.shift << self.bits * number for number in range(self.factors))
+        return word ^ tirx.const(pattern - (1 << 32), WORD)
 
     def multiply(self, data: Expr, filter: Expr, accumulator: str) -> Expr:
         """Return the sum of the products of two words, as a call that a schedule replaces by the instruction."""

@@ -1,0 +1,14 @@
+; Products of unsigned and signed bytes by AVX-512 VNNI, for `dot`. It is a template: $lanes is the number of words in a
+; vector, of $factors factors, and $bits its size.
+
+; Return %sums plus, in each lane, the products of the unsigned bytes of %word and the signed ones of that lane of %words.
+define hidden <$lanes x i32> @tvm_deconv_dot_i8(<$lanes x i32> %sums, i32 %word, <$lanes x i32> %words) alwaysinline {
+  %one = insertelement <$lanes x i32> poison, i32 %word, i64 0
+  %all = shufflevector <$lanes x i32> %one, <$lanes x i32> poison, <$lanes x i32> zeroinitializer
+  %a = bitcast <$lanes x i32> %all to <$factors x i8>
+  %b = bitcast <$lanes x i32> %words to <$factors x i8>
+  %total = call <$lanes x i32> @llvm.x86.avx512.vpdpbusd.$bits(<$lanes x i32> %sums, <$factors x i8> %a, <$factors x i8> %b)
+  ret <$lanes x i32> %total
+}
+
+declare <$lanes x i32> @llvm.x86.avx512.vpdpbusd.$bits(<$lanes x i32>, <$factors x i8>, <$factors x i8>)
