@@ -83,7 +83,7 @@ def test_one_artifact_for_every_filter_format():
 
 HUGE = 1 << 63
 WRONG = [
-    ("format", 2, "must be at most 1: a newer version wrote it, upgrade this one"),
+    ("format", 3, "must be at most 2: a newer version wrote it, upgrade this one"),
     ("format", 0, "must be an integer, at least 1"),
     ("format", True, "must be an integer, at least 1"),
     ("format", 1.0, "must be an integer, at least 1"),
@@ -102,6 +102,10 @@ WRONG = [
     ("features", "avx2", "must be a list of different CPU flags"),
     ("features", ["avx2", 2], "must be a list of different CPU flags"),
     ("features", ["avx2", "avx2"], "must be a list of different CPU flags"),
+    ("needs", ["GLIBC"], "must map names of GLIBC, GLIBCXX, CXXABI, GCC, tvm_ffi to versions"),
+    ("needs", {"musl": "1.2"}, "must map names of GLIBC, GLIBCXX, CXXABI, GCC, tvm_ffi to versions"),
+    ("needs", {"GLIBC": 2.28}, "must map names of GLIBC, GLIBCXX, CXXABI, GCC, tvm_ffi to versions"),
+    ("needs", {"GLIBC": "2.28-rc"}, "must map names of GLIBC, GLIBCXX, CXXABI, GCC, tvm_ffi to versions"),
     ("library", 3, "must be a plain file name in the manifest's directory"),
     ("library", "../x.so", "must be a plain file name in the manifest's directory"),
     ("library", "/lib/libc.so.6", "must be a plain file name in the manifest's directory"),
@@ -158,8 +162,18 @@ def test_wrong_field(name, value, rule):
     assert (caught.value.attribute, caught.value.rule) == (name, rule)
 
 
+def test_the_first_format():
+    """It says nothing of the versions that a library needs."""
+    first = {name: value for name, value in fields(format=1).items() if name != "needs"}
+    there = read(first)
+    assert json.loads(there.to_json()) == first
+    assert not there.states_needs
+    with pytest.raises(ManifestError, match=r"^needs=.*: is not a field of manifest format 1"):
+        read(fields(format=1))
+
+
 def test_unknown_field():
-    with pytest.raises(ManifestError, match="colour='red': is not a field of manifest format 1"):
+    with pytest.raises(ManifestError, match="colour='red': is not a field of manifest format 2"):
         read(fields(colour="red"))
 
 
@@ -180,8 +194,8 @@ def test_missing_format():
 
 def test_the_future_is_recognised_first():
     """A newer format may have other fields: its number is what must be said."""
-    with pytest.raises(ManifestError, match=r"format=2: .* newer version"):
-        read({"format": 2, "artifacts": []})
+    with pytest.raises(ManifestError, match=r"format=3: .* newer version"):
+        read({"format": 3, "artifacts": []})
 
 
 @pytest.mark.parametrize(
@@ -230,6 +244,24 @@ def test_wider_first():
         knobs = select(P, given, Place(Host(V4.features)))
         assert names(knobs) == [("Accepted", "x86-64-v4"), ("Accepted", "x86-64-v3")]
     assert knobs[0].reason == "serves this problem and this CPU: x86-64-v4, direct, default schedule"
+
+
+def test_libraries_that_are_too_old():
+    """The families that are known here count."""
+    there = manifest(needs={"GLIBC": "2.34", "GLIBCXX": "3.4.30", "tvm_ffi": "0.1.14"})
+
+    def decided(**libraries):
+        (decision,) = select(P, [there], Place(Host(V3.features), libraries=libraries))
+        return type(decision), decision.reason
+
+    assert decided(GLIBC="2.34", tvm_ffi="0.1.14")[0] is Accepted
+    assert decided()[0] is Accepted
+    assert decided(GLIBC="2.31", GLIBCXX="3.4.30", tvm_ffi="0.1.9") == (
+        Rejected,
+        "needs GLIBC 2.34, tvm_ffi 0.1.14; this machine has GLIBC 2.31, tvm_ffi 0.1.9",
+    )
+    old = Place(Host(V3.features), libraries={"GLIBC": "2.17"})
+    assert select(P, [there, manifest()], old)[0].manifest == manifest()
 
 
 def test_flags_beyond_the_target():

@@ -5,6 +5,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -299,6 +300,31 @@ def test_inspect(artifacts):
     assert f"{len(made.PROBLEMS)} artifacts, 0 broken" in result.stdout
     for path in artifacts.glob("*.json"):
         assert path.stem in result.stdout
+
+
+def test_a_library_that_is_not_whole_is_not_said_to_run(copy):
+    """One bit of it is another."""
+    path = made.file(copy, made.PLAIN, ".so")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    name = made.file(copy, made.PLAIN, ".json").stem
+    (line,) = (line for line in run("inspect", copy).stdout.splitlines() if name in line)
+    assert "no: sha256=" in line
+    found = json.loads(run("inspect", copy, "--json").stdout)
+    assert list(found["broken"]) == [name]
+    assert name not in {artifact["name"] for artifact in found["artifacts"]}
+    said = run("doctor", copy).stdout
+    assert f"no   {name}  sha256=" in said
+    assert f"yes  {name}" not in said
+
+
+def test_inspect_shows_what_artifacts_need(copy):
+    made.rewrite(copy, made.PLAIN, needs={"GLIBC": "9.9", "tvm_ffi": "0.1.2"})
+    name = made.file(copy, made.PLAIN, ".json").stem
+    (line,) = (line for line in run("inspect", copy).stdout.splitlines() if name in line)
+    assert "GLIBC 9.9, tvm_ffi 0.1.2" in line
+    assert f"no: needs GLIBC 9.9; this machine has GLIBC {platform.libc_ver()[1]}" in line
 
 
 def test_inspect_json(copy):

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import inspect
+import json
 import os
 import shutil
 import struct
@@ -262,7 +263,7 @@ def test_empty_directory(tmp_path):
 
 
 def spoil(path):
-    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    path.write_text(path.read_text().replace('"format": 2', '"format": 3'))
 
 
 def test_broken_manifest_among_good_ones(copy):
@@ -274,9 +275,9 @@ def test_broken_manifest_among_good_ones(copy):
     assert isinstance(library.broken[path.stem], td.ManifestError)
     (rejected,) = [decision for decision in library.select(P) if decision.name == path.stem]
     assert isinstance(rejected, td.Rejected)
-    assert "format=2: must be at most 1" in rejected.reason
+    assert "format=3: must be at most 2" in rejected.reason
     assert rejected.reason in library.explain(P)
-    with pytest.raises(td.NoArtifactError, match="format=2: must be at most 1"):
+    with pytest.raises(td.NoArtifactError, match="format=3: must be at most 2"):
         library.bind(P, operands(P)[1])
     problem = made.PROBLEMS["bias"]
     data, filter, bias = operands(problem)
@@ -288,7 +289,7 @@ def test_only_a_broken_manifest(copy):
         if path.stem != made.file(copy, P, ".json").stem:
             path.unlink()
     spoil(made.file(copy, P, ".json"))
-    with pytest.raises(td.ManifestError, match="format=2: must be at most 1"):
+    with pytest.raises(td.ManifestError, match="format=3: must be at most 2"):
         td.load(copy)
 
 
@@ -465,6 +466,29 @@ def patched(content, offset, form, value):
 def test_truly_described_but_no_library(copy, change, match):
     made.rewrite(copy, P, content=change(made.file(copy, P, ".so").read_bytes()))
     assert_refused(copy, f"must be a shared library for this machine, but {match}")
+
+
+@pytest.mark.parametrize(("stated", "found"), [({"GLIBC": "2.2.5"}, "'2.2.5'"), ({}, "None")])
+def test_a_manifest_that_promises_an_older_system_than_the_library_needs(copy, stated, found):
+    made.rewrite(copy, P, needs=stated)
+    assert_refused(copy, rf"^needs.GLIBC={found}: must be at least 2\.\d+, which the library needs")
+    assert P.key not in {facts.problem for facts in td.loaded() if facts.path.startswith(str(copy))}
+
+
+def test_a_manifest_that_says_nothing_of_systems(copy):
+    """As those of the first format do: the library is loaded."""
+    path = made.file(copy, P, ".json")
+    fields = json.loads(path.read_text())
+    del fields["needs"]
+    path.write_text(json.dumps(fields | {"format": 1}))
+    data, filter, _ = operands(P)
+    assert_right(P, td.load(copy).bind(P, filter)(data), data, filter)
+
+
+def test_an_artifact_for_a_newer_system(copy):
+    made.rewrite(copy, P, needs={"GLIBC": "9.9"})
+    with pytest.raises(td.NoArtifactError, match=r"needs GLIBC 9\.9; this machine has GLIBC "):
+        td.load(copy).bind(P, operands(P)[1])
 
 
 def test_library_of_another_problem(copy):
@@ -836,7 +860,7 @@ def test_nothing_is_printed_and_everything_is_logged(copy):
     lines = done.stderr.splitlines()
     assert all(line.split()[1] == "tvm_deconv" for line in lines)
     assert [line.split()[0] for line in lines] == ["WARNING", "INFO", "INFO", "WARNING", "INFO", "WARNING"]
-    assert "ignored: format=2" in lines[0]
+    assert "ignored: format=3" in lines[0]
     assert f"{copy} holds {len(made.PROBLEMS) - 1} artifacts, 1 broken; sha256:" in lines[1]
     assert f"loaded {made.file(copy, P, '.so')} in" in lines[2]
     assert lines[5].endswith(f"no artifact serves {P.replace(batch=9).artifact_key}: NumPy computes it, slowly")

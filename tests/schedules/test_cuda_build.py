@@ -12,6 +12,7 @@ import tvm_ffi
 from support.cuda_kernels import build_kernel
 
 import tvm_deconv as td
+from tvm_deconv.artifact import needs
 from tvm_deconv.artifact.elf import dynamic
 from tvm_deconv.artifact.manifest import Manifest
 from tvm_deconv.compiler import build, nvcc
@@ -145,9 +146,11 @@ def test_an_artifact_for_several_architectures(tmp_path):
     manifest = Manifest.read(path)
     content = (tmp_path / manifest.library).read_bytes()
     assert codes_in(content) == {(MACHINE_CODE, 80), (MACHINE_CODE, 90), (PTX, 90)}
-    needed, defined = dynamic(content)
-    assert set(needed) <= loader.NEEDED
-    assert CUDA_TARGETS["cuda"].symbols <= defined
+    found = dynamic(content)
+    assert set(found.needed) <= loader.NEEDED
+    assert CUDA_TARGETS["cuda"].symbols <= found.defined
+    assert needs.needed(found.versions) | {"tvm_ffi": needs.here()["tvm_ffi"]} == manifest.needs
+    assert not needs.beyond(manifest.needs, needs.FLOOR)
     assert (manifest.target, manifest.features, manifest.algorithm) == ("cuda", (), "cuda_generic")
     assert "nvcc" in manifest.versions
     verdict = verify(td.load(tmp_path), manifest)

@@ -3,10 +3,11 @@
 import dataclasses
 import hashlib
 import json
+import tempfile
+from pathlib import Path
 
 from tvm_deconv import Epilogue, Problem
 from tvm_deconv.artifact.manifest import Manifest, library_name, stem
-from tvm_deconv.compiler.launcher import find_compiler, launcher_object
 from tvm_deconv.targets import get
 
 TARGET = "x86-64-v3"
@@ -55,13 +56,12 @@ PROBLEMS = {
 def export(directory, problems, target=TARGET):
     """Compile `problems` into `directory`."""
     from tvm_deconv.compiler import build  # which imports tvm; tests of the runtime have no other use for it
-    from tvm_deconv.compiler.backends.x86 import X86Toolchain
+    from tvm_deconv.compiler.backends import backend_of
 
-    cc = find_compiler()
-    launcher = launcher_object(cc, directory)
-    for problem in problems:
-        build.export(problem, get(target), directory, toolchain=X86Toolchain(cc, launcher))
-    launcher.unlink()
+    with tempfile.TemporaryDirectory() as scratch:
+        toolchain = backend_of(get(target)).toolchain(Path(scratch))
+        for problem in problems:
+            build.export(problem, get(target), directory, toolchain=toolchain)
 
 
 def file(directory, problem, suffix):
@@ -90,7 +90,7 @@ def rewrite(directory, problem, **changes):
 def manifest(problem, target, **changes):
     """Return a manifest for `problem` whose library does not exist."""
     fields = {
-        "problem": problem.artifact_key, "target": target, "features": (), "sha256": "0" * 64, "size": 1,
+        "problem": problem.artifact_key, "target": target, "features": (), "needs": {}, "sha256": "0" * 64, "size": 1,
         "library": library_name(stem(problem.artifact_key, target), "0" * 64), "algorithm": "x", "knobs": {},
         "packed_shape": (1,), "packed_dtype": "float32", "scratch_bytes": 0, "macs": problem.macs, "versions": {},
         "recipe": "0" * 64,

@@ -54,10 +54,10 @@ def variants(scratch, fast):
         folder = scratch / level
         folder.mkdir()
         launcher_object.__globals__["FLAGS"] = (*FLAGS, level)
-        toolchains.append(X86Toolchain(CC, launcher_object(CC, folder)))
+        toolchains.append(X86Toolchain(CC, launcher_object(CC, folder), ()))
         if fast:
             manifest = export(folder / "made", toolchains[-1])
-            toolchains[-1] = Copies(CC, folder / "made" / manifest.library)
+            toolchains[-1] = Copies(CC, folder / "made" / manifest.library, ())
     if fast:
         kernel = BACKENDS["x86"].build(P, TARGET)
         build._Build._kernel = lambda *_: kernel

@@ -10,11 +10,12 @@ P = Problem(1, 2, 3, 4, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 12), filter
 def fields(problem=P, target="x86-64-v3", /, **changes):
     features = sorted(CPU_TARGETS[target].features) if target in CPU_TARGETS else []
     return {
-        "format": 1,
+        "format": 2,
         "problem": problem.artifact_key,
         "layers": ["decoder.0"],
         "target": target,
         "features": features,
+        "needs": {"GLIBC": "2.17"},
         "library": library_name(stem(problem.artifact_key, target), "ab" * 32),
         "sha256": "ab" * 32,
         "size": 20480,

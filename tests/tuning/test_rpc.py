@@ -17,8 +17,8 @@ from click.testing import CliRunner
 import tvm_deconv as td
 from tvm_deconv import tuning
 from tvm_deconv.cli import main as cli
-from tvm_deconv.compiler.backends.x86 import X86Toolchain
-from tvm_deconv.compiler.launcher import find_compiler, launcher_object
+from tvm_deconv.compiler.backends import backend_of
+from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.compiler.process import Worker, WorkerError
 from tvm_deconv.compiler.records import Cpu, read
 from tvm_deconv.compiler.selection import space
@@ -185,7 +185,7 @@ _BAD = """
 def test_a_bad_candidate_is_to_blame_and_its_server_is_not(fleet, asked, tmp_path):
     tracker = fleet.trackers["alone"]
     cc = find_compiler()
-    good = Builder(TARGET, tmp_path, X86Toolchain(cc, launcher_object(cc, tmp_path))).build(
+    good = Builder(TARGET, tmp_path, backend_of(TARGET).toolchain(tmp_path)).build(
         SMALL.artifact_key, space(SMALL, TARGET)[0].schedule
     )
     baseline = Baseline(SMALL.artifact_key, 0, good)

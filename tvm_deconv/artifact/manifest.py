@@ -7,11 +7,12 @@ the library that is meant.
 ========================  ==================================================================================
 field                     rule
 ========================  ==================================================================================
-``format``                1; a higher number was written by a newer version
+``format``                2; 1 has no ``needs``; a higher number was written by a newer version
 ``problem``               the ``artifact_key`` of a `Problem`; dynamic extents are ``any`` in it, or ``any(buckets)``
 ``layers``                names of the layers it serves; informative
 ``target``                name of the target it was compiled for: a level, a microarchitecture, CUDA devices
 ``features``              CPU flags it needs, as in ``/proc/cpuinfo``; added to those of a target that is a level
+``needs``                 versions of the system's libraries that it needs, by family: see `artifact.needs`
 ``library``               ``<stem>.<first 16 digits of sha256>.so``, in the same directory
 ``sha256``, ``size``      of the library: 64 hexadecimal digits; bytes, at most 1 GiB
 ``algorithm``             name of the compute definition; joined by ``+`` if buckets have different ones
@@ -39,11 +40,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from tvm_deconv.artifact import files
+from tvm_deconv.artifact.needs import FAMILIES, NUMBERS
 from tvm_deconv.errors import ManifestError, ProblemError
 from tvm_deconv.problem import Problem
 from tvm_deconv.targets import Target, of_artifact
 
-FORMAT = 1
+FORMAT = 2
+_WITHOUT_NEEDS = 1  # an earlier format
 MAX_MANIFEST_BYTES = 1 << 20
 MAX_LIBRARY_BYTES = 1 << 30
 MAX_KEY_LENGTH = 1000
@@ -55,6 +58,7 @@ ORIGINS = ("default", "tuned")
 PACKED_DTYPES = ("float64", "float32", "float16", "uint16", "int32", "int16", "int8", "uint8")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
+_VERSION = re.compile(NUMBERS)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _FILE = re.compile(r"([0-9a-f]{16}-[A-Za-z0-9][A-Za-z0-9._+-]*?)(?:\.json|\.[0-9a-f]{16}\.so)")
 _SURROGATE = re.compile("[\ud800-\udfff]")  # alone, as JSON allows it; such a string cannot be written
@@ -94,6 +98,7 @@ class Manifest:
     layers: tuple[str, ...] = ()
     target: str
     features: tuple[str, ...]
+    needs: Mapping[str, str]
     library: str
     sha256: str
     size: int
@@ -117,6 +122,11 @@ class Manifest:
     def name(self) -> str:
         """The stem of the artifact's file names."""
         return self.library.removesuffix(".so").rpartition(".")[0]
+
+    @property
+    def states_needs(self) -> bool:
+        """Whether its format says what it needs of the system."""
+        return self.format != _WITHOUT_NEEDS
 
     @property
     def lane_bytes(self) -> int:
@@ -144,7 +154,10 @@ class Manifest:
 
     def to_json(self) -> str:
         """Return the text of the manifest file; `from_json` is the inverse."""
-        return json.dumps(asdict(self), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        values = asdict(self)
+        if not self.states_needs:
+            del values["needs"]
+        return json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes, path: Path | str = UNWRITTEN) -> Manifest:
@@ -157,13 +170,16 @@ class Manifest:
             raise ManifestError(path, "must be a JSON object")
         _check_format(values.get("format"), path)
         known = [field.name for field in fields(cls)]
+        if values["format"] == _WITHOUT_NEEDS:
+            known.remove("needs")
         for name in values:
             if name not in known:
-                raise ManifestError(path, f"is not a field of manifest format {FORMAT}", name, values[name])
+                raise ManifestError(path, f"is not a field of manifest format {values['format']}", name, values[name])
         for name in known:
             if name not in values:
                 raise ManifestError(path, "is missing", name)
         try:
+            values.setdefault("needs", {})
             return cls(**values)
         except ManifestError as error:
             raise ManifestError(path, error.rule, error.attribute, error.value) from None
@@ -238,6 +254,10 @@ def _is_feature_list(value: Any) -> bool:
     return _is_list(value, lambda name: _is_text(name, _NAME)) and len(set(value)) == len(value)
 
 
+def _is_needs(value: Any) -> bool:
+    return _is_map(value, lambda version: _is_text(version, _VERSION)) and set(value) <= set(FAMILIES)
+
+
 def _is_file_name(value: object) -> bool:
     return isinstance(value, str) and value not in ("", ".", "..") and not re.search(r"[/\\\0]", value)
 
@@ -247,6 +267,7 @@ _NAMING_RULES = (
     _Rule("layers", lambda value: _is_list(value, _is_string), "must be a list of strings"),
     _Rule("target", lambda value: _is_text(value, _NAME), "must be the plain name of a target"),
     _Rule("features", _is_feature_list, "must be a list of different CPU flags"),
+    _Rule("needs", _is_needs, f"must map names of {', '.join(FAMILIES)} to versions"),
     _Rule("library", _is_file_name, "must be a plain file name in the manifest's directory"),
     _Rule("sha256", lambda value: _is_text(value, _DIGEST), "must be 64 lower-case hexadecimal digits"),
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 from tvm_deconv.artifact.manifest import ORIGINS, Manifest
+from tvm_deconv.artifact.needs import beyond, text
 from tvm_deconv.problem import Problem
 from tvm_deconv.targets import Place, known_targets
 
@@ -56,6 +57,7 @@ def select(
     3. The target must be one that this version knows, or a microarchitecture: any other name whose flags, which the
        manifest has all of, include those of a level.
     4. The target must run at `place`: in the memory of the arrays, on the CPU or the device, within the cap.
+    5. The libraries at `place` must be as new as the artifact needs.
 
     Accepted: the wider feature set first (a superset has more flags, so counting respects the partial order), then
     the precision that the problem asks for, then the code closest to the device; exact before variable (the fewer
@@ -76,7 +78,7 @@ def _ranked(problem: Problem, manifest: Manifest, exact: bool, place: Place) -> 
         reason = f"serves another problem: {'; '.join(differing[:3])}{more}"
         return (3, len(differing), manifest.name), Rejected(manifest, reason, manifest.name)
     target = manifest.known_target
-    refusal = _unknown(manifest) if target is None else target.refusal(place)
+    refusal = _unknown(manifest) if target is None else target.refusal(place) or _lack(manifest, place)
     if target is None or refusal:
         return (1, manifest.name), Rejected(manifest, refusal or "", manifest.name)
     served = "this problem" if exact else f"any extents that are dynamic in {manifest.problem},"
@@ -101,6 +103,14 @@ def _unknown(manifest: Manifest) -> str:
         f"target {manifest.target} is not known to this version, which knows {known}, and what needs all CPU flags "
         "of one"
     )
+
+
+def _lack(manifest: Manifest, place: Place) -> str | None:
+    """Return which libraries are too old at `place`; None if all are new enough, or not known."""
+    newer = beyond(manifest.needs, place.libraries)
+    if not newer:
+        return None
+    return f"needs {text(newer)}; this machine has {text({family: place.libraries[family] for family in newer})}"
 
 
 def _differences(problem: Problem, other: Problem) -> tuple[str, ...]:

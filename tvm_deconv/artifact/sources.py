@@ -14,8 +14,8 @@ from pathlib import Path
 
 #: The packages that a build reads, below `tvm_deconv`.
 PACKAGES = ("problem", "targets", "compute", "schedules", "compiler")
-#: The module that decides the content of a manifest.
-_MANIFEST = Path(__file__).with_name("manifest.py")
+#: The modules that decide the content of a manifest.
+_MANIFEST = tuple(Path(__file__).with_name(name) for name in ("manifest.py", "needs.py", "elf.py"))
 _VERSIONS = ("tvm_deconv", "apache-tvm", "apache-tvm-ffi")
 
 
@@ -42,7 +42,7 @@ def digest_of(files: Iterable[Path]) -> str:
 @cache
 def source_digest() -> str:
     """Return the digest of the text that decides the bytes of an artifact and its manifest."""
-    return digest_of([*files_of(PACKAGES), _MANIFEST])
+    return digest_of([*files_of(PACKAGES), *_MANIFEST])
 
 
 @cache

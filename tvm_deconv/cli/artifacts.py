@@ -10,13 +10,13 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from tvm_deconv.artifact import signing
+from tvm_deconv.artifact import needs, signing
 from tvm_deconv.artifact.manifest import Manifest
 from tvm_deconv.artifact.select import Accepted, Decision
 from tvm_deconv.cli.common import DIRECTORY, advance, console, progress_bar
 from tvm_deconv.runtime.library import Library, load
 from tvm_deconv.runtime.loader import read_verified
-from tvm_deconv.runtime.verify import Verdict, decide
+from tvm_deconv.runtime.verify import Verdict, checked, decide
 from tvm_deconv.runtime.verify import verify as verify_artifact
 
 _KEY = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -26,8 +26,11 @@ _KEY = click.Path(exists=True, dir_okay=False, path_type=Path)
 @DIRECTORY
 @click.option("--json", "as_json", is_flag=True, help="Print manifests and decisions as JSON.")
 def inspect(directory: Path, as_json: bool) -> None:
-    """List the artifacts in DIRECTORY, and whether this machine can run them."""
-    library = load(directory)
+    """List the artifacts in DIRECTORY, and whether this machine can run them.
+
+    Every library is compared with its manifest, and none is run.
+    """
+    library = checked(load(directory))
     decisions = [(manifest, decide(library, manifest)) for manifest in library.manifests]
     if as_json:
         click.echo(json.dumps(_as_json(directory, library, decisions), indent=2))
@@ -53,14 +56,16 @@ def _listing(library: Library, decisions: Sequence[tuple[Manifest, Decision]]) -
         table.add_column(name, overflow="fold")
     for name in ("kB", "workspace, kB", "scratch / thread, kB"):
         table.add_column(name, justify="right")
+    table.add_column("needs", overflow="fold")
     table.add_column("runs here", overflow="fold")
     for manifest, decision in decisions:
         usable = "yes" if isinstance(decision, Accepted) else f"no: {decision.reason}"
         sizes = [f"{n / 1000:.0f}" for n in (manifest.size, manifest.shared_bytes, manifest.scratch_bytes)]
         layers = ", ".join(manifest.layers)
-        table.add_row(manifest.name, layers, manifest.problem, manifest.algorithm, manifest.origin, *sizes, usable)
+        facts = (manifest.name, layers, manifest.problem, manifest.algorithm, manifest.origin)
+        table.add_row(*facts, *sizes, needs.text(manifest.needs), usable)
     for name, error in library.broken.items():
-        table.add_row(name, *[""] * 7, f"no: {error}")
+        table.add_row(name, *[""] * 8, f"no: {error}")
     return table
 
 

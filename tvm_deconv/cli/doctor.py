@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 from rich.table import Table
 
+from tvm_deconv.artifact import needs
 from tvm_deconv.artifact.select import Decision, decision_table
 from tvm_deconv.cli.common import console
 from tvm_deconv.compiler.launcher import find_compiler
@@ -17,6 +18,7 @@ from tvm_deconv.compiler.toolchain import version_text
 from tvm_deconv.errors import CompilerNotFound, DeviceError, ProblemError
 from tvm_deconv.problem import Problem
 from tvm_deconv.runtime.library import Library, load
+from tvm_deconv.runtime.verify import checked
 from tvm_deconv.targets import (
     CPU_TARGETS,
     MAX_TARGET_VARIABLE,
@@ -38,7 +40,7 @@ def doctor(directory: Path | None) -> None:
     """Report what this machine can compile and run, and which artifacts in DIRECTORY would be selected."""
     console().print(_facts())
     if directory is not None:
-        library = load(directory)
+        library = checked(load(directory))
         for problem in dict.fromkeys(manifest.parsed for manifest in library.manifests):
             click.echo(f"\n{problem.key}\n{decision_table(_decisions(library, problem))}")
 
@@ -60,6 +62,7 @@ def _facts() -> Table:
         table.add_row("native", str(error))
     table.add_row("microarchitecture", _microarchitecture(host))
     table.add_row(MAX_TARGET_VARIABLE, cap.name if cap else "not set")
+    table.add_row("libraries", needs.text(needs.here()))
     table.add_row("compiler", _compiler())
     table.add_row("nvcc", _nvcc())
     table.add_row("CUDA device", _cuda_device())

@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tvm_deconv.artifact import elf, needs
 from tvm_deconv.artifact.manifest import Manifest, library_name, stem
 from tvm_deconv.compiler.backends import backend_of
 from tvm_deconv.compiler.fingerprint import recipe
@@ -255,10 +256,18 @@ def export(
             library = scratch / f"{stem(problem.artifact_key, target.name)}.so"
             built = _Build(problem, target, tools, library).first_of(choices, warnings)
             manifest = built.manifest(layers, _recipe(problem, target, choices[0]))
+            _warn_of_needs(manifest, warnings)
             publish(output, manifest, library, scratch)
     except OSError as error:
         raise BuildError("output", output, f"must be a directory with room that can be written: {error}") from error
     return manifest
+
+
+def _warn_of_needs(manifest: Manifest, warnings: list[str] | None) -> None:
+    """Add a warning to `warnings` if the artifact does not run on systems as old as most are."""
+    newer = needs.beyond(manifest.needs, needs.FLOOR)
+    if newer and warnings is not None:
+        warnings.append(f"{manifest.name}: needs {needs.text(newer)}, which systems of manylinux_2_28 lack")
 
 
 @dataclass(frozen=True)
@@ -345,6 +354,7 @@ class _Built:
             layers=tuple(layers),
             target=target.name,
             features=tuple(sorted(target.features)),
+            needs=_needs(content),
             library=library_name(self.build.library.stem, digest),
             sha256=digest,
             size=len(content),
@@ -359,6 +369,12 @@ class _Built:
             versions=_versions(self.build.toolchain),
             recipe=recipe,
         )
+
+
+def _needs(library: bytes) -> dict[str, str]:
+    """Return the versions of the system's libraries that `library` needs, and of tvm_ffi."""
+    versions = needs.needed(elf.dynamic(library).versions)
+    return versions | {"tvm_ffi": needs.release(importlib.metadata.version("apache-tvm-ffi"))}
 
 
 @cache

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +25,17 @@ _IN_PACKAGES = ("nvidia/cu*/bin/nvcc", "nvidia/cuda_nvcc/bin/nvcc")
 #: IEEE arithmetic, the CUDA runtime inside, and a report of resources.
 FLAGS = (
     *("-shared", "-O3", "-std=c++17", "-w", "-Xcompiler", "-fPIC,-fvisibility=hidden"),
-    *("-cudart", "static", "-Xptxas", "-v"),
+    *("-Xlinker", "--no-as-needed", "-cudart", "static", "-Xptxas", "-v"),
 )
+
+#: In front of each source: it makes string streams itself, since older C++ libraries lack a constructor of newer ones.
+_PRELUDE = """#include <istream>
+#undef _GLIBCXX_EXTERN_TEMPLATE
+#define _GLIBCXX_EXTERN_TEMPLATE 0
+#include <sstream>
+#undef _GLIBCXX_EXTERN_TEMPLATE
+#define _GLIBCXX_EXTERN_TEMPLATE 1
+"""
 
 _KERNEL = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -76,15 +86,18 @@ def version(nvcc: str) -> str:
     return release[1] if release else printed.strip()
 
 
-def compile_library(source: str, path: Path, target: CudaTarget, nvcc: str | None = None) -> list[Resources]:
+def compile_library(
+    source: str, path: Path, target: CudaTarget, nvcc: str | None = None, stubs: Sequence[Path] = ()
+) -> list[Resources]:
     """Compile the CUDA C++ translation unit `source` to the shared library `path`, for all devices of `target`.
 
-    It needs no library but libtvm_ffi and those of C and C++, since the CUDA runtime is linked into it. Arithmetic is
-    that of IEEE 754: no fast-math. Return the resources of each kernel. Raises BuildError, CompilerNotFound.
+    It needs no library but libtvm_ffi and those of C and C++, since the CUDA runtime is linked into it; `stubs` come
+    before the system's libraries. Arithmetic is that of IEEE 754: no fast-math. Return the resources of each kernel.
+    Raises BuildError, CompilerNotFound.
     """
     nvcc = nvcc or find_nvcc()
     text = path.with_suffix(".cu")
-    text.write_text(source, encoding="utf-8")
+    text.write_text(_PRELUDE + source, encoding="utf-8")
     ffi = Path(tvm_ffi.__file__).parent
     root = Path(nvcc).resolve().parent.parent
     command = [nvcc, *FLAGS, "-ccbin", find_compiler(), f"-L{root / 'lib'}"]
@@ -92,7 +105,7 @@ def compile_library(source: str, path: Path, target: CudaTarget, nvcc: str | Non
         command += ["-gencode", f"arch=compute_{major}{minor},code=sm_{major}{minor}"]
     for major, minor in target.ptx:
         command += ["-gencode", f"arch=compute_{major}{minor},code=compute_{major}{minor}"]
-    command += [f"-I{ffi / 'include'}", str(text), "-o", str(path), f"-L{ffi / 'lib'}", "-ltvm_ffi"]
+    command += [f"-I{ffi / 'include'}", str(text), *map(str, stubs), "-o", str(path), f"-L{ffi / 'lib'}", "-ltvm_ffi"]
     try:
         return parse_resources(run_compiler("nvcc", command, f"failed for {target.name}: "))
     finally:

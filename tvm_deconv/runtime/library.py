@@ -19,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from tvm_deconv.artifact import needs
 from tvm_deconv.artifact.ffi import import_tvm_ffi
 from tvm_deconv.artifact.manifest import Manifest, read_bytes, stem_of
 from tvm_deconv.artifact.select import Accepted, Decision, Rejected, decision_table, select
@@ -260,7 +261,7 @@ class Library:
         return Layer(problem, served, memory.bind(problem, served, weights, offset, workspace))
 
     def _place(self, device: int | None) -> Place:
-        return Place(self.host, self._cap, None if device is None else cuda_capability(device))
+        return Place(self.host, self._cap, None if device is None else cuda_capability(device), needs.here())
 
     def _serve(self, problem: Problem, device: int | None) -> Served:
         """Return the loaded artifact for `problem` on the CPU or a CUDA `device`."""

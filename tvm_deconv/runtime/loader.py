@@ -12,10 +12,10 @@ import hashlib
 import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tvm_deconv.artifact import elf, files
+from tvm_deconv.artifact import elf, files, needs
 from tvm_deconv.artifact.ffi import import_tvm_ffi
 from tvm_deconv.artifact.manifest import Manifest
 from tvm_deconv.errors import ArtifactError, IntegrityError
@@ -67,16 +67,29 @@ def read_verified(path: Path, manifest: Manifest, *, private: bool = False) -> b
         rule = f"must be {manifest.sha256}, which the manifest says: the file was altered or replaced"
         raise IntegrityError(path, rule, "sha256", digest)
     try:
-        needed, defined = elf.dynamic(data)
+        found = elf.dynamic(data)
     except ValueError as error:
         raise IntegrityError(path, f"must be a shared library for this machine, but {error}") from None
-    foreign = [name for name in needed if name not in NEEDED]
+    foreign = [name for name in found.needed if name not in NEEDED]
     if foreign:
         raise IntegrityError(path, f"may only need {', '.join(sorted(NEEDED))}", "needed", foreign)
-    missing = sorted(_symbols(manifest) - defined)
+    missing = sorted(_symbols(manifest) - found.defined)
     if missing:
-        raise IntegrityError(path, f"must define {', '.join(missing)}: it is no artifact", "defined", len(defined))
+        raise IntegrityError(
+            path, f"must define {', '.join(missing)}: it is no artifact", "defined", len(found.defined)
+        )
+    _check_needs(path, manifest, needs.needed(found.versions))
     return data
+
+
+def _check_needs(path: Path, manifest: Manifest, needed: Mapping[str, str]) -> None:
+    """Raise IntegrityError if the library needs newer libraries than its manifest says, where that says any."""
+    if not manifest.states_needs:
+        return
+    stated = dict.fromkeys(needed, "0") | dict(manifest.needs)
+    for family, version in needs.beyond(needed, stated).items():
+        rule = f"must be at least {version}, which the library needs"
+        raise IntegrityError(path, rule, f"needs.{family}", manifest.needs.get(family))
 
 
 def _symbols(manifest: Manifest) -> frozenset[str]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tvm_deconv.artifact.manifest import Manifest
 from tvm_deconv.artifact.select import Accepted, Decision
-from tvm_deconv.errors import DeconvError
+from tvm_deconv.errors import ArtifactError, DeconvError
 from tvm_deconv.problem import Array
 from tvm_deconv.problem.arrays import numpy_dtype
 from tvm_deconv.problem.reference import reference
@@ -35,6 +35,20 @@ class Verdict:
     status: str
     reason: str
     deviation: float = math.nan
+
+
+def checked(library: Library) -> Library:
+    """Return `library` with the artifacts whose libraries are those of their manifests; the others are broken in it."""
+    whole: list[Manifest] = []
+    broken = dict(library.broken)
+    for manifest in library.manifests:
+        try:
+            read_verified(library.root / manifest.library, manifest)
+        except ArtifactError as error:
+            broken[manifest.name] = error
+        else:
+            whole.append(manifest)
+    return Library(library.root, whole, broken, library.digest, host=library.host, cap=max_target())
 
 
 def only(library: Library, manifest: Manifest) -> Library:

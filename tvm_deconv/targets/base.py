@@ -7,7 +7,8 @@ outside of a backend reaches a target through `Target` alone and never asks for 
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
 
 from tvm_deconv.problem import Problem
@@ -24,12 +25,14 @@ FUNCTIONS = frozenset({"__tvm_ffi_pack", "__tvm_ffi_deconv"})
 class Place:
     """Where a call runs: the host, the widest target that may be loaded there, and the device of the arrays.
 
-    `capability` is that of the CUDA device whose memory holds the arrays; None means CPU memory.
+    `capability` is that of the CUDA device whose memory holds the arrays; None means CPU memory. `libraries` are the
+    versions of the system's libraries by family, as far as they are known.
     """
 
     host: Host
     cap: Target | None = None
     capability: Capability | None = None
+    libraries: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def name(self) -> str:

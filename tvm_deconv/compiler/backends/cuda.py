@@ -10,6 +10,8 @@ from typing import Any
 
 from tvm.tirx import PrimFunc
 
+from tvm_deconv.compiler import floor
+from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.compiler.nvcc import FLAGS, compile_library, find_nvcc, version
 from tvm_deconv.errors import BuildError
 from tvm_deconv.problem import Problem
@@ -47,15 +49,16 @@ def translation_unit(functions: Mapping[str, PrimFunc]) -> str:
 
 @dataclass(frozen=True)
 class CudaToolchain(Toolchain[CudaTarget]):
-    """The path of nvcc."""
+    """The path of nvcc, and the `stubs` to link against."""
 
     nvcc: str
+    stubs: tuple[Path, ...] = ()
 
     def link(self, functions: Mapping[str, PrimFunc], target: CudaTarget, path: Path) -> list[str]:
         """See Toolchain; a kernel that spills registers is not worth measuring."""
         return [
             f"{kernel.kernel} spills {kernel.spill_bytes} bytes, its stack has {kernel.stack_bytes}"
-            for kernel in compile_library(translation_unit(functions), path.absolute(), target, self.nvcc)
+            for kernel in compile_library(translation_unit(functions), path.absolute(), target, self.nvcc, self.stubs)
             if kernel.spill_bytes or kernel.stack_bytes
         ]
 
@@ -85,9 +88,9 @@ class CudaBackend(Backend[CudaTarget]):
         (kernel,) = kernels
         return kernel
 
-    def toolchain(self, scratch: Path) -> CudaToolchain:  # noqa: ARG002
+    def toolchain(self, scratch: Path) -> CudaToolchain:
         """See Backend."""
-        return CudaToolchain(find_nvcc())
+        return CudaToolchain(find_nvcc(), floor.stubs(find_compiler(), scratch))
 
     def flags(self) -> tuple[str, ...]:
         """See Backend."""

@@ -11,8 +11,9 @@ import tvm
 from tvm.target.codegen import llvm_is_valid_cpu, llvm_version_major
 from tvm.tirx import PrimFunc
 
+from tvm_deconv.compiler import floor
 from tvm_deconv.compiler.launcher import FLAGS, find_compiler, launcher_object
-from tvm_deconv.compiler.toolchain import version_text
+from tvm_deconv.compiler.toolchain import run_compiler, version_text
 from tvm_deconv.compiler.workspace import Counted
 from tvm_deconv.errors import BuildError
 from tvm_deconv.problem import Problem
@@ -27,19 +28,22 @@ _TRIPLE = "x86_64-unknown-linux-gnu"
 
 @dataclass(frozen=True)
 class X86Toolchain(Toolchain[CpuTarget]):
-    """The compiler driver `cc` that links, and the object file of the `launcher`."""
+    """The compiler driver `cc` that links, the object file of the `launcher`, and the `stubs` to link against."""
 
     cc: str
     launcher: Path
+    stubs: tuple[Path, ...]
 
     def link(self, functions: Mapping[str, PrimFunc], target: CpuTarget, path: Path) -> list[str]:
         """See Toolchain; every library may be measured."""
         compiled = tvm.compile(tvm.IRModule(dict(functions)), target=tvm.target.Target(target.llvm))
-        try:
-            compiled.export_library(str(path.absolute()), addons=[str(self.launcher)], cc=self.cc)
-        except OSError as error:  # TVM starts the linker
-            raise RuntimeError(str(error)) from error
+        compiled.export_library(str(path.absolute()), addons=[str(self.launcher)], fcompile=self._shared)
         return []
+
+    def _shared(self, path: str, objects: Sequence[str]) -> None:
+        """Link `objects` to the shared library `path`; the stubs come before the system's libraries."""
+        command = [self.cc, "-shared", "-o", path, *objects, *floor.FLAGS, *map(str, self.stubs)]
+        run_compiler("cc", command, "the library does not link:\n")
 
     def compile(self, kernel: Kernel, target: CpuTarget, path: Path) -> Workspace:
         """See Toolchain; the workspace is counted in the code."""
@@ -80,11 +84,11 @@ class X86Backend(Backend[CpuTarget]):
     def toolchain(self, scratch: Path) -> X86Toolchain:
         """See Backend; the launcher is compiled once."""
         cc = find_compiler()
-        return X86Toolchain(cc, launcher_object(cc, scratch))
+        return X86Toolchain(cc, launcher_object(cc, scratch), floor.stubs(cc, scratch))
 
     def flags(self) -> tuple[str, ...]:
         """See Backend; the linker's version does not decide the code."""
-        return FLAGS
+        return (*FLAGS, *floor.FLAGS)
 
     def trial_target(self, target: CpuTarget) -> CpuTarget:
         """See Backend."""

@@ -22,7 +22,6 @@
  * A call may name a host: threads of the program around it, which compute in place of the pool's workers.
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -366,14 +365,17 @@ static void set_threads(int threads) {
 }
 
 /* TVM_DECONV_NUM_THREADS where it is a number from 1 to MAX_THREADS, else the processors the process may use. */
+/* The number from 1 to MAX_THREADS that `text` is, or 0. With newer headers, strtol would need a newer C library. */
+static int threads_of(const char *text) {
+  int value = 0;
+  for (; *text >= '0' && *text <= '9' && value <= MAX_THREADS; ++text) value = 10 * value + (*text - '0');
+  return *text == 0 && value <= MAX_THREADS ? value : 0;
+}
+
 static int default_threads(void) {
   const char *text = getenv("TVM_DECONV_NUM_THREADS");
-  if (text) {
-    char *end;
-    errno = 0;
-    long value = strtol(text, &end, 10);
-    if (end != text && *end == 0 && errno == 0 && value >= 1 && value <= MAX_THREADS) return (int)value;
-  }
+  int given = text ? threads_of(text) : 0;
+  if (given) return given;
   long cpus = pool.cpus_known ? CPU_COUNT(&pool.cpus) : sysconf(_SC_NPROCESSORS_ONLN);
   return cpus < 1 ? 1 : cpus > MAX_THREADS ? MAX_THREADS : (int)cpus;
 }
