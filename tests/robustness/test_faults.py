@@ -114,17 +114,17 @@ with tempfile.TemporaryDirectory() as elsewhere:
             export(channels, toolchain)
         except td.BuildError:
             break
-assert channels > 2
-refused(channels)
-refused(1)  # what is there stays, although its replacement did not fit
-for built in range(1, channels):
-    check(built)
-assert not [path for path in directory.iterdir() if path.name.startswith(".building-")]
-manifest = td.load(directory).manifests[0]
-for path in directory.glob(f"{manifest.name}.*"):
-    path.unlink()
-export(channels)
-check(channels)
+    assert channels > 2
+    refused(channels)
+    refused(1)  # what is there stays, although its replacement did not fit
+    for built in range(1, channels):
+        check(built)
+    assert not [path for path in directory.iterdir() if path.name.startswith(".building-")]
+    manifest = td.load(directory).manifests[0]
+    for path in directory.glob(f"{manifest.name}.*"):
+        path.unlink()
+    export(channels, toolchain)
+    check(channels)
 """
 
 

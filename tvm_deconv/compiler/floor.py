@@ -44,7 +44,7 @@ def _stub(cc: str, folder: Path, name: str, versions: Mapping[str, list[str]]) -
     names = [symbol for symbols in versions.values() for symbol in symbols]
     source.write_text("".join(f".globl {symbol}\n.type {symbol}, @function\n{symbol}:\n" for symbol in names))
     script.write_text("".join(_nodes(versions)))
-    linked = ("-shared", "-nostdlib", f"-Wl,-soname,{name}", f"-Wl,--version-script={script}")
+    linked = ("-shared", "-s", "-nostdlib", f"-Wl,-soname,{name}", f"-Wl,--version-script={script}")
     run_compiler("cc", [cc, "-x", "assembler", *linked, str(source), "-o", str(path)], f"{name} does not link:\n")
     return path
 
