@@ -281,3 +281,8 @@ def test_errors_show_the_shape_that_was_given():
         from_openvino(("any", "any", 5, 5), (2, 3, 3, 4), strides=(1, 1))
     with pytest.raises(ProblemError, match=r"^data_shape=\('any', 0, 'any', 5\): must have channels"):
         from_openvino(("any", 0, "any", 5), (2, 3, 3, 4), strides=(1, 1))
+
+
+def test_the_filter_of_onnx_has_the_rank_of_the_data():
+    with pytest.raises(ProblemError, match=r"^filter_shape=\(4, 2, 3\): must have rank 4, that of the data$"):
+        from_onnx((1, 4, 8, 8), (4, 2, 3))

@@ -1,0 +1,35 @@
+"""Dynamic extents: which schedules an artifact has for them, and how many it may have."""
+
+import pytest
+
+import tvm_deconv as td
+
+
+def problem(*spatial):
+    rank = len(spatial)
+    return td.Problem.from_torch((1, 4, *spatial), (4, 2, *(4,) * rank), stride=2, padding=1)
+
+
+@pytest.mark.parametrize(
+    ("spatial", "wanted"),
+    [
+        (("any",), [(16,), (128,), (1024,)]),
+        (("any", "any"), [(64, 64)]),
+        ((8, "any"), [(8, 64)]),
+        (([7, 3, 7],), [(3,), (7,)]),
+        (([3, 7], [9]), [(3, 9), (7, 9)]),
+    ],
+)
+def test_an_artifact_has_a_schedule_for_each_bucket(spatial, wanted):
+    assert [variant.data_spatial for variant in problem(*spatial).variants] == wanted
+
+
+@pytest.mark.parametrize("spatial", [(list(range(1, 17)),), (5, list(range(1, 17))), ([1, 2, 3, 4], [1, 2, 3, 4])])
+def test_sixteen_schedules_are_allowed(spatial):
+    assert len(problem(*spatial).variants) == 16
+
+
+@pytest.mark.parametrize("spatial", [(list(range(1, 18)),), ([1, 2, 3, 4], [1, 2, 3, 4, 5])])
+def test_more_are_refused(spatial):
+    with pytest.raises(td.ProblemError, match=r"must have at most 16 combinations$"):
+        problem(*spatial)
