@@ -36,7 +36,7 @@ def entry(directory, problem, target, content):
     kernel, name = build_kernel(problem), stem(problem.artifact_key, target)
     made = {field: getattr(kernel, field) for field in ("algorithm", "knobs", "packed_dtype")}
     made |= {"packed_shape": (kernel.packed_elements,), "scratch_bytes": kernel.workspace_bytes}
-    made |= describe(directory, name, content)
+    made |= describe(directory, name, content) | {"versions": {"nvcc": "13.5"}}
     there = manifest(problem, target, **made)
     (directory / f"{name}.json").write_text(there.to_json())
     return there
@@ -498,6 +498,39 @@ def test_failures_of_the_device_are_typed(shims, device, monkeypatch):
         layer(on_device(device, operands(PLAIN, 5)[0]))
 
 
+def test_ptx_that_is_too_new_for_the_driver(shims, device, monkeypatch):
+    _, *there = (on_device(device, array) for array in operands(PLAIN, 5))
+    artifact = loader.load(shims, td.load(shims).bind(PLAIN, *there).manifest)
+
+    def fails(error):
+        def load(_):
+            raise RuntimeError(f"CUDA Runtime Error: {error}")
+
+        monkeypatch.setattr(artifact, "load", load)
+
+    fails("cudaErrorUnsupportedPtxVersion (222): the provided PTX was compiled with an unsupported toolchain.")
+    with pytest.raises(DeviceError) as caught:
+        td.load(shims).bind(PLAIN, *there)
+    assert str(caught.value).startswith(
+        f"device='cuda:0': has no machine code in {artifact.name}, and the driver is too old for the PTX of nvcc 13.5: "
+        "compile for the device's own target, or with an nvcc of the driver's CUDA version: failed: CUDA Runtime Error"
+    )
+    fails("cudaErrorNoDevice (100)")
+    with pytest.raises(DeviceError, match=r"device='cuda:0': failed: .*NoDevice"):
+        td.load(shims).bind(PLAIN, *there)
+
+
+def test_an_array_of_another_package_brings_no_stream(monkeypatch):
+    """By DLPack alone tvm_ffi does not look at the current stream of its package."""
+    tensor = _TorchOnDevice()
+    tensor.__dlpack_c_exchange_api__ = "C"
+    monkeypatch.setitem(sys.modules, "torch", tensor)
+    monkeypatch.setitem(sys.modules, "cupy", tensor)
+    theirs, other = (cuda.FRAMEWORKS[name]() for name in ("torch", "cupy"))
+    assert cuda._taken(cuda._Operand(tensor, theirs), theirs) is tensor
+    assert cuda._taken(cuda._Operand(tensor, theirs), other).__dlpack__() == "capsule for stream -1"
+
+
 def test_without_a_driver_the_error_says_so(shims, monkeypatch, device):
     monkeypatch.setattr(library, "cuda_capability", targets.cuda_capability)
     monkeypatch.setattr(targets.cuda, "DRIVER", "libcuda-that-is-not-there.so.1")
@@ -538,7 +571,8 @@ def test_selection_by_capability(tmp_path):
     assert accepted((9, 0)) == ["cuda", "cuda-sm_90"]
     assert accepted((8, 0)) == ["cuda", "cuda-sm_80"]
     assert accepted((8, 9)) == ["cuda-sm_86", "cuda", "cuda-sm_80"]  # the closest code first
-    assert accepted((12, 0)) == ["cuda"]  # by its PTX
+    assert accepted((12, 0)) == ["cuda"]
+    assert accepted((11, 0)) == ["cuda"]  # by its PTX
     assert accepted((7, 5)) == []
     rejected = [d for d in select(PLAIN, made, Place(Host(frozenset()), capability=(7, 5))) if isinstance(d, Rejected)]
     assert "this device has 7.5" in rejected[0].reason

@@ -135,6 +135,17 @@ def codes_in(library):
     return found
 
 
+def test_an_older_nvcc_leaves_new_devices_to_ptx(tmp_path):
+    old = tmp_path / "nvcc"
+    old.write_text("#!/bin/sh\necho sm_80; echo sm_86; echo sm_90; echo sm_90a\n")
+    old.chmod(0o755)
+    found = nvcc.options(CUDA_TARGETS["cuda"], str(old))
+    codes = ["compute_80,code=sm_80", "compute_90,code=sm_90", "compute_90,code=compute_90"]
+    assert found == [f"-gencode=arch={code}" for code in codes]
+    # Without PTX nvcc is to say itself that it does not know them.
+    assert nvcc.options(CUDA_TARGETS["cuda-sm_120"], str(old)) == ["-gencode=arch=compute_120,code=sm_120"]
+
+
 @needs_nvcc
 def test_an_artifact_for_several_architectures(tmp_path):
     """Built, up to date, loaded and refused without a GPU, by a process without TVM."""
@@ -145,7 +156,8 @@ def test_an_artifact_for_several_architectures(tmp_path):
     (path,) = tmp_path.glob("*.json")
     manifest = Manifest.read(path)
     content = (tmp_path / manifest.library).read_bytes()
-    assert codes_in(content) == {(MACHINE_CODE, 80), (MACHINE_CODE, 90), (PTX, 90)}
+    known = {10 * major + minor for major, minor in nvcc.known_code(nvcc.find_nvcc())}
+    assert codes_in(content) == {(MACHINE_CODE, code) for code in {80, 90, 100, 120} & known} | {(PTX, 90)}
     found = dynamic(content)
     assert set(found.needed) <= loader.NEEDED
     assert CUDA_TARGETS["cuda"].symbols <= found.defined

@@ -1,6 +1,7 @@
 """The search on a CUDA device, with a driver whose memory is the CPU's and g++ in the place of nvcc."""
 
 import ctypes
+import dataclasses
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,8 @@ import tvm_deconv as td
 from tvm_deconv import targets
 from tvm_deconv.cli.main import main
 from tvm_deconv.compiler import build, nvcc, selection
+from tvm_deconv.compiler.backends import BACKENDS
+from tvm_deconv.compiler.backends import cuda as cuda_backend
 from tvm_deconv.compiler.backends.cuda import CudaToolchain
 from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.compiler.process import Refusal
@@ -35,6 +38,8 @@ NVCC = """#!{python}
 import re, subprocess, sys
 if "--version" in sys.argv:
     sys.exit(print("release 13.0, V13.0.0"))
+if "--list-gpu-code" in sys.argv:
+    sys.exit(print("sm_80 sm_90"))
 sys.path[:0] = [{tests!r}]
 from support.shim_source import for_cpu
 text = open(next(a for a in sys.argv if a.endswith(".cu"))).read()
@@ -151,6 +156,14 @@ def test_without_a_device_it_says_what_it_needs(tmp_path, monkeypatch):
     assert result.exit_code != 0
     assert "is tuned on a device of compute capability 9.0" in result.output
     targets.cuda_capability.cache_clear()
+
+
+@pytest.mark.usefixtures("device")
+def test_trials_are_compiled_for_the_device_alone(monkeypatch):
+    backend, every = BACKENDS["cuda"], CUDA_TARGETS["cuda"]
+    assert backend.trial_target(every) == dataclasses.replace(every, code=((9, 0),), ptx=())
+    monkeypatch.setattr(cuda_backend, "cuda_capability", lambda: (12, 0))
+    assert backend.trial_target(every) == every  # that nvcc does not know it: by PTX
 
 
 @pytest.mark.usefixtures("device")

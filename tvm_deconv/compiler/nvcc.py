@@ -6,6 +6,7 @@ import functools
 import os
 import re
 import shutil
+import subprocess
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.compiler.toolchain import run_compiler, version_text
 from tvm_deconv.errors import CompilerNotFound
 from tvm_deconv.extras import install
-from tvm_deconv.targets import CudaTarget
+from tvm_deconv.targets import Capability, CudaTarget
 
 #: The place of nvcc in NVIDIA's packages for Python, below site-packages: CUDA 13, CUDA 12.
 _IN_PACKAGES = ("nvidia/cu*/bin/nvcc", "nvidia/cuda_nvcc/bin/nvcc")
@@ -86,6 +87,23 @@ def version(nvcc: str) -> str:
     return release[1] if release else printed.strip()
 
 
+@functools.cache
+def known_code(nvcc: str) -> frozenset[Capability]:
+    """Return the compute capabilities that `nvcc` makes machine code for."""
+    listed = subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True, check=False).stdout
+    return frozenset((int(major), int(minor)) for major, minor in re.findall(r"\bsm_(\d+)(\d)\b", listed))
+
+
+def options(target: CudaTarget, nvcc: str) -> list[str]:
+    """Return the options of `nvcc` for the devices of `target`.
+
+    An older nvcc does not know the newest devices. If the target has PTX, they run that.
+    """
+    known = known_code(nvcc) if target.ptx else target.code
+    made = [("sm", *code) for code in target.code if code in known] + [("compute", *code) for code in target.ptx]
+    return [f"-gencode=arch=compute_{major}{minor},code={kind}_{major}{minor}" for kind, major, minor in made]
+
+
 def compile_library(
     source: str, path: Path, target: CudaTarget, nvcc: str | None = None, stubs: Sequence[Path] = ()
 ) -> list[Resources]:
@@ -101,10 +119,7 @@ def compile_library(
     ffi = Path(tvm_ffi.__file__).parent
     root = Path(nvcc).resolve().parent.parent
     command = [nvcc, *FLAGS, "-ccbin", find_compiler(), f"-L{root / 'lib'}"]
-    for major, minor in target.code:
-        command += ["-gencode", f"arch=compute_{major}{minor},code=sm_{major}{minor}"]
-    for major, minor in target.ptx:
-        command += ["-gencode", f"arch=compute_{major}{minor},code=compute_{major}{minor}"]
+    command += options(target, nvcc)
     command += [f"-I{ffi / 'include'}", str(text), *map(str, stubs), "-o", str(path), f"-L{ffi / 'lib'}", "-ltvm_ffi"]
     try:
         return parse_resources(run_compiler("nvcc", command, f"failed for {target.name}: "))

@@ -18,6 +18,7 @@ from tvm_deconv.runtime import arrays
 from tvm_deconv.runtime.process import Served, guarded
 
 _DEVICE = 2  # DLPack's type for memory of a CUDA device; 13 is managed memory, which the CPU reads too
+_NEWER_PTX = "cudaErrorUnsupportedPtxVersion"
 
 
 class Shared(Protocol):
@@ -328,7 +329,7 @@ class CudaCall:
         self._workspace_elements = scratch // (8 if problem.accumulate_dtype == "float64" else 4)
         self._device, framework = filter.device, filter.framework
         # Now, so that the first call may be captured for a graph.
-        guarded(self._attempt, served.artifact.load, self._device)
+        guarded(self._load, served)
         packed = framework.empty(*served.artifact.packed, self._device)
         canonical = framework.canonical(problem, filter.array)
         operands = _Operand(canonical, framework), _Operand(packed, framework)
@@ -384,6 +385,20 @@ class CudaCall:
         stream: AbstractContextManager[Any] = tvm_ffi.use_raw_stream(device, framework.stream(self._device))
         with stream:
             self._attempt(function, *(_taken(operand, framework) for operand in operands))
+
+    def _load(self, served: Served) -> None:
+        """Load the kernels. Raises DeviceError, if PTX is too new for the driver with what to do about it."""
+        try:
+            self._attempt(served.artifact.load, self._device)
+        except DeviceError as error:
+            if served.manifest is None or _NEWER_PTX not in error.rule:
+                raise
+            nvcc = served.manifest.versions.get("nvcc", "its nvcc")
+            rule = (
+                f"has no machine code in {served.manifest.name}, and the driver is too old for the PTX of nvcc {nvcc}: "
+                f"compile for the device's own target, or with an nvcc of the driver's CUDA version: {error.rule}"
+            )
+            raise DeviceError(error.attribute, error.value, rule) from error
 
     def _attempt(self, function: Any, *arguments: Any) -> None:
         """Call `function`, of an artifact. Raises DeviceError if it fails."""

@@ -67,12 +67,12 @@ class CudaTarget(Target):
         return f"compute capability {listing}"
 
 
-#: "cuda" holds machine code for data centres' devices, and PTX from which a driver makes code for all later ones.
+#: "cuda" holds machine code for each generation, and PTX from which a driver makes code for all later ones.
 CUDA_TARGETS: Mapping[str, CudaTarget] = {
     target.name: target
     for target in (
         *(CudaTarget(name=f"cuda-sm_{major}{minor}", code=((major, minor),)) for major, minor in _CODE),
-        CudaTarget(name="cuda", code=((8, 0), (9, 0)), ptx=((9, 0),)),
+        CudaTarget(name="cuda", code=((8, 0), (9, 0), (10, 0), (12, 0)), ptx=((9, 0),)),
     )
 }
 

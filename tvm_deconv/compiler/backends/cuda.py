@@ -12,7 +12,7 @@ from tvm.tirx import PrimFunc
 
 from tvm_deconv.compiler import floor
 from tvm_deconv.compiler.launcher import find_compiler
-from tvm_deconv.compiler.nvcc import FLAGS, compile_library, find_nvcc, version
+from tvm_deconv.compiler.nvcc import FLAGS, compile_library, find_nvcc, known_code, version
 from tvm_deconv.errors import BuildError
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Backend, Kernel, Toolchain, Workspace
@@ -99,4 +99,5 @@ class CudaBackend(Backend[CudaTarget]):
     def trial_target(self, target: CudaTarget) -> CudaTarget:
         """See Backend: one architecture is soon compiled, and the device of this machine runs no other."""
         code = target.fit(cuda_capability())
-        return replace(target, code=(code,), ptx=()) if code in target.code else target
+        known = code in target.code and code in known_code(find_nvcc())
+        return replace(target, code=(code,), ptx=()) if known else target
