@@ -16,6 +16,7 @@ from support.tolerances import assert_close
 
 import tvm_deconv as td
 from tvm_deconv import cache, targets
+from tvm_deconv.artifact import needs
 from tvm_deconv.artifact.manifest import stem
 from tvm_deconv.artifact.select import Accepted, Rejected, select
 from tvm_deconv.compiler.backends.cuda import translation_unit
@@ -36,7 +37,7 @@ def entry(directory, problem, target, content):
     kernel, name = build_kernel(problem), stem(problem.artifact_key, target)
     made = {field: getattr(kernel, field) for field in ("algorithm", "knobs", "packed_dtype")}
     made |= {"packed_shape": (kernel.packed_elements,), "scratch_bytes": kernel.workspace_bytes}
-    made |= describe(directory, name, content) | {"versions": {"nvcc": "13.5"}}
+    made |= describe(directory, name, content) | {"versions": {"nvcc": "13.5"}, "needs": dict(needs.here())}
     there = manifest(problem, target, **made)
     (directory / f"{name}.json").write_text(there.to_json())
     return there
