@@ -20,7 +20,7 @@ from support import artifacts as made
 
 import tvm_deconv as td
 from tvm_deconv.bench import figures, floors, page, peers, report, run
-from tvm_deconv.bench.layers import Layer
+from tvm_deconv.bench.layers import Layer, in_type
 from tvm_deconv.bench.page import as_html
 from tvm_deconv.bench.results import Report, Result, Row
 from tvm_deconv.cli import main as cli
@@ -470,10 +470,32 @@ def test_default_and_chosen(quick, source, monkeypatch, tmp_path):
     assert [row.layer.name for row in figures.read(kept.parent)[kept.stem].rows] == ["up.1", "up.2"]
 
 
+def test_types(quick, source, tmp_path):
+    """Each layer in each type, which its name says; figures of one type only, which the name of their file says."""
+    options = ["--layers", "up.1", "--seconds", 0, "--threads", 1]
+    done = quick(source, *options, "--types", "int8,bfloat16", "--json", tmp_path / "report.json")
+    assert done.exit_code == 0, done.output
+    found = {layer["name"]: layer["problem"] for layer in json.loads((tmp_path / "report.json").read_text())["layers"]}
+    first = scan(source)[0].problem
+    assert found == {f"up.1 {dtype}": first.replace(dtype=dtype).key for dtype in ("int8", "bfloat16")}
+    done = quick(source, *options, "--types", "bfloat16", "--figures", tmp_path / "figures")
+    assert done.exit_code == 0, done.output
+    (kept,) = (tmp_path / "figures").iterdir()
+    assert re.fullmatch(rf"\w+-{native().name}-ncx-bfloat16-1\.json", kept.name)
+    assert "`N C *X`, bfloat16" in figures.machines(figures.read(kept.parent))
+
+
+def test_types_of_integers_leave_out_other_activations():
+    problem = td.Problem(1, 1, 3, 2, (6,), (2,), (2,), (1,), (0,), (12,), epilogue=td.Epilogue(True, "sigmoid"))
+    assert in_type(problem, "int8").epilogue == td.Epilogue(True)
+    assert in_type(problem, "bfloat16").epilogue == problem.epilogue
+    assert in_type(problem.replace(precision="tf32"), "float16").precision == "ieee"
+
+
 def test_figures_of_a_mixture_are_refused_before_the_run(quick, artifacts, tmp_path):
     done = quick(artifacts, "--figures", tmp_path / "figures")
     assert done.exit_code == 1
-    assert "must be of one target and one layout" in done.stderr
+    assert "must be of one target, one layout and one type" in done.stderr
     assert not (tmp_path / "figures").exists()
 
 
@@ -483,6 +505,7 @@ def test_figures_of_a_mixture_are_refused_before_the_run(quick, artifacts, tmp_p
         (["--layers", "("], "( is not a regular expression: "),
         (["--layers", "nothing like it"], "must hold a layer that this machine can run and that matches --layers"),
         (["--layout", "XNC"], "'XNC' is not one of 'NCX', 'NXC'"),
+        (["--types", "float32,half"], "half is not one of float32, float64, float16, bfloat16, int8"),
         (["--target", "x86-64-v9"], "target='x86-64-v9': must be one of"),
         (
             ["--peers", "onnx"],

@@ -1,4 +1,4 @@
-"""Figures that are kept: a file for each machine, target, layout and number of threads, and tables of them all.
+"""Figures that are kept: a file for each machine, target, layout, type and number of threads, and tables of them all.
 
 A file has what `report.as_json` has, without what follows from it, one layer a line, so that histories compare.
 """
@@ -14,6 +14,7 @@ from tvm_deconv.bench.layers import Layer
 from tvm_deconv.bench.report import as_json, from_json, shares, summary
 from tvm_deconv.bench.results import Report, Result, Row, Summary
 from tvm_deconv.errors import SourceError
+from tvm_deconv.problem import Problem
 
 _DIGITS = 4
 #: Keys of a report, and of a layer or a result, that follow from others.
@@ -26,10 +27,16 @@ _OF_LAYER = {
 
 def file_name(layers: Iterable[Layer], microarchitecture: str, threads: int) -> str:
     """Return the name of the file for the figures of `layers`. Raises SourceError if they have no common one."""
-    kinds = sorted({f"{layer.target}-{layer.task.problem.data_format.lower()}" for layer in layers})
+    problems = {(layer.target, layer.task.problem) for layer in layers}
+    kinds = sorted({f"{target}-{problem.data_format.lower()}{_type(problem)}" for target, problem in problems})
     if len(kinds) != 1:
-        raise SourceError("figures", ", ".join(kinds), "must be of one target and one layout")
+        raise SourceError("figures", ", ".join(kinds), "must be of one target, one layout and one type")
     return f"{microarchitecture}-{kinds[0]}-{threads}.json"
+
+
+def _type(problem: Problem) -> str:
+    """Return what names say of the type: nothing if it is float32."""
+    return "" if problem.dtype == "float32" else f"-{problem.dtype}"
 
 
 def write(report: Report, directory: Path) -> Path:
@@ -116,7 +123,9 @@ def _ratio(ratio: float | None) -> str:
 
 
 def _layout(report: Report) -> str:
-    return "`N C *X`" if report.rows[0].layer.task.problem.data_format == "NCX" else "`N *X C`"
+    problem = report.rows[0].layer.task.problem
+    layout = "`N C *X`" if problem.data_format == "NCX" else "`N *X C`"
+    return layout + _type(problem).replace("-", ", ")
 
 
 def _means(found: Summary | None) -> tuple[str, str]:

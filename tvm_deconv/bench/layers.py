@@ -10,7 +10,8 @@ from tvm_deconv.artifact.manifest import Manifest
 from tvm_deconv.artifact.select import Accepted
 from tvm_deconv.bench.peers import Task
 from tvm_deconv.errors import NoArtifactError
-from tvm_deconv.problem import Problem
+from tvm_deconv.problem import ACTIVATIONS, Epilogue, Problem
+from tvm_deconv.problem.dtypes import DTYPES
 from tvm_deconv.runtime.library import Library
 from tvm_deconv.runtime.verify import decide
 from tvm_deconv.targets import get
@@ -40,6 +41,16 @@ def layers_in(library: Library) -> list[Layer]:
             name = ", ".join(manifest.layers) or manifest.name
             layers.append(Layer(name, _task(library.root, manifest.parsed, manifest), manifest.target))
     return layers
+
+
+def in_type(problem: Problem, dtype: str) -> Problem:
+    """Return `problem` with data and filter of `dtype`; of integers without an activation that these do not have."""
+    if dtype == problem.dtype:
+        return problem
+    epilogue = problem.epilogue
+    if DTYPES[dtype].accumulator == "int32" and not ACTIVATIONS[epilogue.activation].integers:
+        epilogue = Epilogue(epilogue.bias)
+    return problem.replace(dtype=dtype, precision="ieee", epilogue=epilogue)
 
 
 def artifacts_of(problems: Mapping[Problem, Sequence[str]], library: Library, target: str) -> dict[Problem, Manifest]:

@@ -18,6 +18,7 @@ from rich.table import Table
 from tvm_deconv.cli.common import advance, build_artifacts, console, problems_of, progress_bar, scan_sources
 from tvm_deconv.errors import SourceError
 from tvm_deconv.problem import Problem
+from tvm_deconv.problem.dtypes import DTYPES
 from tvm_deconv.problem.problem import DATA_FORMATS
 from tvm_deconv.runtime.library import load
 
@@ -38,6 +39,14 @@ def _peer_names(context: click.Context, parameter: click.Parameter, value: str |
             raise click.BadParameter(f"{name} is not one of {', '.join(PEERS)}", context, parameter)
         if PEERS[name].missing:
             raise click.BadParameter(f"{name} is not installed: pip install {' '.join(PEERS[name].missing)}")
+    return names
+
+
+def _dtypes(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name for name in (value or "").split(",") if name))
+    for name in names:
+        if name not in DTYPES:
+            raise click.BadParameter(f"{name} is not one of {', '.join(DTYPES)}", context, parameter)
     return names
 
 
@@ -77,6 +86,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 )
 @click.option("--layers", "pattern", metavar="REGEX", callback=_pattern, help="Only layers whose names match in part.")
 @click.option("--layout", type=click.Choice(DATA_FORMATS), help="Take the layers of a SOURCE in this layout.")
+@click.option("--types", callback=_dtypes, help="Take the layers of a SOURCE in these, such as float32,bfloat16,int8.")
 @click.option("--target", default="native", show_default=True, help="Target of the layers of a SOURCE.")
 @click.option("--logs", type=_FOLDER, help="Tuning logs to follow besides the installed ones, for a SOURCE.")
 @click.option("--rounds", type=click.IntRange(1), help="Turns of each contender.")
@@ -91,6 +101,7 @@ def bench(
     peers: Sequence[str],
     pattern: re.Pattern[str],
     layout: str | None,
+    types: Sequence[str],
     target: str,
     logs: Path | None,
     rounds: int | None,
@@ -112,7 +123,7 @@ def bench(
 
     with contextlib.ExitStack() as stack:
         scratch = output or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        layers = _layers(paths, pattern, scratch, target=target, logs=logs, layout=layout)
+        layers = _layers(paths, pattern, scratch, target=target, logs=logs, layout=layout, types=types)
         if figures:
             file_name(layers, "", 1)  # which refuses a mixture before the run
         report = _measure(layers, peers, threads, rounds, seconds)
@@ -152,16 +163,20 @@ def _built(
     target: str,
     logs: Path | None,
     layout: str | None,
+    types: Sequence[str],
 ) -> list[Layer]:
     """Build the layers of sources as tuning logs choose, and by the default where that differs."""
-    from tvm_deconv.bench.layers import artifacts_of, is_default, layers_of
+    from tvm_deconv.bench.layers import artifacts_of, in_type, is_default, layers_of
     from tvm_deconv.targets.resolve import of_names
 
     problems: dict[Problem, list[str]] = {}
     for problem, names in problems_of(scan_sources(sources)).items():
         matching = [name for name in names if pattern.search(name)]
-        if matching:
-            problems.setdefault(problem.replace(data_format=layout) if layout else problem, []).extend(matching)
+        laid_out = problem.replace(data_format=layout) if layout else problem
+        for dtype in types or [problem.dtype]:
+            named = [f"{name} {dtype}" if len(types) > 1 else name for name in matching]
+            if named:
+                problems.setdefault(in_type(laid_out, dtype), []).extend(named)
     if not problems:
         return []
     (name,) = (target.name for target in of_names(target))

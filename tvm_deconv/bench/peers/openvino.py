@@ -1,4 +1,4 @@
-"""OpenVINO: the ONNX model, compiled for the CPU in float32."""
+"""OpenVINO: the ONNX model, compiled for the CPU in the problem's type, or in float32 for float16."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def prepare(task: Task, arrays: Operands, threads: int) -> Prepared:
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,
         "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_PRECISION_HINT": "bf16" if problem.dtype == "bfloat16" else "f32",
     }
     model = onnx_model(problem, arrays)
     request = core.compile_model(core.read_model(model), "CPU", settings).create_infer_request()
