@@ -89,6 +89,7 @@ def compile(
     on_outcome: Callable[[Outcome], None] | None = None,
     algorithms: Iterable[str] | None = None,
     trials: int = 0,
+    budget: float | None = None,
     logs: Path | str | None = None,
     on_trial: Callable[[Trial], None] | None = None,
     rpc_tracker: str | None = None,
@@ -105,8 +106,9 @@ def compile(
     of the direct algorithms are. Schedules come from the tuning logs, those installed and those in the directory
     `logs`; see `compiler.selection`.
 
-    With `trials`, a search for better schedules precedes the build and keeps its results in `logs`; see `tuning.tune`.
-    `on_trial` is called with each trial, and the servers of `rpc_tracker` measure if it is given.
+    With `trials`, or a `budget` of seconds, a search for better schedules precedes the build and keeps its results in
+    `logs`; see `tuning.tune`. `on_trial` is called with each trial, and the servers of `rpc_tracker`
+    measure if it is given.
 
     Raises ProblemError, CompilerNotFound, BuildError, also where the extra compile is not installed, and the errors of
     `tune`.
@@ -117,7 +119,7 @@ def compile(
     problems = checked_problems(problems)
     if algorithms is not None:
         algorithms = tuple(algorithms)
-    if trials:
+    if trials or budget is not None:
         targets = [chosen.name for chosen in of_names(target)]
         if logs is None:
             raise ProblemError("logs", logs, "must be a directory for the results of the trials")
@@ -126,8 +128,9 @@ def compile(
         tune(
             problems,
             targets,
-            trials,
+            trials or 64,
             logs,
+            budget=budget,
             jobs=jobs,
             algorithms=algorithms,
             on_trial=on_trial,

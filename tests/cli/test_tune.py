@@ -51,10 +51,52 @@ def test_an_interrupt_says_how_to_continue(source, tmp_path, monkeypatch):
     assert "the same command continues" in result.stderr
 
 
-def test_trials_of_compile_need_logs(source):
-    result = command("compile", source, "--trials", 3)
+@runs_v3
+def test_compile_with_tune_searches_and_follows_what_it_found_from_then_on(source, tmp_path):
+    made = tmp_path / "made"
+    result = command("compile", source, "--target", V3.name, "--output", made, "--tune", "--trials", 2, "--jobs", 1)
+    assert result.exit_code == 0, result.output
+    assert "2 trials" in result.stdout
+    assert "1 built" in result.stdout
+    assert [manifest.origin for manifest in td.load(made).manifests] == ["tuned"]
+    result = command("compile", source, "--target", V3.name, "--output", made)
+    assert result.exit_code == 0, result.output
+    assert "0 built, 1 up to date" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "budget", "trials"),
+    [
+        (("--tune",), 10.0, 64),
+        (("--tune", "--budget", "1.5m"), 90.0, 64),
+        (("--budget", "5"), 5.0, 64),
+        (("--trials", "7"), None, 7),
+        (("--trials", "7", "--budget", "2h"), 7200.0, 7),
+    ],
+)
+def test_what_a_search_of_compile_may_take(arguments, budget, trials, source, tmp_path, monkeypatch):
+    asked = []
+
+    def tune(_, __, count, logs, **options):
+        asked.append((options["budget"], count, logs))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning, "tune", tune)
+    assert command("compile", source, "--output", tmp_path / "made", *arguments).exit_code == 1
+    assert asked == [(budget, trials, tmp_path / "made" / "tuning")]
+
+
+@pytest.mark.parametrize("text", ["0", "0s", "1d", "-1", "soon", "1e3"])
+def test_a_budget_is_a_time(text, source, tmp_path):
+    result = command("tune", source, "--logs", tmp_path / "log", "--budget", text)
     assert result.exit_code == 2
-    assert "--trials needs --logs" in result.stderr
+    assert "must be a time such as 90s" in result.stderr
+
+
+def test_servers_of_compile_need_a_search(source):
+    result = command("compile", source, "--rpc-tracker", "9190")
+    assert result.exit_code == 2
+    assert "--rpc-tracker needs --tune" in result.stderr
 
 
 def test_logs_merge_best_and_prune(tmp_path):

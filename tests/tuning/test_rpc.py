@@ -248,4 +248,4 @@ def test_servers_without_trials_have_nothing_to_measure(tmp_path):
         td.compile([SMALL], TARGET.name, tmp_path, rpc_tracker="localhost:1", rpc_key="test")
     result = command("compile", tmp_path / "any.json", "--rpc-tracker", "localhost:1", "--rpc-key", "test")
     assert result.exit_code == 2
-    assert "--rpc-tracker needs --trials" in result.stderr
+    assert "--rpc-tracker needs --tune" in result.stderr

@@ -56,11 +56,14 @@ def test_a_search_keeps_everything_and_resumes(tmp_path):
 class Arithmetic:
     """A machine without processes: a schedule takes `seconds(problem, schedule)`, and no problem less than `floor`."""
 
-    jobs = 2
+    round_size = 4
+    measurement_seconds = 0.01
 
     def __init__(self, seconds, floor):
         self.seconds = seconds
         self.floor = floor
+        self.kept = []
+        self.log = SimpleNamespace(append=self.kept.append)
 
     def measure_floors(self, problems):
         assert list(problems)
@@ -160,14 +163,58 @@ def test_a_search_that_was_stopped_anywhere_tries_nothing_twice():
     assert spent(machine, [LARGER], 100_000, *got) == ([], ["no gain expected"])
 
 
+class Slow(Arithmetic):
+    """A machine with a clock of its own: a trial takes a second, and a tenth if it has been built before."""
+
+    measurement_seconds = 0.1
+
+    def __init__(self, seconds):
+        super().__init__(seconds, lambda _: 1e-9)
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def round(self, search, schedules):
+        for one in super().round(search, schedules):
+            self.now += 0.1 if schedules.count(one.schedule) > 1 else 1.0
+            yield one
+
+
+@pytest.mark.parametrize("budget", [12.0, 20.0])
+def test_a_search_ends_within_its_budget_and_says_what_is_left(budget, monkeypatch):
+    fast, slow = mistaken(costs(LARGER)), mistaken(costs(FAR), 1)
+    machine = Slow(lambda p, s: fast(p, s) if p == LARGER else slow(p, s))
+    monkeypatch.setattr(session, "time", machine)
+    searches = [search.Search(problem, V3, records.Records(V3.name), HERE, None) for problem in (LARGER, FAR)]
+    heard = []
+    why = session.spend(searches, machine, 64, heard.append, budget)
+    for one in searches:
+        session.decide(one, machine, one.finalists())
+    assert machine.now <= budget + machine.round_size
+    assert why == ("out of time" if any(not one.ended for one in searches) else "all trials spent")
+    assert [trial.done for trial in heard] == list(range(1, len(heard) + 1))
+    for trial in heard:
+        assert 0 <= trial.left <= budget
+    assert len(heard) > budget / 2
+    assert min(len(one.tried) for one in searches) >= 4
+    both = [one.tried[one.default].seconds / one.best.seconds for one in searches]
+    assert heard[-1].gain == pytest.approx(math.prod(both) ** 0.5)
+    assert heard[-1].gain > 1.05
+
+
+@pytest.mark.parametrize("budget", [0, -1.0, math.nan, math.inf])
+def test_a_budget_is_a_time(budget, tmp_path):
+    with pytest.raises(td.ProblemError, match="budget="):
+        tuning.tune([SMALL], V3.name, 2, tmp_path, budget=budget)
+
+
 class Turns(Arithmetic):
     """A machine on which the trials of a schedule take the times that `turns` has for it; None is a failure."""
 
     def __init__(self, turns):
         super().__init__(None, None)
         self.turns = turns
-        self.kept = []
-        self.log = SimpleNamespace(append=self.kept.append)
 
     def round(self, search, schedules):
         for schedule in schedules:

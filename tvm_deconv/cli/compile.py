@@ -9,10 +9,13 @@ import click
 from rich.table import Table
 
 from tvm_deconv.cli.common import build_artifacts, console, problems_of, scan_sources
-from tvm_deconv.cli.tune import LOGS, search, search_options
+from tvm_deconv.cli.tune import BUDGET, LOGS, TRIALS, search, search_options
 from tvm_deconv.frontends import FoundLayer, coverage_table, write_weights
 from tvm_deconv.onnxruntime.library import write as write_operator
 from tvm_deconv.targets import detect_host, known_targets, native
+
+SECONDS = 10.0  # of a search by --tune, for each problem
+OWN_LOGS = "tuning"
 
 
 @click.command()
@@ -24,8 +27,21 @@ from tvm_deconv.targets import detect_host, known_targets, native
     show_default=True,
     help="Directory of the artifacts.",
 )
-@click.option("--trials", type=click.IntRange(1), help="Search for fast schedules first, as tune does. Needs --logs.")
-@click.option("--logs", type=LOGS, help="Tuning logs to follow besides the installed ones.")
+@click.option(
+    "--tune",
+    "tunes",
+    is_flag=True,
+    help=f"Search for fast schedules first, as tune does: {SECONDS:g} s for each problem.",
+)
+@BUDGET
+@click.option(
+    "--trials", type=click.IntRange(1), help=f"Trials per problem of the search, at most; by default {TRIALS}."
+)
+@click.option(
+    "--logs",
+    type=LOGS,
+    help=f"Tuning logs to follow besides the installed ones, and of the search; by default OUTPUT/{OWN_LOGS}.",
+)
 def compile(
     sources: Sequence[Path],
     targets: Sequence[str],
@@ -33,6 +49,8 @@ def compile(
     output: Path,
     jobs: int | None,
     algorithms: Sequence[str],
+    tunes: bool,
+    budget: float | None,
     trials: int | None,
     logs: Path | None,
     rpc_tracker: str | None,
@@ -44,10 +62,10 @@ def compile(
     date stay. Constant filters and biases are written beside the artifacts, as SOURCE.safetensors, and for ONNX models
     the operator by which ONNX Runtime calls layers.
     """
-    if trials and logs is None:
-        raise click.UsageError("--trials needs --logs, where results are kept")
-    if rpc_tracker and not trials:
-        raise click.UsageError("--rpc-tracker needs --trials, which is what its servers measure")
+    tunes = tunes or budget is not None or trials is not None
+    if rpc_tracker and not tunes:
+        raise click.UsageError("--rpc-tracker needs --tune, which is what its servers measure for")
+    logs = logs or output / OWN_LOGS
     taken: set[str] = set()
     scanned = scan_sources(sources, extents)
     for source, layers in scanned:
@@ -56,12 +74,15 @@ def compile(
         if write_weights(layers, output / weights):
             click.echo(f"weights: {output / weights}")
     problems = problems_of(scanned)
-    if trials and logs is not None:
+    if tunes:
+        if budget is None and trials is None:
+            budget = SECONDS * len(problems) * len(targets)
         search(
             problems,
             [native(detect_host()).name if name == "native" else name for name in targets],
-            trials,
+            trials or TRIALS,
             logs,
+            budget=budget,
             jobs=jobs,
             algorithms=algorithms or None,
             rpc_tracker=rpc_tracker,

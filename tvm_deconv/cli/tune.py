@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,24 @@ if TYPE_CHECKING:
     from tvm_deconv.tuning import Trial, Tuned
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 LOGS = click.Path(file_okay=False, path_type=Path)
+TRIALS = 64
+
+
+def _seconds(_: click.Context, option: click.Parameter, value: str | None) -> float | None:
+    """Return the seconds of a time such as 90, 90s, 1.5m or 2h."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smh]?)", value, re.ASCII)
+    if match is None or not float(match[1]):
+        raise click.BadParameter(f"{value!r}: must be a time such as 90s, 1.5m or 2h", param=option)
+    return float(match[1]) * _UNITS[match[2]]
+
+
+BUDGET = click.option(
+    "--budget", metavar="TIME", callback=_seconds, help="Time that the search may take, such as 60s, 5m or 2h."
+)
 
 
 def search_options(*known: str, target: str) -> Callable[[_Command], _Command]:
@@ -108,10 +126,11 @@ def search(problems: dict[Problem, list[str]], targets: Sequence[str], trials: i
 
 
 def _state(trial: Trial) -> str:
-    """Return the fastest of the last problem against its floor."""
+    """Return the gain so far, the time left, and the fastest of the last problem against its floor."""
     fastest = trial.best.seconds if trial.best else None
     times = f"best {milliseconds(fastest)} ms, floor {milliseconds(trial.floor)} ms" if fastest else "no time yet"
-    return f"{times}: {trial.problem.key}"
+    ahead = f"gain {trial.gain:.2f}, at most {datetime.timedelta(seconds=round(trial.left))} left"
+    return f"{ahead}; {times}: {trial.problem.key}"
 
 
 def _results(problems: dict[Problem, list[str]], logs: Path, tuned: Sequence[Tuned]) -> Table:
@@ -146,8 +165,13 @@ def _results(problems: dict[Problem, list[str]], logs: Path, tuned: Sequence[Tun
 
 @click.command()
 @search_options(*known_targets(), target="CPU that the machine that measures must be, or CUDA device that it must have")
+@BUDGET
 @click.option(
-    "--trials", type=click.IntRange(0), default=64, show_default=True, help="Trials per problem on average, at most."
+    "--trials",
+    type=click.IntRange(0),
+    default=TRIALS,
+    show_default=True,
+    help="Trials per problem on average, at most.",
 )
 @click.option("--logs", type=LOGS, required=True, help="Directory of the results; trials found there are not repeated.")
 @click.option(

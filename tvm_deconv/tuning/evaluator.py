@@ -9,6 +9,7 @@ import math
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from tvm_deconv.tuning.runners.harness import Baseline, Measured
 from tvm_deconv.tuning.search import Search
 
 _RATE_SECONDS = 120.0  # for measuring one rate of the machine
+_ROUND = 4
 _LONGEST = 50  # a candidate may take this many times as long as the fastest, if that is more than the timeout
 
 
@@ -47,10 +49,13 @@ class Evaluator:
         self._copy_rate = 0.0
         self._baselines: dict[str, Baseline] = {}
         self._kept: dict[tuple[str, Schedule], Built] = {}
-        self.jobs = jobs or os.cpu_count() or 1
+        jobs = jobs or os.cpu_count() or 1
+        #: Trials of one problem before another may have its turn.
+        self.round_size = max(_ROUND, jobs)
+        self._measured = [0, 0.0]
         with contextlib.ExitStack() as stack:
             self._scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            self._builders = stack.enter_context(BuilderPool(target, self._scratch, self.jobs))
+            self._builders = stack.enter_context(BuilderPool(target, self._scratch, jobs))
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Evaluator:
@@ -93,13 +98,22 @@ class Evaluator:
             self._baselines[search.key] = Baseline(search.key, self._seed, reference)
 
         def measure(schedule: Schedule) -> Record:
-            return self._record(search, schedule, self._outcome(search, built[schedule]))
+            start = time.monotonic()
+            outcome = self._outcome(search, built[schedule])
+            self._measured = [self._measured[0] + 1, self._measured[1] + time.monotonic() - start]
+            return self._record(search, schedule, outcome)
 
         for record in self._runner.map(measure, schedules):
             yield record
             if search.broken:
                 return
         self._keep_fastest(search)
+
+    @property
+    def measurement_seconds(self) -> float:
+        """How long a measurement takes, the mean so far."""
+        number, seconds = self._measured
+        return seconds / max(number, 1)
 
     def _build(self, search: Search, schedules: Sequence[Schedule]) -> dict[Schedule, Built | str]:
         """Compile those of `schedules` that are not kept from an earlier round."""

@@ -64,7 +64,7 @@ class Search:
         for record in sorted(records.by_problem.get(self.key, ()), key=lambda record: record.when):
             if record.conditions == conditions:
                 self.note(record)
-        self._tried_before = len(self.tried)
+        self.settle()
         self._known: list[Schedule] | None = None
         self._space: list[Candidate] = []
         self._numbers: dict[Schedule, int] = {}
@@ -188,9 +188,13 @@ class Search:
         """Return the default and the schedules about as fast as the fastest; none if they have had their turns."""
         near = self.nearly_fastest()
         turned = self.algorithms is not None or any(record.default_ratio is not None for record in self.tried.values())
-        if not near or (turned and len(self.tried) == self._tried_before):
+        if not near or (turned and len(self.tried) == self._settled):
             return []
         return list(dict.fromkeys([self.default, *near]))
+
+    def settle(self) -> None:
+        """Note that the trials so far need no further turns, if some have had theirs."""
+        self._settled = len(self.tried)
 
     def nearly_fastest(self) -> list[Schedule]:
         """Return the schedules about as fast as the fastest, which may be better than it."""

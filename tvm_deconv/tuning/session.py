@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import statistics
+import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,13 +37,16 @@ from tvm_deconv.tuning.runners.rpc import RpcRunner
 from tvm_deconv.tuning.runners.tracker import Tracker
 from tvm_deconv.tuning.search import Search
 
-_ROUND = 4  # trials of one problem before another may have its turn, or one for each builder
 _TURNS = 5  # of each finalist
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial that is over: its record, the fastest of its problem so far, and how far the search is."""
+    """One trial that is over: its record, the fastest of its problem so far, and how far the search is.
+
+    `gain` is the geometric mean over problems of the default's time by that of the fastest so far. `left` are the most
+    seconds that the search is expected to take yet.
+    """
 
     problem: Problem
     record: Record
@@ -49,6 +54,8 @@ class Trial:
     floor: float
     done: int
     total: int
+    gain: float
+    left: float
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,7 @@ def tune(
     trials: int = 64,
     logs: Path | str = "tuning_logs",
     *,
+    budget: float | None = None,
     threads: int = 1,
     seed: int = 0,
     jobs: int | None = None,
@@ -90,6 +98,9 @@ def tune(
     variable problem counts as one, measured at its representative call. Trials that the log has already count.
     `algorithms` names those to try, by default all.
 
+    With a `budget` of seconds the search ends in about that time, the turns of the finalists included; several targets
+    share it. Problems that were not reached keep what they had.
+
     Calls use `threads` threads; `jobs` processes compile, by default as many as there are CPUs. A candidate is given up
     after `timeout` seconds. A search may be stopped at any time by KeyboardInterrupt, and called again.
 
@@ -102,6 +113,9 @@ def tune(
     """
     integer("trials", trials, 0)
     integer("threads", threads, 1)
+    if budget is not None and not 0 < budget < math.inf:
+        raise ProblemError("budget", budget, "must be a number of seconds, more than 0")
+    end = math.inf if budget is None else time.monotonic() + budget
     using = checked_algorithms(algorithms)
     if (rpc_tracker is None) != (rpc_key is None):
         raise ProblemError("rpc_key", rpc_key, "must be given where rpc_tracker is, and nowhere else")
@@ -109,10 +123,11 @@ def tune(
     wanted = [variant for problem in problems for variant in problem.variants if math.prod(variant.output_shape)]
     session = _Session(wanted, trials, Log(logs), seed, jobs, timeout, using, on_trial)
     tuned: list[Tuned] = []
-    with contextlib.closing(measured_on(names_of(target), threads, rpc_tracker, rpc_key)) as places:
-        for runner, targets in places:
-            for chosen in targets:
-                tuned += session.tune_on(runner, chosen)
+    names = names_of(target)
+    with contextlib.closing(measured_on(names, threads, rpc_tracker, rpc_key)) as places:
+        for number, (runner, chosen) in enumerate((runner, chosen) for runner, several in places for chosen in several):
+            begun = time.monotonic()
+            tuned += session.tune_on(runner, chosen, begun + (end - begun) / (len(names) - number))
     return tuned
 
 
@@ -179,8 +194,8 @@ class _Session:
     algorithms: tuple[str, ...] | None
     on_trial: Callable[[Trial], None] | None
 
-    def tune_on(self, runner: Runner, target: Target) -> list[Tuned]:
-        """Search for schedules of all problems on one target; leave their logs tidy."""
+    def tune_on(self, runner: Runner, target: Target, end: float) -> list[Tuned]:
+        """Search for schedules of all problems on one target, until the clock is at `end`; leave their logs tidy."""
         records = read(target.name, shipped(), self.log.root, microarchitecture=meant(target, runner.host))
         allowed = algorithms_for(target, self.algorithms)
         computed = (target.computes(problem) for problem in self.problems)
@@ -190,13 +205,13 @@ class _Session:
                 Search(problem, target, records, evaluator.conditions, allowed) for problem in problems.values()
             ]
             try:
-                spend(searches, evaluator, self.trials, self.on_trial)
+                why = spend(searches, evaluator, self.trials, self.on_trial, end)
                 for search in searches:
                     decide(search, evaluator, search.finalists())
             finally:
                 for search in searches:
                     self.log.tidy(search.key, target.name)
-        return [_result(search) for search in searches]
+        return [_result(search, why) for search in searches]
 
 
 def spend(
@@ -204,25 +219,60 @@ def spend(
     evaluator: Evaluator,
     trials: int,
     on_trial: Callable[[Trial], None] | None,
-) -> None:
-    """Hold rounds until there are `trials` for each search on average, or nothing is left to try."""
+    end: float = math.inf,
+) -> str:
+    """Hold rounds until there are `trials` for each search on average, nothing is left to try, or it is too late.
+
+    The finalists of a search take turns as soon as it has ended. Return why those ended that had more to try. `end` is
+    a time of the clock by which all finalists should have had their turns.
+    """
     total = trials * len(searches)
-    done = sum(len(search.tried) for search in searches)
+    done = before = sum(len(search.tried) for search in searches)
+    start = time.monotonic()
     while done < total:
         open_searches = [search for search in searches if not search.ended]
         if not open_searches:
-            return
+            break
+        pace = (time.monotonic() - start) / max(done - before, 1)
+        if time.monotonic() + evaluator.round_size * pace + _time_to_decide(searches, evaluator) > end:
+            return "out of time"
         evaluator.measure_floors(search.problem for search in searches)
         search = max(open_searches, key=lambda search: search.priority)
         search.floor = evaluator.floor(search.problem)
-        proposals = search.propose(min(max(_ROUND, evaluator.jobs), trials, total - done))
+        proposals = search.propose(min(evaluator.round_size, trials, total - done))
         if not proposals:
             continue
         for record in evaluator.round(search, proposals):
             search.note(record)
             done += 1
             if on_trial:
-                on_trial(Trial(search.problem, record, search.best, search.floor, done, total))
+                left = (time.monotonic() - start) / (done - before) * _most_left(searches, trials)
+                left = min(left, end - time.monotonic())
+                so_far = search.best, search.floor, done, total, _gain(searches), max(left, 0.0)
+                on_trial(Trial(search.problem, record, *so_far))
+        if search.ended:
+            decide(search, evaluator, search.finalists())
+    return "all trials spent"
+
+
+def _time_to_decide(searches: Sequence[Search], evaluator: Evaluator) -> float:
+    """Return the seconds in which the finalists of all searches take their turns."""
+    return sum(len(search.finalists()) for search in searches) * _TURNS * evaluator.measurement_seconds
+
+
+def _most_left(searches: Sequence[Search], trials: int) -> int:
+    """Return how many trials there may be yet."""
+    return sum(max(trials - len(search.tried), 0) for search in searches if not search.ended)
+
+
+def _gain(searches: Sequence[Search]) -> float:
+    """Return the geometric mean of the defaults' times by those of the fastest, of the problems that have both."""
+    ratios = []
+    for search in searches:
+        default, fastest = search.tried.get(search.default), search.best
+        if default and default.seconds and fastest and fastest.seconds:
+            ratios.append(default.seconds / fastest.seconds)
+    return statistics.geometric_mean(ratios) if ratios else 1.0
 
 
 def decide(search: Search, evaluator: Evaluator, schedules: Sequence[Schedule]) -> None:
@@ -241,6 +291,7 @@ def decide(search: Search, evaluator: Evaluator, schedules: Sequence[Schedule]) 
         decided = msgspec.structs.replace(record, when=now(), default_ratio=ratio)
         evaluator.log.append(decided)
         search.note(decided)
+    search.settle()
 
 
 def _median(records: Sequence[Record]) -> Record:
@@ -249,7 +300,7 @@ def _median(records: Sequence[Record]) -> Record:
     return ordered[0 if ordered[0].error else len(ordered) // 2]
 
 
-def _result(search: Search) -> Tuned:
+def _result(search: Search, why: str) -> Tuned:
     return Tuned(
         search.problem,
         search.target.name,
@@ -257,6 +308,6 @@ def _result(search: Search) -> Tuned:
         search.tried.get(search.default),
         search.floor,
         len(search.tried),
-        search.ended or "all trials spent",
+        search.ended or why,
         tuple(search.warnings),
     )
