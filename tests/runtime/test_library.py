@@ -655,6 +655,21 @@ def work():
 """
 
 
+def test_frameworks_that_confine_the_main_thread_do_not_confine_calls(artifacts):
+    """Also if the first call comes from within such a framework, as OpenVINO while it computes."""
+    if len(os.sched_getaffinity(0)) == 1:
+        pytest.skip("one processor")
+    script = SETUP + (
+        "everywhere = os.sched_getaffinity(0)\n"
+        "layer = library.bind(p, np.ones(p.filter_shape, np.float32))\n"
+        "os.sched_setaffinity(0, {min(everywhere)})\n"
+        "layer(np.ones(p.data_shape, np.float32))\n"
+        "assert td.get_num_threads() == len(everywhere)\n"
+    )
+    done = run(script, artifacts, P.key)
+    assert done.returncode == 0, done.stderr
+
+
 def test_thread_count(artifacts):
     script = SETUP + (
         "assert td.get_num_threads() is None\n"

@@ -51,6 +51,8 @@ def attach(path: str) -> None:
             _launcher.library = library
             if _launcher.wanted_threads is not None:
                 library.tvm_deconv_set_num_threads(_launcher.wanted_threads)
+            # Now, since frameworks may confine this thread to few processors while they compute.
+            library.tvm_deconv_get_num_threads()
 
 
 def launcher() -> ctypes.CDLL | None:
