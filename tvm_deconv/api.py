@@ -40,12 +40,14 @@ def load(
     public_key: str | Path | None = None,
     fallback: str | Sequence[str] | None = None,
 ) -> Library:
-    """Read the manifests in the directory `root`; no library of an artifact is opened and none of its code runs.
+    """Read the manifests in `root`; no library of an artifact is opened and none of its code runs.
+
+    `root` is a directory of artifacts, or a file that "tvm-deconv pack" made of one.
 
     A manifest that does not read is a rejected candidate of every selection, and in `Library.broken`; if no other
     manifest is there, its ManifestError is raised. A library without a manifest, left by an interrupted build, is such
     a candidate too. ``TVM_DECONV_MAX_TARGET`` names the widest target to use. Raises ArtifactError if there is no such
-    directory.
+    directory, or the file is another or is not whole.
 
     With `digest`, that of an earlier `Library.digest`, only those artifacts are loaded. With `public_key`, the PEM file
     of an Ed25519 key, only artifacts that its owner signed are loaded ("tvm-deconv sign"; needs the package

@@ -12,11 +12,10 @@ from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
-    NoEncryption,
     PrivateFormat,
-    PublicFormat,
 )
 from support import artifacts as made
+from support.keys import write_keys
 from support.strategies import operands
 
 import tvm_deconv as td
@@ -25,14 +24,6 @@ from tvm_deconv.cli.main import main
 from tvm_deconv.runtime.process import PROCESS
 
 P = made.PLAIN
-
-
-def write_keys(directory, name, key=None):
-    key = key or Ed25519PrivateKey.generate()
-    private, public = directory / f"{name}.pem", directory / f"{name}.pub"
-    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
-    return private, public
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""Files: reading those of an artifact, which anybody may have written, and replacing a file at once."""
+"""Files: reading those of an artifact, which anybody may have written, and replacing a file at once.
+
+What is read may lie in an archive of `artifact.pack`: a member's path is that of the archive, a slash and its name.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+from tvm_deconv.artifact import pack
 from tvm_deconv.errors import ArtifactError
 
 T = TypeVar("T")
@@ -71,6 +75,22 @@ def fault_of_owner(status: os.stat_result) -> str | None:
     return None
 
 
+def names(root: Path) -> list[str]:
+    """Return the names in the directory, or the archive, at `root`, sorted. Raises ArtifactError."""
+    try:
+        return sorted([path.name for path in root.iterdir()] if root.is_dir() else pack.names(root))
+    except OSError as error:
+        rule = f"must be a directory of artifacts, or a file that packs one: {error.strerror}"
+    except pack.PackError as error:
+        rule = f"must be a directory of artifacts, or a whole file that tvm-deconv pack wrote, but {error}"
+    raise ArtifactError(root, rule)
+
+
+def weights(root: Path) -> list[Path]:
+    """Return the paths of the files of weights in the directory, or the archive, at `root`. Raises ArtifactError."""
+    return [root / name for name in names(root) if name.endswith(".safetensors")]
+
+
 def sha256(path: Path, kind: type[ArtifactError]) -> str:
     """Return the SHA-256 of a file of any size, as hexadecimal digits. Raises `kind` if it cannot be read."""
 
@@ -97,6 +117,8 @@ def _read(
         try:
             descriptor = os.open(path, flags | os.O_NOFOLLOW)
         except OSError as error:
+            if error.errno == errno.ENOTDIR:
+                return pack.read(path.parent, path.name, use)
             if error.errno != errno.ELOOP:
                 raise
             leaves = not path.resolve().is_relative_to(path.parent.resolve())
@@ -104,6 +126,9 @@ def _read(
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(file.fileno())
             result = use(file, status.st_size) if stat.S_ISREG(status.st_mode) else None
+    except pack.PackError as error:
+        rule = f"must be a member of a whole file that tvm-deconv pack wrote, but {error}"
+        raise kind_of_intruder(path, rule) from None
     except (OSError, RuntimeError, ValueError) as error:
         # RuntimeError: links in a circle, before Python 3.13; ValueError: a null character in a name.
         raise kind(path, f"must be readable: {error}") from None

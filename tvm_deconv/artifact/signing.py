@@ -37,7 +37,7 @@ def _statement(digest: str, weights: Mapping[str, str]) -> bytes:
 
 def _weights(root: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of weights in `root`, by name."""
-    return {path.name: files.sha256(path, IntegrityError) for path in sorted(root.glob("*.safetensors"))}
+    return {path.name: files.sha256(path, IntegrityError) for path in files.weights(root)}
 
 
 def sign(root: Path, digest: str, private_key: Path) -> Path:

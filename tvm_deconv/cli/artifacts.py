@@ -1,4 +1,4 @@
-"""The commands on a directory of artifacts: inspect, sign, verify."""
+"""The commands on artifacts: inspect, sign, pack, verify."""
 
 from __future__ import annotations
 
@@ -12,41 +12,44 @@ from rich.table import Table
 
 from tvm_deconv.artifact import needs, signing
 from tvm_deconv.artifact.manifest import Manifest
+from tvm_deconv.artifact.pack import SUFFIX
 from tvm_deconv.artifact.select import Accepted, Decision
-from tvm_deconv.cli.common import DIRECTORY, advance, console, progress_bar
+from tvm_deconv.cli.common import ARTIFACTS, DIRECTORY, advance, console, progress_bar
 from tvm_deconv.runtime.library import Library, load
 from tvm_deconv.runtime.loader import read_verified
+from tvm_deconv.runtime.packing import pack_library
 from tvm_deconv.runtime.verify import Verdict, checked, decide
 from tvm_deconv.runtime.verify import verify as verify_artifact
 
 _KEY = click.Path(exists=True, dir_okay=False, path_type=Path)
+_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
-@DIRECTORY
+@ARTIFACTS
 @click.option("--json", "as_json", is_flag=True, help="Print manifests and decisions as JSON.")
-def inspect(directory: Path, as_json: bool) -> None:
-    """List the artifacts in DIRECTORY, and whether this machine can run them.
+def inspect(artifacts: Path, as_json: bool) -> None:
+    """List ARTIFACTS, a directory or a packed file, and whether this machine can run them.
 
     Every library is compared with its manifest, and none is run.
     """
-    library = checked(load(directory))
+    library = checked(load(artifacts))
     decisions = [(manifest, decide(library, manifest)) for manifest in library.manifests]
     if as_json:
-        click.echo(json.dumps(_as_json(directory, library, decisions), indent=2))
+        click.echo(json.dumps(_as_json(artifacts, library, decisions), indent=2))
     else:
         console().print(_listing(library, decisions))
         click.echo(f"digest {library.digest}")
 
 
-def _as_json(directory: Path, library: Library, decisions: Sequence[tuple[Manifest, Decision]]) -> dict[str, object]:
+def _as_json(path: Path, library: Library, decisions: Sequence[tuple[Manifest, Decision]]) -> dict[str, object]:
     artifacts = [
         dataclasses.asdict(manifest)
         | {"name": manifest.name, "usable": isinstance(decision, Accepted), "reason": decision.reason}
         for manifest, decision in decisions
     ]
     broken = {name: str(error) for name, error in library.broken.items()}
-    return {"directory": str(directory), "digest": library.digest, "artifacts": artifacts, "broken": broken}
+    return {"directory": str(path), "digest": library.digest, "artifacts": artifacts, "broken": broken}
 
 
 def _listing(library: Library, decisions: Sequence[tuple[Manifest, Decision]]) -> Table:
@@ -88,15 +91,29 @@ def sign(directory: Path, key: Path) -> None:
 
 @click.command()
 @DIRECTORY
+@click.option("--output", "-o", type=_FILE, required=True, help=f"The file to write, such as model{SUFFIX}.")
+def pack(directory: Path, output: Path) -> None:
+    """Pack the artifacts in DIRECTORY, their signature and weights into one file, which load() reads in place.
+
+    Every library is compared with its manifest. The file replaces an older one at once.
+    """
+    library = load(directory)
+    pack_library(library, output)
+    size = output.stat().st_size / 1000
+    click.echo(f"{output}: {len(library.manifests)} artifacts, {size:.0f} kB, {library.digest}")
+
+
+@click.command()
+@ARTIFACTS
 @click.option("--key", type=_KEY, help="PEM file of a public key: refuse artifacts that its owner did not sign.")
 @click.option("--seed", type=click.IntRange(0), help="Seed of the random data; by default a fresh one.")
-def verify(directory: Path, key: Path | None, seed: int | None) -> None:
-    """Run every artifact in DIRECTORY on random data and compare with the reference.
+def verify(artifacts: Path, key: Path | None, seed: int | None) -> None:
+    """Run each of ARTIFACTS, a directory or a packed file, on random data and compare with the reference.
 
     Of artifacts that this machine cannot run only the digest is checked. Exits with 1 if an artifact is wrong or
     broken, or if none could be run. With --key, exits with 1 before any is run unless they are those that were signed.
     """
-    library = load(directory, public_key=key)
+    library = load(artifacts, public_key=key)
     verdicts: list[Verdict] = []
     with progress_bar("verifying", total=len(library.manifests)) as progress:
         for manifest in library.manifests:
@@ -106,7 +123,7 @@ def verify(directory: Path, key: Path | None, seed: int | None) -> None:
     failed = len(library.broken) + sum(1 for verdict in verdicts if verdict.status == "failed")
     good = sum(1 for verdict in verdicts if verdict.status == "ok")
     skipped = len(verdicts) + len(library.broken) - good - failed
-    summary = f"{directory}: {good} ok, {failed} failed, {skipped} not for this machine"
+    summary = f"{artifacts}: {good} ok, {failed} failed, {skipped} not for this machine"
     if failed or not good:
         raise click.ClickException(summary)
     click.echo(summary)

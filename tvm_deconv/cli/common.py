@@ -21,6 +21,8 @@ from tvm_deconv.problem import Problem
 
 _UNSEEN_WIDTH = 1000  # if no terminal says how wide it is: as wide as a table needs
 DIRECTORY = click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+#: A directory of artifacts, or a file that packs one.
+ARTIFACTS = click.argument("artifacts", metavar="ARTIFACTS", type=click.Path(exists=True, path_type=Path))
 
 
 def console(*, stderr: bool = False) -> Console:

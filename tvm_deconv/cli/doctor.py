@@ -35,14 +35,15 @@ _PACKAGES = ("tvm_deconv", "numpy", "apache-tvm-ffi", "apache-tvm", "archspec", 
 
 
 @click.command()
-@click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
-def doctor(directory: Path | None) -> None:
-    """Report what this machine can compile and run, and which artifacts in DIRECTORY would be selected."""
+@click.argument("artifacts", required=False, type=click.Path(exists=True, path_type=Path))
+def doctor(artifacts: Path | None) -> None:
+    """Report what this machine can compile and run, and which of ARTIFACTS would be selected."""
     console().print(_facts())
-    if directory is not None:
-        library = checked(load(directory))
+    if artifacts is not None:
+        library = load(artifacts)
+        whole = checked(library)
         for problem in dict.fromkeys(manifest.parsed for manifest in library.manifests):
-            click.echo(f"\n{problem.key}\n{decision_table(_decisions(library, problem))}")
+            click.echo(f"\n{problem.key}\n{decision_table(_decisions(whole, problem))}")
 
 
 def _facts() -> Table:

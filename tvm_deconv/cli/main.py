@@ -57,6 +57,7 @@ for command in (
     logs.logs,
     artifacts.inspect,
     artifacts.sign,
+    artifacts.pack,
     artifacts.verify,
     bench.bench,
     bench.overhead,

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from tvm_deconv.artifact import needs
+from tvm_deconv.artifact import files, needs
 from tvm_deconv.artifact.ffi import import_tvm_ffi
 from tvm_deconv.artifact.manifest import Manifest, read_bytes, stem_of
 from tvm_deconv.artifact.select import Accepted, Decision, Rejected, decision_table, select
@@ -53,7 +53,7 @@ def load(
     public_key: str | Path | None = None,
     fallbacks: Sequence[Fallback] = (),
 ) -> Library:
-    """Read the manifests in the directory `root`; see `tvm_deconv.load`.
+    """Read the manifests in the directory or archive `root`; see `tvm_deconv.load`.
 
     The `fallbacks` are asked in their order for a problem that no artifact serves.
     """
@@ -87,11 +87,8 @@ class _Contents(NamedTuple):
 
 
 def _read(root: Path) -> _Contents:
-    """Read all manifests in `root`. Raises ArtifactError if there is no such directory."""
-    try:
-        names = sorted(path.name for path in root.iterdir())
-    except OSError as error:
-        raise ArtifactError(root, f"must be a directory of artifacts: {error.strerror}") from None
+    """Read all manifests in `root`. Raises ArtifactError if there is no such directory or archive."""
+    names = files.names(root)
     manifests: list[Manifest] = []
     broken: dict[str, ArtifactError] = {}
     content = hashlib.sha256()

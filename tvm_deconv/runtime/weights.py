@@ -46,7 +46,7 @@ class Weights(Mapping[str, Problem]):
 
     def __init__(self, root: Path, signed: Mapping[str, str] | None) -> None:
         self._signed = signed
-        found = [place for path in sorted(root.glob("*.safetensors")) for place in self._places(path)]
+        found = [place for path in files.weights(root) for place in self._places(path)]
         count = Counter(place.name for place in found)
         self._found: dict[str, _Place] = {}
         for place in found:
