@@ -414,7 +414,7 @@ def test_the_package_runs_as_a_module():
     done = subprocess.run([sys.executable, "-m", "tvm_deconv", "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Usage: ")
-    for command in ("compile", "tune", "logs", "inspect", "sign", "verify", "bench", "overhead", "doctor"):
+    for command in ("compile", "tune", "logs", "inspect", "sign", "pack", "verify", "bench", "overhead", "doctor"):
         assert f"\n  {command} " in done.stdout
 
 
