@@ -1,4 +1,4 @@
-"""Instructions that multiply words of several factors: AVX-512 BF16, AVX-512 VNNI, and the pairs of 16 bits of AVX2.
+"""Instructions that multiply words of several factors: AVX-512 BF16, VNNI, and the pairs of 16 bits of AVX2.
 
 TVM has no function for them. A tensor intrinsic takes the place of the loop over the lanes of a product, and calls a
 function in LLVM's language (``dot.ll``).
@@ -31,9 +31,14 @@ def words_of(problem: Problem, target: CpuTarget) -> Words | None:
     """Return the words that `target` multiplies for `problem`; None if its elements go one by one."""
     if problem.dtype == "bfloat16" and "avx512_bf16" in target.features:
         return BFLOAT16_PAIRS
-    if problem.dtype == "int8" and "avx512_vnni" in target.features:
+    if problem.dtype == "int8" and _multiplies_bytes(target):
         return BYTES
     return INTEGER_PAIRS if problem.dtype in ("int8", "uint8") else None
+
+
+def _multiplies_bytes(target: CpuTarget) -> bool:
+    flag = "avx512_vnni" if target.vector_bits == 512 else "avx_vnni"
+    return flag in target.features
 
 
 def dot_functions(words: Words, lanes: int) -> str:

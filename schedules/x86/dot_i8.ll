@@ -1,4 +1,4 @@
-; Products of unsigned and signed bytes by AVX-512 VNNI, for `dot`. It is a template: $lanes is the number of words in a
+; Products of unsigned and signed bytes by VNNI, for `dot`. It is a template: $lanes is the number of words in a
 ; vector, of $factors factors, and $bits its size.
 
 ; Return %sums plus, in each lane, the products of the unsigned bytes of %word and the signed ones of that lane of %words.

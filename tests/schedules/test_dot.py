@@ -37,7 +37,8 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_words_agree_with_the_reference(name, target):
     """Each shape in one layout, and the types that a target has words for and no other has alike."""
-    own = {"x86-64-v4-vnni": ["int8"], "x86-64-v4-bf16": ["bfloat16"]}.get(target.name, ["int8", "uint8"])
+    special = {"x86-64-v3-vnni": ["int8"], "x86-64-v4-vnni": ["int8"], "x86-64-v4-bf16": ["bfloat16"]}
+    own = special.get(target.name, ["int8", "uint8"])
     for number, dtype in enumerate(own):
         check(name, ("NCX", "NXC")[(list(SHAPES).index(name) + number + len(own)) % 2], dtype, target)
 
@@ -67,6 +68,7 @@ def check(name, data_format, dtype, target):
     [
         ("int8", "x86-64-v3", r"vpmaddwd .*ymm"),
         ("uint8", "x86-64-v4", r"vpmaddwd .*zmm"),
+        ("int8", "x86-64-v3-vnni", r"vpdpbusd .*ymm"),
         ("int8", "x86-64-v4-vnni", r"vpdpbusd .*zmm"),
         ("uint8", "x86-64-v4-vnni", r"vpdpwssd .*zmm"),
         ("bfloat16", "x86-64-v4-bf16", r"vdpbf16ps .*zmm"),

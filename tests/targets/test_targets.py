@@ -32,7 +32,7 @@ from tvm_deconv.targets import (
 from tvm_deconv.targets.cpu import _CACHES, CpuTarget, microarchitectures
 
 V3, V4 = CPU_TARGETS["x86-64-v3"], CPU_TARGETS["x86-64-v4"]
-CPUS = "x86-64-v3, x86-64-v4, x86-64-v4-vnni, x86-64-v4-bf16"
+CPUS = "x86-64-v3, x86-64-v4, x86-64-v3-vnni, x86-64-v4-vnni, x86-64-v4-bf16"
 NAMES = f"{CPUS}, cuda-sm_80, cuda-sm_86, cuda-sm_89, cuda-sm_90, cuda-sm_100, cuda-sm_120, cuda"
 
 CPUINFO = """\
@@ -121,6 +121,7 @@ def test_features_are_those_of_the_psabi(target):
     names = {
         "avx512_bf16": "avx512bf16",
         "avx512_vnni": "avx512vnni",
+        "avx_vnni": "avxvnni",
         "pni": "sse3",
         "abm": "lzcnt",
         "bmi1": "bmi",
@@ -327,7 +328,8 @@ def test_a_target_says_why_it_does_not_run_at_a_place(name, place, refusal):
 
 def test_the_closest_code_for_a_device():
     assert get("cuda").closeness(DEVICE) == get("cuda-sm_90").closeness(DEVICE) == (9, 0)
-    assert get("cuda").closeness(Place(Host(V3_FLAGS), capability=(12, 0))) == (0, 0)
+    assert get("cuda").closeness(Place(Host(V3_FLAGS), capability=(12, 1))) == (12, 0)
+    assert get("cuda").closeness(Place(Host(V3_FLAGS), capability=(13, 0))) == (0, 0)
     assert V3.closeness(Place(Host(V3_FLAGS))) == (0, 0)
 
 

@@ -99,7 +99,7 @@ def _level(name: str, features: frozenset[str], **sizes: int) -> CpuTarget:
 
 
 #: Extensions that multiply words of low-precision factors, by the names of /proc/cpuinfo and of LLVM.
-_EXTENSIONS = {"avx512_vnni": "avx512vnni", "avx512_bf16": "avx512bf16"}
+_EXTENSIONS = {"avx_vnni": "avxvnni", "avx512_vnni": "avx512vnni", "avx512_bf16": "avx512bf16"}
 
 
 def _extended(level: CpuTarget, suffix: str, *flags: str) -> CpuTarget:
@@ -116,10 +116,12 @@ CPU_LEVELS: Mapping[str, CpuTarget] = {
     )
 }
 
-_AVX512 = CPU_LEVELS["x86-64-v4"]
-#: The levels, and those with instructions for low precision: Cascade Lake and Ice Lake; Zen 4 and Sapphire Rapids.
+_AVX2, _AVX512 = CPU_LEVELS.values()
+#: The levels, and those with instructions for low precision: Alder Lake; Cascade Lake and Ice Lake; Zen 4 and Sapphire
+#: Rapids.
 CPU_TARGETS: Mapping[str, CpuTarget] = {
     **CPU_LEVELS,
+    "x86-64-v3-vnni": _extended(_AVX2, "vnni", "avx_vnni"),
     "x86-64-v4-vnni": _extended(_AVX512, "vnni", "avx512_vnni"),
     "x86-64-v4-bf16": _extended(_AVX512, "bf16", "avx512_vnni", "avx512_bf16"),
 }
