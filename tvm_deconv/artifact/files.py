@@ -18,6 +18,7 @@ from tvm_deconv.artifact import pack
 from tvm_deconv.errors import ArtifactError
 
 T = TypeVar("T")
+UNFINISHED = ".unfinished-"
 
 
 @contextlib.contextmanager
@@ -29,7 +30,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     import tempfile  # which imports every way to compress
 
-    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=path.parent) as directory:
+    with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=path.parent) as directory:
         unfinished = Path(directory) / path.name
         yield unfinished
         with contextlib.suppress(FileNotFoundError):
