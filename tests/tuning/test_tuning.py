@@ -23,7 +23,14 @@ from tvm_deconv.tuning import search, session
 from tvm_deconv.tuning.runners import local
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    """Searches do not end before their trials: of a problem of a microsecond anything may be the fastest at once."""
+    monkeypatch.setattr("tvm_deconv.tuning.search._NOTHING", 0.0)
+
+
 @runs_v3
+@pytest.mark.usefixtures("patient")
 def test_a_search_keeps_everything_and_resumes(tmp_path):
     heard = []
 
@@ -313,6 +320,7 @@ def spoilt(tmp_path, monkeypatch):
 
 
 @runs_v3
+@pytest.mark.usefixtures("patient")
 def test_bad_candidates_do_not_stop_a_search_and_are_never_best(spoilt, tmp_path):
     bodies = iter(["for (;;) {}", "__builtin_trap();", "(void)0;"])
     default, bad = selection.default_schedule(SMALL, V3), {}
@@ -329,6 +337,7 @@ def test_bad_candidates_do_not_stop_a_search_and_are_never_best(spoilt, tmp_path
 
 
 @runs_v3
+@pytest.mark.usefixtures("patient")
 def test_an_interrupted_search_has_kept_what_it_measured(tmp_path):
     def interrupt(trial):
         if trial.done == 2:
