@@ -13,7 +13,7 @@ from tvm.tirx import PrimFunc
 
 from tvm_deconv.compute.gather import Index, Section, reached, unravel
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.cuda.emit import Arguments, Place, each, launch, local, pack_filter, when
+from tvm_deconv.schedules.cuda.emit import Arguments, Place, Rounding, each, launch, local, pack_filter, when
 
 #: Sections in one launch: each is a copy of the kernel's body, and nvcc's time grows with it.
 _TOGETHER = 8
@@ -51,9 +51,9 @@ def packed_elements(all_sections: Sequence[Section]) -> int:
 
 
 def pack_sections(
-    problem: Problem, all_sections: Sequence[Section], dtype: str, rounded: Callable[[Expr], Expr]
+    problem: Problem, all_sections: Sequence[Section], dtype: str, roundings: Sequence[Rounding]
 ) -> PrimFunc:
-    """Build ``pack``, which brings the filter into the tiles of its sections, its elements `rounded`."""
+    """Build ``pack``, which brings the filter into the tiles of its sections, once for each of `roundings`."""
 
     def place(section: Section) -> Place:
         def of(number: Expr) -> tuple[Index, Index, Index, list[Index], list[Expr]]:
@@ -68,8 +68,13 @@ def pack_sections(
 
         return of
 
-    parts = [(section.offset, math.prod(section.shape), place(section)) for section in all_sections]
-    return pack_filter(problem, packed_elements(all_sections), dtype, parts, rounded)
+    elements = packed_elements(all_sections)
+    parts = [
+        (number * elements + section.offset, math.prod(section.shape), place(section), rounding)
+        for number, rounding in enumerate(roundings)
+        for section in all_sections
+    ]
+    return pack_filter(problem, len(roundings) * elements, dtype, parts)
 
 
 def each_block(

@@ -37,6 +37,11 @@ def one_task(problem: Problem, plan: Any) -> int:  # noqa: ARG001
     return 1
 
 
+def as_it_is(element: Expr) -> Expr:
+    """Return an element of the filter without a change, as most are packed."""
+    return element
+
+
 def index_dtype(*elements: int) -> str:
     """Return the type of indices for arrays of these numbers of elements."""
     return "int32" if max(elements) < 2**31 - _BEYOND else "int64"
@@ -123,6 +128,11 @@ class Arguments:
         return ravel((n, channel, *i), (channels, *geometry.output))
 
     @property
+    def packed_elements(self) -> int:
+        """Number of elements of the packed filter."""
+        return int(self.packed.shape[0])
+
+    @property
     def outputs(self) -> int:
         """Number of output elements."""
         return self.geometry.batch * self.geometry.groups * self.geometry.out_channels * math.prod(self.geometry.output)
@@ -139,6 +149,8 @@ class Function:
     done: PrimFunc
 
 
+#: What an element of the filter becomes as it is packed.
+Rounding: TypeAlias = Callable[[Expr], Expr]
 #: From the number of a packed element to group, input channel, output channel, kernel index, and conditions on them.
 Place: TypeAlias = Callable[[Expr], tuple[Index, Index, Index, Sequence[Index], Sequence[Expr]]]
 
@@ -243,13 +255,12 @@ def pack_filter(
     problem: Problem,
     elements: int,
     dtype: str,
-    parts: Sequence[tuple[int, int, Place]],
-    rounded: Callable[[Expr], Expr] | None = None,
+    parts: Sequence[tuple[int, int, Place, Rounding]],
 ) -> PrimFunc:
     """Build ``pack(filter [G, Ci, Co, *K], packed [elements])``.
 
-    `parts` holds the offset, the number of elements and their `Place` for each part of the packed filter. An element
-    whose conditions do not hold is zero. `rounded`, if given, is applied to each element.
+    `parts` holds the offset, the number of elements, their `Place` and their rounding for each part of the packed
+    filter. An element whose conditions do not hold is zero.
     """
     given = (problem.groups, problem.in_channels, problem.out_channels, *problem.kernel)
     index = index_dtype(math.prod(given), elements)
@@ -260,14 +271,13 @@ def pack_filter(
             extents = [IntImm(index, extent) for extent in given]
             source = build.arg("filter", build.buffer(extents, storage_dtype(problem.dtype), layout=None))
             packed = build.arg("packed", build.buffer([IntImm(index, elements)], dtype, layout=None))
-            for offset, count, place in parts:
+            for offset, count, place, rounded in parts:
                 with each(count) as number:
                     g, ci, co, places, conditions = place(number)
                     element = source[(g, ci, co, *places[3 - problem.rank :])]
                     if dtype != storage_dtype(problem.dtype):
                         element = to_accumulator(element, problem.dtype, dtype)
-                    if rounded is not None:
-                        element = rounded(element)
+                    element = rounded(element)
                     if conditions:
                         element = tirx.if_then_else(tirx.all(*conditions), element, tirx.const(0, dtype))
                     build.buffer_store(packed, element, [number + offset])

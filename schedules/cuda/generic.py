@@ -20,6 +20,7 @@ from tvm_deconv.schedules.cuda.emit import (
     MULTIPROCESSORS,
     THREADS,
     Arguments,
+    as_it_is,
     deconv,
     each,
     local,
@@ -60,7 +61,7 @@ def build_kernel(problem: Problem, target: CudaTarget, plan: Plan) -> Kernel:  #
         g, ci, *taps, co = unravel(number, extents)
         return g, ci, co, taps, []
 
-    pack = pack_filter(problem, elements, problem.accumulate_dtype, [(0, elements, place)])
+    pack = pack_filter(problem, elements, problem.accumulate_dtype, [(0, elements, place, as_it_is)])
     with deconv(problem, elements, problem.accumulate_dtype) as (function, args), each(args.outputs) as flat:
         _gather(args, kernel, extents, flat)
     return Kernel(problem, function.done, pack, "cuda_generic", plan.knobs, elements, problem.accumulate_dtype)

@@ -32,6 +32,7 @@ from tvm_deconv.schedules.cuda.emit import (
     THREADS,
     Arguments,
     aligned_or_not,
+    as_it_is,
     deconv,
     launch,
     local,
@@ -158,7 +159,7 @@ def build_kernel(problem: Problem, target: CudaTarget, plan: Plan) -> Kernel:  #
 
         aligned_or_not([args.out] if vector > 1 else [], 4 * vector, launches)
         finish_sums(args, 1)
-    pack = pack_filter(problem, elements, dtype, [(one.offset, one.elements, one.place) for one in packing])
+    pack = pack_filter(problem, elements, dtype, [(one.offset, one.elements, one.place, as_it_is) for one in packing])
     return Kernel(problem, function.done, pack, "cuda_narrow", plan.knobs, elements, dtype)
 
 

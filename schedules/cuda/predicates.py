@@ -68,7 +68,7 @@ def products_of_position(problem: Problem) -> int:
 
 def multiplied_type(problem: Problem) -> str | None:
     """Return the type in which tensor cores multiply; None if they do not."""
-    kind = "tf32" if problem.precision == "tf32" else problem.dtype
+    kind = problem.dtype if problem.precision == "ieee" else "tf32"
     return kind if kind in MMA_TERMS else None
 
 

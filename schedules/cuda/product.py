@@ -81,7 +81,7 @@ class _Threads(Form):
     def a(self, m: Index, k: Index) -> Index:
         return k * self.pitch + m
 
-    def b(self, k: Index, n: Index) -> Index:
+    def b(self, k: Index, n: Index, part: int = 0) -> Index:  # noqa: ARG002
         return self.b_first + k * self.plan.tile_n + n
 
     def allocate(self) -> tuple[Expr, ...]:
@@ -99,7 +99,15 @@ class _Threads(Form):
         within = thread % (plan.tile_n // plan.part_n) * (plan.part_n // self.parts_n)
         return part * (plan.tile_n // self.parts_n) + within
 
-    def multiply(self, thread: Expr, memory: Expr, base: Expr, sums: Expr, registers: Sequence[Expr]) -> None:
+    def multiply(
+        self,
+        thread: Expr,
+        step: Expr,  # noqa: ARG002
+        memory: Expr,
+        base: Expr,
+        sums: Expr,
+        registers: Sequence[Expr],
+    ) -> None:
         plan, (a_read, b_read) = self.plan, registers
         with build.unroll(plan.tile_k) as k:
             width = plan.part_m // self.parts_m

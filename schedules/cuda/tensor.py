@@ -15,9 +15,11 @@ Registers for 64x32: 64 sums, 24 operands, staged elements, the rest for address
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 
@@ -25,10 +27,10 @@ from tvm_deconv.compute.gather import Index, sections
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
-from tvm_deconv.schedules.cuda.emit import local, one_task
+from tvm_deconv.schedules.cuda.emit import Rounding, as_it_is, local, one_task, when
 from tvm_deconv.schedules.cuda.predicates import fills_tensor_cores, is_for_tensor_cores, multiplied_type
 from tvm_deconv.schedules.cuda.tiles import DIVISIONS, Cells, Form, Plan, cheapest, matrix_kernel, searched
-from tvm_deconv.schedules.cuda.warp import MMA_TERMS, ldmatrix, mma, tf32
+from tvm_deconv.schedules.cuda.warp import MMA_TERMS, high, ldmatrix, low, mma, tf32
 from tvm_deconv.targets import CudaTarget
 
 PLANS = (
@@ -40,9 +42,14 @@ PLANS = (
     Plan(128, 8, 32, 32, 8),
 )
 _PAD = 8
-#: In multiply-adds of CUDA cores: one of tensor cores by type, and gathering elements of A that go together.
+#: In multiply-adds of CUDA cores: one of tensor cores by type, gathering elements of A that go together, and splitting
+#: one into two parts.
 _MMA = {"float16": 1 / 8, "bfloat16": 1 / 8, "tf32": 1 / 4}
-_GATHER = 8
+_GATHER, _SPLIT = 8, 5
+#: Elements of a warp's part, at most, if sums share registers with places of different products or with partial sums.
+_MOST_SHARED = 1024
+#: Terms that tensor cores add up, at most, if each product is three: they round towards zero.
+_TRUNCATED = 32
 
 
 class _Warps(Form):
@@ -55,7 +62,7 @@ class _Warps(Form):
         super().__init__(problem, plan, storage_dtype(problem.dtype), 32 * plan.parts)
         kind = multiplied_type(problem)
         assert kind is not None
-        self.kind, self.single = kind, kind == "tf32"
+        self.kind, self.single, self.triple = kind, kind == "tf32", problem.precision == "tf32x3"
         self.pitch_a = plan.tile_k + self.lanes if self.k_fastest else plan.tile_m + _PAD
         self.pitch_b = plan.tile_n + _PAD
         self.tiles_m, self.tiles_n = plan.part_m // 16, plan.part_n // 8
@@ -70,7 +77,7 @@ class _Warps(Form):
 
     @property
     def stage(self) -> int:
-        return self.b_first + self.plan.tile_k * self.pitch_b
+        return self.b_first + len(self.roundings) * self.plan.tile_k * self.pitch_b
 
     @property
     def sums(self) -> int:
@@ -78,7 +85,7 @@ class _Warps(Form):
 
     @property
     def operands(self) -> int:
-        return 4 * self.tiles_m + 2 * self.tiles_n
+        return 8 + 4 * self.tiles_n + self.sums if self.triple else 4 * self.tiles_m + 2 * self.tiles_n
 
     @property
     def term(self) -> float:
@@ -86,18 +93,28 @@ class _Warps(Form):
         plan = self.plan
         gather = (DIVISIONS if self.divides else _GATHER) / self.wide
         reads = 8 / plan.part_m + 8 / plan.part_n
-        return plan.tile_m * (plan.tile_n * _MMA[self.kind] * (1 + reads) + gather) + plan.tile_n
+        product = _MMA[self.kind] * (3 if self.triple else 1) * (1 + reads)
+        split = _SPLIT / plan.part_n if self.triple else 0
+        return plan.tile_m * (plan.tile_n * (product + split) + gather) + plan.tile_n
 
     def a(self, m: Index, k: Index) -> Index:
         return m * self.pitch_a + k if self.k_fastest else k * self.pitch_a + m
 
-    def b(self, k: Index, n: Index) -> Index:
-        return self.b_first + k * self.pitch_b + n
+    def b(self, k: Index, n: Index, part: int = 0) -> Index:
+        return self.b_first + (part * self.plan.tile_k + k) * self.pitch_b + n
 
-    def rounded(self, element: Expr) -> Expr:
-        return tf32(element) if self.single else element
+    @property
+    def roundings(self) -> Sequence[Rounding]:
+        if self.triple:
+            return [high, lambda element: low(element, high(element))]
+        return [tf32] if self.single else [as_it_is]
 
     def allocate(self) -> tuple[Expr, ...]:
+        if self.triple:
+            registers = local(8, "float32"), local(4 * self.tiles_n, "float32"), local(self.sums, "float32")
+            with build.unroll(self.sums) as i:
+                build.buffer_store(registers[-1], tirx.const(0, "float32"), [i])
+            return registers
         dtype = "float32" if self.single else "uint32"
         return local(4 * self.tiles_m, dtype), local(2 * self.tiles_n, dtype)
 
@@ -106,16 +123,48 @@ class _Warps(Form):
         warp, across = thread // 32, self.plan.tile_n // self.plan.part_n
         return warp // across * self.plan.part_m, warp % across * self.plan.part_n
 
-    def multiply(self, thread: Expr, memory: Expr, base: Expr, sums: Expr, registers: Sequence[Expr]) -> None:
+    def multiply(
+        self, thread: Expr, step: Expr, memory: Expr, base: Expr, sums: Expr, registers: Sequence[Expr]
+    ) -> None:
+        if self.triple:
+            self._multiply_parts(thread, memory, base, registers)
+            tiles = max(1, _TRUNCATED // self.plan.tile_k)
+            with when([step % tiles == tiles - 1] if tiles > 1 else []):
+                self._collect(sums, registers[-1])
+            return
         a_read, b_read = registers
         row, column = self._first(thread)
         terms, lane = MMA_TERMS[self.kind], thread % 32
-        with build.unroll(self.plan.tile_k // terms) as step:
+        with build.unroll(self.plan.tile_k // terms) as part:
             with build.unroll(self.tiles_m) as i:
-                self._read_a(memory, base, lane, row + 16 * i, step * terms, a_read, 4 * i)
-            self._read_b(memory, base, lane, column, step * terms, b_read)
+                self._read_a(memory, base, lane, row + 16 * i, part * terms, a_read, 4 * i)
+            self._read_b(memory, base, lane, column, part * terms, b_read)
             with build.unroll(self.tiles_m) as i, build.unroll(self.tiles_n) as j:
                 mma(self.kind, sums, 4 * (i * self.tiles_n + j), a_read, 4 * i, b_read, 2 * j)
+
+    def _multiply_parts(self, thread: Expr, memory: Expr, base: Expr, registers: Sequence[Expr]) -> None:
+        """Add the products of high parts, and of high and low parts, the small ones first."""
+        a_read, b_read, partial = registers
+        row, column = self._first(thread)
+        terms, lane, lows = MMA_TERMS[self.kind], thread % 32, 2 * self.tiles_n
+        with build.unroll(self.plan.tile_k // terms) as part:
+            for half in range(2):
+                self._read_b(memory, base, lane, column, part * terms, b_read, half)
+            with build.unroll(self.tiles_m) as i:
+                self._read_a(memory, base, lane, row + 16 * i, part * terms, a_read, 0)
+                for a, b in ((4, 0), (0, lows), (0, 0)):
+                    with build.unroll(self.tiles_n) as j:
+                        mma(self.kind, partial, 4 * (i * self.tiles_n + j), a_read, a, b_read, b + 2 * j)
+
+    def _collect(self, sums: Expr, partial: Expr) -> None:
+        """Add the partial sums of tensor cores to the sums, and begin them anew."""
+        with build.unroll(self.sums) as i:
+            build.buffer_store(sums, sums[i] + partial[i], [i])
+            build.buffer_store(partial, tirx.const(0, "float32"), [i])
+
+    def finish(self, sums: Expr, registers: Sequence[Expr]) -> None:
+        if self.triple:
+            self._collect(sums, registers[-1])
 
     def _read_a(self, memory: Expr, base: Expr, lane: Expr, m: Expr, k: Expr, read: Expr, to: Expr) -> None:
         """Read 16 rows from `m` on and the terms of one mma from `k` on to four registers from `to` on."""
@@ -129,14 +178,19 @@ class _Warps(Form):
             with build.unroll(4) as part:
                 place = self.a(m + lane // 4 + part % 2 * 8, k + lane % 4 + part // 2 * 4)
                 element = read[to + part] if self.k_fastest else memory[base + place]
-                build.buffer_store(read, tf32(element), [to + part])
+                if self.triple:
+                    build.buffer_store(read, element, [to + 4 + part])
+                    build.buffer_store(read, high(read[to + 4 + part]), [to + part])
+                    build.buffer_store(read, low(read[to + 4 + part], read[to + part]), [to + 4 + part])
+                else:
+                    build.buffer_store(read, tf32(element), [to + part])
 
-    def _read_b(self, memory: Expr, base: Expr, lane: Expr, n: Expr, k: Expr, read: Expr) -> None:
+    def _read_b(self, memory: Expr, base: Expr, lane: Expr, n: Expr, k: Expr, read: Expr, half: int = 0) -> None:
         """Read the terms of one mma from `k` on and all columns of a warp, from `n` on, two registers for eight."""
         if self.single:
             with build.unroll(self.tiles_n) as j, build.unroll(2) as part:
-                place = self.b(k + lane % 4 + part * 4, n + j * 8 + lane // 4)
-                build.buffer_store(read, memory[base + place], [2 * j + part])
+                place = self.b(k + lane % 4 + part * 4, n + j * 8 + lane // 4, half)
+                build.buffer_store(read, memory[base + place], [2 * (half * self.tiles_n + j) + part])
             return
         # Of a single tile of n, only the rows that lanes 0 to 15 give are read.
         together = min(2, self.tiles_n)
@@ -163,7 +217,8 @@ def _shapes(problem: Problem) -> list[Plan]:
     """
     form = _Warps(problem, PLANS[0])
     differing = len({section.taps for section in sections(problem, 1, 1)}) > 1 and not form.copies
-    shapes = [plan for plan in PLANS if plan.part_m * plan.part_n <= 1024 or not differing]
+    most = _MOST_SHARED if differing or form.triple else math.inf
+    shapes = [plan for plan in PLANS if plan.part_m * plan.part_n <= most]
     halves = [replace(plan, tile_k=16) for plan in shapes]
     return halves if form.single else shapes + halves * (problem.in_channels % 32 > 0)
 

@@ -45,7 +45,9 @@ from tvm_deconv.schedules.cuda.blocks import (
 from tvm_deconv.schedules.cuda.emit import (
     MULTIPROCESSORS,
     Arguments,
+    Rounding,
     aligned_or_not,
+    as_it_is,
     barrier,
     deconv,
     local,
@@ -143,24 +145,30 @@ class Form(abc.ABC):
         """Return the place of an element of A in its stage."""
 
     @abc.abstractmethod
-    def b(self, k: Index, n: Index) -> Index:
-        """Return the place of an element of B in its stage."""
+    def b(self, k: Index, n: Index, part: int = 0) -> Index:
+        """Return the place of an element of B in its stage, of the filter packed by rounding number `part`."""
 
     @abc.abstractmethod
     def allocate(self) -> tuple[Expr, ...]:
         """Return the registers that `multiply` needs besides the sums."""
 
     @abc.abstractmethod
-    def multiply(self, thread: Expr, memory: Expr, base: Expr, sums: Expr, registers: Sequence[Expr]) -> None:
-        """Add the product of the stage that begins at `base`."""
+    def multiply(
+        self, thread: Expr, step: Expr, memory: Expr, base: Expr, sums: Expr, registers: Sequence[Expr]
+    ) -> None:
+        """Add the product of tile number `step`, whose stage begins at `base`."""
+
+    def finish(self, sums: Expr, registers: Sequence[Expr]) -> None:  # noqa: B027
+        """Bring to `sums` what `multiply` may hold elsewhere."""
 
     @abc.abstractmethod
     def cells(self, thread: Expr) -> Iterator[Cells]:
         """Yield the rows and columns of the sums of a thread, neighbouring columns together."""
 
-    def rounded(self, element: Expr) -> Expr:
-        """Return an element of the filter as it is packed."""
-        return element
+    @property
+    def roundings(self) -> Sequence[Rounding]:
+        """How elements of the filter are packed, once for each."""
+        return [as_it_is]
 
     @property
     def accumulator(self) -> str:
@@ -307,7 +315,7 @@ def matrix_kernel(form: Form) -> Kernel:
     """Build the kernel of a form."""
     problem, plan = form.problem, form.plan
     all_sections = sections(problem, plan.tile_k, plan.tile_n)
-    elements = packed_elements(all_sections)
+    elements = len(form.roundings) * packed_elements(all_sections)
     outputs = math.prod(problem.replace(batch=max(problem.batch, 1)).output_shape) if plan.split > 1 else 0
     with deconv(problem, elements, form.dtype, plan.split * outputs) as (function, args):
 
@@ -330,7 +338,7 @@ def matrix_kernel(form: Form) -> Kernel:
 
         aligned_or_not([args.data] if form.wide > 1 else [], form.wide * _BYTES[form.dtype], launches)
         finish_sums(args, plan.split)
-    pack = pack_sections(problem, all_sections, form.dtype, form.rounded)
+    pack = pack_sections(problem, all_sections, form.dtype, form.roundings)
     return Kernel(
         problem=problem,
         deconv=function.done,
@@ -410,11 +418,12 @@ def _sum(
         gather.start(first + tile, base)
         place = (block.group * section.tiles_n + block.tile_n) * args.const(section.tiles_k) + first + tile
         begin = args.const(section.offset) + place * (plan.tile_k * plan.tile_n)
-        for j in range(-(-vectors // form.threads)):
+        for part, j in itertools.product(range(len(form.roundings)), range(-(-vectors // form.threads))):
             number = thread + j * form.threads
             with when([number < vectors] if vectors % form.threads else []):
-                to = base + form.b(number // across, number % across * form.lanes)
-                copy(16, memory, to, args.packed[begin + number * form.lanes], [])
+                to = base + form.b(number // across, number % across * form.lanes, part)
+                source = begin + number * form.lanes + part * (args.packed_elements // len(form.roundings))
+                copy(16, memory, to, args.packed[source], [])
 
     with build.serial(0, ahead) as tile:
         with when([tile < count]):
@@ -430,10 +439,11 @@ def _sum(
         with when(there):
             start(step + ahead, base)
         commit()
-        form.multiply(thread, memory, step % plan.stages * form.stage, sums, registers)
+        form.multiply(thread, step, memory, step % plan.stages * form.stage, sums, registers)
         if not form.copies:
             with when(there):
                 gather.finish(base)
+    form.finish(sums, registers)
     barrier()
 
 

@@ -26,6 +26,17 @@ __device__ __forceinline__ float tvm_deconv_tf32(float value) {
   return __uint_as_float(rounded);
 }
 
+// ---- high
+__device__ __forceinline__ float tvm_deconv_high(float value) {
+  unsigned bits = __float_as_uint(value), rounded = (bits + 0x1000u) & 0xffffe000u;
+  return __uint_as_float(fabsf(value) < 3.4011e38f ? rounded : bits & 0xbf800000u);
+}
+
+// ---- low
+__device__ __forceinline__ float tvm_deconv_low(float value, float high) {
+  return __uint_as_float(__float_as_uint(value - high) & 0xffffe000u);
+}
+
 // ---- copy
 __device__ __forceinline__ void tvm_deconv_copy${size}(void* to, const void* from, bool exists) {
   unsigned address = (unsigned)__cvta_generic_to_shared(to);

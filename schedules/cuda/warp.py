@@ -73,6 +73,20 @@ def tf32(value: Expr) -> Expr:
     return cuda_func_call("tvm_deconv_tf32", value, source_code=_source("tf32"), return_type="float32")
 
 
+def high(value: Expr) -> Expr:
+    """Return a float32 `value` rounded to TF32, or 0.5 or 1 with its sign if it is infinite, NaN or all but infinite.
+
+    The product of two numbers is that of their high parts, and of each one's high with the other's `low`. Infinity is
+    in the low part alone, so that it meets no zero but where the other number is zero.
+    """
+    return cuda_func_call("tvm_deconv_high", value, source_code=_source("high"), return_type="float32")
+
+
+def low(value: Expr, high_part: Expr) -> Expr:
+    """Return what `high_part` leaves of a float32 `value`, cut off to TF32: a bit of the last place at most."""
+    return cuda_func_call("tvm_deconv_low", value, high_part, source_code=_source("low"), return_type="float32")
+
+
 def copy(size: int, memory: Expr, to: Expr | int, element: Expr, conditions: Sequence[Expr]) -> None:
     """Begin to copy `size` bytes from `element` on to shared memory; copy zeros unless all `conditions` hold.
 

@@ -19,6 +19,7 @@ from tvm_deconv.targets import Host, Place
 
 EXACT = td.Problem(1, 1, 16, 16, (6, 7), (4, 4), (2, 2), (1, 1), (1, 1), (12, 14), epilogue=td.Epilogue(True, "relu"))
 LOOSE = EXACT.replace(precision="tf32")
+BETWEEN = EXACT.replace(precision="tf32x3")
 
 
 def test_it_is_part_of_the_key():
@@ -26,14 +27,17 @@ def test_it_is_part_of_the_key():
     assert "-float32+tf32-" in LOOSE.key
     assert td.Problem.from_key(LOOSE.key) == LOOSE
     assert "tf32" not in EXACT.key
-    assert LOOSE.artifact_keys == (LOOSE.artifact_key, EXACT.artifact_key)
+    assert "-float32+tf32x3-" in BETWEEN.key
+    assert td.Problem.from_key(BETWEEN.key) == BETWEEN
+    assert LOOSE.artifact_keys == (LOOSE.artifact_key, BETWEEN.artifact_key, EXACT.artifact_key)
+    assert BETWEEN.artifact_keys == (BETWEEN.artifact_key, EXACT.artifact_key)
     assert EXACT.artifact_keys == (EXACT.artifact_key,)
 
 
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: EXACT.replace(precision="fast"), "precision='fast': must be one of ieee, tf32"),
+        (lambda: EXACT.replace(precision="fast"), "precision='fast': must be one of ieee, tf32x3, tf32"),
         (lambda: LOOSE.replace(dtype="float64"), "precision='tf32': must be ieee where dtype=float64"),
         (
             lambda: td.Problem.from_key(EXACT.key.replace("float32", "float32+ieee")),
@@ -65,7 +69,7 @@ def test_every_dialect_takes_it(tmp_path):
     path.write_text(json.dumps([entry | {"precision": "tf32"}, entry]))
     assert [layer.problem.precision for layer in scan(path)] == ["tf32", "ieee"]
     path.write_text(json.dumps([entry | {"precision": "fast"}]))
-    with pytest.raises(SourceError, match=r"precision='fast': must be one of ieee, tf32"):
+    with pytest.raises(SourceError, match=r"precision='fast': must be one of ieee, tf32x3, tf32"):
         scan(path)
 
 
@@ -84,10 +88,13 @@ def test_more_exact_serves_and_less_does_not():
     # Closer code of what computes more slowly comes second.
     both = [manifest(EXACT, "cuda-sm_90"), manifest(LOOSE, "cuda")]
     assert accepted(LOOSE, both, (9, 0)) == both[::-1]
-    dynamic = EXACT.replace(batch="any")
-    assert dynamic.serves(LOOSE)
-    assert not dynamic.replace(precision="tf32").serves(EXACT)
-    assert dynamic.replace(precision="tf32").serves(LOOSE)
+    between = manifest(BETWEEN, "cuda-sm_80")
+    assert accepted(BETWEEN, [loose, exact, between]) == [between, exact]
+    assert accepted(LOOSE, [between]) == [between]
+    assert accepted(EXACT, [between]) == []
+    dynamic = [EXACT.replace(batch="any", precision=precision) for precision in td.problem.PRECISIONS]
+    for (i, served), (j, asked) in itertools.product(enumerate(dynamic), enumerate((EXACT, BETWEEN, LOOSE))):
+        assert served.serves(asked) == (i <= j)
 
 
 def test_cpus_compute_exactly(tmp_path):
@@ -108,6 +115,8 @@ def test_it_is_never_silent(algorithm, data_format):
     problem = EXACT.replace(data_format=data_format)
     if algorithm.supports(problem, TARGET):
         kernel = build_kernel(problem, algorithm)
-        assert "tf32" not in source(kernel.functions)
+        text = source(kernel.functions)
+        assert "tf32" not in text
+        assert "tvm_deconv_high" not in text
     else:
         assert algorithm.name in ("cuda_narrow", "cuda_tensor")

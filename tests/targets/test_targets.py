@@ -348,8 +348,9 @@ def test_names_of_targets():
         of_names([])
 
 
-def test_only_devices_compute_in_tf32():
-    problem = Problem(1, 1, 1, 1, (4,), (2,), (2,), (1,), (0,), (8,), precision="tf32")
+@pytest.mark.parametrize("precision", ["tf32", "tf32x3"])
+def test_only_devices_compute_in_tf32(precision):
+    problem = Problem(1, 1, 1, 1, (4,), (2,), (2,), (1,), (0,), (8,), precision=precision)
     assert V3.computes(problem).precision == "ieee"
     assert get("cuda").computes(problem) is problem
 

@@ -23,7 +23,7 @@ from tvm_deconv.artifact import files
 from tvm_deconv.artifact.select import Accepted
 from tvm_deconv.compiler.process import Worker, WorkerError
 from tvm_deconv.errors import BuildError
-from tvm_deconv.problem import ACTIVATIONS, Epilogue, Problem
+from tvm_deconv.problem import ACTIVATIONS, PRECISIONS, Epilogue, Problem
 from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.runtime.library import load
 
@@ -31,6 +31,7 @@ DEVICE = "cuda"
 #: Largest allowed deviation, as a part of the largest element.
 TOLERANCES = {
     "float32": 1e-5,
+    "tf32x3": 1e-5,
     "tf32": 1.5e-3,
     "float64": 1e-12,
     "float16": 3e-3,
@@ -39,9 +40,15 @@ TOLERANCES = {
     "uint8": 0.0,
 }
 #: Multiply-adds per second of an H100 or H200.
-RATES = {"float32": 67e12 / 2, "tf32": 495e12 / 2, "float16": 990e12 / 2, "bfloat16": 990e12 / 2}
+RATES = {
+    "float32": 67e12 / 2,
+    "tf32x3": 495e12 / 6,
+    "tf32": 495e12 / 2,
+    "float16": 990e12 / 2,
+    "bfloat16": 990e12 / 2,
+}
 #: The settings that layers run in: type, and format of the data.
-SETTINGS = (("float32", "NCX"), ("float16", "NCX"), ("tf32", "NCX"), ("float16", "NXC"))
+SETTINGS = (("float32", "NCX"), ("tf32x3", "NCX"), ("float16", "NCX"), ("tf32", "NCX"), ("float16", "NXC"))
 ROUNDS, CALLS = 7, 10
 _MOST_COPIES = 64
 #: Seconds for a process to take the device, and for one step of one row.
@@ -58,8 +65,8 @@ class TimeIsUp(BaseException):
 
 
 def of_type(problem: Problem, kind: str, data_format: str) -> Problem:
-    """Return the problem in a type and format; tf32 is float32 that permits it."""
-    dtype, precision = ("float32", "tf32") if kind == "tf32" else (kind, "ieee")
+    """Return the problem in a type and format; tf32 and tf32x3 are float32 that permits them."""
+    dtype, precision = ("float32", kind) if kind in PRECISIONS else (kind, "ieee")
     return problem.replace(dtype=dtype, precision=precision, data_format=data_format)
 
 

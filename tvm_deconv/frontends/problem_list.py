@@ -4,8 +4,8 @@
 ``[G, Cin/G, Cout/G, *K]``, with G = 1 for the operator without groups. The batch may be "any", and with one or two
 spatial axes their extents, or lists of buckets. The attributes mean what they mean to OpenVINO.
 `epilogue` is the text of an Epilogue, or an object with its fields; ``"bias": true`` adds the bias to it, whatever else
-it holds. ``"precision": "tf32"`` permits TF32. `out_spatial`, if given, must be the extents that follow. Other fields
-are carried through.
+it holds. ``"precision": "tf32"`` permits TF32, and "tf32x3" three products of it for one. `out_spatial`, if given, must
+be the extents that follow. Other fields are carried through.
 """
 
 from __future__ import annotations

@@ -25,8 +25,9 @@ DTYPES = {
     "uint8": Dtype(1, "int32", "int32"),
     "int32": Dtype(4, "int32", "int32"),
 }
-#: How float32 products are computed: as IEEE 754 has it, or with factors rounded to 11 bits where the target can.
-PRECISIONS = ("ieee", "tf32")
+#: How float32 products are computed, the most exact first: as IEEE 754 has it; each as three products of factors of 11
+#: bits; or with factors rounded to 11 bits. Where the target cannot, it computes more exactly.
+PRECISIONS = ("ieee", "tf32x3", "tf32")
 
 
 def element_bytes(dtype: str) -> int:

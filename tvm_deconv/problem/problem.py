@@ -79,7 +79,8 @@ class Problem:
     the largest bucket. `at` gives the problem of a call.
 
     `precision` "tf32", of float32 problems, permits data and filter to be rounded to TF32 before they are multiplied;
-    sums stay float32. It demands nothing: an exact kernel serves such a problem too. Raises ProblemError.
+    sums stay float32. "tf32x3" permits each product to be the sum of three of such factors, as exact as float32 but at
+    its limits. Neither demands anything: a more exact kernel serves such a problem too. Raises ProblemError.
     """
 
     batch: int
@@ -338,8 +339,9 @@ class Problem:
 
     @property
     def artifact_keys(self) -> tuple[str, ...]:
-        """The keys of libraries that serve: `artifact_key`, and that of the exact problem if less is permitted."""
-        return tuple(dict.fromkeys((self.artifact_key, self.replace(precision="ieee").artifact_key)))
+        """The keys of libraries that serve: `artifact_key`, then those of problems that permit less, the exact last."""
+        allowed = PRECISIONS[: PRECISIONS.index(self.precision) + 1]
+        return tuple(self.replace(precision=precision).artifact_key for precision in reversed(allowed))
 
     @staticmethod
     def from_key(key: str) -> Problem:
@@ -385,7 +387,8 @@ class Problem:
         """
         if not set(other.dynamic) <= set(self.dynamic) or other.rank != self.rank:
             return False
-        exact = {"precision": "ieee"} if self.precision == "ieee" else {}
+        as_exact = PRECISIONS.index(self.precision) <= PRECISIONS.index(other.precision)
+        exact = {"precision": self.precision} if as_exact else {}
         try:
             alike = other.replace(filter_format=self.filter_format, dynamic=self.dynamic, buckets=self.buckets, **exact)
         except ProblemError:  # its output would be negative at the representative extent

@@ -59,6 +59,8 @@ inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 
 using std::max;
 using std::min;
+inline unsigned __float_as_uint(float value) { unsigned bits; std::memcpy(&bits, &value, 4); return bits; }
+inline float __uint_as_float(unsigned bits) { float value; std::memcpy(&value, &bits, 4); return value; }
 
 static uint3 blockIdx;
 

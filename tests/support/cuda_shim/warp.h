@@ -52,14 +52,36 @@ inline float shim_tf32(unsigned bits) {
   float value; std::memcpy(&value, &bits, 4); return value;
 }
 
+// A sum as tensor cores form it at their worst: every addend loses what lies below the last bit of the largest, and so
+// does the sum, both towards zero.
+inline float shim_truncated_sum(const double* addends, int count) {
+  double largest = 0, sum = 0;
+  for (int i = 0; i < count; ++i) largest = std::fmax(largest, std::fabs(addends[i]));
+  if (!(largest > 0x1p-100 && largest < 0x1p127)) {
+    for (int i = 0; i < count; ++i) sum += addends[i];
+    return sum;
+  }
+  uint64_t bits;
+  std::memcpy(&bits, &largest, 8);
+  bits &= 0x7ff0000000000000;  // the power of two of the largest
+  double power;
+  std::memcpy(&power, &bits, 8);
+  double unit = power * 0x1p-23;
+  for (int i = 0; i < count; ++i) sum += std::trunc(addends[i] / unit);
+  while (std::fabs(sum) >= 0x1p24) sum = std::trunc(sum / 2), unit *= 2;
+  return sum * unit;
+}
+
 inline void tvm_deconv_mma_tf32(float* c, const void* registers_a, const void* registers_b) {
   const unsigned *a = (const unsigned*)registers_a, *b = (const unsigned*)registers_b;
   const ShimShown* warp = shim_show({nullptr, {a[0], a[1], a[2], a[3]}, {b[0], b[1]}});
   int lane = shim_current % 32;
   for (int part = 0; part < 4; ++part) {
     int row = lane / 4 + part / 2 * 8, column = lane % 4 * 2 + part % 2;
+    double addends[9] = {c[part]};
     for (int k = 0; k < 8; ++k)
-      c[part] += shim_tf32(warp[row % 8 * 4 + k % 4].a[row / 8 + k / 4 * 2]) * shim_tf32(warp[column * 4 + k % 4].b[k / 4]);
+      addends[k + 1] = (double)shim_tf32(warp[row % 8 * 4 + k % 4].a[row / 8 + k / 4 * 2]) * shim_tf32(warp[column * 4 + k % 4].b[k / 4]);
+    c[part] = shim_truncated_sum(addends, 9);
   }
 }
 

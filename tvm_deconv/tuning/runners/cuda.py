@@ -167,8 +167,9 @@ class CudaMachine:
         return Host(frozenset(), name.value.decode(errors="replace"), units, units)
 
     def multiply_adds(self, dtype: str, kernel: Path | None = None) -> float:  # noqa: ARG002
-        """Return the multiply-adds per second of `dtype` (or tf32) at the device's highest clock, from a table."""
+        """Return the multiply-adds per second of `dtype` (or precision) at the device's highest clock, from a table."""
         per_clock = _PER_CLOCK[max(known for known in _PER_CLOCK if known <= self._capability)]
+        per_clock = per_clock | {"tf32x3": per_clock["tf32"] // 3}
         return 1e3 * self._attribute(_CLOCK) * self._attribute(_MULTIPROCESSORS) * per_clock.get(dtype, 64)
 
     def copy(self) -> float:
