@@ -73,6 +73,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("tvm_deconv")
     # PyTorch takes seconds to import and need not be installed.
     if name == "torch":
         return importlib.import_module("tvm_deconv.torch")

@@ -109,7 +109,8 @@ class Steps:
         self.turns += 1
         if self.seconds is None:
             raise WorkerError("its process ended with signal SIGSEGV", died=True)
-        return peers.Turn(self.seconds, 1, 1.0, 0.75, 2)
+        times = tuple(self.seconds * (1 + step / 100) for step in range(101))
+        return peers.Turn(self.seconds, 101, 1.0, 0.75, 2, times)
 
 
 def test_a_race():
@@ -141,6 +142,7 @@ def test_a_race():
     assert list(found) == list(workers)
     assert found["dead"].failure == "its process ended with signal SIGSEGV"
     assert (found["fast"].median, found["fast"].waited, found["fast"].preempted) == (1.0, 0.25, 2.0)
+    assert found["fast"].percentiles == pytest.approx((1.05, 1.95))
     assert not found["wrong"].correct
     assert Row(layer, found).best_peer == "fast"
 
@@ -399,8 +401,9 @@ def test_bench_of_artifacts(quick, artifacts, tmp_path):
     assert found["threads"] == 1
     assert len(found["cpus"]) == 1
     assert "Roofline" in (tmp_path / "report.html").read_text()
-    for said in ("GFLOP/s", "% FMA", "% copy", "Measured here:"):
+    for said in ("GFLOP/s", "% FMA", "% copy", "p5 to p95, ms"):
         assert said in done.stdout
+    assert "Measured here:" in done.stderr
 
 
 def test_bench_of_a_source_with_peers(quick, tmp_path):
@@ -413,7 +416,7 @@ def test_bench_of_a_source_with_peers(quick, tmp_path):
     assert layer["name"] == "up"
     assert [result["correct"] for result in layer["results"].values()] == [True] * 3
     assert layer["best_peer"] in ("onnxruntime", "openvino")
-    assert re.search(r"chosen: geometric mean \d+\.\d\d, worst", done.stdout)
+    assert re.search(r"chosen: geometric mean \d+\.\d\d, worst", done.stderr)
     assert len(td.load(tmp_path / "made").manifests) == 1
 
 
@@ -506,7 +509,7 @@ def test_figures_of_a_mixture_are_refused_before_the_run(quick, artifacts, tmp_p
         (["--layers", "nothing like it"], "must hold a layer that this machine can run and that matches --layers"),
         (["--layout", "XNC"], "'XNC' is not one of 'NCX', 'NXC'"),
         (["--types", "float32,half"], "half is not one of float32, float64, float16, bfloat16, int8"),
-        (["--target", "x86-64-v9"], "target='x86-64-v9': must be one of"),
+        (["--target", "x86-64-v9"], "'x86-64-v9': must be one of"),
         (
             ["--peers", "onnx"],
             "onnx is not one of onnxruntime, openvino, torch, torch-channels-last, mnn, ncnn",
@@ -523,7 +526,7 @@ def test_bench_without_a_compiler(quick, artifacts, monkeypatch):
     monkeypatch.setenv("CXX", "/nowhere/g++")
     done = quick(artifacts, "--threads", 1, "--rounds", 1)
     assert done.exit_code == 0, done.output
-    assert "no rate of multiply-adds: CXX='/nowhere/g++': no such program" in done.stdout
+    assert "no rate of multiply-adds: CXX='/nowhere/g++': no such program" in done.stderr
 
 
 def test_bench_of_what_is_broken(quick, artifacts, tmp_path):
@@ -533,5 +536,5 @@ def test_bench_of_what_is_broken(quick, artifacts, tmp_path):
     done = quick(tmp_path, "--threads", 1, "--rounds", 1)
     assert done.exit_code == 1
     name = made.file(tmp_path, made.PLAIN, "").name
-    assert done.stderr == f"Error: these layers failed or are wrong: {name}\n"
-    assert "IntegrityError: size=0" in done.stdout
+    assert done.stderr.endswith(f"Error: these layers failed or are wrong: {name}\n")
+    assert "IntegrityError: size=0" in done.stderr

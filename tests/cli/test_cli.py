@@ -62,16 +62,16 @@ def small(tmp_path_factory):
 def test_compile(small):
     _, directory, result = small
     assert result.exit_code == 0, result.output
-    assert "small.json: 2 of 2 layers covered" in result.stdout
-    assert "two[red]" in result.stdout
-    assert re.search(r"made: 2 built, 0 up to date, 0 failed in \d", result.stdout)
+    assert "small.json: 2 of 2 layers covered" in result.stderr
+    assert "two[red]\tGroupConvolutionBackpropData\tyes\t4->6 g2 k4 s2 7 bias+relu\t" in result.stdout
+    assert re.search(r"made: 2 built, 0 up to date, 0 failed in \d", result.stderr)
     assert {manifest.layers for manifest in td.load(directory).manifests} == {("one",), ("two[red]",)}
 
 
 def test_what_is_compiled_verifies(small):
     result = run("verify", small[1])
     assert result.exit_code == 0, result.output
-    assert "2 ok, 0 failed, 0 not for this machine" in result.stdout
+    assert "2 ok, 0 failed, 0 not for this machine" in result.stderr
 
 
 def test_compile_again_builds_nothing(small):
@@ -79,7 +79,7 @@ def test_compile_again_builds_nothing(small):
     before = {path: path.stat().st_mtime_ns for path in directory.iterdir()}
     result = run("compile", source, "--output", directory)
     assert result.exit_code == 0, result.output
-    assert "0 built, 2 up to date, 0 failed" in result.stdout
+    assert "0 built, 2 up to date, 0 failed" in result.stderr
     assert before == {path: path.stat().st_mtime_ns for path in directory.iterdir()}
 
 
@@ -88,12 +88,11 @@ def built(monkeypatch):
     """What the command asks to have built; nothing is."""
     calls = []
 
-    def compile(problems, target, output, *, layers, jobs, algorithms, on_outcome, logs, installed):
+    def compile(problems, target, output, *, layers, jobs, algorithms, on_outcome, logs):
         calls.append(
             {"problems": dict(problems), "target": tuple(target), "output": output, "jobs": jobs, "logs": logs}
         )
         assert algorithms is None
-        assert installed
         assert layers == problems
         for problem, names in problems.items():
             on_outcome(Outcome(problem, tuple(names), "x86-64-v3", "current", None, None, 0.0))
@@ -112,7 +111,7 @@ def test_compile_of_models(built, tmp_path):
     assert call["jobs"] == 1
     names = [name for names in call["problems"].values() for name in names]
     assert names == ["upsampling_node", "upsampling_node_grouped", "up0", "up1", "up2", "up3"]
-    assert "decoder.onnx: 4 of 4 layers covered" in result.stdout
+    assert "decoder.onnx: 4 of 4 layers covered" in result.stderr
     weights = load_file(tmp_path / "decoder.safetensors")
     assert weights["up3.bias"].shape == (3,)
     assert load_file(tmp_path / "upsampling_node.safetensors")["upsampling_node.filter"].shape == (20, 10, 3, 3)
@@ -128,7 +127,7 @@ def test_models_with_free_extents(built, tmp_path):
     result = run("compile", tmp_path / "m.onnx", "--extent", "frames=1..2000", "--output", tmp_path / "made")
     assert result.exit_code == 0, result.output
     assert "yes, any batch and spatial axis 0" in result.stdout
-    assert "xany(31,250,2000)" in result.stdout
+    assert "3->2 k4 s2 any nany" in result.stdout
     (problem,) = built[0]["problems"]
     assert problem.buckets == ((31, 250, 2000),)
     for wrong, text in (
@@ -155,6 +154,16 @@ def test_names_of_several_sources_stay_apart(built, tmp_path):
     assert list(load_file(tmp_path / "made" / "upsampling_node_2.safetensors")) == ["upsampling_node_2.filter"]
 
 
+def test_warnings_about_a_list(built, tmp_path):
+    source = tmp_path / "list.json"
+    source.write_text(json.dumps([SMALL[0] | {"stride": [2, 2]}]))
+    result = run("compile", source, "--output", tmp_path / "made")
+    assert result.exit_code == 0, result.output
+    said = f"warning: stride=[2, 2]: means nothing; did you mean strides? in problem 0 (one) of {source}"
+    assert said in result.stderr.splitlines()
+    assert built
+
+
 def test_layers_that_are_not_covered(built, tmp_path):
     model = (EXAMPLES / "upsampling_node.xml").read_text()
     source = tmp_path / "model.xml"
@@ -163,9 +172,9 @@ def test_layers_that_are_not_covered(built, tmp_path):
     (tmp_path / "model.bin").write_bytes((EXAMPLES / "upsampling_node.bin").read_bytes())
     result = run("compile", source, "--output", tmp_path / "made")
     assert result.exit_code == 1
-    assert "0 of 1 layers covered" in result.stdout
+    assert "0 of 1 layers covered" in result.stderr
     assert "upside_down" in result.stdout
-    assert result.stderr.startswith("Error: source=")
+    assert "\nError: source=" in result.stderr
     assert result.stderr.endswith("must hold a transposed convolution that is covered\n")
     assert not built
 
@@ -180,7 +189,7 @@ def test_failing_problems_are_reported_at_the_end(monkeypatch, small, tmp_path):
     monkeypatch.setattr(current, "compile", compile)
     result = run("compile", small[0], "--output", tmp_path)
     assert result.exit_code == 1
-    said = result.stderr.splitlines()
+    said = result.stderr.splitlines()[2:]
     assert said[0] == "failed: one for x86-64-v3: too odd"
     assert re.fullmatch(rf"Error: {tmp_path}: 1 built, 0 up to date, 1 failed in \d+\.\d s", said[1])
     assert len(said) == 2
@@ -189,8 +198,8 @@ def test_failing_problems_are_reported_at_the_end(monkeypatch, small, tmp_path):
 def test_no_compiler(small, tmp_path):
     result = run("compile", small[0], "--output", tmp_path, CXX="/nowhere/g++")
     assert result.exit_code == 1
-    assert result.stderr == (
-        "Error: CXX='/nowhere/g++': no such program; set CXX to the path of a C++ compiler, or unset it\n"
+    assert result.stderr.endswith(
+        "\nError: CXX='/nowhere/g++': no such program; set CXX to the path of a C++ compiler, or unset it\n"
     )
 
 
@@ -206,19 +215,15 @@ def test_no_compiler(small, tmp_path):
         (["bench", "{empty}"], "paths='{empty}': must hold a layer that this machine can run"),
         (["bench", "{artifacts}", "--threads", "4000"], "threads=4000: must be from 1 to"),
         (["compile", "{list}", "--output", "/proc/nowhere"], "/proc/nowhere"),
-        (
-            ["compile", "{list}", "--target", "sparc", "--output", "{empty}"],
-            "target='sparc': must be a microarchitecture of x86-64, not of sparc",
-        ),
-        (["logs", "prune", "{empty}", "--target", ".."], "target='..': must be one of x86-64-v3, "),
     ],
 )
 def test_errors_are_one_line(arguments, said, artifacts, small, tmp_path):
     places = {"empty": tmp_path, "artifacts": artifacts, "list": small[0]}
     result = run(*(argument.format(**places) for argument in arguments))
     assert result.exit_code == 1
-    assert result.stderr.startswith(f"Error: {said.format(**places)}"), result.stderr
-    assert result.stderr.count("\n") == 1
+    error = result.stderr.splitlines()[-1]
+    assert error.startswith(f"Error: {said.format(**places)}"), result.stderr
+    assert result.stderr.count("Error") == 1
 
 
 @pytest.mark.parametrize(
@@ -230,11 +235,19 @@ def test_errors_are_one_line(arguments, said, artifacts, small, tmp_path):
         ["bench", "x.json", "--peers", "abacus"],
         ["bench", "x.json", "--json", "/nowhere/report.json"],
         ["bench", "x.json", "--threads", "0"],
+        ["compile", "x.json", "--target", "sparc"],
+        ["bench", "x.json", "--target", "sparc"],
+        ["logs", "prune", "/tmp", "--target", ".."],
+        ["compile", "x.json", "--algorithm", "magic"],
+        ["tune", "x.json", "--logs", "logs", "--algorithm", "magic"],
         ["fly"],
     ],
 )
-def test_wrong_usage(arguments):
+def test_wrong_usage(arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("x.json").write_text(json.dumps(SMALL))
     result = run(*arguments)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
     assert result.exit_code == 2
     assert result.stderr.startswith("Usage: ")
 
@@ -269,16 +282,17 @@ def test_without_a_package_of_the_extra(package, tmp_path):
     command = [sys.executable, "-c", script, "compile", str(source), "--output", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert re.match(rf"Error: .*needs the package {package}: {re.escape(install('compile'))}\n", done.stderr)
-    assert done.stderr.count("\n") == 1
+    error = done.stderr.splitlines()[-1]
+    assert re.fullmatch(rf"Error: .*needs the package {package}: {re.escape(install('compile'))}", error)
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
     ("output", "code", "said"),
     [
         ("> /dev/full", 1, "Error: No space left on device\n"),
-        (">&-", 0, ""),
-        ("> $OUT", 0, ""),
+        (">&-", 0, "digest"),
+        ("> $OUT", 0, "digest"),
         ("| true", 0, ""),
     ],
 )
@@ -287,8 +301,10 @@ def test_a_standard_output_that_cannot_take_everything(output, code, said, copy)
     command = f'"{sys.executable}" -c "from tvm_deconv.cli.main import main; main()" inspect {copy} {output}'
     environment = os.environ | {"PYTHONIOENCODING": "ascii", "OUT": str(copy / "out")}
     done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (code, said)
-    assert output != "> $OUT" or "v\\xe4r" in (copy / "out").read_text()
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert output != "> $OUT" or "vär\t" in (copy / "out").read_text("utf-8")
 
 
 # --- inspect, verify, doctor -----------------------------------------------------------------------------------------
@@ -297,7 +313,7 @@ def test_a_standard_output_that_cannot_take_everything(output, code, said, copy)
 def test_inspect(artifacts):
     result = run("inspect", artifacts)
     assert result.exit_code == 0, result.output
-    assert f"{len(made.PROBLEMS)} artifacts, 0 broken" in result.stdout
+    assert f"{len(made.PROBLEMS)} artifacts, 0 broken" in result.stderr
     for path in artifacts.glob("*.json"):
         assert path.stem in result.stdout
 
@@ -348,7 +364,7 @@ def _flags(directory):
 def test_verify(artifacts):
     result = run("verify", artifacts)
     assert result.exit_code == 0, result.output
-    assert result.stdout.splitlines()[-1] == f"{artifacts}: {len(made.PROBLEMS)} ok, 0 failed, 0 not for this machine"
+    assert result.stderr.splitlines()[-1] == f"{artifacts}: {len(made.PROBLEMS)} ok, 0 failed, 0 not for this machine"
 
 
 def test_verify_says_what_is_wrong(copy):
@@ -358,7 +374,10 @@ def test_verify_says_what_is_wrong(copy):
     result = run("verify", copy)
     assert result.exit_code == 1
     assert "failed: size=15: must be" in result.stdout
-    assert result.stderr == f"Error: {copy}: {len(made.PROBLEMS) - 2} ok, 2 failed, 0 not for this machine\n"
+    assert (
+        result.stderr.splitlines()[-1]
+        == f"Error: {copy}: {len(made.PROBLEMS) - 2} ok, 2 failed, 0 not for this machine"
+    )
 
 
 def test_verify_finds_wrong_results(copy):
@@ -382,7 +401,8 @@ def test_verify_of_what_this_machine_cannot_run(copy):
     result = run("verify", copy)
     assert result.exit_code == 1
     assert "skipped: needs CPU flags that this host lacks: warp_drive" in result.stdout
-    assert result.stderr == f"Error: {copy}: 0 ok, 1 failed, {len(made.PROBLEMS) - 1} not for this machine\n"
+    last = result.stderr.splitlines()[-1]
+    assert last == f"Error: {copy}: 0 ok, 1 failed, {len(made.PROBLEMS) - 1} not for this machine"
 
 
 def test_doctor(artifacts):
@@ -390,7 +410,7 @@ def test_doctor(artifacts):
     assert result.exit_code == 0, result.output
     for said in ("native", "compiler", "TVM_DECONV_MAX_TARGET", "numpy"):
         assert said in result.stdout
-    assert "no: " in next(line for line in result.stdout.splitlines() if line.startswith("│ x86-64-v4"))
+    assert "no: " in next(line for line in result.stdout.splitlines() if line.startswith("x86-64-v4\t"))
     assert result.stdout.count("serves this problem and this CPU") == len(made.PROBLEMS)
     assert importlib.metadata.version("apache-tvm-ffi") in result.stdout
 
@@ -404,9 +424,7 @@ def test_doctor_without_a_compiler():
 def test_inspect_shows_workspaces_and_reasons(copy):
     made.rewrite(copy, made.PLAIN, features=[*_flags(copy), "warp_drive"])
     lines = run("inspect", copy).stdout.splitlines()
-    heading = next(line for line in lines if "artifact" in line and "origin" in line)
-    assert "workspace, kB" in heading
-    assert "scratch / thread, kB" in heading
+    assert lines[0].split("\t")[-3:] == ["workspace kB", "scratch kB / thread", "runs here"]
     assert any("no: needs CPU flags that this host lacks: warp_drive" in line for line in lines)
 
 
@@ -414,12 +432,14 @@ def test_the_package_runs_as_a_module():
     done = subprocess.run([sys.executable, "-m", "tvm_deconv", "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Usage: ")
-    for command in ("compile", "tune", "logs", "inspect", "sign", "pack", "verify", "bench", "overhead", "doctor"):
-        assert f"\n  {command} " in done.stdout
+    commands = ("compile", "tune", "logs", "inspect", "sign", "pack", "verify", "bench", "overhead", "doctor", "clean")
+    for command in commands:
+        assert re.search(rf"\n  {command} +[A-Z].*\.\n", done.stdout), "its summary is cut off"
 
 
 def test_version():
     assert run("--version").stdout.endswith(f"version {importlib.metadata.version('tvm_deconv')}\n")
+    assert td.__version__ == importlib.metadata.version("tvm_deconv")
 
 
 # --- scripts ---------------------------------------------------------------------------------------------------------

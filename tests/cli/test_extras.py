@@ -60,7 +60,7 @@ def test_artifacts_are_timed_with_the_extra_cli(artifacts, tmp_path):
             (tmp_path / path.name).write_bytes(path.read_bytes())
     done = run_only("bench", tmp_path, "--rounds", 1, "--threads", 1)
     assert done.returncode == 0, done.stderr
-    assert "Measured here: " in done.stdout
+    assert "Measured here: " in done.stderr
 
 
 @pytest.mark.parametrize(

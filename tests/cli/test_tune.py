@@ -31,7 +31,7 @@ def test_tune_prints_what_it_found(source, tmp_path):
     log = tmp_path / "log"
     result = command("tune", source, "--target", V3.name, "--trials", 2, "--logs", log, "--jobs", 1)
     assert result.exit_code == 0, result.output
-    assert "2 trials" in result.stdout
+    assert "2 trials" in result.stderr
     assert "decides" in result.stdout
     assert "one" in result.stdout
     assert len(list(read(V3.name, log))) == 2
@@ -47,7 +47,8 @@ def test_an_interrupt_says_how_to_continue(source, tmp_path, monkeypatch):
 
     monkeypatch.setattr(tuning, "tune", interrupted)
     result = command("tune", source, "--logs", tmp_path / "log")
-    assert result.exit_code == 1
+    assert result.exit_code == 130
+    assert result.stderr.startswith("stopped; ")
     assert "the same command continues" in result.stderr
 
 
@@ -111,9 +112,12 @@ def test_logs_merge_best_and_prune(tmp_path):
     assert "0 records, 3 with those of" in result.stdout
     assert "b/x86-64-v3" in result.stderr
     assert ":3: skipped" in result.stderr
-    result = command("logs", "best", tmp_path / "into")
+    result = command("logs", "best", tmp_path / "into", "--keys")
     assert result.exit_code == 0, result.output
     assert SMALL.artifact_key in result.stdout
+    (found,) = json.loads(command("logs", "best", tmp_path / "into", "--json").stdout)
+    assert (found["problem"], found["algorithm"], found["seconds"]) == (SMALL.artifact_key, two.algorithm, 2e-3)
+    assert found["knobs"] == dict(two.knobs)
     assert two.algorithm in result.stdout
     assert "by forgotten: does not replay" in result.stderr
     result = command("logs", "prune", tmp_path / "into", "--keep", 1, "--target", V3.name)
@@ -128,8 +132,8 @@ def test_logs_remeasure(tmp_path):
     Log(tmp_path).append(record(target="cuda-sm_90"))
     result = command("logs", "remeasure", tmp_path, "--jobs", 1)
     assert result.exit_code == 0, result.output
-    assert "1 problems" in result.stdout
-    assert SMALL.artifact_key in result.stdout
+    assert "1 problems" in result.stderr
+    assert "4->6 k3 s2 5x6" in result.stdout
     assert "default / record" in result.stdout
     assert len(list(read(V3.name, tmp_path))) == 3
     (tmp_path / "empty").mkdir()
@@ -140,14 +144,14 @@ def test_logs_remeasure(tmp_path):
 
 def test_an_interrupted_remeasure_prints_what_is_done(tmp_path, monkeypatch):
     def interrupted(*_, on_problem, **__):
-        on_problem(remeasure.Remeasured("a problem", V3.name, record(), record(), 1, 2))
+        on_problem(remeasure.Remeasured(SMALL.key, V3.name, record(), record(), 1, 2))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(remeasure, "remeasure", interrupted)
     result = command("logs", "remeasure", tmp_path, "--target", V3.name)
-    assert result.exit_code == 1
-    assert "a problem" in result.stdout
-    assert "stopped after 1 problems; the same command continues" in result.stderr
+    assert result.exit_code == 130
+    assert "4->6 k3 s2 5x6" in result.stdout
+    assert "stopped; 1 problems are measured, and the same command continues" in result.stderr
 
 
 def test_compile_says_why_a_record_was_overruled(source, tmp_path):

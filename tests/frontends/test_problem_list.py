@@ -161,3 +161,28 @@ def test_bad_path(tmp_path):
 def test_keys_of_the_table_parse():
     for row in coverage_table(scan(EXAMPLES / "problems.json")):
         assert str(Problem.from_key(row.problem).epilogue) == row.epilogue
+
+
+@pytest.mark.parametrize(
+    ("field", "meant"),
+    [
+        ("pad", "pads_begin and pads_end"),
+        ("pads", "pads_begin and pads_end"),
+        ("stride", "strides"),
+        ("pad_begin", "pads_begin"),
+        ("Dilations", "dilations"),
+        ("output-padding", "output_padding"),
+        ("groups", "filter, whose first extent it is"),
+        ("auto_pads", "auto_pad"),
+        ("d_type", "dtype"),
+    ],
+)
+def test_fields_that_are_nearly_known(tmp_path, field, meant):
+    with pytest.warns(UserWarning, match=rf"^{field}=\[1, 1\]: means nothing; did you mean {meant}\? in problem 0 of "):
+        (found,) = scan_entries(tmp_path, ENTRY | {field: [1, 1]})
+    assert found.extra == {field: [1, 1]}
+
+
+@pytest.mark.parametrize("field", ["note", "source", "macs", "followed_by", "model", "date", "batch", "outputs", "id"])
+def test_fields_of_ones_own(tmp_path, field):
+    assert scan_entries(tmp_path, ENTRY | {field: 1})[0].extra == {field: 1}  # a warning would be an error

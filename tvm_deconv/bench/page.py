@@ -165,7 +165,7 @@ def _short(name: str) -> str:
 
 
 def _table(report: Report) -> str:
-    titles = "".join(f"<th>{html.escape(name)}</th>" for name in columns(report))
+    titles = "".join(f"<th>{html.escape(name)}</th>" for name, *_ in columns(report))
     rows = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells(report, row)) + "</tr>"
         for row in report.rows

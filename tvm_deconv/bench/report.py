@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from rich.table import Table
+from typing import Any, NamedTuple
 
 from tvm_deconv.bench.floors import Floors
 from tvm_deconv.bench.layers import Layer
@@ -15,6 +13,7 @@ from tvm_deconv.bench.peers import DEFAULT, Task
 from tvm_deconv.bench.results import Report, Result, Row, Summary
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.testing import Deviation
+from tvm_deconv.problem.words import words
 from tvm_deconv.targets import Host
 
 FORMAT = 2
@@ -32,30 +31,43 @@ def shares(report: Report, row: Row, result: Result) -> dict[str, float]:
     return {name: seconds / result.median for name, seconds in floors.items()}
 
 
-def table(report: Report) -> Table:
-    """Return the table that the command prints above the summary: peers and ratios first, then our own figures."""
-    made = Table()
-    for name in columns(report):
-        left = name in ("layer", "best peer", "algorithm", "problem", "target")
-        made.add_column(name, justify="left" if left else "right", overflow="fold")
-    for row in report.rows:
-        made.add_row(*cells(report, row))
-    return made
+class Column(NamedTuple):
+    """A column of the table: a `text` or a number; one that is not `vital` may be left out where there is no room."""
+
+    title: str
+    vital: bool = False
+    text: bool = False
 
 
-def columns(report: Report) -> list[str]:
-    """Return the titles of the columns of the table."""
-    default = ["default ms"] if report.has_defaults else []
-    of_default = ["default ratio"] if report.has_defaults else []
-    peers = ["best peer", "its ms", *of_default, "ratio"] if report.peers else []
-    own = ["±%", "quartiles, ms", "% FMA", "% copy", "GFLOP/s", "GB/s", "algorithm"]
-    return ["layer", *default, "ms", *peers, *own, *(f"{peer} ms" for peer in report.peers), "target", "problem"]
+_RATES = ("±%", "p5 to p95, ms", "% FMA", "% copy", "GFLOP/s", "GB/s")
 
 
-def cells(report: Report, row: Row) -> list[str]:
+def columns(report: Report, keys: bool = False) -> list[Column]:
+    """Return the columns of the table: peers and ratios first, then our own figures; keys of problems if asked for."""
+    peers = [Column("best peer", True, True), Column("its ms", True)] if report.peers else []
+    ratios = [Column("default ratio")] * report.has_defaults + [Column("ratio", True)] if report.peers else []
+    own = [
+        *(Column(title, vital=not report.peers and title == "±%") for title in _RATES),
+        Column("algorithm", text=True),
+    ]
+    return [
+        Column("layer", True, True),
+        Column("shape", True, True),
+        *([Column("default ms")] if report.has_defaults else []),
+        Column("ms", True),
+        *peers,
+        *ratios,
+        *own,
+        *(Column(f"{peer} ms") for peer in report.peers),
+        Column("target", text=True),
+        *([Column("problem", True, True)] if keys else []),
+    ]
+
+
+def cells(report: Report, row: Row, keys: bool = False) -> list[str]:
     """Return the texts of a row under the columns of the table."""
     ours, problem = row.ours, row.layer.task.problem
-    made = [row.layer.name]
+    made = [row.layer.name, words(problem)]
     if report.has_defaults:
         made.append("-" if row.default is None else _milliseconds(row.default))
     made.append(_milliseconds(ours))
@@ -67,12 +79,12 @@ def cells(report: Report, row: Row) -> list[str]:
         made += [""] * 7
     else:
         parts, speeds = shares(report, row, ours), rates(row, ours)
-        low, high = (f"{1e3 * seconds:.3g}" for seconds in ours.quartiles)
-        made += [f"{100 * ours.spread:.0f}", f"{low} to {high}"]
+        low, high = (1e3 * seconds for seconds in ours.percentiles)
+        made += [f"{100 * ours.spread:.0f}", "-" if math.isnan(low) else f"{low:.3g} to {high:.3g}"]
         made += [f"{100 * parts[name]:.0f}" if name in parts else "-" for name in ("fma", "copy")]
         made += [*(f"{speed:.1f}" for speed in speeds), ours.note]
     made += [_milliseconds(row.results[peer]) for peer in report.peers]
-    return [*made, row.layer.target, problem.key]
+    return [*made, row.layer.target, *([problem.key] if keys else [])]
 
 
 def _milliseconds(result: Result) -> str:
@@ -192,6 +204,7 @@ def _result_as_json(report: Report, row: Row, result: Result) -> dict[str, Any]:
     return {
         "seconds": result.median,
         "quartiles": list(result.quartiles),
+        "percentiles": [_finite(value) for value in result.percentiles],
         "turns": result.turns,
         "gflop_per_second": gflops,
         "gb_per_second": gbytes,
@@ -243,6 +256,7 @@ def _result_from_json(result: Mapping[str, Any]) -> Result:
     def number(name: str) -> float:
         return math.nan if result[name] is None else float(result[name])
 
+    low, high = (math.nan if value is None else value for value in result.get("percentiles", (None, None)))
     return Result(
         result["seconds"],
         tuple(result["quartiles"]),
@@ -251,4 +265,5 @@ def _result_from_json(result: Mapping[str, Any]) -> Result:
         result["note"],
         waited=number("waited"),
         preempted=number("preempted_per_second"),
+        percentiles=(low, high),
     )

@@ -23,8 +23,9 @@ _STOLEN, _WAITED, _SPREAD, _PREEMPTED = 0.01, 0.03, 0.05, 20.0
 class Result:
     """One contender on one layer: seconds per call, or the `failure` why there are none.
 
-    Of the time of its turns it had no CPU for the share `waited`, which is known for one thread alone, and it was put
-    off its CPU `preempted` times a second.
+    Median and quartiles are those of turns, `percentiles` are the 5th and the 95th of single calls. Of the time of its
+    turns it had no CPU for the share `waited`, which is known for one thread alone, and it was put off its CPU
+    `preempted` times a second.
     """
 
     median: float = math.nan
@@ -35,6 +36,7 @@ class Result:
     failure: str = ""
     waited: float = math.nan
     preempted: float = math.nan
+    percentiles: tuple[float, float] = (math.nan, math.nan)
 
     @property
     def correct(self) -> bool:

@@ -214,6 +214,7 @@ class _Race:
         turns = self._turns[name]
         medians = [turn.median for turn in turns]
         low, high = np.quantile(medians, (0.25, 0.75))
+        first, last = np.quantile([time for turn in turns for time in turn.times], (0.05, 0.95))
         middle = statistics.median(medians)
         wall, cpu = sum(turn.wall for turn in turns), sum(turn.cpu for turn in turns)
         return Result(
@@ -225,6 +226,7 @@ class _Race:
             # Of several threads some may have nothing to do.
             waited=max(1 - cpu / wall, 0.0) if self._threads == 1 else math.nan,
             preempted=sum(turn.preempted for turn in turns) / wall,
+            percentiles=(float(first), float(last)),
         )
 
 

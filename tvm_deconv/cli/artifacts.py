@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from rich.table import Table
 
 from tvm_deconv.artifact import needs, signing
 from tvm_deconv.artifact.manifest import Manifest
 from tvm_deconv.artifact.pack import SUFFIX
 from tvm_deconv.artifact.select import Accepted, Decision
-from tvm_deconv.cli.common import ARTIFACTS, DIRECTORY, advance, console, progress_bar
+from tvm_deconv.cli.common import ARTIFACTS, DIRECTORY, advance, progress_bar
+from tvm_deconv.cli.output import JSON, KEYS, Column, Names, Table, echo_json, say
 from tvm_deconv.runtime.library import Library, load
 from tvm_deconv.runtime.loader import read_verified
 from tvm_deconv.runtime.packing import pack_library
@@ -27,19 +26,24 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.command()
 @ARTIFACTS
-@click.option("--json", "as_json", is_flag=True, help="Print manifests and decisions as JSON.")
-def inspect(artifacts: Path, as_json: bool) -> None:
-    """List ARTIFACTS, a directory or a packed file, and whether this machine can run them.
+@KEYS
+@JSON
+def inspect(artifacts: Path, keys: bool, as_json: bool) -> None:
+    """List ARTIFACTS, a directory or a packed file.
 
     Every library is compared with its manifest, and none is run.
     """
     library = checked(load(artifacts))
     decisions = [(manifest, decide(library, manifest)) for manifest in library.manifests]
     if as_json:
-        click.echo(json.dumps(_as_json(artifacts, library, decisions), indent=2))
+        echo_json(_as_json(artifacts, library, decisions))
     else:
-        console().print(_listing(library, decisions))
-        click.echo(f"digest {library.digest}")
+        _listing(library, decisions, keys).show()
+        say(f"digest {library.digest}")
+
+
+def _counts(library: Library) -> str:
+    return f"{library.root.name}: {len(library.manifests)} artifacts, {len(library.broken)} broken"
 
 
 def _as_json(path: Path, library: Library, decisions: Sequence[tuple[Manifest, Decision]]) -> dict[str, object]:
@@ -48,37 +52,43 @@ def _as_json(path: Path, library: Library, decisions: Sequence[tuple[Manifest, D
         | {"name": manifest.name, "usable": isinstance(decision, Accepted), "reason": decision.reason}
         for manifest, decision in decisions
     ]
-    broken = {name: str(error) for name, error in library.broken.items()}
-    return {"directory": str(path), "digest": library.digest, "artifacts": artifacts, "broken": broken}
+    return {"directory": str(path), "digest": library.digest, "artifacts": artifacts, "broken": _broken(library)}
 
 
-def _listing(library: Library, decisions: Sequence[tuple[Manifest, Decision]]) -> Table:
+def _broken(library: Library) -> dict[str, str]:
+    return {name: str(error) for name, error in library.broken.items()}
+
+
+def _listing(library: Library, decisions: Sequence[tuple[Manifest, Decision]], keys: bool) -> Table:
     """Return the table of all artifacts; sizes are in kB."""
-    table = Table(title=repr(library), title_justify="left")
-    for name in ("artifact", "layers", "problem", "algorithm", "origin"):
-        table.add_column(name, overflow="fold")
-    for name in ("kB", "workspace, kB", "scratch / thread, kB"):
-        table.add_column(name, justify="right")
-    table.add_column("needs", overflow="fold")
-    table.add_column("runs here", overflow="fold")
+    names = Names(keys)
+    facts = [Column("target", spare=True), Column("algorithm", spare=True), Column("origin", spare=True)]
+    sizes = [
+        Column("kB", True),
+        Column("workspace kB", True, spare=True),
+        Column("scratch kB / thread", True, spare=True),
+        Column("needs", spare=True),
+    ]
+    table = Table(_counts(library), [*names.columns, *facts, *sizes, Column("runs here")])
     for manifest, decision in decisions:
         usable = "yes" if isinstance(decision, Accepted) else f"no: {decision.reason}"
-        sizes = [f"{n / 1000:.0f}" for n in (manifest.size, manifest.shared_bytes, manifest.scratch_bytes)]
-        layers = ", ".join(manifest.layers)
-        facts = (manifest.name, layers, manifest.problem, manifest.algorithm, manifest.origin)
-        table.add_row(*facts, *sizes, needs.text(manifest.needs), usable)
+        numbers = [f"{n / 1000:.0f}" for n in (manifest.size, manifest.shared_bytes, manifest.scratch_bytes)]
+        told = manifest.target, manifest.algorithm, manifest.origin
+        table.add(*names.cells(manifest.layers, manifest.parsed, manifest.name), *told, *numbers, needs.text(manifest.needs), usable)
     for name, error in library.broken.items():
-        table.add_row(name, *[""] * 8, f"no: {error}")
+        table.add(*names.cells((), None, name), *[""] * 7, f"no: {error}")
     return table
 
 
 @click.command()
 @DIRECTORY
 @click.option("--key", type=_KEY, required=True, help="PEM file of the private key, Ed25519.")
-def sign(directory: Path, key: Path) -> None:
-    """Sign the artifacts in DIRECTORY, for verify --key and load(..., public_key=).
+@JSON
+def sign(directory: Path, key: Path, as_json: bool) -> None:
+    """Sign the artifacts in DIRECTORY.
 
-    Every library is first compared with its manifest. Files of weights beside them are signed too.
+    The signature is for verify --key and load(..., public_key=). Every library is first compared with its manifest.
+    Files of weights beside them are signed too.
     """
     library = load(directory)
     for error in library.broken.values():
@@ -86,32 +96,42 @@ def sign(directory: Path, key: Path) -> None:
     for manifest in library.manifests:
         read_verified(library.root / manifest.library, manifest)
     path = signing.sign(library.root, library.digest, key)
-    click.echo(f"{path}: {len(library.manifests)} artifacts, {library.digest}")
+    if as_json:
+        echo_json({"signature": str(path), "artifacts": len(library.manifests), "digest": library.digest})
+    else:
+        click.echo(f"{path}: {len(library.manifests)} artifacts, {library.digest}")
 
 
 @click.command()
 @DIRECTORY
 @click.option("--output", "-o", type=_FILE, required=True, help=f"The file to write, such as model{SUFFIX}.")
-def pack(directory: Path, output: Path) -> None:
-    """Pack the artifacts in DIRECTORY, their signature and weights into one file, which load() reads in place.
+@JSON
+def pack(directory: Path, output: Path, as_json: bool) -> None:
+    """Pack the artifacts in DIRECTORY into one file.
 
-    Every library is compared with its manifest. The file replaces an older one at once.
+    It holds their signature and their weights too, and load() reads it where it lies. Every library is compared with its manifest. The file replaces an older one at once.
     """
     library = load(directory)
     pack_library(library, output)
-    size = output.stat().st_size / 1000
-    click.echo(f"{output}: {len(library.manifests)} artifacts, {size:.0f} kB, {library.digest}")
+    count, size = len(library.manifests), output.stat().st_size
+    if as_json:
+        echo_json({"file": str(output), "artifacts": count, "bytes": size, "digest": library.digest})
+    else:
+        click.echo(f"{output}: {count} artifacts, {size / 1000:.0f} kB, {library.digest}")
 
 
 @click.command()
 @ARTIFACTS
 @click.option("--key", type=_KEY, help="PEM file of a public key: refuse artifacts that its owner did not sign.")
 @click.option("--seed", type=click.IntRange(0), help="Seed of the random data; by default a fresh one.")
-def verify(artifacts: Path, key: Path | None, seed: int | None) -> None:
-    """Run each of ARTIFACTS, a directory or a packed file, on random data and compare with the reference.
+@KEYS
+@JSON
+def verify(artifacts: Path, key: Path | None, seed: int | None, keys: bool, as_json: bool) -> None:
+    """Compare the results of ARTIFACTS, a directory or a packed file.
 
-    Of artifacts that this machine cannot run only the digest is checked. Exits with 1 if an artifact is wrong or
-    broken, or if none could be run. With --key, exits with 1 before any is run unless they are those that were signed.
+    Each runs on random data, and its results are compared with the reference in float64. Of artifacts that this machine
+    cannot run only the digest is checked. Exits with 1 if an artifact is wrong or broken, or if none could be run. With
+    --key, exits with 1 before any is run unless they are those that were signed.
     """
     library = load(artifacts, public_key=key)
     verdicts: list[Verdict] = []
@@ -119,27 +139,42 @@ def verify(artifacts: Path, key: Path | None, seed: int | None) -> None:
         for manifest in library.manifests:
             verdicts.append(verify_artifact(library, manifest, seed))
             advance(progress)
-    console().print(_verdicts(library, verdicts))
     failed = len(library.broken) + sum(1 for verdict in verdicts if verdict.status == "failed")
     good = sum(1 for verdict in verdicts if verdict.status == "ok")
     skipped = len(verdicts) + len(library.broken) - good - failed
     summary = f"{artifacts}: {good} ok, {failed} failed, {skipped} not for this machine"
+    if as_json:
+        found = [_verdict_as_json(verdict) for verdict in verdicts]
+        echo_json({"directory": str(artifacts), "artifacts": found, "broken": _broken(library)})
+    else:
+        _verdicts(library, verdicts, keys).show()
     if failed or not good:
         raise click.ClickException(summary)
-    click.echo(summary)
+    if not as_json:
+        say(summary)
 
 
-def _verdicts(library: Library, verdicts: Sequence[Verdict]) -> Table:
+def _verdict_as_json(verdict: Verdict) -> dict[str, object]:
+    manifest = verdict.manifest
+    return {
+        "name": manifest.name,
+        "layers": list(manifest.layers),
+        "problem": manifest.problem,
+        "status": verdict.status,
+        "reason": verdict.reason,
+        "deviation": verdict.deviation if verdict.status == "ok" else None,
+    }
+
+
+def _verdicts(library: Library, verdicts: Sequence[Verdict], keys: bool) -> Table:
     """Return the table of what verification found."""
-    table = Table(title=repr(library), title_justify="left")
-    for name in ("artifact", "layers", "problem", "verdict"):
-        table.add_column(name, overflow="fold")
-    table.add_column("deviation", justify="right")
+    names = Names(keys)
+    table = Table(_counts(library), [*names.columns, Column("verdict"), Column("deviation", right=True)])
     for verdict in verdicts:
         manifest = verdict.manifest
         text = f"{verdict.status}: {verdict.reason}" if verdict.reason else verdict.status
         deviation = f"{verdict.deviation:.1e}" if verdict.status == "ok" else ""
-        table.add_row(manifest.name, ", ".join(manifest.layers), manifest.problem, text, deviation)
+        table.add(*names.cells(manifest.layers, manifest.parsed, manifest.name), text, deviation)
     for name, error in library.broken.items():
-        table.add_row(name, "", "", f"failed: {error}", "")
+        table.add(*names.cells((), None, name), f"failed: {error}", "")
     return table

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.table import Table
 
-from tvm_deconv.cli.common import advance, build_artifacts, console, problems_of, progress_bar, scan_sources
+from tvm_deconv.cli.common import Builds, advance, problems_of, progress_bar, scan_sources, target_of
+from tvm_deconv.cli.output import JSON, KEYS, Column, Table, echo_json, say
 from tvm_deconv.errors import SourceError
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.dtypes import DTYPES
 from tvm_deconv.problem.problem import DATA_FORMATS
 from tvm_deconv.runtime.library import load
+from tvm_deconv.targets import CPU_TARGETS
 
 if TYPE_CHECKING:
     from tvm_deconv.artifact.manifest import Manifest
@@ -52,6 +53,8 @@ def _dtypes(context: click.Context, parameter: click.Parameter, value: str | Non
 
 def _writable(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
     """Refuse a file that cannot be written before the run, which may take long."""
+    if value == Path("-"):
+        return value
     if value is not None and not value.absolute().parent.is_dir():
         raise click.BadParameter(f"the directory {value.parent} does not exist", context, parameter)
     if value is not None and not os.access(value if value.exists() else value.absolute().parent, os.W_OK):
@@ -87,13 +90,28 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--layers", "pattern", metavar="REGEX", callback=_pattern, help="Only layers whose names match in part.")
 @click.option("--layout", type=click.Choice(DATA_FORMATS), help="Take the layers of a SOURCE in this layout.")
 @click.option("--types", callback=_dtypes, help="Take the layers of a SOURCE in these, such as float32,bfloat16,int8.")
-@click.option("--target", default="native", show_default=True, help="Target of the layers of a SOURCE.")
+@click.option(
+    "--target",
+    default="native",
+    show_default=True,
+    callback=target_of,
+    help=f"Target of the layers of a SOURCE: {', '.join(CPU_TARGETS)}, or a microarchitecture such as znver4.",
+)
 @click.option("--logs", type=_FOLDER, help="Tuning logs to follow besides the installed ones, for a SOURCE.")
 @click.option("--rounds", type=click.IntRange(1), help="Turns of each contender.")
 @click.option("--seconds", type=click.FloatRange(0), help="Stop a layer's rounds after this long; three run at least.")
 @click.option("--output", type=_FOLDER, help="Keep the artifacts of a SOURCE in this directory, defaults in default/.")
-@click.option("--json", "json_file", type=_FILE, callback=_writable, help="Write the report as JSON.")
+@click.option(
+    "--json",
+    "json_file",
+    is_flag=False,
+    flag_value="-",
+    type=click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Path),
+    callback=_writable,
+    help="Write the report as JSON, to a FILE or in place of the table.",
+)
 @click.option("--html", "html_file", type=_FILE, callback=_page, help="Write the report as one HTML page.")
+@KEYS
 @click.option("--figures", type=_FOLDER, help="Write the report's figures there, named by machine, layout and threads.")
 def bench(
     paths: Sequence[Path],
@@ -110,12 +128,14 @@ def bench(
     json_file: Path | None,
     html_file: Path | None,
     figures: Path | None,
+    keys: bool,
 ) -> None:
-    """Time artifacts, or the layers of a SOURCE, and compare with the limits of the machine.
+    """Time artifacts, or layers of a SOURCE, also against peers.
 
-    The layers of a SOURCE are built twice: as tuning logs choose, and by the default, which knows no log. The two
-    limits, multiply-adds and copied bytes per second, are measured on the spot. With --peers the layers run in other
-    packages too, in turn with ours and on the same data, and outputs are compared with the reference.
+    Times are compared with the limits of the machine. The layers of a SOURCE are built twice: as tuning logs choose,
+    and by the default, which knows no log. The two limits, multiply-adds and copied bytes per second, are measured on
+    the spot. With --peers the layers run in other packages too, in turn with ours and on the same data, and outputs are
+    compared with the reference.
     """
     from tvm_deconv.bench import report as reports
     from tvm_deconv.bench.figures import file_name, write
@@ -127,17 +147,31 @@ def bench(
         if figures:
             file_name(layers, "", 1)  # which refuses a mixture before the run
         report = _measure(layers, peers, threads, rounds, seconds)
-    console().print(reports.table(report))
-    click.echo(reports.summary(report))
-    if json_file:
-        json_file.write_text(json.dumps(reports.as_json(report), indent=1) + "\n", encoding="utf-8")
+    if json_file == Path("-"):
+        echo_json(reports.as_json(report))
+    else:
+        _show(report, keys)
+        if json_file:
+            json_file.write_text(json.dumps(reports.as_json(report), indent=1) + "\n", encoding="utf-8")
     if html_file:
         html_file.write_text(as_html(report), encoding="utf-8")
     if figures:
-        click.echo(f"figures: {write(report, figures)}")
+        say(f"figures: {write(report, figures)}")
     wrong = [row.layer.name for row in report.rows if not row.ours.correct or (row.default and not row.default.correct)]
     if wrong:
         raise click.ClickException(f"these layers failed or are wrong: {', '.join(wrong)}")
+
+
+def _show(report: Report, keys: bool) -> None:
+    """Print the table and the summary of a report."""
+    from tvm_deconv.bench import report as reports
+
+    columns = reports.columns(report, keys)
+    table = Table("", [Column(column.title, right=not column.text, spare=not column.vital) for column in columns])
+    for row in report.rows:
+        table.add(*reports.cells(report, row, keys))
+    table.show()
+    say(reports.summary(report))
 
 
 def _layers(paths: Sequence[Path], pattern: re.Pattern[str], output: Path, **options: Any) -> list[Layer]:
@@ -167,7 +201,6 @@ def _built(
 ) -> list[Layer]:
     """Build the layers of sources as tuning logs choose, and by the default where that differs."""
     from tvm_deconv.bench.layers import artifacts_of, in_type, is_default, layers_of
-    from tvm_deconv.targets.resolve import of_names
 
     problems: dict[Problem, list[str]] = {}
     for problem, names in problems_of(scan_sources(sources)).items():
@@ -179,15 +212,20 @@ def _built(
                 problems.setdefault(in_type(laid_out, dtype), []).extend(named)
     if not problems:
         return []
-    (name,) = (target.name for target in of_names(target))
-    build_artifacts(problems, [name], output, logs=logs)
-    chosen = artifacts_of(problems, load(output), name)
+    _build(problems, target, output, logs=logs)
+    chosen = artifacts_of(problems, load(output), target)
     differing = {problem: problems[problem] for problem in problems if not is_default(problem, chosen[problem])}
     defaults: dict[Problem, Manifest] = {}
     if differing:
-        build_artifacts(differing, [name], output / "default", installed=False)
-        defaults = artifacts_of(differing, load(output / "default"), name)
+        _build(differing, target, output / "default", installed=False)
+        defaults = artifacts_of(differing, load(output / "default"), target)
     return layers_of(problems, output, chosen, output / "default", defaults)
+
+
+def _build(problems: dict[Problem, list[str]], target: str, output: Path, **options: Any) -> None:
+    builds = Builds(output)
+    builds.run(problems, [target], **options)
+    builds.close()
 
 
 def _measure(
@@ -211,16 +249,19 @@ def _measure(
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@JSON
 def overhead(as_json: bool) -> None:
-    """Measure the cost of this package besides its kernels: import, load, calls, parallel launches, idling."""
+    """Measure what this package costs besides its kernels.
+
+    That is: import, load, calls, parallel launches, idling.
+    """
     from tvm_deconv.bench.overhead import measure
 
     figures = measure()
     if as_json:
-        click.echo(json.dumps([figure._asdict() for figure in figures], indent=1))
+        echo_json([figure._asdict() for figure in figures])
         return
-    table = Table(show_header=False)
+    table = Table("", [Column("cost"), Column("value", right=True), Column("unit")])
     for figure in figures:
-        table.add_row(figure.name, f"{figure.value:.2f}", figure.unit)
-    console().print(table)
+        table.add(figure.name, f"{figure.value:.2f}", figure.unit)
+    table.show()

@@ -1,41 +1,61 @@
-"""What the commands share: console, progress, the layers of sources, and builds."""
+"""What the commands share: progress, interrupts, the layers of sources, and builds."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
+import shutil
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from tvm_deconv.errors import BuildError, SourceError
+from tvm_deconv.cli.output import Column, Names, Table, console, say
+from tvm_deconv.errors import BuildError, ProblemError, SourceError
 from tvm_deconv.frontends import FoundLayer, scan, with_unique_names
 from tvm_deconv.problem import Problem
+from tvm_deconv.targets import of_names
 
-_UNSEEN_WIDTH = 1000  # if no terminal says how wide it is: as wide as a table needs
+if TYPE_CHECKING:
+    from tvm_deconv.compiler.requests import Outcome
+
 DIRECTORY = click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
 #: A directory of artifacts, or a file that packs one.
 ARTIFACTS = click.argument("artifacts", metavar="ARTIFACTS", type=click.Path(exists=True, path_type=Path))
 
 
-def console(*, stderr: bool = False) -> Console:
-    """Return a console on which names of layers are never taken for markup."""
-    stream = sys.stderr if stderr else sys.stdout  # None if it is closed
-    seen = (stream is not None and stream.isatty()) or "COLUMNS" in os.environ
-    return Console(stderr=stderr, markup=False, highlight=False, emoji=False, width=None if seen else _UNSEEN_WIDTH)
+class Stopped(click.ClickException):
+    """An interrupt: "stopped" with what is left of the work, and the exit code that shells know."""
+
+    exit_code = 130
+
+    def __init__(self, left: str = "") -> None:
+        super().__init__(f"stopped{left and '; '}{left}")
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the line."""
+        click.echo(self.message, file=file, err=True)
+
+
+def target_of(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
+    """Return the name of the target that is meant; wrong usage if there is none of that name."""
+    try:
+        return name and of_names(name)[0].name
+    except ProblemError as error:
+        raise click.BadParameter(f"{error.value!r}: {error.rule}", context, parameter) from None
 
 
 @contextlib.contextmanager
 def progress_bar(title: str, *fields: str, total: int | None = None) -> Iterator[Progress]:
-    """Show a bar with one task on a terminal; elsewhere show nothing. `fields` of the task are shown behind it."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    """Show a bar with one task and the time left on a terminal; elsewhere show nothing.
+
+    `fields` of the task are shown behind it.
+    """
+    times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times)
     texts = [TextColumn(f"{{task.fields[{field}]}}") for field in fields]
     empty: dict[str, Any] = dict.fromkeys(fields, "")
     screen = console(stderr=True)
@@ -49,17 +69,23 @@ def advance(progress: Progress) -> None:
     progress.advance(progress.task_ids[0])
 
 
-def echo_warnings(warnings: Iterable[str]) -> None:
+def echo_warnings(texts: Iterable[str]) -> None:
     """Print each warning to standard error, once."""
-    for warning in dict.fromkeys(warnings):
-        click.echo(warning, err=True)
+    for text in dict.fromkeys(texts):
+        click.echo(text, err=True)
 
 
 def scan_sources(
     sources: Sequence[Path], extents: Mapping[str, tuple[int, int]] | None = None
 ) -> list[tuple[Path, list[FoundLayer]]]:
-    """Return the layers of each source, under names that are unique among all; `extents` are ranges of free extents."""
-    scanned = [(source, scan(source, extents=extents)) for source in sources]
+    """Return the layers of each source, under names that are unique among all; `extents` are ranges of free extents.
+
+    What is odd about a source is a line on standard error.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        scanned = [(source, scan(source, extents=extents)) for source in sources]
+    echo_warnings(f"warning: {one.message}" for one in caught)
     named = iter(with_unique_names(layer for _, layers in scanned for layer in layers))
     return [(source, [next(named) for _ in layers]) for source, layers in scanned]
 
@@ -77,62 +103,90 @@ def problems_of(scanned: Sequence[tuple[Path, Sequence[FoundLayer]]]) -> dict[Pr
     return problems
 
 
-def build_artifacts(
-    problems: dict[Problem, list[str]],
-    targets: Sequence[str],
-    output: Path,
-    *,
-    jobs: int | None = None,
-    logs: Path | None = None,
-    algorithms: Sequence[str] | None = None,
-    installed: bool = True,
-) -> None:
-    """Build with a bar, print what decided on each schedule and a summary; name what failed and exit with code 1."""
-    from tvm_deconv.compiler.current import compile as build
-    from tvm_deconv.compiler.requests import Outcome
+class Builds:
+    """The builds of one directory: `run` them, and `show` what came of them."""
 
-    outcomes: list[Outcome] = []
-    start = time.perf_counter()
-    total = len({problem.artifact_key for problem in problems}) * len(set(targets))
-    with progress_bar("compiling", total=total) as progress:
+    def __init__(self, output: Path) -> None:
+        self.output = output
+        self.outcomes: list[Outcome] = []
+        self.seconds = 0.0
 
-        def note(outcome: Outcome) -> None:
-            outcomes.append(outcome)
-            advance(progress)
+    def run(self, problems: dict[Problem, list[str]], targets: Sequence[str], **options: Any) -> None:
+        """Build with a bar; `options` are those of `current.compile`. A problem that fails does not stop the others.
 
+        An interrupt leaves the artifacts that were built, and no directory without any.
+        """
+        from tvm_deconv.compiler.current import compile as build
+
+        start = time.perf_counter()
+        created = next((path for path in [*reversed(self.output.parents), self.output] if not path.exists()), None)
+        total = len({problem.artifact_key for problem in problems}) * len(set(targets))
         try:
-            build(
-                problems,
-                targets,
-                output,
-                layers=problems,
-                jobs=jobs,
-                algorithms=algorithms,
-                logs=logs,
-                installed=installed,
-                on_outcome=note,
-            )
+            with progress_bar("compiling", total=total) as progress:
+
+                def note(outcome: Outcome) -> None:
+                    self.outcomes.append(outcome)
+                    advance(progress)
+
+                build(problems, targets, self.output, layers=problems, on_outcome=note, **options)
         except BuildError:
-            if not any(outcome.status == "failed" for outcome in outcomes):
+            if not self.failed:
                 raise
-    table = Table(title=f"schedules of {output}", title_justify="left")
-    for name in ("layer", "target", "algorithm", "schedule"):
-        table.add_column(name, overflow="fold")
-    for outcome in outcomes:
-        algorithm = outcome.manifest.algorithm if outcome.manifest else outcome.status
-        table.add_row(", ".join(outcome.layers) or outcome.problem.key, outcome.target, algorithm, outcome.reason)
-    console().print(table)
-    echo_warnings(warning for outcome in outcomes for warning in outcome.warnings)
-    count = {status: sum(1 for outcome in outcomes if outcome.status == status) for status in ("built", "current")}
-    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
-    seconds = time.perf_counter() - start
-    summary = (
-        f"{output}: {count['built']} built, {count['current']} up to date, {len(failed)} failed in {seconds:.1f} s"
-    )
-    if not failed:
-        click.echo(summary)
-        return
-    for outcome in failed:
-        names = ", ".join(outcome.layers) or outcome.problem.key
-        click.echo(f"failed: {names} for {outcome.target}: {outcome.error}", err=True)
-    raise click.ClickException(summary)
+        except KeyboardInterrupt:
+            if created and not self.count("built"):
+                shutil.rmtree(created, ignore_errors=True)
+            raise Stopped(f"{self.count('built')} artifacts are built, and the same command continues") from None
+        finally:
+            self.seconds = time.perf_counter() - start
+
+    def count(self, status: str) -> int:
+        """Return the number of outcomes with a status."""
+        return sum(1 for outcome in self.outcomes if outcome.status == status)
+
+    @property
+    def failed(self) -> list[Outcome]:
+        """The builds that failed."""
+        return [outcome for outcome in self.outcomes if outcome.status == "failed"]
+
+    def show(self, keys: bool = False) -> None:
+        """Print what decided on each schedule."""
+        names = Names(keys)
+        columns = [*names.columns, Column("target", spare=True), Column("algorithm"), Column("schedule")]
+        table = Table(f"schedules of {self.output}", columns)
+        for outcome in self.outcomes:
+            artifact = outcome.manifest.name if outcome.manifest else ""
+            algorithm = outcome.manifest.algorithm if outcome.manifest else outcome.status
+            table.add(
+                *names.cells(outcome.layers, outcome.problem, artifact), outcome.target, algorithm, outcome.reason
+            )
+        table.show()
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """Return the outcomes in types that JSON has."""
+        return [
+            {
+                "layers": list(outcome.layers),
+                "problem": outcome.problem.key,
+                "target": outcome.target,
+                "status": outcome.status,
+                "artifact": outcome.manifest.name if outcome.manifest else None,
+                "algorithm": outcome.manifest.algorithm if outcome.manifest else None,
+                "schedule": outcome.reason,
+                "error": outcome.error,
+                "seconds": outcome.seconds,
+            }
+            for outcome in self.outcomes
+        ]
+
+    def close(self) -> None:
+        """Print warnings and a summary; name what failed and exit with code 1."""
+        echo_warnings(warning for outcome in self.outcomes for warning in outcome.warnings)
+        built, current, failed = self.count("built"), self.count("current"), self.failed
+        summary = f"{self.output}: {built} built, {current} up to date, {len(failed)} failed in {self.seconds:.1f} s"
+        if not failed:
+            say(summary)
+            return
+        for outcome in failed:
+            names = ", ".join(outcome.layers) or outcome.problem.key
+            click.echo(f"failed: {names} for {outcome.target}: {outcome.error}", err=True)
+        raise click.ClickException(summary)

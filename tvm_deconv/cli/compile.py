@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
-from rich.table import Table
 
-from tvm_deconv.cli.common import build_artifacts, console, problems_of, scan_sources
-from tvm_deconv.cli.tune import BUDGET, LOGS, TRIALS, search, search_options
+from tvm_deconv.cli.common import Builds, problems_of, scan_sources
+from tvm_deconv.cli.output import JSON, KEYS, Column, Table, echo_json, say
+from tvm_deconv.cli.tune import BUDGET, LOGS, TRIALS, search, search_options, show_tuned
 from tvm_deconv.frontends import FoundLayer, coverage_table, write_weights
 from tvm_deconv.onnxruntime.library import write as write_operator
-from tvm_deconv.targets import detect_host, known_targets, native
+from tvm_deconv.problem.words import words
+from tvm_deconv.targets import known_targets
 
 SECONDS = 10.0  # of a search by --tune, for each problem
 OWN_LOGS = "tuning"
@@ -42,6 +43,8 @@ OWN_LOGS = "tuning"
     type=LOGS,
     help=f"Tuning logs to follow besides the installed ones, and of the search; by default OUTPUT/{OWN_LOGS}.",
 )
+@KEYS
+@JSON
 def compile(
     sources: Sequence[Path],
     targets: Sequence[str],
@@ -55,6 +58,8 @@ def compile(
     logs: Path | None,
     rpc_tracker: str | None,
     rpc_key: str | None,
+    keys: bool,
+    as_json: bool,
 ) -> None:
     """Compile every transposed convolution of each SOURCE.
 
@@ -66,32 +71,44 @@ def compile(
     if rpc_tracker and not tunes:
         raise click.UsageError("--rpc-tracker needs --tune, which is what its servers measure for")
     logs = logs or output / OWN_LOGS
-    taken: set[str] = set()
     scanned = scan_sources(sources, extents)
-    for source, layers in scanned:
-        console().print(_coverage(source, layers))
-        weights = _free_name(source.stem, taken)
-        if write_weights(layers, output / weights):
-            click.echo(f"weights: {output / weights}")
+    if not as_json:
+        for source, layers in scanned:
+            _coverage(source, layers, keys).show()
     problems = problems_of(scanned)
     if tunes:
         if budget is None and trials is None:
             budget = SECONDS * len(problems) * len(targets)
-        search(
-            problems,
-            [native(detect_host()).name if name == "native" else name for name in targets],
-            trials or TRIALS,
-            logs,
-            budget=budget,
-            jobs=jobs,
-            algorithms=algorithms or None,
-            rpc_tracker=rpc_tracker,
-            rpc_key=rpc_key,
-        )
-    if any(source.suffix.lower() == ".onnx" for source in sources):
+        options = {"jobs": jobs, "algorithms": algorithms or None, "rpc_tracker": rpc_tracker, "rpc_key": rpc_key}
+        tuned = search(problems, targets, trials or TRIALS, logs, budget=budget, **options)
+        if not as_json:
+            show_tuned(problems, logs, tuned, keys)
+    builds = Builds(output)
+    builds.run(problems, targets, jobs=jobs, logs=logs, algorithms=algorithms or None)
+    weights = _write_beside(output, scanned)
+    if as_json:
+        found = {str(source): [row._asdict() for row in coverage_table(layers)] for source, layers in scanned}
+        files = [str(path) for path in weights]
+        echo_json({"directory": str(output), "sources": found, "weights": files, "artifacts": builds.as_json()})
+    else:
+        builds.show(keys)
+        for path in weights:
+            say(f"weights: {path}")
+    builds.close()
+
+
+def _write_beside(output: Path, scanned: Sequence[tuple[Path, Sequence[FoundLayer]]]) -> list[Path]:
+    """Write the weights of sources beside the artifacts, and the operator of ONNX Runtime if a model needs it.
+
+    Returns the files of weights.
+    """
+    taken: set[str] = set()
+    paths = [(output / _free_name(source.stem, taken), layers) for source, layers in scanned]
+    written = [path for path, layers in paths if write_weights(layers, path)]
+    if any(source.suffix.lower() == ".onnx" for source, _ in scanned):
         output.mkdir(parents=True, exist_ok=True)
         write_operator(output)
-    build_artifacts(problems, targets, output, jobs=jobs, logs=logs, algorithms=algorithms or None)
+    return written
 
 
 def _free_name(stem: str, taken: set[str]) -> str:
@@ -102,18 +119,16 @@ def _free_name(stem: str, taken: set[str]) -> str:
     return name
 
 
-def _coverage(source: Path, layers: Sequence[FoundLayer]) -> Table:
+def _coverage(source: Path, layers: Sequence[FoundLayer], keys: bool) -> Table:
     """Return the table of the layers of a source, and why those that are not covered are not."""
     rows = coverage_table(layers)
     covered = sum(1 for row in rows if row.problem)
-    table = Table(title=f"{source}: {covered} of {len(rows)} layers covered", title_justify="left")
-    for name in ("layer", "operator", "covered", "problem or reason"):
-        table.add_column(name, overflow="fold")
-    table.add_column("GMAC", justify="right")
-    for row in rows:
-        if row.problem:
-            said = f"yes, {row.notes}" if row.notes else "yes"
-            table.add_row(row.name, row.operator, said, row.problem, f"{1e-9 * row.macs:.3g}")
-        else:
-            table.add_row(row.name, row.operator, "no", row.reason, "")
+    key = [Column("problem")] if keys else []
+    columns = [Column("layer"), Column("operator", spare=True), Column("covered"), Column("shape or reason"), *key]
+    table = Table(f"{source}: {covered} of {len(rows)} layers covered", [*columns, Column("GMAC", right=True)])
+    for row, layer in zip(rows, layers, strict=True):
+        said = f"yes, {row.notes}" if row.notes else "yes" if layer.problem else "no"
+        what = words(layer.problem) if layer.problem else row.reason
+        cells = [row.name, row.operator, said, what, *([row.problem] if keys else [])]
+        table.add(*cells, f"{1e-9 * row.macs:.3g}" if layer.problem else "")
     return table

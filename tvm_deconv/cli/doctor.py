@@ -8,15 +8,15 @@ import platform
 from pathlib import Path
 
 import click
-from rich.table import Table
 
 from tvm_deconv.artifact import needs
-from tvm_deconv.artifact.select import Decision, decision_table
-from tvm_deconv.cli.common import console
+from tvm_deconv.artifact.select import Accepted, Decision, decision_table
+from tvm_deconv.cli.output import JSON, Column, Table, echo_json
 from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.compiler.toolchain import version_text
 from tvm_deconv.errors import CompilerNotFound, DeviceError, ProblemError
 from tvm_deconv.problem import Problem
+from tvm_deconv.problem.words import words
 from tvm_deconv.runtime.library import Library, load
 from tvm_deconv.runtime.verify import checked
 from tvm_deconv.targets import (
@@ -36,41 +36,61 @@ _PACKAGES = ("tvm_deconv", "numpy", "apache-tvm-ffi", "apache-tvm", "archspec", 
 
 @click.command()
 @click.argument("artifacts", required=False, type=click.Path(exists=True, path_type=Path))
-def doctor(artifacts: Path | None) -> None:
-    """Report what this machine can compile and run, and which of ARTIFACTS would be selected."""
-    console().print(_facts())
-    if artifacts is not None:
-        library = load(artifacts)
-        whole = checked(library)
-        for problem in dict.fromkeys(manifest.parsed for manifest in library.manifests):
-            click.echo(f"\n{problem.key}\n{decision_table(_decisions(whole, problem))}")
+@JSON
+def doctor(artifacts: Path | None, as_json: bool) -> None:
+    """Report what this machine can compile and run.
+
+    With ARTIFACTS, a directory or a packed file, also which of them would be selected.
+    """
+    facts = _facts()
+    chosen = {} if artifacts is None else _chosen(load(artifacts))
+    if as_json:
+        decided = {
+            problem.key: [
+                {"artifact": one.name, "usable": isinstance(one, Accepted), "reason": one.reason} for one in all_
+            ]
+            for problem, all_ in chosen.items()
+        }
+        echo_json({"facts": facts, "problems": decided})
+        return
+    table = Table("", [Column("fact"), Column("value")])
+    for fact, value in facts.items():
+        table.add(fact, value)
+    table.show()
+    for problem, decisions in chosen.items():
+        names = {name: None for one in decisions if one.manifest for name in one.manifest.layers}
+        click.echo(f"\n{', '.join([*names, words(problem)])}\n{decision_table(decisions)}")
 
 
-def _facts() -> Table:
+def _facts() -> dict[str, str]:
+    """Return what is known of this machine and this installation, by names for people."""
     from tvm_deconv.bench.peers import PEERS
 
     host, cap = detect_host(), max_target()
-    table = Table(show_header=False)
-    table.add_column("fact")
-    table.add_column("value", overflow="fold")
     allowed = len(os.sched_getaffinity(0))
-    table.add_row("CPU", f"{host.name}, {host.cores} cores, {host.threads} threads, {allowed} for this process")
-    for target in CPU_TARGETS.values():
-        table.add_row(target.name, _runs_here(target, host.features, cap))
+    facts = {"CPU": f"{host.name}, {host.cores} cores, {host.threads} threads, {allowed} for this process"}
+    facts |= {target.name: _runs_here(target, host.features, cap) for target in CPU_TARGETS.values()}
     try:
-        table.add_row("native", native(host).name)
+        facts["native"] = native(host).name
     except ProblemError as error:
-        table.add_row("native", str(error))
-    table.add_row("microarchitecture", _microarchitecture(host))
-    table.add_row(MAX_TARGET_VARIABLE, cap.name if cap else "not set")
-    table.add_row("libraries", needs.text(needs.here()))
-    table.add_row("compiler", _compiler())
-    table.add_row("nvcc", _nvcc())
-    table.add_row("CUDA device", _cuda_device())
-    table.add_row("Python", platform.python_version())
-    for package in dict.fromkeys((*_PACKAGES, *(peer.distribution for peer in PEERS.values()))):
-        table.add_row(package, _version(package))
-    return table
+        facts["native"] = str(error)
+    packages = dict.fromkeys((*_PACKAGES, *(peer.distribution for peer in PEERS.values())))
+    return facts | {
+        "microarchitecture": _microarchitecture(host),
+        MAX_TARGET_VARIABLE: cap.name if cap else "not set",
+        "libraries": needs.text(needs.here()),
+        "compiler": _compiler(),
+        "nvcc": _nvcc(),
+        "CUDA device": _cuda_device(),
+        "Python": platform.python_version(),
+        **{package: _version(package) for package in packages},
+    }
+
+
+def _chosen(library: Library) -> dict[Problem, list[Decision]]:
+    """Return the decisions for each problem that an artifact of the library is for, whole or not."""
+    whole, problems = checked(library), dict.fromkeys(manifest.parsed for manifest in library.manifests)
+    return {problem: _decisions(whole, problem) for problem in problems}
 
 
 def _decisions(library: Library, problem: Problem) -> list[Decision]:

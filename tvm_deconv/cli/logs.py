@@ -7,24 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.table import Table
 
-from tvm_deconv.cli.common import console, echo_warnings, progress_bar
+from tvm_deconv.cli.common import Stopped, echo_warnings, progress_bar, target_of
+from tvm_deconv.cli.output import JSON, KEYS, Column, Table, echo_json
 from tvm_deconv.cli.tune import LOGS, milliseconds
-from tvm_deconv.targets import detect_host, get, supported
+from tvm_deconv.problem import Problem
+from tvm_deconv.problem.words import words
+from tvm_deconv.targets import detect_host, supported
 
 if TYPE_CHECKING:
-    from tvm_deconv.compiler.records import Log, Records
+    from tvm_deconv.compiler.records import Log, Record, Records
     from tvm_deconv.tuning.remeasure import Remeasured
 
 _EXISTING = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
-def _known(_context: click.Context, _parameter: click.Parameter, name: str | None) -> str | None:
-    return name and get(name).name
-
-
-_TARGET = click.option("--target", metavar="TARGET", callback=_known, help="Only records for this target.")
+_TARGET = click.option("--target", metavar="TARGET", callback=target_of, help="Only records for this target.")
 
 
 @click.group()
@@ -50,7 +48,8 @@ def _read(root: Path, target: str | None = None) -> list[Records]:
 @logs.command()
 @click.argument("directory", type=LOGS)
 @click.argument("others", metavar="OTHER...", nargs=-1, required=True, type=_EXISTING)
-def merge(directory: Path, others: Sequence[Path]) -> None:
+@JSON
+def merge(directory: Path, others: Sequence[Path], as_json: bool) -> None:
     """Add the records of every OTHER directory to DIRECTORY, sorted.
 
     Of records of the same trial under the same conditions the newest stays, whatever the order of directories.
@@ -59,36 +58,72 @@ def merge(directory: Path, others: Sequence[Path]) -> None:
     before = [record for of_target in _read(directory) for record in of_target]
     log.merge([*before, *(record for other in others for of_target in _read(other) for record in of_target)])
     after = sum(1 for of_target in _read(directory) for _ in of_target)
-    click.echo(f"{directory}: {len(before)} records, {after} with those of {', '.join(map(str, others))}")
+    if as_json:
+        echo_json({"directory": str(directory), "before": len(before), "after": after})
+    else:
+        click.echo(f"{directory}: {len(before)} records, {after} with those of {', '.join(map(str, others))}")
+
+
+_BEST = (
+    Column("target", spare=True), Column("algorithm"), Column("knobs", spare=True), Column("CPU", spare=True),
+    Column("threads", True, True), Column("ms", True), Column("spread", True, True), Column("default / record", True),
+    Column("records", True, True),
+)  # fmt: skip
 
 
 @logs.command()
 @click.argument("directory", type=_EXISTING)
 @_TARGET
-def best(directory: Path, target: str | None) -> None:
-    """Print the fastest record of every problem and microarchitecture in DIRECTORY; name those that do not replay."""
+@KEYS
+@JSON
+def best(directory: Path, target: str | None, keys: bool, as_json: bool) -> None:
+    """Print the fastest records in DIRECTORY.
+
+    One for every problem and microarchitecture; records that do not replay are named.
+    """
     from tvm_deconv.compiler.selection import replay_error
 
-    table = Table(title=str(directory), title_justify="left")
-    for name in ("problem", "target", "algorithm", "knobs", "CPU"):
-        table.add_column(name, overflow="fold")
-    for name in ("threads", "ms", "spread", "default / record", "records"):
-        table.add_column(name, justify="right")
+    table = Table(str(directory), [Column("shape"), *([Column("problem")] if keys else []), *_BEST])
     warnings: list[str] = []
+    found: list[dict[str, object]] = []
     for of_target in _read(directory, target):
         for key, of_problem in sorted(of_target.by_problem.items()):
             warnings += [warning for record in of_problem if (warning := replay_error(record))]
             groups = of_target.groups(key)
+            shape = [words(Problem.from_key(key)), *([key] if keys else [])]
             if not groups:
-                table.add_row(key, of_target.target, "nothing ran", *[""] * 6, str(len(of_problem)))
+                table.add(*shape, of_target.target, "nothing ran", *[""] * 6, str(len(of_problem)))
             for record, *others in groups:
-                knobs = " ".join(f"{name}={value}" for name, value in record.schedule.knobs)
-                ratio = f"{record.default_ratio:.2f}" if record.default_ratio else ""
-                times = (milliseconds(record.seconds), f"{100 * record.spread:.0f} %", ratio, str(1 + len(others)))
-                conditions = (str(record.host), str(record.threads))
-                table.add_row(key, record.target, record.algorithm, knobs, *conditions, *times)
-    console().print(table)
+                found.append(_record_as_json(key, record, 1 + len(others)))
+                table.add(*shape, *_record_cells(record, 1 + len(others)))
+    if as_json:
+        echo_json(found)
+    else:
+        table.show()
     echo_warnings(warnings)
+
+
+def _record_cells(record: Record, count: int) -> list[str]:
+    """Return the cells of a record, the best of `count`, under the columns of `best`."""
+    knobs = " ".join(f"{name}={value}" for name, value in record.schedule.knobs)
+    ratio = f"{record.default_ratio:.2f}" if record.default_ratio else ""
+    times = (milliseconds(record.seconds), f"{100 * record.spread:.0f} %", ratio, str(count))
+    return [record.target, record.algorithm, knobs, str(record.host), str(record.threads), *times]
+
+
+def _record_as_json(key: str, record: Record, count: int) -> dict[str, object]:
+    return {
+        "problem": key,
+        "target": record.target,
+        "algorithm": record.algorithm,
+        "knobs": dict(record.schedule.knobs),
+        "cpu": str(record.host),
+        "threads": record.threads,
+        "seconds": record.seconds,
+        "spread": record.spread,
+        "default_ratio": record.default_ratio or None,
+        "records": count,
+    }
 
 
 @logs.command()
@@ -101,14 +136,19 @@ def best(directory: Path, target: str | None) -> None:
     show_default=True,
     help="Records to keep of each problem, microarchitecture and algorithm.",
 )
-def prune(directory: Path, target: str | None, keep: int) -> None:
-    """Keep the fastest of each problem, microarchitecture and algorithm in DIRECTORY, under the newest conditions.
+@JSON
+def prune(directory: Path, target: str | None, keep: int, as_json: bool) -> None:
+    """Keep only the fastest records in DIRECTORY.
 
-    Records of unknown microarchitectures go where there are others of the problem.
+    Those of each problem, microarchitecture and algorithm, under the newest conditions. Records of unknown
+    microarchitectures go where there are others of the problem.
     """
     log = _log(directory)
-    for name in [target] if target else log.targets():
-        before, after = log.prune(name, keep)
+    pruned = {name: log.prune(name, keep) for name in ([target] if target else log.targets())}
+    if as_json:
+        echo_json({name: {"before": before, "after": after} for name, (before, after) in pruned.items()})
+        return
+    for name, (before, after) in pruned.items():
         click.echo(f"{directory}, {name}: {after} of {before} records kept")
 
 
@@ -117,11 +157,14 @@ def prune(directory: Path, target: str | None, keep: int) -> None:
 @_TARGET
 @click.option("--jobs", type=click.IntRange(1), help="Processes that compile; by default as many as CPUs.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of the calls timed.")
-def remeasure(directory: Path, target: str | None, jobs: int | None, threads: int) -> None:
-    """Measure the records in DIRECTORY again on this machine, in turns with the default; keep the new records there.
+@KEYS
+@JSON
+def remeasure(directory: Path, target: str | None, jobs: int | None, threads: int, keys: bool, as_json: bool) -> None:
+    """Measure the records in DIRECTORY again on this machine.
 
-    Without --target, of every level of CPUs that this machine runs. An interrupted run continues with the same command:
-    problems that are done by these kernels on this CPU are not measured again.
+    They take turns with the default, and the new records are kept there. Without --target, of every level of CPUs that
+    this machine runs. An interrupted run continues with the same command: problems that are done by these kernels on
+    this CPU are not measured again.
     """
     from tvm_deconv.tuning.remeasure import remeasure as run
 
@@ -135,25 +178,48 @@ def remeasure(directory: Path, target: str | None, jobs: int | None, threads: in
 
             def note(one: Remeasured) -> None:
                 found.append(one)
-                progress.update(progress.task_ids[0], completed=one.done, total=one.total, state=one.problem)
+                progress.update(
+                    progress.task_ids[0],
+                    completed=one.done,
+                    total=one.total,
+                    state=words(Problem.from_key(one.problem)),
+                )
 
             run(directory, names, threads=threads, jobs=jobs, on_problem=note)
     except KeyboardInterrupt:
-        raise click.ClickException(f"stopped after {len(found)} problems; the same command continues") from None
+        raise Stopped(f"{len(found)} problems are measured, and the same command continues") from None
     finally:
-        console().print(_remeasured(directory, found))
+        if as_json:
+            echo_json([_remeasured_as_json(one) for one in found])
+        else:
+            _remeasured(directory, found, keys).show()
 
 
-def _remeasured(directory: Path, found: Sequence[Remeasured]) -> Table:
-    table = Table(title=f"{directory}: {len(found)} problems", title_justify="left")
-    for name in ("problem", "target", "algorithm"):
-        table.add_column(name, overflow="fold")
-    for name in ("default ms", "record ms", "default / record", "kept"):
-        table.add_column(name, justify="right")
+def _remeasured_as_json(one: Remeasured) -> dict[str, object]:
+    return {
+        "problem": one.problem,
+        "target": one.target,
+        "algorithm": one.best.algorithm if one.best else None,
+        "default_seconds": one.default.seconds if one.default else None,
+        "record_seconds": one.best.seconds if one.best else None,
+        "default_ratio": (one.best.default_ratio or None) if one.best else None,
+        "kept": one.kept,
+    }
+
+
+def _remeasured(directory: Path, found: Sequence[Remeasured], keys: bool) -> Table:
+    columns = [
+        Column("shape"),
+        *([Column("problem")] if keys else []),
+        Column("target", spare=True),
+        Column("algorithm"),
+    ]
+    columns += [Column("default ms", True, True), Column("record ms", True), Column("default / record", True)]
+    table = Table(f"{directory}: {len(found)} problems", [*columns, Column("kept", True)])
     for one in found:
         best, default = one.best, one.default
-        table.add_row(
-            one.problem,
+        table.add(
+            *[words(Problem.from_key(one.problem)), *([one.problem] if keys else [])],
             one.target,
             best.algorithm if best else "nothing ran",
             milliseconds(default.seconds if default else None),

@@ -1,6 +1,6 @@
 """The command tvm-deconv.
 
-A DeconvError becomes one line and exit code 1; wrong usage exits with 2, as click has it.
+A DeconvError becomes one line and exit code 1; wrong usage exits with 2, as click has it, and an interrupt with 130.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from tvm_deconv.extras import install
 try:
     import click
 
-    from tvm_deconv.cli import artifacts, bench, compile, doctor, logs, tune
+    from tvm_deconv.cli import artifacts, bench, clean, compile, doctor, logs, tune
+    from tvm_deconv.cli.common import Stopped
 except ImportError as error:
     package = str(error.name).partition(".")[0]
     raise SystemExit(f"tvm-deconv needs the package {package}: {install('cli')}") from None
@@ -29,6 +30,8 @@ class _Commands(click.Group):
         """Run the command."""
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Stopped from None
         except DeconvError as error:
             raise click.ClickException(str(error)) from None
         except ModuleNotFoundError as error:
@@ -62,5 +65,6 @@ for command in (
     bench.bench,
     bench.overhead,
     doctor.doctor,
+    clean.clean,
 ):
     main.add_command(command)

@@ -1,4 +1,4 @@
-"""The command tune, and the options and the search that it shares with compile."""
+"""The command tune, and what compile shares with it: options, the search, its results."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from rich.table import Table
 
-from tvm_deconv.cli.common import console, echo_warnings, problems_of, progress_bar, scan_sources
+from tvm_deconv.cli.common import Stopped, echo_warnings, problems_of, progress_bar, scan_sources, target_of
+from tvm_deconv.cli.output import JSON, KEYS, Column, Names, Table, echo_json
 from tvm_deconv.problem import Problem
+from tvm_deconv.problem.words import words
 from tvm_deconv.targets import known_targets
 
 if TYPE_CHECKING:
     from tvm_deconv.tuning import Trial, Tuned
 
+#: The algorithms of all backends, whose modules need TVM.
+ALGORITHMS = (
+    "winograd", "matrix", "strassen", "winograd_rows", "direct_channels", "direct_groups", "direct_rows",
+    "cuda_narrow", "cuda_tensor", "cuda_product", "cuda_generic",
+)  # fmt: skip
 _Command = TypeVar("_Command", bound=Callable[..., None])
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 LOGS = click.Path(file_okay=False, path_type=Path)
@@ -54,6 +60,7 @@ def search_options(*known: str, target: str) -> Callable[[_Command], _Command]:
             multiple=True,
             default=["native"],
             show_default=True,
+            callback=_targets,
             help=f"{target}; may be given several times. {', '.join(known)}, or a microarchitecture by LLVM's name, "
             "such as znver4.",
         ),
@@ -72,7 +79,8 @@ def search_options(*known: str, target: str) -> Callable[[_Command], _Command]:
             "algorithms",
             metavar="NAME",
             multiple=True,
-            help="Use this algorithm only; may be given several times. By default all.",
+            type=click.Choice(ALGORITHMS),
+            help=f"Use this algorithm only; may be given several times. By default all: {', '.join(ALGORITHMS)}.",
         ),
         click.option(
             "--rpc-tracker", metavar="[HOST:]PORT", help="TVM tracker whose servers measure, in place of this machine."
@@ -86,6 +94,11 @@ def search_options(*known: str, target: str) -> Callable[[_Command], _Command]:
         return command
 
     return decorate
+
+
+def _targets(context: click.Context, option: click.Parameter, names: Sequence[str]) -> list[str]:
+    """Return the names of the targets that are meant, each once."""
+    return list(dict.fromkeys(str(target_of(context, option, name)) for name in names))
 
 
 def _ranges(_: click.Context, option: click.Parameter, values: Sequence[str]) -> dict[str, tuple[int, int]]:
@@ -104,8 +117,10 @@ def milliseconds(seconds: float | None) -> str:
     return "" if seconds is None or math.isnan(seconds) else f"{1e3 * seconds:.4g}"
 
 
-def search(problems: dict[Problem, list[str]], targets: Sequence[str], trials: int, logs: Path, **options: Any) -> None:
-    """Tune `problems`, given with the names of their layers, and print the results; `options` are `tuning.tune`'s.
+def search(
+    problems: dict[Problem, list[str]], targets: Sequence[str], trials: int, logs: Path, **options: Any
+) -> list[Tuned]:
+    """Tune `problems` with a bar and return the results; `options` are `tuning.tune`'s.
 
     An interrupt ends the command; the measurements are kept.
     """
@@ -119,10 +134,9 @@ def search(problems: dict[Problem, list[str]], targets: Sequence[str], trials: i
 
             tuned = run(problems, targets, trials, logs, on_trial=note, **options)
     except KeyboardInterrupt:
-        text = f"stopped; what was measured is in {logs}, and the same command continues from there"
-        raise click.ClickException(text) from None
-    console().print(_results(problems, logs, tuned))
+        raise Stopped(f"what was measured is in {logs}, and the same command continues from there") from None
     echo_warnings(warning for result in tuned for warning in result.warnings)
+    return tuned
 
 
 def _state(trial: Trial) -> str:
@@ -130,25 +144,22 @@ def _state(trial: Trial) -> str:
     fastest = trial.best.seconds if trial.best else None
     times = f"best {milliseconds(fastest)} ms, floor {milliseconds(trial.floor)} ms" if fastest else "no time yet"
     ahead = f"gain {trial.gain:.2f}, at most {datetime.timedelta(seconds=round(trial.left))} left"
-    return f"{ahead}; {times}: {trial.problem.key}"
+    return f"{ahead}; {times}: {words(trial.problem)}"
 
 
-def _results(problems: dict[Problem, list[str]], logs: Path, tuned: Sequence[Tuned]) -> Table:
-    names: dict[str, list[str]] = {}
-    for problem, layers in problems.items():
-        for key in problem.artifact_keys:
-            names.setdefault(key, []).extend(layers)
-    table = Table(title=f"{logs}: {sum(result.trials for result in tuned)} trials", title_justify="left")
-    for name in ("layer", "target", "algorithm", "decides"):
-        table.add_column(name, overflow="fold")
-    for name in ("trials", "default ms", "best ms", "gain", "floor ms", "floor / best"):
-        table.add_column(name, justify="right")
-    table.add_column("ended")
+_NUMBERS = ("trials", "default ms", "best ms", "gain", "floor ms", "floor / best")
+
+
+def show_tuned(problems: Mapping[Problem, Sequence[str]], logs: Path, tuned: Sequence[Tuned], keys: bool) -> None:
+    """Print the results of a search for `problems`, given with the names of their layers."""
+    named, names = _names(problems), Names(keys)
+    columns = [*names.columns, Column("target", spare=True), Column("algorithm"), Column("decides")]
+    numbers = [Column(name, right=True, spare=name not in ("best ms", "gain")) for name in _NUMBERS]
+    table = Table(f"{logs}: {sum(result.trials for result in tuned)} trials", [*columns, *numbers, Column("ended", spare=True)])
     for result in tuned:
-        before = result.default.seconds if result.default else None
-        after = result.best.seconds if result.best else None
-        table.add_row(
-            ", ".join(names[result.problem.artifact_key]) or result.problem.key,
+        before, after = _times(result)
+        table.add(
+            *names.cells(named[result.problem.artifact_key], result.problem),
             result.target,
             result.best.algorithm if result.best else "nothing ran",
             "default" if result.best is result.default else "record",
@@ -160,7 +171,42 @@ def _results(problems: dict[Problem, list[str]], logs: Path, tuned: Sequence[Tun
             f"{100 * result.floor / after:.0f} %" if after and not math.isnan(result.floor) else "",
             result.ended,
         )
-    return table
+    table.show()
+
+
+def _names(problems: Mapping[Problem, Sequence[str]]) -> dict[str, list[str]]:
+    """Return the names of layers by the key of the artifact that serves them."""
+    names: dict[str, list[str]] = {}
+    for problem, layers in problems.items():
+        for key in problem.artifact_keys:
+            names.setdefault(key, []).extend(layers)
+    return names
+
+
+def _times(result: Tuned) -> tuple[float | None, float | None]:
+    """Return the seconds of the default and of the best, None for what did not run."""
+    return result.default.seconds if result.default else None, result.best.seconds if result.best else None
+
+
+def _as_json(problems: Mapping[Problem, Sequence[str]], logs: Path, tuned: Sequence[Tuned]) -> dict[str, Any]:
+    named, rows = _names(problems), []
+    for result in tuned:
+        before, after = _times(result)
+        rows.append(
+            {
+                "layers": named[result.problem.artifact_key],
+                "problem": result.problem.key,
+                "target": result.target,
+                "algorithm": result.best.algorithm if result.best else None,
+                "record_decides": result.best is not result.default,
+                "trials": result.trials,
+                "default_seconds": before,
+                "best_seconds": after,
+                "ended": result.ended,
+                "floor_seconds": None if math.isnan(result.floor) else result.floor,
+            }
+        )
+    return {"logs": str(logs), "problems": rows}
 
 
 @click.command()
@@ -185,6 +231,8 @@ def _results(problems: dict[Problem, list[str]], logs: Path, tuned: Sequence[Tun
     show_default=True,
     help="Seconds after which a candidate is given up.",
 )
+@KEYS
+@JSON
 def tune(
     sources: Sequence[Path],
     targets: Sequence[str],
@@ -192,11 +240,18 @@ def tune(
     trials: int,
     logs: Path,
     algorithms: Sequence[str],
+    keys: bool,
+    as_json: bool,
     **options: Any,
 ) -> None:
-    """Search for fast schedules of every transposed convolution of each SOURCE, and keep the measurements.
+    """Search for fast schedules of every layer of each SOURCE.
 
-    Trials go where most is to be gained, and end where nothing is. A search may be stopped at any time and started
-    again: nothing is measured twice.
+    The measurements are kept, for compile --logs. Trials go where most is to be gained, and end where nothing is. A
+    search may be stopped at any time and started again: nothing is measured twice.
     """
-    search(problems_of(scan_sources(sources, extents)), targets, trials, logs, algorithms=algorithms or None, **options)
+    problems = problems_of(scan_sources(sources, extents))
+    tuned = search(problems, targets, trials, logs, algorithms=algorithms or None, **options)
+    if as_json:
+        echo_json(_as_json(problems, logs, tuned))
+    else:
+        show_tuned(problems, logs, tuned, keys)

@@ -24,7 +24,7 @@ from tvm_deconv.artifact import elf, needs
 from tvm_deconv.artifact.manifest import Manifest, library_name, stem
 from tvm_deconv.compiler.backends import backend_of
 from tvm_deconv.compiler.fingerprint import recipe
-from tvm_deconv.compiler.output import publish, scratch_folder
+from tvm_deconv.compiler.output import give_up, publish, scratch_folder
 from tvm_deconv.compiler.process import BUILD, BUILD_PATIENCE_SECONDS, Worker, WorkerError
 from tvm_deconv.compiler.records import Records, Schedule, read, shipped
 from tvm_deconv.compiler.requests import Outcome, checked_problems, grouped, requested, whole
@@ -178,6 +178,7 @@ def _run(pending: Sequence[_Job], folder: Path, count: int, note: Callable[[Outc
     An interrupt, or an exception of `note`, ends the processes.
     """
     with contextlib.ExitStack() as stack:
+        stack.callback(give_up, folder)  # once the processes are gone
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         backends = {job.target.backend: backend_of(job.target) for job in pending}
         toolchains = {name: backend.toolchain(scratch) for name, backend in backends.items()}

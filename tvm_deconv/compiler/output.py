@@ -11,15 +11,19 @@ import contextlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from tvm_deconv.artifact import files
 from tvm_deconv.artifact.manifest import Manifest, stem_of
+from tvm_deconv.errors import ManifestError
 
 #: The contents of a directory of artifacts besides them: a lock and, while builds run, a directory for each.
 _LOCK, _SCRATCH = ".lock", ".building-"
+_ABANDONED_SECONDS = 3600.0  # after which a file that is not finished never will be
 
 
 @contextlib.contextmanager
@@ -27,9 +31,7 @@ def scratch_folder(output: Path) -> Iterator[Path]:
     """Make a directory for one build in `output`; remove those of builds that were killed, which nobody locks."""
     output.mkdir(parents=True, exist_ok=True)
     with FileLock(output / _LOCK):
-        for left in output.glob(f"{_SCRATCH}*"):
-            with contextlib.suppress(Timeout), FileLock(left / _LOCK, blocking=False):
-                shutil.rmtree(left, ignore_errors=True)
+        _remove_scratch(output)
         scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=output))
         held = FileLock(scratch / _LOCK)
         held.acquire()
@@ -38,6 +40,55 @@ def scratch_folder(output: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         held.release()
+
+
+def _remove_scratch(output: Path) -> list[Path]:
+    """Remove the directories of builds that were killed, and return their paths; the caller holds the lock."""
+    removed = []
+    for left in sorted(output.glob(f"{_SCRATCH}*")):
+        with contextlib.suppress(Timeout), FileLock(left / _LOCK, blocking=False):
+            shutil.rmtree(left, ignore_errors=True)
+            removed.append(left)
+    return removed
+
+
+def give_up(output: Path) -> None:
+    """Remove what builds that were just killed left in `output`."""
+    with FileLock(output / _LOCK):
+        _remove_scratch(output)
+
+
+def clean(output: Path) -> list[Path]:
+    """Remove from a directory of artifacts what nothing can use, and return the paths.
+
+    That is: what killed builds left, manifests that do not read or that name a library that is not there, and
+    libraries that no manifest names. Artifacts that another version of the format describes stay.
+    """
+    with FileLock(output / _LOCK):
+        removed = _remove_scratch(output)
+        removed += [
+            path
+            for path in sorted(output.glob(f"{files.UNFINISHED}*"))
+            if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS
+        ]
+        kept, stems = set[str](), set[str]()
+        ours = [path for path in sorted(output.iterdir()) if stem_of(path.name)]
+        for path in ours:
+            if path.suffix == ".json":
+                try:
+                    library = Manifest.read(path).library
+                    if (output / library).exists():
+                        kept |= {path.name, library}
+                except ManifestError as error:
+                    if error.attribute == "format" and isinstance(error.value, int):
+                        stems.add(path.stem)
+        removed += [path for path in ours if path.name not in kept and stem_of(path.name) not in stems]
+        for path in removed:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+    return removed
 
 
 def publish(output: Path, manifest: Manifest, library: Path, scratch: Path) -> None:

@@ -5,13 +5,16 @@
 spatial axes their extents, or lists of buckets. The attributes mean what they mean to OpenVINO.
 `epilogue` is the text of an Epilogue, or an object with its fields; ``"bias": true`` adds the bias to it, whatever else
 it holds. ``"precision": "tf32"`` permits TF32, and "tf32x3" three products of it for one. `out_spatial`, if given, must
-be the extents that follow. Other fields are carried through.
+be the extents that follow. Other fields are carried through; one whose name is nearly that of a field here, or that
+another system has for it, is a UserWarning.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +49,30 @@ class _Entry(msgspec.Struct, kw_only=True):
     out_spatial: list[int] | None = None
 
 
+#: Words of other systems, and the fields that they mean here.
+_ELSEWHERE = {
+    "pad": "pads_begin and pads_end",
+    "pads": "pads_begin and pads_end",
+    "padding": "pads_begin and pads_end",
+    "stride": "strides",
+    "dilation": "dilations",
+    "output_pads": "output_padding",
+    "kernel": "filter",
+    "kernel_shape": "filter",
+    "kernel_size": "filter",
+    "weight": "filter",
+    "weights": "filter",
+    "shape": "data",
+    "input": "data",
+    "group": "filter, whose first extent it is",
+    "groups": "filter, whose first extent it is",
+    "activation": "epilogue",
+    "layout": "data_format",
+    "format": "data_format",
+    "type": "dtype",
+}
+
+
 def scan_list(path: Path) -> list[FoundLayer]:
     """Return the problems of the list at `path`; raise SourceError at the first entry that is no problem."""
     content = read_bytes(path, MOST_TEXT)
@@ -56,9 +83,22 @@ def scan_list(path: Path) -> list[FoundLayer]:
     return [_layer(index, entry, path) for index, entry in enumerate(entries)]
 
 
+def _warn_of_near_names(fields: dict[str, Any], where: str) -> None:
+    """Warn of fields that mean nothing here and are called nearly as one that does."""
+    for field in fields:
+        if field in _Entry.__struct_fields__:
+            continue
+        word = field.lower().replace("-", "_")
+        near = difflib.get_close_matches(word, _Entry.__struct_fields__, n=1, cutoff=0.8)
+        meant = _ELSEWHERE.get(word) or next(iter(near), None)
+        if meant:
+            warnings.warn(f"{field}={fields[field]!r}: means nothing; did you mean {meant}? {where}", stacklevel=2)
+
+
 def _layer(index: int, fields: dict[str, Any], path: Path) -> FoundLayer:
     name = fields.get("name")
     where = f"in problem {index}{f' ({name})' if name else ''} of {path}"
+    _warn_of_near_names(fields, where)
     try:
         entry = msgspec.convert(fields, _Entry)
         problem = _problem(entry)

@@ -17,6 +17,7 @@ from tvm_deconv.problem.testing import Operands
 
 #: A call that takes longer than this leaves nothing to warm up, and counts from the first on.
 _LONG_SECONDS = 0.3
+_MOST_TIMES = 40
 
 
 class Unsupported(Refusal):
@@ -47,8 +48,8 @@ Prepare: TypeAlias = Callable[[Task, Operands, int], Prepared]
 class Turn(NamedTuple):
     """Calls one after the other, after one that is not counted: their median in seconds, and their number.
 
-    The whole took `wall` seconds, of which the process had a CPU for `cpu`, all threads together; it was put off its
-    CPU `preempted` times.
+    `times` are those of all calls, or quantiles that stand for them if there are many. The whole took `wall` seconds,
+    of which the process had a CPU for `cpu`, all threads together; it was put off its CPU `preempted` times.
     """
 
     median: float
@@ -56,6 +57,7 @@ class Turn(NamedTuple):
     wall: float = 0.0
     cpu: float = 0.0
     preempted: int = 0
+    times: tuple[float, ...] = ()
 
 
 def turn(run: Callable[[], object], seconds: float) -> Turn:
@@ -65,7 +67,7 @@ def turn(run: Callable[[], object], seconds: float) -> Turn:
     run()
     first = clock() - start
     if first > _LONG_SECONDS:
-        return Turn(first, 1)
+        return Turn(first, 1, times=(first,))
     times = []
     end = clock() + seconds
     while True:
@@ -74,7 +76,13 @@ def turn(run: Callable[[], object], seconds: float) -> Turn:
         stop = clock()
         times.append(stop - start)
         if stop >= end:
-            return Turn(statistics.median(times), len(times))
+            return Turn(statistics.median(times), len(times), times=_representatives(times))
+
+
+def _representatives(times: list[float]) -> tuple[float, ...]:
+    """Return at most `_MOST_TIMES` of the times, evenly from the least to the largest."""
+    count = min(len(times), _MOST_TIMES)
+    return tuple(np.quantile(times, [(place + 0.5) / count for place in range(count)]).tolist())
 
 
 def channels_first(problem: Problem, array: Array) -> Array:

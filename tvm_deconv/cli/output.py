@@ -1,0 +1,106 @@
+"""What commands print: tables on a terminal, tab-separated text for another program, JSON if it is asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import click
+from rich import box
+from rich import table as rich_table
+from rich.console import Console
+
+from tvm_deconv.errors import printable
+from tvm_deconv.problem import Problem
+from tvm_deconv.problem.words import words
+
+_UNSEEN_WIDTH = 1000  # if no terminal says how wide it is: as wide as a table needs
+
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+KEYS = click.option("--keys", is_flag=True, help="Print names of artifacts and keys of problems too.")
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console on which names of layers are never taken for markup."""
+    stream = sys.stderr if stderr else sys.stdout  # None if it is closed
+    seen = (stream is not None and stream.isatty()) or "COLUMNS" in os.environ
+    return Console(stderr=stderr, markup=False, highlight=False, emoji=False, width=None if seen else _UNSEEN_WIDTH)
+
+
+def say(text: str) -> None:
+    """Print a line about the rows of a table; where another program reads the rows, to standard error."""
+    click.echo(text, err=not console().is_terminal)
+
+
+def echo_json(value: object) -> None:
+    """Print a value as JSON."""
+    click.echo(json.dumps(value, indent=1))
+
+
+class Column(NamedTuple):
+    """A column: numbers are on the `right`, and a narrow terminal does without `spare` ones, the last ones first."""
+
+    name: str
+    right: bool = False
+    spare: bool = False
+
+
+class Table:
+    """Rows of texts under columns, with a title for people."""
+
+    def __init__(self, title: str, columns: Iterable[Column]) -> None:
+        self.title = title
+        self.columns = [*columns]
+        self.rows: list[tuple[str, ...]] = []
+
+    def add(self, *cells: str) -> None:
+        """Append a row."""
+        self.rows.append(cells)
+
+    def show(self) -> None:
+        """Print the table as wide as the terminal is, or tab-separated under a line of names, the title elsewhere."""
+        screen = console()
+        if not screen.is_terminal:
+            if self.title:
+                say(self.title)
+            for row in ([column.name for column in self.columns], *self.rows):
+                click.echo("\t".join(printable(cell) for cell in row))
+            return
+        shown, left_out = [*self.columns], list[str]()
+        unlimited = screen.options.update(width=_UNSEEN_WIDTH)
+        while screen.measure(table := self._table(shown), options=unlimited).maximum > screen.width:
+            spare = [column for column in shown if column.spare]
+            if not spare:
+                break
+            shown.remove(spare[-1])
+            left_out.insert(0, spare[-1].name)
+        screen.print(table)
+        if left_out:
+            screen.print(f"not shown, for want of room: {', '.join(left_out)}", style="dim")
+
+    def _table(self, shown: Iterable[Column]) -> rich_table.Table:
+        made = rich_table.Table(title=self.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        places = [self.columns.index(column) for column in shown]
+        for place in places:
+            column = self.columns[place]
+            made.add_column(column.name, justify="right" if column.right else "left", overflow="fold")
+        for row in self.rows:
+            made.add_row(*(row[place] for place in places))
+        return made
+
+
+class Names:
+    """The columns that say which problem a row is about, and their cells."""
+
+    def __init__(self, keys: bool) -> None:
+        self._keys = keys
+        self.columns = [Column("layer"), Column("shape"), *([Column("artifact"), Column("problem")] if keys else [])]
+
+    def cells(self, layers: Iterable[str], problem: Problem | None, artifact: str = "") -> list[str]:
+        """Return the cells; a layer without a name has that of the artifact."""
+        key = problem.key if problem else ""
+        names = [", ".join(layers) or artifact, words(problem) if problem else ""]
+        return [*names, artifact, key] if self._keys else names
