@@ -74,7 +74,13 @@ def _listing(library: Library, decisions: Sequence[tuple[Manifest, Decision]], k
         usable = "yes" if isinstance(decision, Accepted) else f"no: {decision.reason}"
         numbers = [f"{n / 1000:.0f}" for n in (manifest.size, manifest.shared_bytes, manifest.scratch_bytes)]
         told = manifest.target, manifest.algorithm, manifest.origin
-        table.add(*names.cells(manifest.layers, manifest.parsed, manifest.name), *told, *numbers, needs.text(manifest.needs), usable)
+        table.add(
+            *names.cells(manifest.layers, manifest.parsed, manifest.name),
+            *told,
+            *numbers,
+            needs.text(manifest.needs),
+            usable,
+        )
     for name, error in library.broken.items():
         table.add(*names.cells((), None, name), *[""] * 7, f"no: {error}")
     return table

@@ -155,7 +155,9 @@ def show_tuned(problems: Mapping[Problem, Sequence[str]], logs: Path, tuned: Seq
     named, names = _names(problems), Names(keys)
     columns = [*names.columns, Column("target", spare=True), Column("algorithm"), Column("decides")]
     numbers = [Column(name, right=True, spare=name not in ("best ms", "gain")) for name in _NUMBERS]
-    table = Table(f"{logs}: {sum(result.trials for result in tuned)} trials", [*columns, *numbers, Column("ended", spare=True)])
+    table = Table(
+        f"{logs}: {sum(result.trials for result in tuned)} trials", [*columns, *numbers, Column("ended", spare=True)]
+    )
     for result in tuned:
         before, after = _times(result)
         table.add(
