@@ -424,7 +424,7 @@ def test_doctor_without_a_compiler():
 def test_inspect_shows_workspaces_and_reasons(copy):
     made.rewrite(copy, made.PLAIN, features=[*_flags(copy), "warp_drive"])
     lines = run("inspect", copy).stdout.splitlines()
-    assert lines[0].split("\t")[-3:] == ["workspace kB", "scratch kB / thread", "runs here"]
+    assert lines[0].split("\t")[-4:] == ["workspace kB", "scratch kB / thread", "needs", "runs here"]
     assert any("no: needs CPU flags that this host lacks: warp_drive" in line for line in lines)
 
 

@@ -17,6 +17,7 @@ import click
 from tvm_deconv.cli.common import Builds, advance, problems_of, progress_bar, scan_sources, target_of
 from tvm_deconv.cli.output import JSON, KEYS, Column, Table, echo_json, say
 from tvm_deconv.errors import SourceError
+from tvm_deconv.extras import install
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.dtypes import DTYPES
 from tvm_deconv.problem.problem import DATA_FORMATS
@@ -71,7 +72,7 @@ def _pattern(context: click.Context, parameter: click.Parameter, value: str | No
 
 def _page(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
     if value is not None and importlib.util.find_spec("plotly") is None:
-        raise click.BadParameter("the page needs Plotly: pip install plotly", context, parameter)
+        raise click.BadParameter(f"the page needs Plotly: {install('report')}", context, parameter)
     return _writable(context, parameter, value)
 
 
