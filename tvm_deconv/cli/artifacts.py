@@ -115,7 +115,8 @@ def sign(directory: Path, key: Path, as_json: bool) -> None:
 def pack(directory: Path, output: Path, as_json: bool) -> None:
     """Pack the artifacts in DIRECTORY into one file.
 
-    It holds their signature and their weights too, and load() reads it where it lies. Every library is compared with its manifest. The file replaces an older one at once.
+    It holds their signature and their weights too, and load() reads it where it lies. Every library is compared with
+    its manifest. The file replaces an older one at once.
     """
     library = load(directory)
     pack_library(library, output)
