@@ -26,7 +26,7 @@ _PATIENCE_SECONDS = 3900.0  # more than the build itself has
 #: `-c` puts "" in front of the path; without it, no module is imported from the current directory.
 _PROGRAM = """
 import os, sys
-sys.path.remove("")
+sys.path[:] = filter(None, sys.path)
 os.umask(0o077)
 import tvm_deconv
 tvm_deconv.compile([tvm_deconv.Problem.from_key(sys.argv[1])], sys.argv[2], sys.argv[3], jobs=1)

@@ -171,7 +171,9 @@ class Worker:
             kind = (self._kind.__module__, self._kind.__name__)
             limits = self._limits and tuple(self._limits)
             served = f"serve({theirs.fileno()}, *{kind}, {self._cpus}, {limits})"
-            code = f"from tvm_deconv.compiler.process import serve; {served}"
+            # `-c` puts "" in front of the path; without it, no module is imported from the current directory.
+            path = "import sys; sys.path[:] = filter(None, sys.path)"
+            code = f"{path}; from tvm_deconv.compiler.process import serve; {served}"
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", code],
