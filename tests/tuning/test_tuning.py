@@ -6,7 +6,9 @@ import math
 import random
 import subprocess
 import textwrap
+import time
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from support.records import OTHER, SMALL, V3, record, run, runs_v3, schedules_of
@@ -19,8 +21,9 @@ from tvm_deconv.compiler.process import Worker
 from tvm_deconv.compiler.records import read
 from tvm_deconv.compiler.selection import adapt, space
 from tvm_deconv.targets import detect_host
-from tvm_deconv.tuning import search, session
+from tvm_deconv.tuning import disturbance, search, session
 from tvm_deconv.tuning.runners import local
+from tvm_deconv.tuning.runners.harness import Measured
 
 
 @pytest.fixture
@@ -288,6 +291,50 @@ def test_the_nearest_record_is_among_the_first_that_are_tried():
     got, _ = spent(machine, [SMALL], 2, record(OTHER, near, **CONDITIONS))
     assert [one.schedule for one in got] == [selection.default_schedule(SMALL, V3), adapted]
     assert adapted not in {one.schedule for one in spent(machine, [SMALL], 2)[0]}
+
+
+def measured(waited, spread=0.01):
+    return Measured(1e-3, spread, 9, waited)
+
+
+@pytest.mark.parametrize(
+    ("measurements", "said"),
+    [
+        ([], []),
+        ([measured(0.9), measured(0.02), measured(0.0)], []),
+        (
+            [measured(0.4), measured(0.2), measured(0.0)],
+            ["half of the measurements waited for a CPU 20 % of their time"],
+        ),
+        ([measured(None, 0.08)], ["half of the measurements have a spread of 8 %"]),
+    ],
+    ids=["none", "quiet", "waited", "spread"],
+)
+def test_a_busy_machine_is_noticed(measurements, said):
+    seen = disturbance.Disturbance(on_this_machine=False)
+    for one in measurements:
+        seen.note(one)
+    assert [text.removesuffix(" or more") for text in seen.complaints] == said
+
+
+def test_stolen_time_is_noticed(monkeypatch):
+    ticks = iter([(5, 100), (11, 300), (6, 300)])
+    monkeypatch.setattr(disturbance, "cpu_times", lambda _: next(ticks))
+    seen = disturbance.Disturbance(on_this_machine=True)
+    assert seen.complaints == ["the hypervisor took 3.0 % of the CPUs"]
+    assert seen.complaints == []
+
+
+def test_a_process_knows_how_long_it_waited_for_a_cpu():
+    """Its clock on one thread stops while others run, here while it sleeps."""
+    machine = local.LocalMachine(1)
+    library = SimpleNamespace(get_function=lambda _: lambda: time.sleep(2e-3))
+    machine._ffi = SimpleNamespace(load_module=lambda _: library)
+    with patch.object(local.ctypes, "CDLL"):
+        bound = machine.bind("library", "deconv", ())
+    assert bound.waited() is None
+    assert max(bound.sample(5, 2)) < 1e-3
+    assert bound.waited() > 0.5
 
 
 _BAD = """

@@ -1,4 +1,4 @@
-"""The rates of a machine, measured on the spot: multiply-adds and copied bytes per second.
+"""The rates of a machine, measured on the spot: multiply-adds and copied bytes per second, and stolen time.
 
 No program does its multiply-adds faster than the first rate. None moves its bytes faster than the second while they
 cross memory; arrays that stay in a cache may be faster.
@@ -106,3 +106,19 @@ def _together(parts: Sequence[Callable[[], object]]) -> float:
     for thread in threads:
         thread.join()
     return max(ends) - min(starts)
+
+
+def cpu_times(cpus: Sequence[int], stat: Path = Path("/proc/stat")) -> tuple[int, int]:
+    """Return the time that a hypervisor took from `cpus` since the start, and all time, in the system's ticks."""
+    stolen = total = 0
+    for line in stat.read_text().splitlines():
+        name, *fields = line.split()
+        if name in {f"cpu{cpu}" for cpu in cpus}:
+            times = [int(text) for text in fields[:8]]  # the guests' times behind them are part of the user's
+            stolen, total = stolen + times[7], total + sum(times)
+    return stolen, total
+
+
+def stolen_share(before: tuple[int, int], after: tuple[int, int]) -> float:
+    """Return the stolen part of the time between two results of `cpu_times`."""
+    return (after[0] - before[0]) / max(after[1] - before[1], 1)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_deconv.bench.floors import FMA_DTYPES, Floors, beyond_caches, build_fma
+from tvm_deconv.bench.floors import FMA_DTYPES, Floors, beyond_caches, build_fma, cpu_times, stolen_share
 from tvm_deconv.bench.layers import Layer
 from tvm_deconv.bench.peers import DEFAULT, OURS, Contender, Task, Turn
 from tvm_deconv.bench.results import Report, Result, Row
@@ -131,22 +131,6 @@ def microarchitecture_name() -> str:
     except ModuleNotFoundError:
         return "unknown"
     return str(archspec.cpu.host().name)
-
-
-def cpu_times(cpus: Sequence[int], stat: Path = Path("/proc/stat")) -> tuple[int, int]:
-    """Return the time that a hypervisor took from `cpus` since the start, and all time, in the system's ticks."""
-    stolen = total = 0
-    for line in stat.read_text().splitlines():
-        name, *fields = line.split()
-        if name in {f"cpu{cpu}" for cpu in cpus}:
-            times = [int(text) for text in fields[:8]]  # the guests' times behind them are part of the user's
-            stolen, total = stolen + times[7], total + sum(times)
-    return stolen, total
-
-
-def stolen_share(before: tuple[int, int], after: tuple[int, int]) -> float:
-    """Return the stolen part of the time between two results of `cpu_times`."""
-    return (after[0] - before[0]) / max(after[1] - before[1], 1)
 
 
 class _Race:

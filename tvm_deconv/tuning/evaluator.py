@@ -20,6 +20,7 @@ from tvm_deconv.compiler.records import Conditions, Cpu, Log, Record, Schedule
 from tvm_deconv.problem import Problem
 from tvm_deconv.targets import Target
 from tvm_deconv.tuning.builders import BuilderPool, Built
+from tvm_deconv.tuning.disturbance import Disturbance
 from tvm_deconv.tuning.runners.base import BrokenDefaultError, Runner
 from tvm_deconv.tuning.runners.harness import Baseline, Measured
 from tvm_deconv.tuning.search import Search
@@ -52,6 +53,7 @@ class Evaluator:
         jobs = jobs or os.cpu_count() or 1
         #: Trials of one problem before another may have its turn.
         self.round_size = max(_ROUND, jobs)
+        self.disturbance = Disturbance(on_this_machine=runner.local)
         self._measured = [0, 0.0]
         with contextlib.ExitStack() as stack:
             self._scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -141,12 +143,14 @@ class Evaluator:
         fastest = search.best.seconds if search.best else None
         longest = max(self._timeout, _LONGEST * (fastest or 0.0))
         try:
-            return self._runner.measure(self._baselines[search.key], built, fastest or math.inf, longest)
+            measured = self._runner.measure(self._baselines[search.key], built, fastest or math.inf, longest)
         except BrokenDefaultError as error:
             search.broken = True
             return str(error)
         except WorkerError as error:
             return str(error)
+        self.disturbance.note(measured)
+        return measured
 
     def _record(self, search: Search, schedule: Schedule, outcome: Measured | str) -> Record:
         """Write the outcome of a trial, its times or its error, to the log."""

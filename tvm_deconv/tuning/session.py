@@ -211,7 +211,8 @@ class _Session:
             finally:
                 for search in searches:
                     self.log.tidy(search.key, target.name)
-        return [_result(search, why) for search in searches]
+            disturbed = _disturbed(evaluator)
+        return [_result(search, why, disturbed) for search in searches]
 
 
 def spend(
@@ -300,7 +301,13 @@ def _median(records: Sequence[Record]) -> Record:
     return ordered[0 if ordered[0].error else len(ordered) // 2]
 
 
-def _result(search: Search, why: str) -> Tuned:
+def _disturbed(evaluator: Evaluator) -> list[str]:
+    """Return a warning if other programs disturbed the measurements."""
+    complaints = evaluator.disturbance.complaints
+    return [f"{evaluator.target.name}: the machine was busy: {'; '.join(complaints)}"] if complaints else []
+
+
+def _result(search: Search, why: str, disturbed: Sequence[str]) -> Tuned:
     return Tuned(
         search.problem,
         search.target.name,
@@ -309,5 +316,5 @@ def _result(search: Search, why: str) -> Tuned:
         search.floor,
         len(search.tried),
         search.ended or why,
-        tuple(search.warnings),
+        (*search.warnings, *disturbed),
     )

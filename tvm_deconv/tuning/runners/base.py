@@ -47,6 +47,8 @@ class Runner(ABC):
     several candidates at a time (`map`), and survive the loss of machines (`_attempts`).
     """
 
+    #: Whether the CPUs of this machine measure.
+    local = False
     #: Seconds that a call may take besides those that its candidate may take.
     _overhead = 0.0
     #: How often a candidate is measured if its process is lost, before it is to blame.

@@ -6,6 +6,7 @@ as in an artifact, and needs neither TVM nor much time to start.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -31,11 +32,15 @@ _HOPELESS = 1.3  # a candidate this many times slower than the best has had its 
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds per call: the median of `runs`, and half the distance between the quartiles as a part of it."""
+    """Seconds per call: the median of `runs`, and half the distance between the quartiles as a part of it.
+
+    `waited` is the share of the time in which the calls had no CPU, None if that is not known.
+    """
 
     seconds: float
     spread: float
     runs: int
+    waited: float | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,7 @@ class Harness:
             difference = deviation(problem, self._read(), self._expected)
             if not difference.allowed:
                 raise ArithmeticError(f"differs from the default by {difference.largest:.1e} of its largest element")
-            return timed(bound.sample, best)
+            return dataclasses.replace(timed(bound.sample, best), waited=bound.waited())
 
     def _read(self) -> Array:
         assert self._problem is not None

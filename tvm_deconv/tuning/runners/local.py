@@ -27,6 +27,8 @@ _GUARD = 64  # elements before and behind an output
 class LocalRunner(SingleProcessRunner):
     """Runs candidates on `threads` threads of this machine."""
 
+    local = True
+
     def __init__(self, threads: int) -> None:
         super().__init__(threads, LocalMachine, threads)
 
@@ -74,20 +76,27 @@ class LocalMachine:
         function = self._ffi.load_module(str(library)).get_function(name)
         # On one thread other programs cost nothing: its own clock stops while they run.
         clock = time.thread_time if self._threads == 1 else time.perf_counter
+        wall = cpu = 0.0
 
         def run() -> None:
             function(*arguments)
 
         def sample(number: int, repeat: int) -> list[float]:
+            nonlocal wall, cpu
             means = []
             for _ in range(repeat):
-                start = clock()
+                begun, start = time.perf_counter(), clock()
                 for _ in range(number):
                     function(*arguments)
-                means.append((clock() - start) / number)
+                taken = clock() - start
+                means.append(taken / number)
+                wall, cpu = wall + time.perf_counter() - begun, cpu + taken
             return means
 
-        return Bound(run, sample)
+        def waited() -> float | None:
+            return max(1 - cpu / wall, 0.0) if self._threads == 1 and wall else None
+
+        return Bound(run, sample, waited)
 
 
 class _LocalOutput:
