@@ -118,13 +118,18 @@ def mistaken(cost, seed=0):
 
 
 def test_a_problem_at_its_floor_needs_no_more_trials_and_the_others_have_them():
-    far = SMALL.replace(data_spatial=(9, 9), output_spatial=(17, 17))
-    machine = Arithmetic(lambda *_: 1e-3, lambda problem: 9.99e-4 if problem == SMALL else 1e-5)
-    got, ended = spent(machine, [SMALL, far], 10)
-    of_far = sum(1 for one in got if one.problem == far.artifact_key)
-    assert len(got) - of_far == 4  # its first round
-    assert of_far > 8
+    cost = mistaken(costs(FAR))
+    machine = Arithmetic(lambda p, s: 1e-3 if p == LARGER else cost(p, s), lambda p: 9.99e-4 if p == LARGER else 1e-9)
+    got, ended = spent(machine, [LARGER, FAR], 10)
+    assert sum(1 for one in got if one.problem == LARGER.artifact_key) == 8  # its share
+    assert sum(1 for one in got if one.problem == FAR.artifact_key) == 12
     assert ended[0] == "at the floor"
+
+
+def test_what_is_faster_than_the_floor_shows_that_it_is_none():
+    cost = mistaken(costs(FAR))
+    best = min(cost(FAR, schedule) for schedule in costs(FAR))
+    assert spent(Arithmetic(cost, lambda _: 4 * best), [FAR], 64)[1] == ["no gain expected"]
 
 
 def test_all_problems_have_a_share_then_trials_go_where_they_gain_most():

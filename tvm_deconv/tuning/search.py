@@ -31,7 +31,7 @@ from tvm_deconv.tuning.calibration import Calibration, Prediction
 HOPELESS_COST = 4.0
 #: Another build that promises to lower the time by a smaller part than this is not worth it.
 _NOTHING = 0.015
-#: Trials of a problem before another that promises more may have its turns.
+#: Trials of a problem before another that promises more may have its turns, and before its search may end.
 _SHARE = 8
 #: Finalists: at most this many, not slower than the fastest by more than `_NEAR` of its time.
 _FINALISTS = 4
@@ -99,6 +99,8 @@ class Search:
             return ""
         if len(self._tried_numbers()) == len(self._space):
             return "all tried"
+        if len(self.tried) < _SHARE:
+            return ""
         if self._gap() <= _NOTHING:
             return "at the floor"
         return "no gain expected" if self._promise() <= _NOTHING else ""
@@ -136,7 +138,8 @@ class Search:
                 self._assume(self._numbers[schedule], assumed)
         while len(proposals) < count:
             gains = self._gains(assumed)
-            worth = np.where(gains > _NOTHING, gains / self._build_costs(), -1.0)
+            enough = _NOTHING if len(self.tried) + len(proposals) >= _SHARE else 0.0
+            worth = np.where(gains > enough, gains / self._build_costs(), -1.0)
             number = int(np.argmax(worth)) if len(worth) else 0
             if not len(worth) or worth[number] < 0:
                 break
@@ -166,8 +169,12 @@ class Search:
         return self._promised
 
     def _gap(self) -> float:
-        """Return the logarithm of the fastest time relative to the floor; infinity if one is not known."""
-        return max(math.log(self._least / self.floor), 0.0) if self._least < math.inf and self.floor > 0 else math.inf
+        """Return the logarithm of the fastest time relative to the floor; infinity if there is no floor.
+
+        What is faster than the floor shows that it is none: data may stay in caches, and transforms save products.
+        """
+        gap = math.log(self._least / self.floor) if self._least < math.inf and self.floor > 0 else -1.0
+        return gap if gap >= 0 else math.inf
 
     @property
     def _least(self) -> float:
