@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import tempfile
 from pathlib import Path
 
 from tvm_deconv.artifact import files
-from tvm_deconv.artifact.ffi import import_tvm_ffi
 from tvm_deconv.errors import ArtifactError
 
 _SOURCES = [Path(__file__).with_name(name) for name in ("operator.c", "onnxruntime_c_api.h")]
 _MOST_BYTES = 1 << 20
-_FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
 
 
 def _stem() -> str:
@@ -25,8 +22,8 @@ def _stem() -> str:
 
     As in artifacts, the interface of tvm_ffi is the same in all versions of that package.
     """
-    parts = [*(path.read_bytes() for path in _SOURCES), repr(_FLAGS).encode()]
-    return f"tvm_deconv_operators.{hashlib.sha256(b''.join(parts)).hexdigest()[:16]}"
+    sources = b"".join(path.read_bytes() for path in _SOURCES)
+    return f"tvm_deconv_operators.{hashlib.sha256(sources).hexdigest()[:16]}"
 
 
 def _name(content: bytes) -> str:
@@ -57,13 +54,6 @@ def write(folder: Path) -> Path:
 
 def compiled() -> bytes:
     """Return the library, compiled now. Raises CompilerNotFound, BuildError."""
-    from tvm_deconv.compiler.launcher import find_compiler
-    from tvm_deconv.compiler.toolchain import run_compiler
+    from tvm_deconv.compiler.shared import shared_library
 
-    ffi, compiler = import_tvm_ffi().libinfo, find_compiler()
-    includes = [f"-I{place}" for place in dict.fromkeys((ffi.find_include_path(), ffi.find_dlpack_include_path()))]
-    command = [compiler, "-x", "c", *_FLAGS, *includes, str(_SOURCES[0]), "-x", "none", ffi.find_libtvm_ffi()]
-    with tempfile.TemporaryDirectory(prefix="tvm_deconv-") as folder:
-        made = Path(folder) / "operators.so"
-        run_compiler("cc", [*command, "-o", str(made)], "the operator of ONNX Runtime does not compile:\n")
-        return made.read_bytes()
+    return shared_library(_SOURCES[0], [], "the operator of ONNX Runtime")

@@ -43,7 +43,7 @@ def borrow(argument: str, array: object) -> Borrowed:
     if not hasattr(array, "__dlpack__") or not hasattr(array, "__dlpack_device__"):
         rule = "must be a NumPy array or an array with DLPack (__dlpack__)"
         if type(array).__module__.partition(".")[0] in _JAX:
-            rule += "; where jax traces a layer, call it through jax.pure_callback"
+            rule += "; where jax traces a layer, call its tvm_deconv.jax.function"
         raise TensorTypeError(argument, type(array).__qualname__, rule)
     if getattr(array, "requires_grad", False):
         raise TensorError(argument, "requires_grad", "must not require gradients, which stop here; pass detach() of it")
