@@ -186,13 +186,15 @@ def test_a_wheel_works(wheels, tmp_path):
     assert "x86-64-v3" in done.stdout
 
 
-@pytest.mark.parametrize("script", ["gpu-check", "cuda-resources"])
+@pytest.mark.parametrize("script", ["gpu-check", "cuda-resources", "cuda-tournament"])
 def test_a_script_of_a_checkout_that_is_not_installed(tmp_path, script):
     """Without site's .pth files an editable install is not there, while what it depends on is."""
     for folder in ("tvm_deconv", "scripts", "examples"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    arguments = ["--prepare", "check.tar.xz", "--target", "cuda-sm_90"] if script == "gpu-check" else []
-    done = python("-S", tmp_path / "scripts" / script, *arguments, cwd=tmp_path, path=site.getsitepackages())
+    preparing = {"gpu-check": ["--prepare", "x.tar.xz", "--target", "cuda-sm_90"], "cuda-tournament": ["prepare", "x"]}
+    done = python(
+        "-S", tmp_path / "scripts" / script, *preparing.get(script, ()), cwd=tmp_path, path=site.getsitepackages()
+    )
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert done.stderr.endswith(f"pip install --editable '{tmp_path}[compile,cuda]'\n")

@@ -2,6 +2,10 @@
 
 import ctypes
 import dataclasses
+import itertools
+import os
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,6 +22,7 @@ from tvm_deconv.compiler import build, nvcc, selection
 from tvm_deconv.compiler.backends import BACKENDS
 from tvm_deconv.compiler.backends import cuda as cuda_backend
 from tvm_deconv.compiler.backends.cuda import CudaToolchain
+from tvm_deconv.compiler.fingerprint import kernel_digest
 from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.compiler.process import Refusal
 from tvm_deconv.compiler.records import Log, Schedule, read
@@ -25,13 +30,15 @@ from tvm_deconv.errors import DeviceError, ProblemError
 from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
 from tvm_deconv.schedules.cuda.tiles import MOST_REGISTERS
 from tvm_deconv.targets import CUDA_TARGETS
-from tvm_deconv.tuning import tune
+from tvm_deconv.tuning import tournament, tune
 from tvm_deconv.tuning.builders import Builder
+from tvm_deconv.tuning.entrants import choose, prepare
 from tvm_deconv.tuning.runners.cuda import CudaMachine
 from tvm_deconv.tuning.runners.harness import Baseline, Harness
 
 PROBLEM = td.Problem(1, 1, 70, 9, (5, 6), (2, 2), (2, 2), (1, 1), (0, 0), (10, 12), epilogue=td.Epilogue(True, "relu"))
 SM_90 = CUDA_TARGETS["cuda-sm_90"]
+ROOT = Path(__file__).parents[2]
 
 #: Compiles for the CPU. Of kernels of 4 stages it says that they spill; those of 2 stages and 8 terms compute nonsense.
 NVCC = """#!{python}
@@ -273,6 +280,69 @@ def test_candidates_are_timed_by_graphs(tmp_path):
     assert min(bound.sample(40, 2)) > 0
     assert _counts()[1] == launched + 3
     np.testing.assert_array_equal(output.read(), wanted)  # by the graphs, whose first turn is of these arrays
+
+
+#: Measures without what compiles, in this process and those that it starts.
+HOLD = """
+import sys
+from pathlib import Path
+from tvm_deconv.tuning.tournament import hold
+said = lambda match, records: print(match.key, *(record["error"] or "ok" for record in records))
+print("left", hold(Path(sys.argv[1]), Path(sys.argv[2]), seconds=float(sys.argv[3]), on_match=said))
+"""
+
+
+def _hold(prepared, logs, scratch, seconds=60.0):
+    """What the tournament prints in a process without TVM, nvcc, and the packages of builds."""
+    for name in ("tvm", "msgspec", "filelock", "click"):
+        (scratch / name).mkdir(parents=True, exist_ok=True)
+        (scratch / name / "__init__.py").write_text("raise ImportError('is not there')")
+    environment = os.environ | {"NVCC": "no-nvcc", "PYTHONPATH": os.pathsep.join([str(scratch), str(ROOT)])}
+    command = [sys.executable, "-c", HOLD, prepared, logs, str(seconds)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.usefixtures("device")
+def test_a_tournament_without_a_compiler(tmp_path, monkeypatch):
+    """Plans that are compiled here become records of an ordinary log there."""
+    monkeypatch.setattr(targets.cuda, "DRIVER", "libcuda-that-is-not-there.so.1")
+    other = PROBLEM.replace(batch=2)
+    prepare([PROBLEM, other], "cuda-sm_90", tmp_path / "prepared", plans=2, jobs=1, seed=5)
+    logs = tmp_path / "logs"
+    assert _hold(tmp_path / "prepared", logs, tmp_path / "fakes", 0.0) == ["left 2"]
+    assert not logs.exists()
+    # An archive of the directory is unpacked elsewhere.
+    there = shutil.move(tmp_path / "prepared", tmp_path / "elsewhere")
+    tournament.read(there)[1].entrants[0].built.deconv.unlink()
+    first, second, left = _hold(there, logs, tmp_path / "fakes")
+    assert first.split() == [PROBLEM.artifact_key, "ok", "ok"]
+    assert "the default does not run" in second
+    assert left == "left 0"
+    assert _hold(there, logs, tmp_path / "fakes") == ["left 0"]
+    records = read("cuda-sm_90", logs)
+    assert not records.warnings
+    found = records.by_problem[PROBLEM.artifact_key]
+    assert [record.schedule for record in found] == choose(PROBLEM, SM_90, 2)
+    assert all((record.host, record.seed, record.error) == ("Shim GPU", 5, "") for record in found)
+    assert found[0].default_ratio == 1.0
+    assert all(record.seconds > 0 for record in found)
+    assert {record.sources for record in found} == {kernel_digest()}
+    assert all(record.error for record in records.by_problem[other.artifact_key])
+
+
+def test_the_entrants_of_a_tournament_are_unlike_each_other():
+    problem = PROBLEM.replace(batch=8, in_channels=256, out_channels=64, data_spatial=(16, 16), output_spatial=(32, 32))
+    chosen = choose(problem, SM_90, 8)
+    assert len(set(chosen)) == len(chosen) == 8
+    assert chosen[0] == selection.default_schedule(problem, SM_90)
+    for one, other in itertools.combinations(chosen, 2):
+        assert one.algorithm != other.algorithm or selection.distance(one, other) >= 2
+    with pytest.raises(ProblemError, match="target='x86-64-v3': must be a CUDA target"):
+        prepare([problem], "x86-64-v3", Path("nowhere"))
+    with pytest.raises(ProblemError, match="directory=nowhere: must hold a prepared tournament"):
+        tournament.read(Path("nowhere"))
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvm_deconv.compiler.process import BUILD, Refusal, Worker, WorkerError
-from tvm_deconv.compiler.records import Schedule
 from tvm_deconv.problem import Problem
 
 if TYPE_CHECKING:
+    from tvm_deconv.compiler.records import Schedule
     from tvm_deconv.schedules.contract import Toolchain
     from tvm_deconv.targets import Target
 

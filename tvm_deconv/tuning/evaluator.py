@@ -167,9 +167,9 @@ class Evaluator:
             threads=self.conditions.threads,
             host=self._cpu,
             sources=self.conditions.sources,
-            commit=_commit(),
+            commit=commit(),
             seed=self._seed,
-            versions={name: importlib.metadata.version(name) for name in ("tvm_deconv", "apache-tvm")},
+            versions=versions(),
             when=now(),
         )
         self.log.append(record)
@@ -181,8 +181,13 @@ def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
 
 
+def versions() -> dict[str, str]:
+    """Return the versions that records name."""
+    return {name: importlib.metadata.version(name) for name in ("tvm_deconv", "apache-tvm")}
+
+
 @cache
-def _commit() -> str:
+def commit() -> str:
     """Return the commit of the checkout that this runs from, or the version if it is installed."""
     root = Path(__file__).parents[2]
     if (root / ".git").exists():

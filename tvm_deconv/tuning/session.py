@@ -25,13 +25,13 @@ import msgspec
 
 from tvm_deconv.compiler.records import Log, Record, Schedule, read, shipped
 from tvm_deconv.compiler.selection import algorithms_for, checked_algorithms
-from tvm_deconv.errors import DeviceError, ProblemError
+from tvm_deconv.errors import ProblemError
 from tvm_deconv.problem import Problem, integer
-from tvm_deconv.targets import Host, Place, Target, cuda_capability, detect_host, get, names_of, of_names
+from tvm_deconv.targets import Host, Target, get, names_of, of_names
 from tvm_deconv.targets.ancestry import meant
 from tvm_deconv.tuning.evaluator import Evaluator, now
 from tvm_deconv.tuning.runners.base import Runner
-from tvm_deconv.tuning.runners.cuda import CudaRunner
+from tvm_deconv.tuning.runners.cuda import CudaRunner, check_device
 from tvm_deconv.tuning.runners.local import LocalRunner
 from tvm_deconv.tuning.runners.rpc import RpcRunner
 from tvm_deconv.tuning.runners.tracker import Tracker
@@ -171,14 +171,7 @@ def _check_device(target: Target, rpc_tracker: str | None) -> None:
     """Raise an error if this machine has no device that runs `target`, or if another machine is to measure."""
     if rpc_tracker is not None:
         raise ProblemError("rpc_tracker", rpc_tracker, f"must be left out for {target.name}: a device here measures")
-    rule = f"is tuned on a device of {target.machines}"
-    try:
-        capability = cuda_capability()
-    except DeviceError as error:
-        raise DeviceError("target", target.name, f"{rule}: {error}") from None
-    if target.refusal(Place(detect_host(), capability=capability)):
-        own = ".".join(map(str, capability))
-        raise DeviceError("target", target.name, f"{rule}: this one has {own}")
+    check_device(target)
 
 
 @dataclass(frozen=True)

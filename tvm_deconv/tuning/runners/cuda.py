@@ -17,7 +17,7 @@ import numpy as np
 from tvm_deconv.artifact.ffi import import_tvm_ffi
 from tvm_deconv.errors import DeviceError
 from tvm_deconv.problem import Array, Problem
-from tvm_deconv.targets import Capability, Host, cuda_capability, cuda_driver
+from tvm_deconv.targets import Capability, Host, Place, Target, cuda_capability, cuda_driver, detect_host
 from tvm_deconv.tuning.runners.base import SingleProcessRunner
 from tvm_deconv.tuning.runners.machine import Bound, Output
 
@@ -55,6 +55,18 @@ class _DLTensor(ctypes.Structure):
 
 class _DLManagedTensor(ctypes.Structure):
     _fields_ = (("tensor", _DLTensor), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+def check_device(target: Target) -> None:
+    """Raise DeviceError if this machine has no device that runs `target`."""
+    rule = f"is tuned on a device of {target.machines}"
+    try:
+        capability = cuda_capability()
+    except DeviceError as error:
+        raise DeviceError("target", target.name, f"{rule}: {error}") from None
+    if target.refusal(Place(detect_host(), capability=capability)):
+        own = ".".join(map(str, capability))
+        raise DeviceError("target", target.name, f"{rule}: this one has {own}")
 
 
 class CudaRunner(SingleProcessRunner):
