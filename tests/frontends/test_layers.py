@@ -1,4 +1,6 @@
-"""Every layer of the example list compiles for both targets, loads, and is right where it is sampled.
+"""Every layer of the example list compiles, loads, and is right where it is sampled.
+
+Layers take turns between the levels of CPUs; the slow tests have the other level and the other targets.
 
 The output of a large layer is compared at random places, each computed in float64 from the definition of the
 operator; a layer whose arrays would not fit in a test is run with a smaller batch.
@@ -15,7 +17,7 @@ from support.strategies import operands
 import tvm_deconv as td
 from tvm_deconv.compiler.build import export
 from tvm_deconv.frontends import scan
-from tvm_deconv.targets import CPU_TARGETS, detect_host
+from tvm_deconv.targets import CPU_LEVELS, CPU_TARGETS, detect_host
 
 LAYERS = scan(Path(__file__).parents[2] / "examples" / "layers.json")
 LARGEST_BYTES = 300e6
@@ -69,8 +71,16 @@ def two_threads():
     td.set_num_threads(None)
 
 
-@pytest.mark.parametrize("target", CPU_TARGETS)
-@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name.replace("/", "."))
+def _pairs():
+    """Every layer with every target, of which one is not slow."""
+    levels = list(CPU_LEVELS)
+    for place, layer in enumerate(LAYERS):
+        for target in CPU_TARGETS:
+            marks = [] if target == levels[place % len(levels)] else [pytest.mark.slow]
+            yield pytest.param(layer, target, marks=marks, id=f"{layer.name.replace('/', '.')}-{target}")
+
+
+@pytest.mark.parametrize(("layer", "target"), _pairs())
 def test_layer(layer, target, tmp_path):
     problem = reduced(layer.problem)
     export(problem, CPU_TARGETS[target], tmp_path)
