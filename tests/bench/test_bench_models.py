@@ -1,0 +1,54 @@
+"""scripts/bench_models.py: its table, and a model in each framework that is installed."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def models(monkeypatch):
+    """The modules beside the script."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts")
+    yield lambda name: importlib.import_module(f"models.{name}")
+    for name in [name for name in sys.modules if name.split(".")[0] == "models"]:
+        del sys.modules[name]
+
+
+def test_the_table(models):
+    run = models("run")
+    rows = [
+        run.Timed("dcgan", "pytorch", 1, 3e-3, 1.5e-3, 5, 5, 1e-6),
+        run.Timed("unet", "openvino", 2, 1e-3, 2e-3, 3, 4, float("nan")),
+    ]
+    _, _, first, second, _, mean = run.table(rows).splitlines()
+    assert first == "| dcgan | pytorch | 1 | 3 | 1.5 | 2.00 | 5 of 5 |"
+    assert second == "| unet | openvino | 2 | 1 | 2 | 0.50 | 3 of 4, WRONG by nan |"
+    assert mean == "Geometric mean 1.00, least 0.50, of 2."
+
+
+def test_turns_are_taken(models):
+    run, calls = models("run"), []
+    pair = run._Pair(lambda: calls.append("original"), lambda: calls.append("ours"), 1, 1)
+    assert min(run._turns(pair, 0.0)) >= 0
+    assert calls == ["original", "ours"] * run._LEAST_TURNS
+
+
+def test_models_have_names_of_their_own_and_run(models):
+    torch = pytest.importorskip("torch")
+    catalogue = models("catalogue")
+    names = [model.name for model in catalogue.MODELS]
+    assert len(set(names)) == len(names)
+    model = next(model for model in catalogue.MODELS if model.name == "fsrcnn")
+    with torch.inference_mode():
+        assert model.make()(torch.randn(1, 1, 4, 5)).shape == (1, 1, 12, 15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["pytorch", "onnxruntime", "openvino"])
+def test_a_model_in_a_framework(models, framework):
+    pytest.importorskip("torch")
+    found = models("run").timed(models("catalogue").MODELS[3], framework, 1, 0.0)
+    assert found.right
+    assert found.layers == 1
