@@ -80,7 +80,7 @@ def _pairs():
             yield pytest.param(layer, target, marks=marks, id=f"{layer.name.replace('/', '.')}-{target}")
 
 
-@pytest.mark.parametrize(("layer", "target"), _pairs())
+@pytest.mark.parametrize(("layer", "target"), [*_pairs()])
 def test_layer(layer, target, tmp_path):
     problem = reduced(layer.problem)
     export(problem, CPU_TARGETS[target], tmp_path)
