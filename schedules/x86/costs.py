@@ -25,6 +25,9 @@ class Costs:
     - `finish`: to finish a vector of the output and copy it. Element by element it is `lanes / scattered` vectors.
     - `register_finish`: to store a vector of the output straight from its accumulators. `aliased` comes on top where a
       register tile stores past the caches to several rows at the same offset in a page.
+    - `channel_finish`: to store a vector of channels straight from its accumulators. `apart` comes on top where other
+      phases of the same position are not stored next to it. `spilled` is the factor for tiles of several phases whose
+      accumulators and operands exceed the registers. `lane_sum`: to add up the lanes of an accumulator.
     - `piece`: to start on another piece of the caller's memory, which begins with a cache miss. `position` is the same
       where each position is a piece, since vectors are of groups. `task`: to start a task.
     - `sum`: to make a vector of sums of rows, and to add a vector of results into the output. `near` is the share of
@@ -58,6 +61,10 @@ class Costs:
     scattered: float = 2.0
     register_finish: float = 1.0
     aliased: float = 0.0
+    channel_finish: float = 1.0
+    apart: float = 2.0
+    spilled: float = 1.8
+    lane_sum: float = 1.5
     piece: float = 100.0
     position: float = 0.0
     task: float = 100.0
@@ -86,12 +93,15 @@ class Costs:
 WIDE = Costs()
 NARROW = replace(
     WIDE,
-    channels=1.3,
+    channels=1.05,
     pack=1.9,
     transposed=10.0,
     scattered=1.2,
     register_finish=0.5,
     aliased=6.0,
+    channel_finish=0.5,
+    apart=0.2,
+    spilled=1.3,
     piece=130.0,
     position=4.6,
     task=14.0,

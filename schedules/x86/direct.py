@@ -16,6 +16,7 @@ does without them where register tiles hold vectors of the output.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.direct_layout import DirectLayout, FilterSection
-from tvm_deconv.compute.indexing import CHANNELS, GROUPS, LEAD, ROWS
+from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, LEAD, ROWS
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, interleave_intrinsic, transpose_intrinsic
 from tvm_deconv.schedules.x86.loop_marks import SkipMarks, mark_tasks
 from tvm_deconv.schedules.x86.tiles import Plan
@@ -75,8 +76,12 @@ class _Steps:
         self.place_output()
         self.skip_outputs()
         for block, section in zip(self.runs, self.definition.sections, strict=True):
-            self.tile_registers(block, section)
-        self.vectorize_finish()
+            if self.layout.form == INPUTS:
+                self.tile_inputs(block, section)
+            else:
+                self.tile_registers(block, section)
+        if self.layout.form != INPUTS:
+            self.vectorize_finish()
         self.form_tasks()
         self.sch.transform_layout(self.out, ("write", 0), self.definition.caller_index)
         return self.sch
@@ -126,11 +131,14 @@ class _Steps:
     def _split_rows(self, data_pack: SBlockRV) -> None:
         """Pack row by row, and skip rows, or parts of a row, past a dynamic end."""
         sch, layout, end = self.sch, self.layout, self.definition.end
-        position = sch.get_loops(data_pack)[{ROWS: -1, CHANNELS: -2, GROUPS: -3}[layout.form]]
+        position = sch.get_loops(data_pack)[{ROWS: -1, CHANNELS: -2, INPUTS: -2, GROUPS: -3}[layout.form]]
         row, place = sch.split(position, [None, layout.packed[2]])
         if self.definition.points:
             *_, d, h, _, _ = sch.get_loops(data_pack)
             sch.reorder(row, d, h, place)  # in the order of the caller's rows
+        if layout.form == INPUTS:
+            *_, channel = sch.get_loops(data_pack)
+            sch.vectorize(sch.split(channel, [None, layout.lanes])[1])
         if end and end.axis == 2:
             self.skips.mark_parts(place, 1, halo=layout.end_halo)
         elif layout.form == ROWS:
@@ -228,6 +236,24 @@ class _Steps:
         *_, row, phase, outer, inner = sch.get_loops(store)
         inner, lane = sch.split(inner, [None, layout.lanes])
         self._unroll_tile(lane, row, phase, outer, inner)
+        sch.decompose_reduction(block, reduction[0])
+
+    def tile_inputs(self, block: SBlockRV, section: FilterSection) -> None:
+        """Unroll a register tile of partial sums; their lanes are added up when it is complete.
+
+        The operand with fewer vectors is kept in registers, and the other passes by.
+        """
+        sch, tile = self.sch, self.layout.tile
+        fd, fh, fw, position, channel, lane, *reduction = sch.get_loops(block)[-10:]
+        fh, row = sch.split(fh, [None, section.phases[0]])
+        fw, phase = sch.split(fw, [None, section.phases[1]])
+        number, position = sch.split(position, [None, tile.positions])
+        filters = math.prod(section.phases) * tile.channels
+        inner = (row, phase, channel, position) if tile.positions < filters else (position, row, phase, channel)
+        sch.reorder(fd, fh, fw, number, *reduction, *inner, lane)
+        store = sch.cache_write(block, 0, "global")
+        sch.reverse_compute_at(store, number, preserve_unit_loops=True)
+        self._unroll_tile(lane, *inner)
         sch.decompose_reduction(block, reduction[0])
 
     def _unroll_tile(self, lane: LoopRV, *loops: LoopRV) -> None:

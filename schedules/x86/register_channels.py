@@ -110,6 +110,18 @@ class ChannelEpilogue(RegisterEpilogue):
             most //= extent
         return [left, *place]
 
+    def _place_apart(self, tile: RegisterTile, m: int) -> list[Expr]:
+        """Return image and position along each axis, within a block, of position `m` of a tile in any place."""
+        positions, row = self.definition.layout.tile.positions, self.definition.layout.packed[2]
+        first = tile.number * positions
+        if row < positions:
+            return self._within_block(first + m)
+        # Positions of a tile are in one row or in two: divisions give the places of both rows, once for all positions.
+        begin = self._within_block(first)
+        place, following = begin[3] + m, self._within_block((first // row + 1) * row)
+        outer = [tirx.Select(place < row, a, b) for a, b in zip(begin[:3], following[:3], strict=True)]
+        return [*outer, tirx.Select(place < row, place, place - row)]
+
     def _outputs(self, tile: RegisterTile, place: Sequence[Expr], row: int, column: int) -> list[Expr]:
         """Return the output along each axis, counted within a block, of a phase at image and position `place`."""
         axes = self.definition.layout.geometry.axes
@@ -162,7 +174,7 @@ class ChannelEpilogue(RegisterEpilogue):
         """Return the stores of `count` channels of a register tile, each of whose positions may lie anywhere."""
         stmts: list[Stmt] = []
         for row, m, column in self._places(tile):
-            n, *_ = place = self._within_block(tile.number * self.definition.layout.tile.positions + m)
+            n, *_ = place = self._place_apart(tile, m)
             outputs = self._outputs(tile, place, row, column)
             conditions = self._exist(tile, n, outputs, outputs)
             store = self._store(tile, (row, m, column), n, outputs, count)
@@ -174,20 +186,22 @@ class ChannelEpilogue(RegisterEpilogue):
     ) -> list[Stmt]:
         """Return the stores of `count` channels at `place` of a register tile to `outputs` of image `n` of a block."""
         layout, (row, m, column) = self.definition.layout, place
-        width, lanes, blocks = layout.tile.channels, layout.lanes, layout.tile.block
         index = [*tile.lead, *tile.phase(row, column), tile.number * layout.tile.positions + m]
-        image, *spatial = (
-            number * (size * stride) + i
-            for number, size, stride, i in zip(tile.lead[:4], blocks, (1, *layout.strides), (n, *outputs), strict=True)
-        )
-        group, co = tile.lead[4:]
-        first = group * width if layout.form == GROUPS else group * layout.geometry.out_channels + co * width
+        *position, first = self.place(tile, n, outputs)
         stmts: list[Stmt] = []
-        for vector in range(0, count, lanes):
-            value = BufferLoad(tile.accumulators, [*index, ramp(tirx.const(vector, "int64"), lanes)])
-            for begin, length in parts(min(lanes, count - vector)):
-                lane_numbers = [tirx.const(begin + lane, "int32") for lane in range(length)]
-                part = value if length == lanes else tirx.Shuffle([value], lane_numbers)
-                channels = ramp(first + (vector + begin), length)
-                stmts.append(BufferStore(self.out, part, [image, *spatial[3 - self.problem.rank :], channels]))
+        for vector in range(0, count, layout.lanes):
+            value = BufferLoad(tile.accumulators, [*index, ramp(tirx.const(vector, "int64"), layout.lanes)])
+            for begin, length in parts(min(layout.lanes, count - vector)):
+                numbers = [tirx.const(begin + lane, "int32") for lane in range(length)]
+                part = value if length == layout.lanes else tirx.Shuffle([value], numbers)
+                stmts.append(BufferStore(self.out, part, [*position, ramp(first + (vector + begin), length)]))
         return stmts
+
+    def place(self, tile: RegisterTile, n: Expr, outputs: Sequence[Expr]) -> list[Expr]:
+        """Return the index in the output of the first channel of a tile, at `outputs` of image `n` of a block."""
+        layout, (group, co) = self.definition.layout, tile.lead[4:]
+        sizes = zip(tile.lead[:4], layout.tile.block, (1, *layout.strides), (n, *outputs), strict=True)
+        image, *spatial = (number * (size * stride) + i for number, size, stride, i in sizes)
+        width = layout.tile.channels
+        first = group * width if layout.form == GROUPS else group * layout.geometry.out_channels + co * width
+        return [image, *spatial[3 - self.problem.rank :], first]

@@ -21,12 +21,12 @@ from functools import lru_cache
 from typing import TypeVar
 
 from tvm_deconv.compute.direct_layout import Tile, block_extents, product_count, transposes_channels
-from tvm_deconv.compute.indexing import GROUPS, ROWS, spans, tiles_of_channels
+from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS, spans, tiles_of_channels
 from tvm_deconv.compute.matrix_layout import MatrixTile
 from tvm_deconv.compute.phases import AxisPhases, Geometry, axis_rows
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
-from tvm_deconv.schedules.x86 import register_rows
+from tvm_deconv.schedules.x86 import register_channels, register_rows
 from tvm_deconv.schedules.x86.costs import Costs, costs_of
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.stores import outgrows_caches
@@ -43,6 +43,9 @@ LATENCY_ACCUMULATORS = 8
 ENUMERATIONS = 8
 #: With fewer blocks than this, plans that split tiles of channels over threads are tried too.
 FEW_TASKS = 64
+#: LLVM unrolls a loop wholly that becomes fewer instructions. Data that another tap reads again then stay in registers,
+#: and push accumulators out.
+_UNROLLED = 300
 #: Bits of a cache line.
 _LINE_BITS = 512
 #: Bytes from one address to the next that competes with it for stores past the caches.
@@ -130,6 +133,8 @@ def register_tiles(
     If it is not None, `minor_stride` bounds the channels of an interleaved chunk. If `streams_filter`, the filter
     exceeds the caches. If it is not 0, tiles of `row_phases` phases hold vectors of the output.
     """
+    if form == INPUTS:
+        return _input_tiles(geometry, target, lanes)
     tiles = []
     most_phases = max((runs[1].count * runs[2].count for runs in geometry.runs), default=1)
     row_taps = min((run.taps for run in geometry.axes[2].runs), default=1)
@@ -158,7 +163,37 @@ def register_tiles(
             near = max(1.0, loads / products, LATENCY_ACCUMULATORS / products)
             # The taps of a row read the same lines of the second-level cache in succession.
             far = max(near, 4 * vectors / products / (row_taps if form == ROWS else 1))
+            if form == CHANNELS and phases > 1 and products + positions + vectors > target.vector_registers:
+                # The data of all positions are kept from the first phase to the last.
+                padded *= costs_of(target).spilled
             tiles.append(RegisterTile(channels, positions, phases, padded * near, padded * far))
+    return tiles
+
+
+def _input_tiles(geometry: Geometry, target: CpuTarget, lanes: int) -> list[RegisterTile]:
+    """Return the register tiles of partial sums: of each position, channel and phase.
+
+    A step takes a vector of data of each position and one of the filter for each channel and phase. The fewer of them
+    stay in registers.
+    """
+    tiles = []
+    most_phases = max((runs[1].count * runs[2].count for runs in geometry.runs), default=1)
+    row_taps = min((run.taps for run in geometry.axes[2].runs), default=1)
+    taps = min((math.prod(run.taps for run in runs) for runs in geometry.runs), default=1)
+    terms = ceil_div(geometry.in_channels, lanes)
+    padded = terms * lanes / geometry.in_channels
+    for phases, channels in itertools.product(_divisors(most_phases), _divisors(geometry.out_channels)):
+        filters = phases * channels
+        for positions in range(1, target.vector_registers // filters):
+            products = filters * positions
+            if products + min(filters, positions) + 1 > target.vector_registers:
+                break
+            cost = padded * (1 + 0.15 * (filters + positions) / products)
+            if taps > 1 and terms * (products + filters + positions + 3) < _UNROLLED:
+                cost *= costs_of(target).spilled
+            near = max(1.0, (filters + positions) / products, LATENCY_ACCUMULATORS / products)
+            far = max(near, 4 * positions / products / row_taps)
+            tiles.append(RegisterTile(channels, positions, phases, cost * near, cost * far))
     return tiles
 
 
@@ -280,7 +315,8 @@ class _Arithmetic:
     """The costs of plans for one problem on one target, with Winograd's `outputs` along the first two axes.
 
     `pack` and `finish` are the cycles to pack a vector and to finish one of the output. `row_phases` is not 0 if
-    register tiles of as many phases may be finished in registers. If `streams_filter`, the filter exceeds the caches.
+    register tiles of as many phases may be finished in registers; if it `stores_channels`, all are, with vectors of
+    channels. If `streams_filter`, the filter exceeds the caches.
     If it `transposes`, vectors of channels become vectors of positions.
     """
 
@@ -295,6 +331,7 @@ class _Arithmetic:
     pack: float
     finish: float
     row_phases: int
+    stores_channels: bool
     streams_filter: bool
     transposes: bool
 
@@ -315,6 +352,7 @@ class _Arithmetic:
         finish = costs.finish
         finish *= lanes / costs.scattered if foreign and problem.groups * problem.out_channels > 1 else 1.0
         finish += costs.sum * (work.results - 1)
+        stores_channels = register_channels.supports(problem, geometry, form)
         row_phases = geometry.axes[2].stride if rows and register_rows.supports(problem, geometry, lanes) else 0
         elements = geometry.groups * geometry.in_channels * geometry.out_channels * geometry.taps
         streams_filter = elements * _element_bytes(target, lanes) > target.l2_bytes * costs.far_share
@@ -330,6 +368,7 @@ class _Arithmetic:
             pack,
             finish,
             row_phases,
+            stores_channels,
             streams_filter,
             transposes,
         )
@@ -356,7 +395,9 @@ class _Arithmetic:
     def cost(self, tile: Tile, register: RegisterTile) -> float:
         """Return the cycles per useful product, relative to two vector multiply-adds per cycle."""
         geometry, work, lanes, costs = self.geometry, self.work, self.lanes, self.costs
-        finishes_in_registers = self.row_phases > 0 and register_rows.supports_tile(self.problem, geometry, tile, lanes)
+        finishes_in_registers = self.stores_channels or (
+            self.row_phases > 0 and register_rows.supports_tile(self.problem, geometry, tile, lanes)
+        )
         useful = geometry.batch * math.prod(axis.positions for axis in geometry.axes)
         positions = self._positions(tile)
         packed = self._packed_bytes(tile)
@@ -407,6 +448,11 @@ class _Arithmetic:
 
         Past the caches, rows at the same offset in a page are stored one after the other.
         """
+        if self.form == INPUTS:
+            return self.costs.channel_finish + self.costs.lane_sum * self.lanes
+        if self.stores_channels:
+            most = max(run.count for run in self.geometry.axes[2].runs)
+            return self.costs.channel_finish + self.costs.apart * (math.gcd(tile.phases, most) < most)
         axes, element = self.geometry.axes, _element_bytes(self.target, self.lanes)
         row = axes[2].positions * axes[2].stride * element
         plane = row * math.prod(axis.positions * axis.stride for axis in axes[:2])

@@ -14,7 +14,8 @@ The stages, in the order of the data flow. All are blocked over images and posit
 
 In *rows* a vector holds positions and the filter is broadcast: the output's rows are the vectors. In *channels* a
 vector holds output channels and the data are broadcast; nothing needs interleaving, so stages 3 and 4 are one. *Groups*
-is channels with vectors across groups.
+is channels with vectors across groups. In *inputs* a vector holds input channels of one position: its lanes are partial
+sums, which stage 4 adds up.
 
 In *rows* Winograd's F(m, taps) applies along the first two axes. Each of the ``m + taps - 1`` points has one product,
 whose rows are sums of the data's rows. Stage 3 adds up the results of the points. Flat positions then count tiles of m
@@ -42,6 +43,7 @@ from tvm_deconv.compute.extents import End, Extent, shape_of
 from tvm_deconv.compute.indexing import (
     CHANNELS,
     GROUPS,
+    INPUTS,
     LEAD,
     ROWS,
     byte_aligned,
@@ -92,7 +94,7 @@ class DirectDefinition:
 
 
 def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> DirectDefinition:
-    """Define `problem` in `form` (ROWS, CHANNELS or GROUPS) blocked by `tile`, for vectors of `lanes` accumulators.
+    """Define `problem` in a `form` of `indexing`, blocked by `tile`, for vectors of `lanes` accumulators.
 
     The parameters are the data, the packed filter, the bias if the epilogue has one, and the output. Data and bias have
     the caller's shapes. The output is ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``;
@@ -150,13 +152,14 @@ class _Builder:
         """Return ``data_pack``: each block with its halo, converted to the accumulator's type.
 
         Behind ``nb, db, hb, wb, g`` its axes are those of `DirectLayout.packed_place` in rows, ``[position, ci]`` in
-        channels and ``[position, ci, lane]`` in groups.
+        channels and inputs, and ``[position, ci, lane]`` in groups.
         """
         layout, tile, form, geometry = self.layout, self.layout.tile, self.layout.form, self.layout.geometry
         channels, positions = layout.packed_data
         inner_shape = {
             ROWS: layout.packed_place(channels, tile.outputs[:2], positions),
-            CHANNELS: (layout.packed_positions, geometry.in_channels),
+            CHANNELS: (positions, channels),
+            INPUTS: (positions, channels),
             GROUPS: (layout.packed_positions, geometry.in_channels, tile.channels),
         }[form]
 
@@ -166,14 +169,14 @@ class _Builder:
             conditions: list[Expr] = []
             if form == ROWS:
                 ci, *row, position = index[5:]
-            elif form == CHANNELS:
+            elif form in (CHANNELS, INPUTS):
                 position, ci = index[5:]
             else:
                 position, ci, lane = index[5:]
                 group = group * tile.channels + lane
                 conditions.append(group < geometry.groups)
             within = layout.unflatten(position, row)
-            if form == ROWS and channels > geometry.in_channels:
+            if channels > geometry.in_channels:
                 conditions.append(ci < geometry.in_channels)
             if layout.transforms:
                 # Rows that only fill the last tiles are not worth fetching.
@@ -232,13 +235,15 @@ class _Builder:
         """Return ``run_i``: the sums over taps and input channels of the combination `number` of runs.
 
         Behind `DirectLayout.lead` its axes are ``[points(2), phases(3), channel, position]`` in rows and
-        ``[phases(3), position, channel]`` otherwise; the points only with transforms.
+        ``[phases(3), position, channel]`` otherwise, with a last one of lanes in inputs; the points only with
+        transforms.
         """
         layout, form, outputs = self.layout, self.layout.form, self.layout.tile.outputs
         taps = [te.reduce_axis(tuple(shape_of((0, rows.taps))), f"t{i}") for i, rows in enumerate(section.axes)]
-        ci = te.reduce_axis(tuple(shape_of((0, layout.geometry.in_channels))), "ci")
+        ci = te.reduce_axis(tuple(shape_of((0, -(-layout.geometry.in_channels // section.lanes)))), "ci")
 
         def element(*index: Expr) -> Expr:
+            index, lane = (index[:-1], index[-1:]) if form == INPUTS else (index, ())
             (*at, g, co), (*point, fd, fh, fw, first, second) = index[:LEAD], index[LEAD:]
             cc, m = (first, second) if form == ROWS else (second, first)
             steps = [
@@ -258,17 +263,19 @@ class _Builder:
                     ROWS: layout.packed_place(ci.var, (d, h), position),
                     CHANNELS: (position, ci.var),
                     GROUPS: (position, ci.var, cc),
+                    INPUTS: (position, sum(lane, ci.var * section.lanes)),
                 }
                 value = packed[(*at, g, *inner[form])]
             within = [t.var for t in taps]
-            place = section.index(g, co, (filter_d, filter_h), (fd, fh, fw), ci.var, within, cc)
+            place = section.index(g, co, (filter_d, filter_h), (fd, fh, fw), ci.var, within, cc, lane)
             weight = packed_filter[ravel(place, section.shape) + section.offset]
             return te.sum(value * weight, axis=[ci, *taps] if form == ROWS else [*taps, ci])
 
         channels = layout.tile.channels
         tile_shape = (channels, layout.positions) if form == ROWS else (layout.positions, channels)
+        lanes = (section.lanes,) if form == INPUTS else ()
         counts = map(product_count, section.axes[:2], outputs) if layout.transforms else ()
-        shape = (*layout.lead, *counts, *(run.count for run in section.runs), *tile_shape)
+        shape = (*layout.lead, *counts, *(run.count for run in section.runs), *tile_shape, *lanes)
         return _stage(shape, element, f"run_{number}")
 
     def pack_bias(self, bias: te.Tensor) -> te.Tensor:
@@ -400,7 +407,13 @@ class _Results:
 
         def product(*points: Expr) -> Expr:
             inner = (cc, position) if layout.form == ROWS else (position, cc)
-            return self.products[number][(*at, *(points if layout.transforms else ()), *phases, *inner)]
+            place = (*at, *(points if layout.transforms else ()), *phases, *inner)
+            if layout.form != INPUTS:
+                return self.products[number][place]
+            return sum(
+                (self.products[number][(*place, lane)] for lane in range(1, layout.lanes)),
+                self.products[number][(*place, 0)],
+            )
 
         rows, inner = layout.sections[number].axes[:2], (inner_d, inner_h)
         matrices = [winograd(axis.outputs, axis.run.taps).outputs if axis.transformed else None for axis in rows]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tvm.ir import Expr
 
 from tvm_deconv.compute.extents import End, Extent, Extents, at_most
-from tvm_deconv.compute.indexing import GROUPS, ROWS, spans, tiles_of_channels
+from tvm_deconv.compute.indexing import GROUPS, INPUTS, ROWS, spans, tiles_of_channels
 from tvm_deconv.compute.phases import AxisPhases, AxisRows, Geometry, Run, axis_rows
 from tvm_deconv.problem import Problem
 
@@ -59,10 +59,12 @@ class Tile:
 class FilterSection:
     """The part of the packed filter for one combination of runs, from element `offset` on.
 
-    Its axes are ``[g, co, points(2), d, h, w, reduction(4), phases(2), channels]``. Points are Winograd's along the
+    Its axes are ``[g, co, points(2), d, h, w, reduction(4), phases(2), channels]``, and in inputs a last one of lanes.
+    Points are Winograd's along the
     first two axes; ``d, h, w`` count tiles of phases, and a tile holds `phases` of the last two axes. The reduction is
     ``[ci, taps(3)]`` in rows: all taps read a data element while it is in the first-level cache. Otherwise it is
-    ``[taps(3), ci]``, since there the input channels of a position are contiguous.
+    ``[taps(3), ci]``, since there the input channels of a position are contiguous; in inputs ``ci`` counts vectors of
+    them.
     """
 
     offset: int
@@ -78,6 +80,16 @@ class FilterSection:
         return first.run, second.run, third.run
 
     @property
+    def channels(self) -> int:
+        """Output channels of a tile, or groups."""
+        return self.shape[13]
+
+    @property
+    def lanes(self) -> int:
+        """Input channels of a vector in inputs, else one."""
+        return self.shape[14] if self.form == INPUTS else 1
+
+    @property
     def points(self) -> tuple[int, int]:
         """Transformed filters per filter, along the first two axes."""
         return self.axes[0].points, self.axes[1].points
@@ -91,16 +103,17 @@ class FilterSection:
         ci: Expr,
         taps: Sequence[Expr],
         cc: Expr,
+        lane: Sequence[Expr] = (),
     ) -> tuple[Expr | int, ...]:
         """Return the index of a filter element within the section.
 
         `phases` and `taps` are one of each axis, the phases counted within their runs; `cc` is the channel within the
-        tile `co`.
+        tile `co`. In inputs, `ci` is a vector of input channels and `lane` has the number within it.
         """
         d, h, w = phases
         rows, columns = self.phases
         reduction = (ci, *taps) if self.form == ROWS else (*taps, ci)
-        return g, co, *points, d, h // rows, w // columns, *reduction, h % rows, w % columns, cc
+        return g, co, *points, d, h // rows, w // columns, *reduction, h % rows, w % columns, cc, *lane
 
 
 def group_and_channel(form: str, width: Expr | int, g: Expr, co: Expr, cc: Expr) -> tuple[Expr, Expr]:
@@ -108,17 +121,18 @@ def group_and_channel(form: str, width: Expr | int, g: Expr, co: Expr, cc: Expr)
     return (g * width + cc, co) if form == GROUPS else (g, co * width + cc)
 
 
-def filter_sections(geometry: Geometry, form: str, tile: Tile) -> tuple[FilterSection, ...]:
-    """Lay out the packed filter for the register tiles of `tile`."""
+def filter_sections(geometry: Geometry, form: str, tile: Tile, lanes: int) -> tuple[FilterSection, ...]:
+    """Lay out the packed filter for the register tiles of `tile`, for vectors of `lanes` elements."""
     sections: list[FilterSection] = []
     offset = 0
+    terms = -(-geometry.in_channels // lanes) if form == INPUTS else geometry.in_channels
     block_spans = spans(geometry, tile.block[1:])
     for runs in geometry.runs:
         first, second, third = map(axis_rows, geometry.axes, runs, block_spans, tile.outputs)
         columns = math.gcd(runs[2].count, tile.phases)
         rows = math.gcd(runs[1].count, tile.phases // columns)
         taps = (first.taps, second.taps, third.taps)
-        reduction = (geometry.in_channels, *taps) if form == ROWS else (*taps, geometry.in_channels)
+        reduction = (terms, *taps) if form == ROWS else (*taps, terms)
         shape = (
             *tiles_of_channels(geometry, form, tile),
             first.points,
@@ -130,6 +144,7 @@ def filter_sections(geometry: Geometry, form: str, tile: Tile) -> tuple[FilterSe
             rows,
             columns,
             tile.channels,
+            *((lanes,) if form == INPUTS else ()),
         )
         sections.append(FilterSection(offset, (first, second, third), (rows, columns), form, shape))
         offset += math.prod(shape)
@@ -225,7 +240,7 @@ class DirectLayout:
             geometry,
             extents,
             problem.data_format == "NXC",
-            filter_sections(geometry, form, tile),
+            filter_sections(geometry, form, tile, lanes),
             extents.blocks(tile.block),
             (depth, height, width),
             packed,
@@ -289,7 +304,12 @@ class DirectLayout:
 
     @property
     def packed_data(self) -> tuple[int, int]:
-        """Input channels, and flat positions, of the packed data in rows; in whole squares if these are transposed."""
+        """Input channels, and flat positions, of the packed data: in whole squares if these are transposed.
+
+        In inputs they are whole vectors of channels.
+        """
+        if self.form == INPUTS:
+            return -(-self.geometry.in_channels // self.lanes) * self.lanes, self.packed_positions
         if not self.transposes_data:
             return self.geometry.in_channels, self.packed_positions
         channels = -(-self.geometry.in_channels // self.lanes) * self.lanes

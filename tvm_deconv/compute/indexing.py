@@ -18,6 +18,7 @@ from tvm_deconv.problem import Problem
 ROWS = "rows"
 CHANNELS = "channels"
 GROUPS = "groups"
+INPUTS = "inputs"
 #: The leading axes of every stage behind the packed data but ``out``: nb, db, hb, wb, g, co.
 LEAD = 6
 

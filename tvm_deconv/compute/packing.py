@@ -54,11 +54,12 @@ def pack_filter(problem: Problem, sections: Sequence[FilterSection], elements: i
     with _pack_function(problem, elements, accumulator) as (builder, source, packed):
         for section in sections:
             with build.grid(*map(_int64, (*section.shape[:2], *section.shape[4:]))) as index:
-                g, co, d, h, w, *reduction, row, column, cc = index
+                g, co, d, h, w, *reduction, row, column, cc = index[:12]
                 ci, *taps = reduction if section.form == ROWS else [reduction[-1], *reduction[:-1]]
+                ci = sum(index[12:], ci * section.lanes)
                 phases = (d, h * section.phases[0] + row, w * section.phases[1] + column)
-                group, channel = group_and_channel(section.form, section.shape[-1], g, co, cc)
-                exists = tirx.all(group < geometry.groups, channel < geometry.out_channels)
+                group, channel = group_and_channel(section.form, section.channels, g, co, cc)
+                exists = tirx.all(group < geometry.groups, channel < geometry.out_channels, ci < geometry.in_channels)
                 element = partial(_element, problem, source, section.axes, (group, ci, channel), phases)
                 for points in itertools.product(*map(range, section.points)):
                     value = _filter_point(section.axes, points, taps, element).astype(accumulator)

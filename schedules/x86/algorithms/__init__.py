@@ -4,6 +4,7 @@ from tvm_deconv.schedules.contract import AnyAlgorithm
 from tvm_deconv.schedules.x86.algorithms import (
     direct_channels,
     direct_groups,
+    direct_inputs,
     direct_rows,
     dot,
     matrix,
@@ -21,5 +22,6 @@ ALGORITHMS: tuple[AnyAlgorithm, ...] = (
     winograd_rows.ALGORITHM,
     direct_channels.ALGORITHM,
     direct_groups.ALGORITHM,
+    direct_inputs.ALGORITHM,
     direct_rows.ALGORITHM,
 )

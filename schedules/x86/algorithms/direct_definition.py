@@ -9,12 +9,12 @@ from functools import partial
 from tvm.tirx import PrimFunc
 
 from tvm_deconv.compute.direct import define_direct
-from tvm_deconv.compute.indexing import CHANNELS, GROUPS, ROWS, has_whole_vectors
+from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS, has_whole_vectors
 from tvm_deconv.compute.packing import pack_filter
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
-from tvm_deconv.schedules.x86 import register_channels, register_epilogue, register_rows, tiles
+from tvm_deconv.schedules.x86 import register_channels, register_epilogue, register_inputs, register_rows, tiles
 from tvm_deconv.schedules.x86.calls import for_all_calls
 from tvm_deconv.schedules.x86.direct import schedule_direct
 from tvm_deconv.schedules.x86.lowering import lower
@@ -61,6 +61,7 @@ class _Form:
             ROWS: Geometry.of(problem).axes[2].positions,
             CHANNELS: problem.out_channels,
             GROUPS: problem.groups,
+            INPUTS: problem.in_channels,
         }
         of_lanes = partial(tiles.candidates, problem, self.form, self.winograd)
         options = with_half_vectors(problem, target, extents[self.form], of_lanes)
@@ -84,14 +85,17 @@ class _Form:
         definition = define_direct(problem, self.form, plan.tile, lanes)
         # Past the caches rows are copied at once; a position's channels are stored as they are made at any size.
         streams = outgrows_caches(problem)
-        whole = has_whole_vectors(problem, self.form, plan.tile, lanes) and not (streams and self.form == ROWS)
+        whole = self.form != INPUTS and has_whole_vectors(problem, self.form, plan.tile, lanes)
+        whole = whole and not (streams and self.form == ROWS)
         scheduled = schedule_direct(definition, plan, problem.accumulate_dtype, whole).mod["main"]
 
         def usual() -> PrimFunc:
             return lower(scheduled, definition.end, streams=streams and not whole)
 
         geometry = Geometry.of(problem, bool(plan.tile.uncropped))
-        if register_channels.supports(problem, geometry, self.form):
+        if self.form == INPUTS:
+            deconv = lower(register_inputs.finish_inputs(scheduled, problem, definition), definition.end, streams=False)
+        elif register_channels.supports(problem, geometry, self.form):
             finished = register_channels.finish_channels(scheduled, problem, definition)
             deconv = lower(finished, definition.end, streams=False)
         elif self.form == ROWS and register_rows.supports_tile(problem, geometry, plan.tile, lanes):

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 
 from tvm_deconv.compute.direct_layout import transposes_channels
+from tvm_deconv.compute.indexing import INPUTS
 from tvm_deconv.compute.matrix_layout import contiguous_phases
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.x86 import matrix_tiles, tiles
+from tvm_deconv.schedules.x86 import matrix_tiles, register_channels, tiles
 from tvm_deconv.schedules.x86.dot import words_of
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes
 from tvm_deconv.targets import CpuTarget
 
 #: Outputs of a row that the matrix definition finishes at once, at most: its code grows with them.
 MAX_CHUNK = 160
+#: Output channels of a group for which lanes are added up, at most: each is a vector of partial sums.
+MAX_SUMS = 8
 
 
 def always(problem: Problem, target: CpuTarget) -> bool:  # noqa: ARG001
@@ -33,6 +36,18 @@ def fills_vectors_with_channels(problem: Problem, target: CpuTarget) -> bool:
 def fills_vectors_with_groups(problem: Problem, target: CpuTarget) -> bool:
     """Channels are contiguous, and there are at least half a vector of groups."""
     return problem.data_format == "NXC" and 2 * problem.groups >= accumulator_lanes(problem, target)
+
+
+def stores_sums(problem: Problem, target: CpuTarget) -> bool:  # noqa: ARG001
+    """Channels are contiguous, a vector of input channels has several, and every phase has a tap."""
+    several = problem.in_channels > 1 and problem.out_channels <= MAX_SUMS
+    return several and register_channels.supports(problem, Geometry.of(problem), INPUTS)
+
+
+def fills_vectors_with_inputs(problem: Problem, target: CpuTarget) -> bool:
+    """Channels are contiguous; those of the input fill half a vector, and those of the output do not."""
+    lanes = accumulator_lanes(problem, target)
+    return 2 * problem.out_channels < lanes <= 2 * problem.in_channels and stores_sums(problem, target)
 
 
 def fills_panels(problem: Problem, target: CpuTarget) -> bool:

@@ -1,0 +1,137 @@
+"""The epilogue in registers of partial sums: the lanes of each accumulator are added up, then finished and stored.
+
+As many accumulators as a vector has lanes become one vector of sums, by one addition for each: two vectors at a time
+are halved into one, which has a half of either. The sums are in the order of their outputs in memory. Where a register
+tile lies within a row and holds all phases of the last axis, they are contiguous there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tvm import tirx
+from tvm.ir import Expr
+from tvm.tirx import BufferLoad, BufferStore, PrimFunc, Stmt
+
+from tvm_deconv.compute.direct import DirectDefinition
+from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.x86.register_channels import ChannelEpilogue, parts
+from tvm_deconv.schedules.x86.register_epilogue import RegisterTile, ramp
+
+
+def finish_inputs(func: PrimFunc, problem: Problem, definition: DirectDefinition) -> PrimFunc:
+    """Return `func`, the scheduled `definition` in inputs, with the epilogue in registers."""
+    buffers = {buffer.name: buffer for buffer in func.body.block.alloc_buffers}
+    epilogue = InputEpilogue(problem, definition, buffers.get("bias_pack"), func.params[-1])
+    return func.with_body(epilogue.root(func.body))
+
+
+def halvings(count: int, lanes: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the steps that make `count` vectors of `lanes` elements one vector of their sums, in their order.
+
+    A step replaces the first vector by halves of the first and of the other, which may be the same. It adds up
+    neighbouring parts, of as many elements as the third number says.
+    """
+    size = lanes
+    while size > 1:
+        size //= 2
+        for first in range(min(size, count)):
+            yield first, first + size if first + size < count else first, size
+
+
+def _halved(pair: Sequence[Expr], size: int, lanes: int) -> Expr:
+    """Return the sums of neighbouring parts of `size` elements, in turn of one vector of the `pair` and the other."""
+    places = [(lane // (2 * size) * (2 * size) + lane % size, lane // size % 2) for lane in range(lanes)]
+    low, high = (
+        tirx.Shuffle([*pair], [tirx.const(place + half * size + number * lanes, "int32") for place, number in places])
+        for half in (0, 1)
+    )
+    return low + high
+
+
+class InputEpilogue(ChannelEpilogue):
+    """Adds up the lanes of accumulators, each of which is one output."""
+
+    def stores(self, tile: RegisterTile) -> list[Stmt]:
+        """Return the statements that add up, finish and store a register tile."""
+        return [*self._sum_all(tile), *super().stores(tile)]
+
+    def _cells(self, tile: RegisterTile) -> list[tuple[int, int, int, int]]:
+        """Return row, position, column and channel of each accumulator, in the order of outputs in memory."""
+        channels = range(self.definition.layout.tile.channels)
+        return [(*place, cc) for place in self._places(tile) for cc in channels]
+
+    def _index(self, tile: RegisterTile, cell: Sequence[int]) -> list[Expr]:
+        """Return the indices of the accumulator of `cell`, without that of a lane."""
+        row, m, column, cc = cell
+        position = tile.number * self.definition.layout.tile.positions + m
+        return [*tile.lead, *tile.phase(row, column), position, tirx.const(cc, "int64")]
+
+    def _sum_all(self, tile: RegisterTile) -> Iterator[Stmt]:
+        """Yield the stores of vectors of sums into the first of the accumulators that they are the sums of."""
+        cells, lanes = self._cells(tile), self.definition.layout.lanes
+        lane = ramp(tirx.const(0, "int64"), lanes)
+        places = [[*self._index(tile, cell), lane] for cell in cells]
+        for begin in range(0, len(cells), lanes):
+            for first, other, size in halvings(len(cells[begin : begin + lanes]), lanes):
+                pair = [BufferLoad(tile.accumulators, places[begin + number]) for number in (first, other)]
+                yield BufferStore(tile.accumulators, _halved(pair, size, lanes), places[begin + first])
+
+    def _finish_all(self, tile: RegisterTile) -> list[Stmt]:
+        """Return the loops that add the bias to each vector of sums and activate it."""
+        cells, lanes, channels = self._cells(tile), self.definition.layout.lanes, self.definition.layout.tile.channels
+        stmts: list[Stmt] = []
+        for begin in range(0, len(cells), lanes):
+            stmts.append(self._finish_sums(tile, self._index(tile, cells[begin]), begin % channels))
+        return stmts
+
+    def _finish_sums(self, tile: RegisterTile, index: Sequence[Expr], first: int) -> Stmt:
+        """Return the loop that finishes the vector of sums at `index`, the first of which is of channel `first`."""
+        channels = self.definition.layout.tile.channels
+        return self.finish(tile, lambda lane: [*index, lane], lambda lane: (lane + first) % channels)
+
+    def _store_together(self, tile: RegisterTile, begin: Sequence[Expr], count: int) -> list[Stmt]:  # noqa: ARG002
+        """Return the stores of a register tile whose positions follow `begin` in a row; `count` channels are all."""
+        layout = self.definition.layout
+        every, stride = layout.geometry.groups * layout.geometry.out_channels, layout.strides[2]
+        cells = self._cells(tile)
+
+        def place(number: int) -> tuple[int, int]:
+            row, m, column, cc = cells[number]
+            return row, (m * stride + column) * every + cc
+
+        stmts: list[Stmt] = []
+        first = 0
+        for end in range(1, len(cells) + 1):
+            row, offset = place(end - 1)
+            if end == len(cells) or end % layout.lanes == 0 or place(end) != (row, offset + 1):
+                _, m, column, _ = cells[first]
+                outputs = self._outputs(tile, [*begin[:3], begin[3] + m], row, column)
+                stmts += self._store_cells(tile, begin[0], outputs, first, end - first)
+                first = end
+        return stmts
+
+    def _store(
+        self, tile: RegisterTile, place: tuple[int, int, int], n: Expr, outputs: Sequence[Expr], count: int
+    ) -> list[Stmt]:
+        """Return the stores of `count` channels at `place` of a register tile to `outputs` of image `n` of a block."""
+        lanes, first, stmts = self.definition.layout.lanes, self._cells(tile).index((*place, 0)), []
+        left = count
+        while left:
+            within = min(left, lanes - first % lanes)
+            stmts += self._store_cells(tile, n, outputs, first, within)
+            first, left = first + within, left - within
+        return stmts
+
+    def _store_cells(self, tile: RegisterTile, n: Expr, outputs: Sequence[Expr], first: int, count: int) -> list[Stmt]:
+        """Return the stores of `count` sums of one vector, of the cells from `first` on, which begin at `outputs`."""
+        lanes, cells = self.definition.layout.lanes, self._cells(tile)
+        lane = ramp(tirx.const(0, "int64"), lanes)
+        value = BufferLoad(tile.accumulators, [*self._index(tile, cells[first - first % lanes]), lane])
+        stmts: list[Stmt] = []
+        for begin, length in parts(count):
+            numbers = [tirx.const(first % lanes + begin + i, "int32") for i in range(length)]
+            part = value if length == lanes else tirx.Shuffle([value], numbers)
+            *place, channel = self.place(tile, n, outputs)
+            stmts.append(BufferStore(self.out, part, [*place, ramp(channel + (cells[first][3] + begin), length)]))
+        return stmts

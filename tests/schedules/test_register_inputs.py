@@ -1,0 +1,100 @@
+"""The epilogue in registers of partial sums: outputs agree with the reference for any tile and any layer."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from support.kernels import X86, run_kernel, targets
+from support.strategies import not_empty, operands, problems
+from support.tolerances import norm_bound
+
+import tvm_deconv as td
+from tvm_deconv.compiler.selection import named
+from tvm_deconv.compute.direct_layout import Tile
+from tvm_deconv.problem.reference import reference
+from tvm_deconv.schedules.x86.algorithms.predicates import stores_sums
+from tvm_deconv.schedules.x86.register_inputs import halvings
+from tvm_deconv.schedules.x86.tiles import Plan
+from tvm_deconv.targets import CPU_TARGETS
+
+INPUTS = named("direct_inputs")
+PLAIN = td.Problem(2, 1, 21, 3, (5, 7), (3, 3), (2, 2), (1, 1), (1, 1), (10, 13), data_format="NXC")
+CASES = {
+    "halo, cut rows, part of a vector of inputs": PLAIN,
+    "one channel, kernel = stride": PLAIN.replace(
+        out_channels=1, kernel=(2, 2), pads_begin=(0, 0), output_spatial=(10, 14), epilogue=td.Epilogue(True, "sigmoid")
+    ),
+    "phases of the uncropped output": PLAIN.replace(kernel=(4, 4), epilogue=td.Epilogue(True)),
+    "groups, several tiles of channels": PLAIN.replace(groups=3, out_channels=4, epilogue=td.Epilogue(True, "relu")),
+    "one axis": td.Problem(3, 1, 40, 1, (29,), (16,), (8,), (1,), (5,), (225,), data_format="NXC"),
+    "three axes": td.Problem(
+        1, 1, 17, 2, (3, 2, 5), (3, 2, 4), (2, 1, 2), (1, 1, 1), (1, 1, 1), (5, 2, 9), data_format="NXC"
+    ),
+    "integers": PLAIN.replace(dtype="int8", epilogue=td.Epilogue(True)),
+}
+
+
+def check(problem, target, plan, seed):
+    data, weights, bias = operands(problem, seed)
+    wanted = reference(problem, data, weights, bias)
+    found = run_kernel(problem, target, data, weights, bias, INPUTS, plan).astype(np.float64)
+    bound = norm_bound(problem.dtype) * max(np.linalg.norm(wanted), 1e-3)
+    assert np.linalg.norm(found - wanted) <= bound, (problem.key, plan)
+
+
+@targets
+@pytest.mark.parametrize("problem", CASES.values(), ids=CASES)
+def test_outputs_of_any_layer(problem, target):
+    plans = [plan for _, plan in INPUTS.candidates(problem, target)]
+    for plan in (plans[0], random.Random(len(plans)).choice(plans)):
+        check(problem, target, plan, 5)
+
+
+@targets
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@given(problem=problems(data_formats=["NXC"], max_macs=60_000).filter(not_empty), seed=st.integers(0, 2**20))
+@example(problem=td.Problem(1, 1, 5, 2, (6, 9), (2, 2), (1, 2), (1, 1), (0, 0), (7, 18), data_format="NXC"), seed=3)
+def test_outputs_agree_with_the_reference(problem, target, seed):
+    problem = problem.replace(in_channels=max(problem.in_channels, 2), out_channels=min(problem.out_channels, 8))
+    if stores_sums(problem, target):
+        check(problem, target, random.Random(seed).choice(INPUTS.candidates(problem, target))[1], seed)
+
+
+@targets
+@pytest.mark.parametrize(("channels", "positions", "phases"), [(3, 2, 1), (1, 5, 1), (3, 1, 4), (1, 3, 2)])
+def test_tiles_that_keep_either_operand(channels, positions, phases, target):
+    """Fewer positions than channels and phases, or more; a tile across rows; sums of one channel or of all."""
+    problem = PLAIN.replace(kernel=(2, 2), pads_begin=(0, 0), output_spatial=(10, 14), epilogue=td.Epilogue(True))
+    check(problem, target, Plan(Tile(1, 1, 2, 7, channels, positions, phases), channels == 1), 7)
+
+
+@pytest.mark.parametrize("lanes", [2, 4, 8, 16])
+def test_halvings_add_up_all_lanes(lanes):
+    for count in range(1, lanes + 1):
+        vectors = np.arange(count * lanes).reshape(count, lanes) ** 2
+        held = [*vectors]
+        for first, other, size in halvings(count, lanes):
+            pair = (held[first], held[other])
+            begins = range(0, lanes, 2 * size)
+            held[first] = np.concatenate(
+                [vector[b : b + size] + vector[b + size : b + 2 * size] for b in begins for vector in pair]
+            )
+        np.testing.assert_array_equal(held[0][:count], vectors.sum(axis=1))
+
+
+def test_few_outputs_of_many_inputs_are_the_default():
+    target = CPU_TARGETS["x86-64-v3"]
+    layer = td.Problem(1, 1, 128, 3, (64, 64), (4, 4), (2, 2), (1, 1), (1, 1), (128, 128), data_format="NXC")
+    assert X86.default(layer, target)[0].name == "direct_inputs"
+    for other in (
+        {"data_format": "NCX"},
+        {"out_channels": 8},
+        {"in_channels": 3},
+        {"kernel": (1, 4)},
+        {"dynamic": (0,)},
+    ):
+        assert X86.default(layer.replace(**other), target)[0].name != "direct_inputs"
+    for changed in ({"out_channels": 9}, {"dtype": "bfloat16"}, {"kernel": (1, 4)}, {"data_format": "NCX"}):
+        assert not INPUTS.supports(layer.replace(**changed), target)
