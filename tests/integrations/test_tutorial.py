@@ -45,6 +45,7 @@ def folder(tmp_path_factory):
     for command in re.findall(r"^openssl .*$", "".join(blocks("sh")), flags=re.M):
         subprocess.run(shlex.split(command), cwd=folder, check=True, capture_output=True)
     main(["sign", str(folder / "artifacts"), "--key", str(folder / "private.pem")], standalone_mode=False)
+    main(["pack", str(folder / "artifacts"), "--output", str(folder / "decoder.tdl")], standalone_mode=False)
     return folder
 
 

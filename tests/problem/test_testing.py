@@ -23,6 +23,19 @@ def test_parts_make_the_whole(problem, elements):
     np.testing.assert_allclose(found, reference(problem, *arrays), rtol=1e-12, atol=1e-12)
 
 
+def test_parts_are_as_large_as_they_may_be(monkeypatch):
+    """Whole images where they fit, else whole groups, else channels; at least a plane of 5."""
+    problem = Problem(7, 6, 1, 4, (5,), (1,), (1,), (1,), (0,), (5,))
+    arrays = testing.operands(problem)
+    for elements in range(1, 7 * 6 * 4 * 5 + 1):
+        monkeypatch.setattr(testing, "PART_ELEMENTS", elements)
+        part = next(testing.parts(problem, arrays)).problem
+        images = max(1, elements // (6 * 4 * 5))
+        groups = 6 if images > 1 else max(1, min(6, elements // (4 * 5)))
+        channels = 4 if groups > 1 else max(1, min(4, elements // 5))
+        assert (part.batch, part.groups, part.out_channels) == (images, groups, channels), elements
+
+
 @pytest.mark.parametrize("where", [(0, 0, 0), (1, 2, 5)])
 @pytest.mark.parametrize("wrong", [1.0, np.nan])
 def test_a_deviation_shows_in_every_piece(where, wrong, monkeypatch):
@@ -36,3 +49,25 @@ def test_a_deviation_shows_in_every_piece(where, wrong, monkeypatch):
     assert not found.allowed
     if wrong == 1.0:
         assert found.largest == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_allowed_error_grows_with_the_element(dtype):
+    """By how its type rounds, and besides by a part of the largest one, which sums may cost any element."""
+    problem = Problem(1, 1, 1, 1, (4,), (1,), (1,), (1,), (0,), (4,), dtype=dtype)
+    common, own = testing.TOLERANCES[dtype]
+    expected = np.array([[[2.0, 0.5, -1.0, 0.0]]])
+    bound = common * 2.0 + own * np.abs(expected)
+    for sign in (1, -1):
+        assert testing.deviation(problem, expected + 0.99 * sign * bound, expected).allowed
+        for index in range(4):
+            error = np.zeros_like(expected)
+            error[..., index] = 1.01 * sign * bound[..., index]
+            assert not testing.deviation(problem, expected + error, expected).allowed
+
+
+@pytest.mark.parametrize(("dtype", "lowest", "largest"), [("uint8", 0, 255), ("int8", -127, 127)])
+def test_integers_are_drawn_from_the_whole_range(dtype, lowest, largest):
+    problem = Problem(1, 1, 4, 1, (4000,), (1,), (1,), (1,), (0,), (4000,), dtype=dtype)
+    data = testing.operands(problem).data
+    assert (data.min(), data.max()) == (lowest, largest)

@@ -10,6 +10,7 @@ import errno
 import hashlib
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -18,7 +19,8 @@ from tvm_deconv.artifact import pack
 from tvm_deconv.errors import ArtifactError
 
 T = TypeVar("T")
-UNFINISHED = ".unfinished-"
+_UNFINISHED = ".unfinished-"
+_ABANDONED_SECONDS = 3600.0  # after which a file that is not finished never will be
 
 
 @contextlib.contextmanager
@@ -26,16 +28,25 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield the path of an unfinished file, which replaces the file at `path` at the end, at once.
 
     It has the same name and lies in a new directory beside `path`; it gets the permissions of the old file, if there is
-    one. After an error the old file is as it was.
+    one. After an error the old file is as it was. What killed processes left beside it is removed.
     """
-    import tempfile  # which imports every way to compress
+    import shutil
+    import tempfile  # which import every way to compress
 
-    with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=path.parent) as directory:
+    for left in abandoned(path.parent):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=path.parent) as directory:
         unfinished = Path(directory) / path.name
         yield unfinished
         with contextlib.suppress(FileNotFoundError):
             unfinished.chmod(stat.S_IMODE(path.stat().st_mode))
         unfinished.replace(path)
+
+
+def abandoned(directory: Path) -> list[Path]:
+    """Return the paths of unfinished files in `directory` that nobody will finish: those of killed processes."""
+    old = time.time() - _ABANDONED_SECONDS
+    return [path for path in sorted(directory.glob(f"{_UNFINISHED}*")) if path.lstat().st_mtime < old]
 
 
 def write(path: Path, content: bytes) -> None:

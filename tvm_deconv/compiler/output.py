@@ -11,7 +11,6 @@ import contextlib
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from tvm_deconv.errors import ManifestError
 
 #: The contents of a directory of artifacts besides them: a lock and, while builds run, a directory for each.
 _LOCK, _SCRATCH = ".lock", ".building-"
-_ABANDONED_SECONDS = 3600.0  # after which a file that is not finished never will be
 
 
 @contextlib.contextmanager
@@ -65,12 +63,7 @@ def clean(output: Path) -> list[Path]:
     libraries that no manifest names. Artifacts that another version of the format describes stay.
     """
     with FileLock(output / _LOCK):
-        removed = _remove_scratch(output)
-        removed += [
-            path
-            for path in sorted(output.glob(f"{files.UNFINISHED}*"))
-            if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS
-        ]
+        removed = _remove_scratch(output) + files.abandoned(output)
         kept, stems = set[str](), set[str]()
         ours = [path for path in sorted(output.iterdir()) if stem_of(path.name)]
         for path in ours:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import importlib.resources
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -378,12 +377,7 @@ def _foreign(line: str) -> bool:
 
 
 def _write(path: Path, records: Iterable[Record]) -> None:
-    """Replace the records in a file; lines of other versions stay. A file without a line is removed.
-
-    All who write to a log hold its lock, so unfinished files in it are of those that were killed.
-    """
-    for left in path.parent.glob(f"{files.UNFINISHED}*"):
-        shutil.rmtree(left, ignore_errors=True)
+    """Replace the records in a file; lines of other versions stay. A file without a line is removed."""
     old = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     lines = [record.line for record in newest(records)]
     lines += sorted({line for line in old.split("\n") if _foreign(line)})
