@@ -1,0 +1,69 @@
+// Lists the layers in a directory of artifacts or a packed file, or computes one from files of raw numbers.
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+
+#include <tvm_deconv/library.hpp>
+
+namespace {
+
+std::vector<char> read(const std::string& path, std::size_t size) {
+  std::ifstream file(path, std::ios::binary);
+  std::vector<char> bytes(std::istreambuf_iterator<char>(file), {});
+  if (!file || bytes.size() != size)
+    throw tvm_deconv::Error(path + ": must have " + std::to_string(size) + " bytes, not " + std::to_string(bytes.size()));
+  return bytes;
+}
+
+void list(const tvm_deconv::Library& library) {
+  for (const tvm_deconv::Manifest& manifest : library.manifests()) {
+    const tvm_deconv::Decision decision = library.select(manifest.problem).front();
+    std::cout << manifest.problem << " for " << manifest.target << ": " << decision.reason << '\n';
+  }
+  for (const auto& [name, error] : library.broken()) std::cout << name << " is broken: " << error << '\n';
+  std::cout << library.digest() << '\n';
+}
+
+tvm_deconv::Shape shape_of(const std::string& text) {
+  tvm_deconv::Shape shape;
+  std::istringstream parts(text);
+  for (std::string part; std::getline(parts, part, 'x');) shape.push_back(std::stoll(part));
+  return shape;
+}
+
+// Arguments: layer, files of data, filter, bias ("-" for none) and output, and the shape of the data if calls decide it.
+void compute(const tvm_deconv::Library& library, const std::vector<std::string>& given) {
+  const auto problem = tvm_deconv::Problem::parsed(library.best(given[0]).problem);
+  const std::vector<char> filter = read(given[2], bytes_of(problem.filter_shape, problem.type));
+  const bool has_bias = given[3] != "-";
+  const std::vector<char> bias = has_bias ? read(given[3], bytes_of(problem.bias_shape, problem.bias_type))
+                                          : std::vector<char>();
+  const tvm_deconv::Layer layer = library.bind(given[0], filter.data(), has_bias ? bias.data() : nullptr);
+  const tvm_deconv::Shape shape = given.size() > 5 ? shape_of(given[5]) : problem.data_shape;
+  const tvm_deconv::Shape output_shape = problem.output_shape(shape);
+  const std::vector<char> data = read(given[1], bytes_of(shape, problem.type));
+  std::vector<char> out(bytes_of(output_shape, problem.output_type), '\x7f');
+  layer.call(data.data(), shape, out.data());
+  std::ofstream(given[4], std::ios::binary).write(out.data(), static_cast<std::streamsize>(out.size()));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2 && argc != 7 && argc != 8) {
+    std::cerr << "usage: " << argv[0] << " ARTIFACTS [LAYER DATA FILTER BIAS OUT [SHAPE]]\n";
+    return 2;
+  }
+  try {
+    const char* digest = std::getenv("DIGEST");
+    const tvm_deconv::Library library(argv[1], digest ? digest : "");
+    if (argc == 2)
+      list(library);
+    else
+      compute(library, {argv + 2, argv + argc});
+  } catch (const std::exception& error) {
+    std::cerr << "error: " << error.what() << '\n';
+    return 1;
+  }
+}
