@@ -308,14 +308,17 @@ def _hold(prepared, logs, scratch, seconds=60.0):
 def test_a_tournament_without_a_compiler(tmp_path, monkeypatch):
     """Plans that are compiled here become records of an ordinary log there."""
     monkeypatch.setattr(targets.cuda, "DRIVER", "libcuda-that-is-not-there.so.1")
-    other = PROBLEM.replace(batch=2)
-    prepare([PROBLEM, other], "cuda-sm_90", tmp_path / "prepared", plans=2, jobs=1, seed=5)
-    logs = tmp_path / "logs"
+    prepare([PROBLEM], "cuda-sm_90", tmp_path / "prepared", plans=2, jobs=1, seed=5)
+    logs, other = tmp_path / "logs", PROBLEM.replace(batch=2).artifact_key
+    (match,) = tournament.read(tmp_path / "prepared")
+    gone = dataclasses.replace(match.entrants[0].built, deconv=Path("not-there.so"))
+    broken = [tournament.Entrant(gone, entrant.record | {"problem": other}) for entrant in match.entrants]
+    second = dataclasses.replace(match, key=other, log="cuda-sm_90/other.jsonl", entrants=tuple(broken))
+    tournament.write(tmp_path / "prepared", [match, second])
     assert _hold(tmp_path / "prepared", logs, tmp_path / "fakes", 0.0) == ["left 2"]
     assert not logs.exists()
     # An archive of the directory is unpacked elsewhere.
     there = shutil.move(tmp_path / "prepared", tmp_path / "elsewhere")
-    tournament.read(there)[1].entrants[0].built.deconv.unlink()
     first, second, left = _hold(there, logs, tmp_path / "fakes")
     assert first.split() == [PROBLEM.artifact_key, "ok", "ok"]
     assert "the default does not run" in second
@@ -329,7 +332,7 @@ def test_a_tournament_without_a_compiler(tmp_path, monkeypatch):
     assert found[0].default_ratio == 1.0
     assert all(record.seconds > 0 for record in found)
     assert {record.sources for record in found} == {kernel_digest()}
-    assert all(record.error for record in records.by_problem[other.artifact_key])
+    assert all(record.error for record in records.by_problem[other])
 
 
 def test_the_entrants_of_a_tournament_are_unlike_each_other():
