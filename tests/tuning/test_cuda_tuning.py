@@ -309,6 +309,8 @@ def test_a_tournament_without_a_compiler(tmp_path, monkeypatch):
     """Plans that are compiled here become records of an ordinary log there."""
     monkeypatch.setattr(targets.cuda, "DRIVER", "libcuda-that-is-not-there.so.1")
     prepare([PROBLEM], "cuda-sm_90", tmp_path / "prepared", plans=2, jobs=1, seed=5)
+    (tmp_path / "nvcc").unlink()  # nothing is compiled again
+    prepare([PROBLEM], "cuda-sm_90", tmp_path / "prepared", plans=2, jobs=1, seed=6)
     logs, other = tmp_path / "logs", PROBLEM.replace(batch=2).artifact_key
     (match,) = tournament.read(tmp_path / "prepared")
     gone = dataclasses.replace(match.entrants[0].built, deconv=Path("not-there.so"))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from tvm_deconv.compiler.fingerprint import kernel_digest
@@ -15,7 +18,7 @@ from tvm_deconv.targets import Target, get
 from tvm_deconv.tuning.builders import BuilderPool, Built
 from tvm_deconv.tuning.evaluator import commit, versions
 from tvm_deconv.tuning.search import HOPELESS_COST
-from tvm_deconv.tuning.tournament import Entrant, Match, write
+from tvm_deconv.tuning.tournament import LIST, Entrant, Match, read, write
 
 #: Plans of one algorithm differ by this many factors of two in all, so that few plans cover much.
 _APART = 2.0
@@ -35,23 +38,35 @@ def prepare(
 
     The default is one of them, and the cheapest by arithmetic of each algorithm. `jobs` processes compile, by default
     as many as there are CPUs. A problem whose default does not compile is left out; `on_problem` is told why plans do
-    not compile. Raises ProblemError for another target, CompilerNotFound.
+    not compile. What the directory has is not compiled again, so an interrupted preparation continues. Raises
+    ProblemError for another target, CompilerNotFound.
     """
     chosen = get(target)
     if chosen.memory != "cuda":
         raise ProblemError("target", target, "must be a CUDA target")
     directory.mkdir(parents=True, exist_ok=True)
-    matches = []
-    with BuilderPool(chosen, directory, jobs or os.cpu_count() or 1) as builders:
+    matches = _prepared(directory)
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        BuilderPool(chosen, Path(scratch), jobs or os.cpu_count() or 1) as builders,
+    ):
         for problem in problems:
-            key = problem.artifact_key
+            if any((problem.artifact_key, target) == (match.key, match.target) for match in matches):
+                continue
             schedules = choose(problem, chosen, plans)
-            built = builders.build(key, schedules)
+            built = builders.build(problem.artifact_key, schedules)
             if on_problem:
                 on_problem(problem, {schedule: one for schedule, one in built.items() if isinstance(one, str)})
             if isinstance(built[schedules[0]], Built):
                 matches.append(_match(problem, chosen, built, directory, seed))
-    write(directory, matches)
+                write(directory, matches)
+
+
+def _prepared(directory: Path) -> list[Match]:
+    """Return what a directory has of these kernels already."""
+    if not (directory / LIST).exists():
+        return []
+    return [match for match in read(directory) if match.entrants[0].record["sources"] == kernel_digest()]
 
 
 def choose(problem: Problem, target: Target, plans: int) -> list[Schedule]:
@@ -70,8 +85,9 @@ def choose(problem: Problem, target: Target, plans: int) -> list[Schedule]:
 def _match(
     problem: Problem, target: Target, built: Mapping[Schedule, Built | str], directory: Path, seed: int
 ) -> Match:
-    """Return what compiled, with the fields of records that are known so far."""
-    key = problem.artifact_key
+    """Move what compiled into `directory`; return it with the fields of records that are known so far."""
+    key, log = problem.artifact_key, Log(directory)
+    file = log.file(key, target.name).relative_to(log.root)
     known = {
         "problem": key,
         "target": target.name,
@@ -81,10 +97,13 @@ def _match(
         "seed": seed,
         "versions": versions(),
     }
-    entrants = [
-        Entrant(one, {**known, "algorithm": schedule.algorithm, "knobs": dict(schedule.knobs)})
-        for schedule, one in built.items()
-        if isinstance(one, Built)
-    ]
-    log = Log(directory)
-    return Match(key, target.name, str(log.file(key, target.name).relative_to(log.root)), tuple(entrants))
+    entrants: list[Entrant] = []
+    for schedule, one in built.items():
+        if isinstance(one, Built):
+            deconv = directory / f"{file.stem}-{target.name}-{len(entrants)}.so"
+            moved = replace(one, deconv=deconv, pack=directory / one.pack.name)
+            shutil.move(one.deconv, moved.deconv)
+            shutil.copy(one.pack, moved.pack)  # which others share
+            record = {**known, "algorithm": schedule.algorithm, "knobs": dict(schedule.knobs)}
+            entrants.append(Entrant(moved, record))
+    return Match(key, target.name, str(file), tuple(entrants))

@@ -25,7 +25,8 @@ from tvm_deconv.tuning.runners.base import BrokenDefaultError, Runner
 from tvm_deconv.tuning.runners.cuda import CudaRunner, check_device
 from tvm_deconv.tuning.runners.harness import Baseline, Measured
 
-_LIST = "tournament.json"
+#: What a prepared directory lists.
+LIST = "tournament.json"
 _TURNS = 5  # of each finalist
 _NEAR = 0.1  # finalists are not slower than the fastest by more than this part
 
@@ -54,7 +55,7 @@ class Match:
 
 def write(directory: Path, matches: Sequence[Match]) -> None:
     """Write the list of what was compiled into `directory`."""
-    (directory / _LIST).write_text(json.dumps([asdict(match) for match in matches], default=lambda path: path.name))
+    (directory / LIST).write_text(json.dumps([asdict(match) for match in matches], default=lambda path: path.name))
 
 
 def read(directory: Path) -> list[Match]:
@@ -64,7 +65,7 @@ def read(directory: Path) -> list[Match]:
         return Built(**{**fields, **{name: directory / fields[name] for name in ("deconv", "pack")}})
 
     try:
-        matches = json.loads((directory / _LIST).read_text())
+        matches = json.loads((directory / LIST).read_text())
         return [
             Match(**{**match, "entrants": tuple(Entrant(built(e["built"]), e["record"]) for e in match["entrants"])})
             for match in matches
