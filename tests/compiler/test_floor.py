@@ -1,10 +1,13 @@
 """Libraries are linked against old versions of the C library's functions, so that they run on older systems."""
 
 import dataclasses
+import math
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
+import numpy as np
 import pytest
 from support import artifacts as made
 
@@ -14,8 +17,10 @@ from tvm_deconv.artifact.manifest import Manifest
 from tvm_deconv.compiler import build, floor
 from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.errors import BuildError
+from tvm_deconv.frontends import scan
 from tvm_deconv.targets import get
 
+ROOT = Path(__file__).parents[2]
 #: Functions whose newest version, on this machine, is newer than the floor: a thread's, and one of mathematics.
 SOURCE = """
 #include <math.h>
@@ -96,3 +101,68 @@ def test_a_linker_that_fails(tmp_path):
     with pytest.raises(BuildError, match=r"^cc='.*': the library does not link:"):
         build.export(made.PLAIN, get(made.TARGET), tmp_path / "out", toolchain=broken)
     assert not [path for path in (tmp_path / "out").iterdir() if path.suffix in (".so", ".json")]
+
+
+# ---- an older system ----
+
+#: What apt-get is told, so that it touches nothing of this system.
+APT = """
+Dir::Etc::sourcelist "{folder}/sources.list";
+Dir::Etc::sourceparts "/dev/null";
+Dir::State "{folder}";
+Dir::State::status "{folder}/status";
+Dir::Cache "{folder}";
+APT::Sandbox::User "root";
+"""
+
+
+@pytest.fixture(scope="module")
+def old_libraries(tmp_path_factory):
+    """The folder with the C library of Debian 11, glibc 2.31, as its archive has it."""
+    folder = tmp_path_factory.mktemp("debian")
+    if not (shutil.which("apt-get") and shutil.which("dpkg")):
+        pytest.skip("needs apt-get")
+    (folder / "lists" / "partial").mkdir(parents=True)
+    (folder / "archives" / "partial").mkdir(parents=True)
+    (folder / "status").touch()
+    key = "/usr/share/keyrings/debian-archive-keyring.gpg"
+    (folder / "sources.list").write_text(f"deb [signed-by={key}] http://deb.debian.org/debian bullseye main\n")
+    (folder / "apt.conf").write_text(APT.format(folder=folder))
+    environment = os.environ | {"APT_CONFIG": str(folder / "apt.conf")}
+    for command in (["apt-get", "update"], ["apt-get", "download", "libc6:amd64"]):
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+        if done.returncode:
+            pytest.skip(f"the archive of Debian is not reached: {done.stderr}")
+    (package,) = folder.glob("libc6_*.deb")
+    subprocess.run(["dpkg", "-x", package, folder / "root"], check=True)
+    return folder / "root" / "lib" / "x86_64-linux-gnu"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("old", [True, False], ids=["with stubs", "without"])
+def test_an_artifact_computes_on_an_older_system(old_libraries, stubs, tmp_path, old):
+    """Without the stubs, one that is built on a newer system does not."""
+    (layer,) = scan(ROOT / "examples" / "cpp" / "problem.json")
+    toolchain = build.backend_of(get(made.TARGET)).toolchain(tmp_path)
+    toolchain = toolchain if old else dataclasses.replace(toolchain, stubs=())
+    manifest = build.export(layer.problem, get(made.TARGET), tmp_path, toolchain=toolchain)
+    newer = bool(needs.beyond(manifest.needs, {"GLIBC": "2.31"}))
+    assert not (old and newer)
+    source, program = ROOT / "tests" / "support" / "old_system.c", tmp_path / "program"
+    # The C library that a program starts with would be this machine's.
+    flags = ["-x", "c", "-std=gnu11", "-nostdlib", "-rdynamic", f"-I{ROOT / 'include'}", str(source), "-x", "none"]
+    subprocess.run(
+        [find_compiler(), *flags, "-Wl,--no-as-needed", *map(str, stubs), "-lc", "-o", str(program)], check=True
+    )
+    environment = {"RUN_LIBRARY": str(tmp_path / manifest.library), "RUN_PACKED": str(math.prod(manifest.packed_shape))}
+    command = [old_libraries / "ld-2.31.so", "--library-path", old_libraries, program]
+    done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=60)
+    if newer:
+        assert "not found (required by" in done.stdout
+    else:
+        data = (np.arange(4 * 5 * 6) % 7 - 3.0).reshape(layer.problem.data_shape).astype(np.float32)
+        filter = (np.arange(4 * 3 * 2 * 2) % 5 - 2.0).reshape(layer.problem.filter_shape).astype(np.float32)
+        expected = td.reference(layer.problem, data, filter).ravel()
+        version, _, total = done.stdout.partition(": ")
+        assert version == "glibc 2.31"
+        assert float(total) == pytest.approx(float(expected @ (np.arange(expected.size) % 3 + 1)), rel=1e-5)
