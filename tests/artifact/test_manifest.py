@@ -37,6 +37,24 @@ def test_round_trip_of_other_scripts():
     assert Manifest.from_json(there.to_json().encode()) == there
 
 
+def test_a_manifest_does_not_change():
+    there = manifest()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        there.size = 1
+    with pytest.raises(TypeError):
+        Manifest(1)
+
+
+@pytest.mark.parametrize(("scratch", "lane"), [(0, 64), (1, 64), (64, 64), (65, 128), (1000, 1024)])
+def test_a_workspace_is_of_whole_lines(scratch, lane):
+    there = manifest(scratch_bytes=scratch)
+    assert there.lane_bytes == lane
+    # Two lines besides: one to begin at a line, one for the header.
+    assert [there.workspace_bytes(threads) for threads in (0, 1, 5)] == [128, 128 + lane, 128 + 5 * lane]
+    shared = manifest(scratch_bytes=scratch, shared_bytes=130)
+    assert shared.workspace_bytes(3) == 128 + 192 + 3 * lane
+
+
 def test_every_field_is_checked():
     """A new field needs a rule, and so a line in one of the tables below."""
     tested = {name for name, _, _ in WRONG}
