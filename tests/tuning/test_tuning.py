@@ -4,6 +4,7 @@ import dataclasses
 import importlib.metadata
 import math
 import random
+import statistics
 import subprocess
 import textwrap
 import time
@@ -22,7 +23,7 @@ from tvm_deconv.compiler.records import read
 from tvm_deconv.compiler.selection import adapt, space
 from tvm_deconv.targets import detect_host
 from tvm_deconv.tuning import disturbance, search, session
-from tvm_deconv.tuning.runners import local
+from tvm_deconv.tuning.runners import harness, local
 from tvm_deconv.tuning.runners.harness import Measured
 
 
@@ -298,8 +299,50 @@ def test_the_nearest_record_is_among_the_first_that_are_tried():
     assert adapted not in {one.schedule for one in spent(machine, [SMALL], 2)[0]}
 
 
+class Drifting:
+    """A clock of two functions on a machine that others slow down, by up to a factor of two, for a while."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.calls = []
+
+    def function(self, name, seconds):
+        def sample(number, repeat):
+            times = []
+            for _ in range(repeat):
+                taken = seconds * (1.5 + 0.5 * math.sin(2 * self.now))
+                self.now += number * taken
+                self.calls.append((name, number))
+                times.append(taken)
+            return times
+
+        return sample
+
+
+@pytest.mark.parametrize("seconds", [1e-6, 1e-4, 5e-3])
+def test_a_candidate_is_compared_with_the_default_beside_it(seconds):
+    machine = Drifting()
+    ratios, times = [], []
+    for _ in range(20):
+        found = harness.raced(machine.function("candidate", 0.9 * seconds), machine.function("default", seconds), 1.0)
+        ratios.append(found.ratio)
+        times.append(found.ratio * found.reference)
+    assert max(ratios) / min(ratios) < 1.15
+    assert statistics.median(ratios) == pytest.approx(0.9, rel=0.02)
+    assert max(times) / min(times) > 1.2
+
+
+def test_a_slow_candidate_has_few_calls():
+    machine = Drifting()
+    found = harness.raced(machine.function("candidate", 2e-4), machine.function("default", 1e-4), 1.0)
+    assert found.ratio == pytest.approx(2.0, rel=0.05)
+    assert sum(1 for name, _ in machine.calls if name == "candidate") == 5
+    fast = harness.raced(machine.function("candidate", 1e-4), machine.function("default", 1e-4), 1.0)
+    assert fast.runs > 20 * found.runs
+
+
 def measured(waited, spread=0.01):
-    return Measured(1e-3, spread, 9, waited)
+    return Measured(1.0, 1e-3, spread, 9, waited)
 
 
 @pytest.mark.parametrize(

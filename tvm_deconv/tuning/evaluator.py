@@ -49,6 +49,7 @@ class Evaluator:
         self._rates: dict[str, float] = {}
         self._copy_rate = 0.0
         self._baselines: dict[str, Baseline] = {}
+        self._default_seconds: dict[str, float] = {}
         self._kept: dict[tuple[str, Schedule], Built] = {}
         jobs = jobs or os.cpu_count() or 1
         #: Trials of one problem before another may have its turn.
@@ -142,8 +143,10 @@ class Evaluator:
             return f"does not compile: {built}"
         fastest = search.best.seconds if search.best else None
         longest = max(self._timeout, _LONGEST * (fastest or 0.0))
+        default = self._default_of(search)
+        best = fastest / default if fastest and default else math.inf
         try:
-            measured = self._runner.measure(self._baselines[search.key], built, fastest or math.inf, longest)
+            measured = self._runner.measure(self._baselines[search.key], built, best, longest)
         except BrokenDefaultError as error:
             search.broken = True
             return str(error)
@@ -152,15 +155,25 @@ class Evaluator:
         self.disturbance.note(measured)
         return measured
 
+    def _default_of(self, search: Search) -> float | None:
+        """Return the seconds of the default that times of this problem are relative to; None before the first."""
+        known = search.tried.get(search.default)
+        if search.key not in self._default_seconds and known and known.seconds:
+            self._default_seconds[search.key] = known.seconds
+        return self._default_seconds.get(search.key)
+
     def _record(self, search: Search, schedule: Schedule, outcome: Measured | str) -> Record:
         """Write the outcome of a trial, its times or its error, to the log."""
         measured = outcome if isinstance(outcome, Measured) else None
+        seconds = None
+        if measured:
+            seconds = measured.ratio * self._default_seconds.setdefault(search.key, measured.reference)
         record = Record(
             problem=search.key,
             target=self.target.name,
             algorithm=schedule.algorithm,
             knobs=dict(schedule.knobs),
-            seconds=measured.seconds if measured else None,
+            seconds=seconds,
             spread=round(measured.spread, 4) if measured else 0.0,
             runs=measured.runs if measured else 0,
             error="" if measured else str(outcome),

@@ -102,7 +102,7 @@ class Runner(ABC):
         return rate
 
     def measure(self, baseline: Baseline, built: Built, best: float, timeout: float) -> Measured:
-        """Measure a candidate of the problem of `baseline`; `best` is the least time of the problem so far.
+        """Measure a candidate of the problem of `baseline`; `best` is the least time so far by the default's.
 
         Raises WorkerError if the candidate fails, BrokenDefaultError if the default does, RemoteError.
         """

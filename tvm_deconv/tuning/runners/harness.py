@@ -23,21 +23,24 @@ from tvm_deconv.targets import Host
 from tvm_deconv.tuning.builders import Built
 from tvm_deconv.tuning.runners.machine import Bound, Machine
 
-_LEAST_RUNS = 3
-_MOST_RUNS = 50
+_TURNS = 3
+_MOST_RUNS = 50  # of a turn
 _SAMPLE_SECONDS = 2e-4  # shorter calls are timed several at a time
 _MEASURE_SECONDS = 0.03  # enough for one candidate if it is fast
-_HOPELESS = 1.3  # a candidate this many times slower than the best has had its chance after the least number of runs
+_HOPELESS = 1.3  # a candidate this many times slower than the best has had its chance after one short turn
+_Sample = Callable[[int, int], Sequence[float]]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds per call: the median of `runs`, and half the distance between the quartiles as a part of it.
+    """The time of a call by that of the reference, in turns with it, and the seconds of the reference meanwhile.
 
-    `waited` is the share of the time in which the calls had no CPU, None if that is not known.
+    There were `runs` calls. Half the distance between the quartiles is `spread`, as a part of the median. `waited` is
+    the share of the time in which the calls had no CPU, None if that is not known.
     """
 
-    seconds: float
+    ratio: float
+    reference: float
     spread: float
     runs: int
     waited: float | None = None
@@ -87,11 +90,12 @@ class Harness:
             others += [] if arrays.bias is None else [arrays.bias]
             self._data, *self._bias = (self._machine.put(array) for array in others)
             self._out = self._machine.output(problem.output_shape, storage(problem.output_dtype))
-            self._bind(baseline.reference).run()
+            self._reference = self._bind(baseline.reference)
+            self._reference.run()
             self._expected = self._read().astype(np.float64)
 
     def measure(self, built: Built, best: float, timeout: float) -> Measured:
-        """Run a candidate, check its output, and time it; `best` is the least time so far in seconds.
+        """Run a candidate, check its output, and time it in turns with the reference; `best` is the least ratio so far.
 
         Raises ArithmeticError if the output is wrong.
         """
@@ -106,7 +110,8 @@ class Harness:
             difference = deviation(problem, self._read(), self._expected)
             if not difference.allowed:
                 raise ArithmeticError(f"differs from the default by {difference.largest:.1e} of its largest element")
-            return dataclasses.replace(timed(bound.sample, best), waited=bound.waited())
+            measured = raced(bound.sample, self._reference.sample, best)
+            return dataclasses.replace(measured, waited=bound.waited())
 
     def _read(self) -> Array:
         assert self._problem is not None
@@ -125,16 +130,44 @@ class Harness:
         return self._machine.bind(built.deconv, "deconv", arguments)
 
 
-def timed(sample: Callable[[int, int], Sequence[float]], best: float) -> Measured:
-    """Take samples with `Bound.sample`: at least three, and more the shorter they are unless `best` is out of reach."""
-    (once,) = sample(1, 1)
-    inner = max(1, min(1000, int(_SAMPLE_SECONDS / max(once, 1e-7))))
-    samples = list(sample(inner, _LEAST_RUNS))
-    shortest = min(samples)
-    enough = min(_MOST_RUNS, math.ceil(_MEASURE_SECONDS / (inner * max(shortest, 1e-9))))
-    if shortest <= _HOPELESS * best and enough > _LEAST_RUNS:
-        samples += sample(inner, enough - _LEAST_RUNS)
-    return Measured(statistics.median(samples), _spread(samples), len(samples) * inner)
+def raced(sample: _Sample, reference: _Sample, best: float) -> Measured:
+    """Let a candidate take turns with the reference, both by their `Bound.sample`.
+
+    Other programs slow a machine down for longer than a turn takes, and so both alike. The first turns are short. Those
+    behind them last long enough, unless `best` is out of reach.
+    """
+    racers = _Racer(sample), _Racer(reference)
+    turns = [tuple(racer.turn(0.0) for racer in racers)]
+    promising = statistics.median(turns[0][0]) <= _HOPELESS * best * statistics.median(turns[0][1])
+    long = [
+        tuple(racer.turn(_MEASURE_SECONDS / _TURNS if promising else 0.0) for racer in racers) for _ in range(_TURNS)
+    ]
+    turns = long if promising else turns + long
+    ratios = [statistics.median(own) / statistics.median(others) for own, others in turns]
+    relative = [time / statistics.median(others) for own, others in turns for time in own]
+    runs = racers[0].calls * len(relative)
+    return Measured(
+        statistics.median(ratios),
+        statistics.median(statistics.median(others) for _, others in turns),
+        _spread(relative),
+        runs,
+    )
+
+
+class _Racer:
+    """A function that takes turns; short calls are timed several at a time."""
+
+    def __init__(self, sample: _Sample) -> None:
+        (self._seconds,) = sample(1, 1)
+        self.calls = max(1, min(1000, int(_SAMPLE_SECONDS / max(self._seconds, 1e-7))))
+        self._sample = sample
+
+    def turn(self, seconds: float) -> Sequence[float]:
+        """Return the times of a turn of so many `seconds`. The first, when caches change hands, counts only alone."""
+        number = min(_MOST_RUNS, math.ceil(seconds / (self.calls * max(self._seconds, 1e-9))))
+        times = self._sample(self.calls, number + 1 if number > 1 else 1)
+        self._seconds = min(times)
+        return times[1:] or times
 
 
 def _spread(samples: Sequence[float]) -> float:
