@@ -163,7 +163,7 @@ class _Contest:
             return self._broken
         except WorkerError as error:
             return str(error)
-        self._best = min(self._best, measured.seconds)
+        self._best = min(self._best, measured.ratio)
         return measured
 
 

@@ -45,6 +45,11 @@ class Measured:
     runs: int
     waited: float | None = None
 
+    @property
+    def seconds(self) -> float:
+        """The time of a call: the ratio, of the time that the reference takes."""
+        return self.ratio * self.reference
+
 
 @dataclass(frozen=True)
 class Baseline:
