@@ -88,8 +88,8 @@ def test_it_is_loaded_where_it_lies(packed, directory, monkeypatch, tmp_path):
 
 
 def test_the_commands_take_it(packed):
-    assert f"{len(made.PROBLEMS)} ok, 0 failed" in run("verify", packed).stdout
-    assert f"{len(made.PROBLEMS)} artifacts, 0 broken" in run("inspect", packed).stdout
+    assert f"{len(made.PROBLEMS)} ok, 0 failed" in run("verify", packed).stderr
+    assert f"{len(made.PROBLEMS)} artifacts, 0 broken" in run("inspect", packed).stderr
     assert run("doctor", packed).stdout.count("serves this problem and this CPU") == len(made.PROBLEMS)
     result = run("sign", packed, "--key", packed)
     assert result.exit_code == 2

@@ -62,7 +62,7 @@ def test_signed_directory(signed, keys):
     works(signed, public_key=str(keys[1]), digest=td.load(signed).digest)
     result = run("verify", signed, "--key", keys[1])
     assert result.exit_code == 0, result.output
-    assert f"{len(made.PROBLEMS)} ok" in result.stdout
+    assert f"{len(made.PROBLEMS)} ok" in result.stderr
     assert not [path for path in signed.iterdir() if path.name.startswith(".unfinished-")]
     # Signed again: the same file.
     before = (signed / FILE).read_bytes()
@@ -254,7 +254,7 @@ def test_what_is_broken_is_not_signed(copy, keys):
 def test_digest_is_shown(copy):
     digest = td.load(copy).digest
     assert digest.startswith("sha256:")
-    assert run("inspect", copy).stdout.splitlines()[-1] == f"digest {digest}"
+    assert run("inspect", copy).stderr.splitlines()[-1] == f"digest {digest}"
 
 
 # ---- what a directory may hold ----
