@@ -12,7 +12,7 @@ from tvm.script.ir_builder import tirx as build
 from tvm.tirx import PrimFunc
 
 from tvm_deconv.compute.gather import Index, Section, reached, unravel
-from tvm_deconv.problem import Problem
+from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.schedules.cuda.emit import Arguments, Place, Rounding, each, launch, local, pack_filter, when
 
 #: Sections in one launch: each is a copy of the kernel's body, and nvcc's time grows with it.
@@ -200,6 +200,23 @@ class Rows:
         return self._places[number] + term.shift, inside
 
 
+def neighbours(section: Section, columns: int) -> int:
+    """Return how many phases of the last axis are neighbouring columns, if `columns` at a time go to the output."""
+    return section.counts[2] if not section.channels_last and columns % section.counts[2] == 0 else 1
+
+
+def stored_together(problem: Problem, section: Section, columns: int) -> int:
+    """Return how many sums, as `store_tile` takes them, are neighbours in the output and exist together: 4 at most."""
+    axis, extent = section.geometry.axes[2], section.geometry.output[2]
+    most = min(4, 16 // element_bytes(problem.output_dtype))
+    if section.channels_last:
+        whole = section.geometry.out_channels
+    else:
+        gapless = neighbours(section, columns) == axis.stride and axis.positions * axis.stride == extent
+        whole = extent if gapless else 1
+    return math.gcd(whole, columns if section.channels_last else most, most)
+
+
 def store_tile(
     args: Arguments,
     block: Block,
@@ -207,36 +224,39 @@ def store_tile(
     first_column: int,
     threads: int,
     split: int,
-    value: Callable[[Expr, Expr], Expr],
+    together: int,
+    value: Callable[[Index, Index], Expr],
 ) -> None:
     """Write a tile of C, ``extents`` rows by columns from `first_column` of the block's tile on, to the output.
 
-    Threads take elements in the order in which they lie in the output, as far as the tile goes. `value` of a row and a
-    column is the sum. A part of a split sum goes to the workspace, at the place of its output element.
+    Threads take elements in the order in which they lie in the output, as far as the tile goes, `together` at a time.
+    `value` of a row and a column is the sum. A part of a split sum goes to the workspace, at the place of its output
+    element.
     """
     section, (rows, columns) = block.section, extents
-    inner = 1
-    if not section.channels_last and columns % section.counts[2] == 0 and first_column % section.counts[2] == 0:
-        inner = section.counts[2]
+    inner = neighbours(section, columns)
     order = (rows, columns) if section.channels_last else (columns // inner, rows, inner)
-    total = rows * columns
+    total = rows * columns // together
+
+    def cell(number: Index) -> tuple[Index, Index]:
+        if section.channels_last:
+            row, column = unravel(number, order)
+            return row, column
+        outer, row, phase = unravel(number, order)
+        return row, outer * inner + phase
+
     with (
         build.unroll(-(-total // threads)) as step,
         when([step * threads + block.thread < total] if total % threads else []),
     ):
-        number = step * threads + block.thread
-        if section.channels_last:
-            row, column = unravel(number, order)
-        else:
-            outer, row, phase = unravel(number, order)
-            column = outer * inner + phase
-        tile_m = extents[0]
-        m = block.tile_m * args.const(tile_m) + row
+        number = (step * threads + block.thread) * together
+        row, column = cell(number)
+        m = block.tile_m * args.const(rows) + row
         n = block.tile_n * section.tile_n + first_column + column
         image, position = section.position(m)
         co, phases = section.column(n)
         i, inside = section.target(position, phases)
-        if section.m % tile_m:
+        if section.m % rows:
             inside.append(m < section.m)
         if section.n % section.tile_n:
             inside.append(n < section.n)
@@ -245,6 +265,9 @@ def store_tile(
             if split > 1:
                 where = block.part * args.const(args.outputs) + args.flat(image, channel, i)
                 build.buffer_store(args.workspace, value(row, column), [where])
+            elif together > 1:
+                cells = (cell(number + other) for other in range(together))
+                args.finish_vector(image, channel, i, [value(*at) for at in cells])
             else:
                 args.finish(image, channel, i, value(row, column))
 

@@ -98,18 +98,26 @@ class Arguments:
         value = local(1, self.problem.accumulate_dtype)
         build.buffer_store(value, total, [0])
         build.buffer_store(value, activate(self.problem.epilogue, value[0]), [0])
-        dtype = self.problem.output_dtype
-        rounded = from_accumulator(value[0], dtype) if dtype == "bfloat16" else value[0].astype(dtype)
-        build.buffer_store(self.out, rounded, list(self._at(n, channel, i)))
+        build.buffer_store(self.out, self._rounded(value[0]), list(self._at(n, channel, i)))
 
     def finish_vector(self, n: Index, channel: Index, i: Sequence[Index], totals: Sequence[Expr]) -> None:
-        """Store neighbours along the last axis, from `i` on, in one access; the output's type is the accumulator's."""
-        values = local(len(totals), self.problem.accumulate_dtype)
+        """Store neighbours in memory, from `channel` and `i` on, in one access: channels if they come last."""
+        problem, last = self.problem, self.problem.data_format == "NXC"
+        sums = local(len(totals), problem.accumulate_dtype)
+        values = local(len(totals), storage_dtype(problem.output_dtype))
         for number, total in enumerate(totals):
-            biased = total if self.bias is None else total + self.bias[channel]
-            build.buffer_store(values, activate(self.problem.epilogue, biased), [number])
+            biased = total if self.bias is None else total + self.bias[channel + number * last]
+            build.buffer_store(sums, biased, [number])
+            build.buffer_store(sums, activate(problem.epilogue, sums[number]), [number])
+            build.buffer_store(values, self._rounded(sums[number]), [number])
         with build.vectorized(len(totals)) as lane:
-            build.buffer_store(self.out, values[lane], list(self._at(n, channel, [*i[:2], i[2] + lane])))
+            at = self._at(n, channel + lane, i) if last else self._at(n, channel, [*i[:2], i[2] + lane])
+            build.buffer_store(self.out, values[lane], list(at))
+
+    def _rounded(self, value: Expr) -> Expr:
+        """Return an accumulator as an element of the output."""
+        dtype = self.problem.output_dtype
+        return from_accumulator(value, dtype) if dtype == "bfloat16" else value.astype(dtype)
 
     def output_at(self, flat: Index) -> tuple[Index, Index, list[Index]]:
         """Return image, channel and index along each axis of output element number `flat` in memory."""

@@ -36,6 +36,8 @@ PLANS = (
 )
 #: The cost of gathering one element of A, for its address and borders, in multiply-adds.
 _GATHER = 10
+#: Threads of a warp, and how many of them lie in one column of its parts: both operands are few vectors for a warp.
+_LANES, _DOWN = 32, 4
 _DOUBLE_SUMS = 16  # of float64, each two registers
 
 
@@ -87,17 +89,25 @@ class _Threads(Form):
     def allocate(self) -> tuple[Expr, ...]:
         return local(self.plan.part_m, self.dtype), local(self.plan.part_n, self.dtype)
 
-    def _row(self, thread: Expr, part: Expr | int) -> Expr:
+    def _at(self, thread: Index) -> tuple[Index, Index]:
+        """Return the thread's row and column of parts: a warp has 4 by 8 of them, or as many as there are."""
+        down, across = self.plan.tile_m // self.plan.part_m, self.plan.tile_n // self.plan.part_n
+        columns = min(_LANES // _DOWN, across)
+        rows = _LANES // columns
+        warp, lane = thread // _LANES, thread % _LANES
+        warps = across // columns
+        assert down % rows == 0
+        return warp // warps * rows + lane % rows, warp % warps * columns + lane // rows
+
+    def _row(self, thread: Index, part: Index) -> Index:
         """Return the first row of one of a thread's vectors."""
         plan = self.plan
-        within = thread // (plan.tile_n // plan.part_n) * (plan.part_m // self.parts_m)
-        return part * (plan.tile_m // self.parts_m) + within
+        return part * (plan.tile_m // self.parts_m) + self._at(thread)[0] * (plan.part_m // self.parts_m)
 
-    def _column(self, thread: Expr, part: int) -> Expr:
+    def _column(self, thread: Index, part: int) -> Index:
         """Return the first column of one of a thread's vectors."""
         plan = self.plan
-        within = thread % (plan.tile_n // plan.part_n) * (plan.part_n // self.parts_n)
-        return part * (plan.tile_n // self.parts_n) + within
+        return part * (plan.tile_n // self.parts_n) + self._at(thread)[1] * (plan.part_n // self.parts_n)
 
     def multiply(
         self,
@@ -124,12 +134,19 @@ class _Threads(Form):
                 at = i * plan.part_n + j
                 build.buffer_store(sums, sums[at] + a_read[i] * b_read[j], [at])
 
-    def cells(self, thread: Expr) -> Iterator[Cells]:
+    def reads(self, thread: int) -> Iterator[tuple[Index, int]]:
+        size = 8 if self.problem.accumulate_dtype == "float64" else 4
+        for part in range(self.parts_m):
+            yield self.a(self._row(thread, part), 0), size * self.plan.part_m // self.parts_m
+        for part in range(self.parts_n):
+            yield self.b(0, self._column(thread, part)), size * self.plan.part_n // self.parts_n
+
+    def cells(self, thread: Index) -> Iterator[Cells]:
         plan = self.plan
         high, width = plan.part_m // self.parts_m, plan.part_n // self.parts_n
         for part in range(self.parts_n):
 
-            def cell(i: Expr, j: Expr, first: int = part * width) -> tuple[Expr, Expr, Expr]:
+            def cell(i: Index, j: Index, first: int = part * width) -> tuple[Index, Index, Index]:
                 return self._row(thread, i // high) + i % high, j, i * plan.part_n + first + j
 
             yield self._column(thread, part), (plan.part_m, width), cell

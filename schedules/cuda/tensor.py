@@ -8,13 +8,14 @@ memory, and the filter when it is packed. A warp multiplies ``part_m x part_n`` 
    the way, if elements have 16 bits; else they are read one by one.
 2. B has n fastest and is transposed by ``ldmatrix`` or read one by one too.
 3. Rows are padded so that the elements that a warp reads at a time are in different banks: by 16 bytes for the eight
-   rows of a tile of ``ldmatrix``, by 8 elements for single elements of four rows.
+   rows of a tile of ``ldmatrix``, by 8 elements for single elements of four rows. Rows of 8 are in different banks.
 
 Registers for 64x32: 64 sums, 24 operands, staged elements, the rest for addresses.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -64,7 +65,7 @@ class _Warps(Form):
         assert kind is not None
         self.kind, self.single, self.triple = kind, kind == "tf32", problem.precision == "tf32x3"
         self.pitch_a = plan.tile_k + self.lanes if self.k_fastest else plan.tile_m + _PAD
-        self.pitch_b = plan.tile_n + _PAD
+        self.pitch_b = plan.tile_n + (_PAD if plan.tile_n > _PAD else 0)
         self.tiles_m, self.tiles_n = plan.part_m // 16, plan.part_n // 8
 
     @property
@@ -118,7 +119,7 @@ class _Warps(Form):
         dtype = "float32" if self.single else "uint32"
         return local(4 * self.tiles_m, dtype), local(2 * self.tiles_n, dtype)
 
-    def _first(self, thread: Expr) -> tuple[Expr, Expr]:
+    def _first(self, thread: Index) -> tuple[Index, Index]:
         """Return the first row and column of the thread's warp."""
         warp, across = thread // 32, self.plan.tile_n // self.plan.part_n
         return warp // across * self.plan.part_m, warp % across * self.plan.part_n
@@ -168,16 +169,12 @@ class _Warps(Form):
 
     def _read_a(self, memory: Expr, base: Expr, lane: Expr, m: Expr, k: Expr, read: Expr, to: Expr) -> None:
         """Read 16 rows from `m` on and the terms of one mma from `k` on to four registers from `to` on."""
-        if self.k_fastest:
-            place = self.a(m + lane % 16, k + lane // 16 * self.lanes)
-            ldmatrix(read, to, 4, memory, base + place, transposed=False)
-        elif not self.single:
-            place = self.a(m + lane // 8 % 2 * 8, k + lane // 16 * 8 + lane % 8)
-            ldmatrix(read, to, 4, memory, base + place, transposed=True)
+        if self.k_fastest or not self.single:
+            place = self._place_a(lane, m, k)
+            ldmatrix(read, to, 4, memory, base + place, transposed=not self.k_fastest)
         if self.single:
             with build.unroll(4) as part:
-                place = self.a(m + lane // 4 + part % 2 * 8, k + lane % 4 + part // 2 * 4)
-                element = read[to + part] if self.k_fastest else memory[base + place]
+                element = read[to + part] if self.k_fastest else memory[base + self._place_a(lane, m, k, part)]
                 if self.triple:
                     build.buffer_store(read, element, [to + 4 + part])
                     build.buffer_store(read, high(read[to + 4 + part]), [to + part])
@@ -189,25 +186,47 @@ class _Warps(Form):
         """Read the terms of one mma from `k` on and all columns of a warp, from `n` on, two registers for eight."""
         if self.single:
             with build.unroll(self.tiles_n) as j, build.unroll(2) as part:
-                place = self.b(k + lane % 4 + part * 4, n + j * 8 + lane // 4, half)
+                place = self._place_b(lane, n + j * 8, k + part * 4, half)
                 build.buffer_store(read, memory[base + place], [2 * (half * self.tiles_n + j) + part])
             return
-        # Of a single tile of n, only the rows that lanes 0 to 15 give are read.
         together = min(2, self.tiles_n)
         with build.unroll(self.tiles_n // together) as j:
-            place = self.b(k + lane % 16, n + 8 * together * j + (lane // 16 * 8 if together == 2 else 0))
+            place = self._place_b(lane, n + 8 * together * j, k)
             ldmatrix(read, 4 * j, 2 * together, memory, base + place, transposed=True)
 
-    def cells(self, thread: Expr) -> Iterator[Cells]:
+    def _place_a(self, lane: Index, m: Index, k: Index, part: Index = 0) -> Index:
+        """Return the place of the row of A that a lane gives to ldmatrix, or of a single element."""
+        if self.k_fastest:
+            return self.a(m + lane % 16, k + lane // 16 * self.lanes)
+        if not self.single:
+            return self.a(m + lane // 8 % 2 * 8, k + lane // 16 * 8 + lane % 8)
+        return self.a(m + lane // 4 + part % 2 * 8, k + lane % 4 + part // 2 * 4)
+
+    def _place_b(self, lane: Index, n: Index, k: Index, half: int = 0) -> Index:
+        """Return the place of the row of B that a lane gives to ldmatrix, or of a single element."""
+        if self.single:
+            return self.b(k + lane % 4, n + lane // 4, half)
+        # Of a single tile of n, only the rows that lanes 0 to 15 give are read.
+        return self.b(k + lane % 16, n + (lane // 16 * 8 if self.tiles_n > 1 else 0))
+
+    def reads(self, thread: int) -> Iterator[tuple[Index, int]]:
+        row, column = self._first(thread)
+        lane, row_bytes = thread % 32, 16
+        for i, part in itertools.product(range(self.tiles_m), range(4 if self.single and not self.k_fastest else 1)):
+            yield self._place_a(lane, row + 16 * i, 0, part), 4 if self.single and not self.k_fastest else row_bytes
+        for j, half in itertools.product(range(max(1, self.tiles_n // 2)), range(len(self.roundings))):
+            yield self._place_b(lane, column + 16 * j, 0, half), 4 if self.single else row_bytes
+
+    def cells(self, thread: Index) -> Iterator[Cells]:
         first, column = self._first(thread)
         lane = thread % 32
         for j in range(self.tiles_n):
 
-            def cell(i: Expr, part: Expr, j: int = j) -> tuple[Expr, Expr, Expr]:
-                row = first + 16 * i + lane // 4 + part // 2 * 8
-                return row, lane % 4 * 2 + part % 2, 4 * (i * self.tiles_n + j) + part
+            def cell(i: Index, part: Index, j: int = j) -> tuple[Index, Index, Index]:
+                row = first + 8 * i + lane // 4
+                return row, lane % 4 * 2 + part, 4 * (i // 2 * self.tiles_n + j) + i % 2 * 2 + part
 
-            yield column + 8 * j, (self.tiles_m, 4), cell
+            yield column + 8 * j, (2 * self.tiles_m, 2), cell
 
 
 def _shapes(problem: Problem) -> list[Plan]:
@@ -218,9 +237,9 @@ def _shapes(problem: Problem) -> list[Plan]:
     form = _Warps(problem, PLANS[0])
     differing = len({section.taps for section in sections(problem, 1, 1)}) > 1 and not form.copies
     most = _MOST_SHARED if differing or form.triple else math.inf
-    shapes = [plan for plan in PLANS if plan.part_m * plan.part_n <= most]
-    halves = [replace(plan, tile_k=16) for plan in shapes]
-    return halves if form.single else shapes + halves * (problem.in_channels % 32 > 0)
+    usual = [plan for plan in PLANS if plan.part_m * plan.part_n <= most]
+    halves = [replace(plan, tile_k=16) for plan in usual]
+    return halves if form.single else usual + halves * (problem.in_channels % 32 > 0)
 
 
 def default_plan(problem: Problem, target: CudaTarget) -> tuple[float, Plan]:  # noqa: ARG001

@@ -20,8 +20,9 @@ import abc
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from tvm import tirx
@@ -30,17 +31,20 @@ from tvm.script.ir_builder import tirx as build
 
 from tvm_deconv.compute.gather import Index, Section, sections
 from tvm_deconv.compute.storage import storage_dtype, to_accumulator
-from tvm_deconv.problem import Problem
+from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.schedules.contract import Kernel
+from tvm_deconv.schedules.cuda.banks import Access, best_pitch
 from tvm_deconv.schedules.cuda.blocks import (
     Block,
     Rows,
     each_block,
     finish_sums,
+    neighbours,
     pack_sections,
     packed_elements,
     parts_of,
     store_tile,
+    stored_together,
 )
 from tvm_deconv.schedules.cuda.emit import (
     MULTIPROCESSORS,
@@ -93,8 +97,8 @@ class Plan:
 
 
 #: The rows and columns that a thread's sums are, from a first column on: extents, and of two indices within them row,
-#: column from the first on, and the number of the sum.
-Cells = tuple[Expr, tuple[int, int], Callable[[Expr, Expr], tuple[Expr, Expr, Expr]]]
+#: column from the first on, and the number of the sum; neighbouring columns are neighbouring sums.
+Cells = tuple[Index, tuple[int, int], Callable[[Index, Index], tuple[Index, Index, Index]]]
 
 
 class Form(abc.ABC):
@@ -162,8 +166,12 @@ class Form(abc.ABC):
         """Bring to `sums` what `multiply` may hold elsewhere."""
 
     @abc.abstractmethod
-    def cells(self, thread: Expr) -> Iterator[Cells]:
+    def cells(self, thread: Index) -> Iterator[Cells]:
         """Yield the rows and columns of the sums of a thread, neighbouring columns together."""
+
+    @abc.abstractmethod
+    def reads(self, thread: int) -> Iterator[tuple[Index, int]]:
+        """Yield what a thread reads of a stage for its first terms: places, and bytes from there on."""
 
     @property
     def roundings(self) -> Sequence[Rounding]:
@@ -211,14 +219,6 @@ class Form(abc.ABC):
         return self.plan.stages * self.stage * _BYTES[self.dtype]
 
     @property
-    def columns(self) -> int:
-        """Columns that go to the output in one round: as many as the stages leave room for."""
-        columns = min(self.plan.tile_n, self.most_columns)
-        while columns * (self.plan.tile_m + 1) * _BYTES[self.accumulator] > self.memory_bytes:
-            columns //= 2
-        return columns
-
-    @property
     def fits(self) -> bool:
         """True if the shared memory of a multiprocessor suffices for the blocks that it should hold."""
         blocks = max(1, RESIDENT // self.threads)
@@ -238,6 +238,8 @@ _LATENCY = 700 * 128 * MULTIPROCESSORS
 _ACROSS = 8
 #: The cost of gathering an element of A, in multiply-adds, if its place is found by divisions.
 DIVISIONS = 32
+#: Words of a vector in shared memory: lines begin at multiples of them.
+_VECTOR = 4
 #: The relative time of a block that is alone on its multiprocessor: nothing else runs while it waits.
 _ALONE = 1.2
 
@@ -447,28 +449,126 @@ def _sum(
     barrier()
 
 
-def _write(args: Arguments, block: Block, form: Form, rounds: Expr, sums: Expr) -> None:
+@dataclass(frozen=True)
+class _Rounds:
+    """The way of sums to the output through shared memory, `columns` at a time, and where they lie there.
+
+    They lie in the order of the output, so that neighbouring threads read neighbouring words: by rows if channels are
+    last, else by output channels, whose phases of the last axis lie side by side. The pitch leaves a warp the fewest
+    wavefronts.
+    """
+
+    form: Form
+    section: Section
+    columns: int
+
+    @staticmethod
+    def of(form: Form, section: Section) -> _Rounds:
+        """Return the rounds with the most columns for which the memory of the stages has room."""
+        columns = min(form.plan.tile_n, form.most_columns)
+        while (rounds := _Rounds(form, section, columns)).size * _BYTES[form.accumulator] > form.memory_bytes:
+            columns //= 2
+        return rounds
+
+    @property
+    def inner(self) -> int:
+        """Columns that lie side by side."""
+        return self.columns if self.section.channels_last else neighbours(self.section, self.columns)
+
+    @property
+    def size(self) -> int:
+        """Sums, with padding."""
+        lines = self.form.plan.tile_m if self.section.channels_last else self.columns // self.inner
+        return lines * self.pitch
+
+    @cached_property
+    def together(self) -> int:
+        """Columns of a thread that go to shared memory at a time."""
+        (_, (_, columns), _), *_ = self.form.cells(0)
+        return math.gcd(columns, self.inner)
+
+    @property
+    def read(self) -> int:
+        """Sums that a thread takes at a time to the output."""
+        split = self.form.plan.split > 1
+        return 1 if split else stored_together(self.form.problem, self.section, self.columns)
+
+    @cached_property
+    def pitch(self) -> int:
+        """Words from one line to the next."""
+        length = self.columns if self.section.channels_last else self.form.plan.tile_m * self.inner
+        return best_pitch(length, _VECTOR, self.accesses)
+
+    def place(self, row: Index, column: Index, pitch: int | None = None) -> Index:
+        """Return the place of a sum."""
+        pitch = self.pitch if pitch is None else pitch
+        if self.section.channels_last:
+            return row * pitch + column
+        return column // self.inner * pitch + row * self.inner + column % self.inner
+
+    def accesses(self, pitch: int) -> Iterator[Access]:
+        """Yield the accesses of the first warp: what it writes, then what it reads."""
+        lanes = range(32)
+        of_lanes = [list(self.form.cells(lane)) for lane in lanes]
+        for group in range(len(of_lanes[0])):
+            rows, columns = of_lanes[0][group][1]
+            for i, j in itertools.product(range(rows), range(0, columns, self.together)):
+                places = []
+                for groups in of_lanes:
+                    start, _, cell = groups[group]
+                    row, column, _ = cell(i, j)
+                    places.append(self.place(row, (start + column) % self.columns, pitch))
+                yield places, self.together
+        line = self.columns if self.section.channels_last else self.form.plan.tile_m * self.inner
+        numbers = [lane * self.read for lane in lanes]
+        for _ in range(self.form.sums // self.read):
+            yield [number // line * pitch + number % line for number in numbers], self.read
+
+
+def accesses(form: Form) -> tuple[list[Access], list[Access]]:
+    """Return what the first warp takes of shared memory in one step of the main loop, and on the way to the output."""
+    lanes = [list(form.reads(lane)) for lane in range(32)]
+    size = _BYTES[form.dtype]
+    reads: list[Access] = [
+        ([int(place) * size // 4 for place, _ in those], those[0][1] // 4) for those in zip(*lanes, strict=True)
+    ]
+    longest = sections(form.problem, form.plan.tile_k, form.plan.tile_n)[0]
+    rounds = _Rounds.of(form, longest)
+    return reads, list(rounds.accesses(rounds.pitch))
+
+
+def _write(args: Arguments, block: Block, form: Form, memory: Expr, sums: Expr) -> None:
     """Bring the sums to the output, some columns at a time, through shared memory: in the order of the output."""
-    plan, columns, pitch = form.plan, form.columns, form.plan.tile_m + 1
-    for first in range(0, plan.tile_n, columns):
+    plan, problem = form.plan, form.problem
+    rounds = _Rounds.of(form, block.section)
+
+    def value(row: Index, column: Index) -> Expr:
+        return memory[rounds.place(row, column)]
+
+    for first in range(0, plan.tile_n, rounds.columns):
         if first:
             barrier()
         for start, extents, cell in form.cells(block.thread):
             # All columns that one gives are in the same round.
             with (
-                when([start >= first, start < first + columns] if columns < plan.tile_n else []),
+                when([start >= first, start < first + rounds.columns] if rounds.columns < plan.tile_n else []),
                 build.unroll(extents[0]) as i,
-                build.unroll(extents[1]) as j,
+                build.unroll(extents[1] // rounds.together) as j,
             ):
-                row, column, number = cell(i, j)
-                build.buffer_store(rounds, sums[number], [(start - first + column) * pitch + row])
+                row, column, number = cell(i, j * rounds.together)
+                place = rounds.place(row, start - first + column)
+                with build.vectorized(rounds.together) if rounds.together > 1 else nullcontext(0) as lane:
+                    build.buffer_store(memory, sums[number + lane], [place + lane])
         barrier()
-        store_tile(
-            args,
-            block,
-            (plan.tile_m, columns),
-            first,
-            form.threads,
-            plan.split,
-            lambda row, column: rounds[column * pitch + row],
-        )
+        store = partial(store_tile, args, block, (plan.tile_m, rounds.columns), first, form.threads, plan.split)
+        if rounds.read == 1:
+            store(1, value)
+            continue
+        size = rounds.read * element_bytes(problem.output_dtype)
+        with build.If(
+            tirx.reinterpret("uint64", args.out.data) % tirx.const(size, "uint64") == tirx.const(0, "uint64")
+        ):
+            with build.Then():
+                store(rounds.read, value)
+            with build.Else():
+                store(1, value)
