@@ -35,6 +35,16 @@ def test_round_trip():
 def test_round_trip_of_other_scripts():
     there = manifest(layers=["слой", "層\n"])
     assert Manifest.from_json(there.to_json().encode()) == there
+    assert "слой" in there.to_json()
+
+
+def test_only_a_private_manifest_must_be_its_users_alone(tmp_path):
+    path = tmp_path / "shared.json"
+    path.write_text(manifest().to_json())
+    path.chmod(0o666)
+    assert Manifest.read(path) == manifest()
+    with pytest.raises(ManifestError, match="must be writable by its owner alone"):
+        Manifest.read(path, private=True)
 
 
 def test_a_manifest_does_not_change():
@@ -59,6 +69,14 @@ def test_every_field_is_checked():
     """A new field needs a rule, and so a line in one of the tables below."""
     tested = {name for name, _, _ in WRONG}
     assert tested == {field.name for field in dataclasses.fields(Manifest)}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("size", 1), ("size", 1 << 30), ("scratch_bytes", 1 << 40), ("shared_bytes", 0), ("macs", 0), ("macs", 2**63 - 1)],
+)
+def test_the_ends_of_ranges_are_allowed(name, value):
+    assert getattr(manifest(**{name: value}), name) == value
 
 
 def test_stem():
