@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tvm_deconv.problem import ACTIVATIONS, Epilogue
-from tvm_deconv.targets import CPU_TARGETS, detect_host
+from tvm_deconv.targets import CPU_LEVELS, CPU_TARGETS, detect_host
 
 tvm = pytest.importorskip("tvm")
 
@@ -148,12 +148,12 @@ def check(target, dtype, name, x):
 
 
 @pytest.mark.parametrize(("dtype", "name"), CASES)
-@pytest.mark.parametrize("target", CPU_TARGETS)
+@pytest.mark.parametrize("target", CPU_LEVELS)
 def test_dense(target, dtype, name):
     check(target, dtype, name, dense(dtype))
 
 
-@pytest.mark.parametrize("target", CPU_TARGETS)
+@pytest.mark.parametrize("target", CPU_LEVELS)
 @settings(max_examples=40)
 @given(st.data())
 def test_random(target, data):
@@ -164,7 +164,7 @@ def test_random(target, data):
         check(target, dtype, name, x)
 
 
-@pytest.mark.parametrize("target", CPU_TARGETS)
+@pytest.mark.parametrize("target", CPU_LEVELS)
 @pytest.mark.parametrize("name", ["none", "relu", "leaky_relu", "silu", "tanh", "gelu", "elu", "hardswish", "mish"])
 def test_sign_of_zero(target, name):
     for dtype in ("float32", "float64"):
@@ -173,7 +173,7 @@ def test_sign_of_zero(target, name):
         assert np.signbit(run(activations(target, dtype)[0][name], x)).tolist() == [True, False]
 
 
-@pytest.mark.parametrize("target", CPU_TARGETS)
+@pytest.mark.parametrize("target", CPU_LEVELS)
 def test_float32_and_int32_are_vectors(target):
     register = {256: "ymm", 512: "zmm"}[CPU_TARGETS[target].vector_bits]
     for dtype in ("float32", "int32"):
@@ -183,7 +183,7 @@ def test_float32_and_int32_are_vectors(target):
             assert not re.search(r"\bv(f?n?m(add|sub)\w*|add|sub|mul|div|min|max|cmp\w*)s[sd]\b", assembly), name
 
 
-@pytest.mark.parametrize("target", CPU_TARGETS)
+@pytest.mark.parametrize("target", CPU_LEVELS)
 def test_float64_calls_the_c_library(target):
     """And that, seen in the same way, is what the test above would catch."""
     for name, assembly in activations(target, "float64")[1].items():
