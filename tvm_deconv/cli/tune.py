@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 #: The algorithms of all backends, whose modules need TVM.
 ALGORITHMS = (
-    "winograd", "dot", "matrix", "strassen", "winograd_rows", "direct_channels", "direct_groups", "direct_rows",
+    "winograd", "dot", "matrix", "strassen", "winograd_rows", "direct_channels", "direct_groups",
+    "direct_inputs", "direct_rows",
     "cuda_narrow", "cuda_tensor", "cuda_product", "cuda_generic",
 )  # fmt: skip
 _Command = TypeVar("_Command", bound=Callable[..., None])
