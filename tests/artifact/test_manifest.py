@@ -331,6 +331,23 @@ def test_tuned_before_default():
     assert [d.manifest for d in select(P, [default, tuned], Place(Host(V4.features)))] == [tuned, default]
 
 
+def test_exact_before_dynamic():
+    """Also if the others come first by name, or are tuned."""
+    dynamic = [P.replace(dynamic=(0,)), P.replace(dynamic=(0, 1))]
+    given = [manifest(problem, origin="tuned") for problem in dynamic] + [manifest(P)]
+    chosen = select(P, given, Place(Host(V4.features)))
+    assert [decision.manifest.parsed.dynamic for decision in chosen] == [(), (0,), (0, 1)]
+    assert all(isinstance(decision, Accepted) for decision in chosen)
+
+
+def test_a_dynamic_problem_of_its_own_is_exact():
+    problem = P.replace(dynamic=(0, 1))
+    given = [manifest(P.replace(dynamic=(0, 1, 2)), origin="tuned"), manifest(problem)]
+    chosen = select(problem, given, Place(Host(V4.features)))
+    assert chosen[0].manifest.parsed == problem.replace(filter_format="GIOX")
+    assert "serves this problem" in chosen[0].reason
+
+
 def test_cap():
     narrow, wide = manifest(), manifest(P, "x86-64-v4")
     first, second = select(P, [narrow, wide], Place(Host(V4.features), V3))
@@ -423,4 +440,5 @@ def test_table():
 
 def test_table_of_many():
     many = [SimpleNamespace(name=str(number), reason="other") for number in range(25)]
+    assert decision_table(many) == decision_table(many, limit=20)
     assert decision_table(many, limit=20).splitlines()[19:] == ["no   19  other", "and 5 more"]

@@ -74,8 +74,9 @@ def _ranked(problem: Problem, manifest: Manifest, exact: bool, place: Place) -> 
     """Return the decision over one candidate, which is of just this problem if `exact`, and its rank."""
     if not exact and not (manifest.parsed.dynamic and manifest.parsed.serves(problem)):
         differing = _differences(problem, manifest.parsed)
-        more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
-        reason = f"serves another problem: {'; '.join(differing[:3])}{more}"
+        beyond_these = len(differing) - _MOST_DIFFERENCES
+        more = f"; and {beyond_these} more" if beyond_these > 0 else ""
+        reason = f"serves another problem: {'; '.join(differing[:_MOST_DIFFERENCES])}{more}"
         return (3, len(differing), manifest.name), Rejected(manifest, reason, manifest.name)
     target = manifest.known_target
     refusal = _unknown(manifest) if target is None else target.refusal(place) or _lack(manifest, place)
