@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from functools import lru_cache
 from typing import Any
 
 import openvino
@@ -13,6 +14,8 @@ from tvm_deconv.frontends.openvino_ir import OPERATORS
 from tvm_deconv.problem import Problem
 from tvm_deconv.runtime.layer import Layer
 from tvm_deconv.runtime.library import Library
+
+_MOST_SHAPES = 256  # that an operation remembers
 
 
 def replace(model: Any, path: str | os.PathLike[str], library: Library) -> dict[str, Any]:
@@ -40,6 +43,10 @@ def replace(model: Any, path: str | os.PathLike[str], library: Library) -> dict[
 
 
 def _operation(data: Any, layer: Layer) -> Any:
+    @lru_cache(_MOST_SHAPES)
+    def output_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+        return layer.problem.at(shape).output_shape
+
     class Deconv(openvino.Op):  # type: ignore[misc]
         """A layer; OpenVINO makes further operations from this class."""
 
@@ -57,7 +64,7 @@ def _operation(data: Any, layer: Layer) -> Any:
             return True
 
         def evaluate(self, outputs: Any, inputs: Any) -> bool:
-            outputs[0].shape = layer.problem.at(tuple(inputs[0].shape)).output_shape
+            outputs[0].shape = output_shape(tuple(inputs[0].shape))
             layer(inputs[0].data, out=outputs[0].data)
             return True
 

@@ -32,7 +32,7 @@ def test_turns_are_taken(models):
     run, calls = models("run"), []
     pair = run._Pair(lambda: calls.append("original"), lambda: calls.append("ours"), 1, 1)
     assert min(run._turns(pair, 0.0)) >= 0
-    assert calls == ["original", "ours"] * run._LEAST_TURNS
+    assert calls == ["original", "original", "ours", "ours"] * run._LEAST_TURNS
 
 
 def test_models_have_names_of_their_own_and_run(models):
