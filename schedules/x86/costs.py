@@ -19,7 +19,7 @@ class Costs:
     The first part is of the direct definition:
 
     - `ties`: measured time of a register tile, relative to its cost by arithmetic with the factor that breaks ties.
-    - `channels`: the same of tiles whose vectors are channels, relative to those whose vectors are positions.
+    - `channels`: the same of tiles whose vectors are channels and pass through memory, relative to all other tiles.
     - `pack`: to pack a vector of data. Element by element it takes as long as `lanes / gathered` vectors; `transposed`
       comes on top where vectors of channels become vectors of positions.
     - `finish`: to finish a vector of the output and copy it. Element by element it is `lanes / scattered` vectors.
@@ -93,7 +93,7 @@ class Costs:
 WIDE = Costs()
 NARROW = replace(
     WIDE,
-    channels=1.05,
+    channels=1.3,
     pack=1.9,
     transposed=10.0,
     scattered=1.2,

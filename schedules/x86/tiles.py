@@ -412,7 +412,7 @@ class _Arithmetic:
             # A filter that does not stay in the cache is read again for every block: longer blocks are better.
             cost *= 1 + lanes / positions
         inside = positions * self._channels(tile) * geometry.in_channels * work.products / (2 * lanes)
-        ties = costs.ties * (1.0 if self.form == ROWS else costs.channels)
+        ties = costs.ties * (1.0 if self.form == ROWS or self.stores_channels else costs.channels)
         return cost * (ties + self._outside(tile, packed, finishes_in_registers) / max(inside, 1))
 
     def _outside(self, tile: Tile, packed: int, finishes_in_registers: bool) -> float:
