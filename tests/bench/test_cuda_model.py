@@ -1,0 +1,56 @@
+"""``scripts/cuda-model``: predicted times keep what any device keeps."""
+
+from dataclasses import replace
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+
+import pytest
+
+import tvm_deconv as td
+
+ROOT = Path(__file__).parents[2]
+#: Of one wave at most, and of many.
+SMALL = td.Problem(1, 1, 256, 128, (32, 32), (2, 2), (2, 2), (1, 1), (0, 0), (64, 64), "float16")
+LARGE = SMALL.replace(batch=32)
+
+
+@pytest.fixture(scope="module")
+def model():
+    loader = SourceFileLoader("cuda_model", str(ROOT / "scripts" / "cuda-model"))
+    module = module_from_spec(spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("problem", [SMALL, LARGE, LARGE.replace(dtype="float32", precision="tf32x3")])
+def test_a_time_is_above_all_floors(model, problem):
+    ((algorithm, plan),) = model.plans_of(problem, 1)
+    found = model.predicted(problem, plan, algorithm)
+    assert found.seconds >= model.LAUNCH + problem.min_bytes / model.BANDWIDTH
+    form = model.form_of(problem, plan, algorithm)
+    most = model.MULTIPROCESSORS * model.CLOCK * model.TENSOR[form.kind] / (3 if form.triple else 1)
+    assert found.seconds >= problem.macs / most
+    assert found.conflicts == 1
+
+
+def test_what_costs_more_takes_longer(model):
+    ((algorithm, plan),) = model.plans_of(LARGE, 1)
+
+    def seconds(problem, plan=plan):
+        return model.predicted(problem, plan, algorithm).seconds
+
+    assert seconds(LARGE) > 5 * seconds(SMALL)
+    assert seconds(LARGE.replace(in_channels=512)) > 1.5 * seconds(LARGE)
+    assert seconds(LARGE, replace(plan, tile_m=64, tile_n=64, part_m=32)) > seconds(LARGE)
+
+
+def test_the_table(model, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "layers.json"
+    path.write_text('[{"name": "one", "data": [1, 64, 8, 8], "filter": [1, 64, 32, 2, 2], "strides": [2, 2]}]')
+    monkeypatch.setattr("sys.argv", ["cuda-model", str(path), "--types", "float16-NXC", "--plans", "3"])
+    model.main()
+    head, _, *rows = capsys.readouterr().out.splitlines()
+    assert head.split(" | ")[-1] == "limit |"
+    assert len({row.split(" | ")[3] for row in rows}) == 3
+    assert all(row.startswith("| one | float16 NXC | cuda_tensor |") for row in rows)
