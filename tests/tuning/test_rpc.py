@@ -24,6 +24,7 @@ from tvm_deconv.compiler.records import Cpu, read
 from tvm_deconv.compiler.selection import space
 from tvm_deconv.targets import detect_host, native
 from tvm_deconv.tuning.builders import Builder
+from tvm_deconv.tuning.evaluator import Evaluator
 from tvm_deconv.tuning.runners.harness import Baseline
 from tvm_deconv.tuning.runners.rpc import RpcRunner
 from tvm_deconv.tuning.runners.tracker import Tracker
@@ -126,7 +127,8 @@ def asked(monkeypatch):
 
 
 @pytest.mark.slow  # on a machine with other work the second server may be lost too
-def test_what_a_lost_server_had_is_measured_at_another_and_nothing_twice(fleet, asked, tmp_path):
+def test_what_a_lost_server_had_is_measured_at_another_and_nothing_twice(fleet, asked, tmp_path, monkeypatch):
+    monkeypatch.setattr("tvm_deconv.tuning.search._NOTHING", 0.0)  # no search ends before its trials
     tracker = fleet.trackers["test"]
     how = {"jobs": 1, "rpc_tracker": tracker.address, "rpc_key": tracker.key}
     heard = []
@@ -201,6 +203,7 @@ def test_a_bad_candidate_is_to_blame_and_its_server_is_not(fleet, asked, tmp_pat
 
     with RpcRunner(1, tracker) as runner:
         assert runner.host == detect_host()
+        assert runner.places == 1
         assert outcome("").startswith("ArithmeticError: differs from the default by nan")
         assert outcome("out[-1] = 0;") == "ArithmeticError: wrote outside of its output"
         assert outcome("__builtin_trap();") == "RuntimeError: its process at the server ended"
@@ -212,6 +215,15 @@ def test_a_bad_candidate_is_to_blame_and_its_server_is_not(fleet, asked, tmp_pat
         with pytest.raises(td.RemoteError, match=r"machines of two kinds, .* model 999 .* and"):
             runner.measure(baseline, good, 1.0, 60.0)
     assert asked.lost == []
+
+
+@pytest.mark.parametrize(("servers", "size"), [(1, 4), (7, 7), (40, 16)])
+def test_a_round_has_a_candidate_for_each_server(servers, size):
+    runner = RpcRunner.__new__(RpcRunner)
+    runner._tracker = SimpleNamespace(servers=lambda: range(servers))
+    evaluator = Evaluator.__new__(Evaluator)
+    evaluator._jobs, evaluator._runner = 2, runner
+    assert evaluator.round_size == size
 
 
 def command(*arguments):

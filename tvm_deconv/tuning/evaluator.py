@@ -52,8 +52,7 @@ class Evaluator:
         self._default_seconds: dict[str, float] = {}
         self._kept: dict[tuple[str, Schedule], Built] = {}
         jobs = jobs or os.cpu_count() or 1
-        #: Trials of one problem before another may have its turn.
-        self.round_size = max(_ROUND, jobs)
+        self._jobs = jobs
         self.disturbance = Disturbance(on_this_machine=runner.local)
         self._measured = [0, 0.0]
         with contextlib.ExitStack() as stack:
@@ -111,6 +110,11 @@ class Evaluator:
             if search.broken:
                 return
         self._keep_fastest(search)
+
+    @property
+    def round_size(self) -> int:
+        """Trials of one problem before another may have its turn: enough for all builders and all servers."""
+        return max(_ROUND, self._jobs, self._runner.places)
 
     @property
     def measurement_seconds(self) -> float:

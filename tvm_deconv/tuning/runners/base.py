@@ -69,6 +69,11 @@ class Runner(ABC):
     def host(self) -> Host:
         """The machine that candidates run on."""
 
+    @property
+    def places(self) -> int:
+        """How many candidates may be measured at a time."""
+        return 1
+
     @abstractmethod
     def _take(self) -> HarnessProcess:
         """Lend a process that nobody uses; wait for one if need be."""

@@ -84,6 +84,11 @@ class RpcRunner(Runner):
         assert self._host is not None
         return self._host
 
+    @property
+    def places(self) -> int:
+        """As many as the tracker knows servers now."""
+        return min(len(self._tracker.servers()), _MOST_SERVERS)
+
     def map(self, function: Callable[[_T], _U], items: Iterable[_T]) -> Iterator[_U]:
         """Call `function` on each item, in threads that wait for servers; yield the results as they are there."""
         failure = None
