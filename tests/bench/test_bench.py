@@ -191,6 +191,7 @@ def test_copy():
 
 
 def result(median, largest=1e-7, allowed=True, **more):
+    more = {"percentiles": (0.8 * median, 1.4 * median)} | more
     return Result(median, (0.9 * median, 1.1 * median), 5, Deviation(largest, allowed), "as it is", **more)
 
 
@@ -308,6 +309,16 @@ def test_json_is_read_again(comparison):
     again = report.from_json(json.loads(written))
     assert json.dumps(report.as_json(again)) == written
     assert report.summary(again) == report.summary(comparison)
+    older = json.loads(written)
+    for layer in older["layers"]:
+        for result in layer["results"].values():
+            result.pop("percentiles", None)
+    old = report.from_json(older)
+    for read, titles in ((again, 1), (old, 0)):
+        columns = report.columns(read, keys=True)
+        assert [column.title for column in columns].count("p5 to p95, ms") == titles
+        assert {len(report.cells(read, row, keys=True)) for row in read.rows} == {len(columns)}
+    assert "0.8 to 1.4" in report.cells(again, again.rows[0])
     with pytest.raises(ValueError, match="format=1: must be 2"):
         report.from_json({"format": 1})
 

@@ -39,17 +39,15 @@ class Column(NamedTuple):
     text: bool = False
 
 
-_RATES = ("±%", "p5 to p95, ms", "% FMA", "% copy", "GFLOP/s", "GB/s")
+_RATES = ("% FMA", "% copy", "GFLOP/s", "GB/s")
 
 
 def columns(report: Report, keys: bool = False) -> list[Column]:
     """Return the columns of the table: peers and ratios first, then our own figures; keys of problems if asked for."""
     peers = [Column("best peer", True, True), Column("its ms", True)] if report.peers else []
     ratios = [Column("default ratio")] * report.has_defaults + [Column("ratio", True)] if report.peers else []
-    own = [
-        *(Column(title, vital=not report.peers and title == "±%") for title in _RATES),
-        Column("algorithm", text=True),
-    ]
+    noise = [Column("±%", vital=not report.peers), *([Column("p5 to p95, ms")] if report.has_percentiles else [])]
+    own = [*noise, *(Column(title) for title in _RATES), Column("algorithm", text=True)]
     return [
         Column("layer", True, True),
         Column("shape", True, True),
@@ -76,11 +74,13 @@ def cells(report: Report, row: Row, keys: bool = False) -> list[str]:
         made += [best or "-", _milliseconds(row.results[best]) if best else "-"]
         made += [_ratio(row.default_ratio)] * report.has_defaults + [_ratio(row.ratio)]
     if ours.failure:
-        made += [""] * 7
+        made += [""] * (6 + report.has_percentiles)
     else:
         parts, speeds = shares(report, row, ours), rates(row, ours)
         low, high = (1e3 * seconds for seconds in ours.percentiles)
-        made += [f"{100 * ours.spread:.0f}", "-" if math.isnan(low) else f"{low:.3g} to {high:.3g}"]
+        made.append(f"{100 * ours.spread:.0f}")
+        if report.has_percentiles:
+            made.append("-" if math.isnan(low) else f"{low:.3g} to {high:.3g}")
         made += [f"{100 * parts[name]:.0f}" if name in parts else "-" for name in ("fma", "copy")]
         made += [*(f"{speed:.1f}" for speed in speeds), ours.note]
     made += [_milliseconds(row.results[peer]) for peer in report.peers]

@@ -145,6 +145,11 @@ class Report:
         return any(row.default is not None for row in self.rows)
 
     @property
+    def has_percentiles(self) -> bool:
+        """Whether the percentiles of calls are known, which older reports do not have."""
+        return any(math.isfinite(row.ours.percentiles[0]) for row in self.rows)
+
+    @property
     def machine(self) -> str:
         """The CPU in words."""
         host = self.host
