@@ -171,6 +171,7 @@ LIST = [
 ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:.*means nothing. did you mean:UserWarning")
 @hostile(texts(LIST), fixture="folder")
 def test_lists(folder, content):
     path = folder / "list.json"
