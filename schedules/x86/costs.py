@@ -29,7 +29,8 @@ class Costs:
       phases of the same position are not stored next to it. `spilled` is the factor for tiles of several phases whose
       accumulators and operands exceed the registers. `lane_sum`: to add up the lanes of an accumulator.
     - `piece`: to start on another piece of the caller's memory, which begins with a cache miss. `position` is the same
-      where each position is a piece, since vectors are of groups. `task`: to start a task.
+      where each position is a piece, since vectors are of groups. `task`: to start a task; `register_task`: one
+      whose data stay in registers.
     - `sum`: to make a vector of sums of rows, and to add a vector of results into the output. `near` is the share of
       `pack` if sums are made of the data while they are near.
     - `l2_share`: the share of the second-level cache in which a block should stay. `overfull` is the relative cost of
@@ -68,6 +69,7 @@ class Costs:
     piece: float = 100.0
     position: float = 0.0
     task: float = 100.0
+    register_task: float = 10.0
     sum: float = 1.5
     near: float = 0.75
     l2_share: float = 0.5

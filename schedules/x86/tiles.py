@@ -431,6 +431,8 @@ class _Arithmetic:
         near, sums = (1.0, 2 * costs.sum) if self.transposes else (costs.near, costs.sum)
         cycles = (self.pack * again * work.data * (near if work.sums else 1.0) + sums * work.sums) * packed / element
         finish = self._register_finish(tile) if finishes_in_registers else self.finish
+        if self._keeps_data(tile, packed // element):
+            return finish * made / self.lanes + costs.register_task
         cycles = (cycles + finish * again * made) / self.lanes + costs.task
         if self.form == GROUPS:
             cycles += costs.position * (1 + phases) * math.prod(tile.block)
@@ -442,6 +444,18 @@ class _Arithmetic:
             pieces = tile.images if whole else tile.images * tile.depth * tile.height
             cycles += costs.piece * pieces * (geometry.in_channels + channels)
         return cycles
+
+    def _keeps_data(self, tile: Tile, packed: int) -> bool:
+        """Tell whether the `packed` elements of a block stay in registers from the caller's data to the products.
+
+        That is so if the block is one register tile without a halo, whose products LLVM unrolls wholly.
+        """
+        filters, terms = tile.phases * tile.channels, ceil_div(self.geometry.in_channels, self.lanes)
+        return (
+            self.form == INPUTS
+            and packed == tile.positions * self.geometry.in_channels
+            and terms * (filters * tile.positions + filters + tile.positions + 3) < _UNROLLED
+        )
 
     def _register_finish(self, tile: Tile) -> float:
         """Return the cycles to finish a vector of the output in registers.

@@ -84,6 +84,17 @@ def test_halvings_add_up_all_lanes(lanes):
         np.testing.assert_array_equal(held[0][:count], vectors.sum(axis=1))
 
 
+def test_short_sums_of_one_tap_keep_their_data_in_registers():
+    """Their default has blocks of one register tile, so that data are not packed. Longer sums have longer blocks."""
+    layer = td.Problem(1, 1, 24, 1, (96, 96), (2, 2), (2, 2), (1, 1), (0, 0), (192, 192), data_format="NXC")
+    for target in (CPU_TARGETS["x86-64-v3"], CPU_TARGETS["x86-64-v4"]):
+        tile = INPUTS.candidates(layer, target)[0][1].tile
+        assert tile.block == (1, 1, 1, tile.positions)
+        for longer in (layer.replace(in_channels=512), layer.replace(kernel=(4, 4), output_spatial=(194, 194))):
+            tile = INPUTS.candidates(longer, target)[0][1].tile
+            assert tile.width > tile.positions
+
+
 def test_few_outputs_of_many_inputs_are_the_default():
     target = CPU_TARGETS["x86-64-v3"]
     layer = td.Problem(1, 1, 128, 3, (64, 64), (4, 4), (2, 2), (1, 1), (1, 1), (128, 128), data_format="NXC")
