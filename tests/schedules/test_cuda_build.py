@@ -146,6 +146,15 @@ def test_an_older_nvcc_leaves_new_devices_to_ptx(tmp_path):
     assert nvcc.options(CUDA_TARGETS["cuda-sm_120"], str(old)) == ["-gencode=arch=compute_120,code=sm_120"]
 
 
+SYMBOLS = 2  # the type of the section with the symbols that nobody links against
+
+
+def sections(library):
+    """The types of the sections of an ELF file."""
+    (first,), (size, count) = struct.unpack_from("<Q", library, 40), struct.unpack_from("<HH", library, 58)
+    return {struct.unpack_from("<I", library, first + number * size + 4)[0] for number in range(count)}
+
+
 @needs_nvcc
 def test_an_artifact_for_several_architectures(tmp_path):
     """Built, up to date, loaded and refused without a GPU, by a process without TVM."""
@@ -157,6 +166,7 @@ def test_an_artifact_for_several_architectures(tmp_path):
     manifest = Manifest.read(path)
     content = (tmp_path / manifest.library).read_bytes()
     known = {10 * major + minor for major, minor in nvcc.known_code(nvcc.find_nvcc())}
+    assert SYMBOLS not in sections(content)  # a quarter of the library
     assert codes_in(content) == {(MACHINE_CODE, code) for code in {80, 90, 100, 120} & known} | {(PTX, 90)}
     found = dynamic(content)
     assert set(found.needed) <= loader.NEEDED

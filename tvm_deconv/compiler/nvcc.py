@@ -23,10 +23,10 @@ from tvm_deconv.targets import Capability, CudaTarget
 #: The place of nvcc in NVIDIA's packages for Python, below site-packages: CUDA 13, CUDA 12.
 _IN_PACKAGES = ("nvidia/cu*/bin/nvcc", "nvidia/cuda_nvcc/bin/nvcc")
 
-#: IEEE arithmetic, the CUDA runtime inside, and a report of resources.
+#: IEEE arithmetic, the CUDA runtime inside without its table of symbols, and a report of resources.
 FLAGS = (
     *("-shared", "-O3", "-std=c++17", "-w", "-Xcompiler", "-fPIC,-fvisibility=hidden"),
-    *("-Xlinker", "--no-as-needed", "-cudart", "static", "-Xptxas", "-v"),
+    *("-Xlinker", "--no-as-needed", "-cudart", "static", "-Xlinker", "-s", "-Xptxas", "-v"),
 )
 
 #: In front of each source: it makes string streams itself, since older C++ libraries lack a constructor of newer ones.
