@@ -2,7 +2,8 @@
 
 `tiles` and `matrix_tiles` count the steps of a plan; the constants here say what a step costs. Those of 256 bits are
 fitted to 3,400 plans of 100 layers on a Zen 3 server (family 25, model 1), those of 512 bits to 3,551 plans on a Zen 4
-server (family 25, model 17). Sizes of caches come from the target.
+server (family 25, model 17). `channel_finish`, `apart`, `spilled`, `lane_sum` and `register_task` are not fitted: they
+were set by the times of a few layers on a Zen 5 server (family 26, model 2). Sizes of caches come from the target.
 """
 
 from __future__ import annotations
