@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import shlex
 from pathlib import Path
@@ -18,6 +17,8 @@ def install(extra: str) -> str:
 
 def _origin() -> dict[str, Any]:
     """Return the record of this installation that PEP 610 describes; empty if it came from an index."""
+    import importlib.metadata  # which imports every way to compress
+
     for distribution in importlib.metadata.distributions(name="tvm_deconv"):  # a checkout may have one without a record
         with contextlib.suppress(ValueError):
             if record := distribution.read_text("direct_url.json"):

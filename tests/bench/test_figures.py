@@ -58,7 +58,9 @@ def test_a_file_is_named_by_what_was_measured_and_reads_again(report, tmp_path):
 def test_what_does_not_belong_together_has_no_file(report, tmp_path):
     other = dataclasses.replace(TASK, problem=PROBLEM.replace(data_format="NXC"))
     mixed = dataclasses.replace(report, rows=[*report.rows, row("three", 1.0, 1.0, result(1.0), other)])
-    with pytest.raises(td.SourceError, match="x86-64-v3-ncx, x86-64-v3-nxc': must be of one target and one layout"):
+    with pytest.raises(
+        td.SourceError, match="x86-64-v3-ncx, x86-64-v3-nxc': must be of one target, one layout and one type"
+    ):
         figures.write(mixed, tmp_path)
 
 

@@ -87,8 +87,9 @@ for directory in sys.argv[2:]:
     library = td.load(directory)
     (manifest,) = library.manifests
     p, what = manifest.parsed, f"{manifest.algorithm} {manifest.knobs}"
-    filter, data = np.ones(p.filter_shape, np.float32), np.ones(p.data_shape, np.float32)
-    out, bias = np.empty(p.output_shape, np.float32), np.ones(p.bias_shape, np.float32) if p.epilogue.bias else None
+    filter, data = np.ones(p.filter_shape, p.dtype), np.ones(p.data_shape, p.dtype)
+    out = np.empty(p.output_shape, p.output_dtype)
+    bias = np.ones(p.bias_shape, p.accumulate_dtype) if p.epilogue.bias else None
     td.set_num_threads(1)
     whole, own = (library.bind(p, filter, bias, workspace=lanes) for lanes in (1, None))
     assert first(own, data, out) > 0, f"the first call without a workspace takes none: this tells nothing of {what}"
@@ -148,8 +149,17 @@ def by_algorithm(tmp_path_factory):
     root = tmp_path_factory.mktemp("algorithms")
     # A stride of one: one combination of runs, which compiles quickly.
     plane = td.Problem(1, 1, 9, 20, (30, 40), (2, 2), (1, 1), (1, 1), (0, 0), (31, 41))
+    # Of the types and channels that these two are for.
+    special = {
+        "dot": plane.replace(dtype="int8"),
+        "direct_inputs": plane.replace(in_channels=32, out_channels=2, data_format="NXC"),
+    }
     cube = td.Problem.from_torch((1, 8, 6, 6, 16), (8, 24, 3, 3, 3), stride=2, epilogue=td.Epilogue(True))
-    wanted = [(plane.replace(batch=20 - 19 * share), algorithm, share) for algorithm in ALGORITHMS for share in (0, 1)]
+    wanted = [
+        (special.get(algorithm.name, plane).replace(batch=20 - 19 * share), algorithm, share)
+        for algorithm in ALGORITHMS
+        for share in (0, 1)
+    ]
     wanted.append((cube, ALGORITHMS[0], 1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parallel, "_SHORTEST", math.inf)

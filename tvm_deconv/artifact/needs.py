@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import importlib.metadata
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -64,6 +63,8 @@ def _order(version: str) -> tuple[int, ...]:
 @functools.cache
 def here() -> Mapping[str, str]:
     """Return the versions of this process's libraries; those that cannot be known are missing."""
+    import importlib.metadata  # which imports every way to compress
+
     found: dict[str, str] = {}
     with contextlib.suppress(OSError, ValueError):  # another C library has no such name
         name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
