@@ -55,6 +55,8 @@ def test_every_algorithm_streams_its_copies(algorithm, data_format):
     if data_format == "NCX" and algorithm.name in ("direct_channels", "direct_groups"):
         pytest.skip("its last stage is a transposition")
     problem = WIDE.replace(data_format=data_format, kernel=(4, 4), output_spatial=(82, 130))
+    if algorithm.name == "direct_channels":  # which stores from registers if every phase has a tap
+        problem = problem.replace(kernel=(4, 1), output_spatial=(82, 127))
     if not algorithm.supports(problem, CPU_TARGETS["x86-64-v3"]):
         pytest.skip("for layers of one tap")
     text = X86.build(problem, CPU_TARGETS["x86-64-v3"], algorithm).deconv.script()
