@@ -33,7 +33,8 @@ def printable(text: str) -> str:
 
 
 def _shown(value: object) -> str:
-    return _short(printable(str(value)) if isinstance(value, Path) else repr(value))
+    """Return `value` in a line: a path whole, for it names a file, and anything else cut."""
+    return printable(str(value)) if isinstance(value, Path) else _short(repr(value))
 
 
 def _short(text: str) -> str:
