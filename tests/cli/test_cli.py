@@ -24,6 +24,8 @@ from tvm_deconv.cli import main as cli
 from tvm_deconv.compiler import current
 from tvm_deconv.compiler.requests import Outcome
 from tvm_deconv.extras import install
+from tvm_deconv.targets import detect_host
+from tvm_deconv.targets.ancestry import name_of
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -413,6 +415,7 @@ def test_doctor(artifacts):
     assert "no: " in next(line for line in result.stdout.splitlines() if line.startswith("x86-64-v4\t"))
     assert result.stdout.count("serves this problem and this CPU") == len(made.PROBLEMS)
     assert importlib.metadata.version("apache-tvm-ffi") in result.stdout
+    assert f"\nmicroarchitecture\t{name_of(detect_host())}; as a target: " in result.stdout
 
 
 def test_doctor_without_a_compiler():

@@ -2,12 +2,14 @@
 
 import builtins
 import dataclasses
+import itertools
 import math
 
+import archspec.cpu
 import pytest
 
 from tvm_deconv.targets import CPU_TARGETS, Host, get, parse_cpuinfo
-from tvm_deconv.targets.ancestry import generations, meant, name_of
+from tvm_deconv.targets.ancestry import _MODELS, generations, meant, name_of
 
 CPU = """\
 processor\t: {number}
@@ -30,8 +32,7 @@ def test_numbers_of_a_cpu():
 
 
 def test_the_name_of_a_microarchitecture(monkeypatch):
-    assert name_of(MILAN) == "zen3"
-    assert name_of(dataclasses.replace(MILAN, features=get("znver4").features)) == "zen4"
+    assert name_of(Host(get("znver3").features, vendor="AuthenticAMD")) == "zen3"
     assert name_of(Host(get("haswell").features, vendor="GenuineIntel")) == "haswell"
     # Those that archspec does not know are told apart by their numbers.
     assert name_of(dataclasses.replace(MILAN, vendor="HygonGenuine")) == "HygonGenuine-25-1"
@@ -45,7 +46,40 @@ def test_the_name_of_a_microarchitecture(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without_archspec)
     monkeypatch.setattr("tvm_deconv.targets.cpu.microarchitectures", lambda: __import__("archspec.cpu"))
-    assert name_of(MILAN) == "AuthenticAMD-25-1"
+    assert name_of(MILAN) == "zen3"
+    assert name_of(dataclasses.replace(MILAN, family=99)) == "AuthenticAMD-99-1"
+
+
+@pytest.mark.parametrize(
+    ("name", "vendor", "family", "models"),
+    [
+        ("zen", "AuthenticAMD", 23, [1, 0x18, 0x20]),
+        ("zen2", "AuthenticAMD", 23, [0x31, 0x71, 0xA0]),
+        ("zen3", "AuthenticAMD", 25, [1, 0x21, 0x50]),
+        ("zen4", "AuthenticAMD", 25, [0x11, 0x61, 0x75, 0xA0]),
+        ("zen5", "AuthenticAMD", 26, [2, 0x11, 0x44]),
+        ("broadwell", "GenuineIntel", 6, [0x4F]),
+        ("icelake", "GenuineIntel", 6, [0x6A]),
+        ("sapphirerapids", "GenuineIntel", 6, [0x8F, 0xCF]),
+    ],
+)
+def test_a_machine_that_hides_flags_is_known_by_its_model(name, vendor, family, models):
+    level = CPU_TARGETS["x86-64-v3"]
+    assert {name_of(Host(level.features, "a CPU", 2, 2, vendor, family, model)) for model in models} == {name}
+
+
+def test_models_name_microarchitectures_that_archspec_knows_each_once():
+    for (vendor, _), names in _MODELS.items():
+        assert {archspec.cpu.TARGETS[name].vendor for name in names} == {vendor}
+        ranges = sorted(models for of_name in names.values() for models in of_name)
+        assert all(first <= last for first, last in ranges)
+        assert all(last < first for (_, last), (first, _) in itertools.pairwise(ranges))
+
+
+def test_skylake_servers_are_told_apart_by_flags():
+    skylake, cascadelake = (get(name).features for name in ("skylake-avx512", "cascadelake"))
+    assert name_of(Host(skylake, vendor="GenuineIntel", family=6, model=0x55)) == "skylake_avx512"
+    assert name_of(Host(cascadelake, vendor="GenuineIntel", family=6, model=0x55)) == "cascadelake"
 
 
 def test_the_machine_that_a_build_is_for():

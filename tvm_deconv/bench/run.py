@@ -29,6 +29,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.problem.testing import operands, parts
 from tvm_deconv.targets import CpuTarget, detect_host, native
+from tvm_deconv.targets.ancestry import name_of
 
 ROUNDS = 11
 TURN_SECONDS = 0.03
@@ -120,17 +121,9 @@ def run(
                 on_row(rows[-1])
         stolen = stolen_share(before, cpu_times(cpus))
         floors = machine.measure()
-    name = microarchitecture_name()
-    return Report(detect_host(), name, len(cpus), cpus, rounds, floors, versions, rows, stolen)
-
-
-def microarchitecture_name() -> str:
-    """Return archspec's name of this machine's CPU, "unknown" if that package is not installed."""
-    try:
-        import archspec.cpu
-    except ModuleNotFoundError:
-        return "unknown"
-    return str(archspec.cpu.host().name)
+    host = detect_host()
+    name = name_of(host) or "unknown"
+    return Report(host, name, len(cpus), cpus, rounds, floors, versions, rows, stolen)
 
 
 class _Race:

@@ -30,6 +30,7 @@ from tvm_deconv.targets import (
     microarchitecture,
     native,
 )
+from tvm_deconv.targets.ancestry import name_of
 
 _PACKAGES = ("tvm_deconv", "numpy", "apache-tvm-ffi", "apache-tvm", "archspec", "onnx", "safetensors", "ml_dtypes")
 
@@ -112,11 +113,12 @@ def _runs_here(target: CpuTarget, features: frozenset[str], cap: CpuTarget | Non
 
 
 def _microarchitecture(host: Host) -> str:
+    name = name_of(host) or "unknown"
     try:
-        known = microarchitecture(host)
+        target = microarchitecture(host)
     except ModuleNotFoundError as error:
-        return f"unknown: the package {error.name} is not installed"
-    return known.name if known else f"none that archspec knows all flags of for {host.vendor}"
+        return f"{name}; as a target: unknown, the package {error.name} is not installed"
+    return f"{name}; as a target: {target.name if target else 'none, it lacks flags of each'}"
 
 
 def _compiler() -> str:

@@ -4,11 +4,37 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tvm_deconv.targets.base import Target
 from tvm_deconv.targets.cpu import _llvm_name, microarchitecture
 from tvm_deconv.targets.host import Host
+
+#: By vendor and family, the first and the last model of archspec's microarchitectures that have AVX2. Flags tell less:
+#: virtual machines hide some. Models that stand nowhere here are known by their flags.
+_MODELS: Mapping[tuple[str, int], Mapping[str, Sequence[tuple[int, int]]]] = {
+    ("AuthenticAMD", 0x15): {"excavator": [(0x60, 0x7F)]},
+    ("AuthenticAMD", 0x17): {
+        "zen": [(0x00, 0x2F), (0x50, 0x5F)],
+        "zen2": [(0x30, 0x4F), (0x60, 0x7F), (0x84, 0x87), (0x90, 0xAF)],
+    },
+    ("AuthenticAMD", 0x19): {"zen3": [(0x00, 0x0F), (0x20, 0x5F)], "zen4": [(0x10, 0x1F), (0x60, 0xAF)]},
+    ("AuthenticAMD", 0x1A): {
+        "zen5": [(0x00, 0x4F), (0x60, 0x7F)],
+        "zen6": [(0x50, 0x5F), (0x80, 0xAF), (0xC0, 0xCF)],
+    },
+    ("GenuineIntel", 0x06): {
+        "haswell": [(0x3C, 0x3C), (0x3F, 0x3F), (0x45, 0x46)],
+        "broadwell": [(0x3D, 0x3D), (0x47, 0x47), (0x4F, 0x4F), (0x56, 0x56)],
+        "skylake": [(0x4E, 0x4E), (0x5E, 0x5E), (0x8E, 0x8E), (0x9E, 0x9E), (0xA5, 0xA6)],
+        "cannonlake": [(0x66, 0x66)],
+        "icelake": [(0x6A, 0x6A), (0x6C, 0x6C), (0x7D, 0x7E)],
+        "sapphirerapids": [(0x8F, 0x8F), (0xCF, 0xCF)],  # and Emerald Rapids
+        "alderlake": [(0x97, 0x97), (0x9A, 0x9A), (0xAA, 0xAA), (0xAC, 0xAC), (0xB7, 0xB7), (0xBA, 0xBA), (0xBF, 0xBF)],
+        "arrowlake": [(0xC5, 0xC5)],
+        "arrowlake_s": [(0xBD, 0xBD), (0xC6, 0xC6)],
+    },
+}
 
 
 @functools.cache
@@ -20,10 +46,13 @@ def _names() -> Mapping[str, str]:
 
 
 def name_of(host: Host) -> str:
-    """Return the name of the microarchitecture of `host`.
+    """Return the name of the microarchitecture of `host`: that of its model, else the nearest with no flag it lacks.
 
     A CPU that archspec does not know has a name made of its vendor, family and model; one without a vendor has "".
     """
+    for name, models in _MODELS.get((host.vendor, host.family), {}).items():
+        if any(first <= host.model <= last for first, last in models):
+            return name
     try:
         known = microarchitecture(host)
     except ModuleNotFoundError:
