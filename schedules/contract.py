@@ -105,6 +105,11 @@ class Algorithm(Generic[TargetT, PlanT]):
 AnyAlgorithm: TypeAlias = Algorithm[Any, Any]
 
 
+def imbalance(tasks: int, threads: int) -> float:
+    """Return the time until the last of equal `tasks` ends on `threads` threads, relative to an even share."""
+    return -(-tasks // threads) * threads / tasks
+
+
 @dataclass(frozen=True)
 class Workspace:
     """Bytes that a call takes: of each thread (of a call on a device), and of a call besides, for all its threads."""

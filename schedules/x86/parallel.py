@@ -18,7 +18,7 @@ from tvm.tirx import IfThenElse, PrimFunc
 from tvm_deconv.compute.matrix_layout import MatrixTile
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.contract import AnyAlgorithm, Kernel
+from tvm_deconv.schedules.contract import AnyAlgorithm, Kernel, imbalance
 from tvm_deconv.schedules.x86.variants import filter_offsets, inlined, pack_all, packed_filter
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes
 from tvm_deconv.targets import CpuTarget
@@ -35,11 +35,6 @@ _OTHER_FILTER = 1.05
 _SHORTEST = 100_000.0
 #: The launcher's function that returns the number of threads of the call.
 _CALL_THREADS = "tvm_deconv_call_threads"
-
-
-def imbalance(tasks: int, threads: int) -> float:
-    """Return the time until the last of equal `tasks` ends on `threads` threads, relative to an even share."""
-    return -(-tasks // threads) * threads / tasks
 
 
 @dataclass(frozen=True, slots=True)

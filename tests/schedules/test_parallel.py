@@ -15,8 +15,9 @@ from tvm_deconv.compiler.build import export
 from tvm_deconv.compiler.selection import Choice
 from tvm_deconv.frontends import scan
 from tvm_deconv.problem.reference import reference
+from tvm_deconv.schedules.contract import imbalance
 from tvm_deconv.schedules.x86 import parallel
-from tvm_deconv.schedules.x86.parallel import imbalance, parallel_plans
+from tvm_deconv.schedules.x86.parallel import parallel_plans
 from tvm_deconv.targets import CPU_LEVELS, CPU_TARGETS
 
 X86 = BACKENDS["x86"]

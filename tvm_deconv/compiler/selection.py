@@ -20,7 +20,7 @@ from tvm_deconv.compiler.fingerprint import kernel_digest
 from tvm_deconv.compiler.records import Record, Records, Schedule
 from tvm_deconv.errors import DeconvError, ProblemError
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.contract import AnyAlgorithm, Plan
+from tvm_deconv.schedules.contract import AnyAlgorithm, Plan, imbalance
 from tvm_deconv.targets import Target, get
 
 #: Records farther than this from a problem say less about it than the arithmetic of the default does.
@@ -112,10 +112,7 @@ def _cost_of_plan(problem: Problem, algorithm: AnyAlgorithm, plan: Plan, target:
 
 def load_imbalance(problem: Problem, algorithm: AnyAlgorithm, plan: Plan, threads: int) -> float:
     """Return the makespan of the tasks of a call on `threads` threads relative to the ideal one, at least 1."""
-    if threads == 1:
-        return 1.0
-    tasks = algorithm.tasks(problem, plan)
-    return -(-tasks // threads) * threads / tasks
+    return 1.0 if threads == 1 else imbalance(algorithm.tasks(problem, plan), threads)
 
 
 def space(

@@ -129,9 +129,8 @@ def _entry(
 
     `at` is the group and the tile of output channels, `tap` the tap of each axis, and `points` are Winograd's.
     """
-    local, cc = section.phases_and_channel(column)
-    channel = at[1] * section.channels + cc
-    exists = tirx.all(column < section.columns, channel < problem.out_channels, ci < problem.in_channels)
+    local, channel, exists = _column(problem, section, at[1], column)
+    exists = tirx.all(exists, ci < problem.in_channels)
     element = partial(_element, problem, source, section.axes, (at[0], ci, channel), local)
     value = _filter_point(section.axes, points, tap, element).astype(problem.accumulate_dtype)
     return tirx.if_then_else(exists, value, tirx.const(0, problem.accumulate_dtype))
@@ -148,12 +147,17 @@ def _word(
     column: Expr,
 ) -> Expr:
     """Return word `number` of a product's filter at `column`, or zero past the last; see `_entry`."""
-    local, cc = section.phases_and_channel(column)
-    channel = at[1] * section.channels + cc
-    exists = tirx.all(column < section.columns, channel < problem.out_channels)
+    local, channel, exists = _column(problem, section, at[1], column)
     place = _places(problem, section.axes, local, tap)
     word = words.join(lambda ci: source[(at[0], ci, channel, *place)], problem.in_channels, number)
     return tirx.if_then_else(exists, word, tirx.const(0, WORD))
+
+
+def _column(problem: Problem, section: MatrixSection, tile: Expr, column: Expr) -> tuple[Sequence[Expr], Expr, Expr]:
+    """Return the phases and the output channel of a `column` in a `tile` of channels, and whether there is one."""
+    phases, cc = section.phases_and_channel(column)
+    channel = tile * section.channels + cc
+    return phases, channel, tirx.all(column < section.columns, channel < problem.out_channels)
 
 
 def _quarters(section: MatrixSection, point: int, entry: Callable[[Expr, Expr], Expr], ci: Expr, column: Expr) -> Expr:
