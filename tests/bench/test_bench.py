@@ -352,12 +352,15 @@ def test_page(comparison):
     parsed.feed(text)
     assert not parsed.open
     assert not {"link", "img", "iframe"} & {tag for tag, _ in parsed.seen}
-    assert not [name for _, attributes in parsed.seen for name in attributes if name in ("src", "href")]
+    links = [value for _, attributes in parsed.seen for name, value in attributes.items() if name in ("src", "href")]
+    assert links == ["#0", "#1"]
+    assert {attributes["id"] for tag, attributes in parsed.seen if tag == "h2"} == {"0", "1"}
     assert "<slow>" not in text
     said = "".join(parsed.text)
     for word in (
-        "zen3, NCX, threads: 1",
-        "zen4, NCX, threads: 1",
+        f"zen3, {comparison.rows[0].layer.target}, NCX, threads: 1",
+        f"zen4, {comparison.rows[0].layer.target}, NCX, threads: 1",
+        "geometric mean of ratios",
         "a <slow> & wide one",
         "openvino: its output differs",
     ):
@@ -367,9 +370,11 @@ def test_page(comparison):
 
 def test_charts(comparison):
     default, chosen = page._ratios(comparison).data
-    assert (default.name, list(default.x), list(default.y)) == ("default", [0.5, 0.5], list(chosen.y))
+    assert (default.name, list(default.x)) == ("default", [0.5, 0.5])
     assert list(chosen.x) == [0.5, 2.0]
-    assert list(chosen.y) == ["a &lt;slow&gt; &amp; wide one", "fast"]
+    assert [round(place) for place in (*default.y, *chosen.y)] == [0, 1, 0, 1]
+    axis = page._ratios(comparison).layout.yaxis
+    assert list(zip(axis.tickvals, axis.ticktext, strict=True)) == [(0, "a &lt;slow&gt; &amp; wide one"), (1, "fast")]
     # From the peer's quartiles by ours, 0.9 and 1.1 of the medians.
     assert list(chosen.error_x.array) == pytest.approx([0.5 * 1.1 / 0.9 - 0.5, 2 * 1.1 / 0.9 - 2])
     assert list(chosen.error_x.arrayminus) == pytest.approx([0.5 - 0.5 * 0.9 / 1.1, 2 - 2 * 0.9 / 1.1])
@@ -378,7 +383,21 @@ def test_charts(comparison):
     assert max(roof.y) == 10.0
     assert len(peers_points.x) == 2
     assert list(ours.y) == pytest.approx([2e-9 * PLAIN.macs / seconds for seconds in (1e-3, 4e-3, 1e-3)])
-    assert ours.text[0] == "fast"
+    assert list(ours.text) == ["1", "2", "3"]
+    assert [f"<small>{number}</small> fast" in page._table(comparison) for number in (1, 2)] == [True, False]
+
+
+def test_a_ratio_far_from_all_others_is_an_arrow(comparison, monkeypatch):
+    monkeypatch.setattr(page, "_FARTHEST", 1.5)
+    _, chosen = page._ratios(comparison).data
+    assert list(chosen.x) == pytest.approx([1 / 1.5, 1.5])
+    assert list(chosen.text) == ["0.5 ", "2.0 "]
+    assert list(chosen.error_x.array) == [0, 0]
+
+
+def test_times_have_no_exponents():
+    texts = {1.64: "1640", 55.6: "55600", 0.1234: "123", 0.01234: "12.3", 4.46e-05: "0.0446"}
+    assert {seconds: report.milliseconds(seconds) for seconds in texts} == texts
 
 
 def test_page_without_measurements(comparison):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_deconv.bench.layers import Layer
-from tvm_deconv.bench.report import as_json, from_json, shares, summary
+from tvm_deconv.bench.report import as_json, from_json, milliseconds, shares, summary
 from tvm_deconv.bench.results import Report, Result, Row, Summary
 from tvm_deconv.errors import SourceError
 from tvm_deconv.problem import Problem
@@ -161,7 +161,7 @@ def _milliseconds(result: Result | None) -> str:
     """Return the time of a contender; that of a wrong one is marked."""
     if result is None or result.failure:
         return "-"
-    return f"{1e3 * result.median:.3g}" + ("" if result.correct else " (wrong)")
+    return milliseconds(result.median) + ("" if result.correct else " (wrong)")
 
 
 def _line(*cells: object) -> str:

@@ -77,20 +77,25 @@ def cells(report: Report, row: Row, keys: bool = False) -> list[str]:
         made += [""] * (6 + report.has_percentiles)
     else:
         parts, speeds = shares(report, row, ours), rates(row, ours)
-        low, high = (1e3 * seconds for seconds in ours.percentiles)
+        low, high = ours.percentiles
         made.append(f"{100 * ours.spread:.0f}")
         if report.has_percentiles:
-            made.append("-" if math.isnan(low) else f"{low:.3g} to {high:.3g}")
+            made.append("-" if math.isnan(low) else f"{milliseconds(low)} to {milliseconds(high)}")
         made += [f"{100 * parts[name]:.0f}" if name in parts else "-" for name in ("fma", "copy")]
         made += [*(f"{speed:.1f}" for speed in speeds), ours.note]
     made += [_milliseconds(row.results[peer]) for peer in report.peers]
     return [*made, row.layer.target, *([problem.key] if keys else [])]
 
 
+def milliseconds(seconds: float) -> str:
+    """Return a time in whole milliseconds or three digits, never with an exponent."""
+    return f"{1e3 * seconds:.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.3g}"
+
+
 def _milliseconds(result: Result) -> str:
     if result.failure:
         return "-"
-    return f"{1e3 * result.median:.3g}" + ("" if result.correct else " (differs)")
+    return milliseconds(result.median) + ("" if result.correct else " (differs)")
 
 
 def _ratio(ratio: float | None) -> str:
