@@ -1,4 +1,4 @@
-"""Artifacts from C: the header compiles on its own, and a program in C99 computes what the reference does."""
+"""Artifacts from C and Rust: the header compiles on its own, and programs compute what the reference does."""
 
 import os
 import shutil
@@ -44,6 +44,23 @@ def plain(tmp_path_factory):
     return compiled(tmp_path_factory.mktemp("plain") / "plain", "-std=c99", "-x", "c", EXAMPLES / "plain.c")
 
 
+@pytest.fixture(scope="module")
+def rust(tmp_path_factory):
+    compiler = shutil.which("rustc")
+    if compiler is None:
+        pytest.skip("needs rustc")
+    program = tmp_path_factory.mktemp("rust") / "deconv"
+    source = ROOT / "examples" / "rust" / "main.rs"
+    subprocess.run([compiler, "--edition", "2021", "-D", "warnings", "-o", str(program), str(source)], check=True)
+    return program
+
+
+@pytest.fixture(params=["plain", "rust"])
+def program(request):
+    """The example in C, and the same in Rust."""
+    return request.getfixturevalue(request.param)
+
+
 def elements(manifest):
     return int(np.prod(manifest.packed_shape))
 
@@ -55,9 +72,9 @@ def test_the_header_needs_nothing(tmp_path, language):
     compiled(tmp_path / "only.o", *language, "-c", source)
 
 
-def test_the_example(plain, artifact):
+def test_the_example(program, artifact):
     problem, manifest, library = artifact
-    done = run(plain, library, elements(manifest))
+    done = run(program, library, elements(manifest))
     assert done.returncode == 0, done.stderr
     data = (np.arange(4 * 5 * 6) % 7 - 3.0).reshape(problem.data_shape).astype(np.float32)
     filter = (np.arange(4 * 3 * 2 * 2) % 5 - 2.0).reshape(problem.filter_shape).astype(np.float32)
@@ -81,28 +98,28 @@ def missing(path):
     ("spoil", "said"),
     [
         (no_library, "invalid ELF header|file too short"),
-        (another, "is no artifact for a CPU of this version"),
+        (another, "no artifact for a CPU of this version"),
         (missing, "No such file"),
     ],
 )
-def test_what_is_no_artifact(plain, artifact, tmp_path, spoil, said):
+def test_what_is_no_artifact(program, artifact, tmp_path, spoil, said):
     path = tmp_path / "x.so"
     shutil.copy(artifact[2], path)
     spoil(path)
-    done = run(plain, path, 1)
+    done = run(program, path, 1)
     assert done.returncode == 1
     assert any(words in done.stderr for words in said.split("|")), done.stderr
 
 
-def test_errors_of_calls_are_text(plain, artifact):
+def test_errors_of_calls_are_text(program, artifact):
     """The kernel checks the shapes that it gets."""
-    done = run(plain, artifact[2], elements(artifact[1]) + 1)
+    done = run(program, artifact[2], elements(artifact[1]) + 1)
     assert done.returncode == 1
     assert "Error: " in done.stderr
     assert "packed" in done.stderr
 
 
-def test_without_tvm_ffi(plain, artifact):
-    done = run(plain, artifact[2], 1, ffi=None)
+def test_without_tvm_ffi(program, artifact):
+    done = run(program, artifact[2], 1, ffi=None)
     assert done.returncode == 1
     assert "libtvm_ffi.so" in done.stderr
