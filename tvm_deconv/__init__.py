@@ -21,7 +21,7 @@ from tvm_deconv.errors import (
     TensorError,
     TensorTypeError,
 )
-from tvm_deconv.problem import Epilogue, Problem
+from tvm_deconv.problem import Epilogue, Problem, Quantization, Scaling
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.runtime.layer import Layer
 from tvm_deconv.runtime.library import Library
@@ -54,8 +54,10 @@ __all__ = [
     "NoArtifactError",
     "Problem",
     "ProblemError",
+    "Quantization",
     "Rejected",
     "RemoteError",
+    "Scaling",
     "SourceError",
     "TensorError",
     "TensorTypeError",

@@ -59,10 +59,11 @@ inline std::size_t bytes_of(const Shape& shape, Type type) {
   return bytes;
 }
 
-// What the key of a problem says of its arrays. An extent of -1 is that of each call.
+// What the key of a problem says of its arrays. An extent of -1 is that of each call. The filter of a quantized problem
+// comes without zero points, and the table of its numbers stands in the place of the bias (docs/c.md).
 struct Problem {
   Shape data_shape, filter_shape, bias_shape;  // the filter's is [G, Ci, Co, *K]; no bias has no axis
-  Type type, output_type, bias_type;
+  Type type, filter_type, output_type, bias_type;
 
   // The shape of the output for data of this shape. Throws Error if that does not fit.
   Shape output_shape(const Shape& data) const {
@@ -83,7 +84,7 @@ struct Problem {
   static Problem parsed(const std::string& key) {
     static const std::regex form(
         R"(n(\d+|any)-g(\d+)-i(\d+)-o(\d+)-x((?:any(?:\(\d+(?:,\d+)*\))?|[\dx])+)-k([\dx]+)-s([\dx]+)-d[\dx]+-p[\dx]+)"
-        R"(-y((?:any[+-]|[\dx])+)-([a-z0-9]+)(?:\+[a-z0-9]+)?-(NCX|NXC)-GIOX-(\S+))");
+        R"(-y((?:any[+-]|[\dx])+)-([a-z0-9]+)(?:\+[a-z0-9]+)?(?:\.(u?int8)\.([a-z0-9]+))?-(NCX|NXC)-GIOX-(\S+))");
     std::smatch found;
     if (key.size() > 1000 || !std::regex_match(key, found, form)) throw Error("problem=" + key + ": must be a key");
     const std::int64_t groups = integer(found[2]), in = integer(found[3]), out = integer(found[4]);
@@ -97,7 +98,7 @@ struct Problem {
     for (const Shape& shape : {spatial, kernel, problem.strides_, problem.output_, Shape{groups, in}, Shape{groups, out}})
       check_size(shape);
     problem.channels_ = groups * out;
-    problem.channel_axis_ = found[10] == "NCX" ? 1 : 1 + spatial.size();
+    problem.channel_axis_ = found[12] == "NCX" ? 1 : 1 + spatial.size();
     problem.data_shape = spatial;
     problem.data_shape.insert(problem.data_shape.begin(), found[1] == "any" ? -1 : integer(found[1]));
     problem.data_shape.insert(problem.data_shape.begin() + static_cast<std::ptrdiff_t>(problem.channel_axis_),
@@ -106,12 +107,18 @@ struct Problem {
     problem.filter_shape.insert(problem.filter_shape.end(), kernel.begin(), kernel.end());
     check_size(problem.data_shape);
     check_size(problem.filter_shape);
-    const std::string epilogue = found[11];
+    const std::string epilogue = found[13];
     if (epilogue == "bias" || epilogue.compare(0, 5, "bias+") == 0) problem.bias_shape = {problem.channels_};
     problem.type = Type::named(found[9]);
     const bool floating = found[9] == "bfloat16" || problem.type.code == TDL_FLOAT;
+    problem.filter_type = problem.type;
     problem.output_type = floating ? problem.type : Type{TDL_INT, 32};
     problem.bias_type = floating ? Type{TDL_FLOAT, std::max(problem.type.bits, 32)} : Type{TDL_INT, 32};
+    if (found[10].matched) {
+      problem.filter_type = found[10] == "int8" ? Type{TDL_INT, 8} : Type{TDL_INT, 16};
+      problem.output_type = Type::named(found[11]);
+      problem.bias_shape = {3 + 2 * problem.channels_};
+    }
     return problem;
   }
 
@@ -253,7 +260,7 @@ class Layer {
       : problem_(Problem::parsed(manifest.problem)), artifact_(artifact), packed_shape_(manifest.packed_shape),
         packed_type_(Type::named(manifest.packed_dtype)) {
     packed_ = memory(bytes_of(packed_shape_, packed_type_));
-    const tdl_tensor weights = array(filter, problem_.type, problem_.filter_shape), packed = packed_array();
+    const tdl_tensor weights = array(filter, problem_.filter_type, problem_.filter_shape), packed = packed_array();
     char error[1024];
     if (tdl_pack(&artifact_, &weights, &packed, error, sizeof error)) throw Error(error);
     if (problem_.bias_shape.empty() != (bias == nullptr))

@@ -20,19 +20,21 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.stores import llvm_source
 from tvm_deconv.targets import CpuTarget
 
-#: Pairs of bfloat16; pairs of 16-bit integers, which hold those of 8 bits; and four bytes, of data made unsigned.
+#: Pairs of bfloat16; pairs of 16-bit integers, which hold those of 8 bits; and four bytes, of data made unsigned or
+#: that are unsigned.
 BFLOAT16_PAIRS, INTEGER_PAIRS = Words("tvm_deconv_dot_bf16", 2), Words("tvm_deconv_dot_i16", 2)
 BYTES = Words("tvm_deconv_dot_i8", 4, shift=128)
+UNSIGNED_BYTES = Words("tvm_deconv_dot_i8", 4)
 #: The type of their sums.
-_SUMS = {BFLOAT16_PAIRS: "float32", INTEGER_PAIRS: "int32", BYTES: "int32"}
+_SUMS = {BFLOAT16_PAIRS: "float32", INTEGER_PAIRS: "int32", BYTES: "int32", UNSIGNED_BYTES: "int32"}
 
 
 def words_of(problem: Problem, target: CpuTarget) -> Words | None:
     """Return the words that `target` multiplies for `problem`; None if its elements go one by one."""
     if problem.dtype == "bfloat16" and "avx512_bf16" in target.features:
         return BFLOAT16_PAIRS
-    if problem.dtype == "int8" and _multiplies_bytes(target):
-        return BYTES
+    if problem.filter_dtype == "int8" and _multiplies_bytes(target):
+        return BYTES if problem.dtype == "int8" else UNSIGNED_BYTES
     return INTEGER_PAIRS if problem.dtype in ("int8", "uint8") else None
 
 

@@ -38,7 +38,7 @@ library = td.load(sys.argv[1])
 def bound(key, seed=0):
     problem = td.Problem.from_key(key)
     fixed = problem.at((3, 4, 9)) if problem.dynamic else problem
-    data, filter, bias = operands(fixed, seed)
+    data, filter, bias, _ = operands(fixed, seed)
     layer = library.bind(problem, filter, bias if problem.epilogue.bias else None)
     return layer, data, td.reference(fixed, data, filter, bias if problem.epilogue.bias else None)
 """

@@ -38,7 +38,6 @@ from tvm_deconv.compute.direct_layout import (
     group_and_channel,
     product_count,
 )
-from tvm_deconv.compute.epilogue import activate
 from tvm_deconv.compute.extents import End, Extent, shape_of
 from tvm_deconv.compute.indexing import (
     CHANNELS,
@@ -53,7 +52,8 @@ from tvm_deconv.compute.indexing import (
     within_runs,
 )
 from tvm_deconv.compute.phases import AxisRows
-from tvm_deconv.compute.storage import from_accumulator, storage_dtype
+from tvm_deconv.compute.requantization import bias_at, data_zero_point, epilogue_parameter, finished, stored
+from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.compute.transforms import transform
 from tvm_deconv.compute.winograd import winograd
 from tvm_deconv.problem import Problem
@@ -96,8 +96,8 @@ class DirectDefinition:
 def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> DirectDefinition:
     """Define `problem` in a `form` of `indexing`, blocked by `tile`, for vectors of `lanes` accumulators.
 
-    The parameters are the data, the packed filter, the bias if the epilogue has one, and the output. Data and bias have
-    the caller's shapes. The output is ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``;
+    The parameters are the data, the packed filter, `epilogue_parameter` if there is one, and the output. Data and bias
+    have the caller's shapes. The output is ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``;
     `DirectDefinition.caller_index` maps it to the caller's. Raises ValueError for a tile that cannot be scheduled.
     """
     return _Builder(problem, DirectLayout.of(problem, form, tile, lanes)).definition()
@@ -124,18 +124,16 @@ class _Builder:
         problem, layout = self.problem, self.layout
         data = te.placeholder(shape_of(self._data_shape()), storage_dtype(problem.dtype), "data")
         packed_filter = te.placeholder(shape_of((layout.packed_elements,)), problem.accumulate_dtype, "packed_filter")
-        parameters = [data, packed_filter]
-        packed = self.pack_data(data)
+        constants = epilogue_parameter(problem)
+        parameters = [data, packed_filter, *([] if constants is None else [constants])]
+        packed = self.pack_data(data, data_zero_point(problem, constants))
         points = self.transform_rows(packed)
         products = [
             self.multiply(i, section, packed_filter, packed, points.get(section.axes[:2]))
             for i, section in enumerate(layout.sections)
         ]
-        bias = None
-        if problem.epilogue.bias:
-            parameters.append(te.placeholder(shape_of(problem.bias_shape), problem.accumulate_dtype, "bias"))
-            bias = self.pack_bias(parameters[-1])
-        results = _Results(problem, layout, products, bias)
+        bias = self.pack_bias(constants) if constants is not None and problem.epilogue.bias else None
+        results = _Results(problem, layout, products, bias, constants)
         rows = layout.form == ROWS
         interleaved = self.interleave(self.finish_chunks(results)) if rows else self.finish_channels(results)
         func = te.create_prim_func([*parameters, self.copy_out(interleaved)])
@@ -148,8 +146,8 @@ class _Builder:
             return extents.batch, *spatial, channels
         return extents.batch, channels, *spatial
 
-    def pack_data(self, data: te.Tensor) -> te.Tensor:
-        """Return ``data_pack``: each block with its halo, converted to the accumulator's type.
+    def pack_data(self, data: te.Tensor, zero_point: Expr | None) -> te.Tensor:
+        """Return ``data_pack``: each block with its halo, converted to the accumulator's type, less the `zero_point`.
 
         Behind ``nb, db, hb, wb, g`` its axes are those of `DirectLayout.packed_place` in rows, ``[position, ci]`` in
         channels and inputs, and ``[position, ci, lane]`` in groups.
@@ -184,7 +182,7 @@ class _Builder:
                 needed = (tile.images, layout.spans[0] + halos[0], layout.spans[1] + halos[1])
                 conditions += [place < end for place, end in zip(within, needed, strict=False)]
             return data_element(
-                self.problem, geometry, layout.extents, data, tile.block, within, at, group, ci, conditions
+                self.problem, geometry, layout.extents, data, tile.block, within, at, group, ci, conditions, zero_point
             )
 
         lead = (*layout.blocks, layout.tiles[0])
@@ -285,7 +283,7 @@ class _Builder:
         def element(g: Expr, co: Expr, cc: Expr) -> Expr:
             group, channel = group_and_channel(layout.form, width, g, co, cc)
             exists = tirx.all(group < geometry.groups, channel < geometry.out_channels)
-            value = bias[group * geometry.out_channels + channel]
+            value = bias_at(self.problem, bias, group * geometry.out_channels + channel)
             return tirx.if_then_else(exists, value, _zero(self.problem.accumulate_dtype))
 
         return _stage((*layout.tiles, width), element, "bias_pack")
@@ -362,7 +360,7 @@ class _Builder:
                 strict=True,
             )
             inner = (*outer, w, cc) if layout.form != ROWS or layout.channels_last else (cc, *outer, w, 0)
-            return from_accumulator(interleaved[(*blocks, group, channel_tile, *inner)], self.problem.output_dtype)
+            return stored(self.problem, interleaved[(*blocks, group, channel_tile, *inner)])
 
         batch, channel_axes = layout.extents.batch, (geometry.groups, geometry.out_channels)
         shape = (batch, *output, *channel_axes) if layout.channels_last else (batch, *channel_axes, *output)
@@ -371,12 +369,15 @@ class _Builder:
 
 @dataclass(frozen=True, slots=True)
 class _Results:
-    """The outputs as expressions of `products`, one stage per combination of runs, and of the packed `bias`."""
+    """The outputs as expressions of `products`, one stage per combination of runs, of the packed `bias`, and of the
+    `constants` that are the parameter behind the filter.
+    """
 
     problem: Problem
     layout: DirectLayout
     products: Sequence[te.Tensor]
     bias: te.Tensor | None
+    constants: te.Tensor | None
 
     def output(self, at: Sequence[Expr], cc: Expr, phases: Sequence[Expr], n: Expr, places: Sequence[Expr]) -> Expr:
         """Return the output of a phase of each axis, at `places` along the axes in image `n` of the block `at`.
@@ -390,7 +391,14 @@ class _Results:
             value = tirx.if_then_else(tirx.all(*conditions), result, value) if conditions else result
         if self.bias is not None:
             value = value + self.bias[at[4], at[5], cc]
-        return activate(self.problem.epilogue, value)
+        return finished(self.problem, value, self.constants, self._channel(at, cc))
+
+    def _channel(self, at: Sequence[Expr], cc: Expr) -> Expr:
+        """Return the output channel over all groups; the last one beyond it."""
+        layout, geometry = self.layout, self.layout.geometry
+        group, channel = group_and_channel(layout.form, layout.tile.channels, at[4], at[5], cc)
+        group, channel = tirx.min(group, geometry.groups - 1), tirx.min(channel, geometry.out_channels - 1)
+        return group * geometry.out_channels + channel
 
     def _result(
         self, number: int, at: Sequence[Expr], cc: Expr, phases: Sequence[Expr], n: Expr, places: Sequence[Expr]

@@ -113,15 +113,18 @@ def data_element(
     group: Expr,
     ci: Expr,
     inside: Sequence[Expr] = (),
+    zero_point: Expr | None = None,
 ) -> Expr:
     """Return the element of packed block `at` (nb, db, hb, wb) at `within` (n, d, h, w), in the accumulator's type.
 
-    It is zero outside of the data, and unless all of the conditions `inside` hold. `block` counts images and positions
-    of a block.
+    It is zero outside of the data, and unless all of the conditions `inside` hold; elsewhere the `zero_point`, if there
+    is one, is subtracted. `block` counts images and positions of a block.
     """
     place, conditions = data_place(problem, geo, extents, block, within, at)
     element = data[channel_place(problem, place, group * geo.in_channels + ci)]
     value = to_accumulator(element, problem.dtype, problem.accumulate_dtype)
+    if zero_point is not None:
+        value = value - zero_point
     return tirx.if_then_else(tirx.all(*inside, *conditions), value, tirx.const(0, problem.accumulate_dtype))
 
 

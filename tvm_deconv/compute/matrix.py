@@ -35,7 +35,6 @@ from tvm import te, tirx
 from tvm.ir import Expr
 from tvm.tirx import PrimFunc
 
-from tvm_deconv.compute.epilogue import activate
 from tvm_deconv.compute.extents import End, shape_of
 from tvm_deconv.compute.indexing import (
     LEAD,
@@ -48,7 +47,8 @@ from tvm_deconv.compute.indexing import (
     within_runs,
 )
 from tvm_deconv.compute.matrix_layout import MatrixLayout, MatrixSection, MatrixTile, constants_of, row_channels
-from tvm_deconv.compute.storage import from_accumulator, storage_dtype
+from tvm_deconv.compute.requantization import bias_at, data_zero_point, epilogue_parameter, finished, stored
+from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.compute.transforms import transform
 from tvm_deconv.compute.winograd import winograd
@@ -95,7 +95,7 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int, words: Words |
     """Define `problem` blocked by `tile`, for vectors of `lanes` accumulators, with factors in `words` if given.
 
     In words, rows and the filter hold these in the place of input channels, and nothing may be transformed.
-    The parameters are the caller's data, the packed filter, the caller's bias if the epilogue has one, and the output.
+    The parameters are the caller's data, the packed filter, `epilogue_parameter` if there is one, and the output.
     The output is ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``; `MatrixDefinition.caller_index` maps it to the
     caller's. Raises ValueError for a tile that cannot be scheduled.
     """
@@ -129,13 +129,13 @@ class _Builder:
         channels, spatial = geometry.groups * problem.in_channels, extents.spatial(problem.rank)
         shape = (extents.batch, *spatial, channels) if layout.channels_last else (extents.batch, channels, *spatial)
         self.data = te.placeholder(shape_of(shape), storage_dtype(problem.dtype), "data")
-        self.constants = constants_of(layout.sections, layout.packed_elements) if words and words.shift else None
+        corrected = words is not None and words.needs_correction(problem)
+        self.constants = constants_of(layout.sections, layout.packed_elements) if corrected else None
         self.packed_elements = self.constants[-1] if self.constants else layout.packed_elements
         factor = WORD if words else self.accumulator
         self.packed_filter = te.placeholder(shape_of((self.packed_elements,)), factor, "packed_filter")
-        self.bias = None
-        if problem.epilogue.bias:
-            self.bias = te.placeholder(shape_of(problem.bias_shape), self.accumulator, "bias")
+        self.parameter = epilogue_parameter(problem)
+        self.zero_point = data_zero_point(problem, self.parameter)
 
     def definition(self) -> MatrixDefinition:
         """Connect the stages."""
@@ -147,9 +147,9 @@ class _Builder:
             if section.transformed:
                 result = self.transform_results(section, result, f"outputs_{number}")
             results.append(result)
-        finished = self.interleave(self.finish_chunks(results)) if layout.interleaves else self.finish(results)
-        parameters = [self.data, self.packed_filter, *([self.bias] if self.bias is not None else [])]
-        func = te.create_prim_func([*parameters, self.copy_out(finished)])
+        blocks = self.interleave(self.finish_chunks(results)) if layout.interleaves else self.finish(results)
+        parameters = [self.data, self.packed_filter, *([] if self.parameter is None else [self.parameter])]
+        func = te.create_prim_func([*parameters, self.copy_out(blocks)])
         return MatrixDefinition(byte_aligned(func), layout, self.problem.rank, self.packed_elements)
 
     # Stage 1: data.
@@ -194,15 +194,15 @@ class _Builder:
         if layout.packed_channels > geometry.in_channels:
             inside.append(channel < geometry.in_channels)
         if self.words is None:
-            return data_element(
-                self.problem, geometry, layout.extents, self.data, layout.tile.block, within, at, group, channel, inside
-            )
+            place = (layout.tile.block, within, at, group, channel, inside, self.zero_point)
+            return data_element(self.problem, geometry, layout.extents, self.data, *place)
         channels = self.problem.in_channels
         place, exists = data_place(self.problem, geometry, layout.extents, layout.tile.block, within, at)
         word = self.words.join(
             lambda number: self.data[channel_place(self.problem, place, group * channels + number)], channels, channel
         )
-        return self.words.shifted(tirx.if_then_else(tirx.all(*inside, *exists), word, tirx.const(0, WORD)))
+        nothing = tirx.const(0, WORD) if self.zero_point is None else self.words.filled(self.zero_point)
+        return self.words.shifted(tirx.if_then_else(tirx.all(*inside, *exists), word, nothing))
 
     # Stage 2: rows.
 
@@ -322,13 +322,13 @@ class _Builder:
         """
         layout, phases_last = self.layout, self.layout.contiguous_phases > 0
 
-        def finished(*index: Expr) -> Expr:
+        def element(*index: Expr) -> Expr:
             *at, n, d, h, w, channel = (*index[:LEAD], *index[LEAD + 1 :], index[LEAD]) if phases_last else index
             return self.output(results, at, n, (d, h, w), channel)
 
         channels, outputs = layout.tile.channels, layout.block_outputs
         inner = (channels, *outputs) if phases_last else (*outputs, channels)
-        return te.compute(shape_of((*layout.lead, *inner)), finished, "epilogue")
+        return te.compute(shape_of((*layout.lead, *inner)), element, "epilogue")
 
     def finish_chunks(self, results: Sequence[te.Tensor]) -> te.Tensor:
         """Finish chunks of rows, with vectors along channels.
@@ -338,7 +338,7 @@ class _Builder:
         layout, chunks = self.layout, self.layout.chunks
         channels, lanes = layout.tile.channels, layout.lanes
 
-        def finished(*index: Expr) -> Expr:
+        def element(*index: Expr) -> Expr:
             *at, vector, n, d, h, c, i, lane = index
             channel = vector * lanes + lane
             if channels % lanes:
@@ -347,7 +347,7 @@ class _Builder:
             return self.output(results, at, n, (d, h, w), channel)
 
         pieces = (*layout.block_outputs[:2], chunks.heights, chunks.chunks, chunks.chunk)
-        return te.compute(shape_of((*layout.lead, layout.channel_vectors, *pieces, lanes)), finished, "epilogue")
+        return te.compute(shape_of((*layout.lead, layout.channel_vectors, *pieces, lanes)), element, "epilogue")
 
     def interleave(self, finished: te.Tensor) -> te.Tensor:
         """Transpose chunks into rows of channels.
@@ -384,13 +384,17 @@ class _Builder:
             here = self.result(section, results[number], at, image, places, column)
             if self.constants:
                 constant = ravel((*at[4:6], column), (*section.shape[:2], section.part_columns))
-                here = here - self.packed_filter[constant + self.constants[number]]
+                correction = self.packed_filter[constant + self.constants[number]]
+                if self.words is not None and self.zero_point is not None:
+                    correction = correction * (self.zero_point + self.words.shift)
+                here = here - correction
             # Not Select, which loads from both: an index that is invalid in one of them makes results wrong.
             value = tirx.if_then_else(tirx.all(*member), here, value) if member else here
-        if self.bias is not None:
-            channel = tirx.min(at[5] * layout.tile.channels + channel, geometry.out_channels - 1)
-            value = value + self.bias[at[4] * geometry.out_channels + channel]
-        return activate(self.problem.epilogue, value)
+        channel = tirx.min(at[5] * layout.tile.channels + channel, geometry.out_channels - 1)
+        channel = at[4] * geometry.out_channels + channel
+        if self.problem.epilogue.bias and self.parameter is not None:
+            value = value + bias_at(self.problem, self.parameter, channel)
+        return finished(self.problem, value, self.parameter, channel)
 
     @staticmethod
     def result(section: MatrixSection, result: te.Tensor, at: Index, image: Expr, places: Index, column: Expr) -> Expr:
@@ -405,8 +409,8 @@ class _Builder:
 
     # Stage 6: output.
 
-    def copy_out(self, finished: te.Tensor) -> te.Tensor:
-        """Copy `finished` blocks into the output, rounded to its type.
+    def copy_out(self, results: te.Tensor) -> te.Tensor:
+        """Copy `results`, finished blocks, into the output, rounded to its type.
 
         The shape is ``[N, D, H, W, G, Co]`` if vectors are channels, else ``[N, G, Co, D, H, W]``.
         """
@@ -423,7 +427,7 @@ class _Builder:
             inner = (*within, channel) if channels_inner else (channel, *within)
             if layout.interleaves:
                 inner = (channel // lanes, within[0], channel % lanes, *within[1:])
-            return from_accumulator(finished[(*at, g, tile, *inner)], self.problem.output_dtype)
+            return stored(self.problem, results[(*at, g, tile, *inner)])
 
         channels = (layout.geometry.groups, layout.geometry.out_channels)
         batch, spatial = layout.extents.batch, layout.extents.output

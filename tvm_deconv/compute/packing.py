@@ -23,7 +23,7 @@ from tvm_deconv.compute.direct_layout import FilterSection, group_and_channel
 from tvm_deconv.compute.indexing import ROWS, ravel
 from tvm_deconv.compute.matrix_layout import MatrixSection, constants_of
 from tvm_deconv.compute.phases import AxisRows, Geometry
-from tvm_deconv.compute.storage import storage_dtype, to_accumulator
+from tvm_deconv.compute.storage import filter_storage, to_accumulator
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.compute.winograd import winograd
 from tvm_deconv.compute.words import WORD, Words
@@ -41,7 +41,7 @@ def _pack_function(problem: Problem, elements: int, dtype: str) -> Iterator[tupl
     with IRBuilder() as builder, build.prim_func():
         build.func_name("pack")
         build.func_attr({"global_symbol": "pack", "tirx.noalias": True})
-        stored = storage_dtype(problem.dtype)
+        stored = filter_storage(problem)
         source = build.arg("filter", build.buffer(list(map(_int64, given)), stored, align=1, layout=None))
         packed = build.arg("packed", build.buffer([_int64(elements)], dtype, align=1, layout=None))
         yield builder, source, packed
@@ -74,7 +74,7 @@ def pack_matrix_filter(
     """Build ``pack(filter [G, Ci, Co, *K], packed [elements])`` for the `sections` of a matrix definition.
 
     Winograd's transform of the taps, and Strassen's sums, are computed in float64 and rounded once. With `words`, these
-    hold elements of the filter as they are stored. If words are shifted, the constants of all columns follow.
+    hold elements of the filter as they are stored. If sums need a correction, the constants of all columns follow.
     """
     accumulator = problem.accumulate_dtype
     with _pack_function(problem, elements, WORD if words else accumulator) as (builder, source, packed):
@@ -94,17 +94,18 @@ def pack_matrix_filter(
                         value = _quarters(section, points[0], partial(entry, points), ci, column).astype(accumulator)
                     where = ravel((g, tile, *points, number, *tap, ci, place), section.shape)
                     build.buffer_store(packed, value, [where + section.offset])
-        if words and words.shift:
+        if words and words.needs_correction(problem):
             begin = elements - sum(section.all_columns for section in sections)
             for section, offset in zip(sections, constants_of(sections, begin), strict=False):
-                _pack_constants(problem, source, packed, section, offset, words.shift)
+                factor = 1 if problem.quantization else words.shift
+                _pack_constants(problem, source, packed, section, offset, factor)
     return builder.get()
 
 
 def _pack_constants(
-    problem: Problem, source: Any, packed: Any, section: MatrixSection, offset: int, shift: int
+    problem: Problem, source: Any, packed: Any, section: MatrixSection, offset: int, factor: int
 ) -> None:
-    """Store `shift` times the sum of the filter of each column of a section, from `offset` on."""
+    """Store `factor` times the sum of the filter of each column of a section, from `offset` on."""
     groups, tiles = section.shape[:2]
     taps, begin = section.shape[6:9], (0,) * 3
     with build.grid(*map(_int64, (groups, tiles, section.part_columns))) as (g, tile, column):
@@ -112,7 +113,7 @@ def _pack_constants(
         build.buffer_store(packed, tirx.const(0, WORD), [where])
         with build.grid(*map(_int64, (*taps, problem.in_channels))) as (d, h, w, ci):
             element = _entry(problem, source, section, (g, tile), (d, h, w), begin, ci, column)
-            build.buffer_store(packed, packed[where] + element * tirx.const(shift, WORD), [where])
+            build.buffer_store(packed, packed[where] + element * tirx.const(factor, WORD), [where])
 
 
 def _entry(
@@ -183,7 +184,7 @@ def _element(
     `phases` are counted within their runs.
     """
     place = _places(problem, axes, phases, taps)
-    return to_accumulator(source[(*at, *place)], problem.dtype, problem.accumulate_dtype)
+    return to_accumulator(source[(*at, *place)], problem.filter_dtype, problem.accumulate_dtype)
 
 
 def _places(

@@ -9,10 +9,19 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.ir import Expr
 
+from tvm_deconv.problem import Problem
+
 
 def storage_dtype(dtype: str) -> str:
     """Return the dtype that carries elements of `dtype` across the ABI."""
     return "uint16" if dtype == "bfloat16" else dtype
+
+
+def filter_storage(problem: Problem) -> str:
+    """Return the dtype that carries the filter: int16 for one whose zero points were taken off."""
+    if problem.quantization and problem.filter_dtype == "uint8":
+        return "int16"
+    return storage_dtype(problem.filter_dtype)
 
 
 def to_accumulator(value: Expr, dtype: str, accumulator: str) -> Expr:

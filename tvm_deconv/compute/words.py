@@ -24,7 +24,9 @@ class Words:
     """Words of `factors` channels; `name` is that of the function that multiplies them.
 
     A `shift` is added to the data as they are packed, also where there are none. It makes signed factors unsigned,
-    which some instructions want, and adds to each sum the same constant: the shift times the sum of its filter.
+    which some instructions want, and adds to each sum the same constant: the shift times the sum of its filter. The
+    zero point of quantized data is such a shift, too: words hold stored integers, and the zero point stands where there
+    are no data.
     """
 
     name: str
@@ -39,6 +41,15 @@ class Words:
     def count(self, channels: int) -> int:
         """Return the number of words of `channels` channels."""
         return ceil_div(channels, self.factors)
+
+    def needs_correction(self, problem: Problem) -> bool:
+        """Tell whether sums of a problem's words exceed those of its products."""
+        return self.shift > 0 or problem.quantization is not None
+
+    def filled(self, factor: Expr) -> Expr:
+        """Return the word of which each factor is `factor`."""
+        pattern = sum(1 << self.bits * number for number in range(self.factors))
+        return (factor & tirx.const((1 << self.bits) - 1, WORD)) * tirx.const(pattern, WORD)
 
     def problem(self, problem: Problem) -> Problem:
         """Return `problem` with words in the place of input channels: its matrix products have that many terms."""

@@ -6,6 +6,7 @@ from tvm_deconv.problem.dtypes import DTYPES, PRECISIONS, element_bytes
 from tvm_deconv.problem.dynamic import ANY
 from tvm_deconv.problem.epilogue import Epilogue
 from tvm_deconv.problem.problem import DATA_FORMATS, FILTER_FORMATS, Array, Problem
+from tvm_deconv.problem.quantization import Quantization, Scaling
 
 __all__ = [
     "ACTIVATIONS",
@@ -17,6 +18,8 @@ __all__ = [
     "Array",
     "Epilogue",
     "Problem",
+    "Quantization",
+    "Scaling",
     "broadcast",
     "element_bytes",
     "integer",

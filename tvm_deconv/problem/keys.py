@@ -10,6 +10,7 @@ from tvm_deconv.errors import ProblemError
 from tvm_deconv.problem.checks import INT64_MAX
 from tvm_deconv.problem.dynamic import ANY
 from tvm_deconv.problem.epilogue import Epilogue
+from tvm_deconv.problem.quantization import Quantization
 
 if TYPE_CHECKING:
     from tvm_deconv.problem.problem import Problem
@@ -21,7 +22,8 @@ _KEY = re.compile(
     r"n(?P<batch>\d+|any)-g(?P<groups>\d+)-i(?P<in_channels>\d+)-o(?P<out_channels>\d+)"
     r"-x(?P<data_spatial>(?:any(?:\(\d+(?:,\d+)*\))?|[\dx])+)-k(?P<kernel>[\dx]+)-s(?P<strides>[\dx]+)-d(?P<dilations>[\dx]+)"
     r"-p(?P<pads_begin>[\dx]+)-y(?P<output_spatial>(?:any[+-]|[\dx])+)"
-    r"-(?P<dtype>[a-z0-9]+)(?:\+(?P<precision>[a-z0-9]+))?-(?P<data_format>[A-Z]+)-(?P<filter_format>[A-Z]+)-(?P<epilogue>[^\s/]+)",
+    r"-(?P<dtype>[a-z0-9]+)(?:\+(?P<precision>[a-z0-9]+))?(?:\.(?P<quantization>[a-z0-9.]+))?"
+    r"-(?P<data_format>[A-Z]+)-(?P<filter_format>[A-Z]+)-(?P<epilogue>[^\s/]+)",
     re.ASCII,
 )
 
@@ -35,6 +37,7 @@ def write_key(problem: Problem) -> str:
         data[axis] = f"{ANY}({','.join(map(str, buckets))})" if buckets else ANY
         output[axis] = f"{ANY}{problem.output_constant(axis):+d}"
     dtype = problem.dtype if problem.precision == "ieee" else f"{problem.dtype}+{problem.precision}"
+    dtype += f".{problem.quantization}" if problem.quantization else ""
     return (
         f"n{ANY if 0 in problem.dynamic else problem.batch}"
         f"-g{problem.groups}-i{problem.in_channels}-o{problem.out_channels}"
@@ -60,6 +63,8 @@ def read_key(key: str) -> dict[str, Any]:
         fields[name] = _extent(extents[0]) if name in _PER_PROBLEM else tuple(map(_extent, extents))
     fields["epilogue"] = Epilogue.parse(fields["epilogue"])
     fields["precision"] = fields["precision"] or "ieee"
+    if fields["quantization"] is not None:
+        fields["quantization"] = Quantization.parse(fields["quantization"])
     return fields
 
 

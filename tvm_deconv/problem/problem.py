@@ -5,7 +5,8 @@ Per spatial axis, with data extent X, kernel K, stride s, dilation d, begin pad 
     out[n, g*Co+o, s*x + d*k - p] += data[n, g*Ci+i, x] * filter[g, i, o, k]    where the index lies in [0, Y)
 
 Output elements that no product reaches are zero. The epilogue (bias, then activation) follows. An end pad is not part
-of the description: it only decided Y.
+of the description: it only decided Y. In a quantized problem stored integers stand for the data and the filter, and the
+output may be quantized again: `quantization`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy.typing as npt
 from tvm_deconv.errors import ProblemError
 from tvm_deconv.problem import dialects
 from tvm_deconv.problem.activations import ACTIVATIONS
-from tvm_deconv.problem.arithmetic import landing_pairs, uncropped
+from tvm_deconv.problem.arithmetic import ceil_div, landing_pairs, uncropped
 from tvm_deconv.problem.checks import INT64_MAX, integer, integers, one_of
 from tvm_deconv.problem.dtypes import DTYPES, PRECISIONS, element_bytes
 from tvm_deconv.problem.dynamic import (
@@ -37,6 +38,7 @@ from tvm_deconv.problem.dynamic import (
 )
 from tvm_deconv.problem.epilogue import Epilogue
 from tvm_deconv.problem.keys import read_key, write_key
+from tvm_deconv.problem.quantization import STORED, Quantization, check_sums
 
 Array = npt.NDArray[Any]
 _Attributes = ParamSpec("_Attributes")
@@ -80,7 +82,9 @@ class Problem:
 
     `precision` "tf32", of float32 problems, permits data and filter to be rounded to TF32 before they are multiplied;
     sums stay float32. "tf32x3" permits each product to be the sum of three of such factors, as exact as float32 but at
-    its limits. Neither demands anything: a more exact kernel serves such a problem too. Raises ProblemError.
+    its limits. Neither demands anything: a more exact kernel serves such a problem too.
+
+    `quantization`, of int8 and uint8 data, makes a quantized problem. Raises ProblemError.
     """
 
     batch: int
@@ -100,6 +104,7 @@ class Problem:
     dynamic: tuple[int, ...] = ()
     precision: str = "ieee"
     buckets: tuple[tuple[int, ...], ...] = ()
+    quantization: Quantization | None = None
 
     from_openvino = staticmethod(_maker(dialects.from_openvino))
     from_onednn = staticmethod(_maker(dialects.from_onednn))
@@ -112,8 +117,10 @@ class Problem:
         self._read_types()
         self._read_buckets()
         self._make_representative()
-        if self.accumulate_dtype == "int32":
+        if self.output_dtype == "int32":
             self._check_integer_epilogue()
+        if self.quantization:
+            check_sums(self)
         self._check_sizes()
 
     def _put(self, name: str, value: object) -> None:
@@ -167,6 +174,10 @@ class Problem:
         self._put("filter_format", _FILTER_ALIASES.get(self.filter_format, self.filter_format))
         if not isinstance(self.epilogue, Epilogue):
             raise ProblemError("epilogue", self.epilogue, "must be an Epilogue")
+        if not isinstance(self.quantization, Quantization | None):
+            raise ProblemError("quantization", self.quantization, "must be a Quantization, or None")
+        if self.quantization and self.dtype not in STORED:
+            raise ProblemError("dtype", self.dtype, f"must be {' or '.join(STORED)} where quantization is given")
 
     def _read_buckets(self) -> None:
         """Bring `buckets` into their one form."""
@@ -299,9 +310,20 @@ class Problem:
         return DTYPES[self.dtype].accumulator
 
     @property
+    def filter_dtype(self) -> str:
+        """The type of the filter: `dtype`, or that of a quantized problem."""
+        return self.quantization.filter if self.quantization else self.dtype
+
+    @property
     def output_dtype(self) -> str:
-        """The type of the output: `dtype`, or int32 if `dtype` is an integer type."""
-        return DTYPES[self.dtype].output
+        """The type of the output: `dtype`, int32 if `dtype` is an integer type, or that of a quantized problem."""
+        return self.quantization.output if self.quantization else DTYPES[self.dtype].output
+
+    @property
+    def terms(self) -> int:
+        """The most products that an output element is a sum of."""
+        axes = zip(self.kernel, self.strides, self.dilations, strict=True)
+        return self.in_channels * math.prod(ceil_div(k, s // math.gcd(s, d)) for k, s, d in axes)
 
     @property
     def macs(self) -> int:
@@ -323,7 +345,8 @@ class Problem:
     @property
     def min_bytes(self) -> int:
         """The bytes that must cross memory: data, filter and bias read once, output written once."""
-        moved = (math.prod(self.data_shape) + math.prod(self.filter_shape)) * element_bytes(self.dtype)
+        moved = math.prod(self.data_shape) * element_bytes(self.dtype)
+        moved += math.prod(self.filter_shape) * element_bytes(self.filter_dtype)
         moved += math.prod(self.output_shape) * element_bytes(self.output_dtype)
         return moved + self.epilogue.bias * math.prod(self.bias_shape) * element_bytes(self.accumulate_dtype)
 

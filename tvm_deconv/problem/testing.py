@@ -5,6 +5,7 @@ Operands are scaled so that sums are of order one for any number of products: th
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
@@ -13,8 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tvm_deconv.problem.activations import ACTIVATIONS
 from tvm_deconv.problem.arrays import numpy_dtype
 from tvm_deconv.problem.problem import Array, Problem
+from tvm_deconv.problem.quantization import STORED, Scaling
 
 #: dtype -> the error that an element may have, as a part of the largest element and as a part of itself (its rounding).
 TOLERANCES = {
@@ -23,17 +26,23 @@ TOLERANCES = {
     "float16": (5e-5, 2.0**-10),
     "bfloat16": (5e-5, 2.0**-7),
     "int32": (0.0, 0.0),
+    "int8": (0.0, 0.0),
+    "uint8": (0.0, 0.0),
 }
 #: The elements of an output that are compared, or whose reference is computed, at once.
 PART_ELEMENTS = 2**26
 
 
 class Operands(NamedTuple):
-    """The arrays of one call, in the problem's formats; `bias` is None if the epilogue has none."""
+    """The arrays of one call, in the problem's formats; `bias` is None if the epilogue has none.
+
+    `scaling` is that of a quantized problem.
+    """
 
     data: Array
     filter: Array
     bias: Array | None
+    scaling: Scaling | None = None
 
 
 class Deviation(NamedTuple):
@@ -54,6 +63,8 @@ class Part(NamedTuple):
 def operands(problem: Problem, seed: int = 0) -> Operands:
     """Return random arrays for `problem`, the same for the same seed."""
     rng = np.random.default_rng(seed)
+    if problem.quantization:
+        return _quantized(problem, rng)
     products = problem.in_channels * math.prod(
         math.ceil(k / s) for k, s in zip(problem.kernel, problem.strides, strict=True)
     )
@@ -78,6 +89,29 @@ def operands(problem: Problem, seed: int = 0) -> Operands:
     return Operands(arrays[0], arrays[1], bias if problem.epilogue.bias else None)
 
 
+def _quantized(problem: Problem, rng: np.random.Generator) -> Operands:
+    """Return stored integers of the whole range, and scales that spread the outputs over theirs."""
+
+    def stored(dtype: str, shape: tuple[int, ...]) -> Array:
+        limits = np.iinfo(dtype)
+        return rng.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+
+    output, channels = problem.output_dtype, problem.bias_shape
+    filter_scale = rng.uniform(0.5, 1.5, channels).astype(np.float32) / 128
+    spread = 64 * 64 * math.sqrt(problem.terms) / 128 / 32
+    scaling = Scaling(
+        data_scale=0.5,
+        data_zero_point=int(stored(problem.dtype, ())),
+        filter_scale=filter_scale,
+        filter_zero_point=stored("uint8", channels) if problem.filter_dtype == "uint8" else 0,
+        output_scale=spread if output in STORED else 1.0,
+        output_zero_point=int(stored(output, ())) // 4 if output in STORED else 0,
+    )
+    bias = rng.integers(-(2**12), 2**12, channels, np.int32) if problem.epilogue.bias else None
+    data, filter = stored(problem.dtype, problem.data_shape), stored(problem.filter_dtype, problem.filter_shape)
+    return Operands(data, filter, bias, scaling)
+
+
 def deviation(problem: Problem, output: Array, expected: npt.NDArray[np.float64], *, fused: bool = True) -> Deviation:
     """Compare `output` with the result of the reference for the same operands.
 
@@ -86,6 +120,8 @@ def deviation(problem: Problem, output: Array, expected: npt.NDArray[np.float64]
     if output.size == 0:
         return Deviation(0.0, output.shape == expected.shape)
     common, own = TOLERANCES[problem.output_dtype]
+    # An activation in float32 may put a number on the other side of a tie.
+    steps = int(problem.output_dtype in STORED and not ACTIVATIONS[problem.epilogue.activation].integers)
     # Cut along the first two axes if intermediate results of the whole would take much memory.
     indices = list(np.ndindex(output.shape[:2])) if output.size > PART_ELEMENTS else [()]
     largest = max(float(np.abs(expected[index]).max()) for index in indices)
@@ -94,7 +130,7 @@ def deviation(problem: Problem, output: Array, expected: npt.NDArray[np.float64]
         error = np.abs(output[index].astype(np.float64) - expected[index])
         worst = float(np.maximum(worst, error.max()))  # which keeps a NaN
         # Written so that a NaN is not allowed.
-        bound = common * largest + own * (np.abs(expected[index]) if fused else largest)
+        bound = common * largest + own * (np.abs(expected[index]) if fused else largest) + steps
         allowed &= bool(np.all(error <= bound))
     return Deviation(worst / (largest or 1.0), allowed)
 
@@ -122,7 +158,18 @@ def parts(problem: Problem, arrays: Operands) -> Iterator[Part]:
         batch = slice(n, n + part.batch)
         data = arrays.data[_index(problem, batch, inputs)]
         bias = None if arrays.bias is None else arrays.bias[outputs]
-        yield Part(part, Operands(data, taken, bias), _index(problem, batch, outputs))
+        scaling = None if arrays.scaling is None else _scaling_of(arrays.scaling, outputs)
+        yield Part(part, Operands(data, taken, bias, scaling), _index(problem, batch, outputs))
+
+
+def _scaling_of(scaling: Scaling, channels: slice) -> Scaling:
+    """Return the scaling of some output channels."""
+    scale, zero = scaling.filter_scale, scaling.filter_zero_point
+    return dataclasses.replace(
+        scaling,
+        filter_scale=scale if np.ndim(scale) == 0 else np.asarray(scale)[channels],
+        filter_zero_point=zero if np.ndim(zero) == 0 else np.asarray(zero)[channels],
+    )
 
 
 def _step(extent: int, elements: int) -> int:

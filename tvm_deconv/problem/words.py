@@ -25,6 +25,7 @@ def words(problem: Problem) -> str:
         "x".join(spatial),
         f"n{batch}" if batch != 1 or 0 in problem.dynamic else "",
         problem.dtype if problem.dtype != "float32" else "",
+        f"* {problem.filter_dtype} -> {problem.output_dtype}" if problem.quantization else "",
         problem.precision if problem.precision != "ieee" else "",
         problem.data_format if problem.data_format != "NCX" else "",
         str(problem.epilogue) if str(problem.epilogue) != "none" else "",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from tvm_deconv.artifact.ffi import import_tvm_ffi
 from tvm_deconv.errors import DeviceError, ProblemError, TensorError, TensorTypeError
-from tvm_deconv.problem import Array, Problem
+from tvm_deconv.problem import Array, Problem, Scaling
 from tvm_deconv.runtime import arrays
 from tvm_deconv.runtime.process import Served, guarded
 
@@ -293,9 +293,12 @@ class CudaMemory:
         served: Served,
         filter: Borrowed,
         bias: Borrowed | None,
+        scaling: Scaling | None = None,
         workspace: int | Array | None = None,
     ) -> CudaCall:
         """Pack `filter` and convert `bias`, on the device; see `Library.bind`."""
+        if scaling is not None:
+            raise ProblemError("scaling", scaling, "must be None for a filter on a CUDA device")
         if workspace is not None:
             raise ProblemError("workspace", workspace, "must be None for a filter on a CUDA device")
         return CudaCall(problem, served, filter, bias)

@@ -13,7 +13,8 @@ import numpy as np
 from tvm_deconv.artifact.manifest import stem
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.arrays import storage
-from tvm_deconv.problem.reference import reference
+from tvm_deconv.problem.quantization import Constants
+from tvm_deconv.problem.reference import quantized, reference
 from tvm_deconv.runtime.process import LOG, Artifact, Loaded, Served, once
 from tvm_deconv.targets import Place
 
@@ -33,14 +34,20 @@ def computed(problem: Problem, _: Place) -> Served:
     def pack(filter: Array, packed: Array) -> None:
         packed[...] = filter
 
-    def deconv(data: Array, filter: Array, *others: Array) -> None:
-        *bias, out = others
-        out[...] = _rounded(reference(canonical.at(data.shape), data, filter, *bias), problem.output_dtype)
+    def deconv(data: Array, filter: Array, *others: Array) -> None:  # behind the filter the bias or a table, and out
+        last, out = others[0] if others[1:] else None, others[-1]
+        call = canonical.at(data.shape)
+        if problem.quantization:
+            result = quantized(call, data, filter, Constants.of_table(np.asarray(last)))
+        else:
+            result = reference(call, data, filter, last)
+        out[...] = _rounded(result, problem.output_dtype)
 
     def make() -> Artifact:
         LOG.warning("no artifact serves %s: NumPy computes it, slowly", key)
         facts = Loaded(stem(key, "reference"), key, "reference", "", "")
-        packed = (canonical.filter_shape, storage(problem.dtype).name)
+        stored = "int16" if problem.quantization else storage(problem.dtype).name
+        packed = (canonical.filter_shape, stored)
         return Artifact(facts, packed, pack, deconv, lambda constant: constant)
 
     return Served(None, once(key, make))

@@ -9,8 +9,9 @@ import numpy as np
 
 from tvm_deconv.artifact.manifest import Manifest
 from tvm_deconv.errors import ArtifactError, ProblemError, TensorError
-from tvm_deconv.problem import Array, Problem, integer
+from tvm_deconv.problem import Array, Problem, Scaling, integer
 from tvm_deconv.problem.arrays import BFLOAT16, empty, storage
+from tvm_deconv.problem.quantization import bound_arrays
 from tvm_deconv.runtime import arrays
 from tvm_deconv.runtime.arrays import Borrowed
 from tvm_deconv.runtime.process import Artifact, Served, guarded
@@ -35,10 +36,11 @@ class HostMemory:
         served: Served,
         filter: Borrowed,
         bias: Borrowed | None,
+        scaling: Scaling | None = None,
         workspace: int | Array | None = None,
     ) -> HostCall:
         """Pack `filter` and convert `bias`; see `Library.bind`."""
-        return HostCall(problem, served, filter, bias, workspace)
+        return HostCall(problem, served, filter, bias, scaling, workspace)
 
     def run_once(
         self, problem: Problem, served: Served, data: Borrowed, filter: Borrowed, bias: Borrowed | None, out: Any
@@ -60,6 +62,7 @@ class HostCall:
         served: Served,
         filter: Borrowed,
         bias: Borrowed | None,
+        scaling: Scaling | None = None,
         workspace: int | Array | None = None,
     ) -> None:
         """Pack `filter` and convert `bias`; see `Library.bind`."""
@@ -73,7 +76,7 @@ class HostCall:
         self._data_dtype = np.dtype(problem.dtype) if fast else None
         self._output_dtype = self._output_storage if fast else None
         self._path = served.artifact.path
-        self.constants = guarded(_constants, problem, served.artifact, filter, bias)
+        self.constants = guarded(_constants, problem, served.artifact, filter, bias, scaling)
         self._deconv: Callable[..., None] = served.artifact
         # An empty output is complete: kernels need not know extents of zero. Dynamic extents are those of each call.
         if not problem.dynamic and 0 in problem.output_shape:
@@ -149,11 +152,13 @@ class HostCall:
         return shape
 
 
-def _constants(problem: Problem, artifact: Artifact, filter: Borrowed, bias: Borrowed | None) -> tuple[Any, ...]:
-    """Return what all calls have in common: the packed filter, and the bias if there is one."""
-    constants = [_packed(problem, artifact, filter)]
-    if bias is not None:
-        constants.append(_accumulated(problem, bias))
+def _constants(
+    problem: Problem, artifact: Artifact, filter: Borrowed, bias: Borrowed | None, scaling: Scaling | None
+) -> tuple[Any, ...]:
+    """Return what all calls have in common: the packed filter, and behind it the bias or what stands in its place."""
+    offset = None if bias is None else _accumulated(problem, bias)
+    canonical, last = bound_arrays(problem, problem.canonical_filter(filter.view), offset, scaling)
+    constants = [_packed(artifact, canonical), *([] if last is None else [last])]
     return tuple(map(artifact.constant, constants))
 
 
@@ -185,10 +190,10 @@ def _workspace_memory(workspace: int | Array, manifest: Manifest) -> Array:
     return workspace.view(np.ndarray).reshape(-1).view(np.uint8)
 
 
-def _packed(problem: Problem, artifact: Artifact, filter: Borrowed) -> Array:
-    """Return `filter`, in any layout, as the kernel reads it."""
+def _packed(artifact: Artifact, filter: Array) -> Array:
+    """Return a canonical `filter`, in any layout, as the kernel reads it."""
     # A copy unless the memory already is [G, Ci, Co, *K]; "pack" only reads it.
-    canonical = np.require(problem.canonical_filter(filter.view), requirements=["C", "A"])
+    canonical = np.require(filter, requirements=["C", "A"])
     shape, dtype = artifact.packed
     try:
         packed = empty(shape, np.dtype(dtype))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from tvm_deconv.artifact.manifest import Manifest
-from tvm_deconv.problem import Array, Problem
+from tvm_deconv.problem import Array, Problem, Scaling
 from tvm_deconv.runtime.process import Served
 
 
@@ -30,7 +30,15 @@ class Memory(Protocol):
     def borrow(self, argument: str, array: Any) -> Any:
         """Return a view of `array`, with its `dtype` and `shape`. Raises TensorError if it lies elsewhere."""
 
-    def bind(self, problem: Problem, served: Served, filter: Any, bias: Any, workspace: int | Array | None) -> Call:
+    def bind(
+        self,
+        problem: Problem,
+        served: Served,
+        filter: Any,
+        bias: Any,
+        scaling: Scaling | None,
+        workspace: int | Array | None,
+    ) -> Call:
         """Pack the borrowed `filter` and convert the borrowed `bias`; see `Library.bind`."""
 
     def run_once(self, problem: Problem, served: Served, data: Any, filter: Any, bias: Any, out: Any) -> Any:

@@ -32,7 +32,7 @@ from tvm_deconv.errors import (
     ProblemError,
     TensorError,
 )
-from tvm_deconv.problem import ANY, Array, Epilogue, Problem
+from tvm_deconv.problem import ANY, Array, Epilogue, Problem, Scaling
 from tvm_deconv.runtime import arrays, cuda, loader
 from tvm_deconv.runtime.fallback import Fallback
 from tvm_deconv.runtime.host import HOST
@@ -234,11 +234,19 @@ class Library:
         best = self._best(problem, self._candidates(problem), self._place(None))
         return problem if best is None else problem.replace(dynamic=best.parsed.dynamic)
 
-    def bind(self, problem: Problem, filter: Any, bias: Any = None, *, workspace: int | Array | None = None) -> Layer:
+    def bind(
+        self,
+        problem: Problem,
+        filter: Any,
+        bias: Any = None,
+        *,
+        scaling: Scaling | None = None,
+        workspace: int | Array | None = None,
+    ) -> Layer:
         """Pack `filter` (shape ``problem.filter_shape``) for the best artifact and return the function of the data.
 
         `bias` (shape ``problem.bias_shape``, in the problem's dtype or its accumulate dtype) goes with an epilogue that
-        has one. Both are copied.
+        has one. Both are copied. A quantized problem takes its `scaling`; its bias is int32.
 
         By default every thread keeps the workspace of its last calls, for all layers. With a number as `workspace`, 1
         to 64, the layer keeps a workspace of its own for that many threads, allocated now. An array (of
@@ -248,14 +256,14 @@ class Library:
 
         Raises NoArtifactError with every candidate's reason. Raises IntegrityError if the library is not the one
         that was built, and ArtifactError if it does not load. Raises TensorError for arrays, ProblemError for an
-        impossible `workspace`, and DeviceError for a CUDA device that cannot be used.
+        impossible `workspace` or `scaling`, and DeviceError for a CUDA device that cannot be used.
         """
         memory = _memory_of(filter)
         _check_problem(problem)
         weights = _borrow_filter(memory, problem, filter)
         served = self._serve(problem, memory.device)
         offset = _borrow_bias(memory, problem, bias)
-        return Layer(problem, served, memory.bind(problem, served, weights, offset, workspace))
+        return Layer(problem, served, memory.bind(problem, served, weights, offset, scaling, workspace))
 
     def _place(self, device: int | None) -> Place:
         return Place(self.host, self._cap, None if device is None else cuda_capability(device), needs.here())
@@ -407,7 +415,7 @@ def _memory_of(array: object) -> Memory:
 def _borrow_filter(memory: Memory, problem: Problem, filter: Any) -> Any:
     """Return a view of `filter`. Raises TensorTypeError, TensorError unless it is one of the problem's."""
     borrowed = memory.borrow("filter", filter)
-    arrays.check_type("filter", borrowed.dtype, [problem.dtype])
+    arrays.check_type("filter", borrowed.dtype, [problem.filter_dtype])
     arrays.check_shape("filter", tuple(borrowed.shape), problem.filter_shape)
     return borrowed
 

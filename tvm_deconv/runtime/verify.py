@@ -77,7 +77,8 @@ def verify(library: Library, manifest: Manifest, seed: int | None = None) -> Ver
         for variant in manifest.parsed.variants:
             problem = variant.at(variant.data_shape)
             arrays = operands(problem, seed)
-            output = checked_call(only(library, manifest).bind(problem, arrays.filter, arrays.bias), arrays.data)
+            layer = only(library, manifest).bind(problem, arrays.filter, arrays.bias, scaling=arrays.scaling)
+            output = checked_call(layer, arrays.data)
             if output is None:
                 return Verdict(manifest, "failed", f"wrote outside of its output, with seed {seed}")
             for part in parts(problem, arrays):
@@ -96,7 +97,7 @@ def checked_call(layer: Layer, data: Array) -> Array | None:
     """Return the output of `layer`, which is poisoned before the call; None if it wrote outside of it."""
     problem = layer.problem
     dtype = numpy_dtype(problem.output_dtype)
-    poison = np.iinfo(dtype).min if dtype.kind == "i" else math.nan
+    poison = np.iinfo(dtype).min or np.iinfo(dtype).max if dtype.kind in "iu" else math.nan
     size = math.prod(problem.output_shape)
     memory = np.full(size + 2 * _GUARD, poison, dtype)
     untouched = memory[:_GUARD].tobytes()

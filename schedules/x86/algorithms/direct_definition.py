@@ -95,6 +95,8 @@ class _Form:
         geometry = Geometry.of(problem, bool(plan.tile.uncropped))
         if self.form == INPUTS:
             deconv = lower(register_inputs.finish_inputs(scheduled, problem, definition), definition.end, streams=False)
+        elif problem.quantization:
+            deconv = usual()
         elif register_channels.supports(problem, geometry, self.form):
             finished = register_channels.finish_channels(scheduled, problem, definition)
             deconv = lower(finished, definition.end, streams=False)

@@ -79,9 +79,11 @@ class CudaBackend(Backend[CudaTarget]):
     algorithms: Sequence[Any] = ALGORITHMS
 
     def check(self, problem: Problem, target: CudaTarget) -> None:
-        """See Backend; kernels have fixed extents."""
+        """See Backend; kernels have fixed extents, and none is quantized."""
         if problem.dynamic:
             raise BuildError("problem", problem.key, f"must have no dynamic extents for {target.name}")
+        if problem.quantization:
+            raise BuildError("problem", problem.key, f"must not be quantized for {target.name}")
 
     def join(self, problem: Problem, kernels: Sequence[Kernel]) -> Kernel:  # noqa: ARG002
         """See Backend; a problem without dynamic extents has one variant."""

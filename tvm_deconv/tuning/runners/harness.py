@@ -18,6 +18,7 @@ import numpy as np
 
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.arrays import empty, numpy_dtype, storage
+from tvm_deconv.problem.quantization import bound_arrays
 from tvm_deconv.problem.testing import deviation, operands
 from tvm_deconv.targets import Host
 from tvm_deconv.tuning.builders import Built
@@ -86,13 +87,13 @@ class Harness:
         """Turn to the problem of `baseline`, and keep the output of its reference to check others against."""
         self._problem = problem = Problem.from_key(baseline.key)
         arrays = operands(problem, baseline.seed)
-        filter = np.ascontiguousarray(problem.canonical_filter(arrays.filter))
+        canonical = problem.canonical_filter(arrays.filter)
+        filter, last = bound_arrays(problem, canonical, arrays.bias, arrays.scaling)
         self._poison = 0x80 if numpy_dtype(problem.output_dtype).kind in "iu" else 0xFF  # which is NaN
         self._packed = {}
         with self._machine.attempt(timeout):
-            self._filter = self._machine.put(filter.view(storage(problem.dtype)))
-            others = [np.ascontiguousarray(arrays.data).view(storage(problem.dtype))]
-            others += [] if arrays.bias is None else [arrays.bias]
+            self._filter = self._machine.put(_bits(np.ascontiguousarray(filter)))
+            others = [_bits(np.ascontiguousarray(arrays.data)), *([] if last is None else [last])]
             self._data, *self._bias = (self._machine.put(array) for array in others)
             self._out = self._machine.output(problem.output_shape, storage(problem.output_dtype))
             self._reference = self._bind(baseline.reference)
@@ -133,6 +134,11 @@ class Harness:
         workspace = [self._machine.put(np.empty(elements, problem.accumulate_dtype))] if elements else []
         arguments = (self._data, self._packed[built.pack], *self._bias, *workspace, self._out.argument)
         return self._machine.bind(built.deconv, "deconv", arguments)
+
+
+def _bits(array: Array) -> Array:
+    """Return `array` in the form in which it crosses to kernels."""
+    return array.view(storage(array.dtype.name))
 
 
 def raced(sample: _Sample, reference: _Sample, best: float) -> Measured:

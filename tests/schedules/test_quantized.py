@@ -1,0 +1,109 @@
+"""Kernels of quantized problems: every algorithm exact against the reference, at the ends of the range too."""
+
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from support.kernels import X86, run_kernel
+
+import tvm_deconv as td
+from tvm_deconv.compiler.build import compile
+from tvm_deconv.problem.quantization import bound_arrays
+from tvm_deconv.problem.reference import reference
+from tvm_deconv.problem.testing import deviation, operands
+from tvm_deconv.targets import CPU_TARGETS, detect_host
+
+AVX2, VNNI = CPU_TARGETS["x86-64-v3"], CPU_TARGETS["x86-64-v4-vnni"]
+ALGORITHMS = {algorithm.name: algorithm for algorithm in X86.algorithms}
+#: Odd channels and an output that goes beyond the taps; groups; one tap; a kernel shorter than its stride; two axes.
+SHAPES = (
+    (2, 1, 7, 20, (6,), (4,), (2,), (1,), (1,), (13,)),
+    (1, 3, 5, 9, (11,), (5,), (3,), (1,), (1,), (33,)),
+    (1, 1, 18, 24, (16,), (2,), (2,), (1,), (0,), (32,)),
+    (1, 20, 1, 1, (9,), (2,), (3,), (1,), (0,), (27,)),
+    (1, 1, 6, 17, (3, 5), (3, 3), (2, 2), (1, 1), (1, 1), (6, 10)),
+)
+#: The types of data, filter and output.
+TYPES = (
+    ("uint8", "int8", "uint8"),
+    ("int8", "int8", "int8"),
+    ("uint8", "uint8", "uint8"),
+    ("uint8", "int8", "float32"),
+    ("int8", "uint8", "int32"),
+)
+
+
+def problem_of(shape, types, **options):
+    data, filter, output = types
+    return td.Problem(*shape, dtype=data, quantization=td.Quantization(filter, output), **options)
+
+
+def run(problem, target, arrays, algorithm, plan):
+    canonical = problem.canonical_filter(arrays.filter)
+    filter, table = bound_arrays(problem, canonical, arrays.bias, arrays.scaling)
+    return run_kernel(problem, target, arrays.data, filter, table, algorithm, plan)
+
+
+#: The algorithms by the number of a shape, with the target and the types; the layouts take turns.
+CASES = (
+    (0, "dot", VNNI, 0),
+    (1, "dot", VNNI, 1),
+    (2, "dot", AVX2, 3),
+    (4, "dot", AVX2, 4),
+    (2, "dot", VNNI, 2),
+    (1, "matrix", AVX2, 0),
+    (0, "direct_channels", VNNI, 4),
+    (3, "direct_groups", AVX2, 1),
+    (0, "direct_rows", AVX2, 2),
+    (4, "direct_rows", VNNI, 3),
+)
+
+
+@pytest.mark.parametrize(("number", "name", "target", "types"), CASES)
+def test_kernels_are_exact(number, name, target, types):
+    if not target.features <= detect_host().features:
+        pytest.skip(f"this CPU does not run {target.name}")
+    activation = "relu" if TYPES[types][2] == "int32" else ("relu", "none", "leaky_relu")[number % 3]
+    options = {"data_format": ("NCX", "NXC")[types % 2], "epilogue": td.Epilogue(number % 2 == 0, activation)}
+    problem = problem_of(SHAPES[number], TYPES[types], **options)
+    arrays, algorithm = operands(problem, 10 * number + types), ALGORITHMS[name]
+    limits = np.iinfo(problem.dtype)
+    arrays.data.flat[::5], arrays.data.flat[1::5] = limits.min, limits.max
+    arrays.filter.flat[::3] = np.iinfo(problem.filter_dtype).min
+    found = run(problem, target, arrays, algorithm, algorithm.candidates(problem, target)[0][1])
+    np.testing.assert_array_equal(found, reference(problem, *arrays))
+
+
+def test_zero_points_reach_the_padding():
+    """All data are the zero point, so nothing is added anywhere, whatever the taps of a position are."""
+    problem = problem_of(SHAPES[1], ("uint8", "int8", "int32"))
+    arrays = operands(problem)
+    arrays.data[:] = arrays.scaling.data_zero_point
+    dot = ALGORITHMS["dot"]
+    assert not run(problem, AVX2, arrays, dot, dot.candidates(problem, AVX2)[0][1]).any()
+
+
+def test_other_activations_come_before_the_output_is_quantized():
+    problem = problem_of(SHAPES[0], ("uint8", "int8", "int8"), epilogue=td.Epilogue(True, "silu"))
+    arrays = operands(problem, 3)
+    found = run(problem, AVX2, arrays, *X86.default(problem, AVX2))
+    wanted = reference(problem, *arrays)
+    assert len(np.unique(wanted)) > 20
+    assert deviation(problem, found, wanted).allowed
+
+
+@pytest.mark.skipif(not shutil.which("objdump"), reason="needs objdump")
+def test_unsigned_data_are_multiplied_as_they_are(tmp_path):
+    problem = problem_of((1, 1, 32, 64, (16,), (2,), (2,), (1,), (0,), (32,)), TYPES[0], data_format="NXC")
+    compile([problem], "x86-64-v4-vnni", tmp_path, algorithms=["dot"])
+    (library,) = tmp_path.glob("*.so")
+    code = subprocess.run(["objdump", "-d", library], capture_output=True, text=True, check=True).stdout
+    assert len(re.findall(r"vpdpbusd .*zmm", code)) >= 8
+    assert re.search(r"vpmovdb|vpmovsdb|vpmovusdb", code)  # outputs are narrowed in registers
+
+
+def test_devices_have_no_kernel_for_it(tmp_path):
+    with pytest.raises(td.BuildError, match="must not be quantized"):
+        compile([problem_of(SHAPES[0], TYPES[0])], "cuda-sm_80", tmp_path)

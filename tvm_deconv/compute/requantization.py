@@ -1,0 +1,66 @@
+"""Quantized problems in tensor expressions: what stands for nothing, and the way from sums to stored outputs.
+
+The numbers of `tvm_deconv.problem.quantization.Constants` reach a kernel as one table in the place of the bias. All
+stages keep elements of 32 bits: outputs are int32 until the last one stores them, also the bits of float32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from tvm import te, tirx
+from tvm.ir import Expr
+
+from tvm_deconv.compute.epilogue import activate
+from tvm_deconv.compute.extents import shape_of
+from tvm_deconv.compute.storage import from_accumulator
+from tvm_deconv.problem import Problem
+from tvm_deconv.problem.quantization import HEAD, STORED
+
+
+def epilogue_parameter(problem: Problem) -> te.Tensor | None:
+    """Return the parameter between packed filter and output: the table of a quantized problem, the bias, or None."""
+    if problem.quantization:
+        return te.placeholder(shape_of((HEAD + 2 * problem.bias_shape[0],)), "int32", "constants")
+    if problem.epilogue.bias:
+        return te.placeholder(shape_of(problem.bias_shape), problem.accumulate_dtype, "bias")
+    return None
+
+
+def bias_at(problem: Problem, parameter: te.Tensor, channel: Expr) -> Expr:
+    """Return the bias of a `channel`, counted over all groups."""
+    bias: Expr = parameter[channel + HEAD] if problem.quantization else parameter[channel]
+    return bias
+
+
+def data_zero_point(problem: Problem, parameter: te.Tensor | None) -> Expr | None:
+    """Return the zero point of the data; None if the problem is not quantized."""
+    if not problem.quantization:
+        return None
+    assert parameter is not None
+    zero: Expr = parameter[tirx.const(0, "int64")]
+    return zero
+
+
+def finished(problem: Problem, sums: Expr, parameter: te.Tensor | None, channel: Expr) -> Expr:
+    """Return the activation of `sums`, bias included; of a quantized problem in 32 bits for `stored`.
+
+    `channel` is counted over all groups.
+    """
+    if not problem.quantization or problem.output_dtype == "int32":
+        return activate(problem.epilogue, sums)
+    assert parameter is not None
+    scale = tirx.reinterpret("float32", parameter[channel + (HEAD + problem.bias_shape[0])])
+    real = activate(problem.epilogue, tirx.convert(sums).astype("float32") * scale)
+    if problem.output_dtype not in STORED:
+        return tirx.reinterpret("int32", real)
+    zero, limits = parameter[tirx.const(1, "int64")], np.iinfo(problem.output_dtype)
+    least, most = ((tirx.const(limit, "int32") - zero).astype("float32") for limit in (limits.min, limits.max))
+    nearest = tirx.nearbyint(real * tirx.reinterpret("float32", parameter[tirx.const(2, "int64")]))
+    return tirx.max(tirx.min(nearest, most), least).astype("int32") + zero
+
+
+def stored(problem: Problem, value: Expr) -> Expr:
+    """Return a finished `value` in the type of the output."""
+    if problem.quantization and problem.output_dtype == "float32":
+        return tirx.reinterpret("float32", value)
+    return from_accumulator(value, problem.output_dtype)
