@@ -1,10 +1,11 @@
 """Settings of hypothesis, and the compiled artifacts that the tests of the runtime share.
 
 If CI is set, hypothesis draws the same examples every time, so that a change is judged by itself. Otherwise it draws
-new ones.
+new ones. Processes that tests start can be interrupted, even in the background of a shell, which ignores interrupts.
 """
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,6 +18,9 @@ settings.register_profile(
     derandomize="CI" in os.environ,
 )
 settings.load_profile("default")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what a process inherits; a handler it does not
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
