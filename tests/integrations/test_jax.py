@@ -1,13 +1,10 @@
 """Layers as functions of JAX. Each test is a process of its own: once JAX's threads run, it warns at every fork."""
 
 import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from support import artifacts as made
+from support.threads import run_script
 
 import tvm_deconv as td
 
@@ -31,6 +28,7 @@ import numpy as np
 import tvm_deconv as td
 from tvm_deconv.jax import function
 from tvm_deconv.problem.testing import operands
+from support.threads import call_from_threads
 from support.tolerances import assert_close
 
 library = td.load(sys.argv[1])
@@ -54,11 +52,7 @@ def directory(tmp_path_factory):
 @pytest.fixture
 def run(directory):
     def run(script, *names):
-        root = Path(td.__file__).parents[1]
-        environment = os.environ | {"PYTHONPATH": f"{root}:{root / 'tests'}"}
-        command = [sys.executable, "-c", PRELUDE + script, directory, *(PROBLEMS[name].key for name in names)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-        assert done.returncode == 0, done.stderr
+        run_script(PRELUDE + script, directory, *(PROBLEMS[name].key for name in names))
 
     return run
 
@@ -117,22 +111,13 @@ assert "must have data" in raised(Exception, lambda: call(data, artifact=name, m
 def test_a_program_outlives_its_layer(run):
     run(
         """
-import gc, threading
+import gc
 layer, data, expected = bound(sys.argv[2])
 program = jax.jit(function(layer))
 program(data)
 del layer
 gc.collect()
-failed = []
-def caller():
-    try:
-        for _ in range(50): assert_close(np.asarray(program(data)), expected)
-    except BaseException as error:
-        failed.append(error)
-callers = [threading.Thread(target=caller) for _ in range(4)]
-for each in callers: each.start()
-for each in callers: each.join()
-assert not failed, failed
+call_from_threads(lambda: assert_close(np.asarray(program(data)), expected), 50)
 """,
         "bias",
     )

@@ -28,6 +28,7 @@ from tvm_deconv.frontends import scan
 
 onnxruntime = pytest.importorskip("onnxruntime")
 from tvm_deconv.onnxruntime import Session, library, operator  # noqa: E402
+from tvm_deconv.runtime import bridge  # noqa: E402
 from tvm_deconv.runtime.layer import native  # noqa: E402
 
 RNG = np.random.default_rng(5)
@@ -401,8 +402,8 @@ def test_without_a_place_for_the_operator(library_for, monkeypatch, tmp_path):
     def fail(**_):
         raise OSError("read only")
 
-    monkeypatch.setattr(operator._operators, "library", None)
-    monkeypatch.setattr(operator, "tempfile", SimpleNamespace(mkdtemp=fail))
+    monkeypatch.setattr(operator, "_operators", bridge.Bridge(operator._prepare))
+    monkeypatch.setattr(bridge, "tempfile", SimpleNamespace(mkdtemp=fail))
     session, path = session_of_two(library_for, tmp_path)
     assert len(session.layers) == 2
     assert not hasattr(session, "io_binding")

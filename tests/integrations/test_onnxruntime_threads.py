@@ -1,10 +1,8 @@
 """Layers inside ONNX Runtime compute in the session's threads; each scenario is a process of its own."""
 
-import subprocess
-import sys
-
 import pytest
 from support import artifacts as made
+from support.threads import run_script
 
 import tvm_deconv as td
 
@@ -13,12 +11,13 @@ pytest.importorskip("onnxruntime")
 PROBLEM = td.from_onnx((1, 32, 64, 64), (32, 16, 4, 4), strides=(2, 2), pads=(1, 1, 1, 1))
 
 PRELUDE = """
-import contextlib, ctypes, os, sys, threading, time
+import sys, time
 from pathlib import Path
 import numpy as np
 import onnx, onnxruntime
 from onnx import helper
 import tvm_deconv as td
+from support.threads import call_from_threads, child_has_the_pool, pool, pool_starts
 from tvm_deconv.onnxruntime import Session
 
 td.set_num_threads(3)
@@ -47,19 +46,6 @@ def session(threads):
 
 def check(session):
     assert np.array_equal(session.run(None, {"x": x})[0], wanted)  # to the last bit, whoever computes
-
-def pool_starts():  # its threads name themselves when they first run
-    end = time.time() + 20
-    while time.time() < end and not pool():
-        time.sleep(0.001)
-    return pool()
-
-def pool():
-    names = []
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # it has ended
-            names.append((task / "comm").read_text().strip())
-    return "tvm_deconv" in names
 """
 
 
@@ -72,13 +58,7 @@ def directory(tmp_path_factory):
 
 @pytest.fixture
 def run(directory, tmp_path):
-    def run(script):
-        command = [sys.executable, "-W", "ignore:.*fork:DeprecationWarning", "-c", PRELUDE + script]
-        command += [directory, PROBLEM.key, tmp_path]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-
-    return run
+    return lambda script: run_script(PRELUDE + script, directory, PROBLEM.key, tmp_path)
 
 
 def test_the_sessions_threads_compute(run):
@@ -97,16 +77,8 @@ assert not pool()
 
 def test_several_callers_of_a_session(run):
     run("""
-failed, made = [], session(3)
-def caller():
-    try:
-        for _ in range(30): check(made)
-    except BaseException as error:
-        failed.append(error)
-callers = [threading.Thread(target=caller) for _ in range(4)]
-for each in callers: each.start()
-for each in callers: each.join()
-assert not failed, failed
+made = session(3)
+call_from_threads(lambda: check(made), 30)
 assert not pool()
 """)
 
@@ -116,14 +88,7 @@ def test_a_forked_child_has_the_pool(run):
     run("""
 made = session(3)
 check(made)
-child = os.fork()
-if child == 0:
-    try:
-        check(made)
-        os._exit(0 if pool_starts() else 2)
-    finally:
-        os._exit(1)
-assert os.waitpid(child, 0)[1] == 0
+assert child_has_the_pool(lambda: check(made))
 check(made)
 assert not pool()
 """)

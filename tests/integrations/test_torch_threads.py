@@ -1,10 +1,8 @@
 """Layers inside PyTorch compute in its threads; each scenario is a process of its own."""
 
-import subprocess
-import sys
-
 import pytest
 from support import artifacts as made
+from support.threads import run_script
 
 import tvm_deconv as td
 
@@ -13,12 +11,12 @@ pytest.importorskip("torch")
 PROBLEM = td.from_torch((1, 32, 64, 64), (32, 16, 4, 4), stride=2, padding=1)
 
 PRELUDE = """
-import contextlib, os, sys, threading, time
-from pathlib import Path
+import sys
 import numpy as np
 import torch
 import torch.nn.functional as F
 import tvm_deconv as td
+from support.threads import call_from_threads, child_has_the_pool, pool, pool_starts
 
 torch.set_num_threads(3)
 td.set_num_threads(3)
@@ -31,19 +29,6 @@ wanted = layer(x, threads=1)
 def check():
     y = td.torch.conv_transpose(x, weight, stride=2, padding=1, library=library)
     assert np.array_equal(y.numpy(), wanted.numpy())  # to the last bit, whoever computes
-
-def pool_starts():  # its threads name themselves when they first run
-    end = time.time() + 20
-    while time.time() < end and not pool():
-        time.sleep(0.001)
-    return pool()
-
-def pool():
-    names = []
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # it has ended
-            names.append((task / "comm").read_text().strip())
-    return "tvm_deconv" in names
 
 expected = F.conv_transpose2d(x, weight, stride=2, padding=1)  # PyTorch's threads start
 assert torch.allclose(wanted, expected, atol=1e-4)
@@ -59,12 +44,7 @@ def directory(tmp_path_factory):
 
 @pytest.fixture
 def run(directory):
-    def run(script):
-        command = [sys.executable, "-W", "ignore:.*fork:DeprecationWarning", "-c", PRELUDE + script]
-        done = subprocess.run([*command, directory, PROBLEM.key], capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-
-    return run
+    return lambda script: run_script(PRELUDE + script, directory, PROBLEM.key)
 
 
 def test_pytorchs_threads_compute(run):
@@ -81,18 +61,10 @@ assert pool_starts()  # where there is no host, the pool
 def test_several_callers(run):
     # Each of PyTorch's callers has a team of its own.
     run("""
-failed = []
 def caller():
-    try:
-        for _ in range(20):
-            check()
-            torch.relu(x)
-    except BaseException as error:
-        failed.append(error)
-callers = [threading.Thread(target=caller) for _ in range(4)]
-for each in callers: each.start()
-for each in callers: each.join()
-assert not failed, failed
+    check()
+    torch.relu(x)
+call_from_threads(caller, 20)
 assert not pool()
 """)
 
@@ -101,14 +73,7 @@ def test_a_forked_child_has_the_pool(run):
     # PyTorch's threads are not there, and its OpenMP waits for them.
     run("""
 check()
-child = os.fork()
-if child == 0:
-    try:
-        check()
-        os._exit(0 if pool_starts() else 2)
-    finally:
-        os._exit(1)
-assert os.waitpid(child, 0)[1] == 0
+assert child_has_the_pool(check)
 check()
 assert not pool()
 """)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import tempfile
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from tvm_deconv.compiler.shared import shared_library
 from tvm_deconv.errors import ProblemError, TensorError
 from tvm_deconv.problem import Problem
 from tvm_deconv.runtime.arrays import check_type
+from tvm_deconv.runtime.bridge import Bridge
 from tvm_deconv.runtime.layer import Layer, native
 
 __all__ = ["function"]
@@ -26,22 +24,12 @@ _TARGET = "tvm_deconv"
 _SOURCE = Path(__file__).with_name("call.c")
 
 
-class _Handler:
-    """The library of XLA's handler, once it is loaded."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.library: ctypes.CDLL | None = None
+def _prepare(library: ctypes.CDLL) -> None:
+    library.tvm_deconv_add_function.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
+    jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(library.tvm_deconv_handle), platform="cpu")
 
 
-_handler = _Handler()
-
-
-def _after_fork() -> None:
-    _handler.lock = threading.Lock()  # another thread of the parent may have held it
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_handler = Bridge(_prepare)
 
 
 def function(layer: Layer) -> Callable[[Any], Any]:
@@ -57,7 +45,7 @@ def function(layer: Layer) -> Callable[[Any], Any]:
     if manifest is None or manifest.known_target is None or manifest.known_target.memory != "cpu":
         raise ProblemError("layer", layer, "must be of an artifact for CPUs")
     deconv, given = native(layer)
-    if _load().tvm_deconv_add_function(manifest.sha256.encode(), deconv.__chandle__()):
+    if _handler.get(_compiled).tvm_deconv_add_function(manifest.sha256.encode(), deconv.__chandle__()):
         raise MemoryError("no memory for a function")
     constants = [_constant(np.from_dlpack(constant)) for constant in given]
     problem = layer.problem
@@ -87,16 +75,5 @@ def _output_shape(problem: Problem, data: Any) -> tuple[int, ...]:
         raise TensorError("data", data.shape, f"{error.attribute} {error.rule}") from None
 
 
-def _load() -> ctypes.CDLL:
-    """Return the library of the handler; the first call compiles it and registers it with XLA."""
-    with _handler.lock:
-        if _handler.library is None:
-            content = shared_library(_SOURCE, [jax.ffi.include_dir()], "the handler of JAX")
-            with tempfile.TemporaryDirectory(prefix="tvm_deconv-") as folder:
-                path = Path(folder) / "handler.so"
-                path.write_bytes(content)
-                library = ctypes.CDLL(str(path))
-            library.tvm_deconv_add_function.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
-            jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(library.tvm_deconv_handle), platform="cpu")
-            _handler.library = library
-        return _handler.library
+def _compiled() -> bytes:
+    return shared_library(_SOURCE, [jax.ffi.include_dir()], "the handler of JAX")

@@ -5,12 +5,7 @@ Its nodes are in the domain `DOMAIN`. They are valid in this process alone, whil
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import os
-import shutil
-import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +16,7 @@ import onnxruntime
 from tvm_deconv.onnxruntime import library
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arrays import storage
+from tvm_deconv.runtime.bridge import Bridge
 from tvm_deconv.runtime.layer import Layer, native
 
 DOMAIN = "tvm_deconv"
@@ -48,22 +44,14 @@ class _Facts(ctypes.Structure):
     )
 
 
-class _Operators:
-    """The library, once it is loaded."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.library: ctypes.CDLL | None = None
-
-
-_operators = _Operators()
+def _prepare(made: ctypes.CDLL) -> None:
+    made.tvm_deconv_add_layer.argtypes = [ctypes.POINTER(_Facts)]
+    made.tvm_deconv_add_layer.restype = ctypes.c_int64
+    made.tvm_deconv_remove_layer.argtypes = [ctypes.c_int64]
+    made.tvm_deconv_remove_layer.restype = None
 
 
-def _after_fork() -> None:
-    _operators.lock = threading.Lock()  # another thread of the parent may have held it
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_operators = Bridge(_prepare)
 
 
 def load(beside: Path | None = None) -> ctypes.CDLL:
@@ -71,30 +59,7 @@ def load(beside: Path | None = None) -> ctypes.CDLL:
 
     The first call decides for the process. Raises CompilerNotFound, BuildError, OSError.
     """
-    with _operators.lock:
-        if _operators.library is None:
-            content = (library.read(beside) if beside else None) or library.compiled()
-            folder = Path(tempfile.mkdtemp(prefix="tvm_deconv-"))  # as long as the process: options name the file
-            atexit.register(_remove, folder, os.getpid())
-            path = folder / "operators.so"
-            path.write_bytes(content)
-            _operators.library = _loaded(path)
-        return _operators.library
-
-
-def _remove(folder: Path, owner: int) -> None:
-    """Remove the folder at the end of the process that made it, not at that of its children."""
-    if os.getpid() == owner:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _loaded(path: Path) -> ctypes.CDLL:
-    made = ctypes.CDLL(str(path))
-    made.tvm_deconv_add_layer.argtypes = [ctypes.POINTER(_Facts)]
-    made.tvm_deconv_add_layer.restype = ctypes.c_int64
-    made.tvm_deconv_remove_layer.argtypes = [ctypes.c_int64]
-    made.tvm_deconv_remove_layer.restype = None
-    return made
+    return _operators.get(lambda: (library.read(beside) if beside else None) or library.compiled())
 
 
 def register(options: onnxruntime.SessionOptions, beside: Path | None = None) -> None:
