@@ -21,6 +21,7 @@ from support import artifacts as made
 import tvm_deconv as td
 from tvm_deconv.artifact.manifest import Manifest
 from tvm_deconv.cli import main as cli
+from tvm_deconv.cli.output import Names
 from tvm_deconv.cli.tune import ALGORITHMS
 from tvm_deconv.compiler import current
 from tvm_deconv.problem.words import words
@@ -89,6 +90,16 @@ def test_keys_are_printed_on_demand(copy):
         assert "problem" not in run(command, copy).stdout.splitlines()[0]
 
 
+def test_keys_in_a_text_are_shapes_in_words():
+    dynamic = td.from_onnx(
+        ("any", 2, 9, (16, 64)), (2, 3, 4, 2), epilogue=td.Epilogue(True, "clip", minimum=0.0, maximum=6.0)
+    )
+    for problem in (*made.PROBLEMS.values(), dynamic):
+        text = f"adapted from the record of {problem.key}; overruled: {problem.key}, measured on none-such"
+        expected = f"adapted from the record of {words(problem)}; overruled: {words(problem)}, measured on none-such"
+        assert (Names(False).told(text), Names(True).told(text)) == (expected, text)
+
+
 def test_pipes_get_one_line_for_each_row(copy):
     made.rewrite(copy, made.PROBLEMS["bias"], layers=["tab\tnew\nline"])
     result = run("inspect", copy)
@@ -150,6 +161,14 @@ def test_an_interrupt_is_one_word(artifacts, monkeypatch):
     monkeypatch.setattr("tvm_deconv.cli.artifacts.decide", interrupted)
     result = run("inspect", artifacts)
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "stopped\n")
+
+
+def test_an_interrupt_while_the_command_starts(tmp_path):
+    module = tmp_path / "click.py"
+    module.write_text("raise KeyboardInterrupt\n")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(COMMAND, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped\n")
 
 
 def test_an_interrupted_compile_leaves_nothing(tmp_path):

@@ -41,15 +41,23 @@ def test_tune_prints_what_it_found(source, tmp_path):
     assert "the record of this problem" in result.stdout  # it decides, or says that the default is as fast
 
 
-def test_an_interrupt_says_how_to_continue(source, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("measured", "said"),
+    [("*.lock", "nothing was measured"), ("one.jsonl", "what was measured is in {}, and the same command continues")],
+)
+def test_an_interrupt_says_how_to_continue(measured, said, source, tmp_path, monkeypatch):
+    log = tmp_path / "new" / "log"
+
     def interrupted(*_, **__):
+        (log / V3.name).mkdir(parents=True)
+        (log / V3.name / measured).touch()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tuning, "tune", interrupted)
-    result = command("tune", source, "--logs", tmp_path / "log")
+    result = command("tune", source, "--logs", log)
     assert result.exit_code == 130
-    assert result.stderr.startswith("stopped; ")
-    assert "the same command continues" in result.stderr
+    assert result.stderr.startswith(f"stopped; {said.format(log)}")
+    assert log.parent.exists() == (measured == "one.jsonl")
 
 
 @runs_v3

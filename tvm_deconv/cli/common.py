@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -46,6 +46,18 @@ def target_of(context: click.Context, parameter: click.Parameter, name: str | No
         return name and of_names(name)[0].name
     except ProblemError as error:
         raise click.BadParameter(f"{error.value!r}: {error.rule}", context, parameter) from None
+
+
+@contextlib.contextmanager
+def removed_if_stopped(folder: Path, holds: Callable[[], bool]) -> Iterator[None]:
+    """Remove on an interrupt what was made of the path of a `folder` meanwhile, unless it `holds` something to keep."""
+    created = next((path for path in [*reversed(folder.parents), folder] if not path.exists()), None)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if created and not holds():
+            shutil.rmtree(created, ignore_errors=True)
+        raise
 
 
 @contextlib.contextmanager
@@ -119,10 +131,10 @@ class Builds:
         from tvm_deconv.compiler.current import compile as build
 
         start = time.perf_counter()
-        created = next((path for path in [*reversed(self.output.parents), self.output] if not path.exists()), None)
         total = len({problem.artifact_key for problem in problems}) * len(set(targets))
         try:
-            with progress_bar("compiling", total=total) as progress:
+            kept = removed_if_stopped(self.output, lambda: self.count("built") > 0)
+            with kept, progress_bar("compiling", total=total) as progress:
 
                 def note(outcome: Outcome) -> None:
                     self.outcomes.append(outcome)
@@ -133,8 +145,6 @@ class Builds:
             if not self.failed:
                 raise
         except KeyboardInterrupt:
-            if created and not self.count("built"):
-                shutil.rmtree(created, ignore_errors=True)
             raise Stopped(f"{self.count('built')} artifacts are built, and the same command continues") from None
         finally:
             self.seconds = time.perf_counter() - start
@@ -157,7 +167,10 @@ class Builds:
             artifact = outcome.manifest.name if outcome.manifest else ""
             algorithm = outcome.manifest.algorithm if outcome.manifest else outcome.status
             table.add(
-                *names.cells(outcome.layers, outcome.problem, artifact), outcome.target, algorithm, outcome.reason
+                *names.cells(outcome.layers, outcome.problem, artifact),
+                outcome.target,
+                algorithm,
+                names.told(outcome.reason),
             )
         table.show()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from tvm_deconv.cli.common import Builds, problems_of, scan_sources
-from tvm_deconv.cli.output import JSON, KEYS, Column, Table, echo_json, say
+from tvm_deconv.cli.output import JSON, KEYS, Column, Table, divide, echo_json, say
 from tvm_deconv.cli.tune import BUDGET, LOGS, TRIALS, search, search_options, show_tuned
 from tvm_deconv.frontends import FoundLayer, coverage_table, write_weights
 from tvm_deconv.onnxruntime.library import write as write_operator
@@ -75,6 +75,7 @@ def compile(
     if not as_json:
         for source, layers in scanned:
             _coverage(source, layers, keys).show()
+            divide()
     problems = problems_of(scanned)
     if tunes:
         if budget is None and trials is None:
@@ -83,6 +84,7 @@ def compile(
         tuned = search(problems, targets, trials or TRIALS, logs, budget=budget, **options)
         if not as_json:
             show_tuned(problems, logs, tuned, keys)
+            divide()
     builds = Builds(output)
     builds.run(problems, targets, jobs=jobs, logs=logs, algorithms=algorithms or None)
     weights = _write_beside(output, scanned)

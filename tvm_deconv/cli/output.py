@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -19,6 +20,8 @@ from tvm_deconv.problem.words import words
 
 _UNSEEN_WIDTH = 1000  # if no terminal says how wide it is: as wide as a table needs
 
+_KEY = re.compile(r"\bn[^\s-]+-g\d\S*[^\s:;,]")  # of a problem, in a text
+
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 KEYS = click.option("--keys", is_flag=True, help="Print names of artifacts and keys of problems too.")
 
@@ -33,6 +36,12 @@ def console(*, stderr: bool = False) -> Console:
 def say(text: str) -> None:
     """Print a line about the rows of a table; where another program reads the rows, to standard error."""
     click.echo(text, err=not console().is_terminal)
+
+
+def divide() -> None:
+    """Print an empty line behind a table that another follows, where another program reads them."""
+    if not console().is_terminal:
+        click.echo()
 
 
 def echo_json(value: object) -> None:
@@ -98,6 +107,10 @@ class Names:
     def __init__(self, keys: bool) -> None:
         self._keys = keys
         self.columns = [Column("layer"), Column("shape"), *([Column("artifact"), Column("problem")] if keys else [])]
+
+    def told(self, text: str) -> str:
+        """Return a text with shapes in words in the place of keys, unless keys are asked for."""
+        return text if self._keys else _KEY.sub(lambda key: words(Problem.from_key(key[0])), text)
 
     def cells(self, layers: Iterable[str], problem: Problem | None, artifact: str = "") -> list[str]:
         """Return the cells; a layer without a name has that of the artifact."""

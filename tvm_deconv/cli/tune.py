@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tvm_deconv.cli.common import Stopped, echo_warnings, problems_of, progress_bar, scan_sources, target_of
+from tvm_deconv.cli.common import (
+    Stopped,
+    echo_warnings,
+    problems_of,
+    progress_bar,
+    removed_if_stopped,
+    scan_sources,
+    target_of,
+)
 from tvm_deconv.cli.output import JSON, KEYS, Column, Names, Table, echo_json
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.words import words
@@ -123,19 +131,23 @@ def search(
 ) -> list[Tuned]:
     """Tune `problems` with a bar and return the results; `options` are `tuning.tune`'s.
 
-    An interrupt ends the command; the measurements are kept.
+    An interrupt ends the command; the measurements are kept, and no directory without any.
     """
     from tvm_deconv.tuning import tune as run
 
+    def measured() -> bool:
+        return any(logs.glob("*/*.jsonl"))
+
     try:
-        with progress_bar("tuning", "state") as progress:
+        with removed_if_stopped(logs, measured), progress_bar("tuning", "state") as progress:
 
             def note(trial: Trial) -> None:
                 progress.update(progress.task_ids[0], completed=trial.done, total=trial.total, state=_state(trial))
 
             tuned = run(problems, targets, trials, logs, on_trial=note, **options)
     except KeyboardInterrupt:
-        raise Stopped(f"what was measured is in {logs}, and the same command continues from there") from None
+        left = f"what was measured is in {logs}, and the same command continues from there"
+        raise Stopped(left if measured() else "nothing was measured") from None
     echo_warnings(warning for result in tuned for warning in result.warnings)
     return tuned
 
