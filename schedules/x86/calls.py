@@ -24,14 +24,14 @@ SHARERS = 4
 
 def for_all_calls(
     problem: Problem, candidates: Sequence[tuple[float, _AnyPlan]], form: str, unit: int
-) -> list[tuple[float, _AnyPlan]]:
+) -> Sequence[tuple[float, _AnyPlan]]:
     """Return the candidates that serve calls of all extents, adapted to them; all of them if extents are fixed.
 
     A row that is dynamic may always have a next block, so it is cut into multiples of `unit` positions. Whole register
     tiles compute it, which costs more for calls of other lengths than for the representative one.
     """
     if problem.dynamic in ((), (0,)):
-        return list(candidates)
+        return candidates
     geometry, unit = Geometry.of(problem), unit if problem.rank in problem.dynamic else 1
     adapted = [
         (

@@ -13,8 +13,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import lru_cache
+
+import numpy as np
 
 from tvm_deconv.compute.indexing import spans
 from tvm_deconv.compute.matrix_layout import (
@@ -28,9 +30,10 @@ from tvm_deconv.compute.matrix_layout import (
 )
 from tvm_deconv.compute.phases import Geometry, axis_rows
 from tvm_deconv.compute.strassen import STRASSEN
-from tvm_deconv.problem import Problem
+from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
 from tvm_deconv.schedules.x86.costs import Costs, costs_of
+from tvm_deconv.schedules.x86.ranking import Ranking
 from tvm_deconv.schedules.x86.tiles import (
     ALONE,
     ENUMERATIONS,
@@ -74,6 +77,11 @@ class MatrixPlan:
     def from_knobs(knobs: Mapping[str, int]) -> MatrixPlan:
         """Return the plan with these knobs."""
         return MatrixPlan(*parts_of(knobs, MatrixTile))
+
+    @staticmethod
+    def of_numbers(share_data: int, halves: int, *tile: int) -> MatrixPlan:
+        """Return the plan of a row of a ranking."""
+        return MatrixPlan(MatrixTile(*tile), bool(share_data), bool(halves))
 
     def tasks(self, problem: Problem) -> int:
         """Return the number of independent tasks of a call."""
@@ -187,6 +195,26 @@ def _works(geometry: Geometry, tile: MatrixTile) -> list[_Work]:
 
 
 @dataclass(frozen=True, slots=True)
+class _Tiles:
+    """The tiles of a block: those of output channels, and register tiles of `rows` by `vectors`, an array of each."""
+
+    whole: MatrixTile
+    channels: Array
+    rows: Array
+    vectors: Array
+
+    @staticmethod
+    def of(whole: MatrixTile, works: Sequence[_Work], target: CpuTarget, lanes: int) -> _Tiles:
+        """List the tiles to try for the block of `whole`, which has all output channels."""
+        tiles = [
+            (channels, rows, vectors)
+            for rows, vectors in register_tiles(target, [work.rows for work in works])
+            for channels in _channel_choices(whole.channels, vectors * lanes)
+        ]
+        return _Tiles(whole, *np.array(tiles, np.float64).T)
+
+
+@dataclass(frozen=True, slots=True)
 class _Arithmetic:
     """The costs of plans for one problem on one target."""
 
@@ -215,7 +243,7 @@ class _Arithmetic:
         cycles = packed * (costs.move if self.problem.data_format == "NXC" else costs.move + costs.transpose)
         for work in works if tile.strassen or not packs_rows(self.problem, tile, self.lanes) else ():
             vectors = work.rows * work.points * work.taps * channels
-            cycles += vectors * (costs.move + self._far(vectors) + costs.transform * work.transformed)
+            cycles += vectors * (costs.move + float(self._far(vectors)) + costs.transform * work.transformed)
         return cycles
 
     def sharing(self, tile: MatrixTile, works: Sequence[_Work], count: int) -> float:
@@ -229,92 +257,85 @@ class _Arithmetic:
             return self.costs.channel_task
         return self.costs.channel_task + 2 * (count - 1) * kept / self.costs.far_bytes
 
-    def channels(self, tile: MatrixTile, works: Sequence[_Work]) -> float:
+    def channels(self, tiles: _Tiles, works: Sequence[_Work]) -> Array:
         """Return the cycles of one tile of channels of a block, from its products to its output."""
-        cycles, results = self.costs.channel_task, 0
+        cycles: Array | float = self.costs.channel_task
+        results: Array | float = 0
         for work in works:
-            columns = self._panels(tile, work) * tile.vectors
-            results += work.rows * work.outputs * columns
-            for part in (*self._products(tile, work), *self._transfers(tile, work)):
-                cycles += part
-        return cycles + self._finish(tile, results)
+            columns = self._panels(tiles, work) * tiles.vectors
+            results = results + work.rows * work.outputs * columns
+            for part in (*self._products(tiles, work), *self._transfers(tiles, work)):
+                cycles = cycles + part
+        return self._finish(tiles, results) + cycles
 
-    def _panels(self, tile: MatrixTile, work: _Work) -> int:
+    def _panels(self, tiles: _Tiles, work: _Work) -> Array:
         """Return the panels of a product: of each part under Strassen's algorithm."""
-        return ceil_div(work.phases * tile.channels, tile.vectors * self.lanes * tile.parts)
+        return ceil_div(work.phases * tiles.channels, tiles.vectors * self.lanes * tiles.whole.parts)
 
-    def _products(self, tile: MatrixTile, work: _Work) -> Iterator[float]:
+    def _products(self, tiles: _Tiles, work: _Work) -> Iterator[Array]:
         """Yield the cycles of multiply-adds, of storing their results, and of transforming these."""
-        panels, products = self._panels(tile, work), tile.rows * tile.vectors
-        terms = part_channels(self.geometry.in_channels, tile, self.lanes)
+        panels, products, strassen = self._panels(tiles, work), tiles.rows * tiles.vectors, tiles.whole.strassen
+        terms = part_channels(self.geometry.in_channels, tiles.whole, self.lanes)
         # Strassen's panels serve half as many rows each. One more independent sum hides the wait for them.
-        step = max(1.0, (tile.rows + tile.vectors) / products, (LATENCY_ACCUMULATORS + tile.strassen) / products)
-        panel_bytes = work.taps * terms * tile.vectors * self.lanes * self._element_bytes
-        if panel_bytes > self.target.l1_bytes // 2:
-            # Such a panel comes from the second-level cache for each tile of rows.
-            step = max(step, self.costs.panel / tile.rows)
-        reductions = ceil_div(work.rows, tile.rows) * panels * work.points
+        hidden = np.maximum((tiles.rows + tiles.vectors) / products, (LATENCY_ACCUMULATORS + strassen) / products)
+        step = np.maximum(1.0, hidden)
+        panel_bytes = work.taps * terms * tiles.vectors * self.lanes * self._element_bytes
+        # A panel that is too large comes from the second-level cache for each tile of rows.
+        far = np.maximum(step, self.costs.panel / tiles.rows)
+        step = np.where(panel_bytes > self.target.l1_bytes // 2, far, step)
+        reductions = ceil_div(work.rows, tiles.rows) * panels * work.points
         yield reductions * products / 2 * (self.costs.product * work.taps * terms * step + self.costs.reduction)
         # Strassen's results are fetched for the store and again for the transform. Winograd's save far more.
-        stored = work.rows * work.points * panels * tile.vectors
-        yield stored * self._far(stored) * (1 + 2 * tile.strassen)
-        if work.transformed and self._far(stored):
-            yield stored * self.costs.fetch
+        stored = work.rows * work.points * panels * tiles.vectors
+        far = self._far(stored)
+        yield stored * far * (1 + 2 * strassen)
         if work.transformed:
-            yield (
-                work.rows
-                * work.outputs
-                * panels
-                * tile.vectors
-                * (self.costs.move + self.costs.transform * work.transformed)
-            )
+            yield np.where(far > 0, stored * self.costs.fetch, 0.0)
+            transform = self.costs.move + self.costs.transform * work.transformed
+            yield work.rows * work.outputs * panels * tiles.vectors * transform
 
-    def _transfers(self, tile: MatrixTile, work: _Work) -> Iterator[float]:
+    def _transfers(self, tiles: _Tiles, work: _Work) -> Iterator[Array | float]:
         """Yield the cycles of reading again from beyond the second-level cache: rows, all points, the filter."""
         geometry, element = self.geometry, self._element_bytes
-        panels, panel = self._panels(tile, work), tile.vectors * self.lanes
-        terms = part_channels(geometry.in_channels, tile, self.lanes)
+        panels, panel = self._panels(tiles, work), tiles.vectors * self.lanes
+        terms = part_channels(geometry.in_channels, tiles.whole, self.lanes)
         channels = row_channels(terms, self.lanes)
         # The rows of a product, if they do not fit into the cache together with a panel.
         near = (work.rows * channels + panel * terms) * work.taps * element
-        if near > self.target.l2_bytes * self.costs.rows_share:
-            yield (
-                work.rows * (panels * tile.vectors) * work.taps * channels / self.lanes * element / self.costs.far_bytes
-            )
+        again = work.rows * (panels * tiles.vectors) * work.taps * channels / self.lanes * element
+        kept = self.target.l2_bytes * self.costs.rows_share
+        yield np.where(near > kept, again / self.costs.far_bytes, 0.0)
         # The rows of all points, for every tile of channels. Strassen's are long and fetched ahead.
         held = work.rows * work.points * channels * work.taps * element
-        if held > self.target.l2_bytes * self.costs.rows_share and not tile.strassen:
+        if held > kept and not tiles.whole.strassen:
             yield held / self.costs.far_bytes * self.costs.again
         # The filter, once for each block.
         filter_bytes = work.points * work.taps * panels * panel * terms * element
-        whole = filter_bytes * ceil_div(geometry.out_channels, tile.channels) * len(geometry.runs)
-        if whole > _LAST_CACHE:
-            yield filter_bytes / self.costs.memory_bytes
-        elif whole > self.target.l2_bytes * self.costs.far_share:
-            yield filter_bytes / self.costs.far_bytes / 2
+        whole = filter_bytes * ceil_div(geometry.out_channels, tiles.channels) * len(geometry.runs)
+        near = np.where(whole > self.target.l2_bytes * self.costs.far_share, filter_bytes / self.costs.far_bytes / 2, 0)
+        yield np.where(whole > _LAST_CACHE, filter_bytes / self.costs.memory_bytes, near)
 
-    def _finish(self, tile: MatrixTile, results: int) -> float:
+    def _finish(self, tiles: _Tiles, results: Array | float) -> Array:
         """Return the cycles to finish the outputs of a tile of channels, made of vectors of `results`."""
-        outputs = tile.images * math.prod(
+        block = tiles.whole.block
+        outputs = block[0] * math.prod(
             min(positions * axis.stride, extent)
-            for positions, axis, extent in zip(tile.block[1:], self.geometry.axes, self.geometry.output, strict=True)
+            for positions, axis, extent in zip(block[1:], self.geometry.axes, self.geometry.output, strict=True)
         )
         if contiguous_phases(self.problem, self.lanes):
-            moved, vectors = 3 * self.costs.move, outputs * tile.channels / self.lanes
+            moved = 3 * self.costs.move
+            vectors: Array = outputs * tiles.channels / self.lanes
         else:
             moved = (
                 3 * self.costs.move if self.problem.data_format == "NXC" else 4 * self.costs.move + self.costs.transpose
             )
-            vectors = outputs * ceil_div(tile.channels, self.lanes)
+            vectors = outputs * ceil_div(tiles.channels, self.lanes)
         return vectors * (moved + self._far(results))
 
-    def _far(self, vectors: float) -> float:
+    def _far(self, vectors: Array | float) -> Array:
         """Return the further cycles per vector if as many `vectors` do not stay in the second-level cache."""
-        return (
-            self.costs.far
-            if vectors * self.target.vector_bits // 8 > self.target.l2_bytes * self.costs.far_share
-            else 0.0
-        )
+        far = vectors * self.target.vector_bits // 8 > self.target.l2_bytes * self.costs.far_share
+        return np.where(far, self.costs.far, 0.0)
 
     @property
     def _element_bytes(self) -> int:
@@ -324,22 +345,22 @@ class _Arithmetic:
 @lru_cache(maxsize=ENUMERATIONS)
 def candidates(
     problem: Problem, winograd: bool, target: CpuTarget, lanes: int, strassen: bool = False
-) -> list[tuple[float, MatrixPlan]]:
+) -> Ranking[MatrixPlan]:
     """Return all plans to try, cheapest first, each with its cost: cycles per useful product, relative."""
     geometries = Geometry.choices(problem)
     if contiguous_phases(problem, lanes):
         del geometries[1:]  # phases that are vectors of the output begin with it
     useful = _Arithmetic(problem, geometries[0], target, lanes).useful()
-    plans = [
-        (cycles / useful, plan)
+    parts = [
+        (cycles / useful, numbers)
         for geometry in geometries
-        for cycles, plan in _plans(_Arithmetic(problem, geometry, target, lanes), winograd, int(strassen))
+        for cycles, numbers in _plans(_Arithmetic(problem, geometry, target, lanes), winograd, int(strassen))
     ]
-    return sorted(plans, key=lambda candidate: candidate[0])
+    return Ranking.of(parts, MatrixPlan.of_numbers)
 
 
-def _plans(arithmetic: _Arithmetic, winograd: bool, strassen: int) -> Iterator[tuple[float, MatrixPlan]]:
-    """Yield all plans to try for one geometry, with their cycles."""
+def _plans(arithmetic: _Arithmetic, winograd: bool, strassen: int) -> Iterator[tuple[Array, Array]]:
+    """Yield all plans to try for one geometry, their cycles and their numbers, block by block."""
     problem, geometry, lanes = arithmetic.problem, arithmetic.geometry, arithmetic.lanes
     for outputs in output_choices(geometry, winograd):
         for block in dict.fromkeys(_block_choices(geometry, outputs, row_unit(problem, lanes))):
@@ -347,11 +368,14 @@ def _plans(arithmetic: _Arithmetic, winograd: bool, strassen: int) -> Iterator[t
             works = _works(geometry, whole)
             shared = arithmetic.block(whole, works)
             count = geometry.groups * block_count(geometry, block)
-            for rows, vectors in register_tiles(arithmetic.target, [work.rows for work in works]):
-                for channels in _channel_choices(geometry.out_channels, vectors * lanes):
-                    tile = MatrixTile(*block, channels, rows, vectors, *outputs, geometry.uncropped, strassen)
-                    tiles = ceil_div(geometry.out_channels, channels)
-                    cycles = count * (shared + tiles * arithmetic.channels(tile, works))
-                    yield cycles, MatrixPlan(tile, False)
-                    if tiles > 1 and count < FEW_TASKS:
-                        yield cycles + arithmetic.sharing(tile, works, count), MatrixPlan(tile, True)
+            tiles = _Tiles.of(whole, works, arithmetic.target, lanes)
+            of_channels = ceil_div(geometry.out_channels, tiles.channels)
+            cycles = count * (shared + of_channels * arithmetic.channels(tiles, works))
+            several = (of_channels > 1) & (count < FEW_TASKS)
+            tried = np.stack([np.ones_like(several), several], axis=-1)
+            tile, shares = np.nonzero(tried)
+            numbers = np.empty((len(tile), 2 + len(astuple(whole))), np.int64)
+            numbers[:] = 0, 0, *astuple(whole)
+            numbers[:, 0] = shares
+            numbers[:, 6:9] = np.stack([tiles.channels, tiles.rows, tiles.vectors], axis=-1)[tile]
+            yield np.stack([cycles, cycles + arithmetic.sharing(whole, works, count)], axis=-1)[tried], numbers

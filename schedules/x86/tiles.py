@@ -20,15 +20,18 @@ from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import TypeVar
 
+import numpy as np
+
 from tvm_deconv.compute.direct_layout import Tile, block_extents, product_count, transposes_channels
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS, spans, tiles_of_channels
 from tvm_deconv.compute.matrix_layout import MatrixTile
 from tvm_deconv.compute.phases import AxisPhases, Geometry, axis_rows
-from tvm_deconv.problem import Problem
+from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
 from tvm_deconv.schedules.x86 import register_channels, register_rows
 from tvm_deconv.schedules.x86.costs import Costs, costs_of
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
+from tvm_deconv.schedules.x86.ranking import Ranking
 from tvm_deconv.schedules.x86.stores import outgrows_caches
 from tvm_deconv.targets import CpuTarget
 
@@ -96,6 +99,11 @@ class Plan:
     def from_knobs(knobs: Mapping[str, int]) -> Plan:
         """Return the plan with these knobs."""
         return Plan(*parts_of(knobs, Tile))
+
+    @staticmethod
+    def of_numbers(share_data: int, halves: int, *tile: int) -> Plan:
+        """Return the plan of a row of a ranking."""
+        return Plan(Tile(*tile), bool(share_data), bool(halves))
 
     def tasks(self, problem: Problem, form: str) -> int:
         """Return the number of independent tasks of a call."""
@@ -295,19 +303,85 @@ class _Work:
 
 
 @lru_cache(maxsize=ENUMERATIONS)
-def candidates(problem: Problem, form: str, winograd: bool, target: CpuTarget, lanes: int) -> list[tuple[float, Plan]]:
+def candidates(problem: Problem, form: str, winograd: bool, target: CpuTarget, lanes: int) -> Ranking[Plan]:
     """Return all plans to try, cheapest first, each with its cost: cycles per useful product, relative.
 
     If `winograd`, plans use Winograd's transforms along the first two axes.
     """
     geometries = Geometry.choices(problem)
-    plans = [
-        (cost * geometry.taps / max(geometries[0].taps, 1), plan)
-        for geometry in geometries
-        for outputs in (outer_outputs(geometry) if winograd else [(1, 1)])
-        for cost, plan in _Arithmetic.of(problem, geometry, form, outputs, target, lanes).plans()
-    ]
-    return sorted(plans, key=lambda candidate: candidate[0])
+    parts = []
+    for geometry in geometries:
+        for outputs in outer_outputs(geometry) if winograd else [(1, 1)]:
+            costs, numbers = _Arithmetic.of(problem, geometry, form, outputs, target, lanes).plans()
+            parts.append((costs * geometry.taps / max(geometries[0].taps, 1), numbers))
+    return Ranking.of(parts, Plan.of_numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Blocks with what their extents decide, each as a column, for tables of blocks by register tiles.
+
+    `count` are the blocks of a call, `extents` one image of the packed data of each, `positions` the flat positions
+    that its outputs take. `whole` blocks hold all spatial axes, `rows` whole rows, and `aligned` ones rows of whole
+    vectors without a halo.
+    """
+
+    sizes: Array
+    count: Array
+    extents: Array
+    positions: Array
+    whole: Array
+    rows: Array
+    aligned: Array
+
+    @staticmethod
+    def of(geometry: Geometry, form: str, lanes: int, outputs: tuple[int, int]) -> _Blocks:
+        """List the blocks to try."""
+        sizes = [*dict.fromkeys(blocks(geometry, lanes if form == ROWS else 1, outputs))]
+        count, extents, positions, whole, rows, aligned = [], [], [], [], [], []
+        for block in sizes:
+            images, *lengths = block
+            tile = Tile(*block, 1, 1, 1, geometry.uncropped, *outputs)
+            packed = block_extents(geometry, tile)
+            depth, height, width = map(ceil_div, spans(geometry, block[1:]), tile.outputs)
+            row = round_up(tile.width, lanes) + width - tile.width if form == ROWS else width
+            count.append(block_count(geometry, block))
+            extents.append(images * math.prod(packed))
+            positions.append((((images - 1) * packed[0] + depth - 1) * packed[1] + height - 1) * packed[2] + row)
+            held = [axis.positions <= length for axis, length in zip(geometry.axes, lengths, strict=True)]
+            whole.append(all(held))
+            rows.append(held[2])
+            aligned.append(tile.width % lanes == 0 and packed[2] == tile.width)
+        columns = (np.array(values, np.float64)[:, None] for values in (count, extents, positions))
+        truths = (np.array(values, np.bool_)[:, None] for values in (whole, rows, aligned))
+        return _Blocks(np.array(sizes, np.int64), *columns, *truths)
+
+    def size(self, axis: int) -> Array:
+        """Return the images, or the positions along an axis."""
+        return self.sizes[:, axis, None].astype(np.float64)
+
+    @property
+    def block(self) -> Array:
+        """The images and positions of a block, multiplied."""
+        block: Array = np.prod(self.sizes.astype(np.float64), axis=1)[:, None]
+        return block
+
+
+@dataclass(frozen=True, slots=True)
+class _Registers:
+    """Register tiles, an array of each of their fields."""
+
+    channels: Array
+    positions: Array
+    phases: Array
+    near: Array
+    far: Array
+
+    @staticmethod
+    def of(tiles: Sequence[RegisterTile]) -> _Registers:
+        """Turn a list into arrays."""
+        names = [part.name for part in fields(RegisterTile)]
+        return _Registers(*(np.array([getattr(tile, name) for tile in tiles], np.float64) for name in names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,91 +447,96 @@ class _Arithmetic:
             transposes,
         )
 
-    def plans(self) -> Iterator[tuple[float, Plan]]:
-        """Yield all plans to try with their costs."""
+    def plans(self) -> tuple[Array, Array]:
+        """Return all plans to try, their costs and their numbers: register tiles of a block before the next block."""
         geometry, form, lanes = self.geometry, self.form, self.lanes
         interleaves_channels = form == ROWS and self.problem.data_format == "NXC"
         minor_stride = geometry.axes[2].stride if interleaves_channels else None
-        registers = register_tiles(
-            geometry, form, self.target, lanes, minor_stride, self.streams_filter, self.row_phases
+        registers = _Registers.of(
+            register_tiles(geometry, form, self.target, lanes, minor_stride, self.streams_filter, self.row_phases)
         )
-        for block in dict.fromkeys(blocks(geometry, lanes if form == ROWS else 1, self.outputs)):
-            for register in registers:
-                tile = Tile(
-                    *block, register.channels, register.positions, register.phases, geometry.uncropped, *self.outputs
-                )
-                cost = self.cost(tile, register)
-                yield cost, Plan(tile, False)
-                groups, channels = tiles_of_channels(geometry, form, tile)
-                if channels > 1 and block_count(geometry, block) * groups < FEW_TASKS:
-                    yield cost + self._sharing(tile), Plan(tile, True)
+        blocks = _Blocks.of(geometry, form, lanes, self.outputs)
+        cost = self.cost(blocks, registers)
+        groups, channels = self._tiles_of_channels(registers)
+        several = (channels > 1) & (blocks.count * groups < FEW_TASKS)
+        tried = np.stack([np.ones_like(several), several], axis=-1)
+        block, register, shared = np.nonzero(tried)
+        numbers = np.zeros((len(block), len(fields(Tile)) + 2), np.int64)
+        numbers[:, 0] = shared
+        numbers[:, 2:6] = blocks.sizes[block]
+        for column, values in enumerate((registers.channels, registers.positions, registers.phases), 6):
+            numbers[:, column] = values[register]
+        numbers[:, 9:] = geometry.uncropped, *self.outputs
+        return np.stack([cost, cost + self._sharing(blocks, registers)], axis=-1)[tried], numbers
 
-    def cost(self, tile: Tile, register: RegisterTile) -> float:
+    def cost(self, blocks: _Blocks, registers: _Registers) -> Array:
         """Return the cycles per useful product, relative to two vector multiply-adds per cycle."""
         geometry, work, lanes, costs = self.geometry, self.work, self.lanes, self.costs
-        finishes_in_registers = self.stores_channels or (
-            self.row_phases > 0 and register_rows.supports_tile(self.problem, geometry, tile, lanes)
+        finishes_in_registers = np.bool_(self.stores_channels) | (
+            blocks.aligned
+            & (self.row_phases > 0 and max(self.outputs) == 1)
+            & (registers.phases % geometry.axes[2].stride == 0)
         )
         useful = geometry.batch * math.prod(axis.positions for axis in geometry.axes)
-        positions = self._positions(tile)
-        packed = self._packed_bytes(tile)
+        positions = round_up(blocks.positions, registers.positions)
+        packed = self._packed_bytes(blocks, registers)
         # The products of a point need its own sums only.
         needed = packed * max(work.data, work.sums) // work.results
-        results = 0 if finishes_in_registers else self._result_bytes(tile, positions) * work.results
-        cost = register.near if needed <= self.target.l1_bytes // 2 else register.far
-        cost = cost * block_count(geometry, tile.block) * positions / useful
+        results = np.where(finishes_in_registers, 0, self._result_bytes(registers, positions) * work.results)
+        cost = np.where(needed <= self.target.l1_bytes // 2, registers.near, registers.far)
+        cost = cost * blocks.count * positions / useful
         cost *= work.products / max(geometry.taps, 1)
-        cost *= 1 + costs.overfull * max(0.0, (needed + results) / (self.target.l2_bytes * costs.l2_share) - 1)
+        cost *= 1 + costs.overfull * np.maximum(0.0, (needed + results) / (self.target.l2_bytes * costs.l2_share) - 1)
         if self.streams_filter:
             # A filter that does not stay in the cache is read again for every block: longer blocks are better.
             cost *= 1 + lanes / positions
-        inside = positions * self._channels(tile) * geometry.in_channels * work.products / (2 * lanes)
+        inside = positions * self._channels(registers) * geometry.in_channels * work.products / (2 * lanes)
         ties = costs.ties * (1.0 if self.form == ROWS or self.stores_channels else costs.channels)
-        return cost * (ties + self._outside(tile, packed, finishes_in_registers) / max(inside, 1))
+        outside = self._outside(blocks, registers, packed, finishes_in_registers)
+        total: Array = cost * (ties + outside / np.maximum(inside, 1))
+        return total
 
-    def _outside(self, tile: Tile, packed: int, finishes_in_registers: bool) -> float:
+    def _outside(self, blocks: _Blocks, registers: _Registers, packed: Array, finishes_in_registers: Array) -> Array:
         """Return the cycles of a block outside of the reduction.
 
         They go to packing with the halo, interleaving, copying and the start of a task.
         """
         geometry, work, costs, element = self.geometry, self.work, self.costs, _element_bytes(self.target, self.lanes)
         phases = math.prod(axis.stride for axis in geometry.axes)
-        channels = self._channels(tile)
-        made = phases * channels * math.prod(tile.block)
+        channels = self._channels(registers)
+        made = phases * channels * blocks.block
         # Less than a line of channels of a position: other tiles of channels move the line again.
-        line = tile.channels * element
-        again = max(1.0, _LINE_BITS / 8 / line) if self.form == GROUPS and geometry.groups > tile.channels else 1.0
+        several = self.form == GROUPS and (geometry.groups > registers.channels)
+        again = np.where(several, np.maximum(1.0, _LINE_BITS / 8 / (registers.channels * element)), 1.0)
         # Sums of data that were transposed are made when those are no longer near.
         near, sums = (1.0, 2 * costs.sum) if self.transposes else (costs.near, costs.sum)
         cycles = (self.pack * again * work.data * (near if work.sums else 1.0) + sums * work.sums) * packed / element
-        finish = self._register_finish(tile) if finishes_in_registers else self.finish
-        if self._keeps_data(tile, packed // element):
-            return finish * made / self.lanes + costs.register_task
+        finish = np.where(finishes_in_registers, self._register_finish(registers), self.finish)
         cycles = (cycles + finish * again * made) / self.lanes + costs.task
         if self.form == GROUPS:
-            cycles += costs.position * (1 + phases) * math.prod(tile.block)
+            cycles += costs.position * (1 + phases) * blocks.block
         # Memory that is contiguous in the caller's arrays is fetched ahead. Each piece of it starts with a miss.
-        if self.problem.data_format == "NCX" and not all(
-            axis.positions <= size for axis, size in zip(geometry.axes, tile.block[1:], strict=True)
-        ):
-            whole = tile.width >= geometry.axes[2].positions
-            pieces = tile.images if whole else tile.images * tile.depth * tile.height
-            cycles += costs.piece * pieces * (geometry.in_channels + channels)
-        return cycles
+        if self.problem.data_format == "NCX":
+            pieces = np.where(blocks.rows, blocks.size(0), blocks.size(0) * blocks.size(1) * blocks.size(2))
+            cycles += np.where(blocks.whole, 0.0, costs.piece * pieces * (geometry.in_channels + channels))
+        kept = finish * made / self.lanes + costs.register_task
+        outside: Array = np.where(self._keeps_data(registers, packed // element), kept, cycles)
+        return outside
 
-    def _keeps_data(self, tile: Tile, packed: int) -> bool:
+    def _keeps_data(self, registers: _Registers, packed: Array) -> Array:
         """Tell whether the `packed` elements of a block stay in registers from the caller's data to the products.
 
         That is so if the block is one register tile without a halo, whose products LLVM unrolls wholly.
         """
-        filters, terms = tile.phases * tile.channels, ceil_div(self.geometry.in_channels, self.lanes)
-        return (
-            self.form == INPUTS
-            and packed == tile.positions * self.geometry.in_channels
-            and terms * (filters * tile.positions + filters + tile.positions + 3) < _UNROLLED
+        filters, terms = registers.phases * registers.channels, ceil_div(self.geometry.in_channels, self.lanes)
+        kept: Array = (
+            (self.form == INPUTS)
+            & (packed == registers.positions * self.geometry.in_channels)
+            & (terms * (filters * registers.positions + filters + registers.positions + 3) < _UNROLLED)
         )
+        return kept
 
-    def _register_finish(self, tile: Tile) -> float:
+    def _register_finish(self, registers: _Registers) -> Array | float:
         """Return the cycles to finish a vector of the output in registers.
 
         Past the caches, rows at the same offset in a page are stored one after the other.
@@ -466,48 +545,50 @@ class _Arithmetic:
             return self.costs.channel_finish + self.costs.lane_sum * self.lanes
         if self.stores_channels:
             most = max(run.count for run in self.geometry.axes[2].runs)
-            return self.costs.channel_finish + self.costs.apart * (math.gcd(tile.phases, most) < most)
+            apart = np.gcd(registers.phases.astype(np.int64), most) < most
+            return self.costs.channel_finish + self.costs.apart * apart
         axes, element = self.geometry.axes, _element_bytes(self.target, self.lanes)
         row = axes[2].positions * axes[2].stride * element
         plane = row * math.prod(axis.positions * axis.stride for axis in axes[:2])
-        several_rows = tile.phases > axes[2].stride and row % _PAGE == 0
-        several_planes = tile.channels > 1 and plane % _PAGE == 0
-        aliased = outgrows_caches(self.problem) and (several_rows or several_planes)
+        several_rows = (registers.phases > axes[2].stride) & (row % _PAGE == 0)
+        several_planes = (registers.channels > 1) & (plane % _PAGE == 0)
+        aliased = outgrows_caches(self.problem) & (several_rows | several_planes)
         return self.costs.register_finish + self.costs.aliased * aliased
 
-    def _sharing(self, tile: Tile) -> float:
+    def _sharing(self, blocks: _Blocks, registers: _Registers) -> Array:
         """Return the further cost where the packed data of all blocks are kept for tasks of tiles of channels.
 
         They are written to and read from beyond the second-level cache, unless all of them stay there.
         """
         geometry, work = self.geometry, self.work
-        kept = self._packed_bytes(tile) * (work.data + work.sums) * block_count(geometry, tile.block)
-        useful = geometry.batch * math.prod(axis.positions for axis in geometry.axes)
-        useful *= geometry.taps * geometry.in_channels * self._channels(tile)
-        far = 2 * kept / self.costs.far_bytes if kept > self.target.l2_bytes * self.costs.l2_share else 0.0
-        return (far + self.costs.task) * 2 * self.lanes / max(useful, 1)
+        kept = self._packed_bytes(blocks, registers) * (work.data + work.sums) * blocks.count
+        products = geometry.batch * math.prod(axis.positions for axis in geometry.axes)
+        useful = products * geometry.taps * geometry.in_channels * self._channels(registers)
+        far = np.where(kept > self.target.l2_bytes * self.costs.l2_share, 2 * kept / self.costs.far_bytes, 0.0)
+        sharing: Array = (far + self.costs.task) * 2 * self.lanes / np.maximum(useful, 1)
+        return sharing
 
-    def _channels(self, tile: Tile) -> int:
+    def _tiles_of_channels(self, registers: _Registers) -> tuple[Array | int, Array | int]:
+        """Return the numbers of tiles of groups, and of tiles of the output channels of a group."""
+        geometry = self.geometry
+        if self.form == GROUPS:
+            return ceil_div(geometry.groups, registers.channels), geometry.out_channels
+        return geometry.groups, ceil_div(geometry.out_channels, registers.channels)
+
+    def _channels(self, registers: _Registers) -> Array | int:
         """Return the output channels that a block computes, of all its tiles."""
-        return self.geometry.out_channels * (tile.channels if self.form == GROUPS else 1)
+        return self.geometry.out_channels * (registers.channels if self.form == GROUPS else 1)
 
-    def _positions(self, tile: Tile) -> int:
-        """Return the flat positions that a block computes for each point, in whole register tiles."""
-        extents = block_extents(self.geometry, tile)
-        depth, height, width = map(ceil_div, spans(self.geometry, tile.block[1:]), tile.outputs)
-        row = round_up(tile.width, self.lanes) + width - tile.width if self.form == ROWS else width
-        rows = ((tile.images - 1) * extents[0] + depth - 1) * extents[1] + height - 1
-        return round_up(rows * extents[2] + row, tile.positions)
-
-    def _packed_bytes(self, tile: Tile) -> int:
+    def _packed_bytes(self, blocks: _Blocks, registers: _Registers) -> Array:
         """Return the bytes of the packed data of a block."""
-        elements = self.geometry.in_channels * tile.images * math.prod(block_extents(self.geometry, tile))
-        return elements * _element_bytes(self.target, self.lanes) * (tile.channels if self.form == GROUPS else 1)
+        packed: Array = self.geometry.in_channels * blocks.extents * _element_bytes(self.target, self.lanes)
+        return packed * (registers.channels if self.form == GROUPS else 1)
 
-    def _result_bytes(self, tile: Tile, positions: int) -> int:
+    def _result_bytes(self, registers: _Registers, positions: Array) -> Array:
         """Return the bytes of the results of one tile of channels at `positions`, before they are interleaved."""
         phases = math.prod(axis.stride for axis in self.geometry.axes)
-        return phases * tile.channels * positions * _element_bytes(self.target, self.lanes)
+        results: Array = phases * registers.channels * positions * _element_bytes(self.target, self.lanes)
+        return results
 
 
 def _element_bytes(target: CpuTarget, lanes: int) -> int:

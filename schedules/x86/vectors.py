@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86 import matrix_tiles, tiles
+from tvm_deconv.schedules.x86.ranking import Ranking
 from tvm_deconv.targets import CpuTarget
 
 _AnyPlan = TypeVar("_AnyPlan", tiles.Plan, matrix_tiles.MatrixPlan)
@@ -28,18 +29,19 @@ def with_half_vectors(
     problem: Problem,
     target: CpuTarget,
     extent: int,
-    candidates: Callable[[CpuTarget, int], list[tuple[float, _AnyPlan]]],
-) -> list[tuple[float, _AnyPlan]]:
+    candidates: Callable[[CpuTarget, int], Ranking[_AnyPlan]],
+) -> Ranking[_AnyPlan]:
     """Return the `candidates` for a target and its lanes, sorted by cost.
 
     Vectors run along an axis of `extent` elements. On a target of 512 bits those for half vectors are among the
     candidates if they pad it less.
     """
     lanes = accumulator_lanes(problem, target)
-    whole: list[tuple[float, _AnyPlan]] = candidates(target, lanes)
+    whole = candidates(target, lanes)
     padded = -(-extent // lanes) * lanes
     if target.vector_bits < 512 or not _LEAST_PADDING * extent <= padded <= _MOST_PADDING * extent:
         return whole
     narrow = candidates(replace(target, vector_bits=target.vector_bits // 2), lanes // 2)
-    halves: list[tuple[float, _AnyPlan]] = [(_HALF_COST * cost, replace(plan, halves=True)) for cost, plan in narrow]
-    return sorted(whole + halves, key=lambda candidate: candidate[0])
+    halves = narrow.numbers.copy()
+    halves[:, 1] = 1
+    return Ranking.of([(whole.costs, whole.numbers), (_HALF_COST * narrow.costs, halves)], whole.make)

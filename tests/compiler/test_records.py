@@ -10,7 +10,7 @@ from support.records import OTHER, SMALL, V3, VERDICT, ZEN3, record, schedules_o
 
 from tvm_deconv.compiler import records, selection
 from tvm_deconv.compiler.records import Cpu, Log, Record, Records, Schedule, best, read
-from tvm_deconv.compiler.selection import space
+from tvm_deconv.compiler.selection import candidates_of, named, space
 from tvm_deconv.errors import BuildError
 from tvm_deconv.problem import Problem
 from tvm_deconv.targets import CPU_TARGETS, Host, get
@@ -156,9 +156,10 @@ def test_the_newest_conditions_decide_what_is_best(tmp_path):
 
 
 def test_prune_keeps_the_fastest_of_each_algorithm(tmp_path):
-    everything = space(SMALL, V3)
-    rows = [c.schedule for c in everything if c.schedule.algorithm == "direct_rows"][:4]
-    channels = [c.schedule for c in everything if c.schedule.algorithm == "direct_channels"][:4]
+    rows, channels = (
+        [candidate.schedule for candidate in candidates_of(SMALL, named(name), V3)[:4]]
+        for name in ("direct_rows", "direct_channels")
+    )
     log = Log(tmp_path)
     log.merge(record(schedule=schedule, seconds=1e-3 * i) for i, schedule in enumerate([*rows, *channels], 1))
     log.append(record(OTHER, seconds=None, error="crashed"))

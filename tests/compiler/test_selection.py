@@ -12,9 +12,21 @@ from support.strategies import problems
 
 import tvm_deconv as td
 from tvm_deconv.compiler import records, selection
+from tvm_deconv.compiler.backends import backend_of
 from tvm_deconv.compiler.fingerprint import kernel_digest
 from tvm_deconv.compiler.records import Cpu, Log, Schedule
-from tvm_deconv.compiler.selection import Choice, adapt, apart, load_imbalance, named, nearest, plan_of, space
+from tvm_deconv.compiler.selection import (
+    HOPELESS_COST,
+    Choice,
+    adapt,
+    apart,
+    candidates_of,
+    load_imbalance,
+    named,
+    nearest,
+    plan_of,
+    space,
+)
 from tvm_deconv.targets import CPU_TARGETS, detect_host
 
 
@@ -26,13 +38,12 @@ from tvm_deconv.targets import CPU_TARGETS, detect_host
     draw=st.data(),
 )
 def test_an_adapted_schedule_is_one_of_the_problem(source, problem, target, draw):
-    options = space(source, target)
-    schedule = draw.draw(
-        st.sampled_from([c.schedule for c in options if named(c.schedule.algorithm).supports(problem, target)])
-    )
+    algorithms = [one for one in backend_of(target).algorithms if one.supports(source, target)]
+    algorithm = draw.draw(st.sampled_from([one for one in algorithms if one.supports(problem, target)]))
+    schedule = draw.draw(st.sampled_from(candidates_of(source, algorithm, target))).schedule
     adapted = adapt(schedule, source, problem, target)
     assert adapted.algorithm == schedule.algorithm
-    assert adapted in {candidate.schedule for candidate in space(problem, target)}
+    assert adapted in {candidate.schedule for candidate in candidates_of(problem, algorithm, target)}
     assert plan_of(adapted).knobs == dict(adapted.knobs)
     assert adapt(schedule, source, source, target) == schedule
 
@@ -42,8 +53,21 @@ def test_threads_without_a_task_cost_time():
     algorithm, plan = named(alone[0].algorithm), alone[0].plan
     assert load_imbalance(SMALL, algorithm, plan, 1) == 1
     assert load_imbalance(SMALL, algorithm, plan, 1000) > 10
-    assert {candidate.schedule for candidate in space(SMALL, V3, 8)} == {candidate.schedule for candidate in alone}
-    assert min(candidate.cost for candidate in space(SMALL, V3, 8)) >= alone[0].cost
+    costs = {candidate.schedule: candidate.cost for candidate in alone}
+    shared = space(SMALL, V3, 8)
+    assert all(candidate.cost >= costs.get(candidate.schedule, 0.0) for candidate in shared)
+    assert alone[0].cost < shared[0].cost
+    assert shared[-1].cost <= HOPELESS_COST * shared[0].cost
+
+
+def test_a_space_is_the_candidates_that_are_not_hopeless():
+    """In order of cost, and every one that costs at most so many times the cheapest."""
+    found = space(SMALL, V3)
+    names = {candidate.algorithm for candidate in found}
+    every = [one for name in names for one in candidates_of(SMALL, named(name), V3)]
+    most = HOPELESS_COST * found[0].cost
+    assert [one.cost for one in found] == sorted(one.cost for one in every if one.cost <= most)
+    assert len(found) < len(every)
 
 
 def test_what_does_not_replay_costs_too_much():

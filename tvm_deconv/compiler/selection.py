@@ -9,6 +9,7 @@ one problem becomes a valid schedule of another, whatever their extents.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from tvm_deconv.targets import Target, get
 FAR = 8.0
 #: The most that a proposal may cost by arithmetic, relative to the default, to be built.
 AGREES = 1.1
+#: A search does not try plans that cost more than this, relative to the cheapest.
+HOPELESS_COST = 4.0
 #: The weight of a factor of two in a field. Kernel and strides decide taps and phases, which tiles are made for.
 _WEIGHTS = {
     "batch": 0.5,
@@ -118,18 +121,28 @@ def load_imbalance(problem: Problem, algorithm: AnyAlgorithm, plan: Plan, thread
 def space(
     problem: Problem, target: Target, threads: int = 1, algorithms: Collection[str] | None = None
 ) -> list[Candidate]:
-    """Return every schedule worth considering of all `algorithms` that support the problem, the cheapest first."""
-    supporting = (
-        algorithm
+    """Return every schedule worth considering of all `algorithms` that support the problem, the cheapest first.
+
+    Those that cost more than `HOPELESS_COST` times the cheapest are left out.
+    """
+    supporting = [
+        (algorithm, algorithm.candidates(problem, target))
         for algorithm in backend_of(target).algorithms
         if (algorithms is None or algorithm.name in algorithms) and algorithm.supports(problem, target)
-    )
-    candidates = [
-        Candidate(algorithm.name, plan, cost * load_imbalance(problem, algorithm, plan, threads))
-        for algorithm in supporting
-        for cost, plan in algorithm.candidates(problem, target)
     ]
-    return sorted(candidates, key=lambda candidate: candidate.cost)
+
+    def on_threads(algorithm: AnyAlgorithm, cost: float, plan: Plan) -> Candidate:
+        return Candidate(algorithm.name, plan, cost * load_imbalance(problem, algorithm, plan, threads))
+
+    firsts = (on_threads(algorithm, *options[0]).cost for algorithm, options in supporting)
+    most = HOPELESS_COST * min(firsts, default=0.0)
+    found = [
+        on_threads(algorithm, cost, plan)
+        for algorithm, options in supporting
+        for cost, plan in itertools.takewhile(lambda option: option[0] <= most, options)
+    ]
+    found.sort(key=lambda candidate: candidate.cost)
+    return [candidate for candidate in found if candidate.cost <= HOPELESS_COST * found[0].cost]
 
 
 def default_schedule(problem: Problem, target: Target, algorithms: Collection[str] | None = None) -> Schedule:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from tvm.ir import Expr
 
@@ -184,6 +185,7 @@ class Geometry:
     dynamic: tuple[bool, bool, bool]
 
     @staticmethod
+    @lru_cache(64)
     def of(problem: Problem, uncropped: bool = False) -> Geometry:
         """Return the geometry of `problem`.
 

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, overload
+
+from numpy.typing import NDArray
 
 
-def ceil_div(dividend: int, divisor: int) -> int:
-    """Return `dividend` divided by `divisor`, rounded up."""
+@overload
+def ceil_div(dividend: int, divisor: int) -> int: ...
+@overload
+def ceil_div(dividend: NDArray[Any], divisor: NDArray[Any] | int) -> NDArray[Any]: ...
+@overload
+def ceil_div(dividend: int, divisor: NDArray[Any]) -> NDArray[Any]: ...
+def ceil_div(dividend: Any, divisor: Any) -> Any:
+    """Return `dividend` divided by `divisor`, rounded up; of arrays, each element."""
     return -(-dividend // divisor)
 
 
-def round_up(number: int, multiple: int) -> int:
-    """Return the least multiple of `multiple` that is not below `number`."""
+@overload
+def round_up(number: int, multiple: int) -> int: ...
+@overload
+def round_up(number: NDArray[Any], multiple: NDArray[Any]) -> NDArray[Any]: ...
+def round_up(number: Any, multiple: Any) -> Any:
+    """Return the least multiple of `multiple` that is not below `number`; of arrays, each element."""
     return -(-number // multiple) * multiple
 
 

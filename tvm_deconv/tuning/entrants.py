@@ -17,7 +17,6 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.targets import Target, get
 from tvm_deconv.tuning.builders import BuilderPool, Built
 from tvm_deconv.tuning.evaluator import commit, versions
-from tvm_deconv.tuning.search import HOPELESS_COST
 from tvm_deconv.tuning.tournament import LIST, Entrant, Match, read, write
 
 #: Plans of one algorithm differ by this many factors of two in all, so that few plans cover much.
@@ -71,10 +70,9 @@ def _prepared(directory: Path) -> list[Match]:
 
 def choose(problem: Problem, target: Target, plans: int) -> list[Schedule]:
     """Return the default and other schedules, the cheapest first, that are unlike each other; at most `plans`."""
-    candidates = space(problem, target)
     chosen = [default_schedule(problem, target)]
-    for candidate in candidates:
-        if len(chosen) >= plans or candidate.cost > HOPELESS_COST * candidates[0].cost:
+    for candidate in space(problem, target):
+        if len(chosen) >= plans:
             break
         like = [other for other in chosen if other.algorithm == candidate.schedule.algorithm]
         if all(distance(candidate.schedule, other) >= _APART for other in like):

@@ -27,8 +27,6 @@ from tvm_deconv.problem import Array, Problem
 from tvm_deconv.targets import Target
 from tvm_deconv.tuning.calibration import Calibration, Prediction
 
-#: A schedule that costs more than this many times the cheapest, by arithmetic, is not tried.
-HOPELESS_COST = 4.0
 #: Another build that promises to lower the time by a smaller part than this is not worth it.
 _NOTHING = 0.015
 #: Trials of a problem before another that promises more may have its turns, and before its search may end.
@@ -209,10 +207,8 @@ class Search:
         return [one.schedule for one in fastest if (one.seconds or 0.0) <= (1 + _NEAR) * (fastest[0].seconds or 0.0)]
 
     def _open_space(self) -> None:
-        """List what is known, and the candidates that are not hopeless."""
-        everything = space(self.problem, self.target, self._threads, self.algorithms)
-        cheapest = everything[0].cost
-        self._space = [candidate for candidate in everything if candidate.cost <= HOPELESS_COST * cheapest]
+        """List what is known, and the candidates."""
+        self._space = space(self.problem, self.target, self._threads, self.algorithms)
         self._numbers = {candidate.schedule: number for number, candidate in enumerate(self._space)}
         self._calibration = Calibration(self._space)
         self._known = self._known_schedules()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -56,7 +56,7 @@ class _Form:
     form: str
     winograd: bool
 
-    def candidates(self, problem: Problem, target: CpuTarget) -> list[tuple[float, tiles.Plan]]:
+    def candidates(self, problem: Problem, target: CpuTarget) -> Sequence[tuple[float, tiles.Plan]]:
         extents = {
             ROWS: Geometry.of(problem).axes[2].positions,
             CHANNELS: problem.out_channels,

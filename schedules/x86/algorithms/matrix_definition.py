@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -64,7 +64,7 @@ class _Transforms:
     strassen: bool
     words: bool
 
-    def candidates(self, problem: Problem, target: CpuTarget) -> list[tuple[float, MatrixPlan]]:
+    def candidates(self, problem: Problem, target: CpuTarget) -> Sequence[tuple[float, MatrixPlan]]:
         words = words_of(problem, target) if self.words else None
         if words is None:
             return self._candidates(problem, target)
@@ -72,7 +72,7 @@ class _Transforms:
         share = words.count(problem.in_channels) / problem.in_channels
         return [(cost * share, plan) for cost, plan in self._candidates(words.problem(problem), target)]
 
-    def _candidates(self, problem: Problem, target: CpuTarget) -> list[tuple[float, MatrixPlan]]:
+    def _candidates(self, problem: Problem, target: CpuTarget) -> Sequence[tuple[float, MatrixPlan]]:
         phases = max((math.prod(run.count for run in runs) for runs in Geometry.of(problem).runs), default=1)
         of_lanes = partial(matrix_tiles.candidates, problem, self.winograd, strassen=self.strassen)
         options = with_half_vectors(problem, target, phases * problem.out_channels, of_lanes)
