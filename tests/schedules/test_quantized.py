@@ -107,3 +107,15 @@ def test_unsigned_data_are_multiplied_as_they_are(tmp_path):
 def test_devices_have_no_kernel_for_it(tmp_path):
     with pytest.raises(td.BuildError, match="must not be quantized"):
         compile([problem_of(SHAPES[0], TYPES[0])], "cuda-sm_80", tmp_path)
+
+
+def test_halves_round_to_even_in_kernels():
+    """Half of the sums lie between two stored numbers."""
+    problem = problem_of(SHAPES[2], ("uint8", "int8", "int8"))
+    arrays = operands(problem)._replace(scaling=td.Scaling(output_scale=2.0, output_zero_point=-3))
+    arrays.data[:] %= 4
+    arrays.filter[:] %= 5
+    found = run(problem, AVX2, arrays, *X86.default(problem, AVX2))
+    wanted = reference(problem, *arrays)
+    assert np.abs(wanted).max() < 127
+    np.testing.assert_array_equal(found, wanted)

@@ -20,8 +20,9 @@ from tvm.ir import Expr
 
 from tvm_deconv.problem import Epilogue
 
-# Adding 1.5 * 2**23 to a number rounds it to an integer, in the low bits; 127 is the bias of an exponent.
-_ROUND = 12582912.0 + 127.0
+# Adding 1.5 * 2**23 to a number rounds it to an integer, in the low bits and halves to even. 127 is an exponent's bias.
+_INTEGER = 12582912.0
+_ROUND = _INTEGER + 127.0
 _LOG2_E = 1.4426950408889634
 # ln 2 in two parts; the first has 16 bits, so that its product with n is exact.
 _LN_2 = (0.693145751953125, 1.4286068202862268e-06)
@@ -63,6 +64,17 @@ def activate(epilogue: Epilogue, x: Expr) -> Expr:
     let = _Let()
     x = let(x)
     return let.around(expression(let, x, *(_constant(value, dtype) for value in parameters)))
+
+
+def nearest(x: Expr, least: Expr, most: Expr) -> Expr:
+    """Return the int32 nearest to `x`, halves to even, at least `least` and at most `most`; all three are float32.
+
+    Both bounds are integers below 2**22 in magnitude. `x` is no NaN, and may be infinite.
+    """
+    let = _Let()
+    bounded = let(_at_most(let(_at_least(let(x), least)), most))
+    # The sum has the integer in its low bits. TVM makes no vectors of its own rounding.
+    return let.around(_bits(bounded + _f32(_INTEGER)) - _bits(_f32(_INTEGER)))
 
 
 def _constant(value: float, dtype: str) -> Expr:

@@ -10,7 +10,7 @@ import numpy as np
 from tvm import te, tirx
 from tvm.ir import Expr
 
-from tvm_deconv.compute.epilogue import activate
+from tvm_deconv.compute.epilogue import activate, nearest
 from tvm_deconv.compute.extents import shape_of
 from tvm_deconv.compute.storage import from_accumulator
 from tvm_deconv.problem import Problem
@@ -55,8 +55,8 @@ def finished(problem: Problem, sums: Expr, parameter: te.Tensor | None, channel:
         return tirx.reinterpret("int32", real)
     zero, limits = parameter[tirx.const(1, "int64")], np.iinfo(problem.output_dtype)
     least, most = ((tirx.const(limit, "int32") - zero).astype("float32") for limit in (limits.min, limits.max))
-    nearest = tirx.nearbyint(real * tirx.reinterpret("float32", parameter[tirx.const(2, "int64")]))
-    return tirx.max(tirx.min(nearest, most), least).astype("int32") + zero
+    inverse = tirx.reinterpret("float32", parameter[tirx.const(2, "int64")])
+    return nearest(real * inverse, least, most) + zero
 
 
 def stored(problem: Problem, value: Expr) -> Expr:
