@@ -49,6 +49,8 @@ FEW_TASKS = 64
 #: LLVM unrolls a loop wholly that becomes fewer instructions. Data that another tap reads again then stay in registers,
 #: and push accumulators out.
 _UNROLLED = 300
+#: Bytes from which on TVM takes an array from the workspace, where LLVM does not keep it in registers.
+_WORKSPACE = 1024
 #: Bits of a cache line.
 _LINE_BITS = 512
 #: Bytes from one address to the next that competes with it for stores past the caches.
@@ -532,6 +534,7 @@ class _Arithmetic:
         kept: Array = (
             (self.form == INPUTS)
             & (packed == registers.positions * self.geometry.in_channels)
+            & (packed * _element_bytes(self.target, self.lanes) < _WORKSPACE)
             & (terms * (filters * registers.positions + filters + registers.positions + 3) < _UNROLLED)
         )
         return kept
