@@ -14,6 +14,7 @@ import pytest
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from openvino import opset1
+from support import hostile as ways
 from support.hostile import EDITS, NUMBERS, TEXTS, VALUES, edited, fit_to_print, hostile, texts
 from support.manifests import fields
 from support.strategies import problems
@@ -37,6 +38,12 @@ def folder(tmp_path):
 # ---- keys and manifests ----
 
 
+def other_key(chance, key):
+    """A text that is edited, of another key where there is none."""
+    text = key if isinstance(key, str) else P.key
+    return ways.edit(chance, text.encode(errors="replace")).decode(errors="replace")
+
+
 @hostile(
     st.one_of(
         st.builds(lambda p, e: edited(p.key.encode(), e).decode(errors="replace"), problems(max_macs=1000), EDITS),
@@ -48,7 +55,8 @@ def folder(tmp_path):
         ),
         st.builds(lambda size: P.key.replace("none", f"clip({'9' * size},inf)"), st.integers(1, 10_000)),
         VALUES,
-    )
+    ),
+    vary=other_key,
 )
 def test_keys(key):
     try:
@@ -61,7 +69,7 @@ def test_keys(key):
     assert problem.min_bytes >= 0
 
 
-@hostile(texts(fields(P)))
+@hostile(texts(fields(P)), vary=ways.spoil)
 def test_manifests(content):
     try:
         manifest = Manifest.from_json(content)
@@ -81,7 +89,12 @@ def logged(folder, caplog):
 NAMES = TEXTS.filter(lambda text: "/" not in text)
 
 
-@hostile(st.lists(st.tuples(NAMES, texts(fields(P))), max_size=3), fixture="logged")
+def other_files(chance, found):
+    """Files of which one has another content."""
+    return ways.one_of(chance, found, lambda _, file: (file[0], ways.spoil(chance, file[1])))
+
+
+@hostile(st.lists(st.tuples(NAMES, texts(fields(P))), max_size=3), fixture="logged", vary=other_files)
 def test_directories(logged, found):
     """Files of any content, under names of artifacts and others."""
     folder, log = logged
@@ -130,7 +143,11 @@ def log(tmp_path):
     return records.Log(tmp_path)
 
 
-@hostile(st.lists(texts(RECORD), min_size=1, max_size=3), fixture="log")
+@hostile(
+    st.lists(texts(RECORD), min_size=1, max_size=3),
+    fixture="log",
+    vary=lambda chance, lines: ways.one_of(chance, lines, ways.spoil),
+)
 def test_logs(log, lines):
     """A line that does not read loses only itself."""
     good = json.dumps(RECORD).encode()
@@ -172,7 +189,7 @@ LIST = [
 
 
 @pytest.mark.filterwarnings("ignore:.*means nothing. did you mean:UserWarning")
-@hostile(texts(LIST), fixture="folder")
+@hostile(texts(LIST), fixture="folder", vary=ways.spoil)
 def test_lists(folder, content):
     path = folder / "list.json"
     path.write_bytes(content)
@@ -208,7 +225,14 @@ def reworded(text, changes):
     return text.encode("utf-8", "surrogatepass")
 
 
-@hostile(st.one_of(WORDS, EDITS), fixture="ir")
+def other_changes(chance, changes):
+    """One more change of the same kind."""
+    if changes and len(changes[0]) == 2:
+        return [*changes, (chance.random(), str(chance.choice(ways.PLAIN)))]
+    return [*changes, (chance.random(), chance.randrange(13), chance.randbytes(chance.randrange(6)))]
+
+
+@hostile(st.one_of(WORDS, EDITS), fixture="ir", vary=other_changes)
 def test_ir(ir, changes):
     path, content = ir
     words = bool(changes) and len(changes[0]) == 2
@@ -289,6 +313,7 @@ def models(draw):
 @hostile(
     st.one_of(models(), st.builds(edited, st.just(MODEL.SerializeToString()), EDITS), st.binary(max_size=60)),
     fixture="folder",
+    vary=ways.edit,
 )
 def test_onnx(folder, content):
     path = folder / "model.onnx"

@@ -84,7 +84,15 @@ def library(artifacts):
     return td.load(artifacts)
 
 
-@hostile(CALLS, fixture="library")
+def other_call(chance, call):
+    """A call with one argument of another form, or other numbers."""
+    name = chance.choice(["data", "filter", "bias", "out", "plain", "seed"])
+    if name == "plain":
+        return call | {"plain": {key for key in ("data", "filter", "bias", "out", "threads") if chance.random() < 0.7}}
+    return call | {name: chance.randrange(1000) if name == "seed" else chance.choice(sorted(FORMS))}
+
+
+@hostile(CALLS, fixture="library", vary=other_call)
 def test_calls(library, call):
     """The arguments named in `plain` are as they should be."""
     problem = made.PROBLEMS[call["name"]]

@@ -1,27 +1,34 @@
 """Hostile inputs: strategies that spoil what is right, and tests that are given thousands of them.
 
 `scripts/fuzz` runs such tests for as long as it is told. It sets FUZZ_SECONDS, and FUZZ_CORPUS to a directory that
-keeps the inputs that failed, the last input of each test, and the number of inputs.
+keeps the inputs that failed, the last input of each test, and the number of inputs. Most of its inputs are variants of
+those that hypothesis draws, made by a function of a random generator and the input, which costs much less.
 """
 
 import json
 import os
+import random
 import signal
 import time
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import note as report
 from hypothesis import strategies as st
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 FEW, MANY = 500, 20_000
+VARIANTS = 100
 #: Of processor time, far more than any of them takes, and of time for one that waits, for a machine that is busy.
 SECONDS, WAITING = 20, 1200
 
 
-def hostile(strategy, fixture=None, few=FEW, many=MANY):
-    """Run a test with a `few` inputs, and marked slow with `many`; a fixture comes first."""
+def hostile(strategy, fixture=None, few=FEW, many=MANY, vary=None):
+    """Run a test with a `few` inputs, and marked slow with `many`; a fixture comes first.
+
+    `vary(chance, drawn)` returns an input that is like `drawn`.
+    """
 
     def decorate(test):
         @pytest.mark.parametrize("inputs", [few, pytest.param(many, marks=pytest.mark.slow)])
@@ -30,10 +37,14 @@ def hostile(strategy, fixture=None, few=FEW, many=MANY):
             fuzzing = Fuzzing(test.__name__, inputs)
 
             @fuzzing.settings
-            @given(strategy)
-            def each(drawn):
-                fuzzing.note(drawn)
-                timed(test, *given_first, drawn)
+            @given(strategy, st.integers(0, 2**32))
+            def each(drawn, seed):
+                chance = random.Random(seed)
+                for each in (drawn, *(vary(chance, drawn) for _ in range(fuzzing.variants if vary else 0))):
+                    if fuzzing.over():
+                        return
+                    fuzzing.note(each)
+                    timed(test, *given_first, each)
 
             fuzzing.repeat(each)
 
@@ -47,30 +58,38 @@ class Fuzzing:
 
     def __init__(self, name, inputs):
         seconds, corpus = os.environ.get("FUZZ_SECONDS"), os.environ.get("FUZZ_CORPUS")
-        self.seconds = float(seconds) if seconds else None
+        self.end = time.monotonic() + float(seconds) if seconds else None
+        self.variants = VARIANTS if seconds else 0
         self.folder = Path(corpus) / name if corpus else None
         self.count = 0
         options = {"max_examples": inputs, "deadline": None, "suppress_health_check": list(HealthCheck)}
         if self.folder:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self.last = os.open(self.folder / "last", os.O_RDWR | os.O_CREAT)
             options |= {"database": DirectoryBasedExampleDatabase(self.folder / "examples"), "derandomize": False}
         self.settings = settings(**options)
+
+    def over(self):
+        """Tell whether the time is over."""
+        return self.end is not None and time.monotonic() > self.end
 
     def note(self, drawn):
         """Count an input, and keep it while its test runs: a crash of the process leaves it there."""
         self.count += 1
         if self.folder:
-            (self.folder / "last").write_text(repr(drawn)[:100_000], errors="backslashreplace")
+            text = repr(drawn)[:100_000]
+            os.ftruncate(self.last, os.pwrite(self.last, text.encode(errors="backslashreplace"), 0))
+            report(text)
 
     def repeat(self, each):
         """Call `each` once, or until the time is over."""
-        start = time.monotonic()
         try:
             each()
-            while self.seconds is not None and time.monotonic() < start + self.seconds:
+            while self.end is not None and not self.over():
                 each()
         finally:
             if self.folder:
+                os.close(self.last)
                 with (self.folder / "counts").open("a") as counts:
                     counts.write(f"{self.count}\n")
 
@@ -163,3 +182,74 @@ def texts(whole):
         st.binary(max_size=40),
         st.sampled_from([b"[" * 5000, b'{"a":' * 5000, b"9" * 5000]),
     )
+
+
+# ---- variants ----
+
+WORDS = [
+    "",
+    "none",
+    "../x",
+    "/etc/passwd",
+    "\0",
+    "\ud800",
+    "NaN",
+    "x" * 5000,
+    "float32",
+    "NXC",
+    "any",
+    "any(2,4)",
+    "-",
+    "*",
+]
+PLAIN = [
+    *(0, -1, 1, 2, 3, 7, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64, 10**400, 0.5, 1e308, 1e999, float("nan")),
+    *(None, True, False, [], {}, [[]], [1, 2], {"": 0}, *WORDS),
+]
+
+
+def edit(chance, content):
+    """Bytes with up to three changes: some replaced, removed, added, doubled."""
+    for _ in range(chance.randint(1, 3)):
+        at = chance.randrange(len(content) + 1)
+        put = chance.choice(
+            [b"", chance.randbytes(chance.randint(1, 4)), content[at : at + 8], b"9" * 30, b'"', b"\x80"]
+        )
+        content = content[:at] + put + content[at + chance.choice([0, 1, 1, 2, 8]) :]
+    return content
+
+
+def spoil(chance, content):
+    """Bytes of JSON with a value replaced, removed or added at any depth; other bytes are edited."""
+    if chance.random() < 0.3:
+        return edit(chance, content)
+    try:
+        place = value = json.loads(content)
+    except (ValueError, RecursionError):
+        return edit(chance, content)
+    while isinstance(place, (dict, list)) and place:
+        key = chance.choice(list(place)) if isinstance(place, dict) else chance.randrange(len(place))
+        if not isinstance(place[key], (dict, list)) or not place[key] or chance.random() < 0.3:
+            change = chance.randrange(4)
+            if change == 0:
+                del place[key]
+            elif change == 1 and isinstance(place, dict):
+                place[chance.choice(WORDS)] = place[key]
+            elif change == 1:
+                place.insert(key, chance.choice(PLAIN))
+            elif isinstance(place[key], str) and change == 2:
+                place[key] = edit(chance, place[key].encode(errors="replace")).decode(errors="replace")
+            else:
+                place[key] = chance.choice(PLAIN)
+            break
+        place = place[key]
+    return json.dumps(value).encode()
+
+
+def one_of(chance, items, vary):
+    """The list with one of its items varied, if it has any."""
+    items = list(items)
+    if items:
+        at = chance.randrange(len(items))
+        items[at] = vary(chance, items[at])
+    return items

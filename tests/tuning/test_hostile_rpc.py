@@ -8,7 +8,7 @@ import threading
 
 import pytest
 from hypothesis import strategies as st
-from support.hostile import EDITS, edited, fit_to_print, hostile, texts
+from support.hostile import EDITS, edit, edited, fit_to_print, hostile, spoil, texts
 
 import tvm_deconv as td
 from tvm_deconv.tuning.runners.tracker import Tracker
@@ -67,7 +67,12 @@ ANSWERS = st.one_of(
 )
 
 
-@hostile(ANSWERS, fixture="tracked")
+def other_answer(chance, answer):
+    """The frame edited, or what is in it spoilt."""
+    return edit(chance, answer) if chance.random() < 0.3 else framed(spoil(chance, answer[8:]))
+
+
+@hostile(ANSWERS, fixture="tracked", vary=other_answer)
 def test_trackers(tracked, answer):
     tracked.answer = answer
     for ask in (tracked.tracker.servers, tracked.tracker.free, tracked.tracker.request):
