@@ -8,6 +8,7 @@ import os
 import signal
 
 import pytest
+from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -25,9 +26,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what a process inherits
 
 @pytest.fixture(scope="session")
 def artifacts(tmp_path_factory):
-    """A directory with an artifact for each of `artifacts.PROBLEMS`."""
+    """A directory with an artifact for each of `artifacts.PROBLEMS`, made once for all processes of pytest-xdist."""
     from support import artifacts as made
 
-    directory = tmp_path_factory.mktemp("artifacts")
-    made.export(directory, made.PROBLEMS.values())
+    root = tmp_path_factory.getbasetemp()
+    shared = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    directory = shared / "artifacts"
+    with FileLock(shared / "artifacts.lock"):
+        if not directory.exists():
+            making = tmp_path_factory.mktemp("making")
+            made.export(making, made.PROBLEMS.values())
+            making.rename(directory)
     return directory

@@ -227,16 +227,16 @@ def test_what_permits_tf32_is_within_its_bound(tmp_path):
 
 def test_three_products_are_as_exact_as_float32(tmp_path):
     """Of up to 8192 terms: errors at most twice those of float32 on CUDA cores, and far from those of TF32."""
-    for number, terms in enumerate((128, 1000, 8192)):
-        exact = td.Problem(1, 1, terms, 8, (40,), (1,), (1,), (1,), (0,), (40,))
-        plan = replace(TENSOR_PLANS[-1], tile_k=16)
-        three = Batch([as_tf32x3(exact)], tmp_path, f"three{number}", FAMILIES["cuda_tensor"], [plan])
-        one = Batch([exact], tmp_path, f"one{number}", FAMILIES["cuda_product"], [PLANS[-1]])
-        data, weights, _ = operands(exact, terms)
-        wanted = reference(exact, data, weights)
+    exact = [td.Problem(1, 1, terms, 8, (40,), (1,), (1,), (1,), (0,), (40,)) for terms in (128, 1000, 8192)]
+    plans = [replace(TENSOR_PLANS[-1], tile_k=16)] * len(exact)
+    three = Batch([*map(as_tf32x3, exact)], tmp_path, "three", FAMILIES["cuda_tensor"], plans)
+    one = Batch(exact, tmp_path, "one", FAMILIES["cuda_product"], [PLANS[-1]] * len(exact))
+    for number, problem in enumerate(exact):
+        data, weights, _ = operands(problem, number)
+        wanted = reference(problem, data, weights)
         # On the device the sums of CUDA cores are of fused products: the shim's round once more, which is little.
-        errors = [np.linalg.norm(batch.run(0, data, weights, None) - wanted) for batch in (three, one)]
-        print(terms, *(error / np.linalg.norm(wanted) for error in errors))
+        errors = [np.linalg.norm(batch.run(number, data, weights, None) - wanted) for batch in (three, one)]
+        print(problem.in_channels, *(error / np.linalg.norm(wanted) for error in errors))
         assert errors[0] <= 2 * errors[1]
         assert errors[0] <= 1e-6 * np.linalg.norm(wanted)
 

@@ -10,7 +10,7 @@ import click
 from tvm_deconv.cli.common import Builds, problems_of, scan_sources
 from tvm_deconv.cli.output import JSON, KEYS, Column, Table, divide, echo_json, say
 from tvm_deconv.cli.tune import BUDGET, LOGS, TRIALS, search, search_options, show_tuned
-from tvm_deconv.frontends import FoundLayer, coverage_table, write_weights
+from tvm_deconv.frontends import FoundLayer, coverage_table, weights_of, write_weights
 from tvm_deconv.onnxruntime.library import write as write_operator
 from tvm_deconv.problem.words import words
 from tvm_deconv.targets import known_targets
@@ -77,6 +77,8 @@ def compile(
             _coverage(source, layers, keys).show()
             divide()
     problems = problems_of(scanned)
+    for _, layers in scanned:
+        weights_of(layers)  # raises before the work begins
     if tunes:
         if budget is None and trials is None:
             budget = SECONDS * len(problems) * len(targets)

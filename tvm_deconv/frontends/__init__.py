@@ -6,7 +6,7 @@ import importlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from tvm_deconv.frontends.extents import check_names, checked_ranges
 from tvm_deconv.frontends.layers import FoundLayer, with_unique_names
 from tvm_deconv.frontends.packages import missing_package
 
-__all__ = ["Coverage", "FoundLayer", "coverage_table", "scan", "with_unique_names", "write_weights"]
+__all__ = ["Coverage", "FoundLayer", "coverage_table", "scan", "weights_of", "with_unique_names", "write_weights"]
 
 
 class _Reader(NamedTuple):
@@ -73,30 +73,41 @@ def write_weights(layers: Iterable[FoundLayer], path: Path) -> list[str]:
     """Write the constants to a safetensors file, as ``<name>.filter`` and ``<name>.bias``; return these names.
 
     Each array is as its FoundLayer holds it; the metadata gives the key of the problem of each layer. Without any
-    constant no file is written. An old file stays until the new one is whole. Raises SourceError if the package
-    safetensors is missing, or for more than 4 GiB.
+    constant no file is written. An old file stays until the new one is whole. Raises as `weights_of` does.
     """
     layers = list(layers)
+    arrays = weights_of(layers)
+    if not arrays:
+        return []
+    from safetensors.numpy import save
+
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    content = save(arrays, {layer.name: layer.problem.key for layer in layers if layer.problem is not None})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, content)
+    return list(arrays)
+
+
+def weights_of(layers: Iterable[FoundLayer]) -> dict[str, Any]:
+    """Return the constants of `layers` by the names that `write_weights` gives them.
+
+    Raises SourceError if there are any and the package safetensors is missing, or for more than 4 GiB.
+    """
     arrays = {
         f"{layer.name}.{kind}": array
         for layer in layers
         for kind, array in (("filter", layer.filter), ("bias", layer.bias))
         if array is not None
     }
-    if not arrays:
-        return []
     size = sum(array.nbytes for array in arrays.values())
     if size > _MOST_WEIGHTS:
-        raise SourceError("weights", size, f"must have at most {_MOST_WEIGHTS} bytes, of all layers together ({path})")
+        raise SourceError("weights", size, f"must have at most {_MOST_WEIGHTS} bytes, of all layers together")
     try:
-        from safetensors.numpy import save
+        if arrays:
+            import safetensors.numpy  # noqa: F401
     except ImportError:
         raise missing_package("weights", "safetensors", "compile") from None
-    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    content = save(arrays, {layer.name: layer.problem.key for layer in layers if layer.problem is not None})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write(path, content)
-    return list(arrays)
+    return arrays
 
 
 class Coverage(NamedTuple):
