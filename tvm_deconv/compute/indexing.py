@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Sequence
 from typing import Protocol
 
-from tvm import ir, te, tirx
+from tvm import te, tirx
 from tvm.ir import Expr
 from tvm.tirx import PrimFunc
+from tvm_ffi import serialization
 
 from tvm_deconv.compute.extents import Extent, Extents
 from tvm_deconv.compute.phases import Geometry, Run
@@ -41,11 +42,9 @@ def byte_aligned(func: PrimFunc) -> PrimFunc:
     Callers align their arrays to an element only, and an aligned move of such an address ends the process. TVM cannot
     change a buffer's type in place, so this goes through the serialised form.
     """
-    graph = json.loads(ir.save_json(func))
-    for node in graph["nodes"]:
-        if node["type"] == "tirx.BufferType":
-            node["data"]["data_alignment"] = 1
-    return ir.load_json(json.dumps(graph))
+    graph = re.sub(r'("data_alignment": ?)\d+', r"\g<1>1", serialization.to_json_graph_str(func))
+    aligned: PrimFunc = serialization.from_json_graph_str(graph)
+    return aligned
 
 
 def tiles_of_channels(geometry: Geometry, form: str, tile: BlockTile) -> tuple[int, int]:
