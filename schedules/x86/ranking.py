@@ -15,7 +15,10 @@ PlanT = TypeVar("PlanT")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranking(Sequence[tuple[float, PlanT]], Generic[PlanT]):
-    """Plans with their costs, the cheapest first; `make` makes a plan of its row of `numbers`."""
+    """Plans with their costs, the cheapest first; `make` makes a plan of its row of `numbers`.
+
+    The first two numbers are `share_data` and `halves`.
+    """
 
     costs: Array
     numbers: Array
@@ -24,8 +27,9 @@ class Ranking(Sequence[tuple[float, PlanT]], Generic[PlanT]):
     @staticmethod
     def of(parts: Sequence[tuple[Array, Array]], make: Callable[..., PlanT]) -> Ranking[PlanT]:
         """Rank the plans of `parts`, costs and numbers of each; of equal costs the first comes first."""
+        parts = [part for part in parts if len(part[0])]
         if not parts:
-            return Ranking(np.empty(0), np.empty((0, 0), np.int64), make)
+            return Ranking(np.empty(0), np.empty((0, 2), np.int64), make)
         costs = np.concatenate([costs for costs, _ in parts])
         order = np.argsort(costs, kind="stable")
         return Ranking(costs[order], np.concatenate([numbers for _, numbers in parts])[order], make)
