@@ -2,9 +2,9 @@
 
 `tiles` and `matrix_tiles` count the steps of a plan; the constants here say what a step costs. Those of 256 bits are
 fitted to 3,400 plans of 100 layers on a Zen 3 server (family 25, model 1), those of 512 bits to 3,551 plans on a Zen 4
-server (family 25, model 17). Of 512 bits, `position` and `lane_sum` are fitted to 140 plans of 15 layers in `N *X C` on
-a Zen 5 server (family 26, model 2). `channel_finish`, `apart`, `spilled` and `register_task` were set by the times of a
-few layers there; among those plans no other values gave better defaults. Sizes of caches come from the target.
+server (family 25, model 17). Of 512 bits, `lane_sum` is fitted to 140 plans of 15 layers in `N *X C` on a Zen 5
+server (family 26, model 2). `channel_finish`, `apart`, `spilled` and `register_task` were set by the times of a few
+layers there; among those plans no other values gave better defaults. Sizes of caches come from the target.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class Costs:
     - `register_finish`: to store a vector of the output straight from its accumulators. `aliased` comes on top where a
       register tile stores past the caches to several rows at the same offset in a page.
     - `channel_finish`: to store a vector of channels straight from its accumulators. `apart` comes on top where other
-      phases of the same position are not stored next to it. `spilled` is the factor for tiles of several phases whose
-      accumulators and operands exceed the registers. `lane_sum`: to add up the lanes of an accumulator.
+      phases of the same position are not stored next to it, or other tiles of channels share its lines. `spilled` is
+      the factor for tiles of several phases whose accumulators and operands exceed the registers. `lane_sum`: to add
+      up the lanes of an accumulator.
     - `piece`: to start on another piece of the caller's memory, which begins with a cache miss. `position` is the same
       where each position is a piece, since vectors are of groups. `task`: to start a task; `register_task`: one
       whose data stay in registers.
@@ -69,7 +70,7 @@ class Costs:
     spilled: float = 1.8
     lane_sum: float = 1.8
     piece: float = 100.0
-    position: float = 3.0
+    position: float = 0.0
     task: float = 100.0
     register_task: float = 10.0
     sum: float = 1.5

@@ -163,13 +163,15 @@ def register_tiles(
                 # results do not stay in the cache.
                 continue
             products = broadcast * vectors
+            # In CHANNELS phases share the data that are broadcast, and each has vectors of the filter.
+            loaded, spread = (vectors * phases, scalar) if form == CHANNELS else (vectors, broadcast)
             # In GROUPS nothing is broadcast: every product loads a vector of data.
-            loads = products + vectors if form == GROUPS else broadcast + vectors * crossing
+            loads = products + vectors if form == GROUPS else spread + loaded * crossing
             extent = geometry.groups if form == GROUPS else geometry.out_channels
             padded = round_up(extent, channels) / extent
             # To break ties: each vector misses a line of the first-level cache, and each broadcast is a load, and a
             # miss as well if the filter is streamed from far away.
-            padded *= 1 + ((0.4 if streams_filter else 0.15) * broadcast + 0.5 * vectors) / products
+            padded *= 1 + ((0.4 if streams_filter else 0.15) * spread + 0.5 * loaded) / products
             near = max(1.0, loads / products, LATENCY_ACCUMULATORS / products)
             # The taps of a row read the same lines of the second-level cache in succession.
             far = max(near, 4 * vectors / products / (row_taps if form == ROWS else 1))
@@ -549,6 +551,11 @@ class _Arithmetic:
         if self.stores_channels:
             most = max(run.count for run in self.geometry.axes[2].runs)
             apart = np.gcd(registers.phases.astype(np.int64), most) < most
+            if self.form == CHANNELS and self.geometry.out_channels * _element_bytes(self.target, self.lanes) % (
+                _LINE_BITS // 8
+            ):
+                # Tiles of channels of a position share lines.
+                apart |= registers.channels < self.geometry.out_channels
             return self.costs.channel_finish + self.costs.apart * apart
         axes, element = self.geometry.axes, _element_bytes(self.target, self.lanes)
         row = axes[2].positions * axes[2].stride * element

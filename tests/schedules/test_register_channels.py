@@ -120,3 +120,12 @@ def test_parts_of_a_vector_are_powers_of_two():
     assert [*register_channels.parts(16)] == [(0, 16)]
     assert [*register_channels.parts(13)] == [(0, 8), (8, 4), (12, 1)]
     assert [*register_channels.parts(0)] == []
+
+
+def test_phases_of_a_tile_load_filters_of_their_own():
+    """On AVX2 each phase of a tile of one position would load as many vectors as it multiplies."""
+    target = CPU_TARGETS["x86-64-v3"]
+    layer = td.Problem(1, 1, 24, 24, (96, 96), (2, 2), (2, 2), (1, 1), (0, 0), (192, 192), data_format="NXC")
+    tile = named("direct_channels").candidates(layer, target)[0][1].tile
+    filters = tile.channels // accumulator_lanes(layer, target) * tile.phases
+    assert 2 * filters <= filters * tile.positions
