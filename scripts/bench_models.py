@@ -19,7 +19,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from models.catalogue import MODELS
-from models.run import FRAMEWORKS, Timed, table, timed
+from models.frameworks import FRAMEWORKS
+from models.run import Timed, table, timed
 
 _SECONDS = 5.0
 

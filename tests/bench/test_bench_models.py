@@ -19,18 +19,18 @@ def models(monkeypatch):
 def test_the_table(models):
     run = models("run")
     rows = [
-        run.Timed("dcgan", "pytorch", 1, 3e-3, 1.5e-3, 5, 5, 1e-6),
+        run.Timed("dcgan", "pytorch", 1, 3e-3, 1.5e-3, 5, 5, 1e-6, 0.75, 3.0),
         run.Timed("unet", "openvino", 2, 1e-3, 2e-3, 3, 4, float("nan")),
     ]
     _, _, first, second, _, mean = run.table(rows).splitlines()
-    assert first == "| dcgan | pytorch | 1 | 3 | 1.5 | 2.00 | 5 of 5 |"
-    assert second == "| unet | openvino | 2 | 1 | 2 | 0.50 | 3 of 4, WRONG by nan |"
+    assert first == "| dcgan | pytorch | 1 | 3 | 1.5 | 2.00 | 2.00 | 75.0 % | 5 of 5 |"
+    assert second == "| unet | openvino | 2 | 1 | 2 | 0.50 |  |  | 3 of 4, WRONG by nan |"
     assert mean == "Geometric mean 1.00, least 0.50, of 2."
 
 
 def test_turns_are_taken(models):
     run, calls = models("run"), []
-    pair = run._Pair(lambda: calls.append("original"), lambda: calls.append("ours"), 1, 1)
+    pair = run.Pair(lambda: calls.append("original"), lambda: calls.append("ours"), 1)
     assert min(run._turns(pair, 0.0)) >= 0
     assert calls == ["original", "original", "ours", "ours"] * run._LEAST_TURNS
 
@@ -46,7 +46,7 @@ def test_models_have_names_of_their_own_and_run(models):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", ["pytorch", "onnxruntime", "openvino"])
+@pytest.mark.parametrize("framework", ["pytorch", "torch.compile", "onnxruntime", "openvino"])
 def test_a_model_in_a_framework(models, framework):
     pytest.importorskip("torch")
     found = models("run").timed(models("catalogue").MODELS[3], framework, 1, 0.0)

@@ -117,14 +117,19 @@ def test_jax(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_onnx_runtime(run):
+def test_onnx_runtime(run, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    measure = importlib.import_module("tvm_deconv.onnxruntime.measure")
+    monkeypatch.setattr(measure, "gain", lambda *_: 2.0)
     names = run("ONNX Runtime", "onnxruntime")
     assert_same(names["y"], names["expected"])
     assert len(names["session"].layers) == 4
     assert names["session"].left == {}
 
 
-def test_openvino(run, calls):
+def test_openvino(run, calls, monkeypatch):
+    pytest.importorskip("openvino")
+    monkeypatch.setattr(importlib.import_module("tvm_deconv.openvino"), "_gain", lambda *_: 2.0)
     names = run("OpenVINO", "openvino")
     assert_same(names["y"], names["expected"])
     assert len(calls) == len(names["operations"]) == 4
@@ -158,8 +163,10 @@ def test_openvino_leaves_layers_whose_names_are_not_theirs_alone(tmp_path):
     made.export(tmp_path, dict.fromkeys(problems))
     exact = {"INFERENCE_PRECISION_HINT": "f32"}
     model = ov.Core().read_model(path)
-    operations = replace(model, path, td.load(tmp_path))
+    operations = replace(model, path, td.load(tmp_path), measure=False)
     assert list(operations) == ["alone"]
+    assert list(operations.left) == ["up", "up_2"]
+    assert all("shares its name" in reason for reason in operations.left.values())
     data = [rng.standard_normal((1, 3, 5, 6), np.float32)]
     expected = ov.compile_model(path, "CPU", exact)(data).values()
     for got, wanted in zip(ov.compile_model(model, "CPU", exact)(data).values(), expected, strict=True):
@@ -185,7 +192,7 @@ def test_openvino_with_free_extents(shape, half, monkeypatch, tmp_path):
     made.export(tmp_path, [layer.problem])
     exact = {"INFERENCE_PRECISION_HINT": "f32"}
     plain, model = ov.Core().read_model(path), ov.Core().read_model(path)
-    operations = replace(model, path, td.load(tmp_path))
+    operations = replace(model, path, td.load(tmp_path))  # not timed: it has free extents
     assert len(operations) == 1
     assert model.output(0).partial_shape == plain.output(0).partial_shape
     ours, theirs = ov.compile_model(model, "CPU", exact), ov.compile_model(plain, "CPU", exact)
@@ -197,12 +204,13 @@ def test_openvino_with_free_extents(shape, half, monkeypatch, tmp_path):
     assert_same(ours(data)[0], theirs(data)[0])
 
 
-def test_openvino_replaces_all_or_nothing(monkeypatch, tmp_path):
+@pytest.fixture(scope="module")
+def two_layers(tmp_path_factory):
+    """The path of a model for OpenVINO with the layers first and second, which have artifacts in its folder."""
     ov = pytest.importorskip("openvino")
     from openvino import opset13
 
     from tvm_deconv.frontends import scan
-    from tvm_deconv.openvino import replace
 
     rng = np.random.default_rng(4)
     x = made_by = opset13.parameter([1, 3, 5, 6], np.float32)
@@ -210,9 +218,58 @@ def test_openvino_replaces_all_or_nothing(monkeypatch, tmp_path):
         filter = opset13.constant(rng.standard_normal((3, 3, 2, 2), np.float32))
         made_by = opset13.convolution_backprop_data(made_by, filter, [2, 2], None, [0, 0], [0, 0], [1, 1])
         made_by.set_friendly_name(name)
-    path = tmp_path / "model.xml"
+    path = tmp_path_factory.mktemp("two") / "model.xml"
     ov.save_model(ov.Model([made_by], [x], "m"), path, compress_to_fp16=False)
-    made.export(tmp_path, [layer.problem for layer in scan(path)])
+    made.export(path.parent, [layer.problem for layer in scan(path)])
+    return path
+
+
+@pytest.mark.parametrize(("gains", "count"), [([1.1], 2), ([0.9, 1.1], 1), ([1.0, 0.9], 0)])
+def test_openvino_leaves_layers_until_the_model_gains(gains, count, two_layers, calls, monkeypatch):
+    import openvino as ov
+
+    from tvm_deconv import openvino as integration
+
+    left, data = iter(gains), [np.random.default_rng(5).standard_normal((1, 3, 5, 6), np.float32)]
+
+    def gain(plain, ours, feed):
+        calls.clear()
+        assert_same(ours.infer(feed)[0], plain.infer(feed)[0])
+        tried.append(len(calls))
+        return next(left)
+
+    tried = []
+    monkeypatch.setattr(integration, "_gain", gain)
+    exact = {"INFERENCE_PRECISION_HINT": "f32"}
+    model = ov.Core().read_model(two_layers)
+    operations = integration.replace(model, two_layers, td.load(two_layers.parent), settings=exact)
+    assert tried == [2, 1][: len(gains)]
+    assert next(left, None) is None
+    assert len(operations) == count
+    assert set(operations.left.values()) <= {"it makes the model no faster"}
+    assert {*operations, *operations.left} == {"first", "second"}
+    calls.clear()
+    assert_same(ov.compile_model(model, "CPU", exact)(data)[0], ov.compile_model(two_layers, "CPU", exact)(data)[0])
+    assert len(calls) == count
+
+
+def test_openvino_times_a_model(two_layers):
+    """On given and on random data; which of them is faster is not known here."""
+    import openvino as ov
+
+    from tvm_deconv.openvino import replace
+
+    for inputs in (None, [np.ones((1, 3, 5, 6), np.float32)]):
+        operations = replace(ov.Core().read_model(two_layers), two_layers, td.load(two_layers.parent), inputs)
+        assert {*operations, *operations.left} == {"first", "second"}
+
+
+def test_openvino_replaces_all_or_nothing(monkeypatch, two_layers):
+    import openvino as ov
+
+    from tvm_deconv.openvino import replace
+
+    path, tmp_path = two_layers, two_layers.parent
     library, bind = td.load(tmp_path), td.Library.bind
 
     def fail(self, problem, *rest):

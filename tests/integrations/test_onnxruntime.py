@@ -1,6 +1,7 @@
 """Sessions of ONNX Runtime with layers of a library: they compute what ONNX Runtime computes, each node once."""
 
 import ctypes
+import functools
 import gc
 import os
 import shutil
@@ -27,11 +28,16 @@ from tvm_deconv.errors import CompilerNotFound
 from tvm_deconv.frontends import scan
 
 onnxruntime = pytest.importorskip("onnxruntime")
-from tvm_deconv.onnxruntime import Session, library, operator  # noqa: E402
+from tvm_deconv import onnxruntime as integration  # noqa: E402
+from tvm_deconv.onnxruntime import library, measure, operator  # noqa: E402
 from tvm_deconv.runtime import bridge  # noqa: E402
 from tvm_deconv.runtime.layer import native  # noqa: E402
 
 RNG = np.random.default_rng(5)
+
+
+#: With every layer that has an artifact, however fast it is.
+Session = functools.partial(integration.Session, measure=False)
 
 
 def uniform(*shape, dtype=np.float32):
@@ -330,6 +336,38 @@ def session_of_two(library_for, folder, options=None, **how):
     ]  # fmt: skip
     path = save(folder / "two.onnx", nodes, constants, {"x": (1, 3, 5, 6)}, ["y", "n"], **how)
     return Session(path, library_for(path), options), path
+
+
+@pytest.mark.usefixtures("how")
+def test_a_layer_that_gets_no_faster_stays(library_for, monkeypatch, tmp_path):
+    """The first is as fast alone with what it has absorbed, the second gains."""
+    _, path = session_of_two(library_for, tmp_path)
+    seconds, outputs = iter([4.0, 4.0, 4.0, 3.0]), []
+
+    def spent(session, feeds):
+        outputs.append(session.run(None, feeds)[0])
+        return next(seconds)
+
+    monkeypatch.setattr(measure, "_seconds", spent)
+    monkeypatch.setattr(measure, "_LEAST", 1)
+    monkeypatch.setattr(measure, "_SECONDS", 0.0)
+    session = integration.Session(path, td.load(tmp_path / "artifacts"))
+    assert [layer.problem.filter_shape for layer in session.layers.values()] == [(4, 2, 2, 2)]
+    assert list(session.left.values()) == ["its artifact is no faster: 1.00 times as fast, measured alone"]
+    for original, ours, shape in zip(outputs[::2], outputs[1::2], [(1, 4, 10, 12), (1, 2, 20, 24)], strict=True):
+        assert original.shape == shape
+        assert_close(ours, original)
+    assert np.abs(outputs[0]).max() <= 1 < np.abs(outputs[2]).max()  # of the tanh
+    check(session, path, {"x": uniform(1, 3, 5, 6)})
+
+
+def test_layers_that_cannot_be_timed_are_replaced(library_for, monkeypatch, tmp_path):
+    def fail(*_):
+        raise ValueError("x is no constant")
+
+    monkeypatch.setattr(measure, "alone", fail)
+    _, path = session_of_two(library_for, tmp_path)
+    assert len(integration.Session(path, td.load(tmp_path / "artifacts")).layers) == 2
 
 
 @pytest.mark.usefixtures("how")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -14,15 +15,18 @@ import onnxruntime
 from tvm_deconv.errors import BuildError, CompilerNotFound
 from tvm_deconv.frontends import FoundLayer, with_unique_names
 from tvm_deconv.frontends.onnx import Place, graphs, placed_layers, read_model
+from tvm_deconv.onnxruntime import measure as timing
 from tvm_deconv.onnxruntime import operator
 from tvm_deconv.onnxruntime.pieces import Pieces
 from tvm_deconv.onnxruntime.rewriting import replace
+from tvm_deconv.problem import Problem
 from tvm_deconv.runtime.layer import Layer
 from tvm_deconv.runtime.library import Library
 from tvm_deconv.runtime.process import LOG
 
 #: The entry of SessionOptions with the folder of a model's external data.
 _EXTERNAL = "session.model_external_initializers_file_folder_path"
+_SPINNING = "session.intra_op.allow_spinning"
 _PROVIDERS = ["CPUExecutionProvider"]
 
 
@@ -38,10 +42,14 @@ class Session:
     If ONNX Runtime does not take the model so, it runs as it is, and no layer is replaced.
     """
 
-    def __init__(self, path: str | os.PathLike[str], library: Library, options: Any = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], library: Library, options: Any = None, *, measure: bool = True
+    ) -> None:
         """Read the model at `path`; `options` are the SessionOptions, which get the operator.
 
-        The number of threads of the options holds for layers too. Raises SourceError, and the errors of ONNX Runtime.
+        The number of threads of the options holds for layers too. If `measure` is true, each layer is first timed
+        alone, on random data; one that its artifact does not make faster stays with ONNX Runtime. Raises SourceError,
+        and the errors of ONNX Runtime.
         """
         self._options = onnxruntime.SessionOptions() if options is None else options
         path = Path(path)
@@ -50,15 +58,22 @@ class Session:
         self.layers: dict[str, Layer] = {}
         self.left: dict[str, str] = {}
         whole = self._operator_loads(None if library.pinned else library.root)
+        self._whole, self._folder = whole, path.parent.resolve()
         places: list[Place] = []
+        gains: dict[Problem, float] = {}
         for layer, (_, place) in zip(with_unique_names(layer for layer, _ in found), found, strict=True):
             bound = _bound(layer, place, library, None if whole else model.graph)
+            if measure and isinstance(bound, Layer) and place is not None:
+                if bound.problem not in gains:
+                    gains[bound.problem] = self._gain(model, place, bound)
+                if gains[bound.problem] <= 1:
+                    bound = f"its artifact is no faster: {gains[bound.problem]:.2f} times as fast, measured alone"
             if isinstance(bound, str):
                 self.left[layer.name] = bound
             elif place is not None:
                 self.layers[layer.name] = bound
                 places.append(place)
-        self._session = self._opened(path, model, places, whole)
+        self._session = self._opened(path, model, places)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the InferenceSession."""
@@ -87,30 +102,47 @@ class Session:
             return False
         return True
 
-    def _opened(self, path: Path, model: onnx.ModelProto, places: Sequence[Place], whole: bool) -> Any:
-        """Return the session of the model with its layers replaced, or as it is if ONNX Runtime refuses that."""
-        layers = [*self.layers.values()]
-        self._folder = path.parent.resolve()
+    def _gain(self, model: onnx.ModelProto, place: Place, layer: Layer) -> float:
+        """Return how many times as fast an artifact makes a layer; infinity if the layer cannot be timed alone."""
+        options = onnxruntime.SessionOptions()  # none of the caller's, which may write files
+        options.intra_op_num_threads = self._options.intra_op_num_threads
+        options.add_session_config_entry(_SPINNING, "0")  # threads of one session would slow down the other
+        if self._whole:
+            operator.register(options)
         try:
-            if layers and whole:
-                with operator.numbered(layers, self._options.intra_op_num_threads) as numbers:
-                    _put(model, places, layers, numbers)
-                    return self._open(model)
-            if layers:
-                _put(model, places, layers, range(len(layers)))
-                return Pieces(model, layers, self._open)
+            single, there = timing.alone(model, place, layer.problem)
+            original = self._open(single, options)
+            return timing.gain(original, self._replaced(single, [there], [layer], options), layer.problem)
+        except Exception as error:  # those of ONNX Runtime have no class in common
+            LOG.info("%s is not timed: %s", place.node.name, error)
+            return math.inf
+
+    def _opened(self, path: Path, model: onnx.ModelProto, places: Sequence[Place]) -> Any:
+        """Return the session of the model with its layers replaced, or as it is if ONNX Runtime refuses that."""
+        try:
+            if places:
+                return self._replaced(model, places, [*self.layers.values()], self._options)
         except Exception as error:  # those of ONNX Runtime have no class in common
             self.left |= dict.fromkeys(self.layers, f"ONNX Runtime does not take the model with it: {error}")
             self.layers.clear()
         return onnxruntime.InferenceSession(str(path), self._options, _PROVIDERS)
 
-    def _open(self, model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    def _replaced(self, model: onnx.ModelProto, places: Sequence[Place], layers: list[Layer], options: Any) -> Any:
+        """Return the session of the model with layers in these places, which changes it."""
+        if not self._whole:
+            _put(model, places, layers, range(len(layers)))
+            return Pieces(model, layers, lambda piece: self._open(piece, options))
+        with operator.numbered(layers, options.intra_op_num_threads) as numbers:
+            _put(model, places, layers, numbers)
+            return self._open(model, options)
+
+    def _open(self, model: onnx.ModelProto, options: Any) -> onnxruntime.InferenceSession:
         """Return the session of a changed model, whose external data stay in the folder of the first."""
         places = _external_data(model)
         if places:
-            self._options.add_session_config_entry(_EXTERNAL, str(self._folder))
+            options.add_session_config_entry(_EXTERNAL, str(self._folder))
         try:
-            return onnxruntime.InferenceSession(model.SerializeToString(), self._options, _PROVIDERS)
+            return onnxruntime.InferenceSession(model.SerializeToString(), options, _PROVIDERS)
         except Exception:  # ONNX Runtime 1.20 does not optimize a model in memory that has external data
             if not places or any(Path(place).is_absolute() or ".." in Path(place).parts for place in places):
                 raise
@@ -120,7 +152,7 @@ class Session:
             for place in places:
                 (path.parent / place).parent.mkdir(parents=True, exist_ok=True)
                 (path.parent / place).symlink_to(self._folder / place)
-            return onnxruntime.InferenceSession(str(path), self._options, _PROVIDERS)
+            return onnxruntime.InferenceSession(str(path), options, _PROVIDERS)
 
 
 def _bound(layer: FoundLayer, place: Place | None, library: Library, only: onnx.GraphProto | None) -> Layer | str:
