@@ -33,6 +33,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
     library = td.load(parser.parse_args().directory)
+    if not library.layers:
+        raise SystemExit("error: no layer came with weights: compile a model whose filters are constants")
     rng = np.random.default_rng()
     wrong = 0
     print(f"\n{'layer':24} {'output':>18} {'ms':>9} {'GFLOP/s':>9} {'error':>9}")

@@ -509,6 +509,9 @@ def test_running_the_layers_of_a_model(artifacts, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^up +2x5x7x9 +\d+\.\d+ +\d+\.\d+ +\d\.\de-\d\d$", done.stdout, re.MULTILINE)
+    done = subprocess.run([*command[:-1], artifacts], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: no layer came with weights")
 
 
 def test_the_readme_runs(tmp_path):
