@@ -290,6 +290,15 @@ def test_a_member_that_is_not_where_the_table_says(packed):
         list(td.load(packed))
 
 
+def test_a_member_that_is_longer_than_the_archive(packed):
+    content = packed.read_bytes()
+    size = len(content) + 1
+    at = content.rindex(b"m.safetensors") - 46  # its entry in the table
+    packed.write_bytes(content[: at + 20] + struct.pack("<II", size, size) + content[at + 28 :])
+    with pytest.raises(td.ArtifactError, match=WHOLE + "its member 'm.safetensors' goes beyond its end"):
+        td.load(packed)
+
+
 @given(st.data())
 def test_any_bytes_changed(artifacts, tmp_path_factory, data):
     """An error of ours, or a right result."""

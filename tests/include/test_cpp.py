@@ -194,6 +194,24 @@ def test_manifests_that_are_none(run, copy, text):
     assert "is broken: " in run(copy).stdout
 
 
+def test_a_link_to_itself(run, copy):
+    path = made.file(copy, P, ".json")
+    path.unlink()
+    path.symlink_to(path)
+    assert "must be a regular file" in run(copy).stdout
+    assert "there is none" in run(path).stderr
+
+
+def test_a_member_with_a_long_name(run, tmp_path):
+    """No name is so long that a stack overflows."""
+    with zipfile.ZipFile(tmp_path / "long.tdl", "w") as archive:
+        archive.writestr(f"{'0' * 16}-{'a' * 60_000}.json", "{}")
+        archive.comment = b"tvm_deconv artifacts, format 1"
+    done = run(tmp_path / "long.tdl")
+    assert done.returncode == 1
+    assert "a member has no plain file name" in done.stderr
+
+
 @pytest.mark.parametrize("part", [0, 3, 30, 0.3, 0.9, -1])
 def test_truncated_files(run, packed, part):
     content = packed.read_bytes()

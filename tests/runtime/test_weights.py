@@ -1,6 +1,8 @@
 """Layers by the names of their models: `Library.layers`, `Library.layer`."""
 
 import json
+import math
+import os
 
 import numpy as np
 import pytest
@@ -110,6 +112,7 @@ ENTRY = {"dtype": "F32", "shape": list(made.PLAIN.filter_shape), "data_offsets":
         (header(__metadata__=META, **{"up.filter": ENTRY | {"data_offsets": [-8, 532]}}), "up.filter: "),
         (header(__metadata__=META, **{"up.filter": ENTRY | {"dtype": "F8"}}), "up.filter: 'F8'"),
         (header(__metadata__=META, **{"up.filter": {}}), "up.filter: 'dtype'"),
+        (header(__metadata__=META, **{"up.filter": ENTRY | {"shape": [math.inf]}}), "up.filter: cannot convert"),
     ],
 )
 def test_files_that_are_not_weights(directory, content, said):
@@ -117,6 +120,13 @@ def test_files_that_are_not_weights(directory, content, said):
     with pytest.raises(td.ArtifactError, match=said) as caught:
         td.load(directory).layer("up")
     assert caught.value.path.name == "model.safetensors"
+
+
+def test_weights_that_do_not_fit_in_memory(directory):
+    path = directory / "model.safetensors"
+    os.truncate(path, 1 << 42)  # most of it a hole
+    with pytest.raises(td.ArtifactError, match=r"model\.safetensors: must fit in memory: 4398046511104 bytes$"):
+        td.load(directory).layer("plain")
 
 
 def test_weights_of_another_shape(directory):

@@ -46,7 +46,12 @@ def replacing(path: Path) -> Iterator[Path]:
 def abandoned(directory: Path) -> list[Path]:
     """Return the paths of unfinished files in `directory` that nobody will finish: those of killed processes."""
     old = time.time() - _ABANDONED_SECONDS
-    return [path for path in sorted(directory.glob(f"{_UNFINISHED}*")) if path.lstat().st_mtime < old]
+    found = []
+    for path in sorted(directory.glob(f"{_UNFINISHED}*")):
+        with contextlib.suppress(FileNotFoundError):  # another writer has ended meanwhile
+            if path.lstat().st_mtime < old:
+                found.append(path)
+    return found
 
 
 def write(path: Path, content: bytes) -> None:
@@ -73,7 +78,11 @@ def read(
         if private and (fault := fault_of_owner(os.fstat(file.fileno()))):
             raise kind_of_intruder(path, fault)
         # At most the size: a buffer of the limit would cost more than all the rest.
-        return file.read(min(limit, size)), size
+        count = min(limit, size)
+        try:
+            return file.read(count), size
+        except MemoryError:
+            raise kind(path, f"must fit in memory: {count} bytes") from None
 
     return _read(path, kind, kind_of_intruder, content)
 

@@ -101,13 +101,15 @@ def _members(file: io.BufferedReader) -> Mapping[str, _Member]:
     try:
         with zipfile.ZipFile(file) as archive:
             _check_format(archive.comment)
-            infos = archive.filelist
+            infos, end = archive.filelist, os.fstat(file.fileno()).st_size
             members = {info.filename: _Member(info.header_offset, info.file_size, info.CRC) for info in infos}
             for info in infos:
                 if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & _ENCRYPTED:
                     raise PackError(f"its member {info.filename!r} is compressed or encrypted")
                 if not _PLAIN.fullmatch(info.filename):
                     raise PackError(f"its member {info.filename!r} is not a plain file name")
+                if info.header_offset + info.file_size > end:
+                    raise PackError(f"its member {info.filename!r} goes beyond its end")
     except PackError:
         raise
     except (zipfile.BadZipFile, NotImplementedError, struct.error, ValueError, OverflowError, OSError) as error:

@@ -135,5 +135,5 @@ def _array(path: Path, content: bytes, header: Mapping[str, Any], name: str) -> 
             raise ValueError(f"{end - start} bytes are not those of {shape} in {dtype.name}")
         first = 8 + _length(content) + start
         return np.frombuffer(content[first : first + end - start], dtype).reshape(shape)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise _unreadable(path, f"{name}: {error}") from None

@@ -9,6 +9,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "../error.hpp"
@@ -18,7 +19,9 @@ namespace tvm_deconv::detail {
 class Store {
  public:
   // Opens the directory or file at `path`. Throws Error.
-  explicit Store(std::string path) : path_(std::move(path)), archive_(!std::filesystem::is_directory(path_)) {
+  explicit Store(std::string path) : path_(std::move(path)) {
+    std::error_code none;
+    archive_ = !std::filesystem::is_directory(path_, none);
     if (archive_) read_table();
   }
 
@@ -30,7 +33,11 @@ class Store {
     if (archive_) {
       for (const auto& [name, _] : members_) found.push_back(name);
     } else {
-      for (const auto& entry : std::filesystem::directory_iterator(path_)) found.push_back(entry.path().filename());
+      std::error_code error;
+      std::filesystem::directory_iterator entry(path_, error);
+      for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error))
+        found.push_back(entry->path().filename());
+      if (error) throw Error(path_ + ": must be a directory that can be read: " + error.message());
     }
     std::sort(found.begin(), found.end());
     return found;
@@ -40,9 +47,9 @@ class Store {
   std::string read(const std::string& name, std::uint64_t limit) const {
     const std::string place = path_ + "/" + name;
     if (!archive_) {
-      if (!std::filesystem::is_regular_file(place)) throw Error(place + ": must be a regular file");
+      const std::uint64_t size = size_of(place);  // before it is opened: a pipe would wait for a writer
       std::ifstream file(place, std::ios::binary);
-      return content(file, place, std::filesystem::file_size(place), limit);
+      return content(file, place, size, limit);
     }
     const auto member = members_.find(name);
     if (member == members_.end()) throw Error(place + ": is no member of the file");
@@ -60,6 +67,15 @@ class Store {
   struct Member {
     std::uint64_t header, size, checksum;
   };
+
+  // The size of a regular file. Throws Error.
+  static std::uint64_t size_of(const std::string& path) {
+    std::error_code error;
+    if (!std::filesystem::is_regular_file(path, error)) throw Error(path + ": must be a regular file");
+    const std::uint64_t size = std::filesystem::file_size(path, error);
+    if (error) throw Error(path + ": must be a regular file: " + error.message());
+    return size;
+  }
 
   static std::uint64_t number(std::string_view bytes, std::size_t at, std::size_t count) {
     std::uint64_t value = 0;
@@ -90,8 +106,9 @@ class Store {
     const auto refuse = [&](const char* why) {
       throw Error(path_ + ": must be a directory of artifacts, or a whole file that tvm-deconv pack wrote, but " + why);
     };
-    if (!std::filesystem::is_regular_file(path_)) refuse("there is none");
-    const std::uint64_t size = std::filesystem::file_size(path_), end_size = 22 + comment.size();
+    std::error_code none;
+    if (!std::filesystem::is_regular_file(path_, none)) refuse("there is none");
+    const std::uint64_t size = size_of(path_), end_size = 22 + comment.size();
     std::ifstream file(path_, std::ios::binary);
     if (size < end_size + 4 || content(file, path_, 4, 4) != "PK\3\4") refuse("it does not begin as one");
     file.seekg(static_cast<std::streamoff>(size - end_size));
@@ -110,7 +127,7 @@ class Store {
       if (following > table.size()) refuse("its table is damaged");
       const std::string name = table.substr(at + 46, name_length);
       if (number(table, at + 8, 2) & 1 || number(table, at + 10, 2)) refuse("a member is compressed or encrypted");
-      if (name.empty() || name.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos)
+      if (name.empty() || name.size() > 255 || name.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos)
         refuse("a member has no plain file name");
       const Member member{number(table, at + 42, 4), number(table, at + 24, 4), number(table, at + 16, 4)};
       if (!members_.emplace(name, member).second) refuse("two of its members have one name");
@@ -119,7 +136,7 @@ class Store {
   }
 
   std::string path_;
-  bool archive_;
+  bool archive_ = false;
   std::map<std::string, Member> members_;
 };
 
