@@ -5,6 +5,7 @@ Nothing here depends on how fast anything is.
 
 import ctypes
 import dataclasses
+import functools
 import html.parser
 import json
 import math
@@ -185,6 +186,13 @@ def test_every_target_has_a_kernel(tmp_path):
 def test_copy():
     assert floors.copy_bytes_per_second(1 << 16, 2) > 0
     assert 64 << 20 <= floors.beyond_caches() <= 1 << 30
+
+
+def test_one_thread_is_timed_by_its_own_clock():
+    """What waits has not worked, and does not lower a rate; several threads end together or not."""
+    wait = functools.partial(time.sleep, 0.05)
+    assert floors._together([wait]) < 0.04
+    assert floors._together([wait, wait]) >= 0.05
 
 
 # --- reports ---------------------------------------------------------------------------------------------------------
