@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tvm_deconv import Epilogue, Problem, SourceError, from_openvino
+from tvm_deconv import Epilogue, Problem, Quantization, SourceError, from_openvino
 from tvm_deconv.frontends import coverage_table, scan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -186,3 +186,14 @@ def test_fields_that_are_nearly_known(tmp_path, field, meant):
 @pytest.mark.parametrize("field", ["note", "source", "macs", "followed_by", "model", "date", "batch", "outputs", "id"])
 def test_fields_of_ones_own(tmp_path, field):
     assert scan_entries(tmp_path, ENTRY | {field: 1})[0].extra == {field: 1}  # a warning would be an error
+
+
+def test_quantized_problems(tmp_path):
+    fields = {"dtype": "uint8", "quantization": "int8.uint8", "epilogue": "silu"}
+    (found,) = scan_entries(tmp_path, ENTRY | fields)
+    assert found.problem.quantization == Quantization("int8", "uint8")
+    assert Problem.from_key(found.problem.key) == found.problem
+    with pytest.raises(SourceError, match=r"dtype='float32': must be int8 or uint8 where quantization is given"):
+        scan_entries(tmp_path, ENTRY | {"quantization": "int8.uint8"})
+    with pytest.raises(SourceError, match=r"quantization='int8': must be the types of filter and output"):
+        scan_entries(tmp_path, ENTRY | fields | {"quantization": "int8"})

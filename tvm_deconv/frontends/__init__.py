@@ -15,6 +15,7 @@ from tvm_deconv.errors import SourceError
 from tvm_deconv.frontends.extents import check_names, checked_ranges
 from tvm_deconv.frontends.layers import FoundLayer, with_unique_names
 from tvm_deconv.frontends.packages import missing_package
+from tvm_deconv.problem.quantization import SCALING
 
 __all__ = ["Coverage", "FoundLayer", "coverage_table", "scan", "weights_of", "with_unique_names", "write_weights"]
 
@@ -72,8 +73,9 @@ def scan(
 def write_weights(layers: Iterable[FoundLayer], path: Path) -> list[str]:
     """Write the constants to a safetensors file, as ``<name>.filter`` and ``<name>.bias``; return these names.
 
-    Each array is as its FoundLayer holds it; the metadata gives the key of the problem of each layer. Without any
-    constant no file is written. An old file stays until the new one is whole. Raises as `weights_of` does.
+    Each array is as its FoundLayer holds it; the metadata gives the key of the problem of each layer, and as
+    ``<name>.scaling`` the numbers of a quantized one. Without any constant no file is written. An old file stays until
+    the new one is whole. Raises as `weights_of` does.
     """
     layers = list(layers)
     arrays = weights_of(layers)
@@ -82,7 +84,9 @@ def write_weights(layers: Iterable[FoundLayer], path: Path) -> list[str]:
     from safetensors.numpy import save
 
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    content = save(arrays, {layer.name: layer.problem.key for layer in layers if layer.problem is not None})
+    facts = {layer.name: layer.problem.key for layer in layers if layer.problem is not None}
+    facts |= {f"{layer.name}{SCALING}": layer.scaling.text for layer in layers if layer.scaling is not None}
+    content = save(arrays, facts)
     path.parent.mkdir(parents=True, exist_ok=True)
     write(path, content)
     return list(arrays)

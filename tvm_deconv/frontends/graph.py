@@ -108,6 +108,11 @@ class Graph:
             yield dataclasses.replace(step, output=output)
             tensor = output
 
+    def only_user(self, tensor: Hashable) -> Node | None:
+        """Return the node that uses `tensor`; None if several do, or none."""
+        users = self._users.get(tensor, [])
+        return users[0] if len(users) == 1 else None
+
     def _gated(self, users: list[Node]) -> tuple[Hashable, Step | None]:
         """Return output and step of an activation that is written as a product, such as ``x * sigmoid(x)``."""
         first, product = sorted(users, key=lambda node: node.op == MULTIPLY)

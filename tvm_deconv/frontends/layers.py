@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tvm_deconv.errors import NoArtifactError, printable
-from tvm_deconv.problem import Array, Problem
+from tvm_deconv.problem import Array, Problem, Scaling
 
 if TYPE_CHECKING:
     from tvm_deconv.runtime.layer import Layer
@@ -23,9 +23,10 @@ class FoundLayer:
 
     `problem` is None if the layer is not covered, and `reason` says why. `filter` is in the problem's filter format
     and dtype, `bias` has one element per output channel in its accumulate dtype; both are None if the file holds no
-    constant. `fused` names the nodes that became the epilogue, in their order; their work is already folded into
-    filter, bias and epilogue. `note` tells types that the model stores, where they differ from the problem's, and what
-    makes a filter that is no constant. `extra` carries the other fields of a problem in a list.
+    constant. `scaling` has the numbers of a quantized layer. `fused` names the nodes that became the epilogue, in their
+    order; their work is already folded into filter, bias and epilogue. `note` tells types that the model stores, where
+    they differ from the problem's, and what makes a filter that is no constant. `extra` carries the other fields of a
+    problem in a list.
     """
 
     name: str
@@ -37,6 +38,7 @@ class FoundLayer:
     reason: str = ""
     fused: tuple[str, ...] = ()
     note: str = ""
+    scaling: Scaling | None = None
 
     @property
     def notes(self) -> str:
@@ -54,7 +56,7 @@ class FoundLayer:
         if self.problem.epilogue.bias and self.bias is None:
             return "its bias is no constant of the model's own graph"
         try:
-            return library.bind(self.problem, self.filter, self.bias)
+            return library.bind(self.problem, self.filter, self.bias, scaling=self.scaling)
         except NoArtifactError as error:
             return str(error)
 

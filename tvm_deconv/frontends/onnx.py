@@ -24,7 +24,7 @@ from tvm_deconv.frontends.graph import ADD, BATCH_NORM, MULTIPLY, SUBTRACT, Grap
 from tvm_deconv.frontends.layers import FoundLayer, uncovered
 from tvm_deconv.frontends.onnx_functions import check_expansion
 from tvm_deconv.frontends.packages import missing_package
-from tvm_deconv.frontends.quantization import dequantized
+from tvm_deconv.frontends.quantization import Stored, dequantized, quantized
 from tvm_deconv.problem import ACTIVATIONS, Array, Epilogue, Problem
 from tvm_deconv.problem.arrays import numpy_dtype
 
@@ -120,13 +120,16 @@ def scan_onnx(path: Path, ranges: Ranges) -> list[FoundLayer]:
 
     Raises SourceError if it cannot be read.
     """
-    return [layer for layer, _ in placed_layers(read_model(path), path, ranges)]
+    return [layer for layer, _ in placed_layers(read_model(path), path, ranges, integers=True)]
 
 
-def placed_layers(model: onnx.ModelProto, path: Path, ranges: Ranges) -> list[tuple[FoundLayer, Place | None]]:
+def placed_layers(
+    model: onnx.ModelProto, path: Path, ranges: Ranges, *, integers: bool = False
+) -> list[tuple[FoundLayer, Place | None]]:
     """Return the transposed convolutions of `model`, which was read from `path`, with their places.
 
-    A layer in a function that is not inlined has none. Raises SourceError.
+    A layer in a function that is not inlined has none. With `integers`, layers between DequantizeLinear and
+    QuantizeLinear are quantized problems, whose place is still that in float32. Raises SourceError.
     """
     sampled = _sampled_shapes(model, path, ranges)
     opset = max((entry.version for entry in model.opset_import if entry.domain in _DOMAINS), default=0)
@@ -137,7 +140,7 @@ def placed_layers(model: onnx.ModelProto, path: Path, ranges: Ranges) -> list[tu
         if is_operator(node)
     ]
     return [
-        *_Graph(model.graph, path, opset, {}, {}, sampled, _Values(path)).scan(),
+        *_Graph(model.graph, path, opset, {}, {}, sampled, _Values(path, integers=integers)).scan(),
         *((layer, None) for layer in left),
     ]
 
@@ -175,10 +178,11 @@ def _free_extents(value: onnx.ValueInfoProto) -> list[tuple[list[str], onnx.Tens
 
 
 class _Values:
-    """The values of the tensors that a model stores."""
+    """The values of the tensors that a model stores; with `integers`, layers may run on those."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, integers: bool) -> None:
         self.constants = Constants(path)
+        self.integers = integers
         self._path = path
         # By the id of the tensor, or of the node, which stays alive.
         self._values: dict[int, tuple[onnx.TensorProto, Array]] = {}
@@ -281,7 +285,48 @@ class _Graph:
         found = FoundLayer(name, OPERATOR, problem, filter, bias, note=self._note(node, problem, filter))
         layer = absorb(found, steps, self._tensors.constants.take)
         ends = {sum(len(step.nodes) for step in steps[: i + 1]): str(step.output) for i, step in enumerate(steps)}
-        return layer, Place(self._proto, node, ends.get(len(layer.fused), node.output[0]))
+        made = ends.get(len(layer.fused), node.output[0])
+        if self._tensors.integers and filter is not None and layer.filter is filter:
+            layer = self._on_integers(node, layer, made)
+        return layer, Place(self._proto, node, made)
+
+    def _on_integers(self, node: onnx.NodeProto, layer: FoundLayer, made: str) -> FoundLayer:
+        """Return a covered layer that makes the tensor `made` as a quantized one, if the nodes around it quantize."""
+        data, filter = (self._makers.get(tensor) for tensor in node.input[:2])
+        stored = [self._stored(maker, "DequantizeLinear") for maker in (data, filter)]
+        user = self._graph.only_user(made)
+        after = self._makers.get(str(user.output)) if user is not None else None
+        output = self._stored(after, "QuantizeLinear")
+        if stored[0] is None or stored[1] is None:
+            return layer
+        assert isinstance(filter, onnx.NodeProto)
+        integers = self._constant(filter.input[0])
+        if integers is None:
+            return layer
+        if stored[1].scale.size > 1 and self._attributes(filter).get("axis", 1) not in (1, 1 - integers.ndim):
+            return dataclasses.replace(layer, note=f"{layer.note}: its filter has scales along another axis")
+        result = quantized(layer, stored[0], integers, stored[1], output)
+        if isinstance(result, str):
+            return dataclasses.replace(layer, note=f"{layer.note}: {result}")
+        fused = result.fused + ((user.name,) if output is not None and user is not None else ())
+        return dataclasses.replace(result, fused=fused)
+
+    def _stored(self, node: _Maker, operator: str) -> Stored | None:
+        """Return how the integers of a node that is this `operator` stand for numbers; None if it does not say so."""
+        if not isinstance(node, onnx.NodeProto) or node.op_type != operator or node.domain not in _DOMAINS:
+            return None
+        scale = self._constant(node.input[1])
+        if scale is None or scale.dtype != np.float32 or not set(self._attributes(node)) <= {"axis"}:
+            return None
+        if len(node.input) == 3 and node.input[2] != "":
+            zero = self._constant(node.input[2])
+        else:
+            integers = (node.input if operator == "DequantizeLinear" else node.output)[0]
+            type = _CONSTANTS.get(self._types.get(integers, _UNKNOWN)[0], "uint8")
+            zero = np.zeros(scale.shape, numpy_dtype(type))
+        if zero is None or zero.size != scale.size or scale.ndim > 1:
+            return None
+        return Stored(zero.dtype.name, scale, zero)
 
     def _problem(self, node: onnx.NodeProto) -> Problem | str:
         """Return the problem of a transposed convolution, or the reason why it is not covered."""

@@ -4,7 +4,8 @@
 ``[G, Cin/G, Cout/G, *K]``, with G = 1 for the operator without groups. The batch may be "any", and with one or two
 spatial axes their extents, or lists of buckets. The attributes mean what they mean to OpenVINO.
 `epilogue` is the text of an Epilogue, or an object with its fields; ``"bias": true`` adds the bias to it, whatever else
-it holds. ``"precision": "tf32"`` permits TF32, and "tf32x3" three products of it for one. `out_spatial`, if given, must
+it holds. ``"precision": "tf32"`` permits TF32, and "tf32x3" three products of it for one. `quantization` has the types
+of a quantized problem's filter and output, as "int8.uint8". `out_spatial`, if given, must
 be the extents that follow. Other fields are carried through; one whose name is nearly that of a field here, or that
 another system has for it, is a UserWarning.
 """
@@ -22,7 +23,7 @@ from tvm_deconv.errors import ProblemError, SourceError
 from tvm_deconv.frontends.files import MOST_TEXT, read_bytes
 from tvm_deconv.frontends.layers import FoundLayer
 from tvm_deconv.frontends.packages import missing_package
-from tvm_deconv.problem import Epilogue, Problem
+from tvm_deconv.problem import Epilogue, Problem, Quantization
 
 try:
     import msgspec
@@ -44,6 +45,7 @@ class _Entry(msgspec.Struct, kw_only=True):
     data_format: str = "NCX"
     dtype: str = "float32"
     precision: str = "ieee"
+    quantization: str | None = None
     epilogue: str | dict[str, Any] = "none"
     bias: bool = False
     out_spatial: list[int] | None = None
@@ -132,11 +134,13 @@ def _problem(entry: _Entry) -> Problem:
         auto_pad=entry.auto_pad,
         output_padding=entry.output_padding,
         output_shape=entry.output_shape,
-        dtype=entry.dtype,
+        dtype="float32" if entry.quantization else entry.dtype,
         precision=entry.precision,
         epilogue=_epilogue(entry),
         data_format=entry.data_format,  # type: ignore[arg-type]
     )
+    if entry.quantization:
+        problem = problem.replace(dtype=entry.dtype, quantization=Quantization.parse(entry.quantization))
     if entry.out_spatial is not None and tuple(entry.out_spatial) != problem.output_spatial:
         rule = f"must be the extents that the attributes give, {list(problem.output_spatial)}"
         raise ProblemError("out_spatial", entry.out_spatial, rule)

@@ -1,10 +1,86 @@
-"""Constants that a model stores as integers, and the arithmetic that makes numbers of them."""
+"""Constants that a model stores as integers, the arithmetic that makes numbers of them, and layers on integers."""
 
 from __future__ import annotations
 
+import dataclasses
+from typing import NamedTuple
+
 import numpy as np
 
-from tvm_deconv.problem import Array
+from tvm_deconv.errors import DeconvError
+from tvm_deconv.frontends.layers import FoundLayer
+from tvm_deconv.problem import Array, Quantization, Scaling
+from tvm_deconv.problem.quantization import STORED, constants
+
+
+class Stored(NamedTuple):
+    """How integers of the type `dtype` stand for numbers: one scale and zero point, or one of each output channel."""
+
+    dtype: str
+    scale: Array
+    zero_point: Array
+
+
+def quantized(
+    layer: FoundLayer, data: Stored, integers: Array, filter: Stored, output: Stored | None
+) -> FoundLayer | str:
+    """Return a float32 `layer` on integers, or the reason why it stays one of float32.
+
+    `integers` are the filter, in the problem's format. Without a stored `output` the result is float32.
+    """
+    problem = layer.problem
+    assert problem is not None
+    types = (data.dtype, filter.dtype, *([output.dtype] if output else []))
+    if problem.dtype != "float32" or not set(types) <= set(STORED):
+        return f"integers of {', '.join(types)} are not all {' or '.join(STORED)}"
+    if data.scale.size != 1 or (output is not None and output.scale.size != 1):
+        return "data and results have one scale each in quantized problems"
+    if problem.epilogue.bias and layer.bias is None:
+        return "its bias is no constant"
+    integers, filter = _without_zero_points(integers, filter)
+    count = problem.groups if filter.scale.size == problem.out_channels else 1
+    scaling = Scaling(
+        data.scale.item(),
+        data.zero_point.item(),
+        np.tile(filter.scale.reshape(-1), count) if filter.scale.size > 1 else filter.scale.item(),
+        np.tile(filter.zero_point.reshape(-1), count) if filter.zero_point.size > 1 else filter.zero_point.item(),
+        output.scale.item() if output else 1.0,
+        output.zero_point.item() if output else 0,
+    )
+    quantization = Quantization(filter.dtype, output.dtype if output else "float32")
+    unit = np.broadcast_to(scaling.data_scale * np.asarray(scaling.filter_scale, np.float64), problem.bias_shape)
+    bias = None
+    if layer.bias is not None:
+        bias = _in_units(layer.bias, unit, output.scale.item() / 64 if output else unit / 1000)
+        if bias is None:
+            return "its bias is not one of int32 in units of data and filter"
+    try:
+        made = problem.replace(dtype=data.dtype, quantization=quantization)
+        constants(made, scaling, bias)
+    except DeconvError as error:
+        return str(error)
+    return dataclasses.replace(layer, problem=made, filter=integers, bias=bias, scaling=scaling, note="")
+
+
+@np.errstate(all="ignore")  # what does not fit is looked for
+def _in_units(bias: Array, unit: Array, most: Array | float) -> Array | None:
+    """Return `bias` in int32, in these units; None if rounding changes it by more than `most`, or 32 bits are few."""
+    whole = np.rint(bias.astype(np.float64) / unit)
+    if not np.all(np.abs(whole) < 2.0**31) or not np.all(np.abs(whole * unit - bias) <= most):
+        return None
+    made: Array = whole.astype(np.int32)
+    return made
+
+
+def _without_zero_points(integers: Array, filter: Stored) -> tuple[Array, Stored]:
+    """Return the filter as int8 if that needs no zero points, else as uint8: 128 more, or less, stands for the same."""
+    zeros = set(np.unique(filter.zero_point).tolist())
+    if (filter.dtype, zeros) == ("uint8", {128}) or (filter.dtype == "int8" and zeros != {0}):
+        other = "int8" if filter.dtype == "uint8" else "uint8"
+        shift = -128 if other == "int8" else 128
+        moved = (integers.astype(np.int16) + shift).astype(other)
+        return moved, Stored(other, filter.scale, filter.zero_point.astype(np.int16) + shift)
+    return integers, filter
 
 
 @np.errstate(all="ignore")  # values that do not fit become what NumPy makes of them

@@ -6,9 +6,10 @@ operations, which decides every bit of the results.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,8 @@ STORED = ("int8", "uint8")
 OUTPUTS = (*STORED, "int32", "float32")
 #: Scales lie between these, so that no real number overflows and none is denormal.
 LEAST_SCALE, MOST_SCALE = 2.0**-60, 2.0**40
+#: Behind the name of a layer, the name under which files of weights have its `Scaling`.
+SCALING = ".scaling"
 #: The elements of the constants that stand before the bias and the scales of the channels: `Constants`.
 HEAD = 3
 _TEXT = re.compile(r"([a-z0-9]+)\.([a-z0-9]+)", re.ASCII)
@@ -82,6 +85,16 @@ class Scaling:
     filter_zero_point: int | Sequence[int] | Array = 0
     output_scale: float = 1.0
     output_zero_point: int = 0
+
+    @property
+    def text(self) -> str:
+        """The numbers as JSON, which `parse` reads back."""
+        return json.dumps({field.name: np.asarray(getattr(self, field.name)).tolist() for field in fields(self)})
+
+    @staticmethod
+    def parse(text: str) -> Scaling:
+        """Return the scaling of `text`. Raises ValueError, TypeError for what is none."""
+        return Scaling(**json.loads(text))
 
 
 class Constants(NamedTuple):

@@ -201,7 +201,7 @@ class Library:
         read, IntegrityError for one that is not what was signed, and the errors of `bind`.
         """
         filter, bias = self.weights(name)
-        return self.bind(self.layers[name], filter, bias, workspace=workspace)
+        return self.bind(self.layers[name], filter, bias, scaling=self._named.scaling(name), workspace=workspace)
 
     def weights(self, name: str) -> tuple[Array, Array | None]:
         """Return the filter and the bias, None if there is none, of a layer; raises as `layer` does.

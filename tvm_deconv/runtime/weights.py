@@ -18,8 +18,9 @@ import numpy as np
 
 from tvm_deconv.artifact import files
 from tvm_deconv.errors import ArtifactError, DeconvError, IntegrityError, ProblemError
-from tvm_deconv.problem import Array, Problem, one_of
+from tvm_deconv.problem import Array, Problem, Scaling, one_of
 from tvm_deconv.problem.arrays import numpy_dtype
+from tvm_deconv.problem.quantization import SCALING
 
 _MOST_HEADER = 100_000_000  # bytes, as the format has it
 _DTYPES = {
@@ -77,6 +78,18 @@ class Weights(Mapping[str, Problem]):
         bias = f"{name}.bias"
         filter = _array(path, content, header, f"{name}.filter")
         return filter, _array(path, content, header, bias) if bias in header else None
+
+    def scaling(self, name: str) -> Scaling | None:
+        """Return the numbers of a quantized layer, None of another. Raises as `arrays` does."""
+        path, own, problem = self._found[one_of("name", name, self._found)]
+        if problem.quantization is None:
+            return None
+        start = self._content(path, 8)
+        header = _header(path, self._content(path, 8 + _length(start)))
+        try:
+            return Scaling.parse(header["__metadata__"][f"{own}{SCALING}"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise _unreadable(path, f"{own}{SCALING}: {error}") from None
 
     def _places(self, path: Path) -> Iterator[_Place]:
         """Yield the layers of a file whose filters are there, by name: safetensors keeps no order."""

@@ -14,6 +14,6 @@ def prepare(task: Task, arrays: Operands, threads: int) -> Prepared:
     set_num_threads(threads)
     library = load(task.root)
     (manifest,) = (manifest for manifest in library.manifests if manifest.name == task.artifact)
-    layer = only(library, manifest).bind(task.problem, arrays.filter, arrays.bias)
+    layer = only(library, manifest).bind(task.problem, arrays.filter, arrays.bias, scaling=arrays.scaling)
     out = layer(arrays.data)
     return Prepared(lambda: layer(arrays.data, out=out), lambda: out, manifest.algorithm)
