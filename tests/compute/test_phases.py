@@ -1,11 +1,13 @@
 """Phases, checked tap by tap against their definition."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tvm_deconv import Problem
-from tvm_deconv.compute.phases import Geometry, axis_phases
+from tvm_deconv.compute.phases import Geometry, axis_phases, axis_rows
 
 axes = st.fixed_dictionaries(
     {
@@ -57,6 +59,56 @@ def test_a_block_spans_the_places_of_its_outputs(axis, shift, block):
     assert phases.span(block, dynamic=False) > (last + phases.shift) // axis["stride"]
     assert phases.span(block, dynamic=True) > (block * axis["stride"] - 1 + phases.shift) // axis["stride"]
     assert phases.span(phases.positions, dynamic=False) <= phases.positions + (phases.shift > 0)
+
+
+@given(axes, st.integers(0, 8), st.integers(0, 50))
+def test_places_of_outputs(axis, shift, index):
+    phases = axis_phases(**axis, shift=shift % axis["stride"])
+    phase, y = phases.place(index)
+    assert 0 <= phase < axis["stride"]
+    assert y * axis["stride"] + phase == index + phases.shift
+    assert phases.place(axis["output"] - 1)[1] == phases.end
+
+
+@given(axes, st.integers(1, 20), st.integers(1, 6))
+def test_rows_read_what_their_outputs_need(axis, positions, outputs):
+    phases = axis_phases(**axis)
+    for run in phases.runs:
+        rows = axis_rows(phases, run, positions, outputs)
+        assert rows.transformed == (outputs > 1 and run.taps > 1 and run.x_step == 1)
+        assert rows.outputs == (outputs if rows.transformed else 1)
+        assert (rows.tiles - 1) * rows.outputs < positions <= rows.tiles * rows.outputs
+        needed = {run.x0 - tap * run.x_step + y for tap in range(run.taps) for y in range(rows.outputs)}
+        assert {phases.low + rows.start + i * rows.step for i in range(rows.window)} == needed
+        assert (rows.points, rows.taps) == ((rows.window, 1) if rows.transformed else (1, run.taps))
+
+
+@given(st.lists(axes, min_size=1, max_size=3))
+def test_taps_of_all_phases(given):
+    """As many as pairs of a phase and a tap that reach it."""
+    columns = {name: tuple(axis[name] for axis in given) for name in given[0]}
+    data = (2,) * len(given)  # an axis of one element is another matter
+    problem = Problem(
+        1, 1, 1, 1, data, columns["kernel"], columns["stride"], columns["dilation"], columns["pad_begin"],
+        columns["output"],
+    )  # fmt: skip
+    expected = math.prod(
+        sum(
+            (phase + axis["pad_begin"] - axis["dilation"] * k) % axis["stride"] == 0
+            for phase in range(min(axis["stride"], axis["output"]))
+            for k in range(axis["kernel"])
+        )
+        for axis in given
+    )
+    assert Geometry.of(problem).taps == expected
+
+
+def test_they_are_values():
+    geometry = Geometry.of(Problem(1, 1, 3, 5, (9,), (4,), (2,), (1,), (1,), (18,)))
+    axis = geometry.axes[2]
+    for value in (geometry, axis, axis.runs[0], axis_rows(axis, axis.runs[0], 4, 2)):
+        hash(value)
+        assert not hasattr(value, "__dict__")
 
 
 def test_phases_of_the_uncropped_output_read_the_same_data():
