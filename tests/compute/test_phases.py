@@ -103,6 +103,11 @@ def test_taps_of_all_phases(given):
     assert Geometry.of(problem).taps == expected
 
 
+def test_an_axis_without_taps_reads_nothing():
+    phases = axis_phases(kernel=1, stride=2, dilation=1, pad_begin=1, output=1)
+    assert (phases.runs, phases.low, phases.halo) == ((), 0, 0)
+
+
 def test_they_are_values():
     geometry = Geometry.of(Problem(1, 1, 3, 5, (9,), (4,), (2,), (1,), (1,), (18,)))
     axis = geometry.axes[2]
