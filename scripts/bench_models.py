@@ -2,10 +2,12 @@
 """Time whole models with random weights, as they are and with artifacts, in each framework.
 
     scripts/bench_models.py --threads 1 2 --json models.json
+    scripts/bench_models.py --rows models.json more.json --plot models.svg    # of earlier calls; measures nothing
 
-Needs PyTorch, ONNX Runtime and OpenVINO (the extra `models`); models of packages that are not installed are left out.
-Layers are compiled for this machine, by the installed tuning logs. Both forms of a model take turns in a process of
-their own, and their outputs are compared. Prints a table, and exits with 1 if an output is wrong.
+Needs PyTorch, ONNX Runtime, OpenVINO, and matplotlib for the chart (the extra `models`); models of packages that are
+not installed are left out. Layers are compiled for this machine, by the installed tuning logs. Both forms of a model
+take turns in a process of their own, and their outputs are compared. Prints a table, and exits with 1 if an output is
+wrong.
 """
 
 from __future__ import annotations
@@ -46,6 +48,10 @@ def measure(arguments: argparse.Namespace) -> list[Timed]:
     return rows
 
 
+def _read(path: Path) -> list[Timed]:
+    return [Timed(**row) for row in json.loads(path.read_text(encoding="utf-8"))]
+
+
 def main() -> None:
     """Measure, print the table, write the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -55,11 +61,17 @@ def main() -> None:
     parser.add_argument("--threads", nargs="+", type=int, default=[1], help="default: 1")
     parser.add_argument("--seconds", type=float, default=_SECONDS, help="for the turns of a model; default: 5")
     parser.add_argument("--json", type=Path, help="write the rows there")
+    parser.add_argument("--rows", type=Path, nargs="+", help="files of --json to show, instead of measuring")
+    parser.add_argument("--plot", type=Path, help="write a chart of the ratios there, as SVG")
     arguments = parser.parse_args()
-    rows = measure(arguments)
+    rows = [row for path in arguments.rows for row in _read(path)] if arguments.rows else measure(arguments)
     print(table(rows))
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+    if arguments.plot:
+        from models.plot import plot
+
+        plot(rows, arguments.plot)
     sys.exit(0 if rows and all(row.right for row in rows) else 1)
 
 

@@ -52,3 +52,17 @@ def test_a_model_in_a_framework(models, framework):
     found = models("run").timed(models("catalogue").MODELS[3], framework, 1, 0.0)
     assert found.right
     assert found.layers == 1
+
+
+def test_the_chart(models, tmp_path):
+    pytest.importorskip("matplotlib")
+    times = {"dcgan": (2e-3, 1e-3), "unet": (1e-3, 1e-3)}
+    rows = [
+        models("run").Timed(name, framework, threads, *pair, 1, 1, 0.0)
+        for name, pair in times.items() for framework in ("pytorch", "openvino") for threads in (1, 2)
+    ]  # fmt: skip
+    models("plot").plot(rows, tmp_path / "models.svg")
+    text = (tmp_path / "models.svg").read_text()
+    for word in ("dcgan", "unet", "pytorch, 1 thread", "openvino, 2 threads"):
+        assert f"<!-- {word} -->" in text
+    assert "onnxruntime" not in text
