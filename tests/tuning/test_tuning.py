@@ -133,6 +133,16 @@ def test_what_is_faster_than_the_floor_shows_that_it_is_none():
     assert spent(Arithmetic(cost, lambda _: 4 * best), [FAR], 64)[1] == ["no gain expected"]
 
 
+def test_transforms_do_not_stop_at_the_floor():
+    """They save products: their floor is lower than the one that is measured."""
+    state = search.Search(FAR, V3, records.Records(V3.name), HERE, None)
+    state.floor = 0.9e-3
+    for name, seconds, gap in (("direct_rows", 1e-3, math.log(1 / 0.9)), ("winograd", 0.91e-3, math.inf)):
+        schedule = next(one for one in costs(FAR) if one.algorithm == name)
+        state.note(record(FAR, schedule, seconds, **CONDITIONS))
+        assert state._gap() == pytest.approx(gap)
+
+
 def test_all_problems_have_a_share_then_trials_go_where_they_gain_most():
     fast, slow = mistaken(costs(LARGER)), mistaken(costs(FAR), 1)
     machine = Arithmetic(lambda p, s: fast(p, s) if p == LARGER else 1e4 * slow(p, s), lambda _: 1e-9)

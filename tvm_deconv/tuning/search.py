@@ -169,8 +169,11 @@ class Search:
     def _gap(self) -> float:
         """Return the logarithm of the fastest time relative to the floor; infinity if there is no floor.
 
-        What is faster than the floor shows that it is none: data may stay in caches, and transforms save products.
+        What is faster than the floor shows that it is none: data may stay in caches. Transforms save products, so an
+        algorithm with transforms does not stop at the floor either.
         """
+        if self.best is not None and named(self.best.algorithm).error_growth > 1:
+            return math.inf
         gap = math.log(self._least / self.floor) if self._least < math.inf and self.floor > 0 else -1.0
         return gap if gap >= 0 else math.inf
 

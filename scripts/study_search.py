@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+"""Measure many plans of eight layers of all kinds, then see which of them the search finds.
+
+    scripts/study_search.py measure study --plans 500 --seconds 200    # again, until no plan is left
+    scripts/study_search.py replay study
+
+The first command compiles and measures plans on one thread, the default first, half of the others the cheapest and half
+drawn from the rest. The directory is a tuning log, so it continues where it was stopped, unless a kernel was edited.
+When all plans of a layer are measured, its fastest take turns. The second command lets the search choose among the
+plans that were measured, and prints times relative to the fastest of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import tvm_deconv as td
+from tvm_deconv.compiler.records import Conditions, Log, Record, Records, Schedule, read
+from tvm_deconv.compiler.selection import default_schedule, space
+from tvm_deconv.frontends import scan
+from tvm_deconv.targets import Target, get, native
+from tvm_deconv.tuning.calibration import Calibration
+from tvm_deconv.tuning.evaluator import Evaluator
+from tvm_deconv.tuning.runners.local import LocalRunner
+from tvm_deconv.tuning.search import Search
+from tvm_deconv.tuning.session import decide
+
+LAYERS = Path(__file__).parent.parent / "examples" / "layers.json"
+#: What is studied: depthwise, many taps in a row, few outputs, Winograd, kernel = stride in planes and in volumes.
+STUDIED = (
+    ("centernet_dla-34/dla_up.ida_2.up", "NCX"),
+    ("encodec_24k/dec.up1", "NCX"),
+    ("fsrcnn_x3/last_part", "NCX"),
+    ("hifi-gan_v1/ups.2", "NXC"),
+    ("pix2pix_u-net_256/outermost", "NXC"),
+    ("pp-ocrv3_db_head/conv2", "NCX"),
+    ("sam_mask_decoder/output_upscaling.0", "NXC"),
+    ("v-net/up_tr256.up_conv", "NCX"),
+)
+CHUNK = 8  # plans that are compiled before they are measured
+FINALISTS = 16
+TRIALS = 64
+
+
+def studied() -> dict[str, td.Problem]:
+    """Return the problems by name."""
+    problems = {layer.name: layer.problem for layer in scan(LAYERS)}
+    found = {}
+    for name, layout in STUDIED:
+        problem = problems[name]
+        assert problem is not None
+        found[f"{name} {layout}"] = problem.replace(data_format=layout)
+    return found
+
+
+def sample(problem: td.Problem, target: Target, plans: int) -> list[Schedule]:
+    """Return the default and others of the search space, `plans` at most; any number of the first is a sample, too."""
+    schedules = [candidate.schedule for candidate in space(problem, target)]
+    cheap, others = schedules[: plans // 2], schedules[plans // 2 :]
+    random.Random(problem.key).shuffle(others)
+    mixed = [schedule for pair in zip(cheap, others, strict=False) for schedule in pair]
+    return list(dict.fromkeys([default_schedule(problem, target), *mixed, *cheap]))[:plans]
+
+
+def measure(target: Target, folder: Path, plans: int, seconds: float) -> None:
+    """Measure plans of all layers in turns until none is left, or `seconds` are over."""
+    end, log = time.monotonic() + seconds, Log(folder)
+    with LocalRunner(1) as runner, Evaluator(target, runner, log, seed=0, jobs=None, timeout=30.0) as evaluator:
+        records = read(target.name, folder)
+        open_searches = [
+            (name, Search(problem, target, records, evaluator.conditions, None), sample(problem, target, plans))
+            for name, problem in studied().items()
+        ]
+        while open_searches and time.monotonic() < end:
+            name, search, wanted = open_searches.pop(0)
+            left = [schedule for schedule in wanted if schedule not in search.tried]
+            for record in evaluator.round(search, left[:CHUNK]):
+                search.note(record)
+            print(f"{name}: {len(search.tried)} of {len(wanted)}", flush=True)
+            if len(left) > CHUNK:
+                open_searches.append((name, search, wanted))
+            elif left:
+                timed = [record for record in search.tried.values() if record.seconds]
+                fastest = sorted(timed, key=lambda record: record.seconds or 0.0)[:FINALISTS]
+                decide(search, evaluator, list(dict.fromkeys([search.default, *(one.schedule for one in fastest)])))
+
+
+class Replayed(Search):
+    """A search that has no other candidates than those measured."""
+
+    def __init__(self, problem: td.Problem, target: Target, measured: Mapping[Schedule, Record]) -> None:
+        super().__init__(problem, target, Records(target.name), Conditions("", 1, ""), None)
+        self.measured = measured
+
+    def _open_space(self) -> None:
+        super()._open_space()
+        self._space = [candidate for candidate in self._space if candidate.schedule in self.measured]
+        self._numbers = {candidate.schedule: number for number, candidate in enumerate(self._space)}
+        self._calibration = Calibration(self._space)
+
+    def run(self) -> list[float]:
+        """Return the seconds of the trials in their order."""
+        while not self.ended and len(self.tried) < TRIALS:
+            for schedule in self.propose(4):
+                self.note(self.measured[schedule])
+        return [record.seconds or float("inf") for record in self.tried.values()]
+
+
+def replay(target: Target, folder: Path) -> None:
+    """Print the table of all layers with measurements."""
+    records = read(target.name, folder)
+    print("| layer | plans | default | 16 trials | at its end | trials |\n|---|---:|---:|---:|---:|---:|")
+    rows: list[list[float]] = []
+    for name, problem in studied().items():
+        measured = {one.schedule: one for one in records.by_problem.get(problem.artifact_key, ()) if one.seconds}
+        if not measured:
+            continue
+        search = Replayed(problem, target, measured)
+        trials = search.run()
+        best = min(record.seconds or float("inf") for record in measured.values())
+        default = measured[search.default].seconds or float("inf")
+        rows.append([default / best, min(trials[:16]) / best, min(trials) / best])
+        print(f"| {name} | {len(measured)} | {_ratios(rows[-1])} | {len(trials)} |")
+    if rows:
+        means = [statistics.geometric_mean(column) for column in zip(*rows, strict=True)]
+        print(f"| geometric mean | | {_ratios(means)} | |")
+
+
+def _ratios(values: Sequence[float]) -> str:
+    return " | ".join(f"{value:.3f}" for value in values)
+
+
+def main() -> None:
+    """Parse the arguments and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("measure", "replay"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--target", default=native().name, help="default: the widest of this machine")
+    parser.add_argument("--plans", type=int, default=500, help="of each layer, at most")
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    arguments = parser.parse_args()
+    target = get(arguments.target)
+    if arguments.command == "measure":
+        measure(target, arguments.folder, arguments.plans, arguments.seconds)
+    else:
+        replay(target, arguments.folder)
+
+
+if __name__ == "__main__":
+    main()
