@@ -272,9 +272,9 @@ def test_openvino_replaces_all_or_nothing(monkeypatch, two_layers):
     path, tmp_path = two_layers, two_layers.parent
     library, bind = td.load(tmp_path), td.Library.bind
 
-    def fail(self, problem, *rest):
+    def fail(self, problem, *rest, **others):
         if problem.data_spatial == (5, 6):
-            return bind(self, problem, *rest)
+            return bind(self, problem, *rest, **others)
         raise td.IntegrityError(tmp_path, "altered since")
 
     monkeypatch.setattr(td.Library, "bind", fail)

@@ -610,6 +610,30 @@ def test_a_quantized_model(library_for, tmp_path):
     check(session, path, {"x": uniform(1, 3, 5, 6)})
 
 
+@pytest.mark.usefixtures("how")
+@pytest.mark.parametrize("type", ["uint8", "int8"])
+def test_a_layer_on_integers(type, library_for, tmp_path):
+    """Whose data are an input of the model, and in float32 an output too."""
+    zero, random = np.zeros((), type), np.random.default_rng(5)
+    constants = {"s": np.float32(0.02), "z": zero + 3, "fs": np.float32([0.01, 0.02, 0.03]), "ys": np.float32(0.1),
+                 "yz": np.uint8(9), "q": random.integers(-99, 99, (3, 3, 2, 2)).astype(np.int8)}  # fmt: skip
+    nodes = [
+        one("DequantizeLinear", "x s z", "d"), one("DequantizeLinear", "q fs", "f", axis=1), up("d", "u", "up"),
+        one("Relu", "u", "r"), one("QuantizeLinear", "r ys yz", "y"),
+    ]  # fmt: skip
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(type))
+    path = save(tmp_path / "qdq.onnx", nodes, constants, {"x": (1, 3, 5, 6)}, ["y", "d"], type=kind)
+    session = Session(path, library_for(path))
+    assert session.layers["up"].problem.dtype == type
+    feeds = {"x": random.integers(0, 127, (1, 3, 5, 6)).astype(type)}
+    wanted, numbers = onnxruntime.InferenceSession(path).run(None, feeds)
+    found, same = session.run(None, feeds)
+    np.testing.assert_array_equal(same, numbers)
+    assert (found.dtype, len(np.unique(found)) > 30) == (wanted.dtype, True)
+    assert np.abs(found.astype(int) - wanted).max() <= 1  # sums in float32 may end on the other side of a tie
+    assert np.mean(found != wanted) < 0.02
+
+
 FREE = {  # shape of the data, of the filter, and shapes of calls
     "batch": (("n", 3, 5, 6), (3, 4, 2, 2), [(1, 3, 5, 6), (4, 3, 5, 6), (0, 3, 5, 6)]),
     "length": (("n", 3, "frames"), (3, 4, 8), [(1, 3, 1), (2, 3, 40), (1, 3, 700)]),

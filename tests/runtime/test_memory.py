@@ -266,8 +266,8 @@ def test_workspace_of_no_artifact(tmp_path):
 
 
 @pytest.mark.parametrize("seconds", [10, pytest.param(600, marks=pytest.mark.slow)])
-def test_soak(artifacts, seconds):
-    found = json.loads(run(SOAK, artifacts, seconds))
+def test_soak(artifacts, tmp_path, seconds):
+    found = json.loads(run(SOAK, artifacts, tmp_path / "rebuilt", seconds))
     assert found["calls"] > 1000
     assert min(found[name] for name in ("loads", "fork", "interrupt", "builds")) > 0, found
     first, *_, last = found["held"]

@@ -1,11 +1,12 @@
 """Eight threads call layers of many kinds for a while: every result is checked, and nothing that a process holds grows.
 
-    python soak.py DIRECTORY SECONDS
+    python soak.py DIRECTORY REBUILT SECONDS
 
-DIRECTORY holds the artifacts of `artifacts.PROBLEMS`. Meanwhile the main thread forks, is interrupted in the middle of
-bind, call and del, and changes the processors of all threads and the number of threads of a call; another process
-builds one artifact again and again, by each algorithm in turn, which the threads load. Prints what was counted at the
-end, as one line of JSON, and what the process holds at each eighth of the time to standard error.
+DIRECTORY holds the artifacts of `artifacts.PROBLEMS`, and REBUILT is made. Meanwhile the main thread forks, is
+interrupted in the middle of bind, call and del, and changes the processors of all threads and the number of threads of
+a call; another process builds one artifact in REBUILT again and again, by each algorithm in turn, which the threads
+load. Prints what was counted at the end, as one line of JSON, and what the process holds at each eighth of the time to
+standard error.
 """
 
 import contextlib
@@ -175,12 +176,11 @@ def builder(directory):
     return process
 
 
-def main(directory, seconds):
+def main(directory, rebuilt, seconds):
     library = td.load(directory)
     td.set_num_threads(4)
     # Layers of the directory as it was read: the artifact that is built again has another one below.
     cases = [Case(library, problem, seed) for seed, problem in enumerate(made.PROBLEMS.values())]
-    rebuilt = Path(directory) / "rebuilt"
     builds = builder(rebuilt)
     signal.signal(signal.SIGALRM, interrupted)
     chance = random.Random()

@@ -108,10 +108,14 @@ def _native_errors(path: Path) -> Iterator[None]:
 
 
 class Place(NamedTuple):
-    """Where a layer is: its graph, its node, and the tensor that it makes together with what it has absorbed."""
+    """Where a layer is: its graph, its node, its data, and the tensor that it makes with what it has absorbed.
+
+    The data are the node's, or the integers that stand for them.
+    """
 
     graph: onnx.GraphProto
     node: onnx.NodeProto
+    data: str
     made: str
 
 
@@ -120,16 +124,14 @@ def scan_onnx(path: Path, ranges: Ranges) -> list[FoundLayer]:
 
     Raises SourceError if it cannot be read.
     """
-    return [layer for layer, _ in placed_layers(read_model(path), path, ranges, integers=True)]
+    return [layer for layer, _ in placed_layers(read_model(path), path, ranges)]
 
 
-def placed_layers(
-    model: onnx.ModelProto, path: Path, ranges: Ranges, *, integers: bool = False
-) -> list[tuple[FoundLayer, Place | None]]:
+def placed_layers(model: onnx.ModelProto, path: Path, ranges: Ranges) -> list[tuple[FoundLayer, Place | None]]:
     """Return the transposed convolutions of `model`, which was read from `path`, with their places.
 
-    A layer in a function that is not inlined has none. With `integers`, layers between DequantizeLinear and
-    QuantizeLinear are quantized problems, whose place is still that in float32. Raises SourceError.
+    A layer in a function that is not inlined has none. Layers between DequantizeLinear and QuantizeLinear are quantized
+    problems. Raises SourceError.
     """
     sampled = _sampled_shapes(model, path, ranges)
     opset = max((entry.version for entry in model.opset_import if entry.domain in _DOMAINS), default=0)
@@ -140,7 +142,7 @@ def placed_layers(
         if is_operator(node)
     ]
     return [
-        *_Graph(model.graph, path, opset, {}, {}, sampled, _Values(path, integers=integers)).scan(),
+        *_Graph(model.graph, path, opset, {}, {}, sampled, _Values(path)).scan(),
         *((layer, None) for layer in left),
     ]
 
@@ -178,11 +180,10 @@ def _free_extents(value: onnx.ValueInfoProto) -> list[tuple[list[str], onnx.Tens
 
 
 class _Values:
-    """The values of the tensors that a model stores; with `integers`, layers may run on those."""
+    """The values of the tensors that a model stores."""
 
-    def __init__(self, path: Path, *, integers: bool) -> None:
+    def __init__(self, path: Path) -> None:
         self.constants = Constants(path)
-        self.integers = integers
         self._path = path
         # By the id of the tensor, or of the node, which stays alive.
         self._values: dict[int, tuple[onnx.TensorProto, Array]] = {}
@@ -272,7 +273,7 @@ class _Graph:
             raise SourceError("inputs", name, f"must be 2 or 3 and the output 1 of {OPERATOR} ({self._path})")
         problem = self._problem(node)
         if isinstance(problem, str):
-            return uncovered(name, OPERATOR, problem), Place(self._proto, node, node.output[0])
+            return uncovered(name, OPERATOR, problem), Place(self._proto, node, node.input[0], node.output[0])
         filter = self._constant(node.input[1])
         bias = self._constant(node.input[2]) if problem.epilogue.bias else None
         if bias is not None:
@@ -285,31 +286,32 @@ class _Graph:
         found = FoundLayer(name, OPERATOR, problem, filter, bias, note=self._note(node, problem, filter))
         layer = absorb(found, steps, self._tensors.constants.take)
         ends = {sum(len(step.nodes) for step in steps[: i + 1]): str(step.output) for i, step in enumerate(steps)}
-        made = ends.get(len(layer.fused), node.output[0])
-        if self._tensors.integers and filter is not None and layer.filter is filter:
-            layer = self._on_integers(node, layer, made)
-        return layer, Place(self._proto, node, made)
+        place = Place(self._proto, node, node.input[0], ends.get(len(layer.fused), node.output[0]))
+        return self._on_integers(layer, place) if filter is not None and layer.filter is filter else (layer, place)
 
-    def _on_integers(self, node: onnx.NodeProto, layer: FoundLayer, made: str) -> FoundLayer:
-        """Return a covered layer that makes the tensor `made` as a quantized one, if the nodes around it quantize."""
-        data, filter = (self._makers.get(tensor) for tensor in node.input[:2])
+    def _on_integers(self, layer: FoundLayer, place: Place) -> tuple[FoundLayer, Place]:
+        """Return a covered layer as a quantized one, with its place, if the nodes around it quantize."""
+        data, filter = (self._makers.get(tensor) for tensor in place.node.input[:2])
         stored = [self._stored(maker, "DequantizeLinear") for maker in (data, filter)]
-        user = self._graph.only_user(made)
+        user = self._graph.only_user(place.made)
         after = self._makers.get(str(user.output)) if user is not None else None
         output = self._stored(after, "QuantizeLinear")
         if stored[0] is None or stored[1] is None:
-            return layer
+            return layer, place
+        assert isinstance(data, onnx.NodeProto)
         assert isinstance(filter, onnx.NodeProto)
         integers = self._constant(filter.input[0])
         if integers is None:
-            return layer
+            return layer, place
         if stored[1].scale.size > 1 and self._attributes(filter).get("axis", 1) not in (1, 1 - integers.ndim):
-            return dataclasses.replace(layer, note=f"{layer.note}: its filter has scales along another axis")
+            return dataclasses.replace(layer, note=f"{layer.note}: its filter has scales along another axis"), place
         result = quantized(layer, stored[0], integers, stored[1], output)
         if isinstance(result, str):
-            return dataclasses.replace(layer, note=f"{layer.note}: {result}")
-        fused = result.fused + ((user.name,) if output is not None and user is not None else ())
-        return dataclasses.replace(result, fused=fused)
+            return dataclasses.replace(layer, note=f"{layer.note}: {result}"), place
+        place = place._replace(data=data.input[0])
+        if output is None or user is None:
+            return result, place
+        return dataclasses.replace(result, fused=(*result.fused, user.name)), place._replace(made=str(user.output))
 
     def _stored(self, node: _Maker, operator: str) -> Stored | None:
         """Return how the integers of a node that is this `operator` stand for numbers; None if it does not say so."""

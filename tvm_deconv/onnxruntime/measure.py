@@ -23,7 +23,7 @@ def alone(model: onnx.ModelProto, place: Place, problem: Problem) -> tuple[onnx.
 
     Raises ValueError if the layer needs tensors that are not constant, and the errors of ONNX.
     """
-    data, needed, nodes, constants = place.node.input[0], [place.made], set[int](), set[str]()
+    needed, nodes, constants = [place.made], set[int](), set[str]()
     stored = {tensor.name: tensor for graph in (model.graph, place.graph) for tensor in graph.initializer}
     makers = {tensor: index for index, node in enumerate(place.graph.node) for tensor in node.output}
     while needed:
@@ -34,24 +34,29 @@ def alone(model: onnx.ModelProto, place: Place, problem: Problem) -> tuple[onnx.
             raise ValueError(f"{tensor} is no constant")
         elif makers[tensor] not in nodes:
             nodes.add(makers[tensor])
-            needed += [name for name in used(place.graph.node[makers[tensor]]) if name not in {data, ""}]
-    kind = onnx.helper.np_dtype_to_tensor_dtype(numpy_dtype(problem.dtype))
+            needed += [name for name in used(place.graph.node[makers[tensor]]) if name not in {place.data, ""}]
+    types = (numpy_dtype(dtype) for dtype in (problem.dtype, problem.output_dtype))
+    given, made = map(onnx.helper.np_dtype_to_tensor_dtype, types)
     graph = onnx.helper.make_graph(
         [place.graph.node[index] for index in sorted(nodes)],
         "layer",
-        [onnx.helper.make_tensor_value_info(data, kind, problem.data_shape)],
-        [onnx.helper.make_tensor_value_info(place.made, kind, None)],
+        [onnx.helper.make_tensor_value_info(place.data, given, problem.data_shape)],
+        [onnx.helper.make_tensor_value_info(place.made, made, None)],
         [stored[name] for name in sorted(constants)],
     )
-    made = onnx.helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
-    node = next(node for node in made.graph.node if node.output[0] == place.node.output[0])
-    return made, Place(made.graph, node, place.made)
+    single = onnx.helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+    node = next(node for node in single.graph.node if node.output[0] == place.node.output[0])
+    return single, place._replace(graph=single.graph, node=node)
 
 
 def gain(original: Any, ours: Any, problem: Problem) -> float:
     """Return how many times as fast as one session of a layer another is: the median of rounds in turns."""
     (value,) = original.get_inputs()
-    data = np.random.default_rng(0).standard_normal(problem.data_shape).astype(numpy_dtype(problem.dtype))
+    random = np.random.default_rng(0)
+    if problem.quantization:
+        data = random.integers(0, 127, problem.data_shape).astype(problem.dtype)
+    else:
+        data = random.standard_normal(problem.data_shape).astype(numpy_dtype(problem.dtype))
     feeds = {value.name: data}
     ratios: list[float] = []
     begin = time.perf_counter()

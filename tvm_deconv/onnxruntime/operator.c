@@ -1,5 +1,5 @@
 /*
- * Custom operators for ONNX Runtime, one for each type of element: a layer that a library has bound.
+ * Custom operators for ONNX Runtime, one for each pair of types, of data and output: a layer that a library has bound.
  *
  * A node holds the number of its layer, which `tvm_deconv_add_layer` has given. The kernel that ONNX Runtime makes of the
  * node keeps the layer's function and constants, which are objects of tvm_ffi, so the number is needed only while a
@@ -34,7 +34,7 @@ struct facts {
   void *constants[2]; /* packed filter, and bias or NULL: tensors of tvm_ffi */
   int32_t threads;    /* that a call may use, 0: no limit */
   int32_t rank;
-  uint8_t type_code, type_bits;
+  uint8_t types[2][2];                          /* code and bits, as DLPack has them, of data and output */
   int64_t data[MOST_AXES];                      /* the data's extents, -1 for one that each call decides */
   int64_t factor[MOST_AXES], offset[MOST_AXES]; /* output extent = factor * data extent + offset */
 };
@@ -195,13 +195,14 @@ static TVMFFIAny tensor_argument(DLTensor *tensor) {
   return (TVMFFIAny){.type_index = kTVMFFIDLTensorPtr, .v_ptr = tensor};
 }
 
-static DLTensor tensor_of(const struct facts *facts, void *memory, int64_t *shape, int64_t *strides) {
+/* Returns the data, for `which` 0, or the output, for 1. */
+static DLTensor tensor_of(const struct facts *facts, int which, void *memory, int64_t *shape, int64_t *strides) {
   strides[facts->rank - 1] = 1;
   for (int axis = facts->rank - 1; axis > 0; --axis) strides[axis - 1] = strides[axis] * shape[axis];
   return (DLTensor){.data = memory,
                     .device = {kDLCPU, 0},
                     .ndim = facts->rank,
-                    .dtype = {facts->type_code, facts->type_bits, 1},
+                    .dtype = {facts->types[which][0], facts->types[which][1], 1},
                     .shape = shape,
                     .strides = strides};
 }
@@ -236,7 +237,7 @@ static OrtStatus *compute(void *given_kernel, OrtKernelContext *context) {
   if (status) return status;
   for (int axis = 0; axis < facts->rank; ++axis) elements *= out[axis];
   if (elements == 0) return NULL; /* kernels need not know extents of zero */
-  DLTensor source = tensor_of(facts, from, data, strides[0]), target = tensor_of(facts, to, out, strides[1]);
+  DLTensor source = tensor_of(facts, 0, from, data, strides[0]), target = tensor_of(facts, 1, to, out, strides[1]);
   struct host host = {parallel_for, context};
   return run(facts, kernel->process == getpid() ? &host : NULL, &source, &target);
 }
@@ -246,7 +247,7 @@ static OrtStatus *compute(void *given_kernel, OrtKernelContext *context) {
 struct operator {
   OrtCustomOp base;
   const char *name;
-  ONNXTensorElementDataType type;
+  ONNXTensorElementDataType input, output;
 };
 
 static const char *name_of(const OrtCustomOp *op) { return ((const struct operator *)op)->name; }
@@ -254,28 +255,37 @@ static const char *provider_of(const OrtCustomOp *op) { return (void)op, NULL; }
 static size_t one(const OrtCustomOp *op) { return (void)op, 1; }
 static int one_version(const OrtCustomOp *op) { return (void)op, 1; }
 static int none(const OrtCustomOp *op) { return (void)op, 0; }
-static ONNXTensorElementDataType type_of(const OrtCustomOp *op, size_t index) {
-  return (void)index, ((const struct operator *)op)->type;
+static ONNXTensorElementDataType input_of(const OrtCustomOp *op, size_t index) {
+  return (void)index, ((const struct operator *)op)->input;
+}
+static ONNXTensorElementDataType output_of(const OrtCustomOp *op, size_t index) {
+  return (void)index, ((const struct operator *)op)->output;
 }
 static OrtCustomOpInputOutputCharacteristic required(const OrtCustomOp *op, size_t index) {
   return (void)op, (void)index, INPUT_OUTPUT_REQUIRED;
 }
 static OrtMemType any_memory(const OrtCustomOp *op, size_t index) { return (void)op, (void)index, OrtMemTypeDefault; }
 
-#define OPERATOR(text, element)                                                                                      \
-  {{.version = API, .GetName = name_of, .GetExecutionProviderType = provider_of, .GetInputType = type_of,           \
-    .GetInputTypeCount = one, .GetOutputType = type_of, .GetOutputTypeCount = one, .KernelDestroy = destroy_kernel, \
-    .GetInputCharacteristic = required, .GetOutputCharacteristic = required, .GetInputMemoryType = any_memory,      \
-    .GetVariadicInputMinArity = none, .GetVariadicInputHomogeneity = none, .GetVariadicOutputMinArity = none,       \
-    .GetVariadicOutputHomogeneity = none, .CreateKernelV2 = make_kernel, .KernelComputeV2 = compute,                \
-    .GetStartVersion = one_version, .GetEndVersion = one_version},                                                  \
-   text, element}
+#define OPERATOR(text, from, to)                                                                                     \
+  {{.version = API, .GetName = name_of, .GetExecutionProviderType = provider_of, .GetInputType = input_of,          \
+    .GetInputTypeCount = one, .GetOutputType = output_of, .GetOutputTypeCount = one,                                \
+    .KernelDestroy = destroy_kernel, .GetInputCharacteristic = required, .GetOutputCharacteristic = required,       \
+    .GetInputMemoryType = any_memory, .GetVariadicInputMinArity = none, .GetVariadicInputHomogeneity = none,        \
+    .GetVariadicOutputMinArity = none, .GetVariadicOutputHomogeneity = none, .CreateKernelV2 = make_kernel,         \
+    .KernelComputeV2 = compute, .GetStartVersion = one_version, .GetEndVersion = one_version},                      \
+   text, ONNX_TENSOR_ELEMENT_DATA_TYPE_##from, ONNX_TENSOR_ELEMENT_DATA_TYPE_##to}
 
 static const struct operator operators[] = {
-    OPERATOR("ConvTranspose_float32", ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT),
-    OPERATOR("ConvTranspose_float64", ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE),
-    OPERATOR("ConvTranspose_float16", ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16),
-    OPERATOR("ConvTranspose_bfloat16", ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16),
+    OPERATOR("ConvTranspose_float32", FLOAT, FLOAT),
+    OPERATOR("ConvTranspose_float64", DOUBLE, DOUBLE),
+    OPERATOR("ConvTranspose_float16", FLOAT16, FLOAT16),
+    OPERATOR("ConvTranspose_bfloat16", BFLOAT16, BFLOAT16),
+    OPERATOR("ConvTranspose_int8", INT8, INT8),
+    OPERATOR("ConvTranspose_int8_uint8", INT8, UINT8),
+    OPERATOR("ConvTranspose_int8_float32", INT8, FLOAT),
+    OPERATOR("ConvTranspose_uint8", UINT8, UINT8),
+    OPERATOR("ConvTranspose_uint8_int8", UINT8, INT8),
+    OPERATOR("ConvTranspose_uint8_float32", UINT8, FLOAT),
 };
 
 /* Adds the operators to the options of a session; the name is ONNX Runtime's. Their domain lives as long as the process. */

@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx
 import onnxruntime
 
+from tvm_deconv.frontends.onnx import Place
 from tvm_deconv.onnxruntime import library
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arrays import storage
@@ -21,7 +22,7 @@ from tvm_deconv.runtime.layer import Layer, native
 
 DOMAIN = "tvm_deconv"
 _MOST_AXES = 5
-_TYPE_CODES = {"f": 2, "u": 1}  # of DLPack, by NumPy's kind; bfloat16 is stored as an unsigned integer
+_TYPE_CODES = {"f": 2, "u": 1, "i": 0}  # of DLPack, by NumPy's kind; bfloat16 is stored as an unsigned integer
 #: An entry of SessionOptions that tells that the operators are among them already.
 _MARK = "tvm_deconv.operators"
 
@@ -36,8 +37,7 @@ class _Facts(ctypes.Structure):
         ("constants", ctypes.c_void_p * 2),
         ("threads", ctypes.c_int32),
         ("rank", ctypes.c_int32),
-        ("type_code", ctypes.c_uint8),
-        ("type_bits", ctypes.c_uint8),
+        ("types", ctypes.c_uint8 * 4),
         ("data", _Extents),
         ("factor", _Extents),
         ("offset", _Extents),
@@ -92,24 +92,24 @@ def numbered(layers: list[Layer], limit: int) -> Iterator[list[int]]:
             operators.tvm_deconv_remove_layer(number)
 
 
-def node(layer: Layer, number: int, old: onnx.NodeProto, made: str) -> onnx.NodeProto:
-    """Return the node that computes the tensor `made` by a layer with a number, for the node `old`."""
-    kind = f"ConvTranspose_{layer.problem.dtype}"
-    return onnx.helper.make_node(kind, old.input[:1], [made], old.name, domain=DOMAIN, layer=number)
+def node(layer: Layer, number: int, place: Place) -> onnx.NodeProto:
+    """Return the node that computes a layer with a number, for the nodes in `place`."""
+    types = dict.fromkeys([layer.problem.dtype, layer.problem.output_dtype])
+    kind = "_".join(["ConvTranspose", *types])
+    return onnx.helper.make_node(kind, [place.data], [place.made], place.node.name, domain=DOMAIN, layer=number)
 
 
 def _facts(layer: Layer, limit: int) -> _Facts:
     problem = layer.problem
     function, constants = native(layer)
-    dtype = storage(problem.dtype)
+    types = [storage(dtype) for dtype in (problem.dtype, problem.output_dtype)]
     data, factor, offset = _extents(problem)
     return _Facts(
         function.__chandle__(),
         (ctypes.c_void_p * 2)(*(constant.__chandle__() for constant in constants)),
         limit,
         problem.rank + 2,
-        _TYPE_CODES[dtype.kind],
-        8 * dtype.itemsize,
+        (ctypes.c_uint8 * 4)(*(number for dtype in types for number in (_TYPE_CODES[dtype.kind], 8 * dtype.itemsize))),
         _Extents(*data),
         _Extents(*factor),
         _Extents(*offset),

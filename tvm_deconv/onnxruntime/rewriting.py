@@ -19,13 +19,14 @@ def replace(model: onnx.ModelProto, replacements: Sequence[tuple[Place, onnx.Nod
 
     Initializers that a layer has read are constants from then on: they are no inputs of the model any more.
     """
+    stored = {tensor.name for tensor in model.graph.initializer}
     by_graph: defaultdict[int, list[tuple[Place, onnx.NodeProto]]] = defaultdict(list)
     for place, node in replacements:
         by_graph[id(place.graph)].append((place, node))
     read = {name for group in by_graph.values() for name in _put(group[0][0].graph, group)}
     while _drop_unused(model, read):
         pass
-    _keep(model.graph.input, [value.name not in read for value in model.graph.input])
+    _keep(model.graph.input, [value.name not in read & stored for value in model.graph.input])
     model.ir_version = max(model.ir_version, _FIRST_IR)
     for domain in {node.domain for _, node in replacements}:
         model.opset_import.append(onnx.helper.make_opsetid(domain, 1))
@@ -43,7 +44,7 @@ def _put(graph: onnx.GraphProto, replacements: Sequence[tuple[Place, onnx.NodePr
     for first, (place, _) in zip(firsts, replacements, strict=True):
         nodes = _chain(graph, users, first, place.made)
         made = {tensor for index in nodes for tensor in graph.node[index].output} - {place.made}
-        read |= {tensor for index in nodes for tensor in graph.node[index].input} - made - {place.node.input[0], ""}
+        read |= {tensor for index in nodes for tensor in graph.node[index].input} - made - {place.data, ""}
         inner |= made
         gone |= nodes - {first}
     for first, (_, node) in zip(firsts, replacements, strict=True):

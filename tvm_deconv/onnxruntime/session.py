@@ -168,7 +168,7 @@ def _bound(layer: FoundLayer, place: Place | None, library: Library, only: onnx.
 def _put(model: onnx.ModelProto, places: Sequence[Place], layers: Sequence[Layer], numbers: Sequence[int]) -> None:
     """Replace the layers in `model` by nodes of the custom operator."""
     parts = zip(places, layers, numbers, strict=True)
-    replace(model, [(place, operator.node(layer, number, place.node, place.made)) for place, layer, number in parts])
+    replace(model, [(place, operator.node(layer, number, place)) for place, layer, number in parts])
 
 
 def _external_data(model: onnx.ModelProto) -> set[str]:
