@@ -293,9 +293,6 @@ class _Graph:
         """Return a covered layer as a quantized one, with its place, if the nodes around it quantize."""
         data, filter = (self._makers.get(tensor) for tensor in place.node.input[:2])
         stored = [self._stored(maker, "DequantizeLinear") for maker in (data, filter)]
-        user = self._graph.only_user(place.made)
-        after = self._makers.get(str(user.output)) if user is not None else None
-        output = self._stored(after, "QuantizeLinear")
         if stored[0] is None or stored[1] is None:
             return layer, place
         assert isinstance(data, onnx.NodeProto)
@@ -305,6 +302,9 @@ class _Graph:
             return layer, place
         if stored[1].scale.size > 1 and self._attributes(filter).get("axis", 1) not in (1, 1 - integers.ndim):
             return dataclasses.replace(layer, note=f"{layer.note}: its filter has scales along another axis"), place
+        user = self._graph.only_user(place.made)
+        after = self._makers.get(str(user.output)) if user is not None else None
+        output = self._stored(after, "QuantizeLinear")
         result = quantized(layer, stored[0], integers, stored[1], output)
         if isinstance(result, str):
             return dataclasses.replace(layer, note=f"{layer.note}: {result}"), place

@@ -7,12 +7,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import onnx
 
 from tvm_deconv.frontends.onnx import Place, used
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arrays import numpy_dtype
+from tvm_deconv.problem.testing import operands
 
 #: Rounds of one run each way: at least so many, then until so many seconds are over.
 _LEAST, _SECONDS = 5, 0.1
@@ -52,12 +52,7 @@ def alone(model: onnx.ModelProto, place: Place, problem: Problem) -> tuple[onnx.
 def gain(original: Any, ours: Any, problem: Problem) -> float:
     """Return how many times as fast as one session of a layer another is: the median of rounds in turns."""
     (value,) = original.get_inputs()
-    random = np.random.default_rng(0)
-    if problem.quantization:
-        data = random.integers(0, 127, problem.data_shape).astype(problem.dtype)
-    else:
-        data = random.standard_normal(problem.data_shape).astype(numpy_dtype(problem.dtype))
-    feeds = {value.name: data}
+    feeds = {value.name: operands(problem).data}
     ratios: list[float] = []
     begin = time.perf_counter()
     while len(ratios) < _LEAST or time.perf_counter() - begin < _SECONDS:

@@ -57,12 +57,12 @@ class Session:
         found = placed_layers(model, path, {})
         self.layers: dict[str, Layer] = {}
         self.left: dict[str, str] = {}
-        whole = self._operator_loads(None if library.pinned else library.root)
-        self._whole, self._folder = whole, path.parent.resolve()
+        self._whole = self._operator_loads(None if library.pinned else library.root)
+        self._folder = path.parent.resolve()
         places: list[Place] = []
         gains: dict[Problem, float] = {}
         for layer, (_, place) in zip(with_unique_names(layer for layer, _ in found), found, strict=True):
-            bound = _bound(layer, place, library, None if whole else model.graph)
+            bound = _bound(layer, place, library, None if self._whole else model.graph)
             if measure and isinstance(bound, Layer) and place is not None:
                 if bound.problem not in gains:
                     gains[bound.problem] = self._gain(model, place, bound)
