@@ -32,15 +32,15 @@ class Pair:
     profile: Callable[[], tuple[float | None, float | None]] = lambda: (None, None)
 
 
-def _library(problems: Iterable[Any], scratch: Path) -> td.Library:
-    output = scratch / "artifacts"
+def _library(problems: Iterable[Any], folder: Path) -> td.Library:
+    output = folder / "artifacts"
     td.compile(list(dict.fromkeys(problems)), "native", output)
     return td.load(output)
 
 
-def _torch(model: Any, x: Any, scratch: Path, _threads: int) -> Pair:
+def _torch(model: Any, x: Any, folder: Path, _threads: int) -> Pair:
     swapped = copy.deepcopy(model)
-    report = td.torch.replace(swapped, _library(td.torch.problems(swapped, [x]), scratch), [x])
+    report = td.torch.replace(swapped, _library(td.torch.problems(swapped, [x]), folder), [x])
     left = {swap.name: swap.reason for swap in report if swap.reason}
     share = sum(swap.share or 0.0 for swap in report)
     spent = sum(swap.share / swap.gain for swap in report if swap.share and swap.gain)
@@ -48,22 +48,25 @@ def _torch(model: Any, x: Any, scratch: Path, _threads: int) -> Pair:
     return Pair(lambda: model(x), lambda: swapped(x), len(report) - len(left), left, lambda: (share, gain))
 
 
-def _compiled(model: Any, x: Any, scratch: Path, _threads: int) -> Pair:
+def _compiled(model: Any, x: Any, folder: Path, _threads: int) -> Pair:
     import torch
 
     swapped = copy.deepcopy(model)
-    library = _library(td.torch.problems(swapped, [x]), scratch)
+    library = _library(td.torch.problems(swapped, [x]), folder)
     report = td.torch.replace(swapped, library, [x])
     left = {swap.name: swap.reason for swap in report if swap.reason}
     original, ours = (torch.compile(form, dynamic=False) for form in (model, swapped))
     return Pair(lambda: original(x), lambda: ours(x), len(report) - len(left), left)
 
 
-def _exported(model: Any, x: Any, scratch: Path) -> Path:
+def _exported(model: Any, x: Any, folder: Path) -> Path:
+    """Return the file of the model in ONNX, which `folder` may have from an earlier call."""
     import torch
 
-    path = scratch / "model.onnx"
-    torch.onnx.export(model, (x,), path, dynamo=False, opset_version=17, input_names=["x"])
+    path = folder / "model.onnx"
+    if not path.exists():
+        torch.onnx.export(model, (x,), path.with_suffix(".part"), dynamo=False, opset_version=17, input_names=["x"])
+        path.with_suffix(".part").rename(path)
     return path
 
 
@@ -71,13 +74,13 @@ def _problems(path: Path) -> list[Any]:
     return [layer.problem for layer in scan(path) if layer.problem is not None]
 
 
-def _onnxruntime(model: Any, x: Any, scratch: Path, threads: int) -> Pair:
+def _onnxruntime(model: Any, x: Any, folder: Path, threads: int) -> Pair:
     import onnxruntime
 
     from tvm_deconv.onnxruntime import Session
 
-    path, feeds = _exported(model, x, scratch), {"x": x.numpy()}
-    library = _library(_problems(path), scratch)
+    path, feeds = _exported(model, x, folder), {"x": x.numpy()}
+    library = _library(_problems(path), folder)
 
     def sessions(profiled: bool) -> tuple[Any, Any]:
         made = []
@@ -85,7 +88,7 @@ def _onnxruntime(model: Any, x: Any, scratch: Path, threads: int) -> Pair:
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = threads
             options.enable_profiling = profiled
-            options.profile_file_prefix = str(scratch / name)
+            options.profile_file_prefix = str(folder / name)
             if name == "plain":
                 made.append(onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"]))
             else:
@@ -110,18 +113,22 @@ def _onnxruntime(model: Any, x: Any, scratch: Path, threads: int) -> Pair:
     )
 
 
-def _openvino(model: Any, x: Any, scratch: Path, threads: int) -> Pair:
+def _openvino(model: Any, x: Any, folder: Path, threads: int) -> Pair:
     import openvino
 
     from tvm_deconv.openvino import replace
 
-    path = scratch / "model.xml"
-    openvino.save_model(openvino.convert_model(_exported(model, x, scratch)), path, compress_to_fp16=False)
+    path = folder / "model.xml"
+    if not path.exists():
+        read = openvino.convert_model(_exported(model, x, folder))
+        openvino.save_model(read, folder / "part.xml", compress_to_fp16=False)
+        (folder / "part.bin").rename(path.with_suffix(".bin"))
+        (folder / "part.xml").rename(path)
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
     core, feed = openvino.Core(), [x.numpy()]
     replaced = core.read_model(path)
     operations = replace(
-        replaced, path, _library(_problems(path), scratch), settings=settings
+        replaced, path, _library(_problems(path), folder), settings=settings
     )  # they live as long as the calls
 
     names = {operation.get_friendly_name() for operation in operations.values()}

@@ -6,7 +6,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import numpy as np
 import tvm_deconv as td
 from models.catalogue import Model
 from models.frameworks import PAIRS, Pair
+from tvm_deconv.bench.figures import replaced
 
 #: Largest allowed deviation of an output, as a part of its largest element.
 TOLERANCE = 2e-3
@@ -60,16 +61,21 @@ class Timed:
         return self.deviation <= TOLERANCE  # not for NaN
 
 
-def timed(model: Model, framework: str, threads: int, seconds: float) -> Timed:
-    """Make a model, compile its layers for this machine, and time it for `seconds`; raise what the framework raises."""
+def timed(model: Model, framework: str, threads: int, seconds: float, keep: Path | None = None) -> Timed:
+    """Make a model, compile its layers for this machine, and time it for `seconds`; raise what the framework raises.
+
+    The folder `keep` holds exported models and artifacts for later calls.
+    """
     import torch
 
     torch.manual_seed(0)
     torch.set_num_threads(threads)
     td.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as scratch, torch.inference_mode():
+        folder = (keep or Path(scratch)) / model.name
+        folder.mkdir(parents=True, exist_ok=True)
         made, x = model.make(), torch.randn(model.shape)
-        pair = PAIRS[framework](made, x, Path(scratch), threads)
+        pair = PAIRS[framework](made, x, folder, threads)
         expected, found = (np.asarray(call(), np.float64) for call in (pair.original, pair.ours))
         deviation = float(np.abs(found - expected).max() / np.abs(expected).max())
         original, ours = _turns(pair, seconds)
@@ -112,3 +118,30 @@ def table(rows: list[Timed]) -> str:
         mean = math.exp(statistics.fmean(math.log(row.ratio) for row in rows))
         lines.append(f"\nGeometric mean {mean:.2f}, least {min(row.ratio for row in rows):.2f}, of {len(rows)}.")
     return "\n".join(lines)
+
+
+def document(text: str, rows: Sequence[Timed]) -> str:
+    """Return a document with tables of the rows between its marks: one for each framework."""
+    parts = []
+    for framework in dict.fromkeys(row.framework for row in rows):
+        threads = sorted({row.threads for row in rows if row.framework == framework})
+        lines = [
+            f"{framework}:\n",
+            "| model | " + " | ".join(f"{count} thread{'s' if count > 1 else ''}" for count in threads) + " |",
+            "|---|" + "---|" * len(threads),
+        ]
+        for model in dict.fromkeys(row.model for row in rows if row.framework == framework):
+            found = {row.threads: row for row in rows if (row.model, row.framework) == (model, framework)}
+            lines.append(f"| {model} | " + " | ".join(_cell(found.get(count)) for count in threads) + " |")
+        parts.append("\n".join(lines))
+    return replaced(text, "models", "\n\n".join(parts))
+
+
+def _cell(row: Timed | None) -> str:
+    """Return times, ratio, layers, and what the layers predict."""
+    if row is None:
+        return ""
+    share = "" if row.share is None else f", {100 * row.share:.0f} %"
+    expected = "" if row.expected is None or not row.swapped else f", expected {row.expected:.2f}"
+    times = f"{1e3 * row.original:.3g} / {1e3 * row.ours:.3g} = **{row.ratio:.2f}**"
+    return f"{times}; {row.swapped} of {row.layers}{share}{expected}"
