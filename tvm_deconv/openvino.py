@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import statistics
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import openvino
+from openvino import opset13
 
+from tvm_deconv.bench import turns
 from tvm_deconv.frontends import FoundLayer, scan
 from tvm_deconv.frontends.openvino_ir import OPERATORS
 from tvm_deconv.problem import Problem
@@ -24,8 +26,10 @@ _MOST_SHAPES = 256  # that an operation remembers
 _NOT_ALONE = (
     "it stands in a graph within the model's own, or shares its name, or that of a node that it absorbs, with others"
 )
-#: Rounds of one run each way: at least so many, then until so many seconds are over.
-_LEAST_ROUNDS, _ROUNDS_SECONDS = 6, 0.5
+#: Rounds of a run of each: at least so many, then until so many seconds are over.
+_LEAST, _SECONDS = 6, 0.5
+#: Names of operations, and of the transpositions around them, begin with this and a number.
+_TAG = "tvm_deconv."
 
 
 class Operations(dict[str, Any]):
@@ -34,6 +38,16 @@ class Operations(dict[str, Any]):
     def __init__(self) -> None:
         super().__init__()
         self.left: dict[str, str] = {}
+
+
+def problems(path: str | os.PathLike[str], *, extents: Mapping[str, tuple[int, int]] | None = None) -> list[Problem]:
+    """Return the problems to compile for a model, so that `replace` can choose the layout of each layer.
+
+    They are those that `scan` finds, with the same `extents`. Each of fixed extents is there in `N C *X`, as models
+    have it, and in `N *X C`, as OpenVINO keeps data between convolutions. Raises SourceError.
+    """
+    found = dict.fromkeys(layer.problem for layer in scan(path, extents=extents) if layer.problem is not None)
+    return [form for problem in found for form in _forms(problem)]
 
 
 def replace(
@@ -51,42 +65,62 @@ def replace(
     another node. Returns the operations, which must live as long as the model. Raises SourceError.
 
     If `measure` is true, the model is first compiled with the `settings` of `compile_model` and timed with and without
-    the operations, on `inputs`, or on random data where all shapes are fixed. As long as it gains nothing, the half of
-    the layers stays that gains least. A model with free extents is not timed unless it has `inputs`.
+    the operations, on `inputs`, or on random data where all shapes are fixed. Each layer gets the layout in which it
+    and the copies around it take less time. As long as the model gains nothing, the half of the layers stays that
+    gains least. A model with free extents is not timed unless it has `inputs`. Layers that are not timed run in
+    `N *X C` where the library has that.
     """
     layers = [*scan(path)]
     bound, left = _bound(model, layers, library)
     feed = _random_inputs(model) if inputs is None else inputs
+    chosen = {name: forms[-1] for name, forms in bound.items()}
     if measure and bound and feed is not None:
-        left |= dict.fromkeys(_slower(path, layers, bound, feed, settings or {}), "it makes the model no faster")
-    made = _put(model, [layer for layer in layers if layer.name in bound and layer.name not in left], bound)
+        timing = _Timing(path, layers, feed, settings or {})
+        chosen = timing.faster(bound)
+        left |= dict.fromkeys(timing.slower(chosen), "it makes the model no faster")
+    made = _put(model, layers, {name: layer for name, layer in chosen.items() if name not in left})
     made.left = left
     return made
 
 
-def _bound(model: Any, layers: Iterable[FoundLayer], library: Library) -> tuple[dict[str, Layer], dict[str, str]]:
-    """Return the layers that can be replaced, and the reasons of the others."""
+def _forms(problem: Problem) -> list[Problem]:
+    """Return a problem in the layouts in which an operation may compute it.
+
+    OpenVINO folds the transpositions around an operation in `N *X C` into its own layouts, if extents are fixed.
+    """
+    return [problem] if problem.dynamic else [problem, problem.replace(data_format="NXC")]
+
+
+def _bound(model: Any, layers: Iterable[FoundLayer], library: Library) -> tuple[dict[str, list[Layer]], dict[str, str]]:
+    """Return the layers that can be replaced, in each layout that there is, and the reasons of the others."""
     names = Counter(node.get_friendly_name() for node in model.get_ops())
     kinds = {node.get_friendly_name(): node.get_type_name() for node in model.get_ops()}
-    bound: dict[str, Layer] = {}
+    bound: dict[str, list[Layer]] = {}
     left: dict[str, str] = {}
     for layer in layers:
         alone = all(names[name] == 1 for name in (layer.name, *layer.fused)) and kinds[layer.name] in OPERATORS
-        found = layer.bind(library) if alone else _NOT_ALONE
-        if isinstance(found, str):
-            left[layer.name] = found
+        if not alone:
+            left[layer.name] = _NOT_ALONE
+            continue
+        problems = [None] if layer.problem is None else _forms(layer.problem)
+        found = [dataclasses.replace(layer, problem=problem).bind(library) for problem in problems]
+        forms = [form for form in found if isinstance(form, Layer)]
+        if forms:  # NumPy computes none for which there is an artifact in another layout
+            bound[layer.name] = [form for form in forms if form.manifest is not None] or forms[:1]
         else:
-            bound[layer.name] = found
+            left[layer.name] = str(found[0])
     return bound, left
 
 
-def _put(model: Any, layers: Iterable[FoundLayer], bound: Mapping[str, Layer]) -> Operations:
-    """Replace `layers` in `model`."""
+def _put(model: Any, layers: Iterable[FoundLayer], chosen: Mapping[str, Layer]) -> Operations:
+    """Replace the layers of a model that are `chosen`."""
     nodes = {node.get_friendly_name(): node for node in model.get_ops()}
     made, replaced = Operations(), []
-    for layer in layers:
-        made[layer.name] = _operation(nodes[layer.name].input_value(0), bound[layer.name])
-        replaced.append((nodes[(layer.name, *layer.fused)[-1]].output(0), made[layer.name].output(0)))
+    for number, layer in enumerate(layers):
+        if layer.name in chosen:
+            data = nodes[layer.name].input_value(0)
+            made[layer.name], output = _operation(data, chosen[layer.name], f"{_TAG}{number}.", layer.name)
+            replaced.append((nodes[(layer.name, *layer.fused)[-1]].output(0), output))
     for old, new in replaced:  # when all are there: an error leaves the model as it was
         old.replace(new)
     return made
@@ -103,55 +137,97 @@ def _random_inputs(model: Any) -> list[Any] | None:
     return made
 
 
-def _slower(
-    path: str | os.PathLike[str],
-    layers: Sequence[FoundLayer],
-    bound: Mapping[str, Layer],
-    feed: Sequence[Any],
-    settings: Mapping[str, Any],
-) -> list[str]:
-    """Return the names of the layers that must stay for the model to gain, those first that gain least."""
-    core = openvino.Core()
+class _Timing:
+    """A model with and without operations, on data to `feed`."""
 
-    def compiled(model: Any) -> Any:
-        return core.compile_model(model, "CPU", {**settings, "PERF_COUNT": True}).create_infer_request()
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        layers: Sequence[FoundLayer],
+        feed: Sequence[Any],
+        settings: Mapping[str, Any],
+    ) -> None:
+        self._core = openvino.Core()
+        self._path, self._layers, self._feed, self._settings = path, layers, feed, settings
 
-    plain = compiled(core.read_model(path))
-    chosen, stay = [layer for layer in layers if layer.name in bound], list[str]()
-    while chosen:
-        model = core.read_model(path)
-        operations = _put(model, chosen, bound)
-        ours = compiled(model)
-        if _gain(plain, ours, feed) > 1:
-            break
-        spent = [{node.node_name: node.real_time for node in request.profiling_info} for request in (plain, ours)]
-        zero = timedelta()
-        saved = {
-            name: spent[0].get(name, zero) - spent[1].get(made.get_friendly_name(), zero)
-            for name, made in operations.items()
-        }
-        chosen.sort(key=lambda layer: saved[layer.name])
-        half = (len(chosen) + 1) // 2
-        stay += [layer.name for layer in chosen[:half]]
-        chosen = chosen[half:]
-    return stay
+    def faster(self, bound: Mapping[str, Sequence[Layer]]) -> dict[str, Layer]:
+        """Return the layer in the layout that is faster in the model, for each that is `bound`."""
+        both = {name: forms for name, forms in bound.items() if len(forms) > 1}
+        if not both:
+            return {name: forms[0] for name, forms in bound.items()}
+        spent = [
+            self._spent(*self._compiled({name: forms[place] for name, forms in bound.items()})) for place in (0, -1)
+        ]
+        return {name: forms[0 if spent[0][name] < spent[1][name] else -1] for name, forms in bound.items()}
+
+    def slower(self, chosen: Mapping[str, Layer]) -> list[str]:
+        """Return the names of the layers that must stay for the model to gain, those first that gain least."""
+        plain, _ = self._compiled({})
+        trying, stay = dict(chosen), list[str]()
+        while trying:
+            ours, operations = self._compiled(trying)
+            if self._gain(plain, ours) > 1:
+                break
+            spent, before = self._spent(ours, operations), self._nodes(plain)
+            least_first = sorted(trying, key=lambda name: before.get(name, 0.0) - spent[name])
+            for name in least_first[: (len(trying) + 1) // 2]:
+                stay.append(name)
+                del trying[name]
+        return stay
+
+    def _compiled(self, chosen: Mapping[str, Layer]) -> tuple[Any, Operations]:
+        """Return the model with operations for the layers that are `chosen`, ready to run, and these operations."""
+        model = self._core.read_model(self._path)
+        operations = _put(model, self._layers, chosen)
+        compiled = self._core.compile_model(model, "CPU", {**self._settings, "PERF_COUNT": True})
+        return compiled.create_infer_request(), operations
+
+    def _gain(self, plain: Any, ours: Any) -> float:
+        """Return how many times as fast as one request another is."""
+        return turns.gain(lambda: self._seconds(plain), lambda: self._seconds(ours), _LEAST, _SECONDS)
+
+    def _seconds(self, request: Any) -> float:
+        start = time.perf_counter()
+        request.infer(self._feed)
+        return time.perf_counter() - start
+
+    def _nodes(self, request: Any) -> dict[str, float]:
+        """Return the seconds of each node, the median of some runs."""
+        runs = []
+        for _ in range(_LEAST):
+            request.infer(self._feed)
+            runs.append({node.node_name: node.real_time.total_seconds() for node in request.profiling_info})
+        return {name: statistics.median(run.get(name, 0.0) for run in runs) for name in runs[0]}
+
+    def _spent(self, request: Any, operations: Operations) -> dict[str, float]:
+        """Return the seconds of each operation with the copies before and behind it, whose names have that of it."""
+        nodes = self._nodes(request)
+        tags = {name: made.get_friendly_name().removesuffix(name) for name, made in operations.items()}
+        return {name: sum(spent for node, spent in nodes.items() if tag in node) for name, tag in tags.items()}
 
 
-def _gain(plain: Any, ours: Any, feed: Sequence[Any]) -> float:
-    """Return how many times as fast as one request another is: the median of rounds in turns."""
-    ratios: list[float] = []
-    begin = time.perf_counter()
-    while len(ratios) < _LEAST_ROUNDS or time.perf_counter() - begin < _ROUNDS_SECONDS:
-        seconds = []
-        for request in (plain, ours):
-            start = time.perf_counter()
-            request.infer(feed)
-            seconds.append(time.perf_counter() - start)
-        ratios.append(seconds[0] / seconds[1])
-    return statistics.median(ratios)
+def _operation(data: Any, layer: Layer, tag: str, name: str) -> tuple[Any, Any]:
+    """Return the operation of a layer on `data`, and its output in `N C *X`; names of nodes have the `tag`."""
+    if layer.problem.data_format == "NCX":
+        made = _deconv(data, layer)
+        made.set_friendly_name(tag + name)
+        return made, made.output(0)
+    axes = range(1, layer.problem.rank + 1)
+    to_last = _transposed(data, [0, *(axis + 1 for axis in axes), 1], f"{tag}last")
+    made = _deconv(to_last, layer)
+    made.set_friendly_name(tag + name)
+    return made, _transposed(made.output(0), [0, len(axes) + 1, *axes], f"{tag}first")
 
 
-def _operation(data: Any, layer: Layer) -> Any:
+def _transposed(data: Any, order: Sequence[int], name: str) -> Any:
+    node = opset13.transpose(data, opset13.constant(np.array(order, np.int64)))
+    node.set_friendly_name(name)
+    return node.output(0)
+
+
+def _deconv(data: Any, layer: Layer) -> Any:
+    """Return the operation that computes a layer, in its layout."""
+
     @lru_cache(_MOST_SHAPES)
     def output_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
         return layer.problem.at(shape).output_shape

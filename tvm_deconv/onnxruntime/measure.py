@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import onnx
 
+from tvm_deconv.bench import turns
 from tvm_deconv.frontends.onnx import Place, used
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arrays import numpy_dtype
 from tvm_deconv.problem.testing import operands
 
-#: Rounds of one run each way: at least so many, then until so many seconds are over.
+#: Rounds of a run of each: at least so many, then until so many seconds are over.
 _LEAST, _SECONDS = 5, 0.1
 
 
@@ -53,11 +53,7 @@ def gain(original: Any, ours: Any, problem: Problem) -> float:
     """Return how many times as fast as one session of a layer another is: the median of rounds in turns."""
     (value,) = original.get_inputs()
     feeds = {value.name: operands(problem).data}
-    ratios: list[float] = []
-    begin = time.perf_counter()
-    while len(ratios) < _LEAST or time.perf_counter() - begin < _SECONDS:
-        ratios.append(_seconds(original, feeds) / _seconds(ours, feeds))
-    return statistics.median(ratios)
+    return turns.gain(lambda: _seconds(original, feeds), lambda: _seconds(ours, feeds), _LEAST, _SECONDS)
 
 
 def _seconds(session: Any, feeds: Mapping[str, Any]) -> float:

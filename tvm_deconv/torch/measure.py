@@ -12,8 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-#: Rounds of one run each way: at least so many, then until so many seconds are over, and at most so many.
-_LEAST, _SECONDS, _MOST = 5, 0.5, 50
+from tvm_deconv.bench.turns import rounds
+
+#: Rounds of a run of each: at least so many, then until so many seconds are over, and at most so many.
+_LEAST, _SECONDS, _MOST = 6, 0.5, 51
 
 
 class Swappable(Protocol):
@@ -40,17 +42,15 @@ def times(run: Callable[[], object], pieces: Sequence[Swappable]) -> tuple[Times
     """Return the times of `run` and of each of the `pieces` in it, in interleaved rounds."""
     whole = Times([], [])
     parts = [Times([], []) for _ in pieces]
-    begin, rounds = time.perf_counter(), -1  # the first round warms up
     try:
-        while rounds < _LEAST or (rounds < _MOST and time.perf_counter() - begin < _SECONDS):
-            for off in (True, False) if rounds % 2 else (False, True):
+        for number in rounds(_LEAST, _SECONDS, _MOST):
+            for off in (False, True) if number % 2 else (True, False):
                 for piece in pieces:
                     piece.switched_off = off
                 seconds = _seconds(run, pieces)
-                if rounds >= 0:
+                if number:  # the first round warms up
                     for kept, spent in zip((whole, *parts), seconds, strict=True):
                         (kept.torch if off else kept.swapped).append(spent)
-            rounds += 1
     finally:
         for piece in pieces:
             piece.switched_off = False
