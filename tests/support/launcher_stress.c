@@ -547,6 +547,13 @@ static void run_turns(void) {
 static void run_keep(void) {
   enum { LARGE = 5, SMALL = 200 };
   void *blocks[SMALL];
+  for (int i = 0; i < LARGE; ++i) blocks[i] = __TVMBackendAllocWorkspace(1, 0, 100 + 5000 * i, 2, 32);
+  for (int i = 0; i < LARGE; ++i) __TVMBackendFreeWorkspace(1, 0, blocks[i]);
+  void *first = __TVMBackendAllocWorkspace(1, 0, 200, 2, 32), *second = __TVMBackendAllocWorkspace(1, 0, 200, 2, 32);
+  __TVMBackendFreeWorkspace(1, 0, first), __TVMBackendFreeWorkspace(1, 0, second);
+  check(__TVMBackendAllocWorkspace(1, 0, 200, 2, 32) == second, "the last block freed of a size is the next one taken");
+  check(__TVMBackendAllocWorkspace(1, 0, 200, 2, 32) == first, "then the one before");
+  __TVMBackendFreeWorkspace(1, 0, first), __TVMBackendFreeWorkspace(1, 0, second);
   for (int i = 0; i < LARGE; ++i) blocks[i] = __TVMBackendAllocWorkspace(1, 0, 80 << 20, 2, 32);
   for (int i = 0; i < LARGE; ++i) __TVMBackendFreeWorkspace(1, 0, blocks[i]);
   check(atomic_load(&live_bytes) < 257 << 20, "a thread keeps at most 256 MiB");

@@ -602,7 +602,8 @@ struct arena {
 };
 
 struct block {
-  size_t size; /* of what follows the header */
+  size_t size;   /* of what follows the header */
+  size_t served; /* the size that was asked for last */
 };
 
 static size_t whole_lines(size_t nbytes) { return nbytes / WORKSPACE_ALIGN * WORKSPACE_ALIGN; }
@@ -677,9 +678,15 @@ static bool free_in_lane(char *ptr) { /* by the thread that took it, in the same
 
 /* ---- workspace --------------------------------------------------------------------------------------------------- */
 
-/* Free blocks of this thread. A block freed by another thread than the one that took it changes hands. */
+/*
+ * Free blocks of this thread, the last one freed at the end. A block freed by another thread than the one that took it
+ * changes hands. Sizes lie beside the pointers: the headers are on as many pages as there are blocks.
+ */
 static _Thread_local struct {
-  struct block *blocks[WORKSPACE_BLOCKS];
+  struct free_block {
+    struct block *block;
+    size_t size, served;
+  } blocks[WORKSPACE_BLOCKS];
   int count;
   size_t bytes;
   bool registered;
@@ -687,39 +694,56 @@ static _Thread_local struct {
 
 static void free_blocks(void *unused) {
   (void)unused;
-  for (int i = 0; i < cache.count; ++i) free(cache.blocks[i]);
+  for (int i = 0; i < cache.count; ++i) free(cache.blocks[i].block);
   cache.count = 0;
   cache.bytes = 0;
   cache.registered = false;
 }
 
 static struct block *take_block(int index) {
-  struct block *block = cache.blocks[index];
-  cache.blocks[index] = cache.blocks[--cache.count];
-  cache.bytes -= block->size;
+  struct block *block = cache.blocks[index].block;
+  cache.bytes -= cache.blocks[index].size;
+  --cache.count;
+  for (int i = index; i < cache.count; ++i) cache.blocks[i] = cache.blocks[i + 1];
+  return block;
+}
+
+/*
+ * Returns a free block of at least `nbytes` bytes, or NULL. Tasks ask for the same sizes over and over, and give blocks
+ * back in reverse: so the block that they need is mostly the last one freed, else the smallest that fits.
+ */
+static struct block *reuse_block(size_t nbytes) {
+  int fit = -1;
+  for (int i = cache.count - 1; i >= 0; --i) {
+    if (cache.blocks[i].served == nbytes) return take_block(i);
+    size_t size = cache.blocks[i].size;
+    if (size >= nbytes && (fit < 0 || size < cache.blocks[fit].size)) fit = i;
+  }
+  return fit < 0 ? NULL : take_block(fit);
+}
+
+/* Makes a block of at least `nbytes` bytes. The largest of the free ones, all too small, gives way. */
+static struct block *make_block(size_t nbytes) {
+  int largest = 0;
+  for (int i = 1; i < cache.count; ++i) {
+    if (cache.blocks[i].size > cache.blocks[largest].size) largest = i;
+  }
+  if (cache.count) free(take_block(largest));
+  size_t size = (nbytes + WORKSPACE_GRAIN - 1) / WORKSPACE_GRAIN * WORKSPACE_GRAIN;
+  void *memory = NULL;
+  if (posix_memalign(&memory, WORKSPACE_ALIGN, WORKSPACE_ALIGN + size) != 0) return NULL;
+  struct block *block = memory;
+  block->size = size;
   return block;
 }
 
 static void *alloc_workspace(uint64_t nbytes) {
   void *given = alloc_in_lane(nbytes);
   if (given) return given;
-  int fit = -1, largest = -1;
-  for (int i = 0; i < cache.count; ++i) {
-    size_t size = cache.blocks[i]->size;
-    if (size >= nbytes && (fit < 0 || size < cache.blocks[fit]->size)) fit = i;
-    if (largest < 0 || size > cache.blocks[largest]->size) largest = i;
-  }
   struct block *block = NULL;
-  if (fit >= 0) {
-    block = take_block(fit);
-  } else if (nbytes <= PTRDIFF_MAX - WORKSPACE_ALIGN - WORKSPACE_GRAIN) {
-    if (largest >= 0) free(take_block(largest)); /* grow: the block that was too small gives way */
-    size_t size = (nbytes + WORKSPACE_GRAIN - 1) / WORKSPACE_GRAIN * WORKSPACE_GRAIN;
-    void *memory = NULL;
-    if (posix_memalign(&memory, WORKSPACE_ALIGN, WORKSPACE_ALIGN + size) == 0) {
-      block = memory;
-      block->size = size;
-    }
+  if (nbytes <= PTRDIFF_MAX - WORKSPACE_ALIGN - WORKSPACE_GRAIN) {
+    block = reuse_block(nbytes);
+    if (!block) block = make_block(nbytes);
   }
   if (!block) {
     char message[64];
@@ -727,6 +751,7 @@ static void *alloc_workspace(uint64_t nbytes) {
     TVMFFIErrorSetRaisedFromCStr("MemoryError", message);
     return NULL;
   }
+  block->served = nbytes;
   return (char *)block + WORKSPACE_ALIGN;
 }
 
@@ -740,7 +765,7 @@ static int free_workspace(void *ptr) {
   if (!cache.registered || cache.count == WORKSPACE_BLOCKS || block->size > WORKSPACE_KEEP - cache.bytes) {
     free(block);
   } else {
-    cache.blocks[cache.count++] = block;
+    cache.blocks[cache.count++] = (struct free_block){block, block->size, block->served};
     cache.bytes += block->size;
   }
   return 0;
