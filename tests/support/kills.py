@@ -1,6 +1,6 @@
 """Writers of tuning logs and signatures that are killed: run by `test_kills` in a process of its own, which may fork.
 
-    kills.py append|merge|sign ROUNDS SEED DIRECTORY
+    kills.py append|merge|sign|tune ROUNDS SEED DIRECTORY
 
 Every round a child does its work until it is killed, at a random moment; then what must hold is asserted. Prints how
 many unfinished files they left.
@@ -52,7 +52,7 @@ def record(number: int) -> Record:
 CPU = Cpu(name="some CPU", vendor="vendor", family=1, model=1, stepping=1, microarchitecture="zen4")
 
 
-def killed(work: Callable[[int], None], rng: random.Random) -> list[int]:
+def killed(work: Callable[[int], None], rng: random.Random, longest: float = LONGEST) -> list[int]:
     """Do `work(0)`, `work(1)`, ... in a child until it is killed; return the numbers of what it had done before."""
     theirs, ours = os.pipe()
     child = os.fork()
@@ -66,7 +66,7 @@ def killed(work: Callable[[int], None], rng: random.Random) -> list[int]:
         finally:
             os._exit(1)
     os.close(ours)
-    time.sleep(rng.random() * LONGEST)
+    time.sleep(rng.random() * longest)
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status), "the child ended by itself"
@@ -150,8 +150,12 @@ def main(what: str, rounds: str, seed: str, directory: str) -> None:
     """Kill the writers; print what was left."""
     root, rng, wanted, left = Path(directory), random.Random(int(seed)), set(), 0
     root.mkdir(exist_ok=True)
+    if what == "tune":  # which imports TVM
+        from support.killed_searches import tune as work
+    else:
+        work = {"append": append, "merge": merge, "sign": sign}[what]
     for _ in range(int(rounds)):
-        {"append": append, "merge": merge, "sign": sign}[what](root, rng, wanted)
+        work(root, rng, wanted)
         for path in root.rglob(".unfinished-*"):  # as if hours had passed
             left += 1
             os.utime(path, (0, 0))
