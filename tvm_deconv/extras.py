@@ -33,7 +33,9 @@ def _requirement(origin: dict[str, Any], extra: str) -> str:
     local = urlsplit(url).scheme == "file" and "vcs_info" not in origin
     if local:
         editable = "--editable " if origin.get("dir_info", {}).get("editable") else ""
-        return editable + shlex.quote(f"{unquote(urlsplit(url).path)}[{extra}]")
+        path = Path(unquote(urlsplit(url).path))
+        # Of a wheel that is gone, as in an image, only the name still helps.
+        return editable + shlex.quote(f"{path.name if path.suffix == '.whl' and not path.exists() else path}[{extra}]")
     if url and "vcs_info" in origin:
         version = origin["vcs_info"]
         return shlex.quote(f"{name} @ {version['vcs']}+{url}@{version['commit_id']}")

@@ -94,6 +94,10 @@ def test_compile_without_tvm_names_the_extra(tmp_path):
         ({"url": "file:///a/b%20c", "dir_info": {"editable": True}}, "pip install --editable '/a/b c[onnx]'"),
         ({"url": "file:///a/b", "dir_info": {}}, "pip install '/a/b[onnx]'"),
         (
+            {"url": "file:///gone/t-1.0-py3-none-any.whl", "archive_info": {}},
+            "pip install 't-1.0-py3-none-any.whl[onnx]'",
+        ),
+        (
             {"url": "file:///a/t-1.0-py3-none-any.whl", "archive_info": {}},
             "pip install '/a/t-1.0-py3-none-any.whl[onnx]'",
         ),
@@ -120,6 +124,7 @@ def test_how_an_extra_is_added(monkeypatch, record, said):
 
     monkeypatch.setattr(importlib.metadata, "distributions", lambda **_: [Checkout(), Installed()])
     monkeypatch.setattr(Path, "is_file", lambda _: False)
+    monkeypatch.setattr(Path, "exists", lambda path: path.parts[1] != "gone")
     assert install("onnx") == said
 
 
