@@ -111,7 +111,7 @@ def test_the_instructions(name, tmp_path):
 @needs_nvcc
 @pytest.mark.slow
 def test_every_layer_builds():
-    """All layers of the example, for 8.0 and 9.0, in all but bfloat16, channels second: an hour of one processor."""
+    """All layers of the example, for 8.0 and 9.0, in all but bfloat16, channels second: half an hour of a processor."""
     script = Path(__file__).parents[2] / "scripts" / "cuda-resources"
     command = [sys.executable, str(script), "--types", "float32", "tf32x3", "tf32", "float16"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
