@@ -43,7 +43,7 @@ def _torch(model: Any, x: Any, folder: Path, _threads: int) -> Pair:
     report = td.torch.replace(swapped, _library(td.torch.problems(swapped, [x]), folder), [x])
     left = {swap.name: swap.reason for swap in report if swap.reason}
     share = sum(swap.share or 0.0 for swap in report)
-    spent = sum(swap.share / swap.gain for swap in report if swap.share and swap.gain)
+    spent = sum(swap.share / (1 if swap.reason else swap.gain) for swap in report if swap.share and swap.gain)
     gain = share / spent if spent else None
     return Pair(lambda: model(x), lambda: swapped(x), len(report) - len(left), left, lambda: (share, gain))
 

@@ -1,17 +1,23 @@
-"""Calls of PyTorch's conv_transpose1d, 2d and 3d in the forward of a module, taken by a TorchFunctionMode.
+"""Calls of PyTorch's conv_transpose1d, 2d and 3d in the forward of a module.
 
-The mode is on while that forward runs, in evaluation mode, and not in compiled programs. It takes the calls that were
-seen when the module was swapped; PyTorch computes all others. Filters may be made anew for each call: they are compared
-with a copy of the one that was packed.
+While such a forward runs, in evaluation mode and not in compiled programs, other functions stand under the names of
+these in `torch` and `torch.nn.functional`. They compute the calls that were seen when the module was swapped; PyTorch
+computes all others, and those of other threads. A module that keeps the functions under names of its own is run in a
+TorchFunctionMode instead, which costs microseconds for every operator of the forward.
+
+Filters may be made anew for each call: they are compared with a copy of the one that was packed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from tvm_deconv.errors import NoArtifactError
@@ -33,14 +39,19 @@ class _Kept(NamedTuple):
 
 
 class Calls:
-    """The calls in the forward of one module that artifacts of a library compute."""
+    """The calls in the forward of one module that artifacts of a library compute.
+
+    `taken` counts them. They are taken by the names of the functions unless `by_name` is false.
+    """
 
     def __init__(self, owner: nn.Module, library: str) -> None:
         self.parts: tuple[nn.Module, ...] = (owner,)
         self.switched_off = False
+        self.by_name = True
+        self.taken = 0
         self._library = library
         self._known: set[tuple[tuple[int, ...], Attributes]] = set()
-        self._kept: list[tuple[tuple[Any, ...], _Kept]] = []
+        self._kept: list[tuple[Hashable, _Kept]] = []
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_kept": []}
@@ -89,27 +100,36 @@ class Calls:
         dilation: int | Sequence[int] = 1,
     ) -> Tensor:
         """Compute a call, by an artifact if there is one."""
-        numbers = (stride, padding, output_padding, groups, dilation)
+        numbers = tuple(
+            tuple(n) if isinstance(n, list) else n for n in (stride, padding, output_padding, groups, dilation)
+        )
         eager = is_eager(input) and not is_transformed() and not is_autocast(input)
         if eager and input.dim() == weight.dim() and input.shape[0] and not is_recorded(input, (weight, bias)):
-            steps, pads, more, spread = (
-                broadcast("axes", numbers[place], weight.dim() - 2, 0) for place in (0, 1, 2, 4)
-            )
-            a = Attributes(0.0, steps, pads, more, spread, groups, str(Epilogue(bias is not None)), self._library)
-            if (tuple(weight.shape), a) in self._known:
-                layer = self._layer(input, Parameters(weight, bias), a)
-                if layer is not None:
-                    return by_layer(input, layer)
+            layer = self._layer(input, Parameters(weight, bias), numbers)
+            if layer is not None:
+                return by_layer(input, layer)
         return function(input, weight, bias, *numbers)
 
-    def _layer(self, input: Tensor, parameters: Parameters, a: Attributes) -> Layer | None:
-        key = (input.shape, channels_last(input), input.dtype, a)
+    def _layer(self, input: Tensor, parameters: Parameters, numbers: tuple[Any, ...]) -> Layer | None:
+        """Return the layer of a call, None if PyTorch computes it."""
+        last = not input.is_contiguous() and channels_last(input)
+        key = (input.shape, last, input.dtype, numbers)
         for known, kept in self._kept:
             if known == key and all(map(equal, kept.operands, parameters[:2])):
+                self.taken += 1
                 return kept.layer
+        stride, padding, output_padding, groups, dilation = numbers
+        rank, bias = parameters.weight.dim() - 2, parameters.bias is not None
+        steps, pads, more, spread = (
+            broadcast("axes", axis, rank, 0) for axis in (stride, padding, output_padding, dilation)
+        )
+        a = Attributes(0.0, steps, pads, more, spread, groups, str(Epilogue(bias)), self._library)
+        if (tuple(parameters.weight.shape), a) not in self._known:
+            return None
         layer = bound(input, parameters, a, fallback=True)
         copies = tuple(None if tensor is None else tensor.detach().clone() for tensor in parameters[:2])
         self._kept = [*self._kept[-MOST_LAYERS + 1 :], (key, _Kept(layer, copies))]
+        self.taken += 1
         return layer
 
 
@@ -120,6 +140,62 @@ def _signature(problem: Problem, library: str) -> tuple[tuple[int, ...], Attribu
     more = tuple(extent - whole + 2 * pad for extent, whole, pad in axes)
     numbers = (problem.strides, problem.pads_begin, more, problem.dilations, problem.groups)
     return shape, Attributes(0.0, *numbers, str(problem.epilogue), library)
+
+
+class _Running(threading.local):
+    """The `calls` of the innermost module whose forward runs in this thread."""
+
+    calls: Calls | None = None
+
+
+_running = _Running()
+
+
+class _Names:
+    """The names of the functions, which others have while a forward runs in some thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+
+    @contextlib.contextmanager
+    def of(self, calls: Calls) -> Iterator[None]:
+        """Let `calls` take the calls of this thread."""
+        outer, _running.calls = _running.calls, calls
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                _name(_TAKING)
+        try:
+            yield
+        finally:
+            _running.calls = outer
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    _name(_FUNCTIONS)
+
+
+def _name(functions: Sequence[Callable[..., Tensor]]) -> None:
+    for original, function in zip(_FUNCTIONS, functions, strict=True):
+        for module in (torch, functional):
+            setattr(module, original.__name__, function)
+
+
+def _taking(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function that lets the calls of this thread be taken."""
+
+    def taking(*arguments: Any, **keywords: Any) -> Tensor:
+        calls = _running.calls
+        if calls is None:
+            return function(*arguments, **keywords)
+        return calls.compute(function, *arguments, **keywords)
+
+    return taking
+
+
+_TAKING = tuple(map(_taking, _FUNCTIONS))
+_names = _Names()
 
 
 class _Mode(TorchFunctionMode):  # type: ignore[misc]
@@ -144,5 +220,5 @@ class Calling(Derived):
         forward = super().forward  # type: ignore[misc]
         if module.training or self._calls.switched_off or torch.compiler.is_compiling():
             return forward(*arguments, **keywords)
-        with _Mode(self._calls):
+        with _names.of(self._calls) if self._calls.by_name else _Mode(self._calls):
             return forward(*arguments, **keywords)

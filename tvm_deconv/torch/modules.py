@@ -6,7 +6,7 @@ import dataclasses
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -118,11 +118,12 @@ class Report(tuple[Swap, ...]):
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A layer that could be swapped: with the modules `parts`, the layer first, or by the calls of `owner`."""
+    """A layer that could be swapped: with the modules `parts`, the layer first, or by `calls` in that of `owner`."""
 
     swap: Swap
     parts: tuple[nn.Module, ...] = ()
     owner: nn.Module | None = None
+    calls: int = 0
     follower: Follower | None = None
 
 
@@ -216,7 +217,9 @@ def replace(
     try:
         for piece in plan.pieces:
             piece.install()
-        return plan.measured(report, model, inputs) if measure and plan.pieces else report
+        run = _runner(model, inputs)
+        plan.name(run)
+        return plan.measured(report, run) if measure and plan.pieces else report
     except BaseException:
         plan.remove(plan.pieces)
         raise
@@ -230,6 +233,7 @@ class _Plan:
         self._library = library
         self._fallback = fallback
         self._rows: list[Fusion | Calls | None] = []
+        self._calls = Counter[Calls]()
 
     def add(self, candidate: _Candidate) -> Swap:
         """Add a layer if artifacts serve it, and return its row."""
@@ -244,6 +248,8 @@ class _Plan:
                 piece = None
             elif piece not in self.pieces:
                 self.pieces.append(piece)
+            if isinstance(piece, Calls):
+                self._calls[piece] += candidate.calls
         self._rows.append(piece)
         return swap
 
@@ -261,15 +267,15 @@ class _Plan:
                 piece.remove()
             self.pieces.remove(piece)
 
-    def measured(self, report: Report, model: nn.Module, inputs: Sequence[Inputs]) -> Report:
+    def name(self, run: Callable[[], None]) -> None:
+        """Take calls of functions by their names, where `run` calls all of them so."""
+        if self._calls:
+            run()
+        for piece, calls in self._calls.items():
+            piece.by_name = piece.taken >= calls
+
+    def measured(self, report: Report, run: Callable[[], None]) -> Report:
         """Leave the layers that artifacts do not make faster, and return the report with what was measured."""
-        calls = [arguments_in(given) for given in inputs]
-
-        def run() -> None:
-            with torch.no_grad():
-                for arguments, keywords in calls:
-                    model(*arguments, **keywords)
-
         whole, parts = times(run, self.pieces)
         median = statistics.median(whole.torch)
         by_piece = dict(zip(self.pieces, parts, strict=True))
@@ -290,6 +296,18 @@ class _Plan:
                 swap = dataclasses.replace(swap, reason=reason, share=share, gain=spent.gain)
             rows.append(swap)
         return Report(rows, whole.gain if self.pieces else 1.0)
+
+
+def _runner(model: nn.Module, inputs: Sequence[Inputs]) -> Callable[[], None]:
+    """Return a function that runs a model on its inputs."""
+    calls = [arguments_in(given) for given in inputs]
+
+    def run() -> None:
+        with torch.no_grad():
+            for arguments, keywords in calls:
+                model(*arguments, **keywords)
+
+    return run
 
 
 def _candidates(model: nn.Module, traced: Trace) -> list[_Candidate]:
@@ -359,7 +377,9 @@ def _calling(seen: list[_Seen], owner: nn.Module) -> _Candidate:
         reason = f"is a call in {type(owner).__name__}, which is no module of Python code: call conv_transpose there"
     asked = tuple(dict.fromkeys(bare for _, bare in seen if bare is not None))
     left = first.fused
-    return _Candidate(Swap(first.name, first.operator, () if reason else asked, (), (), left, reason), owner=owner)
+    return _Candidate(
+        Swap(first.name, first.operator, () if reason else asked, (), (), left, reason), owner=owner, calls=len(seen)
+    )
 
 
 def _absorbing(
