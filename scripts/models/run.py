@@ -27,10 +27,11 @@ _PAUSE = 0.05
 class Timed:
     """A model in a framework, on a number of threads: median seconds of a call as it is, and with artifacts.
 
-    `swapped` of `layers` transposed convolutions ran on artifacts; `left` are the others, with the reasons. `deviation`
-    is the largest difference between the outputs, as a part of the largest element. `share` is the part of the
-    original's time that transposed convolutions take, and `gain` how many times as fast artifacts are in them; None
-    where the framework does not tell.
+    `ratio` is how many times as fast the model is with artifacts, the median of the turns. `swapped` of `layers`
+    transposed convolutions ran on artifacts; `left` are the others, with the reasons. `deviation` is the largest
+    difference between the outputs, as a part of the largest element. `share` is the part of the original's time that
+    transposed convolutions take, and `gain` how many times as fast artifacts are in them; None where the framework does
+    not tell.
     """
 
     model: str
@@ -38,17 +39,13 @@ class Timed:
     threads: int
     original: float
     ours: float
+    ratio: float
     swapped: int
     layers: int
     deviation: float
     share: float | None = None
     gain: float | None = None
     left: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def ratio(self) -> float:
-        """How many times as fast the model is with artifacts."""
-        return self.original / self.ours
 
     @property
     def expected(self) -> float | None:
@@ -78,14 +75,16 @@ def timed(model: Model, framework: str, threads: int, seconds: float, keep: Path
         pair = PAIRS[framework](made, x, folder, threads)
         expected, found = (np.asarray(call(), np.float64) for call in (pair.original, pair.ours))
         deviation = float(np.abs(found - expected).max() / np.abs(expected).max())
-        original, ours = _turns(pair, seconds)
+        times = _turns(pair, seconds)
         share, gain = pair.profile()
     of = pair.swapped, pair.swapped + len(pair.left)
-    return Timed(model.name, framework, threads, original, ours, *of, deviation, share, gain, pair.left)
+    return Timed(model.name, framework, threads, *times, *of, deviation, share, gain, pair.left)
 
 
-def _turns(pair: Pair, seconds: float) -> tuple[float, float]:
-    """Return the medians of both calls, which take turns; each follows a pause and a call that is not counted.
+def _turns(pair: Pair, seconds: float) -> tuple[float, float, float]:
+    """Return the medians of both calls, which take turns, and of their ratio.
+
+    Each call follows a pause and one that is not counted.
 
     In the pause the other's threads fall asleep: those of ONNX Runtime spin for 40 ms after a call.
     """
@@ -98,7 +97,8 @@ def _turns(pair: Pair, seconds: float) -> tuple[float, float]:
             begin = time.perf_counter()
             call()
             times.append(time.perf_counter() - begin)
-    return statistics.median(found[0]), statistics.median(found[1])
+    ratios = [original / ours for original, ours in zip(*found, strict=True)]
+    return statistics.median(found[0]), statistics.median(found[1]), statistics.median(ratios)
 
 
 def table(rows: list[Timed]) -> str:
