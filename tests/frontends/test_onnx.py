@@ -271,6 +271,43 @@ def test_constant_nodes_identity_and_cast(tmp_path):
     assert layer.filter.dtype == np.float32
 
 
+#: Shapes that the nodes below give to one filter of [1, 1, 3, 2].
+EXPANDED = {
+    "all channels": ([4, 1, 1, 1], (4, 1, 3, 2)),
+    "kept extents": ([4, 1, -1, -1], (4, 1, 3, 2)),
+    "more taps": ([4, 1, 3, 4], None),
+    "no extent": ([4, 0, 3, 2], None),
+    "many": ([1 << 40, 1, 3, 2], "too many"),
+    "many axes": ([1] * 9, None),
+}
+
+
+@pytest.mark.parametrize("case", EXPANDED)
+def test_filters_that_are_expanded(case, tmp_path):
+    """PyTorch's exporter writes `filter.expand(4, -1, -1, -1)` so: extents of -1 are replaced by 1."""
+    shape, expected = EXPANDED[case]
+    ones = numpy_helper.from_array(np.ones(1, np.int64))
+    nodes = [
+        ("ConstantOfShape", "rank", "ones", {"value": ones}), ("Mul", "ones minus", "unknown", {}),
+        ("Equal", "shape unknown", "kept", {}), ("Where", "kept ones shape", "extents", {}),
+        ("Expand", "taps extents", "w", {}), ("ConvTranspose", "x w", "u", UP | {"group": 4}), ("Relu", "u", "y", {}),
+    ]  # fmt: skip
+    constants = {
+        "rank": np.int64([len(shape)]), "minus": np.int64(-1), "shape": np.int64(shape), "taps": uniform(1, 1, 3, 2),
+    }  # fmt: skip
+    path = save(tmp_path, nodes, constants)
+    if expected == "too many":
+        with pytest.raises(SourceError, match="all constants of the layers"):
+            scan(path)
+    elif expected is None:
+        (layer,) = scan(path)
+        assert layer.filter is None
+        assert "filter" in layer.reason
+    else:
+        layer = check(path, Epilogue(activation="relu"), 1)
+        assert layer.filter.shape == expected
+
+
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
 @pytest.mark.parametrize("axis", [None, 1, -3, 0])
 @pytest.mark.parametrize("zero", [False, True])

@@ -1,14 +1,15 @@
 """ONNX models: ConvTranspose, read with the onnx package.
 
-Shapes come from ONNX's own shape inference, constants from initializers and Constant nodes, also through Identity and
-Cast. Functions of the opset of the model are inlined, and the bodies of If, Loop and Scan are scanned too. External
-data may lie in the folder of the model and below it, nowhere else.
+Shapes come from ONNX's own shape inference, constants from initializers and Constant nodes, also through Identity,
+Cast and Expand. Functions of the opset of the model are inlined, and the bodies of If, Loop and Scan are scanned too.
+External data may lie in the folder of the model and below it, nowhere else.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections import ChainMap
 from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
@@ -67,8 +68,10 @@ _CONSTANTS = _DTYPES | {
 _FIRST_OPSET = 7
 #: The most nodes that a constant is followed through; it bounds cycles too.
 _LONGEST_PATH = 8
-#: The operators on constants that are followed.
-_FOLLOWED = ("Cast", "Identity", "DequantizeLinear")
+#: The operators on constants that are followed: those that make filters, and those that make shapes of a few numbers.
+_FOLLOWED = ("Cast", "Identity", "DequantizeLinear", "Expand")
+_OF_SHAPES: dict[str, Callable[..., Array]] = {"Equal": np.equal, "Mul": np.multiply, "Where": np.where}
+_MOST_AXES = 8
 
 #: an unknown extent is a string, extents of unknown rank are None
 _Extents: TypeAlias = tuple[int | str, ...] | None
@@ -332,7 +335,8 @@ class _Graph:
 
     def _problem(self, node: onnx.NodeProto) -> Problem | str:
         """Return the problem of a transposed convolution, or the reason why it is not covered."""
-        known = self._types.get(node.input[1], _UNKNOWN)[1]
+        constant = self._constant(node.input[1])
+        known = self._types.get(node.input[1], _UNKNOWN)[1] if constant is None else constant.shape
         filter = tuple(extent for extent in known or () if isinstance(extent, int))
         if known is None or len(filter) != len(known):
             return f"filter has a dynamic shape: {_shown(known)} is known of it"
@@ -404,7 +408,7 @@ class _Graph:
         if node.op_type == "Constant":
             value = self._attributes(node).get("value")
             return self._tensors.of(value) if isinstance(value, onnx.TensorProto) else None
-        if node.op_type not in _FOLLOWED or node.domain not in _DOMAINS:
+        if node.domain not in _DOMAINS or node.op_type not in {*_FOLLOWED, *_OF_SHAPES, "ConstantOfShape"}:
             return None
         values = [self._constant(tensor, depth + 1) if tensor else None for tensor in node.input]
         if not values or values[0] is None:
@@ -412,6 +416,10 @@ class _Graph:
         attributes = self._attributes(node)
         if node.op_type == "Identity":
             return values[0]
+        if node.op_type == "Expand":
+            return self._expanded(values[0], values[1] if len(values) == 2 else None)
+        if node.op_type not in _FOLLOWED:
+            return self._of_shapes(node, values)
         if node.op_type == "Cast":
             type = _CONSTANTS.get(attributes.get("to", 0))
             return None if type is None else self._tensors.constants.cast(values[0], type)
@@ -421,6 +429,35 @@ class _Graph:
             return None
         self._tensors.constants.take(8 * value.size)
         return dequantized(value, scale, zero, attributes.get("axis", 1))
+
+    def _of_shapes(self, node: onnx.NodeProto, values: Sequence[Array | None]) -> Array | None:
+        """Return what a node makes of constants that are shapes; None if they are not, or do not fit."""
+        known = [
+            value for value in values if value is not None and value.dtype.kind in "bi" and value.size <= _MOST_AXES
+        ]
+        try:
+            if len(known) != len(values):
+                return None
+            if node.op_type != "ConstantOfShape":
+                return _OF_SHAPES[node.op_type](*known)
+            (extents,), value = known, self._attributes(node).get("value")
+            fill = self._tensors.of(value) if isinstance(value, onnx.TensorProto) else None
+            if fill is None or extents.shape != (1,) or not 0 <= extents[0] <= _MOST_AXES:
+                return None
+            return np.full(int(extents[0]), fill.reshape(()))
+        except (ValueError, TypeError):
+            return None
+
+    def _expanded(self, value: Array, shape: Array | None) -> Array | None:
+        """Return a constant in a shape that it broadcasts to; None if it does not."""
+        if shape is None or shape.ndim != 1 or shape.size > _MOST_AXES or (shape < 1).any():
+            return None
+        try:
+            whole = np.broadcast_shapes(value.shape, tuple(map(int, shape)))
+        except ValueError:
+            return None
+        self._tensors.constants.take(math.prod(whole) * value.itemsize)
+        return np.ascontiguousarray(np.broadcast_to(value, whole))
 
     def _note(self, node: onnx.NodeProto, problem: Problem, filter: Array | None) -> str:
         """Return what is to be said of a layer that is covered: types that the model stores, a filter of run time."""
