@@ -5,6 +5,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.strategies import problems
 
 from tvm_deconv import Problem
 from tvm_deconv.compute.phases import Geometry, axis_phases, axis_rows
@@ -101,6 +102,64 @@ def test_taps_of_all_phases(given):
         for axis in given
     )
     assert Geometry.of(problem).taps == expected
+
+
+def check_axis(axis, uncropped, data, kernel, stride, dilation, pad, output, dynamic):
+    """An axis of a geometry is split where the definition says, from the side that makes fewer runs."""
+    if dynamic:
+        output = max(output, stride)
+    elif data == 1:  # the least stride past all indices of the uncropped output
+        stride = 1 + max(pad + max(output, 1) - 1, (kernel - 1) * dilation)
+        assert all(run.taps == 1 for run in axis.runs)
+    cropped, whole = (axis_phases(kernel, stride, dilation, pad, max(output, 1), shift) for shift in (0, pad % stride))
+    better = uncropped and len(whole.runs) < len(cropped.runs)
+    assert axis == (whole if better else cropped)
+
+
+def check_geometry(problem, uncropped):
+    geometry = Geometry.of(problem, uncropped)
+    missing = 3 - problem.rank
+    dynamic = [False] * missing + [axis in problem.dynamic_axes for axis in range(problem.rank)]
+    assert geometry.dynamic == tuple(dynamic)
+    assert geometry.batch == (problem.batch or 1)
+    assert (geometry.groups, geometry.in_channels, geometry.out_channels) == (
+        problem.groups, problem.in_channels, problem.out_channels,
+    )  # fmt: skip
+    ones, zeros = (1,) * missing, (0,) * missing
+    data, kernel, strides, dilations = (
+        ones + values for values in (problem.data_spatial, problem.kernel, problem.strides, problem.dilations)
+    )
+    pads, outputs = zeros + problem.pads_begin, ones + problem.output_spatial
+    assert (geometry.data, geometry.kernel) == (data, kernel)
+    assert geometry.output == tuple(
+        max(y, s if variable else 1) for y, s, variable in zip(outputs, strides, dynamic, strict=True)
+    )
+    for each in zip(geometry.axes, data, kernel, strides, dilations, pads, outputs, dynamic, strict=True):
+        check_axis(each[0], uncropped, *each[1:])
+    assert geometry.uncropped == any(axis.shift for axis in geometry.axes)
+
+
+@given(problems(epilogue=False), st.booleans())
+def test_the_geometry_of_a_problem(problem, uncropped):
+    check_geometry(problem, uncropped)
+
+
+@pytest.mark.parametrize("uncropped", [False, True])
+@pytest.mark.parametrize(
+    ("data", "output"),
+    [
+        (([1],), ("any+2",)),
+        (([1], 5), ("any+2", 17)),
+        ((1, [1]), (2, "any+2")),
+        (([1], [1]), ("any+2", "any+3")),
+    ],
+)
+def test_every_phase_of_a_dynamic_axis_is_computed(data, output, uncropped):
+    """Even where the representative call, of one element here, has fewer outputs than there are phases."""
+    three, four, one = ((value,) * len(data) for value in (3, 4, 1))
+    problem = Problem(0, 2, 3, 5, data, three, four, one, one, output)
+    assert min(problem.output_spatial) < 4
+    check_geometry(problem, uncropped)
 
 
 def test_an_axis_without_taps_reads_nothing():
