@@ -11,6 +11,7 @@ list is in order of preference; tests take their cases from it.
 from __future__ import annotations
 
 import abc
+import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,12 +119,28 @@ class Workspace:
     shared_bytes: int = 0
 
 
+@dataclass(frozen=True)
+class Linked:
+    """A library that was made: the digest of its kernels' `code`, and reasons not to measure it.
+
+    What is compiled or written in the same way by other versions has the same digest, of 16 hexadecimal digits.
+    """
+
+    code: str
+    refused: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(code: bytes, refused: Sequence[str] = ()) -> Linked:
+        """Return the facts of a library with the kernels `code`."""
+        return Linked(hashlib.sha256(code).hexdigest()[:16], tuple(refused))
+
+
 class Toolchain(abc.ABC, Generic[TargetT]):
     """The compilers of a backend on this machine, with files that all builds share. It can be pickled."""
 
     @abc.abstractmethod
-    def link(self, functions: Mapping[str, PrimFunc], target: TargetT, path: Path) -> list[str]:
-        """Compile `functions` to a library at `path` that exports them; return reasons not to measure it.
+    def link(self, functions: Mapping[str, PrimFunc], target: TargetT, path: Path) -> Linked:
+        """Compile `functions` to a library at `path` that exports them.
 
         Raises BuildError, RuntimeError, ValueError.
         """

@@ -136,6 +136,32 @@ def test_the_digest_of_sources_is_in_recipe_and_stamp(monkeypatch):
 
 # ---- the code of kernels ----
 
+
+def kernel_digests(package):
+    """The digests of the kernels of a copied package, by backend."""
+    program = "from tvm_deconv.compiler.fingerprint import kernel_digest as of; print(of('x86'), of('cuda'))"
+    environment = {"PYTHONPATH": str(package.parent), "PATH": ""}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=package, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_records_outlive_a_change_of_another_backend(package):
+    before = kernel_digests(package)
+    for name, changed in {
+        "schedules/cuda/tiles.py": [False, True],
+        "schedules/x86/algorithms/matrix.py": [True, False],
+        "schedules/x86/row_copy.ll": [True, False],
+        "schedules/contract.py": [True, True],
+        "compute/phases.py": [True, True],
+    }.items():
+        with (package / name).open("a") as file:
+            file.write("NOTHING = 1\n")
+        after = kernel_digests(package)
+        assert [one != other for one, other in zip(before, after, strict=True)] == changed, name
+        before = after
+
+
 MODULE = '''
 """A module."""
 

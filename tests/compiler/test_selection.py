@@ -175,14 +175,14 @@ def test_a_verdict_needs_these_kernels_the_default_beside_it_and_such_a_machine(
 
 
 def test_the_default_decides_where_nothing_was_faster():
-    level = record(SMALL, cheap(), default_ratio=1.009, sources=kernel_digest())
+    level = record(SMALL, cheap(), default_ratio=1.009, sources=kernel_digest("x86"))
     (found,), _ = choice_of(SMALL, level)
     assert (found.schedule, found.origin) == (None, "tuned")
     assert found.reason.startswith("the default: nothing was faster")
     assert choice_of(SMALL, msgspec.structs.replace(level, default_ratio=1.011))[0][0].schedule == cheap()
     assert choice_of(OTHER, level)[0] == [DEFAULT]  # nor is it adapted
     # The default of all algorithms is not that of some.
-    other = record(SMALL, dear(), sources=kernel_digest())
+    other = record(SMALL, dear(), sources=kernel_digest("x86"))
     assert choice_of(SMALL, level, algorithms=(cheap().algorithm,))[0][0].schedule == cheap()
     assert choice_of(SMALL, other, algorithms=(dear().algorithm,))[0][0].schedule == dear()
 

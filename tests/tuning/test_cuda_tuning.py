@@ -333,7 +333,7 @@ def test_a_tournament_without_a_compiler(tmp_path, monkeypatch):
     assert all((record.host, record.seed, record.error) == ("Shim GPU", 5, "") for record in found)
     assert found[0].default_ratio == 1.0
     assert all(record.seconds > 0 for record in found)
-    assert {record.sources for record in found} == {kernel_digest()}
+    assert {record.sources for record in found} == {kernel_digest("cuda")}
     assert all(record.error for record in records.by_problem[other])
 
 

@@ -160,11 +160,10 @@ def prune(directory: Path, target: str | None, keep: int, as_json: bool) -> None
 @KEYS
 @JSON
 def remeasure(directory: Path, target: str | None, jobs: int | None, threads: int, keys: bool, as_json: bool) -> None:
-    """Measure the records in DIRECTORY again on this machine.
+    """Renew the records in DIRECTORY for these kernels on this machine.
 
-    They take turns with the default, and the new records are kept there. Without --target, of every level of CPUs that
-    this machine runs. An interrupted run continues with the same command: problems that are done by these kernels on
-    this CPU are not measured again.
+    Records of which all code is what was measured on such a CPU stay as they are. Others take turns with the default.
+    Without --target, of every level of CPUs that this machine runs. An interrupted run continues with the same command.
     """
     from tvm_deconv.tuning.remeasure import remeasure as run
 
@@ -193,6 +192,7 @@ def remeasure(directory: Path, target: str | None, jobs: int | None, threads: in
             echo_json([_remeasured_as_json(one) for one in found])
         else:
             _remeasured(directory, found, keys).show()
+        echo_warnings(warning for one in found for warning in one.warnings)
 
 
 def _remeasured_as_json(one: Remeasured) -> dict[str, object]:
@@ -204,6 +204,7 @@ def _remeasured_as_json(one: Remeasured) -> dict[str, object]:
         "record_seconds": one.best.seconds if one.best else None,
         "default_ratio": (one.best.default_ratio or None) if one.best else None,
         "kept": one.kept,
+        "status": one.status,
     }
 
 
@@ -215,7 +216,7 @@ def _remeasured(directory: Path, found: Sequence[Remeasured], keys: bool) -> Tab
         Column("algorithm"),
     ]
     columns += [Column("default ms", True, True), Column("record ms", True), Column("default / record", True)]
-    table = Table(f"{directory}: {len(found)} problems", [*columns, Column("kept", True)])
+    table = Table(f"{directory}: {len(found)} problems", [*columns, Column("status", True), Column("kept", True)])
     for one in found:
         best, default = one.best, one.default
         table.add(
@@ -225,6 +226,7 @@ def _remeasured(directory: Path, found: Sequence[Remeasured], keys: bool) -> Tab
             milliseconds(default.seconds if default else None),
             milliseconds(best.seconds if best else None),
             f"{best.default_ratio:.2f}" if best and best.default_ratio else "",
+            one.status,
             one.kept,
         )
     return table

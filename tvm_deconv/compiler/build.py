@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
-import math
 import os
 import tempfile
 import time
@@ -33,7 +32,7 @@ from tvm_deconv.compiler.selection import (
     algorithms_for,
     checked_algorithms,
     choices_for,
-    cost_of,
+    in_space,
     named,
     plan_of,
 )
@@ -329,11 +328,8 @@ def _check_space(problem: Problem, target: Target, schedule: Schedule) -> None:
 
     A log may hold anything: plans that nobody would try can keep a compiler busy for hours.
     """
-    algorithm = named(schedule.algorithm)
-    for searched in map(get, target.logs):
-        if algorithm.supports(problem, searched) and math.isfinite(cost_of(problem, schedule, searched)):
-            return
-    raise ProblemError("knobs", dict(schedule.knobs), f"are of no plan of {algorithm.name} worth trying here")
+    if not any(in_space(problem, schedule, get(name)) for name in target.logs):
+        raise ProblemError("knobs", dict(schedule.knobs), f"are of no plan of {schedule.algorithm} worth trying here")
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,6 @@ from tvm_deconv.targets import Target
 if TYPE_CHECKING:
     from tvm_deconv.compiler.selection import Choice
 
-#: The packages whose code decides a kernel, once its problem and its plan are given.
-_KERNELS = ("compute", "schedules")
 _TVM = ("apache-tvm", "apache-tvm-ffi")
 
 
@@ -56,9 +54,13 @@ def _facts(target: Target) -> list[tuple[str, object]]:
 
 
 @cache
-def kernel_digest() -> str:
-    """Return the digest of the code that decides kernels, the `sources` of tuning records: 12 hexadecimal digits."""
-    return code_digest(files_of(_KERNELS))
+def kernel_digest(backend: str) -> str:
+    """Return the digest of the code that decides kernels, the `sources` of tuning records: 12 hexadecimal digits.
+
+    It is of the definitions, of the schedules of one backend and of what all schedules share.
+    """
+    shared = [path for path in files_of(["schedules"]) if path.parent.name == "schedules"]
+    return code_digest([*files_of(["compute", f"schedules.{backend}"]), *shared])
 
 
 def code_digest(files: Iterable[Path]) -> str:

@@ -86,7 +86,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     alone in records of CUDA devices, and in old ones of CPUs.
 
     `default_ratio` is the time of the default schedule by that of this one, where both took turns: above 1 it is
-    faster. None means that they did not.
+    faster. None means that they did not. `code` is the digest of the code that was measured, `default_code` that of
+    the default it took turns with; both are empty in old records.
     """
 
     problem: str
@@ -105,6 +106,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     versions: dict[str, str]
     when: str
     default_ratio: float | None = None
+    code: str = ""
+    default_code: str = ""
 
     @property
     def schedule(self) -> Schedule:

@@ -109,6 +109,12 @@ def cost_of(problem: Problem, schedule: Schedule, target: Target) -> float:
     return _cost_of_plan(problem, algorithm, plan, target)
 
 
+def in_space(problem: Problem, schedule: Schedule, target: Target) -> bool:
+    """Return whether a search for `target` could find `schedule`."""
+    algorithm = named(schedule.algorithm)
+    return algorithm.supports(problem, target) and math.isfinite(cost_of(problem, schedule, target))
+
+
 def _cost_of_plan(problem: Problem, algorithm: AnyAlgorithm, plan: Plan, target: Target) -> float:
     return next((cost for cost, option in algorithm.candidates(problem, target) if option == plan), math.inf)
 
@@ -309,7 +315,7 @@ def leaders(
     """
     groups = (group for key in records.of_convolution(problem) for group in records.groups(key))
     found = [record for group in groups if (record := _leader(group, algorithms, warnings))]
-    return sorted(found, key=lambda record: (records.apart(record), record.sources != kernel_digest()))
+    return sorted(found, key=lambda record: (records.apart(record), not is_of_today(record)))
 
 
 def fitted(problem: Problem, target: Target, record: Record) -> Schedule:
@@ -348,9 +354,14 @@ def _recorded(
     return None
 
 
+def is_of_today(record: Record) -> bool:
+    """Return whether the kernels that a record was measured with are those of this version."""
+    return record.sources == kernel_digest(get(record.target).backend)
+
+
 def _is_verdict(records: Records, record: Record, algorithms: Collection[str] | None) -> bool:
     """Return whether a record says what is fastest here: by these kernels, on such a machine, beside the default."""
-    here = record.sources == kernel_digest() and records.apart(record) == 0
+    here = is_of_today(record) and records.apart(record) == 0
     return here and (record.default_ratio is not None or algorithms is not None)
 
 
@@ -362,7 +373,7 @@ def _description(problem: Problem, records: Records, record: Record) -> str:
         text = f"the record of this convolution with the epilogue {epilogue}"
     if records.apart(record) > 0:
         text += f", measured on {record.microarchitecture or 'an unknown CPU'}"
-    return text if record.sources == kernel_digest() else f"{text}, made by other kernels"
+    return text if is_of_today(record) else f"{text}, made by other kernels"
 
 
 def _choices_of_variants(

@@ -27,7 +27,7 @@ class Built:
     """A compiled candidate: the library with "deconv", the one with "pack", and the elements that "pack" fills.
 
     The elements have `packed_dtype`. "deconv" takes a workspace of `workspace_elements` as an argument, if there are
-    any. The build took `seconds` of processor time.
+    any. `code` is the digest of the code of "deconv". The build took `seconds` of processor time.
     """
 
     deconv: Path
@@ -35,6 +35,7 @@ class Built:
     packed_elements: int
     packed_dtype: str
     workspace_elements: int = 0
+    code: str = ""
     seconds: float = 0.0
 
 
@@ -61,15 +62,18 @@ class Builder:
             self._link({"pack": kernel.pack}, pack)
         self._count += 1
         deconv = self._scratch / f"deconv-{os.getpid()}-{self._count}.so"
-        self._link({"deconv": kernel.deconv}, deconv)
-        facts = kernel.packed_elements, kernel.packed_dtype, kernel.workspace_elements
+        code = self._link({"deconv": kernel.deconv}, deconv)
+        facts = kernel.packed_elements, kernel.packed_dtype, kernel.workspace_elements, code
         return Built(deconv, pack, *facts, time.process_time() - start)
 
-    def _link(self, functions: dict[str, Any], path: Path) -> None:
+    def _link(self, functions: dict[str, Any], path: Path) -> str:
+        """Compile `functions` to a library at `path`; return the digest of their code."""
         temporary = path.with_suffix(f".{os.getpid()}.so")
-        for reason in self._toolchain.link(functions, self._target, temporary):
+        linked = self._toolchain.link(functions, self._target, temporary)
+        for reason in linked.refused:
             raise Refusal(reason)
         temporary.replace(path)
+        return linked.code
 
 
 class BuilderPool:

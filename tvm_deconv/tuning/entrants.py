@@ -65,7 +65,11 @@ def _prepared(directory: Path) -> list[Match]:
     """Return what a directory has of these kernels already."""
     if not (directory / LIST).exists():
         return []
-    return [match for match in read(directory) if match.entrants[0].record["sources"] == kernel_digest()]
+    return [match for match in read(directory) if match.entrants[0].record["sources"] == _sources(match.target)]
+
+
+def _sources(target: str) -> str:
+    return kernel_digest(get(target).backend)
 
 
 def choose(problem: Problem, target: Target, plans: int) -> list[Schedule]:
@@ -90,7 +94,7 @@ def _match(
         "problem": key,
         "target": target.name,
         "threads": 1,
-        "sources": kernel_digest(),
+        "sources": _sources(target.name),
         "commit": commit(),
         "seed": seed,
         "versions": versions(),
@@ -102,6 +106,6 @@ def _match(
             moved = replace(one, deconv=deconv, pack=directory / one.pack.name)
             shutil.move(one.deconv, moved.deconv)
             shutil.copy(one.pack, moved.pack)  # which others share
-            record = {**known, "algorithm": schedule.algorithm, "knobs": dict(schedule.knobs)}
+            record = {**known, "algorithm": schedule.algorithm, "knobs": dict(schedule.knobs), "code": one.code}
             entrants.append(Entrant(moved, record))
     return Match(key, target.name, str(file), tuple(entrants))

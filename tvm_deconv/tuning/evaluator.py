@@ -42,7 +42,7 @@ class Evaluator:
         self.target = target
         self.log = log
         self._cpu = Cpu.of(runner.host)
-        self.conditions = Conditions(str(self._cpu), runner.threads, kernel_digest())
+        self.conditions = Conditions(str(self._cpu), runner.threads, kernel_digest(target.backend))
         self._runner = runner
         self._seed = seed
         self._timeout = timeout
@@ -89,7 +89,7 @@ class Evaluator:
         if not schedules:
             return
         default = [] if search.key in self._baselines else [search.default]
-        built = self._build(search, list(dict.fromkeys([*default, *schedules])))
+        built = self.build(search, list(dict.fromkeys([*default, *schedules])))
         if default:
             reference = built[search.default]
             if isinstance(reference, str):
@@ -103,7 +103,7 @@ class Evaluator:
             start = time.monotonic()
             outcome = self._outcome(search, built[schedule])
             self._measured = [self._measured[0] + 1, self._measured[1] + time.monotonic() - start]
-            return self._record(search, schedule, outcome)
+            return self._record(search, schedule, outcome, code_of(built[schedule]))
 
         for record in self._runner.map(measure, schedules):
             yield record
@@ -122,7 +122,7 @@ class Evaluator:
         number, seconds = self._measured
         return seconds / max(number, 1)
 
-    def _build(self, search: Search, schedules: Sequence[Schedule]) -> dict[Schedule, Built | str]:
+    def build(self, search: Search, schedules: Sequence[Schedule]) -> dict[Schedule, Built | str]:
         """Compile those of `schedules` that are not kept from an earlier round."""
         kept = {
             schedule: self._kept[search.key, schedule] for schedule in schedules if (search.key, schedule) in self._kept
@@ -166,8 +166,8 @@ class Evaluator:
             self._default_seconds[search.key] = known.seconds
         return self._default_seconds.get(search.key)
 
-    def _record(self, search: Search, schedule: Schedule, outcome: Measured | str) -> Record:
-        """Write the outcome of a trial, its times or its error, to the log."""
+    def _record(self, search: Search, schedule: Schedule, outcome: Measured | str, code: str = "") -> Record:
+        """Write the outcome of a trial of `code`, its times or its error, to the log."""
         measured = outcome if isinstance(outcome, Measured) else None
         seconds = None
         if measured:
@@ -188,9 +188,15 @@ class Evaluator:
             seed=self._seed,
             versions=versions(),
             when=now(),
+            code=code,
         )
         self.log.append(record)
         return record
+
+
+def code_of(built: Built | str) -> str:
+    """Return the digest of a candidate's code; "" if it did not compile."""
+    return built.code if isinstance(built, Built) else ""
 
 
 def now() -> str:

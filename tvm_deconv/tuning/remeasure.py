@@ -1,18 +1,21 @@
-"""Measuring the records of a log again, in turns with the default, by today's kernels on this machine."""
+"""Renewing the records of a log for today's kernels: those of other code are measured again, beside the default."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tvm_deconv.compiler.records import Conditions, Log, Record, Records, Schedule, read
-from tvm_deconv.compiler.selection import replay_error
+import msgspec
+
+from tvm_deconv.compiler.records import Cpu, Log, Record, Records, Schedule, read
+from tvm_deconv.compiler.selection import in_space, replay_error
 from tvm_deconv.problem import Problem
 from tvm_deconv.targets import Target
 from tvm_deconv.targets.ancestry import meant
-from tvm_deconv.tuning.evaluator import Evaluator
+from tvm_deconv.tuning.evaluator import Evaluator, code_of, commit, now, versions
 from tvm_deconv.tuning.runners.base import Runner
 from tvm_deconv.tuning.search import Search
 from tvm_deconv.tuning.session import decide, measured_on
@@ -22,13 +25,16 @@ from tvm_deconv.tuning.session import decide, measured_on
 class Remeasured:
     """What became of the records of one problem: the best of them, and the default, under today's conditions.
 
-    `done` of `total` problems are over.
+    The `status` is "measured", "renewed" if today's code is that of the records, or "current" if there was nothing to
+    do. `warnings` tell which records were left out. `done` of `total` problems are over.
     """
 
     problem: str
     target: str
     best: Record | None
     default: Record | None
+    status: str
+    warnings: tuple[str, ...]
     done: int
     total: int
 
@@ -50,10 +56,12 @@ def remeasure(
     timeout: float = 30.0,
     on_problem: Callable[[Remeasured], None] | None = None,
 ) -> list[Remeasured]:
-    """Measure the best records of every problem in the directory `logs` again, and write the new records there.
+    """Renew the best records of every problem in the directory `logs` for today's kernels, beside those that it has.
 
-    The default is measured with them, in turns. `jobs` processes compile. Problems that are done under these conditions
-    are not measured again, so an interrupted run continues. Raises ProblemError if this machine cannot run a target.
+    `jobs` processes compile them with the default. If they were measured on this microarchitecture and all have the
+    code that they had then, they are renewed as they are. Otherwise all records of the problem, also those of other
+    machines, take turns with the default here. Plans that no search would try today are left out. An interrupted run
+    continues with what is left. Raises ProblemError if this machine cannot run a target.
     """
     names = (target,) if isinstance(target, str) else tuple(target)
     found: list[Remeasured] = []
@@ -78,34 +86,102 @@ def _on_target(
     with Evaluator(target, runner, log, seed=seed, jobs=jobs, timeout=timeout) as evaluator:
         for key in sorted(records.by_problem):
             search = Search(Problem.from_key(key), target, records, evaluator.conditions, None)
-            schedules = list(dict.fromkeys([search.default, *_schedules(records, key, evaluator.conditions)]))
-            if any(not _is_done(search.tried.get(schedule)) for schedule in schedules):
-                decide(search, evaluator, schedules)
-                log.tidy(key, target.name)
-            found.append(_result(search, schedules, len(found) + 1, len(records.by_problem)))
+            renewal = Renewal(search, evaluator, Here(Cpu.of(runner.host), runner.threads), records)
+            status = renewal.run()
+            found.append(renewal.result(status, len(found) + 1, len(records.by_problem)))
             if on_problem:
                 on_problem(found[-1])
     return found
 
 
-def _schedules(records: Records, key: str, today: Conditions) -> list[Schedule]:
-    """Return the schedules of the problem's records that replay, of the newest conditions of each machine.
+@dataclass(frozen=True)
+class Here:
+    """The machine that measures, and the threads of a call."""
 
-    Today's conditions count if there are no others: they may be those of a run that was interrupted.
-    """
-    every = records.by_problem[key]
-    earlier = [record for record in every if record.conditions != today]
-    groups = Records(records.target, {key: earlier or every}).groups(key)
-    return [record.schedule for group in groups for record in group if not replay_error(record)]
+    host: Cpu | str
+    threads: int
+
+    def measured(self, record: Record) -> bool:
+        """Return whether a machine like this one measured a record, with as many threads."""
+        alike = record.host == self.host
+        if isinstance(self.host, Cpu):
+            alike = record.microarchitecture == self.host.microarchitecture
+        return alike and record.threads == self.threads
 
 
-def _is_done(record: Record | None) -> bool:
-    return record is not None and (record.default_ratio is not None or bool(record.error))
+class Renewal:
+    """The records of one problem, before and after."""
 
+    def __init__(self, search: Search, evaluator: Evaluator, here: Here, records: Records) -> None:
+        self._search = search
+        self._evaluator = evaluator
+        self._warnings: list[str] = []
+        every = records.by_problem[search.key]
+        today = [record for record in every if here.measured(record) and record.sources == self._sources]
+        # If there are no others, today's may be those of a run that was interrupted.
+        earlier = Records(records.target, {search.key: [record for record in every if record not in today] or every})
+        self._earlier = [record for record in itertools.chain(*earlier.groups(search.key)) if self._replays(record)]
+        self._own = [record for record in self._earlier if here.measured(record)]
+        for record in today:
+            search.note(record)
 
-def _result(search: Search, schedules: Sequence[Schedule], done: int, total: int) -> Remeasured:
-    """Return what came of `schedules`, of which the first is the default."""
-    default, *others = (search.tried.get(schedule) for schedule in schedules)
-    timed = [record for record in others if record and record.seconds is not None]
-    best = min(timed, key=lambda record: record.merit, default=default)
-    return Remeasured(search.key, search.target.name, best, default, done, total)
+    @property
+    def _sources(self) -> str:
+        return self._evaluator.conditions.sources
+
+    def _replays(self, record: Record) -> bool:
+        """Return whether a search would try the plan of a record today; if not, say so."""
+        error = replay_error(record)
+        if error is None and not in_space(self._search.problem, record.schedule, self._search.target):
+            knobs = " ".join(f"{name}={value}" for name, value in record.schedule.knobs)
+            error = f"record of {record.problem}: left out, no search tries its plan today: {record.algorithm} {knobs}"
+        if error is not None:
+            self._warnings.append(error)
+        return error is None
+
+    def run(self) -> str:
+        """Do what there is to do; return the status."""
+        if self._is_current():
+            return "current"
+        same = self._of_the_same_code()
+        for record in same:
+            surroundings = {"sources": self._sources, "commit": commit(), "versions": versions(), "when": now()}
+            renewed = msgspec.structs.replace(record, **surroundings)
+            self._evaluator.log.append(renewed)
+            self._search.note(renewed)
+        if not same:
+            decide(self._search, self._evaluator, self._schedules)
+        self._evaluator.log.tidy(self._search.key, self._search.target.name)
+        return "renewed" if same else "measured"
+
+    def _is_current(self) -> bool:
+        tried = self._search.tried
+        if not self._own:
+            return any(record.default_ratio is not None for record in tried.values())
+        return all(
+            record.schedule in tried and (tried[record.schedule].default_ratio or tried[record.schedule].error)
+            for record in self._own
+        )
+
+    def _of_the_same_code(self) -> list[Record]:
+        """Return the records of this machine if their code and the default's are what was measured; else none."""
+        if not all(record.default_code for record in self._own):
+            return []
+        schedules = list(dict.fromkeys([self._search.default, *(record.schedule for record in self._own)]))
+        codes = {one: code_of(built) for one, built in self._evaluator.build(self._search, schedules).items()}
+        default = codes[self._search.default]
+        same = all((record.code, record.default_code) == (codes[record.schedule], default) for record in self._own)
+        return self._own if same else []
+
+    @property
+    def _schedules(self) -> list[Schedule]:
+        """The schedules to measure, the default first."""
+        return list(dict.fromkeys([self._search.default, *(record.schedule for record in self._earlier)]))
+
+    def result(self, status: str, done: int, total: int) -> Remeasured:
+        """Return what came of the records."""
+        search = self._search
+        default, *others = (search.tried.get(schedule) for schedule in self._schedules)
+        timed = [record for record in others if record and record.seconds is not None]
+        best = min(timed, key=lambda record: record.merit, default=default)
+        return Remeasured(search.key, search.target.name, best, default, status, tuple(self._warnings), done, total)

@@ -282,7 +282,8 @@ def decide(search: Search, evaluator: Evaluator, schedules: Sequence[Schedule]) 
     default = medians.get(search.default) if search.algorithms is None else None
     for record in medians.values():
         ratio = round(default.seconds / record.seconds, 4) if default and default.seconds and record.seconds else None
-        decided = msgspec.structs.replace(record, when=now(), default_ratio=ratio)
+        beside = default.code if default and ratio else ""
+        decided = msgspec.structs.replace(record, when=now(), default_ratio=ratio, default_code=beside)
         evaluator.log.append(decided)
         search.note(decided)
     search.settle()

@@ -137,8 +137,8 @@ def _records(match: Match, runner: Runner, timeout: float, end: float) -> list[R
     default = medians.get(0)
     results = [medians.get(number, result) for number, result in enumerate(first)]
     return [
-        _record(entrant, result, runner.host.name, default if number in medians else None)
-        for number, (entrant, result) in enumerate(zip(match.entrants, results, strict=True))
+        _record(match, number, result, runner.host.name, default if number in medians else None)
+        for number, result in enumerate(results)
     ]
 
 
@@ -174,14 +174,17 @@ def _median(turns: Sequence[Measured | str]) -> Measured | str:
     return failures[0] if failures else timed[len(turns) // 2]
 
 
-def _record(entrant: Entrant, result: Measured | str, host: str, default: Measured | str | None) -> Row:
+def _record(match: Match, number: int, result: Measured | str, host: str, default: Measured | str | None) -> Row:
     """Return the record of an entrant as a log has it; with the ratio to the `default` if it took turns with that."""
-    record = entrant.record | {"host": host, "when": _now(), "seconds": None, "spread": 0.0, "runs": 0, "error": ""}
+    record = match.entrants[number].record | {"host": host, "when": _now()}
+    record |= {"seconds": None, "spread": 0.0, "runs": 0, "error": ""}
     if isinstance(result, str):
         return record | {"error": result}
     record |= {"seconds": result.seconds, "spread": round(result.spread, 4), "runs": result.runs}
-    ratio = {"default_ratio": round(default.seconds / result.seconds, 4)} if isinstance(default, Measured) else {}
-    return record | ratio
+    if isinstance(default, Measured):
+        ratio = round(default.seconds / result.seconds, 4)
+        record |= {"default_ratio": ratio, "default_code": match.entrants[0].built.code}
+    return record
 
 
 def _now() -> str:

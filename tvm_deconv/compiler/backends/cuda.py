@@ -12,10 +12,10 @@ from tvm.tirx import PrimFunc
 
 from tvm_deconv.compiler import floor
 from tvm_deconv.compiler.launcher import find_compiler
-from tvm_deconv.compiler.nvcc import FLAGS, compile_library, find_nvcc, known_code, version
+from tvm_deconv.compiler.nvcc import FLAGS, compile_library, find_nvcc, known_code, options, version
 from tvm_deconv.errors import BuildError
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.contract import Backend, Kernel, Toolchain, Workspace
+from tvm_deconv.schedules.contract import Backend, Kernel, Linked, Toolchain, Workspace
 from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
 from tvm_deconv.schedules.cuda.lower import source
 from tvm_deconv.targets import CudaTarget, cuda_capability
@@ -54,13 +54,16 @@ class CudaToolchain(Toolchain[CudaTarget]):
     nvcc: str
     stubs: tuple[Path, ...] = ()
 
-    def link(self, functions: Mapping[str, PrimFunc], target: CudaTarget, path: Path) -> list[str]:
+    def link(self, functions: Mapping[str, PrimFunc], target: CudaTarget, path: Path) -> Linked:
         """See Toolchain; a kernel that spills registers is not worth measuring."""
-        return [
+        text = translation_unit(functions)
+        refused = [
             f"{kernel.kernel} spills {kernel.spill_bytes} bytes, its stack has {kernel.stack_bytes}"
-            for kernel in compile_library(translation_unit(functions), path.absolute(), target, self.nvcc, self.stubs)
+            for kernel in compile_library(text, path.absolute(), target, self.nvcc, self.stubs)
             if kernel.spill_bytes or kernel.stack_bytes
         ]
+        deciding = text, FLAGS, options(target, self.nvcc), version(self.nvcc)
+        return Linked.of(repr(deciding).encode(), refused)
 
     def compile(self, kernel: Kernel, target: CudaTarget, path: Path) -> Workspace:
         """See Toolchain; the workspace is an argument."""

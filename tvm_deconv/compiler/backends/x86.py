@@ -17,7 +17,7 @@ from tvm_deconv.compiler.toolchain import run_compiler, version_text
 from tvm_deconv.compiler.workspace import Counted
 from tvm_deconv.errors import BuildError
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.contract import AnyAlgorithm, Backend, Kernel, Toolchain, Workspace
+from tvm_deconv.schedules.contract import AnyAlgorithm, Backend, Kernel, Linked, Toolchain, Workspace
 from tvm_deconv.schedules.x86.algorithms import ALGORITHMS
 from tvm_deconv.schedules.x86.parallel import parallel_plans, select_by_threads
 from tvm_deconv.schedules.x86.variants import join
@@ -34,16 +34,17 @@ class X86Toolchain(Toolchain[CpuTarget]):
     launcher: Path
     stubs: tuple[Path, ...]
 
-    def link(self, functions: Mapping[str, PrimFunc], target: CpuTarget, path: Path) -> list[str]:
-        """See Toolchain; every library may be measured."""
+    def link(self, functions: Mapping[str, PrimFunc], target: CpuTarget, path: Path) -> Linked:
+        """See Toolchain; every library may be measured. The stubs come before the system's libraries."""
         compiled = tvm.compile(tvm.IRModule(dict(functions)), target=tvm.target.Target(target.llvm))
-        compiled.export_library(str(path.absolute()), addons=[str(self.launcher)], fcompile=self._shared)
-        return []
-
-    def _shared(self, path: str, objects: Sequence[str]) -> None:
-        """Link `objects` to the shared library `path`; the stubs come before the system's libraries."""
-        command = [self.cc, "-shared", "-o", path, *objects, *floor.FLAGS, *map(str, self.stubs)]
-        run_compiler("cc", command, "the library does not link:\n")
+        made = path.with_suffix(".o")
+        try:
+            compiled.mod.write_to_file(str(made))
+            objects = [*map(str, (self.launcher, made)), *floor.FLAGS, *map(str, self.stubs)]
+            run_compiler("cc", [self.cc, "-shared", "-o", str(path), *objects], "the library does not link:\n")
+            return Linked.of(made.read_bytes())
+        finally:
+            made.unlink(missing_ok=True)
 
     def compile(self, kernel: Kernel, target: CpuTarget, path: Path) -> Workspace:
         """See Toolchain; the workspace is counted in the code."""
