@@ -152,14 +152,14 @@ def test_logs_remeasure(tmp_path):
 
 def test_an_interrupted_remeasure_prints_what_is_done(tmp_path, monkeypatch):
     def interrupted(*_, on_problem, **__):
-        on_problem(remeasure.Remeasured(SMALL.key, V3.name, record(), record(), 1, 2))
+        on_problem(remeasure.Remeasured(SMALL.key, V3.name, record(), record(), "measured", (), 1, 2))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(remeasure, "remeasure", interrupted)
     result = command("logs", "remeasure", tmp_path, "--target", V3.name)
     assert result.exit_code == 130
     assert "4->6 k3 s2 5x6" in result.stdout
-    assert "stopped; 1 problems are measured, and the same command continues" in result.stderr
+    assert "stopped; 1 problems are done, and the same command continues" in result.stderr
 
 
 def test_compile_says_why_a_record_was_overruled(source, tmp_path):

@@ -186,7 +186,7 @@ def remeasure(directory: Path, target: str | None, jobs: int | None, threads: in
 
             run(directory, names, threads=threads, jobs=jobs, on_problem=note)
     except KeyboardInterrupt:
-        raise Stopped(f"{len(found)} problems are measured, and the same command continues") from None
+        raise Stopped(f"{len(found)} problems are done, and the same command continues") from None
     finally:
         if as_json:
             echo_json([_remeasured_as_json(one) for one in found])
