@@ -65,8 +65,8 @@ def replace(
     another node. Returns the operations, which must live as long as the model. Raises SourceError.
 
     If `measure` is true, the model is first compiled with the `settings` of `compile_model` and timed with and without
-    the operations, on `inputs`, or on random data where all shapes are fixed. Each layer gets the layout in which it
-    and the copies around it take less time. As long as the model gains nothing, the half of the layers stays that
+    the operations, on `inputs`, or on random data where all shapes are fixed. Layers get the layouts in which the
+    model is fastest. As long as the model gains nothing, the half of the layers stays that
     gains least. A model with free extents is not timed unless it has `inputs`. Layers that are not timed run in
     `N *X C` where the library has that.
     """
@@ -151,14 +151,23 @@ class _Timing:
         self._path, self._layers, self._feed, self._settings = path, layers, feed, settings
 
     def faster(self, bound: Mapping[str, Sequence[Layer]]) -> dict[str, Layer]:
-        """Return the layer in the layout that is faster in the model, for each that is `bound`."""
-        both = {name: forms for name, forms in bound.items() if len(forms) > 1}
-        if not both:
-            return {name: forms[0] for name, forms in bound.items()}
-        spent = [
-            self._spent(*self._compiled({name: forms[place] for name, forms in bound.items()})) for place in (0, -1)
-        ]
-        return {name: forms[0 if spent[0][name] < spent[1][name] else -1] for name, forms in bound.items()}
+        """Return the layers that are `bound` in the layouts in which the model is fastest.
+
+        All are tried in one layout and in the other, and each in that in which it takes less time with the copies
+        around it; layers behind each other may then need more copies.
+        """
+        planar, last = ({name: forms[place] for name, forms in bound.items()} for place in (0, -1))
+        if planar == last:
+            return planar
+        spent = [self._spent(*self._compiled(chosen)) for chosen in (planar, last)]
+        mixed = {name: (planar if spent[0][name] < spent[1][name] else last)[name] for name in bound}
+        plain, _ = self._compiled({})
+        gains = []
+        for chosen in (choices := [planar, last, *([] if mixed in (planar, last) else [mixed])]):
+            ours, operations = self._compiled(chosen)
+            gains.append(self._gain(plain, ours))
+            del ours, operations  # in this order
+        return choices[gains.index(max(gains))]
 
     def slower(self, chosen: Mapping[str, Layer]) -> list[str]:
         """Return the names of the layers that must stay for the model to gain, those first that gain least."""

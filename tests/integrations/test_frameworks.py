@@ -256,7 +256,7 @@ def test_openvino_leaves_layers_until_the_model_gains(gains, count, two_layers, 
 
 @pytest.fixture(scope="module")
 def both_layouts(tmp_path_factory):
-    """A model of each rank between convolutions, a library with the layers in both layouts, and data."""
+    """Models of one and three spatial axes, a library with their layers in both layouts, and data."""
     ov = pytest.importorskip("openvino")
     from openvino import opset13
 
@@ -268,7 +268,7 @@ def both_layouts(tmp_path_factory):
     def filter(*shape):
         return opset13.constant(rng.standard_normal(shape, np.float32))
 
-    for rank in (1, 2, 3):
+    for rank in (1, 3):
         x = opset13.parameter([2, 8, *(5, 6, 3)[:rank]], np.float32)
         axes = [1] * rank
         y = opset13.convolution(x, filter(8, 8, *[3] * rank), axes, axes, axes, axes)
@@ -279,7 +279,7 @@ def both_layouts(tmp_path_factory):
         ov.save_model(ov.Model([y], [x], "m"), models[-1], compress_to_fp16=False)
         asked += problems(models[-1])
     made.export(folder, asked)
-    feeds = [[rng.standard_normal((2, 8, *(5, 6, 3)[:rank]), np.float32)] for rank in (1, 2, 3)]
+    feeds = [[rng.standard_normal((2, 8, *(5, 6, 3)[:rank]), np.float32)] for rank in (1, 3)]
     return td.load(folder), list(zip(models, feeds, strict=True))
 
 
@@ -296,28 +296,43 @@ def test_openvino_runs_layers_with_channels_last(both_layouts, calls):
         got = ov.compile_model(model, "CPU", exact)(feed)[0]
         assert_same(got, ov.compile_model(path, "CPU", exact)(feed)[0])
         assert len(operations) == 1
-    assert [problem.data_format for problem in calls] == ["NXC"] * 3
-    assert [problem.rank for problem in calls] == [1, 2, 3]
+    assert [(problem.data_format, problem.rank) for problem in calls] == [("NXC", 1), ("NXC", 3)]
 
 
-@pytest.mark.parametrize(("slow", "chosen"), [("last", "NCX"), ("planar", "NXC")])
-def test_openvino_takes_the_faster_layout_with_its_copies(slow, chosen, both_layouts, calls, monkeypatch):
-    """The time of transpositions that are not folded, `last`, belongs to the layer."""
+@pytest.fixture(scope="module")
+def in_both_layouts(two_layers, tmp_path_factory):
+    """A library of the two layers in both layouts."""
+    from tvm_deconv.openvino import problems
+
+    folder = tmp_path_factory.mktemp("layouts")
+    made.export(folder, problems(two_layers))
+    return td.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("gains", "chosen"),
+    [([1.3, 1.2, 1.1], "NCX NCX"), ([1.1, 1.3, 1.2], "NXC NXC"), ([1.1, 1.2, 1.3], "NXC NCX")],
+)
+def test_openvino_takes_the_layouts_in_which_a_model_is_fastest(
+    gains, chosen, two_layers, in_both_layouts, calls, monkeypatch
+):
+    """All channels first, all last, or each layer as it is faster with its copies: `first` last, `second` first."""
     import openvino as ov
 
     from tvm_deconv import openvino as integration
 
-    library, ((path, feed), *_) = both_layouts
-    monkeypatch.setattr(integration._Timing, "_gain", lambda *_: 2.0)
-    planar = {"tvm_deconv.0.up": 1.0, "conv_acb_abc_tvm_deconv.0.up": 5.0 * (slow == "planar")}
-    last = {"tvm_deconv.0.up": 1.0, "tvm_deconv.0.last": 5.0 * (slow == "last")}
-    seen = iter([planar, last])
-    monkeypatch.setattr(integration._Timing, "_nodes", lambda *_: next(seen))
-    model = ov.Core().read_model(path)
-    integration.replace(model, path, library)
+    one, other = "tvm_deconv.0.first", "tvm_deconv.1.second"
+    planar = {one: 1.0, f"conv_acb_abc_{one}": 5.0, other: 2.0}
+    last = {one: 2.0, other: 1.0, "tvm_deconv.1.last": 5.0}
+    nodes, left = iter([planar, last]), iter([*gains, 1.1])
+    monkeypatch.setattr(integration._Timing, "_nodes", lambda *_: next(nodes))
+    monkeypatch.setattr(integration._Timing, "_gain", lambda *_: next(left))
+    model = ov.Core().read_model(two_layers)
+    assert len(integration.replace(model, two_layers, in_both_layouts)) == 2
+    assert (next(nodes, None), next(left, None)) == (None, None)
     calls.clear()
-    ov.compile_model(model, "CPU")(feed)
-    assert [problem.data_format for problem in calls] == [chosen]
+    ov.compile_model(model, "CPU")([np.ones((1, 3, 5, 6), np.float32)])
+    assert " ".join(problem.data_format for problem in calls) == chosen
 
 
 def test_openvino_times_a_model(two_layers):
