@@ -60,6 +60,7 @@ def test_a_block_spans_the_places_of_its_outputs(axis, shift, block):
     assert phases.span(block, dynamic=False) > (last + phases.shift) // axis["stride"]
     assert phases.span(block, dynamic=True) > (block * axis["stride"] - 1 + phases.shift) // axis["stride"]
     assert phases.span(phases.positions, dynamic=False) <= phases.positions + (phases.shift > 0)
+    assert phases.span(block, dynamic=True) <= block + (phases.shift > 0)
 
 
 @given(axes, st.integers(0, 8), st.integers(0, 50))

@@ -161,7 +161,11 @@ class Disturbance:
 
 def held():
     """What the process holds: resident bytes, and the least of several counts of what threads hold for a moment."""
-    least = [min(len(listed(what)) for _ in range(20)) for what in ("fd", "task")]
+    counts = []
+    for _ in range(20):  # in some time, since a thread of a busy machine may be stopped while it holds a file
+        counts.append([len(listed(what)) for what in ("fd", "task")])
+        time.sleep(0.01)
+    least = [min(each) for each in zip(*counts, strict=True)]
     mappings = Path("/proc/self/maps").read_text().count("\n")
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     return {"resident": resident, "descriptors": least[0], "threads": least[1], "mappings": mappings}
