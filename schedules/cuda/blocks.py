@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -33,9 +34,13 @@ class Term:
     exists: list[Expr]
 
 
+#: Images and positions along each axis of a tile's rows, where these are not the next ones in the order of rows.
+Box: TypeAlias = tuple[int, int, int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The work of one block: a tile of the product of a group, over one part of its terms."""
+    """The work of one block: a tile of the product of a group, over one part of its terms; its rows may be a box."""
 
     section: Section
     part: Index
@@ -43,6 +48,39 @@ class Block:
     tile_m: Index
     tile_n: Index
     thread: Expr
+    box: Box | None = None
+
+    @property
+    def corner(self) -> list[Index]:
+        """The image and the position of the first row of a box."""
+        assert self.box is not None
+        numbers = unravel(self.tile_m, boxes_of(self.section, self.box))
+        return [number * extent for number, extent in zip(numbers, self.box, strict=True)]
+
+    def position(self, row: Index, first: Index, rows: int) -> tuple[Index, Sequence[Index], list[Expr]]:
+        """Return image and position of a row of the tile of `rows`, the `first` in order, and when it exists."""
+        if self.box is None:
+            m = first + row
+            return *self.section.position(m), [m < self.section.m] if self.section.m % rows else []
+        at = [corner + within for corner, within in zip(self.corner, unravel(row, self.box), strict=True)]
+        extents = images_and_positions(self.section)
+        inside = [x < extent for x, extent, box in zip(at, extents, self.box, strict=True) if extent % box]
+        return at[0], at[1:], inside
+
+
+def tiles_of(section: Section, tile_m: int, box: Box | None) -> int:
+    """Return the number of tiles of rows."""
+    return -(-section.m // tile_m) if box is None else math.prod(boxes_of(section, box))
+
+
+def boxes_of(section: Section, box: Box) -> list[int]:
+    """Return how many boxes there are along images and each axis."""
+    return [-(-extent // length) for extent, length in zip(images_and_positions(section), box, strict=True)]
+
+
+def images_and_positions(section: Section) -> list[int]:
+    """Return the extents of the rows of a section: images, and positions along each axis."""
+    return [section.geometry.batch, *(axis.positions for axis in section.geometry.axes)]
 
 
 def packed_elements(all_sections: Sequence[Section]) -> int:
@@ -51,13 +89,20 @@ def packed_elements(all_sections: Sequence[Section]) -> int:
 
 
 def pack_sections(
-    problem: Problem, all_sections: Sequence[Section], dtype: str, roundings: Sequence[Rounding]
+    problem: Problem,
+    all_sections: Sequence[Section],
+    dtype: str,
+    roundings: Sequence[Rounding],
+    order: Callable[[Section, Expr], Sequence[Index]],
 ) -> PrimFunc:
-    """Build ``pack``, which brings the filter into the tiles of its sections, once for each of `roundings`."""
+    """Build ``pack``, which brings the filter into the tiles of its sections, once for each of `roundings`.
+
+    `order` tells which group, tile of n, term and column within the tile an element is.
+    """
 
     def place(section: Section) -> Place:
         def of(number: Expr) -> tuple[Index, Index, Index, list[Index], list[Expr]]:
-            g, tile, k, within = unravel(number, section.shape)
+            g, tile, k, within = order(section, number)
             n = tile * section.tile_n + within
             ci, taps = section.term(k)
             co, phases = section.column(n)
@@ -80,6 +125,7 @@ def pack_sections(
 def each_block(
     all_sections: Sequence[Section],
     tile_m: int,
+    box: Callable[[Section], Box | None],
     threads: int,
     split: int,
     allocate: Callable[[], tuple[Expr, ...]],
@@ -88,7 +134,7 @@ def each_block(
     """Launch the blocks of all sections: `body` gets a `Block` and the memory of the kernel from `allocate`."""
 
     def extents(section: Section) -> tuple[int, int, int, int]:
-        return split, section.geometry.groups, -(-section.m // tile_m), section.tiles_n
+        return split, section.geometry.groups, tiles_of(section, tile_m, box(section)), section.tiles_n
 
     def choose(rest: Sequence[Section], first: int, block: Expr, thread: Expr, memory: tuple[Expr, ...]) -> None:
         section = rest[0]
@@ -96,7 +142,7 @@ def each_block(
 
         def here() -> None:
             part, group, m, n = unravel(block - first, extents(section))
-            body(Block(section, part, group, m, n, thread), *memory)
+            body(Block(section, part, group, m, n, thread, box(section)), *memory)
 
         if len(rest) == 1:
             here()
@@ -251,13 +297,11 @@ def store_tile(
     ):
         number = (step * threads + block.thread) * together
         row, column = cell(number)
-        m = block.tile_m * args.const(rows) + row
         n = block.tile_n * section.tile_n + first_column + column
-        image, position = section.position(m)
+        image, position, exists = block.position(row, block.tile_m * args.const(rows), rows)
         co, phases = section.column(n)
         i, inside = section.target(position, phases)
-        if section.m % rows:
-            inside.append(m < section.m)
+        inside += exists
         if section.n % section.tile_n:
             inside.append(n < section.n)
         channel = block.group * section.geometry.out_channels + co

@@ -12,9 +12,13 @@ from tvm.s_tir.pipeline import finalize_device_passes, finalize_host_passes
 from tvm.tirx import PrimFunc
 from tvm.tirx.compilation_pipeline import register_tir_pipeline
 
+from tvm_deconv.schedules.cuda.warp import host_functions
+
 #: Threads that a multiprocessor is to hold at least: their registers bound those of one, at 128.
 RESIDENT = 512
 _PIPELINE = "tvm_deconv_cuda"
+#: A call of the driver, to which libraries are not linked.
+_DRIVER_TEXT = re.compile(r"\n *cuGetErrorString\(tensormap_error\w*, &message\);")
 _BOUNDS = re.compile(r"(?<=__launch_bounds__)\((\d+)\)")
 
 
@@ -49,4 +53,9 @@ def source(functions: Mapping[str, PrimFunc]) -> str:
     # Loops marked to be unrolled stay loops, which nvcc unrolls.
     with tvm.transform.PassContext(config={"tirx.UnrollLoop": {"explicit_unroll": 0}}):
         text = export_cuda_host(tvm.compile(module, target=target, tir_pipeline=_PIPELINE).mod)
+    if "CUtensorMap" in text:
+        text = text.replace("extern __shared__ __align__(64)", "extern __shared__ __align__(1024)")  # of swizzled lines
+        text = text.replace("cuTensorMapEncodeTiled(", "tvm_deconv_encode(")
+        text = _DRIVER_TEXT.sub("", text)
+        text = text.replace("#define TVM_DLL", host_functions() + "#define TVM_DLL", 1)
     return _BOUNDS.sub(lambda bound: f"({bound[1]}, {max(1, RESIDENT // int(bound[1]))})", text)

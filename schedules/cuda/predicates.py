@@ -83,6 +83,11 @@ def fills_tensor_cores(problem: Problem, target: CudaTarget) -> bool:  # noqa: A
     )
 
 
+def on_hopper(target: CudaTarget) -> bool:
+    """Return True if the target is devices of capability 9.0 alone, with the instructions that only these have."""
+    return target.own and target.code == ((9, 0),)
+
+
 def few_sections(problem: Problem, target: CudaTarget) -> bool:  # noqa: ARG001
     """Phases form few combinations with the same taps, each a matrix product."""
     return 1 <= len(Geometry.of(problem).runs) <= _MOST_SECTIONS

@@ -21,7 +21,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.cuda.emit import local, one_task
 from tvm_deconv.schedules.cuda.predicates import few_sections, is_for_cuda_cores
-from tvm_deconv.schedules.cuda.tiles import DIVISIONS, Cells, Form, Plan, cheapest, matrix_kernel, searched
+from tvm_deconv.schedules.cuda.tiles import DIVISIONS, Cells, Copied, Plan, cheapest, matrix_kernel, searched
 from tvm_deconv.targets import CudaTarget
 
 #: Plans by falling width: a product takes the widest that its columns fill well.
@@ -41,7 +41,7 @@ _LANES, _DOWN = 32, 4
 _DOUBLE_SUMS = 16  # of float64, each two registers
 
 
-class _Threads(Form):
+class _Threads(Copied):
     """A part is a thread's."""
 
     algorithm = "cuda_product"

@@ -30,7 +30,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.cuda.emit import Rounding, as_it_is, local, one_task, when
 from tvm_deconv.schedules.cuda.predicates import fills_tensor_cores, is_for_tensor_cores, multiplied_type
-from tvm_deconv.schedules.cuda.tiles import DIVISIONS, Cells, Form, Plan, cheapest, matrix_kernel, searched
+from tvm_deconv.schedules.cuda.tiles import DIVISIONS, Cells, Copied, Plan, cheapest, matrix_kernel, searched
 from tvm_deconv.schedules.cuda.warp import MMA_TERMS, high, ldmatrix, low, mma, tf32
 from tvm_deconv.targets import CudaTarget
 
@@ -53,7 +53,7 @@ _MOST_SHARED = 1024
 _TRUNCATED = 32
 
 
-class _Warps(Form):
+class _Warps(Copied):
     """A part is a warp's."""
 
     algorithm = "cuda_tensor"

@@ -29,13 +29,14 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 
-from tvm_deconv.compute.gather import Index, Section, sections
+from tvm_deconv.compute.gather import Index, Section, sections, unravel
 from tvm_deconv.compute.storage import storage_dtype, to_accumulator
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.schedules.contract import Kernel
 from tvm_deconv.schedules.cuda.banks import Access, best_pitch
 from tvm_deconv.schedules.cuda.blocks import (
     Block,
+    Box,
     Rows,
     each_block,
     finish_sums,
@@ -102,7 +103,10 @@ Cells = tuple[Index, tuple[int, int], Callable[[Index, Index], tuple[Index, Inde
 
 
 class Form(abc.ABC):
-    """How a block of a plan holds its tiles in shared memory, and multiplies them."""
+    """How a block of a plan forms the sums of its tile, and which thread holds which.
+
+    `threads` are those of a block, the first `holders` of them have sums.
+    """
 
     algorithm: str
     #: Columns that go to the output in one round, and stages if A is copied, at most.
@@ -111,18 +115,13 @@ class Form(abc.ABC):
 
     def __init__(self, problem: Problem, plan: Plan, dtype: str, threads: int) -> None:
         """Take the type of A and B in shared memory, and the number of threads of a block."""
-        self.problem, self.plan, self.dtype, self.threads = problem, plan, dtype, threads
+        self.problem, self.plan, self.dtype, self.threads, self.holders = problem, plan, dtype, threads, threads
         self.lanes = 16 // _BYTES[dtype]
 
     @property
     @abc.abstractmethod
     def k_fastest(self) -> bool:
         """True if neighbours of A in shared memory are terms of one row, as channels that come last are."""
-
-    @property
-    @abc.abstractmethod
-    def b_first(self) -> int:
-        """The first element of B in a stage."""
 
     @property
     @abc.abstractmethod
@@ -144,26 +143,27 @@ class Form(abc.ABC):
     def term(self) -> float:
         """The cost of one term of a block's tile, in multiply-adds of CUDA cores."""
 
-    @abc.abstractmethod
-    def a(self, m: Index, k: Index) -> Index:
-        """Return the place of an element of A in its stage."""
-
-    @abc.abstractmethod
-    def b(self, k: Index, n: Index, part: int = 0) -> Index:
-        """Return the place of an element of B in its stage, of the filter packed by rounding number `part`."""
-
-    @abc.abstractmethod
     def allocate(self) -> tuple[Expr, ...]:
-        """Return the registers that `multiply` needs besides the sums."""
+        """Return the registers that products need besides the sums."""
+        return ()
+
+    def begin(self, args: Arguments, aligned: bool) -> Any:  # noqa: ARG002
+        """Do the host's work before a launch for data that are `aligned` or not; return what `accumulate` is told."""
+        return aligned
 
     @abc.abstractmethod
-    def multiply(
-        self, thread: Expr, step: Expr, memory: Expr, base: Expr, sums: Expr, registers: Sequence[Expr]
+    def accumulate(
+        self, args: Arguments, block: Block, begun: Any, memory: Expr, sums: Expr, registers: Sequence[Expr]
     ) -> None:
-        """Add the product of tile number `step`, whose stage begins at `base`."""
+        """Leave the thread's sums of the block's tile in `sums`, and the shared memory free."""
 
-    def finish(self, sums: Expr, registers: Sequence[Expr]) -> None:  # noqa: B027
-        """Bring to `sums` what `multiply` may hold elsewhere."""
+    def box(self, section: Section) -> Box | None:  # noqa: ARG002
+        """Return the box that the rows of a tile are, if they are not the next in order."""
+        return None
+
+    def packed_order(self, section: Section, number: Expr) -> Sequence[Index]:
+        """Return group, tile of n, term and column within the tile of an element of the packed filter."""
+        return unravel(number, section.shape)
 
     @abc.abstractmethod
     def cells(self, thread: Index) -> Iterator[Cells]:
@@ -219,6 +219,11 @@ class Form(abc.ABC):
         return self.plan.stages * self.stage * _BYTES[self.dtype]
 
     @property
+    def memory_elements(self) -> int:
+        """Elements of shared memory: all stages."""
+        return self.plan.stages * self.stage
+
+    @property
     def fits(self) -> bool:
         """True if the shared memory of a multiprocessor suffices for the blocks that it should hold."""
         blocks = max(1, RESIDENT // self.threads)
@@ -228,6 +233,38 @@ class Form(abc.ABC):
     def scope(self) -> str:
         """The memory of the stages: a block that needs more than it may declare is given it at launch."""
         return "shared" if self.memory_bytes <= _DECLARED else "shared.dyn"
+
+
+class Copied(Form):
+    """Tiles come to shared memory by copies of all threads, which then multiply."""
+
+    @property
+    @abc.abstractmethod
+    def b_first(self) -> int:
+        """The first element of B in a stage."""
+
+    @abc.abstractmethod
+    def a(self, m: Index, k: Index) -> Index:
+        """Return the place of an element of A in its stage."""
+
+    @abc.abstractmethod
+    def b(self, k: Index, n: Index, part: int = 0) -> Index:
+        """Return the place of an element of B in its stage, of the filter packed by rounding number `part`."""
+
+    @abc.abstractmethod
+    def multiply(
+        self, thread: Expr, step: Expr, memory: Expr, base: Expr, sums: Expr, registers: Sequence[Expr]
+    ) -> None:
+        """Add the product of tile number `step`, whose stage begins at `base`."""
+
+    def finish(self, sums: Expr, registers: Sequence[Expr]) -> None:
+        """Bring to `sums` what `multiply` may hold elsewhere."""
+
+    def accumulate(
+        self, args: Arguments, block: Block, begun: Any, memory: Expr, sums: Expr, registers: Sequence[Expr]
+    ) -> None:
+        """See Form."""
+        _sum(args, block, self, begun, memory, sums, registers)
 
 
 #: In multiply-adds of the device, 33 of them a picosecond: a byte from the level-2 cache; a partial sum, written and
@@ -322,25 +359,27 @@ def matrix_kernel(form: Form) -> Kernel:
     with deconv(problem, elements, form.dtype, plan.split * outputs) as (function, args):
 
         def allocate() -> tuple[Expr, ...]:
-            memory = shared(plan.stages * form.stage, form.dtype, form.scope)
+            memory = shared(form.memory_elements, form.dtype, form.scope)
             rounds = memory
             if form.dtype != form.accumulator:
-                size = form.memory_bytes // _BYTES[form.accumulator]
+                size = form.memory_elements * _BYTES[form.dtype] // _BYTES[form.accumulator]
                 rounds = build.decl_buffer([size], form.accumulator, data=memory.data, scope=form.scope, layout=None)
             return memory, rounds, local(form.sums, form.accumulator), *form.allocate()
 
         def launches(aligned: bool) -> None:
+            begun = form.begin(args, aligned)
+
             def body(block: Block, memory: Expr, rounds: Expr, sums: Expr, *registers: Expr) -> None:
                 with build.unroll(form.sums) as i:
                     build.buffer_store(sums, tirx.const(0, form.accumulator), [i])
-                _sum(args, block, form, aligned, memory, sums, registers)
+                form.accumulate(args, block, begun, memory, sums, registers)
                 _write(args, block, form, rounds, sums)
 
-            each_block(all_sections, plan.tile_m, form.threads, plan.split, allocate, body)
+            each_block(all_sections, plan.tile_m, form.box, form.threads, plan.split, allocate, body)
 
         aligned_or_not([args.data] if form.wide > 1 else [], form.wide * _BYTES[form.dtype], launches)
         finish_sums(args, plan.split)
-    pack = pack_sections(problem, all_sections, form.dtype, form.roundings)
+    pack = pack_sections(problem, all_sections, form.dtype, form.roundings, form.packed_order)
     return Kernel(
         problem=problem,
         deconv=function.done,
@@ -350,7 +389,7 @@ def matrix_kernel(form: Form) -> Kernel:
         packed_elements=elements,
         packed_dtype=form.dtype,
         workspace_elements=plan.split * outputs,
-        dynamic_bytes=form.memory_bytes if form.scope == "shared.dyn" else 0,
+        dynamic_bytes=form.memory_elements * _BYTES[form.dtype] if form.scope == "shared.dyn" else 0,
     )
 
 
@@ -361,7 +400,7 @@ class _Gather:
     terms of their few rows; else they take neighbouring rows.
     """
 
-    def __init__(self, args: Arguments, block: Block, form: Form, memory: Expr, aligned: bool) -> None:
+    def __init__(self, args: Arguments, block: Block, form: Copied, memory: Expr, aligned: bool) -> None:
         plan, thread, threads = form.plan, block.thread, form.threads
         self.args, self.form, self.memory = args, form, memory
         size = _BYTES[form.dtype]
@@ -407,7 +446,7 @@ class _Gather:
 
 
 def _sum(
-    args: Arguments, block: Block, form: Form, aligned: bool, memory: Expr, sums: Expr, registers: Sequence[Expr]
+    args: Arguments, block: Block, form: Copied, aligned: bool, memory: Expr, sums: Expr, registers: Sequence[Expr]
 ) -> None:
     """Leave the thread's sums of the block's tile in `sums`: stages go round, one barrier for each tile of k."""
     plan, section, thread = form.plan, block.section, block.thread
@@ -541,6 +580,7 @@ def _write(args: Arguments, block: Block, form: Form, memory: Expr, sums: Expr) 
     """Bring the sums to the output, some columns at a time, through shared memory: in the order of the output."""
     plan, problem = form.plan, form.problem
     rounds = _Rounds.of(form, block.section)
+    holds = [block.thread < form.holders] if form.holders < form.threads else []
 
     def value(row: Index, column: Index) -> Expr:
         return memory[rounds.place(row, column)]
@@ -551,7 +591,9 @@ def _write(args: Arguments, block: Block, form: Form, memory: Expr, sums: Expr) 
         for start, extents, cell in form.cells(block.thread):
             # All columns that one gives are in the same round.
             with (
-                when([start >= first, start < first + rounds.columns] if rounds.columns < plan.tile_n else []),
+                when(
+                    holds + ([start >= first, start < first + rounds.columns] if rounds.columns < plan.tile_n else [])
+                ),
                 build.unroll(extents[0]) as i,
                 build.unroll(extents[1] // rounds.together) as j,
             ):

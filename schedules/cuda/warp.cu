@@ -60,3 +60,84 @@ __device__ __forceinline__ void tvm_deconv_commit() {
 __device__ __forceinline__ void tvm_deconv_wait${left}() {
   asm volatile("cp.async.wait_group ${left};" ::: "memory");
 }
+
+// ---- init
+__device__ __forceinline__ void tvm_deconv_init(void* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n\tfence.mbarrier_init.release.cluster;"
+               :: "r"((unsigned)__cvta_generic_to_shared(barrier)), "r"(arrivals) : "memory");
+}
+
+// ---- arrive
+__device__ __forceinline__ void tvm_deconv_arrive(void* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];"
+               :: "r"((unsigned)__cvta_generic_to_shared(barrier)) : "memory");
+}
+
+// ---- expect
+__device__ __forceinline__ void tvm_deconv_expect(void* barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :: "r"((unsigned)__cvta_generic_to_shared(barrier)), "r"(bytes) : "memory");
+}
+
+// ---- wait_phase
+__device__ __forceinline__ void tvm_deconv_wait_phase(void* barrier, int parity) {
+  asm volatile("{\n\t.reg .pred done;\nAGAIN:\n\t"
+               "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t@!done bra AGAIN;\n\t}"
+               :: "r"((unsigned)__cvta_generic_to_shared(barrier)), "r"(parity) : "memory");
+}
+
+// ---- publish
+__device__ __forceinline__ void tvm_deconv_publish() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// ---- load_box
+__device__ __forceinline__ void tvm_deconv_load_box${rank}(void* to, unsigned long long map, void* barrier, ${coordinates}) {
+  asm volatile("cp.async.bulk.tensor.${rank}d.shared::cluster.global.mbarrier::complete_tx::bytes "
+               "[%0], [%1, {${places}}], [%2];"
+               :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(map),
+                  "r"((unsigned)__cvta_generic_to_shared(barrier)), ${operands} : "memory");
+}
+
+// ---- wgmma_fence
+__device__ __forceinline__ void tvm_deconv_wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+// ---- wgmma_commit
+__device__ __forceinline__ void tvm_deconv_wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// ---- wgmma_wait
+__device__ __forceinline__ void tvm_deconv_wgmma_wait${left}() {
+  asm volatile("wgmma.wait_group.sync.aligned ${left};" ::: "memory");
+}
+
+// ---- wgmma
+__device__ __forceinline__ unsigned long long tvm_deconv_lines(const void* at) {
+  unsigned address = (unsigned)__cvta_generic_to_shared(at);
+  return (address & 0x3ffff) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+__device__ __forceinline__ void tvm_deconv_wgmma_${name}_n${columns}(float* c, const void* a, const void* b) {
+  unsigned long long of_a = tvm_deconv_lines(a), of_b = tvm_deconv_lines(b);
+  asm volatile("wgmma.mma_async.sync.aligned.m64n${columns}k16.f32.${name}.${name} {${places}}, "
+               "%${first}, %${second}, 1, 1, 1, 0, 0;"
+               : ${sums} : "l"(of_a), "l"(of_b));
+}
+
+// ---- encode
+static CUresult tvm_deconv_encode(
+    CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address, const cuuint64_t* extents,
+    const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t* steps, CUtensorMapInterleave interleave,
+    CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+  using Encode = decltype(&cuTensorMapEncodeTiled);
+  static const Encode encode = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult status;
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &status);
+    return (Encode)found;
+  }();
+  if (!encode) return CUDA_ERROR_NOT_SUPPORTED;
+  return encode(map, type, rank, address, extents, strides, box, steps, interleave, swizzle, promotion, fill);
+}

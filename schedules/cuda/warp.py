@@ -11,6 +11,7 @@ all groups but the latest few, and then a barrier, make the copies visible to th
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -19,13 +20,16 @@ from string import Template
 
 from tvm import tirx
 from tvm.backend.cuda.op import cuda_func_call
-from tvm.ir import Expr
+from tvm.ir import Expr, PointerType
 from tvm.script.ir_builder import tirx as build
 
 _TEMPLATES = Path(__file__).with_suffix(".cu")
 #: Terms of one mma by the type that it multiplies.
 MMA_TERMS = {"float16": 16, "bfloat16": 16, "tf32": 8}
 _MMA_TYPES = {"float16": "f16", "bfloat16": "bf16", "tf32": "tf32"}
+_SIZES = {"float16": 2, "uint16": 2}
+#: Of tensor maps, as the driver numbers them: lines of 128 bytes, and 256 bytes to the level-2 cache at a time.
+_SWIZZLE, _PROMOTION = 3, 3
 _ELEMENTS = {2: "unsigned short", 4: "unsigned", 8: "uint2", 16: "uint4"}
 
 
@@ -117,3 +121,106 @@ def commit() -> None:
 def wait(left: int) -> None:
     """Wait for the thread's groups of copies, all but the latest `left`."""
     build.evaluate(cuda_func_call(f"tvm_deconv_wait{left}", source_code=_source("wait", left=left)))
+
+
+def _call(template: str, *operands: Expr | int, **values: object) -> None:
+    """Call a function of the device without a result, whose name is its template's."""
+    build.evaluate(cuda_func_call(f"tvm_deconv_{template}", *operands, source_code=_source(template, **values)))
+
+
+def init(memory: Expr, barrier: Expr, arrivals: int) -> None:
+    """Make 8 bytes of shared memory an mbarrier, each phase of which `arrivals` threads complete."""
+    _call("init", _address(memory, barrier), arrivals)
+
+
+def arrive(memory: Expr, barrier: Expr) -> None:
+    """Arrive at a barrier."""
+    _call("arrive", _address(memory, barrier))
+
+
+def expect(memory: Expr, barrier: Expr, size: int) -> None:
+    """Arrive at a barrier, whose phase so many loaded bytes complete too."""
+    _call("expect", _address(memory, barrier), size)
+
+
+def wait_phase(memory: Expr, barrier: Expr, parity: Expr) -> None:
+    """Wait until the phase of that parity is complete; the one before the first counts as complete."""
+    _call("wait_phase", _address(memory, barrier), parity)
+
+
+def publish() -> None:
+    """Make what the thread has stored in shared memory visible to wgmma, once others know of it by a barrier."""
+    _call("publish")
+
+
+def encode_map(name: str, buffer: Expr, dtype: str, extents: Sequence[int], box: Sequence[int]) -> Expr:
+    """Have the host encode a map of `buffer`, the fastest axis first, for loads of boxes with swizzled lines."""
+    size, rank = _SIZES[dtype], len(extents)
+    tensor_map = tirx.Var(f"{name}_map", PointerType(tirx.TensorMapType()))
+    build.bind(build.tvm_stack_alloca("tensormap", 1), var=tensor_map)
+    strides = [size * math.prod(extents[: axis + 1]) for axis in range(rank - 1)]
+    operands = [tirx.const(value, "int64") for value in (*extents, *strides)]
+    operands += [tirx.const(value, "int32") for value in (*box, *[1] * rank)]
+    encoded = build.tensormap_encode_tiled(
+        tensor_map, buffer.data, *operands, descriptor_dtype=dtype, rank=rank, swizzle=_SWIZZLE, l2_promotion=_PROMOTION
+    )
+    build.evaluate(encoded)
+    return tensor_map
+
+
+def load_box(memory: Expr, to: Expr, tensor_map: Expr, barrier: Expr, corner: Sequence[Expr | int]) -> None:
+    """Begin to load a box to shared memory from `corner` on, the fastest axis first, zeros outside of the array.
+
+    The barrier's phase counts its bytes. One thread does that; lines of 128 bytes begin at multiples of 1024.
+    """
+    rank = len(corner)
+    source = _source(
+        "load_box",
+        rank=rank,
+        coordinates=", ".join(f"int c{i}" for i in range(rank)),
+        places=", ".join(f"%{i + 3}" for i in range(rank)),
+        operands=", ".join(f'"r"(c{i})' for i in range(rank)),
+    )
+    operands = _address(memory, to), tirx.address_of(tensor_map), _address(memory, barrier), *corner
+    build.evaluate(cuda_func_call(f"tvm_deconv_load_box{rank}", *operands, source_code=source))
+
+
+def wgmma_fence() -> None:
+    """Order the thread's sums before the products that follow."""
+    _call("wgmma_fence")
+
+
+def wgmma_commit() -> None:
+    """Make a group of the products that were begun since the last one."""
+    _call("wgmma_commit")
+
+
+def wgmma_wait(left: int) -> None:
+    """Wait for the warpgroup's groups of products, all but the latest `left`."""
+    source = _source("wgmma_wait", left=left)
+    build.evaluate(cuda_func_call(f"tvm_deconv_wgmma_wait{left}", source_code=source))
+
+
+def wgmma(kind: str, columns: int, sums: Expr, memory: Expr, a: Expr, b: Expr) -> None:
+    """Begin to add the product of 64 rows and `columns` lines, 16 terms of each, to the sums of a warpgroup.
+
+    Both lie in lines of 128 bytes with their swizzle. Of 16 rows and 8 columns of a warp a lane holds four sums as of
+    `mma`, those of the next columns behind them.
+    """
+    name, count = _MMA_TYPES[kind], columns // 2
+    source = _source(
+        "wgmma",
+        name=name,
+        columns=columns,
+        places=", ".join(f"%{i}" for i in range(count)),
+        first=count,
+        second=count + 1,
+        sums=", ".join(f'"+f"(c[{i}])' for i in range(count)),
+    )
+    operands = _address(sums, 0), _address(memory, a), _address(memory, b)
+    build.evaluate(cuda_func_call(f"tvm_deconv_wgmma_{name}_n{columns}", *operands, source_code=source))
+
+
+def host_functions() -> str:
+    """Return the functions of the host that encode maps: through the runtime, so that no driver is linked."""
+    return _source("encode")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from support.cuda_kernels import CUDA, TARGET, Batch, drawn, sparse
+from support.cuda_kernels import CUDA, HOPPER, TARGET, Batch, drawn, sparse, target_of
 from support.strategies import not_empty, operands, problems
 from support.tolerances import norm_bound
 
@@ -16,6 +16,7 @@ from tvm_deconv.schedules.cuda import emit
 from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
 from tvm_deconv.schedules.cuda.product import PLANS, default_plan
 from tvm_deconv.schedules.cuda.tensor import PLANS as TENSOR_PLANS
+from tvm_deconv.schedules.cuda.tiles import Plan
 
 FAMILIES = {algorithm.name: algorithm for algorithm in ALGORITHMS}
 
@@ -30,6 +31,10 @@ def with_many_groups(problem):
         in_channels=min(problem.in_channels, 3),
         out_channels=min(problem.out_channels, 2),
     )
+
+
+def with_lines(problem):
+    return problem.replace(groups=1, in_channels=56, out_channels=32, data_format="NXC")
 
 
 def as_tf32(problem):
@@ -87,6 +92,12 @@ EXAMPLES = {
         td.Problem(1, 1, 40, 9, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11), "float32", "NXC", precision="tf32x3"),
         td.Problem(1, 2, 20, 70, (130,), (5,), (2,), (1,), (1,), (263,), "float32", "NXC", precision="tf32"),
     ],
+    "cuda_wgmma": [
+        # Channels that fill no line, boxes that end outside of the data, phases with different taps.
+        td.Problem(2, 1, 136, 40, (5, 7), (4, 3), (2, 2), (1, 1), (1, 1), (10, 13), "bfloat16", "NXC"),
+        # Groups, one axis.
+        td.Problem(1, 2, 64, 32, (70,), (4,), (4,), (1,), (0,), (280,), "float16", "NXC", epilogue=td.Epilogue(True)),
+    ],
     "cuda_product": [
         # All that the taps read is outside of the data.
         td.Problem(1, 1, 2, 3, (5,), (7,), (1,), (3,), (40,), (9,), epilogue=td.Epilogue(True, "sigmoid")),
@@ -116,6 +127,7 @@ SPACES = {
         ),
         4,
     ),
+    "cuda_wgmma": (problems(dtypes=["float16", "bfloat16"]).map(with_lines), 1),
     "cuda_product": (problems(max_macs=60_000), 6),
 }
 
@@ -124,7 +136,7 @@ SPACES = {
 def test_a_family_agrees_with_the_reference(family, tmp_path):
     algorithm = FAMILIES[family]
     space, count = SPACES[family]
-    chosen = drawn(space.filter(lambda p: not_empty(p) and algorithm.supports(p, TARGET)), count)
+    chosen = drawn(space.filter(lambda p: not_empty(p) and algorithm.supports(p, target_of(algorithm))), count)
     batch = Batch(EXAMPLES[family] + chosen, tmp_path, "batch", algorithm)
     for number in range(len(batch.kernels)):
         check(batch, number)
@@ -135,7 +147,9 @@ def test_the_choice_candidates_of():
         return CUDA.default(problem, TARGET)[0].name
 
     for family, given in EXAMPLES.items():
-        assert {chosen(problem) for problem in given} == {family}
+        # What no device has measured is the default of nothing.
+        assert {chosen(problem) for problem in given} == {"cuda_tensor" if family == "cuda_wgmma" else family}
+    assert CUDA.default(EXAMPLES["cuda_wgmma"][0], HOPPER)[0].name == "cuda_tensor"
     depthwise = EXAMPLES["cuda_narrow"][0]
     assert chosen(depthwise.replace(groups=2)) == "cuda_product"
     assert chosen(depthwise.replace(batch=0)) == "cuda_narrow"
@@ -211,6 +225,53 @@ def test_the_emulation_shows(mistake, tmp_path):
     batch = Batch(EXAMPLES["cuda_tensor"][-1:], tmp_path, "wrong", FAMILIES["cuda_tensor"], [plan], edited)
     with pytest.raises((AssertionError, RuntimeError)):
         check(batch, 0)
+
+
+HOPPER_MISTAKES = {
+    "a swizzle that loads lack": (r"(?<=static_cast<CUtensorMapSwizzle>)\(3\)", "(0)"),
+    "a swizzle that copies lack": (r"\(v_\d+ \^ (\(\(\(int\)threadIdx.x\) & 7\))\)", r"\1"),
+    "no arrival of readers": (r"(?<=  )tvm_deconv_arrive\(.*\);", ""),
+    "an arrival before the product": (r"(?<=  )(tvm_deconv_wgmma_commit\(\);\s*)tvm_deconv_wgmma_wait1\(\);", r"\1"),
+    "no wait for stages that are full": (r"(tvm_deconv_wait_phase\(.*\);)(?=\s*tvm_deconv_wgmma_fence)", ""),
+    "no wait for stages that are empty": (r"(tvm_deconv_wait_phase\(.*\);)(?=\s*tvm_deconv_expect)", ""),
+    "a phase of the wrong parity": (
+        r"(tvm_deconv_wait_phase\(.*), (.*)(\);\s*tvm_deconv_wgmma_fence)",
+        r"\1, 1 - (\2)\3",
+    ),
+    "fewer bytes than come": (r"(tvm_deconv_expect\(.*), (\d+)\);", r"\1, \2 - 128);"),
+    "no fence": (r"(?<=  )tvm_deconv_wgmma_fence\(\);", ""),
+    "no last wait": (r"(?<=  )tvm_deconv_wgmma_wait0\(\);", ""),
+    "a box too far": (r"(tvm_deconv_load_box5\([^;]*), ([^,;]*\);)", r"\1, 1 + \2"),
+}
+
+
+def mistaken(text):
+    """The text of one problem's kernels for each of the mistakes, and of one without."""
+    parts = re.split(r'^(?=extern "C" __global__|TVM_DLL int32_t|int32_t)', text, flags=re.MULTILINE)
+    for number, (mistake, (pattern, wrong)) in enumerate(HOPPER_MISTAKES.items()):
+        own = re.compile(rf"[^\n]*\b(deconv_{number}_kernel|__tvm_ffi_deconv_{number}\b)")
+        changed = [re.sub(pattern, wrong, part) if own.match(part) else part for part in parts]
+        assert changed != parts, mistake
+        parts = changed
+    return "".join(parts)
+
+
+def test_the_emulation_shows_mistakes_of_hopper(tmp_path):
+    """Wrong swizzles, missing arrivals and waits, wrong phases: each is seen, and without one nothing is."""
+    problem = td.Problem(1, 1, 64, 32, (8, 4), (3, 2), (1, 2), (1, 1), (0, 0), (10, 8), "float16", "NXC")
+    count = len(HOPPER_MISTAKES) + 1
+    plans = [Plan(64, 32, 64, 64, 32, 2)] * count
+    batch = Batch([problem] * count, tmp_path, "wrong", FAMILIES["cuda_wgmma"], plans, mistaken)
+
+    def right(number):
+        try:
+            for offset in range(2):
+                check(batch, number, offset=offset)
+        except (AssertionError, RuntimeError):
+            return False
+        return True
+
+    assert [right(number) for number in range(count)] == [False] * len(HOPPER_MISTAKES) + [True]
 
 
 def test_what_permits_tf32_is_within_its_bound(tmp_path):

@@ -24,7 +24,7 @@ from tvm_deconv.schedules.cuda.lower import source
 from tvm_deconv.targets import CUDA_TARGETS
 
 CUDA = BACKENDS["cuda"]
-TARGET = CUDA_TARGETS["cuda"]
+TARGET, HOPPER = CUDA_TARGETS["cuda"], CUDA_TARGETS["cuda-sm_90a"]
 SHIM = Path(__file__).parent / "cuda_shim"
 _LIBC = ctypes.CDLL(None)
 _NORESERVE = 0x4000  # of Linux, MAP_NORESERVE
@@ -34,7 +34,12 @@ _DEVICE_TYPE = 8  # bytes from where a DLTensor begins, behind its address
 
 def build_kernel(problem, algorithm=None, plan=None):
     """The CUDA kernel of a problem, by default the default one."""
-    return CUDA.build(problem, TARGET, algorithm, plan)
+    return CUDA.build(problem, target_of(algorithm), algorithm, plan)
+
+
+def target_of(algorithm):
+    """The target that a test builds an algorithm for."""
+    return HOPPER if algorithm is not None and algorithm.name == "cuda_wgmma" else TARGET
 
 
 class OnDevice:

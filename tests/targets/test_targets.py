@@ -33,7 +33,7 @@ from tvm_deconv.targets.cpu import _CACHES, CpuTarget, microarchitectures
 
 V3, V4 = CPU_TARGETS["x86-64-v3"], CPU_TARGETS["x86-64-v4"]
 CPUS = "x86-64-v3, x86-64-v4, x86-64-v3-vnni, x86-64-v4-vnni, x86-64-v4-bf16"
-NAMES = f"{CPUS}, cuda-sm_80, cuda-sm_86, cuda-sm_89, cuda-sm_90, cuda-sm_100, cuda-sm_120, cuda"
+NAMES = f"{CPUS}, cuda-sm_80, cuda-sm_86, cuda-sm_89, cuda-sm_90, cuda-sm_100, cuda-sm_120, cuda-sm_90a, cuda"
 
 CPUINFO = """\
 processor\t: 0

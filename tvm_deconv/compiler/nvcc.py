@@ -101,7 +101,8 @@ def options(target: CudaTarget, nvcc: str) -> list[str]:
     """
     known = known_code(nvcc) if target.ptx else target.code
     made = [("sm", *code) for code in target.code if code in known] + [("compute", *code) for code in target.ptx]
-    return [f"-gencode=arch=compute_{major}{minor},code={kind}_{major}{minor}" for kind, major, minor in made]
+    own = "a" if target.own else ""
+    return [f"-gencode=arch=compute_{major}{minor}{own},code={kind}_{major}{minor}{own}" for kind, major, minor in made]
 
 
 def compile_library(

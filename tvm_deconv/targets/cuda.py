@@ -23,11 +23,13 @@ _CODE: tuple[Capability, ...] = ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0
 class CudaTarget(Target):
     """CUDA devices: a library has machine code for the capabilities in `code` and PTX for those in `ptx`.
 
-    The host part of such a library runs on any x86-64 CPU.
+    Code of their `own` has instructions that no later device has, and runs on those capabilities alone. The host part
+    of a library runs on any x86-64 CPU.
     """
 
     code: tuple[Capability, ...]
     ptx: tuple[Capability, ...] = ()
+    own: bool = False
 
     backend: ClassVar[str] = "cuda"
     memory: ClassVar[str] = "cuda"
@@ -57,12 +59,14 @@ class CudaTarget(Target):
     def fit(self, capability: Capability) -> Capability:
         """Return the machine code that a device of `capability` runs; (0, 0) if it has to compile PTX."""
         major, minor = capability
-        return max((known for known in self.code if known[0] == major and known[1] <= minor), default=(0, 0))
+        fitting = (known for known in self.code if known[0] == major and known[1] <= minor)
+        return max((known for known in fitting if not self.own or known == capability), default=(0, 0))
 
     @property
     def machines(self) -> str:
         """See Target; devices are known by their compute capability."""
-        exact = [f"{major}.{minor} and later {major}.x" for major, minor in self.code]
+        later = "{0}.{1}" if self.own else "{0}.{1} and later {0}.x"
+        exact = [later.format(*code) for code in self.code]
         listing = ", ".join(exact + [f"{major}.{minor} and later" for major, minor in self.ptx])
         return f"compute capability {listing}"
 
@@ -72,6 +76,7 @@ CUDA_TARGETS: Mapping[str, CudaTarget] = {
     target.name: target
     for target in (
         *(CudaTarget(name=f"cuda-sm_{major}{minor}", code=((major, minor),)) for major, minor in _CODE),
+        CudaTarget(name="cuda-sm_90a", code=((9, 0),), own=True),
         CudaTarget(name="cuda", code=((8, 0), (9, 0), (10, 0), (12, 0)), ptx=((9, 0),)),
     )
 }
@@ -84,7 +89,7 @@ def cuda_target(capability: Capability) -> CudaTarget:
         least = min(known for target in CUDA_TARGETS.values() for known in target.code)
         rule = f"must be a device of compute capability {'.'.join(map(str, least))} or later"
         raise ProblemError("target", ".".join(map(str, capability)), rule)
-    return max(fitting, key=lambda target: (target.fit(capability), -len(target.code)))
+    return max(fitting, key=lambda target: (target.fit(capability), not target.own, -len(target.code)))
 
 
 def cuda_driver(device: int = 0) -> ctypes.CDLL:

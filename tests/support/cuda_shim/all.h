@@ -1,5 +1,5 @@
 // What every generated source includes, for a precompiled header.
-#include "warp.h"
+#include "hopper.h"
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <math.h>

@@ -27,6 +27,7 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __shared__ static __attribute__((section("shim_shared")))
 #define __align__(n) alignas(n)
 #define __restrict__ __restrict
@@ -67,7 +68,17 @@ inline float __uint_as_float(unsigned bits) { float value; std::memcpy(&value, &
 static uint3 blockIdx;
 
 struct ShimCopy { void* to; const void* from; unsigned size; };
-struct ShimFiber { ucontext_t context; bool done, waits; unsigned operations; std::deque<std::vector<ShimCopy>> copies; };
+using ShimProducts = std::vector<std::function<void()>>;  // of a thread, which reads its operands when it waits for them
+struct ShimFiber {
+  ucontext_t context;
+  bool done, waits, fenced;
+  unsigned operations;
+  std::deque<std::vector<ShimCopy>> copies;
+  std::deque<ShimProducts> products;
+  std::function<bool()> until;  // what it waits for, besides barriers of the block
+};
+static size_t shim_shared = 99 << 10;  // bytes of a block, on all devices; those of 9.0 have more
+static void shim_forget_barriers();
 static std::vector<ShimFiber> shim_fibers;
 static std::vector<char> shim_stacks;
 static ucontext_t shim_scheduler;
@@ -113,7 +124,7 @@ struct ShimDynamic {
   explicit ShimDynamic(size_t size) : size(size), inner((size + page - 1) / page * page) {
     whole = (char*)mmap(nullptr, inner + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     mprotect(whole + inner, page, PROT_NONE);
-    shim_dynamic = whole + (inner - size) / 64 * 64;
+    shim_dynamic = whole + (inner - size) / 64 * 64;  // lines with swizzles: sizes of multiples of 1024
   }
   ~ShimDynamic() { munmap(whole, inner + page); }
 };
@@ -177,7 +188,7 @@ cudaError_t shim_launch(const cudaLaunchConfig_t* config, void (*kernel)(Params.
   unsigned threads = config->blockDim.x, warps = (threads + 31) / 32;
   shim_failure = nullptr;
   size_t given = config->dynamicSmemBytes, permitted = std::max(48 << 10, shim_permitted[(const void*)kernel]);
-  if (threads > 1024 || !config->gridDim.x || config->gridDim.x > 0x7fffffff || given > 99 << 10 || given > permitted) {
+  if (threads > 1024 || !config->gridDim.x || config->gridDim.x > 0x7fffffff || given > shim_shared || given > permitted) {
     shim_fail("a launch beyond what devices have");
     return cudaErrorOfShim;
   }
@@ -199,13 +210,17 @@ cudaError_t shim_launch(const cudaLaunchConfig_t* config, void (*kernel)(Params.
       fiber.context.uc_stack.ss_sp = shim_stacks.data() + t * SHIM_STACK;
       fiber.context.uc_stack.ss_size = SHIM_STACK;
       fiber.context.uc_link = nullptr;
-      fiber.done = fiber.waits = false;
+      fiber.done = fiber.waits = fiber.fenced = false;
+      fiber.until = nullptr;
+      fiber.products.assign(1, {});
       fiber.operations = 0;
       fiber.copies.assign(1, {});
       makecontext(&fiber.context, shim_entry, 0);
     }
+    shim_forget_barriers();
     for (bool running = true; running;) {
-      unsigned ended = 0;
+      unsigned ended = 0, held = 0;
+      bool went = false;
       shim_chance = shim_chance * 1664525 + 1013904223;
       for (unsigned turn = 0; turn < warps; ++turn)
         for (bool some = true; some;) {
@@ -213,13 +228,20 @@ cudaError_t shim_launch(const cudaLaunchConfig_t* config, void (*kernel)(Params.
           unsigned warp = 32 * (shim_chance >> 31 ? warps - 1 - turn : turn);
           for (unsigned t = warp; t < std::min(warp + 32, threads); ++t) {
             ShimFiber& fiber = shim_fibers[t];
-            if (fiber.done || fiber.waits) continue;
+            if (fiber.done || fiber.waits || (fiber.until && !fiber.until())) continue;
+            fiber.until = nullptr;
             shim_current = t;
             swapcontext(&shim_scheduler, &fiber.context);
             if (shim_faulted) return cudaErrorOfShim;
-            some = true;
+            some = went = true;
           }
         }
+      for (ShimFiber& fiber : shim_fibers) held += !!fiber.until;
+      if (held && !went) {
+        shim_fail("a wait that nothing ends");
+        return cudaErrorOfShim;
+      }
+      if (held) continue;
       for (ShimFiber& fiber : shim_fibers) {
         ended += fiber.done;
         fiber.waits = false;
@@ -228,9 +250,12 @@ cudaError_t shim_launch(const cudaLaunchConfig_t* config, void (*kernel)(Params.
       if (ended && ended != threads) shim_fail("a barrier that not all threads reach");
       running = !ended;
     }
-    for (const ShimFiber& fiber : shim_fibers)
+    for (const ShimFiber& fiber : shim_fibers) {
       for (const auto& group : fiber.copies)
         if (!group.empty()) shim_fail("a copy that nothing waits for");
+      for (const auto& group : fiber.products)
+        if (!group.empty()) shim_fail("a product that nothing waits for");
+    }
     if (shim_failure) return cudaErrorOfShim;
   }
   return cudaSuccess;
