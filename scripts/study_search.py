@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Measure many plans of eight layers of all kinds, then see which of them the search finds.
 
-    scripts/study_search.py measure study --plans 500 --seconds 200    # again, until no plan is left
+    until scripts/study_search.py measure study; do :; done    # fails as long as there is more to measure
     scripts/study_search.py replay study
 
-The first command compiles and measures plans on one thread, the default first, half of the others the cheapest and half
-drawn from the rest. The directory is a tuning log, so it continues where it was stopped, unless a kernel was edited.
-When all plans of a layer are measured, its fastest take turns. The second command lets the search choose among the
-plans that were measured, and prints times relative to the fastest of them.
+The first command compiles and measures plans on one thread for nine minutes, the default first, half of the others the
+cheapest and half drawn from the rest. The directory is a tuning log, so it continues where it was stopped, unless a
+kernel was edited. When all plans of a layer are measured, its fastest take turns. The second command lets the search
+choose among the plans that were measured, and prints times relative to the fastest of them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import tvm_deconv as td
@@ -67,27 +69,53 @@ def sample(problem: td.Problem, target: Target, plans: int) -> list[Schedule]:
     return list(dict.fromkeys([default_schedule(problem, target), *mixed, *cheap]))[:plans]
 
 
-def measure(target: Target, folder: Path, plans: int, seconds: float) -> None:
-    """Measure plans of all layers in turns until none is left, or `seconds` are over."""
-    end, log = time.monotonic() + seconds, Log(folder)
+@dataclass(frozen=True)
+class Layer:
+    """A layer whose plans `wanted` are measured."""
+
+    search: Search
+    wanted: Sequence[Schedule]
+
+    @property
+    def left(self) -> list[Schedule]:
+        """What is not measured yet."""
+        return [schedule for schedule in self.wanted if schedule not in self.search.tried]
+
+    @property
+    def ended(self) -> bool:
+        """Whether the fastest have taken turns, or the default does not run."""
+        default = self.search.tried.get(self.search.default)
+        return self.search.broken or (not self.left and default is not None and default.default_ratio is not None)
+
+    def step(self, evaluator: Evaluator) -> None:
+        """Measure some plans; when none is left, let the fastest take turns."""
+        left = self.left
+        for record in evaluator.round(self.search, left[:CHUNK]):
+            self.search.note(record)
+        if not left:
+            timed = [record for record in self.search.tried.values() if record.seconds]
+            fastest = sorted(timed, key=lambda record: record.seconds or 0.0)[:FINALISTS]
+            decide(self.search, evaluator, list(dict.fromkeys([self.search.default, *(x.schedule for x in fastest)])))
+
+
+def measure(target: Target, folder: Path, plans: int, seconds: float) -> bool:
+    """Measure plans of all layers in turns until none is left, or `seconds` are over; return whether none is left."""
+    start, log = time.monotonic(), Log(folder)
     with LocalRunner(1) as runner, Evaluator(target, runner, log, seed=0, jobs=None, timeout=30.0) as evaluator:
         records = read(target.name, folder)
-        open_searches = [
-            (name, Search(problem, target, records, evaluator.conditions, None), sample(problem, target, plans))
-            for name, problem in studied().items()
+        layers = [
+            Layer(Search(problem, target, records, evaluator.conditions, None), sample(problem, target, plans))
+            for problem in studied().values()
         ]
-        while open_searches and time.monotonic() < end:
-            name, search, wanted = open_searches.pop(0)
-            left = [schedule for schedule in wanted if schedule not in search.tried]
-            for record in evaluator.round(search, left[:CHUNK]):
-                search.note(record)
-            print(f"{name}: {len(search.tried)} of {len(wanted)}", flush=True)
-            if len(left) > CHUNK:
-                open_searches.append((name, search, wanted))
-            elif left:
-                timed = [record for record in search.tried.values() if record.seconds]
-                fastest = sorted(timed, key=lambda record: record.seconds or 0.0)[:FINALISTS]
-                decide(search, evaluator, list(dict.fromkeys([search.default, *(one.schedule for one in fastest)])))
+        before = sum(len(layer.left) for layer in layers)
+        while (unfinished := [layer for layer in layers if not layer.ended]) and time.monotonic() - start < seconds:
+            max(unfinished, key=lambda layer: len(layer.left)).step(evaluator)
+        complaints = evaluator.disturbance.complaints
+    left = sum(len(layer.left) for layer in layers)
+    taken = time.monotonic() - start
+    print(f"{before - left} plans in {taken:.0f} s, {left} left, {taken / max(before - left, 1):.2f} s each", end="")
+    print(f"; the machine was busy: {'; '.join(complaints)}" if complaints else "", flush=True)
+    return not unfinished
 
 
 class Replayed(Search):
@@ -114,10 +142,11 @@ class Replayed(Search):
 def replay(target: Target, folder: Path) -> None:
     """Print the table of all layers with measurements."""
     records = read(target.name, folder)
-    print("| layer | plans | default | 16 trials | at its end | trials |\n|---|---:|---:|---:|---:|---:|")
+    print("| layer | plans | best ms | default | 16 trials | 64 trials at most | trials |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
     rows: list[list[float]] = []
     for name, problem in studied().items():
-        measured = {one.schedule: one for one in records.by_problem.get(problem.artifact_key, ()) if one.seconds}
+        measured = {one.schedule: one for one in records.comparable(problem.artifact_key)}
         if not measured:
             continue
         search = Replayed(problem, target, measured)
@@ -125,10 +154,11 @@ def replay(target: Target, folder: Path) -> None:
         best = min(record.seconds or float("inf") for record in measured.values())
         default = measured[search.default].seconds or float("inf")
         rows.append([default / best, min(trials[:16]) / best, min(trials) / best])
-        print(f"| {name} | {len(measured)} | {_ratios(rows[-1])} | {len(trials)} |")
+        print(f"| {name} | {len(measured)} | {1e3 * best:.3f} | {_ratios(rows[-1])} | {len(trials)} |")
     if rows:
         means = [statistics.geometric_mean(column) for column in zip(*rows, strict=True)]
-        print(f"| geometric mean | | {_ratios(means)} | |")
+        print(f"| geometric mean | | | {_ratios(means)} | |")
+        print(f"| worst | | | {_ratios([max(column) for column in zip(*rows, strict=True)])} | |")
 
 
 def _ratios(values: Sequence[float]) -> str:
@@ -142,13 +172,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--target", default=native().name, help="default: the widest of this machine")
     parser.add_argument("--plans", type=int, default=500, help="of each layer, at most")
-    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--seconds", type=float, default=540.0, help="default: %(default)s")
     arguments = parser.parse_args()
     target = get(arguments.target)
     if arguments.command == "measure":
-        measure(target, arguments.folder, arguments.plans, arguments.seconds)
-    else:
-        replay(target, arguments.folder)
+        sys.exit(not measure(target, arguments.folder, arguments.plans, arguments.seconds))
+    replay(target, arguments.folder)
 
 
 if __name__ == "__main__":
