@@ -582,6 +582,8 @@ def test_selection_by_capability(tmp_path):
 def test_targets():
     assert CUDA_TARGETS["cuda-sm_90"].runs_on((9, 0))
     assert not CUDA_TARGETS["cuda-sm_90"].runs_on((10, 0))
+    assert CUDA_TARGETS["cuda-sm_90a"].runs_on((9, 0))
+    assert not CUDA_TARGETS["cuda-sm_90a"].runs_on((9, 1))
     assert not CUDA_TARGETS["cuda-sm_86"].runs_on((8, 0))
     assert targets.get("cuda") is CUDA_TARGETS["cuda"]
     with pytest.raises(ProblemError, match=r"must be one of x86-64-v3, .*, cuda-sm_80"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import tvm_ffi
-from support.cuda_kernels import build_kernel
+from support.cuda_kernels import HOPPER, build_kernel
 
 import tvm_deconv as td
 from tvm_deconv.artifact import needs
@@ -21,6 +21,7 @@ from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.errors import BuildError, CompilerNotFound
 from tvm_deconv.runtime import loader
 from tvm_deconv.runtime.verify import verify
+from tvm_deconv.schedules.cuda import wgmma
 from tvm_deconv.schedules.cuda.lower import source
 from tvm_deconv.targets import CUDA_TARGETS
 
@@ -109,6 +110,32 @@ def test_the_instructions(name, tmp_path):
 
 
 @needs_nvcc
+def test_the_instructions_of_hopper(tmp_path):
+    """Products of warpgroups that are not serialized, loads of boxes, phases of barriers; no stack and no spill."""
+    kernel = build_kernel(PRODUCT.replace(in_channels=128, dtype="float16", data_format="NXC"), wgmma.ALGORITHM)
+    path = tmp_path / "kernels.cu"
+    path.write_text(source(kernel.functions).partition("#include <tvm/ffi")[0])
+    command = [nvcc.find_nvcc(), "-cubin", "-O3", "-std=c++17", "-Xptxas", "-v", "-ccbin", find_compiler(), "--keep"]
+    command += [
+        "--keep-dir",
+        str(tmp_path),
+        *nvcc.options(HOPPER, ""),
+        str(path),
+        "-o",
+        str(tmp_path / "kernels.cubin"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "serialized" not in done.stderr
+    assert {resources.architecture for resources in nvcc.parse_resources(done.stderr)} == {"sm_90a"}
+    assert not [one for one in nvcc.parse_resources(done.stderr) if one.stack_bytes or one.spill_bytes]
+    code = (tmp_path / "kernels.ptx").read_text()
+    assert re.search(r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.f16\.f16", code)
+    assert re.search(r"cp\.async\.bulk\.tensor\.5d.*mbarrier::complete_tx", code)
+    assert "mbarrier.try_wait.parity" in code
+
+
+@needs_nvcc
 @pytest.mark.slow
 def test_every_layer_builds():
     """All layers of the example, for 8.0 and 9.0, in all but bfloat16, channels second: half an hour of a processor."""
@@ -144,6 +171,7 @@ def test_an_older_nvcc_leaves_new_devices_to_ptx(tmp_path):
     assert found == [f"-gencode=arch={code}" for code in codes]
     # Without PTX nvcc is to say itself that it does not know them.
     assert nvcc.options(CUDA_TARGETS["cuda-sm_120"], str(old)) == ["-gencode=arch=compute_120,code=sm_120"]
+    assert nvcc.options(HOPPER, str(old)) == ["-gencode=arch=compute_90a,code=sm_90a"]
 
 
 SYMBOLS = 2  # the type of the section with the symbols that nobody links against
