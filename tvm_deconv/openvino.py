@@ -26,6 +26,7 @@ _MOST_SHAPES = 256  # that an operation remembers
 _NOT_ALONE = (
     "it stands in a graph within the model's own, or shares its name, or that of a node that it absorbs, with others"
 )
+_ON_INTEGERS = "it is quantized: its operation would have to take the integers behind FakeQuantize"
 #: Rounds of a run of each: at least so many, then until so many seconds are over.
 _LEAST, _SECONDS = 6, 0.5
 #: Names of operations, and of the transpositions around them, begin with this and a number.
@@ -43,11 +44,12 @@ class Operations(dict[str, Any]):
 def problems(path: str | os.PathLike[str], *, extents: Mapping[str, tuple[int, int]] | None = None) -> list[Problem]:
     """Return the problems to compile for a model, so that `replace` can choose the layout of each layer.
 
-    They are those that `scan` finds, with the same `extents`. Each of fixed extents is there in `N C *X`, as models
-    have it, and in `N *X C`, as OpenVINO keeps data between convolutions. Raises SourceError.
+    They are those that `scan` finds, with the same `extents`, but the quantized ones, which `replace` leaves. Each of
+    fixed extents is there in `N C *X`, as models have it, and in `N *X C`, as OpenVINO keeps data between convolutions.
+    Raises SourceError.
     """
-    found = dict.fromkeys(layer.problem for layer in scan(path, extents=extents) if layer.problem is not None)
-    return [form for problem in found for form in _forms(problem)]
+    found = dict.fromkeys(layer.problem for layer in scan(path, extents=extents))
+    return [form for problem in found if problem is not None and not problem.quantization for form in _forms(problem)]
 
 
 def replace(
@@ -101,6 +103,9 @@ def _bound(model: Any, layers: Iterable[FoundLayer], library: Library) -> tuple[
         alone = all(names[name] == 1 for name in (layer.name, *layer.fused)) and kinds[layer.name] in OPERATORS
         if not alone:
             left[layer.name] = _NOT_ALONE
+            continue
+        if layer.scaling is not None:
+            left[layer.name] = _ON_INTEGERS
             continue
         problems = [None] if layer.problem is None else _forms(layer.problem)
         found = [dataclasses.replace(layer, problem=problem).bind(library) for problem in problems]

@@ -10,8 +10,10 @@ from openvino import opset1, opset5, opset13
 from openvino.utils.node_factory import NodeFactory
 from support.tolerances import assert_close
 
+import tvm_deconv as td
 from tvm_deconv import Epilogue, SourceError
 from tvm_deconv.frontends import scan
+from tvm_deconv.openvino import problems, replace
 from tvm_deconv.problem.reference import reference
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -246,11 +248,82 @@ def test_filters_of_quantized_models(tmp_path, form):
         path = save(tmp_path, data, opset1.convolution_backprop_data(source, filter, [2, 2]))
         (layer,) = scan(path)
         notes = ["as float32: its data are quantized"] * quantized + ["filter stored as int8"] * (form != "fake")
-        assert layer.note == ", ".join(notes)
+        assert layer.note.split(": FakeQuantize")[0] == ", ".join(notes)
+        assert layer.note.endswith("with 0 among at most 256 levels, the same for its result") == quantized
     x = uniform(*layer.problem.data_shape)
     model = openvino.Model([opset1.convolution_backprop_data(data, filter, [2, 2])], [data], "model")
     openvino.serialize(model, tmp_path / "model.xml")
     assert_close(reference(layer.problem, x, layer.filter), openvino_outputs(tmp_path / "model.xml", x)[0])
+
+
+def fake_quantize(node, low, high, levels=256):
+    bounds = [opset1.constant(np.float32(value)) for value in (low, high)]
+    return opset1.fake_quantize(node, *bounds, *bounds, levels)
+
+
+def low_precision(folder, form="fake", zero=100, groups=1, output=True, levels=256):
+    """FakeQuantize on the data, on a filter of 6 output channels in all, and behind bias and ReLU."""
+    data = opset1.parameter((2, 4, 5, 6), np.float32, name="data")
+    source = fake_quantize(data, -0.03 * zero, 0.03 * (levels - 1 - zero), levels)
+    shape = (4, 6, 4, 4) if groups == 1 else (groups, 4 // groups, 6 // groups, 4, 4)
+    scales = RNG.uniform(0.01, 0.02, (6 // groups, 1, 1)).astype(np.float32)
+    if form == "fake":
+        filter = fake_quantize(constants(*shape), -127 * scales, 127 * scales, 255)
+    else:
+        filter = opset1.convert(opset1.constant(RNG.integers(-99, 99, shape).astype(np.int8)), np.float32)
+        if form != "integers":
+            filter = opset1.subtract(filter, opset1.constant(np.float32(7.5 if form == "halves" else 7)))
+        filter = opset1.multiply(filter, opset1.constant(scales))
+    operator = opset1.convolution_backprop_data if groups == 1 else opset1.group_convolution_backprop_data
+    made = opset1.relu(opset1.add(operator(source, filter, [2, 2]), constants(1, 6, 1, 1)))
+    return save(folder, data, fake_quantize(made, -0.5, 12.25) if output else made)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"form": "integers"}, {"form": "zero point"}, {"groups": 2}, {"zero": 128}, {"zero": 0, "levels": 128}],
+)
+def test_layers_of_low_precision_are_quantized(tmp_path, options):
+    path = low_precision(tmp_path, **options)
+    (layer,) = scan(path)
+    p, scaling = layer.problem, layer.scaling
+    assert (p.dtype, str(p.quantization)) == (
+        "uint8", "uint8.uint8" if options.get("form") == "zero point" else "int8.uint8",
+    )  # fmt: skip
+    assert (scaling.data_zero_point, scaling.output_zero_point, layer.note) == (options.get("zero", 100), 10, "")
+    assert len(layer.fused) == 3
+    stored = RNG.integers(0, options.get("levels", 256), p.data_shape).astype(np.uint8)
+    data = (scaling.data_scale * (stored - float(scaling.data_zero_point))).astype(np.float32)
+    (wanted,) = openvino_outputs(path, data)
+    found = reference(p, stored, layer.filter, layer.bias, scaling)
+    step = scaling.output_scale
+    difference = np.abs(step * (found - float(scaling.output_zero_point)) - wanted)
+    assert len(np.unique(wanted)) > 30
+    assert difference.max() <= 1.01 * step
+    assert np.mean(difference > 0.5 * step) < 0.02
+
+
+def test_layers_of_low_precision_stay_with_openvino(tmp_path):
+    path = low_precision(tmp_path)
+    (layer,) = scan(path)
+    model = openvino.Core().read_model(path)
+    operations = replace(model, path, td.load(tmp_path, fallback="reference"), measure=False)
+    assert not operations
+    assert "it is quantized" in operations.left[layer.name]
+    assert problems(path) == []
+
+
+def test_low_precision_that_stays_in_float32(tmp_path):
+    for options, reason in (
+        ({"zero": 99.5}, "with 0 among at most 256 levels, the same for its result"),
+        ({"form": "halves"}, "its filter must be integers with a scale, one or one for each output channel"),
+        ({"output": False}, "its bias is not one of int32 in units of data and filter"),
+        ({"zero": -1}, "data_zero_point=-1: must be from 0 to 255, the range of uint8"),
+    ):
+        (layer,) = scan(low_precision(tmp_path, **options))
+        assert layer.problem.dtype == "float32"
+        assert layer.scaling is None
+        assert layer.note.endswith(reason)
 
 
 def test_notes_tell_what_makes_the_filter(tmp_path):

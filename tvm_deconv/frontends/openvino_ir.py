@@ -25,10 +25,11 @@ from tvm_deconv.frontends.folding import absorb
 from tvm_deconv.frontends.graph import ADD, BATCH_NORM, MULTIPLY, SUBTRACT, Graph, Node, arguments_of
 from tvm_deconv.frontends.layers import FoundLayer, uncovered
 from tvm_deconv.frontends.packages import missing_package
-from tvm_deconv.frontends.quantization import fake_quantized
+from tvm_deconv.frontends.quantization import Stored, fake_quantized, levels_of, quantized
 from tvm_deconv.problem import ACTIVATIONS, Array, Problem
 from tvm_deconv.problem.activations import Argument
 from tvm_deconv.problem.arrays import numpy_dtype
+from tvm_deconv.problem.quantization import STORED
 
 OPERATORS = ("ConvolutionBackpropData", "GroupConvolutionBackpropData")
 #: element type -> NumPy name
@@ -149,6 +150,15 @@ def _fit(values: Sequence[Array]) -> bool:
     )
 
 
+def _of_outputs(value: Array, rank: int, grouped: bool) -> Array | None:
+    """Return numbers that broadcast against a filter of that `rank`, one or ``[C]``; None along other axes."""
+    shape = (1,) * (rank - value.ndim) + value.shape
+    if value.size == 1:
+        return value.reshape(())
+    several = [axis for axis, extent in enumerate(shape) if extent != 1]
+    return value.reshape(-1) if len(shape) == rank and several == [1 + grouped] else None
+
+
 def _rank(layer: _Layer, filter: _Port) -> int:
     """Return the rank of a layer's data, which its filter tells."""
     return len(filter.shape) - layer.type.startswith("Group")
@@ -197,9 +207,80 @@ class _Net:
         if filter is not None and (filter.shape, filter.dtype.name) != (problem.filter_shape, problem.dtype):
             raise SourceError("filter", filter.shape, f"must be what port 1 of {layer.name} says ({self._path})")
         (number,) = layer.outputs
-        steps = self._graph.steps((layer.id, number), problem.rank + 2, *problem.bias_shape)
+        steps = [*self._graph.steps((layer.id, number), problem.rank + 2, *problem.bias_shape)]
         found = FoundLayer(layer.name, layer.type, problem, filter, note=self._note(layer, problem, filter))
-        return absorb(found, steps, self._constants.take)
+        found = absorb(found, steps, self._constants.take)
+        ends = {sum(len(step.nodes) for step in steps[: i + 1]): step.output for i, step in enumerate(steps)}
+        return self._on_integers(layer, found, filter, ends.get(len(found.fused), (layer.id, number)))
+
+    def _on_integers(self, node: _Layer, layer: FoundLayer, filter: Array | None, made: Hashable) -> FoundLayer:
+        """Return a layer whose data FakeQuantize makes as a quantized one, or with the reason why it is none."""
+        maker = self._maker(node, 0)
+        if maker is None or maker.type != "FakeQuantize" or filter is None:
+            return layer
+        user = self._graph.only_user(made)
+        after = self._layers.get(user.output[0]) if user is not None and isinstance(user.output, tuple) else None
+        found, result = self._levels(maker), self._levels(after)
+        output = result[0] if result is not None and result[1] == 256 else None
+        stored = self._stored_filter(node, filter)
+        made_of: FoundLayer | str
+        if found is None:
+            made_of = f"{maker.name} must have constant ranges with 0 among at most 256 levels, the same for its result"
+        elif layer.filter is not filter:
+            made_of = "a scale behind it must be folded into its filter before that is quantized"
+        elif stored is None:
+            made_of = "its filter must be integers with a scale, one or one for each output channel"
+        else:
+            made_of = quantized(layer, found[0], *stored, output)
+        if isinstance(made_of, str):
+            return dataclasses.replace(layer, note=f"{layer.note}: {made_of}")
+        if user is not None and output is not None:
+            made_of = dataclasses.replace(made_of, fused=(*made_of.fused, user.name))
+        return made_of
+
+    def _levels(self, layer: _Layer | None) -> tuple[Stored, int] | None:
+        """Return the integers of a FakeQuantize with constant ranges, and how many there are; None of another."""
+        if layer is None or layer.type != "FakeQuantize" or len(layer.inputs) != 5:
+            return None
+        low, high, least, most = (self._input(layer, index) for index in range(1, 5))
+        levels = self._number(layer, "levels")
+        if low is None or high is None or least is None or most is None or not 2 <= levels <= 256:
+            return None
+        if low.shape != high.shape or not (np.array_equal(low, least) and np.array_equal(high, most)):
+            return None
+        stored = levels_of(low, high, int(levels))
+        return None if stored is None else (stored, int(levels))
+
+    def _stored_filter(self, node: _Layer, filter: Array) -> tuple[Array, Stored] | None:
+        """Return the integers of a filter, and how they stand for it; None if it is not made of integers like that."""
+        maker = self._maker(node, 1)
+        stored = self._multiplied(maker) if maker is not None and maker.type == "Multiply" else None
+        levels = self._levels(maker)
+        if levels is not None:
+            stored, zero = levels[0], levels[0].zero_point
+            if zero.max() <= 128 and (levels[1] - 1 - zero).max() <= 127:
+                stored = stored._replace(dtype="int8", zero_point=np.zeros_like(zero))
+        if stored is None:
+            return None
+        with np.errstate(all="ignore"):
+            integers = np.rint(filter / stored.scale + stored.zero_point).astype(stored.dtype)
+        grouped = node.type.startswith("Group")
+        scale, zero_point = (_of_outputs(value, filter.ndim, grouped) for value in stored[1:])
+        if scale is None or zero_point is None:
+            return None
+        return integers, Stored(stored.dtype, scale, zero_point)
+
+    def _multiplied(self, layer: _Layer) -> Stored | None:
+        """Return how integers, less a zero point or none, times a scale stand for a constant; None of another."""
+        scale, source = self._input(layer, 1), self._maker(layer, 0)
+        zero: Array | None = np.zeros((), np.int64)
+        if source is not None and source.type == "Subtract":
+            zero, source = self._input(source, 1), self._maker(source, 0)
+        source = self._maker(source, 0) if source is not None and source.type == "Convert" else None
+        dtype = "" if source is None else _ELEMENT_TYPES.get(source.data.get("element_type", ""), "")
+        if dtype not in STORED or scale is None or zero is None or not np.all(np.rint(zero) == zero):
+            return None
+        return Stored(dtype, scale, zero.astype(np.int64))
 
     def _problem(self, layer: _Layer) -> Problem | str:
         """Return the problem of a transposed convolution, or the reason why it is not covered."""

@@ -63,6 +63,17 @@ def quantized(
 
 
 @np.errstate(all="ignore")  # what does not fit is looked for
+def levels_of(low: Array, high: Array, levels: int) -> Stored | None:
+    """Return `levels` numbers from `low` to `high` as uint8; None if there are none, or 0 is none of them."""
+    scale = (high.astype(np.float64) - low) / (levels - 1)
+    place = -low.astype(np.float64) / scale
+    zero = np.rint(place)
+    if not scale.size or not np.all((scale > 0) & (np.abs(place - zero) < 1e-3)):
+        return None
+    return Stored("uint8", scale, zero.astype(np.int64))
+
+
+@np.errstate(all="ignore")  # what does not fit is looked for
 def _in_units(bias: Array, unit: Array, most: Array | float) -> Array | None:
     """Return `bias` in int32, in these units; None if rounding changes it by more than `most`, or 32 bits are few."""
     whole = np.rint(bias.astype(np.float64) / unit)
