@@ -179,6 +179,7 @@ def _activation_step(node: str, activation: str, numbers: Mapping[str, float]) -
         return None
 
 
+@np.errstate(all="ignore")  # absorb looks for what is not finite
 def batch_norm_step(node: str, parameters: Sequence[Array], epsilon: float, channels: int) -> Step | None:
     """Return the step of a batch normalisation with gamma, beta, mean and variance, each ``[channels]``."""
     if len(parameters) != 4 or any(value.shape != (channels,) for value in parameters):
