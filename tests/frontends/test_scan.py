@@ -52,6 +52,7 @@ def survives(path, content):
         assert all((layer.problem is None) == bool(layer.reason) for layer in layers)
 
 
+@pytest.mark.filterwarnings("ignore:.*means nothing; did you mean")  # a damaged name of a field
 @pytest.mark.parametrize("name", SOURCES)
 @settings(max_examples=100)
 @given(data=st.data())
