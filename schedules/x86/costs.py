@@ -3,8 +3,9 @@
 `tiles` and `matrix_tiles` count the steps of a plan; the constants here say what a step costs. Those of 256 bits are
 fitted to 3,400 plans of 100 layers on a Zen 3 server (family 25, model 1), those of 512 bits to 3,551 plans on a Zen 4
 server (family 25, model 17). Of 512 bits, `lane_sum` is fitted to 140 plans of 15 layers in `N *X C` on a Zen 5
-server (family 26, model 2). `channel_finish`, `apart`, `spilled` and `register_task` were set by the times of a few
-layers there; among those plans no other values gave better defaults. Sizes of caches come from the target.
+server (family 26, model 2), `memory_bytes`, `waiting` and `slack` to the installed records of 89 problems from it.
+`channel_finish`, `apart`, `spilled` and `register_task` were set by the times of a few layers there; among those plans
+no other values gave better defaults. Sizes of caches come from the target.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class Costs:
     - `finish`: to finish a vector of the output and copy it. Element by element it is `lanes / scattered` vectors.
     - `register_finish`: to store a vector of the output straight from its accumulators. `aliased` comes on top where a
       register tile stores past the caches to several rows at the same offset in a page.
-    - `channel_finish`: to store a vector of channels straight from its accumulators. `apart` comes on top where other
-      phases of the same position are not stored next to it, or other tiles of channels share its lines. `spilled` is
+    - `channel_finish`: to store a vector of channels straight from its accumulators. `apart` comes on top where not
+      all phases along a row are stored together, or other tiles of channels share its lines. `spilled` is
       the factor for tiles of several phases whose accumulators and operands exceed the registers. `lane_sum`: to add
       up the lanes of an accumulator.
     - `piece`: to start on another piece of the caller's memory, which begins with a cache miss. `position` is the same
@@ -44,13 +45,15 @@ class Costs:
     - `move`: to move a vector through the caches; `transpose`: to transpose it; `transform`: to transform it along one
       axis.
     - `far`: further cycles to write a vector that does not stay in the second-level cache; `fetch`: to read it again.
-    - `product`: measured time of the multiply-adds of a tile, relative to their cost by arithmetic.
     - `channel_task`: to start a tile of channels of a block.
     - `panel`: twice the cycles in which a vector of a panel comes from the second-level cache.
     - `reduction`: to clear and store the accumulators of a reduction, in steps of it.
     - `rows_share`: the share of the second-level cache for the rows and panels that are read again. `again`: the part
       of the time to fetch rows from beyond it that multiply-adds do not hide.
-    - `memory_bytes`: bytes per cycle of a filter that comes from memory.
+    - `memory_bytes`: bytes per cycle from memory and to it.
+    - `slack`: independent accumulators beyond those that hide the latency of a multiply-add, for late operands.
+    - `waiting`: the part of the shorter of two times, to fetch a filter and to multiply by it, that the longer does not
+      hide.
 
     Both parts use `far_bytes`, the bytes per cycle from beyond the second-level cache, and `far_share`, the share of it
     beyond which a filter or results are far.
@@ -83,13 +86,14 @@ class Costs:
     transform: float = 1.5
     far: float = 10.0
     fetch: float = 0.0
-    product: float = 1.0
     channel_task: float = 2000.0
     panel: float = 3.0
     reduction: float = 3.0
     rows_share: float = 0.75
     again: float = 1.0
-    memory_bytes: float = 16.0
+    memory_bytes: float = 8.0
+    waiting: float = 0.4
+    slack: int = 2
 
     far_bytes: float = 8.0
     far_share: float = 0.5
@@ -124,6 +128,8 @@ NARROW = replace(
     rows_share=0.85,
     again=0.59,
     memory_bytes=5.0,
+    waiting=1.0,
+    slack=0,
     far_bytes=6.9,
     far_share=0.69,
 )

@@ -264,7 +264,11 @@ class _Arithmetic:
         for work in works:
             columns = self._panels(tiles, work) * tiles.vectors
             results = results + work.rows * work.outputs * columns
-            for part in (*self._products(tiles, work), *self._transfers(tiles, work)):
+            products, filters = self._products(tiles, work), self._filter(tiles, work, len(works))
+            # The filter of Winograd's points is fetched ahead, while products of what was fetched are made.
+            waiting = self.costs.waiting if work.transformed and not tiles.whole.strassen else 1.0
+            cycles = cycles + np.maximum(products, filters) + waiting * np.minimum(products, filters)
+            for part in (*self._results(tiles, work), *self._rows(tiles, work)):
                 cycles = cycles + part
         return self._finish(tiles, results) + cycles
 
@@ -272,48 +276,57 @@ class _Arithmetic:
         """Return the panels of a product: of each part under Strassen's algorithm."""
         return ceil_div(work.phases * tiles.channels, tiles.vectors * self.lanes * tiles.whole.parts)
 
-    def _products(self, tiles: _Tiles, work: _Work) -> Iterator[Array]:
-        """Yield the cycles of multiply-adds, of storing their results, and of transforming these."""
+    def _products(self, tiles: _Tiles, work: _Work) -> Array:
+        """Return the cycles of multiply-adds."""
         panels, products, strassen = self._panels(tiles, work), tiles.rows * tiles.vectors, tiles.whole.strassen
         terms = part_channels(self.geometry.in_channels, tiles.whole, self.lanes)
         # Strassen's panels serve half as many rows each. One more independent sum hides the wait for them.
-        hidden = np.maximum((tiles.rows + tiles.vectors) / products, (LATENCY_ACCUMULATORS + strassen) / products)
+        sums = LATENCY_ACCUMULATORS + max(strassen, self.costs.slack)
+        hidden = np.maximum((tiles.rows + tiles.vectors) / products, sums / products)
         step = np.maximum(1.0, hidden)
         panel_bytes = work.taps * terms * tiles.vectors * self.lanes * self._element_bytes
         # A panel that is too large comes from the second-level cache for each tile of rows.
         far = np.maximum(step, self.costs.panel / tiles.rows)
         step = np.where(panel_bytes > self.target.l1_bytes // 2, far, step)
         reductions = ceil_div(work.rows, tiles.rows) * panels * work.points
-        yield reductions * products / 2 * (self.costs.product * work.taps * terms * step + self.costs.reduction)
+        cycles: Array = reductions * products / 2 * (work.taps * terms * step + self.costs.reduction)
+        return cycles
+
+    def _results(self, tiles: _Tiles, work: _Work) -> Iterator[Array]:
+        """Yield the cycles of storing the results of multiply-adds, and of transforming these."""
         # Strassen's results are fetched for the store and again for the transform. Winograd's save far more.
-        stored = work.rows * work.points * panels * tiles.vectors
+        stored = work.rows * work.points * self._panels(tiles, work) * tiles.vectors
         far = self._far(stored)
-        yield stored * far * (1 + 2 * strassen)
+        yield stored * far * (1 + 2 * tiles.whole.strassen)
         if work.transformed:
             yield np.where(far > 0, stored * self.costs.fetch, 0.0)
             transform = self.costs.move + self.costs.transform * work.transformed
-            yield work.rows * work.outputs * panels * tiles.vectors * transform
+            yield work.rows * work.outputs * self._panels(tiles, work) * tiles.vectors * transform
 
-    def _transfers(self, tiles: _Tiles, work: _Work) -> Iterator[Array | float]:
-        """Yield the cycles of reading again from beyond the second-level cache: rows, all points, the filter."""
-        geometry, element = self.geometry, self._element_bytes
-        panels, panel = self._panels(tiles, work), tiles.vectors * self.lanes
-        terms = part_channels(geometry.in_channels, tiles.whole, self.lanes)
+    def _rows(self, tiles: _Tiles, work: _Work) -> Iterator[Array | float]:
+        """Yield the cycles of reading rows again from beyond the second-level cache: of one product, of all points."""
+        element, panel = self._element_bytes, tiles.vectors * self.lanes
+        terms = part_channels(self.geometry.in_channels, tiles.whole, self.lanes)
         channels = row_channels(terms, self.lanes)
         # The rows of a product, if they do not fit into the cache together with a panel.
         near = (work.rows * channels + panel * terms) * work.taps * element
-        again = work.rows * (panels * tiles.vectors) * work.taps * channels / self.lanes * element
+        again = work.rows * (self._panels(tiles, work) * tiles.vectors) * work.taps * channels / self.lanes * element
         kept = self.target.l2_bytes * self.costs.rows_share
         yield np.where(near > kept, again / self.costs.far_bytes, 0.0)
         # The rows of all points, for every tile of channels. Strassen's are long and fetched ahead.
         held = work.rows * work.points * channels * work.taps * element
         if held > kept and not tiles.whole.strassen:
             yield held / self.costs.far_bytes * self.costs.again
-        # The filter, once for each block.
-        filter_bytes = work.points * work.taps * panels * panel * terms * element
-        whole = filter_bytes * ceil_div(geometry.out_channels, tiles.channels) * len(geometry.runs)
-        near = np.where(whole > self.target.l2_bytes * self.costs.far_share, filter_bytes / self.costs.far_bytes / 2, 0)
-        yield np.where(whole > _LAST_CACHE, filter_bytes / self.costs.memory_bytes, near)
+
+    def _filter(self, tiles: _Tiles, work: _Work, runs: int) -> Array:
+        """Return the cycles in which the filter comes from beyond the second-level cache, once for each block."""
+        terms = part_channels(self.geometry.in_channels, tiles.whole, self.lanes)
+        panels = self._panels(tiles, work) * tiles.vectors * self.lanes
+        fetched = work.points * work.taps * panels * terms * self._element_bytes
+        whole = fetched * ceil_div(self.geometry.out_channels, tiles.channels) * runs
+        near = np.where(whole > self.target.l2_bytes * self.costs.far_share, fetched / self.costs.far_bytes / 2, 0)
+        cycles: Array = np.where(whole > _LAST_CACHE, fetched / self.costs.memory_bytes, near)
+        return cycles
 
     def _finish(self, tiles: _Tiles, results: Array | float) -> Array:
         """Return the cycles to finish the outputs of a tile of channels, made of vectors of `results`."""
@@ -334,8 +347,11 @@ class _Arithmetic:
 
     def _far(self, vectors: Array | float) -> Array:
         """Return the further cycles per vector if as many `vectors` do not stay in the second-level cache."""
-        far = vectors * self.target.vector_bits // 8 > self.target.l2_bytes * self.costs.far_share
-        return np.where(far, self.costs.far, 0.0)
+        size = vectors * (self.target.vector_bits // 8)
+        far = np.where(size > self.target.l2_bytes * self.costs.far_share, self.costs.far, 0.0)
+        # What the last cache does not hold goes to memory and back. A store fetches its line first.
+        beyond = np.maximum(0.0, 1 - _LAST_CACHE / np.maximum(size, 1))
+        return far + beyond * 3 * (self.target.vector_bits // 8) / self.costs.memory_bytes
 
     @property
     def _element_bytes(self) -> int:

@@ -549,8 +549,7 @@ class _Arithmetic:
         if self.form == INPUTS:
             return self.costs.channel_finish + self.costs.lane_sum * self.lanes
         if self.stores_channels:
-            most = max(run.count for run in self.geometry.axes[2].runs)
-            apart = np.gcd(registers.phases.astype(np.int64), most) < most
+            apart: Array = registers.phases % self.geometry.axes[2].stride != 0
             if self.form == CHANNELS and self.geometry.out_channels * _element_bytes(self.target, self.lanes) % (
                 _LINE_BITS // 8
             ):
