@@ -159,9 +159,9 @@ def device(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def driver(tmp_path_factory):
+def driver():
     """The driver whose streams capture; artifacts of the shim find it from here on."""
-    library = ctypes.CDLL(str(compile_driver(tmp_path_factory.mktemp("driver"))))
+    library = ctypes.CDLL(str(compile_driver()))
     library.cuGraphLaunch.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     return library
 

@@ -63,9 +63,12 @@ FLAGS = ("-fPIC", "-O0", "-std=c++17", "-w", f"-I{SHIM}", f"-I{Path(tvm_ffi.__fi
 FLAGS += ("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
 
 
-def compile_driver(folder):
-    """The path of the shim's driver, compiled into a folder."""
-    path = folder / "libcuda.so.1"
+@functools.cache
+def compile_driver():
+    """The path of the shim's driver. A process has one: its libraries find that which was loaded first."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    path = Path(folder) / "libcuda.so.1"
     # By another name the shim finds it, and whoever asks whether this machine has a driver does not.
     command = [find_compiler(), "-shared", "-fPIC", "-O1", "-Wl,-soname,libshim_driver.so", str(SHIM / "driver.cc")]
     subprocess.run([*command, "-o", str(path)], check=True)

@@ -62,10 +62,10 @@ sys.exit(subprocess.run(command).returncode)
 """
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
+@pytest.fixture
+def driver():
     """A folder with libcuda.so.1."""
-    return compile_driver(tmp_path_factory.mktemp("driver")).parent
+    return compile_driver().parent
 
 
 @pytest.fixture
