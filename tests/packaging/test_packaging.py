@@ -29,6 +29,8 @@ def installed_tree():
     files = {}
     for package, folder in FOLDERS.items():
         for path in (ROOT / folder).rglob("*"):
+            if path.name == ".lock":  # of a search that has written there
+                continue
             if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".md", ".pyc"):
                 files[PurePosixPath(*package.split(".")) / path.relative_to(ROOT / folder).as_posix()] = path
     return files
