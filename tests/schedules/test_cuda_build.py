@@ -8,7 +8,6 @@ import textwrap
 from pathlib import Path
 
 import pytest
-import tvm_ffi
 from support.cuda_kernels import HOPPER, build_kernel
 
 import tvm_deconv as td
@@ -47,31 +46,17 @@ PROBLEMS = {
 ARCHITECTURES = [name.removeprefix("cuda-") for name in CUDA_TARGETS if name != "cuda"]
 
 
-def resources_of(text, directory):
-    """What ptxas says of the kernels of `text` for every architecture, of one compilation to PTX."""
+def compiled(kernel, directory, *options):
+    """What ptxas says of the kernels, and their PTX, which is kept."""
     path = directory / "kernels.cu"
-    path.write_text(text)
-    codes = ",".join(ARCHITECTURES)
+    path.write_text(source(kernel.functions).partition("#include <tvm/ffi")[0])
     command = [nvcc.find_nvcc(), "-fatbin", "-O3", "-std=c++17", "-w", "-Xptxas", "-v", "-ccbin", find_compiler()]
-    command += ["-gencode", f"arch=compute_80,code=[{codes}]", f"-I{Path(tvm_ffi.__file__).parent / 'include'}"]
-    done = subprocess.run([*command, str(path), "-o", str(directory / "x.fatbin")], capture_output=True, text=True)
+    command += ["--keep", "--keep-dir", str(directory), *options, str(path), "-o", str(directory / "kernels.fatbin")]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return nvcc.parse_resources(done.stderr)
-
-
-@needs_nvcc
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_resources_are_within_bounds(name, tmp_path):
-    """Every family for every architecture: 128 registers, static shared memory, no stack and no spill."""
-    kernel = build_kernel(PROBLEMS[name])
-    assert kernel.algorithm == f"cuda_{name.partition('_')[0]}"
-    found = resources_of(source(kernel.functions), tmp_path)
-    assert {resources.architecture for resources in found} == set(ARCHITECTURES)
-    for resources in found:
-        assert resources.registers <= 128, resources
-        assert resources.shared_bytes <= 48 << 10, resources
-        assert resources.stack_bytes == 0, resources
-        assert resources.spill_bytes == 0, resources
+    assert "serialized" not in done.stderr
+    (ptx,) = directory.glob("*.ptx")
+    return nvcc.parse_resources(done.stderr), ptx.read_text()
 
 
 #: What the code of each is made of, besides what it is not.
@@ -94,16 +79,21 @@ MADE_OF = {
 
 @needs_nvcc
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_the_instructions(name, tmp_path):
-    """Vectors, copies that run along and tensor cores where they are meant; no atomics; the arithmetic of IEEE 754."""
+def test_resources_and_instructions(name, tmp_path):
+    """Every family for every architecture: 128 registers, static shared memory, no stack and no spill.
+
+    Vectors, copies that run along and tensor cores where they are meant; no atomics; the arithmetic of IEEE 754.
+    """
     assert not [flag for flag in nvcc.FLAGS if re.search("fast|ftz|prec|fmad", flag)]
     kernel = build_kernel(PROBLEMS[name])
-    path, ptx = tmp_path / "kernels.cu", tmp_path / "kernels.ptx"
-    path.write_text(source(kernel.functions))
-    command = [nvcc.find_nvcc(), "-ptx", "-arch=compute_80", "-O3", "-std=c++17", "-w", "-ccbin", find_compiler()]
-    command += [f"-I{Path(tvm_ffi.__file__).parent / 'include'}", str(path), "-o", str(ptx)]
-    subprocess.run(command, check=True)
-    code = ptx.read_text()
+    assert kernel.algorithm == f"cuda_{name.partition('_')[0]}"
+    found, code = compiled(kernel, tmp_path, "-gencode", f"arch=compute_80,code=[{','.join(ARCHITECTURES)}]")
+    assert {resources.architecture for resources in found} == set(ARCHITECTURES)
+    for resources in found:
+        assert resources.registers <= 128, resources
+        assert resources.shared_bytes <= 48 << 10, resources
+        assert resources.stack_bytes == 0, resources
+        assert resources.spill_bytes == 0, resources
     for instruction in MADE_OF[name]:
         assert re.search(instruction, code), instruction
     assert not re.search(r"\b(atom|red|shfl|vote)\.|\.ftz|\.approx\.f32|\.full\.f32", code)
@@ -113,23 +103,9 @@ def test_the_instructions(name, tmp_path):
 def test_the_instructions_of_hopper(tmp_path):
     """Products of warpgroups that are not serialized, loads of boxes, phases of barriers; no stack and no spill."""
     kernel = build_kernel(PRODUCT.replace(in_channels=128, dtype="float16", data_format="NXC"), wgmma.ALGORITHM)
-    path = tmp_path / "kernels.cu"
-    path.write_text(source(kernel.functions).partition("#include <tvm/ffi")[0])
-    command = [nvcc.find_nvcc(), "-cubin", "-O3", "-std=c++17", "-Xptxas", "-v", "-ccbin", find_compiler(), "--keep"]
-    command += [
-        "--keep-dir",
-        str(tmp_path),
-        *nvcc.options(HOPPER, ""),
-        str(path),
-        "-o",
-        str(tmp_path / "kernels.cubin"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "serialized" not in done.stderr
-    assert {resources.architecture for resources in nvcc.parse_resources(done.stderr)} == {"sm_90a"}
-    assert not [one for one in nvcc.parse_resources(done.stderr) if one.stack_bytes or one.spill_bytes]
-    code = (tmp_path / "kernels.ptx").read_text()
+    found, code = compiled(kernel, tmp_path, *nvcc.options(HOPPER, ""))
+    assert {resources.architecture for resources in found} == {"sm_90a"}
+    assert not [one for one in found if one.stack_bytes or one.spill_bytes]
     assert re.search(r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.f16\.f16", code)
     assert re.search(r"cp\.async\.bulk\.tensor\.5d.*mbarrier::complete_tx", code)
     assert "mbarrier.try_wait.parity" in code

@@ -76,13 +76,16 @@ def compile_driver():
 
 
 @functools.cache
-def headers():
-    """A folder with the precompiled headers: they take longer than most kernels."""
+def compiler():
+    """The beginning of a command that compiles a kernel: with precompiled headers, and what emulates instructions."""
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    command = [find_compiler(), *FLAGS, "-x", "c++-header", str(SHIM / "all.h"), "-o", f"{folder}/all.h.gch"]
-    subprocess.run(command, check=True)
-    return folder
+    cc, runtime = find_compiler(), f"{folder}/runtime.o"
+    subprocess.run([cc, *FLAGS, "-x", "c++-header", str(SHIM / "all.h"), "-o", f"{folder}/all.h.gch"], check=True)
+    parts = [str(SHIM / f"{name}.cc") for name in ("runtime", "warp", "hopper")]
+    hidden = ["-fPIC", "-O1", "-std=c++17", "-fvisibility=hidden", "-r", "-nostdlib", f"-I{SHIM}"]
+    subprocess.run([cc, *hidden, *parts, "-o", runtime], check=True)
+    return [cc, f"-I{folder}", "-shared", *FLAGS, runtime]
 
 
 def compile_for_cpu(sources, directory, name):
@@ -91,7 +94,7 @@ def compile_for_cpu(sources, directory, name):
     path.write_text(for_cpu(sources))
     library = path.with_suffix(".so")
     libraries = Path(tvm_ffi.__file__).parent / "lib"
-    command = [find_compiler(), f"-I{headers()}", "-shared", *FLAGS, str(path), "-o", str(library)]
+    command = [*compiler(), str(path), "-o", str(library)]
     done = subprocess.run([*command, f"-L{libraries}", "-ltvm_ffi"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:4000]
     return tvm_ffi.load_module(str(library))

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from support.cuda_kernels import FLAGS, compile_driver, headers
+from support.cuda_kernels import compile_driver, compiler
 
 import tvm_deconv as td
 from tvm_deconv import targets
@@ -23,7 +23,6 @@ from tvm_deconv.compiler.backends import BACKENDS
 from tvm_deconv.compiler.backends import cuda as cuda_backend
 from tvm_deconv.compiler.backends.cuda import CudaToolchain
 from tvm_deconv.compiler.fingerprint import kernel_digest
-from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.compiler.process import Refusal
 from tvm_deconv.compiler.records import Log, Schedule, read
 from tvm_deconv.errors import DeviceError, ProblemError
@@ -57,7 +56,7 @@ if "tvm_deconv_wait2" in text:
     print("ptxas info : Used 128 registers, used 1 barriers, 400 bytes smem", file=sys.stderr)
 open(out + ".cc", "w").write(for_cpu(text))
 passed = [a for a in sys.argv if a[:2] in ("-I", "-L", "-l")]
-command = [{cc!r}, "-I{headers}", "-shared", *{flags!r}, out + ".cc", "-o", out, *passed]
+command = [*{compiler!r}, out + ".cc", "-o", out, *passed]
 sys.exit(subprocess.run(command).returncode)
 """
 
@@ -71,13 +70,11 @@ def driver():
 @pytest.fixture
 def device(driver, tmp_path, monkeypatch):
     """A machine with a device and nvcc, for this process and those that it starts."""
-    compiler = tmp_path / "nvcc"
+    script = tmp_path / "nvcc"
     tests = str(Path(__file__).parents[1])
-    compiler.write_text(
-        NVCC.format(python=sys.executable, tests=tests, cc=find_compiler(), headers=headers(), flags=FLAGS)
-    )
-    compiler.chmod(0o755)
-    monkeypatch.setenv("NVCC", str(compiler))
+    script.write_text(NVCC.format(python=sys.executable, tests=tests, compiler=compiler()))
+    script.chmod(0o755)
+    monkeypatch.setenv("NVCC", str(script))
     monkeypatch.setenv("LD_LIBRARY_PATH", str(driver))
     monkeypatch.setattr(targets.cuda, "DRIVER", str(driver / "libcuda.so.1"))
     targets.cuda_capability.cache_clear()

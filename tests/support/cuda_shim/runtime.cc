@@ -1,0 +1,161 @@
+// Runs generated kernels on the CPU: every thread of a block is a fiber. One warp runs after the
+// other, up to the next barrier, forwards or backwards by chance, its lanes in step at each instruction of the warp.
+// Memory is the CPU's. Shared memory is spoilt before each block. An access that faults, or is not
+// aligned (which the compiler checks), is a failure of the kernel. What a warp reads too early shows, and what two warps
+// do to each other between barriers, as far as their order tells. Streams capture where the process has loaded the
+// driver of this folder; a kernel is loaded lazily then, which a capture does not permit.
+#include "runtime.h"
+#include <csignal>
+#include <cstdlib>
+#include <sys/mman.h>
+
+const char* shim_failure;
+size_t shim_shared = 99 << 10;
+char* shim_dynamic;
+uint3 blockIdx;
+unsigned shim_current;
+std::map<const void*, int> shim_permitted;
+std::vector<ShimFiber> shim_fibers;
+
+static std::vector<char> shim_stacks;
+static jmp_buf shim_scheduler;
+static const std::function<void()>* shim_body;
+static bool shim_faulted;
+static unsigned shim_chance = 1;
+constexpr size_t SHIM_STACK = 64 << 10;
+extern "C" __attribute__((weak, visibility("hidden"))) char __start_shim_shared[], __stop_shim_shared[];
+
+// By jumps: swapcontext makes a system call for the mask of signals.
+void shim_yield() {
+  if (!_setjmp(shim_fiber().place)) _longjmp(shim_scheduler, 1);
+}
+
+void __syncthreads() {
+  shim_fiber().waits = true;
+  shim_yield();
+}
+
+static void shim_entry() {
+  (*shim_body)();
+  shim_fiber().done = true;
+  shim_yield();
+}
+
+static void shim_resume(ShimFiber& fiber) {
+  if (_setjmp(shim_scheduler)) return;
+  if (fiber.began) _longjmp(fiber.place, 1);
+  fiber.began = true;
+  setcontext(&fiber.context);
+}
+
+// Shared memory that a launch gives: up to what faults.
+struct ShimDynamic {
+  static constexpr size_t page = 4096;
+  size_t size, inner;
+  char* whole;
+  explicit ShimDynamic(size_t size) : size(size), inner((size + page - 1) / page * page) {
+    whole = (char*)mmap(nullptr, inner + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    mprotect(whole + inner, page, PROT_NONE);
+    shim_dynamic = whole + (inner - size) / 64 * 64;  // lines with swizzles: sizes of multiples of 1024
+  }
+  ~ShimDynamic() { munmap(whole, inner + page); }
+};
+
+static void shim_fault(int signal) {
+  shim_fail(signal == SIGSEGV ? "an access outside of all arrays" : "an access that is not aligned");
+  shim_faulted = true;
+  _longjmp(shim_scheduler, 1);
+}
+
+// Turns faults into failures as long as it lives.
+struct ShimFaults {
+  struct sigaction before[2];
+  ShimFaults() {
+    struct sigaction action = {};
+    action.sa_handler = shim_fault;
+    action.sa_flags = SA_NODEFER;
+    sigaction(SIGSEGV, &action, &before[0]);
+    sigaction(SIGILL, &action, &before[1]);
+    shim_faulted = false;
+  }
+  ~ShimFaults() {
+    sigaction(SIGSEGV, &before[0], nullptr);
+    sigaction(SIGILL, &before[1], nullptr);
+  }
+};
+
+cudaError_t shim_launch(const cudaLaunchConfig_t& config, const void* kernel, const std::function<void()>& body) {
+  unsigned threads = config.blockDim.x, warps = (threads + 31) / 32;
+  shim_failure = nullptr;
+  size_t given = config.dynamicSmemBytes, permitted = std::max(48 << 10, shim_permitted[kernel]);
+  if (threads > 1024 || !config.gridDim.x || config.gridDim.x > 0x7fffffff || given > shim_shared || given > permitted) {
+    shim_fail("a launch beyond what devices have");
+    return cudaErrorOfShim;
+  }
+  ShimFaults faults;
+  ShimDynamic dynamic(given);
+  shim_body = &body;
+  shim_fibers.resize(threads);
+  shim_stacks.resize(threads * SHIM_STACK);
+  const char* last = getenv("SHIM_LAST_BLOCKS");  // all, unless it says how many of the last
+  unsigned skipped = last ? config.gridDim.x - std::min(config.gridDim.x, (unsigned)atoi(last)) : 0;
+  for (unsigned block = skipped; block < config.gridDim.x; ++block) {
+    blockIdx = {block, 0, 0};
+    if (__start_shim_shared) std::memset(__start_shim_shared, 0xff, __stop_shim_shared - __start_shim_shared);
+    std::memset(shim_dynamic, 0xff, given);
+    for (unsigned t = 0; t < threads; ++t) {
+      ShimFiber& fiber = shim_fibers[t];
+      getcontext(&fiber.context);
+      fiber.context.uc_stack.ss_sp = shim_stacks.data() + t * SHIM_STACK;
+      fiber.context.uc_stack.ss_size = SHIM_STACK;
+      fiber.context.uc_link = nullptr;
+      fiber.began = fiber.done = fiber.waits = fiber.fenced = false;
+      fiber.until = nullptr;
+      fiber.products.assign(1, {});
+      fiber.operations = 0;
+      fiber.copies.assign(1, {});
+      makecontext(&fiber.context, shim_entry, 0);
+    }
+    shim_forget_barriers();
+    for (bool running = true; running;) {
+      unsigned ended = 0, held = 0;
+      bool went = false;
+      shim_chance = shim_chance * 1664525 + 1013904223;
+      for (unsigned turn = 0; turn < warps; ++turn)
+        for (bool some = true; some;) {
+          some = false;
+          unsigned warp = 32 * (shim_chance >> 31 ? warps - 1 - turn : turn);
+          for (unsigned t = warp; t < std::min(warp + 32, threads); ++t) {
+            ShimFiber& fiber = shim_fibers[t];
+            if (fiber.done || fiber.waits || (fiber.until && !fiber.until())) continue;
+            fiber.until = nullptr;
+            shim_current = t;
+            shim_resume(fiber);
+            if (shim_faulted) return cudaErrorOfShim;
+            some = went = true;
+          }
+        }
+      for (ShimFiber& fiber : shim_fibers) held += !!fiber.until;
+      if (held && !went) {
+        shim_fail("a wait that nothing ends");
+        return cudaErrorOfShim;
+      }
+      if (held) continue;
+      for (ShimFiber& fiber : shim_fibers) {
+        ended += fiber.done;
+        fiber.waits = false;
+      }
+      // A barrier that some threads skip and others wait at is undefined on a device.
+      if (ended && ended != threads) shim_fail("a barrier that not all threads reach");
+      running = !ended;
+    }
+    for (const ShimFiber& fiber : shim_fibers) {
+      for (const auto& group : fiber.copies)
+        if (!group.empty()) shim_fail("a copy that nothing waits for");
+      for (const auto& group : fiber.products)
+        if (!group.empty()) shim_fail("a product that nothing waits for");
+    }
+    if (shim_failure) return cudaErrorOfShim;
+  }
+  return cudaSuccess;
+}

@@ -1,0 +1,28 @@
+// What the parts of the emulation have in common: fibers, one for each thread of a block.
+#pragma once
+#include "cuda_runtime.h"
+#include <deque>
+#include <map>
+#include <setjmp.h>
+#include <ucontext.h>
+#include <vector>
+
+inline void shim_fail(const char* what) { if (!shim_failure) shim_failure = what; }
+
+struct ShimCopy { void* to; const void* from; unsigned size; };
+using ShimProducts = std::vector<std::function<void()>>;  // of a thread, which reads its operands when it waits for them
+struct ShimFiber {
+  ucontext_t context;  // where it begins
+  jmp_buf place;       // where it goes on
+  bool began, done, waits, fenced;
+  unsigned operations;
+  std::deque<std::vector<ShimCopy>> copies;
+  std::deque<ShimProducts> products;
+  std::function<bool()> until;  // what it waits for, besides barriers of the block
+};
+extern std::vector<ShimFiber> shim_fibers;
+inline ShimFiber& shim_fiber() { return shim_fibers[shim_current]; }
+void shim_yield();
+void shim_forget_barriers();
+float shim_f16(unsigned short bits);
+float shim_bf16(unsigned short bits);
