@@ -328,14 +328,18 @@ def test_a_library_that_is_not_whole_is_not_said_to_run(copy):
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     name = made.file(copy, made.PLAIN, ".json").stem
-    (line,) = (line for line in run("inspect", copy).stdout.splitlines() if name in line)
+    result = run("inspect", copy)
+    (line,) = (line for line in result.stdout.splitlines() if name in line)
     assert "no: sha256=" in line
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == f"Error: {copy.name}: 1 broken: {name}"
     found = json.loads(run("inspect", copy, "--json").stdout)
     assert list(found["broken"]) == [name]
     assert name not in {artifact["name"] for artifact in found["artifacts"]}
-    said = run("doctor", copy).stdout
-    assert f"no   {name}  sha256=" in said
-    assert f"yes  {name}" not in said
+    result = run("doctor", copy)
+    assert f"no   {name}  sha256=" in result.stdout
+    assert f"yes  {name}" not in result.stdout
+    assert (run("doctor", copy, "--json").exit_code, result.exit_code) == (1, 1)
 
 
 def test_inspect_shows_what_artifacts_need(copy):

@@ -21,7 +21,7 @@ from support import artifacts as made
 import tvm_deconv as td
 from tvm_deconv.artifact.manifest import Manifest
 from tvm_deconv.cli import main as cli
-from tvm_deconv.cli.output import Names
+from tvm_deconv.cli.output import Names, say
 from tvm_deconv.cli.tune import ALGORITHMS
 from tvm_deconv.compiler import current
 from tvm_deconv.problem.words import words
@@ -98,6 +98,16 @@ def test_keys_in_a_text_are_shapes_in_words():
         text = f"adapted from the record of {problem.key}; overruled: {problem.key}, measured on none-such"
         expected = f"adapted from the record of {words(problem)}; overruled: {words(problem)}, measured on none-such"
         assert (Names(False).told(text), Names(True).told(text)) == (expected, text)
+
+
+def test_sentences_are_wrapped_at_words(monkeypatch, capsys):
+    text = " ".join(f"word{number}" for number in range(40))
+    for name, value in {"COLUMNS": "80", "FORCE_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    say(text)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [word for line in lines for word in line.split()] == text.split()
 
 
 def test_pipes_get_one_line_for_each_row(copy):

@@ -12,7 +12,7 @@ from tvm_deconv.artifact import needs, signing
 from tvm_deconv.artifact.manifest import Manifest
 from tvm_deconv.artifact.pack import SUFFIX
 from tvm_deconv.artifact.select import Accepted, Decision
-from tvm_deconv.cli.common import ARTIFACTS, DIRECTORY, advance, progress_bar
+from tvm_deconv.cli.common import ARTIFACTS, DIRECTORY, advance, end_if_broken, progress_bar
 from tvm_deconv.cli.output import JSON, KEYS, Column, Names, Table, echo_json, say
 from tvm_deconv.runtime.library import Library, load
 from tvm_deconv.runtime.loader import read_verified
@@ -31,7 +31,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 def inspect(artifacts: Path, keys: bool, as_json: bool) -> None:
     """List ARTIFACTS, a directory or a packed file.
 
-    Every library is compared with its manifest, and none is run.
+    Every library is compared with its manifest, and none is run. Exits with 1 if an artifact is broken.
     """
     library = checked(load(artifacts))
     decisions = [(manifest, decide(library, manifest)) for manifest in library.manifests]
@@ -40,6 +40,7 @@ def inspect(artifacts: Path, keys: bool, as_json: bool) -> None:
     else:
         _listing(library, decisions, keys).show()
         say(f"digest {library.digest}")
+    end_if_broken(library)
 
 
 def _counts(library: Library) -> str:

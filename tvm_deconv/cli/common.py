@@ -21,6 +21,7 @@ from tvm_deconv.targets import of_names
 
 if TYPE_CHECKING:
     from tvm_deconv.compiler.requests import Outcome
+    from tvm_deconv.runtime.library import Library
 
 DIRECTORY = click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
 #: A directory of artifacts, or a file that packs one.
@@ -46,6 +47,13 @@ def target_of(context: click.Context, parameter: click.Parameter, name: str | No
         return name and of_names(name)[0].name
     except ProblemError as error:
         raise click.BadParameter(f"{error.value!r}: {error.rule}", context, parameter) from None
+
+
+def end_if_broken(library: Library) -> None:
+    """Name the artifacts of a library that are broken and exit with code 1, if there are any."""
+    if library.broken:
+        names = ", ".join(library.broken)
+        raise click.ClickException(f"{library.root.name}: {len(library.broken)} broken: {names}")
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import click
 
 from tvm_deconv.artifact import needs
 from tvm_deconv.artifact.select import Accepted, Decision, decision_table
+from tvm_deconv.cli.common import end_if_broken
 from tvm_deconv.cli.output import JSON, Column, Table, echo_json
 from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.compiler.toolchain import version_text
@@ -41,10 +42,19 @@ _PACKAGES = ("tvm_deconv", "numpy", "apache-tvm-ffi", "apache-tvm", "archspec", 
 def doctor(artifacts: Path | None, as_json: bool) -> None:
     """Report what this machine can compile and run.
 
-    With ARTIFACTS, a directory or a packed file, also which of them would be selected.
+    With ARTIFACTS, a directory or a packed file, also which of them would be selected; exits with 1 if one is broken.
     """
-    facts = _facts()
-    chosen = {} if artifacts is None else _chosen(load(artifacts))
+    if artifacts is None:
+        _report(_facts(), {}, as_json)
+        return
+    library = load(artifacts)
+    whole = checked(library)
+    _report(_facts(), _chosen(library, whole), as_json)
+    end_if_broken(whole)
+
+
+def _report(facts: dict[str, str], chosen: dict[Problem, list[Decision]], as_json: bool) -> None:
+    """Print what is known of this machine, and the decisions for each problem."""
     if as_json:
         decided = {
             problem.key: [
@@ -88,9 +98,9 @@ def _facts() -> dict[str, str]:
     }
 
 
-def _chosen(library: Library) -> dict[Problem, list[Decision]]:
-    """Return the decisions for each problem that an artifact of the library is for, whole or not."""
-    whole, problems = checked(library), dict.fromkeys(manifest.parsed for manifest in library.manifests)
+def _chosen(library: Library, whole: Library) -> dict[Problem, list[Decision]]:
+    """Return the decisions of the `whole` artifacts for each problem that an artifact of the library is for."""
+    problems = dict.fromkeys(manifest.parsed for manifest in library.manifests)
     return {problem: _decisions(whole, problem) for problem in problems}
 
 

@@ -34,8 +34,12 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def say(text: str) -> None:
-    """Print a line about the rows of a table; where another program reads the rows, to standard error."""
-    click.echo(text, err=not console().is_terminal)
+    """Print lines about a table, wrapped at words; where another program reads its rows, to standard error."""
+    screen = console()
+    if screen.is_terminal:
+        screen.print(text)
+    else:
+        click.echo(text, err=True)
 
 
 def divide() -> None:
