@@ -4,7 +4,7 @@ import platform
 
 import pytest
 
-from tvm_deconv.artifact import needs
+from tvm_deconv.artifact import elf, needs
 
 
 def test_the_highest_version_of_each_family():
@@ -30,6 +30,12 @@ def test_this_machine():
     assert here["GLIBC"] == platform.libc_ver()[1]
     assert set(here) == set(needs.FAMILIES)  # tests have loaded the C++ library
     assert needs.text(here).startswith(f"GLIBC {here['GLIBC']}, GLIBCXX 3.4.")
+
+
+def test_versions_that_a_library_defines():
+    defined = elf.versions_defined(needs._path("libstdc++.so.6").read_bytes())
+    assert {"GLIBCXX_3.4", "GLIBCXX_3.4.21", "CXXABI_1.3", "CXXABI_1.3.9"} <= defined
+    assert all(name.startswith(("GLIBCXX_", "CXXABI_", "libstdc++.so.6")) for name in defined)
 
 
 def test_another_c_library(monkeypatch):

@@ -299,6 +299,25 @@ def test_a_member_that_is_longer_than_the_archive(packed):
         td.load(packed)
 
 
+def test_a_member_that_ends_with_the_archive(packed):
+    """Its bytes begin behind a header of its own, which the table does not count."""
+    content = packed.read_bytes()
+    with zipfile.ZipFile(packed) as archive:
+        size = len(content) - archive.getinfo("m.safetensors").header_offset
+    at = content.rindex(b"m.safetensors") - 46  # its entry in the table
+    packed.write_bytes(content[: at + 20] + struct.pack("<II", size, size) + content[at + 28 :])
+    with pytest.raises(td.IntegrityError, match="it ends within a member"):
+        td.load(packed).layer("up")
+
+
+def test_an_encrypted_member(packed):
+    content = bytearray(packed.read_bytes())
+    content[content.rindex(b"m.safetensors") - 46 + 8] |= 1  # the flags in the table
+    packed.write_bytes(content)
+    with pytest.raises(td.ArtifactError, match=WHOLE + "its member 'm.safetensors' is compressed or encrypted"):
+        td.load(packed)
+
+
 @given(st.data())
 def test_any_bytes_changed(artifacts, tmp_path_factory, data):
     """An error of ours, or a right result."""

@@ -135,6 +135,16 @@ def test_weights_are_signed_too(copy, keys, change):
     works(copy, digest=digest)  # which is of the artifacts alone
 
 
+def test_the_order_of_weights_means_nothing(copy, keys):
+    for name in ("a.safetensors", "b.safetensors"):
+        (copy / name).write_bytes(name.encode())
+    assert run("sign", copy, "--key", keys[0]).exit_code == 0
+    found = json.loads((copy / FILE).read_text())
+    found["weights"] = dict(reversed(found["weights"].items()))
+    (copy / FILE).write_text(json.dumps(found))
+    works(copy, public_key=keys[1])
+
+
 def test_weights_that_are_no_file_of_the_directory(copy, keys, tmp_path):
     (tmp_path / "elsewhere").write_bytes(b"weights")
     (copy / "model.safetensors").symlink_to(tmp_path / "elsewhere")

@@ -24,6 +24,15 @@ def test_an_artifact_has_a_schedule_for_each_bucket(spatial, wanted):
     assert [variant.data_spatial for variant in problem(*spatial).variants] == wanted
 
 
+@pytest.mark.parametrize("shape", [("any", 4, 5, 6), (2, 4, "any", 6), (2, 4, 5, "any"), ("any", 4, "any", "any")])
+def test_the_key_says_which_extents_are_dynamic(shape):
+    made = td.Problem.from_torch(shape, (4, 2, 3, 3))
+    key = dict(zip("ngiox", made.key.split("-"), strict=False))
+    assert key["n"] == f"n{shape[0]}"
+    assert key["x"] == f"x{shape[2]}x{shape[3]}"
+    assert td.Problem.from_key(made.key) == made
+
+
 @pytest.mark.parametrize("spatial", [(list(range(1, 17)),), (5, list(range(1, 17))), ([1, 2, 3, 4], [1, 2, 3, 4])])
 def test_sixteen_schedules_are_allowed(spatial):
     assert len(problem(*spatial).variants) == 16

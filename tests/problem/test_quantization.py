@@ -11,7 +11,7 @@ from support.strategies import problems
 
 from tvm_deconv import Epilogue, Problem, ProblemError, Quantization, Scaling, TensorError
 from tvm_deconv.problem import testing
-from tvm_deconv.problem.quantization import OUTPUTS, STORED
+from tvm_deconv.problem.quantization import OUTPUTS, STORED, Constants
 from tvm_deconv.problem.reference import reference
 
 BASE = Problem(1, 1, 3, 2, (4,), (4,), (2,), (1,), (1,), (8,), dtype="uint8")
@@ -72,6 +72,15 @@ def test_keys_read_back(p):
     assert p.replace(quantization=None).key == p.key.replace(f".{p.quantization}", "")
     assert p.artifact_key != p.replace(quantization=None).artifact_key
     assert not p.serves(p.replace(quantization=None))
+
+
+def test_constants_read_back():
+    bias, scales = np.array([-5, 6, 7], np.int32), np.array([0.5, 3e-9, 1e30], np.float32)
+    made = Constants(3, -4, np.float32(0.1), bias, scales)
+    found = Constants.of_table(made.table)
+    assert (found.data_zero_point, found.output_zero_point, found.inverse) == (3, -4, np.float32(0.1))
+    np.testing.assert_array_equal(found.bias, bias)
+    np.testing.assert_array_equal(found.scales, scales)
 
 
 @pytest.mark.parametrize(

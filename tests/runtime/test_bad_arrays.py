@@ -10,7 +10,6 @@ from support import artifacts as made
 from support.strategies import operands
 
 import tvm_deconv as td
-from tvm_deconv.problem.arrays import empty
 from tvm_deconv.runtime import loader
 from tvm_deconv.targets import detect_host, get, supported
 
@@ -544,12 +543,3 @@ def test_tvm_ffi_tensor(artifacts, data):
     result = layer(tvm_ffi.from_dlpack(data))
     assert isinstance(result, tvm_ffi.Tensor)
     np.testing.assert_array_equal(np.from_dlpack(result), layer(data))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "uint16", "int8"])
-def test_large_memory_begins_with_a_line_of_the_cache(dtype):
-    for shape in ((3, 100_001), (7, 11), (0, 5)):
-        found = empty(shape, np.dtype(dtype))
-        found[...] = 1
-        assert (found.shape, found.dtype, found.flags.carray) == (shape, dtype, True)
-        assert found.nbytes < 1 << 16 or found.ctypes.data % 64 == 0
