@@ -159,7 +159,7 @@ def test_names_of_several_sources_stay_apart(built, tmp_path):
 def test_warnings_about_a_list(built, tmp_path):
     source = tmp_path / "list.json"
     source.write_text(json.dumps([SMALL[0] | {"stride": [2, 2]}]))
-    result = run("compile", source, "--output", tmp_path / "made")
+    result = run("compile", source, "-o", tmp_path / "made")
     assert result.exit_code == 0, result.output
     said = f"warning: stride=[2, 2]: means nothing; did you mean strides? in problem 0 (one) of {source}"
     assert said in result.stderr.splitlines()

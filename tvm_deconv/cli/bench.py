@@ -101,7 +101,9 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--logs", type=_FOLDER, help="Tuning logs to follow besides the installed ones, for a SOURCE.")
 @click.option("--rounds", type=click.IntRange(1), help="Turns of each contender.")
 @click.option("--seconds", type=click.FloatRange(0), help="Stop a layer's rounds after this long; three run at least.")
-@click.option("--output", type=_FOLDER, help="Keep the artifacts of a SOURCE in this directory, defaults in default/.")
+@click.option(
+    "--output", "-o", type=_FOLDER, help="Keep the artifacts of a SOURCE in this directory, defaults in default/."
+)
 @click.option(
     "--json",
     "json_file",

@@ -23,6 +23,7 @@ OWN_LOGS = "tuning"
 @search_options(*known_targets(), target="CPU or CUDA devices to compile for")
 @click.option(
     "--output",
+    "-o",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("artifacts"),
     show_default=True,
