@@ -12,7 +12,7 @@ import click
 from tvm_deconv.artifact import needs
 from tvm_deconv.artifact.select import Accepted, Decision, decision_table
 from tvm_deconv.cli.common import end_if_broken
-from tvm_deconv.cli.output import JSON, Column, Table, echo_json
+from tvm_deconv.cli.output import JSON, Column, Table, echo, echo_json
 from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.compiler.toolchain import version_text
 from tvm_deconv.errors import CompilerNotFound, DeviceError, ProblemError
@@ -70,7 +70,7 @@ def _report(facts: dict[str, str], chosen: dict[Problem, list[Decision]], as_jso
     table.show()
     for problem, decisions in chosen.items():
         names = {name: None for one in decisions if one.manifest for name in one.manifest.layers}
-        click.echo(f"\n{', '.join([*names, words(problem)])}\n{decision_table(decisions)}")
+        echo(f"\n{', '.join([*names, words(problem)])}\n{decision_table(decisions)}")
 
 
 def _facts() -> dict[str, str]:

@@ -33,13 +33,18 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, markup=False, highlight=False, emoji=False, width=None if seen else _UNSEEN_WIDTH)
 
 
-def say(text: str) -> None:
-    """Print lines about a table, wrapped at words; where another program reads its rows, to standard error."""
+def echo(text: str, *, err: bool = False) -> None:
+    """Print lines, wrapped at words on a terminal; elsewhere as they are, to standard error if `err`."""
     screen = console()
     if screen.is_terminal:
         screen.print(text)
     else:
-        click.echo(text, err=True)
+        click.echo(text, err=err)
+
+
+def say(text: str) -> None:
+    """Print lines about the rows of a table; where another program reads the rows, to standard error."""
+    echo(text, err=True)
 
 
 def divide() -> None:
