@@ -92,8 +92,10 @@ static inline int tdl_find(void *library, const char *name, void *function) {
  * path. What it holds is not verified.
  */
 static inline int tdl_open(struct tdl_artifact *artifact, const char *path, char *error, size_t size) {
-  /* Artifacts name no library for these, so they must be visible to all before. */
-  if (!dlsym(RTLD_DEFAULT, "TVMFFIErrorMoveFromRaised") && !dlopen("libtvm_ffi.so", RTLD_NOW | RTLD_GLOBAL))
+  /* Artifacts name no library for these, so they must be visible to all before. POSIX has no RTLD_DEFAULT. */
+  void *process = dlopen(NULL, RTLD_NOW);
+  if (!process) return tdl_fail(error, size, "this process", dlerror());
+  if (!dlsym(process, "TVMFFIErrorMoveFromRaised") && !dlopen("libtvm_ffi.so", RTLD_NOW | RTLD_GLOBAL))
     return tdl_fail(error, size, "libtvm_ffi.so", dlerror());
   void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!library) return tdl_fail(error, size, path, dlerror());
@@ -103,8 +105,8 @@ static inline int tdl_open(struct tdl_artifact *artifact, const char *path, char
   found = found && tdl_find(library, "tvm_deconv_set_num_threads", &artifact->set_num_threads);
   found = found && tdl_find(library, "tvm_deconv_get_num_threads", &artifact->get_num_threads);
   found = found && tdl_find(library, "tvm_deconv_make_arena", &artifact->make_arena);
-  found = found && tdl_find(RTLD_DEFAULT, "TVMFFIErrorMoveFromRaised", &artifact->move_error);
-  found = found && tdl_find(RTLD_DEFAULT, "TVMFFIObjectDecRef", &artifact->release);
+  found = found && tdl_find(process, "TVMFFIErrorMoveFromRaised", &artifact->move_error);
+  found = found && tdl_find(process, "TVMFFIObjectDecRef", &artifact->release);
   if (found) return 0;
   dlclose(library);
   return tdl_fail(error, size, path, "is no artifact for a CPU of this version: compile it again");
