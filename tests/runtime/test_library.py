@@ -196,6 +196,15 @@ def test_nan_and_infinity(library):
     assert np.isfinite(output).any()
 
 
+def test_an_artifact_is_chosen_once(artifacts, monkeypatch):
+    library, some = td.load(artifacts), [made.PROBLEMS[name] for name in ("plain", "bias")]
+    for problem in some:
+        library.bind(problem, *operands(problem)[1:])
+    monkeypatch.setattr("tvm_deconv.runtime.library.select", None)
+    for problem in some:
+        library.bind(problem, *operands(problem)[1:])
+
+
 def test_layer_says_what_it_is(library):
     layer = library.bind(P, operands(P)[1])
     assert P.key in repr(layer)
