@@ -142,6 +142,15 @@ def test_models_with_free_extents(built, tmp_path):
         assert text in result.stderr
 
 
+@pytest.mark.parametrize(("layouts", "wanted"), [((), ["NCX"]), (("NXC",), ["NXC"]), (("NXC", "NCX"), ["NXC", "NCX"])])
+def test_models_in_other_layouts(built, tmp_path, layouts, wanted):
+    given = [word for layout in layouts for word in ("--layout", layout)]
+    result = run("compile", EXAMPLES / "upsampling_node.xml", *given, "--output", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert [problem.data_format for problem in built[0]["problems"]] == wanted
+    assert list(built[0]["problems"].values()) == [["upsampling_node"]] * len(wanted)
+
+
 def test_names_of_several_sources_stay_apart(built, tmp_path):
     folders = []
     for name in ("a", "b"):

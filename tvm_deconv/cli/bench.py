@@ -206,13 +206,12 @@ def _built(
     from tvm_deconv.bench.layers import artifacts_of, in_type, is_default, layers_of
 
     problems: dict[Problem, list[str]] = {}
-    for problem, names in problems_of(scan_sources(sources)).items():
+    for problem, names in problems_of(scan_sources(sources), [layout] if layout else ()).items():
         matching = [name for name in names if pattern.search(name)]
-        laid_out = problem.replace(data_format=layout) if layout else problem
         for dtype in types or [problem.dtype]:
             named = [f"{name} {dtype}" if len(types) > 1 else name for name in matching]
             if named:
-                problems.setdefault(in_type(laid_out, dtype), []).extend(named)
+                problems.setdefault(in_type(problem, dtype), []).extend(named)
     if not problems:
         return []
     _build(problems, target, output, logs=logs)

@@ -110,13 +110,19 @@ def scan_sources(
     return [(source, [next(named) for _ in layers]) for source, layers in scanned]
 
 
-def problems_of(scanned: Sequence[tuple[Path, Sequence[FoundLayer]]]) -> dict[Problem, list[str]]:
-    """Return the problems of scanned sources with the names of their layers. Raises SourceError if there is none."""
+def problems_of(
+    scanned: Sequence[tuple[Path, Sequence[FoundLayer]]], layouts: Sequence[str] = ()
+) -> dict[Problem, list[str]]:
+    """Return the problems of scanned sources with the names of their layers, in each of the `layouts` if there are any.
+
+    Raises SourceError if there is none.
+    """
     problems: dict[Problem, list[str]] = {}
     for _, layers in scanned:
         for layer in layers:
             if layer.problem is not None:
-                problems.setdefault(layer.problem, []).append(layer.name)
+                for layout in layouts or [layer.problem.data_format]:
+                    problems.setdefault(layer.problem.replace(data_format=layout), []).append(layer.name)
     if not problems:
         sources = ", ".join(str(source) for source, _ in scanned)
         raise SourceError("source", sources, "must hold a transposed convolution that is covered")

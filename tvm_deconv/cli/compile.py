@@ -50,6 +50,7 @@ def compile(
     sources: Sequence[Path],
     targets: Sequence[str],
     extents: Mapping[str, tuple[int, int]],
+    layouts: Sequence[str],
     output: Path,
     jobs: int | None,
     algorithms: Sequence[str],
@@ -77,7 +78,7 @@ def compile(
         for source, layers in scanned:
             _coverage(source, layers, keys).show()
             divide()
-    problems = problems_of(scanned)
+    problems = problems_of(scanned, layouts)
     for _, layers in scanned:
         weights_of(layers)  # raises before the work begins
     if tunes:

@@ -22,6 +22,7 @@ from tvm_deconv.cli.common import (
 )
 from tvm_deconv.cli.output import JSON, KEYS, Column, Names, Table, echo_json
 from tvm_deconv.problem import Problem
+from tvm_deconv.problem.problem import DATA_FORMATS
 from tvm_deconv.problem.words import words
 from tvm_deconv.targets import known_targets
 
@@ -81,6 +82,13 @@ def search_options(*known: str, target: str) -> Callable[[_Command], _Command]:
             callback=_ranges,
             help="Range of an extent that a model leaves free, by its name or as INPUT.AXIS; schedules are chosen for "
             "lengths in it. May be given several times.",
+        ),
+        click.option(
+            "--layout",
+            "layouts",
+            multiple=True,
+            type=click.Choice(DATA_FORMATS),
+            help="Take layers in this layout, not in that of the source. May be given twice, for both.",
         ),
         click.option("--jobs", type=click.IntRange(1), help="Processes that compile; by default as many as CPUs."),
         click.option(
@@ -252,6 +260,7 @@ def tune(
     sources: Sequence[Path],
     targets: Sequence[str],
     extents: Mapping[str, tuple[int, int]],
+    layouts: Sequence[str],
     trials: int,
     logs: Path,
     algorithms: Sequence[str],
@@ -264,7 +273,7 @@ def tune(
     The measurements are kept, for compile --logs. Trials go where most is to be gained, and end where nothing is. A
     search may be stopped at any time and started again: nothing is measured twice.
     """
-    problems = problems_of(scan_sources(sources, extents))
+    problems = problems_of(scan_sources(sources, extents), layouts)
     tuned = search(problems, targets, trials, logs, algorithms=algorithms or None, **options)
     if as_json:
         echo_json(_as_json(problems, logs, tuned))
