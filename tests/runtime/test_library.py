@@ -427,6 +427,13 @@ def test_link_out_of_the_directory(copy, tmp_path):
     assert_refused(copy, "must not be a link that leaves")
 
 
+def test_others_may_write_to_a_directory_of_artifacts(copy):
+    """Unlike the user's cache."""
+    made.file(copy, P, ".so").chmod(0o666)
+    made.file(copy, P, ".json").chmod(0o666)
+    td.load(copy).bind(P, operands(P)[1])
+
+
 def test_link_within_the_directory(copy):
     path = made.file(copy, P, ".so")
     path.symlink_to(path.rename(path.with_name("blob")).name)
