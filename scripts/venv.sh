@@ -54,11 +54,12 @@ prepare_venv() {
     echo "$wanted" >".venv/installed-$extras"
 }
 
-# Make .venv/tree/tvm_deconv: the package as it is installed, by links. mypy, import-linter and mkdocstrings look there,
+# Make .venv/tree: the package as it is installed, by links. mypy, import-linter and mkdocstrings look there,
 # since they do not read package-dir.
 package_tree() {
     local tree=.venv/tree/tvm_deconv
     rm -rf "$tree"
     mkdir -p "$tree"
     ln -s "$PWD"/tvm_deconv/* "$PWD/schedules" "$PWD/tuning_logs" "$tree"
+    ln -sf "$PWD/tvm_deconv_command.py" .venv/tree
 }

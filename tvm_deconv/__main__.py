@@ -1,5 +1,5 @@
 """Run the command line: ``python -m tvm_deconv``."""
 
-from tvm_deconv.cli.main import main
+from tvm_deconv_command import main
 
 main()

@@ -27,7 +27,7 @@ from tvm_deconv.compiler import current
 from tvm_deconv.problem.words import words
 
 LONG = "decoder/up_blocks.0/upsamplers.0/conv/ConvTranspose"
-COMMAND = [sys.executable, "-c", "from tvm_deconv.cli.main import main; main()"]
+COMMAND = [sys.executable, "-c", "from tvm_deconv_command import main; main()"]
 
 
 def run(*arguments, **environment):
@@ -172,8 +172,9 @@ def test_an_interrupt_is_one_word(artifacts, monkeypatch):
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "stopped\n")
 
 
-def test_an_interrupt_while_the_command_starts(tmp_path):
-    module = tmp_path / "click.py"
+@pytest.mark.parametrize("imported", ["numpy", "click"])
+def test_an_interrupt_while_the_command_starts(imported, tmp_path):
+    module = tmp_path / f"{imported}.py"
     module.write_text("raise KeyboardInterrupt\n")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(COMMAND, env=environment, capture_output=True, text=True, timeout=60, check=False)

@@ -36,6 +36,11 @@ def installed_tree():
     return files
 
 
+def single_modules():
+    """The files of modules outside of packages."""
+    return {f"{name}.py" for name in SETUPTOOLS["py-modules"]}
+
+
 def package_of(path, packages):
     """The innermost of `packages` that holds a file."""
     names = [".".join(parent.parts) for parent in path.parents]
@@ -158,7 +163,7 @@ def test_nothing_else_is_in_an_sdist(source, sdist):
 def test_a_wheel_has_every_file(wheels, origin):
     with zipfile.ZipFile(wheels[origin]) as archive:
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert files == set(map(str, installed_tree()))
+    assert files == set(map(str, installed_tree())) | single_modules()
 
 
 USE = """

@@ -21,9 +21,6 @@ try:
 except ImportError as error:
     package = str(error.name).partition(".")[0]
     raise SystemExit(f"tvm-deconv needs the package {package}: {install('cli')}") from None
-except KeyboardInterrupt:  # they take a second
-    print("stopped", file=sys.stderr)
-    raise SystemExit(130) from None
 
 
 class _Commands(click.Group):
