@@ -52,8 +52,8 @@ def _compiled(model: Any, x: Any, folder: Path, _threads: int) -> Pair:
     import torch
 
     swapped = copy.deepcopy(model)
-    library = _library(td.torch.problems(swapped, [x]), folder)
-    report = td.torch.replace(swapped, library, [x])
+    forms = [form for p in td.torch.problems(swapped, [x]) for form in (p, p.replace(data_format="NXC"))]
+    report = td.torch.replace(swapped, _library(forms, folder), [x], compiled=True)
     left = {swap.name: swap.reason for swap in report if swap.reason}
     original, ours = (torch.compile(form, dynamic=False) for form in (model, swapped))
     return Pair(lambda: original(x), lambda: ours(x), len(report) - len(left), left)

@@ -873,6 +873,65 @@ def test_a_layer_inside_a_module_with_calls(library, costs):
     assert (called.name, called.share, called.reason) == ("conv_transpose2d()", 0.0, "artifacts make it no faster")
 
 
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Block(), Block()
+
+    def forward(self, x):
+        return self.first(x), self.second(x)
+
+
+NO_FASTER = "artifacts make the compiled model no faster"
+
+
+@pytest.mark.parametrize(
+    ("lost", "reasons", "gain"),
+    [
+        ({}, ["", ""], 5.5),
+        ({"second": 9.5}, ["", NO_FASTER], 11 / 6),
+        ({"first": 9.5, "second": 9.5}, [NO_FASTER, NO_FASTER], 1.0),
+    ],
+)
+def test_a_compiled_model(library, costs, monkeypatch, lost, reasons, gain):
+    """In which artifacts lose time that they do not in the model as it is, where the second layer gains less."""
+    model = seeded(Two())
+    clock = costs(torch=5.0, artifacts=1.0)
+    norm = nn.BatchNorm2d.forward
+
+    def spending(part, x):
+        clock[0] += 1.0 if part is model.first.norm else 0.0
+        return norm(part, x)
+
+    def compiled(given, **_):
+        def call(*arguments):
+            output = given(*arguments)
+            clock[0] += sum(seconds for name, seconds in lost.items() if not _is_off(getattr(given, name).up))
+            return output
+
+        return call
+
+    monkeypatch.setattr(nn.BatchNorm2d, "forward", spending)
+    monkeypatch.setattr(torch, "compile", compiled)
+    report = td.torch.replace(model, library, [data()], compiled=True)
+    assert [row.reason for row in report] == reasons
+    assert [_is_off(each.up) for each in (model.first, model.second)] == [bool(reason) for reason in reasons]
+    assert report.gain == pytest.approx(gain)
+
+
+def _is_off(up):
+    return type(up) is nn.ConvTranspose2d or up._fusion.switched_off
+
+
+def test_what_compiled_programs_leave_to_pytorch(library, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+    model = seeded(with_up(nn.ConvTranspose2d))
+    model.body = lambda m, x: F.relu(m.up(x))
+    report = td.torch.replace(model, library, [data()], compiled=True)
+    assert [row.reason for row in report] == ["PyTorch computes it in compiled programs"]
+    assert type(model.up) is nn.ConvTranspose2d
+
+
 def test_a_run_that_fails_leaves_the_model(library, monkeypatch):
     model = seeded(Block())
     monkeypatch.setattr(td.Layer, "__call__", lambda *_, **__: 1 / 0)

@@ -41,8 +41,11 @@ class _Kept(NamedTuple):
 class Calls:
     """The calls in the forward of one module that artifacts of a library compute.
 
-    `taken` counts them. They are taken by the names of the functions unless `by_name` is false.
+    `taken` counts them. They are taken by the names of the functions unless `by_name` is false. Compiled programs have
+    PyTorch's own (`stays_in_programs`).
     """
+
+    stays_in_programs = False
 
     def __init__(self, owner: nn.Module, library: str) -> None:
         self.parts: tuple[nn.Module, ...] = (owner,)

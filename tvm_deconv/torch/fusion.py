@@ -149,6 +149,11 @@ class Fusion:
         return True
 
     @property
+    def stays_in_programs(self) -> bool:
+        """True if compiled programs call artifacts too: not without a follower, nor on a filter that is computed."""
+        return self.follower is None and self.normalised is None
+
+    @property
     def installed(self) -> bool:
         """True if the parts belong to this fusion."""
         return bool(self._classes)

@@ -38,16 +38,17 @@ class Times:
         return statistics.median(a / b if b else 1.0 for a, b in zip(self.torch, self.swapped, strict=True))
 
 
-def times(run: Callable[[], object], pieces: Sequence[Swappable]) -> tuple[Times, list[Times]]:
-    """Return the times of `run` and of each of the `pieces` in it, in interleaved rounds."""
+def times(run: Callable[[], object], pieces: Sequence[Swappable], *, inside: bool = True) -> tuple[Times, list[Times]]:
+    """Return the times of `run` and, if `inside`, of each of the `pieces` in it, in interleaved rounds."""
     whole = Times([], [])
-    parts = [Times([], []) for _ in pieces]
+    timed = pieces if inside else ()
+    parts = [Times([], []) for _ in timed]
     try:
         for number in rounds(_LEAST, _SECONDS, _MOST):
             for off in (False, True) if number % 2 else (True, False):
                 for piece in pieces:
                     piece.switched_off = off
-                seconds = _seconds(run, pieces)
+                seconds = _seconds(run, timed)
                 if number:  # the first round warms up
                     for kept, spent in zip((whole, *parts), seconds, strict=True):
                         (kept.torch if off else kept.swapped).append(spent)

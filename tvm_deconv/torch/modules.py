@@ -33,12 +33,14 @@ from tvm_deconv.torch.calls import Calls
 from tvm_deconv.torch.filters import is_normalised
 from tvm_deconv.torch.followers import Follower
 from tvm_deconv.torch.fusion import ABSORBED, COMPILED, Fusion, hooked, layer_class, own
-from tvm_deconv.torch.measure import times
+from tvm_deconv.torch.measure import Times, times
 from tvm_deconv.torch.packed import handle_of
 from tvm_deconv.torch.shapes import dynamic_axes
 
 #: A call of a layer, and its problem without what follows it.
 _Seen: TypeAlias = tuple[FoundLayer, Problem | None]
+#: What computes a layer, or calls of functions, by artifacts.
+_Piece: TypeAlias = Fusion | Calls
 #: The functions that reach an operator of PyTorch under another name.
 _OTHER_NAMES = {"hardtanh": ("relu6",), "clamp": ("clip",)}
 #: A model that runs slower than this many times its own speed is left as it was.
@@ -190,6 +192,7 @@ def replace(
     *inputs: Inputs,
     fallback: Literal["torch"] | None = None,
     measure: bool = True,
+    compiled: bool = False,
 ) -> Report:
     """Let artifacts of `library` compute the transposed convolutions of `model`, in place; report on each layer.
 
@@ -201,7 +204,9 @@ def replace(
     their module.
 
     If `measure` is true, the model is then run a number of times with and without artifacts. A layer that they do not
-    make faster is left to PyTorch, and so are all if the whole model becomes slower.
+    make faster is left to PyTorch, and so are all if the whole model becomes slower. If `compiled` is true, it is run
+    as `torch.compile` makes it, once as it is and once with artifacts: as long as it gains nothing, the half of the
+    layers is left that gains least by itself in the model as it is.
 
     Modules keep their place, names, parameters and hooks, and change their class. In training mode they do what they
     did before. Parameters made in inference mode become ordinary ones, since PyTorch does not count writes of those.
@@ -219,7 +224,9 @@ def replace(
             piece.install()
         run = _runner(model, inputs)
         plan.name(run)
-        return plan.measured(report, run) if measure and plan.pieces else report
+        if not measure or not plan.pieces:
+            return report
+        return plan.measured(report, run, _runner(torch.compile(model, dynamic=False), inputs) if compiled else None)
     except BaseException:
         plan.remove(plan.pieces)
         raise
@@ -229,10 +236,10 @@ class _Plan:
     """What is to be swapped: `pieces`, in the order of the rows; each row may have one."""
 
     def __init__(self, library: str, fallback: bool) -> None:
-        self.pieces: list[Fusion | Calls] = []
+        self.pieces: list[_Piece] = []
         self._library = library
         self._fallback = fallback
-        self._rows: list[Fusion | Calls | None] = []
+        self._rows: list[_Piece | None] = []
         self._calls = Counter[Calls]()
 
     def add(self, candidate: _Candidate) -> Swap:
@@ -253,14 +260,14 @@ class _Plan:
         self._rows.append(piece)
         return swap
 
-    def _piece(self, candidate: _Candidate) -> Fusion | Calls:
+    def _piece(self, candidate: _Candidate) -> _Piece:
         if candidate.owner is None:
             epilogue = candidate.swap.problems[0].epilogue
             return Fusion(candidate.parts, epilogue, self._library, self._fallback, candidate.follower)
         others = (piece for piece in self.pieces if isinstance(piece, Calls) and piece.parts == (candidate.owner,))
         return next(others, None) or Calls(candidate.owner, self._library)
 
-    def remove(self, pieces: Iterable[Fusion | Calls]) -> None:
+    def remove(self, pieces: Iterable[_Piece]) -> None:
         """Make the modules of `pieces` what they were."""
         for piece in list(pieces):
             if piece.installed:
@@ -274,15 +281,18 @@ class _Plan:
         for piece, calls in self._calls.items():
             piece.by_name = piece.taken >= calls
 
-    def measured(self, report: Report, run: Callable[[], None]) -> Report:
-        """Leave the layers that artifacts do not make faster, and return the report with what was measured."""
+    def measured(self, report: Report, run: Callable[[], None], compiled: Callable[[], None] | None) -> Report:
+        """Leave the layers that artifacts do not make faster, and return the report with what was measured.
+
+        `compiled` runs the model as it is compiled, if that is what shall become faster.
+        """
         whole, parts = times(run, self.pieces)
         median = statistics.median(whole.torch)
         by_piece = dict(zip(self.pieces, parts, strict=True))
-        slower = [piece for piece, spent in by_piece.items() if spent.gain <= 1]
+        slower = self._slower(by_piece) if compiled is None else self._slower_compiled(by_piece, compiled)
         self.remove(slower)
-        if slower and self.pieces:
-            whole, _ = times(run, self.pieces)
+        if (slower or compiled) and self.pieces:
+            whole, _ = times(compiled or run, self.pieces, inside=compiled is None)
         every = bool(self.pieces) and whole.gain < _SLOWEST
         if every:
             self.remove(self.pieces)
@@ -290,12 +300,37 @@ class _Plan:
         for swap, piece in zip(report, self._rows, strict=True):
             if piece is not None:
                 spent = by_piece[piece]
-                reason = "artifacts make it no faster" if piece in slower else ""
-                reason = reason or ("artifacts make the model slower" if every else "")
+                reason = slower.get(piece, "artifacts make the model slower" if every else "")
                 share = statistics.median(spent.torch) / median / self._rows.count(piece)
                 swap = dataclasses.replace(swap, reason=reason, share=share, gain=spent.gain)
             rows.append(swap)
         return Report(rows, whole.gain if self.pieces else 1.0)
+
+    def _slower(self, spent: Mapping[_Piece, Times]) -> dict[_Piece, str]:
+        """Return the pieces that artifacts make no faster, with the reason."""
+        slower = [piece for piece in self.pieces if spent[piece].gain <= 1]
+        return dict.fromkeys(slower, "artifacts make it no faster")
+
+    def _slower_compiled(self, spent: Mapping[_Piece, Times], compiled: Callable[[], None]) -> dict[_Piece, str]:
+        """Return the pieces that must go for the compiled model to gain, with the reasons.
+
+        They are switched off: a module that changes would be compiled again in both of its forms.
+        """
+        slower = {
+            piece: "PyTorch computes it in compiled programs" for piece in self.pieces if not piece.stays_in_programs
+        }
+        rest = [piece for piece in self.pieces if piece not in slower]
+        trying = sorted(rest, key=lambda piece: _saved(spent[piece]))
+        while trying and times(compiled, trying, inside=False)[0].gain <= 1:
+            left, trying = trying[: (len(trying) + 1) // 2], trying[(len(trying) + 1) // 2 :]
+            for piece in left:
+                piece.switched_off = True
+            slower |= dict.fromkeys(left, "artifacts make the compiled model no faster")
+        return slower
+
+
+def _saved(spent: Times) -> float:
+    return statistics.median(spent.torch) - statistics.median(spent.swapped)
 
 
 def _runner(model: nn.Module, inputs: Sequence[Inputs]) -> Callable[[], None]:

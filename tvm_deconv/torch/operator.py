@@ -204,7 +204,12 @@ float epsilon, int[] stride, int[] padding, int[] output_padding, int[] dilation
 str library, bool fallback, bool keep) -> Tensor"""
 
 
-@torch.library.custom_op("tvm_deconv::conv_transpose", mutates_args=(), schema=_SCHEMA)  # type: ignore[untyped-decorator]
+@torch.library.custom_op(  # type: ignore[untyped-decorator]
+    "tvm_deconv::conv_transpose",
+    mutates_args=(),
+    schema=_SCHEMA,
+    tags=(torch.Tag.flexible_layout,),  # TorchInductor's convolutions keep channels last, and so may the data here
+)
 def _operator(input: Tensor, *arguments: Any) -> Tensor:
     parameters, a, (fallback, keep) = parted(arguments)
     return computed(input, parameters, a, fallback=fallback, keep=keep)
