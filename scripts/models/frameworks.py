@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterable, Mapping
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 import tvm_deconv as td
 from tvm_deconv.frontends import scan
 
-_PROFILED = 5  # calls of each form
-#: Seconds of transposed convolutions, and of a whole call.
-_Seconds = tuple[float, float]
+_PROFILED = 5  # turns of both forms
+#: The times of a node in each call, by its name and whether it is a transposed convolution.
+_Nodes = dict[tuple[str, bool], list[float]]
+#: The part of the original's time that transposed convolutions take, and how many times as fast artifacts are in them.
+_Profile = tuple[float | None, float | None]
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Pair:
     ours: Callable[[], Any]
     swapped: int
     left: Mapping[str, str] = field(default_factory=dict)
-    profile: Callable[[], tuple[float | None, float | None]] = lambda: (None, None)
+    profile: Callable[[], _Profile] = lambda: (None, None)
 
 
 def _library(problems: Iterable[Any], folder: Path) -> td.Library:
@@ -95,13 +98,20 @@ def _onnxruntime(model: Any, x: Any, folder: Path, threads: int) -> Pair:
                 made.append(Session(path, library, options))
         return made[0], made[1]
 
-    def seconds(session: Any) -> _Seconds:
-        for _ in range(_PROFILED):
-            session.run(None, feeds)
+    def nodes(session: Any) -> _Nodes:
         events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
-        nodes = [event for event in events if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")]
-        layers = [node for node in nodes if node["args"]["op_name"].startswith("ConvTranspose")]
-        return sum(node["dur"] for node in layers), sum(node["dur"] for node in nodes)
+        times: _Nodes = {}
+        for node in events:
+            if node.get("cat") == "Node" and node["name"].endswith("_kernel_time"):
+                taken = node["args"]["op_name"].startswith("ConvTranspose")
+                times.setdefault((node["name"], taken), []).append(node["dur"])
+        return times
+
+    def profile() -> _Profile:
+        forms = sessions(True)
+        for form in _profiled(forms):
+            form.run(None, feeds)
+        return _share(*map(nodes, forms))
 
     plain, session = sessions(False)
     return Pair(
@@ -109,7 +119,7 @@ def _onnxruntime(model: Any, x: Any, folder: Path, threads: int) -> Pair:
         lambda: session.run(None, feeds)[0],
         len(session.layers),
         session.left,
-        lambda: _share(*map(seconds, sessions(True))),
+        profile,
     )
 
 
@@ -129,27 +139,40 @@ def _openvino(model: Any, x: Any, folder: Path, threads: int) -> Pair:
     replaced = core.read_model(path)
     operations = replace(replaced, path, _library(problems(path), folder), settings=settings)  # live as the calls do
 
-    def seconds(form: Any) -> _Seconds:
-        request = core.compile_model(form, "CPU", settings | {"PERF_COUNT": True}).create_infer_request()
-        layers, whole = 0.0, 0.0
-        for _ in range(_PROFILED):
+    def profile() -> _Profile:
+        compiled = (core.compile_model(form, "CPU", settings | {"PERF_COUNT": True}) for form in (path, replaced))
+        times: dict[Any, _Nodes] = {form.create_infer_request(): {} for form in compiled}
+        for request in _profiled(times):
             request.infer(feed)
             for node in request.profiling_info:
-                spent = node.real_time.total_seconds()
                 taken = "BackpropData" in node.node_type or "tvm_deconv." in node.node_name  # the copies around it too
-                layers += spent if taken else 0.0
-                whole += spent
-        return layers, whole
+                spent = node.real_time.total_seconds()
+                times[request].setdefault((node.node_name, taken), []).append(spent)
+        return _share(*times.values())
 
     plain, ours = (core.compile_model(form, "CPU", settings) for form in (path, replaced))
     left = operations.left
-    profile = lambda: _share(seconds(path), seconds(replaced))  # noqa: E731
     return Pair(lambda: plain(feed)[0], lambda _=operations: ours(feed)[0], len(operations), left, profile)
 
 
-def _share(original: _Seconds, ours: _Seconds) -> tuple[float | None, float | None]:
+def _profiled(forms: Iterable[Any]) -> Iterator[Any]:
+    """Yield the two forms for a call each time: they take turns of two calls, of which the second counts."""
+    both = list(forms)
+    for _ in range(_PROFILED):
+        for form in both:
+            yield form
+            yield form
+
+
+def _share(original: _Nodes, ours: _Nodes) -> _Profile:
     """Return the part of the original's time that layers take, and their gain."""
-    return original[0] / original[1], original[0] / ours[0] if ours[0] else None
+    before, whole = _seconds(original, [True]), _seconds(original, [True, False])
+    after = _seconds(ours, [True])
+    return before / whole, before / after if after else None
+
+
+def _seconds(nodes: _Nodes, kinds: Sequence[bool]) -> float:
+    return sum(statistics.median(times[1::2]) for (_, taken), times in nodes.items() if taken in kinds)
 
 
 PAIRS: Mapping[str, Callable[[Any, Any, Path, int], Pair]] = {
