@@ -21,7 +21,7 @@ from support import artifacts as made
 
 import tvm_deconv as td
 from tvm_deconv.bench import figures, floors, page, peers, report, run
-from tvm_deconv.bench.layers import Layer, in_type
+from tvm_deconv.bench.layers import DIRECT, Layer, in_type
 from tvm_deconv.bench.page import as_html
 from tvm_deconv.bench.results import Report, Result, Row
 from tvm_deconv.cli import main as cli
@@ -526,6 +526,28 @@ def test_types(quick, source, tmp_path):
     assert "`N C *X`, bfloat16" in figures.machines(figures.read(kept.parent))
 
 
+def test_quantized_types_beside_peers_and_float32(quick, source, tmp_path):
+    """Layers of other types are compared with themselves in float32, by direct kernels; that is no peer."""
+    kind = "uint8.int8.uint8"
+    options = ["--layers", "up.1", "--seconds", 0, "--threads", 1, "--types", kind, "--peers", "onnxruntime"]
+    done = quick(source, *options, "--json", tmp_path / "report.json", "--figures", tmp_path / "figures")
+    assert done.exit_code == 0, done.output
+    (layer,) = json.loads((tmp_path / "report.json").read_text())["layers"]
+    quantization = td.Quantization("int8", "uint8")
+    assert layer["problem"] == scan(source)[0].problem.replace(dtype="uint8", quantization=quantization).key
+    assert layer["results"].keys() == {"tvm_deconv", "float32", "onnxruntime"}
+    assert all(result["correct"] for result in layer["results"].values())
+    assert layer["results"]["float32"]["note"] in DIRECT
+    assert layer["best_peer"] == "onnxruntime"
+    times = [layer["results"][name]["seconds"] for name in ("float32", "tvm_deconv")]
+    assert layer["single_ratio"] == pytest.approx(times[0] / times[1])
+    assert "of float32" in done.stdout
+    (kept,) = (tmp_path / "figures").iterdir()
+    assert kept.name.endswith(f"-ncx-{kind}-1.json")
+    (row,) = figures.read(kept.parent)[kept.stem].rows
+    assert row.single_ratio == pytest.approx(layer["single_ratio"], rel=1e-2)
+
+
 def test_types_of_integers_leave_out_other_activations():
     problem = td.Problem(1, 1, 3, 2, (6,), (2,), (2,), (1,), (0,), (12,), epilogue=td.Epilogue(True, "sigmoid"))
     assert in_type(problem, "int8").epilogue == td.Epilogue(True)
@@ -547,6 +569,8 @@ def test_figures_of_a_mixture_are_refused_before_the_run(quick, artifacts, tmp_p
         (["--layers", "nothing like it"], "must hold a layer that this machine can run and that matches --layers"),
         (["--layout", "XNC"], "'XNC' is not one of 'NCX', 'NXC'"),
         (["--types", "float32,half"], "half is not one of float32, float64, float16, bfloat16, int8"),
+        (["--types", "float32.int8.uint8"], "float32.int8.uint8 is not one of"),
+        (["--types", "uint8.int8"], "quantization='int8': must be the types of filter and output, such as int8.uint8"),
         (["--target", "x86-64-v9"], "'x86-64-v9': must be one of"),
         (
             ["--peers", "onnx"],

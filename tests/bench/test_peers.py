@@ -13,9 +13,9 @@ import tvm_deconv as td
 from tvm_deconv.bench import peers, run
 from tvm_deconv.compiler.process import WorkerError
 from tvm_deconv.problem import ACTIVATIONS
-from tvm_deconv.problem.testing import operands
 
 PLAIN = td.Problem(2, 1, 3, 5, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (7, 9))
+RELU = td.Epilogue(True, "relu")
 #: What packages express differently: groups, layouts, ranks, and outputs that are cut or extended at either end.
 PROBLEMS = {
     "plain": PLAIN,
@@ -33,14 +33,16 @@ PROBLEMS = {
     "packs": PLAIN.replace(in_channels=16, out_channels=24, epilogue=td.Epilogue(True, "relu")),
     "float64": PLAIN.replace(dtype="float64"),
     "bfloat16": PLAIN.replace(dtype="bfloat16", epilogue=td.Epilogue(bias=True)),
+    "quantized": PLAIN.replace(dtype="uint8", quantization=td.Quantization("int8", "uint8"), epilogue=RELU),
+    "quantized, real output": PLAIN.replace(dtype="int8", quantization=td.Quantization("uint8", "float32")),
 }
 #: What the packages leave out: peer, the problems, what is said.
 REFUSED = [
     ("onnxruntime", lambda p: p.dtype in ("float64", "bfloat16"), "NOT_IMPLEMENTED|INVALID_GRAPH"),
     ("openvino", lambda p: p.dtype == "float64", "it computes float64 in float32"),
-    ("openvino", lambda p: p.dtype == "bfloat16", "Unsupported"),
     ("torch-channels-last", lambda p: p.rank == 1, "no channels-last memory for one axis"),
-    ("mnn|ncnn|litert", lambda p: p.dtype != "float32", "no transposed convolution of (float64|bfloat16), or one in"),
+    ("mnn|ncnn|litert", lambda p: p.dtype != "float32", r"no transposed convolution of \w+, or one in"),
+    ("torch.*|jax", lambda p: p.quantization, "no transposed convolution of u?int8"),
     ("litert", lambda p: p.data_format == "NCX", r"it computes N \*X C alone"),
     ("mnn|litert", lambda p: p.rank == 3, "no transposed convolution of three axes"),
     ("litert", lambda p: p.groups > 1, "no groups"),
@@ -74,8 +76,9 @@ def contender():
 
 def compare(worker, problem, folder, root=Path(), artifact=""):
     """The deviation of a contender's output from the reference."""
-    worker.ask("prepare", peers.Task(problem, 3, root, artifact))
-    np.save(folder / "expected.npy", td.reference(problem, *operands(problem, 3)))
+    task = peers.Task(problem, 3, root, artifact)
+    worker.ask("prepare", task)
+    np.save(folder / "expected.npy", td.reference(problem, *task.operands))
     return worker.ask("check", folder / "expected.npy")
 
 
@@ -114,6 +117,19 @@ def test_what_peers_do_not_have(name, contender, tmp_path):
         pytest.skip(unavailable(name))
     with pytest.raises(WorkerError, match=r"^no transposed convolution of int8"):
         compare(contender(name), PLAIN.replace(dtype="int8"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"groups": 2}, "no scales of the channels of several groups"),
+        ({"quantization": td.Quantization("int8", "int32")}, "no sums of a quantized layer"),
+    ],
+)
+def test_quantized_layers_that_onnx_does_not_have(changes, said, contender, tmp_path):
+    problem = PLAIN.replace(**{"dtype": "uint8", "quantization": td.Quantization("int8", "uint8"), **changes})
+    with pytest.raises(WorkerError, match=f"^{said}"):
+        compare(contender("onnxruntime"), problem, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ _DIGITS = 4
 #: Keys of a report, and of a layer or a result, that follow from others.
 _OF_REPORT = ("default", "chosen", "noisy")
 _OF_LAYER = {
-    *("macs", "min_bytes", "best_peer", "default_ratio", "ratio"),
+    *("macs", "min_bytes", "best_peer", "default_ratio", "ratio", "single_ratio"),
     *("gflop_per_second", "gb_per_second", "of_floors"),
 }
 
@@ -36,7 +36,8 @@ def file_name(layers: Iterable[Layer], microarchitecture: str, threads: int) -> 
 
 def _type(problem: Problem) -> str:
     """Return what names say of the type: nothing if it is float32."""
-    return "" if problem.dtype == "float32" else f"-{problem.dtype}"
+    quantization = f".{problem.quantization}" if problem.quantization else ""
+    return "" if problem.dtype == "float32" else f"-{problem.dtype}{quantization}"
 
 
 def write(report: Report, directory: Path) -> Path:

@@ -12,6 +12,7 @@ from tvm_deconv.bench.peers import Task
 from tvm_deconv.errors import NoArtifactError
 from tvm_deconv.problem import ACTIVATIONS, Epilogue, Problem
 from tvm_deconv.problem.dtypes import DTYPES
+from tvm_deconv.problem.quantization import Quantization
 from tvm_deconv.runtime.library import Library
 from tvm_deconv.runtime.verify import decide
 from tvm_deconv.targets import get
@@ -24,13 +25,15 @@ class Layer:
     """A layer to time: its name, the task of the artifact that serves it, and that artifact's target.
 
     `default` is the task of the artifact that arithmetic alone chooses, without a tuning log: the same `task` if that
-    is what was chosen, None if it is not known.
+    is what was chosen, None if it is not known. `single` is the task of the same layer in float32 by direct kernels,
+    for one in another type.
     """
 
     name: str
     task: Task
     target: str
     default: Task | None = None
+    single: Task | None = None
 
 
 def layers_in(library: Library) -> list[Layer]:
@@ -43,8 +46,18 @@ def layers_in(library: Library) -> list[Layer]:
     return layers
 
 
-def in_type(problem: Problem, dtype: str) -> Problem:
-    """Return `problem` with data and filter of `dtype`; of integers without an activation that these do not have."""
+#: The algorithms that a layer in another type is compared with in float32.
+DIRECT = ("direct_channels", "direct_groups", "direct_inputs", "direct_rows")
+
+
+def in_type(problem: Problem, text: str) -> Problem:
+    """Return `problem` in other types: a dtype, or those of data, filter and output such as ``uint8.int8.uint8``.
+
+    Integers that are not quantized have no activation that these do not have. Raises ProblemError.
+    """
+    dtype, _, quantization = text.partition(".")
+    if quantization:
+        return problem.replace(dtype=dtype, precision="ieee", quantization=Quantization.parse(quantization))
     if dtype == problem.dtype:
         return problem
     epilogue = problem.epilogue
@@ -77,21 +90,33 @@ def is_default(problem: Problem, manifest: Manifest) -> bool:
     return Schedule.of(manifest.algorithm, manifest.knobs) == default_schedule(target.computes(problem), target)
 
 
+def in_float32(problem: Problem) -> Problem:
+    """Return the problem of the same layer in float32."""
+    return problem.replace(dtype="float32", quantization=None)
+
+
 def layers_of(
     problems: Mapping[Problem, Sequence[str]],
     root: Path,
     chosen: Mapping[Problem, Manifest],
     default_root: Path,
     defaults: Mapping[Problem, Manifest],
+    single_root: Path,
+    singles: Mapping[Problem, Manifest],
 ) -> list[Layer]:
-    """Return `problems` as layers on their artifacts: those `chosen`, in `root`, and those `defaults` that differ."""
+    """Return `problems` as layers on their artifacts: those `chosen`, in `root`, and those `defaults` that differ.
+
+    `singles` are the artifacts of problems in float32 that others are compared with.
+    """
     layers = []
     for problem, names in problems.items():
         task = _task(root, problem, chosen[problem])
         default = _task(default_root, problem, defaults[problem]) if problem in defaults else task
         if problem in defaults and defaults[problem].sha256 == chosen[problem].sha256:
             default = task
-        layers.append(Layer(", ".join(names), task, chosen[problem].target, default))
+        other = in_float32(problem)
+        single = _task(single_root, other, singles[other]) if problem != other and other in singles else None
+        layers.append(Layer(", ".join(names), task, chosen[problem].target, default, single))
     return layers
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tvm_deconv.bench.floors import Floors
 from tvm_deconv.bench.layers import Layer
-from tvm_deconv.bench.peers import DEFAULT, Task
+from tvm_deconv.bench.peers import DEFAULT, SINGLE, Task
 from tvm_deconv.bench.results import Report, Result, Row, Summary
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.testing import Deviation
@@ -46,6 +46,7 @@ def columns(report: Report, keys: bool = False) -> list[Column]:
     """Return the columns of the table: peers and ratios first, then our own figures; keys of problems if asked for."""
     peers = [Column("best peer", True, True), Column("its ms", True)] if report.peers else []
     ratios = [Column("default ratio")] * report.has_defaults + [Column("ratio", True)] if report.peers else []
+    single = [Column("of float32", True)] * report.has_singles
     noise = [Column("±%", vital=not report.peers), *([Column("p5 to p95, ms")] if report.has_percentiles else [])]
     own = [*noise, *(Column(title) for title in _RATES), Column("algorithm", text=True)]
     return [
@@ -55,6 +56,7 @@ def columns(report: Report, keys: bool = False) -> list[Column]:
         Column("ms", True),
         *peers,
         *ratios,
+        *single,
         *own,
         *(Column(f"{peer} ms") for peer in report.peers),
         Column("target", text=True),
@@ -73,6 +75,7 @@ def cells(report: Report, row: Row, keys: bool = False) -> list[str]:
         best = row.best_peer
         made += [best or "-", _milliseconds(row.results[best]) if best else "-"]
         made += [_ratio(row.default_ratio)] * report.has_defaults + [_ratio(row.ratio)]
+    made += [_ratio(row.single_ratio)] * report.has_singles
     if ours.failure:
         made += [""] * (6 + report.has_percentiles)
     else:
@@ -106,7 +109,7 @@ def summary(report: Report) -> str:
     """Return the conditions, the floors, the means, how quiet the machine was, and what failed, in some lines."""
     floors = [f"{2e-9 * rate:.0f} GFLOP/s {dtype}" for dtype, rate in report.floors.fma.items()]
     floors.append(f"{1e-9 * report.floors.copy:.1f} GB/s copied")
-    versions = [f"{name} {version}" for name, version in report.versions.items() if name != DEFAULT]
+    versions = [f"{name} {version}" for name, version in report.versions.items() if name not in (DEFAULT, SINGLE)]
     lines = [
         f"{report.machine}, threads: {report.threads}, {', '.join(versions)}",
         f"Measured here: {', '.join(floors)}.",
@@ -199,6 +202,7 @@ def _row_as_json(report: Report, row: Row) -> dict[str, Any]:
         "best_peer": row.best_peer,
         "default_ratio": row.default_ratio,
         "ratio": row.ratio,
+        "single_ratio": row.single_ratio,
     }
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tvm_deconv.bench.floors import Floors
 from tvm_deconv.bench.layers import Layer
-from tvm_deconv.bench.peers import DEFAULT, OURS
+from tvm_deconv.bench.peers import DEFAULT, OURS, PEERS, SINGLE
 from tvm_deconv.problem.testing import Deviation
 from tvm_deconv.targets import Host
 
@@ -69,8 +69,7 @@ class Row:
     @property
     def best_peer(self) -> str | None:
         """The fastest of the peers whose output is right, None if there is none."""
-        ours = (OURS, DEFAULT)
-        times = {name: result.median for name, result in self.results.items() if name not in ours and result.correct}
+        times = {name: result.median for name, result in self.results.items() if name in PEERS and result.correct}
         return min(times, key=times.__getitem__, default=None)
 
     @property
@@ -82,6 +81,14 @@ class Row:
     def default_ratio(self) -> float | None:
         """The best peer's time divided by that of the default."""
         return self._ratio(self.default)
+
+    @property
+    def single_ratio(self) -> float | None:
+        """The time of the same layer in float32 by our direct kernels, divided by that of what was chosen."""
+        single = self.results.get(SINGLE)
+        return (
+            None if single is None or not (single.correct and self.ours.correct) else single.median / self.ours.median
+        )
 
     def _ratio(self, ours: Result | None) -> float | None:
         best = self.best_peer
@@ -137,12 +144,17 @@ class Report:
     @property
     def peers(self) -> list[str]:
         """The names of the peers."""
-        return [name for name in self.versions if name not in (OURS, DEFAULT)]
+        return [name for name in self.versions if name in PEERS]
 
     @property
     def has_defaults(self) -> bool:
         """Whether any layer has a default."""
         return any(row.default is not None for row in self.rows)
+
+    @property
+    def has_singles(self) -> bool:
+        """Whether any layer was timed in float32 too."""
+        return any(row.single_ratio is not None for row in self.rows)
 
     @property
     def has_percentiles(self) -> bool:

@@ -21,13 +21,13 @@ import numpy as np
 
 from tvm_deconv.bench.floors import FMA_DTYPES, Floors, beyond_caches, build_fma, cpu_times, stolen_share
 from tvm_deconv.bench.layers import Layer
-from tvm_deconv.bench.peers import DEFAULT, OURS, Contender, Task, Turn
+from tvm_deconv.bench.peers import DEFAULT, OURS, PEERS, SINGLE, Contender, Task, Turn
 from tvm_deconv.bench.results import Report, Result, Row
 from tvm_deconv.compiler.process import Worker, WorkerError
 from tvm_deconv.errors import BuildError, ProblemError
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.reference import reference
-from tvm_deconv.problem.testing import operands, parts
+from tvm_deconv.problem.testing import parts
 from tvm_deconv.targets import CpuTarget, detect_host, native
 from tvm_deconv.targets.ancestry import name_of
 
@@ -103,7 +103,8 @@ def run(
     Calls `on_row` with each layer that is done. Raises ProblemError, and WorkerError if not even our process starts.
     """
     cpus = cpus_for(threads)
-    ours = (DEFAULT, OURS) if any(layer.default not in (None, layer.task) for layer in layers) else (OURS,)
+    ours = [DEFAULT] if any(layer.default not in (None, layer.task) for layer in layers) else []
+    ours += [OURS, SINGLE] if any(layer.single for layer in layers) else [OURS]
     with contextlib.ExitStack() as stack:
         workers = {name: stack.enter_context(worker(name, cpus)) for name in (*ours, *peers)}
         versions = {name: workers[name].ask("version") for name in workers}
@@ -131,13 +132,15 @@ class _Race:
 
     def __init__(self, layer: Layer, workers: Mapping[str, Worker], threads: int) -> None:
         self._threads = threads
-        self._problem = layer.task.problem
-        self._seed = layer.task.seed
         self._tasks: dict[str, Task] = dict.fromkeys(workers, layer.task)
         if DEFAULT in workers:
             del self._tasks[DEFAULT]
             if layer.default not in (None, layer.task):
                 self._tasks = {DEFAULT: layer.default, **self._tasks}
+        if SINGLE in workers:
+            del self._tasks[SINGLE]
+            if layer.single:
+                self._tasks[SINGLE] = layer.single
         self._workers = workers
         self._failures: dict[str, str] = {}
         self._notes: dict[str, str] = {}
@@ -159,9 +162,13 @@ class _Race:
         """Make the layer ready everywhere, and compare the outputs with the reference."""
         self._notes = {name: self._ask(name, "prepare", task) for name, task in self._tasks.items()}
         with tempfile.TemporaryDirectory() as directory:
-            expected = Path(directory) / "expected.npy"
-            _write_expected(expected, self._problem, self._seed)
-            self._deviations = {name: self._ask(name, "check", expected) for name in self._running}
+            expected: dict[Problem, Path] = {}
+            for name in self._running:
+                task = self._tasks[name]
+                if task.problem not in expected:
+                    expected[task.problem] = Path(directory) / f"expected{len(expected)}.npy"
+                    _write_expected(expected[task.problem], task)
+                self._deviations[name] = self._ask(name, "check", expected[task.problem])
 
     def run(self, rounds: int, layer_seconds: float) -> None:
         """Give each contender a turn in every round, until `layer_seconds` are over."""
@@ -177,9 +184,9 @@ class _Race:
 
     def _is_beaten(self, name: str, factor: float) -> bool:
         """Return whether a peer is slower than another by more than `factor`; ours never are."""
-        right = [other for other in self._running if other not in (OURS, DEFAULT) and self._deviations[other].allowed]
+        right = [other for other in self._running if other in PEERS and self._deviations[other].allowed]
         best = {other: min(turn.median for turn in self._turns[other]) for other in {name, *right}}
-        return name not in (OURS, DEFAULT) and best[name] > factor * min(best.values())
+        return name in PEERS and best[name] > factor * min(best.values())
 
     def results(self) -> dict[str, Result]:
         """Return each contender's result."""
@@ -207,9 +214,10 @@ class _Race:
         )
 
 
-def _write_expected(path: Path, problem: Problem, seed: int) -> None:
-    """Write the reference's output to an array file, a part at a time."""
+def _write_expected(path: Path, task: Task) -> None:
+    """Write the reference's output of a task to an array file, a part at a time."""
+    problem = task.problem
     expected = np.lib.format.open_memmap(path, "w+", np.float64, problem.output_shape)
-    for part in parts(problem, operands(problem, seed)):
+    for part in parts(problem, task.operands):
         expected[part.slices] = reference(part.problem, *part.operands)
     expected.flush()

@@ -16,11 +16,12 @@ import click
 
 from tvm_deconv.cli.common import Builds, advance, problems_of, progress_bar, scan_sources, target_of
 from tvm_deconv.cli.output import JSON, KEYS, Column, Table, echo_json, say
-from tvm_deconv.errors import SourceError
+from tvm_deconv.errors import ProblemError, SourceError
 from tvm_deconv.extras import install
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.dtypes import DTYPES
 from tvm_deconv.problem.problem import DATA_FORMATS
+from tvm_deconv.problem.quantization import STORED, Quantization
 from tvm_deconv.runtime.library import load
 from tvm_deconv.targets import CPU_TARGETS
 
@@ -47,8 +48,16 @@ def _peer_names(context: click.Context, parameter: click.Parameter, value: str |
 def _dtypes(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name for name in (value or "").split(",") if name))
     for name in names:
-        if name not in DTYPES:
-            raise click.BadParameter(f"{name} is not one of {', '.join(DTYPES)}", context, parameter)
+        dtype, _, quantization = name.partition(".")
+        known = dtype in STORED if quantization else dtype in DTYPES
+        if not known:
+            rule = f"{name} is not one of {', '.join(DTYPES)}, nor of data, filter and output such as uint8.int8.uint8"
+            raise click.BadParameter(rule, context, parameter)
+        if quantization:
+            try:
+                Quantization.parse(quantization)
+            except ProblemError as error:
+                raise click.BadParameter(f"{name}: {error}", context, parameter) from None
     return names
 
 
@@ -90,7 +99,9 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 )
 @click.option("--layers", "pattern", metavar="REGEX", callback=_pattern, help="Only layers whose names match in part.")
 @click.option("--layout", type=click.Choice(DATA_FORMATS), help="Take the layers of a SOURCE in this layout.")
-@click.option("--types", callback=_dtypes, help="Take the layers of a SOURCE in these, such as float32,bfloat16,int8.")
+@click.option(
+    "--types", callback=_dtypes, help="Take the layers of a SOURCE in these, such as bfloat16,uint8.int8.uint8."
+)
 @click.option(
     "--target",
     default="native",
@@ -202,8 +213,8 @@ def _built(
     layout: str | None,
     types: Sequence[str],
 ) -> list[Layer]:
-    """Build the layers of sources as tuning logs choose, and by the default where that differs."""
-    from tvm_deconv.bench.layers import artifacts_of, in_type, is_default, layers_of
+    """Build the layers of sources as tuning logs choose, by the default where that differs, and `types` in float32."""
+    from tvm_deconv.bench.layers import DIRECT, artifacts_of, in_float32, in_type, is_default, layers_of
 
     problems: dict[Problem, list[str]] = {}
     for problem, names in problems_of(scan_sources(sources), [layout] if layout else ()).items():
@@ -221,7 +232,14 @@ def _built(
     if differing:
         _build(differing, target, output / "default", installed=False)
         defaults = artifacts_of(differing, load(output / "default"), target)
-    return layers_of(problems, output, chosen, output / "default", defaults)
+    singles = {
+        in_float32(problem): names for problem, names in problems.items() if types and problem.dtype != "float32"
+    }
+    of_singles: dict[Problem, Manifest] = {}
+    if singles:
+        _build(singles, target, output / "float32", installed=False, algorithms=DIRECT)
+        of_singles = artifacts_of(singles, load(output / "float32"), target)
+    return layers_of(problems, output, chosen, output / "default", defaults, output / "float32", of_singles)
 
 
 def _build(problems: dict[Problem, list[str]], target: str, output: Path, **options: Any) -> None:

@@ -34,6 +34,7 @@ try:
     from torch.utils.weak import WeakTensorKeyDictionary
 except ImportError:
     raise missing_package("a module", "torch") from None
+from tvm_deconv.frontends.torch_integers import NAMESPACE, Integers, integers_of, on_integers
 
 OPERATORS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -89,7 +90,8 @@ def trace(module: object, *examples: Inputs) -> Trace:
     """
     if not isinstance(module, nn.Module):
         raise SourceError("source", type(module).__name__, "must be a path or an nn.Module")
-    if any(part.training for part in module.modules()):
+    # An exported program has decided that in its graph, and has an eval() of its own, which refuses.
+    if "eval" not in vars(module) and any(part.training for part in module.modules()):
         raise SourceError("training", True, "must be False all over the module: call module.eval() first")
     layers: list[FoundLayer] = []
     runs = Counter[str]()
@@ -149,7 +151,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.bodies: dict[str, set[tuple[str, ...]]] = {}
         self._nodes: list[Node] = []
         self._begins: list[int] = []
-        self._layers: list[tuple[Hashable, FoundLayer]] = []
+        self._layers: list[tuple[Node, FoundLayer]] = []
+        self._integers: dict[Hashable, Integers | None] = {}
         self._values: dict[Hashable, Array] = {}
         self._count = itertools.count()
         self._numbers = WeakTensorKeyDictionary()
@@ -183,6 +186,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         if node.op and made[0].dtype != tensors[0].dtype:
             node = _OTHER  # a constant of another type has changed the type
         key = self._key(made[0]) if made else None
+        if called.startswith(NAMESPACE):
+            self._integers[key] = integers_of(func, args, kwargs, self._value)
         constants = _ACTIVATIONS[called][1].inputs if node.op in ACTIVATIONS else ()
         node = dataclasses.replace(
             node,
@@ -193,7 +198,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         )
         self._nodes.append(node)
         if layer is not None:
-            self._layers.append((key, layer))
+            self._layers.append((node, layer))
         return output
 
     def enter(self, name: str, part: nn.Module) -> None:
@@ -217,11 +222,34 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         results = Node("", "", tuple(map(self._key, _tensors(left))), None)
         graph = Graph([*self._nodes, results], self._values.get)
         layers = []
-        for tensor, layer in self._layers:
-            p = layer.problem
-            layers.append(layer if p is None else absorb(layer, graph.steps(tensor, p.rank + 2, *p.bias_shape)))
+        for node, layer in self._layers:
+            layers.append(layer if layer.problem is None else self._absorbed(layer, layer.problem, node, graph))
         runs = Counter(node.name for node in self._nodes if node.op)
         return Trace(layers, runs, [layer.problem for _, layer in self._layers], {})
+
+    def _absorbed(self, layer: FoundLayer, problem: Problem, node: Node, graph: Graph) -> FoundLayer:
+        """Return the layer of `problem` with its epilogue, on integers where its data are dequantized ones.
+
+        It has a note where it then stays as it is.
+        """
+        steps = [*graph.steps(node.output, problem.rank + 2, *problem.bias_shape)]
+        absorbed = absorb(layer, steps)
+        data, filter = map(self._integers.get, node.inputs[:2])
+        if data is None:
+            return absorbed
+        ends = {sum(len(step.nodes) for step in steps[: i + 1]): step.output for i, step in enumerate(steps)}
+        after = graph.only_user(ends.get(len(absorbed.fused), node.output))
+        output = self._integers.get(after.output) if after is not None else None
+        made: FoundLayer | str = "a scale behind it must be folded into its filter before that is quantized"
+        if absorbed.filter is layer.filter:
+            made = on_integers(absorbed, data, filter, output, after)
+        if isinstance(made, str):
+            return dataclasses.replace(absorbed, note=f"as {problem.dtype}: its data are dequantized: {made}")
+        return made
+
+    def _value(self, tensor: torch.Tensor) -> Array | None:
+        """Return the value of a constant, None of another tensor."""
+        return array(tensor) if self._is_constant(tensor) else None
 
     def _key(self, tensor: torch.Tensor) -> Hashable:
         if tensor not in self._numbers:

@@ -1,9 +1,9 @@
 """The contenders of a comparison: our artifacts, and the same layers in other packages.
 
 A contender is written as a user of that package would who cares about speed: constant weights, the epilogue as further
-operators that the package may fuse, float32 arithmetic on float32 data, and outputs allocated beforehand if the package
-can. Data in a layout that a package does not have is brought into its own before the clock starts; mnn.py and ncnn.py
-say when they count it.
+operators that the package may fuse, float32 arithmetic on float32 data, low precision written as the package takes it,
+and outputs allocated beforehand if the package can. Data in a layout that a package does not have is brought into its
+own before the clock starts; mnn.py and ncnn.py say when they count it.
 
 Each contender has a process, since thread settings are read once per process and OpenMP libraries clash.
 """
@@ -24,12 +24,12 @@ import numpy as np
 from tvm_deconv.bench.floors import copy_bytes_per_second, fma_per_second
 from tvm_deconv.bench.peers.common import Prepare, Prepared, Task, Turn, Unsupported, turn
 from tvm_deconv.problem import Problem
-from tvm_deconv.problem.testing import Deviation, deviation, operands
+from tvm_deconv.problem.testing import Deviation, deviation
 
-__all__ = ["DEFAULT", "OURS", "PEERS", "Contender", "Peer", "Prepared", "Task", "Turn", "Unsupported", "turn"]
+__all__ = ["DEFAULT", "OURS", "PEERS", "SINGLE", "Contender", "Peer", "Prepared", "Task", "Turn", "Unsupported", "turn"]
 
-#: The artifact that is chosen, by tuning logs too, and the one that arithmetic alone chooses.
-OURS, DEFAULT = "tvm_deconv", "default"
+#: The artifact that is chosen, by tuning logs too, the one that arithmetic alone chooses, and the layer in float32.
+OURS, DEFAULT, SINGLE = "tvm_deconv", "default", "float32"
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ PEERS: Mapping[str, Peer] = {
     "litert": Peer("ai-edge-litert", "litert", {"ai_edge_litert": "ai-edge-litert"}),
     "jax": Peer("jax", "jax", {"jax": "jax"}),
 }
-_CONTENDERS = {**dict.fromkeys((OURS, DEFAULT), Peer("tvm_deconv", "ours")), **PEERS}
+_CONTENDERS = {**dict.fromkeys((OURS, DEFAULT, SINGLE), Peer("tvm_deconv", "ours")), **PEERS}
 
 
 class Contender:
@@ -87,7 +87,7 @@ class Contender:
         """Make a layer ready and run it once; return the note on how it runs."""
         self._prepared = None
         self._problem = task.problem
-        prepared = _CONTENDERS[self.name].load()(task, operands(task.problem, task.seed), self.threads)
+        prepared = _CONTENDERS[self.name].load()(task, task.operands, self.threads)
         prepared.run()
         self._prepared = prepared
         return prepared.note
@@ -106,7 +106,7 @@ class Contender:
         assert self._prepared is not None
         assert self._problem is not None
         output = self._prepared.output()
-        return deviation(self._problem, output, np.load(expected, mmap_mode="r"), fused=self.name in (OURS, DEFAULT))
+        return deviation(self._problem, output, np.load(expected, mmap_mode="r"), fused=self.name not in PEERS)
 
     def fma(self, library: Path) -> float:
         """Measure the multiply-adds per second of the kernel in `library`, on all threads."""

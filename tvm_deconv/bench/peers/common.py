@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import numpy as np
 
 from tvm_deconv.compiler.process import Refusal
 from tvm_deconv.problem import Array, Problem
-from tvm_deconv.problem.testing import Operands
+from tvm_deconv.problem.testing import Operands, operands
 
 #: A call that takes longer than this leaves nothing to warm up, and counts from the first on.
 _LONG_SECONDS = 0.3
@@ -32,6 +33,17 @@ class Task:
     seed: int
     root: Path
     artifact: str
+
+    @property
+    def operands(self) -> Operands:
+        """The arrays, the same in every process.
+
+        Data of uint8 have the zero point 0, as behind a ReLU: some packages then compute with fewer operators.
+        """
+        arrays = operands(self.problem, self.seed)
+        if arrays.scaling is None or self.problem.dtype != "uint8":
+            return arrays
+        return arrays._replace(scaling=dataclasses.replace(arrays.scaling, data_zero_point=0))
 
 
 class Prepared(NamedTuple):
@@ -117,6 +129,16 @@ def as_plane(problem: Problem, arrays: Operands) -> tuple[Problem, Operands]:
     filter = problem.canonical_filter(arrays.filter)
     shape = (*filter.shape[:3], *plane.kernel)
     return plane, Operands(arrays.data.reshape(plane.data_shape), filter.reshape(shape), arrays.bias)
+
+
+def in_onnx(problem: Problem) -> None:
+    """Refuse what no ONNX model says: integers that are not quantized, and what is quantized by groups."""
+    if not problem.quantization:
+        floating(problem)
+    elif problem.groups > 1:
+        raise Unsupported("no scales of the channels of several groups")
+    elif problem.output_dtype == "int32":
+        raise Unsupported("no sums of a quantized layer")
 
 
 def floating(problem: Problem) -> None:
