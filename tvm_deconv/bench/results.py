@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tvm_deconv.bench.floors import Floors
 from tvm_deconv.bench.layers import Layer
-from tvm_deconv.bench.peers import DEFAULT, OURS, PEERS, SINGLE
+from tvm_deconv.bench.peers import DEFAULT, OURS, OWN, SINGLE
 from tvm_deconv.problem.testing import Deviation
 from tvm_deconv.targets import Host
 
@@ -69,7 +69,7 @@ class Row:
     @property
     def best_peer(self) -> str | None:
         """The fastest of the peers whose output is right, None if there is none."""
-        times = {name: result.median for name, result in self.results.items() if name in PEERS and result.correct}
+        times = {name: result.median for name, result in self.results.items() if name not in OWN and result.correct}
         return min(times, key=times.__getitem__, default=None)
 
     @property
@@ -144,7 +144,7 @@ class Report:
     @property
     def peers(self) -> list[str]:
         """The names of the peers."""
-        return [name for name in self.versions if name in PEERS]
+        return [name for name in self.versions if name not in OWN]
 
     @property
     def has_defaults(self) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 
 from tvm_deconv.bench.floors import FMA_DTYPES, Floors, beyond_caches, build_fma, cpu_times, stolen_share
 from tvm_deconv.bench.layers import Layer
-from tvm_deconv.bench.peers import DEFAULT, OURS, PEERS, SINGLE, Contender, Task, Turn
+from tvm_deconv.bench.peers import DEFAULT, OURS, OWN, SINGLE, Contender, Task, Turn
 from tvm_deconv.bench.results import Report, Result, Row
 from tvm_deconv.compiler.process import Worker, WorkerError
 from tvm_deconv.errors import BuildError, ProblemError
@@ -184,9 +184,9 @@ class _Race:
 
     def _is_beaten(self, name: str, factor: float) -> bool:
         """Return whether a peer is slower than another by more than `factor`; ours never are."""
-        right = [other for other in self._running if other in PEERS and self._deviations[other].allowed]
+        right = [other for other in self._running if other not in OWN and self._deviations[other].allowed]
         best = {other: min(turn.median for turn in self._turns[other]) for other in {name, *right}}
-        return name in PEERS and best[name] > factor * min(best.values())
+        return name not in OWN and best[name] > factor * min(best.values())
 
     def results(self) -> dict[str, Result]:
         """Return each contender's result."""

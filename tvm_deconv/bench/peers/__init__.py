@@ -26,10 +26,23 @@ from tvm_deconv.bench.peers.common import Prepare, Prepared, Task, Turn, Unsuppo
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.testing import Deviation, deviation
 
-__all__ = ["DEFAULT", "OURS", "PEERS", "SINGLE", "Contender", "Peer", "Prepared", "Task", "Turn", "Unsupported", "turn"]
+__all__ = [
+    "DEFAULT",
+    "OURS",
+    "OWN",
+    "PEERS",
+    "SINGLE",
+    "Contender",
+    "Peer",
+    "Prepared",
+    "Task",
+    "Turn",
+    "Unsupported",
+    "turn",
+]
 
 #: The artifact that is chosen, by tuning logs too, the one that arithmetic alone chooses, and the layer in float32.
-OURS, DEFAULT, SINGLE = "tvm_deconv", "default", "float32"
+OWN = OURS, DEFAULT, SINGLE = "tvm_deconv", "default", "float32"
 
 
 @dataclass(frozen=True)
@@ -67,7 +80,7 @@ PEERS: Mapping[str, Peer] = {
     "litert": Peer("ai-edge-litert", "litert", {"ai_edge_litert": "ai-edge-litert"}),
     "jax": Peer("jax", "jax", {"jax": "jax"}),
 }
-_CONTENDERS = {**dict.fromkeys((OURS, DEFAULT, SINGLE), Peer("tvm_deconv", "ours")), **PEERS}
+_CONTENDERS = {**dict.fromkeys(OWN, Peer("tvm_deconv", "ours")), **PEERS}
 
 
 class Contender:
@@ -106,7 +119,7 @@ class Contender:
         assert self._prepared is not None
         assert self._problem is not None
         output = self._prepared.output()
-        return deviation(self._problem, output, np.load(expected, mmap_mode="r"), fused=self.name not in PEERS)
+        return deviation(self._problem, output, np.load(expected, mmap_mode="r"), fused=self.name in OWN)
 
     def fma(self, library: Path) -> float:
         """Measure the multiply-adds per second of the kernel in `library`, on all threads."""
