@@ -277,7 +277,7 @@ def test_a_quiet_machine(comparison):
     [
         (0.02, {}, "the hypervisor took 2.0 % of the CPUs"),
         (0.0, {"waited": 0.2}, "contenders waited for a CPU 20 % of their turns"),
-        (0.0, {"preempted": 90.0}, "they were put off it 90 times a second"),
+        (0.0, {"preempted": 90.0}, "contenders lost their CPU 90 times a second"),
         (0.0, {"quartiles": (0.9e-3, 1.1e-3)}, "half of the results have a spread above 10 %"),
     ],
 )

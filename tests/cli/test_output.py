@@ -143,6 +143,15 @@ def test_json_of_compile(tmp_path, monkeypatch):
     assert found["artifacts"] == found["weights"] == []
 
 
+@pytest.mark.parametrize("group", [[], ["logs"]])
+def test_summaries_are_whole(group):
+    # Of 80 columns click leaves two empty, but not while it is tested.
+    result = CliRunner().invoke(cli.main, [*group, "--help"], terminal_width=78)
+    _, _, summaries = result.stdout.partition("Commands:")
+    assert summaries.count("\n") > 4
+    assert "..." not in summaries
+
+
 def test_every_command_has_json():
     def commands(group):
         for command in group.commands.values():

@@ -186,7 +186,7 @@ class Report:
         said = {
             "stolen": (_STOLEN, f"the hypervisor took {100 * noise['stolen']:.1f} % of the CPUs"),
             "waited": (_WAITED, f"contenders waited for a CPU {100 * noise.get('waited', 0):.0f} % of their turns"),
-            "preempted": (_PREEMPTED, f"they were put off it {noise.get('preempted', 0):.0f} times a second"),
+            "preempted": (_PREEMPTED, f"contenders lost their CPU {noise.get('preempted', 0):.0f} times a second"),
             "spread": (_SPREAD, f"half of the results have a spread above {100 * noise.get('spread', 0):.0f} %"),
         }
         return [text for name, (most, text) in said.items() if noise.get(name, 0.0) > most]

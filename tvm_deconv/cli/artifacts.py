@@ -13,7 +13,7 @@ from tvm_deconv.artifact.manifest import Manifest
 from tvm_deconv.artifact.pack import SUFFIX
 from tvm_deconv.artifact.select import Accepted, Decision
 from tvm_deconv.cli.common import ARTIFACTS, DIRECTORY, advance, end_if_broken, progress_bar
-from tvm_deconv.cli.output import JSON, KEYS, Column, Names, Table, echo_json, say
+from tvm_deconv.cli.output import JSON, KEYS, Column, Names, Table, echo, echo_json, say
 from tvm_deconv.runtime.library import Library, load
 from tvm_deconv.runtime.loader import read_verified
 from tvm_deconv.runtime.packing import pack_library
@@ -106,7 +106,7 @@ def sign(directory: Path, key: Path, as_json: bool) -> None:
     if as_json:
         echo_json({"signature": str(path), "artifacts": len(library.manifests), "digest": library.digest})
     else:
-        click.echo(f"{path}: {len(library.manifests)} artifacts, {library.digest}")
+        echo(f"{path}: {len(library.manifests)} artifacts, {library.digest}")
 
 
 @click.command()
@@ -125,7 +125,7 @@ def pack(directory: Path, output: Path, as_json: bool) -> None:
     if as_json:
         echo_json({"file": str(output), "artifacts": count, "bytes": size, "digest": library.digest})
     else:
-        click.echo(f"{output}: {count} artifacts, {size / 1000:.0f} kB, {library.digest}")
+        echo(f"{output}: {count} artifacts, {size / 1000:.0f} kB, {library.digest}")
 
 
 @click.command()
@@ -135,11 +135,12 @@ def pack(directory: Path, output: Path, as_json: bool) -> None:
 @KEYS
 @JSON
 def verify(artifacts: Path, key: Path | None, seed: int | None, keys: bool, as_json: bool) -> None:
-    """Compare the results of ARTIFACTS, a directory or a packed file.
+    """Compare the results of ARTIFACTS with the reference.
 
-    Each runs on random data, and its results are compared with the reference in float64. Of artifacts that this machine
-    cannot run only the digest is checked. Exits with 1 if an artifact is wrong or broken, or if none could be run. With
-    --key, exits with 1 before any is run unless they are those that were signed.
+    ARTIFACTS are a directory or a packed file. Each runs on random data, and is compared with the reference in
+    float64. Of artifacts that this machine cannot run only the digest is checked. Exits with 1 if an artifact is
+    wrong or broken, or if none could be run. With --key, exits with 1 before any is run unless they are those that were
+    signed.
     """
     library = load(artifacts, public_key=key)
     verdicts: list[Verdict] = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tvm_deconv.cli.common import Stopped, echo_warnings, progress_bar, target_of
-from tvm_deconv.cli.output import JSON, KEYS, Column, Table, echo_json
+from tvm_deconv.cli.output import JSON, KEYS, Column, Table, echo, echo_json
 from tvm_deconv.cli.tune import LOGS, milliseconds
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.words import words
@@ -61,7 +61,7 @@ def merge(directory: Path, others: Sequence[Path], as_json: bool) -> None:
     if as_json:
         echo_json({"directory": str(directory), "before": len(before), "after": after})
     else:
-        click.echo(f"{directory}: {len(before)} records, {after} with those of {', '.join(map(str, others))}")
+        echo(f"{directory}: {len(before)} records, {after} with those of {', '.join(map(str, others))}")
 
 
 _BEST = (
@@ -149,7 +149,7 @@ def prune(directory: Path, target: str | None, keep: int, as_json: bool) -> None
         echo_json({name: {"before": before, "after": after} for name, (before, after) in pruned.items()})
         return
     for name, (before, after) in pruned.items():
-        click.echo(f"{directory}, {name}: {after} of {before} records kept")
+        echo(f"{directory}, {name}: {after} of {before} records kept")
 
 
 @logs.command()
@@ -160,10 +160,11 @@ def prune(directory: Path, target: str | None, keep: int, as_json: bool) -> None
 @KEYS
 @JSON
 def remeasure(directory: Path, target: str | None, jobs: int | None, threads: int, keys: bool, as_json: bool) -> None:
-    """Renew the records in DIRECTORY for these kernels on this machine.
+    """Measure the records in DIRECTORY again, for today's kernels.
 
     Records of which all code is what was measured on such a CPU stay as they are. Others take turns with the default.
-    Without --target, of every level of CPUs that this machine runs. An interrupted run continues with the same command.
+    It is done on this machine; without --target, for every level of CPUs that it runs. An interrupted run continues
+    with the same command.
     """
     from tvm_deconv.tuning.remeasure import remeasure as run
 
