@@ -32,14 +32,31 @@ tvm_deconv::Shape shape_of(const std::string& text) {
   return shape;
 }
 
+// The numbers of a quantized layer: scale and zero point of data and of output, then the scales of the filter.
+tvm_deconv::Scaling scaling_of(const std::string& text) {
+  tvm_deconv::Scaling scaling;
+  std::istringstream parts(text);
+  parts >> scaling.data_scale >> scaling.data_zero_point >> scaling.output_scale >> scaling.output_zero_point;
+  scaling.filter_scale.assign(std::istream_iterator<double>(parts), {});
+  return scaling;
+}
+
 // Arguments: layer, files of data, filter, bias ("-" for none) and output, and the shape of the data if calls decide it.
+// The bias of a quantized layer, whose filter comes without zero points, is int32.
 void compute(const tvm_deconv::Library& library, const std::vector<std::string>& given) {
   const auto problem = tvm_deconv::Problem::parsed(library.best(given[0]).problem);
-  const std::vector<char> filter = read(given[2], bytes_of(problem.filter_shape, problem.type));
+  const std::vector<char> filter = read(given[2], bytes_of(problem.filter_shape, problem.filter_type));
   const bool has_bias = given[3] != "-";
-  const std::vector<char> bias = has_bias ? read(given[3], bytes_of(problem.bias_shape, problem.bias_type))
-                                          : std::vector<char>();
-  const tvm_deconv::Layer layer = library.bind(given[0], filter.data(), has_bias ? bias.data() : nullptr);
+  tvm_deconv::Shape bias_shape = problem.bias_shape;
+  if (problem.quantized) bias_shape = {(bias_shape[0] - 3) / 2};
+  const std::vector<char> bias = has_bias ? read(given[3], bytes_of(bias_shape, problem.bias_type)) : std::vector<char>();
+  const void* numbers = has_bias ? bias.data() : nullptr;
+  std::vector<std::int32_t> table;
+  if (const char* scaling = std::getenv("SCALING")) {
+    table = scaling_of(scaling).table(problem, static_cast<const std::int32_t*>(numbers));
+    numbers = table.data();
+  }
+  const tvm_deconv::Layer layer = library.bind(given[0], filter.data(), numbers);
   const tvm_deconv::Shape shape = given.size() > 5 ? shape_of(given[5]) : problem.data_shape;
   const tvm_deconv::Shape output_shape = problem.output_shape(shape);
   const std::vector<char> data = read(given[1], bytes_of(shape, problem.type));

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -21,6 +22,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <numeric>
 #include <regex>
 #include <set>
 #include <sstream>
@@ -64,6 +66,8 @@ inline std::size_t bytes_of(const Shape& shape, Type type) {
 struct Problem {
   Shape data_shape, filter_shape, bias_shape;  // the filter's is [G, Ci, Co, *K]; no bias has no axis
   Type type, filter_type, output_type, bias_type;
+  bool quantized = false;
+  double largest_sum = 0;  // of a quantized problem, without the bias
 
   // The shape of the output for data of this shape. Throws Error if that does not fit.
   Shape output_shape(const Shape& data) const {
@@ -83,7 +87,7 @@ struct Problem {
 
   static Problem parsed(const std::string& key) {
     static const std::regex form(
-        R"(n(\d+|any)-g(\d+)-i(\d+)-o(\d+)-x((?:any(?:\(\d+(?:,\d+)*\))?|[\dx])+)-k([\dx]+)-s([\dx]+)-d[\dx]+-p[\dx]+)"
+        R"(n(\d+|any)-g(\d+)-i(\d+)-o(\d+)-x((?:any(?:\(\d+(?:,\d+)*\))?|[\dx])+)-k([\dx]+)-s([\dx]+)-d([\dx]+)-p[\dx]+)"
         R"(-y((?:any[+-]|[\dx])+)-([a-z0-9]+)(?:\+[a-z0-9]+)?(?:\.(u?int8)\.([a-z0-9]+))?-(NCX|NXC)-GIOX-(\S+))");
     std::smatch found;
     if (key.size() > 1000 || !std::regex_match(key, found, form)) throw Error("problem=" + key + ": must be a key");
@@ -91,14 +95,15 @@ struct Problem {
     const Shape spatial = extents(found[5]), kernel = extents(found[6]);
     Problem problem;
     problem.strides_ = extents(found[7]);
-    problem.output_ = extents(found[8], &problem.dynamic_);
+    const Shape dilations = extents(found[8]);
+    problem.output_ = extents(found[9], &problem.dynamic_);
     if (kernel.size() != spatial.size() || problem.strides_.size() != spatial.size() ||
-        problem.output_.size() != spatial.size())
+        dilations.size() != spatial.size() || problem.output_.size() != spatial.size())
       throw Error("problem=" + key + ": must have as many extents everywhere");
     for (const Shape& shape : {spatial, kernel, problem.strides_, problem.output_, Shape{groups, in}, Shape{groups, out}})
       check_size(shape);
     problem.channels_ = groups * out;
-    problem.channel_axis_ = found[12] == "NCX" ? 1 : 1 + spatial.size();
+    problem.channel_axis_ = found[13] == "NCX" ? 1 : 1 + spatial.size();
     problem.data_shape = spatial;
     problem.data_shape.insert(problem.data_shape.begin(), found[1] == "any" ? -1 : integer(found[1]));
     problem.data_shape.insert(problem.data_shape.begin() + static_cast<std::ptrdiff_t>(problem.channel_axis_),
@@ -107,16 +112,23 @@ struct Problem {
     problem.filter_shape.insert(problem.filter_shape.end(), kernel.begin(), kernel.end());
     check_size(problem.data_shape);
     check_size(problem.filter_shape);
-    const std::string epilogue = found[13];
+    const std::string epilogue = found[14];
     if (epilogue == "bias" || epilogue.compare(0, 5, "bias+") == 0) problem.bias_shape = {problem.channels_};
-    problem.type = Type::named(found[9]);
-    const bool floating = found[9] == "bfloat16" || problem.type.code == TDL_FLOAT;
+    problem.type = Type::named(found[10]);
+    const bool floating = found[10] == "bfloat16" || problem.type.code == TDL_FLOAT;
     problem.filter_type = problem.type;
     problem.output_type = floating ? problem.type : Type{TDL_INT, 32};
     problem.bias_type = floating ? Type{TDL_FLOAT, std::max(problem.type.bits, 32)} : Type{TDL_INT, 32};
-    if (found[10].matched) {
-      problem.filter_type = found[10] == "int8" ? Type{TDL_INT, 8} : Type{TDL_INT, 16};
-      problem.output_type = Type::named(found[11]);
+    if (found[11].matched) {
+      problem.quantized = true;
+      problem.filter_type = found[11] == "int8" ? Type{TDL_INT, 8} : Type{TDL_INT, 16};
+      problem.largest_sum = 255.0 * (found[11] == "int8" ? 128 : 255) * static_cast<double>(in);
+      for (std::size_t axis = 0; axis < kernel.size(); ++axis) {
+        const std::int64_t step = problem.strides_[axis] / std::gcd(problem.strides_[axis], dilations[axis]);
+        if (step < 1) throw Error("problem=" + key + ": must have positive strides");
+        problem.largest_sum *= static_cast<double>((kernel[axis] + step - 1) / step);
+      }
+      problem.output_type = Type::named(found[12]);
       problem.bias_shape = {3 + 2 * problem.channels_};
     }
     return problem;
@@ -151,6 +163,66 @@ struct Problem {
   std::vector<bool> dynamic_;
   std::int64_t channels_ = 0;
   std::size_t channel_axis_ = 1;
+};
+
+// The numbers of a quantized layer: a stored q stands for scale * (q - zero point), as tvm_deconv.Scaling has them.
+struct Scaling {
+  double data_scale = 1;
+  std::int64_t data_zero_point = 0;
+  std::vector<double> filter_scale = {1};  // one, or one for each output channel
+  double output_scale = 1;
+  std::int64_t output_zero_point = 0;
+
+  // The table that Library::bind takes in the place of the bias. `bias` has an element for each output channel, or is
+  // null. Throws Error for numbers that break a rule.
+  std::vector<std::int32_t> table(const Problem& problem, const std::int32_t* bias) const {
+    if (!problem.quantized) throw Error("scaling: must be left out: the problem is not quantized");
+    const std::size_t channels = (static_cast<std::size_t>(problem.bias_shape[0]) - 3) / 2;
+    check("data_scale", data_scale);
+    check("output_scale", output_scale);
+    const bool stored = problem.output_type.bits == 8;
+    if (!stored && output_scale != 1) throw Error("output_scale: must be 1: the output is not quantized");
+    if (filter_scale.size() != 1 && filter_scale.size() != channels)
+      throw Error("filter_scale: must be one number or have one for each output channel, " + std::to_string(channels) +
+                  " here");
+    std::vector<std::int32_t> made = {zero_point("data_zero_point", data_zero_point, problem.type),
+                                      zero_point("output_zero_point", output_zero_point, problem.output_type),
+                                      bits(1 / output_scale)};
+    for (std::size_t channel = 0; channel < channels; ++channel) {
+      const std::int32_t value = bias ? bias[channel] : 0;
+      if (problem.largest_sum + std::abs(static_cast<double>(value)) > 2147483647.0)
+        throw Error("bias=" + std::to_string(value) + ": must keep sums within 32 bits");
+      made.push_back(value);
+    }
+    for (std::size_t channel = 0; channel < channels; ++channel) {
+      const double scale = filter_scale[filter_scale.size() == 1 ? 0 : channel];
+      check("filter_scale", scale);
+      made.push_back(bits(scale * data_scale));
+    }
+    return made;
+  }
+
+ private:
+  static void check(const char* name, double scale) {
+    if (!(scale >= 0x1p-60 && scale <= 0x1p40))
+      throw Error(std::string(name) + "=" + std::to_string(scale) + ": must be from 2**-60 to 2**40");
+  }
+
+  static std::int32_t zero_point(const char* name, std::int64_t value, Type type) {
+    const std::int64_t most = type.bits != 8 ? 0 : type.code == TDL_UINT ? 255 : 127;
+    const std::int64_t least = type.bits == 8 && type.code == TDL_INT ? -128 : 0;
+    if (value < least || value > most)
+      throw Error(std::string(name) + "=" + std::to_string(value) + ": must be from " + std::to_string(least) + " to " +
+                  std::to_string(most));
+    return static_cast<std::int32_t>(value);
+  }
+
+  static std::int32_t bits(double value) {
+    const float rounded = static_cast<float>(value);
+    std::int32_t found;
+    std::memcpy(&found, &rounded, sizeof found);
+    return found;
+  }
 };
 
 // The facts of an artifact, as docs/reliability.md describes them.

@@ -1,5 +1,6 @@
 """The loader in C++: CMake builds the example; it computes what the reference does, and refuses what Python refuses."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -15,7 +16,9 @@ from support.strategies import operands
 from support.tolerances import assert_close
 
 import tvm_deconv as td
+from tvm_deconv.problem import testing
 from tvm_deconv.problem.arrays import numpy_dtype
+from tvm_deconv.problem.quantization import without_zero_points
 from tvm_deconv.runtime.packing import pack_library
 from tvm_deconv.targets import get
 
@@ -129,6 +132,67 @@ def test_the_example_in_c(built, tmp_path):
     """Linked by CMake too; what it computes is tested elsewhere."""
     done = subprocess.run([built / "plain", tmp_path / "none.so", "1"], capture_output=True, text=True, check=False)
     assert (done.returncode, "No such file" in done.stderr) == (1, True)
+
+
+# ---- quantized layers ----
+
+QUANTIZED = td.Problem(
+    2, 2, 5, 3, (6,), (4,), (2,), (1,), (1,), (12,),
+    dtype="uint8", quantization=td.Quantization("uint8", "int8"), epilogue=td.Epilogue(True, "relu"),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("quantized")
+    td.compile([QUANTIZED], "x86-64-v3", folder, jobs=1)
+    return folder
+
+
+def numbers_of(scaling):
+    """The numbers as the example takes them."""
+    head = (scaling.data_scale, scaling.data_zero_point, scaling.output_scale, scaling.output_zero_point)
+    return " ".join(map(str, (*head, *np.asarray(scaling.filter_scale, np.float64).tolist())))
+
+
+def write_quantized(folder, arrays):
+    filter = without_zero_points(QUANTIZED, arrays.scaling, QUANTIZED.canonical_filter(arrays.filter))
+    assert filter.dtype == np.int16
+    for name, array in {"data": arrays.data, "filter": filter, "bias": arrays.bias}.items():
+        (folder / name).write_bytes(np.ascontiguousarray(array).tobytes())
+    return [folder / name for name in ("data", "filter", "bias", "out")]
+
+
+def test_a_quantized_layer(run, quantized, tmp_path):
+    arrays = testing.operands(QUANTIZED, np.random.default_rng().integers(2**31))
+    files = write_quantized(tmp_path, arrays)
+    done = run(quantized, QUANTIZED.artifact_key, *files, SCALING=numbers_of(arrays.scaling))
+    assert done.returncode == 0, done.stderr
+    out = np.frombuffer((tmp_path / "out").read_bytes(), np.int8).reshape(QUANTIZED.output_shape)
+    np.testing.assert_array_equal(out, td.reference(QUANTIZED, *arrays))
+    assert out.std() > 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data_scale": 0.0}, "data_scale=0.000000: must be from 2**-60 to 2**40"),
+        ({"output_scale": -1.0}, "output_scale=-1.000000: must be from 2**-60 to 2**40"),
+        ({"filter_scale": [0.5, 0.5, 0.0, 1.0, 1.0, 1.0]}, "filter_scale=0.000000: must be from 2**-60 to 2**40"),
+        ({"filter_scale": [0.5, 0.5]}, "filter_scale: must be one number or have one for each output channel, 6 here"),
+        ({"data_zero_point": 256}, "data_zero_point=256: must be from 0 to 255"),
+        ({"output_zero_point": -129}, "output_zero_point=-129: must be from -128 to 127"),
+        ({"bias": 2**31 - 1}, "bias=2147483647: must keep sums within 32 bits"),
+    ],
+)
+def test_numbers_that_break_a_rule(run, quantized, tmp_path, changes, said):
+    arrays = testing.operands(QUANTIZED, 1)
+    if "bias" in changes:
+        arrays.bias[4] = changes.pop("bias")
+    files = write_quantized(tmp_path, arrays)
+    scaling = dataclasses.replace(arrays.scaling, **changes)
+    done = run(quantized, QUANTIZED.artifact_key, *files, SCALING=numbers_of(scaling))
+    assert (done.returncode, done.stderr) == (1, f"error: {said}\n")
 
 
 # ---- what is refused ----

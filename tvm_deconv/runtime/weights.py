@@ -30,11 +30,12 @@ _DTYPES = {
 
 
 class _Place(NamedTuple):
-    """Where the arrays of a layer are: its name in a file of weights, and its problem."""
+    """Where the arrays of a layer are: its name in a file of weights, its problem, the numbers of a quantized one."""
 
     path: Path
     name: str
     problem: Problem
+    scaling: Scaling | None
 
 
 class Weights(Mapping[str, Problem]):
@@ -72,7 +73,7 @@ class Weights(Mapping[str, Problem]):
         """Return the filter and the bias, or None, of a layer. Raises ProblemError for a name that is not here."""
         if not self._found:
             raise ProblemError("name", name, "must be a layer that was compiled with its weights: there is none")
-        path, name, _ = self._found[one_of("name", name, self._found)]
+        path, name, *_ = self._found[one_of("name", name, self._found)]
         content = self._content(path, None)
         header = _header(path, content)
         bias = f"{name}.bias"
@@ -80,16 +81,8 @@ class Weights(Mapping[str, Problem]):
         return filter, _array(path, content, header, bias) if bias in header else None
 
     def scaling(self, name: str) -> Scaling | None:
-        """Return the numbers of a quantized layer, None of another. Raises as `arrays` does."""
-        path, own, problem = self._found[one_of("name", name, self._found)]
-        if problem.quantization is None:
-            return None
-        start = self._content(path, 8)
-        header = _header(path, self._content(path, 8 + _length(start)))
-        try:
-            return Scaling.parse(header["__metadata__"][f"{own}{SCALING}"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise _unreadable(path, f"{own}{SCALING}: {error}") from None
+        """Return the numbers of a quantized layer, None of another. Raises ProblemError for a name that is not here."""
+        return self._found[one_of("name", name, self._found)].scaling
 
     def _places(self, path: Path) -> Iterator[_Place]:
         """Yield the layers of a file whose filters are there, by name: safetensors keeps no order."""
@@ -100,9 +93,12 @@ class Weights(Mapping[str, Problem]):
             if f"{name}.filter" in header:
                 try:
                     problem = Problem.from_key(key)
+                    scaling = Scaling.parse(problems[f"{name}{SCALING}"]) if problem.quantization else None
                 except DeconvError as error:
                     raise _unreadable(path, str(error)) from None
-                yield _Place(path, name, problem)
+                except (KeyError, TypeError, ValueError) as error:
+                    raise _unreadable(path, f"{name}{SCALING}: {error}") from None
+                yield _Place(path, name, problem, scaling)
 
     def _content(self, path: Path, limit: int | None) -> bytes:
         """Return the first `limit` bytes of a file, and all that there are if it was signed."""
