@@ -89,7 +89,9 @@ class Weights(Mapping[str, Problem]):
         start = self._content(path, 8)
         header = _header(path, self._content(path, 8 + _length(start)))
         problems = header.get("__metadata__")
-        for name, key in sorted(problems.items()) if isinstance(problems, dict) else ():
+        if not isinstance(problems, dict):
+            return
+        for name, key in sorted(problems.items()):
             if f"{name}.filter" in header:
                 try:
                     problem = Problem.from_key(key)
