@@ -201,7 +201,7 @@ class _Timing:
         return turns.gain(lambda: self._seconds(plain), lambda: self._seconds(ours), _LEAST, _SECONDS)
 
     def _seconds(self, request: Any) -> float:
-        """Return the seconds of a run that follows one which is not counted, since the other's has filled the caches."""
+        """Return the seconds of a run behind one that is not counted: the other's data fill the caches before."""
         request.infer(self._feed)
         start = time.perf_counter()
         request.infer(self._feed)
