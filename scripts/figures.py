@@ -20,11 +20,18 @@ def documents() -> dict[Path, str]:
     """Return the documents that show figures, as they should be."""
     reports = figures.read(ROOT / "docs" / "figures")
     machines = figures.machines(reports) if reports else figures.page(reports)
-    blocks = {"README.md": machines, "docs/performance.md": machines, "docs/figures.md": figures.page(reports)}
-    return {
-        ROOT / name: figures.replaced((ROOT / name).read_text(encoding="utf-8"), "machines", content)
-        for name, content in blocks.items()
+    blocks = {
+        "README.md": {"machines": machines},
+        "docs/performance.md": {"machines": machines, "types": figures.low_precision(reports.values())},
+        "docs/figures.md": {"machines": figures.page(reports)},
     }
+    made = {}
+    for name, contents in blocks.items():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for block, content in contents.items():
+            text = figures.replaced(text, block, content)
+        made[ROOT / name] = text
+    return made
 
 
 def main() -> None:

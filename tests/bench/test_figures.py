@@ -97,6 +97,25 @@ def test_tables(report):
     assert "family 25, model 1, stepping 2" in page
 
 
+def test_layers_in_low_precision(report):
+    """Those of reports with times in float32: these and the best peer by ours, their means, the largest errors."""
+    task = dataclasses.replace(TASK, problem=PROBLEM.replace(dtype="bfloat16"))
+    rows = [row("one", 4e-3, 1e-3, result(3e-3), task), row("two", 1e-3, 1e-3, Result(failure="no groups"), task)]
+    for timed, seconds in zip(rows, (2e-3, 8e-3), strict=True):
+        timed.results["float32"] = result(seconds)
+    rows[1].results["tvm_deconv"] = dataclasses.replace(result(1e-3), deviation=Deviation(4e-3, True))
+    table = figures.low_precision([report, dataclasses.replace(report, rows=rows)])
+    assert table.splitlines() == [
+        "| layer | `N C *X`, bfloat16 |",
+        "|---|---:|",
+        "| one | 2.00 / 3.00 |",
+        "| two | 8.00 / - |",
+        "| geometric mean | 4.00 / 3.00 |",
+        "| error | 4.0e-03 |",
+        "| error of the best peers | 1.0e-07 |",
+    ]
+
+
 def test_a_block_of_a_document():
     document = "a\n<!-- machines: begin -->\nold\n<!-- machines: end -->\nb\n"
     changed = figures.replaced(document, "machines", "new\nones")

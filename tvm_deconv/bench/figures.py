@@ -6,6 +6,7 @@ A file has what `report.as_json` has, without what follows from it, one layer a 
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,39 @@ def ratios(reports: Sequence[Report]) -> str:
     for name in dict.fromkeys(name for of_report in rows for name in of_report):
         lines.append(_line(name, *(_both(of_report.get(name)) for of_report in rows)))
     return "\n".join(lines)
+
+
+def low_precision(reports: Iterable[Report]) -> str:
+    """Return the Markdown table of layers in other types: the time in float32, and of the best peer, by ours.
+
+    Reports without times in float32 have no column. Errors are the largest of all layers, as parts of the largest
+    element.
+    """
+    compared = [report for report in reports if report.has_singles]
+    lines = [_line("layer", *map(_layout, compared)), f"|---|{'---:|' * len(compared)}"]
+    rows = [{row.layer.name: row for row in report.rows} for report in compared]
+    for name in dict.fromkeys(name for of_report in rows for name in of_report):
+        found = [of_report.get(name) for of_report in rows]
+        pairs = [(row.single_ratio, row.ratio) if row else (None, None) for row in found]
+        lines.append(_line(name, *(" / ".join(map(_ratio, pair)) for pair in pairs)))
+    lines.append(_line("geometric mean", *map(_mean_ratios, compared)))
+    for said, ours in (("error", True), ("error of the best peers", False)):
+        errors = [max(map(_error, [row.ours if ours else _best(row) for row in report.rows])) for report in compared]
+        lines.append(_line(said, *(f"{error:.1e}" for error in errors)))
+    return "\n".join(lines)
+
+
+def _mean_ratios(report: Report) -> str:
+    singles = [ratio for row in report.rows if (ratio := row.single_ratio) is not None]
+    return f"{statistics.geometric_mean(singles):.2f} / {_means(report.chosen)[0]}"
+
+
+def _best(row: Row) -> Result | None:
+    return row.results[row.best_peer] if row.best_peer else None
+
+
+def _error(result: Result | None) -> float:
+    return 0.0 if result is None or result.deviation is None else result.deviation.largest
 
 
 def _folder(name: str) -> str:
