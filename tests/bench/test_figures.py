@@ -106,6 +106,8 @@ def test_layers_in_low_precision(report):
     rows[1].results["tvm_deconv"] = dataclasses.replace(result(1e-3), deviation=Deviation(4e-3, True))
     table = figures.low_precision([report, dataclasses.replace(report, rows=rows)])
     assert table.splitlines() == [
+        "x86-64-v3:",
+        "",
         "| layer | `N C *X`, bfloat16 |",
         "|---|---:|",
         "| one | 2.00 / 3.00 |",

@@ -88,11 +88,13 @@ def read(directory: Path) -> dict[str, Report]:
 
 
 def machines(reports: Mapping[str, Report]) -> str:
-    """Return the Markdown table of reports by name: where each was measured, and how ours compare with the peers."""
+    """Return the Markdown table of reports with peers, by name: where each was measured, and how ours compare."""
     columns = ("microarchitecture", "CPU", "target", "layout", "threads", "date", "layers")
     means = ("default: mean", "worst", "chosen: mean", "worst")
     lines = [_line(*columns, *means), f"|{'---|' * 4}{'---:|' * 7}"]
     for name, report in reports.items():
+        if not report.peers:
+            continue
         layer, host = report.rows[0].layer, report.host
         cpu = f"{host.name}, {host.vendor} family {host.family} model {host.model}"
         facts = (report.microarchitecture, cpu, layer.target, _layout(report), report.threads, report.date)
@@ -112,12 +114,19 @@ def ratios(reports: Sequence[Report]) -> str:
 
 
 def low_precision(reports: Iterable[Report]) -> str:
-    """Return the Markdown table of layers in other types: the time in float32, and of the best peer, by ours.
+    """Return a Markdown table for each target: the time in float32 and that of the best peer by ours, in other types.
 
     Reports without times in float32 have no column. Errors are the largest of all layers, as parts of the largest
     element.
     """
-    compared = [report for report in reports if report.has_singles]
+    by_target: dict[str, list[Report]] = {}
+    for report in reports:
+        if report.has_singles:
+            by_target.setdefault(report.rows[0].layer.target, []).append(report)
+    return "\n\n".join(f"{target}:\n\n{_in_types(compared)}" for target, compared in by_target.items())
+
+
+def _in_types(compared: Sequence[Report]) -> str:
     lines = [_line("layer", *map(_layout, compared)), f"|---|{'---:|' * len(compared)}"]
     rows = [{row.layer.name: row for row in report.rows} for report in compared]
     for name in dict.fromkeys(name for of_report in rows for name in of_report):
@@ -125,9 +134,8 @@ def low_precision(reports: Iterable[Report]) -> str:
         pairs = [(row.single_ratio, row.ratio) if row else (None, None) for row in found]
         lines.append(_line(name, *(" / ".join(map(_ratio, pair)) for pair in pairs)))
     lines.append(_line("geometric mean", *map(_mean_ratios, compared)))
-    for said, ours in (("error", True), ("error of the best peers", False)):
-        errors = [max(map(_error, [row.ours if ours else _best(row) for row in report.rows])) for report in compared]
-        lines.append(_line(said, *(f"{error:.1e}" for error in errors)))
+    lines.append(_line("error", *(_largest([row.ours for row in report.rows]) for report in compared)))
+    lines.append(_line("error of the best peers", *(_largest(map(_best, report.rows)) for report in compared)))
     return "\n".join(lines)
 
 
@@ -140,8 +148,9 @@ def _best(row: Row) -> Result | None:
     return row.results[row.best_peer] if row.best_peer else None
 
 
-def _error(result: Result | None) -> float:
-    return 0.0 if result is None or result.deviation is None else result.deviation.largest
+def _largest(results: Iterable[Result | None]) -> str:
+    errors = [result.deviation.largest for result in results if result is not None and result.deviation is not None]
+    return f"{max(errors):.1e}" if errors else "-"
 
 
 def _folder(name: str) -> str:
