@@ -354,7 +354,7 @@ class Log:
 
     def targets(self) -> list[str]:
         """Return the names of the targets that there are records for."""
-        return sorted(path.name for path in self.root.iterdir() if path.is_dir()) if self.root.is_dir() else []
+        return sorted({path.parent.name for path in self.root.glob("*/*.jsonl")})
 
 
 def _best_of_each(group: Iterable[Record], keep: int) -> Iterator[Record]:
