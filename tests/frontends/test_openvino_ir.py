@@ -315,6 +315,7 @@ def test_layers_of_low_precision_stay_with_openvino(tmp_path):
 
 def test_low_precision_that_stays_in_float32(tmp_path):
     for options, reason in (
+        ({"zero": np.nan}, "with 0 among at most 256 levels, the same for its result"),
         ({"zero": 99.5}, "with 0 among at most 256 levels, the same for its result"),
         ({"form": "halves"}, "its filter must be integers with a scale, one or one for each output channel"),
         ({"output": False}, "its bias is not one of int32 in units of data and filter"),

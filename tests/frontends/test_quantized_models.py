@@ -87,6 +87,9 @@ def test_layers_run_on_integers(tmp_path, options, types):
             {"xs": np.float32(2.0**-70), "b": np.zeros(6, np.int32)},
             "data_scale=8.470329472543003e-22: must be from 2**-60 to 2**40",
         ),
+        ({"xs": np.float32(0)}, "data_scale=0.0: must be from 2**-60 to 2**40"),
+        ({"xs": np.float32(-0.03)}, "data_scale=-0.029999999329447746: must be from 2**-60 to 2**40"),
+        ({"ws": np.float32([0.1, 0.1, np.nan, 0.1, 0.1, 0.1])}, "filter_scale=nan: must be from 2**-60 to 2**40"),
         ({"bs": np.float32([1e-4] * 6)}, "its bias is not one of int32 in units of data and filter"),
     ],
 )
@@ -94,6 +97,27 @@ def test_others_stay_in_float32(tmp_path, constants, note):
     (layer,) = scan(save(tmp_path, output=np.float32, constants=constants))
     assert layer.problem.dtype == "float32"
     assert layer.note == f"as float32: its data are dequantized, filter stored as int8: {note}"
+
+
+@pytest.mark.parametrize(
+    ("constants", "note"),
+    [
+        ({"ys": np.float32(0)}, "output_scale=0.0: must be from 2**-60 to 2**40"),
+        ({"ys": np.float32(np.inf)}, "output_scale=inf: must be from 2**-60 to 2**40"),
+        ({"yz": np.int16(300)}, "integers of uint8, int8, int16 are not all int8 or uint8"),
+    ],
+)
+def test_numbers_of_results_that_break_a_rule(tmp_path, constants, note):
+    (layer,) = scan(save(tmp_path, constants=constants))
+    assert layer.note == f"as float32: its data are dequantized, filter stored as int8: {note}"
+
+
+def test_scales_of_another_length(tmp_path):
+    """The filter is then no constant that is known, or its scale none of the data's."""
+    (layer,) = scan(save(tmp_path, constants={"ws": np.ones(5, np.float32), "wz": np.zeros(5, np.int8)}))
+    assert (layer.scaling, layer.filter) == (None, None)
+    (layer,) = scan(save(tmp_path, constants={"xs": np.ones(4, np.float32), "xz": np.zeros(4, np.uint8)}))
+    assert layer.note.endswith("data and results have one scale each in quantized problems")
 
 
 def test_a_result_with_other_users_is_float32(tmp_path):

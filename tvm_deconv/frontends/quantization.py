@@ -48,6 +48,11 @@ def quantized(
         output.zero_point.item() if output else 0,
     )
     quantization = Quantization(filter.dtype, output.dtype if output else "float32")
+    try:
+        made = problem.replace(dtype=data.dtype, quantization=quantization)
+        constants(made, scaling, None)
+    except DeconvError as error:
+        return str(error)
     unit = np.broadcast_to(scaling.data_scale * np.asarray(scaling.filter_scale, np.float64), problem.bias_shape)
     bias = None
     if layer.bias is not None:
@@ -55,7 +60,6 @@ def quantized(
         if bias is None:
             return "its bias is not one of int32 in units of data and filter"
     try:
-        made = problem.replace(dtype=data.dtype, quantization=quantization)
         constants(made, scaling, bias)
     except DeconvError as error:
         return str(error)
