@@ -198,4 +198,4 @@ def test_quantized_problems(tmp_path):
     with pytest.raises(SourceError, match=r"quantization='int8': must be the types of filter and output"):
         scan_entries(tmp_path, ENTRY | fields | {"quantization": "int8"})
     with pytest.raises(SourceError, match=r"in_channels=70000: must keep sums within 32 bits: at most 65793 products"):
-        scan_entries(tmp_path, fields | {"data": [1, 70000, 2], "filter": [70000, 1, 1], "strides": [1]})
+        scan_entries(tmp_path, fields | {"data": [1, 70000, 2], "filter": [1, 70000, 1, 1], "strides": [1]})
