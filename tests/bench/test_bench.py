@@ -523,7 +523,9 @@ def test_types(quick, source, tmp_path):
     assert done.exit_code == 0, done.output
     (kept,) = (tmp_path / "figures").iterdir()
     assert re.fullmatch(rf"\w+-{native().name}-ncx-bfloat16-1\.json", kept.name)
-    assert "`N C *X`, bfloat16" in figures.machines(figures.read(kept.parent))
+    reports = figures.read(kept.parent)
+    assert "`N C *X`, bfloat16" in figures.ratios([*reports.values()])
+    assert figures.machines(reports).count("\n") == 1, "a report without peers has no line"
 
 
 def test_quantized_types_beside_peers_and_float32(quick, source, tmp_path):
