@@ -178,6 +178,9 @@ def register_tiles(
             if form == CHANNELS and phases > 1 and products + positions + vectors > target.vector_registers:
                 # The data of all positions are kept from the first phase to the last.
                 padded *= costs_of(target).spilled
+            if form == GROUPS and products + vectors > target.vector_registers - costs_of(target).kept:
+                # Data are kept from tap to tap, and filters from position to position.
+                padded *= costs_of(target).spilled
             tiles.append(RegisterTile(channels, positions, phases, padded * near, padded * far))
     return tiles
 
