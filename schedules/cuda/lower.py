@@ -20,6 +20,9 @@ _PIPELINE = "tvm_deconv_cuda"
 #: A call of the driver, to which libraries are not linked.
 _DRIVER_TEXT = re.compile(r"\n *cuGetErrorString\(tensormap_error\w*, &message\);")
 _BOUNDS = re.compile(r"(?<=__launch_bounds__)\((\d+)\)")
+_KERNEL = re.compile(r"(?<=^extern \"C\" )__global__ [^;{]*\{\n.*?^\}", re.MULTILINE | re.DOTALL)
+#: A loop over tiles of k, which begins with a wait.
+_TILES = re.compile(r"^( *)(?=for .*\n *tvm_deconv_wait)", re.MULTILINE)
 
 
 def _pipeline() -> tuple[tvm.transform.Pass, Callable[[], tvm.transform.Pass], Callable[[], tvm.transform.Pass]]:
@@ -58,4 +61,18 @@ def source(functions: Mapping[str, PrimFunc]) -> str:
         text = text.replace("cuTensorMapEncodeTiled(", "tvm_deconv_encode(")
         text = _DRIVER_TEXT.sub("", text)
         text = text.replace("#define TVM_DLL", host_functions() + "#define TVM_DLL", 1)
+    text = _KERNEL.sub(_with_few_registers, text)
     return _BOUNDS.sub(lambda bound: f"({bound[1]}, {max(1, RESIDENT // int(bound[1]))})", text)
+
+
+def _with_few_registers(kernel: re.Match[str]) -> str:
+    """Return the text of a kernel in which nvcc keeps less at a time.
+
+    Loops over tiles are not unrolled, whose loads would all be begun before products. Where the number of the thread is
+    to be forgotten (`warp.forget`), it is a variable.
+    """
+    text = _TILES.sub(r"\1#pragma unroll 1\n\1", kernel[0])
+    if "tvm_deconv_forget(" not in text:
+        return text
+    head, brace, body = text.replace("((int)threadIdx.x)", "thread").partition("{\n")
+    return f"{head}{brace}  int thread = threadIdx.x;\n{body}"

@@ -60,7 +60,7 @@ from tvm_deconv.schedules.cuda.emit import (
     when,
 )
 from tvm_deconv.schedules.cuda.lower import RESIDENT
-from tvm_deconv.schedules.cuda.warp import commit, copy, copy_by_elements, wait
+from tvm_deconv.schedules.cuda.warp import commit, copy, copy_by_elements, forget, wait
 
 #: Of a thread, so that `RESIDENT` threads fit on a multiprocessor.
 MOST_REGISTERS = 128
@@ -588,6 +588,7 @@ def _write(args: Arguments, block: Block, form: Form, memory: Expr, sums: Expr) 
     for first in range(0, plan.tile_n, rounds.columns):
         if first:
             barrier()
+        forget(block.thread)
         for start, extents, cell in form.cells(block.thread):
             # All columns that one gives are in the same round.
             with (
@@ -602,6 +603,7 @@ def _write(args: Arguments, block: Block, form: Form, memory: Expr, sums: Expr) 
                 with build.vectorized(rounds.together) if rounds.together > 1 else nullcontext(0) as lane:
                     build.buffer_store(memory, sums[number + lane], [place + lane])
         barrier()
+        forget(block.thread)
         store = partial(store_tile, args, block, (plan.tile_m, rounds.columns), first, form.threads, plan.split)
         if rounds.read == 1:
             store(1, value)

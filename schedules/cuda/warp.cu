@@ -61,6 +61,12 @@ __device__ __forceinline__ void tvm_deconv_wait${left}() {
   asm volatile("cp.async.wait_group ${left};" ::: "memory");
 }
 
+// ---- forget
+__device__ __forceinline__ void tvm_deconv_forget(int& thread) {
+  asm volatile("" : "+r"(thread));
+  __builtin_assume(thread >= 0 && thread < 1024);
+}
+
 // ---- init
 __device__ __forceinline__ void tvm_deconv_init(void* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n\tfence.mbarrier_init.release.cluster;"

@@ -128,6 +128,14 @@ def _call(template: str, *operands: Expr | int, **values: object) -> None:
     build.evaluate(cuda_func_call(f"tvm_deconv_{template}", *operands, source_code=_source(template, **values)))
 
 
+def forget(thread: Expr) -> None:
+    """Make nvcc forget what it knows of the thread's number but its range.
+
+    Else it computes addresses of the output before the products, and keeps them in registers meanwhile.
+    """
+    _call("forget", thread)
+
+
 def init(memory: Expr, barrier: Expr, arrivals: int) -> None:
     """Make 8 bytes of shared memory an mbarrier, each phase of which `arrivals` threads complete."""
     _call("init", _address(memory, barrier), arrivals)

@@ -35,10 +35,29 @@ needs_nvcc = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 PRODUCT = td.Problem(64, 1, 256, 64, (16, 16), (2, 2), (2, 2), (1, 1), (0, 0), (32, 32))
 PROBLEMS = {
     "product": PRODUCT.replace(epilogue=td.Epilogue(True, "gelu")),
+    # Vectors of the output: as many addresses as fit.
+    "product_nxc": td.Problem(
+        100,
+        1,
+        256,
+        256,
+        (14, 14),
+        (2, 2),
+        (2, 2),
+        (1, 1),
+        (0, 0),
+        (28, 28),
+        data_format="NXC",
+        epilogue=td.Epilogue(True),
+    ),
     "tensor": PRODUCT.replace(dtype="float16"),
     "tensor_nxc": PRODUCT.replace(dtype="bfloat16", data_format="NXC"),
     # Channels that no vector holds, and that are padded: rows of A and sums together take all registers.
     "tensor_padded": td.Problem(1, 1, 21, 21, (70, 70), (16, 16), (8, 8), (1, 1), (0, 0), (568, 568), "float16", "NXC"),
+    # Short loops over tiles that come through registers.
+    "tensor_short": td.Problem(
+        1, 1, 128, 64, (8192,), (4,), (2,), (1,), (1,), (16384,), "bfloat16", epilogue=td.Epilogue(True)
+    ),
     "tensor_tf32": PRODUCT.replace(precision="tf32"),
     "narrow": td.Problem(1, 64, 1, 1, (64, 64), (4, 4), (2, 2), (1, 1), (1, 1), (128, 128)),
     "generic": td.Problem(1, 1, 3, 2, (5, 5), (7, 7), (8, 8), (3, 3), (2, 3), (40, 43), "float64"),
@@ -68,9 +87,11 @@ MADE_OF = {
         r"fma\.rn\.f32",
         r"div\.rn\.f32",
     ),
+    "product_nxc": (r"st\.global\.v4\.(f32|b32|u32)",),
     "tensor": (r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32", r"ldmatrix.*x4\.trans"),
     "tensor_nxc": (r"m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32", r"ldmatrix.*x4\.shared", r"cp\.async\.cg.* 16,"),
     "tensor_padded": (r"ldmatrix.*x4\.shared",),
+    "tensor_short": (r"ldmatrix.*x4\.trans",),
     "tensor_tf32": (r"m16n8k8\.row\.col\.f32\.tf32\.tf32\.f32", r"cvt\.rna\.tf32\.f32", r"cp\.async\.ca.* 4,"),
     "narrow": (r"st\.global\.v2\.(f32|b32|u32)",),
     "generic": (r"fma\.rn\.f64",),

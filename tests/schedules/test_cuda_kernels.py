@@ -229,7 +229,7 @@ def test_the_emulation_shows(mistake, tmp_path):
 
 HOPPER_MISTAKES = {
     "a swizzle that loads lack": (r"(?<=static_cast<CUtensorMapSwizzle>)\(3\)", "(0)"),
-    "a swizzle that copies lack": (r"\(v_\d+ \^ (\(\(\(int\)threadIdx.x\) & 7\))\)", r"\1"),
+    "a swizzle that copies lack": (r"\(v_\d+ \^ (\(thread & 7\))\)", r"\1"),
     "no arrival of readers": (r"(?<=  )tvm_deconv_arrive\(.*\);", ""),
     "an arrival before the product": (r"(?<=  )(tvm_deconv_wgmma_commit\(\);\s*)tvm_deconv_wgmma_wait1\(\);", r"\1"),
     "no wait for stages that are full": (r"(tvm_deconv_wait_phase\(.*\);)(?=\s*tvm_deconv_wgmma_fence)", ""),
