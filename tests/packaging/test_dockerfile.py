@@ -88,5 +88,6 @@ def test_the_context_has_what_a_wheel_needs():
     assert "*" in lines
     project = (ROOT / "pyproject.toml").read_text()
     folders = {"tvm_deconv", *re.findall(r'^"tvm_deconv\.\w+" = "(\w+)"$', project, re.M)}
-    assert kept == folders | {"LICENSE", "README.md", "pyproject.toml", "requirements"}
+    modules = {f"{name}.py" for name in re.findall(r'"(\w+)"', re.search(r"^py-modules = \[(.*)\]", project, re.M)[1])}
+    assert kept == folders | modules | {"LICENSE", "README.md", "pyproject.toml", "requirements"}
     assert any(fnmatch.fnmatch("tvm_deconv/__pycache__", line) for line in lines)
