@@ -151,6 +151,17 @@ def test_models_in_other_layouts(built, tmp_path, layouts, wanted):
     assert list(built[0]["problems"].values()) == [["upsampling_node"]] * len(wanted)
 
 
+@pytest.mark.parametrize(
+    ("precision", "wanted"), [("tf32", ["tf32", "ieee"]), ("float32_fast", ["tf32x3", "ieee"])], ids=str
+)
+def test_float32_layers_in_another_precision(built, tmp_path, precision, wanted):
+    entry = {"data": [1, 256, 5], "filter": [1, 256, 3, 4], "strides": [4]}
+    (tmp_path / "list.json").write_text(json.dumps([entry, entry | {"dtype": "float16"}]))
+    command = "compile", tmp_path / "list.json", "--output", tmp_path, "--precision", precision
+    assert run(*command).exit_code == 0
+    assert [problem.precision for problem in built[0]["problems"]] == wanted
+
+
 def test_names_of_several_sources_stay_apart(built, tmp_path):
     folders = []
     for name in ("a", "b"):
@@ -370,7 +381,7 @@ def test_inspect_json(copy):
     assert found["digest"] == td.load(copy).digest
     assert [name + ".json" for name in found["broken"]] == [made.file(copy, made.PROBLEMS["bias"], ".json").name]
     fields = {field.name for field in dataclasses.fields(Manifest)}
-    assert fields | {"name", "usable", "reason"} == set(artifact)
+    assert fields | {"name", "usable", "reason", "precision"} == set(artifact)
 
 
 def _flags(directory):

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from support.artifacts import manifest
-from support.cuda_kernels import TARGET, build_kernel
+from support.cuda_kernels import TARGET, build_kernel, target_of
 
 import tvm_deconv as td
 from tvm_deconv.artifact.select import Accepted, select
@@ -15,7 +15,8 @@ from tvm_deconv.frontends import scan
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
 from tvm_deconv.schedules.cuda.lower import source
-from tvm_deconv.targets import Host, Place
+from tvm_deconv.targets import CPU_TARGETS, CUDA_TARGETS, Host, Place
+from tvm_deconv.targets.cuda import TENSOR_ALGORITHMS
 
 EXACT = td.Problem(1, 1, 16, 16, (6, 7), (4, 4), (2, 2), (1, 1), (1, 1), (12, 14), epilogue=td.Epilogue(True, "relu"))
 LOOSE = EXACT.replace(precision="tf32")
@@ -37,7 +38,7 @@ def test_it_is_part_of_the_key():
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: EXACT.replace(precision="fast"), "precision='fast': must be one of ieee, tf32x3, tf32"),
+        (lambda: EXACT.replace(precision="fast"), "precision='fast': must be one of ieee, tf32x3, tf32, float32_fast"),
         (lambda: LOOSE.replace(dtype="float64"), "precision='tf32': must be ieee where dtype=float64"),
         (
             lambda: td.Problem.from_key(EXACT.key.replace("float32", "float32+ieee")),
@@ -69,8 +70,52 @@ def test_every_dialect_takes_it(tmp_path):
     path.write_text(json.dumps([entry | {"precision": "tf32"}, entry]))
     assert [layer.problem.precision for layer in scan(path)] == ["tf32", "ieee"]
     path.write_text(json.dumps([entry | {"precision": "fast"}]))
-    with pytest.raises(SourceError, match=r"precision='fast': must be one of ieee, tf32x3, tf32"):
+    with pytest.raises(SourceError, match=r"precision='fast': must be one of ieee, "):
         scan(path)
+
+
+@pytest.mark.parametrize(("terms", "wanted"), [(255, "ieee"), (256, "tf32x3"), (8192, "tf32x3"), (8193, "ieee")])
+def test_the_fastest_that_is_about_as_exact_as_float32(terms, wanted):
+    """It has no key of its own: what it became is what keys and manifests say."""
+    problem = td.Problem(1, 1, terms, 16, (6,), (4,), (4,), (1,), (0,), (24,), precision="float32_fast")
+    assert problem == problem.replace(precision=wanted)
+    assert td.from_torch((1, terms, 6), (terms, 16, 4), stride=4, precision="float32_fast") == problem
+    assert CUDA_TARGETS["cuda"].computes(problem).precision == wanted
+    assert CPU_TARGETS["x86-64-v3"].computes(problem).precision == "ieee"
+
+
+@pytest.mark.parametrize(
+    ("target", "algorithm", "wanted"),
+    [
+        ("cuda-sm_90", "cuda_tensor", "tf32x3"),
+        ("cuda-sm_90a", "cuda_wgmma", "tf32x3"),
+        ("cuda-sm_90", "cuda_narrow", "ieee"),
+        ("cuda-sm_99", "cuda_tensor", "tf32x3"),
+    ],
+)
+def test_artifacts_say_in_what_they_multiply(target, algorithm, wanted):
+    """Also where the problem permits less: inspect and the reasons of a choice say it."""
+    one = manifest(BETWEEN, target, algorithm=algorithm)
+    assert one.precision == wanted
+    (decision,) = select(BETWEEN, [one], Place(Host(frozenset()), capability=(9, 0)))
+    assert target == "cuda-sm_99" or decision.reason.endswith(f", precision {wanted}")
+    exact = manifest(EXACT, "x86-64-v3")
+    assert exact.precision == "ieee"
+    place = Place(Host(exact.required))
+    assert select(EXACT, [exact], place)[0].reason.endswith(" schedule")
+    assert select(BETWEEN, [exact], place)[0].reason.endswith(", precision ieee")
+
+
+def test_algorithms_on_tensor_cores_are_known():
+    """Those, and no others, have TF32 in their text."""
+    problem = td.Problem(1, 1, 64, 32, (9, 16), (4, 4), (2, 2), (1, 1), (1, 1), (18, 32), data_format="NXC")
+    problem = problem.replace(precision="tf32")
+    known = {algorithm.name for algorithm in ALGORITHMS}
+    assert known >= TENSOR_ALGORITHMS
+    for algorithm in ALGORITHMS:
+        if algorithm.supports(problem, target_of(algorithm)):
+            text = source(build_kernel(problem, algorithm).functions)
+            assert ("tf32" in text) == (algorithm.name in TENSOR_ALGORITHMS)
 
 
 def test_more_exact_serves_and_less_does_not():

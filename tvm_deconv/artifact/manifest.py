@@ -148,6 +148,12 @@ class Manifest:
         return of_artifact(self.target, self.features)
 
     @property
+    def precision(self) -> str:
+        """The precision in which it multiplies: what its problem permits, or more exact."""
+        target = self.known_target
+        return target.multiplies_in(self.parsed, self.algorithm) if target else self.parsed.precision
+
+    @property
     def required(self) -> frozenset[str]:
         """Every CPU flag it needs: its own and its level's, since one too few ends in an illegal instruction."""
         return self.known_target.features if self.known_target else frozenset(self.features)

@@ -84,6 +84,7 @@ def _ranked(problem: Problem, manifest: Manifest, exact: bool, place: Place) -> 
         return (1, manifest.name), Rejected(manifest, refusal or "", manifest.name)
     served = "this problem" if exact else f"any extents that are dynamic in {manifest.problem},"
     facts = f"{manifest.target}, {manifest.algorithm}, {manifest.origin} schedule"
+    facts += f", precision {manifest.precision}" if problem.precision != "ieee" else ""
     closeness = target.closeness(place)
     rank = (
         0,

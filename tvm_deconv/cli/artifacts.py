@@ -51,6 +51,7 @@ def _as_json(path: Path, library: Library, decisions: Sequence[tuple[Manifest, D
     artifacts = [
         dataclasses.asdict(manifest)
         | {"name": manifest.name, "usable": isinstance(decision, Accepted), "reason": decision.reason}
+        | {"precision": manifest.precision}
         for manifest, decision in decisions
     ]
     return {"directory": str(path), "digest": library.digest, "artifacts": artifacts, "broken": _broken(library)}
@@ -74,7 +75,9 @@ def _listing(library: Library, decisions: Sequence[tuple[Manifest, Decision]], k
     for manifest, decision in decisions:
         usable = "yes" if isinstance(decision, Accepted) else f"no: {decision.reason}"
         numbers = [f"{n / 1000:.0f}" for n in (manifest.size, manifest.shared_bytes, manifest.scratch_bytes)]
-        told = manifest.target, manifest.algorithm, manifest.origin
+        permits = manifest.parsed.precision != "ieee"
+        precision = f", precision {manifest.precision}" if permits else ""
+        told = manifest.target, f"{manifest.algorithm}{precision}", manifest.origin
         table.add(
             *names.cells(manifest.layers, manifest.parsed, manifest.name),
             *told,

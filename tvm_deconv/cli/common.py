@@ -111,18 +111,20 @@ def scan_sources(
 
 
 def problems_of(
-    scanned: Sequence[tuple[Path, Sequence[FoundLayer]]], layouts: Sequence[str] = ()
+    scanned: Sequence[tuple[Path, Sequence[FoundLayer]]], layouts: Sequence[str] = (), precision: str | None = None
 ) -> dict[Problem, list[str]]:
     """Return the problems of scanned sources with the names of their layers, in each of the `layouts` if there are any.
 
-    Raises SourceError if there is none.
+    A `precision` takes the place of that of float32 layers. Raises SourceError if there is none.
     """
     problems: dict[Problem, list[str]] = {}
     for _, layers in scanned:
         for layer in layers:
             if layer.problem is not None:
-                for layout in layouts or [layer.problem.data_format]:
-                    problems.setdefault(layer.problem.replace(data_format=layout), []).append(layer.name)
+                exact = layer.problem.dtype != "float32" or precision is None
+                problem = layer.problem if exact else layer.problem.replace(precision=precision)
+                for layout in layouts or [problem.data_format]:
+                    problems.setdefault(problem.replace(data_format=layout), []).append(layer.name)
     if not problems:
         sources = ", ".join(str(source) for source, _ in scanned)
         raise SourceError("source", sources, "must hold a transposed convolution that is covered")

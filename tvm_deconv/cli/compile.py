@@ -51,6 +51,7 @@ def compile(
     targets: Sequence[str],
     extents: Mapping[str, tuple[int, int]],
     layouts: Sequence[str],
+    precision: str | None,
     output: Path,
     jobs: int | None,
     algorithms: Sequence[str],
@@ -78,7 +79,7 @@ def compile(
         for source, layers in scanned:
             _coverage(source, layers, keys).show()
             divide()
-    problems = problems_of(scanned, layouts)
+    problems = problems_of(scanned, layouts, precision)
     for _, layers in scanned:
         weights_of(layers)  # raises before the work begins
     if tunes:

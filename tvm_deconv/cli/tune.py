@@ -21,7 +21,7 @@ from tvm_deconv.cli.common import (
     target_of,
 )
 from tvm_deconv.cli.output import JSON, KEYS, Column, Names, Table, echo_json
-from tvm_deconv.problem import Problem
+from tvm_deconv.problem import FAST, PRECISIONS, Problem
 from tvm_deconv.problem.problem import DATA_FORMATS
 from tvm_deconv.problem.words import words
 from tvm_deconv.targets import known_targets
@@ -89,6 +89,11 @@ def search_options(*known: str, target: str) -> Callable[[_Command], _Command]:
             multiple=True,
             type=click.Choice(DATA_FORMATS),
             help="Take layers in this layout, not in that of the source. May be given twice, for both.",
+        ),
+        click.option(
+            "--precision",
+            type=click.Choice([*PRECISIONS, FAST]),
+            help="Precision of float32 layers, in place of the source's. CPUs compute all of them as ieee.",
         ),
         click.option("--jobs", type=click.IntRange(1), help="Processes that compile; by default as many as CPUs."),
         click.option(
@@ -261,6 +266,7 @@ def tune(
     targets: Sequence[str],
     extents: Mapping[str, tuple[int, int]],
     layouts: Sequence[str],
+    precision: str | None,
     trials: int,
     logs: Path,
     algorithms: Sequence[str],
@@ -273,7 +279,7 @@ def tune(
     The measurements are kept, for compile --logs. Trials go where most is to be gained, and end where nothing is. A
     search may be stopped at any time and started again: nothing is measured twice.
     """
-    problems = problems_of(scan_sources(sources, extents), layouts)
+    problems = problems_of(scan_sources(sources, extents), layouts, precision)
     tuned = search(problems, targets, trials, logs, algorithms=algorithms or None, **options)
     if as_json:
         echo_json(_as_json(problems, logs, tuned))

@@ -2,7 +2,7 @@
 
 from tvm_deconv.problem.activations import ACTIVATIONS
 from tvm_deconv.problem.checks import broadcast, integer, integers, one_of
-from tvm_deconv.problem.dtypes import DTYPES, PRECISIONS, element_bytes
+from tvm_deconv.problem.dtypes import DTYPES, FAST, FAST_TERMS, PRECISIONS, element_bytes
 from tvm_deconv.problem.dynamic import ANY
 from tvm_deconv.problem.epilogue import Epilogue
 from tvm_deconv.problem.problem import DATA_FORMATS, FILTER_FORMATS, Array, Problem
@@ -13,6 +13,8 @@ __all__ = [
     "ANY",
     "DATA_FORMATS",
     "DTYPES",
+    "FAST",
+    "FAST_TERMS",
     "FILTER_FORMATS",
     "PRECISIONS",
     "Array",

@@ -28,6 +28,9 @@ DTYPES = {
 #: How float32 products are computed, the most exact first: as IEEE 754 has it; each as three products of factors of 11
 #: bits; or with factors rounded to 11 bits. Where the target cannot, it computes more exactly.
 PRECISIONS = ("ieee", "tf32x3", "tf32")
+#: In place of a precision: the fastest one whose errors are at most twice those of float32 sums, taken in order. These
+#: are three products of TF32 for sums of this many terms; docs/cuda.md has the errors, which were measured up to there.
+FAST, FAST_TERMS = "float32_fast", range(256, 8192 + 1)
 
 
 def element_bytes(dtype: str) -> int:

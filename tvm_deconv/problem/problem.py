@@ -27,7 +27,7 @@ from tvm_deconv.problem import dialects
 from tvm_deconv.problem.activations import ACTIVATIONS
 from tvm_deconv.problem.arithmetic import ceil_div, landing_pairs, uncropped
 from tvm_deconv.problem.checks import INT64_MAX, integer, integers, one_of
-from tvm_deconv.problem.dtypes import DTYPES, PRECISIONS, element_bytes
+from tvm_deconv.problem.dtypes import DTYPES, FAST, FAST_TERMS, PRECISIONS, element_bytes
 from tvm_deconv.problem.dynamic import (
     ANY,
     DEFAULT_BUCKETS,
@@ -82,7 +82,8 @@ class Problem:
 
     `precision` "tf32", of float32 problems, permits data and filter to be rounded to TF32 before they are multiplied;
     sums stay float32. "tf32x3" permits each product to be the sum of three of such factors, as exact as float32 but at
-    its limits. Neither demands anything: a more exact kernel serves such a problem too.
+    its limits. Neither demands anything: a more exact kernel serves such a problem too. "float32_fast" becomes the
+    fastest precision whose errors are within twice those of float32: "tf32x3" for sums of 256 to 8192 terms, or "ieee".
 
     `quantization`, of int8 and uint8 data, makes a quantized problem. Raises ProblemError.
     """
@@ -166,9 +167,11 @@ class Problem:
 
     def _read_types(self) -> None:
         one_of("dtype", self.dtype, DTYPES)
-        one_of("precision", self.precision, PRECISIONS)
+        one_of("precision", self.precision, (*PRECISIONS, FAST))
         if self.precision != "ieee" and self.dtype != "float32":
             raise ProblemError("precision", self.precision, f"must be ieee where dtype={self.dtype}")
+        if self.precision == FAST:
+            self._put("precision", "tf32x3" if self.terms in FAST_TERMS else "ieee")
         one_of("data_format", self.data_format, DATA_FORMATS)
         one_of("filter_format", self.filter_format, (*FILTER_FORMATS, *_FILTER_ALIASES))
         self._put("filter_format", _FILTER_ALIASES.get(self.filter_format, self.filter_format))

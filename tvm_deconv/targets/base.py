@@ -73,6 +73,10 @@ class Target(abc.ABC):
     def computes(self, problem: Problem) -> Problem:
         """Return the problem that an artifact of this target for `problem` computes."""
 
+    def multiplies_in(self, problem: Problem, algorithm: str) -> str:  # noqa: ARG002
+        """Return the precision, one of PRECISIONS, in which a kernel by `algorithm` multiplies for a problem."""
+        return "ieee"
+
     @abc.abstractmethod
     def refusal(self, place: Place) -> str | None:
         """Return why its artifacts do not run at `place`; None if they do."""

@@ -16,6 +16,8 @@ DRIVER = "libcuda.so.1"
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 #: The function that loads the kernels of a library.
 LOAD_SYMBOL = "__tvm_ffi_load"
+#: The algorithms whose products tensor cores compute.
+TENSOR_ALGORITHMS = frozenset({"cuda_tensor", "cuda_wgmma"})
 _CODE: tuple[Capability, ...] = ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
 
 
@@ -38,6 +40,10 @@ class CudaTarget(Target):
     def computes(self, problem: Problem) -> Problem:
         """See Target; devices have TF32, and compute in it if the problem permits it."""
         return problem
+
+    def multiplies_in(self, problem: Problem, algorithm: str) -> str:
+        """See Target; tensor cores have no other float32 than TF32, CUDA cores no other than IEEE 754's."""
+        return problem.precision if algorithm in TENSOR_ALGORITHMS else "ieee"
 
     def refusal(self, place: Place) -> str | None:
         """See Target."""
