@@ -919,6 +919,29 @@ def test_a_compiled_model(library, costs, monkeypatch, lost, reasons, gain):
     assert report.gain == pytest.approx(gain)
 
 
+def test_every_choice_of_layers_is_compiled(library, costs, monkeypatch):
+    """Past its limit, Dynamo would run the model as it is."""
+    clock, compile, ran = costs(torch=5.0, artifacts=1.0), torch.compile, []
+
+    def backend(graph, _):
+        def program(*arguments):
+            ran.append("program")
+            clock[0] += 1.0
+            return graph(*arguments)
+
+        return program
+
+    def compiled(model, **how):
+        made = compile(model, backend=backend, **how)
+        return lambda *arguments: ran.append("call") or made(*arguments)
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    with torch._dynamo.config.patch(cache_size_limit=2):
+        td.torch.replace(seeded(Two()), library, [data()], compiled=True)
+        assert torch._dynamo.config.cache_size_limit == 2
+    assert ran == ["call", "program"] * (len(ran) // 2)
+
+
 def _is_off(up):
     return type(up) is nn.ConvTranspose2d or up._fusion.switched_off
 

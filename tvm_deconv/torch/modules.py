@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -45,6 +46,8 @@ _Piece: TypeAlias = Fusion | Calls
 _OTHER_NAMES = {"hardtanh": ("relu6",), "clamp": ("clip",)}
 #: A model that runs slower than this many times its own speed is left as it was.
 _SLOWEST = 0.98
+#: Dynamo's limit of programs for one function while choices of layers are compiled: each is a program for each input.
+_MOST_PROGRAMS = 64
 #: The most buckets of an extent that several example inputs give, by the number of spatial axes that are dynamic.
 _MOST_BUCKETS = {1: MOST_VARIANTS, 2: math.isqrt(MOST_VARIANTS)}
 
@@ -206,7 +209,8 @@ def replace(
     If `measure` is true, the model is then run a number of times with and without artifacts. A layer that they do not
     make faster is left to PyTorch, and so are all if the whole model becomes slower. If `compiled` is true, it is run
     as `torch.compile` makes it, once as it is and once with artifacts: as long as it gains nothing, the half of the
-    layers is left that gains least by itself in the model as it is.
+    layers is left that gains least by itself in the model as it is. Then all that PyTorch has compiled is forgotten
+    (`torch.compiler.reset`), since it compiles a function a few times only.
 
     Modules keep their place, names, parameters and hooks, and change their class. In training mode they do what they
     did before. Parameters made in inference mode become ordinary ones, since PyTorch does not count writes of those.
@@ -226,7 +230,10 @@ def replace(
         plan.name(run)
         if not measure or not plan.pieces:
             return report
-        return plan.measured(report, run, _runner(torch.compile(model, dynamic=False), inputs) if compiled else None)
+        if not compiled:
+            return plan.measured(report, run, None)
+        with _many_programs():
+            return plan.measured(report, run, _runner(torch.compile(model, dynamic=False), inputs))
     except BaseException:
         plan.remove(plan.pieces)
         raise
@@ -327,6 +334,20 @@ class _Plan:
                 piece.switched_off = True
             slower |= dict.fromkeys(left, "artifacts make the compiled model no faster")
         return slower
+
+
+@contextlib.contextmanager
+def _many_programs() -> Iterator[None]:
+    """Let Dynamo compile a function as often as there are choices of layers, and forget the programs afterwards.
+
+    At its limit it runs functions as they are, and logs that once. Programs that stayed would count for the caller's.
+    """
+    config: Any = torch._dynamo.config
+    try:
+        with config.patch(cache_size_limit=max(config.cache_size_limit, _MOST_PROGRAMS)):
+            yield
+    finally:
+        torch.compiler.reset()
 
 
 def _saved(spent: Times) -> float:
