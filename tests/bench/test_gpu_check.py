@@ -12,6 +12,8 @@ from support.cuda_kernels import CUDA, TARGET
 
 import tvm_deconv as td
 from tvm_deconv.bench import gpu
+from tvm_deconv.compiler import nvcc
+from tvm_deconv.errors import CompilerNotFound
 from tvm_deconv.frontends import scan
 from tvm_deconv.problem.reference import reference
 
@@ -144,6 +146,37 @@ def test_what_is_prepared_is_opened(built, tmp_path):
     folder.mkdir()
     assert td.load(gpu.opened(archive, folder)).digest == td.load(built).digest
     assert gpu.opened(built, folder) == built
+
+
+def test_an_archive_that_lacks_artifacts_or_is_too_large_is_named(built, tmp_path, monkeypatch):
+    archive, row = tmp_path / "check.tar.xz", {"built": 4, "of": 4, "failed": [], "seconds": 2.0}
+    assert gpu.prepared(row, built, archive) == []
+    part = row | {"of": 7, "failed": [{"key": "n1", "error": "does not compile"}]}
+    assert gpu.prepared(part, built, archive) == [
+        "n1: does not compile",
+        "--limit=2: the time ended before 2 of 7 were built",
+    ]
+    monkeypatch.setattr(gpu, "MOST_BYTES", 1000)
+    (said,) = gpu.prepared(row, built, archive)
+    assert f"must have at most 1000 bytes to be carried, it has {archive.stat().st_size}" in said
+
+
+@pytest.mark.slow
+def test_the_archive_of_all_rows_can_be_carried(tmp_path):
+    """By what two more artifacts add to an archive: libraries share most of their bytes, which are stored once."""
+    try:
+        nvcc.find_nvcc()
+    except CompilerNotFound as error:
+        pytest.skip(str(error))
+    problems = [gpu.of_type(gpu.layers(LAYERS)[6][1], kind, "NXC") for kind in ("float32", "float16", "tf32x3", "tf32")]
+    sizes = []
+    for number, some in enumerate((problems[:2], problems)):
+        directory, archive = tmp_path / f"built{number}", tmp_path / f"{number}.tar.xz"
+        gpu.build(some, directory, "cuda-sm_90", 2, 600.0)
+        gpu.archive(directory, archive)
+        sizes.append(archive.stat().st_size)
+    rows = len(gpu.small_problems()) + len(gpu.layers(LAYERS))
+    assert sizes[0] + (sizes[1] - sizes[0]) / 2 * (rows - 2) < gpu.MOST_BYTES
 
 
 def test_without_a_device_it_says_so(tmp_path, monkeypatch):

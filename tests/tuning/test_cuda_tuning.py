@@ -201,6 +201,31 @@ def test_the_device_as_a_machine():
         CudaMachine(1)
 
 
+@pytest.mark.parametrize(
+    ("level2", "memory"), [(0, 1 << 24), (2**31 - 1, 1 << 24), (2**31, 1 << 24), (1 << 20, 60_000)], ids=str
+)
+@pytest.mark.usefixtures("device")
+def test_a_device_that_lies_about_its_memory(level2, memory, tmp_path, monkeypatch):
+    """It says that its cache is nothing, more than its memory, or less than nothing: what fits is timed."""
+    monkeypatch.setenv("SHIM_LEVEL2", str(level2))
+    builder = Builder(SM_90, tmp_path, CudaToolchain(nvcc.find_nvcc()))
+    built = builder.build(PROBLEM.artifact_key, _default())
+    monkeypatch.setenv("SHIM_MEMORY", str(memory))
+    harness = Harness(CudaMachine, 0)
+    assert 0 < harness.copy(60.0) < float("inf")
+    harness.prepare(Baseline(PROBLEM.artifact_key, 1, built), 60.0)
+    assert harness.measure(built, 1.0, 60.0).ratio > 0
+
+
+@pytest.mark.usefixtures("device")
+def test_a_device_without_memory_is_an_error_of_the_device(monkeypatch):
+    monkeypatch.setenv("SHIM_MEMORY", "100")
+    machine = CudaMachine(0)
+    for use in (machine.copy, lambda: machine.put(np.ones(101, np.uint8))):
+        with pytest.raises(DeviceError, match="cuMemAlloc_v2 says 2"):
+            use()
+
+
 def _counts():
     """The graphs of the driver that are alive, and how many were launched so far."""
     driver = ctypes.CDLL(targets.cuda.DRIVER)

@@ -51,6 +51,8 @@ RATES = {
 SETTINGS = (("float32", "NCX"), ("tf32x3", "NCX"), ("float16", "NCX"), ("tf32", "NCX"), ("float16", "NXC"))
 ROUNDS, CALLS = 7, 10
 _MOST_COPIES = 64
+#: Bytes of an archive that is carried to a machine with a device, at most.
+MOST_BYTES = 60_000_000
 #: Seconds for a process to take the device, and for one step of one row.
 _START, _STEP = 120.0, 60.0
 
@@ -421,6 +423,18 @@ def archive(directory: Path, path: Path) -> None:
         for file in sorted(directory.iterdir()):
             if file.suffix in (".so", ".json"):
                 tar.add(file, file.name)
+
+
+def prepared(built: Row, directory: Path, path: Path) -> list[str]:
+    """Write the archive of what a `build` left in a directory, and return what it lacks or is too large for."""
+    archive(directory, path)
+    missing, size = built["of"] - built["built"] - len(built["failed"]), path.stat().st_size
+    wrong = [f"{failure['key']}: {failure['error']}" for failure in built["failed"]]
+    if missing:
+        wrong.append(f"--limit={built['seconds']:.0f}: the time ended before {missing} of {built['of']} were built")
+    if size > MOST_BYTES:
+        wrong.append(f"{path}: must have at most {MOST_BYTES} bytes to be carried, it has {size}")
+    return wrong
 
 
 def opened(artifacts: Path, scratch: Path) -> Path:

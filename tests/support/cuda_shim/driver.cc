@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <set>
 #include <vector>
 
@@ -17,6 +18,13 @@ constexpr int not_permitted = 900;  // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
 int begun;  // captures that have not ended
 std::set<const void*> loaded;  // kernels
 std::set<void*> streams;
+std::map<uint64_t, size_t> allocated;
+size_t in_use;
+// A number that a test lets the device say or have.
+size_t number_of(const char* variable, size_t otherwise) {
+  const char* text = getenv(variable);
+  return text ? strtoull(text, nullptr, 10) : otherwise;
+}
 }
 
 extern "C" {
@@ -27,7 +35,7 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
   switch (attribute) {
     case 13: *value = 1000000; return 0;
     case 16: *value = 4; return 0;
-    case 38: *value = 1 << 16; return 0;
+    case 38: *value = (int)number_of("SHIM_LEVEL2", 1 << 16); return 0;
     case 75: *value = 9; return 0;
     case 76: *value = 0; return 0;
   }
@@ -37,10 +45,18 @@ int cuDevicePrimaryCtxRetain(void** context, int) { *context = nullptr; return 0
 int cuCtxSetCurrent(void*) { return 0; }
 int cuCtxSynchronize() { return begun ? not_permitted : 0; }
 int cuMemAlloc_v2(uint64_t* address, size_t size) {
+  if (in_use + size > number_of("SHIM_MEMORY", SIZE_MAX / 2)) return 2;
   *address = (uint64_t)aligned_alloc(256, (size + 255) / 256 * 256);
-  return *address ? 0 : 2;
+  if (!*address) return 2;
+  in_use += allocated[*address] = size;
+  return 0;
 }
-int cuMemFree_v2(uint64_t address) { free((void*)address); return 0; }
+int cuMemFree_v2(uint64_t address) {
+  in_use -= allocated[address];
+  allocated.erase(address);
+  free((void*)address);
+  return 0;
+}
 int cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t size) { memcpy((void*)to, from, size); return 0; }
 int cuMemcpyDtoH_v2(void* to, uint64_t from, size_t size) { memcpy(to, (void*)from, size); return 0; }
 int cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t size) { memcpy((void*)to, (void*)from, size); return 0; }

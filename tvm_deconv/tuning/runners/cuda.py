@@ -26,6 +26,7 @@ _CODES = {"i": 0, "u": 1, "f": 2}
 _CLOCK, _MULTIPROCESSORS, _L2 = 13, 16, 38  # CU_DEVICE_ATTRIBUTE_*: kHz, number, bytes
 _GUARD = 256  # bytes before and behind an output
 _MOST_COPIES = 32
+_LEVEL2 = 1 << 14, 1 << 28  # bytes of level-2 caches that are believed, from and to
 _COPIED = 8  # the size of a copy whose rate is measured, in level-2 caches
 _ROUNDS = 5
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: nothing else happens in the process meanwhile
@@ -158,6 +159,12 @@ class CudaMachine:
         self._ask("cuDeviceGetAttribute", ctypes.byref(value), attribute, self._handle)
         return value.value
 
+    @property
+    def _level2(self) -> int:
+        """The bytes of the level-2 cache by the device's word, within what is believed."""
+        least, most = _LEVEL2
+        return min(max(self._attribute(_L2), least), most)
+
     def allocate(self, nbytes: int) -> int:
         """Allocate `nbytes` on the device; return the address, a multiple of 256."""
         address = ctypes.c_uint64()
@@ -186,14 +193,23 @@ class CudaMachine:
 
     def copy(self) -> float:
         """Measure the bytes per second of copies, read plus written."""
-        size = _COPIED * self._attribute(_L2)
-        source, copy = (_Memory(self, (size,), np.dtype(np.uint8)) for _ in range(2))
+        source, copy = self._two(_COPIED * self._level2)
+        size = copy.nbytes
         addresses = ctypes.c_uint64(copy.address), ctypes.c_uint64(source.address), ctypes.c_size_t(size)
         return (
             2
             * size
             / min(self.sample(lambda _: self._ask("cuMemcpyDtoDAsync_v2", *addresses, self._stream), 1, 4, _ROUNDS))
         )
+
+    def _two(self, nbytes: int) -> tuple[_Memory, _Memory]:
+        """Return memory of `nbytes` twice, or of half as many as often as the device has no room for them."""
+        try:
+            return _Memory(self, (nbytes,), np.dtype(np.uint8)), _Memory(self, (nbytes,), np.dtype(np.uint8))
+        except DeviceError:
+            if nbytes < _LEVEL2[0]:
+                raise
+        return self._two(nbytes // 2)
 
     def attempt(self, seconds: float) -> AbstractContextManager[object]:  # noqa: ARG002
         """Return a context that does nothing."""
@@ -237,8 +253,10 @@ class CudaMachine:
         def sample(number: int, repeat: int) -> list[float]:
             if len(turns) == 1:
                 nbytes = max(1, sum(memory.nbytes for memory in arguments))
-                for _ in range(min(_MOST_COPIES, 2 * self._attribute(_L2) // nbytes)):
-                    turns.append(self._copies(arguments))
+                # Where the memory does not hold them all, those that it holds take turns.
+                with contextlib.suppress(DeviceError):
+                    for _ in range(min(_MOST_COPIES, 2 * self._level2 // nbytes)):
+                        turns.append(self._copies(arguments))
             return self.sample(lambda turn: function(*turns[turn][1]), len(turns), number, repeat)
 
         return Bound(run, sample)
