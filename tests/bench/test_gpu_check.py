@@ -76,7 +76,7 @@ def test_float64_is_right():
 
 @pytest.mark.usefixtures("children")
 def test_a_whole_run(built, tmp_path):
-    """The script with processes that crash, hang and lose the device: every other row is done, and all is written."""
+    """The script with processes that crash, hang, lose the device and lie about its memory: others are done."""
     output = tmp_path / "result.json"
     command = [sys.executable, gpu_dry.__file__, "--artifacts", str(built), "--output", str(output)]
     ended = subprocess.run([*command, "--limit=1000"], capture_output=True, text=True, check=False)
@@ -86,7 +86,7 @@ def test_a_whole_run(built, tmp_path):
     rows = dict(zip([name for name, _ in gpu_dry.ROWS], result["rows"], strict=True))
     assert rows[""]["right"]
     assert "ours" not in rows[""]
-    for name in ("right", "last"):
+    for name in ("right", "lies", "last"):
         row = rows[name]
         assert gpu.good(row)
         assert row["same_every_run"]
@@ -108,8 +108,8 @@ def test_a_whole_run(built, tmp_path):
     assert rows["loses"]["process"] != rows["not built"]["process"] == rows["last"]["process"]
     said = ended.stdout.splitlines()
     assert sum("WRONG" in line for line in said) == 10  # each as it is run, and at the end
-    assert any("float32 NCX: 2 layers, median" in line for line in said)
-    assert any("8 run, 5 wrong, 0 left out, 0 failed to build" in line for line in said)
+    assert any("float32 NCX: 3 layers, median" in line for line in said)
+    assert any("9 run, 5 wrong, 0 left out, 0 failed to build" in line for line in said)
     assert said[-1].endswith(str(output))
 
 

@@ -200,10 +200,17 @@ def compare(problem: Problem, layer: Any, arrays: tuple[Any, Any, Any], row: Row
 
 
 def _rotated(problem: Problem, data: Any) -> list[Any]:
-    """Return `data` and copies of it, at most 64: with their outputs, twice the size of the level-2 cache."""
+    """Return `data` and copies of it, at most 64: with their outputs, twice the size of the level-2 cache.
+
+    Where a device has no room for as many, those for which it has.
+    """
     nbytes = data.nbytes + math.prod(problem.output_shape) * data.element_size()
     level2 = torch.cuda.get_device_properties(DEVICE).L2_cache_size
-    return [data, *(data.clone() for _ in range(min(_MOST_COPIES, ceil_div(2 * level2, max(1, nbytes))) - 1))]
+    copies = [data]
+    with contextlib.suppress(torch.OutOfMemoryError):
+        for _ in range(min(_MOST_COPIES, ceil_div(2 * level2, max(1, nbytes))) - 1):
+            copies.append(data.clone())
+    return copies
 
 
 class _Contestant:
