@@ -18,6 +18,7 @@ from openvino import opset13
 from tvm_deconv.bench import turns
 from tvm_deconv.frontends import FoundLayer, scan
 from tvm_deconv.frontends.openvino_ir import OPERATORS
+from tvm_deconv.openvino.threads import ARENA
 from tvm_deconv.problem import Problem
 from tvm_deconv.runtime.layer import Layer
 from tvm_deconv.runtime.library import Library
@@ -244,6 +245,8 @@ def _transposed(data: Any, order: Sequence[int], name: str) -> Any:
 def _deconv(data: Any, layer: Layer) -> Any:
     """Return the operation that computes a layer, in its layout."""
 
+    host = ARENA.address if layer.manifest is not None else 0  # NumPy computes without an artifact
+
     @lru_cache(_MOST_SHAPES)
     def output_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
         return layer.problem.at(shape).output_shape
@@ -266,7 +269,7 @@ def _deconv(data: Any, layer: Layer) -> Any:
 
         def evaluate(self, outputs: Any, inputs: Any) -> bool:
             outputs[0].shape = output_shape(tuple(inputs[0].shape))
-            layer(inputs[0].data, out=outputs[0].data)
+            layer(inputs[0].data, out=outputs[0].data, host=host)
             return True
 
     return Deconv([data])
