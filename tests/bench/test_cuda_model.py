@@ -45,6 +45,34 @@ def test_what_costs_more_takes_longer(model):
     assert seconds(LARGE, replace(plan, tile_m=64, tile_n=64, part_m=32)) > seconds(LARGE)
 
 
+def test_wgmma_is_predicted(model):
+    """Faster than mma.sync where products limit, and never below what wgmma multiplies in a clock."""
+    problem = LARGE.replace(data_format="NXC")
+    ((algorithm, plan),) = model.plans_of(problem, 1)
+    found = model.fastest(problem)
+    assert found.seconds <= model.predicted(problem, plan, algorithm).seconds
+    assert found.seconds > problem.macs / (model.MULTIPROCESSORS * model.CLOCK * model.WGMMA)
+    chosen = model.wgmma.ALGORITHM.candidates(problem, model.HOPPER)[0][1]
+    assert model.predicted(problem, chosen, "cuda_wgmma").seconds > model.LAUNCH
+
+
+def test_means_name_what_limits_those_behind(model, monkeypatch):
+    ours = model.Predicted(1.0, "output", 1.0, 1.0)
+    monkeypatch.setattr(model, "fastest", lambda problem: ours._replace(seconds=4.0) if problem is SMALL else ours)
+    monkeypatch.setattr(model, "of_cudnn", lambda _: 2.0)
+    assert model.means({"float16-NCX": [SMALL, LARGE]}) == [
+        "float16-NCX: cuDNN by ours 1.00 over 2 layers; behind: 1 by output"
+    ]
+
+
+def test_cudnn_is_predicted_above_its_floors(model):
+    seconds = model.of_cudnn(LARGE.replace(data_format="NXC"))
+    assert seconds > model.LAUNCH + LARGE.macs / (model.MULTIPROCESSORS * model.CLOCK * 2048)
+    assert model.of_cudnn(SMALL.replace(dtype="float32", precision="tf32x3")) > model.of_cudnn(
+        SMALL.replace(dtype="float32", precision="tf32")
+    )
+
+
 def test_the_table(model, tmp_path, monkeypatch, capsys):
     path = tmp_path / "layers.json"
     path.write_text('[{"name": "one", "data": [1, 64, 8, 8], "filter": [1, 64, 32, 2, 2], "strides": [2, 2]}]')
