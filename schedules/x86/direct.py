@@ -26,13 +26,17 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.direct_layout import DirectLayout, FilterSection
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, LEAD, ROWS
+from tvm_deconv.compute.words import WORD, Words
+from tvm_deconv.schedules.x86.dot import dot_intrinsic
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, interleave_intrinsic, transpose_intrinsic
 from tvm_deconv.schedules.x86.loop_marks import SkipMarks, mark_tasks
 from tvm_deconv.schedules.x86.tiles import Plan
 
 
-def schedule_direct(definition: DirectDefinition, plan: Plan, dtype: str, whole_vectors: bool) -> Schedule:
-    """Schedule a direct `definition`, whose accumulators are of `dtype`, by `plan`.
+def schedule_direct(
+    definition: DirectDefinition, plan: Plan, dtype: str, whole_vectors: bool, words: Words | None = None
+) -> Schedule:
+    """Schedule a direct `definition`, whose accumulators are of `dtype` and factors in `words` if given, by `plan`.
 
     If `whole_vectors`, finished vectors are stored straight into the output: each row is whole chunks, or each position
     whole vectors of channels.
@@ -45,6 +49,7 @@ def schedule_direct(definition: DirectDefinition, plan: Plan, dtype: str, whole_
         plan,
         dtype,
         whole_vectors,
+        words,
         [sch.get_sblock(f"run_{i}") for i in range(len(definition.sections))],
         [sch.get_sblock(name) for name in finishing],
         sch.get_sblock("out"),
@@ -61,6 +66,7 @@ class _Steps:
     plan: Plan
     dtype: str
     whole_vectors: bool
+    words: Words | None
     runs: Sequence[SBlockRV]
     finishing: Sequence[SBlockRV]
     out: SBlockRV
@@ -154,8 +160,9 @@ class _Steps:
         data_rows = sch.get_sblock("data_rows")
         sch.compute_at(data_rows, near, preserve_unit_loops=True)
         *_, channels = sch.get_loops(data_rows)
-        sch.vectorize(sch.split(channels, [None, layout.lanes])[1])
-        sch.tensorize(row, transpose_intrinsic(layout.lanes, self.dtype))
+        if self.words is None:  # else LLVM makes vectors of loads that it has joined
+            sch.vectorize(sch.split(channels, [None, layout.lanes])[1])
+        sch.tensorize(row, transpose_intrinsic(layout.lanes, WORD if self.words else self.dtype))
 
     def _vectorize_sums(self, points: SBlockRV) -> None:
         """Make all sums of the same rows at once, while the rows of an input channel are in the first-level cache."""
@@ -227,16 +234,22 @@ class _Steps:
         fw, phase = sch.split(fw, [None, section.phases[1]])
         tile, position = sch.split(position, [None, layout.tile.positions])
         vectors, broadcast = (position, channel) if layout.form == ROWS else (channel, position)
-        vectors, lane = sch.split(vectors, [None, layout.lanes])
-        sch.reorder(fd, fh, fw, tile, *reduction, row, phase, broadcast, vectors, lane)
+        vectors, product = sch.split(vectors, [None, layout.lanes])
+        sch.reorder(fd, fh, fw, tile, *reduction, row, phase, broadcast, vectors, product)
         self._skip_positions(tile, layout.tile.positions)
         store = sch.cache_write(block, 0, "global")
         sch.reverse_compute_at(store, tile, preserve_unit_loops=True)
-        self._unroll_tile(lane, row, phase, broadcast, vectors)
+        self._unroll(row, phase, broadcast, vectors)
+        if self.words is None:
+            sch.vectorize(product)
         *_, row, phase, outer, inner = sch.get_loops(store)
         inner, lane = sch.split(inner, [None, layout.lanes])
-        self._unroll_tile(lane, row, phase, outer, inner)
-        sch.decompose_reduction(block, reduction[0])
+        sch.vectorize(lane)
+        self._unroll(row, phase, outer, inner)
+        first = sch.decompose_reduction(block, reduction[0])
+        if self.words is not None:
+            sch.vectorize(sch.get_loops(first)[-1])
+            sch.tensorize(product, dot_intrinsic(self.words, layout.lanes))
 
     def tile_inputs(self, block: SBlockRV, section: FilterSection) -> None:
         """Unroll a register tile of partial sums; their lanes are added up when it is complete.
@@ -253,11 +266,11 @@ class _Steps:
         sch.reorder(fd, fh, fw, number, *reduction, *inner, lane)
         store = sch.cache_write(block, 0, "global")
         sch.reverse_compute_at(store, number, preserve_unit_loops=True)
-        self._unroll_tile(lane, *inner)
+        sch.vectorize(lane)
+        self._unroll(*inner)
         sch.decompose_reduction(block, reduction[0])
 
-    def _unroll_tile(self, lane: LoopRV, *loops: LoopRV) -> None:
-        self.sch.vectorize(lane)
+    def _unroll(self, *loops: LoopRV) -> None:
         for loop in reversed(loops):
             self.sch.unroll(loop)
 

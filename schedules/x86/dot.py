@@ -25,6 +25,10 @@ from tvm_deconv.targets import CpuTarget
 BFLOAT16_PAIRS, INTEGER_PAIRS = Words("tvm_deconv_dot_bf16", 2), Words("tvm_deconv_dot_i16", 2)
 BYTES = Words("tvm_deconv_dot_i8", 4, shift=128)
 UNSIGNED_BYTES = Words("tvm_deconv_dot_i8", 4)
+#: The function beside `BFLOAT16_PAIRS` that rounds a vector of sums to bfloat16.
+ROUNDING = "tvm_deconv_round_bf16"
+#: What differs of the results.
+CAVEAT = "denormal bfloat16 factors and sums count as zero"
 #: The type of their sums.
 _SUMS = {BFLOAT16_PAIRS: "float32", INTEGER_PAIRS: "int32", BYTES: "int32", UNSIGNED_BYTES: "int32"}
 
@@ -36,6 +40,11 @@ def words_of(problem: Problem, target: CpuTarget) -> Words | None:
     if problem.filter_dtype == "int8" and _multiplies_bytes(target):
         return BYTES if problem.dtype == "int8" else UNSIGNED_BYTES
     return INTEGER_PAIRS if problem.dtype in ("int8", "uint8") else None
+
+
+def direct_words(problem: Problem, target: CpuTarget) -> Words | None:
+    """Return the words of the direct definitions, whose sums need no correction."""
+    return BFLOAT16_PAIRS if words_of(problem, target) == BFLOAT16_PAIRS else None
 
 
 def _multiplies_bytes(target: CpuTarget) -> bool:

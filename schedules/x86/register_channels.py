@@ -15,11 +15,12 @@ from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.ir import Expr
-from tvm.tirx import BufferLoad, BufferStore, IfThenElse, PrimFunc, Stmt
+from tvm.tirx import BufferStore, IfThenElse, PrimFunc, Stmt
 
 from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.indexing import GROUPS, ROWS
 from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.compute.storage import rounds
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.register_epilogue import RegisterEpilogue, RegisterTile, ramp, sequence
 
@@ -33,7 +34,7 @@ def supports(problem: Problem, geometry: Geometry, form: str) -> bool:
         form != ROWS
         and not problem.dynamic
         and problem.data_format == "NXC"
-        and problem.output_dtype == problem.accumulate_dtype
+        and rounds(problem)
         and (form != GROUPS or problem.out_channels == 1)
         and all(
             sum(run.count for run in axis.runs) == min(axis.stride, output + axis.shift)
@@ -42,10 +43,13 @@ def supports(problem: Problem, geometry: Geometry, form: str) -> bool:
     )
 
 
-def finish_channels(func: PrimFunc, problem: Problem, definition: DirectDefinition) -> PrimFunc:
-    """Return `func`, the scheduled `definition`, with the epilogue in registers; for problems of `supports`."""
+def finish_channels(func: PrimFunc, problem: Problem, definition: DirectDefinition, rounding: str = "") -> PrimFunc:
+    """Return `func`, the scheduled `definition`, with the epilogue in registers; for problems of `supports`.
+
+    `rounding` is that of `RegisterEpilogue`.
+    """
     buffers = {buffer.name: buffer for buffer in func.body.block.alloc_buffers}
-    epilogue = ChannelEpilogue(problem, definition, buffers.get("bias_pack"), func.params[-1])
+    epilogue = ChannelEpilogue(problem, definition, buffers.get("bias_pack"), func.params[-1], rounding)
     return func.with_body(epilogue.root(func.body))
 
 
@@ -190,7 +194,7 @@ class ChannelEpilogue(RegisterEpilogue):
         *position, first = self.place(tile, n, outputs)
         stmts: list[Stmt] = []
         for vector in range(0, count, layout.lanes):
-            value = BufferLoad(tile.accumulators, [*index, ramp(tirx.const(vector, "int64"), layout.lanes)])
+            value = self.rounded(tile, [*index, ramp(tirx.const(vector, "int64"), layout.lanes)])
             for begin, length in parts(min(layout.lanes, count - vector)):
                 numbers = [tirx.const(begin + lane, "int32") for lane in range(length)]
                 part = value if length == layout.lanes else tirx.Shuffle([value], numbers)

@@ -25,6 +25,7 @@ from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.direct_layout import FilterSection
 from tvm_deconv.compute.epilogue import activate
 from tvm_deconv.compute.indexing import LEAD
+from tvm_deconv.compute.storage import from_accumulator, storage_dtype
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.loop_marks import first_block, with_body
 from tvm_deconv.schedules.x86.stores import llvm_source
@@ -33,12 +34,18 @@ from tvm_deconv.schedules.x86.variants import inlined
 _MISALIGNMENT = "tvm_deconv_misalignment"  # of `vector_store.ll`
 #: The buffers of a schedule that are still used, besides the accumulators.
 _KEPT = ("data_pack", "bias_pack")
-#: LLVM's name of an accumulator's type, and its bytes.
-_TYPES = {"float32": ("float", 4), "float64": ("double", 8), "int32": ("i32", 4)}
+#: LLVM's name of the type of an output in memory, and its bytes.
+_TYPES = {
+    "float32": ("float", 4),
+    "float64": ("double", 8),
+    "int32": ("i32", 4),
+    "float16": ("half", 2),
+    "uint16": ("i16", 2),
+}
 
 
 def store_functions(dtype: str, lanes: int) -> str:
-    """Return the LLVM IR of stores past the caches of vectors of `lanes` accumulators of `dtype`."""
+    """Return the LLVM IR of stores past the caches of vectors of `lanes` outputs, stored as `dtype`."""
     name, size = _TYPES[dtype]
     return Template(llvm_source("vector_store.ll")).substitute(vector=f"<{lanes} x {name}>", bytes=lanes * size)
 
@@ -78,12 +85,16 @@ class RegisterTile:
 
 @dataclass(frozen=True)
 class RegisterEpilogue(abc.ABC):
-    """Replaces all that follows the reduction in each register tile; `bias` is packed, `out` the caller's output."""
+    """Replaces all that follows the reduction in each register tile; `bias` is packed, `out` the caller's output.
+
+    `rounding`, if not empty, is the function that rounds a vector to the type of the output.
+    """
 
     problem: Problem
     definition: DirectDefinition
     bias: Buffer | None
     out: Buffer
+    rounding: str
 
     @abc.abstractmethod
     def stores(self, tile: RegisterTile) -> list[Stmt]:
@@ -139,6 +150,18 @@ class RegisterEpilogue(abc.ABC):
         store = BufferStore(tile.accumulators, activate(self.problem.epilogue, value), place(lane))
         lanes = tirx.const(self.definition.layout.lanes, "int64")
         return For(lane, tirx.const(0, "int64"), lanes, ForKind.VECTORIZED, store)
+
+
+    def rounded(self, tile: RegisterTile, place: Sequence[Expr]) -> Expr:
+        """Return the vector of accumulators at `place` in the type of the output."""
+        return self.in_output(BufferLoad(tile.accumulators, place))
+
+    def in_output(self, vector: Expr) -> Expr:
+        """Return a `vector` of finished accumulators in the type of the output."""
+        lanes = self.definition.layout.lanes
+        if self.rounding:
+            return tirx.call_extern(f"{storage_dtype(self.problem.output_dtype)}x{lanes}", self.rounding, vector)
+        return from_accumulator(vector, self.problem.output_dtype, lanes)
 
 
 def ramp(begin: Expr, lanes: int) -> Expr:

@@ -22,7 +22,7 @@ from tvm_deconv.schedules.x86.register_epilogue import RegisterTile, ramp
 def finish_inputs(func: PrimFunc, problem: Problem, definition: DirectDefinition) -> PrimFunc:
     """Return `func`, the scheduled `definition` in inputs, with the epilogue in registers."""
     buffers = {buffer.name: buffer for buffer in func.body.block.alloc_buffers}
-    epilogue = InputEpilogue(problem, definition, buffers.get("bias_pack"), func.params[-1])
+    epilogue = InputEpilogue(problem, definition, buffers.get("bias_pack"), func.params[-1], rounding="")
     return func.with_body(epilogue.root(func.body))
 
 
@@ -127,7 +127,7 @@ class InputEpilogue(ChannelEpilogue):
         """Return the stores of `count` sums of one vector, of the cells from `first` on, which begin at `outputs`."""
         lanes, cells = self.definition.layout.lanes, self._cells(tile)
         lane = ramp(tirx.const(0, "int64"), lanes)
-        value = BufferLoad(tile.accumulators, [*self._index(tile, cells[first - first % lanes]), lane])
+        value = self.rounded(tile, [*self._index(tile, cells[first - first % lanes]), lane])
         stmts: list[Stmt] = []
         for begin, length in parts(count):
             numbers = [tirx.const(first % lanes + begin + i, "int32") for i in range(length)]

@@ -23,6 +23,7 @@ from tvm.tirx import BufferLoad, BufferStore, Evaluate, IfThenElse, PrimFunc, St
 from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.direct_layout import Tile, block_extents
 from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.compute.storage import rounds
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, shuffle_network
 from tvm_deconv.schedules.x86.register_epilogue import RegisterEpilogue, RegisterTile, address, ramp, sequence
@@ -40,7 +41,7 @@ def supports(problem: Problem, geometry: Geometry, lanes: int) -> bool:
     return (
         not problem.dynamic
         and problem.data_format == "NCX"
-        and problem.output_dtype == problem.accumulate_dtype
+        and rounds(problem)
         and len(geometry.runs) == 1
         and all(axis.low == axis.halo == axis.shift == 0 for axis in geometry.axes)
         and all(axis.runs[0].count == axis.stride for axis in geometry.axes)
@@ -61,13 +62,16 @@ def supports_tile(problem: Problem, geometry: Geometry, tile: Tile, lanes: int) 
     )
 
 
-def finish_rows(func: PrimFunc, problem: Problem, definition: DirectDefinition, *, streams: bool) -> PrimFunc:
+def finish_rows(
+    func: PrimFunc, problem: Problem, definition: DirectDefinition, rounding: str = "", *, streams: bool
+) -> PrimFunc:
     """Return `func`, the scheduled `definition`, with the epilogue in registers; for tiles of `supports_tile`.
 
-    If `streams`, vectors are stored past the caches, by `register_epilogue.store_functions`.
+    If `streams`, vectors are stored past the caches, by `register_epilogue.store_functions`. `rounding` is that of
+    `RegisterEpilogue`.
     """
     buffers = {buffer.name: buffer for buffer in func.body.block.alloc_buffers}
-    epilogue = RowEpilogue(problem, definition, buffers.get("bias_pack"), func.params[-1], streams)
+    epilogue = RowEpilogue(problem, definition, buffers.get("bias_pack"), func.params[-1], rounding, streams)
     return func.with_body(epilogue.root(func.body))
 
 
@@ -142,7 +146,8 @@ class RowEpilogue(RegisterEpilogue):
         return self.finish(tile, lambda lane: [*stream, position + lane], lambda _: stream[-1])
 
     def _store(self, vector: Expr, index: Sequence[Expr], w: Expr) -> Stmt:
-        """Return the store of `vector` from `w` on in the row of the output at `index`."""
+        """Return the store of `vector` of accumulators from `w` on in the row of the output at `index`."""
+        vector = self.in_output(vector)
         if self.streams:
             return Evaluate(tirx.call_extern("int32", _STORE, address(self.out, [*index, w]), vector))
         return BufferStore(self.out, vector, [*index, ramp(w, self.definition.layout.lanes)])

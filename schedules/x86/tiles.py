@@ -26,6 +26,7 @@ from tvm_deconv.compute.direct_layout import Tile, block_extents, product_count,
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS, spans, tiles_of_channels
 from tvm_deconv.compute.matrix_layout import MatrixTile
 from tvm_deconv.compute.phases import AxisPhases, Geometry, axis_rows
+from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
 from tvm_deconv.schedules.x86 import register_channels, register_rows
@@ -553,13 +554,12 @@ class _Arithmetic:
             return self.costs.channel_finish + self.costs.lane_sum * self.lanes
         if self.stores_channels:
             apart: Array = registers.phases % self.geometry.axes[2].stride != 0
-            if self.form == CHANNELS and self.geometry.out_channels * _element_bytes(self.target, self.lanes) % (
-                _LINE_BITS // 8
-            ):
+            element = np.dtype(storage_dtype(self.problem.output_dtype)).itemsize
+            if self.form == CHANNELS and self.geometry.out_channels * element % (_LINE_BITS // 8):
                 # Tiles of channels of a position share lines.
                 apart |= registers.channels < self.geometry.out_channels
             return self.costs.channel_finish + self.costs.apart * apart
-        axes, element = self.geometry.axes, _element_bytes(self.target, self.lanes)
+        axes, element = self.geometry.axes, np.dtype(storage_dtype(self.problem.output_dtype)).itemsize
         row = axes[2].positions * axes[2].stride * element
         plane = row * math.prod(axis.positions * axis.stride for axis in axes[:2])
         several_rows = (registers.phases > axes[2].stride) & (row % _PAGE == 0)

@@ -47,6 +47,7 @@ from tvm_deconv.compute.indexing import (
     ROWS,
     byte_aligned,
     data_element,
+    data_word,
     ravel,
     split_index,
     within_runs,
@@ -56,6 +57,7 @@ from tvm_deconv.compute.requantization import bias_at, data_zero_point, epilogue
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.compute.transforms import transform
 from tvm_deconv.compute.winograd import winograd
+from tvm_deconv.compute.words import WORD, Words
 from tvm_deconv.problem import Problem
 
 
@@ -93,14 +95,17 @@ class DirectDefinition:
         return (n, *place, channel) if self.layout.channels_last else (n, channel, *place)
 
 
-def define_direct(problem: Problem, form: str, tile: Tile, lanes: int) -> DirectDefinition:
+def define_direct(problem: Problem, form: str, tile: Tile, lanes: int, words: Words | None = None) -> DirectDefinition:
     """Define `problem` in a `form` of `indexing`, blocked by `tile`, for vectors of `lanes` accumulators.
 
+    With `words`, in rows and channels alone, packed data and the filter hold these in the place of input channels, and
+    nothing may be transformed; sums must need no correction.
     The parameters are the data, the packed filter, `epilogue_parameter` if there is one, and the output. Data and bias
     have the caller's shapes. The output is ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``;
     `DirectDefinition.caller_index` maps it to the caller's. Raises ValueError for a tile that cannot be scheduled.
     """
-    return _Builder(problem, DirectLayout.of(problem, form, tile, lanes)).definition()
+    layout = DirectLayout.of(words.problem(problem) if words else problem, form, tile, lanes)
+    return _Builder(problem, layout, words).definition()
 
 
 def _stage(shape: Sequence[Extent], element: Callable[..., Expr], name: str) -> te.Tensor:
@@ -118,12 +123,14 @@ class _Builder:
 
     problem: Problem
     layout: DirectLayout
+    words: Words | None
 
     def definition(self) -> DirectDefinition:
         """Connect the stages."""
         problem, layout = self.problem, self.layout
         data = te.placeholder(shape_of(self._data_shape()), storage_dtype(problem.dtype), "data")
-        packed_filter = te.placeholder(shape_of((layout.packed_elements,)), problem.accumulate_dtype, "packed_filter")
+        factor = WORD if self.words else problem.accumulate_dtype
+        packed_filter = te.placeholder(shape_of((layout.packed_elements,)), factor, "packed_filter")
         constants = epilogue_parameter(problem)
         parameters = [data, packed_filter, *([] if constants is None else [constants])]
         packed = self.pack_data(data, data_zero_point(problem, constants))
@@ -141,7 +148,7 @@ class _Builder:
 
     def _data_shape(self) -> tuple[Extent, ...]:
         extents, geometry = self.layout.extents, self.layout.geometry
-        channels, spatial = geometry.groups * geometry.in_channels, extents.spatial(self.problem.rank)
+        channels, spatial = geometry.groups * self.problem.in_channels, extents.spatial(self.problem.rank)
         if self.layout.channels_last:
             return extents.batch, *spatial, channels
         return extents.batch, channels, *spatial
@@ -149,6 +156,7 @@ class _Builder:
     def pack_data(self, data: te.Tensor, zero_point: Expr | None) -> te.Tensor:
         """Return ``data_pack``: each block with its halo, converted to the accumulator's type, less the `zero_point`.
 
+        Of words, it has those in the place of channels.
         Behind ``nb, db, hb, wb, g`` its axes are those of `DirectLayout.packed_place` in rows, ``[position, ci]`` in
         channels and inputs, and ``[position, ci, lane]`` in groups.
         """
@@ -181,9 +189,10 @@ class _Builder:
                 halos = [axis.halo for axis in geometry.axes]
                 needed = (tile.images, layout.spans[0] + halos[0], layout.spans[1] + halos[1])
                 conditions += [place < end for place, end in zip(within, needed, strict=False)]
-            return data_element(
-                self.problem, geometry, layout.extents, data, tile.block, within, at, group, ci, conditions, zero_point
-            )
+            place = (tile.block, within, at, group, ci, conditions, zero_point)
+            if self.words:
+                return data_word(self.problem, self.words, geometry, layout.extents, data, *place)
+            return data_element(self.problem, geometry, layout.extents, data, *place)
 
         lead = (*layout.blocks, layout.tiles[0])
         if not layout.transposes_data:
@@ -267,7 +276,8 @@ class _Builder:
             within = [t.var for t in taps]
             place = section.index(g, co, (filter_d, filter_h), (fd, fh, fw), ci.var, within, cc, lane)
             weight = packed_filter[ravel(place, section.shape) + section.offset]
-            return te.sum(value * weight, axis=[ci, *taps] if form == ROWS else [*taps, ci])
+            product = value * weight if self.words is None else self._product(value, weight)
+            return te.sum(product, axis=[ci, *taps] if form == ROWS else [*taps, ci])
 
         channels = layout.tile.channels
         tile_shape = (channels, layout.positions) if form == ROWS else (layout.positions, channels)
@@ -275,6 +285,12 @@ class _Builder:
         counts = map(product_count, section.axes[:2], outputs) if layout.transforms else ()
         shape = (*layout.lead, *counts, *(run.count for run in section.runs), *tile_shape, *lanes)
         return _stage(shape, element, f"run_{number}")
+
+    def _product(self, value: Expr, weight: Expr) -> Expr:
+        """Return the sum of the products of two words; the first operand is the one that is broadcast."""
+        assert self.words is not None
+        operands = (weight, value) if self.layout.form == ROWS else (value, weight)
+        return self.words.multiply(*operands, self.problem.accumulate_dtype)
 
     def pack_bias(self, bias: te.Tensor) -> te.Tensor:
         """Return ``bias_pack``, ``[g, co, channel]``: the bias by tiles of channels, zero for padding channels."""

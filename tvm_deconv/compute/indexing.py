@@ -14,6 +14,7 @@ from tvm_ffi import serialization
 from tvm_deconv.compute.extents import Extent, Extents
 from tvm_deconv.compute.phases import Geometry, Run
 from tvm_deconv.compute.storage import to_accumulator
+from tvm_deconv.compute.words import WORD, Words
 from tvm_deconv.problem import Problem
 
 ROWS = "rows"
@@ -125,6 +126,33 @@ def data_element(
     if zero_point is not None:
         value = value - zero_point
     return tirx.if_then_else(tirx.all(*inside, *conditions), value, tirx.const(0, problem.accumulate_dtype))
+
+
+def data_word(
+    problem: Problem,
+    words: Words,
+    geo: Geometry,
+    extents: Extents,
+    data: te.Tensor,
+    block: tuple[int, int, int, int],
+    within: Sequence[Expr],
+    at: Sequence[Expr],
+    group: Expr,
+    number: Expr,
+    inside: Sequence[Expr] = (),
+    zero_point: Expr | None = None,
+) -> Expr:
+    """Return word `number` of a group's channels at a place of a packed block, as it is stored.
+
+    Other arguments are those of `data_element`. Outside of the data, each factor is zero, or the `zero_point`.
+    """
+    place, conditions = data_place(problem, geo, extents, block, within, at)
+    channels = problem.in_channels
+    word = words.join(
+        lambda channel: data[channel_place(problem, place, group * channels + channel)], channels, number
+    )
+    nothing = tirx.const(0, WORD) if zero_point is None else words.filled(zero_point)
+    return words.shifted(tirx.if_then_else(tirx.all(*inside, *conditions), word, nothing))
 
 
 def channel_place(problem: Problem, place: Sequence[Expr], channel: Expr) -> tuple[Expr, ...]:

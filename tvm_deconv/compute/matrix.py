@@ -39,9 +39,8 @@ from tvm_deconv.compute.extents import End, shape_of
 from tvm_deconv.compute.indexing import (
     LEAD,
     byte_aligned,
-    channel_place,
     data_element,
-    data_place,
+    data_word,
     ravel,
     split_index,
     within_runs,
@@ -193,16 +192,10 @@ class _Builder:
             within = (n, *_unravel(position, layout.packed))
         if layout.packed_channels > geometry.in_channels:
             inside.append(channel < geometry.in_channels)
+        place = (layout.tile.block, within, at, group, channel, inside, self.zero_point)
         if self.words is None:
-            place = (layout.tile.block, within, at, group, channel, inside, self.zero_point)
             return data_element(self.problem, geometry, layout.extents, self.data, *place)
-        channels = self.problem.in_channels
-        place, exists = data_place(self.problem, geometry, layout.extents, layout.tile.block, within, at)
-        word = self.words.join(
-            lambda number: self.data[channel_place(self.problem, place, group * channels + number)], channels, channel
-        )
-        nothing = tirx.const(0, WORD) if self.zero_point is None else self.words.filled(self.zero_point)
-        return self.words.shifted(tirx.if_then_else(tirx.all(*inside, *exists), word, nothing))
+        return data_word(self.problem, self.words, geometry, layout.extents, self.data, *place)
 
     # Stage 2: rows.
 

@@ -47,11 +47,16 @@ def _pack_function(problem: Problem, elements: int, dtype: str) -> Iterator[tupl
         yield builder, source, packed
 
 
-def pack_filter(problem: Problem, sections: Sequence[FilterSection], elements: int) -> PrimFunc:
-    """Build ``pack(filter [G, Ci, Co, *K], packed [elements])`` for the `sections` of a definition."""
+def pack_filter(
+    problem: Problem, sections: Sequence[FilterSection], elements: int, words: Words | None = None
+) -> PrimFunc:
+    """Build ``pack(filter [G, Ci, Co, *K], packed [elements])`` for the `sections` of a definition.
+
+    With `words`, these hold elements of the filter as they are stored, in the place of input channels.
+    """
     geometry = Geometry.of(problem)
-    accumulator = problem.accumulate_dtype
-    with _pack_function(problem, elements, accumulator) as (builder, source, packed):
+    factor = WORD if words else problem.accumulate_dtype
+    with _pack_function(problem, elements, factor) as (builder, source, packed):
         for section in sections:
             with build.grid(*map(_int64, (*section.shape[:2], *section.shape[4:]))) as index:
                 g, co, d, h, w, *reduction, row, column, cc = index[:12]
@@ -59,12 +64,18 @@ def pack_filter(problem: Problem, sections: Sequence[FilterSection], elements: i
                 ci = sum(index[12:], ci * section.lanes)
                 phases = (d, h * section.phases[0] + row, w * section.phases[1] + column)
                 group, channel = group_and_channel(section.form, section.channels, g, co, cc)
-                exists = tirx.all(group < geometry.groups, channel < geometry.out_channels, ci < geometry.in_channels)
+                exists = tirx.all(group < geometry.groups, channel < geometry.out_channels)
+                if words is None:
+                    exists = tirx.all(exists, ci < geometry.in_channels)
                 element = partial(_element, problem, source, section.axes, (group, ci, channel), phases)
                 for points in itertools.product(*map(range, section.points)):
-                    value = _filter_point(section.axes, points, taps, element).astype(accumulator)
+                    if words:
+                        place = _places(problem, section.axes, phases, taps)
+                        value = _word(problem, source, words, (group, channel), place, ci)
+                    else:
+                        value = _filter_point(section.axes, points, taps, element).astype(factor)
                     where = ravel((g, co, *points, *index[2:]), section.shape) + section.offset
-                    build.buffer_store(packed, tirx.if_then_else(exists, value, tirx.const(0, accumulator)), [where])
+                    build.buffer_store(packed, tirx.if_then_else(exists, value, tirx.const(0, factor)), [where])
     return builder.get()
 
 
@@ -87,7 +98,7 @@ def pack_matrix_filter(
                 entry = partial(_entry, problem, source, section, (g, tile), tap)
                 for points in itertools.product(*map(range, section.points)):
                     if words:
-                        value = _word(problem, source, section, (g, tile), tap, words, ci, column)
+                        value = _column_word(problem, source, section, (g, tile), tap, words, ci, column)
                     elif section.parts == 1:
                         value = entry(points, ci, column)
                     else:
@@ -137,7 +148,7 @@ def _entry(
     return tirx.if_then_else(exists, value, tirx.const(0, problem.accumulate_dtype))
 
 
-def _word(
+def _column_word(
     problem: Problem,
     source: Any,
     section: MatrixSection,
@@ -150,8 +161,16 @@ def _word(
     """Return word `number` of a product's filter at `column`, or zero past the last; see `_entry`."""
     local, channel, exists = _column(problem, section, at[1], column)
     place = _places(problem, section.axes, local, tap)
-    word = words.join(lambda ci: source[(at[0], ci, channel, *place)], problem.in_channels, number)
+    word = _word(problem, source, words, (at[0], channel), place, number)
     return tirx.if_then_else(exists, word, tirx.const(0, WORD))
+
+
+def _word(
+    problem: Problem, source: Any, words: Words, at: tuple[Expr, Expr], place: Sequence[Expr], number: Expr
+) -> Expr:
+    """Return word `number` of the filter's elements at a `place` of the kernel; `at` is group and output channel."""
+    group, channel = at
+    return words.join(lambda ci: source[(group, ci, channel, *place)], problem.in_channels, number)
 
 
 def _column(problem: Problem, section: MatrixSection, tile: Expr, column: Expr) -> tuple[Sequence[Expr], Expr, Expr]:

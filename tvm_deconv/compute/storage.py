@@ -24,6 +24,11 @@ def filter_storage(problem: Problem) -> str:
     return storage_dtype(problem.filter_dtype)
 
 
+def rounds(problem: Problem) -> bool:
+    """Tell whether outputs are accumulators, or these rounded to a floating point type of 16 bits."""
+    return problem.output_dtype in (problem.accumulate_dtype, "float16", "bfloat16")
+
+
 def to_accumulator(value: Expr, dtype: str, accumulator: str) -> Expr:
     """Convert a stored element of `dtype` to the `accumulator` dtype, exactly."""
     if dtype == "bfloat16":
@@ -31,15 +36,19 @@ def to_accumulator(value: Expr, dtype: str, accumulator: str) -> Expr:
     return value if dtype == accumulator else value.astype(accumulator)
 
 
-def from_accumulator(value: Expr, dtype: str) -> Expr:
-    """Round an accumulator element once, to nearest even, to the storage of `dtype`; NaN stays NaN."""
+def from_accumulator(value: Expr, dtype: str, lanes: int = 1) -> Expr:
+    """Round an accumulator element once, to nearest even, to the storage of `dtype`; NaN stays NaN.
+
+    `value` may be a vector of several `lanes`.
+    """
+    several = f"x{lanes}" if lanes > 1 else ""
     if dtype != "bfloat16":
-        return value if value.dtype == dtype else value.astype(dtype)
+        return value if value.dtype == dtype + several else value.astype(dtype + several)
 
     def const(number: int) -> Expr:
-        return tirx.const(number, "uint32")
+        return tirx.const(number, f"uint32{several}")
 
-    bits = tirx.reinterpret("uint32", value)
+    bits = tirx.reinterpret(f"uint32{several}", value)
     rounded = (bits + const(0x7FFF) + ((bits >> const(16)) & const(1))) >> const(16)
     is_nan = (bits & const(0x7FFFFFFF)) > const(0x7F800000)
-    return tirx.Select(is_nan, const(0x7FC0), rounded).astype("uint16")
+    return tirx.Select(is_nan, const(0x7FC0), rounded).astype(f"uint16{several}")

@@ -6,8 +6,9 @@ and adds the products of each word to one accumulator of 32 bits. The last word 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -17,6 +18,8 @@ from tvm_deconv.problem.arithmetic import ceil_div
 
 #: The type of a word, whatever is in it.
 WORD = "int32"
+
+PlanT = TypeVar("PlanT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,11 @@ class Words:
         """Return `problem` with words in the place of input channels: its matrix products have that many terms."""
         return problem.replace(in_channels=self.count(problem.in_channels))
 
+    def shared(self, problem: Problem, plans: Iterable[tuple[float, PlanT]]) -> list[tuple[float, PlanT]]:
+        """Return the `plans` for the problem in words with their costs by product: a word has several."""
+        share = self.count(problem.in_channels) / problem.in_channels
+        return [(cost * share, plan) for cost, plan in plans]
+
     def join(self, factor: Callable[[Expr], Expr], channels: int, word: Expr) -> Expr:
         """Return word number `word` of `channels` channels: `factor` of a channel is its stored element."""
         joined: Expr = tirx.const(0, WORD)
@@ -76,6 +84,9 @@ class Words:
         pattern = sum(self.shift << self.bits * number for number in range(self.factors))
         return word ^ tirx.const(pattern - (1 << 32), WORD)
 
-    def multiply(self, data: Expr, filter: Expr, accumulator: str) -> Expr:
-        """Return the sum of the products of two words, as a call that a schedule replaces by the instruction."""
-        return tirx.call_pure_extern(accumulator, self.name, data, filter)
+    def multiply(self, one: Expr, of_vector: Expr, accumulator: str) -> Expr:
+        """Return the sum of the products of two words, as a call that a schedule replaces by the instruction.
+
+        The instruction multiplies `one` word by each of a vector. Bytes of the first are unsigned.
+        """
+        return tirx.call_pure_extern(accumulator, self.name, one, of_vector)

@@ -7,6 +7,8 @@ from tvm_deconv.schedules.x86.algorithms import (
     direct_inputs,
     direct_rows,
     dot,
+    dot_channels,
+    dot_rows,
     matrix,
     strassen,
     winograd,
@@ -17,6 +19,8 @@ from tvm_deconv.schedules.x86.algorithms import (
 ALGORITHMS: tuple[AnyAlgorithm, ...] = (
     winograd.ALGORITHM,
     dot.ALGORITHM,
+    dot_channels.ALGORITHM,
+    dot_rows.ALGORITHM,
     matrix.ALGORITHM,
     strassen.ALGORITHM,
     winograd_rows.ALGORITHM,

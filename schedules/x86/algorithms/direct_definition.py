@@ -12,11 +12,14 @@ from tvm_deconv.compute.direct import define_direct
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS, has_whole_vectors
 from tvm_deconv.compute.packing import pack_filter
 from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.compute.storage import storage_dtype
+from tvm_deconv.compute.words import WORD
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.x86 import register_channels, register_epilogue, register_inputs, register_rows, tiles
 from tvm_deconv.schedules.x86.calls import for_all_calls
 from tvm_deconv.schedules.x86.direct import schedule_direct
+from tvm_deconv.schedules.x86.dot import ROUNDING, direct_words, dot_functions
 from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.stores import outgrows_caches
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
@@ -30,11 +33,15 @@ def direct_algorithm(
     is_default_for: Callable[[Problem, CpuTarget], bool],
     *,
     winograd: bool = False,
+    words: bool = False,
     error_growth: float = 1.0,
     caveat: str = "",
 ) -> Algorithm[CpuTarget, tiles.Plan]:
-    """Return the record of a form of the direct definition, with or without transforms along the outer axes."""
-    variety = _Form(name, form, winograd)
+    """Return the record of a form of the direct definition, with or without transforms along the outer axes.
+
+    With `words`, factors are multiplied in words of the target's.
+    """
+    variety = _Form(name, form, winograd, words)
     return Algorithm(
         name=name,
         supports=supports,
@@ -55,8 +62,15 @@ class _Form:
     name: str
     form: str
     winograd: bool
+    words: bool
 
     def candidates(self, problem: Problem, target: CpuTarget) -> Sequence[tuple[float, tiles.Plan]]:
+        words = direct_words(problem, target) if self.words else None
+        if words is None:
+            return self._candidates(problem, target)
+        return words.shared(problem, self._candidates(words.problem(problem), target))
+
+    def _candidates(self, problem: Problem, target: CpuTarget) -> Sequence[tuple[float, tiles.Plan]]:
         extents = {
             ROWS: Geometry.of(problem).axes[2].positions,
             CHANNELS: problem.out_channels,
@@ -82,15 +96,17 @@ class _Form:
 
     def build(self, problem: Problem, target: CpuTarget, plan: tiles.Plan) -> Kernel:
         lanes = accumulator_lanes(problem, target) // (1 + plan.halves)
-        definition = define_direct(problem, self.form, plan.tile, lanes)
+        words = direct_words(problem, target) if self.words else None
+        definition = define_direct(problem, self.form, plan.tile, lanes, words)
         # Past the caches rows are copied at once; a position's channels are stored as they are made at any size.
         streams = outgrows_caches(problem)
         whole = self.form != INPUTS and has_whole_vectors(problem, self.form, plan.tile, lanes)
         whole = whole and not (streams and self.form == ROWS)
-        scheduled = schedule_direct(definition, plan, problem.accumulate_dtype, whole).mod["main"]
+        scheduled = schedule_direct(definition, plan, problem.accumulate_dtype, whole, words).mod["main"]
+        products, rounding = (dot_functions(words, lanes), ROUNDING) if words else ("", "")
 
         def usual() -> PrimFunc:
-            return lower(scheduled, definition.end, streams=streams and not whole)
+            return lower(scheduled, definition.end, streams=streams and not whole, products=products)
 
         geometry = Geometry.of(problem, bool(plan.tile.uncropped))
         if self.form == INPUTS:
@@ -98,21 +114,22 @@ class _Form:
         elif problem.quantization:
             deconv = usual()
         elif register_channels.supports(problem, geometry, self.form):
-            finished = register_channels.finish_channels(scheduled, problem, definition)
-            deconv = lower(finished, definition.end, streams=False)
+            finished = register_channels.finish_channels(scheduled, problem, definition, rounding)
+            deconv = lower(finished, definition.end, streams=False, products=products)
         elif self.form == ROWS and register_rows.supports_tile(problem, geometry, plan.tile, lanes):
-            finished = register_rows.finish_rows(scheduled, problem, definition, streams=streams)
-            functions = register_epilogue.store_functions(problem.accumulate_dtype, lanes) if streams else ""
-            finished = lower(finished, definition.end, streams=streams, functions=functions)
+            finished = register_rows.finish_rows(scheduled, problem, definition, rounding, streams=streams)
+            stored = storage_dtype(problem.output_dtype)
+            functions = register_epilogue.store_functions(stored, lanes) if streams else ""
+            finished = lower(finished, definition.end, streams=streams, functions=functions, products=products)
             deconv = register_epilogue.select_by_alignment(finished, usual()) if streams else finished
         else:
             deconv = usual()
         return Kernel(
             problem=problem,
             deconv=deconv,
-            pack=pack_filter(problem, definition.sections, definition.packed_elements),
+            pack=pack_filter(problem, definition.sections, definition.packed_elements, words),
             algorithm=self.name,
             knobs=plan.knobs,
             packed_elements=definition.packed_elements,
-            packed_dtype=problem.accumulate_dtype,
+            packed_dtype=WORD if words else problem.accumulate_dtype,
         )

@@ -68,9 +68,7 @@ class _Transforms:
         words = words_of(problem, target) if self.words else None
         if words is None:
             return self._candidates(problem, target)
-        # Costs are by product, and a word has several.
-        share = words.count(problem.in_channels) / problem.in_channels
-        return [(cost * share, plan) for cost, plan in self._candidates(words.problem(problem), target)]
+        return words.shared(problem, self._candidates(words.problem(problem), target))
 
     def _candidates(self, problem: Problem, target: CpuTarget) -> Sequence[tuple[float, MatrixPlan]]:
         phases = max((math.prod(run.count for run in runs) for runs in Geometry.of(problem).runs), default=1)

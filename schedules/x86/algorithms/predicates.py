@@ -10,7 +10,7 @@ from tvm_deconv.compute.matrix_layout import contiguous_phases
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86 import matrix_tiles, register_channels, tiles
-from tvm_deconv.schedules.x86.dot import words_of
+from tvm_deconv.schedules.x86.dot import direct_words, words_of
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes
 from tvm_deconv.targets import CpuTarget
 
@@ -78,6 +78,22 @@ def fills_words(problem: Problem, target: CpuTarget) -> bool:
     """Words have at least two factors, and products have vectors of columns and of rows."""
     words = words_of(problem, target)
     return words is not None and problem.in_channels >= words.factors and fills_panels(words.problem(problem), target)
+
+
+def multiplies_direct_words(problem: Problem, target: CpuTarget) -> bool:
+    """The target multiplies words of the type whose sums need no correction."""
+    return direct_words(problem, target) is not None
+
+
+def fills_direct_words(problem: Problem, target: CpuTarget) -> bool:
+    """Words of a type without corrections have at least two factors."""
+    words = direct_words(problem, target)
+    return words is not None and problem.in_channels >= words.factors
+
+
+def fills_vectors_with_channels_of_words(problem: Problem, target: CpuTarget) -> bool:
+    """Words have at least two factors, and channels fill vectors."""
+    return fills_direct_words(problem, target) and fills_vectors_with_channels(problem, target)
 
 
 def has_taps_to_transform(problem: Problem, target: CpuTarget) -> bool:
