@@ -151,7 +151,6 @@ class RegisterEpilogue(abc.ABC):
         lanes = tirx.const(self.definition.layout.lanes, "int64")
         return For(lane, tirx.const(0, "int64"), lanes, ForKind.VECTORIZED, store)
 
-
     def rounded(self, tile: RegisterTile, place: Sequence[Expr]) -> Expr:
         """Return the vector of accumulators at `place` in the type of the output."""
         return self.in_output(BufferLoad(tile.accumulators, place))

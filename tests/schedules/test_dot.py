@@ -6,17 +6,25 @@ import subprocess
 
 import numpy as np
 import pytest
-from support.kernels import X86, all_targets, run_kernel
-from support.strategies import operands
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.kernels import X86, all_targets, call_kernel, compile_kernel, run_kernel
+from support.strategies import not_empty, operands, problems
 from support.tolerances import norm_bound
 
 import tvm_deconv as td
 from tvm_deconv.compiler.build import compile
 from tvm_deconv.problem.reference import reference
-from tvm_deconv.targets import CPU_TARGETS
+from tvm_deconv.targets import CPU_TARGETS, detect_host
 
-DOT = next(algorithm for algorithm in X86.algorithms if algorithm.name == "dot")
+DOT, CHANNELS, ROWS = (
+    next(algorithm for algorithm in X86.algorithms if algorithm.name == name)
+    for name in ("dot", "dot_channels", "dot_rows")
+)
+direct_words = pytest.mark.parametrize("algorithm", [CHANNELS, ROWS], ids=lambda algorithm: algorithm.name)
+layouts = pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 AVX2, BF16 = CPU_TARGETS["x86-64-v3"], CPU_TARGETS["x86-64-v4-bf16"]
+runs_bf16 = pytest.mark.skipif(not BF16.features <= detect_host().features, reason="this CPU has no AVX-512 BF16")
 #: Odd channels, one channel, groups, one tap, several products, three axes, phases as vectors, blocks of a row.
 SHAPES = {
     "odd channels": ((2, 1, 7, 20, (5, 6), (4, 4), (2, 2), (1, 1), (1, 1), (10, 12)), {}),
@@ -62,6 +70,73 @@ def check(name, data_format, dtype, target):
             assert np.linalg.norm(found.astype(np.float64) - wanted) <= norm_bound(dtype) * norm
 
 
+@runs_bf16
+@direct_words
+@layouts
+@pytest.mark.parametrize("name", SHAPES)
+def test_direct_words_agree_with_the_reference(name, data_format, algorithm):
+    """The cheapest plan and some other, also where an infinity and a NaN stand next to zeros that fill up words."""
+    shape, options = SHAPES[name]
+    problem = td.Problem(*shape, dtype="bfloat16", data_format=data_format, **options)
+    data, weights, bias = operands(problem, 5)
+    plans = algorithm.candidates(problem, BF16)
+    spoilt = data.copy()
+    spoilt.flat[-1], spoilt.flat[spoilt.size // 2] = np.inf, np.nan
+    for plan, array in ((plans[0][1], data), (plans[len(plans) // 2][1], data), (plans[0][1], spoilt)):
+        wanted = reference(problem, array, weights, bias)
+        found = run_kernel(problem, BF16, array, weights, bias, algorithm, plan).astype(np.float64)
+        finite = np.isfinite(wanted)
+        np.testing.assert_array_equal(found[~finite], wanted[~finite])
+        difference = np.linalg.norm(found[finite] - wanted[finite])
+        assert difference <= norm_bound("bfloat16") * np.linalg.norm(wanted[finite]), plan
+
+
+@runs_bf16
+@direct_words
+@layouts
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data(), place=st.floats(0, 1, exclude_max=True), seed=st.integers(0, 1000))
+def test_direct_words_of_any_problem(data_format, algorithm, data, place, seed):
+    drawn = data.draw(problems(data_formats=[data_format], max_macs=20_000).filter(not_empty))
+    problem = drawn.replace(dtype="bfloat16", precision="ieee", quantization=None)
+    arrays = operands(problem, seed)
+    plans = algorithm.candidates(problem, BF16)
+    plan = plans[int(place * len(plans))][1]
+    wanted = reference(problem, *arrays)
+    found = run_kernel(problem, BF16, *arrays, algorithm, plan).astype(np.float64)
+    assert np.linalg.norm(found - wanted) <= norm_bound("bfloat16") * max(np.linalg.norm(wanted), 1e-3), plan
+
+
+@runs_bf16
+@direct_words
+def test_direct_words_serve_any_extents(algorithm):
+    attributes = (4, 3), (2, 3), (1, 1), (1, 0), ("any+2", "any+3")
+    problem = td.Problem("any", 2, 7, 20, ("any", "any"), *attributes, dtype="bfloat16", data_format="NXC")
+    kernel, compiled = compile_kernel(problem, BF16, algorithm, algorithm.candidates(problem, BF16)[0][1])
+    for batch, spatial in ((1, (30, 41)), (3, (1, 1)), (2, (65, 7))):
+        static = problem.at((batch, *spatial, 14))
+        arrays = operands(static, batch)
+        found = call_kernel(static, kernel, compiled, *arrays).astype(np.float64)
+        wanted = reference(static, *arrays)
+        assert np.linalg.norm(found - wanted) <= norm_bound("bfloat16") * np.linalg.norm(wanted), static.key
+
+
+@pytest.mark.skipif(not shutil.which("objdump"), reason="needs objdump")
+@direct_words
+def test_direct_code_multiplies_and_rounds_by_instructions(algorithm, tmp_path):
+    """A register tile multiplies words, and its results go to the output in 16 bits."""
+    layout = "NXC" if algorithm is CHANNELS else "NCX"
+    problem = td.Problem(
+        1, 1, 32, 64, (8, 16), (2, 2), (2, 2), (1, 1), (0, 0), (16, 32), dtype="bfloat16", data_format=layout
+    )
+    compile([problem], BF16.name, tmp_path, algorithms=[algorithm.name])
+    (library,) = tmp_path.glob("*.so")
+    code = subprocess.run(["objdump", "-d", library], capture_output=True, text=True, check=True).stdout
+    assert len(re.findall(r"vdpbf16ps .*zmm", code)) >= 8
+    assert len(re.findall(r"vcvtneps2bf16 .*zmm", code)) >= 8
+    assert not re.search("tvm_deconv_(dot|round)", code)  # inlined
+
+
 @pytest.mark.skipif(not shutil.which("objdump"), reason="needs objdump")
 @pytest.mark.parametrize(
     ("dtype", "target", "instruction"),
@@ -86,7 +161,7 @@ def test_the_code_has_the_instruction(dtype, target, instruction, tmp_path):
 def test_it_is_the_default_where_it_multiplies():
     """For layers with the channels of real ones; of float32 and on targets without instructions it is none."""
     problem = td.Problem(1, 1, 128, 64, (32, 32), (2, 2), (2, 2), (1, 1), (0, 0), (64, 64))
-    assert X86.default(problem.replace(dtype="bfloat16"), BF16)[0].name == "dot"
+    assert X86.default(problem.replace(dtype="bfloat16"), BF16)[0].name.startswith("dot")
     assert X86.default(problem.replace(dtype="int8"), AVX2)[0].name == "dot"
     assert not DOT.supports(problem, BF16)
     assert not DOT.supports(problem.replace(dtype="bfloat16"), AVX2)

@@ -8,7 +8,7 @@ import mmap
 import numpy as np
 from hypothesis import strategies as st
 from support.hostile import hostile
-from support.kernels import X86, bits, compile_kernel
+from support.kernels import X86, bits, compile_kernel, poison_of
 from support.strategies import operands, problems
 from support.tolerances import assert_close
 
@@ -33,7 +33,7 @@ def fenced(shape, dtype, at_end):
         assert protect(page, PAGE, PROT_NONE) == 0
     offset = PAGE + inner - size if at_end else PAGE
     array = np.frombuffer(memory, dtype, math.prod(shape), offset).reshape(shape)
-    array[...] = np.nan if dtype.kind == "f" else 113
+    array[...] = poison_of(dtype)
     return array
 
 

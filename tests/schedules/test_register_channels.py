@@ -101,7 +101,6 @@ def test_blocks_and_tiles_of_any_extent(block, positions, target):
     ("changed", "form"),
     [
         ({"data_format": "NCX"}, CHANNELS),
-        ({"dtype": "bfloat16"}, CHANNELS),
         ({"kernel": (3, 1)}, CHANNELS),
         ({"dynamic": (0,)}, CHANNELS),
         ({"groups": 2}, GROUPS),

@@ -121,7 +121,7 @@ def test_any_plan_serves_extents_it_never_saw(drawn, target, seed):
 SERVING = [
     pytest.param(algorithm, "int8" if algorithm.name == "dot" else "float32", id=algorithm.name)
     for algorithm in ALGORITHMS
-    if algorithm.name != "direct_inputs"
+    if algorithm.name not in ("direct_inputs", "dot_channels", "dot_rows")  # of which test_dot has the latter
 ]
 
 

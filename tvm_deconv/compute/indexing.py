@@ -148,9 +148,7 @@ def data_word(
     """
     place, conditions = data_place(problem, geo, extents, block, within, at)
     channels = problem.in_channels
-    word = words.join(
-        lambda channel: data[channel_place(problem, place, group * channels + channel)], channels, number
-    )
+    word = words.join(lambda channel: data[channel_place(problem, place, group * channels + channel)], channels, number)
     nothing = tirx.const(0, WORD) if zero_point is None else words.filled(zero_point)
     return words.shifted(tirx.if_then_else(tirx.all(*inside, *conditions), word, nothing))
 
