@@ -43,7 +43,7 @@ def from_accumulator(value: Expr, dtype: str, lanes: int = 1) -> Expr:
     """
     several = f"x{lanes}" if lanes > 1 else ""
     if dtype != "bfloat16":
-        return value if value.dtype == dtype + several else value.astype(dtype + several)
+        return value if str(tirx.convert(value).ty.dtype) == dtype + several else value.astype(dtype + several)
 
     def const(number: int) -> Expr:
         return tirx.const(number, f"uint32{several}")
