@@ -32,6 +32,11 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+def printable_lines(text: str) -> str:
+    """Return lines of text, each of them `printable`."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def _shown(value: object) -> str:
     """Return `value` in a line: a path whole, for it names a file, and anything else cut."""
     return printable(str(value)) if isinstance(value, Path) else _short(repr(value))
@@ -51,8 +56,7 @@ class DeconvError(Exception):
         self.rule = rule
 
     def __str__(self) -> str:
-        rule = "\n".join(map(printable, str(self.rule).split("\n")))
-        return f"{_short(printable(str(self.attribute)))}={_shown(self.value)}: {rule}"
+        return f"{_short(printable(str(self.attribute)))}={_shown(self.value)}: {printable_lines(str(self.rule))}"
 
 
 class ProblemError(DeconvError, ValueError):

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from tvm_deconv.cli.common import DIRECTORY
-from tvm_deconv.cli.output import JSON, echo_json, say
+from tvm_deconv.cli.output import JSON, echo, echo_json, say
 
 
 @click.command()
@@ -26,5 +26,5 @@ def clean(directory: Path, as_json: bool) -> None:
         echo_json({"directory": str(directory), "removed": [path.name for path in removed]})
         return
     for path in removed:
-        click.echo(path.name)
+        echo(path.name)
     say(f"{directory}: {len(removed)} removed")

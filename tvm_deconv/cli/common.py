@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from tvm_deconv.cli.output import Column, Names, Table, console, say
+from tvm_deconv.cli.output import Column, Names, Table, console, say, warn
 from tvm_deconv.errors import BuildError, ProblemError, SourceError
 from tvm_deconv.frontends import FoundLayer, scan, with_unique_names
 from tvm_deconv.problem import Problem
@@ -38,7 +38,7 @@ class Stopped(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the line."""
-        click.echo(self.message, file=file, err=True)
+        warn(self.message)
 
 
 def target_of(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
@@ -92,7 +92,7 @@ def advance(progress: Progress) -> None:
 def echo_warnings(texts: Iterable[str]) -> None:
     """Print each warning to standard error, once."""
     for text in dict.fromkeys(texts):
-        click.echo(text, err=True)
+        warn(text)
 
 
 def scan_sources(
@@ -217,5 +217,5 @@ class Builds:
             return
         for outcome in failed:
             names = ", ".join(outcome.layers) or outcome.problem.key
-            click.echo(f"failed: {names} for {outcome.target}: {outcome.error}", err=True)
+            warn(f"failed: {names} for {outcome.target}: {outcome.error}")
         raise click.ClickException(summary)

@@ -10,7 +10,7 @@ import importlib.metadata
 import io
 import sys
 
-from tvm_deconv.errors import DeconvError
+from tvm_deconv.errors import DeconvError, printable_lines
 from tvm_deconv.extras import install
 
 try:
@@ -32,6 +32,9 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise Stopped from None
+        except click.ClickException as error:
+            error.message = printable_lines(error.message)  # names may hold any character
+            raise
         except DeconvError as error:
             raise click.ClickException(str(error)) from None
         except ModuleNotFoundError as error:
@@ -43,7 +46,7 @@ class _Commands(click.Group):
             if error.errno == errno.EPIPE or error.strerror is None:
                 raise  # a pipe that nobody reads any more is no error, which click knows
             where = "" if error.filename is None else f"{error.filename}: "
-            raise click.ClickException(f"{where}{error.strerror}") from None
+            raise click.ClickException(printable_lines(f"{where}{error.strerror}")) from None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,4 +1,7 @@
-"""What commands print: tables on a terminal, tab-separated text for another program, JSON if it is asked for."""
+"""What commands print: tables on a terminal, tab-separated text for another program, JSON if it is asked for.
+
+Names come from files that anybody may have written: their control characters are shown escaped.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from rich import box
 from rich import table as rich_table
 from rich.console import Console
 
-from tvm_deconv.errors import printable
+from tvm_deconv.errors import printable, printable_lines
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.words import words
 
@@ -37,9 +40,14 @@ def echo(text: str, *, err: bool = False) -> None:
     """Print lines, wrapped at words on a terminal; elsewhere as they are, to standard error if `err`."""
     screen = console()
     if screen.is_terminal:
-        screen.print(text)
+        screen.print(printable_lines(text))
     else:
-        click.echo(text, err=err)
+        click.echo(printable_lines(text), err=err)
+
+
+def warn(text: str) -> None:
+    """Print lines to standard error."""
+    click.echo(printable_lines(text), err=True)
 
 
 def say(text: str) -> None:
@@ -70,7 +78,7 @@ class Table:
     """Rows of texts under columns, with a title for people."""
 
     def __init__(self, title: str, columns: Iterable[Column]) -> None:
-        self.title = title
+        self.title = printable(title)
         self.columns = [*columns]
         self.rows: list[tuple[str, ...]] = []
 
@@ -106,7 +114,7 @@ class Table:
             column = self.columns[place]
             made.add_column(column.name, justify="right" if column.right else "left", overflow="fold")
         for row in self.rows:
-            made.add_row(*(row[place] for place in places))
+            made.add_row(*(printable_lines(row[place]) for place in places))
         return made
 
 

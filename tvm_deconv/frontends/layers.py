@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tvm_deconv.errors import NoArtifactError, printable
+from tvm_deconv.errors import NoArtifactError, printable_lines
 from tvm_deconv.problem import Array, Problem, Scaling
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class FoundLayer:
 
 def uncovered(name: str, operator: str, reason: str) -> FoundLayer:
     """Return a layer without a problem; the reason is made printable, whatever the file held."""
-    return FoundLayer(name, operator, reason="\n".join(map(printable, reason.split("\n"))))
+    return FoundLayer(name, operator, reason=printable_lines(reason))
 
 
 def with_unique_names(layers: Iterable[FoundLayer]) -> list[FoundLayer]:
