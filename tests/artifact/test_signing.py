@@ -234,6 +234,28 @@ def test_wrong_key_files(signed, tmp_path, keys):
         assert f"Error: path={key}: {match}" in result.stderr
 
 
+def test_key_files_that_raise_other_errors(signed, tmp_path, monkeypatch):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(td.ArtifactError, match="must be the PEM file of a public key"):
+        td.load(signed, public_key=loop)
+
+    def warn(*_):
+        raise UserWarning("deprecated")  # as of Diffie-Hellman's, where warnings are errors
+
+    monkeypatch.setattr("cryptography.hazmat.primitives.serialization.load_pem_public_key", warn)
+    _, public = write_keys(tmp_path, "any")
+    with pytest.raises(td.ArtifactError, match="must be the PEM file of a public key: deprecated"):
+        td.load(signed, public_key=public)
+
+
+def test_a_null_character_in_a_path(signed):
+    with pytest.raises(td.ArtifactError, match="null"):
+        td.load("a\0b")
+    with pytest.raises(td.ArtifactError, match="must be the PEM file"):
+        td.load(signed, public_key="a\0b")
+
+
 def test_key_file_that_is_a_link(signed, keys, tmp_path):
     (tmp_path / "linked.pub").symlink_to(keys[1])
     works(signed, public_key=tmp_path / "linked.pub")

@@ -85,7 +85,7 @@ def test_sources(tmp_path, monkeypatch, terminal):
     entry = {"name": EVIL, "data": [1, 4, 5], "filter": [1, 4, 3, 3], "strides": [2]}
     source.write_text(json.dumps([entry, {**entry, EVIL: 1, "out_channel": 3}]))
 
-    def fails(problems, _, output, *, layers, on_outcome, **__):
+    def fails(*_, layers, on_outcome, **__):
         for problem, names in layers.items():
             on_outcome(Outcome(problem, tuple(names), "x86-64-v3", "failed", None, EVIL, 0.0, warnings=(EVIL,)))
 

@@ -102,7 +102,7 @@ def names(root: Path) -> list[str]:
         return sorted([path.name for path in root.iterdir()] if root.is_dir() else pack.names(root))
     except OSError as error:
         rule = f"must be a directory of artifacts, or a file that packs one: {error.strerror}"
-    except pack.PackError as error:
+    except ValueError as error:  # also of a null character in the path
         rule = f"must be a directory of artifacts, or a whole file that tvm-deconv pack wrote, but {error}"
     raise ArtifactError(root, rule)
 

@@ -86,7 +86,6 @@ def check(root: Path, digest: str, public_key: Path) -> dict[str, str]:
 def _key(path: Path, *, private: bool) -> Any:
     """Read a key of Ed25519 from a PEM file."""
     try:
-        from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
     except ImportError:
@@ -94,7 +93,8 @@ def _key(path: Path, *, private: bool) -> Any:
     try:
         data, _ = files.read(path.resolve(), _MAX_BYTES, ArtifactError, ArtifactError)
         key = load_pem_private_key(data, None) if private else load_pem_public_key(data)
-    except (ArtifactError, ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: the key is encrypted
+    # Links in a circle are a RuntimeError; cryptography has many classes, and warnings, which may be errors.
+    except Exception as error:
         raise ArtifactError(path, f"must be the PEM file of a {_KINDS[private]}: {error}") from None
     if not isinstance(key, Ed25519PrivateKey if private else Ed25519PublicKey):
         raise ArtifactError(path, f"must be a {_KINDS[private]} of Ed25519")

@@ -36,7 +36,7 @@ class Stopped(click.ClickException):
     def __init__(self, left: str = "") -> None:
         super().__init__(f"stopped{left and '; '}{left}")
 
-    def show(self, file: IO[Any] | None = None) -> None:
+    def show(self, file: IO[Any] | None = None) -> None:  # noqa: ARG002 - click's signature
         """Print the line."""
         warn(self.message)
 
