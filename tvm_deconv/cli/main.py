@@ -33,7 +33,7 @@ class _Commands(click.Group):
         except KeyboardInterrupt:
             raise Stopped from None
         except click.ClickException as error:
-            error.message = printable_lines(error.message)  # names may hold any character
+            error.message = printable_lines(error.message)  # type: ignore[misc]  # any character
             raise
         except DeconvError as error:
             raise click.ClickException(str(error)) from None
