@@ -1,31 +1,36 @@
 #!/usr/bin/env python3
 """Measure many plans of eight layers of all kinds, then see which of them the search finds.
 
+    scripts/study_search.py build study      # may run beside other programs
     until scripts/study_search.py measure study; do :; done    # fails as long as there is more to measure
     scripts/study_search.py replay study
 
-The first command compiles and measures plans on one thread for nine minutes, the default first, half of the others the
-cheapest and half drawn from the rest. The directory is a tuning log, so it continues where it was stopped, unless a
-kernel was edited. When all plans of a layer are measured, its fastest take turns. The second command lets the search
-choose among the plans that were measured, and prints times relative to the fastest of them.
+The first command compiles plans, of each layer the default first, half of the others the cheapest and half drawn from
+the rest. The second measures on one thread, for nine minutes, what is compiled. When all plans of a layer are measured,
+its fastest take turns. The directory is a tuning log, so both continue where they were stopped, unless a kernel was
+edited. The third lets the search choose among the plans that were measured, and prints times relative to the fastest.
 """
 
 from __future__ import annotations
 
 import argparse
+import pickle
 import random
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import tvm_deconv as td
+from tvm_deconv.compiler.fingerprint import kernel_digest
 from tvm_deconv.compiler.records import Conditions, Log, Record, Records, Schedule, read
 from tvm_deconv.compiler.selection import default_schedule, space
 from tvm_deconv.frontends import scan
 from tvm_deconv.targets import Target, get, native
+from tvm_deconv.tuning.builders import BuilderPool, Built
 from tvm_deconv.tuning.calibration import Calibration
 from tvm_deconv.tuning.evaluator import Evaluator
 from tvm_deconv.tuning.runners.local import LocalRunner
@@ -44,7 +49,7 @@ STUDIED = (
     ("sam_mask_decoder/output_upscaling.0", "NXC"),
     ("v-net/up_tr256.up_conv", "NCX"),
 )
-CHUNK = 8  # plans that are compiled before they are measured
+CHUNK = 8  # plans of a round
 FINALISTS = 16
 TRIALS = 64
 
@@ -67,6 +72,61 @@ def sample(problem: td.Problem, target: Target, plans: int) -> list[Schedule]:
     random.Random(problem.key).shuffle(others)
     mixed = [schedule for pair in zip(cheap, others, strict=False) for schedule in pair]
     return list(dict.fromkeys([default_schedule(problem, target), *mixed, *cheap]))[:plans]
+
+
+class Prebuilt:
+    """Compiled plans in a directory, for today's kernels: their libraries, and files of what `Built` says of them."""
+
+    def __init__(self, target: Target, folder: Path) -> None:
+        self._root = folder / "built" / f"{target.name}-{kernel_digest(target.backend)[:16]}"
+        self._root.mkdir(parents=True, exist_ok=True)
+
+    def read(self) -> dict[tuple[str, Schedule], Built | str]:
+        """Return what is compiled, by problem and schedule; a text says why a plan does not compile."""
+        found: dict[tuple[str, Schedule], Built | str] = {}
+        for path in self._root.glob("*.pickle"):
+            found.update(pickle.loads(path.read_bytes()))  # noqa: S301: this script wrote it
+        return found
+
+    def add(self, target: Target, rounds: Iterator[tuple[str, Sequence[Schedule]]], jobs: int) -> Iterator[int]:
+        """Compile the schedules of problems, round by round; yield their numbers."""
+        scratch = Path(tempfile.mkdtemp(dir=self._root))  # names of libraries are unique in one run
+        with BuilderPool(target, scratch, jobs) as builders:
+            for number, (key, schedules) in enumerate(rounds):
+                built = builders.build(key, schedules)
+                temporary = scratch / f"{number}.new"
+                temporary.write_bytes(pickle.dumps({(key, schedule): one for schedule, one in built.items()}))
+                temporary.rename(self._root / f"{scratch.name}-{number}.pickle")
+                yield len(schedules)
+
+
+def build(target: Target, folder: Path, plans: int, jobs: int, seconds: float) -> bool:
+    """Compile plans of all layers in turns until none is left, or `seconds` are over; return whether none is left."""
+    prebuilt = Prebuilt(target, folder)
+    done = prebuilt.read()
+    left = {
+        problem.artifact_key: [s for s in sample(problem, target, plans) if (problem.artifact_key, s) not in done]
+        for problem in (target.computes(one) for one in studied().values())
+    }
+    longest = max(map(len, left.values()))
+    rounds = ((key, of[i : i + CHUNK]) for i in range(0, longest, CHUNK) for key, of in left.items() if of[i:])
+    start, number, total = time.monotonic(), 0, sum(map(len, left.values()))
+    for count in prebuilt.add(target, rounds, jobs):
+        number += count
+        if time.monotonic() - start > seconds:
+            break
+    print(f"{len(done) + number} plans are compiled, {total - number} left", flush=True)
+    return number == total
+
+
+class Measurer(Evaluator):
+    """An evaluator that compiles nothing."""
+
+    prebuilt: Mapping[tuple[str, Schedule], Built | str]
+
+    def build(self, search: Search, schedules: Sequence[Schedule]) -> dict[Schedule, Built | str]:
+        """Return what was compiled before."""
+        return {schedule: self.prebuilt[search.key, schedule] for schedule in schedules}
 
 
 @dataclass(frozen=True)
@@ -98,15 +158,21 @@ class Layer:
             decide(self.search, evaluator, list(dict.fromkeys([self.search.default, *(x.schedule for x in fastest)])))
 
 
-def measure(target: Target, folder: Path, plans: int, seconds: float) -> bool:
-    """Measure plans of all layers in turns until none is left, or `seconds` are over; return whether none is left."""
+def measure(target: Target, folder: Path, seconds: float) -> bool:
+    """Measure all that is compiled, of all layers in turns, for so many `seconds`; return whether nothing is left."""
     start, log = time.monotonic(), Log(folder)
-    with LocalRunner(1) as runner, Evaluator(target, runner, log, seed=0, jobs=None, timeout=30.0) as evaluator:
+    built = Prebuilt(target, folder).read()
+    with LocalRunner(1) as runner, Measurer(target, runner, log, seed=0, jobs=1, timeout=30.0) as evaluator:
+        evaluator.prebuilt = built
         records = read(target.name, folder)
         layers = [
-            Layer(Search(problem, target, records, evaluator.conditions, None), sample(problem, target, plans))
-            for problem in studied().values()
+            Layer(
+                Search(problem, target, records, evaluator.conditions, None),
+                [schedule for key, schedule in built if key == problem.artifact_key],
+            )
+            for problem in (target.computes(one) for one in studied().values())
         ]
+        layers = [layer for layer in layers if layer.wanted]
         before = sum(len(layer.left) for layer in layers)
         while (unfinished := [layer for layer in layers if not layer.ended]) and time.monotonic() - start < seconds:
             max(unfinished, key=lambda layer: len(layer.left)).step(evaluator)
@@ -168,16 +234,19 @@ def _ratios(values: Sequence[float]) -> str:
 def main() -> None:
     """Parse the arguments and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("measure", "replay"))
+    parser.add_argument("command", choices=("build", "measure", "replay"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--target", default=native().name, help="default: the widest of this machine")
     parser.add_argument("--plans", type=int, default=500, help="of each layer, at most")
+    parser.add_argument("--jobs", type=int, default=2, help="processes that compile; default: %(default)s")
     parser.add_argument("--seconds", type=float, default=540.0, help="default: %(default)s")
     arguments = parser.parse_args()
-    target = get(arguments.target)
+    target, folder, seconds = get(arguments.target), arguments.folder, arguments.seconds
+    if arguments.command == "build":
+        sys.exit(not build(target, folder, arguments.plans, arguments.jobs, seconds))
     if arguments.command == "measure":
-        sys.exit(not measure(target, arguments.folder, arguments.plans, arguments.seconds))
-    replay(target, arguments.folder)
+        sys.exit(not measure(target, folder, seconds))
+    replay(target, folder)
 
 
 if __name__ == "__main__":

@@ -198,6 +198,17 @@ def test_the_installed_log_reads():
                 assert selection.replay_error(kept) is None
 
 
+@pytest.mark.parametrize("step", [8, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "all"])
+def test_installed_records_are_of_the_space(step):
+    """A record whose plan no search would try is replaced by one most like it, which nobody measured."""
+    for target in CPU_TARGETS.values():
+        found = read(target.name, records.shipped())
+        for key in sorted(found.by_problem)[::step]:
+            problem = Problem.from_key(key)
+            trusted = [one for one in found.by_problem[key] if selection.is_of_today(one)]
+            assert [one.line for one in trusted if not selection.in_space(problem, one.schedule, target)] == []
+
+
 def unproven(problem, target, found):
     """Return the schedule that builds of `problem` follow if neither arithmetic nor a measurement is for it."""
     choice = next(iter(selection.choices_for(problem, target, found)))

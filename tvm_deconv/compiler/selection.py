@@ -29,7 +29,7 @@ FAR = 8.0
 #: The most that a proposal may cost by arithmetic, relative to the default, to be built.
 AGREES = 1.1
 #: A search does not try plans that cost more than this, relative to the cheapest.
-HOPELESS_COST = 4.0
+HOPELESS_COST = 2.5
 #: The weight of a factor of two in a field. Kernel and strides decide taps and phases, which tiles are made for.
 _WEIGHTS = {
     "batch": 0.5,

@@ -58,10 +58,11 @@ def remeasure(
 ) -> list[Remeasured]:
     """Renew the best records of every problem in the directory `logs` for today's kernels, beside those that it has.
 
-    `jobs` processes compile them with the default. If they were measured on this microarchitecture and all have the
-    code that they had then, they are renewed as they are. Otherwise all records of the problem, also those of other
-    machines, take turns with the default here. Plans that no search would try today are left out. An interrupted run
-    continues with what is left. Raises ProblemError if this machine cannot run a target.
+    `jobs` processes compile them with the default. The records of a microarchitecture that all have the code that they
+    had when they were measured, and so has the default, are renewed as they are. If there are none of this one, all
+    records of the problem, also those of other machines, take turns with the default here. Plans that no search would
+    try today are left out. An interrupted run continues with what is left. Raises ProblemError if this machine cannot
+    run a target.
     """
     names = (target,) if isinstance(target, str) else tuple(target)
     found: list[Remeasured] = []
@@ -122,6 +123,8 @@ class Renewal:
         earlier = Records(records.target, {search.key: [record for record in every if record not in today] or every})
         self._earlier = [record for record in itertools.chain(*earlier.groups(search.key)) if self._replays(record)]
         self._own = [record for record in self._earlier if here.measured(record)]
+        others = [record for record in self._earlier if not here.measured(record) and record.sources != self._sources]
+        self._others = Records(records.target, {search.key: others}).groups(search.key)
         for record in today:
             search.note(record)
 
@@ -141,18 +144,24 @@ class Renewal:
 
     def run(self) -> str:
         """Do what there is to do; return the status."""
-        if self._is_current():
-            return "current"
-        same = self._of_the_same_code()
-        for record in same:
+        status = "current" if self._is_current() else "renewed" if self._renew(self._own) else "measured"
+        if status == "measured":
+            decide(self._search, self._evaluator, self._schedules)
+        elsewhere = [self._renew(records) for records in self._others]
+        self._evaluator.log.tidy(self._search.key, self._search.target.name)
+        return "renewed" if status == "current" and any(elsewhere) else status
+
+    def _renew(self, records: Sequence[Record]) -> bool:
+        """Renew the records of a machine if their code and the default's are what was measured; return whether."""
+        if not records or not self._of_the_same_code(records):
+            return False
+        for record in records:
             surroundings = {"sources": self._sources, "commit": commit(), "versions": versions(), "when": now()}
             renewed = msgspec.structs.replace(record, **surroundings)
             self._evaluator.log.append(renewed)
-            self._search.note(renewed)
-        if not same:
-            decide(self._search, self._evaluator, self._schedules)
-        self._evaluator.log.tidy(self._search.key, self._search.target.name)
-        return "renewed" if same else "measured"
+            if record in self._own:
+                self._search.note(renewed)
+        return True
 
     def _is_current(self) -> bool:
         tried = self._search.tried
@@ -163,15 +172,13 @@ class Renewal:
             for record in self._own
         )
 
-    def _of_the_same_code(self) -> list[Record]:
-        """Return the records of this machine if their code and the default's are what was measured; else none."""
-        if not all(record.default_code for record in self._own):
-            return []
-        schedules = list(dict.fromkeys([self._search.default, *(record.schedule for record in self._own)]))
+    def _of_the_same_code(self, records: Sequence[Record]) -> bool:
+        if not all(record.default_code for record in records):
+            return False
+        schedules = list(dict.fromkeys([self._search.default, *(record.schedule for record in records)]))
         codes = {one: code_of(built) for one, built in self._evaluator.build(self._search, schedules).items()}
         default = codes[self._search.default]
-        same = all((record.code, record.default_code) == (codes[record.schedule], default) for record in self._own)
-        return self._own if same else []
+        return all((record.code, record.default_code) == (codes[record.schedule], default) for record in records)
 
     @property
     def _schedules(self) -> list[Schedule]:

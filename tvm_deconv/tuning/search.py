@@ -28,12 +28,12 @@ from tvm_deconv.targets import Target
 from tvm_deconv.tuning.calibration import Calibration, Prediction
 
 #: Another build that promises to lower the time by a smaller part than this is not worth it.
-_NOTHING = 0.015
+_NOTHING = 0.01
 #: Trials of a problem before another that promises more may have its turns, and before its search may end.
-_SHARE = 8
+_SHARE = 12
 #: Finalists: at most this many, not slower than the fastest by more than `_NEAR` of its time.
 _FINALISTS = 4
-_NEAR = 0.1
+_NEAR = 0.05
 
 
 class Search:
@@ -56,6 +56,7 @@ class Search:
         self.tried: dict[Schedule, Record] = {}
         self.default = default_schedule(problem, target, algorithms)
         self.broken = False
+        self._ended = ""
         self._threads = conditions.threads
         self._records = records
         self._promised: float | None = None
@@ -91,6 +92,8 @@ class Search:
     @property
     def ended(self) -> str:
         """Why nothing is left to try; "" before the end."""
+        if self._ended:
+            return self._ended
         if self.broken:
             return "the default does not run"
         if self._known is None or self._known:
@@ -102,6 +105,10 @@ class Search:
         if self._gap() <= _NOTHING:
             return "at the floor"
         return "no gain expected" if self._promise() <= _NOTHING else ""
+
+    def end(self) -> None:
+        """Keep the reason why nothing is left to try, if there is one: turns of finalists do not change it."""
+        self._ended = self.ended
 
     def note(self, record: Record) -> None:
         """Add the record of a trial."""
@@ -151,7 +158,7 @@ class Search:
     def _predict(self, assumed: Mapping[int, float]) -> Prediction:
         """Predict all times from those measured and those `assumed`, both by numbers of candidates."""
         measured = {self._numbers[r.schedule]: r.seconds or 0.0 for r in self._timed() if r.schedule in self._numbers}
-        return self._calibration.predict({**measured, **assumed})
+        return self._calibration.predict(measured, assumed)
 
     def _gains(self, assumed: Mapping[int, float]) -> Array:
         """Return the expected gain of each candidate over the fastest, less than 0 of what needs no trial."""

@@ -274,6 +274,7 @@ def decide(search: Search, evaluator: Evaluator, schedules: Sequence[Schedule]) 
 
     Where a search is of some algorithms only, its default is not the one that builds compare with: no ratio then.
     """
+    search.end()
     turns: dict[Schedule, list[Record]] = {}
     for record in evaluator.round(search, [*schedules] * _TURNS):
         turns.setdefault(record.schedule, []).append(record)

@@ -28,6 +28,7 @@ _TURNS = 3
 _MOST_RUNS = 50  # of a turn
 _SAMPLE_SECONDS = 2e-4  # shorter calls are timed several at a time
 _MEASURE_SECONDS = 0.03  # enough for one candidate if it is fast
+_SLOW = 0.02  # a call that takes longer is its own average: such a candidate has one turn after the first
 _HOPELESS = 1.3  # a candidate this many times slower than the best has had its chance after one short turn
 _Sample = Callable[[int, int], Sequence[float]]
 
@@ -145,15 +146,16 @@ def raced(sample: _Sample, reference: _Sample, best: float) -> Measured:
     """Let a candidate take turns with the reference, both by their `Bound.sample`.
 
     Other programs slow a machine down for longer than a turn takes, and so both alike. The first turns are short. Those
-    behind them last long enough, unless `best` is out of reach.
+    behind them last long enough, unless `best` is out of reach. Slow calls have one, which the first counts beside.
     """
     racers = _Racer(sample), _Racer(reference)
     turns = [tuple(racer.turn(0.0) for racer in racers)]
     promising = statistics.median(turns[0][0]) <= _HOPELESS * best * statistics.median(turns[0][1])
-    long = [
-        tuple(racer.turn(_MEASURE_SECONDS / _TURNS if promising else 0.0) for racer in racers) for _ in range(_TURNS)
-    ]
-    turns = long if promising else turns + long
+    slow = statistics.median(turns[0][0]) > _SLOW
+    for _ in range(1 if slow else _TURNS):
+        turns.append(tuple(racer.turn(_MEASURE_SECONDS / _TURNS if promising else 0.0) for racer in racers))
+    if promising and not slow:
+        del turns[0]
     ratios = [statistics.median(own) / statistics.median(others) for own, others in turns]
     relative = [time / statistics.median(others) for own, others in turns for time in own]
     runs = racers[0].calls * len(relative)
