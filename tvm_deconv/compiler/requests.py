@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tvm_deconv.artifact import files
 from tvm_deconv.artifact.manifest import Manifest, stem
-from tvm_deconv.errors import ManifestError, ProblemError
+from tvm_deconv.errors import ArtifactError, ProblemError
 from tvm_deconv.problem import Problem
 from tvm_deconv.targets import Target
 
@@ -62,8 +63,8 @@ def whole(folder: Path, problem: Problem, target: Target, layers: Iterable[str])
     """Return the manifest of the artifact in `folder` if its library is as it says, for these layers."""
     try:
         manifest = Manifest.read(folder / f"{stem(problem.artifact_key, target.name)}.json")
-        content = (folder / manifest.library).read_bytes()
-    except (ManifestError, OSError):
+        content, _ = files.read(folder / manifest.library, manifest.size + 1, ArtifactError, ArtifactError)
+    except ArtifactError:
         return None
     same = manifest.sha256 == hashlib.sha256(content).hexdigest()
     return manifest if same and set(layers) <= set(manifest.layers) else None

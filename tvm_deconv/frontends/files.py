@@ -51,6 +51,12 @@ def read_bytes(path: Path, most: int) -> bytes:
         return file.read(size)
 
 
+def check_regular(path: Path) -> None:
+    """Check that there is a regular file at `path`, before another library opens it: a pipe would make that wait."""
+    with _regular(path):
+        pass
+
+
 def from_bytes(content: bytes, dtype: np.dtype[Any], shape: tuple[int, ...], path: Path) -> Array:
     """Return little-endian bytes as an array; their number must be that of the shape."""
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(content):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ import numpy as np
 
 from tvm_deconv.errors import ProblemError, SourceError
 from tvm_deconv.frontends.extents import Ranges, check_names, free_extents, samples
-from tvm_deconv.frontends.files import MOST_TEXT, Constants, read_bytes
+from tvm_deconv.frontends.files import MOST_TEXT, Constants, check_regular, read_bytes
 from tvm_deconv.frontends.folding import absorb
 from tvm_deconv.frontends.graph import ADD, BATCH_NORM, MULTIPLY, SUBTRACT, Graph, Node, arguments_of
 from tvm_deconv.frontends.layers import FoundLayer, uncovered
@@ -108,6 +109,13 @@ def _read_xml(path: Path) -> ET.Element:
         raise SourceError("source", path, f"must be well-formed XML: {error}") from None
 
 
+def check_weights(path: Path) -> None:
+    """Check that the weights of the IR at `path` are a regular file, before OpenVINO opens it. Raises SourceError."""
+    weights = path.with_suffix(".bin")
+    if os.path.lexists(weights):  # without it OpenVINO says what is missing
+        check_regular(weights)
+
+
 def _sampled_shapes(root: ET.Element, path: Path, ranges: Ranges) -> list[dict[str, list[int | str]]]:
     """Return the shapes of the layers' data, by the names of the layers, for samples of the `ranges`."""
     shapes = {
@@ -116,6 +124,7 @@ def _sampled_shapes(root: ET.Element, path: Path, ranges: Ranges) -> list[dict[s
     }
     free = [f"{name}.{axis}" for name, dims in shapes.items() for axis, dim in enumerate(dims) if dim == "-1"]
     check_names(ranges, free, path)
+    check_weights(path)
     try:
         import openvino
     except ImportError:
