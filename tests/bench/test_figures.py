@@ -104,9 +104,13 @@ def test_layers_in_low_precision(report):
     for timed, seconds in zip(rows, (2e-3, 8e-3), strict=True):
         timed.results["float32"] = result(seconds)
     rows[1].results["tvm_deconv"] = dataclasses.replace(result(1e-3), deviation=Deviation(4e-3, True))
-    table = figures.low_precision([report, dataclasses.replace(report, rows=rows)])
-    assert table.splitlines() == [
-        "x86-64-v3:",
+    timed = dataclasses.replace(report, rows=rows)
+    table, elsewhere = figures.low_precision(
+        [report, timed, dataclasses.replace(timed, microarchitecture="zen4")]
+    ).split("zen4")
+    assert elsewhere == table.rstrip().removeprefix("zen3")
+    assert table.rstrip().splitlines() == [
+        "zen3, x86-64-v3:",
         "",
         "| layer | `N C *X`, bfloat16 |",
         "|---|---:|",

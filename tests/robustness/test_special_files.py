@@ -1,4 +1,4 @@
-"""Files that are no files, as sources and in artifacts: a pipe, a device, a socket, a directory or a huge one is an error.
+"""Files that are no files, as sources and in artifacts: a pipe, a device, a socket, a directory, a huge one, a circle.
 
 None is waited for, and none is read without bound. The huge ones are of zeros that no disk holds.
 """

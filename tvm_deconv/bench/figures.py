@@ -114,16 +114,16 @@ def ratios(reports: Sequence[Report]) -> str:
 
 
 def low_precision(reports: Iterable[Report]) -> str:
-    """Return a Markdown table for each target: the time in float32 and that of the best peer by ours, in other types.
+    """Return a Markdown table for each machine and target: the times in float32 and of the best peer by ours, by type.
 
     Reports without times in float32 have no column. Errors are the largest of all layers, as parts of the largest
     element.
     """
-    by_target: dict[str, list[Report]] = {}
+    places: dict[str, list[Report]] = {}
     for report in reports:
         if report.has_singles:
-            by_target.setdefault(report.rows[0].layer.target, []).append(report)
-    return "\n\n".join(f"{target}:\n\n{_in_types(compared)}" for target, compared in by_target.items())
+            places.setdefault(f"{report.microarchitecture}, {report.rows[0].layer.target}", []).append(report)
+    return "\n\n".join(f"{place}:\n\n{_in_types(compared)}" for place, compared in places.items())
 
 
 def _in_types(compared: Sequence[Report]) -> str:
