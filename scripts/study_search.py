@@ -54,14 +54,14 @@ FINALISTS = 16
 TRIALS = 64
 
 
-def studied() -> dict[str, td.Problem]:
-    """Return the problems by name."""
+def studied(target: Target) -> dict[str, td.Problem]:
+    """Return the problems that `target` computes, by name."""
     problems = {layer.name: layer.problem for layer in scan(LAYERS)}
     found = {}
     for name, layout in STUDIED:
         problem = problems[name]
         assert problem is not None
-        found[f"{name} {layout}"] = problem.replace(data_format=layout)
+        found[f"{name} {layout}"] = target.computes(problem.replace(data_format=layout))
     return found
 
 
@@ -106,7 +106,7 @@ def build(target: Target, folder: Path, plans: int, jobs: int, seconds: float) -
     done = prebuilt.read()
     left = {
         problem.artifact_key: [s for s in sample(problem, target, plans) if (problem.artifact_key, s) not in done]
-        for problem in (target.computes(one) for one in studied().values())
+        for problem in studied(target).values()
     }
     longest = max(map(len, left.values()))
     rounds = ((key, of[i : i + CHUNK]) for i in range(0, longest, CHUNK) for key, of in left.items() if of[i:])
@@ -170,7 +170,7 @@ def measure(target: Target, folder: Path, seconds: float) -> bool:
                 Search(problem, target, records, evaluator.conditions, None),
                 [schedule for key, schedule in built if key == problem.artifact_key],
             )
-            for problem in (target.computes(one) for one in studied().values())
+            for problem in studied(target).values()
         ]
         layers = [layer for layer in layers if layer.wanted]
         before = sum(len(layer.left) for layer in layers)
@@ -211,7 +211,7 @@ def replay(target: Target, folder: Path) -> None:
     print("| layer | plans | best ms | default | 16 trials | 64 trials at most | trials |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     rows: list[list[float]] = []
-    for name, problem in studied().items():
+    for name, problem in studied(target).items():
         measured = {one.schedule: one for one in records.comparable(problem.artifact_key)}
         if not measured:
             continue

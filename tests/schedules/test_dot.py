@@ -161,7 +161,8 @@ def test_the_code_has_the_instruction(dtype, target, instruction, tmp_path):
 def test_it_is_the_default_where_it_multiplies():
     """For layers with the channels of real ones; of float32 and on targets without instructions it is none."""
     problem = td.Problem(1, 1, 128, 64, (32, 32), (2, 2), (2, 2), (1, 1), (0, 0), (64, 64))
-    assert X86.default(problem.replace(dtype="bfloat16"), BF16)[0].name.startswith("dot")
+    assert X86.default(problem.replace(dtype="bfloat16"), BF16)[0].name == "dot_rows"
+    assert X86.default(problem.replace(dtype="bfloat16", data_format="NXC"), BF16)[0].name == "dot_channels"
     assert X86.default(problem.replace(dtype="int8"), AVX2)[0].name == "dot"
     assert not DOT.supports(problem, BF16)
     assert not DOT.supports(problem.replace(dtype="bfloat16"), AVX2)

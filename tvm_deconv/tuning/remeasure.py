@@ -144,10 +144,10 @@ class Renewal:
 
     def run(self) -> str:
         """Do what there is to do; return the status."""
+        elsewhere = [self._renew(records) for records in self._others]  # what this compiles is measured below
         status = "current" if self._is_current() else "renewed" if self._renew(self._own) else "measured"
         if status == "measured":
             decide(self._search, self._evaluator, self._schedules)
-        elsewhere = [self._renew(records) for records in self._others]
         self._evaluator.log.tidy(self._search.key, self._search.target.name)
         return "renewed" if status == "current" and any(elsewhere) else status
 
