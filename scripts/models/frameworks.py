@@ -14,8 +14,6 @@ import tvm_deconv as td
 from tvm_deconv.frontends import scan
 
 _PROFILED = 5  # turns of both forms
-#: Dynamo's limit of programs for one function. Its own, 8, is for a model; here are two, and modules that repeat.
-_MOST_PROGRAMS = 64
 #: The times of a node in each call, by its name and whether it is a transposed convolution.
 _Nodes = dict[tuple[str, bool], list[float]]
 #: The part of the original's time that transposed convolutions take, and how many times as fast artifacts are in them.
@@ -57,7 +55,9 @@ def _compiled(model: Any, x: Any, folder: Path, _threads: int) -> Pair:
     import torch
     import torch._dynamo.config as dynamo
 
-    dynamo.cache_size_limit = _MOST_PROGRAMS
+    from tvm_deconv.torch.modules import MOST_PROGRAMS
+
+    dynamo.cache_size_limit = MOST_PROGRAMS  # for two models here, whose modules repeat
     dynamo.fail_on_recompile_limit_hit = True  # else it would run functions as they are
     swapped = copy.deepcopy(model)
     forms = [form for p in td.torch.problems(swapped, [x]) for form in (p, p.replace(data_format="NXC"))]

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import artifacts as made
+from support.operators import intercept
 from support.tolerances import assert_close
 
 import tvm_deconv as td
@@ -49,12 +50,23 @@ def run(tmp_path, monkeypatch):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The layers that are called."""
+    """The layers that are called, from Python and by operators."""
     seen, call = [], td.Layer.__call__
     monkeypatch.setattr(
         td.Layer, "__call__", lambda self, *rest, **out: seen.append(self.problem) or call(self, *rest, **out)
     )
+    intercept(monkeypatch, lambda layer, deconv, *_: seen.append(layer.problem) or deconv())
     return seen
+
+
+@pytest.fixture(params=["in C++", "in Python"])
+def how(request, monkeypatch):
+    """Lets OpenVINO call layers by the operator in C++, or by operations in Python."""
+    operator = importlib.import_module("tvm_deconv.openvino.operator").OPERATOR
+    with operator.makers({}):  # loads it
+        assert operator._library is not None
+    if request.param == "in Python":
+        monkeypatch.setattr(operator, "_library", None)
 
 
 def assert_same(y, expected):
@@ -174,6 +186,7 @@ def test_openvino_leaves_layers_whose_names_are_not_theirs_alone(tmp_path):
         assert_same(got, wanted)
 
 
+@pytest.mark.usefixtures("how")
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("shape", [[-1, 3, 5, 6], [1, 3, -1, -1], [-1, -1, -1, -1]])
 def test_openvino_with_free_extents(shape, half, monkeypatch, tmp_path):
@@ -283,6 +296,7 @@ def both_layouts(tmp_path_factory):
     return td.load(folder), list(zip(models, feeds, strict=True))
 
 
+@pytest.mark.usefixtures("how")
 def test_openvino_runs_layers_with_channels_last(both_layouts, calls):
     import openvino as ov
 

@@ -1,6 +1,5 @@
 """Sessions of ONNX Runtime with layers of a library: they compute what ONNX Runtime computes, each node once."""
 
-import ctypes
 import functools
 import gc
 import os
@@ -20,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from support import artifacts as made
+from support.operators import intercept, use_count
 from support.tolerances import assert_close
 
 import tvm_deconv as td
@@ -30,7 +30,7 @@ from tvm_deconv.frontends import scan
 onnxruntime = pytest.importorskip("onnxruntime")
 from tvm_deconv import onnxruntime as integration  # noqa: E402
 from tvm_deconv.onnxruntime import library, measure, operator  # noqa: E402
-from tvm_deconv.runtime import bridge  # noqa: E402
+from tvm_deconv.runtime import bridge, facts  # noqa: E402
 from tvm_deconv.runtime.layer import native  # noqa: E402
 
 RNG = np.random.default_rng(5)
@@ -440,7 +440,7 @@ def test_without_a_place_for_the_operator(library_for, monkeypatch, tmp_path):
     def fail(**_):
         raise OSError("read only")
 
-    monkeypatch.setattr(operator, "_operators", bridge.Bridge(operator._prepare))
+    monkeypatch.setattr(operator, "_operators", bridge.Bridge(facts.prepare))
     monkeypatch.setattr(bridge, "tempfile", SimpleNamespace(mkdtemp=fail))
     session, path = session_of_two(library_for, tmp_path)
     assert len(session.layers) == 2
@@ -463,8 +463,8 @@ def test_options_may_serve_several_sessions(library_for, tmp_path):
 
 def test_threads_of_the_options_limit_layers(library_for, monkeypatch, tmp_path):
     limits = []
-    real = operator._facts
-    monkeypatch.setattr(operator, "_facts", lambda layer, limit: limits.append(limit) or real(layer, limit))
+    real = facts.facts
+    monkeypatch.setattr(facts, "facts", lambda layer, limit: limits.append(limit) or real(layer, limit))
     for threads in (0, 1, 3):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
@@ -474,28 +474,9 @@ def test_threads_of_the_options_limit_layers(library_for, monkeypatch, tmp_path)
     assert limits == [0, 0, 1, 1, 3, 3]
 
 
-@pytest.fixture
-def replaced(monkeypatch):
-    """Lets layers of new sessions call a function in Python, before which limit and arena stand."""
-    import tvm_ffi
-
-    kept, real = [], operator._facts
-
-    def use(function):
-        def facts(layer, limit):
-            made, (deconv, _) = real(layer, limit), native(layer)
-            kept.append(tvm_ffi.convert_func(lambda *given: function(lambda: deconv(*given), *given)))
-            made.deconv = kept[-1].__chandle__()
-            return made
-
-        monkeypatch.setattr(operator, "_facts", facts)
-
-    return use
-
-
-def test_functions_that_take_the_limit(replaced, library_for, tmp_path):
+def test_functions_that_take_the_limit(library_for, monkeypatch, tmp_path):
     seen = []
-    replaced(lambda deconv, threads, arena, *_: seen.append((threads, arena)) or deconv())
+    intercept(monkeypatch, lambda _, deconv, threads, arena, *__: seen.append((threads, arena)) or deconv())
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 3
     session, path = session_of_two(library_for, tmp_path, options)
@@ -503,11 +484,11 @@ def test_functions_that_take_the_limit(replaced, library_for, tmp_path):
     assert seen == [(3, 0)] * 4
 
 
-def test_errors_of_a_layer_are_errors_of_the_run(replaced, library_for, tmp_path):
+def test_errors_of_a_layer_are_errors_of_the_run(library_for, monkeypatch, tmp_path):
     def fail(*_):
         raise RuntimeError("too odd a layer")
 
-    replaced(fail)
+    intercept(monkeypatch, fail)
     session, _ = session_of_two(library_for, tmp_path)
     for _ in range(2):
         with pytest.raises(Exception, match="RuntimeError: too odd a layer"):
@@ -540,11 +521,6 @@ def test_packed_filters_are_freed_with_their_session(library_for, tmp_path):
     assert use_count(constant) == 1
 
 
-def use_count(constant):
-    """The strong references to an object of tvm_ffi: the low half of its first word."""
-    return ctypes.c_uint32.from_address(constant.__chandle__()).value
-
-
 @pytest.mark.usefixtures("how")
 def test_several_threads_may_run_one_session(library_for, tmp_path):
     session, path = session_of_two(library_for, tmp_path)
@@ -564,7 +540,7 @@ def test_a_number_without_a_layer(library_for, tmp_path):
     session_of_two(library_for, tmp_path, options)
     fresh = onnxruntime.SessionOptions()
     operator.register(fresh)
-    with pytest.raises(Exception, match=r"layer=\d+: must be a layer of a session that is being made in this process"):
+    with pytest.raises(Exception, match=r"layer=\d+: must be a layer of a model that is being made in this process"):
         onnxruntime.InferenceSession(tmp_path / "written.onnx", fresh)
 
 

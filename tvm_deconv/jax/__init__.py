@@ -76,4 +76,4 @@ def _output_shape(problem: Problem, data: Any) -> tuple[int, ...]:
 
 
 def _compiled() -> bytes:
-    return shared_library(_SOURCE, [jax.ffi.include_dir()], "the handler of JAX")
+    return shared_library([_SOURCE], [jax.ffi.include_dir()], "the handler of JAX")

@@ -12,8 +12,10 @@ from pathlib import Path
 
 from tvm_deconv.artifact import files
 from tvm_deconv.errors import ArtifactError
+from tvm_deconv.runtime import facts
 
-_SOURCES = [Path(__file__).with_name(name) for name in ("operator.c", "onnxruntime_c_api.h")]
+_SOURCES = [Path(__file__).with_name("operator.c"), facts.SOURCE]
+_HEADERS = [Path(__file__).with_name("onnxruntime_c_api.h"), facts.HEADER]
 _MOST_BYTES = 1 << 20
 
 
@@ -22,7 +24,7 @@ def _stem() -> str:
 
     As in artifacts, the interface of tvm_ffi is the same in all versions of that package.
     """
-    sources = b"".join(path.read_bytes() for path in _SOURCES)
+    sources = b"".join(path.read_bytes() for path in (*_SOURCES, *_HEADERS))
     return f"tvm_deconv_operators.{hashlib.sha256(sources).hexdigest()[:16]}"
 
 
@@ -56,4 +58,4 @@ def compiled() -> bytes:
     """Return the library, compiled now. Raises CompilerNotFound, BuildError."""
     from tvm_deconv.compiler.shared import shared_library
 
-    return shared_library(_SOURCES[0], [], "the operator of ONNX Runtime")
+    return shared_library(_SOURCES, [], "the operator of ONNX Runtime")

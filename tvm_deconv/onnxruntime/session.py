@@ -20,6 +20,7 @@ from tvm_deconv.onnxruntime import operator
 from tvm_deconv.onnxruntime.pieces import Pieces
 from tvm_deconv.onnxruntime.rewriting import replace
 from tvm_deconv.problem import Problem
+from tvm_deconv.runtime.facts import numbered
 from tvm_deconv.runtime.layer import Layer
 from tvm_deconv.runtime.library import Library
 from tvm_deconv.runtime.process import LOG
@@ -132,7 +133,7 @@ class Session:
         if not self._whole:
             _put(model, places, layers, range(len(layers)))
             return Pieces(model, layers, lambda piece: self._open(piece, options))
-        with operator.numbered(layers, options.intra_op_num_threads) as numbers:
+        with numbered(operator.load(), layers, options.intra_op_num_threads) as numbers:
             _put(model, places, layers, numbers)
             return self._open(model, options)
 

@@ -7,8 +7,8 @@ import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,16 @@ from openvino import opset13
 from tvm_deconv.bench import turns
 from tvm_deconv.frontends import FoundLayer, scan
 from tvm_deconv.frontends.openvino_ir import OPERATORS
-from tvm_deconv.openvino.threads import ARENA
+from tvm_deconv.openvino.operation import operation
+from tvm_deconv.openvino.operator import OPERATOR
 from tvm_deconv.problem import Problem
 from tvm_deconv.runtime.layer import Layer
 from tvm_deconv.runtime.library import Library
 
-_MOST_SHAPES = 256  # that an operation remembers
 _NOT_ALONE = (
     "it stands in a graph within the model's own, or shares its name, or that of a node that it absorbs, with others"
 )
+_CONVERTED = ("float16", "bfloat16", "float64")  # types that OpenVINO may have converted when it calls an operation
 _ON_INTEGERS = "it is quantized: its operation would have to take the integers behind FakeQuantize"
 #: Rounds of a run of each: at least so many, then until so many seconds are over.
 _LEAST, _SECONDS = 6, 0.5
@@ -45,12 +46,13 @@ class Operations(dict[str, Any]):
 def problems(path: str | os.PathLike[str], *, extents: Mapping[str, tuple[int, int]] | None = None) -> list[Problem]:
     """Return the problems to compile for a model, so that `replace` can choose the layout of each layer.
 
-    They are those that `scan` finds, with the same `extents`, but the quantized ones, which `replace` leaves. Each of
+    They are those that `scan` finds, with the same `extents`, but those that `replace` leaves by their types. Each of
     fixed extents is there in `N C *X`, as models have it, and in `N *X C`, as OpenVINO keeps data between convolutions.
     Raises SourceError.
     """
     found = dict.fromkeys(layer.problem for layer in scan(path, extents=extents))
-    return [form for problem in found if problem is not None and not problem.quantization for form in _forms(problem)]
+    taken = [problem for problem in found if problem is not None and problem.dtype not in _CONVERTED]
+    return [form for problem in taken if not problem.quantization for form in _forms(problem)]
 
 
 def replace(
@@ -62,7 +64,7 @@ def replace(
     settings: Mapping[str, Any] | None = None,
     measure: bool = True,
 ) -> Operations:
-    """Replace each layer of `model`, read from `path`, that `library` covers by an operation in Python.
+    """Replace each layer of `model`, read from `path`, that `library` covers by an operation of ours.
 
     Nodes that a layer has absorbed go with it. A layer stays if it, or a node that it absorbed, shares its name with
     another node. Returns the operations, which must live as long as the model. Raises SourceError.
@@ -102,11 +104,9 @@ def _bound(model: Any, layers: Iterable[FoundLayer], library: Library) -> tuple[
     left: dict[str, str] = {}
     for layer in layers:
         alone = all(names[name] == 1 for name in (layer.name, *layer.fused)) and kinds[layer.name] in OPERATORS
-        if not alone:
-            left[layer.name] = _NOT_ALONE
-            continue
-        if layer.scaling is not None:
-            left[layer.name] = _ON_INTEGERS
+        reason = _reason(layer) if alone else _NOT_ALONE
+        if reason is not None:
+            left[layer.name] = reason
             continue
         problems = [None] if layer.problem is None else _forms(layer.problem)
         found = [dataclasses.replace(layer, problem=problem).bind(library) for problem in problems]
@@ -118,15 +118,26 @@ def _bound(model: Any, layers: Iterable[FoundLayer], library: Library) -> tuple[
     return bound, left
 
 
+def _reason(layer: FoundLayer) -> str | None:
+    """Return why no operation can compute a layer, by its types."""
+    if layer.scaling is not None:
+        return _ON_INTEGERS
+    if layer.problem is not None and layer.problem.dtype in _CONVERTED:
+        return f"OpenVINO computes {layer.problem.dtype} in float32: save the model in float32"
+    return None
+
+
 def _put(model: Any, layers: Iterable[FoundLayer], chosen: Mapping[str, Layer]) -> Operations:
     """Replace the layers of a model that are `chosen`."""
     nodes = {node.get_friendly_name(): node for node in model.get_ops()}
     made, replaced = Operations(), []
-    for number, layer in enumerate(layers):
-        if layer.name in chosen:
-            data = nodes[layer.name].input_value(0)
-            made[layer.name], output = _operation(data, chosen[layer.name], f"{_TAG}{number}.", layer.name)
-            replaced.append((nodes[(layer.name, *layer.fused)[-1]].output(0), output))
+    with OPERATOR.makers(chosen) as makers:
+        for number, layer in enumerate(layers):
+            if layer.name in chosen:
+                make = makers.get(layer.name) or partial(operation, layer=chosen[layer.name])
+                data, form = nodes[layer.name].input_value(0), chosen[layer.name].problem
+                made[layer.name], output = _placed(make, data, form, f"{_TAG}{number}.", layer.name)
+                replaced.append((nodes[(layer.name, *layer.fused)[-1]].output(0), output))
     for old, new in replaced:  # when all are there: an error leaves the model as it was
         old.replace(new)
     return made
@@ -223,15 +234,14 @@ class _Timing:
         return {name: sum(spent for node, spent in nodes.items() if tag in node) for name, tag in tags.items()}
 
 
-def _operation(data: Any, layer: Layer, tag: str, name: str) -> tuple[Any, Any]:
-    """Return the operation of a layer on `data`, and its output in `N C *X`; names of nodes have the `tag`."""
-    if layer.problem.data_format == "NCX":
-        made = _deconv(data, layer)
+def _placed(make: Callable[[Any], Any], data: Any, form: Problem, tag: str, name: str) -> tuple[Any, Any]:
+    """Return the operation in a `form` on `data`, and its output in `N C *X`; names of nodes have the `tag`."""
+    if form.data_format == "NCX":
+        made = make(data)
         made.set_friendly_name(tag + name)
         return made, made.output(0)
-    axes = range(1, layer.problem.rank + 1)
-    to_last = _transposed(data, [0, *(axis + 1 for axis in axes), 1], f"{tag}last")
-    made = _deconv(to_last, layer)
+    axes = range(1, form.rank + 1)
+    made = make(_transposed(data, [0, *(axis + 1 for axis in axes), 1], f"{tag}last"))
     made.set_friendly_name(tag + name)
     return made, _transposed(made.output(0), [0, len(axes) + 1, *axes], f"{tag}first")
 
@@ -240,60 +250,3 @@ def _transposed(data: Any, order: Sequence[int], name: str) -> Any:
     node = opset13.transpose(data, opset13.constant(np.array(order, np.int64)))
     node.set_friendly_name(name)
     return node.output(0)
-
-
-def _deconv(data: Any, layer: Layer) -> Any:
-    """Return the operation that computes a layer, in its layout."""
-
-    host = ARENA.address if layer.manifest is not None else 0  # NumPy computes without an artifact
-
-    @lru_cache(_MOST_SHAPES)
-    def output_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-        return layer.problem.at(shape).output_shape
-
-    class Deconv(openvino.Op):  # type: ignore[misc]
-        """A layer; OpenVINO makes further operations from this class."""
-
-        def __init__(self, inputs: Any) -> None:
-            super().__init__(self, inputs)
-
-        def validate_and_infer_types(self) -> None:
-            shape = _output_shape(layer.problem, self.get_input_partial_shape(0))
-            self.set_output_type(0, self.get_input_element_type(0), shape)
-
-        def clone_with_new_inputs(self, inputs: Any) -> Any:
-            return Deconv(inputs)
-
-        def has_evaluate(self) -> bool:
-            return True
-
-        def evaluate(self, outputs: Any, inputs: Any) -> bool:
-            outputs[0].shape = output_shape(tuple(inputs[0].shape))
-            layer(inputs[0].data, out=outputs[0].data, host=host)
-            return True
-
-    return Deconv([data])
-
-
-def _output_shape(problem: Problem, data: Any) -> Any:
-    """Return the output's shape for one of the data, in which free extents may be ranges."""
-    shape = [openvino.Dimension(extent) for extent in problem.output_shape]
-    for axis in problem.dynamic:
-        place = axis + 1 if axis else 0
-        if data.rank.is_dynamic:
-            shape[place] = openvino.Dimension()
-        elif axis == 0:
-            shape[place] = data[0]
-        else:
-            shape[place] = _output_extent(problem, axis - 1, data[place])
-    return openvino.PartialShape(shape)
-
-
-def _output_extent(problem: Problem, axis: int, data: Any) -> Any:
-    """Return the output's extent along a free spatial axis for the data's, each of them a range."""
-    bounds = [
-        problem.strides[axis] * (length - 1) + problem.output_constant(axis)
-        for length in (max(data.get_min_length(), 1), data.get_max_length())
-    ]
-    least = max(bounds[0], 0)
-    return openvino.Dimension(least, -1 if data.get_max_length() == -1 else bounds[1])

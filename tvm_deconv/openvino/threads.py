@@ -59,7 +59,7 @@ def _prepare(library: ctypes.CDLL) -> None:
 
 
 def _compiled() -> bytes:
-    return shared_library(_SOURCE, [], "what calls OpenVINO's threads")
+    return shared_library([_SOURCE], [], "what calls OpenVINO's threads")
 
 
 ARENA = _Arena()

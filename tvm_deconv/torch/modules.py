@@ -47,7 +47,7 @@ _OTHER_NAMES = {"hardtanh": ("relu6",), "clamp": ("clip",)}
 #: A model that runs slower than this many times its own speed is left as it was.
 _SLOWEST = 0.98
 #: Dynamo's limit of programs for one function while choices of layers are compiled: each is a program for each input.
-_MOST_PROGRAMS = 64
+MOST_PROGRAMS = 64
 #: The most buckets of an extent that several example inputs give, by the number of spatial axes that are dynamic.
 _MOST_BUCKETS = {1: MOST_VARIANTS, 2: math.isqrt(MOST_VARIANTS)}
 
@@ -344,7 +344,7 @@ def _many_programs() -> Iterator[None]:
     """
     config: Any = torch._dynamo.config
     try:
-        with config.patch(cache_size_limit=max(config.cache_size_limit, _MOST_PROGRAMS)):
+        with config.patch(cache_size_limit=max(config.cache_size_limit, MOST_PROGRAMS)):
             yield
     finally:
         torch.compiler.reset()
