@@ -5,6 +5,7 @@ fitted to 3,400 plans of 100 layers on a Zen 3 server (family 25, model 1), thos
 server (family 25, model 17). Of 512 bits, `lane_sum` is fitted to 140 plans of 15 layers in `N *X C` on a Zen 5
 server (family 26, model 2), `memory_bytes`, `waiting` and `slack` to the installed records of 89 problems from it.
 `kept` and `position` were set by 360 plans of 6 depthwise layers there and raced on 8, three of them held out;
+`crowded` by 627 plans of 13 depthwise layers in `N C *X` on the Zen 4 server (515 in AVX2 neither gain nor lose);
 `channel_finish`, `apart`, `spilled` and `register_task` by the times of a few layers. Among those plans no other values
 gave better defaults. Sizes of caches come from the target.
 """
@@ -32,8 +33,8 @@ class Costs:
     - `channel_finish`: to store a vector of channels straight from its accumulators. `apart` comes on top where not
       all phases along a row are stored together, or other tiles of channels share its lines. `spilled` is
       the factor for tiles whose accumulators and operands exceed the registers, of which tiles of groups need `kept`
-      for operands of other taps and positions. `lane_sum`: to add
-      up the lanes of an accumulator.
+      for operands of other taps and positions. `crowded` is the factor for tiles of rows of one input channel that
+      leave no registers for the filters of all taps. `lane_sum`: to add up the lanes of an accumulator.
     - `piece`: to start on another piece of the caller's memory, which begins with a cache miss. `position` is the same
       where each position is a piece, since vectors are of groups. `task`: to start a task; `register_task`: one
       whose data stay in registers.
@@ -74,6 +75,7 @@ class Costs:
     apart: float = 2.0
     spilled: float = 1.8
     kept: int = 12
+    crowded: float = 1.3
     lane_sum: float = 1.8
     piece: float = 100.0
     position: float = 4.6

@@ -149,6 +149,7 @@ def register_tiles(
     tiles = []
     most_phases = max((runs[1].count * runs[2].count for runs in geometry.runs), default=1)
     row_taps = min((run.taps for run in geometry.axes[2].runs), default=1)
+    taps, crowds = _taps(geometry), form == ROWS and geometry.in_channels == 1
     # All taps of a row but one read vectors that lie across two lines, which costs one more load.
     crossing = 1 + (row_taps - 1) / row_taps * target.vector_bits / _LINE_BITS if form == ROWS else 1.0
     for vectors, phases in itertools.product(range(1, target.vector_registers // 2), _divisors(most_phases)):
@@ -157,6 +158,8 @@ def register_tiles(
             scalar, vector = broadcast // phases, vectors * lanes
             channels, positions = (scalar, vector) if form == ROWS else (vector, scalar)
             if minor_stride is not None and channels > 1 and channels * minor_stride > MAX_STREAMS:
+                continue
+            if form == ROWS and channels > geometry.out_channels:
                 continue
             some = form == ROWS and 1 < channels < geometry.out_channels
             if phases > 1 and some and (not row_phases or phases % row_phases):
@@ -182,6 +185,9 @@ def register_tiles(
             if form == GROUPS and products + vectors > target.vector_registers - costs_of(target).kept:
                 # Data are kept from tap to tap, and filters from position to position.
                 padded *= costs_of(target).spilled
+            if crowds and products + vectors + broadcast * taps > target.vector_registers + 1:
+                # LLVM keeps the filters of all taps from one register tile to the next, and one operand in memory.
+                padded *= costs_of(target).crowded
             tiles.append(RegisterTile(channels, positions, phases, padded * near, padded * far))
     return tiles
 
@@ -195,7 +201,7 @@ def _input_tiles(geometry: Geometry, target: CpuTarget, lanes: int) -> list[Regi
     tiles = []
     most_phases = max((runs[1].count * runs[2].count for runs in geometry.runs), default=1)
     row_taps = min((run.taps for run in geometry.axes[2].runs), default=1)
-    taps = min((math.prod(run.taps for run in runs) for runs in geometry.runs), default=1)
+    taps = _taps(geometry)
     terms = ceil_div(geometry.in_channels, lanes)
     padded = terms * lanes / geometry.in_channels
     for phases, channels in itertools.product(_divisors(most_phases), _divisors(geometry.out_channels)):
@@ -211,6 +217,11 @@ def _input_tiles(geometry: Geometry, target: CpuTarget, lanes: int) -> list[Regi
             far = max(near, 4 * positions / products / row_taps)
             tiles.append(RegisterTile(channels, positions, phases, cost * near, cost * far))
     return tiles
+
+
+def _taps(geometry: Geometry) -> int:
+    """Return the fewest taps of a phase."""
+    return min((math.prod(run.taps for run in runs) for runs in geometry.runs), default=1)
 
 
 def _divisors(number: int) -> list[int]:
@@ -552,14 +563,14 @@ class _Arithmetic:
         """
         if self.form == INPUTS:
             return self.costs.channel_finish + self.costs.lane_sum * self.lanes
+        element = np.dtype(storage_dtype(self.problem.output_dtype)).itemsize
         if self.stores_channels:
             apart: Array = registers.phases % self.geometry.axes[2].stride != 0
-            element = np.dtype(storage_dtype(self.problem.output_dtype)).itemsize
             if self.form == CHANNELS and self.geometry.out_channels * element % (_LINE_BITS // 8):
                 # Tiles of channels of a position share lines.
                 apart |= registers.channels < self.geometry.out_channels
             return self.costs.channel_finish + self.costs.apart * apart
-        axes, element = self.geometry.axes, np.dtype(storage_dtype(self.problem.output_dtype)).itemsize
+        axes = self.geometry.axes
         row = axes[2].positions * axes[2].stride * element
         plane = row * math.prod(axis.positions * axis.stride for axis in axes[:2])
         several_rows = (registers.phases > axes[2].stride) & (row % _PAGE == 0)

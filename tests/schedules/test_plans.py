@@ -381,3 +381,16 @@ def test_no_algorithm_is_named_that_does_not_admit_the_problem():
     assert X86.default(problem, target)[0].name != "winograd"
     with pytest.raises(td.BuildError, match="algorithms='winograd': admit no algorithm for n1"):
         X86.default(problem, target, ["winograd"])
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(4, 2), (8, 4), (3, 1), (2, 2)])
+def test_tiles_of_one_channel_leave_registers_for_the_filters(kernel, stride):
+    # LLVM keeps the filters of all taps from one tile to the next; nothing is gained by channels that do not exist.
+    pad, output = (kernel - stride) // 2, 32 * stride + (kernel - stride) % 2
+    problem = td.Problem(1, 64, 1, 1, (32, 32), (kernel,) * 2, (stride,) * 2, (1, 1), (pad,) * 2, (output,) * 2)
+    target = CPU_TARGETS["x86-64-v4"]
+    tiles = [plan.tile for _, plan in named("direct_rows").candidates(problem, target)]
+    assert {tile.channels for tile in tiles} == {1}
+    vectors = tiles[0].positions // 16
+    taps = math.ceil(kernel / stride) ** 2
+    assert tiles[0].phases * (vectors + taps) + vectors <= target.vector_registers + 1

@@ -45,9 +45,8 @@ from tvm_deconv.compute.indexing import (
     INPUTS,
     LEAD,
     ROWS,
+    BlockedData,
     byte_aligned,
-    data_element,
-    data_word,
     ravel,
     split_index,
     within_runs,
@@ -161,6 +160,7 @@ class _Builder:
         channels and inputs, and ``[position, ci, lane]`` in groups.
         """
         layout, tile, form, geometry = self.layout, self.layout.tile, self.layout.form, self.layout.geometry
+        blocks = BlockedData(self.problem, geometry, layout.extents, data, tile.block, self.words, zero_point)
         channels, positions = layout.packed_data
         inner_shape = {
             ROWS: layout.packed_place(channels, tile.outputs[:2], positions),
@@ -189,10 +189,7 @@ class _Builder:
                 halos = [axis.halo for axis in geometry.axes]
                 needed = (tile.images, layout.spans[0] + halos[0], layout.spans[1] + halos[1])
                 conditions += [place < end for place, end in zip(within, needed, strict=False)]
-            place = (tile.block, within, at, group, ci, conditions, zero_point)
-            if self.words:
-                return data_word(self.problem, self.words, geometry, layout.extents, data, *place)
-            return data_element(self.problem, geometry, layout.extents, data, *place)
+            return blocks.element(within, at, group, ci, conditions)
 
         lead = (*layout.blocks, layout.tiles[0])
         if not layout.transposes_data:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from tvm import te, tirx
@@ -102,81 +103,63 @@ def within_runs(phases: Sequence[Expr], runs: Sequence[Run], strides: Sequence[i
     return local, conditions
 
 
-def data_element(
-    problem: Problem,
-    geo: Geometry,
-    extents: Extents,
-    data: te.Tensor,
-    block: tuple[int, int, int, int],
-    within: Sequence[Expr],
-    at: Sequence[Expr],
-    group: Expr,
-    ci: Expr,
-    inside: Sequence[Expr] = (),
-    zero_point: Expr | None = None,
-) -> Expr:
-    """Return the element of packed block `at` (nb, db, hb, wb) at `within` (n, d, h, w), in the accumulator's type.
+@dataclass(frozen=True, slots=True)
+class BlockedData:
+    """The caller's `data`, read in blocks of so many images and positions.
 
-    It is zero outside of the data, and unless all of the conditions `inside` hold; elsewhere the `zero_point`, if there
-    is one, is subtracted. `block` counts images and positions of a block.
+    Elements have the accumulator's type. If there are `words`, these stand in the place of channels, as they are
+    stored. The `zero_point`, if there is one, is subtracted; in words it stands where there are no data.
     """
-    place, conditions = data_place(problem, geo, extents, block, within, at)
-    element = data[channel_place(problem, place, group * geo.in_channels + ci)]
-    value = to_accumulator(element, problem.dtype, problem.accumulate_dtype)
-    if zero_point is not None:
-        value = value - zero_point
-    return tirx.if_then_else(tirx.all(*inside, *conditions), value, tirx.const(0, problem.accumulate_dtype))
 
+    problem: Problem
+    geometry: Geometry
+    extents: Extents
+    data: te.Tensor
+    block: tuple[int, int, int, int]
+    words: Words | None
+    zero_point: Expr | None
 
-def data_word(
-    problem: Problem,
-    words: Words,
-    geo: Geometry,
-    extents: Extents,
-    data: te.Tensor,
-    block: tuple[int, int, int, int],
-    within: Sequence[Expr],
-    at: Sequence[Expr],
-    group: Expr,
-    number: Expr,
-    inside: Sequence[Expr] = (),
-    zero_point: Expr | None = None,
-) -> Expr:
-    """Return word `number` of a group's channels at a place of a packed block, as it is stored.
+    def element(
+        self, within: Sequence[Expr], at: Sequence[Expr], group: Expr, ci: Expr, inside: Sequence[Expr] = ()
+    ) -> Expr:
+        """Return element `ci` of `group` of block `at` (nb, db, hb, wb) at `within` (n, d, h, w).
 
-    Other arguments are those of `data_element`. Outside of the data, each factor is zero, or the `zero_point`.
-    """
-    place, conditions = data_place(problem, geo, extents, block, within, at)
-    channels = problem.in_channels
-    word = words.join(lambda channel: data[channel_place(problem, place, group * channels + channel)], channels, number)
-    nothing = tirx.const(0, WORD) if zero_point is None else words.filled(zero_point)
-    return words.shifted(tirx.if_then_else(tirx.all(*inside, *conditions), word, nothing))
+        It is zero outside of the data, and unless all of the conditions `inside` hold.
+        """
+        place, conditions = self._place(within, at)
+        exists = tirx.all(*inside, *conditions)
+        if self.words is not None:
+            return self._word(place, group, ci, exists)
+        element = self._stored(place, group * self.geometry.in_channels + ci)
+        value = to_accumulator(element, self.problem.dtype, self.problem.accumulate_dtype)
+        if self.zero_point is not None:
+            value = value - self.zero_point
+        return tirx.if_then_else(exists, value, tirx.const(0, self.problem.accumulate_dtype))
 
+    def _word(self, place: Sequence[Expr], group: Expr, number: Expr, exists: Expr) -> Expr:
+        """Return word `number` of a group's channels at `place`, where it `exists`."""
+        assert self.words is not None
+        channels = self.problem.in_channels
+        word = self.words.join(lambda channel: self._stored(place, group * channels + channel), channels, number)
+        nothing = tirx.const(0, WORD) if self.zero_point is None else self.words.filled(self.zero_point)
+        return self.words.shifted(tirx.if_then_else(exists, word, nothing))
 
-def channel_place(problem: Problem, place: Sequence[Expr], channel: Expr) -> tuple[Expr, ...]:
-    """Return the index of `channel` at `place`, the image and the position along each of the caller's axes."""
-    image, *position = place
-    return (image, *position, channel) if problem.data_format == "NXC" else (image, channel, *position)
+    def _stored(self, place: Sequence[Expr], channel: Expr) -> Expr:
+        """Return the stored element of `channel` at `place`, the image and the position along each axis."""
+        image, *position = place
+        if self.problem.data_format == "NXC":
+            return self.data[(image, *position, channel)]
+        return self.data[(image, channel, *position)]
 
-
-def data_place(
-    problem: Problem,
-    geo: Geometry,
-    extents: Extents,
-    block: tuple[int, int, int, int],
-    within: Sequence[Expr],
-    at: Sequence[Expr],
-) -> tuple[tuple[Expr, ...], list[Expr]]:
-    """Return the image and the position that packed block `at` holds at `within`, and the conditions that they exist.
-
-    The arguments are those of `data_element`.
-    """
-    n = at[0] * block[0] + within[0]
-    x = [b * length + i + axis.low for b, length, i, axis in zip(at[1:], block[1:], within[1:], geo.axes, strict=True)]
-    conditions = [n < extents.batch]
-    for index, extent in zip(x, extents.data, strict=True):
-        conditions += [index >= 0, index < extent]
-    return (n, *x[3 - problem.rank :]), conditions
+    def _place(self, within: Sequence[Expr], at: Sequence[Expr]) -> tuple[tuple[Expr, ...], list[Expr]]:
+        """Return the image and the position that block `at` holds at `within`, and the conditions that they exist."""
+        n = at[0] * self.block[0] + within[0]
+        axes = zip(at[1:], self.block[1:], within[1:], self.geometry.axes, strict=True)
+        x = [number * length + i + axis.low for number, length, i, axis in axes]
+        conditions = [n < self.extents.batch]
+        for index, extent in zip(x, self.extents.data, strict=True):
+            conditions += [index >= 0, index < extent]
+        return (n, *x[3 - self.problem.rank :]), conditions
 
 
 def has_whole_vectors(problem: Problem, form: str, tile: BlockTile, lanes: int) -> bool:

@@ -38,9 +38,8 @@ from tvm.tirx import PrimFunc
 from tvm_deconv.compute.extents import End, shape_of
 from tvm_deconv.compute.indexing import (
     LEAD,
+    BlockedData,
     byte_aligned,
-    data_element,
-    data_word,
     ravel,
     split_index,
     within_runs,
@@ -135,6 +134,8 @@ class _Builder:
         self.packed_filter = te.placeholder(shape_of((self.packed_elements,)), factor, "packed_filter")
         self.parameter = epilogue_parameter(problem)
         self.zero_point = data_zero_point(problem, self.parameter)
+        block = layout.tile.block
+        self.blocks = BlockedData(problem, geometry, extents, self.data, block, words, self.zero_point)
 
     def definition(self) -> MatrixDefinition:
         """Connect the stages."""
@@ -192,10 +193,7 @@ class _Builder:
             within = (n, *_unravel(position, layout.packed))
         if layout.packed_channels > geometry.in_channels:
             inside.append(channel < geometry.in_channels)
-        place = (layout.tile.block, within, at, group, channel, inside, self.zero_point)
-        if self.words is None:
-            return data_element(self.problem, geometry, layout.extents, self.data, *place)
-        return data_word(self.problem, self.words, geometry, layout.extents, self.data, *place)
+        return self.blocks.element(within, at, group, channel, inside)
 
     # Stage 2: rows.
 

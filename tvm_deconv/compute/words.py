@@ -6,7 +6,7 @@ and adds the products of each word to one accumulator of 32 bits. The last word 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ from tvm_deconv.problem.arithmetic import ceil_div
 WORD = "int32"
 
 PlanT = TypeVar("PlanT")
+Plans = Sequence[tuple[float, PlanT]]  # with their costs by product
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,6 @@ class Words:
         """Return `problem` with words in the place of input channels: its matrix products have that many terms."""
         return problem.replace(in_channels=self.count(problem.in_channels))
 
-    def shared(self, problem: Problem, plans: Iterable[tuple[float, PlanT]]) -> list[tuple[float, PlanT]]:
-        """Return the `plans` for the problem in words with their costs by product: a word has several."""
-        share = self.count(problem.in_channels) / problem.in_channels
-        return [(cost * share, plan) for cost, plan in plans]
-
     def join(self, factor: Callable[[Expr], Expr], channels: int, word: Expr) -> Expr:
         """Return word number `word` of `channels` channels: `factor` of a channel is its stored element."""
         joined: Expr = tirx.const(0, WORD)
@@ -90,3 +86,11 @@ class Words:
         The instruction multiplies `one` word by each of a vector. Bytes of the first are unsigned.
         """
         return tirx.call_pure_extern(accumulator, self.name, one, of_vector)
+
+
+def plans_in_words(problem: Problem, words: Words | None, plans: Callable[[Problem], Plans[PlanT]]) -> Plans[PlanT]:
+    """Return the `plans` for a problem, or for its `words` if there are some: each of these makes several products."""
+    if words is None:
+        return plans(problem)
+    share = words.count(problem.in_channels) / problem.in_channels
+    return [(cost * share, plan) for cost, plan in plans(words.problem(problem))]

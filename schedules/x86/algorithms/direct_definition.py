@@ -13,7 +13,7 @@ from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS, has_whol
 from tvm_deconv.compute.packing import pack_filter
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import storage_dtype
-from tvm_deconv.compute.words import WORD
+from tvm_deconv.compute.words import WORD, plans_in_words
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.x86 import register_channels, register_epilogue, register_inputs, register_rows, tiles
@@ -66,9 +66,7 @@ class _Form:
 
     def candidates(self, problem: Problem, target: CpuTarget) -> Sequence[tuple[float, tiles.Plan]]:
         words = direct_words(problem, target) if self.words else None
-        if words is None:
-            return self._candidates(problem, target)
-        return words.shared(problem, self._candidates(words.problem(problem), target))
+        return plans_in_words(problem, words, lambda products: self._candidates(products, target))
 
     def _candidates(self, problem: Problem, target: CpuTarget) -> Sequence[tuple[float, tiles.Plan]]:
         extents = {

@@ -12,7 +12,7 @@ from tvm_deconv.compute.matrix import define_matrix
 from tvm_deconv.compute.matrix_layout import row_unit
 from tvm_deconv.compute.packing import pack_matrix_filter
 from tvm_deconv.compute.phases import Geometry
-from tvm_deconv.compute.words import WORD
+from tvm_deconv.compute.words import WORD, plans_in_words
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.x86 import matrix_tiles
@@ -66,9 +66,7 @@ class _Transforms:
 
     def candidates(self, problem: Problem, target: CpuTarget) -> Sequence[tuple[float, MatrixPlan]]:
         words = words_of(problem, target) if self.words else None
-        if words is None:
-            return self._candidates(problem, target)
-        return words.shared(problem, self._candidates(words.problem(problem), target))
+        return plans_in_words(problem, words, lambda products: self._candidates(products, target))
 
     def _candidates(self, problem: Problem, target: CpuTarget) -> Sequence[tuple[float, MatrixPlan]]:
         phases = max((math.prod(run.count for run in runs) for runs in Geometry.of(problem).runs), default=1)
