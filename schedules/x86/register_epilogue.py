@@ -25,7 +25,8 @@ from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.direct_layout import FilterSection
 from tvm_deconv.compute.epilogue import activate
 from tvm_deconv.compute.indexing import LEAD
-from tvm_deconv.compute.storage import from_accumulator, storage_dtype
+from tvm_deconv.compute.requantization import stored
+from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.loop_marks import first_block, with_body
 from tvm_deconv.schedules.x86.stores import llvm_source
@@ -160,7 +161,7 @@ class RegisterEpilogue(abc.ABC):
         lanes = self.definition.layout.lanes
         if self.rounding:
             return tirx.call_extern(f"{storage_dtype(self.problem.output_dtype)}x{lanes}", self.rounding, vector)
-        return from_accumulator(vector, self.problem.output_dtype, lanes)
+        return stored(self.problem, vector, lanes)
 
 
 def ramp(begin: Expr, lanes: int) -> Expr:

@@ -13,7 +13,7 @@ from tvm.ir import Expr
 from tvm_deconv.compute.epilogue import activate, nearest
 from tvm_deconv.compute.extents import shape_of
 from tvm_deconv.compute.storage import from_accumulator
-from tvm_deconv.problem import Problem
+from tvm_deconv.problem import Epilogue, Problem
 from tvm_deconv.problem.quantization import HEAD, STORED
 
 
@@ -59,8 +59,10 @@ def finished(problem: Problem, sums: Expr, parameter: te.Tensor | None, channel:
     return nearest(real * inverse, least, most) + zero
 
 
-def stored(problem: Problem, value: Expr) -> Expr:
-    """Return a finished `value` in the type of the output."""
+def stored(problem: Problem, value: Expr, lanes: int = 1) -> Expr:
+    """Return a finished `value`, or a vector of several `lanes`, in the type of the output."""
     if problem.quantization and problem.output_dtype == "float32":
         return tirx.reinterpret("float32", value)
-    return from_accumulator(value, problem.output_dtype)
+    # Sums of products of bfloat16 have its NaN alone; a bias and the parameters of activations have others.
+    plain = problem.dtype == problem.output_dtype and problem.epilogue == Epilogue()
+    return from_accumulator(value, problem.output_dtype, lanes, any_nan=not plain)

@@ -36,10 +36,11 @@ def to_accumulator(value: Expr, dtype: str, accumulator: str) -> Expr:
     return value if dtype == accumulator else value.astype(accumulator)
 
 
-def from_accumulator(value: Expr, dtype: str, lanes: int = 1) -> Expr:
+def from_accumulator(value: Expr, dtype: str, lanes: int = 1, *, any_nan: bool = True) -> Expr:
     """Round an accumulator element once, to nearest even, to the storage of `dtype`; NaN stays NaN.
 
-    `value` may be a vector of several `lanes`.
+    `value` may be a vector of several `lanes`. It must be known of its NaN, unless they may be `any_nan`, that they are
+    of bfloat16: rounding carries nothing into the sign of these.
     """
     several = f"x{lanes}" if lanes > 1 else ""
     if dtype != "bfloat16":
@@ -50,5 +51,6 @@ def from_accumulator(value: Expr, dtype: str, lanes: int = 1) -> Expr:
 
     bits = tirx.reinterpret(f"uint32{several}", value)
     rounded = (bits + const(0x7FFF) + ((bits >> const(16)) & const(1))) >> const(16)
-    is_nan = (bits & const(0x7FFFFFFF)) > const(0x7F800000)
-    return tirx.Select(is_nan, const(0x7FC0), rounded).astype(f"uint16{several}")
+    if any_nan:
+        rounded = tirx.Select((bits & const(0x7FFFFFFF)) > const(0x7F800000), const(0x7FC0), rounded)
+    return rounded.astype(f"uint16{several}")

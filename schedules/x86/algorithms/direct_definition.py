@@ -21,6 +21,7 @@ from tvm_deconv.schedules.x86.calls import for_all_calls
 from tvm_deconv.schedules.x86.direct import schedule_direct
 from tvm_deconv.schedules.x86.dot import ROUNDING, direct_words, dot_functions
 from tvm_deconv.schedules.x86.lowering import lower
+from tvm_deconv.schedules.x86.rounding import exact_rounding
 from tvm_deconv.schedules.x86.stores import outgrows_caches
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
 from tvm_deconv.targets import CpuTarget
@@ -101,7 +102,9 @@ class _Form:
         whole = self.form != INPUTS and has_whole_vectors(problem, self.form, plan.tile, lanes)
         whole = whole and not (streams and self.form == ROWS)
         scheduled = schedule_direct(definition, plan, problem.accumulate_dtype, whole, words).mod["main"]
-        products, rounding = (dot_functions(words, lanes), ROUNDING) if words else ("", "")
+        products, rounding = exact_rounding(problem, target, lanes)
+        if words:
+            products, rounding = dot_functions(words, lanes), ROUNDING
 
         def usual() -> PrimFunc:
             return lower(scheduled, definition.end, streams=streams and not whole, products=products)

@@ -1,0 +1,62 @@
+"""Rounding of outputs to bfloat16: to nearest even, once, for all numbers and all NaN."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support.kernels import X86, all_targets, call_kernel, compile_kernel
+
+import tvm_deconv as td
+
+#: Bits of float32: any; denormals; ties between even and odd neighbours; the largest numbers; infinities; NaN whose
+#: rounding would carry into the sign.
+NUMBERS = np.random.default_rng(3).integers(0, 2**32, 1024, np.uint32)
+NUMBERS[:256] &= 0x807FFFFF
+NUMBERS[256:512] = NUMBERS[256:512] & 0xFFFF0000 | 0x8000
+NUMBERS[512:520] = [0x7F7FFFFF, 0xFF7F8000, 0x7F800000, 0xFF800000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0]
+NAN = np.array([0x7FFF, 0xFFFF, 0x7F81, 0xFF81, 0x7FC0], np.uint16)
+
+#: The direct forms, and the layouts in which their register tiles hold vectors of the output.
+forms = pytest.mark.parametrize(
+    ("name", "data_format", "groups"),
+    [("direct_groups", "NXC", 64), ("direct_channels", "NXC", 1), ("direct_rows", "NCX", 1), ("direct_rows", "NXC", 1)],
+    ids=["groups", "channels", "rows", "rows of channels last"],
+)
+
+
+def kernel_of(name, data_format, groups, bias):
+    """A problem of 64 output channels whose kernel is its stride, and the form's cheapest plan for it."""
+    channels = (groups, 64 // groups, 64 // groups)
+    shape = (1, *channels, (2, 16), (1, 2), (1, 2), (1, 1), (0, 0), (2, 32))
+    options = {"dtype": "bfloat16", "data_format": data_format, "epilogue": td.Epilogue(bias)}
+    return td.Problem(*shape, **options), next(algorithm for algorithm in X86.algorithms if algorithm.name == name)
+
+
+@all_targets
+@forms
+def test_sums_round_once_to_nearest_even(name, data_format, groups, target):
+    problem, algorithm = kernel_of(name, data_format, groups, bias=True)
+    data, weights = (np.zeros(shape, ml_dtypes.bfloat16) for shape in (problem.data_shape, problem.filter_shape))
+    kernel = compile_kernel(problem, target, algorithm, algorithm.candidates(problem, target)[0][1])
+    for bias in np.split(NUMBERS.view(np.float32), 16):
+        with np.errstate(invalid="ignore"):
+            want = (bias + 0).astype(ml_dtypes.bfloat16)
+        found = call_kernel(problem, *kernel, data, weights, bias)
+        same_or_nan(found if data_format == "NXC" else np.moveaxis(found, 1, -1), want)
+
+
+@all_targets
+@forms
+def test_every_nan_of_the_data_stays_one(name, data_format, groups, target):
+    problem, algorithm = kernel_of(name, data_format, groups, bias=False)
+    data = np.resize(NAN, problem.data_shape).view(ml_dtypes.bfloat16)
+    weights = np.ones(problem.filter_shape, ml_dtypes.bfloat16)
+    kernel = compile_kernel(problem, target, algorithm, algorithm.candidates(problem, target)[0][1])
+    found = call_kernel(problem, *kernel, data, weights, None)
+    assert np.isnan(found.astype(np.float32)).all()
+
+
+def same_or_nan(found, want):
+    is_nan = np.isnan(want.astype(np.float32))
+    assert np.isnan(found.astype(np.float32)[..., is_nan]).all()
+    found, want = found[..., ~is_nan].view(np.uint16), want[~is_nan].view(np.uint16)
+    np.testing.assert_array_equal(found, np.broadcast_to(want, found.shape))
