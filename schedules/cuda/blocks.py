@@ -63,8 +63,7 @@ class Block:
             m = first + row
             return *self.section.position(m), [m < self.section.m] if self.section.m % rows else []
         at = [corner + within for corner, within in zip(self.corner, unravel(row, self.box), strict=True)]
-        extents = images_and_positions(self.section)
-        inside = [x < extent for x, extent, box in zip(at, extents, self.box, strict=True) if extent % box]
+        inside = [x < extent for x, extent, box in zip(at, self.section.extents, self.box, strict=True) if extent % box]
         return at[0], at[1:], inside
 
 
@@ -75,12 +74,7 @@ def tiles_of(section: Section, tile_m: int, box: Box | None) -> int:
 
 def boxes_of(section: Section, box: Box) -> list[int]:
     """Return how many boxes there are along images and each axis."""
-    return [-(-extent // length) for extent, length in zip(images_and_positions(section), box, strict=True)]
-
-
-def images_and_positions(section: Section) -> list[int]:
-    """Return the extents of the rows of a section: images, and positions along each axis."""
-    return [section.geometry.batch, *(axis.positions for axis in section.geometry.axes)]
+    return [-(-extent // length) for extent, length in zip(section.extents, box, strict=True)]
 
 
 def packed_elements(all_sections: Sequence[Section]) -> int:
@@ -221,9 +215,8 @@ class Rows:
         first = tile * section.tile_k
         exists: list[Expr] = []
         if section.alike:
-            per_tap = section.channels // section.tile_k
-            tap = tile // per_tap if math.prod(section.taps) > 1 else 0
-            channel = (tile % per_tap if math.prod(section.taps) > 1 else tile) * section.tile_k + within
+            first_channel, tap = section.tap(tile)
+            channel = first_channel + within
             if section.channels > channels:
                 exists = [channel < channels]
         else:
@@ -258,7 +251,7 @@ def stored_together(problem: Problem, section: Section, columns: int) -> int:
     if section.channels_last:
         whole = section.geometry.out_channels
     else:
-        gapless = neighbours(section, columns) == axis.stride and axis.positions * axis.stride == extent
+        gapless = neighbours(section, columns) == axis.stride and (axis.end + 1) * axis.stride == extent
         whole = extent if gapless else 1
     return math.gcd(whole, columns if section.channels_last else most, most)
 

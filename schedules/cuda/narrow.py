@@ -40,7 +40,7 @@ from tvm_deconv.schedules.cuda.emit import (
     pack_filter,
     when,
 )
-from tvm_deconv.schedules.cuda.predicates import MOST_SUMS_TOGETHER, bound_by_memory, sums_of_position
+from tvm_deconv.schedules.cuda.predicates import MOST_SUMS_TOGETHER, bound_by_memory, is_for_memory, sums_of_position
 from tvm_deconv.targets import CudaTarget
 
 _POSITIONS = (4, 2)  # of a thread, with one group
@@ -125,7 +125,7 @@ def _packing(problem: Problem) -> list[_Weights]:
     beside = problem.data_format == "NXC" and problem.groups > 1
     lanes = 1 if beside else 2 if problem.accumulate_dtype == "float64" else 4
     packing: list[_Weights] = []
-    for section in sections(problem, 1, 1):
+    for section in sections(problem, 1, 1, Geometry.of(problem)):
         offset = packing[-1].offset + packing[-1].elements if packing else 0
         packing.append(_Weights(section, lanes, offset))
     return packing
@@ -256,7 +256,7 @@ def _store(
 ALGORITHM = Algorithm(
     name="cuda_narrow",
     supports=bound_by_memory,
-    is_default_for=bound_by_memory,
+    is_default_for=is_for_memory,
     candidates=candidates,
     read=lambda knobs: Plan(**knobs),
     tasks=one_task,

@@ -44,7 +44,7 @@ def narrow_groups(problem: Problem) -> bool:
 
 def few_outputs(problem: Problem) -> bool:
     """One group, many positions, and so few output channels that each phase's product would be mostly padding."""
-    products = sections(problem, 1, 1)
+    products = sections(problem, 1, 1, Geometry.of(problem))
     return (
         problem.groups == 1
         and 0 < sums_of_position(problem) <= MOST_SUMS_TOGETHER // 2
@@ -90,12 +90,17 @@ def on_hopper(target: CudaTarget) -> bool:
 
 def few_sections(problem: Problem, target: CudaTarget) -> bool:  # noqa: ARG001
     """Phases form few combinations with the same taps, each a matrix product."""
-    return 1 <= len(Geometry.of(problem).runs) <= _MOST_SECTIONS
+    return 1 <= len(sections(problem, 1, 1)) <= _MOST_SECTIONS
+
+
+def is_for_memory(problem: Problem, target: CudaTarget) -> bool:
+    """Memory bounds the problem: groups are narrow, or outputs few even of all phases together, or for CUDA cores."""
+    return bound_by_memory(problem, target) and not is_for_tensor_cores(problem, target)
 
 
 def is_for_tensor_cores(problem: Problem, target: CudaTarget) -> bool:
     """Arithmetic bounds the problem, and tensor cores do it."""
-    return fills_tensor_cores(problem, target) and not bound_by_memory(problem, target)
+    return fills_tensor_cores(problem, target) and not narrow_groups(problem)
 
 
 def is_for_cuda_cores(problem: Problem, target: CudaTarget) -> bool:

@@ -227,9 +227,9 @@ class _Loads:
     def _tap(self, tile: Index) -> tuple[Index, list[Index]]:
         """Return the first channel of a tile of k, and how far from the positions its tap reads."""
         section = self.section
-        per_tap = section.channels // _LINE
-        taps = unravel(tile // per_tap, section.taps)
-        channel = self.block.group * section.geometry.in_channels + tile % per_tap * _LINE
+        first, tap = section.tap(tile)
+        taps = unravel(tap, section.taps)
+        channel = self.block.group * section.geometry.in_channels + first
         return channel, [run.x0 - t * run.x_step for t, run in zip(taps, section.runs, strict=True)]
 
     def _corner(self, tile: Index) -> Sequence[Index]:

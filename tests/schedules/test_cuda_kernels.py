@@ -1,5 +1,6 @@
 """Generated CUDA on the CPU (`cuda_shim`) against the reference: every family over the attribute space it serves."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -11,6 +12,8 @@ from support.strategies import not_empty, operands, problems
 from support.tolerances import norm_bound
 
 import tvm_deconv as td
+from tvm_deconv.compute.gather import sections
+from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import FAST_TERMS
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.cuda import emit
@@ -158,6 +161,28 @@ def test_the_choice_candidates_of():
     assert chosen(half.replace(dtype="float32")) == "cuda_product"
     assert chosen(half.replace(dtype="float32", precision="tf32")) == "cuda_tensor"
     assert chosen(half.replace(in_channels=1, kernel=(2, 2))) == "cuda_product"
+    # Few outputs of a phase, but not of all phases of the uncropped output together.
+    few = td.Problem(1, 1, 16, 3, (128, 130), (4, 4), (2, 2), (1, 1), (1, 1), (256, 260))
+    assert [chosen(few), chosen(few.replace(precision="tf32"))] == ["cuda_narrow", "cuda_tensor"]
+
+
+def test_phases_are_columns_of_one_product_where_that_is_less_work():
+    """Few columns: all phases of the uncropped output read the same data. Many, or few positions: they do not pay."""
+    few = td.Problem(1, 1, 40, 24, (9, 16), (4, 4), (2, 2), (1, 1), (1, 1), (18, 32), "float16")
+    (one,) = sections(few, 32, 32)
+    assert (one.extents, one.n, math.prod(one.taps)) == ((1, 1, 10, 17), 96, 4)
+    for other in (few.replace(out_channels=128), few.replace(data_spatial=(2, 2), output_spatial=(4, 4))):
+        assert [section.n for section in sections(other, 32, 32)] == [other.out_channels] * 4
+    assert len(sections(few, 32, 32, Geometry.of(few))) == 4
+
+
+def test_tiles_that_follow_each_other_read_nearly_the_same_data():
+    """All taps of some channels, then those of the next: by numbers and as the filter is packed."""
+    (section,) = sections(td.Problem(1, 1, 64, 8, (9,), (4,), (2,), (1,), (0,), (20,), "float16"), 32, 32)
+    assert [section.tap(tile) for tile in range(section.tiles_k)] == [(0, 0), (0, 1), (32, 0), (32, 1)]
+    for tile in range(section.tiles_k):
+        first, tap = section.tap(tile)
+        assert section.term(32 * tile + 5) == (first + 5, (0, 0, tap))
 
 
 PLANNED = {

@@ -6,7 +6,11 @@ For each combination of runs (`phases`) the outputs of one group are the product
 - ``n`` counts output channels and phases, since all phases of a run read the same data. It counts ``(phase, channel)``
   if the output has its channels last, else ``(channel, phase)``, so that neighbours in n are neighbours in memory;
 - ``k`` counts ``(tap, input channel)``. Channels are padded to whole tiles of k if that adds little: all terms of a
-  tile then are of one tap, and only one division a tile finds it.
+  tile then are of one tap, and only one division a tile finds it. Such tiles are in the order ``(channels, tap)``, so
+  that each reads nearly the same data as the one before, which the nearest cache still has.
+
+Phases are those of the uncropped output where that makes fewer, wider products: with kernel 4, stride 2 and pad 1 the
+four phases are columns of one product instead of four, and the data are gathered 4 times instead of 16.
 
 A is gathered from the data, with zeros outside of them. B is the packed filter. C is scattered to the output.
 """
@@ -17,6 +21,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import TypeAlias
 
 from tvm import tirx
@@ -29,6 +34,8 @@ from tvm_deconv.problem.arithmetic import ceil_div
 Index: TypeAlias = Expr | int
 #: Terms with padded channels for one of those without, at most.
 _MOST_PADDED = Fraction(4, 3)
+#: Columns of the widest tile, and as how many more of them the gathering of its rows counts.
+_WIDE, _GATHERED = 128, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,12 @@ class Section:
     @property
     def m(self) -> int:
         """Number of rows: positions of all images."""
-        return self.geometry.batch * math.prod(axis.positions for axis in self.geometry.axes)
+        return math.prod(self.extents)
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Extents of the rows: images, and positions along each axis."""
+        return self.geometry.batch, *(axis.end + 1 for axis in self.geometry.axes)
 
     @property
     def n(self) -> int:
@@ -103,7 +115,7 @@ class Section:
 
     def position(self, m: Index) -> tuple[Index, tuple[Index, Index, Index]]:
         """Return the image of row `m`, and its position along each axis."""
-        image, d, h, w = unravel(m, (self.geometry.batch, *(axis.positions for axis in self.geometry.axes)))
+        image, d, h, w = unravel(m, self.extents)
         return image, (d, h, w)
 
     def column(self, n: Index) -> tuple[Index, tuple[Index, Index, Index]]:
@@ -117,8 +129,17 @@ class Section:
 
     def term(self, k: Index) -> tuple[Index, tuple[Index, Index, Index]]:
         """Return the input channel of term `k` within the group, or one of padding, and its tap along each axis."""
+        if self.alike:
+            tile, d, h, w, within = unravel(k, (self.channels // self.tile_k, *self.taps, self.tile_k))
+            return tile * self.tile_k + within, (d, h, w)
         d, h, w, channel = unravel(k, (*self.taps, self.channels))
         return channel, (d, h, w)
+
+    def tap(self, tile: Index) -> tuple[Index, Index]:
+        """Return the first input channel and the number of the tap of a tile of k, if all its terms are `alike`."""
+        count = math.prod(self.taps)
+        tap, chunk = (tile % count, tile // count) if count > 1 else (0, tile)
+        return chunk * self.tile_k, tap
 
     def source(self, position: Sequence[Index], taps: Sequence[Index]) -> tuple[list[Index], list[Expr]]:
         """Return the data index that a tap reads at a position, and the conditions that it lies inside of the data."""
@@ -139,7 +160,7 @@ class Section:
         x = y + run.x0 - t * run.x_step if run.taps > 1 else y + run.x0
         first, last = (t, t) if isinstance(t, int) else (0, run.taps - 1)
         inside = [x >= 0] if run.x0 - last * run.x_step < 0 else []
-        if self.geometry.axes[axis].positions - 1 + run.x0 - first * run.x_step >= extent:
+        if self.geometry.axes[axis].end + run.x0 - first * run.x_step >= extent:
             inside.append(x < extent)
         return x, inside
 
@@ -150,9 +171,12 @@ class Section:
         for y, phase, run, axis, extent in zip(
             position, phases, self.runs, self.geometry.axes, self.geometry.output, strict=True
         ):
-            i = y * axis.stride + (phase + run.start if run.count > 1 else run.start)
+            start = run.start - axis.shift
+            i = y * axis.stride + (phase + start if run.count > 1 else start)
             index.append(i)
-            if (axis.positions - 1) * axis.stride + run.start + run.count - 1 >= extent:
+            if start < 0:
+                inside.append(i >= 0)
+            if axis.end * axis.stride + start + run.count - 1 >= extent:
                 inside.append(i < extent)
         return index, inside
 
@@ -161,9 +185,26 @@ class Section:
         return [run.k0 + phase + tap * run.k_step for run, phase, tap in zip(self.runs, phases, taps, strict=True)]
 
 
-def sections(problem: Problem, tile_k: int, tile_n: int) -> tuple[Section, ...]:
-    """Return the products of `problem`, those with the most terms first; none if no tap reaches the output."""
-    geometry = Geometry.of(problem)
+@lru_cache(64)
+def gathered(problem: Problem) -> Geometry:
+    """Return the geometry whose products take the least time: rows by columns and terms, and the gathering of rows."""
+
+    def work(geometry: Geometry) -> int:
+        rows = math.prod(axis.end + 1 for axis in geometry.axes)
+        columns = [(runs, geometry.out_channels * math.prod(run.count for run in runs)) for runs in geometry.runs]
+        return sum(
+            rows * math.prod(run.taps for run in runs) * (n + _GATHERED * ceil_div(n, _WIDE)) for runs, n in columns
+        )
+
+    return min(Geometry.choices(problem), key=work)
+
+
+def sections(problem: Problem, tile_k: int, tile_n: int, geometry: Geometry | None = None) -> tuple[Section, ...]:
+    """Return the products of `problem`, those with the most terms first; none if no tap reaches the output.
+
+    They are those of `geometry`, or else of the one that `gathered` chooses.
+    """
+    geometry = geometry or gathered(problem)
     last = problem.data_format == "NXC"
     products: list[Section] = []
     offset = 0
