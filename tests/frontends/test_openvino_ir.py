@@ -261,22 +261,26 @@ def fake_quantize(node, low, high, levels=256):
     return opset1.fake_quantize(node, *bounds, *bounds, levels)
 
 
-def low_precision(folder, form="fake", zero=100, groups=1, output=True, levels=256):
-    """FakeQuantize on the data, on a filter of 6 output channels in all, and behind bias and ReLU."""
+def low_precision(folder, form="fake", zero=100, groups=1, output=(-0.5, 12.25), levels=256, **numbers):
+    """FakeQuantize on the data, on a filter of 6 output channels in all, and behind bias and ReLU.
+
+    Of `numbers`, `ends` are the range of the data, `scales` those of the filter, and `point` is its zero point.
+    """
     data = opset1.parameter((2, 4, 5, 6), np.float32, name="data")
-    source = fake_quantize(data, -0.03 * zero, 0.03 * (levels - 1 - zero), levels)
+    source = fake_quantize(data, *numbers.get("ends", (-0.03 * zero, 0.03 * (levels - 1 - zero))), levels)
     shape = (4, 6, 4, 4) if groups == 1 else (groups, 4 // groups, 6 // groups, 4, 4)
     scales = RNG.uniform(0.01, 0.02, (6 // groups, 1, 1)).astype(np.float32)
+    scales = np.broadcast_to(np.float32(numbers.get("scales", scales)), numbers.get("shape", scales.shape))
     if form == "fake":
         filter = fake_quantize(constants(*shape), -127 * scales, 127 * scales, 255)
     else:
         filter = opset1.convert(opset1.constant(RNG.integers(-99, 99, shape).astype(np.int8)), np.float32)
         if form != "integers":
-            filter = opset1.subtract(filter, opset1.constant(np.float32(7.5 if form == "halves" else 7)))
+            filter = opset1.subtract(filter, opset1.constant(np.float32(numbers.get("point", 7))))
         filter = opset1.multiply(filter, opset1.constant(scales))
     operator = opset1.convolution_backprop_data if groups == 1 else opset1.group_convolution_backprop_data
     made = opset1.relu(opset1.add(operator(source, filter, [2, 2]), constants(1, 6, 1, 1)))
-    return save(folder, data, fake_quantize(made, -0.5, 12.25) if output else made)
+    return save(folder, data, fake_quantize(made, *output) if output else made)
 
 
 @pytest.mark.parametrize(
@@ -313,18 +317,69 @@ def test_layers_of_low_precision_stay_with_openvino(tmp_path):
     assert problems(path) == []
 
 
-def test_low_precision_that_stays_in_float32(tmp_path):
-    for options, reason in (
-        ({"zero": np.nan}, "with 0 among at most 256 levels, the same for its result"),
-        ({"zero": 99.5}, "with 0 among at most 256 levels, the same for its result"),
-        ({"form": "halves"}, "its filter must be integers with a scale, one or one for each output channel"),
-        ({"output": False}, "its bias is not one of int32 in units of data and filter"),
+RANGES = "must have constant ranges with 0 among at most 256 levels, the same for its result"
+FILTER = "its filter must be integers with a scale, one or one for each output channel"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"zero": np.nan}, f"=nan..nan in 256 levels: {RANGES}"),
+        ({"zero": 99.5}, RANGES),
+        ({"ends": (1, 1)}, f"=1.0..1.0 in 256 levels: {RANGES}"),
+        ({"ends": (1, -1)}, f"=1.0..-1.0 in 256 levels: {RANGES}"),
+        ({"levels": 257, "ends": (-1, 1)}, f"=-1.0..1.0 in 257 levels: {RANGES}"),
+        (
+            {"ends": (np.zeros((4, 1, 1)), np.ones((4, 1, 1)))},
+            "data_scale=(4, 1, 1): must be one number in quantized problems",
+        ),
+        ({"ends": (0, np.inf)}, "data_scale=inf: must be from 2**-60 to 2**40"),
+        ({"ends": (0, 1e-30)}, "data_scale=3.921568639886576e-33: must be from 2**-60 to 2**40"),
         ({"zero": -1}, "data_zero_point=-1: must be from 0 to 255, the range of uint8"),
-    ):
-        (layer,) = scan(low_precision(tmp_path, **options))
-        assert layer.problem.dtype == "float32"
-        assert layer.scaling is None
-        assert layer.note.endswith(reason)
+        ({"scales": 0}, f"=(6, 1, 1)..(6, 1, 1) in 255 levels: {FILTER}"),
+        ({"scales": -1}, f"=(6, 1, 1)..(6, 1, 1) in 255 levels: {FILTER}"),
+        ({"scales": np.nan}, f"=(6, 1, 1)..(6, 1, 1) in 255 levels: {FILTER}"),
+        ({"scales": 1, "shape": (4, 1, 1, 1)}, f"=(4, 1, 1, 1)..(4, 1, 1, 1) in 255 levels: {FILTER}"),
+        ({"form": "integers", "scales": 0}, "filter_scale=0.0: must be from 2**-60 to 2**40"),
+        ({"form": "integers", "scales": -1}, "filter_scale=-1.0: must be from 2**-60 to 2**40"),
+        ({"form": "integers", "scales": np.inf}, "filter_scale=inf: must be from 2**-60 to 2**40"),
+        ({"form": "integers", "scales": 1, "shape": (4, 1, 1, 1)}, FILTER),
+        ({"form": "zero point", "point": 7.5}, FILTER),
+        ({"form": "zero point", "point": np.nan}, FILTER),
+        ({"form": "zero point", "point": np.inf}, FILTER),
+        ({"form": "zero point", "point": 1e30}, FILTER),
+        ({"form": "zero point", "point": 2**16}, "filter_zero_point=65664: must be from 0 to 255, the range of uint8"),
+        ({"output": None}, "must be int32 in units of data and filter"),
+        ({"output": (0, np.inf)}, "output_scale=inf: must be from 2**-60 to 2**40"),
+        (
+            {"output": (np.zeros((6, 1, 1)), np.ones((6, 1, 1)))},
+            "output_scale=(6, 1, 1): must be one number in quantized problems",
+        ),
+    ],
+)
+def test_low_precision_that_stays_in_float32(tmp_path, options, reason):
+    (layer,) = scan(low_precision(tmp_path, **options))
+    assert (layer.problem.dtype, layer.scaling) == ("float32", None)
+    assert reason in layer.note
+
+
+@pytest.mark.parametrize("stands", ["255", "256"])
+@pytest.mark.parametrize("levels", ["0", "1", "-5", "2.5", "nan", "inf", "1e400", "9" * 30])
+def test_levels_that_are_none(tmp_path, levels, stands):
+    """Of the filter, where 255 stands, or of the data."""
+    path = low_precision(tmp_path)
+    path.write_text(path.read_text().replace(f'levels="{stands}"', f'levels="{levels}"'))
+    (layer,) = scan(path)
+    assert (layer.problem.dtype, layer.scaling) == ("float32", None)
+    assert f"{float(levels):g} levels: " in layer.note or "at run time" in layer.note
+
+
+@pytest.mark.parametrize("levels", ["", "x", "0x10", "1,0"])
+def test_levels_that_are_no_number(tmp_path, levels):
+    path = low_precision(tmp_path)
+    path.write_text(path.read_text().replace('levels="256"', f'levels="{levels}"'))
+    with pytest.raises(SourceError, match=f"levels='{levels}': must be a number in FakeQuantize"):
+        scan(path)
 
 
 def test_notes_tell_what_makes_the_filter(tmp_path):

@@ -195,7 +195,14 @@ def test_quantized_problems(tmp_path):
     assert Problem.from_key(found.problem.key) == found.problem
     with pytest.raises(SourceError, match=r"dtype='float32': must be int8 or uint8 where quantization is given"):
         scan_entries(tmp_path, ENTRY | {"quantization": "int8.uint8"})
-    with pytest.raises(SourceError, match=r"quantization='int8': must be the types of filter and output"):
-        scan_entries(tmp_path, ENTRY | fields | {"quantization": "int8"})
+    for text in ("", "int8", "int8.", ".int8", "int8.uint8.int8", "INT8.uint8", "int8,uint8", " int8.uint8"):
+        with pytest.raises(SourceError, match=rf"quantization='{text}': must be the types of filter and output"):
+            scan_entries(tmp_path, ENTRY | fields | {"quantization": text})
+    for text, part in (("int4.uint8", "filter='int4'"), ("int8.int16", "output='int16'"), ("float32.int8", "filter=")):
+        with pytest.raises(SourceError, match=rf"quantization\.{part}.*: must be "):
+            scan_entries(tmp_path, ENTRY | fields | {"quantization": text})
+    for other in (8, ["int8", "uint8"], {"filter": "int8"}, True):
+        with pytest.raises(SourceError, match=r"^quantization=.*: Expected `str \| null`, got "):
+            scan_entries(tmp_path, ENTRY | fields | {"quantization": other})
     with pytest.raises(SourceError, match=r"in_channels=70000: must keep sums within 32 bits: at most 65793 products"):
         scan_entries(tmp_path, fields | {"data": [1, 70000, 2], "filter": [1, 70000, 1, 1], "strides": [1]})

@@ -1,5 +1,8 @@
 """Quantized models: their layers become quantized problems with their numbers, and compute what the models do."""
 
+import dataclasses
+import types
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -29,7 +32,8 @@ def save(folder, *, data=np.uint8, filter=np.int8, output=np.uint8, zero=0, per_
         ("DequantizeLinear", "x xs xz", "xf", {}),
         ("DequantizeLinear", "w ws wz", "wf", {"axis": 1} if per_channel else {}),
         ("DequantizeLinear", "b bs", "bf", {"axis": 0} if per_channel else {}),
-        ("ConvTranspose", "xf wf bf", "u", UP | {"group": groups}), *changes.pop("between", [("Relu", "u", "v", {})]),
+        ("ConvTranspose", "xf wf bf", "u", changes.pop("up", UP) | {"group": groups}),
+        *changes.pop("between", [("Relu", "u", "v", {})]),
     ]  # fmt: skip
     last = nodes[-1][2]
     nodes += (
@@ -80,44 +84,115 @@ def test_layers_run_on_integers(tmp_path, options, types):
         assert np.mean(found != wanted) < 0.01
 
 
+FLOAT, UINT8, INT8 = np.float32, np.uint8, np.int8
+
+
 @pytest.mark.parametrize(
     ("constants", "note"),
     [
+        ({"xs": FLOAT(2.0**-70), "b": np.zeros(6, np.int32)}, "data_scale=8.470329472543003e-22: must be from 2**-60"),
+        ({"xs": FLOAT(0)}, "data_scale=0.0: must be from 2**-60 to 2**40"),
+        ({"xs": FLOAT(-0.03)}, "data_scale=-0.029999999329447746: must be from 2**-60 to 2**40"),
+        ({"xs": FLOAT(np.inf)}, "data_scale=inf: must be from 2**-60 to 2**40"),
+        ({"xs": np.float16(0.1)}, "DequantizeLinear_0: scale=float16: must be float32"),
         (
-            {"xs": np.float32(2.0**-70), "b": np.zeros(6, np.int32)},
-            "data_scale=8.470329472543003e-22: must be from 2**-60 to 2**40",
+            {"xs": np.ones(4, FLOAT), "xz": np.zeros(4, UINT8)},
+            "data_scale=(4,): must be one number",
         ),
-        ({"xs": np.float32(0)}, "data_scale=0.0: must be from 2**-60 to 2**40"),
-        ({"xs": np.float32(-0.03)}, "data_scale=-0.029999999329447746: must be from 2**-60 to 2**40"),
-        ({"ws": np.float32([0.1, 0.1, np.nan, 0.1, 0.1, 0.1])}, "filter_scale=nan: must be from 2**-60 to 2**40"),
-        ({"bs": np.float32([1e-4] * 6)}, "its bias is not one of int32 in units of data and filter"),
+        (
+            {"xs": np.ones(0, FLOAT), "xz": np.zeros(0, UINT8)},
+            "data_scale=(0,): must be one number",
+        ),
+        ({"xz": np.zeros(2, UINT8)}, "DequantizeLinear_0: zero_point=(2,): must have as many numbers as the scale, 1"),
+        ({"xz": INT8(3)}, "DequantizeLinear_0: zero_point=int8: must be uint8, as the integers are"),
+        ({"xz": FLOAT(3)}, "DequantizeLinear_0: zero_point=float32: must be uint8, as the integers are"),
+        ({"ws": FLOAT([0.1, 0.1, np.nan, 0.1, 0.1, 0.1])}, "filter_scale=nan: must be from 2**-60 to 2**40"),
+        ({"ws": -np.ones(6, FLOAT)}, "filter_scale=-1.0: must be from 2**-60 to 2**40"),
+        ({"wz": np.full(6, 128, UINT8)}, "DequantizeLinear_1: zero_point=uint8: must be int8, as the integers are"),
+        ({"bs": FLOAT([1e-4] * 6), "b": np.arange(6, dtype=np.int32)}, "must be int32 in units of data and filter"),
+        ({"bs": np.full(6, np.nan, FLOAT)}, "bias=nan: must be int32 in units of data and filter"),
+        (
+            {"bs": np.full(6, 1e30, FLOAT), "b": np.ones(6, np.int32)},
+            "bias=1.0000000150474662e+30: must be int32",
+        ),
     ],
 )
 def test_others_stay_in_float32(tmp_path, constants, note):
     (layer,) = scan(save(tmp_path, output=np.float32, constants=constants))
-    assert layer.problem.dtype == "float32"
-    assert layer.note == f"as float32: its data are dequantized, filter stored as int8: {note}"
+    assert (layer.problem.dtype, layer.scaling, layer.filter.dtype) == ("float32", None, np.float32)
+    assert layer.note.startswith("as float32: its data are dequantized, filter stored as int8: ")
+    assert note in layer.note
 
 
 @pytest.mark.parametrize(
     ("constants", "note"),
     [
-        ({"ys": np.float32(0)}, "output_scale=0.0: must be from 2**-60 to 2**40"),
-        ({"ys": np.float32(np.inf)}, "output_scale=inf: must be from 2**-60 to 2**40"),
-        ({"yz": np.int16(300)}, "integers of uint8, int8, int16 are not all int8 or uint8"),
+        ({"ys": FLOAT(0)}, "output_scale=0.0: must be from 2**-60 to 2**40"),
+        ({"ys": FLOAT(np.inf)}, "output_scale=inf: must be from 2**-60 to 2**40"),
+        (
+            {"ys": np.ones(6, FLOAT), "yz": np.zeros(6, UINT8)},
+            "output_scale=(6,): must be one number",
+        ),
+        ({"yz": np.zeros(3, UINT8)}, "QuantizeLinear_5: zero_point=(3,): must have as many numbers as the scale, 1"),
+        ({"yz": np.int16(300)}, "QuantizeLinear_5: zero_point=int16: must be uint8, as the integers are"),
     ],
 )
 def test_numbers_of_results_that_break_a_rule(tmp_path, constants, note):
     (layer,) = scan(save(tmp_path, constants=constants))
-    assert layer.note == f"as float32: its data are dequantized, filter stored as int8: {note}"
+    assert layer.note.startswith(f"as float32: its data are dequantized, filter stored as int8: {note}")
 
 
-def test_scales_of_another_length(tmp_path):
-    """The filter is then no constant that is known, or its scale none of the data's."""
-    (layer,) = scan(save(tmp_path, constants={"ws": np.ones(5, np.float32), "wz": np.zeros(5, np.int8)}))
-    assert (layer.scaling, layer.filter) == (None, None)
-    (layer,) = scan(save(tmp_path, constants={"xs": np.ones(4, np.float32), "xz": np.zeros(4, np.uint8)}))
-    assert layer.note.endswith("data and results have one scale each in quantized problems")
+@pytest.mark.parametrize(
+    ("constants", "note"),
+    [
+        (
+            {"ws": np.ones(5, FLOAT), "wz": np.zeros(5, INT8)},
+            "filter_zero_point=(5,): must be one number or",
+        ),
+        (
+            {"ws": np.ones(0, FLOAT), "wz": np.zeros(0, INT8)},
+            "filter_zero_point=(0,): must be one number or",
+        ),
+        (
+            {"ws": np.ones((1, 6), FLOAT), "wz": np.zeros((1, 6), INT8)},
+            "scale=(1, 6): must be one number, or one",
+        ),
+        ({"wz": np.zeros(5, INT8)}, "DequantizeLinear_1: zero_point=(5,): must have as many numbers as the scale, 6"),
+    ],
+)
+def test_filters_without_a_value(tmp_path, constants, note):
+    """Their numbers do not fit, so the filter is no constant that is known."""
+    (layer,) = scan(save(tmp_path, constants=constants))
+    assert (layer.problem.dtype, layer.scaling, layer.filter) == ("float32", None, None)
+    assert f"its filter is made by DequantizeLinear DequantizeLinear_1 at run time: {note}" in layer.note.replace(
+        "DequantizeLinear_1: scale", "scale"
+    )
+
+
+def test_sums_beyond_32_bits_stay_in_float32(tmp_path):
+    weights = np.zeros((4, 1, 150, 150), np.int8)
+    path = save(
+        tmp_path, constants={"w": weights, "b": np.zeros(1, np.int32)}, per_channel=False, up={"strides": [1, 1]}
+    )
+    (layer,) = scan(path)
+    assert (layer.problem.dtype, layer.scaling) == ("float32", None)
+    assert layer.note.endswith("at most 65793 products of up to 32640 in an output, and there are 90000")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", '{"scale": 1}', "[" * 100_000, '{"data_scale": {}}', '{"data_scale": NaN}',
+     '{"data_zero_point": 1e400}', '{"filter_scale": [1, 2, 3, 4, 5]}', '{"filter_zero_point": "0"}'],
+)  # fmt: skip
+def test_files_of_weights_with_other_numbers(tmp_path, text):
+    """Text that is no scaling is refused as the file is read, numbers that break a rule as the layer is bound."""
+    (layer,) = scan(save(tmp_path))
+    broken = dataclasses.replace(layer, scaling=types.SimpleNamespace(text=text))
+    write_weights([broken], tmp_path / "model.safetensors")
+    with pytest.raises(
+        (td.ArtifactError, td.ProblemError), match=r"ConvTranspose_3\.scaling|(scale|zero_point)=.*: must "
+    ):
+        td.load(tmp_path, fallback="reference").layer(layer.name)
 
 
 def test_a_result_with_other_users_is_float32(tmp_path):

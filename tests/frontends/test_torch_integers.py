@@ -90,9 +90,47 @@ def test_layers_on_integers(options, types, exported):
     ],
 )
 def test_reasons_to_stay_in_float32(options, reason):
-    (layer,) = scan(Quantized(**options).eval(), [torch.randn(2, 4, 5, 6)])
-    assert layer.problem.dtype == "float32"
-    assert layer.scaling is None
+    check_reason(Quantized(**options).eval(), reason)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "value", "reason"),
+    [
+        ("scales", 0.0, "filter_scale=0.0: must be from 2**-60 to 2**40"),
+        ("scales", -1.0, "filter_scale=-1.0: must be from 2**-60 to 2**40"),
+        ("scales", np.nan, "filter_scale=nan: must be from 2**-60 to 2**40"),
+        ("scales", np.inf, "filter_scale=inf: must be from 2**-60 to 2**40"),
+        ("zeros", 300, "filter_zero_point=428: must be from 0 to 255, the range of uint8"),
+        ("zeros", 2**16, "filter_zero_point=65664: must be from 0 to 255, the range of uint8"),
+        ("zeros", 2**40, "filter_zero_point=1099511627904: must be from 0 to 255, the range of uint8"),
+        ("bias", np.nan, "bias=nan: must be int32 in units of data and filter"),
+        ("bias", 1e30, "bias=1.0000000150474662e+30: must be int32 in units of data and filter"),
+    ],
+)
+def test_numbers_that_break_a_rule(numbers, value, reason):
+    module = Quantized().eval()
+    getattr(module, numbers).data.fill_(value)
+    check_reason(module, reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "reason"),
+    [
+        ("DATA", (-0.03, 100), "data_scale=-0.03: must be from 2**-60 to 2**40"),
+        ("DATA", (np.nan, 100), "data_scale=nan: must be from 2**-60 to 2**40"),
+        ("DATA", (0.03, 300), "data_zero_point=300: must be from 0 to 255, the range of uint8"),
+        ("RESULT", (np.inf, 3), "output_scale=inf: must be from 2**-60 to 2**40"),
+        ("RESULT", (0.07, -1), "output_zero_point=-1: must be from 0 to 255, the range of uint8"),
+    ],
+)
+def test_numbers_of_data_and_results_that_break_a_rule(name, numbers, reason, monkeypatch):
+    monkeypatch.setitem(globals(), name, numbers)
+    check_reason(Quantized().eval(), reason)
+
+
+def check_reason(module, reason):
+    (layer,) = scan(module, [torch.randn(2, 4, 5, 6)])
+    assert (layer.problem.dtype, layer.scaling) == ("float32", None)
     assert layer.note == f"as float32: its data are dequantized: {reason}"
 
 

@@ -290,48 +290,66 @@ class _Graph:
         layer = absorb(found, steps, self._tensors.constants.take)
         ends = {sum(len(step.nodes) for step in steps[: i + 1]): str(step.output) for i, step in enumerate(steps)}
         place = Place(self._proto, node, node.input[0], ends.get(len(layer.fused), node.output[0]))
-        return self._on_integers(layer, place) if filter is not None and layer.filter is filter else (layer, place)
+        return self._on_integers(layer, place) if filter is None or layer.filter is filter else (layer, place)
 
     def _on_integers(self, layer: FoundLayer, place: Place) -> tuple[FoundLayer, Place]:
-        """Return a covered layer as a quantized one, with its place, if the nodes around it quantize."""
+        """Return a covered layer as a quantized one, with its place, if the nodes around it quantize.
+
+        It has a note where they break a rule.
+        """
         data, filter = (self._makers.get(tensor) for tensor in place.node.input[:2])
         stored = [self._stored(maker, "DequantizeLinear") for maker in (data, filter)]
-        if stored[0] is None or stored[1] is None:
+        for broken in stored:
+            if isinstance(broken, str):
+                return dataclasses.replace(layer, note=f"{layer.note}: {broken}"), place
+        of_data, of_filter = stored
+        if not isinstance(of_data, Stored) or not isinstance(of_filter, Stored):
             return layer, place
         assert isinstance(data, onnx.NodeProto)
         assert isinstance(filter, onnx.NodeProto)
         integers = self._constant(filter.input[0])
         if integers is None:
             return layer, place
-        if stored[1].scale.size > 1 and self._attributes(filter).get("axis", 1) not in (1, 1 - integers.ndim):
+        if of_filter.scale.size > 1 and self._attributes(filter).get("axis", 1) not in (1, 1 - integers.ndim):
             return dataclasses.replace(layer, note=f"{layer.note}: its filter has scales along another axis"), place
         user = self._graph.only_user(place.made)
         after = self._makers.get(str(user.output)) if user is not None else None
         output = self._stored(after, "QuantizeLinear")
-        result = quantized(layer, stored[0], integers, stored[1], output)
-        if isinstance(result, str):
+        result = output if isinstance(output, str) else quantized(layer, of_data, integers, of_filter, output)
+        if isinstance(output, str) or isinstance(result, str):
             return dataclasses.replace(layer, note=f"{layer.note}: {result}"), place
         place = place._replace(data=data.input[0])
         if output is None or user is None:
             return result, place
         return dataclasses.replace(result, fused=(*result.fused, user.name)), place._replace(made=str(user.output))
 
-    def _stored(self, node: _Maker, operator: str) -> Stored | None:
-        """Return how the integers of a node that is this `operator` stand for numbers; None if it does not say so."""
+    def _stored(self, node: _Maker, operator: str) -> Stored | str | None:
+        """Return how integers of a node that is this `operator` stand for numbers; None if it is none, or not constant.
+
+        A text is the rule that it breaks.
+        """
         if not isinstance(node, onnx.NodeProto) or node.op_type != operator or node.domain not in _DOMAINS:
             return None
-        scale = self._constant(node.input[1])
-        if scale is None or scale.dtype != np.float32 or not set(self._attributes(node)) <= {"axis"}:
+        scale, unknown = self._constant(node.input[1]), set(self._attributes(node)) - {"axis"}
+        if scale is None:
             return None
+        integers = (node.input if operator == "DequantizeLinear" else node.output)[0]
+        type = _CONSTANTS.get(self._types.get(integers, _UNKNOWN)[0])
         if len(node.input) == 3 and node.input[2] != "":
             zero = self._constant(node.input[2])
         else:
-            integers = (node.input if operator == "DequantizeLinear" else node.output)[0]
-            type = _CONSTANTS.get(self._types.get(integers, _UNKNOWN)[0], "uint8")
-            zero = np.zeros(scale.shape, numpy_dtype(type))
-        if zero is None or zero.size != scale.size or scale.ndim > 1:
+            zero = np.zeros(scale.shape, numpy_dtype(type or "uint8"))
+        if zero is None:
             return None
-        return Stored(zero.dtype.name, scale, zero)
+        rules = {
+            f"{', '.join(sorted(unknown))}: must be left out": bool(unknown),
+            f"scale={scale.dtype}: must be float32": scale.dtype != np.float32,
+            f"scale={scale.shape}: must be one number, or one for each of an axis": scale.ndim > 1,
+            f"zero_point={zero.shape}: must have as many numbers as the scale, {scale.size}": zero.size != scale.size,
+            f"zero_point={zero.dtype}: must be {type}, as the integers are": type is not None and zero.dtype != type,
+        }
+        broken = next((rule for rule, breaks in rules.items() if breaks), None)
+        return f"{node_name(node)}: {broken}" if broken else Stored(zero.dtype.name, scale, zero)
 
     def _problem(self, node: onnx.NodeProto) -> Problem | str:
         """Return the problem of a transposed convolution, or the reason why it is not covered."""

@@ -234,11 +234,14 @@ class _Net:
         stored = self._stored_filter(node, filter)
         made_of: FoundLayer | str
         if found is None:
-            made_of = f"{maker.name} must have constant ranges with 0 among at most 256 levels, the same for its result"
+            rule = "must have constant ranges with 0 among at most 256 levels, the same for its result"
+            made_of = f"{self._ranges(maker)}: {rule}"
         elif layer.filter is not filter:
             made_of = "a scale behind it must be folded into its filter before that is quantized"
         elif stored is None:
-            made_of = "its filter must be integers with a scale, one or one for each output channel"
+            of_filter = self._maker(node, 1)
+            ranges = f"{self._ranges(of_filter)}: " if of_filter and of_filter.type == "FakeQuantize" else ""
+            made_of = f"{ranges}its filter must be integers with a scale, one or one for each output channel"
         else:
             made_of = quantized(layer, found[0], *stored, output)
         if isinstance(made_of, str):
@@ -246,6 +249,12 @@ class _Net:
         if user is not None and output is not None:
             made_of = dataclasses.replace(made_of, fused=(*made_of.fused, user.name))
         return made_of
+
+    def _ranges(self, layer: _Layer) -> str:
+        """Return the range and the levels of a FakeQuantize, after its name."""
+        ends = (self._input(layer, index) for index in (1, 2))
+        low, high = ("?" if end is None else f"{end.item() if end.size == 1 else end.shape}" for end in ends)
+        return f"{layer.name}={low}..{high} in {self._number(layer, 'levels'):g} levels"
 
     def _levels(self, layer: _Layer | None) -> tuple[Stored, int] | None:
         """Return the integers of a FakeQuantize with constant ranges, and how many there are; None of another."""
@@ -287,7 +296,13 @@ class _Net:
             zero, source = self._input(source, 1), self._maker(source, 0)
         source = self._maker(source, 0) if source is not None and source.type == "Convert" else None
         dtype = "" if source is None else _ELEMENT_TYPES.get(source.data.get("element_type", ""), "")
-        if dtype not in STORED or scale is None or zero is None or not np.all(np.rint(zero) == zero):
+        # As far as int64 holds them; `Scaling` says which are allowed.
+        if (
+            dtype not in STORED
+            or scale is None
+            or zero is None
+            or not np.all((np.rint(zero) == zero) & (abs(zero) < 2**62))
+        ):
             return None
         return Stored(dtype, scale, zero.astype(np.int64))
 
@@ -409,7 +424,8 @@ class _Net:
 
     def _quantized(self, layer: _Layer, values: Sequence[Array]) -> Array | None:
         levels = self._number(layer, "levels")
-        if len(values) != 5 or levels < 2 or layer.data.get("auto_broadcast", "numpy") != "numpy" or not _fit(values):
+        broadcasts = layer.data.get("auto_broadcast", "numpy") == "numpy"
+        if len(values) != 5 or not 2 <= levels < np.inf or not broadcasts or not _fit(values):
             return None
         value, low, high, least, most = values
         return fake_quantized(value, low, high, least, most, int(levels))

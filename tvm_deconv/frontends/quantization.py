@@ -33,8 +33,11 @@ def quantized(
     types = (data.dtype, filter.dtype, *([output.dtype] if output else []))
     if problem.dtype != "float32" or not set(types) <= set(STORED):
         return f"integers of {', '.join(types)} are not all {' or '.join(STORED)}"
-    if data.scale.size != 1 or (output is not None and output.scale.size != 1):
-        return "data and results have one scale each in quantized problems"
+    if integers.dtype.name != filter.dtype:
+        return f"filter={integers.dtype}: must be of the type of its zero point, {filter.dtype}"
+    for name, stored in (("data", data), ("output", output)):
+        if stored is not None and stored.scale.size != 1:
+            return f"{name}_scale={stored.scale.shape}: must be one number in quantized problems"
     if problem.epilogue.bias and layer.bias is None:
         return "its bias is no constant"
     integers, filter = _without_zero_points(integers, filter)
@@ -42,8 +45,8 @@ def quantized(
     scaling = Scaling(
         data.scale.item(),
         data.zero_point.item(),
-        np.tile(filter.scale.reshape(-1), count) if filter.scale.size > 1 else filter.scale.item(),
-        np.tile(filter.zero_point.reshape(-1), count) if filter.zero_point.size > 1 else filter.zero_point.item(),
+        filter.scale.item() if filter.scale.size == 1 else np.tile(filter.scale.reshape(-1), count),
+        filter.zero_point.item() if filter.zero_point.size == 1 else np.tile(filter.zero_point.reshape(-1), count),
         output.scale.item() if output else 1.0,
         output.zero_point.item() if output else 0,
     )
@@ -58,7 +61,8 @@ def quantized(
     if layer.bias is not None:
         bias = _in_units(layer.bias, unit, output.scale.item() / 64 if output else unit / 1000)
         if bias is None:
-            return "its bias is not one of int32 in units of data and filter"
+            far = layer.bias[np.argmax(np.abs(np.nan_to_num(layer.bias, nan=np.inf)))]
+            return f"bias={far}: must be int32 in units of data and filter"
     try:
         constants(made, scaling, bias)
     except DeconvError as error:
@@ -94,7 +98,7 @@ def _without_zero_points(integers: Array, filter: Stored) -> tuple[Array, Stored
         other = "int8" if filter.dtype == "uint8" else "uint8"
         shift = -128 if other == "int8" else 128
         moved = (integers.astype(np.int16) + shift).astype(other)
-        return moved, Stored(other, filter.scale, filter.zero_point.astype(np.int16) + shift)
+        return moved, Stored(other, filter.scale, filter.zero_point.astype(np.int64) + shift)
     return integers, filter
 
 

@@ -212,7 +212,8 @@ def _scales(name: str, value: object, count: int) -> Array:
 def _zero_points(name: str, value: object, dtype: str, count: int) -> Array:
     """Return zero points in int64; raise ProblemError for others than `Scaling` allows for a stored `dtype`."""
     numbers = _numbers(name, value, count)
-    zero = numbers.astype(np.int64)
+    with np.errstate(invalid="ignore"):  # NaN and what is too large are no integers
+        zero = numbers.astype(np.int64)
     if not np.array_equal(zero, numbers):
         raise ProblemError(name, value, "must be integers")
     least, most = 0, 0

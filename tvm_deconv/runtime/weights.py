@@ -98,7 +98,7 @@ class Weights(Mapping[str, Problem]):
                     scaling = Scaling.parse(problems[f"{name}{SCALING}"]) if problem.quantization else None
                 except DeconvError as error:
                     raise _unreadable(path, str(error)) from None
-                except (KeyError, TypeError, ValueError) as error:
+                except (KeyError, TypeError, ValueError, RecursionError) as error:
                     raise _unreadable(path, f"{name}{SCALING}: {error}") from None
                 yield _Place(path, name, problem, scaling)
 
