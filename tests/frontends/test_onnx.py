@@ -328,7 +328,7 @@ def test_filters_of_quantized_models(tmp_path, dtype, axis, zero):
     path = save(tmp_path, nodes, constants)
     (layer,) = scan(path)
     stored = f"as float32: its data are dequantized, filter stored as {np.dtype(dtype).name}"
-    other = "scales along another axis" if axis == 0 else "bias is not one of int32 in units of data and filter"
+    other = "scales along another axis" if axis == 0 else "must be int32 in units of data and filter"
     assert layer.note.startswith(f"{stored}: ")
     assert layer.note.endswith(other)
     model = onnx.load(path)
