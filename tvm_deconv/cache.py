@@ -75,7 +75,8 @@ def directory() -> Path:
     """Return the folder of the cache for what this installation builds.
 
     It is ``$XDG_CACHE_HOME/tvm_deconv/<stamp>``, or below ``~/.cache``. The stamp changes with everything that decides
-    an artifact, so one that other sources have built is not found. Raises BuildError if a package is missing.
+    an artifact, so one that other sources have built is not found. Raises BuildError if a package is missing, or if
+    there is no such directory: a relative one would be of whoever fills the current directory.
     """
     try:
         import filelock  # noqa: F401
@@ -85,7 +86,14 @@ def directory() -> Path:
     except (ModuleNotFoundError, PackageNotFoundError) as error:
         rule = f"needs the package {error.name}: {install('compile')}"
         raise BuildError("fallback", "compile", rule) from None
-    return Path(platformdirs.user_cache_path("tvm_deconv", appauthor=False)) / stamp
+    try:
+        root = Path(platformdirs.user_cache_path("tvm_deconv", appauthor=False))
+    except RuntimeError:  # the user has no home; earlier versions of platformdirs give a relative path
+        root = Path()
+    if not root.is_absolute():
+        rule = "needs a directory for its cache: HOME or XDG_CACHE_HOME must be the path of one, from the root"
+        raise BuildError("fallback", "compile", rule)
+    return root / stamp
 
 
 def build(problem: Problem, target: Target, folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Problems that no artifact serves: built into the user's cache, computed with NumPy, or refused."""
 
 import os
+import pwd
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -226,6 +227,32 @@ def build_here(monkeypatch):
 def cached(artifacts):
     PROCESS.artifacts.clear()
     return td.load(artifacts, fallback="compile").bind(WANTED, operands(WANTED)[1])
+
+
+@pytest.mark.parametrize("given", [None, "", "here"])
+def test_there_is_no_home(artifacts, tmp_path, monkeypatch, given):
+    """As in a container for a user of no name: nothing is put into, or loaded from, the current directory."""
+
+    def unknown(_):
+        raise KeyError
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if given is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", given)
+    monkeypatch.chdir(tmp_path)
+    rule = "fallback='compile': needs a directory for its cache: HOME or XDG_CACHE_HOME"
+    with pytest.raises(td.NoArtifactError, match=rule):
+        td.load(artifacts, fallback="compile").bind(WANTED, np.ones(WANTED.filter_shape, np.float32))
+    assert not list(tmp_path.iterdir())
+
+
+def test_home_that_cannot_be_written(artifacts, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/dev/null")
+    with pytest.raises(td.NoArtifactError, match="fallback='compile': the cache must be writable"):
+        td.load(artifacts, fallback="compile").bind(WANTED, np.ones(WANTED.filter_shape, np.float32))
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o720, 0o702, 0o1777])
