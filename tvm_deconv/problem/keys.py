@@ -26,6 +26,7 @@ _KEY = re.compile(
     r"-(?P<data_format>[A-Z]+)-(?P<filter_format>[A-Z]+)-(?P<epilogue>[^\s/]+)",
     re.ASCII,
 )
+_EXTENT = re.compile(r"\d+|any(?:\(\d+(?:,\d+)*\)|[+-]\d+)?", re.ASCII)
 
 
 def write_key(problem: Problem) -> str:
@@ -55,7 +56,7 @@ def read_key(key: str) -> dict[str, Any]:
     fields: dict[str, Any] = match.groupdict()
     for name in (*_PER_PROBLEM, *_PER_AXIS):
         extents = fields[name].split("x")
-        if not all(extents):
+        if not all(map(_EXTENT.fullmatch, extents)):
             raise ProblemError("key", key, f"{name} must be integers joined by x")
         # Python refuses to read numbers of some thousand digits.
         if max(map(len, re.findall(r"\d+", fields[name])), default=0) > _INT64_DIGITS:
