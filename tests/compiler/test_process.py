@@ -1,8 +1,11 @@
 """Processes that serve requests: what one does to itself is an error here, and the next request is served."""
 
 import os
+import random
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -25,6 +28,9 @@ class Served:
     def count(self):
         self.calls += 1
         return self.calls
+
+    def echo(self, value):
+        return value
 
     def told(self):
         return self.arguments, sorted(os.sched_getaffinity(0)), os.environ.get("TOLD")
@@ -218,3 +224,75 @@ def test_limits_are_those_of_one_request(served, method, reason):
         with pytest.raises(WorkerError, match=reason):
             worker.ask(method, timeout=300)
         worker.ask("count")
+
+
+STORM = """
+import itertools, os, random, signal, subprocess, sys, time
+from pathlib import Path
+from tvm_deconv.compiler.process import Worker
+from served_requests import Served
+
+class Interrupt(BaseException):
+    pass
+
+def interrupt(_, frame):
+    global interrupted
+    interrupted = True
+    while frame is not None:
+        if frame.f_code is work.__code__:
+            raise Interrupt
+        frame = frame.f_back
+
+def running():
+    "The processes that this one has started, but for those that have ended."
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if int(parent) == os.getpid() and state != "Z":
+            found.append(path.parent.name)
+    return found
+
+chance, questions, told = random.Random(int(sys.argv[2])), itertools.count(), []
+workers = Worker(Served, "told", paused=True), Worker(Served, "told")
+
+def work():
+    for worker in itertools.cycle(workers):
+        if interrupted:  # before this, or where Python ignores errors
+            return
+        number = next(questions)
+        assert worker.ask("echo", number) == number, "the answer to an earlier question"
+        assert worker.ask("told")[0] == ("told",)
+
+signal.signal(signal.SIGALRM, interrupt)
+for number in range(int(sys.argv[1])):
+    # One interrupt, or a flurry: the second may come while the first is handled.
+    after = 10 ** chance.uniform(-4, 0)
+    interrupted = False
+    try:
+        signal.setitimer(signal.ITIMER_REAL, after, chance.choice([0, 0.0003]))
+        work()
+    except Interrupt:
+        pass
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    for worker in workers:
+        if chance.random() < 0.3:
+            worker.stop()
+print(next(questions), "questions")
+for worker in workers:
+    worker.close()
+end = time.monotonic() + 60
+while left := running():
+    assert time.monotonic() < end, left
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("interrupts", [60, pytest.param(2000, marks=pytest.mark.slow)])
+def test_storm(served, interrupts):
+    """Interrupts at any moment of start, question and end: no answer of another question, no process, no wait."""
+    command = [sys.executable, "-c", STORM, str(interrupts), str(random.randrange(1 << 32))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
+    assert done.returncode == 0, (command[-1], done.stdout, done.stderr)

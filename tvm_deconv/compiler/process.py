@@ -75,6 +75,7 @@ class Worker:
         self._paused = paused
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
+        self._whole = False  # between questions: whoever is interrupted leaves it False
         self._asking = threading.RLock()
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115 (close() closes it)
 
@@ -106,12 +107,13 @@ class Worker:
         """End the process and its children; a thread that waits for its answer gets a WorkerError."""
         self._kill()
         with self._asking:
+            self._whole = False
             self._kill()
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
             if self._process is not None:
-                self._process.wait()
+                _reap(self._process)
                 self._process = None
 
     def _kill(self) -> None:
@@ -128,6 +130,7 @@ class Worker:
         """
         with self._asking:
             process, connection = self._started()
+            self._whole = False
             try:
                 connection.send((method, arguments))
                 if self._paused:
@@ -145,6 +148,7 @@ class Worker:
                 raise WorkerError(f"did not end within {timeout:g} s", died=True)
             if self._paused:
                 process.send_signal(signal.SIGSTOP)
+            self._whole = True
         if not succeeded:
             raise WorkerError(str(answer))
         return answer
@@ -163,8 +167,9 @@ class Worker:
         return f"its process ended {how}{f': {last}' if last else ''}"
 
     def _started(self) -> tuple[subprocess.Popen[bytes], Connection]:
-        """Return the process and its connection; start it if there is none."""
-        if self._process is None or self._connection is None:
+        """Return the process and its connection; start it if there is none, or one that was interrupted."""
+        if self._process is None or self._connection is None or not self._whole:
+            self.stop()
             self._connection, theirs = Pipe()
             self._printed.seek(0)
             self._printed.truncate()
@@ -186,7 +191,15 @@ class Worker:
                 )
             with contextlib.suppress(OSError):  # it ended at once, which the caller notices when it asks
                 self._connection.send(self._arguments)
+            self._whole = True
         return self._process, self._connection
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a process to end, without the lock of `Popen.wait`, which an interrupt may have left locked."""
+    if process.returncode is None:
+        with contextlib.suppress(ChildProcessError):
+            process.returncode = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
 
 
 def serve(descriptor: int, module: str, kind: str, cpus: list[int], limits: tuple[int, int] | None) -> None:
