@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from tvm_deconv.artifact import pack
+from tvm_deconv.artifact.regular import CAREFUL
 from tvm_deconv.errors import ArtifactError
 
 T = TypeVar("T")
@@ -131,8 +132,7 @@ def _read(
     use: Callable[[BinaryIO, int], T],
 ) -> T:
     """Return the result of `use` on the open file at `path` and its size. Raises as `read` does."""
-    # Without O_NONBLOCK a named pipe would wait for a writer.
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+    flags = os.O_RDONLY | CAREFUL
     leaves = False
     try:
         try:

@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
+from tvm_deconv.artifact.regular import CAREFUL, opener
+
 T = TypeVar("T")
 SUFFIX = ".tdl"
 FORMAT = 1
@@ -29,6 +31,7 @@ _ENCRYPTED = 1  # a flag of a member
 _PLAIN = re.compile(r"[^/\\\0]+")
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first that the format knows: equal directories make equal files
 _MOST_KEPT = 16  # tables of archives
+_MOST_TABLE = 1 << 24  # bytes: of 50 000 artifacts
 
 
 class PackError(ValueError):
@@ -70,7 +73,7 @@ def write(path: Path, root: Path, members: Sequence[str]) -> None:
         for name in members:
             member = zipfile.ZipInfo(name, _EPOCH)
             member.create_system, member.external_attr = 3, (stat.S_IFREG | 0o644) << 16  # Unix
-            with (root / name).open("rb") as source:
+            with open(root / name, "rb", opener=opener) as source:
                 member.file_size = os.fstat(source.fileno()).st_size
                 with archive.open(member, "w") as target:
                     shutil.copyfileobj(source, target, 1 << 20)
@@ -78,7 +81,7 @@ def write(path: Path, root: Path, members: Sequence[str]) -> None:
 
 def _open(path: Path, use: Callable[[io.BufferedReader, Mapping[str, _Member]], T]) -> T:
     """Return the result of `use` on the open file at `path` and its members."""
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+    with _Archive(io.FileIO(os.open(path, os.O_RDONLY | CAREFUL))) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise PackError("it is not a regular file")
@@ -125,6 +128,16 @@ def _check_format(comment: bytes) -> None:
         raise PackError("its comment does not say that it is one")
     if int(match[1]) != FORMAT:
         raise PackError(f"its format is {int(match[1])}, not {FORMAT}: another version wrote it")
+
+
+class _Archive(io.BufferedReader):
+    """An archive, whose table zipfile reads at once, of whatever size its end says that it is."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return `size` bytes. Raises PackError if they are more than a table may have."""
+        if size is not None and size > _MOST_TABLE:
+            raise PackError(f"its table has more than {_MOST_TABLE} bytes")
+        return super().read(size)
 
 
 class _Part(io.RawIOBase):

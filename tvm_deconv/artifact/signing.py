@@ -92,7 +92,11 @@ def _key(path: Path, *, private: bool) -> Any:
         raise ArtifactError(path, f"needs the package cryptography: {install('sign')}") from None
     try:
         data, _ = files.read(path.resolve(), _MAX_BYTES, ArtifactError, ArtifactError)
-        key = load_pem_private_key(data, None) if private else load_pem_public_key(data)
+        key: Any
+        if private:  # one of RSA is refused below, and would take minutes to check first
+            key = load_pem_private_key(data, None, unsafe_skip_rsa_key_validation=True)
+        else:
+            key = load_pem_public_key(data)
     # Links in a circle are a RuntimeError; cryptography has many classes, and warnings, which may be errors.
     except Exception as error:
         raise ArtifactError(path, f"must be the PEM file of a {_KINDS[private]}: {error}") from None

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
+from tvm_deconv.artifact import regular
+
 #: The packages that a build reads, below `tvm_deconv`.
 PACKAGES = ("problem", "targets", "compute", "schedules", "compiler")
 #: The modules that decide the content of a manifest.
@@ -21,20 +23,20 @@ _VERSIONS = ("tvm_deconv", "apache-tvm", "apache-tvm-ffi")
 
 def files_of(packages: Sequence[str], suffixes: Sequence[str] = ()) -> list[Path]:
     """Return the files of `packages`, sorted within each, by default of every suffix; nothing is imported for it."""
-    files: list[Path] = []
+    found: list[Path] = []
     for package in packages:
         spec = importlib.util.find_spec(f"tvm_deconv.{package}")
         for folder in (spec and spec.submodule_search_locations) or ():
             every = (path for path in sorted(Path(folder).rglob("*")) if path.is_file() and path.suffix != ".pyc")
-            files += [path for path in every if not suffixes or path.suffix in suffixes]
-    return files
+            found += [path for path in every if not suffixes or path.suffix in suffixes]
+    return found
 
 
-def digest_of(files: Iterable[Path]) -> str:
-    """Return the sha256 of the names and contents of `files`, in their order."""
+def digest_of(paths: Iterable[Path]) -> str:
+    """Return the sha256 of the names and contents of `paths`, in their order. Raises OSError."""
     digest = hashlib.sha256()
-    for path in files:
-        content = path.read_bytes()
+    for path in paths:
+        content = regular.content_of(path, regular.MOST_TEXT)
         digest.update(f"{path.name} {len(content)}\n".encode() + content)
     return digest.hexdigest()
 

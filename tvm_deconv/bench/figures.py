@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tvm_deconv.artifact.regular import MOST_TEXT, content_of
 from tvm_deconv.bench.layers import Layer
 from tvm_deconv.bench.report import as_json, from_json, milliseconds, shares, summary
 from tvm_deconv.bench.results import Report, Result, Row, Summary
@@ -80,9 +81,9 @@ def read(directory: Path) -> dict[str, Report]:
     for path in sorted(directory.rglob("*.json"), key=lambda path: (len(path.parts), path)):
         try:
             found[path.relative_to(directory).with_suffix("").as_posix()] = from_json(
-                json.loads(path.read_text(encoding="utf-8"))
+                json.loads(content_of(path, MOST_TEXT))
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OSError, RecursionError) as error:
             raise SourceError("figures", path, f"must be what `bench --figures` writes: {error}") from None
     return found
 

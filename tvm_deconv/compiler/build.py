@@ -67,7 +67,10 @@ def compile(
     asked = requested(checked_problems(problems), layers or {})
     followed = [*([shipped()] if installed else []), *([] if logs is None else [logs])]
     folder = Path(output)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        raise BuildError("output", folder, f"must be a directory that can be written: {error}") from error
     report = _Report(on_outcome)
     for outcome in done:
         report.add(outcome)

@@ -18,6 +18,7 @@ from typing import Any
 
 from tvm_deconv.artifact import files
 from tvm_deconv.artifact.manifest import stem
+from tvm_deconv.artifact.regular import MOST_TEXT, content_of
 from tvm_deconv.artifact.sources import digest_of
 from tvm_deconv.compiler.fingerprint import surroundings
 from tvm_deconv.compiler.records import SUFFIX, shipped
@@ -104,12 +105,12 @@ class _Known:
                 told = {"warnings": outcome.warnings, "reason": outcome.reason}
                 notes[outcome.manifest.name] = {"inputs": inputs, "recipe": outcome.manifest.recipe, **told}
         notes = {name: note for name, note in notes.items() if (self._folder / f"{name}.json").exists()}
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # ValueError: a null character in the path
             files.write(self._folder / NOTES, json.dumps(notes, indent=1).encode())
 
     def _read(self) -> dict[str, Any]:
         try:
-            notes = json.loads((self._folder / NOTES).read_bytes())
+            notes = json.loads(content_of(self._folder / NOTES, MOST_TEXT))
         except (OSError, ValueError, RecursionError):
             return {}
         return notes if isinstance(notes, dict) else {}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.resources
+import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from filelock import FileLock
 
 from tvm_deconv.artifact import files
 from tvm_deconv.artifact.manifest import stem
+from tvm_deconv.artifact.regular import MOST_TEXT, content_of, opener
 from tvm_deconv.errors import BuildError, ProblemError
 from tvm_deconv.problem import Epilogue, Problem
 from tvm_deconv.targets import Host
@@ -31,6 +33,7 @@ from tvm_deconv.targets.ancestry import generations, name_of
 SUFFIX = ".jsonl"
 #: A schedule that was not this many times as fast as the default is no better: measured times differ by that much.
 BETTER = 1.01
+_MOST_WARNINGS = 20  # of a file
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -268,13 +271,18 @@ def read(target: str, *logs: Path | str, microarchitecture: str | None = None) -
         if not folder.is_dir():
             continue
         for file in sorted(folder.glob(f"*{SUFFIX}")):
-            for record in _lines(file, target, records.warnings):
-                records.add(record)
+            try:
+                for record in _lines(file, target, records.warnings):
+                    records.add(record)
+            except OSError as error:
+                records.warnings.append(f"{file}: skipped, must be a file that can be read ({error.strerror})")
     return records
 
 
 def _lines(file: Path, target: str, warnings: list[str]) -> Iterator[Record]:
-    for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
+    """Yield the records of a file; `warnings` gets the lines that do not read. Raises OSError."""
+    skipped = 0
+    for number, line in enumerate(io.BytesIO(content_of(file, MOST_TEXT)), 1):
         if not line.strip():
             continue
         try:
@@ -282,9 +290,13 @@ def _lines(file: Path, target: str, warnings: list[str]) -> Iterator[Record]:
             if record.target != target:
                 raise ProblemError("target", record.target, f"must be {target}, which the folder says")
         except ValueError as error:
-            warnings.append(f"{file}:{number}: skipped, does not read: {error}")
+            skipped += 1
+            if skipped <= _MOST_WARNINGS:
+                warnings.append(f"{file}:{number}: skipped, does not read: {error}")
         else:
             yield record
+    if skipped > _MOST_WARNINGS:
+        warnings.append(f"{file}: {skipped - _MOST_WARNINGS} more lines skipped, do not read")
 
 
 class Log:
@@ -313,7 +325,7 @@ class Log:
         path = self.file(record.problem, record.target)
         with self._locked():
             path.parent.mkdir(exist_ok=True)
-            with path.open("a+b") as file:
+            with open(path, "a+b", opener=opener) as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(size - 1, 0))
                 torn = size > 0 and file.read(1) != b"\n"
@@ -326,14 +338,14 @@ class Log:
             files.setdefault(self.file(record.problem, record.target), []).append(record)
         with self._locked():
             for path, added in files.items():
-                old = list(_lines(path, added[0].target, [])) if path.exists() else []
+                old = list(_lines(path, added[0].target, [])) if os.path.lexists(path) else []
                 _write(path, [*old, *added])
 
     def tidy(self, problem: str, target: str) -> None:
         """Sort the records of a problem, without half-written lines and records that newer ones replace."""
         path = self.file(problem, target)
         with self._locked():
-            if path.exists():
+            if os.path.lexists(path):
                 _write(path, _lines(path, target, []))
 
     def prune(self, target: str, keep: int) -> tuple[int, int]:
@@ -381,7 +393,8 @@ def _foreign(line: str) -> bool:
 
 def _write(path: Path, records: Iterable[Record]) -> None:
     """Replace the records in a file; lines of other versions stay. A file without a line is removed."""
-    old = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    content = content_of(path, MOST_TEXT) if os.path.lexists(path) else b""
+    old = content.decode(errors="replace")
     lines = [record.line for record in newest(records)]
     lines += sorted({line for line in old.split("\n") if _foreign(line)})
     text = "".join(line + "\n" for line in lines)

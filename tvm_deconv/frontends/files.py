@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from tvm_deconv.artifact.regular import opener
 from tvm_deconv.errors import SourceError
 from tvm_deconv.frontends.packages import cast
 from tvm_deconv.problem import Array
@@ -28,14 +28,8 @@ _MOST_CONSTANTS = 1 << 32
 def _regular(path: Path) -> Iterator[tuple[BinaryIO, int]]:
     """Yield the open file at `path` and its size. Raises SourceError, also for all that are no regular files."""
     try:
-        # Without O_NONBLOCK a named pipe would wait for a writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                kind = "Is a directory" if stat.S_ISDIR(status.st_mode) else "it is no regular file"
-                raise SourceError("source", path, f"must be a file that can be read ({kind})")
-            yield file, status.st_size
+        with open(path, "rb", opener=opener) as file:
+            yield file, os.fstat(file.fileno()).st_size
     except (OSError, ValueError, MemoryError) as error:  # ValueError: a null character in the path
         if isinstance(error, SourceError):
             raise

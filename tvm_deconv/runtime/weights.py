@@ -23,6 +23,7 @@ from tvm_deconv.problem.arrays import numpy_dtype
 from tvm_deconv.problem.quantization import SCALING
 
 _MOST_HEADER = 100_000_000  # bytes, as the format has it
+_MOST_BYTES = (4 << 30) + _MOST_HEADER  # a compile writes no more than 4 GiB of arrays
 _DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8", "U8": "uint8",
     "I32": "int32",
@@ -105,8 +106,10 @@ class Weights(Mapping[str, Problem]):
     def _content(self, path: Path, limit: int | None) -> bytes:
         """Return the first `limit` bytes of a file, and all that there are if it was signed."""
         if limit is None or self._signed is not None:
-            limit = 1 << 62
-        content, _ = files.read(path, limit, ArtifactError, IntegrityError)
+            limit = _MOST_BYTES
+        content, size = files.read(path, limit, ArtifactError, IntegrityError)
+        if size > _MOST_BYTES:
+            raise ArtifactError(path, f"must have at most {_MOST_BYTES} bytes, not {size}")
         if self._signed is not None:
             found, wanted = hashlib.sha256(content).hexdigest(), self._signed.get(path.name)
             if found != wanted:
