@@ -461,7 +461,7 @@ def _build_stress(folder: Path, *flags: str) -> Path:
     return program
 
 
-MOMENTS = [(mode, 1) for mode in ("failures", "lanes", "fork", "turns", "keep", "asleep", "host")]
+MOMENTS = [(mode, 1) for mode in ("failures", "lanes", "nested", "fork", "turns", "keep", "asleep", "host")]
 
 
 @pytest.mark.parametrize(("mode", "rounds"), [*MOMENTS, ("storm", 1000), ("rendezvous", 30000)])

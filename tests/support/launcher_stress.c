@@ -501,6 +501,28 @@ static void run_fork(void) {
   in_child(run_child_of_refused);
 }
 
+static int nesting_task(int task, Env *env, void *data) {
+  (void)task, (void)env;
+  return __TVMBackendParallelLaunch(held_task, data, 1);
+}
+
+static void *nesting_caller(void *data) {
+  check(__TVMBackendParallelLaunch(nesting_task, data, 1) == 0, "the nesting launch succeeds");
+  return NULL;
+}
+
+/* Three threads may compute: the one in the nested launch, and two that meet meanwhile. */
+static void run_nested(void) {
+  struct held held = {0};
+  pthread_t caller;
+  tvm_deconv_set_num_threads(3);
+  pthread_create(&caller, NULL, nesting_caller, &held);
+  wait_until(&held.arrived, 1);
+  check(launch_rendezvous(2) == 0, "a thread in a nested launch counts once");
+  atomic_store(&held.released, 1);
+  pthread_join(caller, NULL);
+}
+
 static int turn_task(int task, Env *env, void *data) {
   (void)env;
   if (task == 0) {
@@ -830,6 +852,7 @@ int main(int argc, char **argv) {
   if (strcmp(argv[1], "cost") == 0) run_cost(rounds);
   if (strcmp(argv[1], "failures") == 0) run_failures();
   if (strcmp(argv[1], "lanes") == 0) run_lanes();
+  if (strcmp(argv[1], "nested") == 0) run_nested();
   if (strcmp(argv[1], "fork") == 0) run_fork();
   if (strcmp(argv[1], "turns") == 0) run_turns();
   if (strcmp(argv[1], "keep") == 0) run_keep();
