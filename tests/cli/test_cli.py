@@ -236,7 +236,7 @@ def test_no_compiler(small, tmp_path):
         (["verify", "{empty}"], "{empty}: 0 ok, 0 failed, 0 not for this machine"),
         (["bench", "{empty}"], "paths='{empty}': must hold a layer that this machine can run"),
         (["bench", "{artifacts}", "--threads", "4000"], "threads=4000: must be from 1 to"),
-        (["compile", "{list}", "--output", "/proc/nowhere"], "/proc/nowhere"),
+        (["compile", "{list}", "--output", "/proc/nowhere"], "output=/proc/nowhere: must be a directory"),
     ],
 )
 def test_errors_are_one_line(arguments, said, artifacts, small, tmp_path):
