@@ -1,11 +1,14 @@
 """Rounding of outputs to bfloat16: to nearest even, once, for all numbers and all NaN."""
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
 from support.kernels import X86, all_targets, call_kernel, compile_kernel
 
 import tvm_deconv as td
+from tvm_deconv.targets import get
 
 #: Bits of float32: any; denormals; ties between even and odd neighbours; the largest numbers; infinities; NaN whose
 #: rounding would carry into the sign.
@@ -53,6 +56,21 @@ def test_every_nan_of_the_data_stays_one(name, data_format, groups, target):
     kernel = compile_kernel(problem, target, algorithm, algorithm.candidates(problem, target)[0][1])
     found = call_kernel(problem, *kernel, data, weights, None)
     assert np.isnan(found.astype(np.float32)).all()
+
+
+@forms
+def test_float16_is_added_up_in_float32_where_avx512_fp16_could(name, data_format, groups):
+    """The code for such a CPU is compiled, and not run: none of its instructions adds or multiplies float16."""
+    target = get("sapphirerapids")
+    assert "avx512_fp16" in target.features
+    problem, algorithm = kernel_of(name, data_format, groups, bias=True)
+    problem = problem.replace(dtype="float16")
+    _, compiled = compile_kernel(problem, target, algorithm, algorithm.candidates(problem, target)[0][1])
+    code = compiled.mod.inspect_source("asm")
+    assert len(re.findall(r"\tvfmadd\w+ps\t.*zmm", code)) >= 8
+    assert re.search(r"\tvcvtph2psx?\t", code)
+    assert re.search(r"\tvcvt(ps2phx?|ss2sh)\t", code)
+    assert not re.search(r"\tv(add|sub|mul|div|fn?m(add|sub)\w*)(ph|sh)\t", code)
 
 
 def same_or_nan(found, want):
