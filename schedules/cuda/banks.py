@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 BANKS = 32
+WAVEFRONT = 4 * BANKS  # bytes
 #: One access of a warp: the first word of each lane, and how many it takes.
 Access = tuple[Sequence[int], int]
 

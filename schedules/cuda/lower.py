@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import tvm
 from tvm import tirx
@@ -14,13 +15,15 @@ from tvm.tirx.compilation_pipeline import register_tir_pipeline
 
 from tvm_deconv.schedules.cuda.warp import host_functions
 
-#: Threads that a multiprocessor is to hold at least: their registers bound those of one, at 128.
-RESIDENT = 512
+#: Threads that a multiprocessor is to hold at least, if a function has no such attribute: their registers bound those
+#: of one, at 128.
+RESIDENT, RESIDENT_THREADS = 512, "tvm_deconv.resident_threads"
 _PIPELINE = "tvm_deconv_cuda"
 #: A call of the driver, to which libraries are not linked.
 _DRIVER_TEXT = re.compile(r"\n *cuGetErrorString\(tensormap_error\w*, &message\);")
 _BOUNDS = re.compile(r"(?<=__launch_bounds__)\((\d+)\)")
-_KERNEL = re.compile(r"(?<=^extern \"C\" )__global__ [^;{]*\{\n.*?^\}", re.MULTILINE | re.DOTALL)
+#: A kernel of a function by its name.
+_KERNEL = r"(?<=^extern \"C\" )__global__ [^;{{]*\b{}_kernel(?:_\d+)?\([^;{{]*\{{\n.*?^\}}"
 #: A loop over tiles of k, which begins with a wait.
 _TILES = re.compile(r"^( *)(?=for .*\n *tvm_deconv_wait)", re.MULTILINE)
 
@@ -55,23 +58,26 @@ def source(functions: Mapping[str, PrimFunc]) -> str:
     target = tvm.target.Target({"kind": "cuda", "arch": "sm_80"}, host={"kind": "cuda_host"})
     # Loops marked to be unrolled stay loops, which nvcc unrolls.
     with tvm.transform.PassContext(config={"tirx.UnrollLoop": {"explicit_unroll": 0}}):
-        text = export_cuda_host(tvm.compile(module, target=target, tir_pipeline=_PIPELINE).mod)
+        text: str = export_cuda_host(tvm.compile(module, target=target, tir_pipeline=_PIPELINE).mod)
     if "CUtensorMap" in text:
         text = text.replace("extern __shared__ __align__(64)", "extern __shared__ __align__(1024)")  # of swizzled lines
         text = text.replace("cuTensorMapEncodeTiled(", "tvm_deconv_encode(")
         text = _DRIVER_TEXT.sub("", text)
         text = text.replace("#define TVM_DLL", host_functions() + "#define TVM_DLL", 1)
-    text = _KERNEL.sub(_with_few_registers, text)
-    return _BOUNDS.sub(lambda bound: f"({bound[1]}, {max(1, RESIDENT // int(bound[1]))})", text)
+    for name, func in functions.items():
+        resident = int(func.attrs[RESIDENT_THREADS]) if RESIDENT_THREADS in func.attrs else RESIDENT
+        text = re.sub(_KERNEL.format(name), partial(_bounded, resident), text, flags=re.MULTILINE | re.DOTALL)
+    return text
 
 
-def _with_few_registers(kernel: re.Match[str]) -> str:
-    """Return the text of a kernel in which nvcc keeps less at a time.
+def _bounded(resident: int, kernel: re.Match[str]) -> str:
+    """Return the text of a kernel of which a multiprocessor holds so many threads at least.
 
-    Loops over tiles are not unrolled, whose loads would all be begun before products. Where the number of the thread is
-    to be forgotten (`warp.forget`), it is a variable.
+    nvcc keeps less at a time: loops over tiles are not unrolled, whose loads would all be begun before products. Where
+    the number of the thread is to be forgotten (`warp.forget`), it is a variable.
     """
-    text = _TILES.sub(r"\1#pragma unroll 1\n\1", kernel[0])
+    text = _BOUNDS.sub(lambda bound: f"({bound[1]}, {max(1, resident // int(bound[1]))})", kernel[0])
+    text = _TILES.sub(r"\1#pragma unroll 1\n\1", text)
     if "tvm_deconv_forget(" not in text:
         return text
     head, brace, body = text.replace("((int)threadIdx.x)", "thread").partition("{\n")

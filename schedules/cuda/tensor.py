@@ -28,7 +28,9 @@ from tvm_deconv.compute.gather import Index, sections
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
+from tvm_deconv.schedules.cuda.banks import WAVEFRONT
 from tvm_deconv.schedules.cuda.emit import Rounding, as_it_is, local, one_task, when
+from tvm_deconv.schedules.cuda.lower import RESIDENT
 from tvm_deconv.schedules.cuda.predicates import fills_tensor_cores, is_for_tensor_cores, multiplied_type
 from tvm_deconv.schedules.cuda.tiles import DIVISIONS, Cells, Copied, Plan, cheapest, matrix_kernel, searched
 from tvm_deconv.schedules.cuda.warp import MMA_TERMS, high, ldmatrix, low, mma, tf32
@@ -42,11 +44,17 @@ PLANS = (
     Plan(128, 16, 32, 32, 16),
     Plan(128, 8, 32, 32, 8),
 )
+#: Plans that read operands less often: their threads have 128 sums, and a multiprocessor holds half as many of them.
+LARGE_PLANS = (Plan(256, 128, 32, 64, 64), Plan(128, 128, 32, 64, 64))
+#: The same if each product is three: 64 sums, and as many of tensor cores.
+LARGE_TRIPLE = (Plan(256, 64, 32, 64, 32), Plan(128, 128, 32, 64, 32))
 _PAD = 8
 #: In multiply-adds of CUDA cores: one of tensor cores by type, gathering elements of A that go together, and splitting
 #: one into two parts.
 _MMA = {"float16": 1 / 8, "bfloat16": 1 / 8, "tf32": 1 / 4}
 _GATHER, _SPLIT = 8, 5
+#: Sums of a thread, at most, of which a multiprocessor holds `RESIDENT` threads.
+_MOST_SUMS = 64
 #: Elements of a warp's part, at most, if sums share registers with places of different products or with partial sums.
 _MOST_SHARED = 1024
 #: Terms that tensor cores add up, at most, if each product is three: they round towards zero.
@@ -85,6 +93,14 @@ class _Warps(Copied):
         return 4 * self.tiles_m * self.tiles_n
 
     @property
+    def fits(self) -> bool:
+        return self.plan.tile_k % MMA_TERMS[self.kind] == 0 and super().fits
+
+    @property
+    def resident(self) -> int:
+        return RESIDENT if self.sums * (1 + self.triple) <= _MOST_SUMS else RESIDENT // 2
+
+    @property
     def operands(self) -> int:
         return 8 + 4 * self.tiles_n + self.sums if self.triple else 4 * self.tiles_m + 2 * self.tiles_n
 
@@ -97,6 +113,14 @@ class _Warps(Copied):
         product = _MMA[self.kind] * (3 if self.triple else 1) * (1 + reads)
         split = _SPLIT / plan.part_n if self.triple else 0
         return plan.tile_m * (plan.tile_n * (product + split) + gather) + plan.tile_n
+
+    @property
+    def wavefronts(self) -> float:
+        size, plan = 16 // self.lanes, self.plan
+        read = sum(taken for _, taken in self.reads(0)) / 4 * plan.parts / MMA_TERMS[self.kind]
+        # A is read from the nearest cache too, by each lane for itself unless it is copied.
+        moved = 2 * plan.tile_m * max(4, self.wide * size) / self.wide
+        return read + (moved + len(self.roundings) * plan.tile_n * size) / WAVEFRONT
 
     def a(self, m: Index, k: Index) -> Index:
         return m * self.pitch_a + k if self.k_fastest else k * self.pitch_a + m
@@ -214,8 +238,12 @@ class _Warps(Copied):
         lane, row_bytes = thread % 32, 16
         for i, part in itertools.product(range(self.tiles_m), range(4 if self.single and not self.k_fastest else 1)):
             yield self._place_a(lane, row + 16 * i, 0, part), 4 if self.single and not self.k_fastest else row_bytes
-        for j, half in itertools.product(range(max(1, self.tiles_n // 2)), range(len(self.roundings))):
-            yield self._place_b(lane, column + 16 * j, 0, half), 4 if self.single else row_bytes
+        if not self.single:
+            for j in range(max(1, self.tiles_n // 2)):
+                yield self._place_b(lane, column + 16 * j, 0), row_bytes
+            return
+        for j, part, half in itertools.product(range(self.tiles_n), range(2), range(len(self.roundings))):
+            yield self._place_b(lane, column + 8 * j, 4 * part, half), 4
 
     def cells(self, thread: Index) -> Iterator[Cells]:
         first, column = self._first(thread)
@@ -230,7 +258,7 @@ class _Warps(Copied):
 
 
 def _shapes(problem: Problem) -> list[Plan]:
-    """Return the usual plans, also with 16 terms: 32 of 32 bits take too much memory, or may be more of padding.
+    """Return the usual plans, also with half the terms: 32 of 32 bits take too much memory, or may be more of padding.
 
     If A comes through registers, there are not enough for 64 sums and the addresses of products with different taps.
     """
@@ -238,8 +266,10 @@ def _shapes(problem: Problem) -> list[Plan]:
     differing = len({section.taps for section in sections(problem, 1, 1)}) > 1 and not form.copies
     most = _MOST_SHARED if differing or form.triple else math.inf
     usual = [plan for plan in PLANS if plan.part_m * plan.part_n <= most]
-    halves = [replace(plan, tile_k=16) for plan in usual]
-    return halves if form.single else usual + halves * (problem.in_channels % 32 > 0)
+    usual += LARGE_TRIPLE if form.triple else LARGE_PLANS
+    usual = [replace(plan, tile_k=16) for plan in usual] if form.single else usual
+    halves = [replace(plan, tile_k=plan.tile_k // 2) for plan in usual]
+    return usual + halves * (problem.in_channels % usual[0].tile_k > 0)
 
 
 def default_plan(problem: Problem, target: CudaTarget) -> tuple[float, Plan]:  # noqa: ARG001

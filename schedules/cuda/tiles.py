@@ -59,12 +59,11 @@ from tvm_deconv.schedules.cuda.emit import (
     shared,
     when,
 )
-from tvm_deconv.schedules.cuda.lower import RESIDENT
+from tvm_deconv.schedules.cuda.lower import RESIDENT, RESIDENT_THREADS
 from tvm_deconv.schedules.cuda.warp import commit, copy, copy_by_elements, forget, wait
 
-#: Of a thread, so that `RESIDENT` threads fit on a multiprocessor.
-MOST_REGISTERS = 128
-_ADDRESSES = 30
+#: Registers of a multiprocessor, those that a thread may have, and those for addresses.
+_REGISTERS, _MOST_REGISTERS, _ADDRESSES = 64 << 10, 255, 30
 #: Bytes of shared memory: that a block may declare; that its launch may give it, on all devices from 8.0 on; that a
 #: multiprocessor of data centres' devices has for blocks; and that each block loses.
 _DECLARED, _GIVEN, _SHARED, _LOST = 48 << 10, 99 << 10, 164 << 10, 1 << 10
@@ -143,6 +142,11 @@ class Form(abc.ABC):
     def term(self) -> float:
         """The cost of one term of a block's tile, in multiply-adds of CUDA cores."""
 
+    @property
+    def wavefronts(self) -> float:
+        """Wavefronts of shared memory for one term of a block's tile, if the `term` does not count them."""
+        return 0.0
+
     def allocate(self) -> tuple[Expr, ...]:
         """Return the registers that products need besides the sums."""
         return ()
@@ -200,11 +204,36 @@ class Form(abc.ABC):
         """True if A goes to shared memory by ``cp.async``."""
         return self.stored and self.wide * _BYTES[self.dtype] >= 4
 
+    def fresh(self, section: Section) -> float:
+        """Return the part of A's elements that a block reads for the first time: others are in the nearest cache.
+
+        Tiles of k that follow each other are of the same channels and the next tap, so that they read the same data but
+        for those at the ends of the rows.
+        """
+        part, rows = 1.0, self.plan.tile_m
+        if not section.alike:
+            return part
+        for extent, run in zip(section.extents[:0:-1], section.runs[::-1], strict=True):
+            length = min(rows, extent)
+            part *= min(1.0, (length + (run.taps - 1) * run.x_step) / (length * run.taps))
+            rows = -(-rows // extent)
+        return part
+
     @property
     def divides(self) -> bool:
         """True if tiles of k have terms of several taps: each term is found by divisions."""
         products = sections(self.problem, self.plan.tile_k, self.plan.tile_n)
         return not all(section.alike for section in products)
+
+    @property
+    def resident(self) -> int:
+        """Threads that a multiprocessor is to hold at least."""
+        return RESIDENT
+
+    @property
+    def has_registers(self) -> bool:
+        """True if a thread has enough registers for the plan, as far as that can be told."""
+        return self.registers <= min(_MOST_REGISTERS, _REGISTERS // self.resident)
 
     @property
     def registers(self) -> int:
@@ -226,7 +255,7 @@ class Form(abc.ABC):
     @property
     def fits(self) -> bool:
         """True if the shared memory of a multiprocessor suffices for the blocks that it should hold."""
-        blocks = max(1, RESIDENT // self.threads)
+        blocks = max(1, self.resident // self.threads)
         return self.memory_bytes <= min(_GIVEN, _SHARED // blocks - _LOST)
 
     @property
@@ -267,10 +296,13 @@ class Copied(Form):
         _sum(args, block, self, begun, memory, sums, registers)
 
 
-#: In multiply-adds of the device, 33 of them a picosecond: a byte from the level-2 cache; a partial sum, written and
-#: read; a second launch; and the least time of a tile of k from its request to its use, of all multiprocessors.
-_L2, _PARTIAL, _LAUNCH = 6, 64, 6e7
+#: In multiply-adds of the device, 33 of them a picosecond: a byte from the level-2 cache; a wavefront; a partial sum,
+#: written and read; a second launch; and the least time of a tile of k from its request to its use, of all
+#: multiprocessors.
+_L2, _WAVEFRONT, _PARTIAL, _LAUNCH = 6, 128, 64, 6e7
 _LATENCY = 700 * 128 * MULTIPROCESSORS
+#: The time of a multiprocessor whose only block meets at a barrier, once for each tile of k.
+_BARRIER = 40 * 128
 #: Threads that gather terms of one row at a time.
 _ACROSS = 8
 #: The cost of gathering an element of A, in multiply-adds, if its place is found by divisions.
@@ -284,20 +316,24 @@ _ALONE = 1.2
 def cost(form: Form) -> float:
     """Return the time of a plan by arithmetic, in multiply-adds of the device.
 
-    A term of a tile costs the `term` of the form, or the time of its operands from the level-2 cache. Multiprocessors
-    finish at the same time but for a shortest block, since the longest begin. The longest block bounds the time by its
-    work, and by the arrival of its tiles of k: all stages but one are on their way. Split sums move parts in a second
-    launch.
+    A term of a tile costs the `term` of the form, the time of shared memory, or that of its operands from the level-2
+    cache, without those that taps find again in the nearest. Multiprocessors finish at the same time but for a shortest
+    block, since the longest begin. The longest block bounds the time by its work, and by the arrival of its tiles of k:
+    all stages but one are on their way. Split sums move parts in a second launch.
     """
     problem, plan = form.problem, form.plan
     all_sections = sections(problem, plan.tile_k, plan.tile_n)
     if not all_sections:
         return 0.0
-    tile = MULTIPROCESSORS * plan.tile_k * max(form.term, _L2 * (plan.tile_m + plan.tile_n) * _BYTES[form.dtype])
+    rows = plan.tile_m * form.fresh(all_sections[0])
+    columns = len(form.roundings) * plan.tile_n
+    moved = _L2 * (rows + columns) * _BYTES[form.dtype]
+    term = plan.tile_k * max(form.term, _WAVEFRONT * form.wavefronts, moved)
+    tile = MULTIPROCESSORS * (term + _BARRIER * (form.resident <= form.threads))
     counts = [(blocks_of(section, plan.tile_m), section.tiles_k / plan.split) for section in all_sections]
     blocks, (_, longest), (_, shortest) = sum(count for count, _ in counts) * plan.split, counts[0], counts[-1]
     alike = sum(count * tiles for count, tiles in counts) * plan.split / shortest
-    waves = -(-blocks // (MULTIPROCESSORS * max(1, RESIDENT // form.threads)))
+    waves = -(-blocks // (MULTIPROCESSORS * max(1, form.resident // form.threads)))
     work = tile * max(longest, shortest * math.ceil(alike / MULTIPROCESSORS))
     partial = _LAUNCH + _PARTIAL * plan.split * math.prod(problem.output_shape) if plan.split > 1 else 0
     alone = _ALONE if blocks <= MULTIPROCESSORS else 1
@@ -345,7 +381,7 @@ def searched(
         for parts in sorted({1, max(1, split // 2), split, min(2 * split, _MOST_PARTS)}):
             plan = replace(shape, tile_k=tile_k, stages=stages, split=parts)
             made = form(problem, plan)
-            if made.fits and made.registers <= MOST_REGISTERS:
+            if made.fits and made.has_registers:
                 plans.add(plan)
     return sorted(((cost(form(problem, plan)), plan) for plan in plans), key=lambda pair: pair[0])
 
@@ -382,7 +418,7 @@ def matrix_kernel(form: Form) -> Kernel:
     pack = pack_sections(problem, all_sections, form.dtype, form.roundings, form.packed_order)
     return Kernel(
         problem=problem,
-        deconv=function.done,
+        deconv=function.done.with_attr(RESIDENT_THREADS, form.resident),
         pack=pack,
         algorithm=form.algorithm,
         knobs=plan.knobs,
@@ -404,8 +440,8 @@ class _Gather:
         plan, thread, threads = form.plan, block.thread, form.threads
         self.args, self.form, self.memory = args, form, memory
         size = _BYTES[form.dtype]
-        copied = form.wide * size
-        self.copy = partial(copy, copied) if aligned else partial(copy_by_elements, copied, size)
+        copied, again = form.wide * size, math.prod(block.section.taps) > 1
+        self.copy = partial(copy, copied, again=again) if aligned else partial(copy_by_elements, copied, size)
         if args.problem.data_format == "NXC":
             across = min(plan.tile_k // form.wide, _ACROSS)
             rows = [thread // across + j * (threads // across) for j in range(plan.tile_m * across // threads)]

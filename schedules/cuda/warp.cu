@@ -38,7 +38,7 @@ __device__ __forceinline__ float tvm_deconv_low(float value, float high) {
 }
 
 // ---- copy
-__device__ __forceinline__ void tvm_deconv_copy${size}(void* to, const void* from, bool exists) {
+__device__ __forceinline__ void tvm_deconv_copy${size}${suffix}(void* to, const void* from, bool exists) {
   unsigned address = (unsigned)__cvta_generic_to_shared(to);
   asm volatile("cp.async.${cache}.shared.global [%0], [%1], ${size}, %2;"
                :: "r"(address), "l"(from), "r"(exists ? ${size} : 0) : "memory");

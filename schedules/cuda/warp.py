@@ -91,15 +91,19 @@ def low(value: Expr, high_part: Expr) -> Expr:
     return cuda_func_call("tvm_deconv_low", value, high_part, source_code=_source("low"), return_type="float32")
 
 
-def copy(size: int, memory: Expr, to: Expr | int, element: Expr, conditions: Sequence[Expr]) -> None:
+def copy(
+    size: int, memory: Expr, to: Expr | int, element: Expr, conditions: Sequence[Expr], *, again: bool = False
+) -> None:
     """Begin to copy `size` bytes from `element` on to shared memory; copy zeros unless all `conditions` hold.
 
-    Addresses are multiples of `size`: 4, 8 or 16.
+    Addresses are multiples of `size`: 4, 8 or 16. The nearest cache keeps what is to be read `again`, and all that is
+    less than 16 bytes.
     """
-    source = _source("copy", size=size, cache="cg" if size == 16 else "ca")
+    suffix = "_again" if again else ""
+    source = _source("copy", size=size, suffix=suffix, cache="cg" if size == 16 and not again else "ca")
     exists = tirx.all(*conditions) if conditions else tirx.const(True, "bool")
     operands = _address(memory, to), tirx.address_of(element), exists
-    build.evaluate(cuda_func_call(f"tvm_deconv_copy{size}", *operands, source_code=source))
+    build.evaluate(cuda_func_call(f"tvm_deconv_copy{size}{suffix}", *operands, source_code=source))
 
 
 def copy_by_elements(

@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +16,7 @@ from support.cuda_kernels import CUDA, TARGET
 import tvm_deconv as td
 from tvm_deconv.bench import gpu
 from tvm_deconv.compiler import nvcc
-from tvm_deconv.errors import CompilerNotFound
+from tvm_deconv.errors import CompilerNotFound, ProblemError
 from tvm_deconv.frontends import scan
 from tvm_deconv.problem.reference import reference
 
@@ -75,13 +78,25 @@ def test_float64_is_right():
 
 
 @pytest.mark.usefixtures("children")
-def test_a_whole_run(built, tmp_path):
-    """The script with processes that crash, hang, lose the device and lie about its memory: others are done."""
-    output = tmp_path / "result.json"
-    command = [sys.executable, gpu_dry.__file__, "--artifacts", str(built), "--output", str(output)]
-    ended = subprocess.run([*command, "--limit=1000"], capture_output=True, text=True, check=False)
+def test_a_whole_slot(built, tmp_path, monkeypatch):
+    """The script, killed once; processes that crash, hang, lose the device, lie about its memory: others are done."""
+    output, directory, kill = tmp_path / "result.json", tmp_path / "slot", tmp_path / "kill"
+    shutil.copytree(built, directory)
+    (directory / gpu.PLANS).mkdir()
+    (directory / gpu.PLANS / "tournament.json").touch()
+    kill.touch()
+    monkeypatch.setenv("GPU_DRY_KILL", str(kill))
+    command = [sys.executable, gpu_dry.__file__, "run", str(directory), "--output", str(output), "--minutes=16"]
+    killed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    before = json.loads(output.read_text())
+    assert [row.get("done") for row in before["rows"]] == [["check"], *[None] * (len(gpu_dry.ROWS) - 1)]
+    assert before["under_way"] == [["check", 1]]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 1, ended.stderr
     result = json.loads(output.read_text())
+    assert result["rows"][0] == before["rows"][0]  # it was not done again
+    assert result["under_way"] == []
     assert result["device"] == "none"
     rows = dict(zip([name for name, _ in gpu_dry.ROWS], result["rows"], strict=True))
     assert rows[""]["right"]
@@ -107,6 +122,11 @@ def test_a_whole_run(built, tmp_path):
     assert len({row["process"] for row in rows.values() if "process" in row}) == 4
     assert rows["loses"]["process"] != rows["not built"]["process"] == rows["last"]["process"]
     said = ended.stdout.splitlines()
+    # What was under way when the first run was killed comes last, and after all checks the largest race is the first.
+    steps = re.findall(r"^ *\d+ s  (\w+) +(\S+)", ended.stdout, re.MULTILINE)
+    assert [name for word, name in steps if word != "time"][-1] == "right"
+    assert [name for word, name in steps if word == "time"] == ["lies", "last", "right"]
+    assert "tournament: 1 layers were not reached" in said
     assert sum("WRONG" in line for line in said) == 10  # each as it is run, and at the end
     assert any("float32 NCX: 3 layers, median" in line for line in said)
     assert any("9 run, 5 wrong, 0 left out, 0 failed to build" in line for line in said)
@@ -119,11 +139,20 @@ def test_the_time_is_kept(built, tmp_path):
     rows = [("right", gpu_dry.LAYER), ("", gpu_dry.LAYER.replace(batch=gpu_dry.ENDS_THE_TIME)), ("", gpu_dry.SMALL)]
     output = tmp_path / "result.json"
     result = {"build": {"failed": []}}
-    gpu.run(rows, built, output, result, 1000.0, gpu_dry.Dry, gpu_dry.patience)
-    assert json.loads(output.read_text()) == result
-    assert result["ended"] == "TimeIsUp"
-    assert gpu.good(result["rows"][0])
-    assert result["left_out"] == [problem.key for _, problem in rows[1:]]
+
+    def go_on():
+        gpu.run(rows, built, output, result, 1000.0, gpu_dry.Dry, gpu_dry.patience)
+        assert json.loads(output.read_text()) == result
+        assert result["ended"] == "TimeIsUp"
+        assert gpu.good(result["rows"][0])
+        return result["left_out"]
+
+    assert go_on() == [problem.key for _, problem in rows[1:]]
+    assert "seconds" not in result["rows"][0]
+    # The step that ended the time comes last now.
+    assert go_on() == [rows[1][1].key]
+    with pytest.raises(ProblemError, match="must be a new file, or of a run with these artifacts on this device"):
+        gpu.run(rows[:1], built, output, {}, 1000.0, gpu_dry.Dry, gpu_dry.patience)
     del result["rows"][0]["speedup"]
     assert "1 layers are not compared with PyTorch" in gpu.summary(result)
 
@@ -141,10 +170,14 @@ def test_builds_have_their_time(tmp_path):
 
 
 def test_what_is_prepared_is_opened(built, tmp_path):
-    archive, folder = tmp_path / "check.tar.xz", tmp_path / "opened"
-    gpu.archive(built, archive)
+    """With the plans of a tournament, which are no artifacts to select from."""
+    archive, folder, both = tmp_path / "check.tar.xz", tmp_path / "opened", tmp_path / "both"
+    shutil.copytree(built, both)
+    shutil.copytree(built, both / gpu.PLANS)
+    gpu.archive(both, archive)
     folder.mkdir()
     assert td.load(gpu.opened(archive, folder)).digest == td.load(built).digest
+    assert td.load(folder / gpu.PLANS).digest == td.load(built).digest
     assert gpu.opened(built, folder) == built
 
 
@@ -154,7 +187,7 @@ def test_an_archive_that_lacks_artifacts_or_is_too_large_is_named(built, tmp_pat
     part = row | {"of": 7, "failed": [{"key": "n1", "error": "does not compile"}]}
     assert gpu.prepared(part, built, archive) == [
         "n1: does not compile",
-        "--limit=2: the time ended before 2 of 7 were built",
+        "--minutes=0: the time ended before 2 of 7 were built",
     ]
     monkeypatch.setattr(gpu, "MOST_BYTES", 1000)
     (said,) = gpu.prepared(row, built, archive)
@@ -180,7 +213,7 @@ def test_the_archive_of_all_rows_can_be_carried(tmp_path):
 
 
 def test_without_a_device_it_says_so(tmp_path, monkeypatch):
-    command = [sys.executable, str(ROOT / "scripts" / "gpu-check"), "--artifacts", str(tmp_path)]
+    command = [sys.executable, str(ROOT / "scripts" / "gpu-check"), "run", str(tmp_path)]
     monkeypatch.setenv("LD_LIBRARY_PATH", "")
     ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert ended.returncode == 1

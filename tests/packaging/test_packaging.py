@@ -198,7 +198,7 @@ def test_a_script_of_a_checkout_that_is_not_installed(tmp_path, script):
     """Without site's .pth files an editable install is not there, while what it depends on is."""
     for folder in ("tvm_deconv", "scripts", "examples"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    preparing = {"gpu-check": ["--prepare", "x.tar.xz", "--target", "cuda-sm_90"], "cuda-tournament": ["prepare", "x"]}
+    preparing = {"gpu-check": ["prepare", "x.tar.xz", "--target", "cuda-sm_90"], "cuda-tournament": ["prepare", "x"]}
     done = python(
         "-S", tmp_path / "scripts" / script, *preparing.get(script, ()), cwd=tmp_path, path=site.getsitepackages()
     )

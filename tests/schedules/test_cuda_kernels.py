@@ -1,5 +1,6 @@
 """Generated CUDA on the CPU (`cuda_shim`) against the reference: every family over the attribute space it serves."""
 
+import itertools
 import math
 import re
 from dataclasses import replace
@@ -7,20 +8,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from support.cuda_kernels import CUDA, HOPPER, TARGET, Batch, drawn, sparse, target_of
+from support.cuda_kernels import CUDA, HOPPER, TARGET, Batch, build_kernel, drawn, sparse, target_of
 from support.strategies import not_empty, operands, problems
 from support.tolerances import norm_bound
 
 import tvm_deconv as td
+from tvm_deconv.bench.gpu import of_type as as_type
 from tvm_deconv.compute.gather import sections
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import FAST_TERMS
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.cuda import emit
 from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
+from tvm_deconv.schedules.cuda.lower import source
 from tvm_deconv.schedules.cuda.product import PLANS, default_plan
+from tvm_deconv.schedules.cuda.tensor import LARGE_PLANS, LARGE_TRIPLE, _Warps
 from tvm_deconv.schedules.cuda.tensor import PLANS as TENSOR_PLANS
 from tvm_deconv.schedules.cuda.tiles import Plan
+from tvm_deconv.schedules.cuda.warp import MMA_TERMS
 
 FAMILIES = {algorithm.name: algorithm for algorithm in ALGORITHMS}
 
@@ -188,9 +193,9 @@ def test_tiles_that_follow_each_other_read_nearly_the_same_data():
 PLANNED = {
     "cuda_product": (PLANS, {}),
     # The first of these has more shared memory than it may declare.
-    "cuda_tensor": ([replace(TENSOR_PLANS[0], stages=4), *TENSOR_PLANS], {"dtype": "float16"}),
-    "tf32": ([replace(plan, tile_k=16) for plan in TENSOR_PLANS[::2]], {"precision": "tf32"}),
-    "tf32x3": ([replace(plan, tile_k=16) for plan in TENSOR_PLANS[1::2]], {"precision": "tf32x3"}),
+    "cuda_tensor": ([replace(TENSOR_PLANS[0], stages=4), *LARGE_PLANS, *TENSOR_PLANS], {"dtype": "float16"}),
+    "tf32": ([replace(plan, tile_k=16) for plan in LARGE_PLANS[:1] + TENSOR_PLANS[::2]], {"precision": "tf32"}),
+    "tf32x3": ([replace(plan, tile_k=16) for plan in LARGE_TRIPLE + TENSOR_PLANS[1::2]], {"precision": "tf32x3"}),
 }
 
 
@@ -204,6 +209,46 @@ def test_every_plan_is_right(family, tmp_path):
     batch = Batch([problem] * len(plans), tmp_path, "plans", algorithm, plans)
     for number in range(len(plans)):
         check(batch, number, seed=number)
+
+
+def test_threads_with_many_sums_have_the_registers_of_half_a_multiprocessor():
+    """By the bounds of a kernel's launch: its threads, and how many blocks are to fit. Packing is as ever."""
+
+    def bounds(plan):
+        kernel = build_kernel(problem, FAMILIES["cuda_tensor"], plan)
+        found = re.findall(r"__launch_bounds__\((\d+), (\d+)\) (\w+)_kernel", source(kernel.functions))
+        return {name: (int(threads), int(blocks)) for threads, blocks, name in found}
+
+    problem = td.Problem(1, 1, 64, 128, (16, 16), (1, 1), (1, 1), (1, 1), (0, 0), (16, 16), "float16")
+    assert bounds(TENSOR_PLANS[0]) == {"pack": (256, 2), "deconv": (256, 2)}
+    assert [bounds(plan) for plan in LARGE_PLANS] == [
+        {"pack": (256, 2), "deconv": (256, 1)},
+        {"pack": (256, 2), "deconv": (128, 2)},
+    ]
+
+
+def test_only_what_taps_read_again_stays_in_the_nearest_cache():
+    """The data of several taps do; those of one tap, and the filter, do not."""
+    problem = td.Problem(1, 1, 64, 128, (16, 16), (2, 2), (1, 1), (1, 1), (0, 0), (17, 17), "float16", "NXC")
+    again, once = "cp.async.ca.shared.global [%0], [%1], 16", "cp.async.cg.shared.global [%0], [%1], 16"
+    for kernel, found in ((problem.kernel, (1, 1)), ((1, 1), (0, 1))):
+        one = problem.replace(kernel=kernel, output_spatial=tuple(15 + k for k in kernel))
+        text = source({"deconv": build_kernel(one).deconv})
+        assert (text.count(again), text.count(once)) == found
+    (section,) = sections(problem, 32, 128)
+    (taps, rows), read = (4, 128), set()
+    for row, h, w in itertools.product(range(rows), range(2), range(2)):
+        _, (_, y, x) = section.position(row)
+        read.add((y - h, x - w))
+    assert _Warps(problem, TENSOR_PLANS[0]).fresh(section) == pytest.approx(len(read) / (rows * taps), rel=0.05)
+
+
+@pytest.mark.parametrize("kind", ["float16", "tf32", "tf32x3"])
+def test_tiles_are_whole_instructions(kind):
+    """Of all plans worth measuring: a tile with fewer terms would be multiplied by none."""
+    problem = as_type(td.Problem(1, 1, 40, 70, (130,), (5,), (2,), (1,), (1,), (263,)), kind, "NCX")
+    plans = [plan for _, plan in FAMILIES["cuda_tensor"].candidates(problem, TARGET)]
+    assert {plan.tile_k % MMA_TERMS["float16" if kind == "float16" else "tf32"] for plan in plans} == {0}
 
 
 WIDE = [
@@ -233,7 +278,7 @@ MISTAKES = {
     "a wait for too few": (r"(?<=  )tvm_deconv_wait0\(\);", "tvm_deconv_wait1();"),
     "no barrier": (r"(?<=  )(tvm_deconv_wait\d\(\);\s*)__syncthreads\(\);", r"\1"),
     "not rounded": (r"tvm_deconv_tf32\((?!float)", "("),
-    "no borders": (r"(?<=  )(tvm_deconv_copy16\(.*data_ptr.*\]\)\), ).*\);", r"\1(bool)1);"),
+    "no borders": (r"(?<=  )(tvm_deconv_copy16(?:_again)?\(.*data_ptr.*\]\)\), ).*\);", r"\1(bool)1);"),
     "odd addresses": (r"(?<=  )tvm_deconv_copy16\(\(&\(_ptr\[", r"\g<0>1 + "),
 }
 

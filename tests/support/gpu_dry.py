@@ -15,6 +15,7 @@ from pathlib import Path
 import tvm_deconv as td
 from tvm_deconv import targets
 from tvm_deconv.bench import gpu
+from tvm_deconv.tuning import tournament
 
 SMALL = td.Problem(1, 1, 3, 5, (6,), (3,), (2,), (1,), (1,), (11,))
 LAYER = td.Problem(1, 1, 8, 6, (7, 9), (4, 4), (2, 2), (1, 1), (1, 1), (14, 18), epilogue=td.Epilogue(True))
@@ -92,6 +93,11 @@ class Dry(gpu.Device):
         return super().start() | {"process": os.getpid()}
 
     def check(self, name, problem):
+        kill = Path(os.environ.get("GPU_DRY_KILL", "nothing"))
+        if name == "right" and kill.exists():
+            kill.unlink()
+            os.kill(os.getppid(), signal.SIGKILL)
+            os._exit(0)
         if problem.batch == CRASHES:
             os._exit(9)
         if problem.batch == ENDS_THE_TIME:
@@ -141,4 +147,5 @@ if __name__ == "__main__":
     Dry.__module__ = "support.gpu_dry"  # by which its processes import it
     gpu.run = functools.partial(gpu.run, kind=Dry, patience=patience)
     targets.cuda_capability = lambda: (9, 0)
+    tournament.hold = lambda directory, *_, **options: len(list(directory.iterdir())) * (options["seconds"] > 0)
     runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "gpu-check"), run_name="__main__")

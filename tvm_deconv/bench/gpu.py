@@ -2,7 +2,7 @@
 
 A process of its own uses the device, one step of one row at a time. If it dies, does not answer in time or has lost the
 device, its row says so, and another process, which waits already, does the next row. The result is written after every
-step.
+step, and a run that was ended, by whatever, is continued from it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 from tvm_deconv.artifact import files
 from tvm_deconv.artifact.select import Accepted
 from tvm_deconv.compiler.process import Worker, WorkerError
-from tvm_deconv.errors import BuildError
+from tvm_deconv.errors import BuildError, ProblemError
 from tvm_deconv.problem import ACTIVATIONS, PRECISIONS, Epilogue, Problem
 from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.runtime.library import load
@@ -53,6 +53,8 @@ ROUNDS, CALLS = 7, 10
 _MOST_COPIES = 64
 #: Bytes of an archive that is carried to a machine with a device, at most.
 MOST_BYTES = 60_000_000
+#: The directory of an archive that has a tournament's plans.
+PLANS = "plans"
 #: Seconds for a process to take the device, and for one step of one row.
 _START, _STEP = 120.0, 60.0
 
@@ -425,11 +427,11 @@ def build(problems: Sequence[Problem], directory: Path, target: str, jobs: int |
 
 
 def archive(directory: Path, path: Path) -> None:
-    """Write the artifacts of a directory to a tar file; compression stores once what all libraries share."""
+    """Write the artifacts of a directory and of those in it to a tar file; what all libraries share is stored once."""
     with tarfile.open(path, "w:xz") as tar:
-        for file in sorted(directory.iterdir()):
+        for file in sorted(directory.rglob("*")):
             if file.suffix in (".so", ".json"):
-                tar.add(file, file.name)
+                tar.add(file, file.relative_to(directory))
 
 
 def prepared(built: Row, directory: Path, path: Path) -> list[str]:
@@ -438,7 +440,9 @@ def prepared(built: Row, directory: Path, path: Path) -> list[str]:
     missing, size = built["of"] - built["built"] - len(built["failed"]), path.stat().st_size
     wrong = [f"{failure['key']}: {failure['error']}" for failure in built["failed"]]
     if missing:
-        wrong.append(f"--limit={built['seconds']:.0f}: the time ended before {missing} of {built['of']} were built")
+        wrong.append(
+            f"--minutes={built['seconds'] / 60:.0f}: the time ended before {missing} of {built['of']} were built"
+        )
     if size > MOST_BYTES:
         wrong.append(f"{path}: must have at most {MOST_BYTES} bytes to be carried, it has {size}")
     return wrong
@@ -470,22 +474,30 @@ def run(
 ) -> None:
     """Check `rows`, and time those that have a name beside their peers, within `seconds`.
 
-    `result` is written to the file `output` after every step. A step has `patience(problem)` seconds.
+    `result` is written to the file `output` before and after every step. What that file has of the same artifacts, rows
+    and device is not done again; a row of which a step was under way when a run ended comes last. A step has
+    `patience(problem)` seconds. Raises ProblemError if the file is of others.
     """
     start = time.monotonic()
-    written: list[Row] = [{"name": name, "key": problem.key, "type": kind_of(problem)} for name, problem in rows]
-    result |= {"rows": written, "left_out": [], "ended": ""}
-    steps = [(step, number) for number, (name, _) in enumerate(rows) for step in ("check", *(["race"] if name else []))]
+    blank: list[Row] = [{"name": name, "key": problem.key, "type": kind_of(problem)} for name, problem in rows]
+    result |= {"rows": blank, "left_out": [], "ended": "", "under_way": [], "artifacts": load(directory).digest}
     devices = None
     try:
         with within(seconds):
             devices = _Devices(kind, directory)
             result |= devices.facts
-            for step, number in steps:
+            _go_on(output, result)
+            written = result["rows"]
+            for step, number in _steps(rows, result):
                 row, (name, problem) = written[number], rows[number]
                 if step == "race" and not good(row):
                     continue
+                if [step, number] not in result["under_way"]:
+                    result["under_way"].append([step, number])
+                write(output, result)
                 row |= devices.ask(step, name, problem, patience(problem))
+                row.setdefault("done", []).append(step)
+                result["under_way"].remove([step, number])
                 _rate(row, problem, result["copy"])
                 write(output, result)
                 print(f"{time.monotonic() - start:4.0f} s  {_words(step, row, problem)}", flush=True)
@@ -493,10 +505,39 @@ def run(
         result["ended"] = type(error).__name__
     except WorkerError as error:
         result["ended"] = f"no process has the device: {error}"
-    result["left_out"] = [row["key"] for row in written if "algorithm" not in row and "error" not in row]
+    finally:
+        if devices:
+            devices.close()
+    result["left_out"] = [row["key"] for row in result["rows"] if "done" not in row]
     write(output, result)
-    if devices:
-        devices.close()
+
+
+def _go_on(output: Path, result: Row) -> None:
+    """Take what a run before this one has written. Raises ProblemError if that is of other artifacts or a device."""
+    if not output.exists():
+        return
+    try:
+        before = json.loads(output.read_text(encoding="utf-8"))
+        same = all(before[field] == result[field] for field in ("artifacts", "device"))
+        same &= [row["key"] for row in before["rows"]] == [row["key"] for row in result["rows"]]
+        done, under_way = before["rows"], before["under_way"]
+    except (ValueError, KeyError, TypeError):
+        same = False
+    if not same:
+        raise ProblemError("output", output, "must be a new file, or of a run with these artifacts on this device")
+    result |= {"rows": done, "under_way": under_way}
+
+
+def _steps(rows: Sequence[tuple[str, Problem]], result: Row) -> list[tuple[str, int]]:
+    """Return the steps that are left in order of their worth: checks, then races, of the most multiply-adds first.
+
+    Rows of which a step was under way when a run ended come last: perhaps it ended that.
+    """
+    races = sorted((number for number, (name, _) in enumerate(rows) if name), key=lambda number: -rows[number][1].macs)
+    every = [*(("check", number) for number in range(len(rows))), *(("race", number) for number in races)]
+    left = [(step, number) for step, number in every if step not in result["rows"][number].get("done", [])]
+    ended = {number for _, number in result["under_way"]}
+    return sorted(left, key=lambda one: one[1] in ended)
 
 
 def _rate(row: Row, problem: Problem, copied: float) -> None:
@@ -530,7 +571,7 @@ def write(output: Path, result: Row) -> None:
 
 def summary(result: Row) -> list[str]:
     """Return the last lines that a run prints: errors, and means by setting."""
-    rows = [row for row in result["rows"] if "algorithm" in row or "error" in row]
+    rows = [row for row in result["rows"] if "done" in row]
     wrong = [row for row in rows if not good(row)]
     lines = [f"WRONG {row['name']} {row['key']}: {row.get('error') or row.get('deviation')}" for row in wrong]
     for kind, data_format in SETTINGS:
@@ -550,6 +591,8 @@ def summary(result: Row) -> list[str]:
     left, ended = len(result["left_out"]), f" ({result['ended']})" if result["ended"] else ""
     alone = sum("of_floor" in row and "speedup" not in row for row in rows)
     lines.append(f"{len(rows)} run, {len(wrong)} wrong, {left} left out{ended}, {failed} failed to build")
+    if "plans_left" in result:
+        lines.append(f"tournament: {result['plans_left']} layers were not reached")
     lines += [f"{alone} layers are not compared with PyTorch"] if alone else []
     return lines
 

@@ -110,6 +110,9 @@ static void shim_copy(void* to, const void* from, bool exists, unsigned size) {
 void tvm_deconv_copy4(void* to, const void* from, bool exists) { shim_copy(to, from, exists, 4); }
 void tvm_deconv_copy8(void* to, const void* from, bool exists) { shim_copy(to, from, exists, 8); }
 void tvm_deconv_copy16(void* to, const void* from, bool exists) { shim_copy(to, from, exists, 16); }
+void tvm_deconv_copy4_again(void* to, const void* from, bool exists) { shim_copy(to, from, exists, 4); }
+void tvm_deconv_copy8_again(void* to, const void* from, bool exists) { shim_copy(to, from, exists, 8); }
+void tvm_deconv_copy16_again(void* to, const void* from, bool exists) { shim_copy(to, from, exists, 16); }
 void tvm_deconv_commit() { shim_fiber().copies.emplace_back(); }
 
 static void shim_wait(size_t left) {
