@@ -8,7 +8,6 @@ import os
 import signal
 
 import pytest
-from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -29,10 +28,12 @@ def artifacts(tmp_path_factory):
     """A directory with an artifact for each of `artifacts.PROBLEMS`, made once for all processes of pytest-xdist."""
     from support import artifacts as made
 
+    from tvm_deconv.artifact.locks import locked
+
     root = tmp_path_factory.getbasetemp()
     shared = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
     directory = shared / "artifacts"
-    with FileLock(shared / "artifacts.lock"):
+    with locked(shared / "artifacts.lock"):
         if not directory.exists():
             making = tmp_path_factory.mktemp("making")
             made.export(making, made.PROBLEMS.values())

@@ -7,12 +7,14 @@ write.
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 from tvm_deconv.artifact.files import fault_of_owner
+from tvm_deconv.artifact.locks import locked
 from tvm_deconv.artifact.manifest import Manifest, stem
 from tvm_deconv.artifact.sources import cache_stamp
 from tvm_deconv.errors import ArtifactError, BuildError, ProblemError
@@ -44,11 +46,9 @@ def compiled(problem: Problem, place: Place) -> Served:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_owner(folder)
-        try:
+        with contextlib.suppress(ArtifactError):  # not there yet, or spoilt: the build replaces it
             return _cached(folder, name)
-        except ArtifactError:  # not there yet, or spoilt: the build replaces it
-            from filelock import FileLock
-        with FileLock(folder / f".{name}.lock"):
+        with locked(folder / f".{name}.lock"):
             try:
                 return _cached(folder, name)
             except ArtifactError:
@@ -79,7 +79,6 @@ def directory() -> Path:
     there is no such directory: a relative one would be of whoever fills the current directory.
     """
     try:
-        import filelock  # noqa: F401
         import platformdirs
 
         stamp = cache_stamp()

@@ -315,7 +315,7 @@ print("left", hold(Path(sys.argv[1]), Path(sys.argv[2]), seconds=float(sys.argv[
 
 def _hold(prepared, logs, scratch, seconds=60.0):
     """What the tournament prints in a process without TVM, nvcc, and the packages of builds."""
-    for name in ("tvm", "msgspec", "filelock", "click"):
+    for name in ("tvm", "msgspec", "click"):
         (scratch / name).mkdir(parents=True, exist_ok=True)
         (scratch / name / "__init__.py").write_text("raise ImportError('is not there')")
     environment = os.environ | {"NVCC": "no-nvcc", "PYTHONPATH": os.pathsep.join([str(scratch), str(ROOT)])}

@@ -14,9 +14,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from tvm_deconv.artifact import files
+from tvm_deconv.artifact.locks import locked
 from tvm_deconv.artifact.manifest import Manifest, stem_of
 from tvm_deconv.errors import ManifestError
 
@@ -28,23 +27,22 @@ _LOCK, _SCRATCH = ".lock", ".building-"
 def scratch_folder(output: Path) -> Iterator[Path]:
     """Make a directory for one build in `output`; remove those of builds that were killed, which nobody locks."""
     output.mkdir(parents=True, exist_ok=True)
-    with FileLock(output / _LOCK):
-        _remove_scratch(output)
-        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=output))
-        held = FileLock(scratch / _LOCK)
-        held.acquire()
-    try:
-        yield scratch
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        held.release()
+    with contextlib.ExitStack() as held:
+        with locked(output / _LOCK):
+            _remove_scratch(output)
+            scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=output))
+            held.enter_context(locked(scratch / _LOCK))
+        try:
+            yield scratch
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _remove_scratch(output: Path) -> list[Path]:
     """Remove the directories of builds that were killed, and return their paths; the caller holds the lock."""
     removed = []
     for left in sorted(output.glob(f"{_SCRATCH}*")):
-        with contextlib.suppress(Timeout), FileLock(left / _LOCK, blocking=False):
+        with contextlib.suppress(BlockingIOError), locked(left / _LOCK, wait=False):
             shutil.rmtree(left, ignore_errors=True)
             removed.append(left)
     return removed
@@ -52,7 +50,7 @@ def _remove_scratch(output: Path) -> list[Path]:
 
 def give_up(output: Path) -> None:
     """Remove what builds that were just killed left in `output`."""
-    with FileLock(output / _LOCK):
+    with locked(output / _LOCK):
         _remove_scratch(output)
 
 
@@ -62,7 +60,7 @@ def clean(output: Path) -> list[Path]:
     That is: what killed builds left, manifests that do not read or that name a library that is not there, and
     libraries that no manifest names. Artifacts that another version of the format describes stay.
     """
-    with FileLock(output / _LOCK):
+    with locked(output / _LOCK):
         removed = _remove_scratch(output) + files.abandoned(output)
         kept, stems = set[str](), set[str]()
         ours = [path for path in sorted(output.iterdir()) if stem_of(path.name)]
@@ -91,7 +89,7 @@ def publish(output: Path, manifest: Manifest, library: Path, scratch: Path) -> N
     _flush(library)
     _flush(described)
     # Of two builders of one artifact, the late one must not remove the library that the other's manifest names.
-    with FileLock(output / _LOCK):
+    with locked(output / _LOCK):
         library.replace(output / manifest.library)
         described.replace(output / f"{manifest.name}.json")
         _flush(output)

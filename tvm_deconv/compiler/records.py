@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import msgspec
-from filelock import FileLock
 
 from tvm_deconv.artifact import files
+from tvm_deconv.artifact.locks import locked
 from tvm_deconv.artifact.manifest import stem
 from tvm_deconv.artifact.regular import MOST_TEXT, content_of, opener
 from tvm_deconv.errors import BuildError, ProblemError
@@ -314,7 +314,7 @@ class Log:
         """Hold the log's lock. Raises BuildError if the log cannot be written."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            with FileLock(self.root / ".lock"):
+            with locked(self.root / ".lock"):
                 yield
         except OSError as error:
             rule = f"must be a directory with room that can be written: {error}"
