@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.kernels import X86, all_targets, call_kernel, compile_kernel, run_kernel
+from support.kernels import X86, all_targets, call_kernel, compile_kernel, compiled_kernel, run_kernel
 from support.strategies import not_empty, operands, problems
 from support.tolerances import norm_bound
 
@@ -23,7 +23,7 @@ DOT, CHANNELS, ROWS = (
 )
 direct_words = pytest.mark.parametrize("algorithm", [CHANNELS, ROWS], ids=lambda algorithm: algorithm.name)
 layouts = pytest.mark.parametrize("data_format", ["NCX", "NXC"])
-AVX2, BF16 = CPU_TARGETS["x86-64-v3"], CPU_TARGETS["x86-64-v4-bf16"]
+AVX2, VNNI, BF16 = (CPU_TARGETS[f"x86-64-{name}"] for name in ("v3", "v4-vnni", "v4-bf16"))
 runs_bf16 = pytest.mark.skipif(not BF16.features <= detect_host().features, reason="this CPU has no AVX-512 BF16")
 #: Odd channels, one channel, groups, one tap, several products, three axes, phases as vectors, blocks of a row.
 SHAPES = {
@@ -68,6 +68,20 @@ def check(name, data_format, dtype, target):
         else:
             norm = np.linalg.norm(wanted)
             assert np.linalg.norm(found.astype(np.float64) - wanted) <= norm_bound(dtype) * norm
+
+
+@pytest.mark.skipif(not VNNI.features <= detect_host().features, reason="this CPU has no AVX-512 VNNI")
+@layouts
+@pytest.mark.parametrize("name", SHAPES)
+def test_kernels_for_avx_vnni_are_right_by_avx512_vnni(name, data_format):
+    """A CPU without the one may have the other: the same instruction on 256 bits, in another encoding."""
+    shape, options = SHAPES[name]
+    problem = td.Problem(*shape, dtype="int8", data_format=data_format, **options)
+    target = CPU_TARGETS["x86-64-v3-vnni"]
+    kernel = X86.build(problem, target, DOT, DOT.candidates(problem, target)[0][1])
+    arrays = operands(problem, 5)
+    found = call_kernel(problem, kernel, compiled_kernel(kernel, VNNI), *arrays)
+    np.testing.assert_array_equal(found, reference(problem, *arrays))
 
 
 @runs_bf16
