@@ -169,6 +169,19 @@ def test_filters_without_a_value(tmp_path, constants, note):
     )
 
 
+@pytest.mark.parametrize("operator", ["QLinearConvTranspose", "ConvTransposeWithDynamicPads"])
+def test_operators_of_onnx_runtime_have_a_reason(tmp_path, operator):
+    path = save(tmp_path)
+    model = onnx.load(path)
+    (node,) = (node for node in model.graph.node if node.op_type == "ConvTranspose")
+    node.op_type, node.domain = operator, "com.ms.internal.nhwc"
+    model.opset_import.append(helper.make_opsetid(node.domain, 1))
+    onnx.save(model, path)
+    (layer,) = scan(path)
+    assert (layer.operator, layer.problem) == (operator, None)
+    assert layer.reason.startswith("domain=com.ms.internal.nhwc: must be ONNX's")
+
+
 def test_sums_beyond_32_bits_stay_in_float32(tmp_path):
     weights = np.zeros((4, 1, 150, 150), np.int8)
     path = save(

@@ -66,6 +66,8 @@ _CONSTANTS = _DTYPES | {
 }
 #: Before this opset, Add and Mul broadcast in another way and BatchNormalization is in training unless it says so.
 _FIRST_OPSET = 7
+#: Operators of ONNX Runtime that are transposed convolutions too, among them one that its optimized models hold.
+_RELATIVES = ("QLinearConvTranspose", "ConvTransposeWithDynamicPads")
 #: The most nodes that a constant is followed through; it bounds cycles too.
 _LONGEST_PATH = 8
 #: The operators on constants that are followed: those that make filters, and those that make shapes of a few numbers.
@@ -259,11 +261,16 @@ class _Graph:
         outputs = Node("", "", tuple(value.name for value in graph.output), None)
         self._graph = Graph([*map(self._node, self._nodes), outputs], self._constant)
 
-    def scan(self) -> Iterator[tuple[FoundLayer, Place]]:
+    def scan(self) -> Iterator[tuple[FoundLayer, Place | None]]:
         """Yield the layers of the graph and of the graphs inside it."""
         for node in self._nodes:
             if is_operator(node):
                 yield self._layer(node)
+            elif node.op_type in _RELATIVES:
+                reason = (
+                    f"domain={node.domain}: must be ONNX's, whose operator is {OPERATOR}, of integers between Q and DQ"
+                )
+                yield uncovered(node_name(node), node.op_type, reason), None
             for graph in bodies(node):
                 yield from _Graph(
                     graph, self._path, self._opset, self._types, self._makers, self._sampled, self._tensors
