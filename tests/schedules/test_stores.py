@@ -81,6 +81,6 @@ def test_rows_that_are_converted_are_stored_as_usual():
 
 def test_the_recipe_of_an_artifact_covers_the_llvm_sources(monkeypatch):
     covered = set()
-    monkeypatch.setattr(Path, "read_bytes", lambda path: covered.add(path.name) or b"")
+    monkeypatch.setattr(regular, "content_of", lambda path, _: covered.add(path.name) or b"")
     source_digest.__wrapped__()
     assert {path.name for path in Path(stores.__file__).parent.glob("*.ll")} <= covered
