@@ -12,6 +12,7 @@ from support.strategies import not_empty, operands, problems
 from support.tolerances import WINOGRAD, norm_bound
 
 import tvm_deconv as td
+from tvm_deconv.artifact import regular
 from tvm_deconv.artifact.sources import source_digest
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.x86 import stores
