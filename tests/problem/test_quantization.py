@@ -1,5 +1,6 @@
 """Quantized problems: their field, their key, the rules of their numbers, and the reference against its definition."""
 
+import dataclasses
 import itertools
 import math
 
@@ -111,6 +112,15 @@ def test_the_field_refuses_other_types():
         BASE.replace(dtype="float32", quantization=Quantization("int8", "int8"))
     with pytest.raises(ProblemError, match="must be a Quantization, or None"):
         BASE.replace(quantization="int8.int8")
+
+
+def test_the_field_is_a_value():
+    # Libraries and caches look problems up by what they are.
+    p = BASE.replace(quantization=Quantization("int8", "uint8"))
+    assert {p: "found"}[p.replace(quantization=Quantization("int8", "uint8"))] == "found"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        p.quantization.output = "int8"
+    assert not hasattr(p.quantization, "__dict__")  # nor are others kept
 
 
 def test_sums_that_may_leave_32_bits_are_refused():
