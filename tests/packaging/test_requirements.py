@@ -1,6 +1,8 @@
 """The pinned files are what pyproject.toml asks for, complete with hashes; nothing in them names an index."""
 
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -66,3 +68,28 @@ def test_no_file_names_an_index():
     for name in files:
         text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
         assert not re.search(r"https?:|file:|index|find-links|/(home|work|root|tmp)/", text)
+
+
+#: A pip-audit that tells what it was asked, and finds something in one of the files.
+AUDITOR = """#!/bin/sh
+echo "$@" >>asked
+case "$*" in *compile.txt*) exit 1 ;; esac
+"""
+
+
+def test_an_audit_asks_about_each_file_alone_and_tells_what_is_found(tmp_path):
+    for name in ("scripts", "requirements"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    tools = tmp_path / ".venv" / "bin"
+    tools.mkdir(parents=True)
+    (tools / "python").symlink_to(sys.executable)
+    (tools / "pip-audit").write_text(AUDITOR)
+    (tools / "pip-audit").chmod(0o755)
+    with (tmp_path / "pyproject.toml").open() as project:
+        stamp = subprocess.run(["cksum"], stdin=project, capture_output=True, check=True, text=True).stdout
+    (tmp_path / ".venv" / "installed-release").write_text(stamp)
+    assert subprocess.run([tmp_path / "scripts" / "requirements", "audit"]).returncode == 1
+    asked = [line.split() for line in (tmp_path / "asked").read_text().splitlines()]
+    files = [[word for word in words if word.endswith(".txt")] for words in asked]
+    assert sorted(files) == sorted([f"requirements/{name}"] for name in PINNED)
