@@ -359,6 +359,14 @@ def test_strassen_is_the_default_where_channels_are_many():
         assert X86.default(problem.replace(dtype="int8"), target)[0].name != "strassen"
 
 
+def test_winograd_is_the_default_where_phases_of_the_uncropped_output_fill_vectors():
+    """Three channels are less than half a vector; with the four phases that read the same data they are twelve columns."""
+    problem = td.Problem(64, 1, 64, 3, (32, 32), (4, 4), (2, 2), (1, 1), (1, 1), (64, 64), data_format="NXC")
+    algorithm, plan = X86.default(problem, CPU_TARGETS["x86-64-v4"])
+    assert algorithm.name == "winograd"
+    assert plan.tile.uncropped
+
+
 @pytest.mark.parametrize(("stride", "unit"), [(1, 16), (2, 8), (4, 4), (5, 16), (8, 1), (16, 1)])
 def test_a_row_is_cut_into_whole_vectors(stride, unit):
     # Else the last vector of a block's row spills into the next block's, which another thread may have finished.

@@ -1,6 +1,9 @@
 """Stores past the caches: outputs agree with the reference for any length and address of rows."""
 
 import random
+import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +17,7 @@ from support.tolerances import WINOGRAD, norm_bound
 import tvm_deconv as td
 from tvm_deconv.artifact import regular
 from tvm_deconv.artifact.sources import source_digest
+from tvm_deconv.compiler.build import compile
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.x86 import stores
 from tvm_deconv.schedules.x86.algorithms import ALGORITHMS, direct_definition, matrix_definition
@@ -85,3 +89,14 @@ def test_the_recipe_of_an_artifact_covers_the_llvm_sources(monkeypatch):
     monkeypatch.setattr(regular, "content_of", lambda path, _: covered.add(path.name) or b"")
     source_digest.__wrapped__()
     assert {path.name for path in Path(stores.__file__).parent.glob("*.ll")} <= covered
+
+
+@pytest.mark.skipif(not shutil.which("objdump"), reason="needs objdump")
+def test_copies_are_not_by_vectors_of_addresses(tmp_path):
+    """LLVM made vectors across the channels whose 16 phases are a vector, and gathered and scattered its elements."""
+    problem = td.Problem(64, 1, 32, 64, (1, 1), (4, 4), (1, 1), (1, 1), (0, 0), (4, 4))
+    compile([problem], "x86-64-v4", tmp_path, algorithms=["matrix"])
+    (library,) = tmp_path.glob("*.so")
+    code = subprocess.run(["objdump", "-d", library], capture_output=True, text=True, check=True).stdout
+    assert "zmm" in code
+    assert not re.search("vp?(gather|scatter)", code)

@@ -52,9 +52,10 @@ def fills_vectors_with_inputs(problem: Problem, target: CpuTarget) -> bool:
 
 def fills_panels(problem: Problem, target: CpuTarget) -> bool:
     """Every product has vectors of columns and of rows: enough output channels, input channels and positions."""
-    lanes, geometry = accumulator_lanes(problem, target), Geometry.of(problem)
+    lanes = accumulator_lanes(problem, target)
     # Channels that are last are the vectors' last axis, behind the phases: together they fill vectors.
-    phases = max((math.prod(run.count for run in runs) for runs in geometry.runs), default=1)
+    several = (runs for geometry in Geometry.choices(problem) for runs in geometry.runs)
+    phases = max((math.prod(run.count for run in runs) for runs in several), default=1)
     wide = problem.out_channels * (phases if problem.data_format == "NXC" else 1)
     columns = 2 * wide >= lanes or contiguous_phases(problem, lanes) > 0
     enough = columns and 2 * problem.in_channels >= lanes and _positions(problem) >= 4
