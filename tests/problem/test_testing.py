@@ -38,11 +38,14 @@ def test_parts_are_as_large_as_they_may_be(monkeypatch):
 
 @pytest.mark.parametrize("where", [(0, 0, 0), (1, 2, 5)])
 @pytest.mark.parametrize("wrong", [1.0, np.nan])
-def test_a_deviation_shows_in_every_piece(where, wrong, monkeypatch):
+@pytest.mark.parametrize("exact", [np.float32, np.float64])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_deviation_shows_in_every_piece(where, wrong, exact, order, monkeypatch):
     problem = Problem(2, 1, 1, 3, (6,), (1,), (1,), (1,), (0,), (6,))
-    expected = np.linspace(1, 2, 36).reshape(problem.output_shape)
+    expected = np.linspace(1, 2, 36, dtype=exact).reshape(problem.output_shape)
     monkeypatch.setattr(testing, "PART_ELEMENTS", 1)
-    output = expected.astype(np.float32)
+    monkeypatch.setattr(testing, "PIECE_ELEMENTS", 7)
+    output = np.array(expected, np.float32, order=order)
     assert testing.deviation(problem, output, expected).allowed
     output[where] += wrong
     found = testing.deviation(problem, output, expected)

@@ -33,6 +33,12 @@ def patient(monkeypatch):
     monkeypatch.setattr("tvm_deconv.tuning.search._NOTHING", 0.0)
 
 
+@pytest.fixture
+def eager(monkeypatch):
+    """Searches go on where little is to be gained."""
+    monkeypatch.setattr("tvm_deconv.tuning.search._NOTHING", 0.01)
+
+
 @runs_v3
 @pytest.mark.usefixtures("patient")
 def test_a_search_keeps_everything_and_resumes(tmp_path):
@@ -118,6 +124,7 @@ def mistaken(cost, seed=0):
     return seconds
 
 
+@pytest.mark.usefixtures("eager")
 def test_a_problem_at_its_floor_needs_no_more_trials_and_the_others_have_them():
     cost = mistaken(costs(FAR))
     machine = Arithmetic(lambda p, s: 1e-3 if p == LARGER else cost(p, s), lambda p: 9.99e-4 if p == LARGER else 1e-9)
@@ -143,6 +150,7 @@ def test_transforms_do_not_stop_at_the_floor():
         assert state._gap() == pytest.approx(gap)
 
 
+@pytest.mark.usefixtures("eager")
 def test_all_problems_have_a_share_then_trials_go_where_they_gain_most():
     fast, slow = mistaken(costs(LARGER)), mistaken(costs(FAR), 5)
     machine = Arithmetic(lambda p, s: fast(p, s) if p == LARGER else 1e4 * slow(p, s), lambda _: 1e-9)
@@ -197,13 +205,15 @@ class Slow(Arithmetic):
     def __init__(self, seconds):
         super().__init__(seconds, lambda _: 1e-9)
         self.now = 0.0
+        self.built = set()
 
     def monotonic(self):
         return self.now
 
     def round(self, search, schedules):
         for one in super().round(search, schedules):
-            self.now += 0.1 if schedules.count(one.schedule) > 1 else 1.0
+            self.now += 0.1 if (one.problem, one.schedule) in self.built else 1.0
+            self.built.add((one.problem, one.schedule))
             yield one
 
 
@@ -263,10 +273,10 @@ def test_finalists_and_the_default_take_turns_and_their_medians_decide():
     default = selection.default_schedule(SMALL, V3)
     lucky, steady, failing, slow = [schedule for schedule in costs(SMALL) if schedule != default][:4]
     turns = {
-        default: [3.0, 2.0, 2.1, 1.9, 2.2, 1.8],
-        lucky: [1.0, 1.3, 0.9, 1.2, 1.25, 1.1],
-        steady: [1.05] * 6,
-        failing: [1.02, 1.0, None, 1.0, 1.0, 1.0],
+        default: [3.0, 2.0, 2.1, 1.9, 2.2, 1.8, 2.0, 2.0],
+        lucky: [1.0, 1.3, 0.9, 1.2, 1.25, 1.1, 1.2, 1.2],
+        steady: [1.05] * 8,
+        failing: [1.02, 1.0, None, 1.0],
     }
     state, machine = turned(turns, slow)
     assert {one.schedule: (one.seconds, one.default_ratio) for one in machine.kept} == {
@@ -283,6 +293,37 @@ def test_finalists_and_the_default_take_turns_and_their_medians_decide():
     ]
     stopped = search.Search(SMALL, V3, known, HERE, None)
     assert stopped.finalists()[0] == default  # it was stopped before they had their turns
+
+
+@pytest.mark.parametrize(
+    ("other", "taken"),
+    [
+        ([1.0, 1.5, 1.5, 1.5], 3),  # slower each time
+        ([1.0, 1.002, 0.998, 1.009], 3),  # as fast
+        ([1.0, 0.98, 1.1, 1.1, 1.1, 1.1, 1.1, 1.1], 7),  # slower most times
+        ([1.0, 0.98, 1.1, 1.1, 1.0, 1.0, 1.0, 1.0], 5),  # as fast after all
+    ],
+    ids=["slower", "as fast", "in doubt", "in doubt at first"],
+)
+def test_finalists_take_turns_until_it_is_clear_which_is_fastest(other, taken):
+    default = selection.default_schedule(SMALL, V3)
+    first, second, clear, slow = [schedule for schedule in costs(SMALL) if schedule != default][:4]
+    turns = {default: [1.2] * 8, first: [1.0] * 8, second: other, clear: [1.04] + [1.2] * 7}
+    _, machine = turned(turns, slow)
+    left = {schedule: len(times) - sum(1 for _ in machine.turns[schedule]) - 1 for schedule, times in turns.items()}
+    assert left == {default: taken, first: taken, second: taken, clear: 3}
+
+
+def test_the_libraries_of_finalists_are_kept_while_they_take_turns():
+    """Also of those that are slow: `logs remeasure` lets any take turns."""
+    default = selection.default_schedule(SMALL, V3)
+    fast, slow = [schedule for schedule in costs(SMALL) if schedule != default][:2]
+    state = search.Search(SMALL, V3, records.Records(V3.name), HERE, None)
+    state.note(record(SMALL, fast, 1.0, **CONDITIONS))
+    state.note(record(SMALL, slow, 2.0, **CONDITIONS))
+    assert state.wanted == {default, fast}
+    state.end([slow])
+    assert state.wanted == {default, fast, slow}
 
 
 def test_a_search_that_has_ended_stays_so_whatever_its_finalists_take():
@@ -369,11 +410,20 @@ def test_a_slow_candidate_has_few_calls():
     assert fast.runs > 20 * found.runs
 
 
-def test_slow_calls_take_few_turns_however_good_they_are():
+@pytest.mark.parametrize("seconds", [0.05, 0.014])
+def test_slow_calls_take_few_turns_however_good_they_are(seconds):
     machine = Drifting()
-    found = harness.raced(machine.function("candidate", 0.045), machine.function("default", 0.05), 1.0)
+    found = harness.raced(machine.function("candidate", 0.9 * seconds), machine.function("default", seconds), 1.0)
     assert found.ratio == pytest.approx(0.9, rel=0.1)
     assert sum(1 for name, _ in machine.calls if name == "candidate") == 3
+
+
+def test_the_turns_of_a_fast_candidate_are_short():
+    """What a search measures, it measures for a few hundredths of a second."""
+    machine = Drifting()
+    found = harness.raced(machine.function("candidate", 1e-4), machine.function("default", 1e-4), 1.0)
+    assert found.runs >= 3 * 25
+    assert machine.now < 0.06
 
 
 def measured(waited, spread=0.01):

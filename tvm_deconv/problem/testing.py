@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_deconv.problem.activations import ACTIVATIONS
 from tvm_deconv.problem.arrays import numpy_dtype
@@ -31,6 +30,8 @@ TOLERANCES = {
 }
 #: The elements of an output that are compared, or whose reference is computed, at once.
 PART_ELEMENTS = 2**26
+#: The elements that are compared at once where they lie side by side.
+PIECE_ELEMENTS = 2**16
 
 
 class Operands(NamedTuple):
@@ -112,8 +113,8 @@ def _quantized(problem: Problem, rng: np.random.Generator) -> Operands:
     return Operands(data, filter, bias, scaling)
 
 
-def deviation(problem: Problem, output: Array, expected: npt.NDArray[np.float64], *, fused: bool = True) -> Deviation:
-    """Compare `output` with the result of the reference for the same operands.
+def deviation(problem: Problem, output: Array, expected: Array, *, fused: bool = True) -> Deviation:
+    """Compare `output` with the result of the reference for the same operands, in the type of `expected`.
 
     If the epilogue is not `fused`, sums are rounded to the output's type before it, and may have been larger; stored
     integers may be off by one.
@@ -124,17 +125,29 @@ def deviation(problem: Problem, output: Array, expected: npt.NDArray[np.float64]
     # An activation in float32 may put a number on the other side of a tie, and so may scales applied in another order.
     exact = fused and ACTIVATIONS[problem.epilogue.activation].integers
     steps = int(problem.output_dtype in STORED and not exact)
-    # Cut along the first two axes if intermediate results of the whole would take much memory.
-    indices = list(np.ndindex(output.shape[:2])) if output.size > PART_ELEMENTS else [()]
-    largest = max(float(np.abs(expected[index]).max()) for index in indices)
+    pieces = _pieces(output, expected)
+    largest = max(float(np.abs(wanted).max()) for _, wanted in pieces)
     worst, allowed = 0.0, True
-    for index in indices:
-        error = np.abs(output[index].astype(np.float64) - expected[index])
+    for found, wanted in pieces:
+        error = np.abs(found.astype(expected.dtype) - wanted)
         worst = float(np.maximum(worst, error.max()))  # which keeps a NaN
         # Written so that a NaN is not allowed.
-        bound = common * largest + own * (np.abs(expected[index]) if fused else largest) + steps
+        bound = common * largest + steps + (own * (np.abs(wanted) if fused else largest) if own else 0.0)
         allowed &= bool(np.all(error <= bound))
     return Deviation(worst / (largest or 1.0), allowed)
+
+
+def _pieces(output: Array, expected: Array) -> list[tuple[Array, Array]]:
+    """Cut an output and what was expected, so that intermediate results stay in a cache where both are contiguous.
+
+    Others are cut along their first two axes, if results of the whole would take much memory.
+    """
+    if output.shape == expected.shape and output.flags.c_contiguous and expected.flags.c_contiguous:
+        flat, wanted = output.reshape(-1), expected.reshape(-1)
+        starts = range(0, flat.size, PIECE_ELEMENTS)
+        return [(flat[i : i + PIECE_ELEMENTS], wanted[i : i + PIECE_ELEMENTS]) for i in starts]
+    indices = list(np.ndindex(output.shape[:2])) if output.size > PART_ELEMENTS else [()]
+    return [(output[index], expected[index]) for index in indices]
 
 
 def parts(problem: Problem, arrays: Operands) -> Iterator[Part]:

@@ -135,8 +135,8 @@ class Evaluator:
         return {**kept, **built}
 
     def _keep_fastest(self, search: Search) -> None:
-        """Remove the libraries of a problem but those that may take turns at the end."""
-        wanted = {search.default, *search.nearly_fastest()}
+        """Remove the libraries of a problem but those that take turns, or may at the end."""
+        wanted = search.wanted
         for key, schedule in [*self._kept]:
             if key == search.key and schedule not in wanted:
                 self._kept.pop((key, schedule)).deconv.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -28,11 +28,11 @@ from tvm_deconv.targets import Target
 from tvm_deconv.tuning.calibration import Calibration, Prediction
 
 #: Another build that promises to lower the time by a smaller part than this is not worth it.
-_NOTHING = 0.01
+_NOTHING = 0.03
 #: Trials of a problem before another that promises more may have its turns, and before its search may end.
 _SHARE = 12
 #: Finalists: at most this many, not slower than the fastest by more than `_NEAR` of its time.
-_FINALISTS = 4
+_FINALISTS = 3
 _NEAR = 0.05
 
 
@@ -57,6 +57,7 @@ class Search:
         self.default = default_schedule(problem, target, algorithms)
         self.broken = False
         self._ended = ""
+        self._finalists: set[Schedule] = set()
         self._threads = conditions.threads
         self._records = records
         self._promised: float | None = None
@@ -106,9 +107,15 @@ class Search:
             return "at the floor"
         return "no gain expected" if self._promise() <= _NOTHING else ""
 
-    def end(self) -> None:
-        """Keep the reason why nothing is left to try, if there is one: turns of finalists do not change it."""
+    def end(self, finalists: Sequence[Schedule] = ()) -> None:
+        """Keep the reason why nothing is left to try, if there is one: turns of `finalists` do not change it."""
         self._ended = self.ended
+        self._finalists = set(finalists)
+
+    @property
+    def wanted(self) -> set[Schedule]:
+        """What is measured again: finalists, or those that would be if the search ended now."""
+        return {self.default, *self._finalists, *self.nearly_fastest()}
 
     def note(self, record: Record) -> None:
         """Add the record of a trial."""

@@ -5,7 +5,8 @@ them one by one. Every problem gets a share of rounds; the rest go where another
 problem ends when nothing does.
 
 At the end the few fastest of a problem and its default take turns, since a disturbance of the machine may have decided
-between them. The median of its turns is then the time of each, and its record has the ratio to the default's.
+between them, until it is clear which is the fastest. The median of its turns is then the time of each, and its record
+has the ratio to the default's.
 
 Every trial is in the log as soon as it is over, failures too. A schedule that the log has under the same conditions
 (CPU, threads, text of the kernels) is not tried again: a search that was stopped continues.
@@ -17,7 +18,7 @@ import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +38,10 @@ from tvm_deconv.tuning.runners.rpc import RpcRunner
 from tvm_deconv.tuning.runners.tracker import Tracker
 from tvm_deconv.tuning.search import Search
 
-_TURNS = 5  # of each finalist
+#: Turns of each finalist; and of those that these leave in doubt, and of the default.
+_TURNS, _MOST_TURNS = 3, 7
+#: A difference of times that is not worth another turn.
+_ALIKE = 0.01
 
 
 @dataclass(frozen=True)
@@ -251,7 +255,7 @@ def spend(
 
 def _time_to_decide(searches: Sequence[Search], evaluator: Evaluator) -> float:
     """Return the seconds in which the finalists of all searches take their turns."""
-    return sum(len(search.finalists()) for search in searches) * _TURNS * evaluator.measurement_seconds
+    return sum(len(search.finalists()) for search in searches) * _MOST_TURNS * evaluator.measurement_seconds
 
 
 def _most_left(searches: Sequence[Search], trials: int) -> int:
@@ -272,14 +276,11 @@ def _gain(searches: Sequence[Search]) -> float:
 def decide(search: Search, evaluator: Evaluator, schedules: Sequence[Schedule]) -> None:
     """Let `schedules` take turns; write the median of each to the log, with its ratio to the default if that is there.
 
-    Where a search is of some algorithms only, its default is not the one that builds compare with: no ratio then.
+    Turns end as soon as it is clear which is the fastest. Where a search is of some algorithms only, its default is not
+    the one that builds compare with: no ratio then.
     """
-    search.end()
-    turns: dict[Schedule, list[Record]] = {}
-    for record in evaluator.round(search, [*schedules] * _TURNS):
-        turns.setdefault(record.schedule, []).append(record)
-        search.note(record)
-    medians = {schedule: _median(records) for schedule, records in turns.items()}
+    search.end(schedules)
+    medians = {schedule: _median(records) for schedule, records in _turns(search, evaluator, schedules).items()}
     default = medians.get(search.default) if search.algorithms is None else None
     for record in medians.values():
         ratio = round(default.seconds / record.seconds, 4) if default and default.seconds and record.seconds else None
@@ -288,6 +289,42 @@ def decide(search: Search, evaluator: Evaluator, schedules: Sequence[Schedule]) 
         evaluator.log.append(decided)
         search.note(decided)
     search.settle()
+
+
+def _turns(search: Search, evaluator: Evaluator, schedules: Sequence[Schedule]) -> dict[Schedule, list[Record]]:
+    """Let `schedules` take turns until it is clear which is the fastest; the default takes as many as any."""
+    turns: dict[Schedule, list[Record]] = {}
+    left = list(schedules)
+    for number in range(1, _MOST_TURNS + 1):
+        for record in evaluator.round(search, left):
+            turns.setdefault(record.schedule, []).append(record)
+        doubtful = _doubtful(turns) if number >= _TURNS else set(schedules)
+        if not doubtful:
+            break
+        left = [schedule for schedule in schedules if schedule in {search.default, *doubtful}]
+    return turns
+
+
+def _doubtful(turns: Mapping[Schedule, Sequence[Record]]) -> set[Schedule]:
+    """Return those of which any may be the fastest, none if one is or if it does not matter which.
+
+    What took longer in each of its turns than the fastest in any of its own is slower.
+    """
+    seconds = {
+        schedule: sorted(record.seconds or 0.0 for record in records)
+        for schedule, records in turns.items()
+        if not any(record.error for record in records)
+    }
+    if not seconds:
+        return set()
+    fastest = min(seconds, key=lambda schedule: _middle(seconds[schedule]))
+    bound = (1 + _ALIKE) * _middle(seconds[fastest])
+    rivals = {one for one, times in seconds.items() if times[0] < seconds[fastest][-1] and _middle(times) > bound}
+    return rivals | {fastest} if rivals else rivals
+
+
+def _middle(ordered: Sequence[float]) -> float:
+    return ordered[len(ordered) // 2]
 
 
 def _median(records: Sequence[Record]) -> Record:
