@@ -1,7 +1,8 @@
 """Settings of hypothesis, and the compiled artifacts that the tests of the runtime share.
 
-If CI is set, hypothesis draws the same examples every time, so that a change is judged by itself. Otherwise it draws
-new ones. Processes that tests start can be interrupted, even in the background of a shell, which ignores interrupts.
+If CI is set, hypothesis draws the same examples every time, so that a change is judged by itself, and half as many.
+Otherwise it draws new ones. Processes that tests start can be interrupted, even in the background of a shell, which
+ignores interrupts.
 """
 
 import os
@@ -10,12 +11,14 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
+SAME = "CI" in os.environ
 settings.register_profile(
     "default",
+    max_examples=50 if SAME else 100,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
-    derandomize="CI" in os.environ,
+    derandomize=SAME,
 )
 settings.load_profile("default")
 

@@ -1,6 +1,7 @@
 """Builds with nothing to do: cheap, without TVM, and never a mistake."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -32,6 +33,14 @@ def chosen(monkeypatch):
     seen, real = [], build.choices_for
     monkeypatch.setattr(build, "choices_for", lambda problem, *rest: seen.append(problem) or real(problem, *rest))
     return seen
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A directory with an artifact, to be copied, and the outcome of its build."""
+    folder = tmp_path_factory.mktemp("made")
+    (outcome,) = td.compile([SMALL], V3.name, folder)
+    return folder, outcome
 
 
 def statuses(problems, folder, **how):
@@ -100,8 +109,9 @@ def test_warnings_about_logs_are_told_again(tmp_path):
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b"{", b"\xff", b"[" * 100_000, b'{"NAME": 3}', b'{"NAME": {"inputs": "INPUTS"}}']
 )
-def test_spoilt_notes_cost_time_only(content, chosen, tmp_path):
-    (outcome,) = td.compile([SMALL], V3.name, tmp_path)
+def test_spoilt_notes_cost_time_only(content, made, chosen, tmp_path):
+    folder, outcome = made
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     notes = tmp_path / current.NOTES
     inputs = json.loads(notes.read_text())[outcome.manifest.name]["inputs"]
     notes.write_bytes(content.replace(b"NAME", outcome.manifest.name.encode()).replace(b"INPUTS", inputs.encode()))

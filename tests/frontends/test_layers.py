@@ -1,6 +1,6 @@
 """Every layer of the example list compiles, loads, and is right where it is sampled.
 
-Every second layer has one of the levels of CPUs, in turn; the slow tests have the others, levels and targets.
+Every fourth layer has one of the levels of CPUs, in turn; the slow tests have the others, levels and targets.
 
 The output of a large layer is compared at random places, each computed in float64 from the definition of the
 operator; a layer whose arrays would not fit in a test is run with a smaller batch.
@@ -72,11 +72,11 @@ def two_threads():
 
 
 def _pairs():
-    """Every layer with every target, of which one is not slow for every second layer."""
+    """Every layer with every target, of which one is not slow for every fourth layer."""
     levels = list(CPU_LEVELS)
     for place, layer in enumerate(LAYERS):
         for target in CPU_TARGETS:
-            quick = place % 2 == 0 and target == levels[place // 2 % len(levels)]
+            quick = place % 4 == 0 and target == levels[place // 4 % len(levels)]
             marks = [] if quick else [pytest.mark.slow]
             yield pytest.param(layer, target, marks=marks, id=f"{layer.name.replace('/', '.')}-{target}")
 

@@ -60,7 +60,7 @@ def check(problem, target, plan, seed, aligned):
 
 @pytest.mark.parametrize("streams", [False, True])
 @targets
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(problem=whole_rows(), seed=st.integers(0, 2**20))
 @example(problem=td.Problem(1, 1, 3, 5, (7, 48), (2, 2), (2, 2), (1, 1), (0, 0), (14, 96)), seed=2)
 def test_outputs_agree_with_the_reference(problem, target, seed, streams):

@@ -1,5 +1,7 @@
 """Compile and run one kernel in this process, around the library: what the tests of schedules share."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tvm
@@ -13,20 +15,28 @@ LINE = 64
 X86 = BACKENDS["x86"]
 
 
+def _unless_it_runs(target):
+    lacks = not target.features <= detect_host().features
+    return pytest.mark.skipif(lacks, reason=f"this CPU does not run {target.name}")
+
+
 def _those_that_run(known):
-    return pytest.mark.parametrize(
-        "target",
-        [
-            pytest.param(
-                target,
-                marks=pytest.mark.skipif(
-                    not target.features <= detect_host().features, reason=f"this CPU does not run {target.name}"
-                ),
-                id=target.name,
-            )
-            for target in known.values()
-        ],
-    )
+    params = [pytest.param(target, marks=_unless_it_runs(target), id=target.name) for target in known.values()]
+    return pytest.mark.parametrize("target", params)
+
+
+def in_turn(names, *axes):
+    """Parametrize by `names` and target: by all combinations of the axes' tuples, each with one level, in turn.
+
+    Each value of an axis meets each level, if another axis has two values or more.
+    """
+    levels, params = list(CPU_LEVELS.values()), []
+    for places in itertools.product(*map(range, map(len, axes))):
+        target = levels[sum(places) % len(levels)]
+        values = [value for axis, place in zip(axes, places, strict=True) for value in axis[place]]
+        name = "-".join([*map(str, places), target.name])
+        params.append(pytest.param(*values, target, marks=_unless_it_runs(target), id=name))
+    return pytest.mark.parametrize(f"{names}, target", params)
 
 
 #: The levels; and with them the targets that differ by instructions for low precision.
@@ -67,6 +77,12 @@ def compiled_kernel(kernel, target):
     """The functions of a kernel."""
     module = tvm.IRModule(kernel.functions)
     return tvm.compile(module, target=tvm.target.Target(target.llvm))
+
+
+def code_of(problem, target, algorithm, plan=None):
+    """The assembly of an algorithm's kernel for `problem`, by default by its cheapest plan; the CPU need not run it."""
+    plan = plan or algorithm.candidates(problem, target)[0][1]
+    return compile_kernel(problem, target, algorithm, plan)[1].mod.inspect_source("asm")
 
 
 def call_kernel(problem, kernel, compiled, data, weights, bias, aligned=False):
