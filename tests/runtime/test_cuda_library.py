@@ -446,6 +446,17 @@ def test_the_reference_computes_for_a_device(dtype, tmp_path, device):
     assert out.array.tobytes() == result.array.tobytes()
 
 
+def test_a_call_without_outputs_returns_an_array_of_the_device(tmp_path, device):
+    problem = PLAIN.replace(batch=0)
+    data, weights, bias = operands(problem, 6)
+    layer = td.load(tmp_path, fallback="reference").bind(problem, on_device(device, weights), on_device(device, bias))
+    given, out = on_device(device, data), device.empty(problem.output_shape, problem.output_dtype)
+    assert layer(given, out) is out
+    result = layer(given)
+    assert type(result) is Array
+    assert result.array.shape == problem.output_shape
+
+
 def test_a_build_for_a_device(shims, tmp_path, monkeypatch, device):
     """Into the user's cache, for the capability of the device that the filter is on; or why not, and what follows."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

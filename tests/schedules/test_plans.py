@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.kernels import X86, run_kernel, targets
+from support.kernels import X86, in_turn, run_kernel, targets
 from support.strategies import not_empty, operands, problems
 from support.tolerances import WINOGRAD, norm_bound
 
@@ -85,7 +85,7 @@ def test_halves_of_vectors(name):
     halves = [plan for _, plan in algorithm.candidates(problem, CPU_TARGETS["x86-64-v4"]) if plan.halves]
     data, weights, bias = operands(problem, 5)
     wanted = reference(problem, data, weights, bias)
-    for plan in halves[:3]:
+    for plan in halves[:2]:
         assert plan.knobs["halves"] == 1
         assert algorithm.read(plan.knobs) == plan
         text = X86.build(problem, CPU_TARGETS["x86-64-v4"], algorithm, plan).deconv.script()
@@ -101,9 +101,9 @@ def test_phases_of_two_axes_that_read_the_same_share_a_register_tile(target):
     problem = td.Problem(1, 1, 5, 1, (7, 19), (9, 9), (3, 3), (1, 1), (4, 4), (21, 57))
     rows = next(algorithm for algorithm in ALGORITHMS if algorithm.name == "direct_rows")
     plan = next(plan for _, plan in rows.candidates(problem, target) if plan.tile.phases == 4)
-    assert {section.phases for section in define_direct(problem, ROWS, plan.tile, 8).sections} == {
-        (2, 2), (2, 1), (1, 2), (1, 1)
-    }  # fmt: skip
+    definition = define_direct(problem, ROWS, plan.tile, 8)
+    assert {section.phases for section in definition.sections} == {(2, 2), (2, 1), (1, 2), (1, 1)}
+    assert definition.packed_elements == math.prod(problem.filter_shape)  # each weight once
     data, weights, bias = operands(problem, 8)
     result = run_kernel(problem, target, data, weights, bias, rows, plan)
     wanted = reference(problem, data, weights, bias)
@@ -121,9 +121,12 @@ def test_phases_of_two_axes_that_read_the_same_share_a_register_tile(target):
     ],
 )
 def test_phases_of_the_uncropped_output(groups, extent, kernel, stride, pad, output, target):
+    """The levels take turns with the algorithms."""
     channels = 2 if groups == 17 else 19
     served = 0
     for number, algorithm in enumerate(ALGORITHMS):
+        if (number // 2 + groups + extent[0]) % len(CPU_LEVELS) != [*CPU_LEVELS].index(target.name):
+            continue
         problem = td.Problem(
             2, groups, 5, channels, extent, kernel, stride, (1,) * len(extent), pad, output,
             data_format=("NCX", "NXC")[(number + groups + len(extent)) % 2],
@@ -139,7 +142,7 @@ def test_phases_of_the_uncropped_output(groups, extent, kernel, stride, pad, out
         result = run_kernel(problem, target, data, weights, bias, algorithm, plan)
         assert np.linalg.norm(result - wanted) <= bound, (problem.key, algorithm.name, plan)
         served += 1
-    assert served >= 3
+    assert served
 
 
 @targets
@@ -157,11 +160,10 @@ def test_phases_fill_vectors_or_halves_of_them(name, target):
         assert np.linalg.norm(result - wanted) <= norm_bound("float32", WINOGRAD) * np.linalg.norm(wanted), plan
 
 
-@targets
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    ("form", "data_format", "groups", "channels"),
+@in_turn(
+    "form, data_format, groups, channels, dtype",
     [(ROWS, "NCX", 3, 4), (CHANNELS, "NXC", 3, 32), (GROUPS, "NXC", 64, 1)],
+    [("float32",), ("bfloat16",)],
 )
 def test_whole_vectors_are_stored_as_they_are_made(form, data_format, groups, channels, dtype, target):
     problem = td.Problem(
@@ -242,9 +244,8 @@ def test_winograd_keeps_the_precision_of_the_direct_algorithm(kernel):
             assert 0 < np.linalg.norm(result - wanted) <= bound, (name, plan)
 
 
-@targets
-@pytest.mark.parametrize(
-    ("problem", "tile", "outputs"),
+@in_turn(
+    "problem, tile, outputs, data_format, dtype",
     [
         # Kernel 3, stride 2: every other phase has one tap, and reads the packed rows without a transform.
         ((2, 3, 5, 3, (13, 19), (3, 3), (2, 2), (1, 1), (1, 1), (26, 38)), (1, 1, 8, 19, 3, 32, 1), (1, 4)),
@@ -270,8 +271,8 @@ def test_winograd_keeps_the_precision_of_the_direct_algorithm(kernel):
             (2, 2),
         ),
     ],
+    [("NCX", "float32"), ("NXC", "float64"), ("NCX", "bfloat16")],
 )
-@pytest.mark.parametrize(("data_format", "dtype"), [("NCX", "float32"), ("NXC", "float64"), ("NCX", "bfloat16")])
 def test_winograd_of_rows(problem, tile, outputs, data_format, dtype, target):
     problem = td.Problem(*problem, dtype, data_format=data_format, epilogue=td.Epilogue(True))
     algorithm = named("winograd_rows")
@@ -317,11 +318,10 @@ def test_strassen_multiplies_matrices():
         assert total == (left % 2 == right // 2 and result == left // 2 * 2 + right % 2)
 
 
-@targets
-@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
-@pytest.mark.parametrize(
-    ("channels", "extents", "kernel"),
+@in_turn(
+    "channels, extents, kernel, data_format",
     [((256, 48), (7, 9), (2, 2)), ((97, 21), (5, 7), (3, 1)), ((130, 3), (41,), (16,))],
+    [("NCX",), ("NXC",)],
 )
 def test_strassen_keeps_the_precision_of_the_direct_algorithm(channels, extents, kernel, data_format, target):
     """Rows, input channels and columns are cut in halves: even and odd numbers of each."""
