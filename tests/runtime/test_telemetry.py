@@ -1,5 +1,8 @@
 """Counters as OpenTelemetry's metrics."""
 
+import subprocess
+import sys
+
 import pytest
 from support import artifacts as made
 from support.strategies import operands
@@ -39,3 +42,19 @@ def points(reader):
         for metric in scope.metrics
         if metric.data.data_points
     }
+
+
+ABSENT = """
+import sys
+sys.modules["opentelemetry"] = None  # an import fails
+from tvm_deconv.runtime import telemetry
+try:
+    telemetry.observe()
+except ModuleNotFoundError:
+    print("told")
+"""
+
+
+def test_only_a_call_needs_the_package():
+    done = subprocess.run([sys.executable, "-c", ABSENT], capture_output=True, text=True, check=True)
+    assert done.stdout == "told\n"

@@ -181,6 +181,15 @@ def test_phases_are_columns_of_one_product_where_that_is_less_work():
     assert len(sections(few, 32, 32, Geometry.of(few))) == 4
 
 
+def test_channels_fill_whole_tiles_only_where_that_adds_few_terms():
+    few, many = (
+        sections(td.Problem(1, 1, channels, 8, (9,), (16,), (1,), (1,), (0,), (24,), "float16"), 32, 32)[0]
+        for channels in (3, 60)
+    )
+    assert (few.channels, few.alike) == (3, False)
+    assert (many.channels, many.alike) == (64, True)
+
+
 def test_tiles_that_follow_each_other_read_nearly_the_same_data():
     """All taps of some channels, then those of the next: by numbers and as the filter is packed."""
     (section,) = sections(td.Problem(1, 1, 64, 8, (9,), (4,), (2,), (1,), (0,), (20,), "float16"), 32, 32)

@@ -191,13 +191,12 @@ def test_whole_vectors_are_stored_as_they_are_made(form, data_format, groups, ch
     assert not whole(odd)
 
 
-@targets
-@pytest.mark.parametrize(
-    ("name", "extent", "output"),
+@in_turn(
+    "name, extent, output",
     [
         ("winograd", (4, 4), (8, 8)),
-        ("matrix", (6, 6), (12, 12)),
         ("winograd", (8, 2), (15, 4)),
+        ("matrix", (6, 6), (12, 12)),
         ("matrix", (2, 3, 5), (4, 8, 10)),
     ],
 )
