@@ -52,14 +52,18 @@ def fills_vectors_with_inputs(problem: Problem, target: CpuTarget) -> bool:
 
 def fills_panels(problem: Problem, target: CpuTarget) -> bool:
     """Every product has vectors of columns and of rows: enough output channels, input channels and positions."""
+    return 2 * problem.in_channels >= accumulator_lanes(problem, target) and _fills_columns(problem, target)
+
+
+def _fills_columns(problem: Problem, target: CpuTarget) -> bool:
+    """Every product has vectors of columns, and rows for a register tile."""
     lanes = accumulator_lanes(problem, target)
     # Channels that are last are the vectors' last axis, behind the phases: together they fill vectors.
     several = (runs for geometry in Geometry.choices(problem) for runs in geometry.runs)
     phases = max((math.prod(run.count for run in runs) for runs in several), default=1)
     wide = problem.out_channels * (phases if problem.data_format == "NXC" else 1)
     columns = 2 * wide >= lanes or contiguous_phases(problem, lanes) > 0
-    enough = columns and 2 * problem.in_channels >= lanes and _positions(problem) >= 4
-    return enough and finishes_in_short_chunks(problem, target)
+    return columns and _positions(problem) >= 4 and finishes_in_short_chunks(problem, target)
 
 
 def finishes_in_short_chunks(problem: Problem, target: CpuTarget) -> bool:
@@ -76,9 +80,16 @@ def multiplies_words(problem: Problem, target: CpuTarget) -> bool:
 
 
 def fills_words(problem: Problem, target: CpuTarget) -> bool:
-    """Words have at least two factors, and products have vectors of columns and of rows."""
+    """Words are full and products have vectors of columns and of rows; of integers two words are enough.
+
+    These have no other form in words: the others multiply them one by one, in 32 bits.
+    """
     words = words_of(problem, target)
-    return words is not None and problem.in_channels >= words.factors and fills_panels(words.problem(problem), target)
+    if words is None or problem.in_channels < words.factors:
+        return False
+    if direct_words(problem, target) is not None:
+        return fills_panels(words.problem(problem), target)
+    return words.count(problem.in_channels) >= 2 and _fills_columns(problem, target)
 
 
 def multiplies_direct_words(problem: Problem, target: CpuTarget) -> bool:
