@@ -2,7 +2,7 @@
 
 ; Return %sums, rounded to nearest even; NaN stays NaN. That it is selected last keeps LLVM from narrowing and storing in
 ; one instruction, which takes AVX-512 longer than two.
-define hidden <$lanes x i16> @tvm_deconv_round_integers(<$lanes x float> %sums) alwaysinline {
+define hidden <$lanes x i16> @tvm_deconv_round_integers_x$lanes(<$lanes x float> %sums) alwaysinline {
   %bits = bitcast <$lanes x float> %sums to <$lanes x i32>
   %high = lshr <$lanes x i32> %bits, splat (i32 16)
   %odd = and <$lanes x i32> %high, splat (i32 1)

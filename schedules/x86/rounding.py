@@ -1,4 +1,4 @@
-"""Rounding of vectors of finished sums to bfloat16 in 512 bits."""
+"""Rounding of vectors of finished sums to bfloat16 by functions in LLVM's language."""
 
 from __future__ import annotations
 
@@ -16,8 +16,23 @@ def exact_rounding(problem: Problem, target: CpuTarget, lanes: int) -> tuple[str
     """
     if problem.output_dtype != "bfloat16" or target.vector_bits < 512:
         return "", ""
+    return _rounding(target, lanes)
+
+
+def _rounding(target: CpuTarget, lanes: int) -> tuple[str, str]:
     source = Template(llvm_source("round_bf16.ll")).substitute(lanes=lanes)
     if "avx512_bf16" not in target.features:
-        return source, "tvm_deconv_round_integers"
+        return source, f"tvm_deconv_round_integers_x{lanes}"
     source += Template(llvm_source("round_bf16_exactly.ll")).substitute(lanes=lanes, bits=32 * lanes)
-    return source, "tvm_deconv_round_exactly"
+    return source, f"tvm_deconv_round_exactly_x{lanes}"
+
+
+def rounding_of_16(target: CpuTarget) -> tuple[str, str]:
+    """Return the LLVM IR of the function that rounds 16 sums to bfloat16, and its name.
+
+    In 256 bits these are two vectors.
+    """
+    if target.vector_bits >= 512:
+        return _rounding(target, 16)
+    source = Template(llvm_source("round_bf16.ll")).substitute(lanes=16)
+    return source + llvm_source("round_bf16_pairs.ll"), "tvm_deconv_round_pairs"

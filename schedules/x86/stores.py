@@ -46,11 +46,17 @@ _LINE = 64
 _PACKING = ("data_rows", "data_pack")
 #: The shortest rows, in bytes, that are stored past the caches: shorter ones are mostly parts of lines.
 _SHORTEST = 8 * _LINE
+#: The same of rows that are converted: their parts of lines take longer.
+_SHORTEST_CONVERTED = 64 * _LINE
+#: The shortest, in bytes, that are converted by a call: for less than some lines it costs more than it saves.
+SHORTEST_CALL = 4 * _LINE
 #: The functions of `streaming_copy.ll` and `row_copy.ll`.
 _STREAM = "tvm_deconv_stream"
 _FENCE = "tvm_deconv_fence"
 _COPY = "tvm_deconv_copy"
 _ROW = "tvm_deconv_row"
+#: The function of `convert_row.ll`.
+_CONVERT = "tvm_deconv_convert"
 
 
 def outgrows_caches(problem: Problem) -> bool:
@@ -74,33 +80,43 @@ def _importing(source: str, body: Stmt) -> Stmt:
     return tirx.AttrStmt(tirx.const(0), "pragma_import_llvm", StringImm(source), body)
 
 
-def lower_streaming_stores(func: PrimFunc, functions: str = "") -> PrimFunc:
+def lower_streaming_stores(func: PrimFunc, functions: str = "", conversion: str = "") -> PrimFunc:
     """Return `func` with the rows of its stage ``out`` stored past the caches, if they are plain copies.
 
-    `functions` is further LLVM IR that `func` calls already.
+    So are rows that are converted, if there is a `conversion` of `conversions.row_conversion`. `functions` is further
+    LLVM IR that `func` calls already.
     """
-    source = llvm_source("streaming_copy.ll") + functions
-    lowering = _Lowering(source, shortest=_SHORTEST, copy=_STREAM, fence=_FENCE)
+    source = llvm_source("streaming_copy.ll") + functions + conversion
+    shortest = _SHORTEST_CONVERTED if conversion else _SHORTEST
+    lowering = _Lowering(source, shortest=shortest, copy=_STREAM, converts=bool(conversion), fence=_FENCE)
     return lowering.lower(func, always=bool(functions))
 
 
-def lower_row_copies(func: PrimFunc) -> PrimFunc:
-    """Return `func` with rows of data and of the output copied by their lengths, if they are plain copies."""
-    return _Lowering(llvm_source("row_copy.ll"), shortest=_LINE, copy=_COPY, row=_ROW).lower(func)
+def lower_row_copies(func: PrimFunc, conversion: str = "") -> PrimFunc:
+    """Return `func` with rows of data and of the output copied by their lengths, or converted by `conversion`."""
+    source = llvm_source("row_copy.ll") + conversion
+    return _Lowering(source, shortest=_LINE, copy=_COPY, converts=bool(conversion), row=_ROW).lower(func)
+
+
+def lower_conversions(func: PrimFunc, conversion: str) -> PrimFunc:
+    """Return `func` with the rows of its stage ``out`` converted by the function in `conversion`."""
+    return _Lowering(conversion, shortest=SHORTEST_CALL, copy="", converts=True).lower(func)
 
 
 @dataclass(slots=True)
 class _Lowering:
     """Replaces copies by calls of functions in the LLVM IR `source`.
 
-    `copy` is the function for rows of the output. `row`, if not empty, is that for rows of the data with zeros around
-    them. Rows of less than `shortest` bytes stay loops. `fence`, if not empty, is called at the end of each task.
-    `replaced` counts the copies that became calls.
+    `copy` is the function for rows of the output; if it `converts`, another takes those of another type than their
+    source. `row`, if not empty, is that for rows of the data with zeros around them. Rows of less than `shortest` bytes
+    stay loops. `fence`, if not empty, is called at the end of each task. `replaced` counts the copies that became
+    calls.
     """
 
     source: str
     shortest: int
     copy: str
+    converts: bool = False
     row: str = ""
     fence: str = ""
     replaced: int = 0
@@ -166,6 +182,8 @@ class _Lowering:
             predicate, value, _ = value.args
         elif realize.block.name_hint != "out":
             return None
+        elif self.converts and value is not None:
+            value = _only_element(realize.block.reads)
         return (value, predicate) if isinstance(value, TensorLoad) else None
 
     def _call(self, realize: SBlockRealize, places: Sequence[_Place], predicate: Expr, row: _Row) -> Stmt | None:
@@ -194,7 +212,11 @@ class _Lowering:
                 "int32", self.row, *addresses, _bytes(begin, size), _bytes(count, size), tirx.const(size, "int32")
             )
         elif structural_equal(begin, tirx.const(0, "int64")):
-            call = tirx.call_extern("int32", self.copy, target.address(), source.address(), _bytes(count, size))
+            addresses = [target.address(), source.address()]
+            if target.buffer.dtype == source.buffer.dtype:
+                call = tirx.call_extern("int32", self.copy, *addresses, _bytes(count, size))
+            else:
+                call = tirx.call_extern("int32", _CONVERT, *addresses, _bytes(count, 1))
         else:
             return None
         block, values = realize.block, [row.first.simplify(value) for value in realize.iter_values]
@@ -312,6 +334,13 @@ class _Span:
         """Return the address of the last element."""
         last = [at + distance for at, distance in zip(self.first, self.reach, strict=True)]
         return tirx.address_of(BufferLoad(self.buffer, last))
+
+
+def _only_element(regions: Sequence[BufferRegion]) -> TensorLoad | None:
+    """Return the one element that a block reads whose `regions` are these, or None if there are several."""
+    if len(regions) != 1 or any(int(part.extent) != 1 for part in regions[0].region):
+        return None
+    return BufferLoad(regions[0].source, [part.min for part in regions[0].region])
 
 
 def _bytes(count: Expr, size: int) -> Expr:

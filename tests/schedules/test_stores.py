@@ -31,6 +31,7 @@ def always(monkeypatch):
     for definition in (direct_definition, matrix_definition):
         monkeypatch.setattr(definition, "outgrows_caches", lambda _: True)
     monkeypatch.setattr(stores, "_SHORTEST", 0)
+    monkeypatch.setattr(stores, "_SHORTEST_CONVERTED", 0)
 
 
 @pytest.mark.usefixtures("always")
@@ -79,9 +80,12 @@ def test_only_large_outputs_of_known_size_stream():
 
 
 @pytest.mark.usefixtures("always")
-def test_rows_that_are_converted_are_stored_as_usual():
-    kernel = X86.build(WIDE.replace(dtype="bfloat16"), CPU_TARGETS["x86-64-v3"])
-    assert "tvm_deconv_stream" not in kernel.deconv.script()
+def test_sums_of_words_stream():
+    """The functions that multiply words are imported around what is copied."""
+    dot = next(algorithm for algorithm in ALGORITHMS if algorithm.name == "dot")
+    kernel = X86.build(WIDE.replace(dtype="int8"), CPU_TARGETS["x86-64-v3"], dot)
+    assert kernel.problem.output_dtype == "int32"
+    assert "tvm_deconv_stream" in kernel.deconv.script()
 
 
 def test_the_recipe_of_an_artifact_covers_the_llvm_sources(monkeypatch):

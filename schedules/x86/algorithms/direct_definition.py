@@ -18,6 +18,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.x86 import register_channels, register_epilogue, register_inputs, register_rows, tiles
 from tvm_deconv.schedules.x86.calls import for_all_calls
+from tvm_deconv.schedules.x86.conversions import rounds_rows, row_conversion
 from tvm_deconv.schedules.x86.direct import schedule_direct
 from tvm_deconv.schedules.x86.dot import ROUNDING, direct_words, dot_functions
 from tvm_deconv.schedules.x86.lowering import lower
@@ -100,14 +101,19 @@ class _Form:
         # Past the caches rows are copied at once; a position's channels are stored as they are made at any size.
         streams = outgrows_caches(problem)
         whole = self.form != INPUTS and has_whole_vectors(problem, self.form, plan.tile, lanes)
-        whole = whole and not (streams and self.form == ROWS)
+        whole = whole and not (self.form == ROWS and (streams or rounds_rows(problem)))
         scheduled = schedule_direct(definition, plan, problem.accumulate_dtype, whole, words).mod["main"]
         products, rounding = exact_rounding(problem, target, lanes)
         if words:
             products, rounding = dot_functions(words, lanes), ROUNDING
 
         def usual() -> PrimFunc:
-            return lower(scheduled, definition.end, streams=streams and not whole, products=products)
+            past = streams and not whole
+            functions = dot_functions(words, lanes) if words else ""
+            if whole:
+                return lower(scheduled, definition.end, streams=past, products=functions)
+            conversion = partial(row_conversion, problem, target)
+            return lower(scheduled, definition.end, streams=past, products=functions, conversion=conversion)
 
         geometry = Geometry.of(problem, bool(plan.tile.uncropped))
         if self.form == INPUTS:
