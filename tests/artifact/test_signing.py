@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -55,6 +56,12 @@ def works(directory, **pins):
 def refused(directory, match, **pins):
     with pytest.raises(td.IntegrityError, match=match):
         td.load(directory, **pins)
+
+
+def test_without_the_package_the_error_says_how_to_install_it(artifacts, keys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric.ed25519", None)  # an import fails
+    with pytest.raises(td.ArtifactError, match=r"needs the package cryptography: pip install .*sign"):
+        td.load(artifacts, public_key=keys[1])
 
 
 def test_signed_directory(signed, keys):
