@@ -6,8 +6,9 @@ server (family 25, model 17). Of 512 bits, `lane_sum` is fitted to 140 plans of 
 server (family 26, model 2), `memory_bytes`, `waiting` and `slack` to the installed records of 89 problems from it.
 `kept` and `position` were set by 360 plans of 6 depthwise layers there and raced on 8, three of them held out;
 `crowded` by 627 plans of 13 depthwise layers in `N C *X` on the Zen 4 server (515 in AVX2 neither gain nor lose);
-`channel_finish`, `apart`, `spilled` and `register_task` by the times of a few layers. Among those plans no other values
-gave better defaults. Sizes of caches come from the target.
+`channel_finish`, `apart`, `spilled` and `register_task` by the times of a few layers, `line_again` and `burst` by 651
+plans of 18 layers on the Zen 4 server, where four other layers gained 0 to 9 %. Among those plans no other values gave
+better defaults. Sizes of caches come from the target.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ class Costs:
     - `register_finish`: to store a vector of the output straight from its accumulators. `aliased` comes on top where a
       register tile stores past the caches to several rows at the same offset in a page.
     - `channel_finish`: to store a vector of channels straight from its accumulators. `apart` comes on top where not
-      all phases along a row are stored together, or other tiles of channels share its lines. `spilled` is
-      the factor for tiles whose accumulators and operands exceed the registers, of which tiles of groups need `kept`
-      for operands of other taps and positions. `crowded` is the factor for tiles of rows of one input channel that
-      leave no registers for the filters of all taps. `lane_sum`: to add up the lanes of an accumulator.
+      all phases along a row are stored together, or other tiles of channels share its lines; `line_again` too where
+      these lines have left the second-level cache before the next tile stores to them. `burst`: to wait for the store
+      of a vector past the caches, where a tile stores many. `spilled` is the factor for tiles whose accumulators and
+      operands exceed the registers, of which tiles of groups need `kept` for operands of other taps and positions.
+      `crowded` is the factor for tiles of rows of one input channel that leave no registers for the filters of all
+      taps. `lane_sum`: to add up the lanes of an accumulator.
     - `piece`: to start on another piece of the caller's memory, which begins with a cache miss. `position` is the same
       where each position is a piece, since vectors are of groups. `task`: to start a task; `register_task`: one
       whose data stay in registers.
@@ -73,6 +76,8 @@ class Costs:
     aliased: float = 0.0
     channel_finish: float = 1.0
     apart: float = 2.0
+    line_again: float = 18.0
+    burst: float = 10.0
     spilled: float = 1.8
     kept: int = 12
     crowded: float = 1.3
@@ -115,6 +120,8 @@ NARROW = replace(
     aliased=6.0,
     channel_finish=0.5,
     apart=0.2,
+    line_again=0.0,
+    burst=0.0,
     spilled=1.3,
     kept=0,
     piece=130.0,

@@ -54,6 +54,8 @@ _UNROLLED = 300
 _WORKSPACE = 1024
 #: Bits of a cache line.
 _LINE_BITS = 512
+#: Stores of a register tile that the next tile's multiply-adds hide, whatever their lines wait for.
+_HIDDEN_STORES = 18
 #: Bytes from one address to the next that competes with it for stores past the caches.
 _PAGE = 2048
 
@@ -530,7 +532,7 @@ class _Arithmetic:
         # Sums of data that were transposed are made when those are no longer near.
         near, sums = (1.0, 2 * costs.sum) if self.transposes else (costs.near, costs.sum)
         cycles = (self.pack * again * work.data * (near if work.sums else 1.0) + sums * work.sums) * packed / element
-        finish = np.where(finishes_in_registers, self._register_finish(registers), self.finish)
+        finish = np.where(finishes_in_registers, self._register_finish(blocks, registers), self.finish)
         cycles = (cycles + finish * again * made) / self.lanes + costs.task
         if self.form == GROUPS:
             cycles += costs.position * (1 + phases) * blocks.block
@@ -556,7 +558,7 @@ class _Arithmetic:
         )
         return kept
 
-    def _register_finish(self, registers: _Registers) -> Array | float:
+    def _register_finish(self, blocks: _Blocks, registers: _Registers) -> Array | float:
         """Return the cycles to finish a vector of the output in registers.
 
         Past the caches, rows at the same offset in a page are stored one after the other.
@@ -564,19 +566,34 @@ class _Arithmetic:
         if self.form == INPUTS:
             return self.costs.channel_finish + self.costs.lane_sum * self.lanes
         element = np.dtype(storage_dtype(self.problem.output_dtype)).itemsize
-        if self.stores_channels:
-            apart: Array = registers.phases % self.geometry.axes[2].stride != 0
-            if self.form == CHANNELS and self.geometry.out_channels * element % (_LINE_BITS // 8):
-                # Tiles of channels of a position share lines.
-                apart |= registers.channels < self.geometry.out_channels
-            return self.costs.channel_finish + self.costs.apart * apart
         axes = self.geometry.axes
+        if self.stores_channels:
+            apart: Array = registers.phases % axes[2].stride != 0
+            again: Array = np.zeros_like(apart)
+            if self.form == CHANNELS and self.geometry.out_channels * element % (_LINE_BITS // 8):
+                # Tiles of channels of a position share lines, which may have left the second-level cache in between.
+                shared = registers.channels < self.geometry.out_channels
+                outputs = blocks.block * math.prod(axis.stride for axis in axes) * self.geometry.out_channels
+                apart, again = apart | shared, shared & (outputs * element > self.target.l2_bytes)
+            finish = self.costs.channel_finish + self.costs.apart * apart + self.costs.line_again * again
+            return finish + self._waiting_stores(registers)
         row = axes[2].positions * axes[2].stride * element
         plane = row * math.prod(axis.positions * axis.stride for axis in axes[:2])
         several_rows = (registers.phases > axes[2].stride) & (row % _PAGE == 0)
         several_planes = (registers.channels > 1) & (plane % _PAGE == 0)
         aliased = outgrows_caches(self.problem) & (several_rows | several_planes)
         return self.costs.register_finish + self.costs.aliased * aliased
+
+    def _waiting_stores(self, registers: _Registers) -> Array | float:
+        """Return the cycles that a vector of channels waits to be stored past the caches.
+
+        Stores of a register tile wait for lines while the next one is computed; those that are too many stop it.
+        """
+        if self.form != CHANNELS or not outgrows_caches(self.problem):
+            return 0.0
+        stores = registers.phases * registers.positions * registers.channels / self.lanes
+        waiting: Array = self.costs.burst * np.maximum(0.0, 1 - _HIDDEN_STORES / stores)
+        return waiting
 
     def _sharing(self, blocks: _Blocks, registers: _Registers) -> Array:
         """Return the further cost where the packed data of all blocks are kept for tasks of tiles of channels.

@@ -366,6 +366,26 @@ def test_winograd_is_the_default_where_phases_of_the_uncropped_output_fill_vecto
     assert plan.tile.uncropped
 
 
+def test_register_tiles_store_little_at_once_past_the_caches():
+    """More stores than the next tile's products hide stop it. In the caches larger tiles save loads."""
+    target = CPU_TARGETS["x86-64-v4"]
+    large = td.Problem(1, 1, 16, 12, (180, 240), (3, 3), (2, 2), (1, 1), (1, 1), (360, 480), data_format="NXC")
+    small = large.replace(data_spatial=(60, 80), output_spatial=(120, 160))
+    algorithm, plan = X86.default(large, target)
+    assert (algorithm.name, plan.tile.channels) == ("direct_channels", 16)
+    assert plan.tile.phases * plan.tile.positions <= 18
+    _, plan = X86.default(small, target)
+    assert plan.tile.phases * plan.tile.positions > 18
+
+
+def test_tiles_of_channels_that_share_lines_are_few_past_the_second_level_cache():
+    """Sixteen of 21 channels and the other five stored to the same lines of memory, one after the other."""
+    target = CPU_TARGETS["x86-64-v4"]
+    problem = td.Problem(1, 1, 21, 21, (16, 16), (64, 64), (32, 32), (1, 1), (0, 0), (544, 544), data_format="NXC")
+    _, plan = X86.default(problem, target, ["direct_channels"])
+    assert plan.tile.channels >= 21
+
+
 @pytest.mark.parametrize(("stride", "unit"), [(1, 16), (2, 8), (4, 4), (5, 16), (8, 1), (16, 1)])
 def test_a_row_is_cut_into_whole_vectors(stride, unit):
     # Else the last vector of a block's row spills into the next block's, which another thread may have finished.
