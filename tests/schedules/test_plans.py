@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from tvm_deconv.compiler.selection import named
 from tvm_deconv.compute.direct import define_direct
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, ROWS, has_whole_vectors
 from tvm_deconv.compute.matrix import define_matrix
-from tvm_deconv.compute.matrix_layout import MatrixTile, contiguous_phases, finishes_planes, row_unit
+from tvm_deconv.compute.matrix_layout import MatrixTile, contiguous_phases, finishes_planes, packs_rows, row_unit
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.problem.reference import reference
@@ -143,6 +144,23 @@ def test_phases_of_the_uncropped_output(groups, extent, kernel, stride, pad, out
         assert np.linalg.norm(result - wanted) <= bound, (problem.key, algorithm.name, plan)
         served += 1
     assert served
+
+
+@targets
+def test_squares_of_data_do_not_reach_from_one_image_into_the_next(target):
+    """So several images are packed as rows at once if their data are `N *X C`, or if their planes are whole vectors."""
+    problem = td.Problem(3, 1, 20, 24, (3, 5), (2, 2), (2, 2), (1, 1), (0, 0), (6, 10))
+    algorithm, lanes = named("matrix"), accumulator_lanes(problem, target)
+    plan = next(plan for _, plan in algorithm.candidates(problem, target) if plan.tile.images > 1)
+    whole = problem.replace(data_spatial=(4, 8), output_spatial=(8, 16))
+    planes = replace(plan.tile, height=4, width=8)
+    assert not packs_rows(problem, plan.tile, lanes)
+    assert packs_rows(problem.replace(data_format="NXC"), plan.tile, lanes)
+    assert packs_rows(whole, planes, lanes)
+    data, weights, bias = operands(problem, 5)
+    wanted = reference(problem, data, weights, bias)
+    result = run_kernel(problem, target, data, weights, bias, algorithm, plan)
+    assert np.linalg.norm(result - wanted) <= norm_bound("float32") * np.linalg.norm(wanted)
 
 
 @targets
