@@ -51,6 +51,7 @@ STUDIED = (
 )
 CHUNK = 8  # plans of a round
 FINALISTS = 16
+ROUND = 6  # plans that a search compiles at once on two CPUs
 TRIALS = 64
 
 
@@ -200,7 +201,7 @@ class Replayed(Search):
     def run(self) -> list[float]:
         """Return the seconds of the trials in their order."""
         while not self.ended and len(self.tried) < TRIALS:
-            for schedule in self.propose(4):
+            for schedule in self.propose(ROUND):
                 self.note(self.measured[schedule])
         return [record.seconds or float("inf") for record in self.tried.values()]
 

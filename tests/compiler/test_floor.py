@@ -15,7 +15,9 @@ import tvm_deconv as td
 from tvm_deconv.artifact import elf, needs
 from tvm_deconv.artifact.manifest import Manifest
 from tvm_deconv.compiler import build, floor
+from tvm_deconv.compiler.backends import x86
 from tvm_deconv.compiler.launcher import find_compiler
+from tvm_deconv.compiler.toolchain import direct_linker, run_compiler
 from tvm_deconv.errors import BuildError
 from tvm_deconv.frontends import scan
 from tvm_deconv.targets import get
@@ -101,6 +103,57 @@ def test_a_linker_that_fails(tmp_path):
     with pytest.raises(BuildError, match=r"^cc='.*': the library does not link:"):
         build.export(made.PLAIN, get(made.TARGET), tmp_path / "out", toolchain=broken)
     assert not [path for path in (tmp_path / "out").iterdir() if path.suffix in (".so", ".json")]
+
+
+# ---- libraries of trials ----
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["linker", "driver"])
+@pytest.mark.parametrize(("dtype", "activation"), [("float64", "gelu"), ("float16", "tanh")])
+def test_a_library_of_a_trial_is_linked_as_an_artifact_is(dtype, activation, told, tmp_path, monkeypatch):
+    """By the linker itself if the driver tells which: with the same libraries, and the same versions of functions."""
+    backend, target = build.backend_of(get(made.TARGET)), get(made.TARGET)
+    toolchain = backend.toolchain(tmp_path)
+    kernel = backend.build(made.PLAIN.replace(dtype=dtype, epilogue=td.Epilogue(activation=activation)), target)
+    toolchain.compile(kernel, target, tmp_path / "artifact.so")
+    tried = []
+
+    def run(tool, command, failure):
+        tried.append(command)
+        return run_compiler(tool, command, failure)
+
+    monkeypatch.setattr(x86, "run_compiler", run)
+    if not told:
+        monkeypatch.setattr(x86, "direct_linker", lambda _: ())
+    toolchain.link(kernel.functions, target, tmp_path / "trial.so")
+    assert (tried[0][0] == toolchain.cc) is not told
+    artifact, trial = (elf.dynamic((tmp_path / name).read_bytes()) for name in ("artifact.so", "trial.so"))
+    always = {"ld-linux-x86-64.so.2"}  # a driver names it too
+    assert set(trial.needed) - always == set(artifact.needed) - always
+    assert needs.needed(trial.versions) == needs.needed(artifact.versions)
+
+
+def test_a_driver_that_does_not_tell_its_linker(tmp_path):
+    silent = tmp_path / "cc"
+    silent.write_text("#!/bin/sh\nexit 1\n")
+    silent.chmod(0o755)
+    assert direct_linker(str(silent)) == ()
+    assert len(direct_linker(find_compiler())) == 4
+
+
+def test_only_what_packs_for_a_trial_is_compiled_in_a_hurry(tmp_path):
+    backend, target = build.backend_of(get(made.TARGET)), get(made.TARGET)
+    toolchain = backend.toolchain(tmp_path)
+    kernel = backend.build(made.PLAIN, target)
+
+    def codes(name, function):
+        hurried = toolchain.link({name: function}, target, tmp_path / "x.so").code
+        return hurried, toolchain._link({name: function}, target.llvm, tmp_path / "y.so", [toolchain.cc]).code
+
+    hurried, optimized = codes("pack", kernel.pack)
+    assert hurried != optimized
+    hurried, optimized = codes("deconv", kernel.deconv)
+    assert hurried == optimized
 
 
 # ---- an older system ----

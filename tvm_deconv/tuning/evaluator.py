@@ -26,7 +26,7 @@ from tvm_deconv.tuning.runners.harness import Baseline, Measured
 from tvm_deconv.tuning.search import Search
 
 _RATE_SECONDS = 120.0  # for measuring one rate of the machine
-_ROUND = 4
+_ROUND = 6  # a last build that others wait for is a smaller part of a larger round
 _LONGEST = 50  # a candidate may take this many times as long as the fastest, if that is more than the timeout
 
 

@@ -39,7 +39,7 @@ from tvm_deconv.tuning.runners.tracker import Tracker
 from tvm_deconv.tuning.search import Search
 
 #: Turns of each finalist; and of those that these leave in doubt, and of the default.
-_TURNS, _MOST_TURNS = 3, 7
+_TURNS, _MOST_TURNS = 3, 5
 #: A difference of times that is not worth another turn.
 _ALIKE = 0.01
 

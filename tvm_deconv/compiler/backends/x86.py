@@ -13,7 +13,7 @@ from tvm.tirx import PrimFunc
 
 from tvm_deconv.compiler import floor
 from tvm_deconv.compiler.launcher import FLAGS, find_compiler, launcher_object
-from tvm_deconv.compiler.toolchain import run_compiler, version_text
+from tvm_deconv.compiler.toolchain import direct_linker, run_compiler, version_text
 from tvm_deconv.compiler.workspace import Counted
 from tvm_deconv.errors import BuildError
 from tvm_deconv.problem import Problem
@@ -35,23 +35,36 @@ class X86Toolchain(Toolchain[CpuTarget]):
     stubs: tuple[Path, ...]
 
     def link(self, functions: Mapping[str, PrimFunc], target: CpuTarget, path: Path) -> Linked:
-        """See Toolchain; every library may be measured. The stubs come before the system's libraries."""
-        compiled = tvm.compile(tvm.IRModule(dict(functions)), target=tvm.target.Target(target.llvm))
+        """See Toolchain; every library may be measured.
+
+        It is linked in a hurry. A function that packs runs once, so it is not optimized where it is alone.
+        """
+        once = {"opt-level": 0} if functions.keys() == {"pack"} else {}
+        linker, *libraries = direct_linker(self.cc) or (self.cc,)
+        flags = ("--as-needed",) if libraries else floor.FLAGS
+        return self._link(functions, target.llvm | once, path, [linker, *flags, *map(str, self.stubs), *libraries])
+
+    def compile(self, kernel: Kernel, target: CpuTarget, path: Path) -> Workspace:
+        """See Toolchain; the workspace is counted in the code. The stubs come before the system's libraries."""
+        counted = Counted()
+        with tvm.transform.PassContext(instruments=[counted]):
+            self._link(kernel.functions, target.llvm, path, [self.cc, *floor.FLAGS, *map(str, self.stubs)])
+        return Workspace(counted.scratch_bytes, counted.shared_bytes)
+
+    def _link(
+        self, functions: Mapping[str, PrimFunc], options: dict[str, Any], path: Path, command: Sequence[str]
+    ) -> Linked:
+        """Compile with these options of LLVM, and link: `command` is a linker and what comes behind the objects."""
+        compiled = tvm.compile(tvm.IRModule(dict(functions)), target=tvm.target.Target(options))
         made = path.with_suffix(".o")
+        linker, *behind = command
         try:
             compiled.mod.write_to_file(str(made))
-            objects = [*map(str, (self.launcher, made)), *floor.FLAGS, *map(str, self.stubs)]
-            run_compiler("cc", [self.cc, "-shared", "-o", str(path), *objects], "the library does not link:\n")
+            objects = map(str, (self.launcher, made))
+            run_compiler("cc", [linker, "-shared", "-o", str(path), *objects, *behind], "the library does not link:\n")
             return Linked.of(made.read_bytes())
         finally:
             made.unlink(missing_ok=True)
-
-    def compile(self, kernel: Kernel, target: CpuTarget, path: Path) -> Workspace:
-        """See Toolchain; the workspace is counted in the code."""
-        counted = Counted()
-        with tvm.transform.PassContext(instruments=[counted]):
-            self.link(kernel.functions, target, path)
-        return Workspace(counted.scratch_bytes, counted.shared_bytes)
 
     def versions(self) -> dict[str, str]:
         """See Toolchain."""
