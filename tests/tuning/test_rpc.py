@@ -218,7 +218,7 @@ def test_a_bad_candidate_is_to_blame_and_its_server_is_not(fleet, asked, tmp_pat
     assert asked.lost == []
 
 
-@pytest.mark.parametrize(("servers", "size"), [(1, 4), (7, 7), (40, 16)])
+@pytest.mark.parametrize(("servers", "size"), [(1, 6), (7, 7), (40, 16)])
 def test_a_round_has_a_candidate_for_each_server(servers, size):
     runner = RpcRunner.__new__(RpcRunner)
     runner._tracker = SimpleNamespace(servers=lambda: range(servers))
