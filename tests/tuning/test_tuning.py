@@ -361,6 +361,18 @@ def test_the_libraries_of_finalists_are_kept_while_they_take_turns():
     assert state.wanted == {default, fast, slow}
 
 
+@pytest.mark.parametrize(
+    ("seconds", "number"), [((0.97, 0.99, 0.995), 2), ((1.04, 1.08, 1.2), 2), ((1.05, 1.2), 1), ((1.2,), 0)]
+)
+def test_the_fastest_besides_the_default_are_finalists_however_lucky_its_trial_was(seconds, number):
+    default = selection.default_schedule(SMALL, V3)
+    others = [schedule for schedule in costs(SMALL) if schedule != default][: len(seconds)]
+    state = search.Search(SMALL, V3, records.Records(V3.name), HERE, None)
+    for schedule, taken in zip([default, *others], (1.0, *seconds), strict=True):
+        state.note(record(SMALL, schedule, taken, **CONDITIONS))
+    assert state.finalists() == [default, *others[:number]]
+
+
 def test_a_search_that_has_ended_stays_so_whatever_its_finalists_take():
     """Medians of turns are other times than those that said that nothing is left."""
     default = selection.default_schedule(SMALL, V3)
@@ -440,7 +452,7 @@ def test_a_slow_candidate_has_few_calls():
     machine = Drifting()
     found = harness.raced(machine.function("candidate", 2e-4), machine.function("default", 1e-4), 1.0)
     assert found.ratio == pytest.approx(2.0, rel=0.05)
-    assert sum(1 for name, _ in machine.calls if name == "candidate") == 4
+    assert sum(1 for name, _ in machine.calls if name == "candidate") == 5
     fast = harness.raced(machine.function("candidate", 1e-4), machine.function("default", 1e-4), 1.0)
     assert fast.runs > 20 * found.runs
 
@@ -457,12 +469,12 @@ def test_the_turns_of_a_fast_candidate_are_short():
     """What a search measures, it measures for a few hundredths of a second."""
     machine = Drifting()
     found = harness.raced(machine.function("candidate", 1e-4), machine.function("default", 1e-4), 1.0)
-    assert found.runs >= 2 * 25
+    assert found.runs >= 3 * 25
     taken = machine.now
     assert taken < 0.06
     again = harness.raced(machine.function("candidate", 1e-4), machine.function("default", 1e-4), 1.0, again=True)
     assert again.runs >= 25
-    assert machine.now - taken < 0.6 * taken
+    assert machine.now - taken < 0.5 * taken
 
 
 def measured(waited, spread=0.01):

@@ -34,7 +34,8 @@ _CANDIDATES = 2048
 #: Trials of a problem before another that promises more may have its turns, and before its search may end; the least if
 #: their builds take so many seconds of processor time.
 _SHARE, _LEAST_SHARE, _SHARE_SECONDS = 12, 6, 7.0
-#: Finalists: at most this many, not slower than the fastest by more than `_NEAR` of its time.
+#: Finalists besides the default: at most this many, not slower than the fastest of them by more than `_NEAR` of its
+#: time. They may be slower than the default by twice as much: its own trial may have been lucky.
 _FINALISTS = 2
 _NEAR = 0.05
 
@@ -220,7 +221,7 @@ class Search:
         """Return the default and the schedules about as fast as the fastest; none if they have had their turns."""
         near = self.nearly_fastest()
         turned = self.algorithms is not None or any(record.default_ratio is not None for record in self.tried.values())
-        if not near or (turned and len(self.tried) == self._settled):
+        if not self._timed() or (turned and len(self.tried) == self._settled):
             return []
         return list(dict.fromkeys([self.default, *near]))
 
@@ -229,9 +230,10 @@ class Search:
         self._settled = len(self.tried)
 
     def nearly_fastest(self) -> list[Schedule]:
-        """Return the schedules about as fast as the fastest, which may be better than it."""
-        fastest = self._fastest(_FINALISTS)
-        return [one.schedule for one in fastest if (one.seconds or 0.0) <= (1 + _NEAR) * (fastest[0].seconds or 0.0)]
+        """Return the schedules besides the default that are about as fast as the fastest, and may be better than it."""
+        others = [one for one in self._fastest(_FINALISTS + 1) if one.schedule != self.default][:_FINALISTS]
+        most = min([(1 + 2 * _NEAR) * self._least, *((1 + _NEAR) * (one.seconds or 0.0) for one in others[:1])])
+        return [one.schedule for one in others if (one.seconds or 0.0) <= most]
 
     def _open_space(self) -> None:
         """List what is known, and the candidates."""

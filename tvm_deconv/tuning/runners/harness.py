@@ -24,7 +24,7 @@ from tvm_deconv.targets import Host
 from tvm_deconv.tuning.builders import Built
 from tvm_deconv.tuning.runners.machine import Bound, Machine
 
-_TURNS = 2
+_TURNS = 3
 _MOST_RUNS = 50  # of a turn
 _SAMPLE_SECONDS = 2e-4  # shorter calls are timed several at a time
 _TURN_SECONDS = 0.005
