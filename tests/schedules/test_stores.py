@@ -96,11 +96,11 @@ def test_the_recipe_of_an_artifact_covers_the_llvm_sources(monkeypatch):
 
 
 @pytest.mark.skipif(not shutil.which("objdump"), reason="needs objdump")
-def test_copies_are_not_by_vectors_of_addresses(tmp_path):
-    """LLVM made vectors across the channels whose 16 phases are a vector, and gathered and scattered its elements."""
+def test_copies_are_not_scattered(tmp_path):
+    """LLVM made vectors across the channels whose 16 phases are a vector, and scattered their elements."""
     problem = td.Problem(64, 1, 32, 64, (1, 1), (4, 4), (1, 1), (1, 1), (0, 0), (4, 4))
     compile([problem], "x86-64-v4", tmp_path, algorithms=["matrix"])
     (library,) = tmp_path.glob("*.so")
     code = subprocess.run(["objdump", "-d", library], capture_output=True, text=True, check=True).stdout
     assert "zmm" in code
-    assert not re.search("vp?(gather|scatter)", code)
+    assert not re.search("vp?scatter", code)

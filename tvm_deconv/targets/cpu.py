@@ -63,7 +63,7 @@ class CpuTarget(Target):
     @property
     def llvm(self) -> dict[str, Any]:
         """The target in TVM's terms."""
-        return {"kind": "llvm", "mcpu": self.mcpu, "mattr": [f"+{name}" for name in (*self.extensions, *_ELEMENTWISE)]}
+        return {"kind": "llvm", "mcpu": self.mcpu, "mattr": [f"+{name}" for name in (*self.extensions, *_TUNING)]}
 
     @property
     def logs(self) -> tuple[str, ...]:
@@ -98,8 +98,8 @@ def _level(name: str, features: frozenset[str], **sizes: int) -> CpuTarget:
     return CpuTarget(name=name, mcpu=name, extensions=(), features=features, level=name, **sizes)
 
 
-#: Loops that gather or scatter stay as they are: by vectors of addresses a loop of copies took up to 20 times as long.
-_ELEMENTWISE = ("prefer-no-gather", "prefer-no-scatter")
+#: LLVM does not scatter: by vectors of addresses, a loop of copies took up to 20 times as long.
+_TUNING = ("prefer-no-scatter",)
 #: Extensions that multiply words of low-precision factors, by the names of /proc/cpuinfo and of LLVM.
 _EXTENSIONS = {"avx_vnni": "avxvnni", "avx512_vnni": "avx512vnni", "avx512_bf16": "avx512bf16"}
 
