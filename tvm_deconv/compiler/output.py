@@ -39,10 +39,13 @@ def scratch_folder(output: Path) -> Iterator[Path]:
 
 
 def _remove_scratch(output: Path) -> list[Path]:
-    """Remove the directories of builds that were killed, and return their paths; the caller holds the lock."""
+    """Remove the directories of builds that were killed, and return their paths; the caller holds the lock.
+
+    A directory may be locked, or vanish on the way: its build runs, or ends.
+    """
     removed = []
     for left in sorted(output.glob(f"{_SCRATCH}*")):
-        with contextlib.suppress(BlockingIOError), locked(left / _LOCK, wait=False):
+        with contextlib.suppress(BlockingIOError, FileNotFoundError), locked(left / _LOCK, wait=False):
             shutil.rmtree(left, ignore_errors=True)
             removed.append(left)
     return removed
