@@ -63,7 +63,7 @@ class CpuTarget(Target):
     @property
     def llvm(self) -> dict[str, Any]:
         """The target in TVM's terms."""
-        return {"kind": "llvm", "mcpu": self.mcpu, "mattr": [f"+{name}" for name in (*self.extensions, *_TUNING)]}
+        return {"kind": "llvm", "mcpu": self.mcpu, "mattr": [f"+{name}" for name in (*self.extensions, *_PREFERENCES)]}
 
     @property
     def logs(self) -> tuple[str, ...]:
@@ -98,8 +98,8 @@ def _level(name: str, features: frozenset[str], **sizes: int) -> CpuTarget:
     return CpuTarget(name=name, mcpu=name, extensions=(), features=features, level=name, **sizes)
 
 
-#: LLVM does not scatter: by vectors of addresses, a loop of copies took up to 20 times as long.
-_TUNING = ("prefer-no-scatter",)
+#: LLVM does not scatter: where it made vectors of addresses in a copy, the first layer of DCGAN took 1.4 times as long.
+_PREFERENCES = ("prefer-no-scatter",)
 #: Extensions that multiply words of low-precision factors, by the names of /proc/cpuinfo and of LLVM.
 _EXTENSIONS = {"avx_vnni": "avxvnni", "avx512_vnni": "avx512vnni", "avx512_bf16": "avx512bf16"}
 

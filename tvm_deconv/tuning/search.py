@@ -111,7 +111,7 @@ class Search:
             return "at the floor"
         return "no gain expected" if self._promise() <= _NOTHING else ""
 
-    def end(self, finalists: Sequence[Schedule] = ()) -> None:
+    def end(self, finalists: Sequence[Schedule]) -> None:
         """Keep the reason why nothing is left to try, if there is one: turns of `finalists` do not change it."""
         self._ended = self.ended
         self._finalists = set(finalists)

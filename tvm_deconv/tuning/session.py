@@ -311,20 +311,17 @@ def _doubtful(turns: Mapping[Schedule, Sequence[Record]]) -> set[Schedule]:
     What took longer in each of its turns than the fastest in any of its own is slower.
     """
     seconds = {
-        schedule: sorted(record.seconds or 0.0 for record in records)
+        schedule: [record.seconds or 0.0 for record in records]
         for schedule, records in turns.items()
         if not any(record.error for record in records)
     }
     if not seconds:
         return set()
-    fastest = min(seconds, key=lambda schedule: _middle(seconds[schedule]))
-    bound = (1 + _ALIKE) * _middle(seconds[fastest])
-    rivals = {one for one, times in seconds.items() if times[0] < seconds[fastest][-1] and _middle(times) > bound}
+    middle = {schedule: statistics.median_high(times) for schedule, times in seconds.items()}
+    fastest = min(middle, key=middle.__getitem__)
+    slowest, bound = max(seconds[fastest]), (1 + _ALIKE) * middle[fastest]
+    rivals = {one for one, times in seconds.items() if min(times) < slowest and middle[one] > bound}
     return rivals | {fastest} if rivals else rivals
-
-
-def _middle(ordered: Sequence[float]) -> float:
-    return ordered[len(ordered) // 2]
 
 
 def _median(records: Sequence[Record]) -> Record:
