@@ -6,6 +6,7 @@ server (family 25, model 17). Of 512 bits, `lane_sum` is fitted to 140 plans of 
 server (family 26, model 2), `memory_bytes`, `waiting` and `slack` to the installed records of 89 problems from it.
 `kept` and `position` were set by 360 plans of 6 depthwise layers there and raced on 8, three of them held out;
 `crowded` by 627 plans of 13 depthwise layers in `N C *X` on the Zen 4 server (515 in AVX2 neither gain nor lose);
+of 256 bits `kept`, `across`, `fetched`, `tile` and `groups_share` by 288 plans of 24 depthwise layers there;
 `channel_finish`, `apart`, `spilled` and `register_task` by the times of a few layers, `line_again` and `burst` by 651
 plans of 18 layers on the Zen 4 server, where four other layers gained 0 to 9 %. Among those plans no other values gave
 better defaults. Sizes of caches come from the target.
@@ -31,20 +32,24 @@ class Costs:
     - `finish`: to finish a vector of the output and copy it. Element by element it is `lanes / scattered` vectors.
     - `register_finish`: to store a vector of the output straight from its accumulators. `aliased` comes on top where a
       register tile stores past the caches to several rows at the same offset in a page.
-    - `channel_finish`: to store a vector of channels straight from its accumulators. `apart` comes on top where not
-      all phases along a row are stored together, or other tiles of channels share its lines; `line_again` too where
-      these lines have left the second-level cache before the next tile stores to them. `burst`: to wait for the store
-      of a vector past the caches, where a tile stores many. `spilled` is the factor for tiles whose accumulators and
-      operands exceed the registers, of which tiles of groups need `kept` for operands of other taps and positions.
-      `crowded` is the factor for tiles of rows of one input channel that leave no registers for the filters of all
-      taps. `lane_sum`: to add up the lanes of an accumulator.
+    - `channel_finish`: to store a vector of channels straight from its accumulators. `across` comes on top in groups,
+      for the share of register tiles that lie in two rows; `apart` where not all phases along a row are stored
+      together, or other tiles of channels share its lines; `line_again` too where these lines have left the
+      second-level cache before the next tile stores to them. `burst`: to wait for the store of a vector past the
+      caches, where a tile stores many. `spilled` is the factor for tiles whose accumulators and operands exceed the
+      registers, of which tiles of groups need `kept` for operands of other taps and positions. `crowded` is the factor
+      for tiles of rows of one input channel that leave no registers for the filters of all taps. `lane_sum`: to add up
+      the lanes of an accumulator.
+    - `parts`: whether register tiles of groups may have a part of the channels of a block; their operands are then
+      counted as `tiles.group_tiles` does. Half a cycle is their unit: a register tile takes `tile`, and a multiply-add
+      `fetched` more, divided by the phases of a tile and the taps of a row.
     - `piece`: to start on another piece of the caller's memory, which begins with a cache miss. `position` is the same
       where each position is a piece, since vectors are of groups. `task`: to start a task; `register_task`: one
       whose data stay in registers.
     - `sum`: to make a vector of sums of rows, and to add a vector of results into the output. `near` is the share of
       `pack` if sums are made of the data while they are near.
-    - `l2_share`: the share of the second-level cache in which a block should stay. `overfull` is the relative cost of
-      as much again beyond it.
+    - `l2_share`: the share of the second-level cache in which a block should stay, `groups_share` that of a block of
+      groups. `overfull` is the relative cost of as much again beyond it.
 
     The second part is of the matrix definition:
 
@@ -80,6 +85,10 @@ class Costs:
     burst: float = 10.0
     spilled: float = 1.8
     kept: int = 12
+    across: float = 0.0
+    parts: bool = False
+    fetched: float = 1.6
+    tile: float = 10.0
     crowded: float = 1.3
     lane_sum: float = 1.8
     piece: float = 100.0
@@ -89,6 +98,7 @@ class Costs:
     sum: float = 1.5
     near: float = 0.75
     l2_share: float = 0.5
+    groups_share: float = 0.5
     overfull: float = 0.2
 
     move: float = 2.0
@@ -123,7 +133,9 @@ NARROW = replace(
     line_again=0.0,
     burst=0.0,
     spilled=1.3,
-    kept=0,
+    kept=6,
+    across=5.0,
+    parts=True,
     piece=130.0,
     task=14.0,
     sum=0.9,

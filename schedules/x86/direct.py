@@ -235,10 +235,14 @@ class _Steps:
         tile, position = sch.split(position, [None, layout.tile.positions])
         vectors, broadcast = (position, channel) if layout.form == ROWS else (channel, position)
         vectors, product = sch.split(vectors, [None, layout.lanes])
-        sch.reorder(fd, fh, fw, tile, *reduction, row, phase, broadcast, vectors, product)
+        outer = [tile]
+        if layout.tile.part:  # the parts of a position in succession: their outputs are contiguous
+            part, vectors = sch.split(vectors, [None, layout.tile.part // layout.lanes])
+            outer.append(part)
+        sch.reorder(fd, fh, fw, *outer, *reduction, row, phase, broadcast, vectors, product)
         self._skip_positions(tile, layout.tile.positions)
         store = sch.cache_write(block, 0, "global")
-        sch.reverse_compute_at(store, tile, preserve_unit_loops=True)
+        sch.reverse_compute_at(store, outer[-1], preserve_unit_loops=True)
         self._unroll(row, phase, broadcast, vectors)
         if self.words is None:
             sch.vectorize(product)

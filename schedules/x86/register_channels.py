@@ -22,6 +22,7 @@ from tvm_deconv.compute.indexing import GROUPS, ROWS
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import rounds
 from tvm_deconv.problem import Problem
+from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.x86.register_epilogue import RegisterEpilogue, RegisterTile, ramp, sequence
 
 
@@ -90,11 +91,11 @@ class ChannelEpilogue(RegisterEpilogue):
         stmts: list[Stmt] = []
         for row, m, column in self._places(tile):
             index = [*tile.lead, *tile.phase(row, column), tile.number * layout.tile.positions + m]
-            for begin in range(0, layout.tile.channels, layout.lanes):
-                stmts.append(self._finish(tile, index, begin))
+            for begin in range(0, self._width, layout.lanes):
+                stmts.append(self._finish(tile, index, self._first(tile) + begin))
         return stmts
 
-    def _finish(self, tile: RegisterTile, index: Sequence[Expr], begin: int) -> Stmt:
+    def _finish(self, tile: RegisterTile, index: Sequence[Expr], begin: Expr) -> Stmt:
         """Return the loop that finishes the vector from channel `begin` on at `index` of the accumulators."""
         return self.finish(tile, lambda lane: [*index, lane + begin], lambda lane: lane + begin)
 
@@ -155,16 +156,22 @@ class ChannelEpilogue(RegisterEpilogue):
         return conditions
 
     def _for_channels(self, tile: RegisterTile, stores: Callable[[int], list[Stmt]]) -> list[Stmt]:
-        """Return `stores` of as many channels as a tile of channels has, or of fewer in the last tile."""
-        layout = self.definition.layout
-        channels, width = layout.geometry.out_channels, layout.tile.channels
-        number = tile.lead[5]
+        """Return `stores` of as many channels as a register tile has, of fewer in the last one, of none behind it."""
+        layout, width = self.definition.layout, self._width
+        channels, number = layout.geometry.out_channels, tile.lead[5]
         if layout.form == GROUPS:
             channels, number = layout.geometry.groups, tile.lead[4]
-        left = channels % width
-        if not left or channels < width:
-            return stores(left or width)
-        return [IfThenElse(number < channels // width, sequence(stores(width)), sequence(stores(left)))]
+        whole, left, several = channels // width, channels % width, layout.tile.channels // width
+        tiles = ceil_div(channels, layout.tile.channels) * several
+        if whole == tiles:
+            return stores(width)
+        number = number * several + tile.part
+        last: Stmt | None = sequence(stores(left)) if left else None
+        if last is not None and tiles > whole + 1:
+            last = IfThenElse(number == whole, last, None)
+        if last is not None and not whole:
+            return [last]
+        return [IfThenElse(number < whole, sequence(stores(width)), last)]
 
     def _store_together(self, tile: RegisterTile, begin: Sequence[Expr], count: int) -> list[Stmt]:
         """Return the stores of `count` channels of a register tile whose positions follow `begin` in a row."""
@@ -194,7 +201,7 @@ class ChannelEpilogue(RegisterEpilogue):
         *position, first = self.place(tile, n, outputs)
         stmts: list[Stmt] = []
         for vector in range(0, count, layout.lanes):
-            value = self.rounded(tile, [*index, ramp(tirx.const(vector, "int64"), layout.lanes)])
+            value = self.rounded(tile, [*index, ramp(self._first(tile) + vector, layout.lanes)])
             for begin, length in parts(min(layout.lanes, count - vector)):
                 numbers = [tirx.const(begin + lane, "int32") for lane in range(length)]
                 part = value if length == layout.lanes else tirx.Shuffle([value], numbers)
@@ -202,10 +209,19 @@ class ChannelEpilogue(RegisterEpilogue):
         return stmts
 
     def place(self, tile: RegisterTile, n: Expr, outputs: Sequence[Expr]) -> list[Expr]:
-        """Return the index in the output of the first channel of a tile, at `outputs` of image `n` of a block."""
+        """Return the index in the output of a register tile's first channel, at `outputs` of image `n` of a block."""
         layout, (group, co) = self.definition.layout, tile.lead[4:]
         sizes = zip(tile.lead[:4], layout.tile.block, (1, *layout.strides), (n, *outputs), strict=True)
         image, *spatial = (number * (size * stride) + i for number, size, stride, i in sizes)
         width = layout.tile.channels
         first = group * width if layout.form == GROUPS else group * layout.geometry.out_channels + co * width
-        return [image, *spatial[3 - self.problem.rank :], first]
+        return [image, *spatial[3 - self.problem.rank :], first + self._first(tile)]
+
+    @property
+    def _width(self) -> int:
+        """The channels of a register tile."""
+        return self.definition.layout.tile.part or self.definition.layout.tile.channels
+
+    def _first(self, tile: RegisterTile) -> Expr:
+        """Return the first channel of a register tile within the tile of channels."""
+        return tile.part * self._width

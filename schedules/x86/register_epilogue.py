@@ -69,7 +69,8 @@ class RegisterTile:
     """A register tile at the end of its reduction, of one `section` of the filter.
 
     The `accumulators` have the indices `lead`, a phase of each axis, and those of a channel and a position. `phases`
-    are the loop variables over tiles of phases, and `number` is that over tiles of positions.
+    are the loop variables over tiles of phases, and `number` is that over tiles of positions. `part` is the number of
+    the register tile among those of a tile of channels.
     """
 
     section: FilterSection
@@ -77,6 +78,7 @@ class RegisterTile:
     lead: Sequence[Expr]
     phases: Sequence[Expr]
     number: Expr
+    part: Expr
 
     def phase(self, row: int, column: int) -> list[Expr]:
         """Return the phase of each axis, counted within its run, of a `row` and `column` of the tile's phases."""
@@ -130,8 +132,9 @@ class RegisterEpilogue(abc.ABC):
         if isinstance(stmt.body, For):
             return with_body(stmt, self._tiles(section, stmt.body, loops))
         init, update, _ = stmt.body.seq
-        cleared, (*phases, number) = first_block(init), loops
-        tile = RegisterTile(section, cleared.block.body.buffer, cleared.iter_values[:LEAD], phases, number)
+        cleared, (fd, fh, fw, number, *part) = first_block(init), loops
+        place = (fd, fh, fw), number, part[0] if part else tirx.const(0, "int64")
+        tile = RegisterTile(section, cleared.block.body.buffer, cleared.iter_values[:LEAD], *place)
         return with_body(stmt, SeqStmt([init, update, *self.stores(tile)]))
 
     @property

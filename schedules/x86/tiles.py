@@ -52,6 +52,8 @@ FEW_TASKS = 64
 _UNROLLED = 300
 #: Bytes from which on TVM takes an array from the workspace, where LLVM does not keep it in registers.
 _WORKSPACE = 1024
+#: Groups of a tile whose register tiles have part of them, at most: of more, the positions in use leave the caches.
+MOST_GROUPS = 256
 #: Bits of a cache line.
 _LINE_BITS = 512
 #: Stores of a register tile that the next tile's multiply-adds hide, whatever their lines wait for.
@@ -122,7 +124,8 @@ class Plan:
 class RegisterTile:
     """A register tile and its cost for each useful product, relative to two vector multiply-adds per cycle.
 
-    `near` is the cost while the block stays in the first-level cache, and `far` the cost otherwise.
+    `near` is the cost while the block stays in the first-level cache, and `far` the cost otherwise. The tile has `part`
+    of the channels, or all if that is 0.
     """
 
     channels: int
@@ -130,6 +133,7 @@ class RegisterTile:
     phases: int
     near: float
     far: float
+    part: int = 0
 
 
 def register_tiles(
@@ -148,6 +152,8 @@ def register_tiles(
     """
     if form == INPUTS:
         return _input_tiles(geometry, target, lanes)
+    if form == GROUPS and costs_of(target).parts:
+        return group_tiles(geometry, target, lanes)
     tiles = []
     most_phases = max((runs[1].count * runs[2].count for runs in geometry.runs), default=1)
     row_taps = min((run.taps for run in geometry.axes[2].runs), default=1)
@@ -191,6 +197,34 @@ def register_tiles(
                 # LLVM keeps the filters of all taps from one register tile to the next, and one operand in memory.
                 padded *= costs_of(target).crowded
             tiles.append(RegisterTile(channels, positions, phases, padded * near, padded * far))
+    return tiles
+
+
+def group_tiles(geometry: Geometry, target: CpuTarget, lanes: int) -> list[RegisterTile]:
+    """Return the register tiles of groups, each as a tile of channels and as a part of a wider one.
+
+    A tap loads a vector of the filter for each phase, and of data for each position that no other tap of the row reads.
+    """
+    costs, groups = costs_of(target), geometry.groups
+    tiles = []
+    most_phases = max((runs[1].count * runs[2].count for runs in geometry.runs), default=1)
+    row_taps = min((run.taps for run in geometry.axes[2].runs), default=1)
+    taps = max(geometry.taps, 1) / math.prod(axis.stride for axis in geometry.axes)
+    for vectors, phases in itertools.product(range(1, target.vector_registers // 2), _divisors(most_phases)):
+        part = vectors * lanes
+        for positions in range(1, (target.vector_registers - 1 - vectors) // (vectors * phases) + 1):
+            products, reach = vectors * phases * positions, positions + row_taps - 1
+            cost = max(1.0, vectors * (phases + reach / row_taps) / products)
+            # Each tile of phases reads all data of a block. A short reduction leaves its tile's own work uncovered.
+            cost += costs.fetched / (phases * row_taps) + costs.tile / (products * taps)
+            # LLVM keeps data from one phase to the next.
+            kept = vectors * reach - 2 if phases > 1 else 0
+            if products + max(kept, vectors + costs.kept) > target.vector_registers:
+                cost *= costs.spilled
+            wide = round_up(ceil_div(groups, ceil_div(groups, MOST_GROUPS)), part)
+            for channels in dict.fromkeys((part, wide)):
+                padded = cost * round_up(groups, channels) / groups
+                tiles.append(RegisterTile(channels, positions, phases, padded, padded, part if channels > part else 0))
     return tiles
 
 
@@ -397,6 +431,7 @@ class _Registers:
     phases: Array
     near: Array
     far: Array
+    part: Array
 
     @staticmethod
     def of(tiles: Sequence[RegisterTile]) -> _Registers:
@@ -487,7 +522,8 @@ class _Arithmetic:
         numbers[:, 2:6] = blocks.sizes[block]
         for column, values in enumerate((registers.channels, registers.positions, registers.phases), 6):
             numbers[:, column] = values[register]
-        numbers[:, 9:] = geometry.uncropped, *self.outputs
+        numbers[:, 9:12] = geometry.uncropped, *self.outputs[:2]
+        numbers[:, 12] = registers.part[register]
         return np.stack([cost, cost + self._sharing(blocks, registers)], axis=-1)[tried], numbers
 
     def cost(self, blocks: _Blocks, registers: _Registers) -> Array:
@@ -507,7 +543,8 @@ class _Arithmetic:
         cost = np.where(needed <= self.target.l1_bytes // 2, registers.near, registers.far)
         cost = cost * blocks.count * positions / useful
         cost *= work.products / max(geometry.taps, 1)
-        cost *= 1 + costs.overfull * np.maximum(0.0, (needed + results) / (self.target.l2_bytes * costs.l2_share) - 1)
+        share = costs.groups_share if self.form == GROUPS else costs.l2_share
+        cost *= 1 + costs.overfull * np.maximum(0.0, (needed + results) / (self.target.l2_bytes * share) - 1)
         if self.streams_filter:
             # A filter that does not stay in the cache is read again for every block: longer blocks are better.
             cost *= 1 + lanes / positions
@@ -576,6 +613,10 @@ class _Arithmetic:
                 outputs = blocks.block * math.prod(axis.stride for axis in axes) * self.geometry.out_channels
                 apart, again = apart | shared, shared & (outputs * element > self.target.l2_bytes)
             finish = self.costs.channel_finish + self.costs.apart * apart + self.costs.line_again * again
+            if self.form == GROUPS:
+                several_rows = blocks.size(0) * blocks.size(1) * blocks.size(2) > 1
+                across = several_rows * np.minimum(1.0, (registers.positions - 1) / blocks.size(3))
+                finish = finish + self.costs.across * across
             return finish + self._waiting_stores(registers)
         row = axes[2].positions * axes[2].stride * element
         plane = row * math.prod(axis.positions * axis.stride for axis in axes[:2])

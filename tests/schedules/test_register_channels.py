@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support.kernels import X86, call_kernel, compiled_kernel, targets
+from support.kernels import X86, call_kernel, compiled_kernel, in_turn, targets
 from support.strategies import not_empty, operands, problems
 from support.tolerances import norm_bound
 
@@ -37,6 +37,31 @@ CASES = {
     "dilation": PLAIN.replace(
         kernel=(3, 3), strides=(1, 1), dilations=(2, 3), pads_begin=(2, 2), output_spatial=(6, 9)
     ),
+}
+
+
+#: In groups of one channel, of which 37 are no whole number of vectors.
+DEPTHWISE = PLAIN.replace(groups=37, in_channels=1, out_channels=1, epilogue=td.Epilogue(True))
+WIDE_CASES = {
+    "halo, cut rows": DEPTHWISE,
+    "relu, no bias": DEPTHWISE.replace(epilogue=td.Epilogue(False, "relu")),
+    "fewer groups than a part": DEPTHWISE.replace(groups=3),
+    "less than a whole tile": DEPTHWISE.replace(groups=9),
+    "kernel below stride": DEPTHWISE.replace(kernel=(2, 1), epilogue=td.Epilogue(True, "sigmoid")),
+    "kernel = stride": DEPTHWISE.replace(kernel=(2, 2), pads_begin=(0, 0), output_spatial=(10, 14)),
+    "kernel above twice the stride": DEPTHWISE.replace(kernel=(7, 5), pads_begin=(3, 2), output_spatial=(9, 13)),
+    "pads": DEPTHWISE.replace(kernel=(4, 4), output_spatial=(11, 14)),
+    "dilation": DEPTHWISE.replace(strides=(1, 1), dilations=(2, 3), pads_begin=(2, 2), output_spatial=(6, 9)),
+    "groups of several channels": DEPTHWISE.replace(out_channels=3),
+    "groups of several inputs": DEPTHWISE.replace(in_channels=2),
+    "one axis": td.Problem(3, 37, 1, 1, (29,), (16,), (8,), (1,), (5,), (225,), data_format="NXC"),
+    "three axes": td.Problem(
+        2, 37, 1, 1, (3, 2, 5), (3, 2, 4), (2, 1, 2), (1, 1, 1), (1, 1, 1), (5, 2, 9), data_format="NXC"
+    ),
+    "batch of any size": DEPTHWISE.replace(dynamic=(0,)),
+    "rows of any length": DEPTHWISE.replace(dynamic=(2,)),
+    "float64": DEPTHWISE.replace(dtype="float64"),
+    "bfloat16": DEPTHWISE.replace(dtype="bfloat16"),
 }
 
 
@@ -95,6 +120,40 @@ def test_blocks_and_tiles_of_any_extent(block, positions, target):
         problem = PLAIN.replace(kernel=(4, 4), epilogue=td.Epilogue(True)) if uncropped else PLAIN
         check(problem, target, Plan(Tile(*block, lanes, positions, 1, uncropped), share_data=False), 7)
     check(PLAIN.replace(out_channels=2 * lanes + 3), target, Plan(Tile(*block, 2 * lanes, positions, 1), True), 8)
+
+
+#: Vectors of a part, parts of a tile, positions and `uncropped`: one tile of all groups, two of which the last has
+#: parts without any group, and parts of several vectors.
+PARTS = [(1, 5, 3, 0), (1, 3, 2, 1), (2, 2, 2, 0)]
+
+
+@in_turn("problem, vectors, parts, positions, uncropped", [(case,) for case in WIDE_CASES.values()], PARTS)
+def test_register_tiles_have_part_of_the_groups_of_a_block(problem, vectors, parts, positions, uncropped, target):
+    part = vectors * accumulator_lanes(problem, target)
+    block = (2, 2, 3, 5 if problem.rank == 2 else 9)
+    plan = Plan(Tile(*block, parts * part, positions, 2, uncropped, part=part), share_data=False)
+    assert Plan.from_knobs(plan.knobs) == plan
+    data, weights, bias = operands(problem, 9)
+    kernel = X86.build(problem, target, named("direct_groups"), plan)
+    found = call_kernel(problem, kernel, compiled_kernel(kernel, target), data, weights, bias).astype(float)
+    wanted = reference(problem, data, weights, bias)
+    assert np.linalg.norm(found - wanted) <= norm_bound(problem.dtype) * max(np.linalg.norm(wanted), 1e-3)
+
+
+@pytest.mark.parametrize(("form", "channels", "part"), [(GROUPS, 24, 16), (GROUPS, 24, 12), (CHANNELS, 16, 8)], ids=str)
+def test_a_part_is_whole_vectors_and_divides_a_tile_of_groups(form, channels, part):
+    tile = Tile(1, 1, 5, 7, channels, 2, 1, part=part)
+    with pytest.raises(ValueError, match=f"part={part}: must be"):
+        X86.build(DEPTHWISE, CPU_TARGETS["x86-64-v3"], named(f"direct_{form}"), Plan(tile, share_data=False))
+
+
+@pytest.mark.parametrize("groups", [64, 128, 1090])
+def test_all_groups_of_a_position_are_stored_together(groups):
+    """On AVX2 a register tile has too few of them: lines of the output would be fetched in an order of their own."""
+    layer = td.Problem(1, groups, 1, 1, (64, 64), (4, 4), (2, 2), (1, 1), (1, 1), (128, 128), data_format="NXC")
+    tile = named("direct_groups").candidates(layer, CPU_TARGETS["x86-64-v3"])[0][1].tile
+    assert 0 < tile.part < tile.channels
+    assert tile.channels >= min(groups, 128)
 
 
 @pytest.mark.parametrize(

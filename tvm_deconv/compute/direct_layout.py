@@ -30,7 +30,8 @@ class Tile:
     in rows and over channels otherwise; that extent is a multiple of the lanes. The phases of a register tile read the
     same data. Several of them help where channels are few, or where all phases of the last axis make vectors of the
     output. If `uncropped` is 1, phases are counted from the uncropped output (`Geometry.of`). `outputs_d` and
-    `outputs_h` are Winograd's m along an axis, 1 without a transform.
+    `outputs_h` are Winograd's m along an axis, 1 without a transform. In groups, `channels` may be those of a block
+    alone: a register tile then has `part` of them, and those of the same positions follow each other.
     """
 
     images: int
@@ -43,6 +44,7 @@ class Tile:
     uncropped: int = 0
     outputs_d: int = 1
     outputs_h: int = 1
+    part: int = 0
 
     @property
     def block(self) -> tuple[int, int, int, int]:
@@ -224,6 +226,8 @@ class DirectLayout:
         if form == ROWS and (tile.width < last.positions or geometry.dynamic[2]) and tile.width % lanes:
             # Its interleaved row would be longer than its share of the output, and spill into the next block's.
             raise ValueError(f"width={tile.width}: must be a multiple of {lanes} where a row has several blocks")
+        if tile.part and (form != GROUPS or tile.part % lanes or tile.channels % tile.part):
+            raise ValueError(f"part={tile.part}: must be whole vectors, and of groups a divisor of channels, or 0")
         packed = block_extents(geometry, tile)
         depth, height, width = spans(geometry, tile.block[1:])
         first, second, third = map(halo_tiles, geometry.axes, tile.outputs)
