@@ -12,6 +12,7 @@ number of streams is halved (``log2`` rounds of one shuffle a vector), an odd on
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -19,6 +20,9 @@ from tvm.s_tir import TensorIntrin
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as B
 from tvm.tirx import IntImm, PrimFunc
+
+from tvm_deconv.compute.storage import from_accumulator
+from tvm_deconv.compute.words import WORD
 
 #: The most streams for which a shuffle network is faster than the stores that it replaces.
 MAX_STREAMS = 16
@@ -104,39 +108,70 @@ def interleave_intrinsic(stride: int, minor: int, lanes: int, dtype: str, scope:
 @cache
 def transpose_intrinsic(lanes: int, dtype: str) -> str:
     """Register the intrinsic that transposes ``[lanes, lanes]`` elements, rows of any pitch, and return its name."""
-    name = f"tvm_deconv.transpose_{lanes}_{dtype}"
+    return _square_intrinsic(lanes, dtype, dtype)
+
+
+@cache
+def bytes_intrinsic(lanes: int, stored: str) -> str:
+    """Register the intrinsic that transposes ``[lanes, lanes]`` int32 into bytes of type `stored`; return its name.
+
+    They are integers of that type already. Rows have any pitch.
+    """
+    return _square_intrinsic(lanes, WORD, stored)
+
+
+def _square_intrinsic(lanes: int, dtype: str, stored: str) -> str:
+    name = f"tvm_deconv.transpose_{lanes}_{dtype}_{stored}"
+
+    def square(name: str, dtype: str) -> Any:
+        strides = [tirx.Var(f"{name}_pitch", "int64"), _int64(1)]
+        return B.arg(name, B.buffer((lanes, lanes), dtype, strides=strides, offset_factor=1, align=1))
 
     def function(vectors: bool) -> PrimFunc:
         """Return the loops that TVM matches, or the `vectors` that replace them."""
         with IRBuilder() as builder, B.prim_func(s_tir=True):
             B.func_name("transpose")
-            source, rows = (
-                B.arg(
-                    name,
-                    B.buffer(
-                        (lanes, lanes),
-                        dtype,
-                        strides=[tirx.Var(f"{name}_pitch", "int64"), _int64(1)],
-                        offset_factor=1,
-                        align=1,
-                    ),
-                )
-                for name in ("source", "rows")
-            )
+            source, rows = square("source", dtype), square("rows", stored)
             with B.sblock("root"):
                 B.reads(source[0:lanes, 0:lanes])
                 B.writes(rows[0:lanes, 0:lanes])
                 if vectors:
                     loaded = [source.vload([_int64(row), _int64(0)], f"{dtype}x{lanes}") for row in range(lanes)]
-                    for row, value in enumerate(shuffle_network(loaded, lanes)):
+                    columns = shuffle_network(loaded, lanes) if dtype == stored else _bytes(loaded, lanes, stored)
+                    for row, value in enumerate(columns):
                         B.buffer_store(rows, value, [_int64(row), tirx.Ramp(_int64(0), _int64(1), lanes)])
                 else:
                     with B.grid(_int64(lanes), _int64(lanes)) as (i, j), B.sblock("move"):
                         row, column = B.axis.spatial(_int64(lanes), i), B.axis.spatial(_int64(lanes), j)
                         B.reads(source[column, row])
                         B.writes(rows[row, column])
-                        B.buffer_store(rows, source[column, row], [row, column])
+                        B.buffer_store(rows, from_accumulator(source[column, row], stored), [row, column])
         return builder.get()
 
     TensorIntrin.register(name, function(vectors=False), function(vectors=True), override=True)
     return name
+
+
+def _bytes(rows: list[Expr], lanes: int, stored: str) -> list[Expr]:
+    """Return the columns of a square of `rows` of int32 as vectors of bytes.
+
+    Four rows are joined to words, whose bytes are neighbours in a column: a quarter of the vectors is left to shuffle.
+    """
+    words, streams = [_joined(rows[i : i + 4], lanes, stored) for i in range(0, lanes, 4)], lanes // 4
+    columns = []
+    for vector in shuffle_network(words, lanes):
+        for first in range(0, lanes, streams):
+            column = tirx.Shuffle([vector], [tirx.const(first + i, "int32") for i in range(streams)])
+            columns.append(tirx.reinterpret(f"{stored}x{lanes}", column))
+    return columns
+
+
+def _joined(rows: list[Expr], lanes: int, stored: str) -> Expr:
+    """Return the words whose four bytes are the lanes of as many `rows`."""
+    several = f"{WORD}x{lanes}"
+    *lower, word = rows
+    word = word << tirx.const(24, several)
+    for number, row in enumerate(lower):
+        byte = row if stored == "uint8" else row & tirx.const(0xFF, several)  # of negative integers, other bits are set
+        word = word | (byte << tirx.const(8 * number, several))
+    return word

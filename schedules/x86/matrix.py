@@ -29,11 +29,17 @@ from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
 
 
 def schedule_matrix(
-    definition: MatrixDefinition, plan: MatrixPlan, dtype: str, whole_vectors: bool, words: Words | None = None
+    definition: MatrixDefinition,
+    plan: MatrixPlan,
+    dtype: str,
+    whole_vectors: bool,
+    words: Words | None = None,
+    transposition: str = "",
 ) -> Schedule:
     """Schedule `definition`, which was made for the tile of `plan` and these `words`, with accumulators of `dtype`.
 
     If `whole_vectors`, each position is whole vectors of channels, and results are stored straight into the output.
+    `transposition`, if not empty, is the intrinsic that makes rows of finished squares in another type.
     """
     sch, sections = Schedule(definition.func), definition.sections
     return _Steps(
@@ -43,6 +49,7 @@ def schedule_matrix(
         dtype,
         whole_vectors,
         words,
+        transposition or transpose_intrinsic(definition.layout.lanes, dtype),
         [sch.get_sblock(f"rows_{i}") if definition.layout.gathers(s) else None for i, s in enumerate(sections)],
         [sch.get_sblock(f"run_{i}") for i in range(len(sections))],
         [sch.get_sblock(f"outputs_{i}") if s.transformed else None for i, s in enumerate(sections)],
@@ -56,8 +63,8 @@ def schedule_matrix(
 class _Steps:
     """The steps of a schedule, in order.
 
-    `rows`, `runs` and `transforms` are the stages ``rows_i``, ``run_i`` and ``outputs_i`` of each section; None stands
-    for a stage that it does not have.
+    `transposition` is the intrinsic for finished chunks. `rows`, `runs` and `transforms` are the stages ``rows_i``,
+    ``run_i`` and ``outputs_i`` of each section; None stands for a stage that it does not have.
     """
 
     sch: Schedule
@@ -66,6 +73,7 @@ class _Steps:
     dtype: str
     whole_vectors: bool
     words: Words | None
+    transposition: str
     rows: Sequence[SBlockRV | None]
     runs: Sequence[SBlockRV]
     transforms: Sequence[SBlockRV | None]
@@ -264,7 +272,7 @@ class _Steps:
             self.skips.mark(chunk, layout.chunks.chunk // layout.strides[2])
         else:
             self.skips.mark_outputs(self.epilogue, LEAD + 2, layout.chunks.chunk)
-        sch.tensorize(sch.get_loops(interleave)[-2], transpose_intrinsic(layout.lanes, self.dtype))
+        sch.tensorize(sch.get_loops(interleave)[-2], self.transposition)
 
     def form_tasks(self) -> None:
         """Make tasks of blocks and groups, and of tiles of channels where these share the packed data."""

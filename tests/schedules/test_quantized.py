@@ -99,6 +99,37 @@ def test_unsigned_data_are_multiplied_as_they_are():
     assert re.search(r"vpmovdb|vpmovsdb|vpmovusdb", code)  # outputs are narrowed in registers
 
 
+#: Shapes of which each channel is transposed in rows that end within a chunk, and as one plane.
+BYTE_ROWS = (
+    (1, 2, 6, 20, (2, 21), (3, 4), (2, 2), (1, 1), (0, 1), (5, 43)),
+    (2, 1, 8, 24, (4, 4), (4, 4), (2, 2), (1, 1), (1, 1), (8, 8)),
+)
+
+
+@pytest.mark.parametrize("output", ["int8", "uint8"])
+@pytest.mark.parametrize("target", [AVX2, VNNI], ids=lambda target: target.name)
+@pytest.mark.parametrize("shape", BYTE_ROWS, ids=["rows", "planes"])
+def test_bytes_are_transposed_into_rows(shape, target, output):
+    """Negative ones too, from whole vectors of sums and from halves."""
+    if not target.features <= detect_host().features:
+        pytest.skip(f"this CPU does not run {target.name}")
+    problem = problem_of(shape, ("uint8", "int8", output), epilogue=td.Epilogue(True))
+    arrays, dot = operands(problem, 5), ALGORITHMS["dot"]
+    plans = [plan for _, plan in dot.candidates(problem, target)]
+    wanted = reference(problem, *arrays)
+    assert len(np.unique(wanted)) > 50
+    for plan in {plan.halves: plan for plan in reversed(plans)}.values():
+        np.testing.assert_array_equal(run(problem, target, arrays, dot, plan), wanted)
+
+
+def test_bytes_are_joined_before_they_are_transposed():
+    """A square of 16 x 16 takes 64 shuffles of 32 bits each, and 8 of words; nothing is narrowed afterwards."""
+    problem = problem_of((1, 1, 32, 16, (32,), (2,), (2,), (1,), (0,), (64,)), TYPES[0])
+    code = code_of(problem, VNNI, ALGORITHMS["dot"])
+    assert "vpmovdb" not in code
+    assert len(re.findall(r"\tvpslld\t\$24", code)) >= 4
+
+
 def test_devices_have_no_kernel_for_it(tmp_path):
     with pytest.raises(td.BuildError, match="must not be quantized"):
         compile([problem_of(SHAPES[0], TYPES[0])], "cuda-sm_80", tmp_path)

@@ -46,7 +46,7 @@ from tvm_deconv.compute.indexing import (
 )
 from tvm_deconv.compute.matrix_layout import MatrixLayout, MatrixSection, MatrixTile, constants_of, row_channels
 from tvm_deconv.compute.requantization import bias_at, data_zero_point, epilogue_parameter, finished, stored
-from tvm_deconv.compute.storage import storage_dtype
+from tvm_deconv.compute.storage import storage_dtype, stores_bytes
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.compute.transforms import transform
 from tvm_deconv.compute.winograd import winograd
@@ -341,7 +341,7 @@ class _Builder:
         return te.compute(shape_of((*layout.lead, layout.channel_vectors, *pieces, lanes)), element, "epilogue")
 
     def interleave(self, finished: te.Tensor) -> te.Tensor:
-        """Transpose chunks into rows of channels.
+        """Transpose chunks into rows of channels, in the type of the output if that is bytes.
 
         The shape is ``[*lead, vector, n, lane, d, h, w]``. The rows of a channel lie together, so whole ones are a
         single piece of the output.
@@ -352,7 +352,8 @@ class _Builder:
         def interleaved(*index: Expr) -> Expr:
             *at, n, lane, place = index
             piece = _unravel(place // chunks.chunk, (depth, chunks.heights, chunks.chunks))
-            return finished[(*at, n, *piece, place % chunks.chunk, lane)]
+            value = finished[(*at, n, *piece, place % chunks.chunk, lane)]
+            return stored(self.problem, value) if stores_bytes(self.problem) else value
 
         shape, rows = (*layout.lead, layout.channel_vectors, images, layout.lanes), (depth, height, chunks.width)
         flat = te.compute(shape_of((*shape, math.prod(rows))), interleaved, "interleave")
@@ -418,6 +419,8 @@ class _Builder:
             inner = (*within, channel) if channels_inner else (channel, *within)
             if layout.interleaves:
                 inner = (channel // lanes, within[0], channel % lanes, *within[1:])
+                if stores_bytes(self.problem):
+                    return results[(*at, g, tile, *inner)]
             return stored(self.problem, results[(*at, g, tile, *inner)])
 
         channels = (layout.geometry.groups, layout.geometry.out_channels)

@@ -29,6 +29,11 @@ def rounds(problem: Problem) -> bool:
     return problem.output_dtype in (problem.accumulate_dtype, "float16", "bfloat16")
 
 
+def stores_bytes(problem: Problem) -> bool:
+    """Tell whether outputs are stored in 8 bits, four to each accumulator."""
+    return problem.output_dtype in ("int8", "uint8")
+
+
 def to_accumulator(value: Expr, dtype: str, accumulator: str) -> Expr:
     """Convert a stored element of `dtype` to the `accumulator` dtype, exactly."""
     if dtype == "bfloat16":

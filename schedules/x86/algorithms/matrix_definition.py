@@ -12,6 +12,7 @@ from tvm_deconv.compute.matrix import define_matrix
 from tvm_deconv.compute.matrix_layout import row_unit
 from tvm_deconv.compute.packing import pack_matrix_filter
 from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.compute.storage import stores_bytes
 from tvm_deconv.compute.words import WORD, plans_in_words
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
@@ -19,6 +20,7 @@ from tvm_deconv.schedules.x86 import matrix_tiles
 from tvm_deconv.schedules.x86.calls import for_all_calls
 from tvm_deconv.schedules.x86.conversions import row_conversion
 from tvm_deconv.schedules.x86.dot import dot_functions, words_of
+from tvm_deconv.schedules.x86.interleave import bytes_intrinsic
 from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.matrix import schedule_matrix
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
@@ -83,10 +85,12 @@ class _Transforms:
         words = words_of(problem, target) if self.words else None
         definition = define_matrix(problem, plan.tile, lanes, words)
         whole = has_whole_vectors(problem, CHANNELS, plan.tile, lanes) and not definition.layout.contiguous_phases
-        scheduled = schedule_matrix(definition, plan, problem.accumulate_dtype, whole, words)
+        narrows = definition.layout.interleaves and stores_bytes(problem)
+        transposition = bytes_intrinsic(lanes, problem.output_dtype) if narrows else ""
+        scheduled = schedule_matrix(definition, plan, problem.accumulate_dtype, whole, words, transposition)
         streams = outgrows_caches(problem) and not whole
         products = dot_functions(words, lanes) if words else ""
-        conversion = (lambda _: "") if whole else partial(row_conversion, problem, target)
+        conversion = (lambda _: "") if whole or narrows else partial(row_conversion, problem, target)
         func = scheduled.mod["main"]
         return Kernel(
             problem=problem,
