@@ -27,19 +27,26 @@ from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.direct_layout import DirectLayout, FilterSection
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, LEAD, ROWS
 from tvm_deconv.compute.words import WORD, Words
+from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.dot import dot_intrinsic
-from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, interleave_intrinsic, transpose_intrinsic
+from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, interleave_intrinsic, join_intrinsic, transpose_intrinsic
 from tvm_deconv.schedules.x86.loop_marks import SkipMarks, mark_tasks
 from tvm_deconv.schedules.x86.tiles import Plan
 
 
 def schedule_direct(
-    definition: DirectDefinition, plan: Plan, dtype: str, whole_vectors: bool, words: Words | None = None
+    definition: DirectDefinition,
+    plan: Plan,
+    problem: Problem,
+    whole_vectors: bool,
+    words: Words | None = None,
+    joining: str = "",
 ) -> Schedule:
-    """Schedule a direct `definition`, whose accumulators are of `dtype` and factors in `words` if given, by `plan`.
+    """Schedule a direct `definition` of `problem`, whose factors are in `words` if given, by `plan`.
 
     If `whole_vectors`, finished vectors are stored straight into the output: each row is whole chunks, or each position
-    whole vectors of channels.
+    whole vectors of channels. `joining`, if not empty, is the function of `rounding.row_joining` for a definition that
+    joins.
     """
     sch = Schedule(definition.func)
     finishing = ("epilogue", "interleave") if definition.layout.form == ROWS else ("interleave",)
@@ -47,9 +54,10 @@ def schedule_direct(
         sch,
         definition,
         plan,
-        dtype,
+        problem,
         whole_vectors,
         words,
+        joining,
         [sch.get_sblock(f"run_{i}") for i in range(len(definition.sections))],
         [sch.get_sblock(name) for name in finishing],
         sch.get_sblock("out"),
@@ -64,9 +72,10 @@ class _Steps:
     sch: Schedule
     definition: DirectDefinition
     plan: Plan
-    dtype: str
+    problem: Problem
     whole_vectors: bool
     words: Words | None
+    joining: str
     runs: Sequence[SBlockRV]
     finishing: Sequence[SBlockRV]
     out: SBlockRV
@@ -162,7 +171,7 @@ class _Steps:
         *_, channels = sch.get_loops(data_rows)
         if self.words is None:  # else LLVM makes vectors of loads that it has joined
             sch.vectorize(sch.split(channels, [None, layout.lanes])[1])
-        sch.tensorize(row, transpose_intrinsic(layout.lanes, WORD if self.words else self.dtype))
+        sch.tensorize(row, transpose_intrinsic(layout.lanes, WORD if self.words else self.problem.accumulate_dtype))
 
     def _vectorize_sums(self, points: SBlockRV) -> None:
         """Make all sums of the same rows at once, while the rows of an input channel are in the first-level cache."""
@@ -204,7 +213,9 @@ class _Steps:
             sch.fuse(g, c)
             self._merge((finished, out), height)
             if self.whole_vectors:
-                chunk_number, vector, lane = sch.split(w, [None, layout.strides[2], layout.lanes])
+                words = 2 if self.joining else 1  # of several outputs
+                shape = [None, layout.strides[2] // words, words * layout.lanes]
+                chunk_number, vector, lane = sch.split(w, shape)
                 sch.vectorize(lane)
                 sch.unroll(vector)
                 sch.merge(sch.get_loops(finished)[height + 1], chunk_number)
@@ -289,13 +300,19 @@ class _Steps:
             stride, minor = layout.strides[2], layout.minor
             if stride * minor <= MAX_STREAMS:
                 sch.unroll(stream)
-                intrinsic = interleave_intrinsic(stride, minor, layout.lanes, self.dtype, self._finished_scope)
-                sch.tensorize(chunk, intrinsic)
+                sch.tensorize(chunk, self._interleaving(stride, minor))
         else:
             *_, channel = sch.get_loops(self.finishing[0])
             vector, lane = sch.split(channel, [None, layout.lanes])
             sch.vectorize(lane)
             sch.unroll(vector)
+
+    def _interleaving(self, stride: int, minor: int) -> str:
+        """Return the intrinsic that interleaves a chunk."""
+        lanes, dtype, scope = self.layout.lanes, self.problem.accumulate_dtype, self._finished_scope
+        if self.joining:
+            return join_intrinsic(self.problem, stride, lanes, self.joining, scope)
+        return interleave_intrinsic(stride, minor, lanes, dtype, scope)
 
     def form_tasks(self) -> None:
         """Make tasks of blocks and groups, and of tiles of channels where these share the packed data."""

@@ -21,8 +21,10 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as B
 from tvm.tirx import IntImm, PrimFunc
 
-from tvm_deconv.compute.storage import from_accumulator
+from tvm_deconv.compute.requantization import stored
+from tvm_deconv.compute.storage import from_accumulator, storage_dtype
 from tvm_deconv.compute.words import WORD
+from tvm_deconv.problem import Problem
 
 #: The most streams for which a shuffle network is faster than the stores that it replaces.
 MAX_STREAMS = 16
@@ -105,6 +107,51 @@ def interleave_intrinsic(stride: int, minor: int, lanes: int, dtype: str, scope:
     return name
 
 
+def join(function: str, streams: list[Expr], lanes: int) -> list[Expr]:
+    """Return the words of neighbouring `streams`, an even number of them, by a `function` of `rounding.row_joining`."""
+    pairs = zip(streams[0::2], streams[1::2], strict=True)
+    return [tirx.call_extern(f"{WORD}x{lanes}", function, even, odd) for even, odd in pairs]
+
+
+@cache
+def join_intrinsic(problem: Problem, stride: int, lanes: int, function: str, scope: str) -> str:
+    """Register the intrinsic that interleaves chunks of ``[stride, lanes]`` sums of `problem`, and return its name.
+
+    The result, in memory of `scope`, is ``[lanes * stride, 1]`` outputs of a row in 16 bits: `function` makes words of
+    the sums of two streams, and these are interleaved.
+    """
+    dtype, stored_dtype = problem.accumulate_dtype, storage_dtype(problem.output_dtype)
+    name = f"tvm_deconv.join_{problem.key}_{stride}x{lanes}_{function}_{scope}"
+    places = lanes * stride
+
+    def function_of(vectors: bool) -> PrimFunc:
+        """Return the loops that TVM matches, or the `vectors` that replace them."""
+        with IRBuilder() as builder, B.prim_func(s_tir=True):
+            B.func_name("join")
+            rows = B.arg("rows", B.buffer((stride, lanes), dtype, offset_factor=1, align=1))
+            chunk = B.arg("chunk", B.buffer((places, 1), stored_dtype, scope=scope, offset_factor=1, align=1))
+            with B.sblock("root"):
+                B.reads(rows[0:stride, 0:lanes])
+                B.writes(chunk[0:places, 0:1])
+                if vectors:
+                    loaded = [rows.vload([_int64(stream), _int64(0)], f"{dtype}x{lanes}") for stream in range(stride)]
+                    for vector, words in enumerate(shuffle_network(join(function, loaded, lanes), lanes)):
+                        value = tirx.reinterpret(f"{stored_dtype}x{2 * lanes}", words)
+                        place = _int64(2 * lanes * vector)
+                        B.buffer_store(chunk, value, [place, tirx.Ramp(_int64(0), _int64(1), 2 * lanes)])
+                else:
+                    with B.grid(_int64(places), _int64(1)) as (i, _), B.sblock("move"):
+                        place = B.axis.spatial(_int64(places), i)
+                        source = (place % stride, place // stride)
+                        B.reads(rows[source])
+                        B.writes(chunk[place, _int64(0)])
+                        B.buffer_store(chunk, stored(problem, rows[source]), [place, _int64(0)])
+        return builder.get()
+
+    TensorIntrin.register(name, function_of(vectors=False), function_of(vectors=True), override=True)
+    return name
+
+
 @cache
 def transpose_intrinsic(lanes: int, dtype: str) -> str:
     """Register the intrinsic that transposes ``[lanes, lanes]`` elements, rows of any pitch, and return its name."""
@@ -112,16 +159,16 @@ def transpose_intrinsic(lanes: int, dtype: str) -> str:
 
 
 @cache
-def bytes_intrinsic(lanes: int, stored: str) -> str:
-    """Register the intrinsic that transposes ``[lanes, lanes]`` int32 into bytes of type `stored`; return its name.
+def bytes_intrinsic(lanes: int, narrow: str) -> str:
+    """Register the intrinsic that transposes ``[lanes, lanes]`` int32 into bytes of type `narrow`; return its name.
 
     They are integers of that type already. Rows have any pitch.
     """
-    return _square_intrinsic(lanes, WORD, stored)
+    return _square_intrinsic(lanes, WORD, narrow)
 
 
-def _square_intrinsic(lanes: int, dtype: str, stored: str) -> str:
-    name = f"tvm_deconv.transpose_{lanes}_{dtype}_{stored}"
+def _square_intrinsic(lanes: int, dtype: str, narrow: str) -> str:
+    name = f"tvm_deconv.transpose_{lanes}_{dtype}_{narrow}"
 
     def square(name: str, dtype: str) -> Any:
         strides = [tirx.Var(f"{name}_pitch", "int64"), _int64(1)]
@@ -131,13 +178,13 @@ def _square_intrinsic(lanes: int, dtype: str, stored: str) -> str:
         """Return the loops that TVM matches, or the `vectors` that replace them."""
         with IRBuilder() as builder, B.prim_func(s_tir=True):
             B.func_name("transpose")
-            source, rows = square("source", dtype), square("rows", stored)
+            source, rows = square("source", dtype), square("rows", narrow)
             with B.sblock("root"):
                 B.reads(source[0:lanes, 0:lanes])
                 B.writes(rows[0:lanes, 0:lanes])
                 if vectors:
                     loaded = [source.vload([_int64(row), _int64(0)], f"{dtype}x{lanes}") for row in range(lanes)]
-                    columns = shuffle_network(loaded, lanes) if dtype == stored else _bytes(loaded, lanes, stored)
+                    columns = shuffle_network(loaded, lanes) if dtype == narrow else _bytes(loaded, lanes, narrow)
                     for row, value in enumerate(columns):
                         B.buffer_store(rows, value, [_int64(row), tirx.Ramp(_int64(0), _int64(1), lanes)])
                 else:
@@ -145,33 +192,33 @@ def _square_intrinsic(lanes: int, dtype: str, stored: str) -> str:
                         row, column = B.axis.spatial(_int64(lanes), i), B.axis.spatial(_int64(lanes), j)
                         B.reads(source[column, row])
                         B.writes(rows[row, column])
-                        B.buffer_store(rows, from_accumulator(source[column, row], stored), [row, column])
+                        B.buffer_store(rows, from_accumulator(source[column, row], narrow), [row, column])
         return builder.get()
 
     TensorIntrin.register(name, function(vectors=False), function(vectors=True), override=True)
     return name
 
 
-def _bytes(rows: list[Expr], lanes: int, stored: str) -> list[Expr]:
+def _bytes(rows: list[Expr], lanes: int, narrow: str) -> list[Expr]:
     """Return the columns of a square of `rows` of int32 as vectors of bytes.
 
     Four rows are joined to words, whose bytes are neighbours in a column: a quarter of the vectors is left to shuffle.
     """
-    words, streams = [_joined(rows[i : i + 4], lanes, stored) for i in range(0, lanes, 4)], lanes // 4
+    words, streams = [_joined(rows[i : i + 4], lanes, narrow) for i in range(0, lanes, 4)], lanes // 4
     columns = []
     for vector in shuffle_network(words, lanes):
         for first in range(0, lanes, streams):
             column = tirx.Shuffle([vector], [tirx.const(first + i, "int32") for i in range(streams)])
-            columns.append(tirx.reinterpret(f"{stored}x{lanes}", column))
+            columns.append(tirx.reinterpret(f"{narrow}x{lanes}", column))
     return columns
 
 
-def _joined(rows: list[Expr], lanes: int, stored: str) -> Expr:
+def _joined(rows: list[Expr], lanes: int, narrow: str) -> Expr:
     """Return the words whose four bytes are the lanes of as many `rows`."""
     several = f"{WORD}x{lanes}"
     *lower, word = rows
     word = word << tirx.const(24, several)
     for number, row in enumerate(lower):
-        byte = row if stored == "uint8" else row & tirx.const(0xFF, several)  # of negative integers, other bits are set
+        byte = row if narrow == "uint8" else row & tirx.const(0xFF, several)  # of negative integers, other bits are set
         word = word | (byte << tirx.const(8 * number, several))
     return word

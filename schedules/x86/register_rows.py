@@ -23,9 +23,9 @@ from tvm.tirx import BufferLoad, BufferStore, Evaluate, IfThenElse, PrimFunc, St
 from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.direct_layout import Tile, block_extents
 from tvm_deconv.compute.phases import Geometry
-from tvm_deconv.compute.storage import rounds
+from tvm_deconv.compute.storage import rounds, storage_dtype
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, shuffle_network
+from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, join, shuffle_network
 from tvm_deconv.schedules.x86.register_epilogue import RegisterEpilogue, RegisterTile, address, ramp, sequence
 
 _STORE = "tvm_deconv_store"  # of `vector_store.ll`
@@ -63,23 +63,31 @@ def supports_tile(problem: Problem, geometry: Geometry, tile: Tile, lanes: int) 
 
 
 def finish_rows(
-    func: PrimFunc, problem: Problem, definition: DirectDefinition, rounding: str = "", *, streams: bool
+    func: PrimFunc,
+    problem: Problem,
+    definition: DirectDefinition,
+    rounding: str = "",
+    joining: str = "",
+    *,
+    streams: bool,
 ) -> PrimFunc:
     """Return `func`, the scheduled `definition`, with the epilogue in registers; for tiles of `supports_tile`.
 
     If `streams`, vectors are stored past the caches, by `register_epilogue.store_functions`. `rounding` is that of
-    `RegisterEpilogue`.
+    `RegisterEpilogue`. `joining`, if not empty, is the function of `rounding.row_joining`: each vector of the output is
+    then made of two vectors of sums.
     """
     buffers = {buffer.name: buffer for buffer in func.body.block.alloc_buffers}
-    epilogue = RowEpilogue(problem, definition, buffers.get("bias_pack"), func.params[-1], rounding, streams)
+    epilogue = RowEpilogue(problem, definition, buffers.get("bias_pack"), func.params[-1], rounding, streams, joining)
     return func.with_body(epilogue.root(func.body))
 
 
 @dataclass(frozen=True)
 class RowEpilogue(RegisterEpilogue):
-    """Stores vectors of positions, past the caches if it `streams`."""
+    """Stores vectors of positions, past the caches if it `streams`; `joining` is that of `finish_rows`."""
 
     streams: bool
+    joining: str
 
     def stores(self, tile: RegisterTile) -> list[Stmt]:
         """Return the statements that finish and store a register tile."""
@@ -134,8 +142,9 @@ class RowEpilogue(RegisterEpilogue):
             if self.finishes:
                 stores += [self._finish(tile, stream, position) for stream in streams]
             lane = ramp(position, lanes)
-            vectors = shuffle_network([BufferLoad(tile.accumulators, [*stream, lane]) for stream in streams], lanes)
-            store = [self._store(vector, index, w * columns + i * lanes) for i, vector in enumerate(vectors)]
+            vectors = self._interleaved([BufferLoad(tile.accumulators, [*stream, lane]) for stream in streams])
+            length = lanes * columns // len(vectors)
+            store = [self._store(vector, length, index, w * columns + i * length) for i, vector in enumerate(vectors)]
             padded = geometry.out_channels % width
             stores += [IfThenElse(channel < geometry.out_channels, sequence(store), None)] if padded else store
             rows_of_output.append(stores)
@@ -145,9 +154,17 @@ class RowEpilogue(RegisterEpilogue):
         """Return the loop that finishes the vector of `stream` from `position` on; its last index is the channel."""
         return self.finish(tile, lambda lane: [*stream, position + lane], lambda _: stream[-1])
 
-    def _store(self, vector: Expr, index: Sequence[Expr], w: Expr) -> Stmt:
-        """Return the store of `vector` of accumulators from `w` on in the row of the output at `index`."""
-        vector = self.in_output(vector)
+    def _interleaved(self, streams: list[Expr]) -> list[Expr]:
+        """Return the vectors of the output that the finished `streams` of its phases are."""
+        lanes = self.definition.layout.lanes
+        if not self.joining:
+            return [self.in_output(vector) for vector in shuffle_network(streams, lanes)]
+        stored = f"{storage_dtype(self.problem.output_dtype)}x{2 * lanes}"
+        words = shuffle_network(join(self.joining, streams, lanes), lanes)
+        return [tirx.reinterpret(stored, vector) for vector in words]
+
+    def _store(self, vector: Expr, length: int, index: Sequence[Expr], w: Expr) -> Stmt:
+        """Return the store of a `vector` of `length` outputs from `w` on in the row of the output at `index`."""
         if self.streams:
             return Evaluate(tirx.call_extern("int32", _STORE, address(self.out, [*index, w]), vector))
-        return BufferStore(self.out, vector, [*index, ramp(w, self.definition.layout.lanes)])
+        return BufferStore(self.out, vector, [*index, ramp(w, length)])

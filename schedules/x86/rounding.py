@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from string import Template
 
+from tvm_deconv.compute.requantization import has_any_nan
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.stores import llvm_source
 from tvm_deconv.targets import CpuTarget
@@ -27,12 +28,44 @@ def _rounding(target: CpuTarget, lanes: int) -> tuple[str, str]:
     return source, f"tvm_deconv_round_exactly_x{lanes}"
 
 
-def rounding_of_16(target: CpuTarget) -> tuple[str, str]:
-    """Return the LLVM IR of the function that rounds 16 sums to bfloat16, and its name.
+def pair_rounding(problem: Problem, target: CpuTarget, lanes: int) -> tuple[str, str]:
+    """Return the LLVM IR of the function that rounds two vectors of `lanes` sums to one of outputs, and its name.
+
+    Both are empty where a vector of sums is rounded alone.
+    """
+    if problem.output_dtype != "bfloat16" or target.vector_bits >= 512 or lanes != 8:
+        return "", ""
+    return rounding_of_16(problem, target)
+
+
+def row_joining(problem: Problem, target: CpuTarget, lanes: int) -> tuple[str, str]:
+    """Return the LLVM IR of the function that rounds two vectors of sums to words of 16-bit outputs, and its name.
+
+    The first vector is the lower half of each word: the neighbours of a row of two phases.
+    """
+    alternating = ", ".join(f"i32 {lane + half}" for lane in range(lanes) for half in (0, lanes))
+    words = {"lanes": lanes, "double": 2 * lanes, "bits": 32 * lanes, "alternating": alternating}
+    words["exempt"] = _exempt(problem)
+    if problem.output_dtype == "float16":
+        names, function = ("join_f16.ll",), "join_f16"
+    elif "avx512_bf16" in target.features:
+        names, function = ("round_bf16.ll", "join_bf16_exactly.ll"), "join_exactly"
+    else:
+        names, function = ("round_bf16.ll", "join_bf16.ll"), "join_integers"
+    return Template("".join(map(llvm_source, names))).substitute(words), f"tvm_deconv_{function}_x{lanes}"
+
+
+def rounding_of_16(problem: Problem, target: CpuTarget) -> tuple[str, str]:
+    """Return the LLVM IR of the function that rounds 16 finished sums of `problem` to bfloat16, and its name.
 
     In 256 bits these are two vectors.
     """
     if target.vector_bits >= 512:
         return _rounding(target, 16)
-    source = Template(llvm_source("round_bf16.ll")).substitute(lanes=16)
-    return source + llvm_source("round_bf16_pairs.ll"), "tvm_deconv_round_pairs"
+    source = Template(llvm_source("round_bf16.ll") + llvm_source("round_bf16_pairs.ll"))
+    return source.substitute(lanes=16, exempt=_exempt(problem)), "tvm_deconv_round_pairs"
+
+
+def _exempt(problem: Problem) -> str:
+    """Return LLVM's name of whether NaN of finished sums may be rounded like numbers."""
+    return "false" if has_any_nan(problem) else "true"

@@ -144,10 +144,11 @@ def register_tiles(
     minor_stride: int | None,
     streams_filter: bool,
     row_phases: int = 0,
+    narrow: bool = False,
 ) -> list[RegisterTile]:
     """Return every register tile that fits, with its cost.
 
-    If it is not None, `minor_stride` bounds the channels of an interleaved chunk. If `streams_filter`, the filter
+    Outputs are `narrow` if they are shorter than sums. If it is not None, `minor_stride` bounds the channels of an interleaved chunk. If `streams_filter`, the filter
     exceeds the caches. If it is not 0, tiles of `row_phases` phases hold vectors of the output.
     """
     if form == INPUTS:
@@ -193,6 +194,9 @@ def register_tiles(
             if form == GROUPS and products + vectors > target.vector_registers - costs_of(target).kept:
                 # Data are kept from tap to tap, and filters from position to position.
                 padded *= costs_of(target).spilled
+            if form == GROUPS and narrow and phases > 1:
+                # A tap takes a filter for each phase and data for each position. Stores of whole sums take longer.
+                padded *= max(1.0, (phases + scalar) / broadcast)
             if crowds and products + vectors + broadcast * taps > target.vector_registers + 1:
                 # LLVM keeps the filters of all taps from one register tile to the next, and one operand in memory.
                 padded *= costs_of(target).crowded
@@ -508,8 +512,11 @@ class _Arithmetic:
         geometry, form, lanes = self.geometry, self.form, self.lanes
         interleaves_channels = form == ROWS and self.problem.data_format == "NXC"
         minor_stride = geometry.axes[2].stride if interleaves_channels else None
+        narrow = np.dtype(storage_dtype(self.problem.output_dtype)).itemsize < _element_bytes(self.target, lanes)
         registers = _Registers.of(
-            register_tiles(geometry, form, self.target, lanes, minor_stride, self.streams_filter, self.row_phases)
+            register_tiles(
+                geometry, form, self.target, lanes, minor_stride, self.streams_filter, self.row_phases, narrow
+            )
         )
         blocks = _Blocks.of(geometry, form, lanes, self.outputs)
         cost = self.cost(blocks, registers)

@@ -18,26 +18,33 @@ NUMBERS[256:512] = NUMBERS[256:512] & 0xFFFF0000 | 0x8000
 NUMBERS[512:520] = [0x7F7FFFFF, 0xFF7F8000, 0x7F800000, 0xFF800000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0]
 NAN = np.array([0x7FFF, 0xFFFF, 0x7F81, 0xFF81, 0x7FC0], np.uint16)
 
-#: The direct forms, and the layouts in which their register tiles hold vectors of the output.
+#: The direct forms, the layouts in which their register tiles hold vectors of the output, and outputs in a row; of
+#: rows that are no whole vectors the results pass through memory.
 forms = pytest.mark.parametrize(
-    ("name", "data_format", "groups"),
-    [("direct_groups", "NXC", 64), ("direct_channels", "NXC", 1), ("direct_rows", "NCX", 1), ("direct_rows", "NXC", 1)],
-    ids=["groups", "channels", "rows", "rows of channels last"],
+    ("name", "data_format", "groups", "width"),
+    [
+        ("direct_groups", "NXC", 64, 32),
+        ("direct_channels", "NXC", 1, 32),
+        ("direct_rows", "NCX", 1, 32),
+        ("direct_rows", "NCX", 1, 31),
+        ("direct_rows", "NXC", 1, 32),
+    ],
+    ids=["groups", "channels", "rows", "rows in memory", "rows of channels last"],
 )
 
 
-def kernel_of(name, data_format, groups, bias):
+def kernel_of(name, data_format, groups, width, bias):
     """A problem of 64 output channels whose kernel is its stride, and the form's cheapest plan for it."""
     channels = (groups, 64 // groups, 64 // groups)
-    shape = (1, *channels, (2, 16), (1, 2), (1, 2), (1, 1), (0, 0), (2, 32))
+    shape = (1, *channels, (2, 16), (1, 2), (1, 2), (1, 1), (0, 0), (2, width))
     options = {"dtype": "bfloat16", "data_format": data_format, "epilogue": td.Epilogue(bias)}
     return td.Problem(*shape, **options), next(algorithm for algorithm in X86.algorithms if algorithm.name == name)
 
 
 @all_targets
 @forms
-def test_sums_round_once_to_nearest_even(name, data_format, groups, target):
-    problem, algorithm = kernel_of(name, data_format, groups, bias=True)
+def test_sums_round_once_to_nearest_even(name, data_format, groups, width, target):
+    problem, algorithm = kernel_of(name, data_format, groups, width, bias=True)
     data, weights = (np.zeros(shape, ml_dtypes.bfloat16) for shape in (problem.data_shape, problem.filter_shape))
     kernel = compile_kernel(problem, target, algorithm, algorithm.candidates(problem, target)[0][1])
     for bias in np.split(NUMBERS.view(np.float32), 16):
@@ -49,8 +56,8 @@ def test_sums_round_once_to_nearest_even(name, data_format, groups, target):
 
 @all_targets
 @forms
-def test_every_nan_of_the_data_stays_one(name, data_format, groups, target):
-    problem, algorithm = kernel_of(name, data_format, groups, bias=False)
+def test_every_nan_of_the_data_stays_one(name, data_format, groups, width, target):
+    problem, algorithm = kernel_of(name, data_format, groups, width, bias=False)
     data = np.resize(NAN, problem.data_shape).view(ml_dtypes.bfloat16)
     weights = np.ones(problem.filter_shape, ml_dtypes.bfloat16)
     kernel = compile_kernel(problem, target, algorithm, algorithm.candidates(problem, target)[0][1])
@@ -59,11 +66,11 @@ def test_every_nan_of_the_data_stays_one(name, data_format, groups, target):
 
 
 @forms
-def test_float16_is_added_up_in_float32_where_avx512_fp16_could(name, data_format, groups):
+def test_float16_is_added_up_in_float32_where_avx512_fp16_could(name, data_format, groups, width):
     """The code for such a CPU is compiled, and not run: none of its instructions adds or multiplies float16."""
     target = get("sapphirerapids")
     assert "avx512_fp16" in target.features
-    problem, algorithm = kernel_of(name, data_format, groups, bias=True)
+    problem, algorithm = kernel_of(name, data_format, groups, width, bias=True)
     problem = problem.replace(dtype="float16")
     code = code_of(problem, target, algorithm)
     assert len(re.findall(r"\tvfmadd\w+ps\t.*zmm", code)) >= 8

@@ -94,17 +94,20 @@ class DirectDefinition:
         return (n, *place, channel) if self.layout.channels_last else (n, channel, *place)
 
 
-def define_direct(problem: Problem, form: str, tile: Tile, lanes: int, words: Words | None = None) -> DirectDefinition:
+def define_direct(
+    problem: Problem, form: str, tile: Tile, lanes: int, words: Words | None = None, *, joins: bool = False
+) -> DirectDefinition:
     """Define `problem` in a `form` of `indexing`, blocked by `tile`, for vectors of `lanes` accumulators.
 
     With `words`, in rows and channels alone, packed data and the filter hold these in the place of input channels, and
-    nothing may be transformed; sums must need no correction.
+    nothing may be transformed; sums must need no correction. If it `joins`, the stage ``interleave`` has the type of
+    the output, else that of accumulators.
     The parameters are the data, the packed filter, `epilogue_parameter` if there is one, and the output. Data and bias
     have the caller's shapes. The output is ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``;
     `DirectDefinition.caller_index` maps it to the caller's. Raises ValueError for a tile that cannot be scheduled.
     """
     layout = DirectLayout.of(words.problem(problem) if words else problem, form, tile, lanes)
-    return _Builder(problem, layout, words).definition()
+    return _Builder(problem, layout, words, joins).definition()
 
 
 def _stage(shape: Sequence[Extent], element: Callable[..., Expr], name: str) -> te.Tensor:
@@ -123,6 +126,7 @@ class _Builder:
     problem: Problem
     layout: DirectLayout
     words: Words | None
+    joins: bool
 
     def definition(self) -> DirectDefinition:
         """Connect the stages."""
@@ -328,7 +332,8 @@ class _Builder:
 
         def element(*index: Expr) -> Expr:
             *at, w, channel = index
-            return finished[(*at, w // (stride * lanes), w % stride * minor + channel, w // stride % lanes)]
+            value = finished[(*at, w // (stride * lanes), w % stride * minor + channel, w // stride % lanes)]
+            return stored(self.problem, value) if self.joins else value
 
         return _stage((*layout.lead, *self._rows(), layout.row_vectors * lanes * stride, minor), element, "interleave")
 
@@ -373,7 +378,8 @@ class _Builder:
                 strict=True,
             )
             inner = (*outer, w, cc) if layout.form != ROWS or layout.channels_last else (cc, *outer, w, 0)
-            return stored(self.problem, interleaved[(*blocks, group, channel_tile, *inner)])
+            value = interleaved[(*blocks, group, channel_tile, *inner)]
+            return value if self.joins else stored(self.problem, value)
 
         batch, channel_axes = layout.extents.batch, (geometry.groups, geometry.out_channels)
         shape = (batch, *output, *channel_axes) if layout.channels_last else (batch, *channel_axes, *output)

@@ -63,6 +63,12 @@ def stored(problem: Problem, value: Expr, lanes: int = 1) -> Expr:
     """Return a finished `value`, or a vector of several `lanes`, in the type of the output."""
     if problem.quantization and problem.output_dtype == "float32":
         return tirx.reinterpret("float32", value)
-    # Sums of products of bfloat16 have its NaN alone; a bias and the parameters of activations have others.
-    plain = problem.dtype == problem.output_dtype and problem.epilogue == Epilogue()
-    return from_accumulator(value, problem.output_dtype, lanes, any_nan=not plain)
+    return from_accumulator(value, problem.output_dtype, lanes, any_nan=has_any_nan(problem))
+
+
+def has_any_nan(problem: Problem) -> bool:
+    """Tell whether finished sums may have other NaN than those of the data's type.
+
+    Sums of products have these alone; a bias and the parameters of activations have others.
+    """
+    return problem.dtype != problem.output_dtype or problem.epilogue != Epilogue()

@@ -21,8 +21,9 @@ from tvm_deconv.schedules.x86.calls import for_all_calls
 from tvm_deconv.schedules.x86.conversions import rounds_rows, row_conversion
 from tvm_deconv.schedules.x86.direct import schedule_direct
 from tvm_deconv.schedules.x86.dot import ROUNDING, direct_words, dot_functions
+from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.lowering import lower
-from tvm_deconv.schedules.x86.rounding import exact_rounding
+from tvm_deconv.schedules.x86.rounding import exact_rounding, pair_rounding, row_joining
 from tvm_deconv.schedules.x86.stores import outgrows_caches
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
 from tvm_deconv.targets import CpuTarget
@@ -81,6 +82,12 @@ class _Form:
         options = with_half_vectors(problem, target, extents[self.form], of_lanes)
         return for_all_calls(problem, options, self.form, self._row_unit(problem, target))
 
+    def _joins(self, problem: Problem) -> bool:
+        """Tell whether neighbours in a row of outputs of 16 bits are joined to words as they are interleaved."""
+        stride = Geometry.of(problem).axes[2].stride
+        rows = self.form == ROWS and problem.data_format == "NCX"
+        return rows and problem.output_dtype in ("float16", "bfloat16") and stride % 2 == 0 and stride <= MAX_STREAMS
+
     def _row_unit(self, problem: Problem, target: CpuTarget) -> int:
         return accumulator_lanes(problem, target) if self.form == ROWS else 1
 
@@ -97,20 +104,23 @@ class _Form:
     def build(self, problem: Problem, target: CpuTarget, plan: tiles.Plan) -> Kernel:
         lanes = accumulator_lanes(problem, target) // (1 + plan.halves)
         words = direct_words(problem, target) if self.words else None
-        definition = define_direct(problem, self.form, plan.tile, lanes, words)
+        joins = self._joins(problem)
+        definition = define_direct(problem, self.form, plan.tile, lanes, words, joins=joins)
         # Past the caches rows are copied at once; a position's channels are stored as they are made at any size.
         streams = outgrows_caches(problem)
         whole = self.form != INPUTS and has_whole_vectors(problem, self.form, plan.tile, lanes)
-        whole = whole and not (self.form == ROWS and (streams or rounds_rows(problem)))
-        scheduled = schedule_direct(definition, plan, problem.accumulate_dtype, whole, words).mod["main"]
-        products, rounding = exact_rounding(problem, target, lanes)
+        whole = whole and not (self.form == ROWS and (streams or (rounds_rows(problem) and not joins)))
+        joined, joining = row_joining(problem, target, lanes) if joins else ("", "")
+        scheduled = schedule_direct(definition, plan, problem, whole, words, joining).mod["main"]
+        rounded, rounding = exact_rounding(problem, target, lanes)
+        products = joined or rounded
         if words:
-            products, rounding = dot_functions(words, lanes), ROUNDING
+            products, rounding = joined + dot_functions(words, lanes), ROUNDING
 
         def usual() -> PrimFunc:
             past = streams and not whole
-            functions = dot_functions(words, lanes) if words else ""
-            if whole:
+            functions = joined + (dot_functions(words, lanes) if words else "")
+            if whole or joins:
                 return lower(scheduled, definition.end, streams=past, products=functions)
             conversion = partial(row_conversion, problem, target)
             return lower(scheduled, definition.end, streams=past, products=functions, conversion=conversion)
@@ -121,12 +131,13 @@ class _Form:
         elif problem.quantization:
             deconv = usual()
         elif register_channels.supports(problem, geometry, self.form):
-            finished = register_channels.finish_channels(scheduled, problem, definition, rounding)
-            deconv = lower(finished, definition.end, streams=False, products=products)
+            paired, pairs = pair_rounding(problem, target, lanes)
+            finished = register_channels.finish_channels(scheduled, problem, definition, rounding, pairs)
+            deconv = lower(finished, definition.end, streams=False, products=products + paired)
         elif self.form == ROWS and register_rows.supports_tile(problem, geometry, plan.tile, lanes):
-            finished = register_rows.finish_rows(scheduled, problem, definition, rounding, streams=streams)
-            stored = storage_dtype(problem.output_dtype)
-            functions = register_epilogue.store_functions(stored, lanes) if streams else ""
+            finished = register_rows.finish_rows(scheduled, problem, definition, rounding, joining, streams=streams)
+            stored, length = storage_dtype(problem.output_dtype), lanes * (2 if joins else 1)
+            functions = register_epilogue.store_functions(stored, length) if streams else ""
             finished = lower(finished, definition.end, streams=streams, functions=functions, products=products)
             deconv = register_epilogue.select_by_alignment(finished, usual()) if streams else finished
         else:
