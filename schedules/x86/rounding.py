@@ -47,11 +47,11 @@ def row_joining(problem: Problem, target: CpuTarget, lanes: int) -> tuple[str, s
     words = {"lanes": lanes, "double": 2 * lanes, "bits": 32 * lanes, "alternating": alternating}
     words["exempt"] = _exempt(problem)
     if problem.output_dtype == "float16":
-        names, function = ("join_f16.ll",), "join_f16"
+        names, function = ["join_f16.ll"], "join_f16"
     elif "avx512_bf16" in target.features:
-        names, function = ("round_bf16.ll", "join_bf16_exactly.ll"), "join_exactly"
+        names, function = ["round_bf16.ll", "join_bf16_exactly.ll"], "join_exactly"
     else:
-        names, function = ("round_bf16.ll", "join_bf16.ll"), "join_integers"
+        names, function = ["round_bf16.ll", "join_bf16.ll"], "join_integers"
     return Template("".join(map(llvm_source, names))).substitute(words), f"tvm_deconv_{function}_x{lanes}"
 
 
