@@ -169,6 +169,26 @@ def test_the_code_has_the_instruction(dtype, target, instruction, register):
     assert not re.search("call.*tvm_deconv_dot", code)  # inlined
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "options", "whole"),
+    [
+        (CHANNELS, {"dtype": "bfloat16"}, True),
+        (DOT, {"dtype": "bfloat16"}, True),
+        (DOT, {"dtype": "uint8", "quantization": td.Quantization("int8", "uint8")}, True),
+        (DOT, {"dtype": "int8", "quantization": td.Quantization("int8", "int8")}, True),
+        (DOT, {"dtype": "uint8", "quantization": td.Quantization("uint8", "uint8")}, False),  # widened to 16 bits
+        (DOT, {"dtype": "bfloat16", "data_format": "NCX"}, False),
+        (DOT, {"dtype": "bfloat16", "in_channels": 31}, False),
+    ],
+)
+def test_words_of_neighbouring_channels_are_loaded_whole(algorithm, options, whole):
+    problem = td.Problem(1, 1, 32, 64, (8, 16), (4, 4), (2, 2), (1, 1), (1, 1), (16, 32))
+    problem = problem.replace(**{"data_format": "NXC", **options})
+    target = BF16 if problem.dtype == "bfloat16" else VNNI
+    code = X86.build(problem, target, algorithm).deconv.script(show_meta=False)
+    assert bool(re.search(r'reinterpret\("int32", data\w*\[', code)) == whole
+
+
 def test_it_is_the_default_where_it_multiplies():
     """For layers with the channels of real ones; of float32 and on targets without instructions it is none."""
     problem = td.Problem(1, 1, 128, 64, (32, 32), (2, 2), (2, 2), (1, 1), (0, 0), (64, 64))

@@ -26,6 +26,7 @@ from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.rounding import exact_rounding, pair_rounding, row_joining
 from tvm_deconv.schedules.x86.stores import outgrows_caches
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
+from tvm_deconv.schedules.x86.word_loads import load_words
 from tvm_deconv.targets import CpuTarget
 
 
@@ -112,6 +113,7 @@ class _Form:
         whole = whole and not (self.form == ROWS and (streams or (rounds_rows(problem) and not joins)))
         joined, joining = row_joining(problem, target, lanes) if joins else ("", "")
         scheduled = schedule_direct(definition, plan, problem, whole, words, joining).mod["main"]
+        scheduled = load_words(scheduled) if words else scheduled
         rounded, rounding = exact_rounding(problem, target, lanes)
         products = joined or rounded
         if words:

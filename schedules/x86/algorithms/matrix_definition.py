@@ -26,6 +26,7 @@ from tvm_deconv.schedules.x86.matrix import schedule_matrix
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
 from tvm_deconv.schedules.x86.stores import outgrows_caches
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
+from tvm_deconv.schedules.x86.word_loads import load_words
 from tvm_deconv.targets import CpuTarget
 
 
@@ -91,7 +92,7 @@ class _Transforms:
         streams = outgrows_caches(problem) and not whole
         products = dot_functions(words, lanes) if words else ""
         conversion = (lambda _: "") if whole or narrows else partial(row_conversion, problem, target)
-        func = scheduled.mod["main"]
+        func = load_words(scheduled.mod["main"]) if words else scheduled.mod["main"]
         return Kernel(
             problem=problem,
             deconv=lower(func, definition.end, streams=streams, products=products, conversion=conversion),
