@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.ir import Expr
-from tvm.tirx import BufferLoad, BufferStore, IfThenElse, PrimFunc, Stmt
+from tvm.tirx import BufferStore, IfThenElse, PrimFunc, Stmt
 
 from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.indexing import GROUPS, ROWS
@@ -44,15 +44,13 @@ def supports(problem: Problem, geometry: Geometry, form: str) -> bool:
     )
 
 
-def finish_channels(
-    func: PrimFunc, problem: Problem, definition: DirectDefinition, rounding: str = "", pairs: str = ""
-) -> PrimFunc:
+def finish_channels(func: PrimFunc, problem: Problem, definition: DirectDefinition, rounding: str = "") -> PrimFunc:
     """Return `func`, the scheduled `definition`, with the epilogue in registers; for problems of `supports`.
 
-    `rounding` is that of `RegisterEpilogue`. `pairs`, if not empty, is the function that rounds two vectors to one.
+    `rounding` is that of `RegisterEpilogue`.
     """
     buffers = {buffer.name: buffer for buffer in func.body.block.alloc_buffers}
-    epilogue = ChannelEpilogue(problem, definition, buffers.get("bias_pack"), func.params[-1], rounding, pairs)
+    epilogue = ChannelEpilogue(problem, definition, buffers.get("bias_pack"), func.params[-1], rounding)
     return func.with_body(epilogue.root(func.body))
 
 
@@ -67,9 +65,7 @@ def parts(count: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class ChannelEpilogue(RegisterEpilogue):
-    """Stores vectors of channels; `pairs` is that of `finish_channels`."""
-
-    pairs: str
+    """Stores vectors of channels."""
 
     def stores(self, tile: RegisterTile) -> list[Stmt]:
         """Return the statements that finish and store a register tile."""
@@ -204,34 +200,13 @@ class ChannelEpilogue(RegisterEpilogue):
         index = [*tile.lead, *tile.phase(row, column), tile.number * layout.tile.positions + m]
         *position, first = self.place(tile, n, outputs)
         stmts: list[Stmt] = []
-        for vector, length in self._vectors(count):
-            value = self._rounded(tile, index, vector, length)
-            for begin, lanes in parts(min(length, count - vector)):
-                numbers = [tirx.const(begin + lane, "int32") for lane in range(lanes)]
-                part = value if lanes == length else tirx.Shuffle([value], numbers)
-                stmts.append(BufferStore(self.out, part, [*position, ramp(first + (vector + begin), lanes)]))
+        for vector in range(0, count, layout.lanes):
+            value = self.rounded(tile, [*index, ramp(self._first(tile) + vector, layout.lanes)])
+            for begin, length in parts(min(layout.lanes, count - vector)):
+                numbers = [tirx.const(begin + lane, "int32") for lane in range(length)]
+                part = value if length == layout.lanes else tirx.Shuffle([value], numbers)
+                stmts.append(BufferStore(self.out, part, [*position, ramp(first + (vector + begin), length)]))
         return stmts
-
-    def _vectors(self, count: int) -> Iterator[tuple[int, int]]:
-        """Yield the begin and the length of the vectors of the output that hold `count` channels.
-
-        They are as long as those of accumulators, or two of them where these are rounded together.
-        """
-        lanes, begin = self.definition.layout.lanes, 0
-        while begin < count:
-            length = 2 * lanes if self.pairs and begin + 2 * lanes <= count else lanes
-            yield begin, length
-            begin += length
-
-    def _rounded(self, tile: RegisterTile, index: Sequence[Expr], begin: int, length: int) -> Expr:
-        """Return the vector of `length` channels from `begin` on at `index` of the accumulators, as outputs."""
-        lanes, part = self.definition.layout.lanes, self._first(tile)
-        channels = [ramp(part + first, lanes) for first in range(begin, begin + length, lanes)]
-        vectors = [BufferLoad(tile.accumulators, [*index, channel]) for channel in channels]
-        if length == lanes:
-            return self.in_output(vectors[0])
-        both = tirx.Shuffle(vectors, [tirx.const(lane, "int32") for lane in range(length)])
-        return tirx.call_extern(f"uint16x{length}", self.pairs, both)
 
     def place(self, tile: RegisterTile, n: Expr, outputs: Sequence[Expr]) -> list[Expr]:
         """Return the index in the output of a register tile's first channel, at `outputs` of image `n` of a block."""

@@ -22,7 +22,7 @@ from tvm_deconv.schedules.x86.register_epilogue import RegisterTile, ramp
 def finish_inputs(func: PrimFunc, problem: Problem, definition: DirectDefinition) -> PrimFunc:
     """Return `func`, the scheduled `definition` in inputs, with the epilogue in registers."""
     buffers = {buffer.name: buffer for buffer in func.body.block.alloc_buffers}
-    epilogue = InputEpilogue(problem, definition, buffers.get("bias_pack"), func.params[-1], rounding="", pairs="")
+    epilogue = InputEpilogue(problem, definition, buffers.get("bias_pack"), func.params[-1], rounding="")
     return func.with_body(epilogue.root(func.body))
 
 

@@ -28,16 +28,6 @@ def _rounding(target: CpuTarget, lanes: int) -> tuple[str, str]:
     return source, f"tvm_deconv_round_exactly_x{lanes}"
 
 
-def pair_rounding(problem: Problem, target: CpuTarget, lanes: int) -> tuple[str, str]:
-    """Return the LLVM IR of the function that rounds two vectors of `lanes` sums to one of outputs, and its name.
-
-    Both are empty where a vector of sums is rounded alone.
-    """
-    if problem.output_dtype != "bfloat16" or target.vector_bits >= 512 or lanes != 8:
-        return "", ""
-    return rounding_of_16(problem, target)
-
-
 def row_joining(problem: Problem, target: CpuTarget, lanes: int) -> tuple[str, str]:
     """Return the LLVM IR of the function that rounds two vectors of sums to words of 16-bit outputs, and its name.
 

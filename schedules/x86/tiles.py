@@ -43,9 +43,9 @@ _AnyTile = TypeVar("_AnyTile")
 SEVERAL, ALONE = (4, 6), (6, 7)
 #: Independent accumulators that hide the latency of a multiply-add: four cycles, two per cycle.
 LATENCY_ACCUMULATORS = 8
-#: Of register tiles of groups with narrow outputs: the registers that rounding takes, and the cost of a tile with one
-#: position or one phase. Set by 14 tiles of a depthwise layer in AVX2 and 3 in AVX-512 on a Zen 4 server.
-_ROUNDING, _ONE_WAY = 4, 1.25
+#: The cost of a register tile of groups with narrow outputs that has one position or one phase, where `Costs.parts` is
+#: not: by three tiles of a depthwise layer on a Zen 4 server.
+_ONE_WAY = 1.25
 #: Lists of candidates that are kept. A build asks repeatedly for those of a problem and of its nearest tuning record.
 ENUMERATIONS = 8
 #: With fewer blocks than this, plans that split tiles of channels over threads are tried too.
@@ -195,8 +195,7 @@ def register_tiles(
             if form == CHANNELS and phases > 1 and products + positions + vectors > target.vector_registers:
                 # The data of all positions are kept from the first phase to the last.
                 padded *= costs_of(target).spilled
-            kept = max(costs_of(target).kept, _ROUNDING if narrow else 0)
-            if form == GROUPS and products + vectors > target.vector_registers - kept:
+            if form == GROUPS and products + vectors > target.vector_registers - costs_of(target).kept:
                 # Data are kept from tap to tap, and filters from position to position.
                 padded *= costs_of(target).spilled
             if form == GROUPS and narrow and min(phases, scalar) == 1:

@@ -23,7 +23,7 @@ from tvm_deconv.schedules.x86.direct import schedule_direct
 from tvm_deconv.schedules.x86.dot import ROUNDING, direct_words, dot_functions
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.lowering import lower
-from tvm_deconv.schedules.x86.rounding import exact_rounding, pair_rounding, row_joining
+from tvm_deconv.schedules.x86.rounding import exact_rounding, row_joining
 from tvm_deconv.schedules.x86.stores import outgrows_caches
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
 from tvm_deconv.schedules.x86.word_loads import load_words
@@ -133,9 +133,8 @@ class _Form:
         elif problem.quantization:
             deconv = usual()
         elif register_channels.supports(problem, geometry, self.form):
-            paired, pairs = pair_rounding(problem, target, lanes)
-            finished = register_channels.finish_channels(scheduled, problem, definition, rounding, pairs)
-            deconv = lower(finished, definition.end, streams=False, products=products + paired)
+            finished = register_channels.finish_channels(scheduled, problem, definition, rounding)
+            deconv = lower(finished, definition.end, streams=False, products=products)
         elif self.form == ROWS and register_rows.supports_tile(problem, geometry, plan.tile, lanes):
             finished = register_rows.finish_rows(scheduled, problem, definition, rounding, joining, streams=streams)
             stored, length = storage_dtype(problem.output_dtype), lanes * (2 if joins else 1)
