@@ -83,20 +83,20 @@ class _Steps:
 
     def schedule(self) -> Schedule:
         """Take all steps."""
+        for block, section in zip(self.rows, self.definition.sections, strict=True):
+            if block is not None:
+                self.vectorize_rows(block, section)
+        for block, section in zip(self.transforms, self.definition.sections, strict=True):
+            if block is not None:
+                self.vectorize_transform(block, section)
         self.merge_nest()
         if self.runs:
             self.place_data()
         self.place_output()
         if self.runs:
             self.vectorize_data()
-        for block, section in zip(self.rows, self.definition.sections, strict=True):
-            if block is not None:
-                self.vectorize_rows(block, section)
         for block, section in zip(self.runs, self.definition.sections, strict=True):
             self.tile_registers(block, section)
-        for block, section in zip(self.transforms, self.definition.sections, strict=True):
-            if block is not None:
-                self.vectorize_transform(block, section)
         if self.layout.interleaves:
             self.transpose_chunks()
         else:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -28,7 +28,7 @@ from tvm_deconv.compute.matrix_layout import (
     row_channels,
     row_unit,
 )
-from tvm_deconv.compute.phases import Geometry, axis_rows
+from tvm_deconv.compute.phases import Geometry, Run, axis_rows
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
@@ -90,20 +90,6 @@ class MatrixPlan:
         return count * ceil_div(geometry.out_channels, self.tile.channels) if self.share_data else count
 
 
-def register_tiles(target: CpuTarget, counts: Collection[int]) -> Iterator[tuple[int, int]]:
-    """Yield the register tiles to try, as rows and vectors, for products of `counts` rows.
-
-    For each number of vectors these are the tiles that leave the fewest rows over, the largest first.
-    """
-    for vectors in (1, 2, 3, 4):
-        most = (target.vector_registers - 1 - vectors) // vectors
-
-        def padded(rows: int) -> tuple[int, int]:
-            return sum(round_up(count, rows) for count in counts), -rows
-
-        yield from ((rows, vectors) for rows in sorted(range(max(1, most // 3), most + 1), key=padded)[:_ROW_CHOICES])
-
-
 def output_choices(geometry: Geometry, winograd: bool) -> list[tuple[int, int, int]]:
     """Return Winograd's m to try along the three axes; only (1, 1, 1) without `winograd`.
 
@@ -159,15 +145,15 @@ def _channel_choices(out_channels: int, panel: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The work of one combination of runs in a block.
+    """The work of one combination of runs in each block.
 
-    Each of `rows` has `points` products with a reduction over `taps`. Its columns are `phases` of each output channel,
-    and it makes `outputs` positions. `transformed` counts the axes with transforms, relative to one with the usual
-    points. Under Strassen's algorithm a row is a pair of rows with seven points, and half of the columns make four
-    results.
+    Each of `rows`, a column of as many as a block has, has `points` products with a reduction over `taps`. Its columns
+    are `phases` of each output channel, and it makes `outputs` positions. `transformed` counts the axes with
+    transforms, relative to one with the usual points. Under Strassen's algorithm a row is a pair of rows with seven
+    points, and half of the columns make four results.
     """
 
-    rows: int
+    rows: Array
     points: int
     taps: int
     phases: int
@@ -175,58 +161,126 @@ class _Work:
     transformed: float
 
 
-def _works(geometry: Geometry, tile: MatrixTile) -> list[_Work]:
-    """Return the work of each combination of runs."""
-    works = []
-    positions = spans(geometry, tile.block[1:])
-    for runs in geometry.runs:
-        axes = list(map(axis_rows, geometry.axes, runs, positions, tile.outputs))
-        works.append(
-            _Work(
-                ceil_div(tile.images * math.prod(axis.tiles for axis in axes), tile.parts),
-                len(STRASSEN.data) if tile.strassen else math.prod(axis.points for axis in axes),
-                math.prod(axis.taps for axis in axes),
-                math.prod(run.count for run in runs),
-                math.prod(axis.outputs for axis in axes) * tile.parts**2,
-                sum(axis.points for axis in axes if axis.transformed) / _USUAL_POINTS + tile.strassen,
-            )
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Blocks with what their extents decide, each as a column, for tables of blocks by tiles.
+
+    `count` are the blocks of a call, `packed` the positions of the packed data of each, and `outputs` those that it
+    makes of each channel. `gathered` blocks copy their rows from the packed data. `works` is the work of each
+    combination of runs.
+    """
+
+    sizes: Array
+    count: Array
+    packed: Array
+    outputs: Array
+    gathered: Array
+    works: Sequence[_Work]
+
+    @staticmethod
+    def of(problem: Problem, geometry: Geometry, outputs: tuple[int, int, int], strassen: int, lanes: int) -> _Blocks:
+        """List the blocks to try with these `outputs` of Winograd's, or with Strassen's algorithm."""
+        sizes = [*dict.fromkeys(_block_choices(geometry, outputs, row_unit(problem, lanes)))]
+        tiles = [MatrixTile(*block, 1, 1, 1, *outputs, geometry.uncropped, strassen) for block in sizes]
+        return _Blocks(
+            np.array(sizes, np.int64),
+            _column(geometry.groups * block_count(geometry, block) for block in sizes),
+            _column(tile.images * math.prod(block_positions(geometry, tile)) for tile in tiles),
+            _column(block[0] * _outputs(geometry, block[1:]) for block in sizes),
+            _column(strassen or not packs_rows(problem, tile, lanes) for tile in tiles) > 0,
+            [_work(geometry, tiles, runs) for runs in geometry.runs],
         )
-    return works
+
+
+def _column(values: Iterable[int]) -> Array:
+    """Return integers as a column of numbers."""
+    return np.fromiter(values, np.float64)[:, None]
+
+
+def _outputs(geometry: Geometry, positions: Sequence[int]) -> int:
+    """Return the outputs of one channel and image in a block of `positions`."""
+    axes = zip(positions, geometry.axes, geometry.output, strict=True)
+    return math.prod(min(count * axis.stride, extent) for count, axis, extent in axes)
+
+
+def _work(geometry: Geometry, tiles: Sequence[MatrixTile], runs: Sequence[Run]) -> _Work:
+    """Return the work of one combination of `runs` in blocks that differ in their extents alone."""
+    blocks = [[*map(axis_rows, geometry.axes, runs, spans(geometry, tile.block[1:]), tile.outputs)] for tile in tiles]
+    rows = (tile.images * math.prod(axis.tiles for axis in axes) for tile, axes in zip(tiles, blocks, strict=True))
+    tile, axes = tiles[0], blocks[0]
+    return _Work(
+        ceil_div(_column(rows), tile.parts),
+        len(STRASSEN.data) if tile.strassen else math.prod(axis.points for axis in axes),
+        math.prod(axis.taps for axis in axes),
+        math.prod(run.count for run in runs),
+        math.prod(axis.outputs for axis in axes) * tile.parts**2,
+        sum(axis.points for axis in axes if axis.transformed) / _USUAL_POINTS + tile.strassen,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """The tiles of a block: those of output channels, and register tiles of `rows` by `vectors`, an array of each."""
+    """Tiles of output `channels`, with register tiles of `rows` by `vectors`.
 
-    whole: MatrixTile
+    `rows` is a table of blocks by tiles, since each block has its own.
+    """
+
     channels: Array
     rows: Array
     vectors: Array
 
     @staticmethod
-    def of(whole: MatrixTile, works: Sequence[_Work], target: CpuTarget, lanes: int) -> _Tiles:
-        """List the tiles to try for the block of `whole`, which has all output channels."""
-        tiles = [
-            (channels, rows, vectors)
-            for rows, vectors in register_tiles(target, [work.rows for work in works])
-            for channels in _channel_choices(whole.channels, vectors * lanes)
-        ]
-        return _Tiles(whole, *np.array(tiles, np.float64).T)
+    def of(blocks: _Blocks, out_channels: int, target: CpuTarget, lanes: int) -> _Tiles:
+        """List the tiles to try for each block: register tiles by channels.
+
+        For each number of vectors the register tiles are those that leave the fewest rows over, the largest first.
+        """
+        counts = np.array([work.rows for work in blocks.works]).reshape(-1, len(blocks.sizes), 1)
+        channels, rows, vectors = [], [], []
+        for count in (1, 2, 3, 4):
+            most = (target.vector_registers - 1 - count) // count
+            tried = np.arange(max(1, most // 3), most + 1)
+            padded = round_up(counts, tried).sum(axis=0)
+            best = tried[np.argsort(padded * (most + 1) - tried, axis=1)[:, :_ROW_CHOICES]]
+            choices = _channel_choices(out_channels, count * lanes)
+            channels += choices * best.shape[1]
+            rows.append(np.repeat(best, len(choices), axis=1))
+            vectors += [count] * (len(choices) * best.shape[1])
+        return _Tiles(np.array(channels, np.float64), np.concatenate(rows, axis=1), np.array(vectors, np.float64))
 
 
 @dataclass(frozen=True, slots=True)
 class _Arithmetic:
-    """The costs of plans for one problem on one target."""
+    """The costs of plans for one problem on one target, by Strassen's algorithm if `strassen` is 1.
+
+    Tables have a row for each block and a column for each of its tiles.
+    """
 
     problem: Problem
     geometry: Geometry
     target: CpuTarget
     lanes: int
+    strassen: int
 
     @property
     def costs(self) -> Costs:
         """The constants for the target."""
         return costs_of(self.target)
+
+    @property
+    def parts(self) -> int:
+        """Number of parts into which rows, columns and input channels of a product are cut."""
+        return 1 + self.strassen
+
+    @property
+    def terms(self) -> int:
+        """Input channels of each part of a product."""
+        return part_channels(self.geometry.in_channels, self.strassen, self.lanes)
+
+    @property
+    def channels(self) -> int:
+        """Input channels of a row in memory."""
+        return row_channels(self.terms, self.lanes)
 
     def useful(self) -> float:
         """Return the cycles of the products of the direct algorithm without any loss."""
@@ -235,61 +289,79 @@ class _Arithmetic:
         products *= geometry.taps * geometry.groups * geometry.in_channels * geometry.out_channels
         return max(products / (2 * self.lanes), 1.0)
 
-    def block(self, tile: MatrixTile, works: Sequence[_Work]) -> float:
+    def plans(self, outputs: tuple[int, int, int]) -> tuple[Array, Array]:
+        """Return all plans to try with these `outputs` of Winograd's: their cycles and their numbers."""
+        geometry = self.geometry
+        blocks = _Blocks.of(self.problem, geometry, outputs, self.strassen, self.lanes)
+        tiles = _Tiles.of(blocks, geometry.out_channels, self.target, self.lanes)
+        of_channels = ceil_div(geometry.out_channels, tiles.channels)
+        cycles = blocks.count * (self._block(blocks) + of_channels * self._channels(blocks, tiles))
+        tried = np.stack(np.broadcast_arrays(True, (of_channels > 1) & (blocks.count < FEW_TASKS)), axis=-1)
+        block, tile, shares = np.nonzero(tried)
+        numbers = np.empty((len(block), 14), np.int64)
+        numbers[:, 0] = shares
+        numbers[:, 1] = 0  # halves
+        numbers[:, 2:6] = blocks.sizes[block]
+        numbers[:, 6], numbers[:, 7], numbers[:, 8] = tiles.channels[tile], tiles.rows[block, tile], tiles.vectors[tile]
+        numbers[:, 9:] = *outputs, geometry.uncropped, self.strassen
+        return np.stack([cycles, cycles + self._sharing(blocks)], axis=-1)[tried], numbers
+
+    def _block(self, blocks: _Blocks) -> Array:
         """Return the cycles to pack the data of a block and to gather its rows, once for all tiles of channels."""
-        channels = row_channels(part_channels(self.geometry.in_channels, tile, self.lanes), self.lanes) / self.lanes
-        packed = tile.images * math.prod(block_positions(self.geometry, tile)) * channels * tile.parts
+        channels = self.channels / self.lanes
         costs = self.costs
-        cycles = packed * (costs.move if self.problem.data_format == "NXC" else costs.move + costs.transpose)
-        for work in works if tile.strassen or not packs_rows(self.problem, tile, self.lanes) else ():
+        pack = costs.move if self.problem.data_format == "NXC" else costs.move + costs.transpose
+        cycles: Array = blocks.packed * channels * self.parts * pack
+        for work in blocks.works:
             vectors = work.rows * work.points * work.taps * channels
-            cycles += vectors * (costs.move + float(self._far(vectors)) + costs.transform * work.transformed)
+            gather = vectors * (costs.move + self._far(vectors) + costs.transform * work.transformed)
+            cycles = cycles + blocks.gathered * gather
         return cycles
 
-    def sharing(self, tile: MatrixTile, works: Sequence[_Work], count: int) -> float:
-        """Return the further cycles where the rows of all `count` blocks are kept for tasks of tiles of channels.
+    def _sharing(self, blocks: _Blocks) -> Array:
+        """Return the further cycles where the rows of all blocks of a call are kept for tasks of tiles of channels.
 
         They are written to and read from beyond the second-level cache, unless all of them stay there.
         """
-        channels = row_channels(part_channels(self.geometry.in_channels, tile, self.lanes), self.lanes)
-        kept = sum(work.rows * work.points * work.taps for work in works) * channels * self._element_bytes
-        if count == 1 or count * kept <= self.target.l2_bytes * self.costs.rows_share:
-            return self.costs.channel_task
-        return self.costs.channel_task + 2 * (count - 1) * kept / self.costs.far_bytes
+        rows = sum(work.rows * work.points * work.taps for work in blocks.works)
+        kept = rows * self.channels * self._element_bytes
+        near = (blocks.count == 1) | (blocks.count * kept <= self.target.l2_bytes * self.costs.rows_share)
+        far = 2 * (blocks.count - 1) * kept / self.costs.far_bytes
+        cycles: Array = self.costs.channel_task + np.where(near, 0.0, far)
+        return cycles
 
-    def channels(self, tiles: _Tiles, works: Sequence[_Work]) -> Array:
+    def _channels(self, blocks: _Blocks, tiles: _Tiles) -> Array:
         """Return the cycles of one tile of channels of a block, from its products to its output."""
         cycles: Array | float = self.costs.channel_task
         results: Array | float = 0
-        for work in works:
+        for work in blocks.works:
             columns = self._panels(tiles, work) * tiles.vectors
             results = results + work.rows * work.outputs * columns
-            products, filters = self._products(tiles, work), self._filter(tiles, work, len(works))
+            products, filters = self._products(tiles, work), self._filter(tiles, work, len(blocks.works))
             # The filter of Winograd's points is fetched ahead, while products of what was fetched are made.
-            waiting = self.costs.waiting if work.transformed and not tiles.whole.strassen else 1.0
+            waiting = self.costs.waiting if work.transformed and not self.strassen else 1.0
             cycles = cycles + np.maximum(products, filters) + waiting * np.minimum(products, filters)
             for part in (*self._results(tiles, work), *self._rows(tiles, work)):
                 cycles = cycles + part
-        return self._finish(tiles, results) + cycles
+        return self._finish(blocks, tiles, results) + cycles
 
     def _panels(self, tiles: _Tiles, work: _Work) -> Array:
         """Return the panels of a product: of each part under Strassen's algorithm."""
-        return ceil_div(work.phases * tiles.channels, tiles.vectors * self.lanes * tiles.whole.parts)
+        return ceil_div(work.phases * tiles.channels, tiles.vectors * self.lanes * self.parts)
 
     def _products(self, tiles: _Tiles, work: _Work) -> Array:
         """Return the cycles of multiply-adds."""
-        panels, products, strassen = self._panels(tiles, work), tiles.rows * tiles.vectors, tiles.whole.strassen
-        terms = part_channels(self.geometry.in_channels, tiles.whole, self.lanes)
+        panels, products = self._panels(tiles, work), tiles.rows * tiles.vectors
         # Strassen's panels serve half as many rows each. One more independent sum hides the wait for them.
-        sums = LATENCY_ACCUMULATORS + max(strassen, self.costs.slack)
+        sums = LATENCY_ACCUMULATORS + max(self.strassen, self.costs.slack)
         hidden = np.maximum((tiles.rows + tiles.vectors) / products, sums / products)
         step = np.maximum(1.0, hidden)
-        panel_bytes = work.taps * terms * tiles.vectors * self.lanes * self._element_bytes
+        panel_bytes = work.taps * self.terms * tiles.vectors * self.lanes * self._element_bytes
         # A panel that is too large comes from the second-level cache for each tile of rows.
         far = np.maximum(step, self.costs.panel / tiles.rows)
         step = np.where(panel_bytes > self.target.l1_bytes // 2, far, step)
         reductions = ceil_div(work.rows, tiles.rows) * panels * work.points
-        cycles: Array = reductions * products / 2 * (work.taps * terms * step + self.costs.reduction)
+        cycles: Array = reductions * products / 2 * (work.taps * self.terms * step + self.costs.reduction)
         return cycles
 
     def _results(self, tiles: _Tiles, work: _Work) -> Iterator[Array]:
@@ -297,52 +369,45 @@ class _Arithmetic:
         # Strassen's results are fetched for the store and again for the transform. Winograd's save far more.
         stored = work.rows * work.points * self._panels(tiles, work) * tiles.vectors
         far = self._far(stored)
-        yield stored * far * (1 + 2 * tiles.whole.strassen)
+        yield stored * far * (1 + 2 * self.strassen)
         if work.transformed:
             yield np.where(far > 0, stored * self.costs.fetch, 0.0)
             transform = self.costs.move + self.costs.transform * work.transformed
             yield work.rows * work.outputs * self._panels(tiles, work) * tiles.vectors * transform
 
-    def _rows(self, tiles: _Tiles, work: _Work) -> Iterator[Array | float]:
+    def _rows(self, tiles: _Tiles, work: _Work) -> Iterator[Array]:
         """Yield the cycles of reading rows again from beyond the second-level cache: of one product, of all points."""
         element, panel = self._element_bytes, tiles.vectors * self.lanes
-        terms = part_channels(self.geometry.in_channels, tiles.whole, self.lanes)
-        channels = row_channels(terms, self.lanes)
         # The rows of a product, if they do not fit into the cache together with a panel.
-        near = (work.rows * channels + panel * terms) * work.taps * element
-        again = work.rows * (self._panels(tiles, work) * tiles.vectors) * work.taps * channels / self.lanes * element
+        near = (work.rows * self.channels + panel * self.terms) * work.taps * element
+        read = work.rows * (self._panels(tiles, work) * tiles.vectors) * work.taps * self.channels
+        again = read / self.lanes * element
         kept = self.target.l2_bytes * self.costs.rows_share
         yield np.where(near > kept, again / self.costs.far_bytes, 0.0)
         # The rows of all points, for every tile of channels. Strassen's are long and fetched ahead.
-        held = work.rows * work.points * channels * work.taps * element
-        if held > kept and not tiles.whole.strassen:
-            yield held / self.costs.far_bytes * self.costs.again
+        if not self.strassen:
+            held = work.rows * work.points * self.channels * work.taps * element
+            yield np.where(held > kept, held / self.costs.far_bytes * self.costs.again, 0.0)
 
     def _filter(self, tiles: _Tiles, work: _Work, runs: int) -> Array:
         """Return the cycles in which the filter comes from beyond the second-level cache, once for each block."""
-        terms = part_channels(self.geometry.in_channels, tiles.whole, self.lanes)
         panels = self._panels(tiles, work) * tiles.vectors * self.lanes
-        fetched = work.points * work.taps * panels * terms * self._element_bytes
+        fetched = work.points * work.taps * panels * self.terms * self._element_bytes
         whole = fetched * ceil_div(self.geometry.out_channels, tiles.channels) * runs
         near = np.where(whole > self.target.l2_bytes * self.costs.far_share, fetched / self.costs.far_bytes / 2, 0)
         cycles: Array = np.where(whole > _LAST_CACHE, fetched / self.costs.memory_bytes, near)
         return cycles
 
-    def _finish(self, tiles: _Tiles, results: Array | float) -> Array:
+    def _finish(self, blocks: _Blocks, tiles: _Tiles, results: Array | float) -> Array:
         """Return the cycles to finish the outputs of a tile of channels, made of vectors of `results`."""
-        block = tiles.whole.block
-        outputs = block[0] * math.prod(
-            min(positions * axis.stride, extent)
-            for positions, axis, extent in zip(block[1:], self.geometry.axes, self.geometry.output, strict=True)
-        )
         if contiguous_phases(self.problem, self.lanes):
             moved = 3 * self.costs.move
-            vectors: Array = outputs * tiles.channels / self.lanes
+            vectors: Array = blocks.outputs * tiles.channels / self.lanes
         else:
             moved = (
                 3 * self.costs.move if self.problem.data_format == "NXC" else 4 * self.costs.move + self.costs.transpose
             )
-            vectors = outputs * ceil_div(tiles.channels, self.lanes)
+            vectors = blocks.outputs * ceil_div(tiles.channels, self.lanes)
         return vectors * (moved + self._far(results))
 
     def _far(self, vectors: Array | float) -> Array:
@@ -366,32 +431,11 @@ def candidates(
     geometries = Geometry.choices(problem)
     if contiguous_phases(problem, lanes):
         del geometries[1:]  # phases that are vectors of the output begin with it
-    useful = _Arithmetic(problem, geometries[0], target, lanes).useful()
-    parts = [
-        (cycles / useful, numbers)
-        for geometry in geometries
-        for cycles, numbers in _plans(_Arithmetic(problem, geometry, target, lanes), winograd, int(strassen))
-    ]
-    return Ranking.of(parts, MatrixPlan.of_numbers)
-
-
-def _plans(arithmetic: _Arithmetic, winograd: bool, strassen: int) -> Iterator[tuple[Array, Array]]:
-    """Yield all plans to try for one geometry, their cycles and their numbers, block by block."""
-    problem, geometry, lanes = arithmetic.problem, arithmetic.geometry, arithmetic.lanes
-    for outputs in output_choices(geometry, winograd):
-        for block in dict.fromkeys(_block_choices(geometry, outputs, row_unit(problem, lanes))):
-            whole = MatrixTile(*block, geometry.out_channels, 1, 1, *outputs, geometry.uncropped, strassen)
-            works = _works(geometry, whole)
-            shared = arithmetic.block(whole, works)
-            count = geometry.groups * block_count(geometry, block)
-            tiles = _Tiles.of(whole, works, arithmetic.target, lanes)
-            of_channels = ceil_div(geometry.out_channels, tiles.channels)
-            cycles = count * (shared + of_channels * arithmetic.channels(tiles, works))
-            several = (of_channels > 1) & (count < FEW_TASKS)
-            tried = np.stack([np.ones_like(several), several], axis=-1)
-            tile, shares = np.nonzero(tried)
-            numbers = np.empty((len(tile), 2 + len(astuple(whole))), np.int64)
-            numbers[:] = 0, 0, *astuple(whole)
-            numbers[:, 0] = shares
-            numbers[:, 6:9] = np.stack([tiles.channels, tiles.rows, tiles.vectors], axis=-1)[tile]
-            yield np.stack([cycles, cycles + arithmetic.sharing(whole, works, count)], axis=-1)[tried], numbers
+    arithmetics = [_Arithmetic(problem, geometry, target, lanes, int(strassen)) for geometry in geometries]
+    useful = arithmetics[0].useful()
+    plans = (
+        arithmetic.plans(outputs)
+        for arithmetic in arithmetics
+        for outputs in output_choices(arithmetic.geometry, winograd)
+    )
+    return Ranking.of([(cycles / useful, numbers) for cycles, numbers in plans], MatrixPlan.of_numbers)

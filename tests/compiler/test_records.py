@@ -244,7 +244,7 @@ def test_no_installed_record_is_followed_against_arithmetic(target, data_format,
 
 def test_a_bad_record_is_found_out(monkeypatch):
     """The guard above sees a record that is followed without proof."""
-    dear = space(SMALL, V3)[-1].schedule
+    dear = [*space(SMALL, V3)][-1].schedule
     found = Records(V3.name, microarchitecture="")
     found.add(record(schedule=dear, host=ZEN3, **VERDICT))
     assert unproven(SMALL, V3, found) is None

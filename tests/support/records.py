@@ -1,5 +1,7 @@
 """Records of tuning logs, of problems that are quick to build and run."""
 
+import itertools
+
 import msgspec
 import pytest
 from support.strategies import operands
@@ -23,7 +25,7 @@ runs_v3 = pytest.mark.skipif(not V3.features <= detect_host().features, reason="
 
 
 def schedules_of(problem, count):
-    return [candidate.schedule for candidate in space(problem, V3)[:count]]
+    return [candidate.schedule for candidate in itertools.islice(space(problem, V3), count)]
 
 
 def record(problem=SMALL, schedule=None, seconds=1e-3, **changes):

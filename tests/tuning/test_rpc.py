@@ -189,7 +189,7 @@ def test_a_bad_candidate_is_to_blame_and_its_server_is_not(fleet, asked, tmp_pat
     tracker = fleet.trackers["alone"]
     cc = find_compiler()
     good = Builder(TARGET, tmp_path, backend_of(TARGET).toolchain(tmp_path)).build(
-        SMALL.artifact_key, space(SMALL, TARGET)[0].schedule
+        SMALL.artifact_key, next(space(SMALL, TARGET)).schedule
     )
     baseline = Baseline(SMALL.artifact_key, 0, good)
 

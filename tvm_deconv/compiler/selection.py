@@ -9,6 +9,7 @@ one problem becomes a valid schedule of another, whatever their extents.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -126,10 +127,11 @@ def load_imbalance(problem: Problem, algorithm: AnyAlgorithm, plan: Plan, thread
 
 def space(
     problem: Problem, target: Target, threads: int = 1, algorithms: Collection[str] | None = None
-) -> list[Candidate]:
-    """Return every schedule worth considering of all `algorithms` that support the problem, the cheapest first.
+) -> Iterator[Candidate]:
+    """Yield every schedule worth considering of all `algorithms` that support the problem, the cheapest first.
 
-    Those that cost more than `HOPELESS_COST` times the cheapest are left out.
+    Those that cost more than `HOPELESS_COST` times the cheapest are left out. They are tens of thousands: for one
+    thread each is made when it is asked for.
     """
     supporting = [
         (algorithm, algorithm.candidates(problem, target))
@@ -140,15 +142,20 @@ def space(
     def on_threads(algorithm: AnyAlgorithm, cost: float, plan: Plan) -> Candidate:
         return Candidate(algorithm.name, plan, cost * load_imbalance(problem, algorithm, plan, threads))
 
-    firsts = (on_threads(algorithm, *options[0]).cost for algorithm, options in supporting)
-    most = HOPELESS_COST * min(firsts, default=0.0)
-    found = [
-        on_threads(algorithm, cost, plan)
-        for algorithm, options in supporting
-        for cost, plan in itertools.takewhile(lambda option: option[0] <= most, options)
-    ]
-    found.sort(key=lambda candidate: candidate.cost)
-    return [candidate for candidate in found if candidate.cost <= HOPELESS_COST * found[0].cost]
+    most = HOPELESS_COST * min((on_threads(algorithm, *plans[0]).cost for algorithm, plans in supporting), default=0.0)
+
+    def worthwhile(algorithm: AnyAlgorithm, plans: Iterable[tuple[float, Plan]]) -> Iterator[Candidate]:
+        return (on_threads(algorithm, *plan) for plan in itertools.takewhile(lambda plan: plan[0] <= most, plans))
+
+    found = [worthwhile(algorithm, plans) for algorithm, plans in supporting]
+    if threads == 1:
+        return heapq.merge(*found, key=_cost)
+    ordered = sorted(itertools.chain(*found), key=_cost)
+    return (candidate for candidate in ordered if candidate.cost <= HOPELESS_COST * ordered[0].cost)
+
+
+def _cost(candidate: Candidate) -> float:
+    return candidate.cost
 
 
 def default_schedule(problem: Problem, target: Target, algorithms: Collection[str] | None = None) -> Schedule:

@@ -179,7 +179,7 @@ def matrix_sections(geometry: Geometry, tile: MatrixTile, lanes: int, phases_las
             *((len(STRASSEN.data), 1, 1) if tile.strassen else (axis.points for axis in axes)),
             ceil_div(columns, panel * tile.parts),
             *(axis.taps for axis in axes),
-            part_channels(geometry.in_channels, tile, lanes),
+            part_channels(geometry.in_channels, tile.strassen, lanes),
             panel,
         )
         sections.append(MatrixSection(offset, axes, shape, tile.channels, phases_last, tile.parts))
@@ -241,9 +241,9 @@ def row_channels(in_channels: int, lanes: int) -> int:
     return padded + lanes if padded * 4 % 1024 == 0 else padded
 
 
-def part_channels(in_channels: int, tile: MatrixTile, lanes: int) -> int:
-    """Return the input channels of each part of a product: all of them, or half of them in whole vectors."""
-    return ceil_div(in_channels, lanes * tile.parts) * lanes if tile.strassen else in_channels
+def part_channels(in_channels: int, strassen: int, lanes: int) -> int:
+    """Return the input channels of each part of a product: all, or under Strassen's half of them in whole vectors."""
+    return ceil_div(in_channels, 2 * lanes) * lanes if strassen else in_channels
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +337,7 @@ class MatrixLayout:
     @property
     def part_channels(self) -> int:
         """Input channels of each part of a product."""
-        return part_channels(self.geometry.in_channels, self.tile, self.lanes)
+        return part_channels(self.geometry.in_channels, self.tile.strassen, self.lanes)
 
     @property
     def packed_channels(self) -> int:

@@ -7,6 +7,7 @@ follow that promise most for the time of their builds. The search ends when none
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -237,7 +238,8 @@ class Search:
 
     def _open_space(self) -> None:
         """List what is known, and the candidates."""
-        self._space = space(self.problem, self.target, self._threads, self.algorithms)[:_CANDIDATES]
+        plans = space(self.problem, self.target, self._threads, self.algorithms)
+        self._space = [*itertools.islice(plans, _CANDIDATES)]
         self._numbers = {candidate.schedule: number for number, candidate in enumerate(self._space)}
         self._calibration = Calibration(self._space)
         self._known = self._known_schedules()
