@@ -1,7 +1,7 @@
 """Schedule of the matrix definition for AVX2 and AVX-512.
 
 Registers: a register tile of ``r`` rows by ``v`` vectors of columns takes ``r*v`` accumulators, ``v`` vectors of the
-filter and one broadcast (`matrix_tiles.register_tiles`). 14 rows by 2 vectors take 31 of the 32 registers of AVX-512; 6
+filter and one broadcast. 14 rows by 2 vectors take 31 of the 32 registers of AVX-512; 6
 by 2 take 15 of the 16 of AVX2. The reduction streams two contiguous panels; it was measured at 95 % of the peak of
 multiply-adds.
 
@@ -83,12 +83,12 @@ class _Steps:
 
     def schedule(self) -> Schedule:
         """Take all steps."""
-        for block, section in zip(self.rows, self.definition.sections, strict=True):
+        for number, (block, section) in enumerate(zip(self.rows, self.definition.sections, strict=True)):
             if block is not None:
-                self.vectorize_rows(block, section)
-        for block, section in zip(self.transforms, self.definition.sections, strict=True):
+                self.vectorize_rows(block, section, number)
+        for number, (block, section) in enumerate(zip(self.transforms, self.definition.sections, strict=True)):
             if block is not None:
-                self.vectorize_transform(block, section)
+                self.vectorize_transform(block, section, number)
         self.merge_nest()
         if self.runs:
             self.place_data()
@@ -184,16 +184,28 @@ class _Steps:
             sch.split(row, [None, layout.plane])  # pieces that are contiguous in the caller's data
         sch.tensorize(square, transpose_intrinsic(layout.lanes, WORD if self.words else self.dtype))
 
-    def vectorize_rows(self, block: SBlockRV, section: MatrixSection) -> None:
+    def vectorize_rows(self, block: SBlockRV, section: MatrixSection, number: int) -> None:
         """Make all points of a vector of channels in one unrolled body, where the compiler shares inner sums."""
         sch, tile = self.sch, self.plan.tile
         *_, d, h, w, row, tap_d, tap_h, tap_w, channel = sch.get_loops(block)
         channel, lane = sch.split(channel, [None, self.layout.lanes])
         sch.reorder(row, tap_d, tap_h, tap_w, channel, d, h, w, lane)
         self._skip_rows(row, section, section.parts, whole=tile.rows)
+        self._unroll_points(lane, (d, h, w), channel, f"row_depths_{number}" if section.depth_apart else None)
+
+    def _unroll_points(self, lane: LoopRV, points: Sequence[LoopRV], vector: LoopRV, depths: str | None) -> None:
+        """Unroll a transform of a `vector` along the axes of `points`, behind a stage `depths` depth by depth."""
+        sch = self.sch
         sch.vectorize(lane)
-        for point in (d, h, w):
+        for point in points if depths is None else points[1:]:
             sch.unroll(point)
+        if depths is not None:
+            stage = sch.get_sblock(depths)
+            sch.compute_at(stage, vector)
+            *_, d, h, w, lane = sch.get_loops(stage)
+            sch.reorder(h, w, d, lane)
+            sch.vectorize(lane)
+            sch.unroll(d)
 
     def tile_registers(self, block: SBlockRV, section: MatrixSection) -> None:
         """Unroll a register tile of products, and store its accumulators when they are complete.
@@ -223,7 +235,7 @@ class _Steps:
             sch.vectorize(sch.get_loops(first)[-1])
             sch.tensorize(product, dot_intrinsic(self.words, self.layout.lanes))
 
-    def vectorize_transform(self, block: SBlockRV, section: MatrixSection) -> None:
+    def vectorize_transform(self, block: SBlockRV, section: MatrixSection, number: int) -> None:
         """Make all results of a vector of columns in one unrolled body, where the compiler shares inner sums."""
         sch = self.sch
         *_, row, d, h, w, column = sch.get_loops(block)
@@ -231,9 +243,9 @@ class _Steps:
         column_part, column, lane = sch.split(column, [section.parts, None, self.layout.lanes])
         sch.reorder(row, column, row_part, column_part, d, h, w, lane)
         self._skip_rows(row, section, section.parts)
-        sch.vectorize(lane)
-        for loop in (row_part, column_part, d, h, w):
-            sch.unroll(loop)
+        for part in (row_part, column_part):
+            sch.unroll(part)
+        self._unroll_points(lane, (d, h, w), column, f"output_depths_{number}" if section.depth_apart else None)
 
     def vectorize_finish(self) -> None:
         """Vectorise the epilogue along channels, or along phases if these are the vectors of the output."""

@@ -49,12 +49,12 @@ def test_an_adapted_schedule_is_one_of_the_problem(source, problem, target, draw
 
 
 def test_threads_without_a_task_cost_time():
-    alone = space(SMALL, V3)
+    alone = [*space(SMALL, V3)]
     algorithm, plan = named(alone[0].algorithm), alone[0].plan
     assert load_imbalance(SMALL, algorithm, plan, 1) == 1
     assert load_imbalance(SMALL, algorithm, plan, 1000) > 10
     costs = {candidate.schedule: candidate.cost for candidate in alone}
-    shared = space(SMALL, V3, 8)
+    shared = [*space(SMALL, V3, 8)]
     assert all(candidate.cost >= costs.get(candidate.schedule, 0.0) for candidate in shared)
     assert alone[0].cost < shared[0].cost
     assert shared[-1].cost <= HOPELESS_COST * shared[0].cost
@@ -62,7 +62,7 @@ def test_threads_without_a_task_cost_time():
 
 def test_a_space_is_the_candidates_that_are_not_hopeless():
     """In order of cost, and every one that costs at most so many times the cheapest."""
-    found = space(SMALL, V3)
+    found = [*space(SMALL, V3)]
     names = {candidate.algorithm for candidate in found}
     every = [one for name in names for one in candidates_of(SMALL, named(name), V3)]
     most = HOPELESS_COST * found[0].cost
@@ -71,7 +71,7 @@ def test_a_space_is_the_candidates_that_are_not_hopeless():
 
 
 def test_what_does_not_replay_costs_too_much():
-    schedule = space(SMALL, V3)[0].schedule
+    schedule = next(space(SMALL, V3)).schedule
     assert math.isfinite(selection.cost_of(SMALL, schedule, V3))
     assert selection.cost_of(SMALL, schedule._replace(knobs=(("width", 3),)), V3) == math.inf
 
@@ -143,13 +143,13 @@ def test_a_record_that_does_not_replay_is_named_and_skipped(change, named):
 @functools.cache
 def dear():
     """A schedule that costs more than a proposal may."""
-    return space(SMALL, V3)[-1].schedule
+    return [*space(SMALL, V3)][-1].schedule
 
 
 @functools.cache
 def cheap():
     """Another schedule than the default that costs little more."""
-    schedule = space(SMALL, V3)[1].schedule
+    _, schedule = schedules_of(SMALL, 2)
     assert schedule != selection.default_schedule(SMALL, V3)
     assert selection.agrees(SMALL, schedule, V3)
     return schedule

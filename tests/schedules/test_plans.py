@@ -307,6 +307,33 @@ def test_winograd_of_rows(problem, tile, outputs, data_format, dtype, target):
     assert np.linalg.norm(result - wanted) <= norm_bound(dtype, WINOGRAD) * np.linalg.norm(wanted)
 
 
+@in_turn(
+    "problem, data_format, dtype",
+    [
+        # All phases with taps along all axes, two groups, two images, an output cut off on both sides.
+        ((2, 2, 5, 23, (5, 6, 9), (4, 4, 4), (2, 2, 2), (1, 1, 1), (1, 2, 1), (10, 11, 18)), "NCX", "float32"),
+        # One of eight combinations of runs has taps along all axes.
+        ((1, 1, 20, 19, (5, 7, 6), (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), (10, 13, 11)), "NXC", "float32"),
+        ((3, 1, 3, 17, (3, 4, 5), (3, 2, 3), (1, 1, 1), (1, 1, 1), (1, 0, 1), (3, 5, 5)), "NCX", "bfloat16"),
+    ],
+)
+def test_winograd_of_volumes(problem, data_format, dtype, target):
+    """The transforms along the first axis are stages of their own."""
+    problem = td.Problem(*problem, dtype, data_format=data_format, epilogue=td.Epilogue(True, "relu"))
+    algorithm = named("winograd")
+    plans = [plan for _, plan in algorithm.candidates(problem, target) if min(plan.tile.outputs) > 1]
+    plans.sort(key=lambda plan: plan.tile.outputs)
+    some = [plans[0], next(plan for plan in plans if plan.share_data), *plans[len(plans) - (problem.kernel[0] < 4) :]]
+    data, weights, bias = operands(problem, 5)
+    wanted = reference(problem, data, weights, bias)
+    for plan in some:
+        result = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
+        assert np.linalg.norm(result - wanted) <= norm_bound(dtype, WINOGRAD) * np.linalg.norm(wanted), plan
+    code = algorithm.build(problem, target, plans[-1]).deconv.script()
+    assert "row_depths_" in code
+    assert "output_depths_" in code
+
+
 def test_rows_have_products_to_save_only_along_outer_axes():
     algorithm, target = named("winograd_rows"), CPU_TARGETS["x86-64-v3"]
     plane = td.Problem(1, 1, 8, 3, (16, 16), (4, 4), (2, 2), (1, 1), (1, 1), (32, 32))

@@ -72,6 +72,19 @@ def test_rows_are_copied_by_their_lengths(name):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
 
 
+def test_volumes_of_any_number_of_images_are_transformed_along_all_axes():
+    problem = td.Problem("any", 1, 6, 20, (3, 5, 4), (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), (6, 10, 8))
+    algorithm, target = named("winograd"), CPU_TARGETS["x86-64-v3"]
+    plans = [plan for _, plan in algorithm.candidates(problem.variants[-1], target) if min(plan.tile.outputs) > 1]
+    kernel, compiled = compile_kernel(problem.variants[-1], target, algorithm, plans[0])
+    for batch in (1, 2, 5):
+        call = at(problem, batch, (3, 5, 4))
+        data, weights, bias = operands(call, batch)
+        found = call_kernel(call, kernel, compiled, data, weights, bias)
+        wanted = reference(call, data, weights, bias)
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
+
+
 def test_a_stage_holds_all_that_a_call_leaves_in_it():
     """Seven rows of 32 channels are packed, and 17 channels of them multiplied."""
     problem = td.Problem("any", 1, 17, 48, ("any",), (1,), (3,), (1,), (2,), ("any-6",), data_format="NXC")

@@ -383,7 +383,7 @@ def test_the_entrants_of_a_tournament_are_unlike_each_other():
     ],
 )
 def test_the_space_holds_the_default_and_stays_in_limits(problem):
-    found = selection.space(problem, SM_90)
+    found = [*selection.space(problem, SM_90)]
     assert selection.default_schedule(problem, SM_90) in [candidate.schedule for candidate in found]
     assert all(candidate.cost > 0 for candidate in found)
     for candidate in found:

@@ -17,9 +17,11 @@ blocked over tiles of output channels ``co`` too. In the order in which data flo
 1. ``data_pack`` holds the data of a block and its halo, input channels innermost, with zeros past the end of the data.
    For ``N C *X`` it transposes ``data_rows``.
 2. ``rows_i`` gathers the rows of product i and transforms them. If all phases read the same single element (kernel =
-   stride) and nothing is transformed, the packed data are the rows, and there is no such stage.
+   stride) and nothing is transformed, the packed data are the rows, and there is no such stage. Where Winograd's
+   transforms apply along all three axes, ``row_depths_i`` gathers what is transformed along the first.
 3. ``run_i`` multiplies.
-4. ``outputs_i`` transforms the results of Winograd's or Strassen's algorithm.
+4. ``outputs_i`` transforms the results of Winograd's or Strassen's algorithm, those of three axes after
+   ``output_depths_i`` has transformed them along the first.
 5. ``epilogue`` selects the phase, adds the bias and applies the activation. If its vectors do not lie in the output as
    they are, ``interleave`` transposes them into rows, and ``rows_out`` gives the rows the axes of the output.
 6. ``out`` copies rows into the output.
@@ -49,7 +51,7 @@ from tvm_deconv.compute.requantization import bias_at, data_zero_point, epilogue
 from tvm_deconv.compute.storage import storage_dtype, stores_bytes
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.compute.transforms import transform
-from tvm_deconv.compute.winograd import winograd
+from tvm_deconv.compute.winograd import Matrix, winograd
 from tvm_deconv.compute.words import WORD, Words
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import round_up
@@ -118,6 +120,11 @@ def _unravel(number: Expr, extents: Sequence[int]) -> list[Expr]:
     return index
 
 
+def _winograd_data(section: MatrixSection) -> list[Matrix | None]:
+    """Return the matrices of Winograd's data transforms, None for an axis without one."""
+    return [winograd(axis.outputs, axis.run.taps).data if axis.transformed else None for axis in section.axes]
+
+
 class _Builder:
     """The stages of a definition, in the order in which data flow."""
 
@@ -142,10 +149,10 @@ class _Builder:
         layout, packed = self.layout, self.pack_data()
         results = []
         for number, section in enumerate(layout.sections):
-            rows = self.gather_rows(section, packed, f"rows_{number}") if layout.gathers(section) else packed
-            result = self.multiply(section, rows, f"run_{number}")
+            rows = self.gather_rows(section, packed, number) if layout.gathers(section) else packed
+            result = self.multiply(section, rows, number)
             if section.transformed:
-                result = self.transform_results(section, result, f"outputs_{number}")
+                result = self.transform_results(section, result, number)
             results.append(result)
         blocks = self.interleave(self.finish_chunks(results)) if layout.interleaves else self.finish(results)
         parameters = [self.data, self.packed_filter, *([] if self.parameter is None else [self.parameter])]
@@ -197,11 +204,13 @@ class _Builder:
 
     # Stage 2: rows.
 
-    def gather_rows(self, section: MatrixSection, data: te.Tensor, name: str) -> te.Tensor:
-        """Gather the rows of a product from the packed `data`, transformed by the algorithm of the section.
+    def gather_rows(self, section: MatrixSection, data: te.Tensor, number: int) -> te.Tensor:
+        """Gather the rows of product `number` from the packed `data`, transformed by the algorithm of its section.
 
         The shape is ``[*blocks, g, *points, row, *taps, ci]``.
         """
+        if section.depth_apart:
+            return self.gather_planes(section, self.gather_depths(section, data, number), number)
 
         def row_point(*index: Expr) -> Expr:
             at, points, row, taps, channel = index[:5], index[5:8], index[8], index[9:12], index[12]
@@ -214,10 +223,42 @@ class _Builder:
 
             return transform([STRASSEN.data], points, [_zero()], quarter, self.accumulator)
 
+        return te.compute(self.rows_shape(section, section.points, section.taps), row_point, f"rows_{number}")
+
+    def rows_shape(self, section: MatrixSection, points: Sequence[int], taps: Sequence[int]) -> list[Expr]:
+        """Return the shape ``[*blocks, g, *points, row, *taps, ci]``."""
         layout = self.layout
         lead, rows = (*layout.blocks, layout.geometry.groups), layout.product_rows(section)
-        shape = (*lead, *section.points, rows, *section.taps, row_channels(section.part_channels, layout.lanes))
-        return te.compute(shape_of(shape), row_point, name)
+        return shape_of((*lead, *points, rows, *taps, row_channels(section.part_channels, layout.lanes)))
+
+    def gather_depths(self, section: MatrixSection, data: te.Tensor, number: int) -> te.Tensor:
+        """Gather what the rows of a product read, transformed along the first axis.
+
+        The shape is ``[*blocks, g, point, row, h, w, ci]``, where h and w count the elements that a row reads.
+        """
+        matrices = [*_winograd_data(section)[:1], None, None]
+
+        def depth(*index: Expr) -> Expr:
+            at, point, row, h, w, channel = index[:5], index[5], index[6], index[7], index[8], index[9]
+            image, (first, *plane) = self.row_start(section, self.real_row(section, row))
+            begin = (first, plane[0] + h, plane[1] + w)
+            return transform(matrices, (point,), begin, lambda *x: data[(*at, image, *x, channel)], self.accumulator)
+
+        window = [axis.window for axis in section.axes[1:]]
+        return te.compute(self.rows_shape(section, section.points[:1], window), depth, f"row_depths_{number}")
+
+    def gather_planes(self, section: MatrixSection, depths: te.Tensor, number: int) -> te.Tensor:
+        """Transform the rows of a product along the other two axes too; return the shape of `gather_rows`."""
+        matrices = [None, *_winograd_data(section)[1:]]
+
+        def row_point(*index: Expr) -> Expr:
+            at, points, row, channel = index[:5], index[5:8], index[8], index[12]
+            first = (points[0], _zero(), _zero())
+            return transform(
+                matrices, points, first, lambda d, h, w: depths[(*at, d, row, h, w, channel)], self.accumulator
+            )
+
+        return te.compute(self.rows_shape(section, section.points, section.taps), row_point, f"rows_{number}")
 
     def row_element(
         self,
@@ -233,25 +274,33 @@ class _Builder:
 
         `at` is ``(nb, db, hb, wb, g)``.
         """
-        images = self.layout.tile.images
-        rows = images * section.rows
-        if self.layout.product_rows(section) * section.parts > rows:
-            # Rows beyond the last repeat it: nothing reads their products.
-            row = tirx.min(row, rows - 1)
+        row = self.real_row(section, row)
         if self.layout.packs_rows:
             return data[(*at, row, channel)]
-        image, *places = _unravel(row, (images, *(axis.tiles for axis in section.axes)))
+        image, start = self.row_start(section, row)
         first = [
-            place * axis.outputs + axis.start + (0 if axis.transformed else (axis.window - 1 - tap) * axis.step)
-            for place, axis, tap in zip(places, section.axes, taps, strict=True)
+            place + (0 if axis.transformed else (axis.window - 1 - tap) * axis.step)
+            for place, axis, tap in zip(start, section.axes, taps, strict=True)
         ]
-        matrices = [winograd(a.outputs, a.run.taps).data if a.transformed else None for a in section.axes]
-        return transform(matrices, points, first, lambda *place: data[(*at, image, *place, channel)], self.accumulator)
+        return transform(
+            _winograd_data(section), points, first, lambda *x: data[(*at, image, *x, channel)], self.accumulator
+        )
+
+    def real_row(self, section: MatrixSection, row: Expr) -> Expr:
+        """Return `row`, or the last if there are not so many: nothing reads the products of those beyond it."""
+        rows = self.layout.tile.images * section.rows
+        return tirx.min(row, rows - 1) if self.layout.product_rows(section) * section.parts > rows else row
+
+    def row_start(self, section: MatrixSection, row: Expr) -> tuple[Expr, list[Expr]]:
+        """Return the image of a row, and the first packed element that it reads along each axis."""
+        image, *places = _unravel(row, (self.layout.tile.images, *(axis.tiles for axis in section.axes)))
+        axes = zip(places, section.axes, strict=True)
+        return image, [place * axis.outputs + axis.start for place, axis in axes]
 
     # Stage 3: products.
 
-    def multiply(self, section: MatrixSection, rows: te.Tensor, name: str) -> te.Tensor:
-        """Multiply `rows`, gathered or packed, by the filter of `section`.
+    def multiply(self, section: MatrixSection, rows: te.Tensor, number: int) -> te.Tensor:
+        """Multiply `rows`, gathered or packed, by the filter of `section`, the product of this number.
 
         The shape is ``[*lead, *points, row, column]``.
         """
@@ -269,30 +318,29 @@ class _Builder:
             return te.sum(product, axis=[*taps, channel])
 
         shape = (*self.layout.lead, *section.points, self.layout.product_rows(section), panels * panel)
-        return te.compute(shape_of(shape), products, name)
+        return te.compute(shape_of(shape), products, f"run_{number}")
 
     # Stage 4: results.
 
-    def transform_results(self, section: MatrixSection, product: te.Tensor, name: str) -> te.Tensor:
-        """Sum the results of a `product` over its points.
+    def transform_results(self, section: MatrixSection, product: te.Tensor, number: int) -> te.Tensor:
+        """Sum the results of `product`, which has this number, over its points.
 
         The shape is ``[*lead, row, *outputs, column]``. Rows and columns of Strassen's algorithm are whole again.
         """
         matrices = [winograd(a.outputs, a.run.taps).outputs if a.transformed else None for a in section.axes]
         if section.parts > 1:
             matrices[0] = STRASSEN.outputs
+        if section.depth_apart:
+            product, matrices[0] = self.output_depths(section, product, matrices[0], number), None
 
         def results(*index: Expr) -> Expr:
             at, row, places, column = index[:LEAD], index[LEAD], index[LEAD + 1 : LEAD + 4], index[LEAD + 4]
+            first = (places[0] if section.depth_apart else _zero(), _zero(), _zero())
             if section.parts > 1:
                 places = (row % 2 * 2 + column // section.part_columns, *places[1:])
                 row, column = row // 2, column % section.part_columns
             return transform(
-                matrices,
-                places,
-                [_zero()] * 3,
-                lambda *point: product[(*at, *point, row, column)],
-                self.accumulator,
+                matrices, places, first, lambda *point: product[(*at, *point, row, column)], self.accumulator
             )
 
         rows = round_up(self.layout.tile.images * section.rows, section.parts)
@@ -302,7 +350,19 @@ class _Builder:
             *(axis.outputs for axis in section.axes),
             section.part_columns * section.parts,
         )
-        return te.compute(shape_of(shape), results, name)
+        return te.compute(shape_of(shape), results, f"outputs_{number}")
+
+    def output_depths(
+        self, section: MatrixSection, product: te.Tensor, matrix: Matrix | None, number: int
+    ) -> te.Tensor:
+        """Sum the results of a product over its points along the first axis: ``[*lead, output, h, w, row, column]``."""
+
+        def depth(*index: Expr) -> Expr:
+            at, output, others = index[:LEAD], index[LEAD], index[LEAD + 1 :]
+            return transform([matrix], (output,), (_zero(),), lambda d: product[(*at, d, *others)], self.accumulator)
+
+        shape = (*self.layout.lead, section.axes[0].outputs, *product.shape[LEAD + 1 :])
+        return te.compute(shape_of(shape), depth, f"output_depths_{number}")
 
     # Stage 5: epilogue.
 

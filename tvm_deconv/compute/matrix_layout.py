@@ -122,6 +122,14 @@ class MatrixSection:
         """True if Winograd's or Strassen's algorithm transforms the results."""
         return self.parts > 1 or any(axis.transformed for axis in self.axes)
 
+    @property
+    def depth_apart(self) -> bool:
+        """True if Winograd's transforms apply along all axes; those along the first then have stages of their own.
+
+        In one stage each of 125 points would be a sum of 125 elements, which a compiler needs seconds to simplify.
+        """
+        return all(axis.transformed for axis in self.axes)
+
     def column(self, phases: Sequence[Expr], channel: Expr) -> Expr:
         """Return the column of the phase of each axis, within its run, and of a `channel` of the tile."""
         d, h, w = phases
