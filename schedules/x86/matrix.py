@@ -191,21 +191,25 @@ class _Steps:
         channel, lane = sch.split(channel, [None, self.layout.lanes])
         sch.reorder(row, tap_d, tap_h, tap_w, channel, d, h, w, lane)
         self._skip_rows(row, section, section.parts, whole=tile.rows)
-        self._unroll_points(lane, (d, h, w), channel, f"row_depths_{number}" if section.depth_apart else None)
+        self._unroll_points(lane, [d, h, w], channel, section, f"rows_apart_{number}")
 
-    def _unroll_points(self, lane: LoopRV, points: Sequence[LoopRV], vector: LoopRV, depths: str | None) -> None:
-        """Unroll a transform of a `vector` along the axes of `points`, behind a stage `depths` depth by depth."""
+    def _unroll_points(
+        self, lane: LoopRV, points: Sequence[LoopRV], vector: LoopRV, section: MatrixSection, stage: str
+    ) -> None:
+        """Unroll the transform of a `vector` along the axes of `points`, except for that which has a `stage` apart."""
         sch = self.sch
         sch.vectorize(lane)
-        for point in points if depths is None else points[1:]:
-            sch.unroll(point)
-        if depths is not None:
-            stage = sch.get_sblock(depths)
-            sch.compute_at(stage, vector)
-            *_, d, h, w, lane = sch.get_loops(stage)
-            sch.reorder(h, w, d, lane)
+        for axis, point in enumerate(points):
+            if axis != section.apart:
+                sch.unroll(point)
+        if section.apart is not None:
+            block = sch.get_sblock(stage)
+            sch.compute_at(block, vector)
+            loops = 1 + sum(axis.transformed for axis in section.axes)
+            point, *others, lane = sch.get_loops(block)[-loops:]
+            sch.reorder(*others, point, lane)
             sch.vectorize(lane)
-            sch.unroll(d)
+            sch.unroll(point)
 
     def tile_registers(self, block: SBlockRV, section: MatrixSection) -> None:
         """Unroll a register tile of products, and store its accumulators when they are complete.
@@ -245,7 +249,7 @@ class _Steps:
         self._skip_rows(row, section, section.parts)
         for part in (row_part, column_part):
             sch.unroll(part)
-        self._unroll_points(lane, (d, h, w), column, f"output_depths_{number}" if section.depth_apart else None)
+        self._unroll_points(lane, [d, h, w], column, section, f"outputs_apart_{number}")
 
     def vectorize_finish(self) -> None:
         """Vectorise the epilogue along channels, or along phases if these are the vectors of the output."""

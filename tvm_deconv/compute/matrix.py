@@ -18,10 +18,10 @@ blocked over tiles of output channels ``co`` too. In the order in which data flo
    For ``N C *X`` it transposes ``data_rows``.
 2. ``rows_i`` gathers the rows of product i and transforms them. If all phases read the same single element (kernel =
    stride) and nothing is transformed, the packed data are the rows, and there is no such stage. Where Winograd's
-   transforms apply along all three axes, ``row_depths_i`` gathers what is transformed along the first.
+   transforms apply along several axes, ``rows_apart_i`` gathers what is transformed along the first of them.
 3. ``run_i`` multiplies.
-4. ``outputs_i`` transforms the results of Winograd's or Strassen's algorithm, those of three axes after
-   ``output_depths_i`` has transformed them along the first.
+4. ``outputs_i`` transforms the results of Winograd's or Strassen's algorithm, those of several axes after
+   ``outputs_apart_i`` has transformed them along the first.
 5. ``epilogue`` selects the phase, adds the bias and applies the activation. If its vectors do not lie in the output as
    they are, ``interleave`` transposes them into rows, and ``rows_out`` gives the rows the axes of the output.
 6. ``out`` copies rows into the output.
@@ -209,8 +209,10 @@ class _Builder:
 
         The shape is ``[*blocks, g, *points, row, *taps, ci]``.
         """
-        if section.depth_apart:
-            return self.gather_planes(section, self.gather_depths(section, data, number), number)
+        if section.apart is not None:
+            return self.transform_rest(
+                section, section.apart, self.gather_apart(section, section.apart, data, number), number
+            )
 
         def row_point(*index: Expr) -> Expr:
             at, points, row, taps, channel = index[:5], index[5:8], index[8], index[9:12], index[12]
@@ -223,42 +225,47 @@ class _Builder:
 
             return transform([STRASSEN.data], points, [_zero()], quarter, self.accumulator)
 
-        return te.compute(self.rows_shape(section, section.points, section.taps), row_point, f"rows_{number}")
+        return te.compute(self.rows_shape(section, section.points), row_point, f"rows_{number}")
 
-    def rows_shape(self, section: MatrixSection, points: Sequence[int], taps: Sequence[int]) -> list[Expr]:
-        """Return the shape ``[*blocks, g, *points, row, *taps, ci]``."""
+    def rows_shape(self, section: MatrixSection, points: Sequence[int], window: Sequence[int] = ()) -> list[Expr]:
+        """Return the shape ``[*blocks, g, *points, row, *taps, *window, ci]``."""
         layout = self.layout
         lead, rows = (*layout.blocks, layout.geometry.groups), layout.product_rows(section)
-        return shape_of((*lead, *points, rows, *taps, row_channels(section.part_channels, layout.lanes)))
+        channels = row_channels(section.part_channels, layout.lanes)
+        return shape_of((*lead, *points, rows, *section.taps, *window, channels))
 
-    def gather_depths(self, section: MatrixSection, data: te.Tensor, number: int) -> te.Tensor:
-        """Gather what the rows of a product read, transformed along the first axis.
+    def gather_apart(self, section: MatrixSection, apart: int, data: te.Tensor, number: int) -> te.Tensor:
+        """Gather the rows of a product, transformed along the axis `apart` only.
 
-        The shape is ``[*blocks, g, point, row, h, w, ci]``, where h and w count the elements that a row reads.
+        The shape is ``[*blocks, g, point, row, *taps, *window, ci]``: a row has the elements that its transforms along
+        the other axes read.
         """
-        matrices = [*_winograd_data(section)[:1], None, None]
+        matrices = [matrix if axis == apart else None for axis, matrix in enumerate(_winograd_data(section))]
+        read = [axis.window if axis.transformed and i != apart else 1 for i, axis in enumerate(section.axes)]
 
-        def depth(*index: Expr) -> Expr:
-            at, point, row, h, w, channel = index[:5], index[5], index[6], index[7], index[8], index[9]
-            image, (first, *plane) = self.row_start(section, self.real_row(section, row))
-            begin = (first, plane[0] + h, plane[1] + w)
-            return transform(matrices, (point,), begin, lambda *x: data[(*at, image, *x, channel)], self.accumulator)
+        def element(*index: Expr) -> Expr:
+            at, point, row, taps, within, channel = index[:5], index[5], index[6], index[7:10], index[10:13], index[13]
+            image, first = self.row_start(section, self.real_row(section, row), taps)
+            begin = [place + offset for place, offset in zip(first, within, strict=True)]
+            return transform(matrices, [point] * 3, begin, lambda *x: data[(*at, image, *x, channel)], self.accumulator)
 
-        window = [axis.window for axis in section.axes[1:]]
-        return te.compute(self.rows_shape(section, section.points[:1], window), depth, f"row_depths_{number}")
+        shape = self.rows_shape(section, section.points[apart : apart + 1], read)
+        return te.compute(shape, element, f"rows_apart_{number}")
 
-    def gather_planes(self, section: MatrixSection, depths: te.Tensor, number: int) -> te.Tensor:
-        """Transform the rows of a product along the other two axes too; return the shape of `gather_rows`."""
-        matrices = [None, *_winograd_data(section)[1:]]
+    def transform_rest(self, section: MatrixSection, apart: int, rows: te.Tensor, number: int) -> te.Tensor:
+        """Transform `rows`, those of `gather_apart`, along the other axes; return the shape of `gather_rows`."""
+        matrices = [None if axis == apart else matrix for axis, matrix in enumerate(_winograd_data(section))]
 
         def row_point(*index: Expr) -> Expr:
-            at, points, row, channel = index[:5], index[5:8], index[8], index[12]
-            first = (points[0], _zero(), _zero())
-            return transform(
-                matrices, points, first, lambda d, h, w: depths[(*at, d, row, h, w, channel)], self.accumulator
-            )
+            at, points, row, taps, channel = index[:5], index[5:8], index[8], index[9:12], index[12]
 
-        return te.compute(self.rows_shape(section, section.points, section.taps), row_point, f"rows_{number}")
+            def element(*place: Expr) -> Expr:
+                within = [_zero() if axis == apart else offset for axis, offset in enumerate(place)]
+                return rows[(*at, points[apart], row, *taps, *within, channel)]
+
+            return transform(matrices, points, [_zero()] * 3, element, self.accumulator)
+
+        return te.compute(self.rows_shape(section, section.points), row_point, f"rows_{number}")
 
     def row_element(
         self,
@@ -277,11 +284,7 @@ class _Builder:
         row = self.real_row(section, row)
         if self.layout.packs_rows:
             return data[(*at, row, channel)]
-        image, start = self.row_start(section, row)
-        first = [
-            place + (0 if axis.transformed else (axis.window - 1 - tap) * axis.step)
-            for place, axis, tap in zip(start, section.axes, taps, strict=True)
-        ]
+        image, first = self.row_start(section, row, taps)
         return transform(
             _winograd_data(section), points, first, lambda *x: data[(*at, image, *x, channel)], self.accumulator
         )
@@ -291,11 +294,13 @@ class _Builder:
         rows = self.layout.tile.images * section.rows
         return tirx.min(row, rows - 1) if self.layout.product_rows(section) * section.parts > rows else row
 
-    def row_start(self, section: MatrixSection, row: Expr) -> tuple[Expr, list[Expr]]:
-        """Return the image of a row, and the first packed element that it reads along each axis."""
+    def row_start(self, section: MatrixSection, row: Expr, taps: Index) -> tuple[Expr, list[Expr]]:
+        """Return the image of a row, and the first packed element that it reads along each axis, at these taps."""
         image, *places = _unravel(row, (self.layout.tile.images, *(axis.tiles for axis in section.axes)))
-        axes = zip(places, section.axes, strict=True)
-        return image, [place * axis.outputs + axis.start for place, axis in axes]
+        return image, [
+            place * axis.outputs + axis.start + (0 if axis.transformed else (axis.window - 1 - tap) * axis.step)
+            for place, axis, tap in zip(places, section.axes, taps, strict=True)
+        ]
 
     # Stage 3: products.
 
@@ -330,12 +335,13 @@ class _Builder:
         matrices = [winograd(a.outputs, a.run.taps).outputs if a.transformed else None for a in section.axes]
         if section.parts > 1:
             matrices[0] = STRASSEN.outputs
-        if section.depth_apart:
-            product, matrices[0] = self.output_depths(section, product, matrices[0], number), None
+        apart = section.apart
+        if apart is not None:
+            product, matrices[apart] = self.outputs_apart(section, apart, product, matrices[apart], number), None
 
         def results(*index: Expr) -> Expr:
             at, row, places, column = index[:LEAD], index[LEAD], index[LEAD + 1 : LEAD + 4], index[LEAD + 4]
-            first = (places[0] if section.depth_apart else _zero(), _zero(), _zero())
+            first = [places[axis] if axis == apart else _zero() for axis in range(3)]
             if section.parts > 1:
                 places = (row % 2 * 2 + column // section.part_columns, *places[1:])
                 row, column = row // 2, column % section.part_columns
@@ -352,17 +358,23 @@ class _Builder:
         )
         return te.compute(shape_of(shape), results, f"outputs_{number}")
 
-    def output_depths(
-        self, section: MatrixSection, product: te.Tensor, matrix: Matrix | None, number: int
+    def outputs_apart(
+        self, section: MatrixSection, apart: int, product: te.Tensor, matrix: Matrix | None, number: int
     ) -> te.Tensor:
-        """Sum the results of a product over its points along the first axis: ``[*lead, output, h, w, row, column]``."""
+        """Sum the results of `product` over its points along the axis `apart`, which is that of outputs then.
 
-        def depth(*index: Expr) -> Expr:
-            at, output, others = index[:LEAD], index[LEAD], index[LEAD + 1 :]
-            return transform([matrix], (output,), (_zero(),), lambda d: product[(*at, d, *others)], self.accumulator)
+        The shape is ``[*lead, *points, row, column]``.
+        """
+        matrices = [matrix if axis == apart else None for axis in range(3)]
 
-        shape = (*self.layout.lead, section.axes[0].outputs, *product.shape[LEAD + 1 :])
-        return te.compute(shape_of(shape), depth, f"output_depths_{number}")
+        def result(*index: Expr) -> Expr:
+            at, places, others = index[:LEAD], index[LEAD : LEAD + 3], index[LEAD + 3 :]
+            first = [_zero() if axis == apart else place for axis, place in enumerate(places)]
+            return transform(matrices, places, first, lambda *x: product[(*at, *x, *others)], self.accumulator)
+
+        extents = [axis.outputs if i == apart else axis.points for i, axis in enumerate(section.axes)]
+        shape = (*self.layout.lead, *extents, *product.shape[LEAD + 3 :])
+        return te.compute(shape_of(shape), result, f"outputs_apart_{number}")
 
     # Stage 5: epilogue.
 

@@ -123,12 +123,13 @@ class MatrixSection:
         return self.parts > 1 or any(axis.transformed for axis in self.axes)
 
     @property
-    def depth_apart(self) -> bool:
-        """True if Winograd's transforms apply along all axes; those along the first then have stages of their own.
+    def apart(self) -> int | None:
+        """The first of several axes with Winograd's transforms; those along it have stages of their own.
 
-        In one stage each of 125 points would be a sum of 125 elements, which a compiler needs seconds to simplify.
+        In one stage 25 or more points would each be a sum of as many elements, for which a CPU has too few registers.
         """
-        return all(axis.transformed for axis in self.axes)
+        transformed = [number for number, axis in enumerate(self.axes) if axis.transformed]
+        return transformed[0] if len(transformed) > 1 else None
 
     def column(self, phases: Sequence[Expr], channel: Expr) -> Expr:
         """Return the column of the phase of each axis, within its run, and of a `channel` of the tile."""
