@@ -268,6 +268,14 @@ def _taps(geometry: Geometry) -> int:
     return min((math.prod(run.taps for run in runs) for runs in geometry.runs), default=1)
 
 
+def _halvings(sums: Array, lanes: int) -> Array:
+    """Return the steps that add up the lanes of `sums` accumulators, of as many accumulators as lanes at once."""
+    rest = sums % lanes
+    last = sum(np.minimum(rest, lanes >> step) for step in range(1, lanes.bit_length()))
+    steps: Array = sums // lanes * (lanes - 1) + last
+    return steps
+
+
 def _divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
@@ -595,13 +603,16 @@ class _Arithmetic:
     def _keeps_data(self, registers: _Registers, packed: Array) -> Array:
         """Tell whether the `packed` elements of a block stay in registers from the caller's data to the products.
 
-        That is so if the block is one register tile without a halo, whose products LLVM unrolls wholly.
+        That is so if the block is one register tile without a halo, whose products LLVM unrolls wholly, and neither the
+        data nor the sums are an array of the workspace.
         """
         filters, terms = registers.phases * registers.channels, ceil_div(self.geometry.in_channels, self.lanes)
+        vector = self.target.vector_bits // 8
         kept: Array = (
             (self.form == INPUTS)
             & (packed == registers.positions * self.geometry.in_channels)
             & (packed * _element_bytes(self.target, self.lanes) < _WORKSPACE)
+            & (filters * registers.positions * vector < _WORKSPACE)
             & (terms * (filters * registers.positions + filters + registers.positions + 3) < _UNROLLED)
         )
         return kept
@@ -612,7 +623,8 @@ class _Arithmetic:
         Past the caches, rows at the same offset in a page are stored one after the other.
         """
         if self.form == INPUTS:
-            return self.costs.channel_finish + self.costs.lane_sum * self.lanes
+            sums = registers.channels * registers.positions * registers.phases
+            return self.costs.channel_finish + self.costs.lane_sum * self.lanes * _halvings(sums, self.lanes) / sums
         element = np.dtype(storage_dtype(self.problem.output_dtype)).itemsize
         axes = self.geometry.axes
         if self.stores_channels:
