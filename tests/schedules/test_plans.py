@@ -330,8 +330,8 @@ def test_winograd_of_volumes(problem, data_format, dtype, target):
         result = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
         assert np.linalg.norm(result - wanted) <= norm_bound(dtype, WINOGRAD) * np.linalg.norm(wanted), plan
     code = algorithm.build(problem, target, plans[-1]).deconv.script()
-    assert "row_depths_" in code
-    assert "output_depths_" in code
+    assert "rows_apart_" in code
+    assert "outputs_apart_" in code
 
 
 def test_rows_have_products_to_save_only_along_outer_axes():

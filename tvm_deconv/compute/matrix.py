@@ -210,9 +210,8 @@ class _Builder:
         The shape is ``[*blocks, g, *points, row, *taps, ci]``.
         """
         if section.apart is not None:
-            return self.transform_rest(
-                section, section.apart, self.gather_apart(section, section.apart, data, number), number
-            )
+            rows = self.gather_apart(section, section.apart, data, number)
+            return self.transform_rest(section, section.apart, rows, number)
 
         def row_point(*index: Expr) -> Expr:
             at, points, row, taps, channel = index[:5], index[5:8], index[8], index[9:12], index[12]
