@@ -628,7 +628,8 @@ class _Arithmetic:
         """
         if self.form == INPUTS:
             sums = registers.channels * registers.positions * registers.phases
-            return self.costs.channel_finish + self.costs.lane_sum * self.lanes * _halvings(sums, self.lanes) / sums
+            summed: Array = self.costs.lane_sum * self.lanes * _halvings(sums, self.lanes) / sums
+            return self.costs.channel_finish + summed
         element = np.dtype(storage_dtype(self.problem.output_dtype)).itemsize
         axes = self.geometry.axes
         if self.stores_channels:
