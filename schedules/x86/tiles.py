@@ -269,14 +269,10 @@ def _taps(geometry: Geometry) -> int:
 
 
 def _halvings(sums: Array, lanes: int) -> Array:
-    """Return the steps that add up the lanes of `sums` accumulators, of as many accumulators as lanes at once.
-
-    The last are fewer: their steps are of shorter vectors, down to a quarter.
-    """
+    """Return the steps that add up the lanes of `sums` accumulators, of as many accumulators as lanes at once."""
     rest = sums % lanes
     last = sum(np.minimum(rest, lanes >> step) for step in range(1, lanes.bit_length()))
-    share = np.maximum(2 ** np.ceil(np.log2(np.maximum(rest, 1))) / lanes, 0.25)
-    steps: Array = sums // lanes * (lanes - 1) + last * share
+    steps: Array = sums // lanes * (lanes - 1) + last
     return steps
 
 
