@@ -3,15 +3,13 @@
 `tiles` and `matrix_tiles` count the steps of a plan; the constants here say what a step costs. Those of 256 bits are
 fitted to 3,400 plans of 100 layers on a Zen 3 server (family 25, model 1), those of 512 bits to 3,551 plans on a Zen 4
 server (family 25, model 17). Of 512 bits, `memory_bytes`, `waiting` and `slack` are fitted to the installed records of
-89 problems from a Zen 5 server (family 26, model 2).
-`kept` and `position` were set by 360 plans of 6 depthwise layers on the latter and raced on 8, three of them held out;
-`crowded` by 627 plans of 13 depthwise layers in `N C *X` on the Zen 4 server (515 in AVX2 neither gain nor lose);
-of 256 bits `kept`, `across`, `fetched`, `tile` and `groups_share` by 288 plans of 24 depthwise layers there;
-`channel_finish`, `apart` and `register_task` by the times of a few layers, `line_again` and `burst` by 651 plans of 18
-layers on the Zen 4 server, where four other layers gained 0 to 9 %. `lane_sum` and `spilled` of 512 bits are fitted to
-196 plans of 21 layers with one to three output channels there, whose defaults now take 1.12 times as long as their best
-plans (1.05 times by 218 plans of 256 bits). Among those plans no other values gave better defaults. Sizes of caches
-come from the target.
+89 problems from a Zen 5 server (family 26, model 2). `kept` and `position` were set by 360 plans of 6 depthwise layers
+there and raced on 8, three of them held out. By the Zen 4 server: `crowded` by 627 plans of 13 depthwise layers in
+`N C *X` (515 in AVX2 neither gain nor lose); of 256 bits `kept`, `across`, `fetched`, `tile` and `groups_share` by 288
+plans of 24 depthwise layers; `line_again` and `burst` by 651 plans of 18 layers, where four other layers gained 0 to
+9 %; `lane_sum` and `unrolled` by 414 plans, in both widths, of 21 layers with one to three output channels.
+`channel_finish`, `apart`, `spilled` and `register_task` are set by the times of a few layers. Among those plans no
+other values gave better defaults. Sizes of caches come from the target.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ class Costs:
       caches, where a tile stores many. `spilled` is the factor for tiles whose accumulators and operands exceed the
       registers, of which tiles of groups need `kept` for operands of other taps and positions. `crowded` is the factor
       for tiles of rows of one input channel that leave no registers for the filters of all taps. `lane_sum`: to add up
-      the lanes of an accumulator.
+      the lanes of an accumulator. `unrolled`: the factor for tiles of inputs whose sums LLVM unrolls wholly.
     - `parts`: whether register tiles of groups may have a part of the channels of a block; their operands are then
       counted as `tiles.group_tiles` does. Half a cycle is their unit: a register tile takes `tile`, and a multiply-add
       `fetched` more, divided by the phases of a tile and the taps of a row.
@@ -85,7 +83,8 @@ class Costs:
     apart: float = 2.0
     line_again: float = 18.0
     burst: float = 10.0
-    spilled: float = 1.1
+    spilled: float = 1.8
+    unrolled: float = 1.1
     kept: int = 12
     across: float = 0.0
     parts: bool = False
@@ -135,6 +134,7 @@ NARROW = replace(
     line_again=0.0,
     burst=0.0,
     spilled=1.3,
+    unrolled=1.3,
     lane_sum=1.8,
     kept=6,
     across=5.0,

@@ -256,7 +256,7 @@ def _input_tiles(geometry: Geometry, target: CpuTarget, lanes: int) -> list[Regi
                 break
             cost = padded * (1 + 0.15 * (filters + positions) / products)
             if taps > 1 and terms * (products + filters + positions + 3) < _UNROLLED:
-                cost *= costs_of(target).spilled
+                cost *= costs_of(target).unrolled
             near = max(1.0, (filters + positions) / products, LATENCY_ACCUMULATORS / products)
             far = max(near, 4 * positions / products / row_taps)
             tiles.append(RegisterTile(channels, positions, phases, cost * near, cost * far))
