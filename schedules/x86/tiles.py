@@ -603,16 +603,15 @@ class _Arithmetic:
     def _keeps_data(self, registers: _Registers, packed: Array) -> Array:
         """Tell whether the `packed` elements of a block stay in registers from the caller's data to the products.
 
-        That is so if the block is one register tile without a halo, whose products LLVM unrolls wholly, and neither the
-        data nor the sums are an array of the workspace.
+        That is so if the block is register tiles without a halo, whose products LLVM unrolls wholly, and leave enough
+        registers to the data.
         """
         filters, terms = registers.phases * registers.channels, ceil_div(self.geometry.in_channels, self.lanes)
-        vector = self.target.vector_bits // 8
         kept: Array = (
             (self.form == INPUTS)
             & (packed == registers.positions * self.geometry.in_channels)
             & (packed * _element_bytes(self.target, self.lanes) < _WORKSPACE)
-            & (filters * registers.positions * vector < _WORKSPACE)
+            & (filters * registers.positions <= LATENCY_ACCUMULATORS)
             & (terms * (filters * registers.positions + filters + registers.positions + 3) < _UNROLLED)
         )
         return kept
