@@ -3,13 +3,13 @@
 `tiles` and `matrix_tiles` count the steps of a plan; the constants here say what a step costs. Those of 256 bits are
 fitted to 3,400 plans of 100 layers on a Zen 3 server (family 25, model 1), those of 512 bits to 3,551 plans on a Zen 4
 server (family 25, model 17). Of 512 bits, `memory_bytes`, `waiting` and `slack` are fitted to the installed records of
-89 problems from a Zen 5 server (family 26, model 2). `kept` and `position` were set by 360 plans of 6 depthwise layers
-there and raced on 8, three of them held out. By the Zen 4 server: `crowded` by 627 plans of 13 depthwise layers in
-`N C *X` (515 in AVX2 neither gain nor lose); of 256 bits `kept`, `across`, `fetched`, `tile` and `groups_share` by 288
-plans of 24 depthwise layers; `line_again` and `burst` by 651 plans of 18 layers, where four other layers gained 0 to
-9 %; `lane_sum` and `unrolled` by 414 plans, in both widths, of 21 layers with one to three output channels.
-`channel_finish`, `apart`, `spilled` and `register_task` are set by the times of a few layers. Among those plans no
-other values gave better defaults. Sizes of caches come from the target.
+89 problems from a Zen 5 server (family 26, model 2). By the Zen 4 server: `crowded` by 627 plans of 13 depthwise layers
+in `N C *X` (515 in AVX2 neither gain nor lose); `kept`, `phased`, `across`, `fetched`, `tile`, `position` and
+`groups_share` by 288 plans of 24 depthwise layers in `N *X C` with 256 bits, and by 203 with 512; `line_again` and
+`burst` by 651 plans of 18 layers, where four other layers gained 0 to 9 %; `lane_sum` and `unrolled` by 414 plans, in
+both widths, of 21 layers with one to three output channels. `channel_finish`, `apart`, `spilled` and `register_task`
+are set by the times of a few layers. Among those plans no other values gave better defaults. Sizes of caches come from
+the target.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Costs:
       together, or other tiles of channels share its lines; `line_again` too where these lines have left the
       second-level cache before the next tile stores to them. `burst`: to wait for the store of a vector past the
       caches, where a tile stores many. `spilled` is the factor for tiles whose accumulators and operands exceed the
-      registers, of which tiles of groups need `kept` for operands of other taps and positions. `crowded` is the factor
-      for tiles of rows of one input channel that leave no registers for the filters of all taps. `lane_sum`: to add up
-      the lanes of an accumulator. `unrolled`: the factor for tiles of inputs whose sums LLVM unrolls wholly.
-    - `parts`: whether register tiles of groups may have a part of the channels of a block; their operands are then
-      counted as `tiles.group_tiles` does. Half a cycle is their unit: a register tile takes `tile`, and a multiply-add
-      `fetched` more, divided by the phases of a tile and the taps of a row.
+      registers. Tiles of groups need `kept` for operands of other taps and positions, or `phased` where they have
+      several phases; they are parts of a wider tile from `part_phases` on. `crowded` is the factor for tiles of rows of
+      one input channel that leave no registers for the filters of all taps. `lane_sum`: to add up the lanes of an
+      accumulator. `unrolled`: the factor for tiles of inputs whose sums LLVM unrolls wholly.
+    - `tile`: of groups, to start on a register tile; `fetched`: on top of each multiply-add, divided by the phases of a
+      tile and the taps of a row. Both are in halves of a cycle.
     - `piece`: to start on another piece of the caller's memory, which begins with a cache miss. `position` is the same
       where each position is a piece, since vectors are of groups. `task`: to start a task; `register_task`: one
       whose data stay in registers.
@@ -86,14 +86,15 @@ class Costs:
     spilled: float = 1.8
     unrolled: float = 1.1
     kept: int = 12
-    across: float = 0.0
-    parts: bool = False
+    phased: int = 18
+    part_phases: int = 2
+    across: float = 1.0
     fetched: float = 1.6
-    tile: float = 10.0
+    tile: float = 5.0
     crowded: float = 1.3
     lane_sum: float = 1.5
     piece: float = 100.0
-    position: float = 4.6
+    position: float = 2.3
     task: float = 100.0
     register_task: float = 10.0
     sum: float = 1.5
@@ -137,8 +138,11 @@ NARROW = replace(
     unrolled=1.3,
     lane_sum=1.8,
     kept=6,
+    phased=6,
+    part_phases=1,
+    position=4.6,
     across=5.0,
-    parts=True,
+    tile=10.0,
     piece=130.0,
     task=14.0,
     sum=0.9,

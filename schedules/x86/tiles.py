@@ -43,8 +43,8 @@ _AnyTile = TypeVar("_AnyTile")
 SEVERAL, ALONE = (4, 6), (6, 7)
 #: Independent accumulators that hide the latency of a multiply-add: four cycles, two per cycle.
 LATENCY_ACCUMULATORS = 8
-#: The cost of a register tile of groups with narrow outputs that has one position or one phase, where `Costs.parts` is
-#: not: by three tiles of a depthwise layer on a Zen 4 server.
+#: The cost of a register tile of groups with narrow outputs that has one position or one phase, with 512 bits: by three
+#: tiles of a depthwise layer on a Zen 4 server.
 _ONE_WAY = 1.25
 #: Lists of candidates that are kept. A build asks repeatedly for those of a problem and of its nearest tuning record.
 ENUMERATIONS = 8
@@ -56,7 +56,11 @@ _UNROLLED = 300
 #: Bytes from which on TVM takes an array from the workspace, where LLVM does not keep it in registers.
 _WORKSPACE = 1024
 #: Groups of a tile whose register tiles have part of them, at most: of more, the positions in use leave the caches.
-MOST_GROUPS = 256
+_MOST_GROUPS = 256
+#: Vectors of a register tile of groups, at most.
+_MOST_VECTORS = 4
+#: The cost of a load, relative to that of a multiply-add, where it is not what takes longest.
+_LOAD = 0.1
 #: Bits of a cache line.
 _LINE_BITS = 512
 #: Stores of a register tile that the next tile's multiply-adds hide, whatever their lines wait for.
@@ -157,8 +161,8 @@ def register_tiles(
     """
     if form == INPUTS:
         return _input_tiles(geometry, target, lanes)
-    if form == GROUPS and costs_of(target).parts:
-        return group_tiles(geometry, target, lanes)
+    if form == GROUPS:
+        return _group_tiles(geometry, target, lanes, narrow)
     tiles = []
     most_phases = max((runs[1].count * runs[2].count for runs in geometry.runs), default=1)
     row_taps = min((run.taps for run in geometry.axes[2].runs), default=1)
@@ -182,25 +186,16 @@ def register_tiles(
             products = broadcast * vectors
             # In CHANNELS phases share the data that are broadcast, and each has vectors of the filter.
             loaded, spread = (vectors * phases, scalar) if form == CHANNELS else (vectors, broadcast)
-            # In GROUPS nothing is broadcast: every product loads a vector of data.
-            loads = products + vectors if form == GROUPS else spread + loaded * crossing
-            extent = geometry.groups if form == GROUPS else geometry.out_channels
-            padded = round_up(extent, channels) / extent
+            padded = round_up(geometry.out_channels, channels) / geometry.out_channels
             # To break ties: each vector misses a line of the first-level cache, and each broadcast is a load, and a
             # miss as well if the filter is streamed from far away.
             padded *= 1 + ((0.4 if streams_filter else 0.15) * spread + 0.5 * loaded) / products
-            near = max(1.0, loads / products, LATENCY_ACCUMULATORS / products)
+            near = max(1.0, (spread + loaded * crossing) / products, LATENCY_ACCUMULATORS / products)
             # The taps of a row read the same lines of the second-level cache in succession.
             far = max(near, 4 * vectors / products / (row_taps if form == ROWS else 1))
             if form == CHANNELS and phases > 1 and products + positions + vectors > target.vector_registers:
                 # The data of all positions are kept from the first phase to the last.
                 padded *= costs_of(target).spilled
-            if form == GROUPS and products + vectors > target.vector_registers - costs_of(target).kept:
-                # Data are kept from tap to tap, and filters from position to position.
-                padded *= costs_of(target).spilled
-            if form == GROUPS and narrow and min(phases, scalar) == 1:
-                # Stores of whole sums hide that filters serve one position, or data one phase.
-                padded *= _ONE_WAY
             if crowds and products + vectors + broadcast * taps > target.vector_registers + 1:
                 # LLVM keeps the filters of all taps from one register tile to the next, and one operand in memory.
                 padded *= costs_of(target).crowded
@@ -208,8 +203,8 @@ def register_tiles(
     return tiles
 
 
-def group_tiles(geometry: Geometry, target: CpuTarget, lanes: int) -> list[RegisterTile]:
-    """Return the register tiles of groups, each as a tile of channels and as a part of a wider one.
+def _group_tiles(geometry: Geometry, target: CpuTarget, lanes: int, narrow: bool) -> list[RegisterTile]:
+    """Return the register tiles of groups, as tiles of channels and as parts of a wider one.
 
     A tap loads a vector of the filter for each phase, and of data for each position that no other tap of the row reads.
     """
@@ -218,19 +213,26 @@ def group_tiles(geometry: Geometry, target: CpuTarget, lanes: int) -> list[Regis
     most_phases = max((runs[1].count * runs[2].count for runs in geometry.runs), default=1)
     row_taps = min((run.taps for run in geometry.axes[2].runs), default=1)
     taps = max(geometry.taps, 1) / math.prod(axis.stride for axis in geometry.axes)
-    for vectors, phases in itertools.product(range(1, target.vector_registers // 2), _divisors(most_phases)):
+    halves = target.vector_registers > 16 and target.vector_bits < _LINE_BITS
+    for vectors, phases in itertools.product(range(1, _MOST_VECTORS + 1), _divisors(most_phases)):
         part = vectors * lanes
         for positions in range(1, (target.vector_registers - 1 - vectors) // (vectors * phases) + 1):
             products, reach = vectors * phases * positions, positions + row_taps - 1
-            cost = max(1.0, vectors * (phases + reach / row_taps) / products)
+            loads = vectors * (phases + reach / row_taps) / products
+            cost = max(1.0, loads) + _LOAD * loads
             # Each tile of phases reads all data of a block. A short reduction leaves its tile's own work uncovered.
             cost += costs.fetched / (phases * row_taps) + costs.tile / (products * taps)
-            # LLVM keeps data from one phase to the next.
-            kept = vectors * reach - 2 if phases > 1 else 0
-            if products + max(kept, vectors + costs.kept) > target.vector_registers:
+            # Data are kept from tap to tap, and from one phase to the next.
+            again = vectors * (reach - 1) - 2
+            kept = max(costs.phased, again) if phases > 1 else costs.kept
+            if products + vectors + kept > target.vector_registers:
                 cost *= costs.spilled
-            wide = round_up(ceil_div(groups, ceil_div(groups, MOST_GROUPS)), part)
-            for channels in dict.fromkeys((part, wide)):
+            if narrow and costs.part_phases > 1 and min(phases, positions) == 1:
+                # Stores of whole sums hide that filters serve one position, or data one phase.
+                cost *= _ONE_WAY
+            wide = round_up(ceil_div(groups, ceil_div(groups, _MOST_GROUPS)), part)
+            has_parts = phases >= costs.part_phases and not halves
+            for channels in dict.fromkeys((part, wide) if has_parts else (part,)):
                 padded = cost * round_up(groups, channels) / groups
                 tiles.append(RegisterTile(channels, positions, phases, padded, padded, part if channels > part else 0))
     return tiles

@@ -148,10 +148,11 @@ def test_a_part_is_whole_vectors_and_divides_a_tile_of_groups(form, channels, pa
 
 
 @pytest.mark.parametrize("groups", [64, 128, 1090])
-def test_all_groups_of_a_position_are_stored_together(groups):
-    """On AVX2 a register tile has too few of them: lines of the output would be fetched in an order of their own."""
+@pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
+def test_all_groups_of_a_position_are_stored_together(groups, level):
+    """A register tile has too few of them: lines of the output would be fetched in an order of their own."""
     layer = td.Problem(1, groups, 1, 1, (64, 64), (4, 4), (2, 2), (1, 1), (1, 1), (128, 128), data_format="NXC")
-    tile = named("direct_groups").candidates(layer, CPU_TARGETS["x86-64-v3"])[0][1].tile
+    tile = named("direct_groups").candidates(layer, CPU_TARGETS[level])[0][1].tile
     assert 0 < tile.part < tile.channels
     assert tile.channels >= min(groups, 128)
 
