@@ -43,9 +43,6 @@ _AnyTile = TypeVar("_AnyTile")
 SEVERAL, ALONE = (4, 6), (6, 7)
 #: Independent accumulators that hide the latency of a multiply-add: four cycles, two per cycle.
 LATENCY_ACCUMULATORS = 8
-#: The cost of a register tile of groups with narrow outputs that has one position or one phase, with 512 bits: by three
-#: tiles of a depthwise layer on a Zen 4 server.
-_ONE_WAY = 1.25
 #: Lists of candidates that are kept. A build asks repeatedly for those of a problem and of its nearest tuning record.
 ENUMERATIONS = 8
 #: With fewer blocks than this, plans that split tiles of channels over threads are tried too.
@@ -151,18 +148,16 @@ def register_tiles(
     minor_stride: int | None,
     streams_filter: bool,
     row_phases: int = 0,
-    narrow: bool = False,
 ) -> list[RegisterTile]:
     """Return every register tile that fits, with its cost.
 
-    Outputs are `narrow` if they are shorter than sums. If it is not None, `minor_stride` bounds the channels of an
-    interleaved chunk. If `streams_filter`, the filter exceeds the caches. If it is not 0, tiles of `row_phases` phases
-    hold vectors of the output.
+    If it is not None, `minor_stride` bounds the channels of an interleaved chunk. If `streams_filter`, the filter
+    exceeds the caches. If it is not 0, tiles of `row_phases` phases hold vectors of the output.
     """
     if form == INPUTS:
         return _input_tiles(geometry, target, lanes)
     if form == GROUPS:
-        return _group_tiles(geometry, target, lanes, narrow)
+        return _group_tiles(geometry, target, lanes)
     tiles = []
     most_phases = max((runs[1].count * runs[2].count for runs in geometry.runs), default=1)
     row_taps = min((run.taps for run in geometry.axes[2].runs), default=1)
@@ -203,7 +198,7 @@ def register_tiles(
     return tiles
 
 
-def _group_tiles(geometry: Geometry, target: CpuTarget, lanes: int, narrow: bool) -> list[RegisterTile]:
+def _group_tiles(geometry: Geometry, target: CpuTarget, lanes: int) -> list[RegisterTile]:
     """Return the register tiles of groups, as tiles of channels and as parts of a wider one.
 
     A tap loads a vector of the filter for each phase, and of data for each position that no other tap of the row reads.
@@ -227,9 +222,6 @@ def _group_tiles(geometry: Geometry, target: CpuTarget, lanes: int, narrow: bool
             kept = max(costs.phased, again) if phases > 1 else costs.kept
             if products + vectors + kept > target.vector_registers:
                 cost *= costs.spilled
-            if narrow and costs.part_phases > 1 and min(phases, positions) == 1:
-                # Stores of whole sums hide that filters serve one position, or data one phase.
-                cost *= _ONE_WAY
             wide = round_up(ceil_div(groups, ceil_div(groups, _MOST_GROUPS)), part)
             has_parts = phases >= costs.part_phases and not halves
             for channels in dict.fromkeys((part, wide) if has_parts else (part,)):
@@ -526,11 +518,8 @@ class _Arithmetic:
         geometry, form, lanes = self.geometry, self.form, self.lanes
         interleaves_channels = form == ROWS and self.problem.data_format == "NXC"
         minor_stride = geometry.axes[2].stride if interleaves_channels else None
-        narrow = np.dtype(storage_dtype(self.problem.output_dtype)).itemsize < _element_bytes(self.target, lanes)
         registers = _Registers.of(
-            register_tiles(
-                geometry, form, self.target, lanes, minor_stride, self.streams_filter, self.row_phases, narrow
-            )
+            register_tiles(geometry, form, self.target, lanes, minor_stride, self.streams_filter, self.row_phases)
         )
         blocks = _Blocks.of(geometry, form, lanes, self.outputs)
         cost = self.cost(blocks, registers)

@@ -468,13 +468,10 @@ def test_tiles_of_one_channel_leave_registers_for_the_filters(kernel, stride):
     assert tiles[0].phases * (vectors + taps) + vectors <= target.vector_registers + 1
 
 
-def test_tiles_of_groups_with_narrow_outputs_have_several_positions_and_phases():
-    """Filters then serve several positions, and data several phases; stores of float32 hide that they do not."""
+def test_tiles_of_groups_have_several_positions_and_phases():
+    """Filters then serve several positions, and data several phases."""
     problem = td.Problem(1, 64, 1, 1, (64, 64), (4, 4), (2, 2), (1, 1), (1, 1), (128, 128), data_format="NXC")
-    tiles = {}
     for dtype in ("float32", "bfloat16", "float16"):
         algorithm, plan = X86.default(problem.replace(dtype=dtype), CPU_TARGETS["x86-64-v4-bf16"])
         assert algorithm.name == "direct_groups"
-        tiles[dtype] = plan.tile.positions, plan.tile.phases
-    assert 1 in tiles.pop("float32")
-    assert all(min(tile) > 1 for tile in tiles.values())
+        assert min(plan.tile.positions, plan.tile.phases) > 1, dtype
