@@ -118,7 +118,7 @@ def test_microarchitectures_follow_the_logs_of_their_level(tmp_path):
     zen4 = msgspec.structs.replace(ZEN3, microarchitecture="zen4")
 
     def plan(problem, target, number):
-        options = space(problem, get(target), algorithms=["direct_rows"])
+        options = [*space(problem, get(target), algorithms=["direct_rows"])]
         return dict(options[number].schedule.knobs)
 
     def tried(problem, target, number):
