@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import operator
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -148,14 +149,11 @@ def space(
         return (on_threads(algorithm, *plan) for plan in itertools.takewhile(lambda plan: plan[0] <= most, plans))
 
     found = [worthwhile(algorithm, plans) for algorithm, plans in supporting]
+    by_cost = operator.attrgetter("cost")
     if threads == 1:
-        return heapq.merge(*found, key=_cost)
-    ordered = sorted(itertools.chain(*found), key=_cost)
+        return heapq.merge(*found, key=by_cost)
+    ordered = sorted(itertools.chain(*found), key=by_cost)
     return (candidate for candidate in ordered if candidate.cost <= HOPELESS_COST * ordered[0].cost)
-
-
-def _cost(candidate: Candidate) -> float:
-    return candidate.cost
 
 
 def default_schedule(problem: Problem, target: Target, algorithms: Collection[str] | None = None) -> Schedule:
