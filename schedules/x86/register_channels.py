@@ -9,7 +9,6 @@ powers of two.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -74,12 +73,12 @@ class ChannelEpilogue(RegisterEpilogue):
         apart = self._for_channels(tile, lambda count: self._store_apart(tile, count))
         if row < positions:
             return [*finished, *apart]
-        begin = self._within_block(tile.number * positions)
+        begin = self.within_block(tile.number * positions)
         end = [*begin[:3], begin[3] + (positions - 1)]
         within_row = [begin[3] <= row - positions] if row % positions else []
         rows, columns = tile.section.phases
-        outputs = self._outputs(tile, begin, 0, 0), self._outputs(tile, end, rows - 1, columns - 1)
-        conditions = [*within_row, *self._exist(tile, begin[0], *outputs)]
+        outputs = self.outputs(tile, begin, 0, 0), self.outputs(tile, end, rows - 1, columns - 1)
+        conditions = [*within_row, *self.exist(tile, begin[0], *outputs)]
         together = self._for_channels(tile, lambda count: self._store_together(tile, begin, count))
         if conditions:
             return [*finished, IfThenElse(tirx.all(*conditions), sequence(together), sequence(apart))]
@@ -104,56 +103,17 @@ class ChannelEpilogue(RegisterEpilogue):
         rows, columns = tile.section.phases
         return itertools.product(range(rows), range(self.definition.layout.tile.positions), range(columns))
 
-    def _within_block(self, position: Expr) -> list[Expr]:
-        """Return image and position along each axis, counted within a block, of a flat `position`."""
-        layout = self.definition.layout
-        place: list[Expr] = []
-        left, most = position, layout.positions - 1
-        for extent in reversed(layout.packed):
-            place.insert(0, left % extent if most >= extent else left)
-            left = left // extent if most >= extent else tirx.const(0, "int64")
-            most //= extent
-        return [left, *place]
-
     def _place_apart(self, tile: RegisterTile, m: int) -> list[Expr]:
         """Return image and position along each axis, within a block, of position `m` of a tile in any place."""
         positions, row = self.definition.layout.tile.positions, self.definition.layout.packed[2]
         first = tile.number * positions
         if row < positions:
-            return self._within_block(first + m)
+            return self.within_block(first + m)
         # Positions of a tile are in one row or in two: divisions give the places of both rows, once for all positions.
-        begin = self._within_block(first)
-        place, following = begin[3] + m, self._within_block((first // row + 1) * row)
+        begin = self.within_block(first)
+        place, following = begin[3] + m, self.within_block((first // row + 1) * row)
         outer = [tirx.Select(place < row, a, b) for a, b in zip(begin[:3], following[:3], strict=True)]
         return [*outer, tirx.Select(place < row, place, place - row)]
-
-    def _outputs(self, tile: RegisterTile, place: Sequence[Expr], row: int, column: int) -> list[Expr]:
-        """Return the output along each axis, counted within a block, of a phase at image and position `place`."""
-        axes = self.definition.layout.geometry.axes
-        return [
-            y * axis.stride + (run.start - axis.shift) + phase
-            for y, axis, run, phase in zip(place[1:], axes, tile.section.runs, tile.phase(row, column), strict=True)
-        ]
-
-    def _exist(self, tile: RegisterTile, n: Expr, first: Sequence[Expr], last: Sequence[Expr]) -> list[Expr]:
-        """Return the conditions that outputs `first` to `last` along each axis exist, of image `n` of a block."""
-        layout, images = self.definition.layout, self.definition.layout.tile.images
-        geometry = layout.geometry
-        conditions: list[Expr] = []
-        if layout.positions > images * math.prod(layout.packed):
-            conditions.append(n < images)
-        if geometry.batch % images:
-            conditions.append(tile.lead[0] * images + n < geometry.batch)
-        for i, (axis, run) in enumerate(zip(geometry.axes, tile.section.runs, strict=True)):
-            size, extent = layout.tile.block[1 + i] * axis.stride, geometry.output[i]
-            reach = (layout.packed[i] - 1) * axis.stride + run.start + run.count - axis.shift
-            if run.start < axis.shift:
-                conditions.append(first[i] >= 0)
-            if reach > min(size, extent):
-                conditions.append(last[i] < min(size, extent))
-            if extent > size and extent % size:
-                conditions.append(tile.lead[1 + i] * size + last[i] < extent)
-        return conditions
 
     def _for_channels(self, tile: RegisterTile, stores: Callable[[int], list[Stmt]]) -> list[Stmt]:
         """Return `stores` of as many channels as a register tile has, of fewer in the last one, of none behind it."""
@@ -177,7 +137,7 @@ class ChannelEpilogue(RegisterEpilogue):
         """Return the stores of `count` channels of a register tile whose positions follow `begin` in a row."""
         stmts: list[Stmt] = []
         for row, m, column in self._places(tile):
-            outputs = self._outputs(tile, [*begin[:3], begin[3] + m], row, column)
+            outputs = self.outputs(tile, [*begin[:3], begin[3] + m], row, column)
             stmts += self._store(tile, (row, m, column), begin[0], outputs, count)
         return stmts
 
@@ -186,8 +146,8 @@ class ChannelEpilogue(RegisterEpilogue):
         stmts: list[Stmt] = []
         for row, m, column in self._places(tile):
             n, *_ = place = self._place_apart(tile, m)
-            outputs = self._outputs(tile, place, row, column)
-            conditions = self._exist(tile, n, outputs, outputs)
+            outputs = self.outputs(tile, place, row, column)
+            conditions = self.exist(tile, n, outputs, outputs)
             store = self._store(tile, (row, m, column), n, outputs, count)
             stmts += [IfThenElse(tirx.all(*conditions), sequence(store), None)] if conditions else store
         return stmts
@@ -211,8 +171,7 @@ class ChannelEpilogue(RegisterEpilogue):
     def place(self, tile: RegisterTile, n: Expr, outputs: Sequence[Expr]) -> list[Expr]:
         """Return the index in the output of a register tile's first channel, at `outputs` of image `n` of a block."""
         layout, (group, co) = self.definition.layout, tile.lead[4:]
-        sizes = zip(tile.lead[:4], layout.tile.block, (1, *layout.strides), (n, *outputs), strict=True)
-        image, *spatial = (number * (size * stride) + i for number, size, stride, i in sizes)
+        image, *spatial = self.in_call(tile, n, outputs)
         width = layout.tile.channels
         first = group * width if layout.form == GROUPS else group * layout.geometry.out_channels + co * width
         return [image, *spatial[3 - self.problem.rank :], first + self._first(tile)]

@@ -12,6 +12,7 @@ without it LLVM writes and reads the accumulators around each store.
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from string import Template
@@ -36,7 +37,7 @@ _MISALIGNMENT = "tvm_deconv_misalignment"  # of `vector_store.ll`
 #: The buffers of a schedule that are still used, besides the accumulators.
 _KEPT = ("data_pack", "bias_pack")
 #: LLVM's name of the type of an output in memory, and its bytes.
-_TYPES = {
+LLVM_TYPES = {
     "float32": ("float", 4),
     "float64": ("double", 8),
     "int32": ("i32", 4),
@@ -47,7 +48,7 @@ _TYPES = {
 
 def store_functions(dtype: str, lanes: int) -> str:
     """Return the LLVM IR of stores past the caches of vectors of `lanes` outputs, stored as `dtype`."""
-    name, size = _TYPES[dtype]
+    name, size = LLVM_TYPES[dtype]
     return Template(llvm_source("vector_store.ll")).substitute(vector=f"<{lanes} x {name}>", bytes=lanes * size)
 
 
@@ -154,6 +155,57 @@ class RegisterEpilogue(abc.ABC):
         store = BufferStore(tile.accumulators, activate(self.problem.epilogue, value), place(lane))
         lanes = tirx.const(self.definition.layout.lanes, "int64")
         return For(lane, tirx.const(0, "int64"), lanes, ForKind.VECTORIZED, store)
+
+    def within_block(self, position: Expr) -> list[Expr]:
+        """Return image and position along each axis, counted within a block, of a flat `position`."""
+        layout = self.definition.layout
+        place: list[Expr] = []
+        left, most = position, layout.positions - 1
+        for extent in reversed(layout.packed):
+            place.insert(0, left % extent if most >= extent else left)
+            left = left // extent if most >= extent else tirx.const(0, "int64")
+            most //= extent
+        return [left, *place]
+
+    def outputs(self, tile: RegisterTile, place: Sequence[Expr], row: int, column: int) -> list[Expr]:
+        """Return the output along each axis, counted within a block, of a phase at image and position `place`."""
+        axes = self.definition.layout.geometry.axes
+        return [
+            y * axis.stride + (run.start - axis.shift) + phase
+            for y, axis, run, phase in zip(place[1:], axes, tile.section.runs, tile.phase(row, column), strict=True)
+        ]
+
+    def exist(self, tile: RegisterTile, n: Expr, first: Sequence[Expr], last: Sequence[Expr]) -> list[Expr]:
+        """Return the conditions that outputs `first` to `last` exist, of image `n` of a block.
+
+        The outputs are along each axis, or along the first ones alone.
+        """
+        layout, images = self.definition.layout, self.definition.layout.tile.images
+        geometry = layout.geometry
+        conditions: list[Expr] = []
+        if layout.positions > images * math.prod(layout.packed):
+            conditions.append(n < images)
+        if geometry.batch % images:
+            conditions.append(tile.lead[0] * images + n < geometry.batch)
+        for i, (axis, run) in enumerate(zip(geometry.axes[: len(first)], tile.section.runs, strict=False)):
+            size, extent = layout.tile.block[1 + i] * axis.stride, geometry.output[i]
+            reach = (layout.packed[i] - 1) * axis.stride + run.start + run.count - axis.shift
+            if run.start < axis.shift:
+                conditions.append(first[i] >= 0)
+            if reach > min(size, extent):
+                conditions.append(last[i] < min(size, extent))
+            if extent > size and extent % size:
+                conditions.append(tile.lead[1 + i] * size + last[i] < extent)
+        return conditions
+
+    def in_call(self, tile: RegisterTile, n: Expr, outputs: Sequence[Expr]) -> list[Expr]:
+        """Return image and output along each axis of a call, of `outputs` of image `n` of a block.
+
+        The outputs are along each axis, or along the first ones alone.
+        """
+        layout = self.definition.layout
+        sizes = zip(tile.lead[:4], layout.tile.block, (1, *layout.strides), (n, *outputs), strict=False)
+        return [number * (size * stride) + i for number, size, stride, i in sizes]
 
     def rounded(self, tile: RegisterTile, place: Sequence[Expr]) -> Expr:
         """Return the vector of accumulators at `place` in the type of the output."""

@@ -106,7 +106,7 @@ class InputEpilogue(ChannelEpilogue):
             row, offset = place(end - 1)
             if end == len(cells) or end % layout.lanes == 0 or place(end) != (row, offset + 1):
                 _, m, column, _ = cells[first]
-                outputs = self._outputs(tile, [*begin[:3], begin[3] + m], row, column)
+                outputs = self.outputs(tile, [*begin[:3], begin[3] + m], row, column)
                 stmts += self._store_cells(tile, begin[0], outputs, first, end - first)
                 first = end
         return stmts

@@ -136,19 +136,31 @@ class RowEpilogue(RegisterEpilogue):
             channel = tile.lead[5] * width + cc
             spatial = (d * layout.strides[0] + fd, h * layout.strides[1] + fh)[3 - self.problem.rank :]
             index = [n, tile.lead[4] * geometry.out_channels + channel, *spatial]
-            numbers = (tirx.const(column, "int64") for column in range(columns))
-            streams = [[*tile.lead, fd, fh, column, tirx.const(cc, "int64")] for column in numbers]
-            stores: list[Stmt] = []
-            if self.finishes:
-                stores += [self._finish(tile, stream, position) for stream in streams]
-            lane = ramp(position, lanes)
-            vectors = self._interleaved([BufferLoad(tile.accumulators, [*stream, lane]) for stream in streams])
+            stores, vectors = self.vectors(tile, position, row, cc)
             length = lanes * columns // len(vectors)
             store = [self._store(vector, length, index, w * columns + i * length) for i, vector in enumerate(vectors)]
-            padded = geometry.out_channels % width
-            stores += [IfThenElse(channel < geometry.out_channels, sequence(store), None)] if padded else store
-            rows_of_output.append(stores)
+            rows_of_output.append([*stores, *self.of_channel(tile, cc, store)])
         return rows_of_output
+
+    def vectors(self, tile: RegisterTile, position: Expr, row: int, cc: int) -> tuple[list[Stmt], list[Expr]]:
+        """Return the vectors of the output of channel `cc` from flat `position` on, of a `row` of phases.
+
+        In front of them are the statements that finish the vectors of the phases that they are made of.
+        """
+        lanes = self.definition.layout.lanes
+        fd, fh, _ = tile.phase(row, 0)
+        numbers = (tirx.const(column, "int64") for column in range(tile.section.phases[1]))
+        streams = [[*tile.lead, fd, fh, column, tirx.const(cc, "int64")] for column in numbers]
+        finished = [self._finish(tile, stream, position) for stream in streams] if self.finishes else []
+        lane = ramp(position, lanes)
+        return finished, self._interleaved([BufferLoad(tile.accumulators, [*stream, lane]) for stream in streams])
+
+    def of_channel(self, tile: RegisterTile, cc: int, stores: list[Stmt]) -> list[Stmt]:
+        """Return `stores` of channel `cc` of a tile of channels, or none if there is no such channel."""
+        geometry, width = self.definition.layout.geometry, self.definition.layout.tile.channels
+        if geometry.out_channels % width == 0:
+            return stores
+        return [IfThenElse(tile.lead[5] * width + cc < geometry.out_channels, sequence(stores), None)]
 
     def _finish(self, tile: RegisterTile, stream: Sequence[Expr], position: Expr) -> Stmt:
         """Return the loop that finishes the vector of `stream` from `position` on; its last index is the channel."""

@@ -16,7 +16,14 @@ from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.compute.words import WORD, plans_in_words
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
-from tvm_deconv.schedules.x86 import register_channels, register_epilogue, register_inputs, register_rows, tiles
+from tvm_deconv.schedules.x86 import (
+    register_channels,
+    register_epilogue,
+    register_inputs,
+    register_parts,
+    register_rows,
+    tiles,
+)
 from tvm_deconv.schedules.x86.calls import for_all_calls
 from tvm_deconv.schedules.x86.conversions import rounds_rows, row_conversion
 from tvm_deconv.schedules.x86.direct import schedule_direct
@@ -141,6 +148,10 @@ class _Form:
             functions = register_epilogue.store_functions(stored, length) if streams else ""
             finished = lower(finished, definition.end, streams=streams, functions=functions, products=products)
             deconv = register_epilogue.select_by_alignment(finished, usual()) if streams else finished
+        elif self.form == ROWS and register_parts.supports_tile(problem, geometry, plan.tile, target, lanes):
+            finished = register_parts.finish_rows(scheduled, problem, definition, rounding, joining)
+            stores = register_parts.store_functions(storage_dtype(problem.output_dtype), lanes * (2 if joins else 1))
+            deconv = lower(finished, definition.end, streams=False, products=products + stores)
         else:
             deconv = usual()
         return Kernel(
