@@ -55,7 +55,6 @@ from tvm_deconv.compute.phases import AxisRows
 from tvm_deconv.compute.requantization import bias_at, data_zero_point, epilogue_parameter, finished, stored
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.compute.transforms import transform
-from tvm_deconv.compute.winograd import winograd
 from tvm_deconv.compute.words import WORD, Words
 from tvm_deconv.problem import Problem
 
@@ -215,7 +214,7 @@ class _Builder:
     def _sums(self, rows: Sequence[AxisRows], packed: te.Tensor, name: str) -> te.Tensor:
         """Return the sums of rows that the products of `rows` take; along an axis without a transform, the rows."""
         layout, outputs = self.layout, self.layout.tile.outputs
-        matrices = [winograd(axis.outputs, axis.run.taps).data if axis.transformed else None for axis in rows]
+        matrices = [axis.algorithm.data if axis.algorithm else None for axis in rows]
         further = [0 if axis.transformed else halo for axis, halo in zip(rows, layout.halos, strict=False)]
         reach = layout.positions + layout.flat(0, further[0], further[1], layout.halos[2])
         length = -(-reach // layout.lanes) * layout.lanes
@@ -378,8 +377,7 @@ class _Builder:
                 strict=True,
             )
             inner = (*outer, w, cc) if layout.form != ROWS or layout.channels_last else (cc, *outer, w, 0)
-            value = interleaved[(*blocks, group, channel_tile, *inner)]
-            return value if self.joins else stored(self.problem, value)
+            return stored(self.problem, interleaved[(*blocks, group, channel_tile, *inner)])
 
         batch, channel_axes = layout.extents.batch, (geometry.groups, geometry.out_channels)
         shape = (batch, *output, *channel_axes) if layout.channels_last else (batch, *channel_axes, *output)
@@ -443,6 +441,6 @@ class _Results:
             )
 
         rows, inner = layout.sections[number].axes[:2], (inner_d, inner_h)
-        matrices = [winograd(axis.outputs, axis.run.taps).outputs if axis.transformed else None for axis in rows]
+        matrices = [axis.algorithm.outputs if axis.algorithm else None for axis in rows]
         first = [_zero() if axis.transformed else x for axis, x in zip(rows, inner, strict=True)]
         return transform(matrices, inner, first, product, self.problem.accumulate_dtype)

@@ -51,12 +51,13 @@ from tvm_deconv.compute.requantization import bias_at, data_zero_point, epilogue
 from tvm_deconv.compute.storage import storage_dtype, stores_bytes
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.compute.transforms import transform
-from tvm_deconv.compute.winograd import Matrix, winograd
+from tvm_deconv.compute.winograd import Matrix
 from tvm_deconv.compute.words import WORD, Words
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import round_up
 
 Index = Sequence[Expr]
+Matrices = Sequence[Matrix | None]  # of each axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +121,15 @@ def _unravel(number: Expr, extents: Sequence[int]) -> list[Expr]:
     return index
 
 
-def _winograd_data(section: MatrixSection) -> list[Matrix | None]:
+def _data_matrices(section: MatrixSection) -> list[Matrix | None]:
     """Return the matrices of Winograd's data transforms, None for an axis without one."""
-    return [winograd(axis.outputs, axis.run.taps).data if axis.transformed else None for axis in section.axes]
+    return [axis.algorithm.data if axis.algorithm else None for axis in section.axes]
+
+
+def _parted(matrices: Matrices, apart: int) -> tuple[list[Matrix | None], list[Matrix | None]]:
+    """Return `matrices` with that of the axis `apart` alone, and with those of the other axes alone."""
+    alone = [matrix if axis == apart else None for axis, matrix in enumerate(matrices)]
+    return alone, [None if axis == apart else matrix for axis, matrix in enumerate(matrices)]
 
 
 class _Builder:
@@ -239,7 +246,7 @@ class _Builder:
         The shape is ``[*blocks, g, point, row, *taps, *window, ci]``: a row has the elements that its transforms along
         the other axes read.
         """
-        matrices = [matrix if axis == apart else None for axis, matrix in enumerate(_winograd_data(section))]
+        matrices, _ = _parted(_data_matrices(section), apart)
         read = [axis.window if axis.transformed and i != apart else 1 for i, axis in enumerate(section.axes)]
 
         def element(*index: Expr) -> Expr:
@@ -253,7 +260,7 @@ class _Builder:
 
     def transform_rest(self, section: MatrixSection, apart: int, rows: te.Tensor, number: int) -> te.Tensor:
         """Transform `rows`, those of `gather_apart`, along the other axes; return the shape of `gather_rows`."""
-        matrices = [None if axis == apart else matrix for axis, matrix in enumerate(_winograd_data(section))]
+        _, matrices = _parted(_data_matrices(section), apart)
 
         def row_point(*index: Expr) -> Expr:
             at, points, row, taps, channel = index[:5], index[5:8], index[8], index[9:12], index[12]
@@ -285,7 +292,7 @@ class _Builder:
             return data[(*at, row, channel)]
         image, first = self.row_start(section, row, taps)
         return transform(
-            _winograd_data(section), points, first, lambda *x: data[(*at, image, *x, channel)], self.accumulator
+            _data_matrices(section), points, first, lambda *x: data[(*at, image, *x, channel)], self.accumulator
         )
 
     def real_row(self, section: MatrixSection, row: Expr) -> Expr:
@@ -331,12 +338,13 @@ class _Builder:
 
         The shape is ``[*lead, row, *outputs, column]``. Rows and columns of Strassen's algorithm are whole again.
         """
-        matrices = [winograd(a.outputs, a.run.taps).outputs if a.transformed else None for a in section.axes]
+        matrices = [axis.algorithm.outputs if axis.algorithm else None for axis in section.axes]
         if section.parts > 1:
             matrices[0] = STRASSEN.outputs
         apart = section.apart
         if apart is not None:
-            product, matrices[apart] = self.outputs_apart(section, apart, product, matrices[apart], number), None
+            alone, matrices = _parted(matrices, apart)
+            product = self.outputs_apart(section, apart, product, alone, number)
 
         def results(*index: Expr) -> Expr:
             at, row, places, column = index[:LEAD], index[LEAD], index[LEAD + 1 : LEAD + 4], index[LEAD + 4]
@@ -358,13 +366,12 @@ class _Builder:
         return te.compute(shape_of(shape), results, f"outputs_{number}")
 
     def outputs_apart(
-        self, section: MatrixSection, apart: int, product: te.Tensor, matrix: Matrix | None, number: int
+        self, section: MatrixSection, apart: int, product: te.Tensor, matrices: Matrices, number: int
     ) -> te.Tensor:
         """Sum the results of `product` over its points along the axis `apart`, which is that of outputs then.
 
-        The shape is ``[*lead, *points, row, column]``.
+        It alone has one of the `matrices`. The shape is ``[*lead, *points, row, column]``.
         """
-        matrices = [matrix if axis == apart else None for axis in range(3)]
 
         def result(*index: Expr) -> Expr:
             at, places, others = index[:LEAD], index[LEAD : LEAD + 3], index[LEAD + 3 :]
@@ -490,8 +497,6 @@ class _Builder:
             inner = (*within, channel) if channels_inner else (channel, *within)
             if layout.interleaves:
                 inner = (channel // lanes, within[0], channel % lanes, *within[1:])
-                if stores_bytes(self.problem):
-                    return results[(*at, g, tile, *inner)]
             return stored(self.problem, results[(*at, g, tile, *inner)])
 
         channels = (layout.geometry.groups, layout.geometry.out_channels)

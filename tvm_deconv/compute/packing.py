@@ -25,7 +25,6 @@ from tvm_deconv.compute.matrix_layout import MatrixSection, constants_of
 from tvm_deconv.compute.phases import AxisRows, Geometry
 from tvm_deconv.compute.storage import filter_storage, to_accumulator
 from tvm_deconv.compute.strassen import STRASSEN
-from tvm_deconv.compute.winograd import winograd
 from tvm_deconv.compute.words import WORD, Words
 from tvm_deconv.problem import Problem
 
@@ -231,12 +230,11 @@ def _filter_point(
         if axis == 3:
             return element(chosen).astype("float64")
         rows = axes[axis]
-        if not rows.transformed:
+        if rows.algorithm is None:
             return along(axis + 1, (*chosen, tap[axis]))
-        coefficients = winograd(rows.outputs, rows.run.taps).filter[points[axis]]
         total: Expr = tirx.const(0, "float64")
         # The data of a row's window are in the reverse order of the taps.
-        for place, coefficient in enumerate(coefficients):
+        for place, coefficient in enumerate(rows.algorithm.filter[points[axis]]):
             if coefficient:
                 inner = along(axis + 1, (*chosen, rows.run.taps - 1 - place))
                 total = total + tirx.const(float(coefficient), "float64") * inner

@@ -21,6 +21,7 @@ from functools import lru_cache
 
 from tvm.ir import Expr
 
+from tvm_deconv.compute.winograd import Bilinear, winograd
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div
 
@@ -124,6 +125,11 @@ class AxisRows:
     def transformed(self) -> bool:
         """True if Winograd's transforms apply."""
         return self.outputs > 1
+
+    @property
+    def algorithm(self) -> Bilinear | None:
+        """Winograd's algorithm if it applies."""
+        return winograd(self.outputs, self.run.taps) if self.transformed else None
 
     @property
     def points(self) -> int:

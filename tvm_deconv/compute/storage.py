@@ -44,12 +44,15 @@ def to_accumulator(value: Expr, dtype: str, accumulator: str) -> Expr:
 def from_accumulator(value: Expr, dtype: str, lanes: int = 1, *, any_nan: bool = True) -> Expr:
     """Round an accumulator element once, to nearest even, to the storage of `dtype`; NaN stays NaN.
 
-    `value` may be a vector of several `lanes`. It must be known of its NaN, unless they may be `any_nan`, that they are
-    of bfloat16: rounding carries nothing into the sign of these.
+    What is of that storage already stays. `value` may be a vector of several `lanes`. It must be known of its NaN,
+    unless they may be `any_nan`, that they are of bfloat16: rounding carries nothing into the sign of these.
     """
     several = f"x{lanes}" if lanes > 1 else ""
+    stored = storage_dtype(dtype) + several
+    if str(tirx.convert(value).ty.dtype) == stored:
+        return value
     if dtype != "bfloat16":
-        return value if str(tirx.convert(value).ty.dtype) == dtype + several else value.astype(dtype + several)
+        return value.astype(stored)
 
     def const(number: int) -> Expr:
         return tirx.const(number, f"uint32{several}")
@@ -58,4 +61,4 @@ def from_accumulator(value: Expr, dtype: str, lanes: int = 1, *, any_nan: bool =
     rounded = (bits + const(0x7FFF) + ((bits >> const(16)) & const(1))) >> const(16)
     if any_nan:
         rounded = tirx.Select((bits & const(0x7FFFFFFF)) > const(0x7F800000), const(0x7FC0), rounded)
-    return rounded.astype(f"uint16{several}")
+    return rounded.astype(stored)
