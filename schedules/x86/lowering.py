@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tvm.tirx import PrimFunc
 
 from tvm_deconv.compute.extents import End
+from tvm_deconv.schedules.x86.conversions import AS_THEY_ARE, RowConversions
 from tvm_deconv.schedules.x86.loop_marks import lower_loop_marks
 from tvm_deconv.schedules.x86.stores import (
     import_functions,
@@ -23,19 +22,18 @@ def lower(
     streams: bool,
     functions: str = "",
     products: str = "",
-    conversion: Callable[[bool], str] = lambda _: "",
+    conversions: RowConversions = AS_THEY_ARE,
 ) -> PrimFunc:
     """Return `func` as "deconv", with the marks of its schedule replaced.
 
     With an `end`, that of a dynamic axis, rows are copied by calls. If it `streams`, the output goes past the caches;
     `functions` are further ones in LLVM's language that it calls then. `products` are those that it calls always. Rows
-    of the output are converted by what `conversion` returns, if anything: it is told whether they go past the caches.
+    of the output are converted by `conversions`.
     """
-    usual = conversion(False)
-    func = lower_loop_marks(lower_row_copies(func, usual) if end else func, end)
-    stored = lower_streaming_stores(func, functions, conversion(True)) if streams else func
-    if usual and not end and stored is func:
-        stored = lower_conversions(func, usual)
+    func = lower_loop_marks(lower_row_copies(func, conversions.usual) if end else func, end)
+    stored = lower_streaming_stores(func, functions, conversions.past) if streams else func
+    if conversions.usual and not end and stored is func:
+        stored = lower_conversions(func, conversions.usual)
     func = stored
     if products:  # last: what it wraps is not looked into
         func = import_functions(func, products)

@@ -41,15 +41,16 @@ _Place: TypeAlias = tuple[Buffer, list[Expr]]
 
 #: A core's share of all caches, in bytes, of current servers: 1.5 to 4 MiB.
 _SHARE = 4 << 20
-_LINE = 64
+#: Bytes of a cache line.
+LINE = 64
 #: Stages that copy rows of the data with zeros around them.
 _PACKING = ("data_rows", "data_pack")
 #: The shortest rows, in bytes, that are stored past the caches: shorter ones are mostly parts of lines.
-_SHORTEST = 8 * _LINE
+_SHORTEST = 8 * LINE
 #: The same of rows that are converted: their parts of lines take longer.
-_SHORTEST_CONVERTED = 64 * _LINE
+_SHORTEST_CONVERTED = 64 * LINE
 #: The shortest, in bytes, that are converted by a call: for less than some lines it costs more than it saves.
-SHORTEST_CALL = 4 * _LINE
+SHORTEST_CALL = 4 * LINE
 #: The functions of `streaming_copy.ll` and `row_copy.ll`.
 _STREAM = "tvm_deconv_stream"
 _FENCE = "tvm_deconv_fence"
@@ -95,7 +96,7 @@ def lower_streaming_stores(func: PrimFunc, functions: str = "", conversion: str 
 def lower_row_copies(func: PrimFunc, conversion: str = "") -> PrimFunc:
     """Return `func` with rows of data and of the output copied by their lengths, or converted by `conversion`."""
     source = llvm_source("row_copy.ll") + conversion
-    return _Lowering(source, shortest=_LINE, copy=_COPY, converts=bool(conversion), row=_ROW).lower(func)
+    return _Lowering(source, shortest=LINE, copy=_COPY, converts=bool(conversion), row=_ROW).lower(func)
 
 
 def lower_conversions(func: PrimFunc, conversion: str) -> PrimFunc:

@@ -33,7 +33,7 @@ from tvm_deconv.schedules.x86 import register_channels, register_rows
 from tvm_deconv.schedules.x86.costs import Costs, costs_of
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.ranking import Ranking
-from tvm_deconv.schedules.x86.stores import outgrows_caches
+from tvm_deconv.schedules.x86.stores import LINE, outgrows_caches
 from tvm_deconv.targets import CpuTarget
 
 _AnyTile = TypeVar("_AnyTile")
@@ -58,8 +58,6 @@ _MOST_GROUPS = 256
 _MOST_VECTORS = 4
 #: The cost of a load, relative to that of a multiply-add, where it is not what takes longest.
 _LOAD = 0.1
-#: Bits of a cache line.
-_LINE_BITS = 512
 #: Stores of a register tile that the next tile's multiply-adds hide, whatever their lines wait for.
 _HIDDEN_STORES = 18
 #: Bytes from one address to the next that competes with it for stores past the caches.
@@ -163,7 +161,7 @@ def register_tiles(
     row_taps = min((run.taps for run in geometry.axes[2].runs), default=1)
     taps, crowds = _taps(geometry), form == ROWS and geometry.in_channels == 1
     # All taps of a row but one read vectors that lie across two lines, which costs one more load.
-    crossing = 1 + (row_taps - 1) / row_taps * target.vector_bits / _LINE_BITS if form == ROWS else 1.0
+    crossing = 1 + (row_taps - 1) / row_taps * target.vector_bits / (8 * LINE) if form == ROWS else 1.0
     for vectors, phases in itertools.product(range(1, target.vector_registers // 2), _divisors(most_phases)):
         scalars = (target.vector_registers - 1 - vectors) // vectors
         for broadcast in range(phases, scalars + 1, phases):
@@ -208,7 +206,7 @@ def _group_tiles(geometry: Geometry, target: CpuTarget, lanes: int) -> list[Regi
     most_phases = max((runs[1].count * runs[2].count for runs in geometry.runs), default=1)
     row_taps = min((run.taps for run in geometry.axes[2].runs), default=1)
     taps = max(geometry.taps, 1) / math.prod(axis.stride for axis in geometry.axes)
-    halves = target.vector_registers > 16 and target.vector_bits < _LINE_BITS
+    halves = target.vector_registers > 16 and target.vector_bits < 8 * LINE
     for vectors, phases in itertools.product(range(1, _MOST_VECTORS + 1), _divisors(most_phases)):
         part = vectors * lanes
         for positions in range(1, (target.vector_registers - 1 - vectors) // (vectors * phases) + 1):
@@ -575,7 +573,7 @@ class _Arithmetic:
         made = phases * channels * blocks.block
         # Less than a line of channels of a position: other tiles of channels move the line again.
         several = self.form == GROUPS and (geometry.groups > registers.channels)
-        again = np.where(several, np.maximum(1.0, _LINE_BITS / 8 / (registers.channels * element)), 1.0)
+        again = np.where(several, np.maximum(1.0, LINE / (registers.channels * element)), 1.0)
         # Sums of data that were transposed are made when those are no longer near.
         near, sums = (1.0, 2 * costs.sum) if self.transposes else (costs.near, costs.sum)
         cycles = (self.pack * again * work.data * (near if work.sums else 1.0) + sums * work.sums) * packed / element
@@ -594,16 +592,14 @@ class _Arithmetic:
     def _keeps_data(self, registers: _Registers, packed: Array) -> Array:
         """Tell whether the `packed` elements of a block stay in registers from the caller's data to the products.
 
-        That is so if the block is register tiles without a halo, whose products LLVM unrolls wholly, and leave enough
-        registers to the data.
+        That is so if the block is small register tiles without a halo, whose products leave enough registers to the
+        data.
         """
-        filters, terms = registers.phases * registers.channels, ceil_div(self.geometry.in_channels, self.lanes)
         kept: Array = (
             (self.form == INPUTS)
             & (packed == registers.positions * self.geometry.in_channels)
             & (packed * _element_bytes(self.target, self.lanes) < _WORKSPACE)
-            & (filters * registers.positions <= LATENCY_ACCUMULATORS)
-            & (terms * (filters * registers.positions + filters + registers.positions + 3) < _UNROLLED)
+            & (registers.phases * registers.channels * registers.positions <= LATENCY_ACCUMULATORS)
         )
         return kept
 
@@ -621,7 +617,7 @@ class _Arithmetic:
         if self.stores_channels:
             apart: Array = registers.phases % axes[2].stride != 0
             again: Array = np.zeros_like(apart)
-            if self.form == CHANNELS and self.geometry.out_channels * element % (_LINE_BITS // 8):
+            if self.form == CHANNELS and self.geometry.out_channels * element % LINE:
                 # Tiles of channels of a position share lines, which may have left the second-level cache in between.
                 shared = registers.channels < self.geometry.out_channels
                 outputs = blocks.block * math.prod(axis.stride for axis in axes) * self.geometry.out_channels

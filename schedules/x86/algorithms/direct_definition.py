@@ -25,7 +25,7 @@ from tvm_deconv.schedules.x86 import (
     tiles,
 )
 from tvm_deconv.schedules.x86.calls import for_all_calls
-from tvm_deconv.schedules.x86.conversions import rounds_rows, row_conversion
+from tvm_deconv.schedules.x86.conversions import rounds_rows, row_conversions
 from tvm_deconv.schedules.x86.direct import schedule_direct
 from tvm_deconv.schedules.x86.dot import ROUNDING, direct_words, dot_functions
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
@@ -121,18 +121,14 @@ class _Form:
         joined, joining = row_joining(problem, target, lanes) if joins else ("", "")
         scheduled = schedule_direct(definition, plan, problem, whole, words, joining).mod["main"]
         scheduled = load_words(scheduled) if words else scheduled
-        rounded, rounding = exact_rounding(problem, target, lanes)
-        products = joined or rounded
-        if words:
-            products, rounding = joined + dot_functions(words, lanes), ROUNDING
+        rounded, rounding = ("", ROUNDING) if words else exact_rounding(problem, target, lanes)
+        called = joined + (dot_functions(words, lanes) if words else "")
+        products = called or rounded
 
         def usual() -> PrimFunc:
+            conversions = row_conversions(problem, target, stored=whole or joins)
             past = streams and not whole
-            functions = joined + (dot_functions(words, lanes) if words else "")
-            if whole or joins:
-                return lower(scheduled, definition.end, streams=past, products=functions)
-            conversion = partial(row_conversion, problem, target)
-            return lower(scheduled, definition.end, streams=past, products=functions, conversion=conversion)
+            return lower(scheduled, definition.end, streams=past, products=called, conversions=conversions)
 
         geometry = Geometry.of(problem, bool(plan.tile.uncropped))
         if self.form == INPUTS:

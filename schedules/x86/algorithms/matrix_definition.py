@@ -18,7 +18,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.x86 import matrix_tiles
 from tvm_deconv.schedules.x86.calls import for_all_calls
-from tvm_deconv.schedules.x86.conversions import row_conversion
+from tvm_deconv.schedules.x86.conversions import row_conversions
 from tvm_deconv.schedules.x86.dot import dot_functions, words_of
 from tvm_deconv.schedules.x86.interleave import bytes_intrinsic
 from tvm_deconv.schedules.x86.lowering import lower
@@ -91,11 +91,11 @@ class _Transforms:
         scheduled = schedule_matrix(definition, plan, problem.accumulate_dtype, whole, words, transposition)
         streams = outgrows_caches(problem) and not whole
         products = dot_functions(words, lanes) if words else ""
-        conversion = (lambda _: "") if whole or narrows else partial(row_conversion, problem, target)
+        conversions = row_conversions(problem, target, stored=whole or narrows)
         func = load_words(scheduled.mod["main"]) if words else scheduled.mod["main"]
         return Kernel(
             problem=problem,
-            deconv=lower(func, definition.end, streams=streams, products=products, conversion=conversion),
+            deconv=lower(func, definition.end, streams=streams, products=products, conversions=conversions),
             pack=pack_matrix_filter(problem, definition.sections, definition.packed_elements, words),
             algorithm=self.name,
             knobs=plan.knobs,
