@@ -29,7 +29,7 @@ from tvm_deconv.compute.phases import AxisPhases, Geometry, axis_rows
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
-from tvm_deconv.schedules.x86 import register_channels, register_rows
+from tvm_deconv.schedules.x86 import register_channels, register_parts, register_rows
 from tvm_deconv.schedules.x86.costs import Costs, costs_of
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.ranking import Ranking
@@ -454,8 +454,8 @@ class _Arithmetic:
 
     `pack` and `finish` are the cycles to pack a vector and to finish one of the output. `row_phases` is not 0 if
     register tiles of as many phases may be finished in registers; if it `stores_channels`, all are, with vectors of
-    channels. If `streams_filter`, the filter exceeds the caches.
-    If it `transposes`, vectors of channels become vectors of positions.
+    channels; if it `stores_parts`, those of all phases of a row are. If `streams_filter`, the filter exceeds the
+    caches. If it `transposes`, vectors of channels become vectors of positions.
     """
 
     problem: Problem
@@ -470,6 +470,7 @@ class _Arithmetic:
     finish: float
     row_phases: int
     stores_channels: bool
+    stores_parts: bool
     streams_filter: bool
     transposes: bool
 
@@ -492,6 +493,7 @@ class _Arithmetic:
         finish += costs.sum * (work.results - 1)
         stores_channels = register_channels.supports(problem, geometry, form)
         row_phases = geometry.axes[2].stride if rows and register_rows.supports(problem, geometry, lanes) else 0
+        stores_parts = rows and register_parts.supports(problem, geometry, target, lanes)
         elements = geometry.groups * geometry.in_channels * geometry.out_channels * geometry.taps
         streams_filter = elements * _element_bytes(target, lanes) > target.l2_bytes * costs.far_share
         return _Arithmetic(
@@ -507,6 +509,7 @@ class _Arithmetic:
             finish,
             row_phases,
             stores_channels,
+            stores_parts,
             streams_filter,
             transposes,
         )
@@ -537,10 +540,9 @@ class _Arithmetic:
     def cost(self, blocks: _Blocks, registers: _Registers) -> Array:
         """Return the cycles per useful product, relative to two vector multiply-adds per cycle."""
         geometry, work, lanes, costs = self.geometry, self.work, self.lanes, self.costs
+        stores_rows = (blocks.aligned & (self.row_phases > 0)) | (blocks.rows & self.stores_parts)
         finishes_in_registers = np.bool_(self.stores_channels) | (
-            blocks.aligned
-            & (self.row_phases > 0 and max(self.outputs) == 1)
-            & (registers.phases % geometry.axes[2].stride == 0)
+            stores_rows & (max(self.outputs) == 1) & (registers.phases % geometry.axes[2].stride == 0)
         )
         useful = geometry.batch * math.prod(axis.positions for axis in geometry.axes)
         positions = round_up(blocks.positions, registers.positions)

@@ -117,7 +117,7 @@ def test_blocks_of_rows_store_no_outputs_that_do_not_exist():
         ({"data_format": "NXC"}, "x86-64-v4"),
         ({"kernel": (4, 3)}, "x86-64-v4"),
         ({"batch": "any"}, "x86-64-v4"),
-        ({"data_spatial": (5, 10), "output_spatial": (10, 20)}, "x86-64-v4"),
+        ({"data_spatial": (5, 6), "output_spatial": (10, 12)}, "x86-64-v4"),
         ({"batch": 64, "groups": 512}, "x86-64-v4"),
         ({}, "x86-64-v3"),
     ],
@@ -126,3 +126,11 @@ def test_blocks_of_rows_store_no_outputs_that_do_not_exist():
 def test_other_layers_keep_their_stages(changed, target):
     assert part_plans(DEPTHWISE, V4)
     assert not part_plans(DEPTHWISE.replace(**changed), CPU_TARGETS[target])
+
+
+def test_the_default_has_all_phases_of_a_row():
+    # centernet's depthwise layer of stride 4: with phases of the output alone, there are four runs of them.
+    problem = td.Problem(1, 64, 1, 1, (32, 32), (8, 8), (4, 4), (1, 1), (2, 2), (128, 128))
+    algorithm, plan = X86.default(problem, V4)
+    assert algorithm == ROWS
+    assert supports(problem, V4, plan)
