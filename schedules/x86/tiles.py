@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import TypeVar
 
@@ -66,9 +66,8 @@ _PAGE = 2048
 
 def knobs_of(tile: Tile | MatrixTile, share_data: bool, halves: bool) -> dict[str, int]:
     """Return the knobs of a plan of any definition, without those that have their default values."""
-    defaults = {"halves": 0, **{part.name: part.default for part in fields(tile)}}
-    knobs = {**asdict(tile), "share_data": int(share_data), "halves": int(halves)}
-    return {name: value for name, value in knobs.items() if value != defaults.get(name)}
+    knobs = {part.name: value for part in fields(tile) if (value := getattr(tile, part.name)) != part.default}
+    return {**knobs, "share_data": int(share_data), **({"halves": 1} if halves else {})}
 
 
 def parts_of(knobs: Mapping[str, int], tile: Callable[..., _AnyTile]) -> tuple[_AnyTile, bool, bool]:

@@ -169,24 +169,28 @@ def test_the_cheapest_candidates_are_searched(monkeypatch):
     assert len(got) >= 12
 
 
-class Building(Arithmetic):
-    """A machine on which each build takes `build_seconds`, and all schedules about as long as costs have it."""
+class Taking(Arithmetic):
+    """A machine on which each trial takes this long, and all schedules run about as long as costs have it."""
 
-    def __init__(self, build_seconds):
+    def __init__(self, build_seconds, measurement_seconds):
         cost = costs(FAR)
         super().__init__(lambda _, schedule: 1e-3 * cost[schedule], lambda _: 1e-9)
-        self.build_seconds = build_seconds
+        self.taken = build_seconds, measurement_seconds
 
     def round(self, search, schedules):
         for one in super().round(search, schedules):
-            search.note_build(one.algorithm, self.build_seconds)
+            search.note_build(one.algorithm, self.taken[0])
+            search.note_measurement(self.taken[1])
             yield one
 
 
-@pytest.mark.parametrize(("build_seconds", "trials"), [(0.1, 12), (0.9, 8), (5.0, 6)])
-def test_a_problem_whose_builds_are_slow_has_a_smaller_share(build_seconds, trials, monkeypatch):
+@pytest.mark.parametrize(
+    ("build_seconds", "measurement_seconds", "trials"),
+    [(0.1, 0.01, 12), (0.9, 0.01, 8), (5.0, 0.01, 6), (0.1, 0.8, 8), (0.1, 3.0, 6)],
+)
+def test_a_problem_whose_trials_are_slow_has_a_smaller_share(build_seconds, measurement_seconds, trials, monkeypatch):
     monkeypatch.setattr(search, "_NOTHING", 1.0)
-    got, ended = spent(Building(build_seconds), [FAR], 64)
+    got, ended = spent(Taking(build_seconds, measurement_seconds), [FAR], 64)
     assert ended == ["no gain expected"]
     assert len(got) == trials
 
@@ -458,11 +462,14 @@ def test_a_slow_candidate_has_few_calls():
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.014])
-def test_slow_calls_take_few_turns_however_good_they_are(seconds):
+@pytest.mark.parametrize(("ratio", "again", "calls"), [(0.9, False, 2), (1.0, False, 2), (1.4, False, 1), (0.9, True, 1)])
+def test_slow_calls_are_turns_of_their_own(seconds, ratio, again, calls):
     machine = Drifting()
-    found = harness.raced(machine.function("candidate", 0.9 * seconds), machine.function("default", seconds), 1.0)
-    assert found.ratio == pytest.approx(0.9, rel=0.1)
-    assert sum(1 for name, _ in machine.calls if name == "candidate") == 3
+    functions = machine.function("candidate", ratio * seconds), machine.function("default", seconds)
+    found = harness.raced(*functions, 1.0, again=again)
+    assert found.ratio == pytest.approx(ratio, rel=0.1)
+    assert found.runs == calls
+    assert machine.calls == calls * [("candidate", 1), ("default", 1)]
 
 
 def test_the_turns_of_a_fast_candidate_are_short():

@@ -102,7 +102,9 @@ class Evaluator:
         def measure(schedule: Schedule) -> Record:
             start = time.monotonic()
             outcome = self._outcome(search, built[schedule])
-            self._measured = [self._measured[0] + 1, self._measured[1] + time.monotonic() - start]
+            seconds = time.monotonic() - start
+            self._measured = [self._measured[0] + 1, self._measured[1] + seconds]
+            search.note_measurement(seconds)
             return self._record(search, schedule, outcome, code_of(built[schedule]))
 
         for record in self._runner.map(measure, schedules):

@@ -33,7 +33,7 @@ _NOTHING = 0.03
 #: Candidates, the cheapest: the fastest of 500 plans of eight layers were among the 170 cheapest of up to 12,900.
 _CANDIDATES = 2048
 #: Trials of a problem before another that promises more may have its turns, and before its search may end; the least if
-#: their builds take so many seconds of processor time.
+#: they take so many seconds: processor time of builds, and measurements.
 _SHARE, _LEAST_SHARE, _SHARE_SECONDS = 12, 6, 7.0
 #: Finalists besides the default: at most this many, not slower than the fastest of them by more than `_NEAR` of its
 #: time. They may be slower than the default by twice as much: its own trial may have been lucky.
@@ -74,6 +74,7 @@ class Search:
         self._space: list[Candidate] = []
         self._numbers: dict[Schedule, int] = {}
         self._build_seconds: dict[str, list[float]] = {}
+        self._measurement_seconds: list[float] = []
 
     def _known_schedules(self) -> list[Schedule]:
         known = [self.default]
@@ -131,6 +132,10 @@ class Search:
         """Add the processor time that the build of a candidate took."""
         self._build_seconds.setdefault(algorithm, []).append(seconds)
 
+    def note_measurement(self, seconds: float) -> None:
+        """Add the time that the measurement of a candidate took."""
+        self._measurement_seconds.append(seconds)
+
     @property
     def priority(self) -> tuple[bool, float]:
         """The order of problems: all get their share first, then those go first where another build gains most.
@@ -166,10 +171,10 @@ class Search:
 
     def _has_share(self, more: int = 0) -> bool:
         """Return whether this problem has had its share of trials, if there were so many `more`."""
-        spent = [seconds for of_algorithm in self._build_seconds.values() for seconds in of_algorithm]
+        builds = [seconds for of_algorithm in self._build_seconds.values() for seconds in of_algorithm]
         number = len(self.tried) + more
-        enough = sum(spent) * (1 + more / max(len(spent), 1)) >= _SHARE_SECONDS
-        return number >= _SHARE or (number >= _LEAST_SHARE and enough)
+        spent = sum(sum(each) * (1 + more / max(len(each), 1)) for each in (builds, self._measurement_seconds))
+        return number >= _SHARE or (number >= _LEAST_SHARE and spent >= _SHARE_SECONDS)
 
     def _assume(self, number: int, assumed: dict[int, float]) -> None:
         assumed[number] = math.exp(self._predict(assumed).mean[number])

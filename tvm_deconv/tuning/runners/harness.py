@@ -28,8 +28,9 @@ _TURNS = 3
 _MOST_RUNS = 50  # of a turn
 _SAMPLE_SECONDS = 2e-4  # shorter calls are timed several at a time
 _TURN_SECONDS = 0.005
-_SLOW = 2 * _TURN_SECONDS  # a call that takes longer is its own average: such a candidate has one turn after the first
+_SLOW = 2 * _TURN_SECONDS  # a call that takes longer is its own average, and a turn
 _HOPELESS = 1.3  # a candidate this many times slower than the best has had its chance after one short turn
+_SLOW_HOPELESS = 1.15  # of calls that are slow, and so vary less
 _Sample = Callable[[int, int], Sequence[float]]
 
 
@@ -114,21 +115,22 @@ class Harness:
         with self._machine.attempt(timeout):
             bound = self._bind(built)
             again = built.deconv in self._checked
-            if not again:
-                self._check(bound)
-                self._checked.add(built.deconv)
-            measured = raced(bound.sample, self._reference.sample, best, again=again)
+            first = None if again else self._check(bound)
+            self._checked.add(built.deconv)
+            measured = raced(bound.sample, self._reference.sample, best, first=first, again=again)
             return dataclasses.replace(measured, waited=bound.waited())
 
-    def _check(self, bound: Bound) -> None:
+    def _check(self, bound: Bound) -> float | None:
+        """Call a candidate, and look at its output; return the time of the call if that is known."""
         assert self._problem is not None
         self._out.poison(self._poison)
-        bound.run()
+        seconds = bound.run()
         if not self._out.intact(self._poison):
             raise ArithmeticError("wrote outside of its output")
         difference = deviation(self._problem, self._read(), self._expected)
         if not difference.allowed:
             raise ArithmeticError(f"differs from the default by {difference.largest:.1e} of its largest element")
+        return seconds
 
     def _read(self) -> Array:
         assert self._problem is not None
@@ -141,10 +143,17 @@ class Harness:
             packed = self._machine.put(empty((built.packed_elements,), np.dtype(built.packed_dtype)))
             self._machine.bind(built.pack, "pack", (self._filter, packed)).run()
             self._packed[built.pack] = packed
-        elements = built.workspace_elements
-        workspace = [self._machine.put(np.empty(elements, problem.accumulate_dtype))] if elements else []
-        arguments = (self._data, self._packed[built.pack], *self._bias, *workspace, self._out.argument)
+        arguments = (self._data, self._packed[built.pack], *self._bias, *self._workspace(built), self._out.argument)
         return self._machine.bind(built.deconv, "deconv", arguments)
+
+    def _workspace(self, built: Built) -> list[Any]:
+        """Return the workspace that "deconv" takes, if it takes one: poisoned, so that no call waits for its pages."""
+        if not built.workspace_elements:
+            return []
+        assert self._problem is not None
+        workspace = np.empty(built.workspace_elements, self._problem.accumulate_dtype)
+        workspace.view(np.uint8).fill(0xFF)
+        return [self._machine.put(workspace)]
 
 
 def _bits(array: Array) -> Array:
@@ -152,19 +161,22 @@ def _bits(array: Array) -> Array:
     return array.view(storage(array.dtype.name))
 
 
-def raced(sample: _Sample, reference: _Sample, best: float, *, again: bool = False) -> Measured:
+def raced(
+    sample: _Sample, reference: _Sample, best: float, *, first: float | None = None, again: bool = False
+) -> Measured:
     """Let a candidate take turns with the reference, both by their `Bound.sample`.
 
     Other programs slow a machine down for longer than a turn takes, and so both alike. The first turns are short. Those
-    behind them last long enough, unless `best` is out of reach. Slow calls have one, which the first counts beside.
-    What is measured `again` has one turn, which is long enough.
+    behind them last long enough, unless `best` is out of reach. Slow calls have two turns of one call, or one then.
+    What is measured `again` has one turn, which is long enough. `first` is the time of a call that is over.
     """
-    racers = _Racer(sample), _Racer(reference)
-    turns = [tuple(racer.turn(_TURN_SECONDS if again else 0.0) for racer in racers)]
+    racers = _Racer(sample, first), _Racer(reference)
+    slow = racers[0].first[0] > _SLOW
+    turns = [tuple(racer.first if slow else racer.turn(_TURN_SECONDS if again else 0.0) for racer in racers)]
     if not again:
-        promising = statistics.median(turns[0][0]) <= _HOPELESS * best * statistics.median(turns[0][1])
-        slow = statistics.median(turns[0][0]) > _SLOW
-        for _ in range(1 if slow else _TURNS):
+        hopeless = _SLOW_HOPELESS if slow else _HOPELESS
+        promising = statistics.median(turns[0][0]) <= hopeless * best * statistics.median(turns[0][1])
+        for _ in range(promising if slow else _TURNS):
             turns.append(tuple(racer.turn(_TURN_SECONDS if promising else 0.0) for racer in racers))
         if promising and not slow:
             del turns[0]
@@ -180,10 +192,11 @@ def raced(sample: _Sample, reference: _Sample, best: float, *, again: bool = Fal
 
 
 class _Racer:
-    """A function that takes turns; short calls are timed several at a time."""
+    """A function that takes turns after its `first` call; short calls are timed several at a time."""
 
-    def __init__(self, sample: _Sample) -> None:
-        (self._seconds,) = sample(1, 1)
+    def __init__(self, sample: _Sample, first: float | None = None) -> None:
+        self.first = sample(1, 1) if first is None else [first]
+        (self._seconds,) = self.first
         self.calls = max(1, min(1000, int(_SAMPLE_SECONDS / max(self._seconds, 1e-7))))
         self._sample = sample
 

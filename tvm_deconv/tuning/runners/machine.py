@@ -16,10 +16,10 @@ from tvm_deconv.targets import Host
 class Bound(NamedTuple):
     """A function with its arguments: `run` calls it, `sample(number, repeat)` times `repeat` means of `number` calls.
 
-    `waited` returns the share of the time of all samples in which the caller had no CPU; None if that is not known.
+    `run` returns the seconds that the call took, if the machine's clock told. `waited` returns the share of the time of all samples in which the caller had no CPU; None if that is not known.
     """
 
-    run: Callable[[], object]
+    run: Callable[[], float | None]
     sample: Callable[[int, int], Sequence[float]]
     waited: Callable[[], float | None] = lambda: None
 
