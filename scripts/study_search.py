@@ -32,7 +32,7 @@ from tvm_deconv.frontends import scan
 from tvm_deconv.targets import Target, get, native
 from tvm_deconv.tuning.builders import BuilderPool, Built
 from tvm_deconv.tuning.calibration import Calibration
-from tvm_deconv.tuning.evaluator import Evaluator
+from tvm_deconv.tuning.evaluator import Evaluator, Proposals
 from tvm_deconv.tuning.runners.local import LocalRunner
 from tvm_deconv.tuning.search import Search
 from tvm_deconv.tuning.session import decide
@@ -125,7 +125,12 @@ class Measurer(Evaluator):
 
     prebuilt: Mapping[tuple[str, Schedule], Built | str]
 
-    def build(self, search: Search, schedules: Sequence[Schedule]) -> dict[Schedule, Built | str]:
+    def build(
+        self,
+        search: Search,
+        schedules: Sequence[Schedule],
+        following: Proposals | None = None,  # noqa: ARG002
+    ) -> dict[Schedule, Built | str]:
         """Return what was compiled before."""
         return {schedule: self.prebuilt[search.key, schedule] for schedule in schedules}
 

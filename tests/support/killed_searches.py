@@ -28,8 +28,11 @@ class Instant(Runner):
 
     _give = _take
 
-    def build(self, _: str, schedules: list) -> dict:
+    def build(self, _: str, schedules: list, __: object) -> dict:
         return dict.fromkeys(schedules, Built(Path("/none"), Path("/none"), 0, "float32"))
+
+    def pause(self) -> None:
+        """Nothing runs beside a measurement."""
 
     def multiply_add_rate(self, *_) -> float:
         return 1e12

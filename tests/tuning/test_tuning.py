@@ -85,7 +85,11 @@ class Arithmetic:
     def measure_floors(self, problems):
         assert list(problems)
 
-    def round(self, search, schedules):
+    def prepare(self, proposals):
+        assert proposals.schedules
+
+    def round(self, search, schedules, following=None):
+        assert not following or following.search is not search
         for schedule in schedules:
             yield record(search.problem, schedule, self.seconds(search.problem, schedule), **CONDITIONS)
 
@@ -177,8 +181,8 @@ class Taking(Arithmetic):
         super().__init__(lambda _, schedule: 1e-3 * cost[schedule], lambda _: 1e-9)
         self.taken = build_seconds, measurement_seconds
 
-    def round(self, search, schedules):
-        for one in super().round(search, schedules):
+    def round(self, search, schedules, following=None):
+        for one in super().round(search, schedules, following):
             search.note_build(one.algorithm, self.taken[0])
             search.note_measurement(self.taken[1])
             yield one
@@ -246,8 +250,8 @@ class Slow(Arithmetic):
     def monotonic(self):
         return self.now
 
-    def round(self, search, schedules):
-        for one in super().round(search, schedules):
+    def round(self, search, schedules, following=None):
+        for one in super().round(search, schedules, following):
             self.now += 0.1 if (one.problem, one.schedule) in self.built else 1.0
             self.built.add((one.problem, one.schedule))
             yield one
@@ -461,15 +465,36 @@ def test_a_slow_candidate_has_few_calls():
     assert fast.runs > 20 * found.runs
 
 
-@pytest.mark.parametrize("seconds", [0.05, 0.014])
-@pytest.mark.parametrize(("ratio", "again", "calls"), [(0.9, False, 2), (1.0, False, 2), (1.4, False, 1), (0.9, True, 1)])
+@pytest.mark.parametrize(
+    ("seconds", "ratio", "again", "calls"),
+    [
+        (0.014, 0.9, False, 2),
+        (0.05, 0.9, False, 2),
+        (0.2, 0.9, False, 2),
+        (0.05, 1.4, False, 1),
+        (0.05, 0.9, True, 2),
+        (0.2, 0.9, True, 1),
+    ],
+)
 def test_slow_calls_are_turns_of_their_own(seconds, ratio, again, calls):
     machine = Drifting()
     functions = machine.function("candidate", ratio * seconds), machine.function("default", seconds)
     found = harness.raced(*functions, 1.0, again=again)
-    assert found.ratio == pytest.approx(ratio, rel=0.1)
+    assert found.ratio == pytest.approx(ratio, rel=0.25)
     assert found.runs == calls
     assert machine.calls == calls * [("candidate", 1), ("default", 1)]
+    machine.calls.clear()
+    first = functions[0](1, 1)
+    assert harness.raced(*functions, 1.0, first=first[0], again=again).runs == calls
+    assert machine.calls == calls * [("candidate", 1), ("default", 1)]
+
+
+@pytest.mark.parametrize(("seconds", "runs"), [(0.05, 2), (1e-4, 34)])
+def test_the_default_is_as_fast_as_itself(seconds, runs):
+    found = harness.alone(Drifting().function("default", seconds))
+    assert found.ratio == 1.0
+    assert found.runs == runs
+    assert seconds < found.reference == found.seconds < 2 * seconds
 
 
 def test_the_turns_of_a_fast_candidate_are_short():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,8 +84,10 @@ class BuilderPool:
 
         backend = backend_of(target)
         arguments = backend.trial_target(target), scratch, backend.toolchain(scratch)
+        self._begun: dict[tuple[str, Schedule], Future[Built | str]] = {}
         with contextlib.ExitStack() as stack:
             self._threads = stack.enter_context(ThreadPoolExecutor(jobs))
+            stack.callback(self._cancel)
             workers = (Worker(Builder, *arguments, limits=BUILD) for _ in range(jobs))
             self._idle = [stack.enter_context(worker) for worker in workers]
             self._stack = stack.pop_all()
@@ -96,11 +98,41 @@ class BuilderPool:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def build(self, key: str, schedules: Sequence[Schedule]) -> dict[Schedule, Built | str]:
-        """Compile schedules of the problem with this key; the text of a candidate says why it does not compile."""
-        return dict(
-            zip(schedules, self._threads.map(lambda schedule: self._build(key, schedule), schedules), strict=True)
-        )
+    def build(
+        self, key: str, schedules: Sequence[Schedule], following: tuple[str, Sequence[Schedule]] | None = None
+    ) -> dict[Schedule, Built | str]:
+        """Compile schedules of the problem with this key; the text of a candidate says why it does not compile.
+
+        Those that are `following`, of another problem, are begun when nothing else is left, one at a time; a `build` of
+        them goes on where that is.
+        """
+        begun = {schedule: self._begun.pop((key, schedule), None) for schedule in schedules}
+        futures = {
+            schedule: future if future and not future.cancel() else self._threads.submit(self._build, key, schedule)
+            for schedule, future in begun.items()
+        }
+        self._cancel()
+        if following:
+            other, rest = following
+            self._begun = {(other, schedule): Future() for schedule in rest}
+            self._threads.submit(self._build_begun, self._begun)
+        return {schedule: future.result() for schedule, future in futures.items()}
+
+    def pause(self) -> None:
+        """Return when nothing is compiled; what has not begun yet has to wait for its `build`."""
+        wait([future for future in self._begun.values() if not future.cancel()])
+
+    def _cancel(self) -> None:
+        for future in self._begun.values():
+            future.cancel()
+
+    def _build_begun(self, begun: Mapping[tuple[str, Schedule], Future[Built | str]]) -> None:
+        for (key, schedule), future in begun.items():
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(self._build(key, schedule))
+                except BaseException as error:
+                    future.set_exception(error)
 
     def _build(self, key: str, schedule: Schedule) -> Built | str:
         worker = self._idle.pop()

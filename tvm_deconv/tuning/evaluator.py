@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from tvm_deconv.compiler.fingerprint import kernel_digest
 from tvm_deconv.compiler.process import WorkerError
@@ -28,6 +29,13 @@ from tvm_deconv.tuning.search import Search
 _RATE_SECONDS = 120.0  # for measuring one rate of the machine
 _ROUND = 6  # a last build that others wait for is a smaller part of a larger round
 _LONGEST = 50  # a candidate may take this many times as long as the fastest, if that is more than the timeout
+
+
+class Proposals(NamedTuple):
+    """Schedules that a search proposes for a round."""
+
+    search: Search
+    schedules: Sequence[Schedule]
 
 
 class Evaluator:
@@ -50,9 +58,10 @@ class Evaluator:
         self._copy_rate = 0.0
         self._baselines: dict[str, Baseline] = {}
         self._default_seconds: dict[str, float] = {}
-        self._kept: dict[tuple[str, Schedule], Built] = {}
-        jobs = jobs or os.cpu_count() or 1
-        self._jobs = jobs
+        self._kept: dict[tuple[str, Schedule], Built | str] = {}
+        cpus = len(os.sched_getaffinity(0))
+        self._jobs = jobs = jobs or os.cpu_count() or 1
+        self._has_another_cpu = jobs > 1 and (not runner.local or runner.threads < cpus)
         self.disturbance = Disturbance(on_this_machine=runner.local)
         self._measured = [0, 0.0]
         with contextlib.ExitStack() as stack:
@@ -81,16 +90,21 @@ class Evaluator:
         rate = self._rates.get(self._runner.multiplied(problem) or "")
         return max(problem.min_bytes / self._copy_rate, problem.macs / rate if rate else 0.0)
 
-    def round(self, search: Search, schedules: Sequence[Schedule]) -> Iterator[Record]:
+    def round(
+        self, search: Search, schedules: Sequence[Schedule], following: Proposals | None = None
+    ) -> Iterator[Record]:
         """Compile all of `schedules`, then measure each; yield their records, which the log has by then.
 
-        A candidate that is being measured when the caller stops listening is written to the log all the same.
+        A CPU that these leave compiles what is `following`, for the next round; without that nothing runs beside the
+        measurements. A candidate that is being measured when the caller stops listening is written to the log all the
+        same.
         """
         if not schedules:
             return
-        default = [] if search.key in self._baselines else [search.default]
-        built = self.build(search, list(dict.fromkeys([*default, *schedules])))
-        if default:
+        built = self.build(search, self._needed(search, schedules), following if self._has_another_cpu else None)
+        if not following:
+            self._builders.pause()
+        if search.key not in self._baselines:
             reference = built[search.default]
             if isinstance(reference, str):
                 search.broken = True
@@ -124,24 +138,38 @@ class Evaluator:
         number, seconds = self._measured
         return seconds / max(number, 1)
 
-    def build(self, search: Search, schedules: Sequence[Schedule]) -> dict[Schedule, Built | str]:
-        """Compile those of `schedules` that are not kept from an earlier round."""
-        kept = {
-            schedule: self._kept[search.key, schedule] for schedule in schedules if (search.key, schedule) in self._kept
-        }
-        built = self._builders.build(search.key, [schedule for schedule in schedules if schedule not in kept])
-        for schedule, candidate in built.items():
+    def prepare(self, proposals: Proposals) -> None:
+        """Compile what a round of these needs."""
+        self.build(proposals.search, self._needed(*proposals))
+
+    def build(
+        self, search: Search, schedules: Sequence[Schedule], following: Proposals | None = None
+    ) -> dict[Schedule, Built | str]:
+        """Compile those of `schedules` that are not kept from an earlier round, and begin with those `following`."""
+        unbuilt = self._unbuilt(search, schedules)
+        next = (following.search.key, self._unbuilt(following.search, self._needed(*following))) if following else None
+        for schedule, candidate in self._builders.build(search.key, unbuilt, next).items():
+            self._kept[search.key, schedule] = candidate
             if isinstance(candidate, Built):
                 search.note_build(schedule.algorithm, candidate.seconds)
-                self._kept[search.key, schedule] = candidate
-        return {**kept, **built}
+        return {schedule: self._kept[search.key, schedule] for schedule in schedules}
+
+    def _needed(self, search: Search, schedules: Sequence[Schedule]) -> list[Schedule]:
+        """Return what a round compiles: the default, too, where nothing is held against it yet."""
+        default = [] if search.key in self._baselines else [search.default]
+        return list(dict.fromkeys([*default, *schedules]))
+
+    def _unbuilt(self, search: Search, schedules: Sequence[Schedule]) -> list[Schedule]:
+        return [schedule for schedule in schedules if (search.key, schedule) not in self._kept]
 
     def _keep_fastest(self, search: Search) -> None:
         """Remove the libraries of a problem but those that take turns, or may at the end."""
         wanted = search.wanted
         for key, schedule in [*self._kept]:
             if key == search.key and schedule not in wanted:
-                self._kept.pop((key, schedule)).deconv.unlink(missing_ok=True)
+                candidate = self._kept.pop((key, schedule))
+                if isinstance(candidate, Built):
+                    candidate.deconv.unlink(missing_ok=True)
 
     def _outcome(self, search: Search, built: Built | str) -> Measured | str:
         """Measure a candidate; return why it has no time if it fails."""

@@ -107,7 +107,7 @@ class Search:
             return ""
         if len(self._tried_numbers()) == len(self._space):
             return "all tried"
-        if not self._has_share():
+        if not self.has_share():
             return ""
         if self._gap() <= _NOTHING:
             return "at the floor"
@@ -136,6 +136,13 @@ class Search:
         """Add the time that the measurement of a candidate took."""
         self._measurement_seconds.append(seconds)
 
+    def has_share(self, more: int = 0) -> bool:
+        """Return whether this problem has had its share of trials, if there were so many `more`."""
+        builds = [seconds for of_algorithm in self._build_seconds.values() for seconds in of_algorithm]
+        number = len(self.tried) + more
+        spent = sum(sum(each) * (1 + more / max(len(each), 1)) for each in (builds, self._measurement_seconds))
+        return number >= _SHARE or (number >= _LEAST_SHARE and spent >= _SHARE_SECONDS)
+
     @property
     def priority(self) -> tuple[bool, float]:
         """The order of problems: all get their share first, then those go first where another build gains most.
@@ -144,8 +151,8 @@ class Search:
         one slow layer rules, and the mean of the parts, to which layers of microseconds count as much as any.
         """
         if self._least == math.inf or self._known is None:
-            return not self._has_share(), math.inf
-        return not self._has_share(), min(self._promise(), self._gap()) * math.sqrt(self._least)
+            return not self.has_share(), math.inf
+        return not self.has_share(), min(self._promise(), self._gap()) * math.sqrt(self._least)
 
     def propose(self, count: int) -> list[Schedule]:
         """Return up to `count` schedules that have not been tried yet."""
@@ -160,7 +167,7 @@ class Search:
                 self._assume(self._numbers[schedule], assumed)
         while len(proposals) < count:
             gains = self._gains(assumed)
-            enough = _NOTHING if self._has_share(len(proposals)) else 0.0
+            enough = _NOTHING if self.has_share(len(proposals)) else 0.0
             worth = np.where(gains > enough, gains / self._build_costs(), -1.0)
             number = int(np.argmax(worth)) if len(worth) else 0
             if not len(worth) or worth[number] < 0:
@@ -168,13 +175,6 @@ class Search:
             self._assume(number, assumed)
             proposals.append(self._space[number].schedule)
         return proposals
-
-    def _has_share(self, more: int = 0) -> bool:
-        """Return whether this problem has had its share of trials, if there were so many `more`."""
-        builds = [seconds for of_algorithm in self._build_seconds.values() for seconds in of_algorithm]
-        number = len(self.tried) + more
-        spent = sum(sum(each) * (1 + more / max(len(each), 1)) for each in (builds, self._measurement_seconds))
-        return number >= _SHARE or (number >= _LEAST_SHARE and spent >= _SHARE_SECONDS)
 
     def _assume(self, number: int, assumed: dict[int, float]) -> None:
         assumed[number] = math.exp(self._predict(assumed).mean[number])

@@ -30,7 +30,7 @@ from tvm_deconv.errors import ProblemError
 from tvm_deconv.problem import Problem, integer
 from tvm_deconv.targets import Host, Target, get, names_of, of_names
 from tvm_deconv.targets.ancestry import meant
-from tvm_deconv.tuning.evaluator import Evaluator, now
+from tvm_deconv.tuning.evaluator import Evaluator, Proposals, now
 from tvm_deconv.tuning.runners.base import Runner
 from tvm_deconv.tuning.runners.cuda import CudaRunner, check_device
 from tvm_deconv.tuning.runners.local import LocalRunner
@@ -227,20 +227,22 @@ def spend(
     total = trials * len(searches)
     done = before = sum(len(search.tried) for search in searches)
     start = time.monotonic()
+    following = None
     while done < total:
-        open_searches = [search for search in searches if not search.ended]
-        if not open_searches:
+        if all(search.ended for search in searches):
             break
         pace = (time.monotonic() - start) / max(done - before, 1)
         if time.monotonic() + evaluator.round_size * pace + _time_to_decide(searches, evaluator) > end:
             return "out of time"
         evaluator.measure_floors(search.problem for search in searches)
-        search = max(open_searches, key=lambda search: search.priority)
-        search.floor = evaluator.floor(search.problem)
-        proposals = search.propose(min(evaluator.round_size, trials, total - done))
-        if not proposals:
+        chosen = following or _choose(searches, evaluator, min(trials, total - done))
+        if not chosen:
             continue
-        for record in evaluator.round(search, proposals):
+        search = chosen.search
+        # Shares are due whatever this round finds. Beyond them the next round may go on with this search.
+        others = [other for other in searches if other is not search and not other.has_share()]
+        following = _choose(others, evaluator, min(trials, total - done - len(chosen.schedules)))
+        for record in evaluator.round(search, chosen.schedules, following):
             search.note(record)
             done += 1
             if on_trial:
@@ -249,8 +251,21 @@ def spend(
                 so_far = search.best, search.floor, done, total, _gain(searches), max(left, 0.0)
                 on_trial(Trial(search.problem, record, *so_far))
         if search.ended:
+            if following:
+                evaluator.prepare(following)  # so that nothing runs beside the turns
             decide(search, evaluator, search.finalists())
     return "all trials spent"
+
+
+def _choose(searches: Sequence[Search], evaluator: Evaluator, most: int) -> Proposals | None:
+    """Return at most so many proposals of the search that promises most, None if it has none."""
+    open_searches = [search for search in searches if not search.ended]
+    if not open_searches or most <= 0:
+        return None
+    search = max(open_searches, key=lambda search: search.priority)
+    search.floor = evaluator.floor(search.problem)
+    proposals = search.propose(min(evaluator.round_size, most))
+    return Proposals(search, proposals) if proposals else None
 
 
 def _time_to_decide(searches: Sequence[Search], evaluator: Evaluator) -> float:

@@ -31,7 +31,10 @@ _TURN_SECONDS = 0.005
 _SLOW = 2 * _TURN_SECONDS  # a call that takes longer is its own average, and a turn
 _HOPELESS = 1.3  # a candidate this many times slower than the best has had its chance after one short turn
 _SLOW_HOPELESS = 1.15  # of calls that are slow, and so vary less
+_VERY_SLOW = 0.1
 _Sample = Callable[[int, int], Sequence[float]]
+#: The times of a candidate, and of the reference behind it.
+_Turn = tuple[Sequence[float], Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,8 @@ class Harness:
             self._data, *self._bias = (self._machine.put(array) for array in others)
             self._out = self._machine.output(problem.output_shape, storage(problem.output_dtype))
             self._reference = self._bind(baseline.reference)
-            self._reference.run()
+            self._default = baseline.reference.deconv
+            self._call(self._reference)
             # Differences of float32 are as good in float32, and take a quarter of the time.
             exact = np.float32 if problem.output_dtype == "float32" else np.float64
             self._expected = self._read().astype(exact)
@@ -110,9 +114,11 @@ class Harness:
         """Run a candidate and time it in turns with the reference; `best` is the least ratio so far.
 
         The output of its first run is checked. One that comes again has a single turn, as finalists come several times.
-        Raises ArithmeticError if the output is wrong.
+        The reference itself has one, too, and the ratio 1. Raises ArithmeticError if the output is wrong.
         """
         with self._machine.attempt(timeout):
+            if built.deconv == self._default:
+                return dataclasses.replace(alone(self._reference.sample), waited=self._reference.waited())
             bound = self._bind(built)
             again = built.deconv in self._checked
             first = None if again else self._check(bound)
@@ -123,13 +129,18 @@ class Harness:
     def _check(self, bound: Bound) -> float | None:
         """Call a candidate, and look at its output; return the time of the call if that is known."""
         assert self._problem is not None
+        seconds = self._call(bound)
+        difference = deviation(self._problem, self._read(), self._expected)
+        if not difference.allowed:
+            raise ArithmeticError(f"differs from the default by {difference.largest:.1e} of its largest element")
+        return seconds
+
+    def _call(self, bound: Bound) -> float | None:
+        """Call a function for the first time; return the time of the call if that is known."""
         self._out.poison(self._poison)
         seconds = bound.run()
         if not self._out.intact(self._poison):
             raise ArithmeticError("wrote outside of its output")
-        difference = deviation(self._problem, self._read(), self._expected)
-        if not difference.allowed:
-            raise ArithmeticError(f"differs from the default by {difference.largest:.1e} of its largest element")
         return seconds
 
     def _read(self) -> Array:
@@ -167,28 +178,49 @@ def raced(
     """Let a candidate take turns with the reference, both by their `Bound.sample`.
 
     Other programs slow a machine down for longer than a turn takes, and so both alike. The first turns are short. Those
-    behind them last long enough, unless `best` is out of reach. Slow calls have two turns of one call, or one then.
-    What is measured `again` has one turn, which is long enough. `first` is the time of a call that is over.
+    behind them last long enough, unless `best` is out of reach. What is measured `again` has one turn, which is long
+    enough. Slow calls have two turns of one call, or one if they are out of reach or come again and take very long.
+    `first` is the time of a call that is over.
     """
     racers = _Racer(sample, first), _Racer(reference)
-    slow = racers[0].first[0] > _SLOW
-    turns = [tuple(racer.first if slow else racer.turn(_TURN_SECONDS if again else 0.0) for racer in racers)]
-    if not again:
-        hopeless = _SLOW_HOPELESS if slow else _HOPELESS
-        promising = statistics.median(turns[0][0]) <= hopeless * best * statistics.median(turns[0][1])
-        for _ in range(promising if slow else _TURNS):
-            turns.append(tuple(racer.turn(_TURN_SECONDS if promising else 0.0) for racer in racers))
-        if promising and not slow:
-            del turns[0]
+    turns = (_slow_turns if racers[0].is_slow else _turns)(racers, best, again)
     ratios = [statistics.median(own) / statistics.median(others) for own, others in turns]
     relative = [time / statistics.median(others) for own, others in turns for time in own]
     runs = racers[0].calls * len(relative)
-    return Measured(
-        statistics.median(ratios),
-        statistics.median(statistics.median(others) for _, others in turns),
-        _spread(relative),
-        runs,
-    )
+    middle = statistics.median(statistics.median(others) for _, others in turns)
+    return Measured(statistics.median(ratios), middle, _spread(relative), runs)
+
+
+def alone(sample: _Sample) -> Measured:
+    """Time the reference, which is as fast as itself."""
+    racer = _Racer(sample)
+    times = [*racer.first, *racer.turn(0.0)] if racer.is_slow else racer.turn(_TURN_SECONDS)
+    return Measured(1.0, statistics.median(times), _spread(times), racer.calls * len(times))
+
+
+def _turns(racers: tuple[_Racer, _Racer], best: float, again: bool) -> list[_Turn]:
+    if again:
+        return [_turn(racers, _TURN_SECONDS)]
+    first = _turn(racers, 0.0)
+    if _is_behind(first, _HOPELESS * best):
+        return [first, *(_turn(racers, 0.0) for _ in range(_TURNS))]
+    return [_turn(racers, _TURN_SECONDS) for _ in range(_TURNS)]
+
+
+def _slow_turns(racers: tuple[_Racer, _Racer], best: float, again: bool) -> list[_Turn]:
+    first = racers[0].first, racers[1].first
+    enough = first[0][0] > _VERY_SLOW if again else _is_behind(first, _SLOW_HOPELESS * best)
+    return [first] if enough else [first, _turn(racers, 0.0)]
+
+
+def _turn(racers: tuple[_Racer, _Racer], seconds: float) -> _Turn:
+    return racers[0].turn(seconds), racers[1].turn(seconds)
+
+
+def _is_behind(turn: _Turn, ratio: float) -> bool:
+    """Return whether a candidate took more than `ratio` times as long as the reference."""
+    own, others = turn
+    return statistics.median(own) > ratio * statistics.median(others)
 
 
 class _Racer:
@@ -199,6 +231,11 @@ class _Racer:
         (self._seconds,) = self.first
         self.calls = max(1, min(1000, int(_SAMPLE_SECONDS / max(self._seconds, 1e-7))))
         self._sample = sample
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether a call is a turn."""
+        return self.first[0] > _SLOW
 
     def turn(self, seconds: float) -> Sequence[float]:
         """Return the times of a turn of so many `seconds`. The first, when caches change hands, counts only alone."""

@@ -16,7 +16,8 @@ from tvm_deconv.targets import Host
 class Bound(NamedTuple):
     """A function with its arguments: `run` calls it, `sample(number, repeat)` times `repeat` means of `number` calls.
 
-    `run` returns the seconds that the call took, if the machine's clock told. `waited` returns the share of the time of all samples in which the caller had no CPU; None if that is not known.
+    `run` returns the seconds that the call took, if the machine's clock told. `waited` returns the share of the time of
+    all samples in which the caller had no CPU; None if that is not known.
     """
 
     run: Callable[[], float | None]
