@@ -89,3 +89,14 @@ def test_gains_are_those_of_random_times(seed):
     times = draw.normal(prediction.mean, prediction.deviation, (200_000, 20))
     expected = np.maximum(-0.1 - times, 0.0).mean(axis=0)
     np.testing.assert_allclose(prediction.gains(math.exp(-0.1)), expected, atol=1.5e-3)
+
+
+def test_a_measurement_that_was_disturbed_does_not_promise_much_of_all_others():
+    """One that is ten times as long as expected makes no search go on for dozens of trials."""
+    plans = [*candidates()]
+    usual = {number: 1e-3 * plans[number].cost for number in (3, 17, 40, 8, 29, 11)}
+    variances = [
+        (Calibration(plans).predict({**usual, 35: factor * 1e-3 * plans[35].cost}, {}).deviation ** 2)[50]
+        for factor in (1.0, 10.0)
+    ]
+    assert 1.2 < variances[1] / variances[0] < 2.5

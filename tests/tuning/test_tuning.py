@@ -313,7 +313,7 @@ def test_finalists_and_the_default_take_turns_and_their_medians_decide(monkeypat
     default = selection.default_schedule(SMALL, V3)
     lucky, steady, failing, slow = [schedule for schedule in costs(SMALL) if schedule != default][:4]
     turns = {
-        default: [3.0, 2.0, 2.1, 1.9, 2.2, 1.8],
+        default: [3.0, 2.0],
         lucky: [1.0, 1.3, 0.9, 1.2, 1.25, 1.1],
         steady: [1.05] * 6,
         failing: [1.02, 1.0, None, 1.0],
@@ -354,7 +354,7 @@ def test_finalists_take_turns_until_it_is_clear_which_is_fastest(other, taken, m
     turns = {default: [1.2] * 6, first: [1.0] * 6, second: other, clear: [1.04] + [1.2] * 5}
     _, machine = turned(turns, slow)
     left = {schedule: len(times) - sum(1 for _ in machine.turns[schedule]) - 1 for schedule, times in turns.items()}
-    assert left == {default: taken, first: taken, second: taken, clear: 3}
+    assert left == {default: 1, first: taken, second: taken, clear: 3}
 
 
 def test_the_libraries_of_finalists_are_kept_while_they_take_turns():
@@ -471,7 +471,8 @@ def test_a_slow_candidate_has_few_calls():
         (0.014, 0.9, False, 2),
         (0.05, 0.9, False, 2),
         (0.2, 0.9, False, 2),
-        (0.05, 1.4, False, 1),
+        (0.05, 2.0, False, 2),
+        (0.2, 2.0, False, 1),
         (0.05, 0.9, True, 2),
         (0.2, 0.9, True, 1),
     ],
@@ -480,7 +481,7 @@ def test_slow_calls_are_turns_of_their_own(seconds, ratio, again, calls):
     machine = Drifting()
     functions = machine.function("candidate", ratio * seconds), machine.function("default", seconds)
     found = harness.raced(*functions, 1.0, again=again)
-    assert found.ratio == pytest.approx(ratio, rel=0.25)
+    assert found.ratio == pytest.approx(ratio, rel=0.4)
     assert found.runs == calls
     assert machine.calls == calls * [("candidate", 1), ("default", 1)]
     machine.calls.clear()
@@ -489,7 +490,7 @@ def test_slow_calls_are_turns_of_their_own(seconds, ratio, again, calls):
     assert machine.calls == calls * [("candidate", 1), ("default", 1)]
 
 
-@pytest.mark.parametrize(("seconds", "runs"), [(0.05, 2), (1e-4, 34)])
+@pytest.mark.parametrize(("seconds", "runs"), [(0.05, 1), (1e-4, 34)])
 def test_the_default_is_as_fast_as_itself(seconds, runs):
     found = harness.alone(Drifting().function("default", seconds))
     assert found.ratio == 1.0

@@ -32,6 +32,8 @@ _TILE_SCALE, _BLOCK_SCALE = 2.0, 2.0
 _PROBLEM = 10.0  # seconds of a unit of cost: anything
 #: Measurements that the deviations above are worth, where others say how large deviations are.
 _TRUST = 4.0
+#: A measurement says at most that deviations are this many times as large, squared: it may have been disturbed.
+_MOST_SURPRISE = 4.0
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Calibration:
             known.mean + error / own * row,
             known.variance - row**2 / own,
             np.vstack((known.rows, row / math.sqrt(own))),
-            known.surprise + (error**2 / own if known.measured else 0.0),
+            known.surprise + (min(error**2 / own, _MOST_SURPRISE) if known.measured else 0.0),
         )
 
     def _covariance(self, chosen: int) -> Array:
@@ -113,7 +115,7 @@ class _Known:
     """What some measurements say: means and variances of all candidates, and the rows of a Cholesky decomposition.
 
     `surprise` is the sum of the squares of how far each measurement but the first was from what those before it said,
-    in deviations.
+    in deviations, none more than `_MOST_SURPRISE`.
     """
 
     measured: tuple[tuple[int, float], ...]

@@ -38,7 +38,7 @@ from tvm_deconv.tuning.runners.rpc import RpcRunner
 from tvm_deconv.tuning.runners.tracker import Tracker
 from tvm_deconv.tuning.search import Search
 
-#: Turns of each finalist; and of those that these leave in doubt, and of the default.
+#: Turns of each finalist; and of those that these leave in doubt.
 _TURNS, _MOST_TURNS = 3, 5
 #: A difference of times that is not worth another turn.
 _ALIKE = 0.01
@@ -307,7 +307,7 @@ def decide(search: Search, evaluator: Evaluator, schedules: Sequence[Schedule]) 
 
 
 def _turns(search: Search, evaluator: Evaluator, schedules: Sequence[Schedule]) -> dict[Schedule, list[Record]]:
-    """Let `schedules` take turns until it is clear which is the fastest; the default takes as many as any."""
+    """Let `schedules` take turns until it is clear which is the fastest; the default, which all are beside, takes one."""
     turns: dict[Schedule, list[Record]] = {}
     left = list(schedules)
     for number in range(1, _MOST_TURNS + 1):
@@ -316,7 +316,9 @@ def _turns(search: Search, evaluator: Evaluator, schedules: Sequence[Schedule]) 
         doubtful = _doubtful(turns) if number >= _TURNS else set(schedules)
         if not doubtful:
             break
-        left = [schedule for schedule in schedules if schedule in {search.default, *doubtful}]
+        left = [schedule for schedule in schedules if schedule in doubtful and schedule != search.default]
+        if not left:
+            break
     return turns
 
 

@@ -30,8 +30,8 @@ _SAMPLE_SECONDS = 2e-4  # shorter calls are timed several at a time
 _TURN_SECONDS = 0.005
 _SLOW = 2 * _TURN_SECONDS  # a call that takes longer is its own average, and a turn
 _HOPELESS = 1.3  # a candidate this many times slower than the best has had its chance after one short turn
-_SLOW_HOPELESS = 1.15  # of calls that are slow, and so vary less
-_VERY_SLOW = 0.1
+_VERY_SLOW = 0.1  # by the reference: one such call may be enough
+_SLOW_HOPELESS = 1.15  # for it
 _Sample = Callable[[int, int], Sequence[float]]
 #: The times of a candidate, and of the reference behind it.
 _Turn = tuple[Sequence[float], Sequence[float]]
@@ -179,7 +179,7 @@ def raced(
 
     Other programs slow a machine down for longer than a turn takes, and so both alike. The first turns are short. Those
     behind them last long enough, unless `best` is out of reach. What is measured `again` has one turn, which is long
-    enough. Slow calls have two turns of one call, or one if they are out of reach or come again and take very long.
+    enough. Slow calls have two turns of one call; very slow ones that are out of reach or come again have one.
     `first` is the time of a call that is over.
     """
     racers = _Racer(sample, first), _Racer(reference)
@@ -194,7 +194,7 @@ def raced(
 def alone(sample: _Sample) -> Measured:
     """Time the reference, which is as fast as itself."""
     racer = _Racer(sample)
-    times = [*racer.first, *racer.turn(0.0)] if racer.is_slow else racer.turn(_TURN_SECONDS)
+    times = racer.first if racer.is_slow else racer.turn(_TURN_SECONDS)
     return Measured(1.0, statistics.median(times), _spread(times), racer.calls * len(times))
 
 
@@ -209,8 +209,8 @@ def _turns(racers: tuple[_Racer, _Racer], best: float, again: bool) -> list[_Tur
 
 def _slow_turns(racers: tuple[_Racer, _Racer], best: float, again: bool) -> list[_Turn]:
     first = racers[0].first, racers[1].first
-    enough = first[0][0] > _VERY_SLOW if again else _is_behind(first, _SLOW_HOPELESS * best)
-    return [first] if enough else [first, _turn(racers, 0.0)]
+    very_slow = racers[1].first[0] > _VERY_SLOW
+    return [first] if very_slow and (again or _is_behind(first, _SLOW_HOPELESS * best)) else [first, _turn(racers, 0.0)]
 
 
 def _turn(racers: tuple[_Racer, _Racer], seconds: float) -> _Turn:
