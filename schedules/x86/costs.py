@@ -2,14 +2,16 @@
 
 `tiles` and `matrix_tiles` count the steps of a plan; the constants here say what a step costs. Those of 256 bits are
 fitted to 3,400 plans of 100 layers on a Zen 3 server (family 25, model 1), those of 512 bits to 3,551 plans on a Zen 4
-server (family 25, model 17). Of 512 bits, `memory_bytes`, `waiting` and `slack` are fitted to the installed records of
-89 problems from a Zen 5 server (family 26, model 2). By the Zen 4 server: `crowded` by 627 plans of 13 depthwise layers
-in `N C *X` (515 in AVX2 neither gain nor lose); `kept`, `phased`, `across`, `fetched`, `tile`, `position` and
-`groups_share` by 288 plans of 24 depthwise layers in `N *X C` with 256 bits, and by 203 with 512; `line_again` and
-`burst` by 651 plans of 18 layers, where four other layers gained 0 to 9 %; `lane_sum` and `unrolled` by 414 plans, in
-both widths, of 21 layers with one to three output channels. `channel_finish`, `apart`, `spilled` and `register_task`
-are set by the times of a few layers. Among those plans no other values gave better defaults. Sizes of caches come from
-the target.
+server (family 25, model 17). Of 512 bits, `memory_bytes` and `slack` are fitted to the installed records of 89 problems
+from a Zen 5 server (family 26, model 2). By the Zen 4 server: `waiting` and `filter_bytes` by 285 plans of 32 layers in
+`N C *X`, to which records of the Zen 5 server agree, and five other layers gained 1 to 10 %; of 256 bits `waiting`,
+`memory_waiting` and `row_piece` by installed records of both the Zen 3 and the Zen 4 server; `crowded` by 627 plans of
+13 depthwise layers in `N C *X` (515 in AVX2 neither gain nor lose); `kept`, `phased`, `across`, `fetched`, `tile`,
+`position` and `groups_share` by 288 plans of 24 depthwise layers in `N *X C` with 256 bits, and by 203 with 512;
+`line_again` and `burst` by 651 plans of 18 layers, where four other layers gained 0 to 9 %; `lane_sum` and `unrolled`
+by 414 plans, in both widths, of 21 layers with one to three output channels. `channel_finish`, `apart`, `spilled` and
+`register_task` are set by the times of a few layers. Among those plans no other values gave better defaults. Sizes of
+caches come from the target.
 """
 
 from __future__ import annotations
@@ -62,9 +64,11 @@ class Costs:
     - `rows_share`: the share of the second-level cache for the rows and panels that are read again. `again`: the part
       of the time to fetch rows from beyond it that multiply-adds do not hide.
     - `memory_bytes`: bytes per cycle from memory and to it.
+    - `filter_bytes`: bytes per cycle of a filter from beyond the second-level cache, which is read in order.
     - `slack`: independent accumulators beyond those that hide the latency of a multiply-add, for late operands.
+    - `row_piece`: to start on another piece of the memory of an output channel, in `N C *X`.
     - `waiting`: the part of the shorter of two times, to fetch a filter and to multiply by it, that the longer does not
-      hide.
+      hide; `memory_waiting`: the same of a filter that comes from memory.
 
     Both parts use `far_bytes`, the bytes per cycle from beyond the second-level cache, and `far_share`, the share of it
     beyond which a filter or results are far.
@@ -114,7 +118,10 @@ class Costs:
     rows_share: float = 0.75
     again: float = 1.0
     memory_bytes: float = 8.0
-    waiting: float = 0.4
+    filter_bytes: float = 24.0
+    row_piece: float = 0.0
+    waiting: float = 0.15
+    memory_waiting: float = 0.15
     slack: int = 2
 
     far_bytes: float = 8.0
@@ -159,7 +166,10 @@ NARROW = replace(
     rows_share=0.85,
     again=0.59,
     memory_bytes=5.0,
-    waiting=1.0,
+    filter_bytes=13.8,
+    row_piece=130.0,
+    waiting=0.3,
+    memory_waiting=1.0,
     slack=0,
     far_bytes=6.9,
     far_share=0.69,

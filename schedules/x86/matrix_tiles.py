@@ -166,14 +166,15 @@ class _Blocks:
     """Blocks with what their extents decide, each as a column, for tables of blocks by tiles.
 
     `count` are the blocks of a call, `packed` the positions of the packed data of each, and `outputs` those that it
-    makes of each channel. `gathered` blocks copy their rows from the packed data. `works` is the work of each
-    combination of runs.
+    makes of each channel, in as many `pieces` of the caller's memory if channels are outside of positions. `gathered`
+    blocks copy their rows from the packed data. `works` is the work of each combination of runs.
     """
 
     sizes: Array
     count: Array
     packed: Array
     outputs: Array
+    pieces: Array
     gathered: Array
     works: Sequence[_Work]
 
@@ -187,6 +188,7 @@ class _Blocks:
             _column(geometry.groups * block_count(geometry, block) for block in sizes),
             _column(tile.images * math.prod(block_positions(geometry, tile)) for tile in tiles),
             _column(block[0] * _outputs(geometry, block[1:]) for block in sizes),
+            _column(_pieces(geometry, block) for block in sizes),
             _column(strassen or not packs_rows(problem, tile, lanes) for tile in tiles) > 0,
             [_work(geometry, tiles, runs) for runs in geometry.runs],
         )
@@ -201,6 +203,15 @@ def _outputs(geometry: Geometry, positions: Sequence[int]) -> int:
     """Return the outputs of one channel and image in a block of `positions`."""
     axes = zip(positions, geometry.axes, geometry.output, strict=True)
     return math.prod(min(count * axis.stride, extent) for count, axis, extent in axes)
+
+
+def _pieces(geometry: Geometry, block: Sequence[int]) -> int:
+    """Return the pieces of a channel's memory that the outputs of a `block` are; 0 if they are all of it."""
+    images, *lengths = block
+    *outer, row = (length >= axis.positions for axis, length in zip(geometry.axes, lengths, strict=True))
+    if row:
+        return 0 if all(outer) else images
+    return images * math.prod(length * axis.stride for axis, length in zip(geometry.axes[:2], lengths, strict=False))
 
 
 def _work(geometry: Geometry, tiles: Sequence[MatrixTile], runs: Sequence[Run]) -> _Work:
@@ -337,11 +348,9 @@ class _Arithmetic:
         for work in blocks.works:
             columns = self._panels(tiles, work) * tiles.vectors
             results = results + work.rows * work.outputs * columns
-            products, filters = self._products(tiles, work), self._filter(tiles, work, len(blocks.works))
-            # The filter of Winograd's points is fetched ahead, while products of what was fetched are made.
-            waiting = self.costs.waiting if work.transformed and not self.strassen else 1.0
-            cycles = cycles + np.maximum(products, filters) + waiting * np.minimum(products, filters)
-            for part in (*self._results(tiles, work), *self._rows(tiles, work)):
+            products = self._products(tiles, work)
+            multiplied = self._with_filter(products, tiles, work, len(blocks.works))
+            for part in (multiplied, *self._results(tiles, work), *self._rows(tiles, work)):
                 cycles = cycles + part
         return self._finish(blocks, tiles, results) + cycles
 
@@ -389,13 +398,19 @@ class _Arithmetic:
             held = work.rows * work.points * self.channels * work.taps * element
             yield np.where(held > kept, held / self.costs.far_bytes * self.costs.again, 0.0)
 
-    def _filter(self, tiles: _Tiles, work: _Work, runs: int) -> Array:
-        """Return the cycles in which the filter comes from beyond the second-level cache, once for each block."""
+    def _with_filter(self, products: Array, tiles: _Tiles, work: _Work, runs: int) -> Array:
+        """Return the cycles of `products` and of a filter that comes from beyond the second-level cache for each block.
+
+        It is fetched ahead, while products of what was fetched are made.
+        """
+        costs = self.costs
         panels = self._panels(tiles, work) * tiles.vectors * self.lanes
         fetched = work.points * work.taps * panels * self.terms * self._element_bytes
         whole = fetched * ceil_div(self.geometry.out_channels, tiles.channels) * runs
-        near = np.where(whole > self.target.l2_bytes * self.costs.far_share, fetched / self.costs.far_bytes / 2, 0)
-        cycles: Array = np.where(whole > _LAST_CACHE, fetched / self.costs.memory_bytes, near)
+        near = np.where(whole > self.target.l2_bytes * costs.far_share, fetched / costs.filter_bytes, 0)
+        fetch = np.where(whole > _LAST_CACHE, fetched / costs.memory_bytes, near)
+        waiting = np.where(whole > _LAST_CACHE, costs.memory_waiting, costs.waiting)
+        cycles: Array = np.maximum(products, fetch) + waiting * np.minimum(products, fetch)
         return cycles
 
     def _finish(self, blocks: _Blocks, tiles: _Tiles, results: Array | float) -> Array:
@@ -408,7 +423,10 @@ class _Arithmetic:
                 3 * self.costs.move if self.problem.data_format == "NXC" else 4 * self.costs.move + self.costs.transpose
             )
             vectors = blocks.outputs * ceil_div(tiles.channels, self.lanes)
-        return vectors * (moved + self._far(results))
+        cycles: Array = vectors * (moved + self._far(results))
+        if self.problem.data_format == "NCX":
+            cycles = cycles + self.costs.row_piece * blocks.pieces * tiles.channels
+        return cycles
 
     def _far(self, vectors: Array | float) -> Array:
         """Return the further cycles per vector if as many `vectors` do not stay in the second-level cache."""
