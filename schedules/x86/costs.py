@@ -35,7 +35,8 @@ class Costs:
     - `register_finish`: to store a vector of the output straight from its accumulators. `aliased` comes on top where a
       register tile stores past the caches to several rows at the same offset in a page.
     - `channel_finish`: to store a vector of channels straight from its accumulators. `across` comes on top in groups,
-      for the share of register tiles that lie in two rows; `apart` where not all phases along a row are stored
+      for the share of register tiles that lie in two rows, and `rounded` for bfloat16, or `paired` where two vectors
+      are rounded together; `apart` where not all phases along a row are stored
       together, or other tiles of channels share its lines; `line_again` too where these lines have left the
       second-level cache before the next tile stores to them. `burst`: to wait for the store of a vector past the
       caches, where a tile stores many. `spilled` is the factor for tiles whose accumulators and operands exceed the
@@ -93,6 +94,8 @@ class Costs:
     phased: int = 18
     part_phases: int = 2
     across: float = 1.0
+    rounded: float = 0.0
+    paired: float = 0.0
     fetched: float = 1.6
     tile: float = 5.0
     crowded: float = 1.3
@@ -149,6 +152,8 @@ NARROW = replace(
     part_phases=1,
     position=4.6,
     across=5.0,
+    rounded=1.5,
+    paired=0.5,
     tile=10.0,
     piece=130.0,
     task=14.0,

@@ -14,15 +14,17 @@ from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.ir import Expr
-from tvm.tirx import BufferStore, IfThenElse, PrimFunc, Stmt
+from tvm.tirx import BufferLoad, BufferStore, IfThenElse, PrimFunc, Stmt
 
 from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.indexing import GROUPS, ROWS
 from tvm_deconv.compute.phases import Geometry
-from tvm_deconv.compute.storage import rounds
+from tvm_deconv.compute.storage import rounds, storage_dtype
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div
+from tvm_deconv.schedules.x86.interleave import join
 from tvm_deconv.schedules.x86.register_epilogue import RegisterEpilogue, RegisterTile, ramp, sequence
+from tvm_deconv.targets import CpuTarget
 
 
 def supports(problem: Problem, geometry: Geometry, form: str) -> bool:
@@ -43,13 +45,32 @@ def supports(problem: Problem, geometry: Geometry, form: str) -> bool:
     )
 
 
-def finish_channels(func: PrimFunc, problem: Problem, definition: DirectDefinition, rounding: str = "") -> PrimFunc:
+def rounds_pairs(problem: Problem, geometry: Geometry, form: str, target: CpuTarget, lanes: int) -> bool:
+    """Tell whether two vectors of `lanes` groups are rounded to one of bfloat16 where a register tile has both.
+
+    That takes 9 integer instructions; apart they take 14. AVX-512 has fewer vectors, and an instruction for it. Data of
+    neighbouring groups must be neighbours, and these fill all pairs.
+    """
+    return (
+        form == GROUPS
+        and problem.dtype == problem.output_dtype == "bfloat16"
+        and target.vector_registers <= 16
+        and problem.in_channels == 1
+        and problem.groups % (2 * lanes) == 0
+        and supports(problem, geometry, form)
+    )
+
+
+def finish_channels(
+    func: PrimFunc, problem: Problem, definition: DirectDefinition, rounding: str = "", joining: str = ""
+) -> PrimFunc:
     """Return `func`, the scheduled `definition`, with the epilogue in registers; for problems of `supports`.
 
-    `rounding` is that of `RegisterEpilogue`.
+    `rounding` is that of `RegisterEpilogue`. `joining` is the function of `rounding.row_joining` for a definition in
+    pairs: each vector of the output is then made of two vectors of sums.
     """
     buffers = {buffer.name: buffer for buffer in func.body.block.alloc_buffers}
-    epilogue = ChannelEpilogue(problem, definition, buffers.get("bias_pack"), func.params[-1], rounding)
+    epilogue = ChannelEpilogue(problem, definition, buffers.get("bias_pack"), func.params[-1], rounding, joining)
     return func.with_body(epilogue.root(func.body))
 
 
@@ -64,7 +85,9 @@ def parts(count: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class ChannelEpilogue(RegisterEpilogue):
-    """Stores vectors of channels."""
+    """Stores vectors of channels; `joining` is that of `finish_channels`."""
+
+    joining: str = ""
 
     def stores(self, tile: RegisterTile) -> list[Stmt]:
         """Return the statements that finish and store a register tile."""
@@ -159,14 +182,24 @@ class ChannelEpilogue(RegisterEpilogue):
         layout, (row, m, column) = self.definition.layout, place
         index = [*tile.lead, *tile.phase(row, column), tile.number * layout.tile.positions + m]
         *position, first = self.place(tile, n, outputs)
+        size = layout.lanes * (2 if self.joining else 1)
         stmts: list[Stmt] = []
-        for vector in range(0, count, layout.lanes):
-            value = self.rounded(tile, [*index, ramp(self._first(tile) + vector, layout.lanes)])
-            for begin, length in parts(min(layout.lanes, count - vector)):
+        for vector in range(0, count, size):
+            value = self._vector(tile, index, self._first(tile) + vector)
+            for begin, length in parts(min(size, count - vector)):
                 numbers = [tirx.const(begin + lane, "int32") for lane in range(length)]
-                part = value if length == layout.lanes else tirx.Shuffle([value], numbers)
+                part = value if length == size else tirx.Shuffle([value], numbers)
                 stmts.append(BufferStore(self.out, part, [*position, ramp(first + (vector + begin), length)]))
         return stmts
+
+    def _vector(self, tile: RegisterTile, index: Sequence[Expr], channel: Expr) -> Expr:
+        """Return the vector of the output from `channel` of the tile of channels on, at `index` of the accumulators."""
+        lanes = self.definition.layout.lanes
+        if not self.joining:
+            return self.rounded(tile, [*index, ramp(channel, lanes)])
+        even, odd = (BufferLoad(tile.accumulators, [*index, ramp(channel + i, lanes)]) for i in (0, lanes))
+        (words,) = join(self.joining, [even, odd], lanes)
+        return tirx.reinterpret(f"{storage_dtype(self.problem.output_dtype)}x{2 * lanes}", words)
 
     def place(self, tile: RegisterTile, n: Expr, outputs: Sequence[Expr]) -> list[Expr]:
         """Return the index in the output of a register tile's first channel, at `outputs` of image `n` of a block."""

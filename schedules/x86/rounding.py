@@ -31,10 +31,11 @@ def _rounding(target: CpuTarget, lanes: int) -> tuple[str, str]:
 def row_joining(problem: Problem, target: CpuTarget, lanes: int) -> tuple[str, str]:
     """Return the LLVM IR of the function that rounds two vectors of sums to words of 16-bit outputs, and its name.
 
-    The first vector is the lower half of each word: the neighbours of a row of two phases.
+    The first vector is the lower half of each word: the neighbours of a row of two phases, or of channels in pairs.
     """
     alternating = ", ".join(f"i32 {lane + half}" for lane in range(lanes) for half in (0, lanes))
     words = {"lanes": lanes, "double": 2 * lanes, "bits": 32 * lanes, "alternating": alternating}
+    words["blended"] = ", ".join(f"i32 {lane + lane % 2 * 2 * lanes}" for lane in range(2 * lanes))
     words["exempt"] = _exempt(problem)
     if problem.output_dtype == "float16":
         names, function = ["join_f16.ll"], "join_f16"

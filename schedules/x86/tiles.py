@@ -627,7 +627,7 @@ class _Arithmetic:
             if self.form == GROUPS:
                 several_rows = blocks.size(0) * blocks.size(1) * blocks.size(2) > 1
                 across = several_rows * np.minimum(1.0, (registers.positions - 1) / blocks.size(3))
-                finish = finish + self.costs.across * across
+                finish = finish + self.costs.across * across + self._rounding(registers)
             return finish + self._waiting_stores(registers)
         row = axes[2].positions * axes[2].stride * element
         plane = row * math.prod(axis.positions * axis.stride for axis in axes[:2])
@@ -635,6 +635,18 @@ class _Arithmetic:
         several_planes = (registers.channels > 1) & (plane % _PAGE == 0)
         aliased = outgrows_caches(self.problem) & (several_rows | several_planes)
         return self.costs.register_finish + self.costs.aliased * aliased
+
+    def _rounding(self, registers: _Registers) -> Array | float:
+        """Return the cycles to round a vector of groups, apart or as one of a pair."""
+        if self.problem.output_dtype != "bfloat16":
+            return 0.0
+        pairs = register_channels.rounds_pairs(self.problem, self.geometry, self.form, self.target, self.lanes)
+        width = np.where(registers.part > 0, registers.part, registers.channels)
+        # With one phase, or some of them, loads of both vectors' data take what rounding them together saves.
+        most = max((runs[1].count * runs[2].count for runs in self.geometry.runs), default=1)
+        together = pairs & (width % (2 * self.lanes) == 0) & (registers.phases == most) & (most > 1)
+        rounding: Array = np.where(together, self.costs.paired, self.costs.rounded)
+        return rounding
 
     def _waiting_stores(self, registers: _Registers) -> Array | float:
         """Return the cycles that a vector of channels waits to be stored past the caches.

@@ -140,6 +140,54 @@ def test_register_tiles_have_part_of_the_groups_of_a_block(problem, vectors, par
     assert np.linalg.norm(found - wanted) <= norm_bound(problem.dtype) * max(np.linalg.norm(wanted), 1e-3)
 
 
+#: Groups in pairs of AVX2's vectors of 8.
+PAIRS = DEPTHWISE.replace(groups=48, dtype="bfloat16")
+PAIRED_CASES = {
+    "halo, cut rows": PAIRS,
+    "sigmoid": PAIRS.replace(epilogue=td.Epilogue(True, "sigmoid")),
+    "no bias": PAIRS.replace(epilogue=td.Epilogue(False, "relu")),
+    "kernel = stride": PAIRS.replace(kernel=(2, 2), pads_begin=(0, 0), output_spatial=(10, 14)),
+    "pads": PAIRS.replace(kernel=(4, 4), output_spatial=(11, 14)),
+    "one vector of the output": PAIRS.replace(groups=16),
+    "one axis": td.Problem(
+        3, 32, 1, 1, (29,), (16,), (8,), (1,), (5,), (225,), "bfloat16", data_format="NXC", epilogue=td.Epilogue(True)
+    ),
+}
+
+
+@pytest.mark.parametrize(("channels", "part", "positions"), [(16, 0, 2), (48, 16, 1), (64, 32, 1), (32, 16, 3)])
+@pytest.mark.parametrize("problem", PAIRED_CASES.values(), ids=PAIRED_CASES)
+def test_two_vectors_of_groups_are_rounded_to_one(problem, channels, part, positions):
+    target = CPU_TARGETS["x86-64-v3"]
+    for uncropped, height in ((0, 2), (1, 3)):
+        block = (2, 1, height if problem.rank == 2 else 1, 5)
+        plan = Plan(Tile(*block, channels, positions, 2, uncropped, part=part), share_data=False)
+        assert "tvm_deconv_join_integers_x8" in check(problem, target, plan, 11)
+
+
+@pytest.mark.parametrize(
+    ("changed", "level", "part"),
+    [
+        ({"groups": 40}, "x86-64-v3", 16),
+        ({"in_channels": 2}, "x86-64-v3", 16),
+        ({"dtype": "float16"}, "x86-64-v3", 16),
+        ({"dynamic": (0,)}, "x86-64-v3", 16),
+        ({}, "x86-64-v3", 8),
+        ({}, "x86-64-v4", 32),
+    ],
+    ids=str,
+)
+def test_other_groups_are_not_in_pairs(changed, level, part):
+    problem, target = PAIRS.replace(**changed), CPU_TARGETS[level]
+    plan = Plan(Tile(1, 1, 2, 5, 2 * part, 1, 2, part=part), share_data=False)
+    assert "tvm_deconv_join" not in X86.build(problem, target, named("direct_groups"), plan).deconv.script()
+
+
+def test_bfloat16_on_avx2_is_rounded_in_pairs_by_default():
+    layer = td.Problem(1, 64, 1, 1, (64, 64), (4, 4), (2, 2), (1, 1), (1, 1), (128, 128), "bfloat16", data_format="NXC")
+    assert "tvm_deconv_join_integers_x8" in X86.build(layer, CPU_TARGETS["x86-64-v3"]).deconv.script()
+
+
 @pytest.mark.parametrize(("form", "channels", "part"), [(GROUPS, 24, 16), (GROUPS, 24, 12), (CHANNELS, 16, 8)], ids=str)
 def test_a_part_is_whole_vectors_and_divides_a_tile_of_groups(form, channels, part):
     tile = Tile(1, 1, 5, 7, channels, 2, 1, part=part)

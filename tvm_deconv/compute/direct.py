@@ -36,7 +36,9 @@ from tvm_deconv.compute.direct_layout import (
     FilterSection,
     Tile,
     group_and_channel,
+    paired,
     product_count,
+    unpaired,
 )
 from tvm_deconv.compute.extents import End, Extent, shape_of
 from tvm_deconv.compute.indexing import (
@@ -94,18 +96,25 @@ class DirectDefinition:
 
 
 def define_direct(
-    problem: Problem, form: str, tile: Tile, lanes: int, words: Words | None = None, *, joins: bool = False
+    problem: Problem,
+    form: str,
+    tile: Tile,
+    lanes: int,
+    words: Words | None = None,
+    *,
+    joins: bool = False,
+    pairs: int = 0,
 ) -> DirectDefinition:
     """Define `problem` in a `form` of `indexing`, blocked by `tile`, for vectors of `lanes` accumulators.
 
     With `words`, in rows and channels alone, packed data and the filter hold these in the place of input channels, and
     nothing may be transformed; sums must need no correction. If it `joins`, the stage ``interleave`` has the type of
-    the output, else that of accumulators.
+    the output, else that of accumulators. `pairs`, in groups alone, is that of `FilterSection`.
     The parameters are the data, the packed filter, `epilogue_parameter` if there is one, and the output. Data and bias
     have the caller's shapes. The output is ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``;
     `DirectDefinition.caller_index` maps it to the caller's. Raises ValueError for a tile that cannot be scheduled.
     """
-    layout = DirectLayout.of(words.problem(problem) if words else problem, form, tile, lanes)
+    layout = DirectLayout.of(words.problem(problem) if words else problem, form, tile, lanes, pairs)
     return _Builder(problem, layout, words, joins).definition()
 
 
@@ -182,7 +191,7 @@ class _Builder:
                 position, ci = index[5:]
             else:
                 position, ci, lane = index[5:]
-                group = group * tile.channels + lane
+                group = group * tile.channels + paired(lane, layout.pairs)
                 conditions.append(group < geometry.groups)
             within = layout.unflatten(position, row)
             if channels > geometry.in_channels:
@@ -297,7 +306,7 @@ class _Builder:
         layout, geometry, width = self.layout, self.layout.geometry, self.layout.tile.channels
 
         def element(g: Expr, co: Expr, cc: Expr) -> Expr:
-            group, channel = group_and_channel(layout.form, width, g, co, cc)
+            group, channel = group_and_channel(layout.form, width, g, co, cc, layout.pairs)
             exists = tirx.all(group < geometry.groups, channel < geometry.out_channels)
             value = bias_at(self.problem, bias, group * geometry.out_channels + channel)
             return tirx.if_then_else(exists, value, _zero(self.problem.accumulate_dtype))
@@ -350,7 +359,7 @@ class _Builder:
             phases, positions = zip(
                 *(axis.place(i) for axis, i in zip(layout.geometry.axes, (d, h, w), strict=True)), strict=True
             )
-            return results.output(at, cc, phases, n, positions)
+            return results.output(at, unpaired(cc, layout.pairs), phases, n, positions)
 
         shape = (*layout.lead, *layout.block_outputs, tile.width * layout.strides[2], tile.channels)
         return _stage(shape, element, "interleave")
@@ -413,7 +422,7 @@ class _Results:
     def _channel(self, at: Sequence[Expr], cc: Expr) -> Expr:
         """Return the output channel over all groups; the last one beyond it."""
         layout, geometry = self.layout, self.layout.geometry
-        group, channel = group_and_channel(layout.form, layout.tile.channels, at[4], at[5], cc)
+        group, channel = group_and_channel(layout.form, layout.tile.channels, at[4], at[5], cc, layout.pairs)
         group, channel = tirx.min(group, geometry.groups - 1), tirx.min(channel, geometry.out_channels - 1)
         return group * geometry.out_channels + channel
 

@@ -66,7 +66,8 @@ class FilterSection:
     first two axes; ``d, h, w`` count tiles of phases, and a tile holds `phases` of the last two axes. The reduction is
     ``[ci, taps(3)]`` in rows: all taps read a data element while it is in the first-level cache. Otherwise it is
     ``[taps(3), ci]``, since there the input channels of a position are contiguous; in inputs ``ci`` counts vectors of
-    them.
+    them. If `pairs` is not 0, the channels are groups, and two vectors of as many lanes have the even and the odd ones
+    of their groups.
     """
 
     offset: int
@@ -74,6 +75,7 @@ class FilterSection:
     phases: tuple[int, int]
     form: str
     shape: tuple[int, ...]
+    pairs: int = 0
 
     @property
     def runs(self) -> tuple[Run, Run, Run]:
@@ -118,13 +120,33 @@ class FilterSection:
         return g, co, *points, d, h // rows, w // columns, *reduction, h % rows, w % columns, cc, *lane
 
 
-def group_and_channel(form: str, width: Expr | int, g: Expr, co: Expr, cc: Expr) -> tuple[Expr, Expr]:
-    """Return the group, and the output channel in it, of lane or register `cc` of tile `co` of `g`, `width` wide."""
-    return (g * width + cc, co) if form == GROUPS else (g, co * width + cc)
+def group_and_channel(form: str, width: Expr | int, g: Expr, co: Expr, cc: Expr, pairs: int = 0) -> tuple[Expr, Expr]:
+    """Return the group, and the output channel in it, of lane or register `cc` of tile `co` of `g`, `width` wide.
+
+    `pairs` is that of `FilterSection`.
+    """
+    return (g * width + paired(cc, pairs), co) if form == GROUPS else (g, co * width + cc)
 
 
-def filter_sections(geometry: Geometry, form: str, tile: Tile, lanes: int) -> tuple[FilterSection, ...]:
-    """Lay out the packed filter for the register tiles of `tile`, for vectors of `lanes` elements."""
+def paired(lane: Expr, pairs: int) -> Expr:
+    """Return the group of a `lane`, both counted within a tile; `pairs` is that of `FilterSection`."""
+    if not pairs:
+        return lane
+    return lane // (2 * pairs) * (2 * pairs) + lane % pairs * 2 + lane // pairs % 2
+
+
+def unpaired(group: Expr, pairs: int) -> Expr:
+    """Return the lane of a `group`: the inverse of `paired`."""
+    if not pairs:
+        return group
+    return group // (2 * pairs) * (2 * pairs) + group % 2 * pairs + group // 2 % pairs
+
+
+def filter_sections(geometry: Geometry, form: str, tile: Tile, lanes: int, pairs: int = 0) -> tuple[FilterSection, ...]:
+    """Lay out the packed filter for the register tiles of `tile`, for vectors of `lanes` elements.
+
+    `pairs` is that of `FilterSection`.
+    """
     sections: list[FilterSection] = []
     offset = 0
     terms = -(-geometry.in_channels // lanes) if form == INPUTS else geometry.in_channels
@@ -148,7 +170,7 @@ def filter_sections(geometry: Geometry, form: str, tile: Tile, lanes: int) -> tu
             tile.channels,
             *((lanes,) if form == INPUTS else ()),
         )
-        sections.append(FilterSection(offset, (first, second, third), (rows, columns), form, shape))
+        sections.append(FilterSection(offset, (first, second, third), (rows, columns), form, shape, pairs))
         offset += math.prod(shape)
     return tuple(sections)
 
@@ -201,7 +223,7 @@ class DirectLayout:
     `blocks` counts blocks of images and positions. Along the three spatial axes, `spans` are the positions of a block,
     `packed` the extents of an image of its packed data (`block_extents`), and `halos` the tiles of its halo. Products
     are computed at `positions` flat positions, whole register tiles; `packed_positions` are the flat positions with all
-    data that these read, whole rows.
+    data that these read, whole rows. `pairs` is that of `FilterSection`.
     """
 
     form: str
@@ -217,9 +239,10 @@ class DirectLayout:
     halos: tuple[int, int, int]
     positions: int
     packed_positions: int
+    pairs: int = 0
 
     @staticmethod
-    def of(problem: Problem, form: str, tile: Tile, lanes: int) -> DirectLayout:
+    def of(problem: Problem, form: str, tile: Tile, lanes: int, pairs: int = 0) -> DirectLayout:
         """Lay out `problem` in `form`; raise ValueError for a tile that cannot be scheduled."""
         geometry, extents = Geometry.of(problem, bool(tile.uncropped)), Extents.of(problem)
         last = geometry.axes[2]
@@ -244,13 +267,14 @@ class DirectLayout:
             geometry,
             extents,
             problem.data_format == "NXC",
-            filter_sections(geometry, form, tile, lanes),
+            filter_sections(geometry, form, tile, lanes, pairs),
             extents.blocks(tile.block),
             (depth, height, width),
             packed,
             (first, second, third),
             positions,
             -(-reach // packed[2]) * packed[2],
+            pairs,
         )
 
     @property

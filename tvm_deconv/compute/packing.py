@@ -62,7 +62,7 @@ def pack_filter(
                 ci, *taps = reduction if section.form == ROWS else [reduction[-1], *reduction[:-1]]
                 ci = sum(index[12:], ci * section.lanes)
                 phases = (d, h * section.phases[0] + row, w * section.phases[1] + column)
-                group, channel = group_and_channel(section.form, section.channels, g, co, cc)
+                group, channel = group_and_channel(section.form, section.channels, g, co, cc, section.pairs)
                 exists = tirx.all(group < geometry.groups, channel < geometry.out_channels)
                 if words is None:
                     exists = tirx.all(exists, ci < geometry.in_channels)

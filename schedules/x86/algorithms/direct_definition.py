@@ -9,6 +9,7 @@ from functools import partial
 from tvm.tirx import PrimFunc
 
 from tvm_deconv.compute.direct import define_direct
+from tvm_deconv.compute.direct_layout import Tile
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS, has_whole_vectors
 from tvm_deconv.compute.packing import pack_filter
 from tvm_deconv.compute.phases import Geometry
@@ -33,7 +34,7 @@ from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.rounding import exact_rounding, row_joining
 from tvm_deconv.schedules.x86.stores import outgrows_caches
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
-from tvm_deconv.schedules.x86.word_loads import load_words
+from tvm_deconv.schedules.x86.word_loads import load_pairs, load_words
 from tvm_deconv.targets import CpuTarget
 
 
@@ -96,6 +97,13 @@ class _Form:
         rows = self.form == ROWS and problem.data_format == "NCX"
         return rows and problem.output_dtype in ("float16", "bfloat16") and stride % 2 == 0 and stride <= MAX_STREAMS
 
+    def _pairs(self, problem: Problem, target: CpuTarget, tile: Tile, lanes: int) -> int:
+        """Return `lanes` where two vectors of groups are rounded to one of bfloat16 by integers, else 0."""
+        geometry = Geometry.of(problem, bool(tile.uncropped))
+        whole = (tile.part or tile.channels) % (2 * lanes) == 0
+        rounds = register_channels.rounds_pairs(problem, geometry, self.form, target, lanes)
+        return lanes if whole and rounds else 0
+
     def _row_unit(self, problem: Problem, target: CpuTarget) -> int:
         return accumulator_lanes(problem, target) if self.form == ROWS else 1
 
@@ -113,14 +121,16 @@ class _Form:
         lanes = accumulator_lanes(problem, target) // (1 + plan.halves)
         words = direct_words(problem, target) if self.words else None
         joins = self._joins(problem)
-        definition = define_direct(problem, self.form, plan.tile, lanes, words, joins=joins)
+        pairs = self._pairs(problem, target, plan.tile, lanes)
+        definition = define_direct(problem, self.form, plan.tile, lanes, words, joins=joins, pairs=pairs)
         # Past the caches rows are copied at once; a position's channels are stored as they are made at any size.
         streams = outgrows_caches(problem)
         whole = self.form != INPUTS and has_whole_vectors(problem, self.form, plan.tile, lanes)
         whole = whole and not (self.form == ROWS and (streams or (rounds_rows(problem) and not joins)))
-        joined, joining = row_joining(problem, target, lanes) if joins else ("", "")
+        joined, joining = row_joining(problem, target, lanes) if joins or pairs else ("", "")
         scheduled = schedule_direct(definition, plan, problem, whole, words, joining).mod["main"]
         scheduled = load_words(scheduled) if words else scheduled
+        scheduled = load_pairs(scheduled, pairs) if pairs else scheduled
         rounded, rounding = ("", ROUNDING) if words else exact_rounding(problem, target, lanes)
         called = joined + (dot_functions(words, lanes) if words else "")
         products = called or rounded
@@ -136,7 +146,7 @@ class _Form:
         elif problem.quantization:
             deconv = usual()
         elif register_channels.supports(problem, geometry, self.form):
-            finished = register_channels.finish_channels(scheduled, problem, definition, rounding)
+            finished = register_channels.finish_channels(scheduled, problem, definition, rounding, joining)
             deconv = lower(finished, definition.end, streams=False, products=products)
         elif self.form == ROWS and register_rows.supports_tile(problem, geometry, plan.tile, lanes):
             finished = register_rows.finish_rows(scheduled, problem, definition, rounding, joining, streams=streams)
