@@ -199,7 +199,7 @@ def test_a_problem_whose_trials_are_slow_has_a_smaller_share(build_seconds, meas
     assert len(got) == trials
 
 
-@pytest.mark.parametrize("seed", [0, 1, 3])
+@pytest.mark.parametrize("seed", [1, 3, 6])
 def test_a_few_builds_find_what_costs_are_wrong_about(seed):
     """Of as many that are cheapest by cost none would do."""
     cost = costs(FAR)

@@ -307,7 +307,7 @@ def decide(search: Search, evaluator: Evaluator, schedules: Sequence[Schedule]) 
 
 
 def _turns(search: Search, evaluator: Evaluator, schedules: Sequence[Schedule]) -> dict[Schedule, list[Record]]:
-    """Let `schedules` take turns until it is clear which is the fastest; the default, which all are beside, takes one."""
+    """Let `schedules` take turns until it is clear which is the fastest; the default, beside all of them, takes one."""
     turns: dict[Schedule, list[Record]] = {}
     left = list(schedules)
     for number in range(1, _MOST_TURNS + 1):
