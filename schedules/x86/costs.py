@@ -42,8 +42,9 @@ class Costs:
       caches, where a tile stores many. `spilled` is the factor for tiles whose accumulators and operands exceed the
       registers. Tiles of groups need `kept` for operands of other taps and positions, or `phased` where they have
       several phases; they are parts of a wider tile from `part_phases` on. `crowded` is the factor for tiles of rows of
-      one input channel that leave no registers for the filters of all taps. `lane_sum`: to add up the lanes of an
-      accumulator. `unrolled`: the factor for tiles of inputs whose sums LLVM unrolls wholly.
+      one input channel that leave no registers for the filters of all taps, besides those for `storing` parts of
+      vectors. `lane_sum`: to add up the lanes of an accumulator. `unrolled`: the factor for tiles of inputs whose sums
+      LLVM unrolls wholly.
     - `tile`: of groups, to start on a register tile; `fetched`: on top of each multiply-add, divided by the phases of a
       tile and the taps of a row. Both are in halves of a cycle.
     - `piece`: to start on another piece of the caller's memory, which begins with a cache miss. `position` is the same
@@ -99,6 +100,7 @@ class Costs:
     fetched: float = 1.6
     tile: float = 5.0
     crowded: float = 1.3
+    storing: int = 7
     lane_sum: float = 1.5
     piece: float = 100.0
     position: float = 2.3

@@ -1,9 +1,9 @@
 """The epilogue in registers: bias, activation, shuffles and stores of the output right behind a reduction.
 
 Nothing of a block is then written to be read again, and the stores of a register tile overlap with the products of the
-next. Stores after a whole block take their full time, ordinary ones and those past the caches alike. `register_rows`
-and `register_channels` say when a register tile holds vectors of the output, and store these; this module has what they
-share.
+next. Stores after a whole block take their full time, ordinary ones and those past the caches alike. `register_rows`,
+`register_parts` and `register_channels` say when a register tile holds vectors of the output, and store these; this
+module has what they share.
 
 TBAA metadata of the stores past the caches (``vector_store.ll``) tells LLVM that they leave the accumulators alone;
 without it LLVM writes and reads the accumulators around each store.

@@ -145,11 +145,13 @@ def register_tiles(
     minor_stride: int | None,
     streams_filter: bool,
     row_phases: int = 0,
+    stores_parts: bool = False,
 ) -> list[RegisterTile]:
     """Return every register tile that fits, with its cost.
 
     If it is not None, `minor_stride` bounds the channels of an interleaved chunk. If `streams_filter`, the filter
-    exceeds the caches. If it is not 0, tiles of `row_phases` phases hold vectors of the output.
+    exceeds the caches. If it is not 0, tiles of `row_phases` phases hold vectors of the output. If it
+    `stores_parts`, some hold parts of vectors, too.
     """
     if form == INPUTS:
         return _input_tiles(geometry, target, lanes)
@@ -159,6 +161,7 @@ def register_tiles(
     most_phases = max((runs[1].count * runs[2].count for runs in geometry.runs), default=1)
     row_taps = min((run.taps for run in geometry.axes[2].runs), default=1)
     taps, crowds = _taps(geometry), form == ROWS and geometry.in_channels == 1
+    storing = costs_of(target).storing if stores_parts else 0
     # All taps of a row but one read vectors that lie across two lines, which costs one more load.
     crossing = 1 + (row_taps - 1) / row_taps * target.vector_bits / (8 * LINE) if form == ROWS else 1.0
     for vectors, phases in itertools.product(range(1, target.vector_registers // 2), _divisors(most_phases)):
@@ -188,7 +191,7 @@ def register_tiles(
             if form == CHANNELS and phases > 1 and products + positions + vectors > target.vector_registers:
                 # The data of all positions are kept from the first phase to the last.
                 padded *= costs_of(target).spilled
-            if crowds and products + vectors + broadcast * taps > target.vector_registers + 1:
+            if crowds and products + vectors + broadcast * taps + storing > target.vector_registers + 1:
                 # LLVM keeps the filters of all taps from one register tile to the next, and one operand in memory.
                 padded *= costs_of(target).crowded
             tiles.append(RegisterTile(channels, positions, phases, padded * near, padded * far))
@@ -519,7 +522,16 @@ class _Arithmetic:
         interleaves_channels = form == ROWS and self.problem.data_format == "NXC"
         minor_stride = geometry.axes[2].stride if interleaves_channels else None
         registers = _Registers.of(
-            register_tiles(geometry, form, self.target, lanes, minor_stride, self.streams_filter, self.row_phases)
+            register_tiles(
+                geometry,
+                form,
+                self.target,
+                lanes,
+                minor_stride,
+                self.streams_filter,
+                self.row_phases,
+                self.stores_parts,
+            )
         )
         blocks = _Blocks.of(geometry, form, lanes, self.outputs)
         cost = self.cost(blocks, registers)
