@@ -469,7 +469,10 @@ def stress(tmp_path_factory):
 MOMENTS = [(mode, 1) for mode in ("failures", "lanes", "nested", "fork", "turns", "keep", "asleep", "host")]
 
 
-@pytest.mark.parametrize(("mode", "rounds"), [*MOMENTS, ("storm", 1000), ("rendezvous", 30000)])
+LONG = pytest.param("rendezvous", 30000, marks=pytest.mark.slow)  # minutes where another program takes a CPU
+
+
+@pytest.mark.parametrize(("mode", "rounds"), [*MOMENTS, ("storm", 1000), ("rendezvous", 3000), LONG])
 def test_stress(stress, mode, rounds):
     done = subprocess.run([stress, mode, str(rounds)], capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
