@@ -1,6 +1,9 @@
 """Files that several processes write beside each other."""
 
+import os
 import threading
+
+import pytest
 
 from tvm_deconv.artifact import files
 
@@ -32,3 +35,26 @@ def test_writers_beside_each_other(tmp_path, monkeypatch):
     files.write(tmp_path / "mine", b"mine")
     thread.join()
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"mine": b"mine", "other": b"other"}
+
+
+class Interrupt(BaseException):
+    """Raised by a signal's handler."""
+
+
+def test_an_interrupt_while_one_is_handled_closes_nothing_twice(tmp_path, monkeypatch):
+    """The number of a closed descriptor may be that of another's file by then."""
+
+    def close(number, closing=os.close):
+        monkeypatch.undo()
+        closing(number)
+        raise Interrupt
+
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with pytest.raises(Interrupt), files.replacing(path) as unfinished:
+        unfinished.write_bytes(b"new")
+        unfinished.with_name("another").write_bytes(b"of a linker")
+        monkeypatch.setattr(os, "close", close)
+        raise Interrupt
+    assert path.read_bytes() == b"old"
+    assert [*tmp_path.iterdir()] == [path]

@@ -36,12 +36,16 @@ def replacing(path: Path) -> Iterator[Path]:
 
     for left in abandoned(path.parent):
         shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=path.parent) as directory:
-        unfinished = Path(directory) / path.name
+    unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=path.parent)) / path.name
+    try:
         yield unfinished
         with contextlib.suppress(FileNotFoundError):
             unfinished.chmod(stat.S_IMODE(path.stat().st_mode))
         unfinished.replace(path)
+    finally:  # not by shutil.rmtree: interrupted, it may close a descriptor twice, which may be another's by then
+        for left in os.listdir(unfinished.parent):
+            unfinished.with_name(left).unlink()
+        unfinished.parent.rmdir()
 
 
 def abandoned(directory: Path) -> list[Path]:
