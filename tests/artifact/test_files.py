@@ -51,10 +51,15 @@ def test_an_interrupt_while_one_is_handled_closes_nothing_twice(tmp_path, monkey
 
     path = tmp_path / "file"
     path.write_bytes(b"old")
-    with pytest.raises(Interrupt), files.replacing(path) as unfinished:
-        unfinished.write_bytes(b"new")
-        unfinished.with_name("another").write_bytes(b"of a linker")
-        monkeypatch.setattr(os, "close", close)
-        raise Interrupt
+
+    def interrupted():
+        with files.replacing(path) as unfinished:
+            unfinished.write_bytes(b"new")
+            unfinished.with_name("another").write_bytes(b"of a linker")
+            monkeypatch.setattr(os, "close", close)
+            raise Interrupt
+
+    with pytest.raises(Interrupt):
+        interrupted()
     assert path.read_bytes() == b"old"
     assert [*tmp_path.iterdir()] == [path]

@@ -43,8 +43,8 @@ def replacing(path: Path) -> Iterator[Path]:
             unfinished.chmod(stat.S_IMODE(path.stat().st_mode))
         unfinished.replace(path)
     finally:  # not by shutil.rmtree: interrupted, it may close a descriptor twice, which may be another's by then
-        for left in os.listdir(unfinished.parent):
-            unfinished.with_name(left).unlink()
+        for left in unfinished.parent.iterdir():
+            left.unlink()
         unfinished.parent.rmdir()
 
 
