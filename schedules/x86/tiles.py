@@ -185,14 +185,19 @@ def register_tiles(
             # To break ties: each vector misses a line of the first-level cache, and each broadcast is a load, and a
             # miss as well if the filter is streamed from far away.
             padded *= 1 + ((0.4 if streams_filter else 0.15) * spread + 0.5 * loaded) / products
-            near = max(1.0, (spread + loaded * crossing) / products, LATENCY_ACCUMULATORS / products)
+            # LLVM keeps the filters of all taps from one register tile to the next, if there is room: broadcasts are no
+            # loads then, and where results are not stored for a later stage, the next tiles hide the latency of one.
+            # If there is none, one operand is in memory.
+            crowded = crowds and products + vectors + broadcast * taps + storing > target.vector_registers + 1
+            kept = crowds and stores_parts and not crowded
+            loads, latency = loaded * crossing + (0 if kept else spread), 0 if kept else LATENCY_ACCUMULATORS
+            near = max(1.0, loads / products, latency / products)
             # The taps of a row read the same lines of the second-level cache in succession.
             far = max(near, 4 * vectors / products / (row_taps if form == ROWS else 1))
             if form == CHANNELS and phases > 1 and products + positions + vectors > target.vector_registers:
                 # The data of all positions are kept from the first phase to the last.
                 padded *= costs_of(target).spilled
-            if crowds and products + vectors + broadcast * taps + storing > target.vector_registers + 1:
-                # LLVM keeps the filters of all taps from one register tile to the next, and one operand in memory.
+            if crowded:
                 padded *= costs_of(target).crowded
             tiles.append(RegisterTile(channels, positions, phases, padded * near, padded * far))
     return tiles
