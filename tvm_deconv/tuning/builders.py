@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +115,7 @@ class BuilderPool:
         if following:
             other, rest = following
             self._begun = {(other, schedule): Future() for schedule in rest}
-            self._threads.submit(self._build_begun, self._begun)
+            self._threads.submit(self._build_begun, [*self._begun.items()])
         return {schedule: future.result() for schedule, future in futures.items()}
 
     def pause(self) -> None:
@@ -126,8 +126,8 @@ class BuilderPool:
         for future in self._begun.values():
             future.cancel()
 
-    def _build_begun(self, begun: Mapping[tuple[str, Schedule], Future[Built | str]]) -> None:
-        for (key, schedule), future in begun.items():
+    def _build_begun(self, begun: Iterable[tuple[tuple[str, Schedule], Future[Built | str]]]) -> None:
+        for (key, schedule), future in begun:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(self._build(key, schedule))
