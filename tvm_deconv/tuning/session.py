@@ -314,8 +314,6 @@ def _turns(search: Search, evaluator: Evaluator, schedules: Sequence[Schedule]) 
         for record in evaluator.round(search, left):
             turns.setdefault(record.schedule, []).append(record)
         doubtful = _doubtful(turns) if number >= _TURNS else set(schedules)
-        if not doubtful:
-            break
         left = [schedule for schedule in schedules if schedule in doubtful and schedule != search.default]
         if not left:
             break
