@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import statistics
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 import tvm_deconv as td
 from tvm_deconv.frontends import scan
 
+#: Seconds before a turn of a form, in which the other's threads fall asleep: those of ONNX Runtime spin for 40 ms.
+PAUSE = 0.05
 _PROFILED = 5  # turns of both forms
 #: The times of a node in each call, by its name and whether it is a transposed convolution.
 _Nodes = dict[tuple[str, bool], list[float]]
@@ -161,10 +164,11 @@ def _openvino(model: Any, x: Any, folder: Path, threads: int) -> Pair:
 
 
 def _profiled(forms: Iterable[Any]) -> Iterator[Any]:
-    """Yield the two forms for a call each time: they take turns of two calls, of which the second counts."""
+    """Yield the two forms for a call each time: they take turns of two calls behind a pause; the second counts."""
     both = list(forms)
     for _ in range(_PROFILED):
         for form in both:
+            time.sleep(PAUSE)
             yield form
             yield form
 

@@ -14,13 +14,12 @@ import numpy as np
 
 import tvm_deconv as td
 from models.catalogue import Model
-from models.frameworks import PAIRS, Pair
+from models.frameworks import PAIRS, PAUSE, Pair
 from tvm_deconv.bench.figures import replaced
 
 #: Largest allowed deviation of an output, as a part of its largest element.
 TOLERANCE = 2e-3
 _LEAST_TURNS = 5
-_PAUSE = 0.05
 
 
 @dataclass(frozen=True)
@@ -85,14 +84,12 @@ def _turns(pair: Pair, seconds: float) -> tuple[float, float, float]:
     """Return the medians of both calls, which take turns, and of their ratio.
 
     Each call follows a pause and one that is not counted.
-
-    In the pause the other's threads fall asleep: those of ONNX Runtime spin for 40 ms after a call.
     """
     found: tuple[list[float], list[float]] = ([], [])
     end = time.perf_counter() + seconds
     while len(found[0]) < _LEAST_TURNS or time.perf_counter() < end:
         for times, call in zip(found, (pair.original, pair.ours), strict=True):
-            time.sleep(_PAUSE)
+            time.sleep(PAUSE)
             call()
             begin = time.perf_counter()
             call()
