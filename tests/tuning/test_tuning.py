@@ -74,7 +74,6 @@ class Arithmetic:
     """A machine without processes: a schedule takes `seconds(problem, schedule)`, and no problem less than `floor`."""
 
     round_size = 4
-    measurement_seconds = 0.01
 
     def __init__(self, seconds, floor):
         self.seconds = seconds
@@ -240,8 +239,6 @@ def test_a_search_that_was_stopped_anywhere_tries_nothing_twice():
 class Slow(Arithmetic):
     """A machine with a clock of its own: a trial takes a second, and a tenth if it has been built before."""
 
-    measurement_seconds = 0.1
-
     def __init__(self, seconds):
         super().__init__(seconds, lambda _: 1e-9)
         self.now = 0.0
@@ -254,6 +251,7 @@ class Slow(Arithmetic):
         for one in super().round(search, schedules, following):
             self.now += 0.1 if (one.problem, one.schedule) in self.built else 1.0
             self.built.add((one.problem, one.schedule))
+            search.note_measurement(0.1)
             yield one
 
 

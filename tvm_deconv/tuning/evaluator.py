@@ -63,7 +63,6 @@ class Evaluator:
         self._jobs = jobs = jobs or os.cpu_count() or 1
         self._has_another_cpu = jobs > 1 and (not runner.local or runner.threads < cpus)
         self.disturbance = Disturbance(on_this_machine=runner.local)
-        self._measured = [0, 0.0]
         with contextlib.ExitStack() as stack:
             self._scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             self._builders = stack.enter_context(BuilderPool(target, self._scratch, jobs))
@@ -116,9 +115,7 @@ class Evaluator:
         def measure(schedule: Schedule) -> Record:
             start = time.monotonic()
             outcome = self._outcome(search, built[schedule])
-            seconds = time.monotonic() - start
-            self._measured = [self._measured[0] + 1, self._measured[1] + seconds]
-            search.note_measurement(seconds)
+            search.note_measurement(time.monotonic() - start)
             return self._record(search, schedule, outcome, code_of(built[schedule]))
 
         for record in self._runner.map(measure, schedules):
@@ -131,12 +128,6 @@ class Evaluator:
     def round_size(self) -> int:
         """Trials of one problem before another may have its turn: enough for all builders and all servers."""
         return max(_ROUND, self._jobs, self._runner.places)
-
-    @property
-    def measurement_seconds(self) -> float:
-        """How long a measurement takes, the mean so far."""
-        number, seconds = self._measured
-        return seconds / max(number, 1)
 
     def prepare(self, proposals: Proposals) -> None:
         """Compile what a round of these needs."""

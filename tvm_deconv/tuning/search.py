@@ -136,6 +136,11 @@ class Search:
         """Add the time that the measurement of a candidate took."""
         self._measurement_seconds.append(seconds)
 
+    @property
+    def measurement_seconds(self) -> float:
+        """How long the measurement of a candidate takes, the mean so far."""
+        return statistics.fmean(self._measurement_seconds or [0.0])
+
     def has_share(self, more: int = 0) -> bool:
         """Return whether this problem has had its share of trials, if there were so many `more`."""
         builds = [seconds for of_algorithm in self._build_seconds.values() for seconds in of_algorithm]

@@ -232,7 +232,7 @@ def spend(
         if all(search.ended for search in searches):
             break
         pace = (time.monotonic() - start) / max(done - before, 1)
-        if time.monotonic() + evaluator.round_size * pace + _time_to_decide(searches, evaluator) > end:
+        if time.monotonic() + evaluator.round_size * pace + _time_to_decide(searches) > end:
             return "out of time"
         evaluator.measure_floors(search.problem for search in searches)
         chosen = following or _choose(searches, evaluator, min(trials, total - done))
@@ -268,9 +268,13 @@ def _choose(searches: Sequence[Search], evaluator: Evaluator, most: int) -> Prop
     return Proposals(search, proposals) if proposals else None
 
 
-def _time_to_decide(searches: Sequence[Search], evaluator: Evaluator) -> float:
-    """Return the seconds in which the finalists of all searches take their turns."""
-    return sum(len(search.finalists()) for search in searches) * _MOST_TURNS * evaluator.measurement_seconds
+def _time_to_decide(searches: Sequence[Search]) -> float:
+    """Return the seconds in which the finalists of all searches take their turns.
+
+    What has not been measured yet is taken to be as slow as the others.
+    """
+    usual = statistics.fmean([search.measurement_seconds for search in searches if search.measurement_seconds] or [0.0])
+    return _MOST_TURNS * sum(len(search.finalists()) * (search.measurement_seconds or usual) for search in searches)
 
 
 def _most_left(searches: Sequence[Search], trials: int) -> int:
