@@ -264,7 +264,8 @@ class _Tiles:
 class _Arithmetic:
     """The costs of plans for one problem on one target, by Strassen's algorithm if `strassen` is 1.
 
-    Tables have a row for each block and a column for each of its tiles.
+    If `words`, these are the input channels, each joined of several. Tables have a row for each block and a column for
+    each of its tiles.
     """
 
     problem: Problem
@@ -272,6 +273,7 @@ class _Arithmetic:
     target: CpuTarget
     lanes: int
     strassen: int
+    words: bool
 
     @property
     def costs(self) -> Costs:
@@ -321,7 +323,9 @@ class _Arithmetic:
         """Return the cycles to pack the data of a block and to gather its rows, once for all tiles of channels."""
         channels = self.channels / self.lanes
         costs = self.costs
-        pack = costs.move if self.problem.data_format == "NXC" else costs.move + costs.transpose
+        pack = costs.move
+        if self.problem.data_format == "NCX":
+            pack += costs.transpose + (costs.joined if self.words else 0.0)
         cycles: Array = blocks.packed * channels * self.parts * pack
         for work in blocks.works:
             vectors = work.rows * work.points * work.taps * channels
@@ -443,13 +447,16 @@ class _Arithmetic:
 
 @lru_cache(maxsize=ENUMERATIONS)
 def candidates(
-    problem: Problem, winograd: bool, target: CpuTarget, lanes: int, strassen: bool = False
+    problem: Problem, winograd: bool, target: CpuTarget, lanes: int, strassen: bool = False, words: bool = False
 ) -> Ranking[MatrixPlan]:
-    """Return all plans to try, cheapest first, each with its cost: cycles per useful product, relative."""
+    """Return all plans to try, cheapest first, each with its cost: cycles per useful product, relative.
+
+    If `words`, these are the input channels of `problem`.
+    """
     geometries = Geometry.choices(problem)
     if contiguous_phases(problem, lanes):
         del geometries[1:]  # phases that are vectors of the output begin with it
-    arithmetics = [_Arithmetic(problem, geometry, target, lanes, int(strassen)) for geometry in geometries]
+    arithmetics = [_Arithmetic(problem, geometry, target, lanes, int(strassen), words) for geometry in geometries]
     useful = arithmetics[0].useful()
     plans = (
         arithmetic.plans(outputs)

@@ -495,8 +495,10 @@ class _Arithmetic:
             pack += costs.transposed
         elif foreign and problem.groups * problem.in_channels > 1:
             pack *= lanes / costs.gathered
-        finish = costs.finish
-        finish *= lanes / costs.scattered if foreign and problem.groups * problem.out_channels > 1 else 1.0
+        scatters = foreign and problem.groups * problem.out_channels > 1
+        if rows and geometry.axes[2].stride > MAX_STREAMS:
+            scatters = True
+        finish = costs.finish * (lanes / costs.scattered if scatters else 1.0)
         finish += costs.sum * (work.results - 1)
         stores_channels = register_channels.supports(problem, geometry, form)
         row_phases = geometry.axes[2].stride if rows and register_rows.supports(problem, geometry, lanes) else 0
@@ -572,8 +574,9 @@ class _Arithmetic:
         share = costs.groups_share if self.form == GROUPS else costs.l2_share
         cost *= 1 + costs.overfull * np.maximum(0.0, (needed + results) / (self.target.l2_bytes * share) - 1)
         if self.streams_filter:
-            # A filter that does not stay in the cache is read again for every block: longer blocks are better.
-            cost *= 1 + lanes / positions
+            # A filter that does not stay in the cache is read again for every block: longer blocks are better, unless
+            # vectors of positions hide it.
+            cost *= 1 + (costs.streamed if self.form == ROWS else 1.0) * lanes / positions
         inside = positions * self._channels(registers) * geometry.in_channels * work.products / (2 * lanes)
         ties = costs.ties * (1.0 if self.form == ROWS or self.stores_channels else costs.channels)
         outside = self._outside(blocks, registers, packed, finishes_in_registers)

@@ -403,6 +403,36 @@ def test_strassen_is_the_default_where_channels_are_many():
         assert X86.default(problem.replace(dtype="int8"), target)[0].name != "strassen"
 
 
+@pytest.mark.parametrize(
+    ("data", "kernel", "stride", "pad", "name"),
+    [
+        ((1, 256, 128, 64, 64), 3, 2, 1, "dot_rows"),
+        ((1, 1024, 512, 32, 32), 2, 2, 0, "dot_rows"),
+        ((1, 1024, 256, 16, 16), 4, 2, 1, "winograd"),
+        ((1, 21, 21, 16, 16), 64, 32, 0, "dot"),
+    ],
+    ids=["cyclegan-up1", "unet-up1", "pix2pix", "fcn-32s"],
+)
+def test_defaults_in_words_know_that_filters_hide_and_that_words_are_joined(data, kernel, stride, pad, name):
+    """Of bfloat16 in `N C *X`, the fastest by measurement. In fcn-32s 32 phases are stored one by one by `dot_rows`."""
+    batch, in_channels, out_channels, *extents = data
+    output = [(extent - 1) * stride + kernel - 2 * pad + (1 if kernel % 2 else 0) for extent in extents]
+    square = [(kernel,) * 2, (stride,) * 2, (1, 1), (pad,) * 2]
+    problem = td.Problem(batch, 1, in_channels, out_channels, tuple(extents), *square, tuple(output), "bfloat16")
+    assert X86.default(problem, CPU_TARGETS["x86-64-v4-bf16"])[0].name == name
+
+
+def test_words_are_joined_where_channels_are_apart():
+    problem = td.Problem(1, 1, 128, 256, (16, 16), (4, 4), (2, 2), (1, 1), (1, 1), (32, 32), "bfloat16")
+    for data_format, joined in (("NCX", True), ("NXC", False)):
+        layer = problem.replace(data_format=data_format)
+        of_words, others = (
+            matrix_tiles.candidates(layer, False, CPU_TARGETS["x86-64-v4-bf16"], 16, words=words)[0][0]
+            for words in (True, False)
+        )
+        assert (of_words > others) == joined
+
+
 def test_winograd_is_the_default_where_phases_of_the_uncropped_output_fill_vectors():
     """Three channels are less than half a vector; with four phases that read the same data they are twelve columns."""
     problem = td.Problem(64, 1, 64, 3, (32, 32), (4, 4), (2, 2), (1, 1), (1, 1), (64, 64), data_format="NXC")
