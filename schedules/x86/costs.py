@@ -9,10 +9,9 @@ from a Zen 5 server (family 26, model 2). By the Zen 4 server: `waiting` and `fi
 13 depthwise layers in `N C *X` (515 in AVX2 neither gain nor lose); `kept`, `phased`, `across`, `fetched`, `tile`,
 `position` and `groups_share` by 288 plans of 24 depthwise layers in `N *X C` with 256 bits, and by 203 with 512;
 `line_again` and `burst` by 651 plans of 18 layers, where four other layers gained 0 to 9 %; `lane_sum` and `unrolled`
-by 414 plans, in both widths, of 21 layers with one to three output channels; `streamed` of 512 bits by 90 plans of 27
-layers in words of bfloat16, `joined` by profiles of four of them (11 to 23 cycles). `channel_finish`, `apart`,
-`spilled` and `register_task` are set by the times of a few layers. Among those plans no other values gave better
-defaults. Sizes of caches come from the target.
+by 414 plans, in both widths, of 21 layers with one to three output channels; `joined` by profiles of four layers in
+words of bfloat16 (11 to 23 cycles). `channel_finish`, `apart`, `spilled` and `register_task` are set by the times of a
+few layers. Among those plans no other values gave better defaults. Sizes of caches come from the target.
 """
 
 from __future__ import annotations
@@ -32,8 +31,6 @@ class Costs:
     - `channels`: the same of tiles whose vectors are channels and pass through memory, relative to all other tiles.
     - `pack`: to pack a vector of data. Element by element it takes as long as `lanes / gathered` vectors; `transposed`
       comes on top where vectors of channels become vectors of positions.
-    - `streamed`: the part of a multiply-add for which rows wait for each element of a filter that does not stay in the
-      cache.
     - `finish`: to finish a vector of the output and copy it. Element by element it is `lanes / scattered` vectors.
     - `register_finish`: to store a vector of the output straight from its accumulators. `aliased` comes on top where a
       register tile stores past the caches to several rows at the same offset in a page.
@@ -75,8 +72,8 @@ class Costs:
     - `waiting`: the part of the shorter of two times, to fetch a filter and to multiply by it, that the longer does not
       hide; `memory_waiting`: the same of a filter that comes from memory.
 
-    Both parts use `far_bytes`, the bytes per cycle from beyond the second-level cache, and `far_share`, the share of it
-    beyond which a filter or results are far.
+    Both parts use `memory_bytes`, `filter_bytes`, `waiting` and `memory_waiting`, as well as `far_bytes`, the bytes per
+    cycle from beyond the second-level cache, and `far_share`, the share of it beyond which a filter or results are far.
     """
 
     ties: float = 0.87
@@ -84,7 +81,6 @@ class Costs:
     pack: float = 4.0
     gathered: float = 4.0
     transposed: float = 6.0
-    streamed: float = 0.1
     finish: float = 3.0
     scattered: float = 2.0
     register_finish: float = 1.0
@@ -144,7 +140,6 @@ NARROW = replace(
     channels=1.3,
     pack=1.9,
     transposed=10.0,
-    streamed=1.0,
     scattered=1.2,
     register_finish=0.5,
     aliased=6.0,

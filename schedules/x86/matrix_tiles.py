@@ -38,6 +38,7 @@ from tvm_deconv.schedules.x86.tiles import (
     ALONE,
     ENUMERATIONS,
     FEW_TASKS,
+    LAST_CACHE,
     LATENCY_ACCUMULATORS,
     SEVERAL,
     block_count,
@@ -50,8 +51,6 @@ from tvm_deconv.targets import CpuTarget
 
 #: Points of an axis for which the cost of a transform is given: four outputs of two taps.
 _USUAL_POINTS = 5
-#: Bytes of a filter that do not stay in the last cache of a server from call to call.
-_LAST_CACHE = 16 << 20
 #: Numbers of rows to try for each number of vectors.
 _ROW_CHOICES = 4
 
@@ -412,8 +411,8 @@ class _Arithmetic:
         fetched = work.points * work.taps * panels * self.terms * self._element_bytes
         whole = fetched * ceil_div(self.geometry.out_channels, tiles.channels) * runs
         near = np.where(whole > self.target.l2_bytes * costs.far_share, fetched / costs.filter_bytes, 0)
-        fetch = np.where(whole > _LAST_CACHE, fetched / costs.memory_bytes, near)
-        waiting = np.where(whole > _LAST_CACHE, costs.memory_waiting, costs.waiting)
+        fetch = np.where(whole > LAST_CACHE, fetched / costs.memory_bytes, near)
+        waiting = np.where(whole > LAST_CACHE, costs.memory_waiting, costs.waiting)
         cycles: Array = np.maximum(products, fetch) + waiting * np.minimum(products, fetch)
         return cycles
 
@@ -437,7 +436,7 @@ class _Arithmetic:
         size = vectors * (self.target.vector_bits // 8)
         far = np.where(size > self.target.l2_bytes * self.costs.far_share, self.costs.far, 0.0)
         # What the last cache does not hold goes to memory and back. A store fetches its line first.
-        beyond = np.maximum(0.0, 1 - _LAST_CACHE / np.maximum(size, 1))
+        beyond = np.maximum(0.0, 1 - LAST_CACHE / np.maximum(size, 1))
         return far + beyond * 3 * (self.target.vector_bits // 8) / self.costs.memory_bytes
 
     @property

@@ -22,7 +22,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from tvm_deconv.compute.direct_layout import Tile, block_extents, product_count, transposes_channels
+from tvm_deconv.compute.direct_layout import (
+    Tile,
+    block_extents,
+    phases_together,
+    product_count,
+    transposes_channels,
+)
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS, spans, tiles_of_channels
 from tvm_deconv.compute.matrix_layout import MatrixTile
 from tvm_deconv.compute.phases import AxisPhases, Geometry, axis_rows
@@ -47,9 +53,13 @@ LATENCY_ACCUMULATORS = 8
 ENUMERATIONS = 8
 #: With fewer blocks than this, plans that split tiles of channels over threads are tried too.
 FEW_TASKS = 64
+#: Bytes of a filter that do not stay in the last cache of a server from call to call.
+LAST_CACHE = 16 << 20
 #: LLVM unrolls a loop wholly that becomes fewer instructions. Data that another tap reads again then stay in registers,
 #: and push accumulators out.
 _UNROLLED = 300
+#: Register tiles of which the next hide the latency of one, at least, where filters stay in registers.
+_FOLLOWING = 8
 #: Bytes from which on TVM takes an array from the workspace, where LLVM does not keep it in registers.
 _WORKSPACE = 1024
 #: Groups of a tile whose register tiles have part of them, at most: of more, the positions in use leave the caches.
@@ -146,21 +156,23 @@ def register_tiles(
     streams_filter: bool,
     row_phases: int = 0,
     stores_parts: bool = False,
+    integers: bool = False,
 ) -> list[RegisterTile]:
     """Return every register tile that fits, with its cost.
 
     If it is not None, `minor_stride` bounds the channels of an interleaved chunk. If `streams_filter`, the filter
     exceeds the caches. If it is not 0, tiles of `row_phases` phases hold vectors of the output. If it
-    `stores_parts`, some hold parts of vectors, too.
+    `stores_parts`, some hold parts of vectors, too. If `integers`, products are added by a further instruction.
     """
     if form == INPUTS:
-        return _input_tiles(geometry, target, lanes)
+        return _input_tiles(geometry, target, lanes, integers)
     if form == GROUPS:
         return _group_tiles(geometry, target, lanes)
     tiles = []
     most_phases = max((runs[1].count * runs[2].count for runs in geometry.runs), default=1)
     row_taps = min((run.taps for run in geometry.axes[2].runs), default=1)
     taps, crowds = _taps(geometry), form == ROWS and geometry.in_channels == 1
+    plane = math.prod(axis.positions for axis in geometry.axes)
     storing = costs_of(target).storing if stores_parts else 0
     # All taps of a row but one read vectors that lie across two lines, which costs one more load.
     crossing = 1 + (row_taps - 1) / row_taps * target.vector_bits / (8 * LINE) if form == ROWS else 1.0
@@ -179,21 +191,22 @@ def register_tiles(
                 # results do not stay in the cache.
                 continue
             products = broadcast * vectors
-            # In CHANNELS phases share the data that are broadcast, and each has vectors of the filter.
-            loaded, spread = (vectors * phases, scalar) if form == CHANNELS else (vectors, broadcast)
             padded = round_up(geometry.out_channels, channels) / geometry.out_channels
-            # To break ties: each vector misses a line of the first-level cache, and each broadcast is a load, and a
-            # miss as well if the filter is streamed from far away.
-            padded *= 1 + ((0.4 if streams_filter else 0.15) * spread + 0.5 * loaded) / products
-            # LLVM keeps the filters of all taps from one register tile to the next, if there is room: broadcasts are no
-            # loads then, and where results are not stored for a later stage, the next tiles hide the latency of one.
+            # LLVM keeps the filters of all taps from one register tile to the next, if there is room: the next tiles
+            # hide the latency of one then, and where results are not stored for a later stage, broadcasts are no loads.
             # If there is none, one operand is in memory.
             crowded = crowds and products + vectors + broadcast * taps + storing > target.vector_registers + 1
-            kept = crowds and stores_parts and not crowded
-            loads, latency = loaded * crossing + (0 if kept else spread), 0 if kept else LATENCY_ACCUMULATORS
-            near = max(1.0, loads / products, latency / products)
-            # The taps of a row read the same lines of the second-level cache in succession.
-            far = max(near, 4 * vectors / products / (row_taps if form == ROWS else 1))
+            kept = crowds and not crowded
+            near, far = _steps(
+                geometry,
+                form,
+                (scalar, vectors, phases),
+                missed=0.4 if streams_filter else 0.15,
+                loads_filters=not (kept and stores_parts),
+                latency=0 if kept and plane > _FOLLOWING * positions else LATENCY_ACCUMULATORS,
+                crossing=crossing,
+                integers=integers,
+            )
             if form == CHANNELS and phases > 1 and products + positions + vectors > target.vector_registers:
                 # The data of all positions are kept from the first phase to the last.
                 padded *= costs_of(target).spilled
@@ -201,6 +214,52 @@ def register_tiles(
                 padded *= costs_of(target).crowded
             tiles.append(RegisterTile(channels, positions, phases, padded * near, padded * far))
     return tiles
+
+
+def _steps(
+    geometry: Geometry,
+    form: str,
+    tile: tuple[int, int, int],
+    *,
+    missed: float,
+    loads_filters: bool,
+    latency: int,
+    crossing: float,
+    integers: bool,
+) -> tuple[float, float]:
+    """Return the cost of each product of a `tile` of scalars, vectors and phases, in the caches' first level and not.
+
+    To break ties: each vector misses a line of the first-level cache, and each broadcast costs `missed`, since it is a
+    load, and a miss as well if the filter is streamed. Sums have a `latency`, and vectors take `crossing` loads.
+    """
+    scalar, vectors, phases = tile
+    row_taps = min((run.taps for run in geometry.axes[2].runs), default=1) if form == ROWS else 1
+    near = far = 0.0
+    for count, share in _phase_shares(geometry, phases, integers):
+        sums = scalar * count * vectors
+        # In CHANNELS phases share the data that are broadcast, and each has vectors of the filter.
+        loaded, spread = (vectors * count, scalar) if form == CHANNELS else (vectors, scalar * count)
+        factor = share * (1 + (missed * spread + 0.5 * loaded) / sums)
+        loads = loaded * crossing + (spread if loads_filters else 0)
+        step = max(1.0, loads / sums, latency / sums)
+        near += factor * step
+        # The taps of a row read the same lines of the second-level cache in succession.
+        far += factor * max(step, 4 * vectors / sums / row_taps)
+    return near, far
+
+
+def _phase_shares(geometry: Geometry, phases: int, integers: bool) -> Iterator[tuple[int, float]]:
+    """Yield how many phases a register tile of up to `phases` has, and its share of the products, for each runs.
+
+    Where products of `integers` are added by a further instruction, this hides what tiles of fewer phases wait for.
+    """
+    if integers:
+        yield phases, 1.0
+        return
+    products = max(geometry.taps, 1)
+    for runs in geometry.runs:
+        count = math.prod(phases_together(runs, phases))
+        yield count, math.prod(run.count * run.taps for run in runs) / products
 
 
 def _group_tiles(geometry: Geometry, target: CpuTarget, lanes: int) -> list[RegisterTile]:
@@ -235,7 +294,7 @@ def _group_tiles(geometry: Geometry, target: CpuTarget, lanes: int) -> list[Regi
     return tiles
 
 
-def _input_tiles(geometry: Geometry, target: CpuTarget, lanes: int) -> list[RegisterTile]:
+def _input_tiles(geometry: Geometry, target: CpuTarget, lanes: int, integers: bool) -> list[RegisterTile]:
     """Return the register tiles of partial sums: of each position, channel and phase.
 
     A step takes a vector of data of each position and one of the filter for each channel and phase. The fewer of them
@@ -253,12 +312,17 @@ def _input_tiles(geometry: Geometry, target: CpuTarget, lanes: int) -> list[Regi
             products = filters * positions
             if products + min(filters, positions) + 1 > target.vector_registers:
                 break
-            cost = padded * (1 + 0.15 * (filters + positions) / products)
+            factor = padded
             if taps > 1 and terms * (products + filters + positions + 3) < _UNROLLED:
-                cost *= costs_of(target).unrolled
-            near = max(1.0, (filters + positions) / products, LATENCY_ACCUMULATORS / products)
-            far = max(near, 4 * positions / products / row_taps)
-            tiles.append(RegisterTile(channels, positions, phases, cost * near, cost * far))
+                factor *= costs_of(target).unrolled
+            near = far = 0.0
+            for count, share in _phase_shares(geometry, phases, integers):
+                sums, loads = count * channels * positions, count * channels + positions
+                step = max(1.0, loads / sums, LATENCY_ACCUMULATORS / sums)
+                ties = share * (1 + 0.15 * loads / sums)
+                near += ties * step
+                far += ties * max(step, 4 * positions / sums / row_taps)
+            tiles.append(RegisterTile(channels, positions, phases, factor * near, factor * far))
     return tiles
 
 
@@ -538,6 +602,7 @@ class _Arithmetic:
                 self.streams_filter,
                 self.row_phases,
                 self.stores_parts,
+                self.problem.accumulate_dtype == "int32",
             )
         )
         blocks = _Blocks.of(geometry, form, lanes, self.outputs)
@@ -573,15 +638,26 @@ class _Arithmetic:
         cost *= work.products / max(geometry.taps, 1)
         share = costs.groups_share if self.form == GROUPS else costs.l2_share
         cost *= 1 + costs.overfull * np.maximum(0.0, (needed + results) / (self.target.l2_bytes * share) - 1)
-        if self.streams_filter:
-            # A filter that does not stay in the cache is read again for every block: longer blocks are better, unless
-            # vectors of positions hide it.
-            cost *= 1 + (costs.streamed if self.form == ROWS else 1.0) * lanes / positions
         inside = positions * self._channels(registers) * geometry.in_channels * work.products / (2 * lanes)
+        if self.streams_filter:
+            cost *= self._streaming(registers, inside)
         ties = costs.ties * (1.0 if self.form == ROWS or self.stores_channels else costs.channels)
         outside = self._outside(blocks, registers, packed, finishes_in_registers)
         total: Array = cost * (ties + outside / np.maximum(inside, 1))
         return total
+
+    def _streaming(self, registers: _Registers, products: Array) -> Array:
+        """Return the factor of a block of `products` cycles whose filter comes from beyond the second-level cache.
+
+        It is fetched ahead, while products of what was fetched are made: longer blocks are better.
+        """
+        geometry, costs = self.geometry, self.costs
+        of_channel = geometry.in_channels * self.work.products * _element_bytes(self.target, self.lanes)
+        far = geometry.groups * geometry.out_channels * of_channel > LAST_CACHE
+        speed, waiting = (costs.memory_bytes, costs.memory_waiting) if far else (costs.filter_bytes, costs.waiting)
+        fetch = self._channels(registers) * of_channel / speed / products
+        factor: Array = np.maximum(1.0, fetch) + waiting * np.minimum(1.0, fetch)
+        return factor
 
     def _outside(self, blocks: _Blocks, registers: _Registers, packed: Array, finishes_in_registers: Array) -> Array:
         """Return the cycles of a block outside of the reduction.

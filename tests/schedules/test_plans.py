@@ -453,6 +453,40 @@ def test_register_tiles_store_little_at_once_past_the_caches():
     assert plan.tile.phases * plan.tile.positions > 18
 
 
+def cost_of(algorithm, problem, target, **knobs):
+    """Return the least cost of the plans of `algorithm` that have these `knobs`."""
+    plans = named(algorithm).candidates(problem, target)
+    return min(cost for cost, plan in plans if plan.knobs.items() >= knobs.items())
+
+
+def test_register_tiles_are_rated_by_the_phases_that_runs_have():
+    """Nine phases are runs of two and of one: more than half of the work has two phases for a tile of four, or one."""
+    target = CPU_TARGETS["x86-64-v3"]
+    problem = td.Problem(1, 1, 56, 1, (360, 640), (9, 9), (3, 3), (1, 1), (4, 4), (1080, 1920), data_format="NXC")
+    for algorithm in ("direct_rows", "winograd_rows"):
+        wide = cost_of(algorithm, problem, target, phases=2, positions=32, width=64)
+        assert wide < cost_of(algorithm, problem, target, phases=4, positions=16, width=64)
+
+
+def test_short_blocks_fetch_a_far_filter_behind_their_products():
+    """A block of a row multiplies by four megabytes of the filter for longer than it takes to fetch them."""
+    target = CPU_TARGETS["x86-64-v4"]
+    problem = td.Problem(1, 1, 256, 256, (37, 37), (4, 4), (4, 4), (1, 1), (0, 0), (148, 148), data_format="NXC")
+    tile = {"channels": 16, "phases": 4, "positions": 5}
+    row = cost_of("direct_channels", problem, target, height=1, width=37, **tile)
+    assert row < 1.1 * cost_of("direct_channels", problem, target, height=13, width=37, **tile)
+
+
+def test_the_next_register_tiles_hide_the_latency_of_a_reduction_over_taps_alone():
+    """With four phases the filters of four taps leave no registers; the few sums of two wait for nothing."""
+    target = CPU_TARGETS["x86-64-v3"]
+    problem = td.Problem(1, 64, 1, 1, (64, 64), (4, 4), (2, 2), (1, 1), (1, 1), (128, 128))
+    algorithm, plan = X86.default(problem, target)
+    assert (algorithm.name, plan.tile.phases) == ("direct_rows", 2)
+    small = td.Problem(1, 1024, 1, 1, (7, 7), (5, 5), (2, 2), (1, 1), (2, 2), (14, 14))
+    assert X86.default(small, target)[1].tile.positions == 56  # one register tile, with no next ones
+
+
 def test_tiles_of_channels_that_share_lines_are_few_past_the_second_level_cache():
     """Sixteen of 21 channels and the other five stored to the same lines of memory, one after the other."""
     target = CPU_TARGETS["x86-64-v4"]

@@ -142,6 +142,12 @@ def unpaired(group: Expr, pairs: int) -> Expr:
     return group // (2 * pairs) * (2 * pairs) + group % 2 * pairs + group // 2 % pairs
 
 
+def phases_together(runs: Sequence[Run], phases: int) -> tuple[int, int]:
+    """Return the phases along the last two axes of a register tile of up to `phases`, in a combination of `runs`."""
+    columns = math.gcd(runs[2].count, phases)
+    return math.gcd(runs[1].count, phases // columns), columns
+
+
 def filter_sections(geometry: Geometry, form: str, tile: Tile, lanes: int, pairs: int = 0) -> tuple[FilterSection, ...]:
     """Lay out the packed filter for the register tiles of `tile`, for vectors of `lanes` elements.
 
@@ -153,8 +159,7 @@ def filter_sections(geometry: Geometry, form: str, tile: Tile, lanes: int, pairs
     block_spans = spans(geometry, tile.block[1:])
     for runs in geometry.runs:
         first, second, third = map(axis_rows, geometry.axes, runs, block_spans, tile.outputs)
-        columns = math.gcd(runs[2].count, tile.phases)
-        rows = math.gcd(runs[1].count, tile.phases // columns)
+        rows, columns = phases_together(runs, tile.phases)
         taps = (first.taps, second.taps, third.taps)
         reduction = (terms, *taps) if form == ROWS else (*taps, terms)
         shape = (
