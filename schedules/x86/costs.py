@@ -10,8 +10,8 @@ from a Zen 5 server (family 26, model 2). By the Zen 4 server: `waiting` and `fi
 `position` and `groups_share` by 288 plans of 24 depthwise layers in `N *X C` with 256 bits, and by 203 with 512;
 `line_again` and `burst` by 651 plans of 18 layers, where four other layers gained 0 to 9 %; `lane_sum` and `unrolled`
 by 414 plans, in both widths, of 21 layers with one to three output channels; `joined` by profiles of four layers in
-words of bfloat16 (11 to 23 cycles). `channel_finish`, `apart`, `spilled` and `register_task` are set by the times of a
-few layers. Among those plans no other values gave better defaults. Sizes of caches come from the target.
+words of bfloat16 (11 to 23 cycles). `channel_finish`, `apart`, `spilled`, `chosen` and `register_task` are set by the
+times of a few layers. Among those plans no other values gave better defaults. Sizes of caches come from the target.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Costs:
     - `pack`: to pack a vector of data. Element by element it takes as long as `lanes / gathered` vectors; `transposed`
       comes on top where vectors of channels become vectors of positions.
     - `finish`: to finish a vector of the output and copy it. Element by element it is `lanes / scattered` vectors.
+      `chosen` comes on top where its row is that of one of several runs of phases, since it is loaded behind a branch.
     - `register_finish`: to store a vector of the output straight from its accumulators. `aliased` comes on top where a
       register tile stores past the caches to several rows at the same offset in a page.
     - `channel_finish`: to store a vector of channels straight from its accumulators. `across` comes on top in groups,
@@ -82,6 +83,7 @@ class Costs:
     gathered: float = 4.0
     transposed: float = 6.0
     finish: float = 3.0
+    chosen: float = 0.3
     scattered: float = 2.0
     register_finish: float = 1.0
     aliased: float = 0.0

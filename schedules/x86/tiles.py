@@ -564,6 +564,8 @@ class _Arithmetic:
             scatters = True
         finish = costs.finish * (lanes / costs.scattered if scatters else 1.0)
         finish += costs.sum * (work.results - 1)
+        if any(len(axis.runs) > 1 for axis in geometry.axes[:2]):
+            finish += costs.chosen
         stores_channels = register_channels.supports(problem, geometry, form)
         row_phases = geometry.axes[2].stride if rows and register_rows.supports(problem, geometry, lanes) else 0
         stores_parts = rows and register_parts.supports(problem, geometry, target, lanes)

@@ -483,6 +483,8 @@ def test_the_next_register_tiles_hide_the_latency_of_a_reduction_over_taps_alone
     problem = td.Problem(1, 64, 1, 1, (64, 64), (4, 4), (2, 2), (1, 1), (1, 1), (128, 128))
     algorithm, plan = X86.default(problem, target)
     assert (algorithm.name, plan.tile.phases) == ("direct_rows", 2)
+    rows = td.Problem(1, 64, 1, 1, (32, 32), (8, 8), (4, 4), (1, 1), (2, 2), (128, 128))
+    assert X86.default(rows, target)[1].tile.uncropped  # one run of phases: rows are stored without a branch
     small = td.Problem(1, 1024, 1, 1, (7, 7), (5, 5), (2, 2), (1, 1), (2, 2), (14, 14))
     assert X86.default(small, target)[1].tile.positions == 56  # one register tile, with no next ones
 
