@@ -164,7 +164,7 @@ class _Work:
 class _Blocks:
     """Blocks with what their extents decide, each as a column, for tables of blocks by tiles.
 
-    `count` are the blocks of a call, `packed` the positions of the packed data of each, and `outputs` those that it
+    `count` are the blocks of a call, and `packed` the positions of the packed data of each. `outputs` are those that it
     makes of each channel, in as many `pieces` of the caller's memory if channels are outside of positions. `gathered`
     blocks copy their rows from the packed data. `works` is the work of each combination of runs.
     """
