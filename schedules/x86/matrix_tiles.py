@@ -263,8 +263,8 @@ class _Tiles:
 class _Arithmetic:
     """The costs of plans for one problem on one target, by Strassen's algorithm if `strassen` is 1.
 
-    If `words`, these are the input channels, each joined of several. Tables have a row for each block and a column for
-    each of its tiles.
+    With `words`, the input channels are words, each joined of several channels. Tables have a row for each block and a
+    column for each of its tiles.
     """
 
     problem: Problem
@@ -450,7 +450,7 @@ def candidates(
 ) -> Ranking[MatrixPlan]:
     """Return all plans to try, cheapest first, each with its cost: cycles per useful product, relative.
 
-    If `words`, these are the input channels of `problem`.
+    With `words`, the input channels of `problem` are words.
     """
     geometries = Geometry.choices(problem)
     if contiguous_phases(problem, lanes):

@@ -58,7 +58,8 @@ LAST_CACHE = 16 << 20
 #: LLVM unrolls a loop wholly that becomes fewer instructions. Data that another tap reads again then stay in registers,
 #: and push accumulators out.
 _UNROLLED = 300
-#: Register tiles of which the next hide the latency of one, at least, where filters stay in registers.
+#: If a plane has more register tiles than this and filters stay in registers, the next tiles hide the latency of one.
+#: Not fitted: the planes that were measured have many more, and one or two tiles cannot.
 _FOLLOWING = 8
 #: Bytes from which on TVM takes an array from the workspace, where LLVM does not keep it in registers.
 _WORKSPACE = 1024
@@ -227,10 +228,11 @@ def _steps(
     crossing: float,
     integers: bool,
 ) -> tuple[float, float]:
-    """Return the cost of each product of a `tile` of scalars, vectors and phases, in the caches' first level and not.
+    """Return the cost of each product of a `tile` of scalars, vectors and phases.
 
-    To break ties: each vector misses a line of the first-level cache, and each broadcast costs `missed`, since it is a
-    load, and a miss as well if the filter is streamed. Sums have a `latency`, and vectors take `crossing` loads.
+    The first is that of a block which stays in the first-level cache, the second that of others. To break ties: each
+    vector misses a line of that cache, and each broadcast costs `missed`, since it is a load, and a miss as well if the
+    filter is streamed. `latency` accumulators hide that of a multiply-add. A vector takes `crossing` loads.
     """
     scalar, vectors, phases = tile
     row_taps = min((run.taps for run in geometry.axes[2].runs), default=1) if form == ROWS else 1
@@ -249,9 +251,9 @@ def _steps(
 
 
 def _phase_shares(geometry: Geometry, phases: int, integers: bool) -> Iterator[tuple[int, float]]:
-    """Yield how many phases a register tile of up to `phases` has, and its share of the products, for each runs.
+    """Yield for each combination of runs how many of the `phases` a register tile has, and its share of the products.
 
-    Where products of `integers` are added by a further instruction, this hides what tiles of fewer phases wait for.
+    Of `integers` it has all: a second instruction adds their products, which hides that fewer sums wait.
     """
     if integers:
         yield phases, 1.0
@@ -559,9 +561,9 @@ class _Arithmetic:
             pack += costs.transposed
         elif foreign and problem.groups * problem.in_channels > 1:
             pack *= lanes / costs.gathered
+        # Rows of more phases than a network of shuffles takes are stored one by one.
         scatters = foreign and problem.groups * problem.out_channels > 1
-        if rows and geometry.axes[2].stride > MAX_STREAMS:
-            scatters = True
+        scatters = scatters or (rows and geometry.axes[2].stride > MAX_STREAMS)
         finish = costs.finish * (lanes / costs.scattered if scatters else 1.0)
         finish += costs.sum * (work.results - 1)
         if any(len(axis.runs) > 1 for axis in geometry.axes[:2]):
@@ -642,22 +644,23 @@ class _Arithmetic:
         cost *= 1 + costs.overfull * np.maximum(0.0, (needed + results) / (self.target.l2_bytes * share) - 1)
         inside = positions * self._channels(registers) * geometry.in_channels * work.products / (2 * lanes)
         if self.streams_filter:
-            cost *= self._streaming(registers, inside)
+            cost *= self._streaming(positions)
         ties = costs.ties * (1.0 if self.form == ROWS or self.stores_channels else costs.channels)
         outside = self._outside(blocks, registers, packed, finishes_in_registers)
         total: Array = cost * (ties + outside / np.maximum(inside, 1))
         return total
 
-    def _streaming(self, registers: _Registers, products: Array) -> Array:
-        """Return the factor of a block of `products` cycles whose filter comes from beyond the second-level cache.
+    def _streaming(self, positions: Array) -> Array:
+        """Return the factor of a block of `positions` whose filter comes from beyond the second-level cache.
 
         It is fetched ahead, while products of what was fetched are made: longer blocks are better.
         """
-        geometry, costs = self.geometry, self.costs
-        of_channel = geometry.in_channels * self.work.products * _element_bytes(self.target, self.lanes)
-        far = geometry.groups * geometry.out_channels * of_channel > LAST_CACHE
+        geometry, costs, element = self.geometry, self.costs, _element_bytes(self.target, self.lanes)
+        elements = geometry.groups * geometry.in_channels * geometry.out_channels * self.work.products
+        far = elements * element > LAST_CACHE
         speed, waiting = (costs.memory_bytes, costs.memory_waiting) if far else (costs.filter_bytes, costs.waiting)
-        fetch = self._channels(registers) * of_channel / speed / products
+        # A vector of the filter takes half a cycle at each position.
+        fetch = 2 * self.lanes * element / (speed * positions)
         factor: Array = np.maximum(1.0, fetch) + waiting * np.minimum(1.0, fetch)
         return factor
 

@@ -74,8 +74,7 @@ class _Transforms:
 
     def _candidates(self, problem: Problem, target: CpuTarget) -> Sequence[tuple[float, MatrixPlan]]:
         phases = max((math.prod(run.count for run in runs) for runs in Geometry.of(problem).runs), default=1)
-        modes = {"strassen": self.strassen, "words": self.words}
-        of_lanes = partial(matrix_tiles.candidates, problem, self.winograd, **modes)
+        of_lanes = partial(matrix_tiles.candidates, problem, self.winograd, strassen=self.strassen, words=self.words)
         options = with_half_vectors(problem, target, phases * problem.out_channels, of_lanes)
         return for_all_calls(problem, options, CHANNELS, row_unit(problem, accumulator_lanes(problem, target)))
 
