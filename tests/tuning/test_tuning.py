@@ -255,6 +255,23 @@ class Slow(Arithmetic):
             yield one
 
 
+class Deciding:
+    """A search with two finalists, whose measurements took so many seconds on average."""
+
+    def __init__(self, measurement_seconds):
+        self.measurement_seconds = measurement_seconds
+
+    def finalists(self):
+        return ["the default", "another"]
+
+
+def test_the_time_to_decide_is_that_of_each_search():
+    turns = 2 * session._MOST_TURNS
+    assert session._time_to_decide([Deciding(0.1), Deciding(3.0)]) == pytest.approx(turns * 3.1)
+    assert session._time_to_decide([Deciding(0.1), Deciding(3.0), Deciding(0.0)]) == pytest.approx(turns * (3.1 + 1.55))
+    assert session._time_to_decide([Deciding(0.0)]) == 0.0
+
+
 @pytest.mark.parametrize("budget", [12.0, 20.0])
 def test_a_search_ends_within_its_budget_and_says_what_is_left(budget, monkeypatch):
     fast, slow = mistaken(costs(LARGER)), mistaken(costs(FAR), 1)
