@@ -416,7 +416,7 @@ def test_strassen_is_the_default_where_channels_are_many():
 def test_defaults_in_words_know_that_filters_hide_and_that_words_are_joined(data, kernel, stride, pad, name):
     """Of bfloat16 in `N C *X`, the fastest by measurement. In fcn-32s 32 phases are stored one by one by `dot_rows`."""
     batch, in_channels, out_channels, *extents = data
-    output = [(extent - 1) * stride + kernel - 2 * pad + (1 if kernel % 2 else 0) for extent in extents]
+    output = [(extent - 1) * stride + kernel - 2 * pad + kernel % 2 for extent in extents]
     square = [(kernel,) * 2, (stride,) * 2, (1, 1), (pad,) * 2]
     problem = td.Problem(batch, 1, in_channels, out_channels, tuple(extents), *square, tuple(output), "bfloat16")
     assert X86.default(problem, CPU_TARGETS["x86-64-v4-bf16"])[0].name == name
