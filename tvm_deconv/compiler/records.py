@@ -151,7 +151,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def parse(line: bytes | str) -> Record:
         """Return the record of a line. Raises ValueError."""
         record = _DECODER.decode(line)
-        if Problem.from_key(record.problem).artifact_key != record.problem:
+        if _artifact_key(record.problem) != record.problem:
             raise ProblemError("problem", record.problem, "must be an artifact key")
         if record.seconds is not None and not record.seconds > 0:
             raise ProblemError("seconds", record.seconds, "must be positive")
@@ -170,6 +170,11 @@ def _order(record: Record) -> tuple[object, ...]:
 
 def _name(problem: str, target: str) -> str:
     return stem(problem, target).removesuffix(f"-{target}") + SUFFIX
+
+
+@lru_cache(4096)
+def _artifact_key(key: str) -> str:
+    return Problem.from_key(key).artifact_key
 
 
 @lru_cache(4096)
