@@ -4,7 +4,7 @@ Measured on one core of a Cascade Lake Xeon at 2.5 GHz, shared with other work, 
 128 to 64 channels, kernel 2, stride 2, 256x256: 1.5 times as fast; 256 to 64, kernel 2, 64x64: 1.4; 512 to 256, kernel
 16, stride 8, 128: 1.6; 1024 groups of one channel, kernel 5, stride 2, 7x7: 10.
 
-Registers: `tiles.register_tiles` counts ``broadcast * vectors + vectors + 1``. 13 channels by 2 vectors take 29 of the
+Registers: `register_tiles` counts ``broadcast * vectors + vectors + 1``. 13 channels by 2 vectors take 29 of the
 32 registers of AVX-512; 6 by 2 take 15 of the 16 of AVX2. The accumulators are one buffer with constant indices in a
 fully unrolled body, which LLVM keeps in registers.
 
@@ -239,7 +239,7 @@ class _Steps:
     def tile_registers(self, block: SBlockRV, section: FilterSection) -> None:
         """Unroll a register tile of products, and store its accumulators when they are complete.
 
-        The reduction runs outside of the tile, so that the accumulators stay in registers (`tiles.register_tiles`).
+        The reduction runs outside of the tile, so that the accumulators stay in registers (`register_tiles`).
         """
         sch, layout = self.sch, self.layout
         fd, fh, fw, first, second, *reduction = sch.get_loops(block)[-9:]

@@ -34,18 +34,19 @@ from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
 from tvm_deconv.schedules.x86.costs import Costs, costs_of
 from tvm_deconv.schedules.x86.ranking import Ranking
+from tvm_deconv.schedules.x86.register_tiles import LATENCY_ACCUMULATORS
 from tvm_deconv.schedules.x86.tiles import (
     ALONE,
     ENUMERATIONS,
     FEW_TASKS,
     LAST_CACHE,
-    LATENCY_ACCUMULATORS,
     SEVERAL,
     block_count,
     knobs_of,
     outputs_along,
     parts_of,
     steps,
+    with_filter,
 )
 from tvm_deconv.targets import CpuTarget
 
@@ -402,19 +403,11 @@ class _Arithmetic:
             yield np.where(held > kept, held / self.costs.far_bytes * self.costs.again, 0.0)
 
     def _with_filter(self, products: Array, tiles: _Tiles, work: _Work, runs: int) -> Array:
-        """Return the cycles of `products` and of a filter that comes from beyond the second-level cache for each block.
-
-        It is fetched ahead, while products of what was fetched are made.
-        """
-        costs = self.costs
+        """Return the cycles of `products` and of the filter, which each block fetches."""
         panels = self._panels(tiles, work) * tiles.vectors * self.lanes
         fetched = work.points * work.taps * panels * self.terms * self._element_bytes
         whole = fetched * ceil_div(self.geometry.out_channels, tiles.channels) * runs
-        near = np.where(whole > self.target.l2_bytes * costs.far_share, fetched / costs.filter_bytes, 0)
-        fetch = np.where(whole > LAST_CACHE, fetched / costs.memory_bytes, near)
-        waiting = np.where(whole > LAST_CACHE, costs.memory_waiting, costs.waiting)
-        cycles: Array = np.maximum(products, fetch) + waiting * np.minimum(products, fetch)
-        return cycles
+        return with_filter(products, fetched, whole, self.target)
 
     def _finish(self, blocks: _Blocks, tiles: _Tiles, results: Array | float) -> Array:
         """Return the cycles to finish the outputs of a tile of channels, made of vectors of `results`."""

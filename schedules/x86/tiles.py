@@ -1,19 +1,11 @@
 """The candidates of the direct definitions, and their costs by arithmetic on the target's registers and caches.
 
-A register tile of ``c`` channels by ``v`` vectors of positions (or ``p`` positions by ``v`` vectors of channels) takes
-``c*v`` accumulators, ``v`` vectors of the operand that is loaded, and one broadcast. These ``c*v + v + 1`` registers
-must fit into the 16 of AVX2 or the 32 of AVX-512. A step of the reduction issues ``c*v`` multiply-adds and ``c + v``
-loads. Four limits follow, in cycles per step:
-
-- two multiply-adds per cycle;
-- two loads per cycle;
-- the latency of a multiply-add: four cycles, which eight accumulators hide;
-- if a block exceeds the first-level cache, the ``v`` vectors from the second, at half a vector per cycle.
+The costs of register tiles (`register_tiles`) are those of a step of the reduction; here are those of blocks: packing,
+caches, filters from beyond these, and the way to the output.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -25,7 +17,6 @@ import numpy as np
 from tvm_deconv.compute.direct_layout import (
     Tile,
     block_extents,
-    phases_together,
     product_count,
     transposes_channels,
 )
@@ -35,10 +26,11 @@ from tvm_deconv.compute.phases import AxisPhases, Geometry, axis_rows
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
-from tvm_deconv.schedules.x86 import register_channels, register_parts, register_rows
+from tvm_deconv.schedules.x86 import register_channels
 from tvm_deconv.schedules.x86.costs import Costs, costs_of
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.ranking import Ranking
+from tvm_deconv.schedules.x86.register_tiles import LATENCY_ACCUMULATORS, RegisterTile, RegisterTiles
 from tvm_deconv.schedules.x86.stores import LINE, outgrows_caches
 from tvm_deconv.targets import CpuTarget
 
@@ -47,28 +39,14 @@ _AnyTile = TypeVar("_AnyTile")
 #: Winograd's largest m and most products, along each of several axes and along one axis alone. Beyond these, rounding
 #: errors exceed the tolerance.
 SEVERAL, ALONE = (4, 6), (6, 7)
-#: Independent accumulators that hide the latency of a multiply-add: four cycles, two per cycle.
-LATENCY_ACCUMULATORS = 8
 #: Lists of candidates that are kept. A build asks repeatedly for those of a problem and of its nearest tuning record.
 ENUMERATIONS = 8
 #: With fewer blocks than this, plans that split tiles of channels over threads are tried too.
 FEW_TASKS = 64
 #: Bytes of a filter that do not stay in the last cache of a server from call to call.
 LAST_CACHE = 16 << 20
-#: LLVM unrolls a loop wholly that becomes fewer instructions. Data that another tap reads again then stay in registers,
-#: and push accumulators out.
-_UNROLLED = 300
-#: If a plane has more register tiles than this and filters stay in registers, the next tiles hide the latency of one.
-#: Not fitted: the planes that were measured have many more, and one or two tiles cannot.
-_FOLLOWING = 8
 #: Bytes from which on TVM takes an array from the workspace, where LLVM does not keep it in registers.
 _WORKSPACE = 1024
-#: Groups of a tile whose register tiles have part of them, at most: of more, the positions in use leave the caches.
-_MOST_GROUPS = 256
-#: Vectors of a register tile of groups, at most.
-_MOST_VECTORS = 4
-#: The cost of a load, relative to that of a multiply-add, where it is not what takes longest.
-_LOAD = 0.1
 #: Stores of a register tile that the next tile's multiply-adds hide, whatever their lines wait for.
 _HIDDEN_STORES = 18
 #: Bytes from one address to the next that competes with it for stores past the caches.
@@ -95,6 +73,19 @@ def block_count(geometry: Geometry, block: Sequence[int]) -> int:
     """Return the number of blocks in a call, of `block` images and positions each."""
     extents = (geometry.batch, *(axis.positions for axis in geometry.axes))
     return math.prod(map(ceil_div, extents, block))
+
+
+def with_filter(products: Array, fetched: Array, size: Array | int, target: CpuTarget) -> Array:
+    """Return the cycles of `products` with a filter of `size` bytes, of which `fetched` are read for them.
+
+    From beyond the second-level cache it is fetched ahead, while products of what was fetched are made.
+    """
+    costs = costs_of(target)
+    far, beyond = size > target.l2_bytes * costs.far_share, size > LAST_CACHE
+    fetch = fetched / np.where(beyond, costs.memory_bytes, np.where(far, costs.filter_bytes, np.inf))
+    waiting = np.where(beyond, costs.memory_waiting, costs.waiting)
+    cycles: Array = np.maximum(products, fetch) + waiting * np.minimum(products, fetch)
+    return cycles
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,217 +123,12 @@ class Plan:
         return count * channels if self.share_data else count
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterTile:
-    """A register tile and its cost for each useful product, relative to two vector multiply-adds per cycle.
-
-    `near` is the cost while the block stays in the first-level cache, and `far` the cost otherwise. The tile has `part`
-    of the channels, or all if that is 0.
-    """
-
-    channels: int
-    positions: int
-    phases: int
-    near: float
-    far: float
-    part: int = 0
-
-
-def register_tiles(
-    geometry: Geometry,
-    form: str,
-    target: CpuTarget,
-    lanes: int,
-    minor_stride: int | None,
-    streams_filter: bool,
-    row_phases: int = 0,
-    stores_parts: bool = False,
-    integers: bool = False,
-) -> list[RegisterTile]:
-    """Return every register tile that fits, with its cost.
-
-    If it is not None, `minor_stride` bounds the channels of an interleaved chunk. If `streams_filter`, the filter
-    exceeds the caches. If it is not 0, tiles of `row_phases` phases hold vectors of the output. If it
-    `stores_parts`, some hold parts of vectors, too. If `integers`, products are added by a further instruction.
-    """
-    if form == INPUTS:
-        return _input_tiles(geometry, target, lanes, integers)
-    if form == GROUPS:
-        return _group_tiles(geometry, target, lanes)
-    tiles = []
-    most_phases = max((runs[1].count * runs[2].count for runs in geometry.runs), default=1)
-    row_taps = min((run.taps for run in geometry.axes[2].runs), default=1)
-    taps, crowds = _taps(geometry), form == ROWS and geometry.in_channels == 1
-    plane = math.prod(axis.positions for axis in geometry.axes)
-    storing = costs_of(target).storing if stores_parts else 0
-    # All taps of a row but one read vectors that lie across two lines, which costs one more load.
-    crossing = 1 + (row_taps - 1) / row_taps * target.vector_bits / (8 * LINE) if form == ROWS else 1.0
-    for vectors, phases in itertools.product(range(1, target.vector_registers // 2), _divisors(most_phases)):
-        scalars = (target.vector_registers - 1 - vectors) // vectors
-        for broadcast in range(phases, scalars + 1, phases):
-            scalar, vector = broadcast // phases, vectors * lanes
-            channels, positions = (scalar, vector) if form == ROWS else (vector, scalar)
-            if minor_stride is not None and channels > 1 and channels * minor_stride > MAX_STREAMS:
-                continue
-            if form == ROWS and channels > geometry.out_channels:
-                continue
-            some = form == ROWS and 1 < channels < geometry.out_channels
-            if phases > 1 and some and (not row_phases or phases % row_phases):
-                # Several phases serve where the channels of one phase do not fill the registers, or where their
-                # results do not stay in the cache.
-                continue
-            products = broadcast * vectors
-            padded = round_up(geometry.out_channels, channels) / geometry.out_channels
-            # LLVM keeps the filters of all taps from one register tile to the next, if there is room: the next tiles
-            # hide the latency of one then, and where results are not stored for a later stage, broadcasts are no loads.
-            # If there is none, one operand is in memory.
-            crowded = crowds and products + vectors + broadcast * taps + storing > target.vector_registers + 1
-            kept = crowds and not crowded
-            near, far = _steps(
-                geometry,
-                form,
-                (scalar, vectors, phases),
-                missed=0.4 if streams_filter else 0.15,
-                loads_filters=not (kept and stores_parts),
-                latency=0 if kept and plane > _FOLLOWING * positions else LATENCY_ACCUMULATORS,
-                crossing=crossing,
-                integers=integers,
-            )
-            if form == CHANNELS and phases > 1 and products + positions + vectors > target.vector_registers:
-                # The data of all positions are kept from the first phase to the last.
-                padded *= costs_of(target).spilled
-            if crowded:
-                padded *= costs_of(target).crowded
-            tiles.append(RegisterTile(channels, positions, phases, padded * near, padded * far))
-    return tiles
-
-
-def _steps(
-    geometry: Geometry,
-    form: str,
-    tile: tuple[int, int, int],
-    *,
-    missed: float,
-    loads_filters: bool,
-    latency: int,
-    crossing: float,
-    integers: bool,
-) -> tuple[float, float]:
-    """Return the cost of each product of a `tile` of scalars, vectors and phases.
-
-    The first is that of a block which stays in the first-level cache, the second that of others. To break ties: each
-    vector misses a line of that cache, and each broadcast costs `missed`, since it is a load, and a miss as well if the
-    filter is streamed. `latency` accumulators hide that of a multiply-add. A vector takes `crossing` loads.
-    """
-    scalar, vectors, phases = tile
-    row_taps = min((run.taps for run in geometry.axes[2].runs), default=1) if form == ROWS else 1
-    near = far = 0.0
-    for count, share in _phase_shares(geometry, phases, integers):
-        sums = scalar * count * vectors
-        # In CHANNELS phases share the data that are broadcast, and each has vectors of the filter.
-        loaded, spread = (vectors * count, scalar) if form == CHANNELS else (vectors, scalar * count)
-        factor = share * (1 + (missed * spread + 0.5 * loaded) / sums)
-        loads = loaded * crossing + (spread if loads_filters else 0)
-        step = max(1.0, loads / sums, latency / sums)
-        near += factor * step
-        # The taps of a row read the same lines of the second-level cache in succession.
-        far += factor * max(step, 4 * vectors / sums / row_taps)
-    return near, far
-
-
-def _phase_shares(geometry: Geometry, phases: int, integers: bool) -> Iterator[tuple[int, float]]:
-    """Yield for each combination of runs how many of the `phases` a register tile has, and its share of the products.
-
-    Of `integers` it has all: a second instruction adds their products, which hides that fewer sums wait.
-    """
-    if integers:
-        yield phases, 1.0
-        return
-    products = max(geometry.taps, 1)
-    for runs in geometry.runs:
-        count = math.prod(phases_together(runs, phases))
-        yield count, math.prod(run.count * run.taps for run in runs) / products
-
-
-def _group_tiles(geometry: Geometry, target: CpuTarget, lanes: int) -> list[RegisterTile]:
-    """Return the register tiles of groups, as tiles of channels and as parts of a wider one.
-
-    A tap loads a vector of the filter for each phase, and of data for each position that no other tap of the row reads.
-    """
-    costs, groups = costs_of(target), geometry.groups
-    tiles = []
-    most_phases = max((runs[1].count * runs[2].count for runs in geometry.runs), default=1)
-    row_taps = min((run.taps for run in geometry.axes[2].runs), default=1)
-    taps = max(geometry.taps, 1) / math.prod(axis.stride for axis in geometry.axes)
-    halves = target.vector_registers > 16 and target.vector_bits < 8 * LINE
-    for vectors, phases in itertools.product(range(1, _MOST_VECTORS + 1), _divisors(most_phases)):
-        part = vectors * lanes
-        for positions in range(1, (target.vector_registers - 1 - vectors) // (vectors * phases) + 1):
-            products, reach = vectors * phases * positions, positions + row_taps - 1
-            loads = vectors * (phases + reach / row_taps) / products
-            cost = max(1.0, loads) + _LOAD * loads
-            # Each tile of phases reads all data of a block. A short reduction leaves its tile's own work uncovered.
-            cost += costs.fetched / (phases * row_taps) + costs.tile / (products * taps)
-            # Data are kept from tap to tap, and from one phase to the next.
-            again = vectors * (reach - 1) - 2
-            kept = max(costs.phased, again) if phases > 1 else costs.kept
-            if products + vectors + kept > target.vector_registers:
-                cost *= costs.spilled
-            wide = round_up(ceil_div(groups, ceil_div(groups, _MOST_GROUPS)), part)
-            has_parts = phases >= costs.part_phases and not halves
-            for channels in dict.fromkeys((part, wide) if has_parts else (part,)):
-                padded = cost * round_up(groups, channels) / groups
-                tiles.append(RegisterTile(channels, positions, phases, padded, padded, part if channels > part else 0))
-    return tiles
-
-
-def _input_tiles(geometry: Geometry, target: CpuTarget, lanes: int, integers: bool) -> list[RegisterTile]:
-    """Return the register tiles of partial sums: of each position, channel and phase.
-
-    A step takes a vector of data of each position and one of the filter for each channel and phase. The fewer of them
-    stay in registers.
-    """
-    tiles = []
-    most_phases = max((runs[1].count * runs[2].count for runs in geometry.runs), default=1)
-    row_taps = min((run.taps for run in geometry.axes[2].runs), default=1)
-    taps = _taps(geometry)
-    terms = ceil_div(geometry.in_channels, lanes)
-    padded = terms * lanes / geometry.in_channels
-    for phases, channels in itertools.product(_divisors(most_phases), _divisors(geometry.out_channels)):
-        filters = phases * channels
-        for positions in range(1, target.vector_registers // filters):
-            products = filters * positions
-            if products + min(filters, positions) + 1 > target.vector_registers:
-                break
-            factor = padded
-            if taps > 1 and terms * (products + filters + positions + 3) < _UNROLLED:
-                factor *= costs_of(target).unrolled
-            near = far = 0.0
-            for count, share in _phase_shares(geometry, phases, integers):
-                sums, loads = count * channels * positions, count * channels + positions
-                step = max(1.0, loads / sums, LATENCY_ACCUMULATORS / sums)
-                ties = share * (1 + 0.15 * loads / sums)
-                near += ties * step
-                far += ties * max(step, 4 * positions / sums / row_taps)
-            tiles.append(RegisterTile(channels, positions, phases, factor * near, factor * far))
-    return tiles
-
-
-def _taps(geometry: Geometry) -> int:
-    """Return the fewest taps of a phase."""
-    return min((math.prod(run.taps for run in runs) for runs in geometry.runs), default=1)
-
-
 def _halvings(sums: Array, lanes: int) -> Array:
     """Return the steps that add up the lanes of `sums` accumulators, of as many accumulators as lanes at once."""
     rest = sums % lanes
     last = sum(np.minimum(rest, lanes >> step) for step in range(1, lanes.bit_length()))
     steps: Array = sums // lanes * (lanes - 1) + last
     return steps
-
-
-def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def steps(extent: int) -> list[int]:
@@ -525,10 +311,9 @@ class _Registers:
 class _Arithmetic:
     """The costs of plans for one problem on one target, with Winograd's `outputs` along the first two axes.
 
-    `pack` and `finish` are the cycles to pack a vector and to finish one of the output. `row_phases` is not 0 if
-    register tiles of as many phases may be finished in registers; if it `stores_channels`, all are, with vectors of
-    channels; if it `stores_parts`, those of all phases of a row are. If `streams_filter`, the filter exceeds the
-    caches. If it `transposes`, vectors of channels become vectors of positions.
+    `pack` and `finish` are the cycles to pack a vector and to finish one of the output. If it `stores_channels`, all
+    `registers` are finished there, with vectors of channels. If it `transposes`, vectors of channels become vectors of
+    positions. The filter as it is packed has `filter_size` bytes.
     """
 
     problem: Problem
@@ -541,11 +326,10 @@ class _Arithmetic:
     work: _Work
     pack: float
     finish: float
-    row_phases: int
     stores_channels: bool
-    stores_parts: bool
-    streams_filter: bool
     transposes: bool
+    filter_size: int
+    registers: RegisterTiles
 
     @staticmethod
     def of(
@@ -569,10 +353,10 @@ class _Arithmetic:
         if any(len(axis.runs) > 1 for axis in geometry.axes[:2]):
             finish += costs.chosen
         stores_channels = register_channels.supports(problem, geometry, form)
-        row_phases = geometry.axes[2].stride if rows and register_rows.supports(problem, geometry, lanes) else 0
-        stores_parts = rows and register_parts.supports(problem, geometry, target, lanes)
-        elements = geometry.groups * geometry.in_channels * geometry.out_channels * geometry.taps
-        streams_filter = elements * _element_bytes(target, lanes) > target.l2_bytes * costs.far_share
+        elements = geometry.groups * geometry.in_channels * geometry.out_channels * work.products
+        filter_size = elements * _element_bytes(target, lanes)
+        streams_filter = filter_size > target.l2_bytes * costs.far_share
+        registers = RegisterTiles(problem, geometry, form, target, lanes, streams_filter)
         return _Arithmetic(
             problem,
             geometry,
@@ -584,32 +368,17 @@ class _Arithmetic:
             work,
             pack,
             finish,
-            row_phases,
             stores_channels,
-            stores_parts,
-            streams_filter,
             transposes,
+            filter_size,
+            registers,
         )
 
     def plans(self) -> tuple[Array, Array]:
         """Return all plans to try, their costs and their numbers: register tiles of a block before the next block."""
-        geometry, form, lanes = self.geometry, self.form, self.lanes
-        interleaves_channels = form == ROWS and self.problem.data_format == "NXC"
-        minor_stride = geometry.axes[2].stride if interleaves_channels else None
-        registers = _Registers.of(
-            register_tiles(
-                geometry,
-                form,
-                self.target,
-                lanes,
-                minor_stride,
-                self.streams_filter,
-                self.row_phases,
-                self.stores_parts,
-                self.problem.accumulate_dtype == "int32",
-            )
-        )
-        blocks = _Blocks.of(geometry, form, lanes, self.outputs)
+        geometry = self.geometry
+        registers = _Registers.of(self.registers.all())
+        blocks = _Blocks.of(geometry, self.form, self.lanes, self.outputs)
         cost = self.cost(blocks, registers)
         groups, channels = self._tiles_of_channels(registers)
         several = (channels > 1) & (blocks.count * groups < FEW_TASKS)
@@ -627,7 +396,7 @@ class _Arithmetic:
     def cost(self, blocks: _Blocks, registers: _Registers) -> Array:
         """Return the cycles per useful product, relative to two vector multiply-adds per cycle."""
         geometry, work, lanes, costs = self.geometry, self.work, self.lanes, self.costs
-        stores_rows = (blocks.aligned & (self.row_phases > 0)) | (blocks.rows & self.stores_parts)
+        stores_rows = (blocks.aligned & (self.registers.row_phases > 0)) | (blocks.rows & self.registers.stores_parts)
         finishes_in_registers = np.bool_(self.stores_channels) | (
             stores_rows & (max(self.outputs) == 1) & (registers.phases % geometry.axes[2].stride == 0)
         )
@@ -643,26 +412,13 @@ class _Arithmetic:
         share = costs.groups_share if self.form == GROUPS else costs.l2_share
         cost *= 1 + costs.overfull * np.maximum(0.0, (needed + results) / (self.target.l2_bytes * share) - 1)
         inside = positions * self._channels(registers) * geometry.in_channels * work.products / (2 * lanes)
-        if self.streams_filter:
-            cost *= self._streaming(positions)
+        # A vector of the filter serves half a cycle at each position: longer blocks are better.
+        vector = lanes * _element_bytes(self.target, lanes)
+        cost *= with_filter(np.ones(1), 2 * vector / positions, self.filter_size, self.target)
         ties = costs.ties * (1.0 if self.form == ROWS or self.stores_channels else costs.channels)
         outside = self._outside(blocks, registers, packed, finishes_in_registers)
         total: Array = cost * (ties + outside / np.maximum(inside, 1))
         return total
-
-    def _streaming(self, positions: Array) -> Array:
-        """Return the factor of a block of `positions` whose filter comes from beyond the second-level cache.
-
-        It is fetched ahead, while products of what was fetched are made: longer blocks are better.
-        """
-        geometry, costs, element = self.geometry, self.costs, _element_bytes(self.target, self.lanes)
-        elements = geometry.groups * geometry.in_channels * geometry.out_channels * self.work.products
-        far = elements * element > LAST_CACHE
-        speed, waiting = (costs.memory_bytes, costs.memory_waiting) if far else (costs.filter_bytes, costs.waiting)
-        # A vector of the filter takes half a cycle at each position.
-        fetch = 2 * self.lanes * element / (speed * positions)
-        factor: Array = np.maximum(1.0, fetch) + waiting * np.minimum(1.0, fetch)
-        return factor
 
     def _outside(self, blocks: _Blocks, registers: _Registers, packed: Array, finishes_in_registers: Array) -> Array:
         """Return the cycles of a block outside of the reduction.

@@ -1,0 +1,281 @@
+"""The register tiles of the direct definitions, with the cycles that each takes for a useful product.
+
+A register tile of ``c`` channels by ``v`` vectors of positions (or ``p`` positions by ``v`` vectors of channels) takes
+``c*v`` accumulators, ``v`` vectors of the operand that is loaded, and one broadcast. These ``c*v + v + 1`` registers
+must fit into the 16 of AVX2 or the 32 of AVX-512. A step of the reduction issues ``c*v`` multiply-adds and ``c + v``
+loads. Four limits follow, in cycles per step:
+
+- two multiply-adds per cycle;
+- two loads per cycle;
+- the latency of a multiply-add: four cycles, which eight accumulators hide;
+- if a block exceeds the first-level cache, the ``v`` vectors from the second, at half a vector per cycle.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import NamedTuple
+
+from tvm_deconv.compute.direct_layout import phases_together
+from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS
+from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.problem import Problem
+from tvm_deconv.problem.arithmetic import ceil_div, round_up
+from tvm_deconv.schedules.x86 import register_parts, register_rows
+from tvm_deconv.schedules.x86.costs import Costs, costs_of
+from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
+from tvm_deconv.schedules.x86.stores import LINE
+from tvm_deconv.targets import CpuTarget
+
+#: Independent accumulators that hide the latency of a multiply-add: four cycles, two per cycle.
+LATENCY_ACCUMULATORS = 8
+#: LLVM unrolls a loop wholly that becomes fewer instructions. Data that another tap reads again then stay in registers,
+#: and push accumulators out.
+_UNROLLED = 300
+#: If a plane has more register tiles than this and filters stay in registers, the next tiles hide the latency of one.
+#: Not fitted: the planes that were measured have many more, and one or two tiles cannot.
+_FOLLOWING = 8
+#: Groups of a tile whose register tiles have part of them, at most: of more, the positions in use leave the caches.
+_MOST_GROUPS = 256
+#: Vectors of a register tile of groups, at most.
+_MOST_VECTORS = 4
+#: The cost of a load, relative to that of a multiply-add, where it is not what takes longest.
+_LOAD = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterTile:
+    """A register tile and its cost for each useful product, relative to two vector multiply-adds per cycle.
+
+    `near` is the cost while the block stays in the first-level cache, and `far` the cost otherwise. The tile has `part`
+    of the channels, or all if that is 0.
+    """
+
+    channels: int
+    positions: int
+    phases: int
+    near: float
+    far: float
+    part: int = 0
+
+
+class _Step(NamedTuple):
+    """A step of the reduction: multiply-adds, `loads`, and the `vectors` among them that a far block has.
+
+    `missed` is what ties are broken by: loads, each by what it takes where it is not what takes longest.
+    """
+
+    products: int
+    loads: float
+    missed: float
+    vectors: int
+
+
+@dataclass(frozen=True)
+class RegisterTiles:
+    """The register tiles of a problem in one form and vectors of `lanes`.
+
+    If `streams_filter`, the filter exceeds the caches.
+    """
+
+    problem: Problem
+    geometry: Geometry
+    form: str
+    target: CpuTarget
+    lanes: int
+    streams_filter: bool
+
+    def all(self) -> list[RegisterTile]:
+        """Return every register tile that fits, with its cost."""
+        if self.form == INPUTS:
+            return [*self._of_inputs()]
+        if self.form == GROUPS:
+            return [*self._of_groups()]
+        return [self._rated(*shape) for shape in self._shapes()]
+
+    @cached_property
+    def costs(self) -> Costs:
+        """The constants for the target."""
+        return costs_of(self.target)
+
+    @cached_property
+    def row_phases(self) -> int:
+        """The phases of a row if tiles of rows hold vectors of the output, else 0."""
+        rows = self.form == ROWS and register_rows.supports(self.problem, self.geometry, self.lanes)
+        return self.geometry.axes[2].stride if rows else 0
+
+    @cached_property
+    def stores_parts(self) -> bool:
+        """True if some tiles of rows hold parts of vectors of the output."""
+        parts = register_parts.supports(self.problem, self.geometry, self.target, self.lanes)
+        return self.form == ROWS and parts
+
+    @cached_property
+    def most_phases(self) -> int:
+        """The most phases of the last two axes that runs share."""
+        return max((runs[1].count * runs[2].count for runs in self.geometry.runs), default=1)
+
+    @cached_property
+    def _taps(self) -> int:
+        """The fewest taps of a phase."""
+        return min((math.prod(run.taps for run in runs) for runs in self.geometry.runs), default=1)
+
+    @cached_property
+    def _row_taps(self) -> int:
+        """The fewest taps of a row that read the same lines in succession: none do if positions are broadcast."""
+        runs = () if self.form == CHANNELS else self.geometry.axes[2].runs
+        return min((run.taps for run in runs), default=1)
+
+    @cached_property
+    def _crossing(self) -> float:
+        """Loads of a vector: of rows, all taps but one read vectors that lie across two lines, which is one more."""
+        taps = self._row_taps
+        return 1 + (taps - 1) / taps * self.target.vector_bits / (8 * LINE) if self.form == ROWS else 1.0
+
+    def _shapes(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the scalars of a phase, the vectors and the phases of register tiles that fit."""
+        registers = self.target.vector_registers
+        for vectors, phases in itertools.product(range(1, registers // 2), _divisors(self.most_phases)):
+            for scalars in range(1, (registers - 1 - vectors) // vectors // phases + 1):
+                if self.form == CHANNELS or self._has_rows(scalars, phases):
+                    yield scalars, vectors, phases
+
+    def _has_rows(self, channels: int, phases: int) -> bool:
+        """Tell whether to try tiles of `channels` in rows."""
+        most, stride = self.geometry.out_channels, self.geometry.axes[2].stride
+        interleaves = self.problem.data_format == "NXC" and channels > 1
+        if channels > most or (interleaves and channels * stride > MAX_STREAMS):
+            return False
+        # Several phases serve where the channels of one phase do not fill the registers, or where their results do not
+        # stay in the cache.
+        several = phases > 1 and 1 < channels < most
+        return not several or (self.row_phases > 0 and phases % self.row_phases == 0)
+
+    def _rated(self, scalars: int, vectors: int, phases: int) -> RegisterTile:
+        """Return the register tile with its cost.
+
+        To break ties: each vector misses a line of the nearest cache, and each broadcast is a load, and misses as well
+        if the filter is streamed.
+        """
+        rows, registers = self.form == ROWS, self.target.vector_registers
+        channels, positions = (scalars, vectors * self.lanes) if rows else (vectors * self.lanes, scalars)
+        products = scalars * phases * vectors
+        # LLVM keeps the filters of all taps from one register tile to the next, if there is room: the next tiles hide
+        # the latency of one then, and where results are not stored for a later stage, broadcasts are no loads. If there
+        # is none, one operand is in memory.
+        alone = rows and self.geometry.in_channels == 1
+        filters = scalars * phases * self._taps + (self.costs.storing if self.stores_parts else 0)
+        crowded = alone and products + vectors + filters > registers + 1
+        kept = alone and not crowded
+        follow = math.prod(axis.positions for axis in self.geometry.axes) > _FOLLOWING * positions
+        missed, loads_filters = 0.4 if self.streams_filter else 0.15, not (kept and self.stores_parts)
+
+        def step(count: int) -> _Step:
+            # In CHANNELS phases share the data that are broadcast, and each has vectors of the filter.
+            loaded, spread = (vectors, scalars * count) if rows else (vectors * count, scalars)
+            loads = loaded * self._crossing + (spread if loads_filters else 0)
+            return _Step(scalars * count * vectors, loads, missed * spread + 0.5 * loaded, vectors)
+
+        near, far = self._cycles(phases, step, 0 if kept and follow else LATENCY_ACCUMULATORS)
+        factor = round_up(self.geometry.out_channels, channels) / self.geometry.out_channels
+        if not rows and phases > 1 and products + positions + vectors > registers:
+            # The data of all positions are kept from the first phase to the last.
+            factor *= self.costs.spilled
+        if crowded:
+            factor *= self.costs.crowded
+        return RegisterTile(channels, positions, phases, factor * near, factor * far)
+
+    def _cycles(
+        self, phases: int, step_of: Callable[[int], _Step], latency: int = LATENCY_ACCUMULATORS
+    ) -> tuple[float, float]:
+        """Return the cost of each product of a tile of `phases`, whose steps are those of `step_of` so many phases.
+
+        The first is that of a block which stays in the first-level cache, the second that of others. `latency`
+        accumulators hide that of a multiply-add.
+        """
+        near = far = 0.0
+        for count, share in self._phase_shares(phases):
+            products, loads, missed, vectors = step_of(count)
+            factor = share * (1 + missed / products)
+            step = max(1.0, loads / products, latency / products)
+            near += factor * step
+            # The taps of a row read the same lines of the second-level cache in succession.
+            far += factor * max(step, 4 * vectors / products / self._row_taps)
+        return near, far
+
+    def _phase_shares(self, phases: int) -> Iterator[tuple[int, float]]:
+        """Yield for each combination of runs how many of the `phases` a tile has, and its share of the products.
+
+        Of integers it has all: a second instruction adds their products, which hides that fewer sums wait.
+        """
+        if self.problem.accumulate_dtype == "int32":
+            yield phases, 1.0
+            return
+        products = max(self.geometry.taps, 1)
+        for runs in self.geometry.runs:
+            count = math.prod(phases_together(runs, phases))
+            yield count, math.prod(run.count * run.taps for run in runs) / products
+
+    def _of_groups(self) -> Iterator[RegisterTile]:
+        """Yield the register tiles of groups, as tiles of channels and as parts of a wider one.
+
+        A tap loads a vector of the filter for each phase, and of data for each position that no other tap of the row
+        reads.
+        """
+        geometry, target, costs, row_taps = self.geometry, self.target, self.costs, self._row_taps
+        groups = geometry.groups
+        taps = max(geometry.taps, 1) / math.prod(axis.stride for axis in geometry.axes)
+        halves = target.vector_registers > 16 and target.vector_bits < 8 * LINE
+        for vectors, phases in itertools.product(range(1, _MOST_VECTORS + 1), _divisors(self.most_phases)):
+            part = vectors * self.lanes
+            for positions in range(1, (target.vector_registers - 1 - vectors) // (vectors * phases) + 1):
+                products, reach = vectors * phases * positions, positions + row_taps - 1
+                loads = vectors * (phases + reach / row_taps) / products
+                cost = max(1.0, loads) + _LOAD * loads
+                # Each tile of phases reads all data of a block. A short reduction leaves its tile's own work uncovered.
+                cost += costs.fetched / (phases * row_taps) + costs.tile / (products * taps)
+                # Data are kept from tap to tap, and from one phase to the next.
+                again = vectors * (reach - 1) - 2
+                kept = max(costs.phased, again) if phases > 1 else costs.kept
+                if products + vectors + kept > target.vector_registers:
+                    cost *= costs.spilled
+                wide = round_up(ceil_div(groups, ceil_div(groups, _MOST_GROUPS)), part)
+                has_parts = phases >= costs.part_phases and not halves
+                for channels in dict.fromkeys((part, wide) if has_parts else (part,)):
+                    padded = cost * round_up(groups, channels) / groups
+                    yield RegisterTile(channels, positions, phases, padded, padded, part if channels > part else 0)
+
+    def _of_inputs(self) -> Iterator[RegisterTile]:
+        """Yield the register tiles of partial sums: of each position, channel and phase.
+
+        A step takes a vector of data of each position and one of the filter for each channel and phase. The fewer of
+        them stay in registers.
+        """
+        geometry, registers = self.geometry, self.target.vector_registers
+        terms = ceil_div(geometry.in_channels, self.lanes)
+        padded = terms * self.lanes / geometry.in_channels
+        for phases, channels in itertools.product(_divisors(self.most_phases), _divisors(geometry.out_channels)):
+            filters = phases * channels
+            for positions in range(1, registers // filters):
+                products = filters * positions
+                if products + min(filters, positions) + 1 > registers:
+                    break
+                factor = padded
+                if self._taps > 1 and terms * (products + filters + positions + 3) < _UNROLLED:
+                    factor *= self.costs.unrolled
+                near, far = self._cycles(phases, partial(_input_step, channels, positions))
+                yield RegisterTile(channels, positions, phases, factor * near, factor * far)
+
+
+def _input_step(channels: int, positions: int, phases: int) -> _Step:
+    """Return the step of a tile of inputs."""
+    loads = phases * channels + positions
+    return _Step(phases * channels * positions, loads, 0.15 * loads, positions)
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
