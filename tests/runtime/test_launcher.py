@@ -19,6 +19,7 @@ from tvm_deconv.errors import BuildError, CompilerNotFound
 HOOKS = {
     "pthread_create": "create",
     "sched_getaffinity": "affinity",
+    "sched_setaffinity": "confine",
     "clock_gettime": "clock",
     "posix_memalign": "memalign",
     "free": "free",
@@ -345,6 +346,15 @@ thread.start(); thread.join()
 assert os.sched_getaffinity(0) == everywhere
 assert come_to(2)
 assert [os.sched_getaffinity(worker) for worker in worker_ids()] == [everywhere, everywhere]
+set_threads(2)  # of two or more processors: workers are confined for the moment in which they wake
+for here in everywhere, {max(everywhere)}:
+    for worker in worker_ids():
+        os.sched_setaffinity(worker, here)
+    for _ in range(3):
+        time.sleep(0.01)  # they fall asleep
+        Case("small").check()
+    time.sleep(0.01)
+    assert [os.sched_getaffinity(worker) for worker in worker_ids()] == [here, here]
 """)
 
 
@@ -466,7 +476,7 @@ def stress(tmp_path_factory):
     return _build_stress(tmp_path_factory.mktemp("stress"))
 
 
-MOMENTS = [(mode, 1) for mode in ("failures", "lanes", "nested", "fork", "turns", "keep", "asleep", "host")]
+MOMENTS = [(mode, 1) for mode in ("failures", "lanes", "nested", "fork", "turns", "keep", "asleep", "elsewhere", "host")]
 
 
 LONG = pytest.param("rendezvous", 30000, marks=pytest.mark.slow)  # minutes where another program takes a CPU

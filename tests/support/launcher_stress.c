@@ -279,7 +279,7 @@ static void run_rendezvous(int rounds) {
   for (int round = 0; round < rounds && !atomic_load(&failures); ++round) {
     atomic_int arrived = 0;
     tvm_deconv_set_num_threads(next_random(&seed) % 2 ? 2 : 2 + (int)(next_random(&seed) % 5));
-    double pause = 19 + 0.01 * (next_random(&seed) % 300); /* workers spin for 20 us: they are just falling asleep */
+    double pause = 49 + 0.01 * (next_random(&seed) % 300); /* workers spin for 50 us: they are just falling asleep */
     switch (next_random(&seed) % 4) {
       case 0: usleep(next_random(&seed) % 60); break;
       case 1: case 2: while (now_us() < last + pause) continue;
@@ -330,6 +330,17 @@ int hooked_affinity(pid_t pid, size_t size, cpu_set_t *set) {
   int status = sched_getaffinity(pid, size, set);
   for (int i = 0; i < 8; ++i) CPU_SET(i, set); /* so that workers spin before they sleep, however few there are */
   return status;
+}
+
+static atomic_int watching, masks_set;
+static cpu_set_t last_masks[2]; /* the one set for another thread, and by a thread for itself */
+
+int hooked_confine(pid_t pid, size_t size, const cpu_set_t *set) {
+  if (atomic_load(&watching)) {
+    last_masks[pid == 0] = *set;
+    atomic_fetch_add(&masks_set, 1);
+  }
+  return sched_setaffinity(pid, size, set);
 }
 
 int hooked_clock(clockid_t clock, struct timespec *now) {
@@ -606,6 +617,27 @@ static void run_asleep(void) {
   }
 }
 
+static void run_elsewhere(void) {
+  cpu_set_t every, one, all;
+  sched_getaffinity(0, sizeof every, &every);
+  tvm_deconv_set_num_threads(2);
+  check(launch_rendezvous(2) == 0, "the helper comes");
+  hooked_affinity(0, sizeof all, &all);
+  atomic_store(&watching, 1);
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &every)) continue;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    sched_setaffinity(0, sizeof one, &one);
+    usleep(100000); /* now it is asleep */
+    int before = atomic_load(&masks_set);
+    check(launch_rendezvous(2) == 0, "the helper is woken");
+    check(atomic_load(&masks_set) == before + 2 && CPU_EQUAL(&last_masks[1], &all), "who is awake may run anywhere");
+    CPU_XOR(&one, &one, &all);
+    check(CPU_EQUAL(&last_masks[0], &one), "a sleeper wakes on any processor but its waker's");
+  }
+}
+
 /* ---- cost -------------------------------------------------------------------------------------------------------- */
 
 /* ---- hosts ------------------------------------------------------------------------------------------------------- */
@@ -857,6 +889,7 @@ int main(int argc, char **argv) {
   if (strcmp(argv[1], "turns") == 0) run_turns();
   if (strcmp(argv[1], "keep") == 0) run_keep();
   if (strcmp(argv[1], "asleep") == 0) run_asleep();
+  if (strcmp(argv[1], "elsewhere") == 0) run_elsewhere();
   if (strcmp(argv[1], "host") == 0) run_hosts();
   return atomic_load(&failures) != 0;
 }

@@ -63,7 +63,8 @@ enum {
   MAX_JOBS = 64,                   /* launches open for helpers at one time: the bits of `pool.used` */
   WORDS = MAX_THREADS / 64,        /* of the set of sleepers */
   FANOUT = 2,                      /* sleepers woken by each thread that enters a job: a tree, not a queue */
-  SPIN_NS = 20000,                 /* an idle worker or a waiting caller spins this long, then sleeps */
+  SPIN_NS = 50000,                 /* an idle worker spins as long as it may take to wake it, then sleeps */
+  WAIT_NS = 200000,                /* a caller whose helpers are still inside spins this long, then sleeps */
   SPIN_PAUSES = 16,                /* between two looks at the clock */
   WORKSPACE_ALIGN = 64,            /* TVM's kTempAllocaAlignment */
   WORKSPACE_BLOCKS = 128,        /* free blocks kept by a thread */
@@ -114,6 +115,8 @@ struct job {
 
 struct worker {
   _Alignas(CACHE_LINE) _Atomic uint32_t asleep;
+  pid_t id;
+  bool confined; /* whoever has taken it out of the set of sleepers has changed its mask */
 };
 
 static struct {
@@ -124,7 +127,7 @@ static struct {
   _Alignas(CACHE_LINE) _Atomic int threads;                /* configured; 0: not known yet */
   _Atomic int workers;                                     /* started */
   _Atomic int startable;                                   /* fewer than MAX_THREADS where the system refused more */
-  _Atomic long spin_ns;                                    /* 0 where threads outnumber processors */
+  _Atomic bool spins;                                      /* unless threads outnumber processors */
   pthread_mutex_t starting;
   cpu_set_t cpus; /* of the main thread when the pool was set up: workers run there whoever starts them */
   bool cpus_known;
@@ -201,6 +204,20 @@ static struct job *find_joinable(void) {
   return NULL;
 }
 
+/*
+ * Keeps a sleeper off this thread's processor until it is awake. Linux wakes a thread near its waker where it takes the
+ * thread's own processor for busy, as it may every idle one in a virtual machine: there both would share one processor
+ * for milliseconds. A mask that someone else has set stays.
+ */
+static void wake_elsewhere(struct worker *worker) {
+  int cpu = sched_getcpu();
+  cpu_set_t mask, others = pool.cpus;
+  if (!pool.cpus_known || !atomic_load(&pool.spins) || cpu < 0 || cpu >= CPU_SETSIZE) return;
+  CPU_CLR(cpu, &others);
+  if (sched_getaffinity(worker->id, sizeof mask, &mask) != 0 || !CPU_EQUAL(&mask, &pool.cpus)) return;
+  worker->confined = sched_setaffinity(worker->id, sizeof others, &others) == 0;
+}
+
 /* Wakes up to `count` sleepers, lowest number first, so that the same few workers stay warm. */
 static void wake_workers(int count) {
   int words = (atomic_load(&pool.workers) + 63) / 64;
@@ -211,6 +228,7 @@ static void wake_workers(int count) {
       set = atomic_fetch_and(&pool.sleepers[word], ~bit);
       if (set & bit) {
         struct worker *worker = &workers[word * 64 + __builtin_ctzll(bit)];
+        wake_elsewhere(worker);
         atomic_store(&worker->asleep, 0);
         futex_wake(&worker->asleep);
         --count;
@@ -319,6 +337,8 @@ static void sleep_until_woken(int index) {
   bool work = find_joinable() && atomic_load(&pool.running) < atomic_load(&pool.threads);
   if (!work || !(atomic_fetch_and(word, ~bit) & bit)) {
     while (atomic_load(&worker->asleep)) futex_wait(&worker->asleep, 1);
+    if (worker->confined) sched_setaffinity(0, sizeof pool.cpus, &pool.cpus);
+    worker->confined = false;
   }
   atomic_fetch_add(&pool.spinning, 1);
 }
@@ -331,14 +351,17 @@ static void *worker_main(void *argument) {
   self.inside = false;
   prctl(PR_SET_NAME, "tvm_deconv");
   if (pool.cpus_known) sched_setaffinity(0, sizeof pool.cpus, &pool.cpus);
+  workers[index].id = (pid_t)syscall(SYS_gettid);
+  workers[index].confined = false;
   for (;;) {
-    int64_t spin = atomic_load(&pool.spin_ns), end = spin ? now_ns() + spin : 0;
+    bool spins = atomic_load(&pool.spins);
+    int64_t end = spins ? now_ns() + SPIN_NS : 0;
     do {
       for (int i = 0; i < SPIN_PAUSES; ++i) {
-        if (help()) end = spin ? now_ns() + spin : 0;
+        if (help()) end = spins ? now_ns() + SPIN_NS : 0;
         pause_cpu();
       }
-    } while (spin && now_ns() < end);
+    } while (spins && now_ns() < end);
     sleep_until_woken(index);
   }
   return NULL;
@@ -360,7 +383,7 @@ static void after_fork_in_child(void) {
 
 static void set_threads(int threads) {
   int cpus = pool.cpus_known ? CPU_COUNT(&pool.cpus) : (int)sysconf(_SC_NPROCESSORS_ONLN);
-  atomic_store(&pool.spin_ns, threads <= cpus ? SPIN_NS : 0);
+  atomic_store(&pool.spins, threads <= cpus);
   atomic_store(&pool.threads, threads);
 }
 
@@ -453,7 +476,7 @@ static void wait_for_helpers(struct job *job) {
     gate = atomic_load(&job->gate);
     if (!(gate & SEAT_MASK)) break;
     int64_t now = now_ns();
-    if (end == 0) end = now + atomic_load(&pool.spin_ns);
+    if (end == 0) end = atomic_load(&pool.spins) ? now + WAIT_NS : now;
     if (now < end) continue;
     if ((gate & GATE_WAITED) || atomic_compare_exchange_strong(&job->gate, &gate, gate | GATE_WAITED)) {
       futex_wait(&job->gate, gate | GATE_WAITED);
