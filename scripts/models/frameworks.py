@@ -113,12 +113,13 @@ def _onnxruntime(model: Any, x: Any, folder: Path, threads: int) -> Pair:
             if node.get("cat") == "Node" and node["name"].endswith("_kernel_time"):
                 taken = node["args"]["op_name"].startswith("ConvTranspose")
                 times.setdefault((node["name"], taken), []).append(node["dur"])
-        return times
+        return {node: spent[1::2] for node, spent in times.items()}
 
     def profile() -> _Profile:
         forms = sessions(True)
-        for form in _profiled(forms):
+        for form in _in_turns(forms):
             form.run(None, feeds)
+            form.run(None, feeds)  # this one counts
         return _share(*map(nodes, forms))
 
     plain, session = sessions(False)
@@ -135,6 +136,7 @@ def _openvino(model: Any, x: Any, folder: Path, threads: int) -> Pair:
     import openvino
 
     from tvm_deconv.openvino import problems, replace
+    from tvm_deconv.openvino.timing import Timed
 
     path = folder / "model.xml"
     if not path.exists():
@@ -147,15 +149,15 @@ def _openvino(model: Any, x: Any, folder: Path, threads: int) -> Pair:
     replaced = core.read_model(path)
     operations = replace(replaced, path, _library(problems(path), folder), settings=settings)  # live as the calls do
 
+    names = {layer.name for layer in scan(path)}
+
     def profile() -> _Profile:
         compiled = (core.compile_model(form, "CPU", settings | {"PERF_COUNT": True}) for form in (path, replaced))
-        times: dict[Any, _Nodes] = {form.create_infer_request(): {} for form in compiled}
-        for request in _profiled(times):
-            request.infer(feed)
-            for node in request.profiling_info:
-                taken = "BackpropData" in node.node_type or "tvm_deconv." in node.node_name  # the copies around it too
-                spent = node.real_time.total_seconds()
-                times[request].setdefault((node.node_name, taken), []).append(spent)
+        times: dict[Timed, _Nodes] = {Timed(form, feed): {} for form in compiled}
+        for timed in _in_turns(times):
+            for name, spent in timed.nodes().items():
+                taken = name in names or "tvm_deconv." in name  # the copies around it too
+                times[timed].setdefault((name, taken), []).append(spent)
         return _share(*times.values())
 
     plain, ours = (core.compile_model(form, "CPU", settings) for form in (path, replaced))
@@ -163,13 +165,12 @@ def _openvino(model: Any, x: Any, folder: Path, threads: int) -> Pair:
     return Pair(lambda: plain(feed)[0], lambda _=operations: ours(feed)[0], len(operations), left, profile)
 
 
-def _profiled(forms: Iterable[Any]) -> Iterator[Any]:
-    """Yield the two forms for a call each time: they take turns of two calls behind a pause; the second counts."""
+def _in_turns(forms: Iterable[Any]) -> Iterator[Any]:
+    """Yield the two forms in turns, each behind a pause."""
     both = list(forms)
     for _ in range(_PROFILED):
         for form in both:
             time.sleep(PAUSE)
-            yield form
             yield form
 
 
@@ -181,7 +182,7 @@ def _share(original: _Nodes, ours: _Nodes) -> _Profile:
 
 
 def _seconds(nodes: _Nodes, kinds: Sequence[bool]) -> float:
-    return sum(statistics.median(times[1::2]) for (_, taken), times in nodes.items() if taken in kinds)
+    return sum(statistics.median(times) for (_, taken), times in nodes.items() if taken in kinds)
 
 
 PAIRS: Mapping[str, Callable[[Any, Any, Path, int], Pair]] = {

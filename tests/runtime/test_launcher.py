@@ -476,7 +476,8 @@ def stress(tmp_path_factory):
     return _build_stress(tmp_path_factory.mktemp("stress"))
 
 
-MOMENTS = [(mode, 1) for mode in ("failures", "lanes", "nested", "fork", "turns", "keep", "asleep", "elsewhere", "host")]
+MODES = ("failures", "lanes", "nested", "fork", "turns", "keep", "asleep", "elsewhere", "host")
+MOMENTS = [(mode, 1) for mode in MODES]
 
 
 LONG = pytest.param("rendezvous", 30000, marks=pytest.mark.slow)  # minutes where another program takes a CPU

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import statistics
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -20,6 +18,7 @@ from tvm_deconv.frontends import FoundLayer, scan
 from tvm_deconv.frontends.openvino_ir import OPERATORS
 from tvm_deconv.openvino.operation import operation
 from tvm_deconv.openvino.operator import OPERATOR
+from tvm_deconv.openvino.timing import Timed
 from tvm_deconv.problem import Problem
 from tvm_deconv.runtime.layer import Layer
 from tvm_deconv.runtime.library import Library
@@ -194,42 +193,27 @@ class _Timing:
             ours, operations = self._compiled(trying)
             if self._gain(plain, ours) > 1:
                 break
-            spent, before = self._spent(ours, operations), self._nodes(plain)
+            spent, before = self._spent(ours, operations), plain.nodes()
             least_first = sorted(trying, key=lambda name: before.get(name, 0.0) - spent[name])
             for name in least_first[: (len(trying) + 1) // 2]:
                 stay.append(name)
                 del trying[name]
         return stay
 
-    def _compiled(self, chosen: Mapping[str, Layer]) -> tuple[Any, Operations]:
+    def _compiled(self, chosen: Mapping[str, Layer]) -> tuple[Timed, Operations]:
         """Return the model with operations for the layers that are `chosen`, ready to run, and these operations."""
         model = self._core.read_model(self._path)
         operations = _put(model, self._layers, chosen)
         compiled = self._core.compile_model(model, "CPU", {**self._settings, "PERF_COUNT": True})
-        return compiled.create_infer_request(), operations
+        return Timed(compiled, self._feed), operations
 
-    def _gain(self, plain: Any, ours: Any) -> float:
-        """Return how many times as fast as one request another is."""
-        return turns.gain(lambda: self._seconds(plain), lambda: self._seconds(ours), _LEAST, _SECONDS)
+    def _gain(self, plain: Timed, ours: Timed) -> float:
+        """Return how many times as fast as one model another is."""
+        return turns.gain(plain.seconds, ours.seconds, _LEAST, _SECONDS)
 
-    def _seconds(self, request: Any) -> float:
-        """Return the seconds of a run behind one that is not counted: the other's data fill the caches before."""
-        request.infer(self._feed)
-        start = time.perf_counter()
-        request.infer(self._feed)
-        return time.perf_counter() - start
-
-    def _nodes(self, request: Any) -> dict[str, float]:
-        """Return the seconds of each node, the median of some runs."""
-        runs = []
-        for _ in range(_LEAST):
-            request.infer(self._feed)
-            runs.append({node.node_name: node.real_time.total_seconds() for node in request.profiling_info})
-        return {name: statistics.median(run.get(name, 0.0) for run in runs) for name in runs[0]}
-
-    def _spent(self, request: Any, operations: Operations) -> dict[str, float]:
+    def _spent(self, timed: Timed, operations: Operations) -> dict[str, float]:
         """Return the seconds of each operation with the copies before and behind it, whose names have that of it."""
-        nodes = self._nodes(request)
+        nodes = timed.nodes()
         tags = {name: made.get_friendly_name().removesuffix(name) for name, made in operations.items()}
         return {name: sum(spent for node, spent in nodes.items() if tag in node) for name, tag in tags.items()}
 
