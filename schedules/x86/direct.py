@@ -154,9 +154,6 @@ class _Steps:
         if layout.form == INPUTS:
             *_, channel = sch.get_loops(data_pack)
             sch.vectorize(sch.split(channel, [None, layout.lanes])[1])
-        if layout.pairs:  # for `word_loads.load_pairs`
-            *_, lane = sch.get_loops(data_pack)
-            sch.split(lane, [None, 2, layout.pairs])
         if end and end.axis == 2:
             self.skips.mark_parts(place, 1, halo=layout.end_halo)
         elif layout.form == ROWS:

@@ -48,8 +48,9 @@ def supports(problem: Problem, geometry: Geometry, form: str) -> bool:
 def rounds_pairs(problem: Problem, geometry: Geometry, form: str, target: CpuTarget, lanes: int) -> bool:
     """Tell whether two vectors of `lanes` groups are rounded to one of bfloat16 where a register tile has both.
 
-    That takes 9 integer instructions; apart they take 14. AVX-512 has fewer vectors, and an instruction for it. Data of
-    neighbouring groups must be neighbours, and these fill all pairs.
+    That takes 9 integer instructions; apart they take 14. Their data are made of one vector of words by 2 instructions
+    for each tap and position, so that packing copies rows as they are. AVX-512 has fewer vectors, and an instruction to
+    round them. Data of neighbouring groups must be neighbours, and these fill all pairs.
     """
     return (
         form == GROUPS

@@ -25,7 +25,7 @@ from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
-from tvm_deconv.schedules.x86 import register_parts, register_rows
+from tvm_deconv.schedules.x86 import register_channels, register_parts, register_rows
 from tvm_deconv.schedules.x86.costs import Costs, costs_of
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.stores import LINE
@@ -45,6 +45,8 @@ _MOST_GROUPS = 256
 _MOST_VECTORS = 4
 #: The cost of a load, relative to that of a multiply-add, where it is not what takes longest.
 _LOAD = 0.1
+#: The cost of making a vector of floats from a word's halves, relative to that of a multiply-add.
+_MADE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,11 @@ class RegisterTiles:
     def most_phases(self) -> int:
         """The most phases of the last two axes that runs share."""
         return max((runs[1].count * runs[2].count for runs in self.geometry.runs), default=1)
+
+    @cached_property
+    def pairs(self) -> bool:
+        """True if two vectors of groups have their data in words, and are rounded together."""
+        return register_channels.rounds_pairs(self.problem, self.geometry, self.form, self.target, self.lanes)
 
     @cached_property
     def _taps(self) -> int:
@@ -224,7 +231,7 @@ class RegisterTiles:
         """Yield the register tiles of groups, as tiles of channels and as parts of a wider one.
 
         A tap loads a vector of the filter for each phase, and of data for each position that no other tap of the row
-        reads.
+        reads. Pairs of vectors of data are one of words, and made from it.
         """
         geometry, target, costs, row_taps = self.geometry, self.target, self.costs, self._row_taps
         groups = geometry.groups
@@ -232,14 +239,16 @@ class RegisterTiles:
         halves = target.vector_registers > 16 and target.vector_bits < 8 * LINE
         for vectors, phases in itertools.product(range(1, _MOST_VECTORS + 1), _divisors(self.most_phases)):
             part = vectors * self.lanes
+            data = vectors // 2 if self.pairs and vectors % 2 == 0 else vectors
             for positions in range(1, (target.vector_registers - 1 - vectors) // (vectors * phases) + 1):
                 products, reach = vectors * phases * positions, positions + row_taps - 1
-                loads = vectors * (phases + reach / row_taps) / products
+                loads = (vectors * phases + data * reach / row_taps) / products
                 cost = max(1.0, loads) + _LOAD * loads
+                cost += _MADE * vectors * reach / row_taps / products if data < vectors else 0.0
                 # Each tile of phases reads all data of a block. A short reduction leaves its tile's own work uncovered.
                 cost += costs.fetched / (phases * row_taps) + costs.tile / (products * taps)
                 # Data are kept from tap to tap, and from one phase to the next.
-                again = vectors * (reach - 1) - 2
+                again = data * (reach - 1) - 2
                 kept = max(costs.phased, again) if phases > 1 else costs.kept
                 if products + vectors + kept > target.vector_registers:
                     cost *= costs.spilled

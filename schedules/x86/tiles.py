@@ -410,7 +410,10 @@ class _Arithmetic:
         cost = cost * blocks.count * positions / useful
         cost *= work.products / max(geometry.taps, 1)
         share = costs.groups_share if self.form == GROUPS else costs.l2_share
-        cost *= 1 + costs.overfull * np.maximum(0.0, (needed + results) / (self.target.l2_bytes * share) - 1)
+        # Words of all groups are fetched ahead in their order. With those of a tile, lines of other tiles come along.
+        words = np.where(geometry.groups > registers.channels, 2, 0)
+        held = needed * np.where(self._in_pairs(registers), words, 1)
+        cost *= 1 + costs.overfull * np.maximum(0.0, (held + results) / (self.target.l2_bytes * share) - 1)
         inside = positions * self._channels(registers) * geometry.in_channels * work.products / (2 * lanes)
         # A vector of the filter serves half a cycle at each position: longer blocks are better.
         vector = lanes * _element_bytes(self.target, lanes)
@@ -439,6 +442,9 @@ class _Arithmetic:
         cycles = (cycles + finish * again * made) / self.lanes + costs.task
         if self.form == GROUPS:
             cycles += costs.position * (1 + phases) * blocks.block
+            # Filters that leave the first-level cache from block to block come from the second, a vector in a cycle.
+            leaves = work.products * geometry.groups * element > self.target.l1_bytes
+            cycles += leaves * work.products * channels / self.lanes
         # Memory that is contiguous in the caller's arrays is fetched ahead. Each piece of it starts with a miss.
         if self.problem.data_format == "NCX":
             pieces = np.where(blocks.rows, blocks.size(0), blocks.size(0) * blocks.size(1) * blocks.size(2))
@@ -484,7 +490,8 @@ class _Arithmetic:
             if self.form == GROUPS:
                 several_rows = blocks.size(0) * blocks.size(1) * blocks.size(2) > 1
                 across = several_rows * np.minimum(1.0, (registers.positions - 1) / blocks.size(3))
-                finish = finish + self.costs.across * across + self._rounding(registers)
+                stores = np.where(self._in_pairs(registers), 0.5, 1.0)
+                finish = finish + self.costs.across * across * stores + self._rounding(registers)
             return finish + self._waiting_stores(registers)
         row = axes[2].positions * axes[2].stride * element
         plane = row * math.prod(axis.positions * axis.stride for axis in axes[:2])
@@ -497,13 +504,14 @@ class _Arithmetic:
         """Return the cycles to round a vector of groups, apart or as one of a pair."""
         if self.problem.output_dtype != "bfloat16":
             return 0.0
-        pairs = register_channels.rounds_pairs(self.problem, self.geometry, self.form, self.target, self.lanes)
-        width = np.where(registers.part > 0, registers.part, registers.channels)
-        # With one phase, or some of them, loads of both vectors' data take what rounding them together saves.
-        most = max((runs[1].count * runs[2].count for runs in self.geometry.runs), default=1)
-        together = pairs & (width % (2 * self.lanes) == 0) & (registers.phases == most) & (most > 1)
-        rounding: Array = np.where(together, self.costs.paired, self.costs.rounded)
+        rounding: Array = np.where(self._in_pairs(registers), self.costs.paired, self.costs.rounded)
         return rounding
+
+    def _in_pairs(self, registers: _Registers) -> Array:
+        """Tell which register tiles have pairs of vectors of groups."""
+        width = np.where(registers.part > 0, registers.part, registers.channels)
+        in_pairs: Array = self.registers.pairs & (width % (2 * self.lanes) == 0)
+        return in_pairs
 
     def _waiting_stores(self, registers: _Registers) -> Array | float:
         """Return the cycles that a vector of channels waits to be stored past the caches.
@@ -543,7 +551,9 @@ class _Arithmetic:
     def _packed_bytes(self, blocks: _Blocks, registers: _Registers) -> Array:
         """Return the bytes of the packed data of a block."""
         packed: Array = self.geometry.in_channels * blocks.extents * _element_bytes(self.target, self.lanes)
-        return packed * (registers.channels if self.form == GROUPS else 1)
+        if self.form != GROUPS:
+            return packed
+        return packed * registers.channels / np.where(self._in_pairs(registers), 2, 1)
 
     def _result_bytes(self, registers: _Registers, positions: Array) -> Array:
         """Return the bytes of the results of one tile of channels at `positions`, before they are interleaved."""

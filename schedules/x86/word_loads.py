@@ -1,17 +1,17 @@
-"""Loads of neighbours in the caller's data as a whole: one for the factors of a word, one for groups in pairs.
+"""Loads of neighbours in the caller's data as a whole: one for the factors of a word, or for the groups of a pair.
 
 LLVM joins the loads of factors only after it has unrolled short loops over them, and then copies word by word, a
-twelfth of the time of a layer of 64 channels. Groups in pairs it loads one by one, two fifths of the time of a layer.
+twelfth of the time of a layer of 64 channels.
 """
 
 from __future__ import annotations
 
 import numpy as np
 from tvm import tirx
-from tvm.ir import Call, Expr, Range, TensorLoad
+from tvm.ir import Call, Expr, TensorLoad
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.sym import Analyzer
-from tvm.tirx import AttrStmt, BufferLoad, BufferRegion, BufferStore, For, IfThenElse, PrimFunc, SeqStmt, Stmt, Var
+from tvm.tirx import AttrStmt, BufferLoad, BufferStore, For, PrimFunc, SeqStmt, Stmt
 
 from tvm_deconv.compute.words import WORD
 from tvm_deconv.schedules.x86.loop_marks import with_body
@@ -22,70 +22,18 @@ def load_words(func: PrimFunc) -> PrimFunc:
     return func.with_body(_walk(func.body))
 
 
-def load_pairs(func: PrimFunc, lanes: int) -> PrimFunc:
-    """Return the scheduled `func` with both vectors, of `lanes` groups in pairs, made of one load of bfloat16.
-
-    The two innermost loops that pack data are those over both vectors and over the lanes of each.
-    """
-    return func.with_body(_walk(func.body, lanes))
-
-
-def _walk(stmt: Stmt, pairs: int = 0) -> Stmt:
+def _walk(stmt: Stmt) -> Stmt:
     if isinstance(stmt, SBlockRealize):
         block, store = stmt.block, stmt.block.body
-        if pairs or block.name_hint != "data_pack" or not isinstance(store, BufferStore):
-            return with_body(stmt, _walk(block.body, pairs))
+        if block.name_hint != "data_pack" or not isinstance(store, BufferStore):
+            return with_body(stmt, _walk(block.body))
         body = BufferStore(store.buffer, _whole(store.value), store.indices)
         signature = block.iter_vars, block.reads, block.writes, block.name_hint
         inner = SBlock(*signature, body, block.init, block.alloc_buffers)
         return SBlockRealize(stmt.iter_values, stmt.predicate, inner)
     if isinstance(stmt, SeqStmt):
-        return SeqStmt([_walk(part, pairs) for part in stmt.seq])
-    if pairs and isinstance(stmt, For) and isinstance(stmt.body, For):
-        packing = stmt.body.body
-        if isinstance(packing, SBlockRealize) and packing.block.name_hint == "data_pack":
-            return _pair(packing, (stmt.loop_var, stmt.body.loop_var), pairs)
-    return with_body(stmt, _walk(stmt.body, pairs)) if isinstance(stmt, (For, AttrStmt)) else stmt
-
-
-def _pair(packing: SBlockRealize, inner: tuple[Var, Var], lanes: int) -> SBlockRealize:
-    """Return the block that packs one element, without its `inner` loops: it packs all of their elements at once."""
-    block, store = packing.block, packing.block.body
-    condition, value, _ = store.value.args
-    (shifted,) = value.args  # the bits of float32, from those of bfloat16
-    load, (*outer, lane) = shifted.a.value, store.indices
-    *place, group = load.indices
-    factors = BufferLoad(load.source, [*place, tirx.Ramp(group, tirx.const(1, "int64"), 2 * lanes)])
-    words = tirx.reinterpret(f"uint32x{lanes}", factors)
-    even = words << tirx.Broadcast(tirx.const(16, "uint32"), lanes)
-    odd = words & tirx.Broadcast(tirx.const(0xFFFF0000, "uint32"), lanes)
-
-    def stores(vectors: list[Expr]) -> Stmt:
-        begins = (lane, lane + lanes)
-        return SeqStmt(
-            [
-                BufferStore(store.buffer, vector, [*outer, tirx.Ramp(begin, tirx.const(1, "int64"), lanes)])
-                for vector, begin in zip(vectors, begins, strict=True)
-            ]
-        )
-
-    nothing = tirx.Broadcast(tirx.const(0, "float32"), lanes)
-    floats = [tirx.reinterpret(f"float32x{lanes}", bits) for bits in (even, odd)]
-    body = IfThenElse(condition, stores(floats), stores([nothing, nothing]))
-    (read,), (written,) = block.reads, block.writes
-    reads, writes = ([_widened(region, 2 * lanes)] for region in (read, written))
-    whole = SBlock(block.iter_vars, reads, writes, block.name_hint, body, block.init, block.alloc_buffers)
-    first = Analyzer()
-    for variable in inner:
-        first.bind(variable, tirx.const(0, "int64"))
-    values = [first.simplify(value) for value in packing.iter_values]
-    return SBlockRealize(values, packing.predicate, whole)
-
-
-def _widened(region: BufferRegion, length: int) -> BufferRegion:
-    """Return the `region` of one element with `length` of them along the last axis."""
-    *outer, last = region.region
-    return BufferRegion(region.source, [*outer, Range.from_min_extent(last.min, length)])
+        return SeqStmt([_walk(part) for part in stmt.seq])
+    return with_body(stmt, _walk(stmt.body)) if isinstance(stmt, (For, AttrStmt)) else stmt
 
 
 def _whole(value: Expr) -> Expr:

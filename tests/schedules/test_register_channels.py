@@ -1,6 +1,7 @@
 """The epilogue in registers of vectors of channels: outputs agree with the reference for any tile and any layer."""
 
 import random
+import re
 
 import numpy as np
 import pytest
@@ -165,6 +166,31 @@ def test_two_vectors_of_groups_are_rounded_to_one(problem, channels, part, posit
         assert "tvm_deconv_join_integers_x8" in check(problem, target, plan, 11)
 
 
+@pytest.mark.parametrize("other", [0x7FFF, 0xFFFF, 0xFF80, 0x8001], ids=hex)
+@pytest.mark.parametrize("half", [0, 1], ids=["even groups", "odd groups"])
+def test_groups_of_a_word_are_apart(half, other):
+    """One group of each pair has small integers, whose sums are exact; the other has bits that would spoil them."""
+    problem, target = PAIRS.replace(epilogue=td.Epilogue()), CPU_TARGETS["x86-64-v3"]
+    random = np.random.default_rng(half)
+    bfloat16 = operands(problem, 1)[0].dtype
+    data = random.integers(-4, 5, (2, 5, 7, 48)).astype(bfloat16)
+    data.view(np.uint16)[..., 1 - half :: 2] = other
+    weights = random.integers(-2, 3, operands(problem, 1)[1].shape).astype(bfloat16)
+    plan = Plan(Tile(1, 1, 2, 5, 32, 1, 2, part=16), share_data=False)
+    kernel = X86.build(problem, target, named("direct_groups"), plan)
+    found = call_kernel(problem, kernel, compiled_kernel(kernel, target), data, weights, None)
+    wanted = reference(problem, data, weights, None)
+    np.testing.assert_array_equal(found[..., half::2].astype(float), wanted[..., half::2].astype(float))
+
+
+def test_groups_in_pairs_are_packed_as_they_are():
+    """Data of a block are words of two groups, which products take apart."""
+    plan = Plan(Tile(1, 1, 2, 5, 48, 1, 2, part=16), share_data=False)
+    text = X86.build(PAIRS, CPU_TARGETS["x86-64-v3"], named("direct_groups"), plan).deconv.script()
+    (shape,) = re.findall(r"data_pack = T.sblock_alloc_buffer\(\((.*?)\), \"int32\"", text)
+    assert shape.endswith("T.int64(24)")
+
+
 @pytest.mark.parametrize(
     ("changed", "level", "part"),
     [
@@ -183,8 +209,16 @@ def test_other_groups_are_not_in_pairs(changed, level, part):
     assert "tvm_deconv_join" not in X86.build(problem, target, named("direct_groups"), plan).deconv.script()
 
 
-def test_bfloat16_on_avx2_is_rounded_in_pairs_by_default():
-    layer = td.Problem(1, 64, 1, 1, (64, 64), (4, 4), (2, 2), (1, 1), (1, 1), (128, 128), "bfloat16", data_format="NXC")
+@pytest.mark.parametrize(
+    "layer",
+    [
+        td.Problem(1, 64, 1, 1, (64, 64), (4, 4), (2, 2), (1, 1), (1, 1), (128, 128), "bfloat16", data_format="NXC"),
+        td.Problem(1, 1024, 1, 1, (7, 7), (5, 5), (2, 2), (1, 1), (2, 2), (14, 14), "bfloat16", data_format="NXC"),
+        td.Problem(1, 768, 1, 1, (410,), (12,), (2,), (1,), (0,), (830,), "bfloat16", data_format="NXC"),
+    ],
+    ids=["planes", "short rows", "one axis"],
+)
+def test_bfloat16_on_avx2_is_rounded_in_pairs_by_default(layer):
     assert "tvm_deconv_join_integers_x8" in X86.build(layer, CPU_TARGETS["x86-64-v3"]).deconv.script()
 
 

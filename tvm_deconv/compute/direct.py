@@ -36,9 +36,10 @@ from tvm_deconv.compute.direct_layout import (
     FilterSection,
     Tile,
     group_and_channel,
-    paired,
+    half_of_pair,
     product_count,
     unpaired,
+    word_of_pair,
 )
 from tvm_deconv.compute.extents import End, Extent, shape_of
 from tvm_deconv.compute.indexing import (
@@ -169,16 +170,17 @@ class _Builder:
 
         Of words, it has those in the place of channels.
         Behind ``nb, db, hb, wb, g`` its axes are those of `DirectLayout.packed_place` in rows, ``[position, ci]`` in
-        channels and inputs, and ``[position, ci, lane]`` in groups.
+        channels and inputs, and ``[position, ci, lane]`` in groups, or ``[position, ci, word]`` of groups in pairs.
         """
         layout, tile, form, geometry = self.layout, self.layout.tile, self.layout.form, self.layout.geometry
         blocks = BlockedData(self.problem, geometry, layout.extents, data, tile.block, self.words, zero_point)
         channels, positions = layout.packed_data
+        groups = 2 if layout.pairs else 1  # of an element
         inner_shape = {
             ROWS: layout.packed_place(channels, tile.outputs[:2], positions),
             CHANNELS: (positions, channels),
             INPUTS: (positions, channels),
-            GROUPS: (layout.packed_positions, geometry.in_channels, tile.channels),
+            GROUPS: (layout.packed_positions, geometry.in_channels, tile.channels // groups),
         }[form]
 
         def element(*index: Expr) -> Expr:
@@ -191,9 +193,11 @@ class _Builder:
                 position, ci = index[5:]
             else:
                 position, ci, lane = index[5:]
-                group = group * tile.channels + paired(lane, layout.pairs)
+                group = group * tile.channels + lane * groups
                 conditions.append(group < geometry.groups)
             within = layout.unflatten(position, row)
+            if layout.pairs:
+                return blocks.pair(within, at, group, conditions)
             if channels > geometry.in_channels:
                 conditions.append(ci < geometry.in_channels)
             if layout.transforms:
@@ -278,10 +282,12 @@ class _Builder:
                 inner = {
                     ROWS: layout.packed_place(ci.var, (d, h), position),
                     CHANNELS: (position, ci.var),
-                    GROUPS: (position, ci.var, cc),
+                    GROUPS: (position, ci.var, word_of_pair(cc, layout.pairs)),
                     INPUTS: (position, sum(lane, ci.var * section.lanes)),
                 }
                 value = packed[(*at, g, *inner[form])]
+                if layout.pairs:
+                    value = half_of_pair(value, cc, layout.pairs)
             within = [t.var for t in taps]
             place = section.index(g, co, (filter_d, filter_h), (fd, fh, fw), ci.var, within, cc, lane)
             weight = packed_filter[ravel(place, section.shape) + section.offset]

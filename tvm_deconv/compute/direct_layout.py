@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tvm import tirx
 from tvm.ir import Expr
 
 from tvm_deconv.compute.extents import End, Extent, Extents, at_most
@@ -67,7 +68,7 @@ class FilterSection:
     ``[ci, taps(3)]`` in rows: all taps read a data element while it is in the first-level cache. Otherwise it is
     ``[taps(3), ci]``, since there the input channels of a position are contiguous; in inputs ``ci`` counts vectors of
     them. If `pairs` is not 0, the channels are groups, and two vectors of as many lanes have the even and the odd ones
-    of their groups.
+    of their groups. The data of both are one vector of words.
     """
 
     offset: int
@@ -140,6 +141,18 @@ def unpaired(group: Expr, pairs: int) -> Expr:
     if not pairs:
         return group
     return group // (2 * pairs) * (2 * pairs) + group % 2 * pairs + group // 2 % pairs
+
+
+def word_of_pair(lane: Expr, pairs: int) -> Expr:
+    """Return the number of the word in a tile's data that has those of a `lane`; the lane itself without `pairs`."""
+    return lane // (2 * pairs) * pairs + lane % pairs if pairs else lane
+
+
+def half_of_pair(word: Expr, lane: Expr, pairs: int) -> Expr:
+    """Return the float of a `lane` that is a half of its `word`, in bfloat16."""
+    bits = word.astype("uint32")
+    even, odd = bits << tirx.const(16, "uint32"), bits & tirx.const(0xFFFF0000, "uint32")
+    return tirx.reinterpret("float32", tirx.Select(lane // pairs % 2 == 0, even, odd))
 
 
 def phases_together(runs: Sequence[Run], phases: int) -> tuple[int, int]:

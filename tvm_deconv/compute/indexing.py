@@ -136,6 +136,13 @@ class BlockedData:
             value = value - self.zero_point
         return tirx.if_then_else(exists, value, tirx.const(0, self.problem.accumulate_dtype))
 
+    def pair(self, within: Sequence[Expr], at: Sequence[Expr], group: Expr, inside: Sequence[Expr] = ()) -> Expr:
+        """Return the stored elements of 16 bits of `group` and the next one as a word; see `element`."""
+        place, conditions = self._place(within, at)
+        even, odd = (self._stored(place, group + number).astype(WORD) for number in range(2))
+        word = even | (odd << tirx.const(16, WORD))
+        return tirx.if_then_else(tirx.all(*inside, *conditions), word, tirx.const(0, WORD))
+
     def _word(self, place: Sequence[Expr], group: Expr, number: Expr, exists: Expr) -> Expr:
         """Return word `number` of a group's channels at `place`, where it `exists`."""
         assert self.words is not None

@@ -34,7 +34,7 @@ from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.rounding import exact_rounding, row_joining
 from tvm_deconv.schedules.x86.stores import outgrows_caches
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
-from tvm_deconv.schedules.x86.word_loads import load_pairs, load_words
+from tvm_deconv.schedules.x86.word_loads import load_words
 from tvm_deconv.targets import CpuTarget
 
 
@@ -129,8 +129,7 @@ class _Form:
         whole = whole and not (self.form == ROWS and (streams or (rounds_rows(problem) and not joins)))
         joined, joining = row_joining(problem, target, lanes) if joins or pairs else ("", "")
         scheduled = schedule_direct(definition, plan, problem, whole, words, joining).mod["main"]
-        scheduled = load_words(scheduled) if words else scheduled
-        scheduled = load_pairs(scheduled, pairs) if pairs else scheduled
+        scheduled = load_words(scheduled) if words or pairs else scheduled
         rounded, rounding = ("", ROUNDING) if words else exact_rounding(problem, target, lanes)
         called = joined + (dot_functions(words, lanes) if words else "")
         products = called or rounded
