@@ -5,16 +5,17 @@ fitted to 3,400 plans of 100 layers on a Zen 3 server (family 25, model 1), thos
 server (family 25, model 17). Of 512 bits, `memory_bytes` and `slack` are fitted to the installed records of 89 problems
 from a Zen 5 server (family 26, model 2). By the Zen 4 server: `waiting` and `filter_bytes` by 285 plans of 32 layers in
 `N C *X`, to which records of the Zen 5 server agree, and five other layers gained 1 to 10 %; of 256 bits `waiting`,
-`memory_waiting` and `row_piece` by installed records of both the Zen 3 and the Zen 4 server; `crowded` by 627 plans of
-13 depthwise layers in `N C *X` (515 in AVX2 neither gain nor lose); `kept`, `phased`, `across`, `fetched`, `tile`,
-`position` and `groups_share` by 288 plans of 24 depthwise layers in `N *X C` with 256 bits, and by 203 with 512;
-`line_again` and `burst` by 651 plans of 18 layers, where four other layers gained 0 to 9 %; `lane_sum` and `unrolled`
-by 414 plans, in both widths, of 21 layers with one to three output channels; `joined` by profiles of four layers in
-words of bfloat16 (11 to 23 cycles): integers and AVX2 take it over, where it changes no default. `channel_finish`,
-`apart`, `spilled` and `register_task` are set by the times of a few layers, and so is `chosen` by those of AVX2. Direct
-tiles take `waiting`, `memory_waiting` and `filter_bytes` over from the matrix definition: 34 defaults of both widths
-became 1.07 times as fast with these, `chosen` and shares of phases. Among those plans no other values gave better
-defaults. Sizes of caches come from the target.
+`memory_waiting` and `row_piece` by installed records of both the Zen 3 and the Zen 4 server, `slack` and `far_share` by
+38 plans of 27 layers on the Zen 4 server, to which the records of the Zen 3 server neither agree nor object; `crowded`
+by 627 plans of 13 depthwise layers in `N C *X` (515 in AVX2 neither gain nor lose); `kept`, `phased`, `across`,
+`fetched`, `tile`, `position` and `groups_share` by 288 plans of 24 depthwise layers in `N *X C` with 256 bits, and by
+203 with 512; `line_again` and `burst` by 651 plans of 18 layers, where four other layers gained 0 to 9 %; `lane_sum`
+and `unrolled` by 414 plans, in both widths, of 21 layers with one to three output channels; `joined` by profiles of
+four layers in words of bfloat16 (11 to 23 cycles): integers and AVX2 take it over, where it changes no default.
+`channel_finish`, `apart`, `spilled` and `register_task` are set by the times of a few layers, and so is `chosen` by
+those of AVX2. Direct tiles take `waiting`, `memory_waiting` and `filter_bytes` over from the matrix definition: 34
+defaults of both widths became 1.07 times as fast with these, `chosen` and shares of phases. Among those plans no other
+values gave better defaults. Sizes of caches come from the target.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class Costs:
       of the time to fetch rows from beyond it that multiply-adds do not hide.
     - `memory_bytes`: bytes per cycle from memory and to it.
     - `filter_bytes`: bytes per cycle of a filter from beyond the second-level cache, which is read in order.
-    - `slack`: independent accumulators beyond those that hide the latency of a multiply-add, for late operands.
+    - `slack`: independent accumulators beyond those that hide the latency of a multiply-add, for late operands;
+      `integer_slack`: the same of integers.
     - `row_piece`: to start on another piece of the memory of an output channel, in `N C *X`.
     - `waiting`: the part of the shorter of two times, to fetch a filter and to multiply by it, that the longer does not
       hide; `memory_waiting`: the same of a filter that comes from memory.
@@ -133,7 +135,8 @@ class Costs:
     row_piece: float = 0.0
     waiting: float = 0.15
     memory_waiting: float = 0.15
-    slack: int = 2
+    slack: float = 2
+    integer_slack: float = 2
 
     far_bytes: float = 8.0
     far_share: float = 0.5
@@ -183,9 +186,10 @@ NARROW = replace(
     row_piece=130.0,
     waiting=0.3,
     memory_waiting=1.0,
-    slack=0,
+    slack=0.3,
+    integer_slack=0,
     far_bytes=6.9,
-    far_share=0.69,
+    far_share=0.67,
 )
 
 

@@ -366,7 +366,9 @@ class _Arithmetic:
         """Return the cycles of multiply-adds."""
         panels, products = self._panels(tiles, work), tiles.rows * tiles.vectors
         # Strassen's panels serve half as many rows each. One more independent sum hides the wait for them.
-        sums = LATENCY_ACCUMULATORS + max(self.strassen, self.costs.slack)
+        integers = self.problem.accumulate_dtype == "int32"
+        slack = self.costs.integer_slack if integers else self.costs.slack
+        sums = LATENCY_ACCUMULATORS + max(self.strassen, slack)
         hidden = np.maximum((tiles.rows + tiles.vectors) / products, sums / products)
         step = np.maximum(1.0, hidden)
         panel_bytes = work.taps * self.terms * tiles.vectors * self.lanes * self._element_bytes

@@ -36,9 +36,9 @@ LATENCY_ACCUMULATORS = 8
 #: LLVM unrolls a loop wholly that becomes fewer instructions. Data that another tap reads again then stay in registers,
 #: and push accumulators out.
 _UNROLLED = 300
-#: If a plane has more register tiles than this and filters stay in registers, the next tiles hide the latency of one.
-#: Not fitted: the planes that were measured have many more, and one or two tiles cannot.
-_FOLLOWING = 8
+#: If a block has more register tiles than this and filters stay in registers, the next tiles hide the latency of one.
+#: Not fitted: the blocks that were measured have many more, and one or two tiles cannot.
+FOLLOWING = 8
 #: Groups of a tile whose register tiles have part of them, at most: of more, the positions in use leave the caches.
 _MOST_GROUPS = 256
 #: Vectors of a register tile of groups, at most.
@@ -53,8 +53,9 @@ _MADE = 0.5
 class RegisterTile:
     """A register tile and its cost for each useful product, relative to two vector multiply-adds per cycle.
 
-    `near` is the cost while the block stays in the first-level cache, and `far` the cost otherwise. The tile has `part`
-    of the channels, or all if that is 0.
+    `near` is the cost while the block stays in the first-level cache, and `far` the cost otherwise, both in a block of
+    many tiles; `few` is the factor in one of `FOLLOWING` at most. The tile has `part` of the channels, or all if that
+    is 0.
     """
 
     channels: int
@@ -63,6 +64,7 @@ class RegisterTile:
     near: float
     far: float
     part: int = 0
+    few: float = 1.0
 
 
 class _Step(NamedTuple):
@@ -178,7 +180,6 @@ class RegisterTiles:
         filters = scalars * phases * self._taps + (self.costs.storing if self.stores_parts else 0)
         crowded = alone and products + vectors + filters > registers + 1
         kept = alone and not crowded
-        follow = math.prod(axis.positions for axis in self.geometry.axes) > _FOLLOWING * positions
         missed, loads_filters = 0.4 if self.streams_filter else 0.15, not (kept and self.stores_parts)
 
         def step(count: int) -> _Step:
@@ -187,14 +188,15 @@ class RegisterTiles:
             loads = loaded * self._crossing + (spread if loads_filters else 0)
             return _Step(scalars * count * vectors, loads, missed * spread + 0.5 * loaded, vectors)
 
-        near, far = self._cycles(phases, step, 0 if kept and follow else LATENCY_ACCUMULATORS)
+        near, far = self._cycles(phases, step, 0 if kept else LATENCY_ACCUMULATORS)
+        few = self._cycles(phases, step)[0] / near if kept and near else 1.0  # no phase of a filter may have taps
         factor = round_up(self.geometry.out_channels, channels) / self.geometry.out_channels
         if not rows and phases > 1 and products + positions + vectors > registers:
             # The data of all positions are kept from the first phase to the last.
             factor *= self.costs.spilled
         if crowded:
             factor *= self.costs.crowded
-        return RegisterTile(channels, positions, phases, factor * near, factor * far)
+        return RegisterTile(channels, positions, phases, factor * near, factor * far, few=few)
 
     def _cycles(
         self, phases: int, step_of: Callable[[int], _Step], latency: int = LATENCY_ACCUMULATORS

@@ -24,6 +24,7 @@ from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.x86 import matrix_tiles
 from tvm_deconv.schedules.x86.algorithms import ALGORITHMS
+from tvm_deconv.schedules.x86.register_tiles import LATENCY_ACCUMULATORS
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes
 from tvm_deconv.targets import CPU_LEVELS, CPU_TARGETS, detect_host
 
@@ -487,6 +488,30 @@ def test_the_next_register_tiles_hide_the_latency_of_a_reduction_over_taps_alone
     assert X86.default(rows, target)[1].tile.uncropped  # one run of phases: rows are stored without a branch
     small = td.Problem(1, 1024, 1, 1, (7, 7), (5, 5), (2, 2), (1, 1), (2, 2), (14, 14))
     assert X86.default(small, target)[1].tile.positions == 56  # one register tile, with no next ones
+    short = td.Problem(1, 21, 1, 1, (40, 40), (32, 32), (16, 16), (1, 1), (0, 0), (656, 656))
+    assert X86.default(short, target)[1].tile.height > 1  # a row is two register tiles
+
+
+@pytest.mark.parametrize("layout", ["NCX", "NXC"])
+def test_matrix_tiles_have_more_sums_than_just_hide_the_latency(layout):
+    """Four rows by two vectors wait for late operands; five rows, or three vectors, with as few rows over, do not."""
+    target = CPU_TARGETS["x86-64-v3"]
+    layers = [
+        td.Problem(1, 1, 512, 256, (64, 32), (3, 3), (2, 2), (1, 1), (1, 1), (128, 64), data_format=layout),
+        td.Problem(1, 1, 768, 384, (400,), (10,), (5,), (1,), (3,), (1999,), data_format=layout),
+    ]
+    for problem in layers:
+        _, plan = X86.default(problem, target)
+        assert plan.tile.rows * plan.tile.vectors > LATENCY_ACCUMULATORS
+
+
+def test_rows_that_just_fill_their_share_of_the_second_level_cache_are_cut():
+    """The gathered rows of one of four runs are 350 KB, on a cache of 512."""
+    target = CPU_TARGETS["x86-64-v3"]
+    problem = td.Problem(1, 1, 64, 16, (128, 224), (4, 4), (2, 2), (1, 1), (1, 1), (256, 448), data_format="NXC")
+    algorithm, plan = X86.default(problem, target)
+    assert (algorithm.name, plan.tile.outputs) == ("winograd", (1, 4, 4))
+    assert plan.tile.width < 224
 
 
 def test_tiles_of_channels_that_share_lines_are_few_past_the_second_level_cache():
