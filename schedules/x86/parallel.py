@@ -65,11 +65,11 @@ def parallel_plans(problem: Problem, target: CpuTarget, algorithm: AnyAlgorithm,
     same = [
         _Costed(
             option,
-            cost * (1.0 if _filter(option) == filter_layout else _OTHER_FILTER),
+            doubted * (1.0 if _filter(option) == filter_layout else _OTHER_FILTER),
             algorithm.tasks(problem, option),
         )
         for cost, option in options
-        if cost <= _MOST_COST * serial.cost and _sums(problem, option) == sums
+        if (doubted := _doubted(cost, serial.cost)) <= _MOST_COST * serial.cost and _sums(problem, option) == sums
     ]
     plans: list[tuple[int, Any]] = []
     for counts in THREADS:
@@ -79,6 +79,14 @@ def parallel_plans(problem: Problem, target: CpuTarget, algorithm: AnyAlgorithm,
             plans.append((least, best.plan))
             current = best
     return plans
+
+
+def _doubted(cost: float, serial: float) -> float:
+    """Return the cost to expect of a plan beside the one of cost `serial`, which is the fastest on one thread.
+
+    It may have been measured as that. What costs have as faster is then slower, by no less than they are wrong about.
+    """
+    return max(cost, serial**2 / cost)
 
 
 def _least_threads(current: _Costed, other: _Costed, counts: Sequence[int]) -> int | None:

@@ -12,7 +12,7 @@ import tvm_deconv as td
 from tvm_deconv.artifact.ffi import import_tvm_ffi
 from tvm_deconv.compiler.backends import BACKENDS
 from tvm_deconv.compiler.build import export
-from tvm_deconv.compiler.selection import Choice
+from tvm_deconv.compiler.selection import Choice, named
 from tvm_deconv.frontends import scan
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.contract import imbalance
@@ -69,6 +69,21 @@ def test_an_even_default_needs_no_other_plan():
     algorithm, plan = X86.default(problem, CPU_TARGETS["x86-64-v3"])
     assert algorithm.tasks(problem, plan) % 64 == 0
     assert parallel_plans(problem, CPU_TARGETS["x86-64-v3"], algorithm, plan) == []
+
+
+def test_a_measured_plan_with_enough_tasks_stays():
+    """A record may be the fastest where costs have it otherwise: they are wrong about the plans that they have as faster."""
+    extents = ((360, 640), (9, 9), (3, 3), (1, 1), (4, 4), (1080, 1920))
+    problem = td.Problem(1, 1, 56, 1, *extents, data_format="NXC")
+    algorithm, target = named("winograd"), CPU_TARGETS["x86-64-v4"]
+    (least, _), *others = algorithm.candidates(problem, target)
+    plan = next(
+        plan
+        for cost, plan in others
+        if cost > 1.5 * least and 8 < algorithm.tasks(problem, plan) < 32 and plan.tile.uncropped
+    )
+    assert imbalance(algorithm.tasks(problem, plan), 4) < 1.1
+    assert [threads for threads, _ in parallel_plans(problem, target, algorithm, plan) if threads < 8] == []
 
 
 @pytest.mark.parametrize("problem", FEW_TASKS.values(), ids=FEW_TASKS)
