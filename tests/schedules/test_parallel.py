@@ -72,7 +72,7 @@ def test_an_even_default_needs_no_other_plan():
 
 
 def test_a_measured_plan_with_enough_tasks_stays():
-    """A record may be the fastest where costs have it otherwise: they are wrong about the plans that they have as faster."""
+    """A record may be the fastest where costs have it otherwise: what they have as faster is slower."""
     extents = ((360, 640), (9, 9), (3, 3), (1, 1), (4, 4), (1080, 1920))
     problem = td.Problem(1, 1, 56, 1, *extents, data_format="NXC")
     algorithm, target = named("winograd"), CPU_TARGETS["x86-64-v4"]
