@@ -18,6 +18,7 @@ import onnx, onnxruntime
 from onnx import helper
 import tvm_deconv as td
 from support.threads import call_from_threads, child_has_the_pool, pool, pool_starts
+from support.tolerances import WINOGRAD, assert_close
 from tvm_deconv.onnxruntime import Session
 
 td.set_num_threads(3)
@@ -35,7 +36,7 @@ path = Path(sys.argv[3]) / "model.onnx"
 onnx.save(model, path)
 wanted = library.bind(problem, weight)(x, threads=1)
 (expected,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
-assert np.allclose(wanted, expected, atol=1e-4)
+assert_close(wanted, expected, growth=WINOGRAD)
 
 def session(threads):
     options = onnxruntime.SessionOptions()

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 import tvm_deconv as td
 from support.threads import call_from_threads, child_has_the_pool, pool, pool_starts
+from support.tolerances import WINOGRAD, assert_close
 
 torch.set_num_threads(3)
 td.set_num_threads(3)
@@ -31,7 +32,7 @@ def check():
     assert np.array_equal(y.numpy(), wanted.numpy())  # to the last bit, whoever computes
 
 expected = F.conv_transpose2d(x, weight, stride=2, padding=1)  # PyTorch's threads start
-assert torch.allclose(wanted, expected, atol=1e-4)
+assert_close(wanted, expected, growth=WINOGRAD)
 """
 
 
