@@ -4,9 +4,9 @@
 fitted to 3,400 plans of 100 layers on a Zen 3 server (family 25, model 1), those of 512 bits to 3,551 plans on a Zen 4
 server (family 25, model 17). Of 512 bits, `memory_bytes` and `slack` are fitted to the installed records of 89 problems
 from a Zen 5 server (family 26, model 2). By the Zen 4 server: `waiting` and `filter_bytes` by 285 plans of 32 layers in
-`N C *X`, to which records of the Zen 5 server agree, and five other layers gained 1 to 10 %; of 256 bits `waiting`,
-`memory_waiting` and `row_piece` by installed records of both the Zen 3 and the Zen 4 server, `slack` and `far_share` by
-38 plans of 27 layers on the Zen 4 server, to which the records of the Zen 3 server neither agree nor object; `crowded`
+`N C *X`, to which records of the Zen 5 server agree, and five other layers gained 1 to 10 %. Of 256 bits, `waiting`,
+`memory_waiting` and `row_piece` by installed records of both the Zen 3 and the Zen 4 server; `slack` and `far_share` by
+38 plans of 27 layers on the Zen 4 server, of which the records of the Zen 3 server say nothing. Then `crowded`
 by 627 plans of 13 depthwise layers in `N C *X` (515 in AVX2 neither gain nor lose); `kept`, `phased`, `across`,
 `fetched`, `tile`, `position` and `groups_share` by 288 plans of 24 depthwise layers in `N *X C` with 256 bits, and by
 203 with 512; `line_again` and `burst` by 651 plans of 18 layers, where four other layers gained 0 to 9 %; `lane_sum`
