@@ -24,7 +24,7 @@ from tvm_deconv.schedules.x86.vectors import accumulator_lanes
 from tvm_deconv.targets import CpuTarget
 
 #: The numbers of threads for which tasks should suffice, in groups that may each have a plan.
-THREADS = ((2, 4), (8, 16), (32, 64))
+THREADS = ((2,), (4,), (8, 16), (32, 64))
 #: The least factor by which a further plan must shorten calls on some number of threads.
 _LEAST_GAIN = 1.1
 #: The most that a further plan may cost on one thread, relative to the first.

@@ -1,5 +1,6 @@
 """Targets, and reading the host from the text of /proc/cpuinfo."""
 
+import dataclasses
 import platform
 import re
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import archspec.cpu
 import pytest
 
 from tvm_deconv import schedules, targets
@@ -29,7 +31,7 @@ from tvm_deconv.targets import (
     parse_cpuinfo,
     supported,
 )
-from tvm_deconv.targets.cpu import _CACHES, CpuTarget, microarchitectures
+from tvm_deconv.targets.cpu import _CACHES, _TWO_WIDE, CpuTarget, microarchitectures
 
 V3, V4 = CPU_TARGETS["x86-64-v3"], CPU_TARGETS["x86-64-v4"]
 CPUS = "x86-64-v3, x86-64-v4, x86-64-v3-vnni, x86-64-v4-vnni, x86-64-v4-bf16"
@@ -343,9 +345,32 @@ def test_a_microarchitecture_is_known_by_its_flags():
 
 def test_names_of_targets():
     assert of_names(["native", "cuda", "x86-64-v3", "cuda"], Host(V3_FLAGS)) == (V3, get("cuda"))
-    assert of_names("x86-64-v4") == (V4,)
     with pytest.raises(ProblemError, match=r"target=\[\]: must name at least one of native, .*cuda, a micro"):
         of_names([])
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family", "model", "wide"),
+    [
+        ("AuthenticAMD", 26, 2, 2),
+        ("AuthenticAMD", 25, 17, 1),
+        ("GenuineIntel", 6, 0x6A, 2),
+        ("GenuineIntel", 6, 0x66, 1),  # Cannon Lake
+        ("", 0, 0, 1),
+    ],
+)
+def test_levels_have_the_multiply_adds_of_the_machine_that_is_meant(vendor, family, model, wide):
+    host = Host(V4.features, "a CPU", 1, 1, vendor, family, model)
+    on_host = [dataclasses.replace(target, multiply_adds=wide) for target in (V4, get("x86-64-v4-bf16"))]
+    assert list(of_names(["x86-64-v4", "x86-64-v4-bf16"], host)) == on_host
+    assert of_names(["native", "x86-64-v3", "cuda"], host) == (on_host[0], V3, get("cuda"))
+    assert of_names(["znver4", "znver5"], host) == (get("znver4"), get("znver5"))
+
+
+def test_microarchitectures_have_multiply_adds_of_their_own():
+    names = ("znver3", "znver4", "znver5", "haswell", "sapphirerapids", "knl")
+    assert [get(name).multiply_adds for name in names] == [2, 1, 2, 2, 2, 2]
+    assert all(name in archspec.cpu.TARGETS for name in _TWO_WIDE)
 
 
 @pytest.mark.parametrize("precision", ["tf32", "tf32x3"])

@@ -10,7 +10,8 @@ import tvm_deconv as td
 from tvm_deconv.compiler.fingerprint import kernel_digest
 from tvm_deconv.compiler.records import Conditions, Cpu, Log, Records, Schedule, read
 from tvm_deconv.compiler.selection import default_schedule
-from tvm_deconv.targets import detect_host
+from tvm_deconv.problem import Problem
+from tvm_deconv.targets import detect_host, get
 from tvm_deconv.tuning.builders import Built
 from tvm_deconv.tuning.remeasure import Here, Remeasured, Renewal, remeasure
 from tvm_deconv.tuning.runners import local
@@ -104,6 +105,30 @@ def test_records_of_the_same_code_are_not_measured(changes, codes, status, tmp_p
     assert [(one.host, one.threads, one.sources) for one in read(V3.name, tmp_path)] == [
         (old.host, old.threads, "today")
     ] * same
+
+
+def test_records_of_another_machine_took_turns_with_its_own_default(tmp_path):
+    """Arithmetic knows that a Zen 5 makes twice the multiply-adds of a Zen 4, and has other defaults for it."""
+    problem = Problem(1, 1, 256, 256, (16, 16), (4, 4), (2, 2), (1, 1), (1, 1), (32, 32))
+    targets = {name: get("x86-64-v4").on(name) for name in ("zen4", "zen5")}
+    defaults = {name: default_schedule(problem, target) for name, target in targets.items()}
+    assert defaults["zen4"] != defaults["zen5"]
+    here = Here(msgspec.structs.replace(ZEN3, microarchitecture="zen5"), 1)
+    known = {"code": CODES["default"], "default_code": CODES["default"], "default_ratio": 1.0}
+    zen4 = msgspec.structs.replace(ZEN3, microarchitecture="zen4")
+    old = record(problem, target="x86-64-v4", schedule=defaults["zen4"], host=zen4, **known)
+    today = Conditions(str(here.host), here.threads, "today")
+    of_schedule = {defaults["zen4"]: CODES["default"], defaults["zen5"]: CODES["record"]}
+    evaluator = SimpleNamespace(
+        conditions=today,
+        log=Log(tmp_path),
+        build=lambda _, asked: {one: Built("", "", 1, "", code=of_schedule[one]) for one in asked},
+    )
+    records = Records("x86-64-v4", {problem.artifact_key: [old]})
+    search = Search(problem, targets["zen5"], records, today, None)
+    renewed = Renewal(search, evaluator, here, records)._renew([old])
+    assert renewed
+    assert [one.sources for one in read("x86-64-v4", tmp_path)] == ["today"]
 
 
 @runs_v3

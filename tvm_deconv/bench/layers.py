@@ -15,7 +15,7 @@ from tvm_deconv.problem.dtypes import DTYPES
 from tvm_deconv.problem.quantization import Quantization
 from tvm_deconv.runtime.library import Library
 from tvm_deconv.runtime.verify import decide
-from tvm_deconv.targets import get
+from tvm_deconv.targets import of_names
 
 _SEED = 20
 
@@ -86,7 +86,7 @@ def is_default(problem: Problem, manifest: Manifest) -> bool:
 
     if len(problem.variants) > 1:
         return False
-    target = get(manifest.target)
+    (target,) = of_names(manifest.target)
     return Schedule.of(manifest.algorithm, manifest.knobs) == default_schedule(target.computes(problem), target)
 
 

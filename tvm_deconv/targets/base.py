@@ -64,6 +64,10 @@ class Target(abc.ABC):
         """The targets whose tuning logs apply: its own, then those that stand in for problems without a record."""
         return (self.name,)
 
+    def on(self, microarchitecture: str | None) -> Target:  # noqa: ARG002
+        """Return the target with what is known of a microarchitecture, by archspec's name: its plans are for that."""
+        return self
+
     @property
     @abc.abstractmethod
     def machines(self) -> str:

@@ -44,8 +44,9 @@ LAUNCHER_SYMBOLS = frozenset(
 class CpuTarget(Target):
     """CPUs that have all of `features`: LLVM's name of them, and the sizes that schedules derive their tiles from.
 
-    Vector width is in bits, cache sizes are in bytes. `level` is the psABI level whose sizes and tuning logs apply; a
-    level is its own. `extensions` are LLVM's names of features that CPUs called `mcpu` need not have.
+    Vector width is in bits, cache sizes are in bytes; `multiply_adds` are vectors that a core multiplies and adds in a
+    cycle. `level` is the psABI level whose sizes and tuning logs apply; a level is its own. `extensions` are LLVM's
+    names of features that CPUs called `mcpu` need not have.
     """
 
     mcpu: str
@@ -54,6 +55,7 @@ class CpuTarget(Target):
     vector_registers: int
     l1_bytes: int
     l2_bytes: int
+    multiply_adds: int
     level: str
 
     backend: ClassVar[str] = "x86"
@@ -69,6 +71,10 @@ class CpuTarget(Target):
     def logs(self) -> tuple[str, ...]:
         """See Target; a microarchitecture follows its level."""
         return tuple(dict.fromkeys((self.name, self.level)))
+
+    def on(self, microarchitecture: str | None) -> CpuTarget:
+        """See Target; a level takes the multiply-adds. It keeps its caches: all its CPUs have them, and costs fit."""
+        return replace(self, multiply_adds=1 + (microarchitecture in _TWO_WIDE)) if self.mcpu == "x86-64-v4" else self
 
     @property
     def machines(self) -> str:
@@ -94,8 +100,19 @@ class CpuTarget(Target):
         return 0, 0
 
 
-def _level(name: str, features: frozenset[str], **sizes: int) -> CpuTarget:
-    return CpuTarget(name=name, mcpu=name, extensions=(), features=features, level=name, **sizes)
+def _level(name: str, features: frozenset[str], bits: int, registers: int, multiply_adds: int, l2: int) -> CpuTarget:
+    return CpuTarget(
+        name=name,
+        mcpu=name,
+        extensions=(),
+        features=features,
+        vector_bits=bits,
+        vector_registers=registers,
+        multiply_adds=multiply_adds,
+        l1_bytes=32 << 10,
+        l2_bytes=l2,
+        level=name,
+    )
 
 
 #: LLVM does not scatter: where it made vectors of addresses in a copy, the first layer of DCGAN took 1.4 times as long.
@@ -109,12 +126,13 @@ def _extended(level: CpuTarget, suffix: str, *flags: str) -> CpuTarget:
     return replace(level, name=f"{level.name}-{suffix}", features=level.features | set(flags), extensions=extensions)
 
 
-# Cache sizes are those that most CPUs of each level have at least: Zen 1 to 3, and Skylake-SP and Zen 4.
+# Cache sizes are those that most CPUs of each level have at least: Zen 1 to 3, and Skylake-SP and Zen 4. Multiply-adds
+# are those of Zen 2 and of Zen 4.
 CPU_LEVELS: Mapping[str, CpuTarget] = {
     target.name: target
     for target in (
-        _level("x86-64-v3", _X86_64_V3, vector_bits=256, vector_registers=16, l1_bytes=32 << 10, l2_bytes=512 << 10),
-        _level("x86-64-v4", _X86_64_V4, vector_bits=512, vector_registers=32, l1_bytes=32 << 10, l2_bytes=1 << 20),
+        _level("x86-64-v3", _X86_64_V3, bits=256, registers=16, multiply_adds=2, l2=512 << 10),
+        _level("x86-64-v4", _X86_64_V4, bits=512, registers=32, multiply_adds=1, l2=1 << 20),
     )
 }
 
@@ -144,6 +162,10 @@ _CACHES: Mapping[str, tuple[int, int]] = {
     "znver6": (48, 1024),
 }
 
+#: Microarchitectures that multiply and add two vectors of 512 bits in a cycle, by archspec's names; servers of those of
+#: which there are several kinds.
+_TWO_WIDE = frozenset({"skylake_avx512", "cascadelake", "icelake", "sapphirerapids", "zen5", "zen6"})
+
 
 def of_flags(name: str, features: frozenset[str]) -> CpuTarget | None:
     """Return the microarchitecture `name` that needs `features`; None if it does not need all of a level.
@@ -161,8 +183,8 @@ def of_flags(name: str, features: frozenset[str]) -> CpuTarget | None:
 def microarchitectures() -> Mapping[str, CpuTarget | str]:
     """Return the microarchitectures that archspec knows, by LLVM's names: a target, or why it cannot be one.
 
-    Flags are archspec's and caches those of `_CACHES`; all else is that of the widest level among the ancestors. Raises
-    ModuleNotFoundError if archspec is not installed.
+    Flags are archspec's, caches those of `_CACHES`; all else is that of the widest level among the ancestors, but for
+    multiply-adds. Raises ModuleNotFoundError if archspec is not installed.
     """
     import archspec.cpu
 
@@ -183,7 +205,7 @@ def _microarchitecture(architecture: Any, name: str) -> CpuTarget | str:
     ancestors = {_llvm_name(ancestor) for ancestor in architecture.ancestors}
     levels = [level for level in CPU_LEVELS.values() if level.name in ancestors]
     if levels:
-        level = max(levels, key=lambda level: len(level.features))
+        level = max(levels, key=lambda level: len(level.features)).on(architecture.name)
         first, second = _CACHES.get(name, (level.l1_bytes >> 10, level.l2_bytes >> 10))
         return replace(
             level,

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from tvm_deconv.errors import ProblemError
 from tvm_deconv.extras import install
+from tvm_deconv.targets.ancestry import meant
 from tvm_deconv.targets.base import MAX_TARGET_VARIABLE, Target
 from tvm_deconv.targets.cpu import CPU_TARGETS, CpuTarget, microarchitectures, of_flags, supported
 from tvm_deconv.targets.cuda import CUDA_TARGETS
@@ -56,9 +57,12 @@ def native(host: Host | None = None) -> CpuTarget:
 def of_names(names: str | Sequence[str], host: Host | None = None) -> tuple[Target, ...]:
     """Return the targets called `names`, each once; "native" is the widest level of `host`, by default this machine.
 
-    Raises ProblemError for an unknown name or if there is none.
+    Levels have the multiply-adds of `host`, which default plans are for. Raises ProblemError for an unknown name or if
+    there is none.
     """
-    return tuple(dict.fromkeys(native(host) if name == "native" else get(name) for name in names_of(names)))
+    host = detect_host() if host is None else host
+    found = (native(host) if name == "native" else get(name) for name in names_of(names))
+    return tuple(dict.fromkeys(target.on(meant(target, host)) for target in found))
 
 
 def names_of(names: str | Sequence[str]) -> tuple[str, ...]:

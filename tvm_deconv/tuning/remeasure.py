@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from tvm_deconv.compiler.records import Cpu, Log, Record, Records, Schedule, read
-from tvm_deconv.compiler.selection import in_space, replay_error
+from tvm_deconv.compiler.selection import default_schedule, in_space, replay_error
 from tvm_deconv.problem import Problem
 from tvm_deconv.targets import Target
 from tvm_deconv.targets.ancestry import meant
@@ -175,10 +175,10 @@ class Renewal:
     def _of_the_same_code(self, records: Sequence[Record]) -> bool:
         if not all(record.default_code for record in records):
             return False
-        schedules = list(dict.fromkeys([self._search.default, *(record.schedule for record in records)]))
+        default = default_schedule(self._search.problem, self._search.target.on(records[0].microarchitecture))
+        schedules = list(dict.fromkeys([default, *(record.schedule for record in records)]))
         codes = {one: code_of(built) for one, built in self._evaluator.build(self._search, schedules).items()}
-        default = codes[self._search.default]
-        return all((record.code, record.default_code) == (codes[record.schedule], default) for record in records)
+        return all((record.code, record.default_code) == (codes[record.schedule], codes[default]) for record in records)
 
     @property
     def _schedules(self) -> list[Schedule]:
