@@ -28,7 +28,7 @@ from tvm_deconv.compiler.records import Records, Schedule, best, read, shipped
 from tvm_deconv.compiler.selection import Choice
 from tvm_deconv.frontends import scan
 from tvm_deconv.problem.testing import TOLERANCES, operands
-from tvm_deconv.targets import CpuTarget, detect_host, get, native
+from tvm_deconv.targets import CpuTarget, detect_host, native, of_names
 
 LAYERS = Path(__file__).parent.parent / "examples" / "layers.json"
 ROUNDS = 11
@@ -89,7 +89,7 @@ def main() -> None:
     """Parse the arguments, run, and print a table; the JSON file grows with each problem."""
     arguments = parsed()
     td.set_num_threads(1)
-    target = get(arguments.target)
+    (target,) = of_names(arguments.target)
     records = read(target.name, shipped())
     rows: list[dict[str, Any]] = []
     text = "{:50} {:4} {:>10} {:>10} {:>10} {:>8}"

@@ -29,7 +29,7 @@ from tvm_deconv.compiler.fingerprint import kernel_digest
 from tvm_deconv.compiler.records import Conditions, Log, Record, Records, Schedule, read
 from tvm_deconv.compiler.selection import default_schedule, space
 from tvm_deconv.frontends import scan
-from tvm_deconv.targets import Target, get, native
+from tvm_deconv.targets import Target, native, of_names
 from tvm_deconv.tuning.builders import BuilderPool, Built
 from tvm_deconv.tuning.calibration import Calibration
 from tvm_deconv.tuning.evaluator import Evaluator, Proposals
@@ -247,7 +247,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes that compile; default: %(default)s")
     parser.add_argument("--seconds", type=float, default=540.0, help="default: %(default)s")
     arguments = parser.parse_args()
-    target, folder, seconds = get(arguments.target), arguments.folder, arguments.seconds
+    (target,) = of_names(arguments.target)
+    folder, seconds = arguments.folder, arguments.seconds
     if arguments.command == "build":
         sys.exit(not build(target, folder, arguments.plans, arguments.jobs, seconds))
     if arguments.command == "measure":

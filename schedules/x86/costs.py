@@ -4,19 +4,19 @@
 fitted to 3,400 plans of 100 layers on a Zen 3 server (family 25, model 1), those of 512 bits to 3,551 plans on a Zen 4
 server (family 25, model 17). Of 512 bits, `slack` is fitted to the installed records of 89 problems from a Zen 5 server
 (family 26, model 2), and `memory_bytes` of two multiply-adds in a cycle to 3,000 plans of 158 problems there: by it 24
-of 416 defaults became 1.09 times as fast, those of layers that it is not fitted to too. By the Zen 4 server: `waiting`
-and `filter_bytes` by 285 plans of 32 layers in `N C *X`, to which records of the Zen 5 server agree, and five other
-layers gained 1 to 10 %. Of 256 bits, `waiting`, `memory_waiting` and `row_piece` by installed records of both the Zen 3
-and the Zen 4 server; `slack` and `far_share` by 38 plans of 27 layers on the Zen 4 server, of which the records of the
-Zen 3 server say nothing. Then `crowded` by 627 plans of 13 depthwise layers in `N C *X` (515 in AVX2 neither gain nor
-lose); `kept`, `phased`, `across`, `fetched`, `tile`, `position` and `groups_share` by 288 plans of 24 depthwise layers
-in `N *X C` with 256 bits, and by 203 with 512; `line_again` and `burst` by 651 plans of 18 layers, where four other
-layers gained 0 to 9 %; `lane_sum` and `unrolled` by 414 plans, in both widths, of 21 layers with one to three output
-channels; `joined` by profiles of four layers in words of bfloat16 (11 to 23 cycles): integers and AVX2 take it over,
-where it changes no default. `channel_finish`, `apart`, `spilled` and `register_task` are set by the times of a few
-layers, and so is `chosen` by those of AVX2. Direct tiles take `waiting`, `memory_waiting` and `filter_bytes` over from
-the matrix definition: 34 defaults of both widths became 1.07 times as fast with these, `chosen` and shares of phases.
-Among those plans no other values gave better defaults. Sizes of caches come from the target.
+of 416 defaults became 1.09 times as fast, and each half of the problems alone has 3 to 4. By the Zen 4 server:
+`waiting` and `filter_bytes` by 285 plans of 32 layers in `N C *X`, to which records of the Zen 5 server agree, and five
+other layers gained 1 to 10 %. Of 256 bits, `waiting`, `memory_waiting` and `row_piece` by installed records of both the
+Zen 3 and the Zen 4 server; `slack` and `far_share` by 38 plans of 27 layers on the Zen 4 server, of which the records
+of the Zen 3 server say nothing. Then `crowded` by 627 plans of 13 depthwise layers in `N C *X` (515 in AVX2 neither
+gain nor lose); `kept`, `phased`, `across`, `fetched`, `tile`, `position` and `groups_share` by 288 plans of 24
+depthwise layers in `N *X C` with 256 bits, and by 203 with 512; `line_again` and `burst` by 651 plans of 18 layers,
+where four other layers gained 0 to 9 %; `lane_sum` and `unrolled` by 414 plans, in both widths, of 21 layers with one
+to three output channels; `joined` by profiles of four layers in words of bfloat16 (11 to 23 cycles): integers and AVX2
+take it over, where it changes no default. `channel_finish`, `apart`, `spilled` and `register_task` are set by the times
+of a few layers, and so is `chosen` by those of AVX2. Direct tiles take `waiting`, `memory_waiting` and `filter_bytes`
+over from the matrix definition: 34 defaults of both widths became 1.07 times as fast with these, `chosen` and shares of
+phases. Among those plans no other values gave better defaults. Sizes of caches come from the target.
 """
 
 from __future__ import annotations
