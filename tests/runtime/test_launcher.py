@@ -362,10 +362,13 @@ def test_idle_pool_sleeps(run):
     run("""
 set_threads(4)
 case = Case("small")
-for _ in range(20): case.run()
-before = time.process_time()
-time.sleep(0.3)
-assert time.process_time() - before < 0.010
+def idle():
+    for _ in range(20): case.run()
+    before = time.process_time()
+    time.sleep(0.3)
+    return time.process_time() - before
+used = [idle() for _ in range(3)]  # threads may still start in the first
+assert min(used) < 0.010, used
 """)
 
 
