@@ -22,6 +22,7 @@ from tvm_deconv.compute.indexing import LEAD
 from tvm_deconv.compute.matrix import MatrixDefinition
 from tvm_deconv.compute.matrix_layout import MatrixLayout, MatrixSection
 from tvm_deconv.compute.words import WORD, Words
+from tvm_deconv.schedules.x86.amx import mark_matrices
 from tvm_deconv.schedules.x86.dot import dot_intrinsic
 from tvm_deconv.schedules.x86.interleave import transpose_intrinsic
 from tvm_deconv.schedules.x86.loop_marks import SkipMarks, mark_tasks
@@ -96,7 +97,10 @@ class _Steps:
         if self.runs:
             self.vectorize_data()
         for block, section in zip(self.runs, self.definition.sections, strict=True):
-            self.tile_registers(block, section)
+            if self.words is not None and self.words.depth > 1:
+                self.tile_matrices(block, section, self.words.depth)
+            else:
+                self.tile_registers(block, section)
         if self.layout.interleaves:
             self.transpose_chunks()
         else:
@@ -160,6 +164,8 @@ class _Steps:
         channel, lane = sch.split(channel, [None, layout.lanes])
         if layout.channels_last:
             first = data_pack
+            if self.plan.tile.flat:
+                sch.split(position, [None, layout.packed[2]])
             if self.words is None:  # else LLVM makes vectors of loads that it has joined
                 sch.vectorize(lane)
         else:
@@ -180,6 +186,8 @@ class _Steps:
         if self.definition.end and self._end_axis == 2:
             self.skips.mark_parts(row, layout.lanes, halo=layout.end_halo)
             self.skips.mark(position, layout.lanes, halo=layout.end_halo)
+        elif self.plan.tile.flat:
+            sch.split(row, [None, layout.packed[2]])
         elif layout.packs_rows and int(sch.get(row).extent) > layout.plane:
             sch.split(row, [None, layout.plane])  # pieces that are contiguous in the caller's data
         sch.tensorize(square, transpose_intrinsic(layout.lanes, WORD if self.words else self.dtype))
@@ -238,6 +246,20 @@ class _Steps:
         if self.words is not None:
             sch.vectorize(sch.get_loops(first)[-1])
             sch.tensorize(product, dot_intrinsic(self.words, self.layout.lanes))
+
+    def tile_matrices(self, block: SBlockRV, section: MatrixSection, depth: int) -> None:
+        """Mark the products of a register tile, a step of `depth` words at a time, and its first and last steps."""
+        sch, tile = self.sch, self.plan.tile
+        row, column, *taps, word = sch.get_loops(block)[-6:]
+        row, tile_row = sch.split(row, [None, tile.rows])
+        column, vector, product = sch.split(column, [None, tile.vectors, self.layout.lanes])
+        step, word = sch.split(word, [None, depth])
+        sch.reorder(column, row, *taps, step, tile_row, vector, product, word)
+        self._skip_rows(row, section, tile.rows)
+        store = sch.cache_write(block, 0, "global")
+        sch.reverse_compute_at(store, row, preserve_unit_loops=True)
+        first = sch.decompose_reduction(block, taps[0])
+        mark_matrices(sch, clear=sch.get_loops(first)[-3], multiply=tile_row, store=sch.get_loops(store)[-2])
 
     def vectorize_transform(self, block: SBlockRV, section: MatrixSection, number: int) -> None:
         """Make all results of a vector of columns in one unrolled body, where the compiler shares inner sums."""

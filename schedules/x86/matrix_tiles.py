@@ -23,6 +23,8 @@ from tvm_deconv.compute.matrix_layout import (
     MatrixTile,
     block_positions,
     contiguous_phases,
+    flat_positions,
+    flat_rows,
     packs_rows,
     part_channels,
     row_channels,
@@ -32,6 +34,15 @@ from tvm_deconv.compute.phases import Geometry, Run, axis_rows
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
+from tvm_deconv.schedules.x86.amx import (
+    LOAD_CYCLES,
+    MATRIX_BYTES,
+    MATRIX_ROWS,
+    PRODUCT_CYCLES,
+    PRODUCT_LATENCY,
+    RESULT_CYCLES,
+    TILES,
+)
 from tvm_deconv.schedules.x86.costs import Costs, costs_of
 from tvm_deconv.schedules.x86.ranking import Ranking
 from tvm_deconv.schedules.x86.register_tiles import LATENCY_ACCUMULATORS
@@ -179,18 +190,22 @@ class _Blocks:
     works: Sequence[_Work]
 
     @staticmethod
-    def of(problem: Problem, geometry: Geometry, outputs: tuple[int, int, int], strassen: int, lanes: int) -> _Blocks:
-        """List the blocks to try with these `outputs` of Winograd's, or with Strassen's algorithm."""
+    def of(
+        problem: Problem, geometry: Geometry, outputs: tuple[int, int, int], strassen: int, lanes: int, flat: int
+    ) -> _Blocks:
+        """List the blocks to try with these `outputs` of Winograd's, with Strassen's algorithm, or `flat`."""
         sizes = [*dict.fromkeys(_block_choices(geometry, outputs, row_unit(problem, lanes)))]
-        tiles = [MatrixTile(*block, 1, 1, 1, *outputs, geometry.uncropped, strassen) for block in sizes]
+        tiles = [MatrixTile(*block, 1, 1, 1, *outputs, geometry.uncropped, strassen, flat) for block in sizes]
+        unit = lanes if flat and problem.data_format == "NCX" else 1
+        packed = [flat_positions(block_positions(geometry, tile), unit) for tile in tiles]
         return _Blocks(
             np.array(sizes, np.int64),
             _column(geometry.groups * block_count(geometry, block) for block in sizes),
-            _column(tile.images * math.prod(block_positions(geometry, tile)) for tile in tiles),
+            _column(tile.images * math.prod(extents) for tile, extents in zip(tiles, packed, strict=True)),
             _column(block[0] * _outputs(geometry, block[1:]) for block in sizes),
             _column(_pieces(geometry, block) for block in sizes),
-            _column(strassen or not packs_rows(problem, tile, lanes) for tile in tiles) > 0,
-            [_work(geometry, tiles, runs) for runs in geometry.runs],
+            _column(strassen or not (flat or packs_rows(problem, tile, lanes)) for tile in tiles) > 0,
+            [_work(geometry, tiles, packed, runs) for runs in geometry.runs],
         )
 
 
@@ -214,10 +229,18 @@ def _pieces(geometry: Geometry, block: Sequence[int]) -> int:
     return images * math.prod(length * axis.stride for axis, length in zip(geometry.axes[:2], lengths, strict=False))
 
 
-def _work(geometry: Geometry, tiles: Sequence[MatrixTile], runs: Sequence[Run]) -> _Work:
-    """Return the work of one combination of `runs` in blocks that differ in their extents alone."""
+def _work(
+    geometry: Geometry, tiles: Sequence[MatrixTile], packed: Sequence[Sequence[int]], runs: Sequence[Run]
+) -> _Work:
+    """Return the work of one combination of `runs` in blocks that differ in their extents alone.
+
+    An image of a block has the extents `packed` in memory.
+    """
     blocks = [[*map(axis_rows, geometry.axes, runs, spans(geometry, tile.block[1:]), tile.outputs)] for tile in tiles]
-    rows = (tile.images * math.prod(axis.tiles for axis in axes) for tile, axes in zip(tiles, blocks, strict=True))
+    rows = (
+        flat_rows(axes, tile.images, extents) if tile.flat else tile.images * math.prod(axis.tiles for axis in axes)
+        for tile, axes, extents in zip(tiles, blocks, packed, strict=True)
+    )
     tile, axes = tiles[0], blocks[0]
     return _Work(
         ceil_div(_column(rows), tile.parts),
@@ -241,13 +264,20 @@ class _Tiles:
     vectors: Array
 
     @staticmethod
-    def of(blocks: _Blocks, out_channels: int, target: CpuTarget, lanes: int) -> _Tiles:
+    def of(blocks: _Blocks, out_channels: int, target: CpuTarget, lanes: int, depth: int) -> _Tiles:
         """List the tiles to try for each block: register tiles by channels.
 
         For each number of vectors the register tiles are those that leave the fewest rows over, the largest first.
         """
         counts = np.array([work.rows for work in blocks.works]).reshape(-1, len(blocks.sizes), 1)
         channels, rows, vectors = [], [], []
+        if depth > 1:
+            for height, count in TILES:
+                choices = _channel_choices(out_channels, count * lanes)
+                channels += choices
+                rows.append(np.full((len(blocks.sizes), len(choices)), height * MATRIX_ROWS))
+                vectors += [count] * len(choices)
+            return _Tiles(np.array(channels, np.float64), np.concatenate(rows, axis=1), np.array(vectors, np.float64))
         for count in (1, 2, 3, 4):
             most = (target.vector_registers - 1 - count) // count
             tried = np.arange(max(1, most // 3), most + 1)
@@ -264,8 +294,8 @@ class _Tiles:
 class _Arithmetic:
     """The costs of plans for one problem on one target, by Strassen's algorithm if `strassen` is 1.
 
-    With `words`, the input channels are words, each joined of several channels. Tables have a row for each block and a
-    column for each of its tiles.
+    If `depth` is not 0, the input channels are words, of which an instruction takes as many of each row. If `flat` is
+    1, rows are not gathered. Tables have a row for each block and a column for each of its tiles.
     """
 
     problem: Problem
@@ -273,7 +303,8 @@ class _Arithmetic:
     target: CpuTarget
     lanes: int
     strassen: int
-    words: bool
+    depth: int
+    flat: int
 
     @property
     def costs(self) -> Costs:
@@ -305,18 +336,18 @@ class _Arithmetic:
     def plans(self, outputs: tuple[int, int, int]) -> tuple[Array, Array]:
         """Return all plans to try with these `outputs` of Winograd's: their cycles and their numbers."""
         geometry = self.geometry
-        blocks = _Blocks.of(self.problem, geometry, outputs, self.strassen, self.lanes)
-        tiles = _Tiles.of(blocks, geometry.out_channels, self.target, self.lanes)
+        blocks = _Blocks.of(self.problem, geometry, outputs, self.strassen, self.lanes, self.flat)
+        tiles = _Tiles.of(blocks, geometry.out_channels, self.target, self.lanes, self.depth)
         of_channels = ceil_div(geometry.out_channels, tiles.channels)
         cycles = blocks.count * (self._block(blocks) + of_channels * self._channels(blocks, tiles))
         tried = np.stack(np.broadcast_arrays(True, (of_channels > 1) & (blocks.count < FEW_TASKS)), axis=-1)
         block, tile, shares = np.nonzero(tried)
-        numbers = np.empty((len(block), 14), np.int64)
+        numbers = np.empty((len(block), 15), np.int64)
         numbers[:, 0] = shares
         numbers[:, 1] = 0  # halves
         numbers[:, 2:6] = blocks.sizes[block]
         numbers[:, 6], numbers[:, 7], numbers[:, 8] = tiles.channels[tile], tiles.rows[block, tile], tiles.vectors[tile]
-        numbers[:, 9:] = *outputs, geometry.uncropped, self.strassen
+        numbers[:, 9:] = *outputs, geometry.uncropped, self.strassen, self.flat
         return np.stack([cycles, cycles + self._sharing(blocks)], axis=-1)[tried], numbers
 
     def _block(self, blocks: _Blocks) -> Array:
@@ -325,7 +356,7 @@ class _Arithmetic:
         costs = self.costs
         pack = costs.move
         if self.problem.data_format == "NCX":
-            pack += costs.transpose + (costs.joined if self.words else 0.0)
+            pack += costs.transpose + (costs.joined if self.depth else 0.0)
         cycles: Array = blocks.packed * channels * self.parts * pack
         for work in blocks.works:
             vectors = work.rows * work.points * work.taps * channels
@@ -364,6 +395,8 @@ class _Arithmetic:
 
     def _products(self, tiles: _Tiles, work: _Work) -> Array:
         """Return the cycles of multiply-adds."""
+        if self.depth > 1:
+            return self._matrix_products(tiles, work)
         panels, products = self._panels(tiles, work), tiles.rows * tiles.vectors
         # Strassen's panels serve half as many rows each. One more independent sum hides the wait for them.
         integers = self.problem.accumulate_dtype == "int32"
@@ -377,6 +410,21 @@ class _Arithmetic:
         step = np.where(panel_bytes > self.target.l1_bytes // 2, far, step)
         reductions = ceil_div(work.rows, tiles.rows) * panels * work.points
         cycles: Array = reductions * products / 2 * (work.taps * self.terms * step + self.costs.reduction)
+        return cycles
+
+    def _matrix_products(self, tiles: _Tiles, work: _Work) -> Array:
+        """Return the cycles of products of matrices, which wait for each other, for loads, or for far operands."""
+        heights, steps = tiles.rows / MATRIX_ROWS, work.taps * self.terms / self.depth
+        sums, operands = heights * tiles.vectors, heights + tiles.vectors
+        step = np.maximum(np.maximum(PRODUCT_CYCLES * sums, PRODUCT_LATENCY), LOAD_CYCLES * operands)
+        tile_bytes = self.depth * MATRIX_ROWS * self._element_bytes
+        panel_bytes = steps * tiles.vectors * tile_bytes
+        rows_bytes = work.rows * work.taps * self.channels * self._element_bytes
+        far = np.where(panel_bytes > self.target.l1_bytes // 2, tiles.vectors, 0)
+        far = far + np.where(rows_bytes > self.target.l1_bytes // 2, heights, 0)
+        step = np.maximum(step, far * tile_bytes / MATRIX_BYTES)
+        reductions = ceil_div(work.rows, tiles.rows) * self._panels(tiles, work) * work.points
+        cycles: Array = reductions * (steps * step + RESULT_CYCLES * sums)
         return cycles
 
     def _results(self, tiles: _Tiles, work: _Work) -> Iterator[Array]:
@@ -439,18 +487,27 @@ class _Arithmetic:
         return self.target.vector_bits // 8 // self.lanes
 
 
+def _gathers(problem: Problem, geometry: Geometry) -> bool:
+    """Return True if products of words may read rows without a gather, which all plans would need otherwise."""
+    return not problem.dynamic and any(axis.taps > 1 for runs in geometry.runs for axis in runs)
+
+
 @lru_cache(maxsize=ENUMERATIONS)
 def candidates(
-    problem: Problem, winograd: bool, target: CpuTarget, lanes: int, strassen: bool = False, words: bool = False
+    problem: Problem, winograd: bool, target: CpuTarget, lanes: int, strassen: bool = False, depth: int = 0
 ) -> Ranking[MatrixPlan]:
     """Return all plans to try, cheapest first, each with its cost: cycles per useful product, relative.
 
-    With `words`, the input channels of `problem` are words.
+    If `depth` is not 0, the input channels of `problem` are words, of which an instruction takes as many of each row.
     """
     geometries = Geometry.choices(problem)
     if contiguous_phases(problem, lanes):
         del geometries[1:]  # phases that are vectors of the output begin with it
-    arithmetics = [_Arithmetic(problem, geometry, target, lanes, int(strassen), words) for geometry in geometries]
+    arithmetics = [
+        _Arithmetic(problem, geometry, target, lanes, int(strassen), depth, flat)
+        for geometry in geometries
+        for flat in range(1 + (depth > 1 and _gathers(problem, geometry)))
+    ]
     useful = arithmetics[0].useful()
     plans = (
         arithmetic.plans(outputs)

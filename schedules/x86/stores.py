@@ -165,7 +165,7 @@ class _Lowering:
         ]
         predicate = analyzer.simplify(predicate)
         for depth in range(len(nest)):
-            call = self._call(realize, places, predicate, _Row.of(nest[depth:]))
+            call = self._call(realize, places, predicate, Row.of(nest[depth:]))
             if call is not None:
                 self.replaced += 1
                 return _in_loops(call, nest[:depth])
@@ -187,7 +187,7 @@ class _Lowering:
             value = _only_element(realize.block.reads)
         return (value, predicate) if isinstance(value, TensorLoad) else None
 
-    def _call(self, realize: SBlockRealize, places: Sequence[_Place], predicate: Expr, row: _Row) -> Stmt | None:
+    def _call(self, realize: SBlockRealize, places: Sequence[_Place], predicate: Expr, row: Row) -> Stmt | None:
         """Return `realize` as one call that copies the elements of `row` that satisfy `predicate`.
 
         `places` are the element written and the element read. Return None where these leave gaps, the row is too
@@ -202,7 +202,7 @@ class _Lowering:
         conditions, begin, end = limits
         everywhere = tirx.all(*conditions) if conditions else tirx.const(1, "bool")
         count = tirx.max(end - begin, 0)
-        target, source = (_Span.of(*place, row) for place in places)
+        target, source = (Span.of(*place, row) for place in places)
         if realize.block.name_hint in _PACKING:
             count = tirx.Select(everywhere, count, tirx.const(0, "int64")) if conditions else count
             everywhere = tirx.const(1, "bool")
@@ -226,7 +226,7 @@ class _Lowering:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class Row:
     """The iterations of nested `loops`, in order, as the elements of a row.
 
     `ranges` knows the ranges of the loop variables, `first` their first values. `number` counts the iterations.
@@ -238,7 +238,7 @@ class _Row:
     number: Expr
 
     @staticmethod
-    def of(loops: Sequence[For]) -> _Row:
+    def of(loops: Sequence[For]) -> Row:
         """Return the row that `loops` iterate over."""
         ranges, first = Analyzer(), Analyzer()
         number: Expr = tirx.const(0, "int64")
@@ -246,7 +246,7 @@ class _Row:
             ranges.bind(loop.loop_var, Range.from_min_extent(loop.min, loop.extent))
             first.bind(loop.loop_var, loop.min)
             number = number * loop.extent + (loop.loop_var - loop.min)
-        return _Row(loops, ranges, first, number)
+        return Row(loops, ranges, first, number)
 
     @property
     def length(self) -> int:
@@ -305,7 +305,7 @@ class _Row:
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class Span:
     """The elements of a buffer that a row writes or reads: the indices of the first, and the largest distances."""
 
     buffer: Buffer
@@ -313,11 +313,11 @@ class _Span:
     reach: Sequence[int]
 
     @staticmethod
-    def of(buffer: Buffer, indices: Sequence[Expr], row: _Row) -> _Span:
+    def of(buffer: Buffer, indices: Sequence[Expr], row: Row) -> Span:
         """Return the span of the element at `indices` over all iterations of `row`."""
         first = [row.first.simplify(index) for index in indices]
         distances = [row.ranges.simplify(index - at) for index, at in zip(indices, first, strict=True)]
-        return _Span(buffer, first, [row.ranges.const_int_bound(distance).max_value for distance in distances])
+        return Span(buffer, first, [row.ranges.const_int_bound(distance).max_value for distance in distances])
 
     @property
     def region(self) -> BufferRegion:

@@ -428,8 +428,8 @@ def test_words_are_joined_where_channels_are_apart():
     for data_format, joined in (("NCX", True), ("NXC", False)):
         layer = problem.replace(data_format=data_format)
         of_words, others = (
-            matrix_tiles.candidates(layer, False, CPU_TARGETS["x86-64-v4-bf16"], 16, words=words)[0][0]
-            for words in (True, False)
+            matrix_tiles.candidates(layer, False, CPU_TARGETS["x86-64-v4-bf16"], 16, depth=depth)[0][0]
+            for depth in (1, 0)
         )
         assert (of_words > others) == joined
 

@@ -171,15 +171,9 @@ class _Builder:
     def pack_data(self) -> te.Tensor:
         """Copy the data of each block, input channels innermost.
 
-        The shape is ``[*blocks, g, n, d, h, w, ci]``, or ``[*blocks, g, row, ci]`` if the packed data are rows.
+        The shape is ``[*blocks, g, n, d, h, w, ci]``, or ``[*blocks, g, row, ci]`` if products read it as rows.
         """
-        # Data of `N C *X` are transposed in squares of vectors, for which the last axis must be whole vectors.
-        layout = self.layout
-        unit = 1 if layout.channels_last else layout.lanes
-        if layout.packs_rows:
-            inner: tuple[int, ...] = (round_up(round_up(layout.packed_rows, layout.tile.rows), unit),)
-        else:
-            inner = (layout.tile.images, *layout.packed[:2], round_up(layout.packed[2], unit))
+        layout, inner = self.layout, self.layout.packed_lines
         lead = (*layout.blocks, layout.geometry.groups)
         shape = shape_of((*lead, *inner, layout.packed_channels))
         if layout.channels_last:
@@ -194,11 +188,11 @@ class _Builder:
     def data_at(self, extents: Sequence[int], index: Index, channel: Expr) -> Expr:
         """Return an element of the packed data: zero outside of the data and of the `extents` in use.
 
-        `index` is ``(nb, db, hb, wb, g, n, d, h, w)``, or ``(nb, db, hb, wb, g, row)`` if the packed data are rows.
+        `index` is ``(nb, db, hb, wb, g, n, d, h, w)``, or ``(nb, db, hb, wb, g, row)`` if products read it as rows.
         """
         layout, geometry = self.layout, self.layout.geometry
         at, group, within, inside = index[:4], index[4], index[5:], []
-        if layout.packs_rows:
+        if len(within) == 1:
             row = within[0]
             if extents[0] > layout.packed_rows:
                 inside.append(row < layout.packed_rows)
@@ -323,7 +317,8 @@ class _Builder:
         def products(*index: Expr) -> Expr:
             *at, g, co, pd, ph, pw, row, column = index
             place = ravel((g, co, pd, ph, pw, column // panel, *tap, channel.var, column % panel), section.shape)
-            left = rows[(*at, g, *((pd, ph, pw, row, *tap) if gathered else (row,)), channel.var)]
+            start = row + self.layout.flat_offset(section, tap) if self.layout.tile.flat else row
+            left = rows[(*at, g, *((pd, ph, pw, row, *tap) if gathered else (start,)), channel.var)]
             right = self.packed_filter[place + section.offset]
             product = self.words.multiply(left, right, self.accumulator) if self.words else left * right
             return te.sum(product, axis=[*taps, channel])
@@ -466,12 +461,13 @@ class _Builder:
             value = value + bias_at(self.problem, self.parameter, channel)
         return finished(self.problem, value, self.parameter, channel)
 
-    @staticmethod
-    def result(section: MatrixSection, result: te.Tensor, at: Index, image: Expr, places: Index, column: Expr) -> Expr:
+    def result(
+        self, section: MatrixSection, result: te.Tensor, at: Index, image: Expr, places: Index, column: Expr
+    ) -> Expr:
         """Return the `result` of a section at positions `places` of an `image` of a block."""
-        row, inner = image, []
-        for place, axis in zip(places, section.axes, strict=True):
-            row = row * axis.tiles + place // axis.outputs
+        row, inner, flat = image, [], self.layout.tile.flat
+        for place, axis, packed in zip(places, section.axes, self.layout.packed, strict=True):
+            row = row * (packed if flat else axis.tiles) + place // axis.outputs
             inner.append(place % axis.outputs)
         if section.transformed:
             return result[(*at, row, *inner, column)]

@@ -29,7 +29,8 @@ class MatrixTile:
     A block holds ``images x depth x height x width`` positions of each phase and `channels` output channels. A register
     tile holds `rows` rows by `vectors` vectors of columns. `outputs_*` is Winograd's m along an axis, and 1 without
     Winograd. If `uncropped` is 1, phases are those of the uncropped output; see `Geometry.of`. If `strassen` is 1,
-    products are computed in halves by Strassen's algorithm.
+    products are computed in halves by Strassen's algorithm. If `flat` is 1, rows are positions of the packed data, with
+    those of its halo, and a tap reads them at an offset: nothing is gathered.
     """
 
     images: int
@@ -44,6 +45,7 @@ class MatrixTile:
     outputs_w: int
     uncropped: int = 0
     strassen: int = 0
+    flat: int = 0
 
     @property
     def parts(self) -> int:
@@ -217,6 +219,20 @@ def block_positions(geometry: Geometry, tile: MatrixTile) -> tuple[int, int, int
     return extents[0], extents[1], extents[2]
 
 
+def flat_positions(packed: Sequence[int], unit: int) -> tuple[int, int, int]:
+    """Return the extents of an image of `packed` positions whose rows are whole squares of `unit` positions."""
+    depth, height, width = packed
+    return depth, height, round_up(width, unit)
+
+
+def flat_rows(axes: Sequence[AxisRows], images: int, packed: Sequence[int]) -> int:
+    """Return the rows of a product without a gather: all positions up to the last that a result is needed of."""
+    last = (images - 1) * packed[0]
+    for axis, extent in zip(axes, (*packed[1:], 1), strict=True):
+        last = (last + axis.tiles - 1) * extent
+    return last + 1
+
+
 def finishes_planes(geometry: Geometry, tile: MatrixTile, lanes: int, chunk: int) -> bool:
     """Return True if each channel of `N C *X` is transposed as one plane, not in chunks of a row.
 
@@ -297,11 +313,15 @@ class MatrixLayout:
         """Lay out `problem` for `tile` and vectors of `lanes`; raise ValueError for a tile that cannot be scheduled."""
         if tile.strassen and (tile.strassen != 1 or max(tile.outputs) > 1):
             raise ValueError(f"strassen={tile.strassen}: must be 0, or 1 where outputs of all axes are 1")
+        packs, transformed = packs_rows(problem, tile, lanes), max(tile.outputs) > 1 or tile.strassen
+        if tile.flat and (tile.flat != 1 or packs or transformed or problem.dynamic):
+            raise ValueError(f"flat={tile.flat}: must be 0, or 1 where rows would be gathered as they are")
         geometry, extents = Geometry.of(problem, bool(tile.uncropped)), Extents.of(problem)
         unit, phases = row_unit(problem, lanes), contiguous_phases(problem, lanes)
         if (tile.width < geometry.axes[2].positions or geometry.dynamic[2]) and tile.width % unit:
             # In whole vectors its rows would be longer than their share of the output, and spill into the next block's.
             raise ValueError(f"width={tile.width}: must be a multiple of {unit} where a row has several blocks")
+        packed = block_positions(geometry, tile)
         return MatrixLayout(
             tile,
             lanes,
@@ -309,12 +329,12 @@ class MatrixLayout:
             extents,
             problem.data_format == "NXC",
             phases,
-            packs_rows(problem, tile, lanes),
+            packs,
             unit,
             matrix_sections(geometry, tile, lanes, phases > 0),
             extents.blocks(tile.block),
             spans(geometry, tile.block[1:]),
-            block_positions(geometry, tile),
+            flat_positions(packed, 1 if problem.data_format == "NXC" else lanes) if tile.flat else packed,
         )
 
     @property
@@ -365,13 +385,37 @@ class MatrixLayout:
 
     def gathers(self, section: MatrixSection) -> bool:
         """Return True if the rows of `section` are gathered from the packed data, in a stage of their own."""
-        return not self.packs_rows or section.parts > 1
+        return not (self.packs_rows or self.tile.flat) or section.parts > 1
 
     def product_rows(self, section: MatrixSection) -> int:
         """Return the rows of a product of `section`, in whole register tiles."""
+        if self.tile.flat:
+            return round_up(flat_rows(section.axes, self.tile.images, self.packed), self.tile.rows)
         if not self.gathers(section):
             return round_up(self.packed_rows, self.tile.rows)
         return ceil_div(self.tile.images * section.rows, self.tile.rows * section.parts) * self.tile.rows
+
+    def flat_offset(self, section: MatrixSection, taps: Sequence[Expr | int]) -> Expr | int:
+        """Return the distance from a row of a product, if nothing is gathered, to what it reads at `taps`."""
+        offset: Expr | int = 0
+        for axis, tap, extent in zip(section.axes, taps, self.packed, strict=True):
+            offset = offset * extent + axis.start + (axis.window - 1 - tap) * axis.step
+        return offset
+
+    @property
+    def packed_lines(self) -> tuple[int, ...]:
+        """Extents of the packed data between groups and channels: rows, or images and positions.
+
+        Without a gather these are as many rows as products read, in whole rows of positions.
+        """
+        unit = 1 if self.channels_last else self.lanes
+        if self.tile.flat:
+            furthest = (self.product_rows(section) + self.flat_offset(section, (0, 0, 0)) for section in self.sections)
+            return (round_up(max(furthest, default=1), self.packed[2]),)
+        if self.packs_rows:
+            return (round_up(round_up(self.packed_rows, self.tile.rows), unit),)
+        # Data of `N C *X` are transposed in squares of vectors, for which the last axis must be whole vectors.
+        return (self.tile.images, *self.packed[:2], round_up(self.packed[2], unit))
 
     @property
     def block_outputs(self) -> tuple[int, int, int, int]:

@@ -14,7 +14,7 @@ from tvm import tirx
 from tvm.ir import Expr
 
 from tvm_deconv.problem import Problem
-from tvm_deconv.problem.arithmetic import ceil_div
+from tvm_deconv.problem.arithmetic import ceil_div, round_up
 
 #: The type of a word, whatever is in it.
 WORD = "int32"
@@ -31,11 +31,15 @@ class Words:
     which some instructions want, and adds to each sum the same constant: the shift times the sum of its filter. The
     zero point of quantized data is such a shift, too: words hold stored integers, and the zero point stands where there
     are no data.
+
+    An instruction multiplies matrices if their `depth`, the words of a row that it takes, is more than 1. A position
+    then has a multiple of as many words, the last of them zeros.
     """
 
     name: str
     factors: int
     shift: int = 0
+    depth: int = 1
 
     @property
     def bits(self) -> int:
@@ -44,7 +48,7 @@ class Words:
 
     def count(self, channels: int) -> int:
         """Return the number of words of `channels` channels."""
-        return ceil_div(channels, self.factors)
+        return round_up(ceil_div(channels, self.factors), self.depth)
 
     def needs_correction(self, problem: Problem) -> bool:
         """Tell whether sums of a problem's words exceed those of its products."""
@@ -71,7 +75,8 @@ class Words:
             if number >= last:
                 value = tirx.if_then_else(channel < channels, value, tirx.const(0, WORD))
             joined = joined | (value << tirx.const(self.bits * number, WORD))
-        return joined
+        used = ceil_div(channels, self.factors)
+        return tirx.if_then_else(word < used, joined, tirx.const(0, WORD)) if used < self.count(channels) else joined
 
     def shifted(self, word: Expr) -> Expr:
         """Return a word of data with the shift added to its factors: half of their range, the sign's bit."""
@@ -88,9 +93,14 @@ class Words:
         return tirx.call_pure_extern(accumulator, self.name, one, of_vector)
 
 
-def plans_in_words(problem: Problem, words: Words | None, plans: Callable[[Problem], Plans[PlanT]]) -> Plans[PlanT]:
-    """Return the `plans` for a problem, or for its `words` if there are some: each of these makes several products."""
+def plans_in_words(
+    problem: Problem, words: Words | None, plans: Callable[[Problem], Plans[PlanT]], cost: float = 1.0
+) -> Plans[PlanT]:
+    """Return the `plans` for a problem, or for its `words` if there are some: each of these makes several products.
+
+    `cost` is the time of an instruction that multiplies words, relative to a multiply-add of single elements.
+    """
     if words is None:
         return plans(problem)
-    share = words.count(problem.in_channels) / problem.in_channels
-    return [(cost * share, plan) for cost, plan in plans(words.problem(problem))]
+    share = cost * words.count(problem.in_channels) / problem.in_channels
+    return [(whole * share, plan) for whole, plan in plans(words.problem(problem))]

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from tvm_deconv.problem import Problem
 from tvm_deconv.targets.base import FUNCTIONS, Place, Target
-from tvm_deconv.targets.host import Host
+from tvm_deconv.targets.host import AMX_FLAGS, Host
 
 # The psABI levels; flags that /proc/cpuinfo does not list (osxsave) are implied by those that it does (avx).
 _X86_64_V2 = frozenset({"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"})
@@ -22,7 +22,7 @@ _X86_64_V3 = _X86_64_V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", 
 _X86_64_V4 = _X86_64_V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
 #: Flags that archspec counts, which no instruction of a kernel needs and virtual machines tend to hide.
-_NOT_NEEDED = frozenset({"flush_l1d", "movdir64b", "movdiri", "pku", "rdseed", "tsc_adjust"})
+_NOT_NEEDED = frozenset({"flush_l1d", "movdir64b", "movdiri", "pku", "rdseed", "tsc_adjust", "waitpkg"})
 #: archspec's names of flags that /proc/cpuinfo calls otherwise.
 _FLAGS = {"sse3": "pni"}
 #: Flags that LLVM uses for a microarchitecture and archspec does not list.
@@ -118,7 +118,14 @@ def _level(name: str, features: frozenset[str], bits: int, registers: int, multi
 #: LLVM does not scatter: where it made vectors of addresses in a copy, the first layer of DCGAN took 1.4 times as long.
 _PREFERENCES = ("prefer-no-scatter",)
 #: Extensions that multiply words of low-precision factors, by the names of /proc/cpuinfo and of LLVM.
-_EXTENSIONS = {"avx_vnni": "avxvnni", "avx512_vnni": "avx512vnni", "avx512_bf16": "avx512bf16"}
+_EXTENSIONS = {
+    "avx_vnni": "avxvnni",
+    "avx512_vnni": "avx512vnni",
+    "avx512_bf16": "avx512bf16",
+    "amx_tile": "amx-tile",
+    "amx_bf16": "amx-bf16",
+    "amx_int8": "amx-int8",
+}
 
 
 def _extended(level: CpuTarget, suffix: str, *flags: str) -> CpuTarget:
@@ -137,13 +144,14 @@ CPU_LEVELS: Mapping[str, CpuTarget] = {
 }
 
 _AVX2, _AVX512 = CPU_LEVELS.values()
-#: The levels, and those with instructions for low precision: Alder Lake; Cascade Lake and Ice Lake; Zen 4 and Sapphire
+#: The levels, and those with instructions for low precision: Alder Lake; Cascade Lake and Ice Lake; Zen 4; Sapphire
 #: Rapids.
 CPU_TARGETS: Mapping[str, CpuTarget] = {
     **CPU_LEVELS,
     "x86-64-v3-vnni": _extended(_AVX2, "vnni", "avx_vnni"),
     "x86-64-v4-vnni": _extended(_AVX512, "vnni", "avx512_vnni"),
     "x86-64-v4-bf16": _extended(_AVX512, "bf16", "avx512_vnni", "avx512_bf16"),
+    "x86-64-v4-amx": _extended(_AVX512, "amx", "avx512_vnni", "avx512_bf16", *AMX_FLAGS),
 }
 
 #: KiB of the first and second-level data cache of a core, of microarchitectures that differ from their level.

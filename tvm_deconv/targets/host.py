@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+#: The flags of AMX, which a process may use if the kernel permits it.
+AMX_FLAGS = ("amx_bf16", "amx_int8", "amx_tile")
+#: Linux: the number of the system call arch_prctl, its code for the request of a state, and the state of AMX.
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 
 @dataclass(frozen=True)
@@ -27,12 +33,23 @@ class Host:
 
 @functools.cache
 def detect_host(cpuinfo: str | os.PathLike[str] = "/proc/cpuinfo") -> Host:
-    """Read the host from the file `cpuinfo`, once; return a host without features if that cannot be read."""
+    """Read the host from the file `cpuinfo`, once; return a host without features if that cannot be read.
+
+    Where CPUs have AMX, the kernel is asked to let this process use it; the host has no flags of AMX if it does not.
+    """
     try:
         text = Path(cpuinfo).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return Host(frozenset())
-    return parse_cpuinfo(text)
+    host = parse_cpuinfo(text)
+    if host.features.isdisjoint(AMX_FLAGS) or _permits_amx():
+        return host
+    return replace(host, features=host.features.difference(AMX_FLAGS))
+
+
+def _permits_amx() -> bool:
+    """Ask the kernel to let this process use AMX; its threads and children may, too."""
+    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
 
 
 def parse_cpuinfo(text: str) -> Host:

@@ -2,6 +2,7 @@
 
 from tvm_deconv.schedules.contract import AnyAlgorithm
 from tvm_deconv.schedules.x86.algorithms import (
+    amx,
     direct_channels,
     direct_groups,
     direct_inputs,
@@ -18,6 +19,7 @@ from tvm_deconv.schedules.x86.algorithms import (
 #: In order of preference.
 ALGORITHMS: tuple[AnyAlgorithm, ...] = (
     winograd.ALGORITHM,
+    amx.ALGORITHM,
     dot.ALGORITHM,
     dot_channels.ALGORITHM,
     dot_rows.ALGORITHM,

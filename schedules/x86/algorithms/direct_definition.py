@@ -28,7 +28,7 @@ from tvm_deconv.schedules.x86 import (
 from tvm_deconv.schedules.x86.calls import for_all_calls
 from tvm_deconv.schedules.x86.conversions import rounds_rows, row_conversions
 from tvm_deconv.schedules.x86.direct import schedule_direct
-from tvm_deconv.schedules.x86.dot import ROUNDING, direct_words, dot_functions
+from tvm_deconv.schedules.x86.dot import ROUNDING, direct_words, dot_functions, word_cost
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.rounding import exact_rounding, row_joining
@@ -78,7 +78,8 @@ class _Form:
 
     def candidates(self, problem: Problem, target: CpuTarget) -> Sequence[tuple[float, tiles.Plan]]:
         words = direct_words(problem, target) if self.words else None
-        return plans_in_words(problem, words, lambda products: self._candidates(products, target))
+        cost = word_cost(words, target)
+        return plans_in_words(problem, words, lambda products: self._candidates(products, target), cost)
 
     def _candidates(self, problem: Problem, target: CpuTarget) -> Sequence[tuple[float, tiles.Plan]]:
         extents = {

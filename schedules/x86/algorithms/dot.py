@@ -2,12 +2,12 @@
 
 from tvm_deconv.schedules.x86.algorithms.matrix_definition import matrix_algorithm
 from tvm_deconv.schedules.x86.algorithms.predicates import fills_words, multiplies_words
-from tvm_deconv.schedules.x86.dot import CAVEAT
+from tvm_deconv.schedules.x86.dot import CAVEAT, words_of
 
 ALGORITHM = matrix_algorithm(
     "dot",
     supports=multiplies_words,
     is_default_for=fills_words,
-    words=True,
+    words=words_of,
     caveat=CAVEAT,
 )

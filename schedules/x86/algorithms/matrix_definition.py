@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 from tvm_deconv.compute.indexing import CHANNELS, has_whole_vectors
 from tvm_deconv.compute.matrix import define_matrix
@@ -13,13 +14,14 @@ from tvm_deconv.compute.matrix_layout import row_unit
 from tvm_deconv.compute.packing import pack_matrix_filter
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import stores_bytes
-from tvm_deconv.compute.words import WORD, plans_in_words
+from tvm_deconv.compute.words import WORD, Words, plans_in_words
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.x86 import matrix_tiles
+from tvm_deconv.schedules.x86.amx import lower_matrices
 from tvm_deconv.schedules.x86.calls import for_all_calls
 from tvm_deconv.schedules.x86.conversions import row_conversions
-from tvm_deconv.schedules.x86.dot import dot_functions, words_of
+from tvm_deconv.schedules.x86.dot import dot_functions, word_cost
 from tvm_deconv.schedules.x86.interleave import bytes_intrinsic
 from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.matrix import schedule_matrix
@@ -29,6 +31,9 @@ from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vector
 from tvm_deconv.schedules.x86.word_loads import load_words
 from tvm_deconv.targets import CpuTarget
 
+#: The words in which a target multiplies for a problem; None if there are none.
+WordsOf: TypeAlias = Callable[[Problem, CpuTarget], Words | None]
+
 
 def matrix_algorithm(
     name: str,
@@ -37,13 +42,13 @@ def matrix_algorithm(
     *,
     winograd: bool = False,
     strassen: bool = False,
-    words: bool = False,
+    words: WordsOf | None = None,
     error_growth: float = 1.0,
     caveat: str = "",
 ) -> Algorithm[CpuTarget, MatrixPlan]:
     """Return the record of the matrix definition with Winograd's transforms, Strassen's algorithm, or neither.
 
-    With `words`, factors are multiplied in words of the target's.
+    With `words`, factors are multiplied in the words that it returns.
     """
     variety = _Transforms(name, winograd, strassen, words)
     return Algorithm(
@@ -66,36 +71,46 @@ class _Transforms:
     name: str
     winograd: bool
     strassen: bool
-    words: bool
+    words: WordsOf | None
 
     def candidates(self, problem: Problem, target: CpuTarget) -> Sequence[tuple[float, MatrixPlan]]:
-        words = words_of(problem, target) if self.words else None
-        return plans_in_words(problem, words, lambda products: self._candidates(products, target))
+        words = self.words(problem, target) if self.words else None
+        cost = word_cost(words, target)
+        return plans_in_words(problem, words, lambda products: self._candidates(products, target, words), cost)
 
-    def _candidates(self, problem: Problem, target: CpuTarget) -> Sequence[tuple[float, MatrixPlan]]:
+    def _candidates(
+        self, problem: Problem, target: CpuTarget, words: Words | None
+    ) -> Sequence[tuple[float, MatrixPlan]]:
         phases = max((math.prod(run.count for run in runs) for runs in Geometry.of(problem).runs), default=1)
-        of_lanes = partial(matrix_tiles.candidates, problem, self.winograd, strassen=self.strassen, words=self.words)
-        options = with_half_vectors(problem, target, phases * problem.out_channels, of_lanes)
-        return for_all_calls(problem, options, CHANNELS, row_unit(problem, accumulator_lanes(problem, target)))
+        depth, lanes = words.depth if words else 0, accumulator_lanes(problem, target)
+        of_lanes = partial(matrix_tiles.candidates, problem, self.winograd, strassen=self.strassen, depth=depth)
+        if depth > 1:
+            options = of_lanes(target, lanes)
+        else:
+            options = with_half_vectors(problem, target, phases * problem.out_channels, of_lanes)
+        return for_all_calls(problem, options, CHANNELS, row_unit(problem, lanes))
 
     def tasks(self, problem: Problem, plan: MatrixPlan) -> int:
         return plan.tasks(problem)
 
     def build(self, problem: Problem, target: CpuTarget, plan: MatrixPlan) -> Kernel:
         lanes = accumulator_lanes(problem, target) // (1 + plan.halves)
-        words = words_of(problem, target) if self.words else None
+        words = self.words(problem, target) if self.words else None
         definition = define_matrix(problem, plan.tile, lanes, words)
         whole = has_whole_vectors(problem, CHANNELS, plan.tile, lanes) and not definition.layout.contiguous_phases
         narrows = definition.layout.interleaves and stores_bytes(problem)
         transposition = bytes_intrinsic(lanes, problem.output_dtype) if narrows else ""
         scheduled = schedule_matrix(definition, plan, problem.accumulate_dtype, whole, words, transposition)
         streams = outgrows_caches(problem) and not whole
-        products = dot_functions(words, lanes) if words else ""
+        products = dot_functions(words, lanes) if words and words.depth == 1 else ""
         conversions = row_conversions(problem, target, stored=whole or narrows)
         func = load_words(scheduled.mod["main"]) if words else scheduled.mod["main"]
+        deconv = lower(func, definition.end, streams=streams, products=products, conversions=conversions)
+        if words and words.depth > 1:
+            deconv = lower_matrices(deconv, words, plan.tile)
         return Kernel(
             problem=problem,
-            deconv=lower(func, definition.end, streams=streams, products=products, conversions=conversions),
+            deconv=deconv,
             pack=pack_matrix_filter(problem, definition.sections, definition.packed_elements, words),
             algorithm=self.name,
             knobs=plan.knobs,

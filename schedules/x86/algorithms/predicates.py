@@ -10,6 +10,7 @@ from tvm_deconv.compute.matrix_layout import contiguous_phases
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86 import matrix_tiles, register_channels, tiles
+from tvm_deconv.schedules.x86.amx import matrix_words
 from tvm_deconv.schedules.x86.dot import direct_words, words_of
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes
 from tvm_deconv.targets import CpuTarget
@@ -90,6 +91,17 @@ def fills_words(problem: Problem, target: CpuTarget) -> bool:
     if direct_words(problem, target) is not None:
         return fills_panels(words.problem(problem), target)
     return words.count(problem.in_channels) >= 2 and _fills_columns(problem, target)
+
+
+def multiplies_matrices(problem: Problem, target: CpuTarget) -> bool:
+    """The target multiplies matrices of the type, and outputs are finished in short chunks."""
+    return matrix_words(problem, target) is not None and finishes_in_short_chunks(problem, target)
+
+
+def fills_matrices(problem: Problem, target: CpuTarget) -> bool:
+    """Words are full, and products have vectors of columns and of rows."""
+    words = matrix_words(problem, target)
+    return words is not None and problem.in_channels >= words.factors and _fills_columns(problem, target)
 
 
 def multiplies_direct_words(problem: Problem, target: CpuTarget) -> bool:

@@ -853,6 +853,15 @@ EXPORT void tvm_deconv_make_openmp_host(struct host *host, void *gomp_parallel) 
 }
 
 /* For kernels that hold several plans. */
+/* The configuration of tiles in artifacts that use AMX (schedules/x86/amx.py); in others there is none. */
+extern __attribute__((weak, visibility("hidden"))) const char tvm_deconv_amx_configuration[];
+
+/* Ask the kernel, as such an artifact is loaded, to let this process use AMX: without, a tile raises SIGILL. */
+__attribute__((constructor)) static void permit_amx(void) {
+  enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+  if (tvm_deconv_amx_configuration != NULL) syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
+}
+
 __attribute__((visibility("hidden"))) int tvm_deconv_call_threads(void) { return tvm_deconv_runtime_v5->call_threads(); }
 
 /* Protected: that of this library, whatever other libraries define. Weak: a library may have no such function. */

@@ -1,0 +1,201 @@
+"""Products of matrices by AMX: its tiles are 16 rows of 16 words, and hold sums, data or a part of the filter.
+
+TVM knows no tiles. A schedule marks the loops of a register tile that clear its sums, multiply, and store the sums, and
+`lower_matrices` replaces them by calls of functions in LLVM's language, which are made here. Tiles keep their values
+from call to call: nothing else on the thread uses them between the first call of a task and its last.
+
+One core of a server with AMX (Sapphire Rapids and later) multiplies a pair of tiles in 16 cycles, 3.7 TFLOP/s of
+bfloat16 where multiply-adds of float32 reach 0.24. Two by two tiles of sums, with two of data and two of the filter,
+are all eight that there are, and hide the latency of products as well as the loads of operands.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+
+from tvm import tirx
+from tvm.s_tir import SBlock, SBlockRealize, Schedule
+from tvm.s_tir.schedule import LoopRV
+from tvm.sym import Analyzer
+from tvm.tirx import AttrStmt, BufferLoad, Evaluate, For, ForKind, PrimFunc, SeqStmt, Stmt
+
+from tvm_deconv.compute.matrix_layout import MatrixTile
+from tvm_deconv.compute.storage import filter_storage
+from tvm_deconv.compute.words import Words
+from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.x86.loop_marks import with_body
+from tvm_deconv.schedules.x86.stores import Row, Span, import_functions
+from tvm_deconv.targets import CpuTarget
+
+#: Rows of a tile, and words of each.
+MATRIX_ROWS = 16
+#: Register tiles, as tiles of data by tiles of the filter: sums and operands are all in eight tiles.
+TILES = ((1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (1, 3))
+#: Cycles of a product, until its sums can be used, and of a load of a tile from the first-level cache.
+PRODUCT_CYCLES, PRODUCT_LATENCY, LOAD_CYCLES = 16, 52, 8
+#: Bytes per cycle of tiles from the second-level cache.
+MATRIX_BYTES = 32
+#: Cycles to clear and to store a tile of sums.
+RESULT_CYCLES = 40
+
+_MARK = "tvm_deconv.amx"
+_CLEAR, _MULTIPLY, _STORE = "clear", "multiply", "store"
+_PREFIX = "tvm_deconv_amx"
+_TILES = 8
+
+
+def matrix_words(problem: Problem, target: CpuTarget) -> Words | None:
+    """Return the words whose matrices `target` multiplies for `problem`; None if it multiplies none."""
+    if problem.dtype == "bfloat16" and {"amx_tile", "amx_bf16"} <= target.features:
+        return Words("tdpbf16ps", 2, depth=MATRIX_ROWS)
+    bytes_of_both = problem.dtype in ("int8", "uint8") and filter_storage(problem) in ("int8", "uint8")
+    if bytes_of_both and {"amx_tile", "amx_int8"} <= target.features:
+        signs = "".join("u" if dtype == "uint8" else "s" for dtype in (problem.dtype, problem.filter_dtype))
+        return Words(f"tdpb{signs}d", 4, depth=MATRIX_ROWS)
+    return None
+
+
+def mark_matrices(sch: Schedule, clear: LoopRV, multiply: LoopRV, store: LoopRV) -> None:
+    """Mark the outermost loops that clear the sums of a register tile, multiply, and store the sums.
+
+    The loops run over rows, then over columns; those that multiply run over the words of a step last.
+    """
+    for loop, name in ((clear, _CLEAR), (multiply, _MULTIPLY), (store, _STORE)):
+        sch.annotate(loop, _MARK, name)
+
+
+def lower_matrices(func: PrimFunc, words: Words, tile: MatrixTile) -> PrimFunc:
+    """Return the lowered `func` with marked loops as calls for the register tile of `tile`.
+
+    Each task sets up its tiles, and releases them at its end, as other libraries on the same thread expect.
+    """
+    heights, vectors = tile.rows // MATRIX_ROWS, tile.vectors
+    suffix = f"_{heights}x{vectors}"
+    functions = "".join(_functions(words, heights, vectors, suffix))
+    return import_functions(func.with_body(_lower(func.body, suffix)), functions)
+
+
+def _lower(stmt: Stmt, suffix: str) -> Stmt:
+    if isinstance(stmt, SBlockRealize):
+        return with_body(stmt, _lower(stmt.block.body, suffix))
+    if isinstance(stmt, SeqStmt):
+        return SeqStmt([_lower(part, suffix) for part in stmt.seq])
+    if isinstance(stmt, AttrStmt):
+        return AttrStmt(stmt.node, stmt.attr_key, stmt.value, _lower(stmt.body, suffix))
+    if isinstance(stmt, tirx.IfThenElse):
+        return tirx.IfThenElse(stmt.condition, _lower(stmt.then_case, suffix), stmt.else_case)
+    if not isinstance(stmt, For):
+        return stmt
+    if _MARK in stmt.annotations:
+        return _call(stmt, str(stmt.annotations[_MARK]), suffix)
+    body = _lower(stmt.body, suffix)
+    if stmt.kind == ForKind.PARALLEL:
+        begin, end = (Evaluate(tirx.call_extern("int32", f"{_PREFIX}_{name}{suffix}")) for name in ("begin", "end"))
+        body = SeqStmt([begin, body, end])
+    return with_body(stmt, body)
+
+
+def _call(stmt: For, name: str, suffix: str) -> Stmt:
+    """Return the call that replaces the marked loops of `stmt`."""
+    if name == _CLEAR:
+        return Evaluate(tirx.call_extern("int32", f"{_PREFIX}_{name}{suffix}"))
+    loops: list[For] = []
+    inner: Stmt = stmt
+    while isinstance(inner, For):
+        loops.append(inner)
+        inner = inner.body
+    assert isinstance(inner, SBlockRealize)
+    store, analyzer = inner.block.body, Analyzer()
+    for variable, value in zip(inner.block.iter_vars, inner.iter_values, strict=True):
+        analyzer.bind(variable.var, value)
+
+    row = Row.of(loops)
+    operands = [(loops[0], store.buffer, store.indices)]
+    if name == _MULTIPLY:
+        rows, panel = store.value.b.args[1:]
+        operands = [(loops[0], rows.source, rows.indices), (loops[-1], panel.source, panel.indices)]
+    addresses, regions = [], []
+    for loop, buffer, indices in operands:
+        places = [analyzer.simplify(index) for index in indices]
+        span = Span.of(buffer, places, row)
+        regions.append(span.region)
+        second = Analyzer()
+        for other in loops:
+            second.bind(other.loop_var, other.min + int(other is loop))
+        next_row = tirx.address_of(BufferLoad(buffer, [second.simplify(at) for at in places]))
+        # The call names the last element too: TVM shrinks a stage to the elements that it sees used.
+        addresses += [span.address(), next_row, span.last_address()]
+    reads, writes = (regions, []) if name == _MULTIPLY else ([], regions)
+    call = Evaluate(tirx.call_extern("int32", f"{_PREFIX}_{name}{suffix}", *addresses))
+    return SBlockRealize([], tirx.const(1, "bool"), SBlock([], reads, writes, name, call))
+
+
+def _functions(words: Words, heights: int, vectors: int, suffix: str) -> Iterator[str]:
+    """Yield the functions of a register tile in LLVM IR: tiles of sums come first, then those of the filter, then data.
+
+    `suffix` tells the functions of plans in one library apart. Of each operand there are the addresses of its first
+    row, of its second, and of its last element.
+    """
+    sums, left = heights * vectors, heights * vectors + vectors
+    yield _configuration()
+    yield from _function(f"begin{suffix}", "", [f"call void @llvm.x86.ldtilecfg(ptr @{_PREFIX}_configuration)"])
+    yield from _function(f"end{suffix}", "", ["call void @llvm.x86.tilerelease()"])
+    yield from _function(_CLEAR + suffix, "", [f"call void @llvm.x86.tilezero(i8 {number})" for number in range(sums)])
+    lines = [*_pitch("row"), *_pitch("panel")]
+    for vector in range(vectors):
+        lines += _move("tileloadd64", sums + vector, "panel", f"{4 * MATRIX_ROWS * vector}")
+    for height in range(heights):
+        data = left + height % (_TILES - left)
+        lines += [f"%skipped{height} = mul i64 %row_pitch, {MATRIX_ROWS * height}"]
+        lines += _move("tileloadd64", data, "row", f"%skipped{height}")
+        for vector in range(vectors):
+            product = f"i8 {height * vectors + vector}, i8 {data}, i8 {sums + vector}"
+            lines.append(f"call void @llvm.x86.{words.name}({product})")
+    yield from _function(
+        _MULTIPLY + suffix, "ptr %row, ptr %row_next, ptr %row_end, ptr %panel, ptr %panel_next, ptr %panel_end", lines
+    )
+    lines = _pitch("row")
+    for height in range(heights):
+        for vector in range(vectors):
+            number = height * vectors + vector
+            lines.append(f"%below{number} = mul i64 %row_pitch, {MATRIX_ROWS * height}")
+            lines.append(f"%skipped{number} = add i64 %below{number}, {4 * MATRIX_ROWS * vector}")
+            lines += _move("tilestored64", number, "row", f"%skipped{number}")
+    yield from _function(_STORE + suffix, "ptr %row, ptr %row_next, ptr %row_end", lines)
+    for name in ("tileloadd64", "tilestored64"):
+        yield f"declare void @llvm.x86.{name}(i8 immarg, ptr, i64)\n"
+    yield "declare void @llvm.x86.ldtilecfg(ptr)\ndeclare void @llvm.x86.tilerelease()\n"
+    yield "declare void @llvm.x86.tilezero(i8 immarg)\n"
+    yield f"declare void @llvm.x86.{words.name}(i8 immarg, i8 immarg, i8 immarg)\n"
+
+
+def _configuration() -> str:
+    """Return the constant that sets up all tiles: a palette, the bytes of a row of each, and their rows."""
+    tiles = struct.pack("<2B14x16H16B", 1, 0, *[4 * MATRIX_ROWS] * _TILES, *[0] * 8, *[MATRIX_ROWS] * _TILES, *[0] * 8)
+    text = "".join(f"\\{byte:02X}" for byte in tiles)
+    return f'@{_PREFIX}_configuration = linkonce_odr hidden constant [{len(tiles)} x i8] c"{text}", align 64\n'
+
+
+def _function(name: str, parameters: str, lines: Sequence[str]) -> Iterator[str]:
+    yield f"define hidden i32 @{_PREFIX}_{name}({parameters}) alwaysinline {{\n"
+    yield from (f"  {line}\n" for line in lines)
+    yield "  ret i32 0\n}\n"
+
+
+def _pitch(operand: str) -> list[str]:
+    """Return the lines that compute the bytes from one row of an operand to the next."""
+    return [
+        f"%{operand}_first = ptrtoint ptr %{operand} to i64",
+        f"%{operand}_second = ptrtoint ptr %{operand}_next to i64",
+        f"%{operand}_pitch = sub i64 %{operand}_second, %{operand}_first",
+    ]
+
+
+def _move(instruction: str, tile: int, operand: str, offset: str) -> list[str]:
+    """Return the lines that load or store a `tile` of an operand that begins after `offset` bytes."""
+    address = f"%{operand}{tile}.{offset.removeprefix('%')}"
+    return [
+        f"{address} = getelementptr i8, ptr %{operand}, i64 {offset}",
+        f"call void @llvm.x86.{instruction}(i8 {tile}, ptr {address}, i64 %{operand}_pitch)",
+    ]

@@ -1,0 +1,154 @@
+"""Products of matrices by AMX: against the reference, by the instructions where there are some, else emulated."""
+
+import ctypes
+import itertools
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.kernels import X86, call_kernel, code_of, compiled_kernel
+from support.strategies import not_empty, operands, problems
+from support.tolerances import norm_bound
+
+import tvm_deconv as td
+from tvm_deconv.problem.reference import reference
+from tvm_deconv.schedules.x86 import amx
+from tvm_deconv.targets import CPU_TARGETS, detect_host
+
+AMX = next(algorithm for algorithm in X86.algorithms if algorithm.name == "amx")
+TARGET, V4 = CPU_TARGETS["x86-64-v4-amx"], CPU_TARGETS["x86-64-v4"]
+runs_wide = pytest.mark.skipif(not V4.features <= detect_host().features, reason="this CPU has no AVX-512")
+layouts = pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+#: Odd channels, groups, one tap, several products, three axes, few positions, several images, cropped edges.
+SHAPES = {
+    "odd channels": ((2, 1, 7, 20, (5, 6), (4, 4), (2, 2), (1, 1), (1, 1), (10, 12)), {}),
+    "groups": ((1, 3, 5, 9, (11,), (5,), (3,), (1,), (1,), (33,)), {}),
+    "kernel is stride": ((1, 1, 70, 24, (6, 16), (2, 2), (2, 2), (1, 1), (0, 0), (12, 32)), {}),
+    "kernel 3": ((1, 1, 96, 40, (9, 11), (3, 3), (2, 2), (1, 1), (1, 1), (18, 21)), {}),
+    "three axes": ((2, 1, 6, 19, (3, 4, 5), (2, 3, 3), (2, 1, 2), (1, 2, 1), (0, 1, 1), (6, 6, 10)), {}),
+    "small planes": ((5, 1, 66, 33, (3, 3), (4, 4), (2, 2), (1, 1), (1, 1), (6, 6)), {}),
+    "rows in blocks": ((1, 1, 33, 40, (3, 300), (4, 4), (2, 2), (1, 1), (1, 1), (6, 600)), {}),
+    "pads beyond the kernel": ((1, 1, 34, 17, (9, 9), (3, 2), (2, 3), (2, 1), (6, 3), (9, 20)), {}),
+    "activation": (
+        (1, 1, 64, 20, (5, 6), (4, 4), (2, 2), (1, 1), (1, 1), (10, 12)),
+        {"epilogue": td.Epilogue(True, "relu")},
+    ),
+}
+TYPES = ("bfloat16", "int8", "uint8")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def instructions(tmp_path_factory):
+    """Functions in C in the place of instructions that this CPU lacks."""
+    if TARGET.features <= detect_host().features:
+        yield TARGET
+        return
+    library = tmp_path_factory.mktemp("amx") / "amx.so"
+    source = Path(__file__).parents[1] / "support" / "amx.c"
+    subprocess.run(["g++", "-x", "c", "-O1", "-shared", "-fPIC", "-o", library, source], check=True)
+    ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    import_functions = amx.import_functions
+
+    def emulated(func, text):
+        return import_functions(func, text.replace("@llvm.x86.", "@emulated_").replace("immarg", ""))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(amx, "import_functions", emulated)
+        yield V4
+
+
+def check(problem, plan, instructions, seed=5):
+    """A kernel for AMX, compiled for the `instructions` that there are, agrees with the reference."""
+    arrays = operands(problem, seed)
+    kernel = X86.build(problem, TARGET, AMX, plan)
+    found = call_kernel(problem, kernel, compiled_kernel(kernel, instructions), *arrays)
+    wanted = reference(problem, *arrays)
+    if problem.dtype == "bfloat16":
+        error = np.linalg.norm(found.astype(np.float64) - wanted)
+        assert error <= norm_bound("bfloat16") * max(np.linalg.norm(wanted), 1e-3), plan
+    else:
+        np.testing.assert_array_equal(found, wanted, err_msg=str(plan))
+
+
+@runs_wide
+@pytest.mark.parametrize("name", SHAPES)
+def test_matrices_agree_with_the_reference(name, instructions):
+    """With rows gathered and flat; types take turns."""
+    shape, options = SHAPES[name]
+    number = list(SHAPES).index(name)
+    for turn, data_format in enumerate(("NCX", "NXC")):
+        problem = td.Problem(*shape, TYPES[(number + turn) % len(TYPES)], data_format, **options)
+        for plan in of_each_kind(problem):
+            check(problem, plan, instructions)
+
+
+def of_each_kind(problem):
+    """The cheapest plan with two by two tiles, and that with rows the other way in another register tile."""
+    plans = [plan for _, plan in AMX.candidates(problem, TARGET)]
+    first = next(plan for plan in plans if (plan.tile.rows, plan.tile.vectors) == (32, 2))
+    others = (plan for plan in plans if plan.tile.flat != first.tile.flat and plan.tile.vectors != first.tile.vectors)
+    return [first, *itertools.islice(others, 1)]
+
+
+@runs_wide
+@pytest.mark.parametrize("kind", TYPES)
+@layouts
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data(), place=st.floats(0, 1, exclude_max=True), seed=st.integers(0, 1000))
+def test_matrices_of_any_problem(kind, data_format, instructions, data, place, seed):
+    drawn = data.draw(problems(data_formats=[data_format], max_macs=20_000).filter(not_empty))
+    epilogue = drawn.epilogue if kind == "bfloat16" else td.Epilogue()
+    problem = drawn.replace(precision="ieee", quantization=None, epilogue=epilogue, dtype=kind)
+    if AMX.supports(problem, TARGET):
+        plans = AMX.candidates(problem, TARGET)
+        check(problem, plans[int(place * len(plans))][1], instructions, seed)
+
+
+@runs_wide
+@layouts
+def test_matrices_serve_any_extents(data_format, instructions):
+    attributes = (4, 3), (2, 3), (1, 1), (1, 0), ("any+2", "any+3")
+    problem = td.Problem("any", 2, 37, 20, ("any", "any"), *attributes, dtype="bfloat16", data_format=data_format)
+    plan = AMX.candidates(problem, TARGET)[0][1]
+    kernel = X86.build(problem, TARGET, AMX, plan)
+    compiled = compiled_kernel(kernel, instructions)
+    for batch, spatial in ((1, (30, 41)), (3, (1, 1)), (2, (65, 7))):
+        static = problem.at((batch, *spatial, 74) if data_format == "NXC" else (batch, 74, *spatial))
+        arrays = operands(static, batch)
+        found = call_kernel(static, kernel, compiled, *arrays).astype(np.float64)
+        wanted = reference(static, *arrays)
+        assert np.linalg.norm(found - wanted) <= norm_bound("bfloat16") * np.linalg.norm(wanted), static.key
+
+
+@runs_wide
+def test_infinities_and_nan_stay_where_they_are(instructions):
+    """Words that fill up a row, and rows that fill up a tile, are multiplied too."""
+    problem = td.Problem(1, 1, 33, 20, (5, 6), (4, 4), (2, 2), (1, 1), (1, 1), (10, 12), "bfloat16", "NXC")
+    data, weights, bias = operands(problem, 5)
+    data.flat[-1], data.flat[data.size // 2] = np.inf, np.nan
+    wanted = reference(problem, data, weights, bias)
+    finite = np.isfinite(wanted)
+    assert 0 < finite.sum() < finite.size
+    for plan in of_each_kind(problem):
+        kernel = X86.build(problem, TARGET, AMX, plan)
+        found = call_kernel(problem, kernel, compiled_kernel(kernel, instructions), data, weights, bias)
+        np.testing.assert_array_equal(found.astype(np.float64)[~finite], wanted[~finite])
+        assert np.isfinite(found.astype(np.float64)[finite]).all()
+
+
+@pytest.mark.skipif(not TARGET.features <= detect_host().features, reason="the code is compiled for this CPU's AMX")
+@pytest.mark.parametrize(
+    ("kind", "instruction"),
+    [("bfloat16", "tdpbf16ps"), ("int8", "tdpbssd"), ("uint8", "tdpbuud")],
+)
+def test_the_code_has_the_instruction(kind, instruction):
+    problem = td.Problem(1, 1, 128, 64, (8, 16), (4, 4), (2, 2), (1, 1), (1, 1), (16, 32), kind)
+    code = code_of(problem, TARGET, AMX)
+    assert len(re.findall(rf"\t{instruction}\t%tmm", code)) >= 4  # a register tile
+    assert "ldtilecfg" in code
+    assert "tilerelease" in code
+    assert not re.search("call.*tvm_deconv_amx", code)  # inlined
