@@ -264,20 +264,13 @@ class _Tiles:
     vectors: Array
 
     @staticmethod
-    def of(blocks: _Blocks, out_channels: int, target: CpuTarget, lanes: int, depth: int) -> _Tiles:
+    def of(blocks: _Blocks, out_channels: int, target: CpuTarget, lanes: int) -> _Tiles:
         """List the tiles to try for each block: register tiles by channels.
 
         For each number of vectors the register tiles are those that leave the fewest rows over, the largest first.
         """
         counts = np.array([work.rows for work in blocks.works]).reshape(-1, len(blocks.sizes), 1)
         channels, rows, vectors = [], [], []
-        if depth > 1:
-            for height, count in TILES:
-                choices = _channel_choices(out_channels, count * lanes)
-                channels += choices
-                rows.append(np.full((len(blocks.sizes), len(choices)), height * MATRIX_ROWS))
-                vectors += [count] * len(choices)
-            return _Tiles(np.array(channels, np.float64), np.concatenate(rows, axis=1), np.array(vectors, np.float64))
         for count in (1, 2, 3, 4):
             most = (target.vector_registers - 1 - count) // count
             tried = np.arange(max(1, most // 3), most + 1)
@@ -288,6 +281,17 @@ class _Tiles:
             rows.append(np.repeat(best, len(choices), axis=1))
             vectors += [count] * (len(choices) * best.shape[1])
         return _Tiles(np.array(channels, np.float64), np.concatenate(rows, axis=1), np.array(vectors, np.float64))
+
+    @staticmethod
+    def of_matrices(blocks: _Blocks, out_channels: int, lanes: int) -> _Tiles:
+        """List the tiles to try for products of matrices: all their register tiles by channels."""
+        tiles = [
+            (channels, height * MATRIX_ROWS, vectors)
+            for height, vectors in TILES
+            for channels in _channel_choices(out_channels, vectors * lanes)
+        ]
+        channels, rows, vectors = np.array(tiles, np.float64).T
+        return _Tiles(channels, np.tile(rows, (len(blocks.sizes), 1)), vectors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +341,10 @@ class _Arithmetic:
         """Return all plans to try with these `outputs` of Winograd's: their cycles and their numbers."""
         geometry = self.geometry
         blocks = _Blocks.of(self.problem, geometry, outputs, self.strassen, self.lanes, self.flat)
-        tiles = _Tiles.of(blocks, geometry.out_channels, self.target, self.lanes, self.depth)
+        if self.depth > 1:
+            tiles = _Tiles.of_matrices(blocks, geometry.out_channels, self.lanes)
+        else:
+            tiles = _Tiles.of(blocks, geometry.out_channels, self.target, self.lanes)
         of_channels = ceil_div(geometry.out_channels, tiles.channels)
         cycles = blocks.count * (self._block(blocks) + of_channels * self._channels(blocks, tiles))
         tried = np.stack(np.broadcast_arrays(True, (of_channels > 1) & (blocks.count < FEW_TASKS)), axis=-1)

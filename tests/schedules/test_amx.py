@@ -20,8 +20,8 @@ from tvm_deconv.schedules.x86 import amx
 from tvm_deconv.targets import CPU_TARGETS, detect_host
 
 AMX = next(algorithm for algorithm in X86.algorithms if algorithm.name == "amx")
-TARGET, V4 = CPU_TARGETS["x86-64-v4-amx"], CPU_TARGETS["x86-64-v4"]
-runs_wide = pytest.mark.skipif(not V4.features <= detect_host().features, reason="this CPU has no AVX-512")
+TARGET, BF16 = CPU_TARGETS["x86-64-v4-amx"], CPU_TARGETS["x86-64-v4-bf16"]
+runs_bf16 = pytest.mark.skipif(not BF16.features <= detect_host().features, reason="this CPU has no AVX-512 BF16")
 layouts = pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 #: Odd channels, groups, one tap, several products, three axes, few positions, several images, cropped edges.
 SHAPES = {
@@ -58,7 +58,7 @@ def instructions(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(amx, "import_functions", emulated)
-        yield V4
+        yield BF16
 
 
 def check(problem, plan, instructions, seed=5):
@@ -74,7 +74,7 @@ def check(problem, plan, instructions, seed=5):
         np.testing.assert_array_equal(found, wanted, err_msg=str(plan))
 
 
-@runs_wide
+@runs_bf16
 @pytest.mark.parametrize("name", SHAPES)
 def test_matrices_agree_with_the_reference(name, instructions):
     """With rows gathered and flat; types take turns."""
@@ -94,7 +94,7 @@ def of_each_kind(problem):
     return [first, *itertools.islice(others, 1)]
 
 
-@runs_wide
+@runs_bf16
 @pytest.mark.parametrize("kind", TYPES)
 @layouts
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
@@ -108,7 +108,7 @@ def test_matrices_of_any_problem(kind, data_format, instructions, data, place, s
         check(problem, plans[int(place * len(plans))][1], instructions, seed)
 
 
-@runs_wide
+@runs_bf16
 @layouts
 def test_matrices_serve_any_extents(data_format, instructions):
     attributes = (4, 3), (2, 3), (1, 1), (1, 0), ("any+2", "any+3")
@@ -124,7 +124,7 @@ def test_matrices_serve_any_extents(data_format, instructions):
         assert np.linalg.norm(found - wanted) <= norm_bound("bfloat16") * np.linalg.norm(wanted), static.key
 
 
-@runs_wide
+@runs_bf16
 def test_infinities_and_nan_stay_where_they_are(instructions):
     """Words that fill up a row, and rows that fill up a tile, are multiplied too."""
     problem = td.Problem(1, 1, 33, 20, (5, 6), (4, 4), (2, 2), (1, 1), (1, 1), (10, 12), "bfloat16", "NXC")

@@ -3,14 +3,14 @@
 #include <string.h>
 
 enum { TILES = 8, ROWS = 16, WORDS = 16 };
-static union {
+static _Thread_local union {
   int32_t integers[ROWS][WORDS];
   float numbers[ROWS][WORDS];
   uint8_t bytes[ROWS][4 * WORDS];
   int8_t signed_bytes[ROWS][4 * WORDS];
   uint16_t halves[ROWS][2 * WORDS];
 } tiles[TILES];
-static int configured;
+static _Thread_local int configured;
 
 void emulated_ldtilecfg(const uint8_t *configuration) {
   configured = configuration[0] == 1;

@@ -8,7 +8,7 @@ import math
 import archspec.cpu
 import pytest
 
-from tvm_deconv.targets import CPU_TARGETS, Host, get, parse_cpuinfo
+from tvm_deconv.targets import CPU_TARGETS, Host, detect_host, get, parse_cpuinfo
 from tvm_deconv.targets.ancestry import _MODELS, generations, meant, name_of
 
 CPU = """\
@@ -74,6 +74,24 @@ def test_models_name_microarchitectures_that_archspec_knows_each_once():
         ranges = sorted(models for of_name in names.values() for models in of_name)
         assert all(first <= last for first, last in ranges)
         assert all(last < first for (_, last), (first, _) in itertools.pairwise(ranges))
+
+
+@pytest.mark.parametrize("permits", [True, False])
+def test_a_host_has_the_amx_that_the_kernel_permits(tmp_path, monkeypatch, permits):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor: 0\nflags: fma amx_tile amx_bf16 amx_int8 amx_fp16\n")
+    monkeypatch.setattr("tvm_deconv.targets.host._permits_amx", lambda: permits)
+    own = {"amx_tile", "amx_bf16", "amx_int8"} if permits else set()
+    assert detect_host(cpuinfo).features - {"amx_fp16"} == {"fma"} | own
+
+
+def test_the_kernel_is_asked_once_where_there_is_amx(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("tvm_deconv.targets.host._permits_amx", lambda: asked.append(1) or True)
+    for name, flags in (("with", "fma amx_tile"), ("without", "fma")):
+        (tmp_path / name).write_text(f"processor: 0\nflags: {flags}\n")
+        detect_host(tmp_path / name)
+    assert asked == [1]
 
 
 def test_skylake_servers_are_told_apart_by_flags():

@@ -21,12 +21,13 @@ from tvm_deconv.schedules.x86 import matrix_tiles
 from tvm_deconv.schedules.x86.amx import lower_matrices
 from tvm_deconv.schedules.x86.calls import for_all_calls
 from tvm_deconv.schedules.x86.conversions import row_conversions
-from tvm_deconv.schedules.x86.dot import dot_functions, word_cost
+from tvm_deconv.schedules.x86.dot import BFLOAT16_PAIRS, ROUNDING, dot_functions, word_cost
 from tvm_deconv.schedules.x86.interleave import bytes_intrinsic
 from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.matrix import schedule_matrix
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
 from tvm_deconv.schedules.x86.stores import outgrows_caches
+from tvm_deconv.schedules.x86.vector_rounding import round_vectors
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
 from tvm_deconv.schedules.x86.word_loads import load_words
 from tvm_deconv.targets import CpuTarget
@@ -102,9 +103,12 @@ class _Transforms:
         transposition = bytes_intrinsic(lanes, problem.output_dtype) if narrows else ""
         scheduled = schedule_matrix(definition, plan, problem.accumulate_dtype, whole, words, transposition)
         streams = outgrows_caches(problem) and not whole
-        products = dot_functions(words, lanes) if words and words.depth == 1 else ""
         conversions = row_conversions(problem, target, stored=whole or narrows)
-        func = load_words(scheduled.mod["main"]) if words else scheduled.mod["main"]
+        func, products = load_words(scheduled.mod["main"]) if words else scheduled.mod["main"], ""
+        if words and words.depth == 1:
+            products = dot_functions(words, lanes)
+        elif words and whole and problem.output_dtype == "bfloat16":
+            func, products = round_vectors(func, ROUNDING), dot_functions(BFLOAT16_PAIRS, lanes)
         deconv = lower(func, definition.end, streams=streams, products=products, conversions=conversions)
         if words and words.depth > 1:
             deconv = lower_matrices(deconv, words, plan.tile)
