@@ -36,8 +36,8 @@ TILES = ((1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (1, 3))
 PRODUCT_CYCLES, PRODUCT_LATENCY, LOAD_CYCLES = 16, 52, 8
 #: Bytes per cycle of tiles from the second-level cache.
 MATRIX_BYTES = 32
-#: Cycles to clear and to store a tile of sums.
-RESULT_CYCLES = 40
+#: Cycles to clear and store a tile of sums, and to gather a vector of a row beyond those beside slower products.
+RESULT_CYCLES, GATHER_CYCLES = 40, 4
 
 _MARK = "tvm_deconv.amx"
 _CLEAR, _MULTIPLY, _STORE = "clear", "multiply", "store"

@@ -22,7 +22,7 @@ from tvm.script.ir_builder import tirx as B
 from tvm.tirx import IntImm, PrimFunc
 
 from tvm_deconv.compute.requantization import stored
-from tvm_deconv.compute.storage import from_accumulator, storage_dtype
+from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.compute.words import WORD
 from tvm_deconv.problem import Problem
 
@@ -155,20 +155,23 @@ def join_intrinsic(problem: Problem, stride: int, lanes: int, function: str, sco
 @cache
 def transpose_intrinsic(lanes: int, dtype: str) -> str:
     """Register the intrinsic that transposes ``[lanes, lanes]`` elements, rows of any pitch, and return its name."""
-    return _square_intrinsic(lanes, dtype, dtype)
+    return _square_intrinsic(f"tvm_deconv.transpose_{lanes}_{dtype}", lanes, dtype)
 
 
 @cache
-def bytes_intrinsic(lanes: int, narrow: str) -> str:
-    """Register the intrinsic that transposes ``[lanes, lanes]`` int32 into bytes of type `narrow`; return its name.
+def narrowing_intrinsic(problem: Problem, lanes: int, function: str) -> str:
+    """Register the intrinsic that transposes ``[lanes, lanes]`` sums into the output's type, and return its name.
 
-    They are integers of that type already. Rows have any pitch.
+    Bytes are integers of that type already. `function`, of `rounding.row_joining`, makes words of others. Rows have any
+    pitch.
     """
-    return _square_intrinsic(lanes, WORD, narrow)
+    name = f"tvm_deconv.narrow_{lanes}_{problem.key}_{function}"
+    return _square_intrinsic(name, lanes, problem.accumulate_dtype, problem, function)
 
 
-def _square_intrinsic(lanes: int, dtype: str, narrow: str) -> str:
-    name = f"tvm_deconv.transpose_{lanes}_{dtype}_{narrow}"
+def _square_intrinsic(name: str, lanes: int, dtype: str, problem: Problem | None = None, joining: str = "") -> str:
+    """Register the intrinsic `name` that transposes squares of `dtype`, narrowed to the output's if a `problem` is."""
+    narrow = storage_dtype(problem.output_dtype) if problem else dtype
 
     def square(name: str, dtype: str) -> Any:
         strides = [tirx.Var(f"{name}_pitch", "int64"), _int64(1)]
@@ -184,7 +187,7 @@ def _square_intrinsic(lanes: int, dtype: str, narrow: str) -> str:
                 B.writes(rows[0:lanes, 0:lanes])
                 if vectors:
                     loaded = [source.vload([_int64(row), _int64(0)], f"{dtype}x{lanes}") for row in range(lanes)]
-                    columns = shuffle_network(loaded, lanes) if dtype == narrow else _bytes(loaded, lanes, narrow)
+                    columns = _narrow(loaded, lanes, narrow, joining) if problem else shuffle_network(loaded, lanes)
                     for row, value in enumerate(columns):
                         B.buffer_store(rows, value, [_int64(row), tirx.Ramp(_int64(0), _int64(1), lanes)])
                 else:
@@ -192,20 +195,25 @@ def _square_intrinsic(lanes: int, dtype: str, narrow: str) -> str:
                         row, column = B.axis.spatial(_int64(lanes), i), B.axis.spatial(_int64(lanes), j)
                         B.reads(source[column, row])
                         B.writes(rows[row, column])
-                        B.buffer_store(rows, from_accumulator(source[column, row], narrow), [row, column])
+                        value = source[column, row]
+                        B.buffer_store(rows, stored(problem, value) if problem else value, [row, column])
         return builder.get()
 
     TensorIntrin.register(name, function(vectors=False), function(vectors=True), override=True)
     return name
 
 
-def _bytes(rows: list[Expr], lanes: int, narrow: str) -> list[Expr]:
-    """Return the columns of a square of `rows` of int32 as vectors of bytes.
+def _narrow(rows: list[Expr], lanes: int, narrow: str, joining: str) -> list[Expr]:
+    """Return the columns of a square of `rows` of sums as vectors of the `narrow` type.
 
-    Four rows are joined to words, whose bytes are neighbours in a column: a quarter of the vectors is left to shuffle.
+    Four rows are joined to words of bytes, or two by the function `joining` to words of 16 bits. What is in a word are
+    neighbours in a column: a quarter or half of the vectors is left to shuffle.
     """
-    words, streams = [_joined(rows[i : i + 4], lanes, narrow) for i in range(0, lanes, 4)], lanes // 4
-    columns = []
+    if joining:
+        words = join(joining, rows, lanes)
+    else:
+        words = [_joined(rows[i : i + 4], lanes, narrow) for i in range(0, lanes, 4)]
+    streams, columns = len(words), []
     for vector in shuffle_network(words, lanes):
         for first in range(0, lanes, streams):
             column = tirx.Shuffle([vector], [tirx.const(first + i, "int32") for i in range(streams)])

@@ -35,6 +35,7 @@ from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
 from tvm_deconv.schedules.x86.amx import (
+    GATHER_CYCLES,
     LOAD_CYCLES,
     MATRIX_BYTES,
     MATRIX_ROWS,
@@ -368,6 +369,8 @@ class _Arithmetic:
         for work in blocks.works:
             vectors = work.rows * work.points * work.taps * channels
             gather = vectors * (costs.move + self._far(vectors) + costs.transform * work.transformed)
+            if self.depth > 1:
+                gather = gather + vectors * GATHER_CYCLES
             cycles = cycles + blocks.gathered * gather
         return cycles
 

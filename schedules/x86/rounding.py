@@ -28,10 +28,11 @@ def _rounding(target: CpuTarget, lanes: int) -> tuple[str, str]:
     return source, f"tvm_deconv_round_exactly_x{lanes}"
 
 
-def row_joining(problem: Problem, target: CpuTarget, lanes: int) -> tuple[str, str]:
+def row_joining(problem: Problem, target: CpuTarget, lanes: int, *, flushed: bool = False) -> tuple[str, str]:
     """Return the LLVM IR of the function that rounds two vectors of sums to words of 16-bit outputs, and its name.
 
     The first vector is the lower half of each word: the neighbours of a row of two phases, or of channels in pairs.
+    Denormal sums may be `flushed` to zero where AVX-512 BF16 rounds.
     """
     alternating = ", ".join(f"i32 {lane + half}" for lane in range(lanes) for half in (0, lanes))
     words = {"lanes": lanes, "double": 2 * lanes, "bits": 32 * lanes, "alternating": alternating}
@@ -39,6 +40,8 @@ def row_joining(problem: Problem, target: CpuTarget, lanes: int) -> tuple[str, s
     words["exempt"] = _exempt(problem)
     if problem.output_dtype == "float16":
         names, function = ["join_f16.ll"], "join_f16"
+    elif flushed:
+        names, function = ["join_bf16_flushed.ll"], "join_flushed"
     elif "avx512_bf16" in target.features:
         names, function = ["round_bf16.ll", "join_bf16_exactly.ll"], "join_exactly"
     else:

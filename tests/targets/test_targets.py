@@ -31,7 +31,7 @@ from tvm_deconv.targets import (
     parse_cpuinfo,
     supported,
 )
-from tvm_deconv.targets.cpu import _CACHES, _TWO_WIDE, CpuTarget, microarchitectures
+from tvm_deconv.targets.cpu import _CACHES, _MESHES, _TWO_WIDE, CpuTarget, microarchitectures
 
 V3, V4 = CPU_TARGETS["x86-64-v3"], CPU_TARGETS["x86-64-v4"]
 CPUS = "x86-64-v3, x86-64-v4, x86-64-v3-vnni, x86-64-v4-vnni, x86-64-v4-bf16, x86-64-v4-amx"
@@ -365,16 +365,20 @@ def test_names_of_targets():
 )
 def test_levels_have_the_multiply_adds_of_the_machine_that_is_meant(vendor, family, model, wide):
     host = Host(V4.features, "a CPU", 1, 1, vendor, family, model)
-    on_host = [dataclasses.replace(target, multiply_adds=wide) for target in (V4, get("x86-64-v4-bf16"))]
+    own = {"multiply_adds": wide, "mesh": vendor == "GenuineIntel" and wide == 2}
+    on_host = [dataclasses.replace(target, **own) for target in (V4, get("x86-64-v4-bf16"))]
     assert list(of_names(["x86-64-v4", "x86-64-v4-bf16"], host)) == on_host
     assert of_names(["native", "x86-64-v3", "cuda"], host) == (on_host[0], V3, get("cuda"))
     assert of_names(["znver4", "znver5"], host) == (get("znver4"), get("znver5"))
+    (with_amx,) = of_names(["x86-64-v4-amx"], host)
+    assert (with_amx.multiply_adds, with_amx.mesh) == (2, True)  # wherever it is built
 
 
 def test_microarchitectures_have_multiply_adds_of_their_own():
     names = ("znver3", "znver4", "znver5", "haswell", "sapphirerapids", "knl")
     assert [get(name).multiply_adds for name in names] == [2, 1, 2, 2, 2, 2]
-    assert all(name in archspec.cpu.TARGETS for name in _TWO_WIDE)
+    assert [get(name).mesh for name in names] == [False, False, False, False, True, False]
+    assert all(name in archspec.cpu.TARGETS for name in _TWO_WIDE | _MESHES)
 
 
 @pytest.mark.parametrize("precision", ["tf32", "tf32x3"])

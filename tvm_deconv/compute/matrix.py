@@ -104,6 +104,11 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int, words: Words |
     return _Builder(problem, layout, words).definition()
 
 
+def narrows_squares(problem: Problem, words: Words | None) -> bool:
+    """Tell whether squares of results are narrowed to the output's type as they are transposed, not while copied."""
+    return stores_bytes(problem) or (words is not None and words.narrows(problem))
+
+
 def _zero() -> Expr:
     return tirx.const(0, "int64")
 
@@ -414,19 +419,19 @@ class _Builder:
         return te.compute(shape_of((*layout.lead, layout.channel_vectors, *pieces, lanes)), element, "epilogue")
 
     def interleave(self, finished: te.Tensor) -> te.Tensor:
-        """Transpose chunks into rows of channels, in the type of the output if that is bytes.
+        """Transpose chunks into rows of channels, in the type of the output if the layout narrows them.
 
         The shape is ``[*lead, vector, n, lane, d, h, w]``. The rows of a channel lie together, so whole ones are a
         single piece of the output.
         """
-        layout, chunks = self.layout, self.layout.chunks
+        layout, chunks, narrows = self.layout, self.layout.chunks, narrows_squares(self.problem, self.words)
         images, depth, height, _ = layout.block_outputs
 
         def interleaved(*index: Expr) -> Expr:
             *at, n, lane, place = index
             piece = _unravel(place // chunks.chunk, (depth, chunks.heights, chunks.chunks))
             value = finished[(*at, n, *piece, place % chunks.chunk, lane)]
-            return stored(self.problem, value) if stores_bytes(self.problem) else value
+            return stored(self.problem, value) if narrows else value
 
         shape, rows = (*layout.lead, layout.channel_vectors, images, layout.lanes), (depth, height, chunks.width)
         flat = te.compute(shape_of((*shape, math.prod(rows))), interleaved, "interleave")

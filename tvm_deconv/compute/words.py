@@ -54,6 +54,10 @@ class Words:
         """Tell whether sums of a problem's words exceed those of its products."""
         return self.shift > 0 or problem.quantization is not None
 
+    def narrows(self, problem: Problem) -> bool:
+        """Tell whether sums become bfloat16 as they are transposed: beside fast products that takes the time."""
+        return self.depth > 1 and problem.output_dtype == "bfloat16"
+
     def filled(self, factor: Expr) -> Expr:
         """Return the word of which each factor is `factor`."""
         pattern = sum(1 << self.bits * number for number in range(self.factors))

@@ -45,8 +45,9 @@ class CpuTarget(Target):
     """CPUs that have all of `features`: LLVM's name of them, and the sizes that schedules derive their tiles from.
 
     Vector width is in bits, cache sizes are in bytes; `multiply_adds` are vectors that a core multiplies and adds in a
-    cycle. `level` is the psABI level whose sizes and tuning logs apply; a level is its own. `extensions` are LLVM's
-    names of features that CPUs called `mcpu` need not have.
+    cycle. The last cache may be that of a `mesh` of cores, which each reads slowly. `level` is the psABI level whose
+    sizes and tuning logs apply; a level is its own. `extensions` are LLVM's names of features that CPUs called `mcpu`
+    need not have.
     """
 
     mcpu: str
@@ -57,6 +58,7 @@ class CpuTarget(Target):
     l2_bytes: int
     multiply_adds: int
     level: str
+    mesh: bool = False
 
     backend: ClassVar[str] = "x86"
     memory: ClassVar[str] = "cpu"
@@ -73,8 +75,12 @@ class CpuTarget(Target):
         return tuple(dict.fromkeys((self.name, self.level)))
 
     def on(self, microarchitecture: str | None) -> CpuTarget:
-        """See Target; a level takes the multiply-adds. It keeps its caches: all its CPUs have them, and costs fit."""
-        return replace(self, multiply_adds=1 + (microarchitecture in _TWO_WIDE)) if self.mcpu == "x86-64-v4" else self
+        """See Target; a level takes its multiply-adds and mesh. It keeps its caches, which all its CPUs have."""
+        if self.mcpu != "x86-64-v4":
+            return self
+        has_amx = self.features.issuperset(AMX_FLAGS)
+        wide, mesh = (has_amx or microarchitecture in servers for servers in (_TWO_WIDE, _MESHES))
+        return replace(self, multiply_adds=1 + wide, mesh=mesh)
 
     @property
     def machines(self) -> str:
@@ -173,6 +179,8 @@ _CACHES: Mapping[str, tuple[int, int]] = {
 #: Microarchitectures that multiply and add two vectors of 512 bits in a cycle, by archspec's names; servers of those of
 #: which there are several kinds.
 _TWO_WIDE = frozenset({"skylake_avx512", "cascadelake", "icelake", "sapphirerapids", "zen5", "zen6"})
+#: Those whose last cache is that of a mesh.
+_MESHES = frozenset({"skylake_avx512", "cascadelake", "icelake", "sapphirerapids"})
 
 
 def of_flags(name: str, features: frozenset[str]) -> CpuTarget | None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeAlias
 
 from tvm_deconv.compute.indexing import CHANNELS, has_whole_vectors
-from tvm_deconv.compute.matrix import define_matrix
+from tvm_deconv.compute.matrix import define_matrix, narrows_squares
 from tvm_deconv.compute.matrix_layout import row_unit
 from tvm_deconv.compute.packing import pack_matrix_filter
 from tvm_deconv.compute.phases import Geometry
@@ -22,10 +22,11 @@ from tvm_deconv.schedules.x86.amx import lower_matrices
 from tvm_deconv.schedules.x86.calls import for_all_calls
 from tvm_deconv.schedules.x86.conversions import row_conversions
 from tvm_deconv.schedules.x86.dot import BFLOAT16_PAIRS, ROUNDING, dot_functions, word_cost
-from tvm_deconv.schedules.x86.interleave import bytes_intrinsic
+from tvm_deconv.schedules.x86.interleave import narrowing_intrinsic
 from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.matrix import schedule_matrix
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
+from tvm_deconv.schedules.x86.rounding import row_joining
 from tvm_deconv.schedules.x86.stores import outgrows_caches
 from tvm_deconv.schedules.x86.vector_rounding import round_vectors
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
@@ -99,12 +100,15 @@ class _Transforms:
         words = self.words(problem, target) if self.words else None
         definition = define_matrix(problem, plan.tile, lanes, words)
         whole = has_whole_vectors(problem, CHANNELS, plan.tile, lanes) and not definition.layout.contiguous_phases
-        narrows = definition.layout.interleaves and stores_bytes(problem)
-        transposition = bytes_intrinsic(lanes, problem.output_dtype) if narrows else ""
+        narrows = definition.layout.interleaves and narrows_squares(problem, words)
+        joining, function = "", ""
+        if narrows and not stores_bytes(problem):
+            joining, function = row_joining(problem, target, lanes, flushed=True)
+        transposition = narrowing_intrinsic(problem, lanes, function) if narrows else ""
         scheduled = schedule_matrix(definition, plan, problem.accumulate_dtype, whole, words, transposition)
         streams = outgrows_caches(problem) and not whole
         conversions = row_conversions(problem, target, stored=whole or narrows)
-        func, products = load_words(scheduled.mod["main"]) if words else scheduled.mod["main"], ""
+        func, products = load_words(scheduled.mod["main"]) if words else scheduled.mod["main"], joining
         if words and words.depth == 1:
             products = dot_functions(words, lanes)
         elif words and whole and problem.output_dtype == "bfloat16":
