@@ -18,13 +18,13 @@ from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
 from tvm.s_tir.schedule import LoopRV
 from tvm.sym import Analyzer
-from tvm.tirx import AttrStmt, BufferLoad, Evaluate, For, ForKind, PrimFunc, SeqStmt, Stmt
+from tvm.tirx import BufferLoad, Evaluate, For, ForKind, PrimFunc, SeqStmt, Stmt
 
 from tvm_deconv.compute.matrix_layout import MatrixTile
 from tvm_deconv.compute.storage import filter_storage
 from tvm_deconv.compute.words import Words
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.x86.loop_marks import with_body
+from tvm_deconv.schedules.x86.loop_marks import rewritten, with_body
 from tvm_deconv.schedules.x86.stores import Row, Span, import_functions
 from tvm_deconv.targets import CpuTarget
 
@@ -73,27 +73,18 @@ def lower_matrices(func: PrimFunc, words: Words, tile: MatrixTile) -> PrimFunc:
     heights, vectors = tile.rows // MATRIX_ROWS, tile.vectors
     suffix = f"_{heights}x{vectors}"
     functions = "".join(_functions(words, heights, vectors, suffix))
-    return import_functions(func.with_body(_lower(func.body, suffix)), functions)
 
-
-def _lower(stmt: Stmt, suffix: str) -> Stmt:
-    if isinstance(stmt, SBlockRealize):
-        return with_body(stmt, _lower(stmt.block.body, suffix))
-    if isinstance(stmt, SeqStmt):
-        return SeqStmt([_lower(part, suffix) for part in stmt.seq])
-    if isinstance(stmt, AttrStmt):
-        return AttrStmt(stmt.node, stmt.attr_key, stmt.value, _lower(stmt.body, suffix))
-    if isinstance(stmt, tirx.IfThenElse):
-        return tirx.IfThenElse(stmt.condition, _lower(stmt.then_case, suffix), stmt.else_case)
-    if not isinstance(stmt, For):
-        return stmt
-    if _MARK in stmt.annotations:
-        return _call(stmt, str(stmt.annotations[_MARK]), suffix)
-    body = _lower(stmt.body, suffix)
-    if stmt.kind == ForKind.PARALLEL:
+    def lowered(stmt: Stmt) -> Stmt | None:
+        if not isinstance(stmt, For):
+            return None
+        if _MARK in stmt.annotations:
+            return _call(stmt, str(stmt.annotations[_MARK]), suffix)
+        if stmt.kind != ForKind.PARALLEL:
+            return None
         begin, end = (Evaluate(tirx.call_extern("int32", f"{_PREFIX}_{name}{suffix}")) for name in ("begin", "end"))
-        body = SeqStmt([begin, body, end])
-    return with_body(stmt, body)
+        return with_body(stmt, SeqStmt([begin, rewritten(stmt.body, lowered), end]))
+
+    return import_functions(func.with_body(rewritten(func.body, lowered)), functions)
 
 
 def _call(stmt: For, name: str, suffix: str) -> Stmt:

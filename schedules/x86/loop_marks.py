@@ -14,7 +14,7 @@ extents of a block must stay numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -149,6 +149,22 @@ def with_body(stmt: For | SBlockRealize, body: Stmt) -> Stmt:
         block.alloc_buffers, block.match_buffers, block.annotations,
     )  # fmt: skip
     return SBlockRealize(stmt.iter_values, stmt.predicate, inner)
+
+
+def rewritten(stmt: Stmt, replaced: Callable[[Stmt], Stmt | None]) -> Stmt:
+    """Return `stmt` with every statement, from the outside in, for which `replaced` returns another as that."""
+    other = replaced(stmt)
+    if other is not None:
+        return other
+    if isinstance(stmt, SeqStmt):
+        return SeqStmt([rewritten(part, replaced) for part in stmt.seq])
+    if isinstance(stmt, IfThenElse):
+        return IfThenElse(stmt.condition, rewritten(stmt.then_case, replaced), stmt.else_case)
+    if isinstance(stmt, AttrStmt):
+        return AttrStmt(stmt.node, stmt.attr_key, stmt.value, rewritten(stmt.body, replaced))
+    if isinstance(stmt, SBlockRealize):
+        return with_body(stmt, rewritten(stmt.block.body, replaced))
+    return with_body(stmt, rewritten(stmt.body, replaced)) if isinstance(stmt, For) else stmt
 
 
 def first_block(stmt: Stmt) -> SBlockRealize:

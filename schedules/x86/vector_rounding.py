@@ -6,35 +6,26 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.sym import Analyzer
-from tvm.tirx import AttrStmt, BufferLoad, BufferStore, For, ForKind, PrimFunc, SeqStmt, Stmt
+from tvm.tirx import BufferLoad, BufferStore, For, ForKind, PrimFunc, Stmt
 
-from tvm_deconv.schedules.x86.loop_marks import with_body
+from tvm_deconv.schedules.x86.loop_marks import rewritten
 from tvm_deconv.schedules.x86.stores import Row, Span
 
 
 def round_vectors(func: PrimFunc, function: str) -> PrimFunc:
     """Return the scheduled `func` with each vectorized loop of its stage ``out`` as one call of `function`."""
-    return func.with_body(_walk(func.body, function))
+
+    def rounded(stmt: Stmt) -> Stmt | None:
+        vectors = isinstance(stmt, For) and stmt.kind == ForKind.VECTORIZED and isinstance(stmt.body, SBlockRealize)
+        return _rounded(stmt, function) if vectors and stmt.body.block.name_hint == "out" else None
+
+    return func.with_body(rewritten(func.body, rounded))
 
 
-def _walk(stmt: Stmt, function: str) -> Stmt:
-    if isinstance(stmt, SBlockRealize):
-        return with_body(stmt, _walk(stmt.block.body, function))
-    if isinstance(stmt, SeqStmt):
-        return SeqStmt([_walk(part, function) for part in stmt.seq])
-    if isinstance(stmt, AttrStmt):
-        return AttrStmt(stmt.node, stmt.attr_key, stmt.value, _walk(stmt.body, function))
-    if not isinstance(stmt, For):
-        return stmt
-    inner = stmt.body
-    if stmt.kind == ForKind.VECTORIZED and isinstance(inner, SBlockRealize) and inner.block.name_hint == "out":
-        return _rounded(stmt, inner, function)
-    return with_body(stmt, _walk(inner, function))
-
-
-def _rounded(loop: For, realize: SBlockRealize, function: str) -> Stmt:
-    """Return the stores of `loop`, whose block is `realize`, as the store of a vector that `function` returns."""
-    block, analyzer, row = realize.block, Analyzer(), Row.of([loop])
+def _rounded(loop: For, function: str) -> Stmt:
+    """Return the stores of `loop` as the store of a vector that `function` returns."""
+    realize, analyzer, row = loop.body, Analyzer(), Row.of([loop])
+    block = realize.block
     for variable, value in zip(block.iter_vars, realize.iter_values, strict=True):
         analyzer.bind(variable.var, value)
     read = block.reads[0]

@@ -1,6 +1,7 @@
 """Products of matrices by AMX: against the reference, by the instructions where there are some, else emulated."""
 
 import ctypes
+import dataclasses
 import itertools
 import re
 import subprocess
@@ -152,3 +153,40 @@ def test_the_code_has_the_instruction(kind, instruction):
     assert "ldtilecfg" in code
     assert "tilerelease" in code
     assert not re.search("call.*tvm_deconv_amx", code)  # inlined
+
+
+def test_it_is_the_default_where_it_multiplies():
+    """Words of bfloat16 are slow on these CPUs: where matrices do not pay, elements are multiplied in float32."""
+    problem = td.Problem(1, 1, 128, 64, (32, 32), (3, 3), (2, 2), (1, 1), (1, 1), (64, 64), "bfloat16")
+    depthwise = problem.replace(groups=64, in_channels=1, out_channels=1)
+    for data_format in ("NCX", "NXC"):
+        assert X86.default(problem.replace(data_format=data_format), TARGET)[0].name == "amx"
+        assert X86.default(problem.replace(data_format=data_format, dtype="uint8"), TARGET)[0].name == "amx"
+        assert X86.default(depthwise.replace(data_format=data_format), TARGET)[0].name.startswith("direct_")
+    few = problem.replace(in_channels=2, out_channels=2, data_format="NCX")
+    assert X86.default(few, BF16)[0].name == "dot_rows"
+    assert not X86.default(few, TARGET)[0].name.startswith("dot")
+    assert not AMX.supports(problem.replace(dtype="float16"), TARGET)
+    assert not AMX.supports(problem, BF16)
+
+
+def test_filters_without_their_zero_points_are_no_bytes():
+    problem = td.Problem(1, 1, 32, 32, (8, 8), (2, 2), (2, 2), (1, 1), (0, 0), (16, 16), "uint8")
+    for dtype, supported in (("int8", True), ("uint8", False)):
+        quantized = problem.replace(quantization=td.Quantization(dtype, "uint8"))
+        assert AMX.supports(quantized, TARGET) == supported
+
+
+def test_flat_rows_are_for_products_that_gather_and_of_known_extents():
+    """Rows between two lines of positions cost less than a gather; where there is none, no plan is flat."""
+    problem = td.Problem(1, 1, 128, 64, (32, 32), (3, 3), (2, 2), (1, 1), (1, 1), (64, 64), "bfloat16", "NXC")
+    assert AMX.candidates(problem, TARGET)[0][1].tile.flat == 1
+    free = td.Problem("any", 1, 128, 64, ("any", 32), (3, 3), (2, 2), (1, 1), (1, 1), ("any+2", 64), "bfloat16", "NXC")
+    whole = problem.replace(kernel=(2, 2), pads_begin=(0, 0))
+    for other in (free, whole):
+        plans = [plan for _, plan in AMX.candidates(other, TARGET)]
+        assert not any(plan.tile.flat for plan in plans)
+        with pytest.raises(ValueError, match="flat=1: must be 0"):
+            X86.build(
+                other, TARGET, AMX, dataclasses.replace(plans[0], tile=dataclasses.replace(plans[0].tile, flat=1))
+            )

@@ -49,7 +49,7 @@ def detect_host(cpuinfo: str | os.PathLike[str] = "/proc/cpuinfo") -> Host:
 
 def _permits_amx() -> bool:
     """Ask the kernel to let this process use AMX; its threads and children may, too."""
-    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
+    return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
 
 
 def parse_cpuinfo(text: str) -> Host:
