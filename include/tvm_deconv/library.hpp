@@ -313,14 +313,14 @@ struct Host {
       host.features = first ? flags : common;
       first = false;
     }
-    if (!permits_amx()) {
+    if (host.features.count("amx_tile") != 0 && !permits_amx()) {
       for (const char* flag : {"amx_bf16", "amx_int8", "amx_tile"}) host.features.erase(flag);
     }
     host.libraries["GLIBC"] = gnu_get_libc_version();
     return host;
   }
 
-  // Asks the kernel to let this process use AMX; false too where there is none.
+  // Asks the kernel to let this process use AMX.
   static bool permits_amx() {
     constexpr long request_permission = 0x1023, tile_data = 18;
     return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;

@@ -62,11 +62,16 @@ def instructions(tmp_path_factory):
         yield BF16
 
 
-def check(problem, plan, instructions, seed=5):
-    """A kernel for AMX, compiled for the `instructions` that there are, agrees with the reference."""
-    arrays = operands(problem, seed)
+def run(problem, plan, instructions, arrays):
+    """The output of a kernel for AMX, compiled for the `instructions` that there are."""
     kernel = X86.build(problem, TARGET, AMX, plan)
-    found = call_kernel(problem, kernel, compiled_kernel(kernel, instructions), *arrays)
+    return call_kernel(problem, kernel, compiled_kernel(kernel, instructions), *arrays)
+
+
+def check(problem, plan, instructions, seed=5):
+    """A kernel for AMX agrees with the reference."""
+    arrays = operands(problem, seed)
+    found = run(problem, plan, instructions, arrays)
     wanted = reference(problem, *arrays)
     if problem.dtype == "bfloat16":
         error = np.linalg.norm(found.astype(np.float64) - wanted)
@@ -135,10 +140,9 @@ def test_infinities_and_nan_stay_where_they_are(instructions):
     finite = np.isfinite(wanted)
     assert 0 < finite.sum() < finite.size
     for plan in of_each_kind(problem):
-        kernel = X86.build(problem, TARGET, AMX, plan)
-        found = call_kernel(problem, kernel, compiled_kernel(kernel, instructions), data, weights, bias)
-        np.testing.assert_array_equal(found.astype(np.float64)[~finite], wanted[~finite])
-        assert np.isfinite(found.astype(np.float64)[finite]).all()
+        found = run(problem, plan, instructions, (data, weights, bias)).astype(np.float64)
+        np.testing.assert_array_equal(found[~finite], wanted[~finite])
+        assert np.isfinite(found[finite]).all()
 
 
 @pytest.mark.skipif(not TARGET.features <= detect_host().features, reason="the code is compiled for this CPU's AMX")
