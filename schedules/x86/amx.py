@@ -31,7 +31,7 @@ from tvm_deconv.targets import CpuTarget
 #: Rows of a tile, and words of each.
 MATRIX_ROWS = 16
 #: Register tiles, as tiles of data by tiles of the filter: sums and operands are all in eight tiles.
-TILES = ((1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (1, 3))
+REGISTER_TILES = ((1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (1, 3))
 #: Cycles of a product, until its sums can be used, and of a load of a tile from the first-level cache.
 PRODUCT_CYCLES, PRODUCT_LATENCY, LOAD_CYCLES = 16, 52, 8
 #: Bytes per cycle of tiles from the second-level cache.
@@ -42,7 +42,7 @@ RESULT_CYCLES, GATHER_CYCLES = 40, 4
 _MARK = "tvm_deconv.amx"
 _CLEAR, _MULTIPLY, _STORE = "clear", "multiply", "store"
 _PREFIX = "tvm_deconv_amx"
-_TILES = 8
+_ALL = 8
 
 
 def matrix_words(problem: Problem, target: CpuTarget) -> Words | None:
@@ -137,7 +137,7 @@ def _functions(words: Words, heights: int, vectors: int, suffix: str) -> Iterato
     for vector in range(vectors):
         lines += _move("tileloadd64", sums + vector, "panel", f"{4 * MATRIX_ROWS * vector}")
     for height in range(heights):
-        data = left + height % (_TILES - left)
+        data = left + height % (_ALL - left)
         lines += [f"%skipped{height} = mul i64 %row_pitch, {MATRIX_ROWS * height}"]
         lines += _move("tileloadd64", data, "row", f"%skipped{height}")
         for vector in range(vectors):
@@ -163,7 +163,7 @@ def _functions(words: Words, heights: int, vectors: int, suffix: str) -> Iterato
 
 def _configuration() -> str:
     """Return the constant that sets up all tiles: a palette, the bytes of a row of each, and their rows."""
-    tiles = struct.pack("<2B14x16H16B", 1, 0, *[4 * MATRIX_ROWS] * _TILES, *[0] * 8, *[MATRIX_ROWS] * _TILES, *[0] * 8)
+    tiles = struct.pack("<2B14x16H16B", 1, 0, *[4 * MATRIX_ROWS] * _ALL, *[0] * 8, *[MATRIX_ROWS] * _ALL, *[0] * 8)
     text = "".join(f"\\{byte:02X}" for byte in tiles)
     return f'@{_PREFIX}_configuration = linkonce_odr hidden constant [{len(tiles)} x i8] c"{text}", align 64\n'
 

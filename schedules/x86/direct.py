@@ -31,6 +31,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.dot import dot_intrinsic
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, interleave_intrinsic, join_intrinsic, transpose_intrinsic
 from tvm_deconv.schedules.x86.loop_marks import SkipMarks, mark_tasks
+from tvm_deconv.schedules.x86.prefetching import mark_filter
 from tvm_deconv.schedules.x86.tiles import Plan
 
 
@@ -251,6 +252,8 @@ class _Steps:
             part, vectors = sch.split(vectors, [None, layout.tile.part // layout.lanes])
             outer.append(part)
         sch.reorder(fd, fh, fw, *outer, *reduction, row, phase, broadcast, vectors, product)
+        if layout.form == CHANNELS:
+            mark_filter(sch, reduction)
         self._skip_positions(tile, layout.tile.positions)
         store = sch.cache_write(block, 0, "global")
         sch.reverse_compute_at(store, outer[-1], preserve_unit_loops=True)

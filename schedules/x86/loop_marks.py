@@ -159,7 +159,8 @@ def rewritten(stmt: Stmt, replaced: Callable[[Stmt], Stmt | None]) -> Stmt:
     if isinstance(stmt, SeqStmt):
         return SeqStmt([rewritten(part, replaced) for part in stmt.seq])
     if isinstance(stmt, IfThenElse):
-        return IfThenElse(stmt.condition, rewritten(stmt.then_case, replaced), stmt.else_case)
+        otherwise = stmt.else_case and rewritten(stmt.else_case, replaced)
+        return IfThenElse(stmt.condition, rewritten(stmt.then_case, replaced), otherwise)
     if isinstance(stmt, AttrStmt):
         return AttrStmt(stmt.node, stmt.attr_key, stmt.value, rewritten(stmt.body, replaced))
     if isinstance(stmt, SBlockRealize):

@@ -27,6 +27,7 @@ from tvm_deconv.schedules.x86.dot import dot_intrinsic
 from tvm_deconv.schedules.x86.interleave import transpose_intrinsic
 from tvm_deconv.schedules.x86.loop_marks import SkipMarks, mark_tasks
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
+from tvm_deconv.schedules.x86.prefetching import mark_filter
 
 
 def schedule_matrix(
@@ -97,7 +98,7 @@ class _Steps:
         if self.runs:
             self.vectorize_data()
         for block, section in zip(self.runs, self.definition.sections, strict=True):
-            if self.words is not None and self.words.depth > 1:
+            if self.words is not None and self.words.tiled:
                 self.tile_matrices(block, section, self.words.depth)
             else:
                 self.tile_registers(block, section)
@@ -230,6 +231,7 @@ class _Steps:
         row, tile_row = sch.split(row, [None, tile.rows])
         column, vector, product = sch.split(column, [None, tile.vectors, self.layout.lanes])
         sch.reorder(column, row, *reduction, tile_row, vector, product)
+        mark_filter(sch, reduction)
         self._skip_rows(row, section, section.parts * tile.rows)
         store = sch.cache_write(block, 0, "global")
         sch.reverse_compute_at(store, row, preserve_unit_loops=True)
@@ -255,6 +257,7 @@ class _Steps:
         column, vector, product = sch.split(column, [None, tile.vectors, self.layout.lanes])
         step, word = sch.split(word, [None, depth])
         sch.reorder(column, row, *taps, step, tile_row, vector, product, word)
+        mark_filter(sch, [*taps, step])
         self._skip_rows(row, section, tile.rows)
         store = sch.cache_write(block, 0, "global")
         sch.reverse_compute_at(store, row, preserve_unit_loops=True)

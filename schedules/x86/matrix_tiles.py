@@ -41,8 +41,8 @@ from tvm_deconv.schedules.x86.amx import (
     MATRIX_ROWS,
     PRODUCT_CYCLES,
     PRODUCT_LATENCY,
+    REGISTER_TILES,
     RESULT_CYCLES,
-    TILES,
 )
 from tvm_deconv.schedules.x86.costs import Costs, costs_of
 from tvm_deconv.schedules.x86.ranking import Ranking
@@ -288,7 +288,7 @@ class _Tiles:
         """List the tiles to try for products of matrices: all their register tiles by channels."""
         tiles = [
             (channels, height * MATRIX_ROWS, vectors)
-            for height, vectors in TILES
+            for height, vectors in REGISTER_TILES
             for channels in _channel_choices(out_channels, vectors * lanes)
         ]
         channels, rows, vectors = np.array(tiles, np.float64).T

@@ -9,31 +9,26 @@ from __future__ import annotations
 import numpy as np
 from tvm import tirx
 from tvm.ir import Call, Expr, TensorLoad
-from tvm.s_tir import SBlock, SBlockRealize
+from tvm.s_tir import SBlockRealize
 from tvm.sym import Analyzer
-from tvm.tirx import AttrStmt, BufferLoad, BufferStore, For, PrimFunc, SeqStmt, Stmt
+from tvm.tirx import BufferLoad, BufferStore, PrimFunc, Stmt
 
 from tvm_deconv.compute.words import WORD
-from tvm_deconv.schedules.x86.loop_marks import with_body
+from tvm_deconv.schedules.x86.loop_marks import rewritten, with_body
 
 
 def load_words(func: PrimFunc) -> PrimFunc:
     """Return the scheduled `func` with words of neighbours in the caller's data loaded whole as these are packed."""
-    return func.with_body(_walk(func.body))
 
+    def loaded(stmt: Stmt) -> Stmt | None:
+        if not isinstance(stmt, SBlockRealize) or stmt.block.name_hint != "data_pack":
+            return None
+        store = stmt.block.body
+        if not isinstance(store, BufferStore):
+            return None
+        return with_body(stmt, BufferStore(store.buffer, _whole(store.value), store.indices))
 
-def _walk(stmt: Stmt) -> Stmt:
-    if isinstance(stmt, SBlockRealize):
-        block, store = stmt.block, stmt.block.body
-        if block.name_hint != "data_pack" or not isinstance(store, BufferStore):
-            return with_body(stmt, _walk(block.body))
-        body = BufferStore(store.buffer, _whole(store.value), store.indices)
-        signature = block.iter_vars, block.reads, block.writes, block.name_hint
-        inner = SBlock(*signature, body, block.init, block.alloc_buffers)
-        return SBlockRealize(stmt.iter_values, stmt.predicate, inner)
-    if isinstance(stmt, SeqStmt):
-        return SeqStmt([_walk(part) for part in stmt.seq])
-    return with_body(stmt, _walk(stmt.body)) if isinstance(stmt, (For, AttrStmt)) else stmt
+    return func.with_body(rewritten(func.body, loaded))
 
 
 def _whole(value: Expr) -> Expr:

@@ -105,8 +105,11 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int, words: Words |
 
 
 def narrows_squares(problem: Problem, words: Words | None) -> bool:
-    """Tell whether squares of results are narrowed to the output's type as they are transposed, not while copied."""
-    return stores_bytes(problem) or (words is not None and words.narrows(problem))
+    """Tell whether squares of results are narrowed to the output's type as they are transposed, not while copied.
+
+    So are those that become bfloat16 behind products of matrices, which are so fast that this takes the time.
+    """
+    return stores_bytes(problem) or (words is not None and words.tiled and problem.output_dtype == "bfloat16")
 
 
 def _zero() -> Expr:

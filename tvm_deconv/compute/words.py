@@ -42,6 +42,11 @@ class Words:
     depth: int = 1
 
     @property
+    def tiled(self) -> bool:
+        """True if an instruction multiplies matrices."""
+        return self.depth > 1
+
+    @property
     def bits(self) -> int:
         """The bits of a factor."""
         return 32 // self.factors
@@ -53,10 +58,6 @@ class Words:
     def needs_correction(self, problem: Problem) -> bool:
         """Tell whether sums of a problem's words exceed those of its products."""
         return self.shift > 0 or problem.quantization is not None
-
-    def narrows(self, problem: Problem) -> bool:
-        """Tell whether sums become bfloat16 as they are transposed: beside fast products that takes the time."""
-        return self.depth > 1 and problem.output_dtype == "bfloat16"
 
     def filled(self, factor: Expr) -> Expr:
         """Return the word of which each factor is `factor`."""

@@ -76,11 +76,12 @@ class CpuTarget(Target):
 
     def on(self, microarchitecture: str | None) -> CpuTarget:
         """See Target; a level takes its multiply-adds and mesh. It keeps its caches, which all its CPUs have."""
-        if self.mcpu != "x86-64-v4":
+        if self.mcpu not in ("x86-64-v3", "x86-64-v4"):
             return self
         has_amx = self.features.issuperset(AMX_FLAGS)
         wide, mesh = (has_amx or microarchitecture in servers for servers in (_TWO_WIDE, _MESHES))
-        return replace(self, multiply_adds=1 + wide, mesh=mesh)
+        adds = 1 + wide if self.mcpu == "x86-64-v4" else self.multiply_adds
+        return replace(self, multiply_adds=adds, mesh=mesh)
 
     @property
     def machines(self) -> str:

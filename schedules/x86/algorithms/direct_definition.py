@@ -31,6 +31,7 @@ from tvm_deconv.schedules.x86.direct import schedule_direct
 from tvm_deconv.schedules.x86.dot import ROUNDING, direct_words, dot_functions, word_cost
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.lowering import lower
+from tvm_deconv.schedules.x86.prefetching import lower_prefetches
 from tvm_deconv.schedules.x86.rounding import exact_rounding, row_joining
 from tvm_deconv.schedules.x86.stores import outgrows_caches
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
@@ -162,7 +163,7 @@ class _Form:
             deconv = usual()
         return Kernel(
             problem=problem,
-            deconv=deconv,
+            deconv=lower_prefetches(deconv, target),
             pack=pack_filter(problem, definition.sections, definition.packed_elements, words),
             algorithm=self.name,
             knobs=plan.knobs,

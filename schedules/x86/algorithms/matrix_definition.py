@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
+from tvm.tirx import PrimFunc
+
 from tvm_deconv.compute.indexing import CHANNELS, has_whole_vectors
 from tvm_deconv.compute.matrix import define_matrix, narrows_squares
 from tvm_deconv.compute.matrix_layout import row_unit
@@ -26,6 +28,7 @@ from tvm_deconv.schedules.x86.interleave import narrowing_intrinsic
 from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.matrix import schedule_matrix
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
+from tvm_deconv.schedules.x86.prefetching import lower_prefetches
 from tvm_deconv.schedules.x86.rounding import row_joining
 from tvm_deconv.schedules.x86.stores import outgrows_caches
 from tvm_deconv.schedules.x86.vector_rounding import round_vectors
@@ -101,20 +104,14 @@ class _Transforms:
         definition = define_matrix(problem, plan.tile, lanes, words)
         whole = has_whole_vectors(problem, CHANNELS, plan.tile, lanes) and not definition.layout.contiguous_phases
         narrows = definition.layout.interleaves and narrows_squares(problem, words)
-        joining, function = "", ""
-        if narrows and not stores_bytes(problem):
-            joining, function = row_joining(problem, target, lanes, flushed=True)
-        transposition = narrowing_intrinsic(problem, lanes, function) if narrows else ""
+        transposition, joining = _narrowing(problem, target, lanes) if narrows else ("", "")
         scheduled = schedule_matrix(definition, plan, problem.accumulate_dtype, whole, words, transposition)
+        func, functions = _in_words(scheduled.mod["main"], problem, words, lanes, whole)
         streams = outgrows_caches(problem) and not whole
         conversions = row_conversions(problem, target, stored=whole or narrows)
-        func, products = load_words(scheduled.mod["main"]) if words else scheduled.mod["main"], joining
-        if words and words.depth == 1:
-            products = dot_functions(words, lanes)
-        elif words and whole and problem.output_dtype == "bfloat16":
-            func, products = round_vectors(func, ROUNDING), dot_functions(BFLOAT16_PAIRS, lanes)
-        deconv = lower(func, definition.end, streams=streams, products=products, conversions=conversions)
-        if words and words.depth > 1:
+        deconv = lower(func, definition.end, streams=streams, products=joining + functions, conversions=conversions)
+        deconv = lower_prefetches(deconv, target)
+        if words and words.tiled:
             deconv = lower_matrices(deconv, words, plan.tile)
         return Kernel(
             problem=problem,
@@ -125,3 +122,25 @@ class _Transforms:
             packed_elements=definition.packed_elements,
             packed_dtype=WORD if words else problem.accumulate_dtype,
         )
+
+
+def _narrowing(problem: Problem, target: CpuTarget, lanes: int) -> tuple[str, str]:
+    """Return the intrinsic that narrows squares of results as it transposes them, and the LLVM IR that it calls."""
+    joining, function = "", ""
+    if not stores_bytes(problem):
+        joining, function = row_joining(problem, target, lanes, flushed=True)
+    return narrowing_intrinsic(problem, lanes, function), joining
+
+
+def _in_words(
+    func: PrimFunc, problem: Problem, words: Words | None, lanes: int, whole_vectors: bool
+) -> tuple[PrimFunc, str]:
+    """Return the scheduled `func` with loads and products of `words`, if given, and the LLVM IR that it calls."""
+    if words is None:
+        return func, ""
+    func = load_words(func)
+    if not words.tiled:
+        return func, dot_functions(words, lanes)
+    if whole_vectors and problem.output_dtype == "bfloat16":
+        return round_vectors(func, ROUNDING), dot_functions(BFLOAT16_PAIRS, lanes)
+    return func, ""

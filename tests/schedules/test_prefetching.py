@@ -1,0 +1,89 @@
+"""Prefetches of the packed filter: where they are, that LLVM keeps accumulators beside them, and the same results."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+from support.kernels import X86, all_targets, call_kernel, code_of, compile_kernel
+from support.strategies import operands
+from support.tolerances import WINOGRAD, assert_close
+
+import tvm_deconv as td
+from tvm_deconv.problem.reference import reference
+from tvm_deconv.targets import CPU_TARGETS
+
+ALGORITHMS = {algorithm.name: algorithm for algorithm in X86.algorithms}
+#: 8 MiB of filter, of which each register tile reads 64 KiB or more.
+FAR = td.Problem.from_torch((1, 512, 9, 10), (512, 256, 4, 4), stride=2, padding=1)
+SQUARE = td.Problem.from_torch((1, 512, 9, 10), (512, 256, 2, 2), stride=2)
+PROBLEMS = {
+    "matrix": SQUARE,
+    "strassen": SQUARE,
+    "winograd": FAR,
+    "direct_channels": SQUARE.replace(data_format="NXC"),
+    "dot": FAR.replace(dtype="bfloat16"),
+    "amx": FAR.replace(dtype="bfloat16"),
+}
+
+
+def on_a_mesh(target):
+    """The target, or that of a name, for CPUs whose last cache is that of a mesh."""
+    return dataclasses.replace(CPU_TARGETS[target] if isinstance(target, str) else target, mesh=True)
+
+
+def loops(code):
+    """The bodies of innermost loops in assembly that prefetch."""
+    found = re.findall(r"^(\.LBB\S+):\n((?:(?!\.LBB)[^\n]*\n)*?)\s+j\w+\s+\1\n", code, re.MULTILINE)
+    return [body for _, body in found if "prefetcht0" in body]
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_filter_from_beyond_the_caches_is_fetched_ahead(name):
+    level = CPU_TARGETS["x86-64-v4-amx" if name == "amx" else "x86-64-v4-bf16"]
+    mesh = on_a_mesh(level)
+    plan = ALGORITHMS[name].candidates(PROBLEMS[name], mesh)[0][1]
+    assert loops(code_of(PROBLEMS[name], mesh, ALGORITHMS[name], plan))
+    assert "prefetcht0" not in code_of(PROBLEMS[name], level, ALGORITHMS[name], plan)
+
+
+@pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v4"])
+def test_accumulators_stay_in_registers_beside_prefetches(name):
+    mesh = on_a_mesh(name)
+    for body in loops(code_of(SQUARE, mesh, ALGORITHMS["matrix"])):
+        assert "vfmadd" in body
+        assert not re.search(r"vmovups\s+%[yz]mm\d+, ", body), body
+
+
+def test_small_filters_are_not_fetched_ahead():
+    mesh = on_a_mesh("x86-64-v4")
+    for name in ("matrix", "winograd", "direct_channels"):
+        problem = PROBLEMS[name].replace(in_channels=8)
+        assert "prefetcht0" not in code_of(problem, mesh, ALGORITHMS[name]), name
+
+
+@pytest.mark.parametrize("name", ["matrix", "strassen", "winograd", "direct_channels", "dot"])
+@all_targets
+def test_results_are_the_same_with_prefetches(name, target):
+    problem, algorithm = PROBLEMS[name].replace(batch=2), ALGORITHMS[name]
+    if not algorithm.supports(problem, target):
+        pytest.skip("has no such instructions")
+    arrays = operands(problem, 7)
+    plan = algorithm.candidates(problem, target)[0][1]
+    found, plain = (
+        call_kernel(problem, *compile_kernel(problem, on, algorithm, plan), *arrays)
+        for on in (on_a_mesh(target), target)
+    )
+    np.testing.assert_array_equal(found, plain)
+    assert_close(found, reference(problem, *arrays), problem.dtype, WINOGRAD)
+
+
+@all_targets
+def test_problems_of_any_length_are_fetched_ahead(target):
+    problem = td.Problem.from_torch((1, 512, [50, 10]), (512, 256, 4), stride=2, padding=1)
+    kernel, compiled = compile_kernel(problem, on_a_mesh(target), ALGORITHMS["matrix"])
+    assert "prefetcht0" in compiled.mod.inspect_source("asm")
+    for length in (1, 7, 50):
+        call = problem.at((1, 512, length))
+        arrays = operands(call, length)
+        assert_close(call_kernel(call, kernel, compiled, *arrays), reference(call, *arrays))
