@@ -412,7 +412,7 @@ class _Arithmetic:
         integers = self.problem.accumulate_dtype == "int32"
         slack = self.costs.integer_slack if integers else self.costs.slack
         sums = LATENCY_ACCUMULATORS + max(self.strassen, slack)
-        hidden = np.maximum((tiles.rows + tiles.vectors) / products, sums / products)
+        hidden = np.maximum(self.costs.load * (tiles.rows + tiles.vectors) / products, sums / products)
         step = np.maximum(1.0, hidden)
         panel_bytes = work.taps * self.terms * tiles.vectors * self.lanes * self._element_bytes
         # A panel that is too large comes from the second-level cache for each tile of rows.
