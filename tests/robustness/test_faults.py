@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support import artifacts as made
 from support.strategies import operands
+from support.tolerances import WINOGRAD, assert_close
 
 import tvm_deconv as td
 
@@ -189,7 +190,7 @@ def test_flipped_bits(artifacts, tmp_path, flips):
                 refused += 1
             else:
                 assert suffix == ".json"
-                np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4, err_msg=f"seed {SEED}: {flipped}")
+                assert_close(out, expected, growth=WINOGRAD, message=f"seed {SEED}: {flipped}")
             try:
                 td.load(copy, digest=digest).bind(P, filter, bias)(data, out)
             except td.DeconvError:

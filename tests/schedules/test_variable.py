@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.artifacts import TARGET, export, manifest
 from support.kernels import X86, call_kernel, compile_kernel, compiled_kernel, targets
 from support.strategies import not_empty, operands, problems
-from support.tolerances import WINOGRAD, norm_bound
+from support.tolerances import WINOGRAD, assert_close, norm_bound
 
 import tvm_deconv as td
 from tvm_deconv.artifact.select import select
@@ -69,7 +69,7 @@ def test_rows_are_copied_by_their_lengths(name):
         data, weights, bias = operands(call, length)
         found = call_kernel(call, kernel, compiled, data, weights, bias)
         wanted = reference(call, data, weights, bias)
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
+        assert_close(found, wanted, growth=WINOGRAD)
 
 
 def test_volumes_of_any_number_of_images_are_transformed_along_all_axes():
@@ -82,7 +82,7 @@ def test_volumes_of_any_number_of_images_are_transformed_along_all_axes():
         data, weights, bias = operands(call, batch)
         found = call_kernel(call, kernel, compiled, data, weights, bias)
         wanted = reference(call, data, weights, bias)
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
+        assert_close(found, wanted, growth=WINOGRAD)
 
 
 def test_a_stage_holds_all_that_a_call_leaves_in_it():
@@ -97,7 +97,7 @@ def test_a_stage_holds_all_that_a_call_leaves_in_it():
         data, weights, bias = operands(call, length)
         found = call_kernel(call, kernel, compiled, data, weights, bias)
         wanted = reference(call, data, weights, bias)
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
+        assert_close(found, wanted, growth=WINOGRAD)
 
 
 @targets
@@ -268,7 +268,7 @@ class TestLayer:
             data, _, _ = operands(static, length)
             out = np.full(static.output_shape, np.nan, np.float32)
             assert layer(data, out=out) is out
-            np.testing.assert_allclose(out, reference(static, data, weights, bias), rtol=1e-4, atol=1e-4)
+            assert_close(out, reference(static, data, weights, bias), growth=WINOGRAD)
             np.testing.assert_array_equal(layer(data), out)
 
     @pytest.mark.parametrize("problem", [BUCKETS, BUCKETS.replace(data_format="NXC"), PLANE], ids=lambda p: p.key[:60])
@@ -286,7 +286,7 @@ class TestLayer:
             memory.fill(np.nan)  # what nothing was written to shows
             out = np.full(static.output_shape, np.nan, np.float32)
             assert layer(data, out=out) is out
-            np.testing.assert_allclose(out, reference(static, data, weights, bias), rtol=1e-4, atol=1e-4)
+            assert_close(out, reference(static, data, weights, bias), growth=WINOGRAD)
 
     def test_an_artifact_with_buckets_serves_every_extent_and_problem(self, buckets):
         _, weights, bias = operands(BUCKETS, 1)
@@ -328,7 +328,7 @@ class TestLayer:
             static = at(problem, 1, (length,))
             data, _, _ = operands(static, length)
             out = np.full(static.output_shape, np.nan, np.float32)
-            np.testing.assert_allclose(layer(data, out), reference(static, data, weights), rtol=1e-4, atol=1e-4)
+            assert_close(layer(data, out), reference(static, data, weights), growth=WINOGRAD)
 
     @pytest.mark.parametrize("shape", [(1, 41, 9), (1, 40), (1, 40, 0), (1, 40, 9, 1)])
     def test_what_is_not_free_is_checked(self, library, shape):
@@ -347,7 +347,7 @@ class TestLayer:
         data, weights, bias = operands(static, 2)
         layer = library.bind(static, weights, bias)
         assert layer.manifest.problem == VOCODER.artifact_key
-        np.testing.assert_allclose(layer(data), reference(static, data, weights, bias), rtol=1e-4, atol=1e-4)
+        assert_close(layer(data), reference(static, data, weights, bias), growth=WINOGRAD)
         with pytest.raises(td.TensorError, match=r"shape must be \(3, 40, 33\)"):
             layer(data[:2])
 
