@@ -1,12 +1,13 @@
 """Prefetches of the filter: the reduction of a register tile asks for what it multiplies by some steps later.
 
 TVM has no such instruction. A schedule marks the innermost loop of a reduction that streams the packed filter, and
-`lower_prefetches` puts a call of a function in LLVM IR at the beginning of its body. The instruction is inline assembly
-that touches no memory as far as LLVM knows: beside LLVM's own prefetch it stores accumulators at every step.
+`lower_prefetches` puts a call of a function in LLVM IR at the end of its body. The instruction is inline assembly that
+touches no memory as far as LLVM knows: beside LLVM's own prefetch it stores accumulators at every step.
 
-Only where the last cache is that of a mesh, whose latency the processor's own prefetching does not hide. Measured on
-one core of a server with AMX (Sapphire Rapids, family 6), in turns with the same plans without: filters of more than
-the second-level cache 1.02 to 1.15 times as fast, others 0.99 to 1.03.
+It is done where the last cache is that of a mesh, whose latency the processor's own prefetching does not hide, if the
+filter exceeds half of the second-level cache, and what a register tile reads of it half of the first. Measured on one
+core of a server with AMX (Sapphire Rapids, family 6), in turns with the same plans without: default plans of 25
+examples are 0.99 to 1.13 times as fast, 1.07 in the geometric mean.
 """
 
 from __future__ import annotations
