@@ -7,8 +7,8 @@ server (family 25, model 17). Of 512 bits, `slack` is fitted to the installed re
 of 416 defaults became 1.09 times as fast, and each half of the problems alone has 3 to 4. Those of a mesh are fitted to
 880 plans of 90 problems from a server of Intel's with AMX (family 6; 2 MiB of second-level cache): 25 defaults became
 1.17 times as fast (the worst, psmnet's, 0.80), and 9 of 40 that were not among them 1.06. With filters prefetched,
-`memory_waiting`, `burst`, `l2_share`, `phased` and `load` are fitted to 1,152 plans anew, and 18 of those 40 became
-1.04 times as fast. By the Zen 4 server:
+1,152 plans of 92 problems gave `memory_waiting`, `phased` and `load`: 11 of the 90 became 1.06 times as fast (the
+worst 0.98), and 6 of those 40 1.08. By the Zen 4 server:
 `waiting` and `filter_bytes` by 285 plans of 32 layers in `N C *X`, to which records of the Zen 5 server agree, and five
 other layers gained 1 to 10 %. Of 256 bits, `waiting`, `memory_waiting` and `row_piece` by installed records of both the
 Zen 3 and the Zen 4 server; `slack` and `far_share` by 38 plans of 27 layers on the Zen 4 server, of which the records
@@ -206,8 +206,6 @@ WIDE_TWICE = replace(WIDE, memory_bytes=4.0)
 WIDE_MESH = replace(
     WIDE_TWICE,
     phased=24,
-    burst=0.0,
-    l2_share=0.25,
     transform=2.0,
     panel=6.0,
     load=1.3,
