@@ -64,7 +64,7 @@ def test_a_recipe_changes_with_versions(package, monkeypatch):
 
 @pytest.mark.parametrize("facts", [{"l2_bytes": 1 << 20}, {"l1_bytes": 48 << 10}, {"vector_registers": 32}])
 def test_an_artifact_is_stale_once_a_fact_of_its_target_has_changed(facts, tmp_path, monkeypatch):
-    build.export(SMALL, V3, tmp_path)
+    td.compile([SMALL], "x86-64-v3", tmp_path)
     assert [outcome.status for outcome in td.compile([SMALL], "x86-64-v3", tmp_path)] == ["current"]
     monkeypatch.setitem(targets.CPU_TARGETS, "x86-64-v3", replaced(**facts))
     assert [outcome.status for outcome in td.compile([SMALL], "x86-64-v3", tmp_path)] == ["built"]
