@@ -12,7 +12,6 @@ import pytest
 import tvm_deconv as td
 from tvm_deconv import targets
 from tvm_deconv.artifact import sources
-from tvm_deconv.compiler import build
 from tvm_deconv.compiler.fingerprint import code_digest, recipe
 from tvm_deconv.compiler.records import Schedule
 from tvm_deconv.compiler.selection import Choice
