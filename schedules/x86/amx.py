@@ -4,6 +4,9 @@ TVM knows no tiles. A schedule marks the loops of a register tile that clear its
 `lower_matrices` replaces them by calls of functions in LLVM's language, which are made here. Tiles keep their values
 from call to call: nothing else on the thread uses them between the first call of a task and its last.
 
+The left factor has 16 rows of words, the right one 16 vectors. In the matrix definition the rows are positions, and the
+vectors the filter's columns. In the direct one, whose vectors are positions, the rows are output channels.
+
 One core of a server with AMX (Sapphire Rapids and later) multiplies a pair of tiles in 16 cycles, 3.7 TFLOP/s of
 bfloat16 where multiply-adds of float32 reach 0.24. Two by two tiles of sums, with two of data and two of the filter,
 are all eight that there are, and hide the latency of products as well as the loads of operands.
@@ -11,6 +14,7 @@ are all eight that there are, and hide the latency of products as well as the lo
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Sequence
 
@@ -20,20 +24,21 @@ from tvm.s_tir.schedule import LoopRV
 from tvm.sym import Analyzer
 from tvm.tirx import BufferLoad, Evaluate, For, ForKind, PrimFunc, SeqStmt, Stmt
 
-from tvm_deconv.compute.matrix_layout import MatrixTile
 from tvm_deconv.compute.storage import filter_storage
 from tvm_deconv.compute.words import Words
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.x86.loop_marks import rewritten, with_body
+from tvm_deconv.schedules.x86.loop_marks import loops_and_block, outside_of, rewritten, with_body
 from tvm_deconv.schedules.x86.stores import Row, Span, import_functions
 from tvm_deconv.targets import CpuTarget
 
 #: Rows of a tile, and words of each.
 MATRIX_ROWS = 16
-#: Register tiles, as tiles of data by tiles of the filter: sums and operands are all in eight tiles.
+#: Register tiles, as tiles of the left factor by tiles of the right one: sums and operands are all in eight tiles.
 REGISTER_TILES = ((1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (1, 3))
 #: Cycles of a product, until its sums can be used, and of a load of a tile from the first-level cache.
 PRODUCT_CYCLES, PRODUCT_LATENCY, LOAD_CYCLES = 16, 52, 8
+#: Bytes of a tile, and the products of words in a cycle, relative to those of two vectors.
+MATRIX_TILE_BYTES, MATRIX_RATE = 4 * MATRIX_ROWS**2, MATRIX_ROWS**2 // (2 * MATRIX_ROWS)
 #: Bytes per cycle of tiles from the second-level cache.
 MATRIX_BYTES = 32
 #: Cycles to clear and store a tile of sums, and to gather a vector of a row beyond those beside slower products.
@@ -42,73 +47,82 @@ RESULT_CYCLES, GATHER_CYCLES = 40, 4
 _MARK = "tvm_deconv.amx"
 _CLEAR, _MULTIPLY, _STORE = "clear", "multiply", "store"
 _PREFIX = "tvm_deconv_amx"
-_ALL = 8
+#: All tiles that there are.
+_TILES = 8
 
 
-def matrix_words(problem: Problem, target: CpuTarget) -> Words | None:
-    """Return the words whose matrices `target` multiplies for `problem`; None if it multiplies none."""
+def matrix_words(problem: Problem, target: CpuTarget, *, filter_left: bool = False) -> Words | None:
+    """Return the words whose matrices `target` multiplies for `problem`; None if it multiplies none.
+
+    The left factor is the data, or the filter if `filter_left`.
+    """
     if problem.dtype == "bfloat16" and {"amx_tile", "amx_bf16"} <= target.features:
         return Words("tdpbf16ps", 2, depth=MATRIX_ROWS)
     bytes_of_both = problem.dtype in ("int8", "uint8") and filter_storage(problem) in ("int8", "uint8")
     if bytes_of_both and {"amx_tile", "amx_int8"} <= target.features:
-        signs = "".join("u" if dtype == "uint8" else "s" for dtype in (problem.dtype, problem.filter_dtype))
-        return Words(f"tdpb{signs}d", 4, depth=MATRIX_ROWS)
+        signs = ["u" if dtype == "uint8" else "s" for dtype in (problem.dtype, problem.filter_dtype)]
+        left, right = reversed(signs) if filter_left else signs
+        return Words(f"tdpb{left}{right}d", 4, depth=MATRIX_ROWS)
     return None
+
+
+def direct_matrix_words(problem: Problem, target: CpuTarget) -> Words | None:
+    """Return the words of matrices in the direct definition, whose left factor is the filter; see `direct_words`."""
+    words = matrix_words(problem, target, filter_left=True)
+    return None if words is None or words.needs_correction(problem) else words
 
 
 def mark_matrices(sch: Schedule, clear: LoopRV, multiply: LoopRV, store: LoopRV) -> None:
     """Mark the outermost loops that clear the sums of a register tile, multiply, and store the sums.
 
-    The loops run over rows, then over columns; those that multiply run over the words of a step last.
+    The first of the loops runs over rows, the others over columns; those that multiply run over the words of a step
+    last.
     """
     for loop, name in ((clear, _CLEAR), (multiply, _MULTIPLY), (store, _STORE)):
         sch.annotate(loop, _MARK, name)
 
 
-def lower_matrices(func: PrimFunc, words: Words, tile: MatrixTile) -> PrimFunc:
-    """Return the lowered `func` with marked loops as calls for the register tile of `tile`.
+def lower_matrices(func: PrimFunc, words: Words) -> PrimFunc:
+    """Return the lowered `func` with marked loops as calls for their register tiles.
 
     Each task sets up its tiles, and releases them at its end, as other libraries on the same thread expect.
     """
-    heights, vectors = tile.rows // MATRIX_ROWS, tile.vectors
-    suffix = f"_{heights}x{vectors}"
-    functions = "".join(_functions(words, heights, vectors, suffix))
+    shapes: set[tuple[int, int]] = set()
 
     def lowered(stmt: Stmt) -> Stmt | None:
         if not isinstance(stmt, For):
             return None
         if _MARK in stmt.annotations:
-            return _call(stmt, str(stmt.annotations[_MARK]), suffix)
+            call, shape = _call(stmt, str(stmt.annotations[_MARK]))
+            shapes.add(shape)
+            return call
         if stmt.kind != ForKind.PARALLEL:
             return None
-        begin, end = (Evaluate(tirx.call_extern("int32", f"{_PREFIX}_{name}{suffix}")) for name in ("begin", "end"))
+        begin, end = (Evaluate(tirx.call_extern("int32", f"{_PREFIX}_{name}")) for name in ("begin", "end"))
         return with_body(stmt, SeqStmt([begin, rewritten(stmt.body, lowered), end]))
 
-    return import_functions(func.with_body(rewritten(func.body, lowered)), functions)
+    func = func.with_body(rewritten(func.body, lowered))
+    functions = [*_common_functions(words), *(line for shape in sorted(shapes) for line in _functions(words, *shape))]
+    return import_functions(func, "".join(functions))
 
 
-def _call(stmt: For, name: str, suffix: str) -> Stmt:
-    """Return the call that replaces the marked loops of `stmt`."""
+def _call(stmt: For, name: str) -> tuple[Stmt, tuple[int, int]]:
+    """Return the call that replaces the marked loops of `stmt`, and the tiles of rows and of columns in these."""
+    loops, realize = loops_and_block(stmt)
+    columns = loops[1:-1] if name == _MULTIPLY else loops[1:]
+    heights, vectors = (math.prod(int(loop.extent) for loop in nest) // MATRIX_ROWS for nest in (loops[:1], columns))
+    function = f"{_PREFIX}_{name}_{heights}x{vectors}"
     if name == _CLEAR:
-        return Evaluate(tirx.call_extern("int32", f"{_PREFIX}_{name}{suffix}"))
-    loops: list[For] = []
-    inner: Stmt = stmt
-    while isinstance(inner, For):
-        loops.append(inner)
-        inner = inner.body
-    assert isinstance(inner, SBlockRealize)
-    store, analyzer = inner.block.body, Analyzer()
-    for variable, value in zip(inner.block.iter_vars, inner.iter_values, strict=True):
-        analyzer.bind(variable.var, value)
+        return Evaluate(tirx.call_extern("int32", function)), (heights, vectors)
 
-    row = Row.of(loops)
+    store, row = realize.block.body, Row.of(loops)
     operands = [(loops[0], store.buffer, store.indices)]
     if name == _MULTIPLY:
-        rows, panel = store.value.b.args[1:]
-        operands = [(loops[0], rows.source, rows.indices), (loops[-1], panel.source, panel.indices)]
+        left, right = store.value.b.args[1:]
+        operands = [(loops[0], left.source, left.indices), (loops[-1], right.source, right.indices)]
     addresses, regions = [], []
     for loop, buffer, indices in operands:
-        places = [analyzer.simplify(index) for index in indices]
+        places = outside_of(realize, indices)
         span = Span.of(buffer, places, row)
         regions.append(span.region)
         second = Analyzer()
@@ -118,30 +132,39 @@ def _call(stmt: For, name: str, suffix: str) -> Stmt:
         # The call names the last element too: TVM shrinks a stage to the elements that it sees used.
         addresses += [span.address(), next_row, span.last_address()]
     reads, writes = (regions, []) if name == _MULTIPLY else ([], regions)
-    call = Evaluate(tirx.call_extern("int32", f"{_PREFIX}_{name}{suffix}", *addresses))
-    return SBlockRealize([], tirx.const(1, "bool"), SBlock([], reads, writes, name, call))
+    call = Evaluate(tirx.call_extern("int32", function, *addresses))
+    return SBlockRealize([], tirx.const(1, "bool"), SBlock([], reads, writes, name, call)), (heights, vectors)
 
 
-def _functions(words: Words, heights: int, vectors: int, suffix: str) -> Iterator[str]:
-    """Yield the functions of a register tile in LLVM IR: tiles of sums come first, then those of the filter, then data.
-
-    `suffix` tells the functions of plans in one library apart. Of each operand there are the addresses of its first
-    row, of its second, and of its last element.
-    """
-    sums, left = heights * vectors, heights * vectors + vectors
+def _common_functions(words: Words) -> Iterator[str]:
+    """Yield the functions of all register tiles in LLVM IR, and the declarations of instructions."""
     yield _configuration()
-    yield from _function(f"begin{suffix}", "", [f"call void @llvm.x86.ldtilecfg(ptr @{_PREFIX}_configuration)"])
-    yield from _function(f"end{suffix}", "", ["call void @llvm.x86.tilerelease()"])
+    yield from _function("begin", "", [f"call void @llvm.x86.ldtilecfg(ptr @{_PREFIX}_configuration)"])
+    yield from _function("end", "", ["call void @llvm.x86.tilerelease()"])
+    for name in ("tileloadd64", "tilestored64"):
+        yield f"declare void @llvm.x86.{name}(i8 immarg, ptr, i64)\n"
+    yield "declare void @llvm.x86.ldtilecfg(ptr)\ndeclare void @llvm.x86.tilerelease()\n"
+    yield "declare void @llvm.x86.tilezero(i8 immarg)\n"
+    yield f"declare void @llvm.x86.{words.name}(i8 immarg, i8 immarg, i8 immarg)\n"
+
+
+def _functions(words: Words, heights: int, vectors: int) -> Iterator[str]:
+    """Yield the functions of a register tile in LLVM IR: tiles of sums come first, then the right factor, then the left.
+
+    Of each operand there are the addresses of its first row, of its second, and of its last element.
+    """
+    suffix = f"_{heights}x{vectors}"
+    sums, left = heights * vectors, heights * vectors + vectors
     yield from _function(_CLEAR + suffix, "", [f"call void @llvm.x86.tilezero(i8 {number})" for number in range(sums)])
     lines = [*_pitch("row"), *_pitch("panel")]
     for vector in range(vectors):
         lines += _move("tileloadd64", sums + vector, "panel", f"{4 * MATRIX_ROWS * vector}")
     for height in range(heights):
-        data = left + height % (_ALL - left)
+        factor = left + height % (_TILES - left)
         lines += [f"%skipped{height} = mul i64 %row_pitch, {MATRIX_ROWS * height}"]
-        lines += _move("tileloadd64", data, "row", f"%skipped{height}")
+        lines += _move("tileloadd64", factor, "row", f"%skipped{height}")
         for vector in range(vectors):
-            product = f"i8 {height * vectors + vector}, i8 {data}, i8 {sums + vector}"
+            product = f"i8 {height * vectors + vector}, i8 {factor}, i8 {sums + vector}"
             lines.append(f"call void @llvm.x86.{words.name}({product})")
     yield from _function(
         _MULTIPLY + suffix, "ptr %row, ptr %row_next, ptr %row_end, ptr %panel, ptr %panel_next, ptr %panel_end", lines
@@ -154,16 +177,11 @@ def _functions(words: Words, heights: int, vectors: int, suffix: str) -> Iterato
             lines.append(f"%skipped{number} = add i64 %below{number}, {4 * MATRIX_ROWS * vector}")
             lines += _move("tilestored64", number, "row", f"%skipped{number}")
     yield from _function(_STORE + suffix, "ptr %row, ptr %row_next, ptr %row_end", lines)
-    for name in ("tileloadd64", "tilestored64"):
-        yield f"declare void @llvm.x86.{name}(i8 immarg, ptr, i64)\n"
-    yield "declare void @llvm.x86.ldtilecfg(ptr)\ndeclare void @llvm.x86.tilerelease()\n"
-    yield "declare void @llvm.x86.tilezero(i8 immarg)\n"
-    yield f"declare void @llvm.x86.{words.name}(i8 immarg, i8 immarg, i8 immarg)\n"
 
 
 def _configuration() -> str:
     """Return the constant that sets up all tiles: a palette, the bytes of a row of each, and their rows."""
-    tiles = struct.pack("<2B14x16H16B", 1, 0, *[4 * MATRIX_ROWS] * _ALL, *[0] * 8, *[MATRIX_ROWS] * _ALL, *[0] * 8)
+    tiles = struct.pack("<2B14x16H16B", 1, 0, *[4 * MATRIX_ROWS] * _TILES, *[0] * 8, *[MATRIX_ROWS] * _TILES, *[0] * 8)
     text = "".join(f"\\{byte:02X}" for byte in tiles)
     return f'@{_PREFIX}_configuration = linkonce_odr hidden constant [{len(tiles)} x i8] c"{text}", align 64\n'
 

@@ -28,6 +28,7 @@ from tvm_deconv.compute.direct_layout import DirectLayout, FilterSection
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, LEAD, ROWS
 from tvm_deconv.compute.words import WORD, Words
 from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.x86.amx import MATRIX_ROWS, REGISTER_TILES, mark_matrices
 from tvm_deconv.schedules.x86.dot import dot_intrinsic
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, interleave_intrinsic, join_intrinsic, transpose_intrinsic
 from tvm_deconv.schedules.x86.loop_marks import SkipMarks, mark_tasks
@@ -94,6 +95,8 @@ class _Steps:
         for block, section in zip(self.runs, self.definition.sections, strict=True):
             if self.layout.form == INPUTS:
                 self.tile_inputs(block, section)
+            elif self.words is not None and self.words.tiled:
+                self.tile_matrices(block, section)
             else:
                 self.tile_registers(block, section)
         if self.layout.form != INPUTS:
@@ -268,6 +271,30 @@ class _Steps:
         if self.words is not None:
             sch.vectorize(sch.get_loops(first)[-1])
             sch.tensorize(product, dot_intrinsic(self.words, layout.lanes))
+
+    def tile_matrices(self, block: SBlockRV, section: FilterSection) -> None:
+        """Mark the products of a register tile, a step of words at a time, and its first and last steps.
+
+        The output channels of all its phases are the rows of the left factor. Raises ValueError if the register tile is
+        none of `REGISTER_TILES`.
+        """
+        sch, positions = self.sch, self.layout.tile.positions
+        fd, fh, fw, channel, position, *reduction, word = sch.get_loops(block)[-10:]
+        fh, row = sch.split(fh, [None, section.phases[0]])
+        fw, phase = sch.split(fw, [None, section.phases[1]])
+        tile, position = sch.split(position, [None, positions])
+        sch.reorder(fd, fh, fw, tile, *reduction, row, phase, channel, position, word)
+        mark_filter(sch, reduction)
+        self._skip_positions(tile, positions)
+        rows = sch.fuse(row, phase, channel)
+        shape = int(sch.get(rows).extent), positions
+        if shape not in [(MATRIX_ROWS * heights, MATRIX_ROWS * vectors) for heights, vectors in REGISTER_TILES]:
+            raise ValueError(f"rows and positions={shape}: must be those of whole tiles, eight at most with operands")
+        store = sch.cache_write(block, 0, "global")
+        sch.reverse_compute_at(store, tile, preserve_unit_loops=True)
+        stored = sch.fuse(*sch.get_loops(store)[-4:-1])
+        first = sch.decompose_reduction(block, reduction[0])
+        mark_matrices(sch, clear=sch.get_loops(first)[-2], multiply=rows, store=stored)
 
     def tile_inputs(self, block: SBlockRV, section: FilterSection) -> None:
         """Unroll a register tile of partial sums; their lanes are added up when it is complete.

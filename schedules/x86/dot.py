@@ -6,8 +6,10 @@ function in LLVM's language (``dot.ll``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from string import Template
+from typing import TypeAlias
 
 from tvm import tirx
 from tvm.s_tir import TensorIntrin
@@ -20,6 +22,8 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.stores import llvm_source
 from tvm_deconv.targets import CpuTarget
 
+#: The words in which a target multiplies for a problem; None if there are none.
+WordsOf: TypeAlias = Callable[[Problem, CpuTarget], Words | None]
 #: Pairs of bfloat16; pairs of 16-bit integers, which hold those of 8 bits; and four bytes, of data made unsigned or
 #: that are unsigned.
 BFLOAT16_PAIRS, INTEGER_PAIRS = Words("tvm_deconv_dot_bf16", 2), Words("tvm_deconv_dot_i16", 2)

@@ -22,6 +22,7 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.sym import Analyzer
 from tvm.tirx import AttrStmt, For, ForKind, IfThenElse, PrimFunc, SeqStmt, Stmt
 
 from tvm_deconv.compute.extents import End
@@ -166,6 +167,24 @@ def rewritten(stmt: Stmt, replaced: Callable[[Stmt], Stmt | None]) -> Stmt:
     if isinstance(stmt, SBlockRealize):
         return with_body(stmt, rewritten(stmt.block.body, replaced))
     return with_body(stmt, rewritten(stmt.body, replaced)) if isinstance(stmt, For) else stmt
+
+
+def loops_and_block(stmt: Stmt) -> tuple[list[For], SBlockRealize]:
+    """Return the nested loops that `stmt` is, the outermost first, and the one block in them."""
+    loops: list[For] = []
+    while isinstance(stmt, For):
+        loops.append(stmt)
+        stmt = stmt.body
+    assert isinstance(stmt, SBlockRealize)
+    return loops, stmt
+
+
+def outside_of(realize: SBlockRealize, values: Sequence[Expr]) -> list[Expr]:
+    """Return `values` of the variables of a block as values of the loops around it."""
+    analyzer = Analyzer()
+    for variable, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
+        analyzer.bind(variable.var, value)
+    return [analyzer.simplify(value) for value in values]
 
 
 def first_block(stmt: Stmt) -> SBlockRealize:

@@ -18,13 +18,13 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import tirx
 from tvm.ir import Expr
-from tvm.s_tir import SBlockRealize, Schedule
+from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 from tvm.sym import Analyzer
 from tvm.tirx import BufferLoad, Evaluate, For, PrimFunc, SeqStmt, Stmt
 
 from tvm_deconv.problem.arithmetic import ceil_div
-from tvm_deconv.schedules.x86.loop_marks import rewritten
+from tvm_deconv.schedules.x86.loop_marks import loops_and_block, outside_of, rewritten
 from tvm_deconv.schedules.x86.stores import LINE, import_functions
 from tvm_deconv.targets import CpuTarget
 
@@ -51,8 +51,9 @@ def lower_prefetches(func: PrimFunc, target: CpuTarget) -> PrimFunc:
         if not isinstance(stmt, For) or _MARK not in stmt.annotations:
             return None
         kept = {key: value for key, value in stmt.annotations.items() if key != _MARK}
-        body, (first, lines) = stmt.body, _read(func, stmt.body)
-        if far and int(stmt.annotations[_MARK]) * lines * LINE > target.l1_bytes // 2:
+        body = stmt.body
+        first, lines = _read(func, body) if far else (tirx.const(0, "int64"), 0)
+        if int(stmt.annotations[_MARK]) * lines * LINE > target.l1_bytes // 2:
             counts.add(lines)
             address = tirx.address_of(BufferLoad(func.params[1], [first]))
             # At the end of a step: before it, LLVM moves loads behind the call, and spills accumulators.
@@ -75,17 +76,10 @@ def _function(lines: int) -> str:
 
 def _read(func: PrimFunc, body: Stmt) -> tuple[Expr, int]:
     """Return the index of the first element of the packed filter that the loops of `body` read, and the cache lines."""
-    loops: list[For] = []
-    while isinstance(body, For):
-        loops.append(body)
-        body = body.body
-    assert isinstance(body, SBlockRealize)
-    packed_filter = func.params[1]
-    (region,) = next(read.region for read in body.block.reads if read.source.same_as(packed_filter))
-    analyzer, first, last = Analyzer(), Analyzer(), Analyzer()
-    for variable, value in zip(body.block.iter_vars, body.iter_values, strict=True):
-        analyzer.bind(variable.var, value)
-    place = analyzer.simplify(region.min)
+    loops, realize = loops_and_block(body)
+    packed_filter, first, last = func.params[1], Analyzer(), Analyzer()
+    (region,) = next(read.region for read in realize.block.reads if read.source.same_as(packed_filter))
+    (place,) = outside_of(realize, [region.min])
     for loop in loops:
         first.bind(loop.loop_var, loop.min)
         last.bind(loop.loop_var, loop.min + loop.extent - 1)

@@ -20,12 +20,22 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
 
-from tvm_deconv.compute.direct_layout import phases_together
+from tvm_deconv.compute.direct_layout import phases_follow, phases_together
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
 from tvm_deconv.schedules.x86 import register_channels, register_parts, register_rows
+from tvm_deconv.schedules.x86.amx import (
+    LOAD_CYCLES,
+    MATRIX_BYTES,
+    MATRIX_ROWS,
+    MATRIX_TILE_BYTES,
+    PRODUCT_CYCLES,
+    PRODUCT_LATENCY,
+    REGISTER_TILES,
+    RESULT_CYCLES,
+)
 from tvm_deconv.schedules.x86.costs import Costs, costs_of
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.stores import LINE
@@ -83,7 +93,7 @@ class _Step(NamedTuple):
 class RegisterTiles:
     """The register tiles of a problem in one form and vectors of `lanes`.
 
-    If `streams_filter`, the filter exceeds the caches.
+    If `streams_filter`, the filter exceeds the caches. `depth` is that of `tiles.candidates`.
     """
 
     problem: Problem
@@ -92,6 +102,7 @@ class RegisterTiles:
     target: CpuTarget
     lanes: int
     streams_filter: bool
+    depth: int = 1
 
     def all(self) -> list[RegisterTile]:
         """Return every register tile that fits, with its cost."""
@@ -99,6 +110,8 @@ class RegisterTiles:
             return [*self._of_inputs()]
         if self.form == GROUPS:
             return [*self._of_groups()]
+        if self.depth > 1:
+            return [*self._of_matrices()]
         return [self._rated(*shape) for shape in self._shapes()]
 
     @cached_property
@@ -109,14 +122,14 @@ class RegisterTiles:
     @cached_property
     def row_phases(self) -> int:
         """The phases of a row if tiles of rows hold vectors of the output, else 0."""
-        rows = self.form == ROWS and register_rows.supports(self.problem, self.geometry, self.lanes)
+        rows = self.form == ROWS and self.depth == 1 and register_rows.supports(self.problem, self.geometry, self.lanes)
         return self.geometry.axes[2].stride if rows else 0
 
     @cached_property
     def stores_parts(self) -> bool:
         """True if some tiles of rows hold parts of vectors of the output."""
         parts = register_parts.supports(self.problem, self.geometry, self.target, self.lanes)
-        return self.form == ROWS and parts
+        return self.form == ROWS and self.depth == 1 and parts
 
     @cached_property
     def most_phases(self) -> int:
@@ -259,6 +272,31 @@ class RegisterTiles:
                 for channels in dict.fromkeys((part, wide) if has_parts else (part,)):
                     padded = cost * round_up(groups, channels) / groups
                     yield RegisterTile(channels, positions, phases, padded, padded, part if channels > part else 0)
+
+    def _of_matrices(self) -> Iterator[RegisterTile]:
+        """Yield the register tiles of matrices, with costs relative to products in succession.
+
+        A step loads 16 rows of the filter for each tile of channels, and 16 vectors of data for each of positions. With
+        several taps in a row vectors lie across two lines. From the second-level cache both come slowly.
+        """
+        geometry, out_channels = self.geometry, self.geometry.out_channels
+        crossing = 1 + (self._row_taps > 1)
+        steps = max(self._taps, 1) * geometry.in_channels / self.depth
+        for (heights, vectors), phases in itertools.product(REGISTER_TILES, _divisors(self.most_phases)):
+            if heights % phases or not all(phases_follow(runs, phases) for runs in geometry.runs):
+                continue
+            channels, near, far = heights // phases * MATRIX_ROWS, 0.0, 0.0
+            for count, share in self._phase_shares(phases):
+                rows = heights // phases * count
+                products = PRODUCT_CYCLES * rows * vectors
+                step = max(products, PRODUCT_LATENCY, LOAD_CYCLES * (rows + crossing * vectors))
+                filters = rows if steps * rows * MATRIX_TILE_BYTES > self.target.l1_bytes // 2 else 0
+                fetch = MATRIX_TILE_BYTES / MATRIX_BYTES
+                results = RESULT_CYCLES * rows * vectors / steps
+                near += share * (max(step, fetch * filters) + results) / products
+                far += share * (max(step, fetch * (filters + vectors)) + results) / products
+            padded = round_up(out_channels, channels) / out_channels
+            yield RegisterTile(channels, vectors * MATRIX_ROWS, phases, padded * near, padded * far)
 
     def _of_inputs(self) -> Iterator[RegisterTile]:
         """Yield the register tiles of partial sums: of each position, channel and phase.

@@ -27,6 +27,7 @@ from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
 from tvm_deconv.schedules.x86 import register_channels
+from tvm_deconv.schedules.x86.amx import MATRIX_RATE
 from tvm_deconv.schedules.x86.costs import Costs, costs_of
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.ranking import Ranking
@@ -225,16 +226,19 @@ class _Work:
 
 
 @lru_cache(maxsize=ENUMERATIONS)
-def candidates(problem: Problem, form: str, winograd: bool, target: CpuTarget, lanes: int) -> Ranking[Plan]:
+def candidates(
+    problem: Problem, form: str, winograd: bool, target: CpuTarget, lanes: int, depth: int = 1
+) -> Ranking[Plan]:
     """Return all plans to try, cheapest first, each with its cost: cycles per useful product, relative.
 
-    If `winograd`, plans use Winograd's transforms along the first two axes.
+    If `winograd`, plans use Winograd's transforms along the first two axes. If `depth` is more than 1, the input
+    channels are words, of which an instruction takes as many of each row.
     """
     geometries = Geometry.choices(problem)
     parts = []
     for geometry in geometries:
         for outputs in outer_outputs(geometry) if winograd else [(1, 1)]:
-            costs, numbers = _Arithmetic.of(problem, geometry, form, outputs, target, lanes).plans()
+            costs, numbers = _Arithmetic.of(problem, geometry, form, outputs, target, lanes, depth).plans()
             parts.append((costs * geometry.taps / max(geometries[0].taps, 1), numbers))
     return Ranking.of(parts, Plan.of_numbers)
 
@@ -314,7 +318,8 @@ class _Arithmetic:
 
     `pack` and `finish` are the cycles to pack a vector and to finish one of the output. If it `stores_channels`, all
     `registers` are finished there, with vectors of channels. If it `transposes`, vectors of channels become vectors of
-    positions. The filter has `filter_size` bytes.
+    positions. The filter has `filter_size` bytes. `rate` is that at which products are made, relative to two vectors in
+    a cycle.
     """
 
     problem: Problem
@@ -331,10 +336,17 @@ class _Arithmetic:
     transposes: bool
     filter_size: int
     registers: RegisterTiles
+    rate: int
 
     @staticmethod
     def of(
-        problem: Problem, geometry: Geometry, form: str, outputs: tuple[int, int], target: CpuTarget, lanes: int
+        problem: Problem,
+        geometry: Geometry,
+        form: str,
+        outputs: tuple[int, int],
+        target: CpuTarget,
+        lanes: int,
+        depth: int,
     ) -> _Arithmetic:
         """Count the work, and the cycles that do not depend on the plan."""
         work, rows, costs = _Work.of(geometry, outputs), form == ROWS, costs_of(target)
@@ -358,7 +370,8 @@ class _Arithmetic:
         elements = geometry.groups * geometry.in_channels * geometry.out_channels * geometry.taps
         filter_size = elements * _element_bytes(target, lanes)
         streams_filter = filter_size > target.l2_bytes * costs.far_share
-        registers = RegisterTiles(problem, geometry, form, target, lanes, streams_filter)
+        registers = RegisterTiles(problem, geometry, form, target, lanes, streams_filter, depth)
+        rate = MATRIX_RATE if depth > 1 else 1
         return _Arithmetic(
             problem,
             geometry,
@@ -374,6 +387,7 @@ class _Arithmetic:
             transposes,
             filter_size,
             registers,
+            rate,
         )
 
     def plans(self) -> tuple[Array, Array]:
@@ -417,13 +431,13 @@ class _Arithmetic:
         words = np.where(geometry.groups > registers.channels, 2, 0)
         held = needed * np.where(self._in_pairs(registers), words, 1)
         cost *= 1 + costs.overfull * np.maximum(0.0, (held + results) / (self.target.l2_bytes * share) - 1)
-        inside = positions * self._channels(registers) * geometry.in_channels * work.products / (2 * lanes)
+        inside = positions * self._channels(registers) * geometry.in_channels * work.products / (2 * lanes * self.rate)
         # A vector of the filter serves half a cycle at each position: longer blocks are better.
         vector = lanes * _element_bytes(self.target, lanes)
-        cost *= with_filter(np.ones(1), 2 * vector / positions, self.filter_size, self.target)
+        cost *= with_filter(np.ones(1), 2 * vector * self.rate / positions, self.filter_size, self.target)
         ties = costs.ties * (1.0 if self.form == ROWS or self.stores_channels else costs.channels)
         outside = self._outside(blocks, registers, packed, finishes_in_registers)
-        total: Array = cost * (ties + outside / np.maximum(inside, 1))
+        total: Array = cost * (ties + outside / np.maximum(inside, 1)) / self.rate
         return total
 
     def _outside(self, blocks: _Blocks, registers: _Registers, packed: Array, finishes_in_registers: Array) -> Array:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.s_tir import SBlock, SBlockRealize
-from tvm.sym import Analyzer
 from tvm.tirx import BufferLoad, BufferStore, For, ForKind, PrimFunc, Stmt
 
-from tvm_deconv.schedules.x86.loop_marks import rewritten
+from tvm_deconv.schedules.x86.loop_marks import outside_of, rewritten
 from tvm_deconv.schedules.x86.stores import Row, Span
 
 
@@ -24,13 +23,11 @@ def round_vectors(func: PrimFunc, function: str) -> PrimFunc:
 
 def _rounded(loop: For, function: str) -> Stmt:
     """Return the stores of `loop` as the store of a vector that `function` returns."""
-    realize, analyzer, row = loop.body, Analyzer(), Row.of([loop])
+    realize, row = loop.body, Row.of([loop])
     block = realize.block
-    for variable, value in zip(block.iter_vars, realize.iter_values, strict=True):
-        analyzer.bind(variable.var, value)
     read = block.reads[0]
     source, target = (
-        Span.of(buffer, [analyzer.simplify(index) for index in indices], row)
+        Span.of(buffer, outside_of(realize, indices), row)
         for buffer, indices in (
             (read.source, [part.min for part in read.region]),
             (block.body.buffer, block.body.indices),
@@ -42,5 +39,6 @@ def _rounded(loop: For, function: str) -> Stmt:
 
     value = tirx.call_extern(f"{target.buffer.dtype}x{row.length}", function, BufferLoad(source.buffer, vector(source)))
     store = BufferStore(target.buffer, value, vector(target))
-    predicate = row.first.simplify(analyzer.simplify(realize.predicate))
+    (predicate,) = outside_of(realize, [realize.predicate])
+    predicate = row.first.simplify(predicate)
     return SBlockRealize([], predicate, SBlock([], [source.region], [target.region], block.name_hint, store))

@@ -115,7 +115,10 @@ def define_direct(
     have the caller's shapes. The output is ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``;
     `DirectDefinition.caller_index` maps it to the caller's. Raises ValueError for a tile that cannot be scheduled.
     """
-    layout = DirectLayout.of(words.problem(problem) if words else problem, form, tile, lanes, pairs)
+    if words:
+        layout = DirectLayout.of(words.problem(problem), form, tile, lanes, pairs, words.depth)
+    else:
+        layout = DirectLayout.of(problem, form, tile, lanes, pairs)
     return _Builder(problem, layout, words, joins).definition()
 
 
@@ -261,9 +264,10 @@ class _Builder:
         layout, form, outputs = self.layout, self.layout.form, self.layout.tile.outputs
         taps = [te.reduce_axis(tuple(shape_of((0, rows.taps))), f"t{i}") for i, rows in enumerate(section.axes)]
         ci = te.reduce_axis(tuple(shape_of((0, -(-layout.geometry.in_channels // section.lanes)))), "ci")
+        words = [te.reduce_axis(tuple(shape_of((0, section.lanes))), "word")] if self._multiplies_matrices else []
 
         def element(*index: Expr) -> Expr:
-            index, lane = (index[:-1], index[-1:]) if form == INPUTS else (index, ())
+            index, lane = (index[:-1], index[-1:]) if form == INPUTS else (index, [word.var for word in words])
             (*at, g, co), (*point, fd, fh, fw, first, second) = index[:LEAD], index[LEAD:]
             cc, m = (first, second) if form == ROWS else (second, first)
             steps = [
@@ -275,15 +279,15 @@ class _Builder:
                 (p, 0, p) if rows.transformed else ((step + p) % count, (step + p) // count, 0)
                 for rows, count, p, step in zip(section.axes, outputs, point or (0, 0), steps, strict=False)
             )
-            position = m + layout.flat(0, tiles, lines, steps[2])
+            position, channel = m + layout.flat(0, tiles, lines, steps[2]), sum(lane, ci.var * section.lanes)
             if points is not None:
-                value = points[(*at, g, d, h, ci.var, position)]
+                value = points[(*at, g, d, h, channel, position)]
             else:
                 inner = {
-                    ROWS: layout.packed_place(ci.var, (d, h), position),
-                    CHANNELS: (position, ci.var),
-                    GROUPS: (position, ci.var, word_of_pair(cc, layout.pairs)),
-                    INPUTS: (position, sum(lane, ci.var * section.lanes)),
+                    ROWS: layout.packed_place(channel, (d, h), position),
+                    CHANNELS: (position, channel),
+                    GROUPS: (position, channel, word_of_pair(cc, layout.pairs)),
+                    INPUTS: (position, channel),
                 }
                 value = packed[(*at, g, *inner[form])]
                 if layout.pairs:
@@ -292,7 +296,7 @@ class _Builder:
             place = section.index(g, co, (filter_d, filter_h), (fd, fh, fw), ci.var, within, cc, lane)
             weight = packed_filter[ravel(place, section.shape) + section.offset]
             product = value * weight if self.words is None else self._product(value, weight)
-            return te.sum(product, axis=[ci, *taps] if form == ROWS else [*taps, ci])
+            return te.sum(product, axis=[*taps, ci, *words] if section.taps_first else [ci, *taps])
 
         channels = layout.tile.channels
         tile_shape = (channels, layout.positions) if form == ROWS else (layout.positions, channels)
@@ -300,6 +304,10 @@ class _Builder:
         counts = map(product_count, section.axes[:2], outputs) if layout.transforms else ()
         shape = (*layout.lead, *counts, *(run.count for run in section.runs), *tile_shape, *lanes)
         return _stage(shape, element, f"run_{number}")
+
+    @property
+    def _multiplies_matrices(self) -> bool:
+        return self.words is not None and self.words.tiled
 
     def _product(self, value: Expr, weight: Expr) -> Expr:
         """Return the sum of the products of two words; the first operand is the one that is broadcast."""

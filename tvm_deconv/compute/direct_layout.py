@@ -62,13 +62,13 @@ class Tile:
 class FilterSection:
     """The part of the packed filter for one combination of runs, from element `offset` on.
 
-    Its axes are ``[g, co, points(2), d, h, w, reduction(4), phases(2), channels]``, and in inputs a last one of lanes.
-    Points are Winograd's along the
-    first two axes; ``d, h, w`` count tiles of phases, and a tile holds `phases` of the last two axes. The reduction is
-    ``[ci, taps(3)]`` in rows: all taps read a data element while it is in the first-level cache. Otherwise it is
-    ``[taps(3), ci]``, since there the input channels of a position are contiguous; in inputs ``ci`` counts vectors of
-    them. If `pairs` is not 0, the channels are groups, and two vectors of as many lanes have the even and the odd ones
-    of their groups. The data of both are one vector of words.
+    Its axes are ``[g, co, points(2), d, h, w, reduction(4), phases(2), channels]``, and a last one of input channels
+    where an instruction takes several: a vector in inputs, a row of words in products of matrices. Points are
+    Winograd's along the first two axes; ``d, h, w`` count tiles of phases, and a tile holds `phases` of the last two
+    axes. The reduction is ``[ci, taps(3)]`` in rows: all taps read a data element while it is in the first-level cache.
+    Otherwise it is ``[taps(3), ci]``, since there the input channels of a position are contiguous, and so it is with a
+    last axis, where ``ci`` counts the vectors or rows. If `pairs` is not 0, the channels are groups, and two vectors of
+    as many lanes have the even and the odd ones of their groups. The data of both are one vector of words.
     """
 
     offset: int
@@ -91,8 +91,13 @@ class FilterSection:
 
     @property
     def lanes(self) -> int:
-        """Input channels of a vector in inputs, else one."""
-        return self.shape[14] if self.form == INPUTS else 1
+        """Input channels of the last axis, one where there is none."""
+        return self.shape[14] if len(self.shape) > 14 else 1
+
+    @property
+    def taps_first(self) -> bool:
+        """True if the reduction runs over the taps outside of the input channels."""
+        return self.form != ROWS or self.lanes > 1
 
     @property
     def points(self) -> tuple[int, int]:
@@ -113,11 +118,11 @@ class FilterSection:
         """Return the index of a filter element within the section.
 
         `phases` and `taps` are one of each axis, the phases counted within their runs; `cc` is the channel within the
-        tile `co`. In inputs, `ci` is a vector of input channels and `lane` has the number within it.
+        tile `co`. With a last axis, `ci` is a vector or row of input channels and `lane` has the number within it.
         """
         d, h, w = phases
         rows, columns = self.phases
-        reduction = (ci, *taps) if self.form == ROWS else (*taps, ci)
+        reduction = (*taps, ci) if self.taps_first else (ci, *taps)
         return g, co, *points, d, h // rows, w // columns, *reduction, h % rows, w % columns, cc, *lane
 
 
@@ -161,20 +166,32 @@ def phases_together(runs: Sequence[Run], phases: int) -> tuple[int, int]:
     return math.gcd(runs[1].count, phases // columns), columns
 
 
-def filter_sections(geometry: Geometry, form: str, tile: Tile, lanes: int, pairs: int = 0) -> tuple[FilterSection, ...]:
+def phases_follow(runs: Sequence[Run], phases: int) -> bool:
+    """Tell whether the phases of a register tile of up to `phases` follow each other in the order of their results."""
+    rows, columns = phases_together(runs, phases)
+    return rows == 1 or columns == runs[2].count
+
+
+def filter_sections(
+    geometry: Geometry, form: str, tile: Tile, lanes: int, pairs: int = 0, depth: int = 1
+) -> tuple[FilterSection, ...]:
     """Lay out the packed filter for the register tiles of `tile`, for vectors of `lanes` elements.
 
-    `pairs` is that of `FilterSection`.
+    `pairs` is that of `FilterSection`, `depth` that of `Words`.
     """
     sections: list[FilterSection] = []
     offset = 0
-    terms = -(-geometry.in_channels // lanes) if form == INPUTS else geometry.in_channels
+    together = lanes if form == INPUTS else depth
+    terms = -(-geometry.in_channels // together)
     block_spans = spans(geometry, tile.block[1:])
     for runs in geometry.runs:
         first, second, third = map(axis_rows, geometry.axes, runs, block_spans, tile.outputs)
         rows, columns = phases_together(runs, tile.phases)
+        if depth > 1 and not phases_follow(runs, tile.phases):
+            raise ValueError(f"phases={tile.phases}: must be part of a row's, or whole rows of them, for matrices")
         taps = (first.taps, second.taps, third.taps)
-        reduction = (terms, *taps) if form == ROWS else (*taps, terms)
+        last = (together,) if form == INPUTS or depth > 1 else ()
+        reduction = (*taps, terms) if last or form != ROWS else (terms, *taps)
         shape = (
             *tiles_of_channels(geometry, form, tile),
             first.points,
@@ -186,7 +203,7 @@ def filter_sections(geometry: Geometry, form: str, tile: Tile, lanes: int, pairs
             rows,
             columns,
             tile.channels,
-            *((lanes,) if form == INPUTS else ()),
+            *last,
         )
         sections.append(FilterSection(offset, (first, second, third), (rows, columns), form, shape, pairs))
         offset += math.prod(shape)
@@ -260,8 +277,11 @@ class DirectLayout:
     pairs: int = 0
 
     @staticmethod
-    def of(problem: Problem, form: str, tile: Tile, lanes: int, pairs: int = 0) -> DirectLayout:
-        """Lay out `problem` in `form`; raise ValueError for a tile that cannot be scheduled."""
+    def of(problem: Problem, form: str, tile: Tile, lanes: int, pairs: int = 0, depth: int = 1) -> DirectLayout:
+        """Lay out `problem` in `form`; raise ValueError for a tile that cannot be scheduled.
+
+        `depth` is that of `Words`, whose number are the problem's channels.
+        """
         geometry, extents = Geometry.of(problem, bool(tile.uncropped)), Extents.of(problem)
         last = geometry.axes[2]
         if form == ROWS and (tile.width < last.positions or geometry.dynamic[2]) and tile.width % lanes:
@@ -270,10 +290,10 @@ class DirectLayout:
         if tile.part and (form != GROUPS or tile.part % lanes or tile.channels % tile.part):
             raise ValueError(f"part={tile.part}: must be whole vectors, and of groups a divisor of channels, or 0")
         packed = block_extents(geometry, tile)
-        depth, height, width = spans(geometry, tile.block[1:])
+        span = spans(geometry, tile.block[1:])
         first, second, third = map(halo_tiles, geometry.axes, tile.outputs)
-        row_end = -(-tile.width // lanes) * lanes + width - tile.width if form == ROWS else width
-        last_row = tile.images - 1, -(-depth // tile.outputs_d) - 1, -(-height // tile.outputs_h) - 1
+        row_end = -(-tile.width // lanes) * lanes + span[2] - tile.width if form == ROWS else span[2]
+        last_row = tile.images - 1, -(-span[0] // tile.outputs_d) - 1, -(-span[1] // tile.outputs_h) - 1
         positions = -(-(int(flat_position(packed, *last_row, 0)) + row_end) // tile.positions) * tile.positions
         reach = positions + int(flat_position(packed, 0, first, second, third))
         if max(tile.outputs) > 1:
@@ -285,9 +305,9 @@ class DirectLayout:
             geometry,
             extents,
             problem.data_format == "NXC",
-            filter_sections(geometry, form, tile, lanes, pairs),
+            filter_sections(geometry, form, tile, lanes, pairs, depth),
             extents.blocks(tile.block),
-            (depth, height, width),
+            span,
             packed,
             (first, second, third),
             positions,

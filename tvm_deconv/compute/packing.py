@@ -20,7 +20,7 @@ from tvm.script.ir_builder import tirx as build
 from tvm.tirx import IntImm, PrimFunc
 
 from tvm_deconv.compute.direct_layout import FilterSection, group_and_channel
-from tvm_deconv.compute.indexing import ROWS, ravel
+from tvm_deconv.compute.indexing import ravel
 from tvm_deconv.compute.matrix_layout import MatrixSection, constants_of
 from tvm_deconv.compute.phases import AxisRows, Geometry
 from tvm_deconv.compute.storage import filter_storage, to_accumulator
@@ -59,7 +59,7 @@ def pack_filter(
         for section in sections:
             with build.grid(*map(_int64, (*section.shape[:2], *section.shape[4:]))) as index:
                 g, co, d, h, w, *reduction, row, column, cc = index[:12]
-                ci, *taps = reduction if section.form == ROWS else [reduction[-1], *reduction[:-1]]
+                ci, *taps = [reduction[-1], *reduction[:-1]] if section.taps_first else reduction
                 ci = sum(index[12:], ci * section.lanes)
                 phases = (d, h * section.phases[0] + row, w * section.phases[1] + column)
                 group, channel = group_and_channel(section.form, section.channels, g, co, cc, section.pairs)

@@ -3,6 +3,7 @@
 from tvm_deconv.schedules.contract import AnyAlgorithm
 from tvm_deconv.schedules.x86.algorithms import (
     amx,
+    amx_rows,
     direct_channels,
     direct_groups,
     direct_inputs,
@@ -20,6 +21,7 @@ from tvm_deconv.schedules.x86.algorithms import (
 ALGORITHMS: tuple[AnyAlgorithm, ...] = (
     winograd.ALGORITHM,
     amx.ALGORITHM,
+    amx_rows.ALGORITHM,
     dot.ALGORITHM,
     dot_channels.ALGORITHM,
     dot_rows.ALGORITHM,

@@ -14,7 +14,7 @@ from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS, has_whol
 from tvm_deconv.compute.packing import pack_filter
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import storage_dtype
-from tvm_deconv.compute.words import WORD, plans_in_words
+from tvm_deconv.compute.words import WORD, Words, plans_in_words
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.x86 import (
@@ -25,10 +25,11 @@ from tvm_deconv.schedules.x86 import (
     register_rows,
     tiles,
 )
+from tvm_deconv.schedules.x86.amx import lower_matrices
 from tvm_deconv.schedules.x86.calls import for_all_calls
 from tvm_deconv.schedules.x86.conversions import rounds_rows, row_conversions
 from tvm_deconv.schedules.x86.direct import schedule_direct
-from tvm_deconv.schedules.x86.dot import ROUNDING, direct_words, dot_functions, word_cost
+from tvm_deconv.schedules.x86.dot import ROUNDING, WordsOf, dot_functions, word_cost
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.prefetching import lower_prefetches
@@ -46,13 +47,13 @@ def direct_algorithm(
     is_default_for: Callable[[Problem, CpuTarget], bool],
     *,
     winograd: bool = False,
-    words: bool = False,
+    words: WordsOf | None = None,
     error_growth: float = 1.0,
     caveat: str = "",
 ) -> Algorithm[CpuTarget, tiles.Plan]:
     """Return the record of a form of the direct definition, with or without transforms along the outer axes.
 
-    With `words`, factors are multiplied in words of the target's.
+    With `words`, factors are multiplied in the words that it returns.
     """
     variety = _Form(name, form, winograd, words)
     return Algorithm(
@@ -75,22 +76,28 @@ class _Form:
     name: str
     form: str
     winograd: bool
-    words: bool
+    words: WordsOf | None
 
     def candidates(self, problem: Problem, target: CpuTarget) -> Sequence[tuple[float, tiles.Plan]]:
-        words = direct_words(problem, target) if self.words else None
+        words = self.words(problem, target) if self.words else None
         cost = word_cost(words, target)
-        return plans_in_words(problem, words, lambda products: self._candidates(products, target), cost)
+        return plans_in_words(problem, words, lambda products: self._candidates(products, target, words), cost)
 
-    def _candidates(self, problem: Problem, target: CpuTarget) -> Sequence[tuple[float, tiles.Plan]]:
+    def _candidates(
+        self, problem: Problem, target: CpuTarget, words: Words | None
+    ) -> Sequence[tuple[float, tiles.Plan]]:
         extents = {
             ROWS: Geometry.of(problem).axes[2].positions,
             CHANNELS: problem.out_channels,
             GROUPS: problem.groups,
             INPUTS: problem.in_channels,
         }
-        of_lanes = partial(tiles.candidates, problem, self.form, self.winograd)
-        options = with_half_vectors(problem, target, extents[self.form], of_lanes)
+        depth = words.depth if words else 1
+        of_lanes = partial(tiles.candidates, problem, self.form, self.winograd, depth=depth)
+        if depth > 1:
+            options = of_lanes(target, accumulator_lanes(problem, target))
+        else:
+            options = with_half_vectors(problem, target, extents[self.form], of_lanes)
         return for_all_calls(problem, options, self.form, self._row_unit(problem, target))
 
     def _joins(self, problem: Problem) -> bool:
@@ -121,7 +128,8 @@ class _Form:
 
     def build(self, problem: Problem, target: CpuTarget, plan: tiles.Plan) -> Kernel:
         lanes = accumulator_lanes(problem, target) // (1 + plan.halves)
-        words = direct_words(problem, target) if self.words else None
+        words = self.words(problem, target) if self.words else None
+        tiled = words is not None and words.tiled
         joins = self._joins(problem)
         pairs = self._pairs(problem, target, plan.tile, lanes)
         definition = define_direct(problem, self.form, plan.tile, lanes, words, joins=joins, pairs=pairs)
@@ -133,7 +141,7 @@ class _Form:
         scheduled = schedule_direct(definition, plan, problem, whole, words, joining).mod["main"]
         scheduled = load_words(scheduled) if words or pairs else scheduled
         rounded, rounding = ("", ROUNDING) if words else exact_rounding(problem, target, lanes)
-        called = joined + (dot_functions(words, lanes) if words else "")
+        called = joined + (dot_functions(words, lanes) if words and not tiled else "")
         products = called or rounded
 
         def usual() -> PrimFunc:
@@ -144,7 +152,7 @@ class _Form:
         geometry = Geometry.of(problem, bool(plan.tile.uncropped))
         if self.form == INPUTS:
             deconv = lower(register_inputs.finish_inputs(scheduled, problem, definition), definition.end, streams=False)
-        elif problem.quantization:
+        elif problem.quantization or tiled:
             deconv = usual()
         elif register_channels.supports(problem, geometry, self.form):
             finished = register_channels.finish_channels(scheduled, problem, definition, rounding, joining)
@@ -161,9 +169,10 @@ class _Form:
             deconv = lower(finished, definition.end, streams=False, products=products + stores)
         else:
             deconv = usual()
+        deconv = lower_prefetches(deconv, target)
         return Kernel(
             problem=problem,
-            deconv=lower_prefetches(deconv, target),
+            deconv=lower_matrices(deconv, words) if words and tiled else deconv,
             pack=pack_filter(problem, definition.sections, definition.packed_elements, words),
             algorithm=self.name,
             knobs=plan.knobs,

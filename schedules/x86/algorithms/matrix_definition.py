@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
 
 from tvm.tirx import PrimFunc
 
@@ -23,7 +22,7 @@ from tvm_deconv.schedules.x86 import matrix_tiles
 from tvm_deconv.schedules.x86.amx import lower_matrices
 from tvm_deconv.schedules.x86.calls import for_all_calls
 from tvm_deconv.schedules.x86.conversions import row_conversions
-from tvm_deconv.schedules.x86.dot import BFLOAT16_PAIRS, ROUNDING, dot_functions, word_cost
+from tvm_deconv.schedules.x86.dot import BFLOAT16_PAIRS, ROUNDING, WordsOf, dot_functions, word_cost
 from tvm_deconv.schedules.x86.interleave import narrowing_intrinsic
 from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.matrix import schedule_matrix
@@ -35,9 +34,6 @@ from tvm_deconv.schedules.x86.vector_rounding import round_vectors
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
 from tvm_deconv.schedules.x86.word_loads import load_words
 from tvm_deconv.targets import CpuTarget
-
-#: The words in which a target multiplies for a problem; None if there are none.
-WordsOf: TypeAlias = Callable[[Problem, CpuTarget], Words | None]
 
 
 def matrix_algorithm(
@@ -112,7 +108,7 @@ class _Transforms:
         deconv = lower(func, definition.end, streams=streams, products=joining + functions, conversions=conversions)
         deconv = lower_prefetches(deconv, target)
         if words and words.tiled:
-            deconv = lower_matrices(deconv, words, plan.tile)
+            deconv = lower_matrices(deconv, words)
         return Kernel(
             problem=problem,
             deconv=deconv,
