@@ -35,13 +35,16 @@ from tvm_deconv.targets import CpuTarget
 MATRIX_ROWS = 16
 #: Register tiles, as tiles of the left factor by tiles of the right one: sums and operands are all in eight tiles.
 REGISTER_TILES = ((1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (1, 3))
-#: Cycles of a product, until its sums can be used, and of a load of a tile from the first-level cache.
-PRODUCT_CYCLES, PRODUCT_LATENCY, LOAD_CYCLES = 16, 52, 8
+#: Cycles of a product, until its sums can be used, and of a load of a tile from the first-level cache, also of one whose
+#: rows lie across two lines.
+PRODUCT_CYCLES, PRODUCT_LATENCY, LOAD_CYCLES, CROSSING_CYCLES = 16, 52, 8, 32
 #: Bytes of a tile, and the products of words in a cycle, relative to those of two vectors.
 MATRIX_TILE_BYTES, MATRIX_RATE = 4 * MATRIX_ROWS**2, MATRIX_ROWS**2 // (2 * MATRIX_ROWS)
-#: Bytes per cycle of tiles from the second-level cache.
-MATRIX_BYTES = 32
-#: Cycles to clear and store a tile of sums, and to gather a vector of a row beyond those beside slower products.
+#: Bytes per cycle of tiles from the second-level cache, and of those of a filter that is read in order.
+MATRIX_BYTES, STREAM_BYTES = 32, 64
+#: Cycles to clear and store a tile of sums in the direct definition.
+SUM_CYCLES = 20
+#: Cycles to clear and store a tile of sums in the matrix definition, and to gather a vector of a row beyond those beside slower products.
 RESULT_CYCLES, GATHER_CYCLES = 40, 4
 
 _MARK = "tvm_deconv.amx"
@@ -64,12 +67,6 @@ def matrix_words(problem: Problem, target: CpuTarget, *, filter_left: bool = Fal
         left, right = reversed(signs) if filter_left else signs
         return Words(f"tdpb{left}{right}d", 4, depth=MATRIX_ROWS)
     return None
-
-
-def direct_matrix_words(problem: Problem, target: CpuTarget) -> Words | None:
-    """Return the words of matrices in the direct definition, whose left factor is the filter; see `direct_words`."""
-    words = matrix_words(problem, target, filter_left=True)
-    return None if words is None or words.needs_correction(problem) else words
 
 
 def mark_matrices(sch: Schedule, clear: LoopRV, multiply: LoopRV, store: LoopRV) -> None:

@@ -284,7 +284,6 @@ class _Steps:
         fw, phase = sch.split(fw, [None, section.phases[1]])
         tile, position = sch.split(position, [None, positions])
         sch.reorder(fd, fh, fw, tile, *reduction, row, phase, channel, position, word)
-        mark_filter(sch, reduction)
         self._skip_positions(tile, positions)
         rows = sch.fuse(row, phase, channel)
         shape = int(sch.get(rows).extent), positions

@@ -27,6 +27,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
 from tvm_deconv.schedules.x86 import register_channels, register_parts, register_rows
 from tvm_deconv.schedules.x86.amx import (
+    CROSSING_CYCLES,
     LOAD_CYCLES,
     MATRIX_BYTES,
     MATRIX_ROWS,
@@ -34,7 +35,8 @@ from tvm_deconv.schedules.x86.amx import (
     PRODUCT_CYCLES,
     PRODUCT_LATENCY,
     REGISTER_TILES,
-    RESULT_CYCLES,
+    STREAM_BYTES,
+    SUM_CYCLES,
 )
 from tvm_deconv.schedules.x86.costs import Costs, costs_of
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
@@ -277,24 +279,28 @@ class RegisterTiles:
         """Yield the register tiles of matrices, with costs relative to products in succession.
 
         A step loads 16 rows of the filter for each tile of channels, and 16 vectors of data for each of positions. With
-        several taps in a row vectors lie across two lines. From the second-level cache both come slowly.
+        several taps in a row vectors lie across two lines. Loads and what comes from the second-level cache hide half
+        of the shorter of the two.
         """
-        geometry, out_channels = self.geometry, self.geometry.out_channels
-        crossing = 1 + (self._row_taps > 1)
+        geometry, out_channels, l1_bytes = self.geometry, self.geometry.out_channels, self.target.l1_bytes
+        load = CROSSING_CYCLES if self._row_taps > 1 else LOAD_CYCLES
         steps = max(self._taps, 1) * geometry.in_channels / self.depth
+
+        def step(rows: int, vectors: int, fetch: float) -> float:
+            loads, products = LOAD_CYCLES * rows + load * vectors, PRODUCT_CYCLES * rows * vectors
+            cycles = max(products, PRODUCT_LATENCY, max(loads, fetch) + min(loads, fetch) / 2)
+            return (cycles + SUM_CYCLES * rows * vectors / steps) / products
+
         for (heights, vectors), phases in itertools.product(REGISTER_TILES, _divisors(self.most_phases)):
             if heights % phases or not all(phases_follow(runs, phases) for runs in geometry.runs):
                 continue
             channels, near, far = heights // phases * MATRIX_ROWS, 0.0, 0.0
             for count, share in self._phase_shares(phases):
                 rows = heights // phases * count
-                products = PRODUCT_CYCLES * rows * vectors
-                step = max(products, PRODUCT_LATENCY, LOAD_CYCLES * (rows + crossing * vectors))
-                filters = rows if steps * rows * MATRIX_TILE_BYTES > self.target.l1_bytes // 2 else 0
-                fetch = MATRIX_TILE_BYTES / MATRIX_BYTES
-                results = RESULT_CYCLES * rows * vectors / steps
-                near += share * (max(step, fetch * filters) + results) / products
-                far += share * (max(step, fetch * (filters + vectors)) + results) / products
+                streams = steps * rows * MATRIX_TILE_BYTES > l1_bytes // 2
+                filters = rows * MATRIX_TILE_BYTES / STREAM_BYTES if streams else 0.0
+                near += share * step(rows, vectors, filters)
+                far += share * step(rows, vectors, filters + vectors * MATRIX_TILE_BYTES / MATRIX_BYTES)
             padded = round_up(out_channels, channels) / out_channels
             yield RegisterTile(channels, vectors * MATRIX_ROWS, phases, padded * near, padded * far)
 

@@ -16,11 +16,13 @@ from support.strategies import not_empty, operands, problems
 from support.tolerances import norm_bound
 
 import tvm_deconv as td
+from tvm_deconv.problem.quantization import bound_arrays
 from tvm_deconv.problem.reference import reference
+from tvm_deconv.problem.testing import operands as quantized_operands
 from tvm_deconv.schedules.x86 import amx
 from tvm_deconv.targets import CPU_TARGETS, detect_host
 
-AMX = next(algorithm for algorithm in X86.algorithms if algorithm.name == "amx")
+AMX, AMX_ROWS = (algorithm for algorithm in X86.algorithms if algorithm.name.startswith("amx"))
 TARGET, BF16 = CPU_TARGETS["x86-64-v4-amx"], CPU_TARGETS["x86-64-v4-bf16"]
 runs_bf16 = pytest.mark.skipif(not BF16.features <= detect_host().features, reason="this CPU has no AVX-512 BF16")
 layouts = pytest.mark.parametrize("data_format", ["NCX", "NXC"])
@@ -40,6 +42,8 @@ SHAPES = {
     ),
 }
 TYPES = ("bfloat16", "int8", "uint8")
+#: The types of data, filter and output of quantized problems.
+QUANTIZED = (("uint8", "int8", "uint8"), ("int8", "int8", "int8"), ("uint8", "uint8", "int32"), ("int8", "int8", "float32"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -62,16 +66,16 @@ def instructions(tmp_path_factory):
         yield BF16
 
 
-def run(problem, plan, instructions, arrays):
+def run(problem, plan, instructions, arrays, algorithm=AMX):
     """The output of a kernel for AMX, compiled for the `instructions` that there are."""
-    kernel = X86.build(problem, TARGET, AMX, plan)
+    kernel = X86.build(problem, TARGET, algorithm, plan)
     return call_kernel(problem, kernel, compiled_kernel(kernel, instructions), *arrays)
 
 
-def check(problem, plan, instructions, seed=5):
+def check(problem, plan, instructions, seed=5, algorithm=AMX):
     """A kernel for AMX agrees with the reference."""
     arrays = operands(problem, seed)
-    found = run(problem, plan, instructions, arrays)
+    found = run(problem, plan, instructions, arrays, algorithm)
     wanted = reference(problem, *arrays)
     if problem.dtype == "bfloat16":
         error = np.linalg.norm(found.astype(np.float64) - wanted)
@@ -92,6 +96,45 @@ def test_matrices_agree_with_the_reference(name, instructions):
             check(problem, plan, instructions)
 
 
+@runs_bf16
+@pytest.mark.parametrize("name", SHAPES)
+def test_rows_agree_with_the_reference(name, instructions):
+    """Every register tile that differs; types take turns."""
+    shape, options = SHAPES[name]
+    number = list(SHAPES).index(name)
+    for turn, plan in enumerate(of_each_tile(td.Problem(*shape, "int8", "NCX", **options))):
+        problem = td.Problem(*shape, TYPES[(number + turn) % len(TYPES)], "NCX", **options)
+        check(problem, plan, instructions, algorithm=AMX_ROWS)
+
+
+def of_each_tile(problem):
+    """The cheapest plan in rows of each register tile."""
+    tiles = {}
+    for _, plan in AMX_ROWS.candidates(problem, TARGET):
+        tiles.setdefault((plan.tile.channels, plan.tile.positions, plan.tile.phases), plan)
+    return list(tiles.values())
+
+
+@runs_bf16
+@pytest.mark.parametrize("name", SHAPES)
+def test_quantized_rows_are_exact(name, instructions):
+    """Zero points stand in the halo, and their products are taken off again, of each phase its own."""
+    shape, options = SHAPES[name]
+    data, filter_dtype, output = QUANTIZED[list(SHAPES).index(name) % len(QUANTIZED)]
+    quantization = td.Quantization(filter_dtype, output)
+    problem = td.Problem(*shape, data, "NCX", quantization=quantization, **options)
+    if not AMX_ROWS.supports(problem, TARGET):
+        problem = problem.replace(quantization=td.Quantization("int8", output))
+    arrays = quantized_operands(problem, 7)
+    limits = np.iinfo(problem.dtype)
+    arrays.data.flat[::5], arrays.data.flat[1::5] = limits.min, limits.max
+    table = bound_arrays(problem, problem.canonical_filter(arrays.filter), arrays.bias, arrays.scaling)
+    wanted = reference(problem, *arrays)
+    for plan in of_each_tile(problem)[::3]:
+        found = run(problem, plan, instructions, (arrays.data, *table), AMX_ROWS)
+        np.testing.assert_array_equal(found, wanted, err_msg=str(plan))
+
+
 def of_each_kind(problem):
     """The cheapest plan with two by two tiles, and that with rows the other way in another register tile."""
     plans = [plan for _, plan in AMX.candidates(problem, TARGET)]
@@ -109,9 +152,10 @@ def test_matrices_of_any_problem(kind, data_format, instructions, data, place, s
     drawn = data.draw(problems(data_formats=[data_format], max_macs=20_000).filter(not_empty))
     epilogue = drawn.epilogue if kind == "bfloat16" else td.Epilogue()
     problem = drawn.replace(precision="ieee", quantization=None, epilogue=epilogue, dtype=kind)
-    if AMX.supports(problem, TARGET):
-        plans = AMX.candidates(problem, TARGET)
-        check(problem, plans[int(place * len(plans))][1], instructions, seed)
+    for algorithm in (AMX, AMX_ROWS):
+        if algorithm.supports(problem, TARGET):
+            plans = algorithm.candidates(problem, TARGET)
+            check(problem, plans[int(place * len(plans))][1], instructions, seed, algorithm)
 
 
 @runs_bf16
@@ -119,15 +163,15 @@ def test_matrices_of_any_problem(kind, data_format, instructions, data, place, s
 def test_matrices_serve_any_extents(data_format, instructions):
     attributes = (4, 3), (2, 3), (1, 1), (1, 0), ("any+2", "any+3")
     problem = td.Problem("any", 2, 37, 20, ("any", "any"), *attributes, dtype="bfloat16", data_format=data_format)
-    plan = AMX.candidates(problem, TARGET)[0][1]
-    kernel = X86.build(problem, TARGET, AMX, plan)
-    compiled = compiled_kernel(kernel, instructions)
-    for batch, spatial in ((1, (30, 41)), (3, (1, 1)), (2, (65, 7))):
-        static = problem.at((batch, *spatial, 74) if data_format == "NXC" else (batch, 74, *spatial))
-        arrays = operands(static, batch)
-        found = call_kernel(static, kernel, compiled, *arrays).astype(np.float64)
-        wanted = reference(static, *arrays)
-        assert np.linalg.norm(found - wanted) <= norm_bound("bfloat16") * np.linalg.norm(wanted), static.key
+    for algorithm in [AMX, AMX_ROWS] if data_format == "NCX" else [AMX]:
+        kernel = X86.build(problem, TARGET, algorithm, algorithm.candidates(problem, TARGET)[0][1])
+        compiled = compiled_kernel(kernel, instructions)
+        for batch, spatial in ((1, (30, 41)), (3, (1, 1)), (2, (65, 7))):
+            static = problem.at((batch, *spatial, 74) if data_format == "NXC" else (batch, 74, *spatial))
+            arrays = operands(static, batch)
+            found = call_kernel(static, kernel, compiled, *arrays).astype(np.float64)
+            wanted = reference(static, *arrays)
+            assert np.linalg.norm(found - wanted) <= norm_bound("bfloat16") * np.linalg.norm(wanted), static.key
 
 
 @runs_bf16
@@ -143,6 +187,13 @@ def test_infinities_and_nan_stay_where_they_are(instructions):
         found = run(problem, plan, instructions, (data, weights, bias)).astype(np.float64)
         np.testing.assert_array_equal(found[~finite], wanted[~finite])
         assert np.isfinite(found[finite]).all()
+    rows, last = problem.replace(data_format="NCX"), problem.rank + 1
+    data = np.ascontiguousarray(np.moveaxis(data, last, 1))
+    for plan in of_each_tile(rows)[::4]:
+        found = run(rows, plan, instructions, (data, weights, bias), AMX_ROWS).astype(np.float64)
+        found = np.moveaxis(found, 1, last)
+        np.testing.assert_array_equal(found[~finite], wanted[~finite])
+        assert np.isfinite(found[finite]).all()
 
 
 @pytest.mark.skipif(not TARGET.features <= detect_host().features, reason="the code is compiled for this CPU's AMX")
@@ -150,9 +201,10 @@ def test_infinities_and_nan_stay_where_they_are(instructions):
     ("kind", "instruction"),
     [("bfloat16", "tdpbf16ps"), ("int8", "tdpbssd"), ("uint8", "tdpbuud")],
 )
-def test_the_code_has_the_instruction(kind, instruction):
+@pytest.mark.parametrize("algorithm", [AMX, AMX_ROWS], ids=lambda algorithm: algorithm.name)
+def test_the_code_has_the_instruction(kind, instruction, algorithm):
     problem = td.Problem(1, 1, 128, 64, (8, 16), (4, 4), (2, 2), (1, 1), (1, 1), (16, 32), kind)
-    code = code_of(problem, TARGET, AMX)
+    code = code_of(problem, TARGET, algorithm)
     assert len(re.findall(rf"\t{instruction}\t%tmm", code)) >= 4  # a register tile
     assert "ldtilecfg" in code
     assert "tilerelease" in code
@@ -163,15 +215,33 @@ def test_it_is_the_default_where_it_multiplies():
     """Words of bfloat16 are slow on these CPUs: where matrices do not pay, elements are multiplied in float32."""
     problem = td.Problem(1, 1, 128, 64, (32, 32), (3, 3), (2, 2), (1, 1), (1, 1), (64, 64), "bfloat16")
     depthwise = problem.replace(groups=64, in_channels=1, out_channels=1)
-    for data_format in ("NCX", "NXC"):
-        assert X86.default(problem.replace(data_format=data_format), TARGET)[0].name == "amx"
-        assert X86.default(problem.replace(data_format=data_format, dtype="uint8"), TARGET)[0].name == "amx"
+    for data_format, name in (("NCX", "amx_rows"), ("NXC", "amx")):
+        assert X86.default(problem.replace(data_format=data_format), TARGET)[0].name == name
+        assert X86.default(problem.replace(data_format=data_format, dtype="uint8"), TARGET)[0].name == name
         assert X86.default(depthwise.replace(data_format=data_format), TARGET)[0].name.startswith("direct_")
     few = problem.replace(in_channels=2, out_channels=2, data_format="NCX")
     assert X86.default(few, BF16)[0].name == "dot_rows"
     assert not X86.default(few, TARGET)[0].name.startswith("dot")
     assert not AMX.supports(problem.replace(dtype="float16"), TARGET)
     assert not AMX.supports(problem, BF16)
+    assert not AMX_ROWS.supports(problem.replace(data_format="NXC"), TARGET)
+    points = problem.replace(data_spatial=(1, 1), output_spatial=(1, 1), batch=64, data_format="NCX")
+    assert X86.default(points, TARGET)[0].name == "amx"  # a row of one position fills no vector
+    assert AMX_ROWS.supports(points, TARGET)
+
+
+def test_register_tiles_in_rows_are_whole_and_even():
+    """What the instructions cannot do is refused: parts of tiles, more than eight, phases whose results lie apart."""
+    shape = (1, 1, 32, 32, (8, 8), (2, 3), (2, 3), (1, 1), (0, 0), (16, 24))
+    problem = td.Problem(*shape, "bfloat16", "NCX")
+    plan = AMX_ROWS.candidates(problem, TARGET)[0][1]
+    for knobs, rule in (
+        ({"channels": 24}, "must be those of whole tiles"),
+        ({"channels": 64, "positions": 64}, "eight at most"),
+        ({"channels": 16, "positions": 16, "phases": 2}, "must be part of a row's"),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            X86.build(problem, TARGET, AMX_ROWS, AMX_ROWS.read(plan.knobs | {"phases": 1} | knobs))
 
 
 def test_filters_without_their_zero_points_are_no_bytes():

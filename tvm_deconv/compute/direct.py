@@ -24,6 +24,7 @@ rows. The packed rows of a tile lie in m planes, so that a point is one sum over
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -58,28 +59,27 @@ from tvm_deconv.compute.phases import AxisRows
 from tvm_deconv.compute.requantization import bias_at, data_zero_point, epilogue_parameter, finished, stored
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.compute.transforms import transform
-from tvm_deconv.compute.words import WORD, Words
+from tvm_deconv.compute.words import WORD, Words, corrections_of
 from tvm_deconv.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
 class DirectDefinition:
-    """A definition as TensorIR before scheduling, with `points` stages of sums of rows (``points_i``)."""
+    """A definition as TensorIR before scheduling, with `points` stages of sums of rows (``points_i``).
+
+    The packed filter has `packed_elements`: those of all sections, and behind them corrections of `corrections_of`.
+    """
 
     func: PrimFunc
     layout: DirectLayout
     rank: int
     points: int
+    packed_elements: int
 
     @property
     def sections(self) -> tuple[FilterSection, ...]:
         """The sections of the packed filter, one per combination of runs."""
         return self.layout.sections
-
-    @property
-    def packed_elements(self) -> int:
-        """Number of elements of the packed filter."""
-        return self.layout.packed_elements
 
     @property
     def end(self) -> End | None:
@@ -109,7 +109,7 @@ def define_direct(
     """Define `problem` in a `form` of `indexing`, blocked by `tile`, for vectors of `lanes` accumulators.
 
     With `words`, in rows and channels alone, packed data and the filter hold these in the place of input channels, and
-    nothing may be transformed; sums must need no correction. If it `joins`, the stage ``interleave`` has the type of
+    nothing may be transformed. If it `joins`, the stage ``interleave`` has the type of
     the output, else that of accumulators. `pairs`, in groups alone, is that of `FilterSection`.
     The parameters are the data, the packed filter, `epilogue_parameter` if there is one, and the output. Data and bias
     have the caller's shapes. The output is ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``;
@@ -145,21 +145,26 @@ class _Builder:
         problem, layout = self.problem, self.layout
         data = te.placeholder(shape_of(self._data_shape()), storage_dtype(problem.dtype), "data")
         factor = WORD if self.words else problem.accumulate_dtype
-        packed_filter = te.placeholder(shape_of((layout.packed_elements,)), factor, "packed_filter")
+        corrected = self.words is not None and self.words.needs_correction(problem)
+        counts = [math.prod(section.filters) for section in layout.sections] if corrected else []
+        corrections = corrections_of(counts, layout.packed_elements)
+        packed_filter = te.placeholder(shape_of(corrections[-1:]), factor, "packed_filter")
         constants = epilogue_parameter(problem)
         parameters = [data, packed_filter, *([] if constants is None else [constants])]
-        packed = self.pack_data(data, data_zero_point(problem, constants))
+        zero_point = data_zero_point(problem, constants)
+        packed = self.pack_data(data, zero_point)
         points = self.transform_rows(packed)
         products = [
             self.multiply(i, section, packed_filter, packed, points.get(section.axes[:2]))
             for i, section in enumerate(layout.sections)
         ]
         bias = self.pack_bias(constants) if constants is not None and problem.epilogue.bias else None
-        results = _Results(problem, layout, products, bias, constants)
+        correction = _Corrections(self.words, packed_filter, corrections, zero_point) if corrected else None
+        results = _Results(problem, layout, products, bias, constants, correction)
         rows = layout.form == ROWS
         interleaved = self.interleave(self.finish_chunks(results)) if rows else self.finish_channels(results)
         func = te.create_prim_func([*parameters, self.copy_out(interleaved)])
-        return DirectDefinition(byte_aligned(func), layout, problem.rank, len(points))
+        return DirectDefinition(byte_aligned(func), layout, problem.rank, len(points), corrections[-1])
 
     def _data_shape(self) -> tuple[Extent, ...]:
         extents, geometry = self.layout.extents, self.layout.geometry
@@ -296,7 +301,7 @@ class _Builder:
             place = section.index(g, co, (filter_d, filter_h), (fd, fh, fw), ci.var, within, cc, lane)
             weight = packed_filter[ravel(place, section.shape) + section.offset]
             product = value * weight if self.words is None else self._product(value, weight)
-            return te.sum(product, axis=[*taps, ci, *words] if section.taps_first else [ci, *taps])
+            return te.sum(product, axis=[ci, *taps, *words] if form == ROWS else [*taps, ci])
 
         channels = layout.tile.channels
         tile_shape = (channels, layout.positions) if form == ROWS else (layout.positions, channels)
@@ -408,9 +413,22 @@ class _Builder:
 
 
 @dataclass(frozen=True, slots=True)
+class _Corrections:
+    """What sums of `words` exceed those of their products by: from `begins` on in the packed filter, for each section.
+
+    `zero_point` is that of the data.
+    """
+
+    words: Words
+    packed_filter: te.Tensor
+    begins: Sequence[int]
+    zero_point: Expr | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Results:
     """The outputs as expressions of `products`, one stage per combination of runs, of the packed `bias`, and of the
-    `constants` that are the parameter behind the filter.
+    `constants` that are the parameter behind the filter. The products are corrected if there are `corrections`.
     """
 
     problem: Problem
@@ -418,6 +436,7 @@ class _Results:
     products: Sequence[te.Tensor]
     bias: te.Tensor | None
     constants: te.Tensor | None
+    corrections: _Corrections | None
 
     def output(self, at: Sequence[Expr], cc: Expr, phases: Sequence[Expr], n: Expr, places: Sequence[Expr]) -> Expr:
         """Return the output of a phase of each axis, at `places` along the axes in image `n` of the block `at`.
@@ -428,10 +447,22 @@ class _Results:
         for number, section in reversed(list(enumerate(self.layout.sections))):
             local, conditions = within_runs(phases, section.runs, self.layout.strides)
             result = self._result(number, at, cc, local, n, places)
+            if self.corrections is not None:
+                result = self._corrected(result, number, (at[4], at[5], *local, cc))
             value = tirx.if_then_else(tirx.all(*conditions), result, value) if conditions else result
         if self.bias is not None:
             value = value + self.bias[at[4], at[5], cc]
         return finished(self.problem, value, self.constants, self._channel(at, cc))
+
+    def _corrected(self, result: Expr, number: int, place: Sequence[Expr]) -> Expr:
+        """Return a `result` of combination `number` of runs without what it exceeds its products by.
+
+        `place` is an index of `FilterSection.filters`.
+        """
+        corrections, filters = self.corrections, self.layout.sections[number].filters
+        assert corrections is not None
+        correction = corrections.packed_filter[ravel(place, filters) + corrections.begins[number]]
+        return corrections.words.corrected(result, correction, corrections.zero_point)
 
     def _channel(self, at: Sequence[Expr], cc: Expr) -> Expr:
         """Return the output channel over all groups; the last one beyond it."""

@@ -66,9 +66,9 @@ class FilterSection:
     where an instruction takes several: a vector in inputs, a row of words in products of matrices. Points are
     Winograd's along the first two axes; ``d, h, w`` count tiles of phases, and a tile holds `phases` of the last two
     axes. The reduction is ``[ci, taps(3)]`` in rows: all taps read a data element while it is in the first-level cache.
-    Otherwise it is ``[taps(3), ci]``, since there the input channels of a position are contiguous, and so it is with a
-    last axis, where ``ci`` counts the vectors or rows. If `pairs` is not 0, the channels are groups, and two vectors of
-    as many lanes have the even and the odd ones of their groups. The data of both are one vector of words.
+    Otherwise it is ``[taps(3), ci]``, since there the input channels of a position are contiguous. With a last axis
+    ``ci`` counts the vectors or rows. If `pairs` is not 0, the channels are groups, and two vectors of as many lanes
+    have the even and the odd ones of their groups. The data of both are one vector of words.
     """
 
     offset: int
@@ -95,9 +95,15 @@ class FilterSection:
         return self.shape[14] if len(self.shape) > 14 else 1
 
     @property
-    def taps_first(self) -> bool:
-        """True if the reduction runs over the taps outside of the input channels."""
-        return self.form != ROWS or self.lanes > 1
+    def taps(self) -> tuple[int, int, int]:
+        """Taps of each axis."""
+        first, second, third = self.axes
+        return first.taps, second.taps, third.taps
+
+    @property
+    def filters(self) -> tuple[int, ...]:
+        """Tiles of groups and of channels, phases of each axis, and channels of a tile: each has a filter of its own."""
+        return *self.shape[:2], *(run.count for run in self.runs), self.channels
 
     @property
     def points(self) -> tuple[int, int]:
@@ -122,7 +128,7 @@ class FilterSection:
         """
         d, h, w = phases
         rows, columns = self.phases
-        reduction = (*taps, ci) if self.taps_first else (ci, *taps)
+        reduction = (ci, *taps) if self.form == ROWS else (*taps, ci)
         return g, co, *points, d, h // rows, w // columns, *reduction, h % rows, w % columns, cc, *lane
 
 
@@ -190,8 +196,7 @@ def filter_sections(
         if depth > 1 and not phases_follow(runs, tile.phases):
             raise ValueError(f"phases={tile.phases}: must be part of a row's, or whole rows of them, for matrices")
         taps = (first.taps, second.taps, third.taps)
-        last = (together,) if form == INPUTS or depth > 1 else ()
-        reduction = (*taps, terms) if last or form != ROWS else (terms, *taps)
+        reduction = (terms, *taps) if form == ROWS else (*taps, terms)
         shape = (
             *tiles_of_channels(geometry, form, tile),
             first.points,
@@ -203,7 +208,7 @@ def filter_sections(
             rows,
             columns,
             tile.channels,
-            *last,
+            *((together,) if form == INPUTS or depth > 1 else ()),
         )
         sections.append(FilterSection(offset, (first, second, third), (rows, columns), form, shape, pairs))
         offset += math.prod(shape)
@@ -290,6 +295,8 @@ class DirectLayout:
         if tile.part and (form != GROUPS or tile.part % lanes or tile.channels % tile.part):
             raise ValueError(f"part={tile.part}: must be whole vectors, and of groups a divisor of channels, or 0")
         packed = block_extents(geometry, tile)
+        if depth > 1 and tile.images == packed[0] == packed[1] == 1:
+            packed = (1, 1, -(-packed[2] // lanes) * lanes)  # channels begin with a line
         span = spans(geometry, tile.block[1:])
         first, second, third = map(halo_tiles, geometry.axes, tile.outputs)
         row_end = -(-tile.width // lanes) * lanes + span[2] - tile.width if form == ROWS else span[2]

@@ -46,13 +46,13 @@ from tvm_deconv.compute.indexing import (
     split_index,
     within_runs,
 )
-from tvm_deconv.compute.matrix_layout import MatrixLayout, MatrixSection, MatrixTile, constants_of, row_channels
+from tvm_deconv.compute.matrix_layout import MatrixLayout, MatrixSection, MatrixTile, row_channels
 from tvm_deconv.compute.requantization import bias_at, data_zero_point, epilogue_parameter, finished, stored
 from tvm_deconv.compute.storage import storage_dtype, stores_bytes
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.compute.transforms import transform
 from tvm_deconv.compute.winograd import Matrix
-from tvm_deconv.compute.words import WORD, Words
+from tvm_deconv.compute.words import WORD, Words, corrections_of
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import round_up
 
@@ -64,7 +64,7 @@ Matrices = Sequence[Matrix | None]  # of each axis
 class MatrixDefinition:
     """A definition as TensorIR before scheduling; `rank` is the caller's number of spatial axes.
 
-    The packed filter has `packed_elements`: those of all sections, and behind them the constants of `constants_of`.
+    The packed filter has `packed_elements`: those of all sections, and behind them the corrections of `corrections_of`.
     """
 
     func: PrimFunc
@@ -150,8 +150,9 @@ class _Builder:
         shape = (extents.batch, *spatial, channels) if layout.channels_last else (extents.batch, channels, *spatial)
         self.data = te.placeholder(shape_of(shape), storage_dtype(problem.dtype), "data")
         corrected = words is not None and words.needs_correction(problem)
-        self.constants = constants_of(layout.sections, layout.packed_elements) if corrected else None
-        self.packed_elements = self.constants[-1] if self.constants else layout.packed_elements
+        counts = [section.all_columns for section in layout.sections] if corrected else []
+        self.corrections = corrections_of(counts, layout.packed_elements)
+        self.packed_elements = self.corrections[-1]
         factor = WORD if words else self.accumulator
         self.packed_filter = te.placeholder(shape_of((self.packed_elements,)), factor, "packed_filter")
         self.parameter = epilogue_parameter(problem)
@@ -455,12 +456,10 @@ class _Builder:
             local, member = within_runs(phases, [axis.run for axis in section.axes], layout.strides)
             column = section.column(local, channel)
             here = self.result(section, results[number], at, image, places, column)
-            if self.constants:
-                constant = ravel((*at[4:6], column), (*section.shape[:2], section.part_columns))
-                correction = self.packed_filter[constant + self.constants[number]]
-                if self.words is not None and self.zero_point is not None:
-                    correction = correction * (self.zero_point + self.words.shift)
-                here = here - correction
+            if self.words is not None and self.words.needs_correction(self.problem):
+                place = ravel((*at[4:6], column), (*section.shape[:2], section.part_columns))
+                correction = self.packed_filter[place + self.corrections[number]]
+                here = self.words.corrected(here, correction, self.zero_point)
             # Not Select, which loads from both: an index that is invalid in one of them makes results wrong.
             value = tirx.if_then_else(tirx.all(*member), here, value) if member else here
         channel = tirx.min(at[5] * layout.tile.channels + channel, geometry.out_channels - 1)

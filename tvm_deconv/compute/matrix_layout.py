@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -196,14 +195,6 @@ def matrix_sections(geometry: Geometry, tile: MatrixTile, lanes: int, phases_las
         sections.append(MatrixSection(offset, axes, shape, tile.channels, phases_last, tile.parts))
         offset += math.prod(shape)
     return tuple(sections)
-
-
-def constants_of(sections: Sequence[MatrixSection], begin: int) -> list[int]:
-    """Return where the constants of each section begin in the packed filter, from `begin` on, and where the last end.
-
-    A section has one constant for each of its columns, which its sums exceed.
-    """
-    return list(itertools.accumulate((section.all_columns for section in sections), initial=begin))
 
 
 def block_positions(geometry: Geometry, tile: MatrixTile) -> tuple[int, int, int]:

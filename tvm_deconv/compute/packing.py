@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -20,12 +21,12 @@ from tvm.script.ir_builder import tirx as build
 from tvm.tirx import IntImm, PrimFunc
 
 from tvm_deconv.compute.direct_layout import FilterSection, group_and_channel
-from tvm_deconv.compute.indexing import ravel
-from tvm_deconv.compute.matrix_layout import MatrixSection, constants_of
+from tvm_deconv.compute.indexing import ROWS, ravel
+from tvm_deconv.compute.matrix_layout import MatrixSection
 from tvm_deconv.compute.phases import AxisRows, Geometry
 from tvm_deconv.compute.storage import filter_storage, to_accumulator
 from tvm_deconv.compute.strassen import STRASSEN
-from tvm_deconv.compute.words import WORD, Words
+from tvm_deconv.compute.words import WORD, Words, corrections_of
 from tvm_deconv.problem import Problem
 
 
@@ -51,7 +52,8 @@ def pack_filter(
 ) -> PrimFunc:
     """Build ``pack(filter [G, Ci, Co, *K], packed [elements])`` for the `sections` of a definition.
 
-    With `words`, these hold elements of the filter as they are stored, in the place of input channels.
+    With `words`, these hold elements of the filter as they are stored, in the place of input channels. If sums need a
+    correction, those of all filters follow.
     """
     geometry = Geometry.of(problem)
     factor = WORD if words else problem.accumulate_dtype
@@ -59,7 +61,7 @@ def pack_filter(
         for section in sections:
             with build.grid(*map(_int64, (*section.shape[:2], *section.shape[4:]))) as index:
                 g, co, d, h, w, *reduction, row, column, cc = index[:12]
-                ci, *taps = [reduction[-1], *reduction[:-1]] if section.taps_first else reduction
+                ci, *taps = reduction if section.form == ROWS else [reduction[-1], *reduction[:-1]]
                 ci = sum(index[12:], ci * section.lanes)
                 phases = (d, h * section.phases[0] + row, w * section.phases[1] + column)
                 group, channel = group_and_channel(section.form, section.channels, g, co, cc, section.pairs)
@@ -75,6 +77,12 @@ def pack_filter(
                         value = _filter_point(section.axes, points, taps, element).astype(factor)
                     where = ravel((g, co, *points, *index[2:]), section.shape) + section.offset
                     build.buffer_store(packed, tirx.if_then_else(exists, value, tirx.const(0, factor)), [where])
+        if words and words.needs_correction(problem):
+            counts = [math.prod(section.filters) for section in sections]
+            for section, begin in zip(sections, corrections_of(counts, elements - sum(counts)), strict=False):
+                terms = (*section.taps, problem.in_channels)
+                entry = partial(_direct_entry, problem, source, section)
+                _pack_corrections(problem, packed, words, section.filters, begin, terms, entry)
     return builder.get()
 
 
@@ -84,7 +92,7 @@ def pack_matrix_filter(
     """Build ``pack(filter [G, Ci, Co, *K], packed [elements])`` for the `sections` of a matrix definition.
 
     Winograd's transform of the taps, and Strassen's sums, are computed in float64 and rounded once. With `words`, these
-    hold elements of the filter as they are stored. If sums need a correction, the constants of all columns follow.
+    hold elements of the filter as they are stored. If sums need a correction, those of all columns follow.
     """
     accumulator = problem.accumulate_dtype
     with _pack_function(problem, elements, WORD if words else accumulator) as (builder, source, packed):
@@ -105,25 +113,54 @@ def pack_matrix_filter(
                     where = ravel((g, tile, *points, number, *tap, ci, place), section.shape)
                     build.buffer_store(packed, value, [where + section.offset])
         if words and words.needs_correction(problem):
-            begin = elements - sum(section.all_columns for section in sections)
-            for section, offset in zip(sections, constants_of(sections, begin), strict=False):
-                factor = 1 if problem.quantization else words.shift
-                _pack_constants(problem, source, packed, section, offset, factor)
+            counts = [section.all_columns for section in sections]
+            for section, begin in zip(sections, corrections_of(counts, elements - sum(counts)), strict=False):
+                shape, terms = (*section.shape[:2], section.part_columns), (*section.shape[6:9], problem.in_channels)
+                entry = partial(_matrix_entry, problem, source, section)
+                _pack_corrections(problem, packed, words, shape, begin, terms, entry)
     return builder.get()
 
 
-def _pack_constants(
-    problem: Problem, source: Any, packed: Any, section: MatrixSection, offset: int, factor: int
+def _pack_corrections(
+    problem: Problem,
+    packed: Any,
+    words: Words,
+    shape: Sequence[int],
+    begin: int,
+    terms: Sequence[int],
+    entry: Callable[[Sequence[Expr], Sequence[Expr]], Expr],
 ) -> None:
-    """Store `factor` times the sum of the filter of each column of a section, from `offset` on."""
-    groups, tiles = section.shape[:2]
-    taps, begin = section.shape[6:9], (0,) * 3
-    with build.grid(*map(_int64, (groups, tiles, section.part_columns))) as (g, tile, column):
-        where = ravel((g, tile, column), (groups, tiles, section.part_columns)) + offset
+    """Store the correction of each sum of a section, an array of `shape`, from `begin` on.
+
+    A sum is one over an array of `terms`; `entry` is the filter's element at an index of each of the two.
+    """
+    factor = tirx.const(1 if problem.quantization else words.shift, WORD)
+    with build.grid(*map(_int64, shape)) as index:
+        where = ravel(index, shape) + begin
         build.buffer_store(packed, tirx.const(0, WORD), [where])
-        with build.grid(*map(_int64, (*taps, problem.in_channels))) as (d, h, w, ci):
-            element = _entry(problem, source, section, (g, tile), (d, h, w), begin, ci, column)
-            build.buffer_store(packed, packed[where] + element * tirx.const(factor, WORD), [where])
+        with build.grid(*map(_int64, terms)) as term:
+            build.buffer_store(packed, packed[where] + entry(index, term) * factor, [where])
+
+
+def _direct_entry(
+    problem: Problem, source: Any, section: FilterSection, place: Sequence[Expr], term: Sequence[Expr]
+) -> Expr:
+    """Return the filter's element at an index of `FilterSection.filters`, taps and an input channel, or zero."""
+    g, co, d, h, w, cc = place
+    *taps, ci = term
+    group, channel = group_and_channel(section.form, section.channels, g, co, cc)
+    exists = tirx.all(group < problem.groups, channel < problem.out_channels)
+    element = _element(problem, source, section.axes, (group, ci, channel), (d, h, w), taps)
+    return tirx.if_then_else(exists, element, tirx.const(0, problem.accumulate_dtype))
+
+
+def _matrix_entry(
+    problem: Problem, source: Any, section: MatrixSection, place: Sequence[Expr], term: Sequence[Expr]
+) -> Expr:
+    """Return the filter's element at group, tile and column, and at taps and an input channel, or zero."""
+    g, tile, column = place
+    *taps, ci = term
+    return _entry(problem, source, section, (g, tile), taps, (0,) * 3, ci, column)
 
 
 def _entry(

@@ -6,7 +6,8 @@ and adds the products of each word to one accumulator of 32 bits. The last word 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -59,6 +60,10 @@ class Words:
         """Tell whether sums of a problem's words exceed those of its products."""
         return self.shift > 0 or problem.quantization is not None
 
+    def corrected(self, sums: Expr, correction: Expr, zero_point: Expr | None) -> Expr:
+        """Return `sums` less their `correction`, one of the packed filter's; the `zero_point` is that of the data."""
+        return sums - (correction if zero_point is None else correction * (zero_point + self.shift))
+
     def filled(self, factor: Expr) -> Expr:
         """Return the word of which each factor is `factor`."""
         pattern = sum(1 << self.bits * number for number in range(self.factors))
@@ -96,6 +101,15 @@ class Words:
         The instruction multiplies `one` word by each of a vector. Bytes of the first are unsigned.
         """
         return tirx.call_pure_extern(accumulator, self.name, one, of_vector)
+
+
+def corrections_of(counts: Iterable[int], begin: int) -> list[int]:
+    """Return where the corrections of each section begin in the packed filter, from `begin` on, and where the last end.
+
+    A section has as many as `counts`. Each is what sums exceed those of their products by, divided by the shift of the
+    data if that is known to a call alone.
+    """
+    return list(itertools.accumulate(counts, initial=begin))
 
 
 def plans_in_words(

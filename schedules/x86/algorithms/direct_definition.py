@@ -137,7 +137,7 @@ class _Form:
         streams = outgrows_caches(problem)
         whole = self.form != INPUTS and has_whole_vectors(problem, self.form, plan.tile, lanes)
         whole = whole and not (self.form == ROWS and (streams or (rounds_rows(problem) and not joins)))
-        joined, joining = row_joining(problem, target, lanes) if joins or pairs else ("", "")
+        joined, joining = row_joining(problem, target, lanes, flushed=words is not None) if joins or pairs else ("", "")
         scheduled = schedule_direct(definition, plan, problem, whole, words, joining).mod["main"]
         scheduled = load_words(scheduled) if words or pairs else scheduled
         rounded, rounding = ("", ROUNDING) if words else exact_rounding(problem, target, lanes)

@@ -10,7 +10,7 @@ from tvm_deconv.compute.matrix_layout import contiguous_phases
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86 import matrix_tiles, register_channels, tiles
-from tvm_deconv.schedules.x86.amx import direct_matrix_words, matrix_words
+from tvm_deconv.schedules.x86.amx import matrix_words
 from tvm_deconv.schedules.x86.dot import direct_words, words_of
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes
 from tvm_deconv.targets import CpuTarget
@@ -105,14 +105,15 @@ def fills_matrices(problem: Problem, target: CpuTarget) -> bool:
 
 
 def multiplies_row_matrices(problem: Problem, target: CpuTarget) -> bool:
-    """The target multiplies matrices of the type without corrections, and channels are outside of positions."""
-    return direct_matrix_words(problem, target) is not None and problem.data_format == "NCX"
+    """The target multiplies matrices of the type, and channels are outside of positions."""
+    return matrix_words(problem, target) is not None and problem.data_format == "NCX"
 
 
 def fills_row_matrices(problem: Problem, target: CpuTarget) -> bool:
-    """Words are full, and products have rows of channels and vectors of positions."""
+    """Words are full, products have rows of channels and vectors of positions, and these are packed by pieces of rows."""
     lanes = accumulator_lanes(problem, target)
     filled = 2 * problem.out_channels >= lanes and 2 * _positions(problem) >= lanes
+    filled = filled and 4 * Geometry.of(problem).axes[2].positions >= lanes
     return filled and multiplies_row_matrices(problem, target) and fills_matrices(problem, target)
 
 
