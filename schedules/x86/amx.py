@@ -35,8 +35,8 @@ from tvm_deconv.targets import CpuTarget
 MATRIX_ROWS = 16
 #: Register tiles, as tiles of the left factor by tiles of the right one: sums and operands are all in eight tiles.
 REGISTER_TILES = ((1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (1, 3))
-#: Cycles of a product, until its sums can be used, and of a load of a tile from the first-level cache, also of one whose
-#: rows lie across two lines.
+#: Cycles of a product, until its sums can be used, and of a load of a tile from the first-level cache: of one whose
+#: rows are lines, and of one whose rows lie across two.
 PRODUCT_CYCLES, PRODUCT_LATENCY, LOAD_CYCLES, CROSSING_CYCLES = 16, 52, 8, 32
 #: Bytes of a tile, and the products of words in a cycle, relative to those of two vectors.
 MATRIX_TILE_BYTES, MATRIX_RATE = 4 * MATRIX_ROWS**2, MATRIX_ROWS**2 // (2 * MATRIX_ROWS)
@@ -44,7 +44,8 @@ MATRIX_TILE_BYTES, MATRIX_RATE = 4 * MATRIX_ROWS**2, MATRIX_ROWS**2 // (2 * MATR
 MATRIX_BYTES, STREAM_BYTES = 32, 64
 #: Cycles to clear and store a tile of sums in the direct definition.
 SUM_CYCLES = 20
-#: Cycles to clear and store a tile of sums in the matrix definition, and to gather a vector of a row beyond those beside slower products.
+#: Cycles to clear and store a tile of sums in the matrix definition, and to gather a vector of a row beyond those
+#: beside slower products.
 RESULT_CYCLES, GATHER_CYCLES = 40, 4
 
 _MARK = "tvm_deconv.amx"
@@ -146,9 +147,10 @@ def _common_functions(words: Words) -> Iterator[str]:
 
 
 def _functions(words: Words, heights: int, vectors: int) -> Iterator[str]:
-    """Yield the functions of a register tile in LLVM IR: tiles of sums come first, then the right factor, then the left.
+    """Yield the functions of a register tile in LLVM IR.
 
-    Of each operand there are the addresses of its first row, of its second, and of its last element.
+    Tiles of sums come first, then those of the right factor, then of the left one. Of each operand there are the
+    addresses of its first row, of its second, and of its last element.
     """
     suffix = f"_{heights}x{vectors}"
     sums, left = heights * vectors, heights * vectors + vectors

@@ -48,7 +48,7 @@ def schedule_direct(
 
     If `whole_vectors`, finished vectors are stored straight into the output: each row is whole chunks, or each position
     whole vectors of channels. `joining`, if not empty, is the function of `rounding.row_joining` for a definition that
-    joins.
+    narrows.
     """
     sch = Schedule(definition.func)
     finishing = ("epilogue", "interleave") if definition.layout.form == ROWS else ("interleave",)
@@ -339,7 +339,7 @@ class _Steps:
     def _interleaving(self, stride: int, minor: int) -> str:
         """Return the intrinsic that interleaves a chunk."""
         lanes, dtype, scope = self.layout.lanes, self.problem.accumulate_dtype, self._finished_scope
-        if self.joining:
+        if self.definition.narrows:
             return join_intrinsic(self.problem, stride, lanes, self.joining, scope)
         return interleave_intrinsic(stride, minor, lanes, dtype, scope)
 

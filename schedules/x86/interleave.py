@@ -11,6 +11,7 @@ number of streams is halved (``log2`` rounds of one shuffle a vector), an odd on
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
@@ -117,8 +118,8 @@ def join(function: str, streams: list[Expr], lanes: int) -> list[Expr]:
 def join_intrinsic(problem: Problem, stride: int, lanes: int, function: str, scope: str) -> str:
     """Register the intrinsic that interleaves chunks of ``[stride, lanes]`` sums of `problem`, and return its name.
 
-    The result, in memory of `scope`, is ``[lanes * stride, 1]`` outputs of a row in 16 bits: `function` makes words of
-    the sums of two streams, and these are interleaved.
+    The result, in memory of `scope`, is ``[lanes * stride, 1]`` outputs of a row in the output's type. Neighbours are
+    joined, and these words interleaved: two sums of 16 bits by `function`, or as many bytes as go into 32 bits.
     """
     dtype, stored_dtype = problem.accumulate_dtype, storage_dtype(problem.output_dtype)
     name = f"tvm_deconv.join_{problem.key}_{stride}x{lanes}_{function}_{scope}"
@@ -135,10 +136,11 @@ def join_intrinsic(problem: Problem, stride: int, lanes: int, function: str, sco
                 B.writes(chunk[0:places, 0:1])
                 if vectors:
                     loaded = [rows.vload([_int64(stream), _int64(0)], f"{dtype}x{lanes}") for stream in range(stride)]
-                    for vector, words in enumerate(shuffle_network(join(function, loaded, lanes), lanes)):
-                        value = tirx.reinterpret(f"{stored_dtype}x{2 * lanes}", words)
-                        place = _int64(2 * lanes * vector)
-                        B.buffer_store(chunk, value, [place, tirx.Ramp(_int64(0), _int64(1), 2 * lanes)])
+                    vectors_of_outputs = _narrow_streams(loaded, lanes, stored_dtype, function)
+                    width = places // len(vectors_of_outputs)
+                    for vector, value in enumerate(vectors_of_outputs):
+                        place = _int64(width * vector)
+                        B.buffer_store(chunk, value, [place, tirx.Ramp(_int64(0), _int64(1), width)])
                 else:
                     with B.grid(_int64(places), _int64(1)) as (i, _), B.sblock("move"):
                         place = B.axis.spatial(_int64(places), i)
@@ -221,11 +223,23 @@ def _narrow(rows: list[Expr], lanes: int, narrow: str, joining: str) -> list[Exp
     return columns
 
 
+def _narrow_streams(streams: list[Expr], lanes: int, narrow: str, joining: str) -> list[Expr]:
+    """Return the interleaved `streams` of sums as vectors of the `narrow` type, by the function `joining` if given."""
+    if joining:
+        words, joined, bits = join(joining, streams, lanes), 2, 32
+    else:
+        joined = math.gcd(len(streams), 4)
+        bits = 8 * joined
+        words = [_joined(streams[i : i + joined], lanes, narrow) for i in range(0, len(streams), joined)]
+    vectors = shuffle_network(words, lanes)
+    return [tirx.reinterpret(f"{narrow}x{joined * lanes}", word.astype(f"int{bits}x{lanes}")) for word in vectors]
+
+
 def _joined(rows: list[Expr], lanes: int, narrow: str) -> Expr:
-    """Return the words whose four bytes are the lanes of as many `rows`."""
+    """Return the words whose lower bytes are the lanes of as many `rows`, up to four; of less, other bits are any."""
     several = f"{WORD}x{lanes}"
     *lower, word = rows
-    word = word << tirx.const(24, several)
+    word = word << tirx.const(8 * len(lower), several)
     for number, row in enumerate(lower):
         byte = row if narrow == "uint8" else row & tirx.const(0xFF, several)  # of negative integers, other bits are set
         word = word | (byte << tirx.const(8 * number, several))

@@ -43,7 +43,12 @@ SHAPES = {
 }
 TYPES = ("bfloat16", "int8", "uint8")
 #: The types of data, filter and output of quantized problems.
-QUANTIZED = (("uint8", "int8", "uint8"), ("int8", "int8", "int8"), ("uint8", "uint8", "int32"), ("int8", "int8", "float32"))
+QUANTIZED = (
+    ("uint8", "int8", "uint8"),
+    ("int8", "int8", "int8"),
+    ("uint8", "uint8", "int32"),
+    ("int8", "int8", "float32"),
+)
 
 
 @pytest.fixture(scope="module", autouse=True)

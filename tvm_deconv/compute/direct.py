@@ -67,7 +67,8 @@ from tvm_deconv.problem import Problem
 class DirectDefinition:
     """A definition as TensorIR before scheduling, with `points` stages of sums of rows (``points_i``).
 
-    The packed filter has `packed_elements`: those of all sections, and behind them corrections of `corrections_of`.
+    If it `narrows`, the stage ``interleave`` has the type of the output, else that of accumulators. The packed filter
+    has `packed_elements`: those of all sections, and behind them corrections of `corrections_of`.
     """
 
     func: PrimFunc
@@ -75,6 +76,7 @@ class DirectDefinition:
     rank: int
     points: int
     packed_elements: int
+    narrows: bool
 
     @property
     def sections(self) -> tuple[FilterSection, ...]:
@@ -103,23 +105,23 @@ def define_direct(
     lanes: int,
     words: Words | None = None,
     *,
-    joins: bool = False,
+    narrows: bool = False,
     pairs: int = 0,
 ) -> DirectDefinition:
     """Define `problem` in a `form` of `indexing`, blocked by `tile`, for vectors of `lanes` accumulators.
 
     With `words`, in rows and channels alone, packed data and the filter hold these in the place of input channels, and
-    nothing may be transformed. If it `joins`, the stage ``interleave`` has the type of
-    the output, else that of accumulators. `pairs`, in groups alone, is that of `FilterSection`.
-    The parameters are the data, the packed filter, `epilogue_parameter` if there is one, and the output. Data and bias
-    have the caller's shapes. The output is ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``;
-    `DirectDefinition.caller_index` maps it to the caller's. Raises ValueError for a tile that cannot be scheduled.
+    nothing may be transformed. If it `narrows`, the stage ``interleave`` has the type of the output, else that of
+    accumulators. `pairs`, in groups alone, is that of `FilterSection`. The parameters are the data, the packed filter,
+    `epilogue_parameter` if there is one, and the output. Data and bias have the caller's shapes. The output is
+    ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``; `DirectDefinition.caller_index` maps it to the caller's. Raises
+    ValueError for a tile that cannot be scheduled.
     """
     if words:
         layout = DirectLayout.of(words.problem(problem), form, tile, lanes, pairs, words.depth)
     else:
         layout = DirectLayout.of(problem, form, tile, lanes, pairs)
-    return _Builder(problem, layout, words, joins).definition()
+    return _Builder(problem, layout, words, narrows).definition()
 
 
 def _stage(shape: Sequence[Extent], element: Callable[..., Expr], name: str) -> te.Tensor:
@@ -138,15 +140,15 @@ class _Builder:
     problem: Problem
     layout: DirectLayout
     words: Words | None
-    joins: bool
+    narrows: bool
 
     def definition(self) -> DirectDefinition:
         """Connect the stages."""
         problem, layout = self.problem, self.layout
         data = te.placeholder(shape_of(self._data_shape()), storage_dtype(problem.dtype), "data")
         factor = WORD if self.words else problem.accumulate_dtype
-        corrected = self.words is not None and self.words.needs_correction(problem)
-        counts = [math.prod(section.filters) for section in layout.sections] if corrected else []
+        words = self.words if self.words and self.words.needs_correction(problem) else None
+        counts = [math.prod(section.filters) for section in layout.sections] if words else []
         corrections = corrections_of(counts, layout.packed_elements)
         packed_filter = te.placeholder(shape_of(corrections[-1:]), factor, "packed_filter")
         constants = epilogue_parameter(problem)
@@ -159,12 +161,12 @@ class _Builder:
             for i, section in enumerate(layout.sections)
         ]
         bias = self.pack_bias(constants) if constants is not None and problem.epilogue.bias else None
-        correction = _Corrections(self.words, packed_filter, corrections, zero_point) if corrected else None
+        correction = _Corrections(words, packed_filter, corrections, zero_point) if words else None
         results = _Results(problem, layout, products, bias, constants, correction)
         rows = layout.form == ROWS
         interleaved = self.interleave(self.finish_chunks(results)) if rows else self.finish_channels(results)
         func = te.create_prim_func([*parameters, self.copy_out(interleaved)])
-        return DirectDefinition(byte_aligned(func), layout, problem.rank, len(points), corrections[-1])
+        return DirectDefinition(byte_aligned(func), layout, problem.rank, len(points), corrections[-1], self.narrows)
 
     def _data_shape(self) -> tuple[Extent, ...]:
         extents, geometry = self.layout.extents, self.layout.geometry
@@ -360,7 +362,7 @@ class _Builder:
         def element(*index: Expr) -> Expr:
             *at, w, channel = index
             value = finished[(*at, w // (stride * lanes), w % stride * minor + channel, w // stride % lanes)]
-            return stored(self.problem, value) if self.joins else value
+            return stored(self.problem, value) if self.narrows else value
 
         return _stage((*layout.lead, *self._rows(), layout.row_vectors * lanes * stride, minor), element, "interleave")
 

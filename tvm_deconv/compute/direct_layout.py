@@ -102,7 +102,7 @@ class FilterSection:
 
     @property
     def filters(self) -> tuple[int, ...]:
-        """Tiles of groups and of channels, phases of each axis, and channels of a tile: each has a filter of its own."""
+        """Tiles of groups and of channels, phases, and channels of a tile: numbers of filters of sums."""
         return *self.shape[:2], *(run.count for run in self.runs), self.channels
 
     @property

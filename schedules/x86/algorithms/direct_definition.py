@@ -13,7 +13,7 @@ from tvm_deconv.compute.direct_layout import Tile
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS, has_whole_vectors
 from tvm_deconv.compute.packing import pack_filter
 from tvm_deconv.compute.phases import Geometry
-from tvm_deconv.compute.storage import storage_dtype
+from tvm_deconv.compute.storage import storage_dtype, stores_bytes
 from tvm_deconv.compute.words import WORD, Words, plans_in_words
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
@@ -100,11 +100,12 @@ class _Form:
             options = with_half_vectors(problem, target, extents[self.form], of_lanes)
         return for_all_calls(problem, options, self.form, self._row_unit(problem, target))
 
-    def _joins(self, problem: Problem) -> bool:
-        """Tell whether neighbours in a row of outputs of 16 bits are joined to words as they are interleaved."""
+    def _narrows(self, problem: Problem) -> bool:
+        """Tell whether outputs of a row are narrowed as they are interleaved: bytes, and pairs of 16 bits."""
         stride = Geometry.of(problem).axes[2].stride
-        rows = self.form == ROWS and problem.data_format == "NCX"
-        return rows and problem.output_dtype in ("float16", "bfloat16") and stride % 2 == 0 and stride <= MAX_STREAMS
+        rows = self.form == ROWS and problem.data_format == "NCX" and stride <= MAX_STREAMS
+        pairs = problem.output_dtype in ("float16", "bfloat16") and stride % 2 == 0
+        return rows and (pairs or stores_bytes(problem))
 
     def _pairs(self, problem: Problem, target: CpuTarget, tile: Tile, lanes: int) -> int:
         """Return `lanes` where two vectors of groups are rounded to one of bfloat16 by integers, else 0."""
@@ -130,13 +131,14 @@ class _Form:
         lanes = accumulator_lanes(problem, target) // (1 + plan.halves)
         words = self.words(problem, target) if self.words else None
         tiled = words is not None and words.tiled
-        joins = self._joins(problem)
+        narrows = self._narrows(problem)
+        joins = narrows and not stores_bytes(problem)
         pairs = self._pairs(problem, target, plan.tile, lanes)
-        definition = define_direct(problem, self.form, plan.tile, lanes, words, joins=joins, pairs=pairs)
+        definition = define_direct(problem, self.form, plan.tile, lanes, words, narrows=narrows, pairs=pairs)
         # Past the caches rows are copied at once; a position's channels are stored as they are made at any size.
         streams = outgrows_caches(problem)
         whole = self.form != INPUTS and has_whole_vectors(problem, self.form, plan.tile, lanes)
-        whole = whole and not (self.form == ROWS and (streams or (rounds_rows(problem) and not joins)))
+        whole = whole and not (self.form == ROWS and (streams or (rounds_rows(problem) and not narrows)))
         joined, joining = row_joining(problem, target, lanes, flushed=words is not None) if joins or pairs else ("", "")
         scheduled = schedule_direct(definition, plan, problem, whole, words, joining).mod["main"]
         scheduled = load_words(scheduled) if words or pairs else scheduled
@@ -145,7 +147,7 @@ class _Form:
         products = called or rounded
 
         def usual() -> PrimFunc:
-            conversions = row_conversions(problem, target, stored=whole or joins)
+            conversions = row_conversions(problem, target, stored=whole or narrows)
             past = streams and not whole
             return lower(scheduled, definition.end, streams=past, products=called, conversions=conversions)
 

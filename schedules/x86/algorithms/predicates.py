@@ -110,7 +110,7 @@ def multiplies_row_matrices(problem: Problem, target: CpuTarget) -> bool:
 
 
 def fills_row_matrices(problem: Problem, target: CpuTarget) -> bool:
-    """Words are full, products have rows of channels and vectors of positions, and these are packed by pieces of rows."""
+    """Words are full, products have rows of channels and vectors of positions, and rows of data are no single ones."""
     lanes = accumulator_lanes(problem, target)
     filled = 2 * problem.out_channels >= lanes and 2 * _positions(problem) >= lanes
     filled = filled and 4 * Geometry.of(problem).axes[2].positions >= lanes
