@@ -42,6 +42,8 @@ class Costs:
       comes on top where vectors of channels become vectors of positions.
     - `finish`: to finish a vector of the output and copy it. Element by element it is `lanes / scattered` vectors.
       `chosen` comes on top where its row is that of one of several runs of phases, since it is loaded behind a branch.
+      `requantized` comes on top for sums of integers that are scaled and rounded, twice where a position ends in part
+      of a vector of channels.
     - `register_finish`: to store a vector of the output straight from its accumulators. `aliased` comes on top where a
       register tile stores past the caches to several rows at the same offset in a page.
     - `channel_finish`: to store a vector of channels straight from its accumulators. `across` comes on top in groups,
@@ -95,6 +97,7 @@ class Costs:
     transposed: float = 6.0
     finish: float = 3.0
     chosen: float = 0.3
+    requantized: float = 1.2
     scattered: float = 2.0
     register_finish: float = 1.0
     aliased: float = 0.0
@@ -154,6 +157,7 @@ NARROW = replace(
     WIDE,
     channels=1.3,
     pack=1.9,
+    requantized=6.0,
     transposed=10.0,
     scattered=1.2,
     register_finish=0.5,

@@ -7,6 +7,7 @@ function in LLVM's language (``dot.ll``).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from string import Template
 from typing import TypeAlias
@@ -29,12 +30,12 @@ WordsOf: TypeAlias = Callable[[Problem, CpuTarget], Words | None]
 BFLOAT16_PAIRS, INTEGER_PAIRS = Words("tvm_deconv_dot_bf16", 2), Words("tvm_deconv_dot_i16", 2)
 BYTES = Words("tvm_deconv_dot_i8", 4, shift=128)
 UNSIGNED_BYTES = Words("tvm_deconv_dot_i8", 4)
+#: What the name of a function ends with that multiplies a word by unsigned ones, and not an unsigned word by others.
+_SWAPPED = "_swapped"
 #: The function beside `BFLOAT16_PAIRS` that rounds a vector of sums to bfloat16.
 ROUNDING = "tvm_deconv_round_bf16"
 #: What differs of the results.
 CAVEAT = "denormal bfloat16 factors and sums count as zero"
-#: The type of their sums.
-_SUMS = {BFLOAT16_PAIRS: "float32", INTEGER_PAIRS: "int32", BYTES: "int32", UNSIGNED_BYTES: "int32"}
 
 
 def words_of(problem: Problem, target: CpuTarget) -> Words | None:
@@ -46,9 +47,10 @@ def words_of(problem: Problem, target: CpuTarget) -> Words | None:
     return INTEGER_PAIRS if problem.dtype in ("int8", "uint8") else None
 
 
-def direct_words(problem: Problem, target: CpuTarget) -> Words | None:
-    """Return the words of the direct definitions, whose sums need no correction."""
-    return BFLOAT16_PAIRS if words_of(problem, target) == BFLOAT16_PAIRS else None
+def words_of_rows(problem: Problem, target: CpuTarget) -> Words | None:
+    """Return those of `words_of` for products of a word of the filter by words of data."""
+    words = words_of(problem, target)
+    return replace(words, name=words.name + _SWAPPED) if words in (BYTES, UNSIGNED_BYTES) else words
 
 
 def word_cost(words: Words | None, target: CpuTarget) -> float:
@@ -66,9 +68,11 @@ def _multiplies_bytes(target: CpuTarget) -> bool:
 
 def dot_functions(words: Words, lanes: int) -> str:
     """Return the LLVM IR of the function that multiplies vectors of `lanes` words."""
-    template = Template(llvm_source(f"{words.name.removeprefix('tvm_deconv_')}.ll"))
+    template = Template(llvm_source(f"{words.name.removeprefix('tvm_deconv_').removesuffix(_SWAPPED)}.ll"))
     pairs = {8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}.get(lanes, "")
-    return template.substitute(lanes=lanes, factors=words.factors * lanes, bits=32 * lanes, pairs=pairs)
+    unsigned, signed = ("%b", "%a") if words.name.endswith(_SWAPPED) else ("%a", "%b")
+    numbers = {"lanes": lanes, "factors": words.factors * lanes, "bits": 32 * lanes}
+    return template.substitute(numbers, pairs=pairs, name=words.name, unsigned=unsigned, signed=signed)
 
 
 def _int64(value: int) -> IntImm:
@@ -78,7 +82,7 @@ def _int64(value: int) -> IntImm:
 @cache
 def dot_intrinsic(words: Words, lanes: int) -> str:
     """Register the intrinsic that adds the products of a word and `lanes` words to as many sums; return its name."""
-    name, dtype = f"{words.name}_x{lanes}", _SUMS[words]
+    name, dtype = f"{words.name}_x{lanes}", "float32" if words == BFLOAT16_PAIRS else "int32"
 
     def function(vectors: bool) -> PrimFunc:
         """Return the loop that TVM matches, or the `vectors` that replace it."""

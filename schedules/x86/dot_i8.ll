@@ -1,13 +1,14 @@
 ; Products of unsigned and signed bytes by VNNI, for `dot`. It is a template: $lanes is the number of words in a
-; vector, of $factors factors, and $bits its size.
+; vector, of $factors factors, and $bits its size; $name is that of the function, and of its factors %a, a word, and %b,
+; words, the bytes of $unsigned are unsigned and those of $signed signed.
 
-; Return %sums plus, in each lane, the products of the unsigned bytes of %word and the signed ones of that lane of %words.
-define hidden <$lanes x i32> @tvm_deconv_dot_i8(<$lanes x i32> %sums, i32 %word, <$lanes x i32> %words) alwaysinline {
+; Return %sums plus, in each lane, the products of the bytes of %word and of that lane of %words.
+define hidden <$lanes x i32> @$name(<$lanes x i32> %sums, i32 %word, <$lanes x i32> %words) alwaysinline {
   %one = insertelement <$lanes x i32> poison, i32 %word, i64 0
   %all = shufflevector <$lanes x i32> %one, <$lanes x i32> poison, <$lanes x i32> zeroinitializer
   %a = bitcast <$lanes x i32> %all to <$factors x i8>
   %b = bitcast <$lanes x i32> %words to <$factors x i8>
-  %total = call <$lanes x i32> @llvm.x86.avx512.vpdpbusd.$bits(<$lanes x i32> %sums, <$factors x i8> %a, <$factors x i8> %b)
+  %total = call <$lanes x i32> @llvm.x86.avx512.vpdpbusd.$bits(<$lanes x i32> %sums, <$factors x i8> $unsigned, <$factors x i8> $signed)
   ret <$lanes x i32> %total
 }
 

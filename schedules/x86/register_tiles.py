@@ -122,6 +122,12 @@ class RegisterTiles:
         return costs_of(self.target)
 
     @cached_property
+    def _registers(self) -> int:
+        """The registers of a tile: of integers in AVX2 one has products before they are added."""
+        adds = self.problem.accumulate_dtype == "int32" and "avx_vnni" not in self.target.features
+        return self.target.vector_registers - int(adds and self.target.vector_registers <= 16)
+
+    @cached_property
     def row_phases(self) -> int:
         """The phases of a row if tiles of rows hold vectors of the output, else 0."""
         rows = self.form == ROWS and self.depth == 1 and register_rows.supports(self.problem, self.geometry, self.lanes)
@@ -162,7 +168,7 @@ class RegisterTiles:
 
     def _shapes(self) -> Iterator[tuple[int, int, int]]:
         """Yield the scalars of a phase, the vectors and the phases of register tiles that fit."""
-        registers = self.target.vector_registers
+        registers = self._registers
         for vectors, phases in itertools.product(range(1, registers // 2), _divisors(self.most_phases)):
             for scalars in range(1, (registers - 1 - vectors) // vectors // phases + 1):
                 if self.form == CHANNELS or self._has_rows(scalars, phases):

@@ -365,6 +365,9 @@ class _Arithmetic:
         finish += costs.sum * (work.results - 1)
         if any(len(axis.runs) > 1 for axis in geometry.axes[:2]):
             finish += costs.chosen
+        if problem.quantization is not None:
+            ends_in_part = form == CHANNELS and problem.out_channels % lanes > 0
+            finish += costs.requantized * (1 + ends_in_part)
         stores_channels = register_channels.supports(problem, geometry, form)
         # Taps count in Winograd's rows too: with points counted, two layers in AVX2 became 0.95 times as fast.
         elements = geometry.groups * geometry.in_channels * geometry.out_channels * geometry.taps

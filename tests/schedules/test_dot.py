@@ -11,6 +11,8 @@ from support.strategies import not_empty, operands, problems
 from support.tolerances import norm_bound
 
 import tvm_deconv as td
+from tvm_deconv.problem import testing
+from tvm_deconv.problem.quantization import bound_arrays
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.targets import CPU_TARGETS, detect_host
 
@@ -107,6 +109,33 @@ def test_direct_words_agree_with_the_reference(name, algorithm):
             assert difference <= norm_bound("bfloat16") * np.linalg.norm(wanted[finite]), plan
 
 
+@all_targets
+@direct_words
+@pytest.mark.parametrize("name", SHAPES)
+def test_direct_words_of_integers_are_exact(name, algorithm, target):
+    """Types take turns with the shapes and the targets; every other shape is quantized, with its zero point as data."""
+    shape, options = SHAPES[name]
+    number, place = list(SHAPES).index(name), list(CPU_TARGETS).index(target.name)
+    dtype = ("int8", "uint8")[(number + place) % 2]
+    problem = td.Problem(*shape, dtype=dtype, data_format=("NCX", "NXC")[(number // 2 + place) % 2], **options)
+    if number % 2:
+        outputs = (dtype, "float32") if problem.epilogue.activation == "none" else (dtype, dtype)
+        filter_dtype = ("int8", "uint8")[(number // 4 + place) % 2]
+        problem = problem.replace(quantization=td.Quantization(filter_dtype, outputs[place % 2]))
+    arrays = testing.operands(problem, 7)
+    limits = np.iinfo(dtype)
+    arrays.data.flat[::3], arrays.data.flat[1::3] = limits.min, limits.max
+    given = arrays.data, arrays.filter, arrays.bias
+    if problem.quantization:
+        canonical = problem.canonical_filter(arrays.filter)
+        given = arrays.data, *bound_arrays(problem, canonical, arrays.bias, arrays.scaling)
+    plans = algorithm.candidates(problem, target)
+    wanted = reference(problem, *arrays) if problem.quantization else reference(problem, *given)
+    for plan in (plans[0][1], plans[len(plans) // 2][1]):
+        found = run_kernel(problem, target, *given, algorithm, plan)
+        np.testing.assert_array_equal(found, wanted, err_msg=str(plan))
+
+
 @runs_bf16
 @direct_words
 @layouts
@@ -135,6 +164,22 @@ def test_direct_words_serve_any_extents(algorithm):
         found = call_kernel(static, kernel, compiled, *arrays).astype(np.float64)
         wanted = reference(static, *arrays)
         assert np.linalg.norm(found - wanted) <= norm_bound("bfloat16") * np.linalg.norm(wanted), static.key
+
+
+@pytest.mark.parametrize("name", ["v3", "v3-vnni", "v4", "v4-vnni"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@direct_words
+def test_direct_code_multiplies_integers_by_instructions(algorithm, dtype, name):
+    layout = "NXC" if algorithm is CHANNELS else "NCX"
+    problem = td.Problem(1, 1, 32, 64, (8, 16), (2, 2), (2, 2), (1, 1), (0, 0), (16, 32), dtype, layout)
+    code = code_of(
+        problem.replace(quantization=td.Quantization("int8", dtype)), CPU_TARGETS[f"x86-64-{name}"], algorithm
+    )
+    instruction, register = "vpdpbusd" if "vnni" in name else "vpmaddwd", "zmm" if "v4" in name else "ymm"
+    assert len(re.findall(rf"\t{instruction}\t.*{register}", code)) >= 8
+    assert not re.search("call.*tvm_deconv_dot", code)  # inlined
+    if algorithm is ROWS:
+        assert not re.search("vpextrb", code)  # bytes of a row are narrowed in vectors
 
 
 @direct_words
@@ -194,7 +239,15 @@ def test_it_is_the_default_where_it_multiplies():
     problem = td.Problem(1, 1, 128, 64, (32, 32), (2, 2), (2, 2), (1, 1), (0, 0), (64, 64))
     assert X86.default(problem.replace(dtype="bfloat16"), BF16)[0].name == "dot_rows"
     assert X86.default(problem.replace(dtype="bfloat16", data_format="NXC"), BF16)[0].name == "dot_channels"
-    assert X86.default(problem.replace(dtype="int8"), AVX2)[0].name == "dot"
+    wide = problem.replace(in_channels=1024, out_channels=512, dtype="int8")
+    for data_format in ("NCX", "NXC"):
+        quantized = wide.replace(data_format=data_format, quantization=td.Quantization("int8", "int8"))
+        assert X86.default(quantized, AVX2)[0].name == "dot"
+    few = problem.replace(out_channels=3, dtype="uint8", quantization=td.Quantization("int8", "uint8"))
+    for target in (AVX2, VNNI):
+        assert X86.default(few, target)[0].name == "dot_rows"
+    points = problem.replace(batch=64, data_spatial=(1, 1), output_spatial=(2, 2), dtype="uint8")
+    assert X86.default(points, VNNI)[0].name == "dot"  # no rows to pack
     assert not DOT.supports(problem, BF16)
     assert not DOT.supports(problem.replace(dtype="bfloat16"), AVX2)
     assert not DOT.supports(problem.replace(dtype="float16"), BF16)

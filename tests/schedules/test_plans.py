@@ -38,8 +38,8 @@ EXAMPLES = (
     td.Problem(3, 2, 16, 32, (8, 1), (2, 1), (4, 1), (1, 1), (1, 2), (31, 1), data_format="NXC"),
     td.Problem(2, 1, 20, 40, (7, 9), (2, 2), (2, 2), (1, 1), (0, 0), (14, 18), "int8"),
 )
-#: The levels have no AMX, and no words for the direct forms: `test_amx` and `test_dot` have these.
-OF_LEVELS = [algorithm for algorithm in ALGORITHMS if algorithm.name not in ("amx", "amx_rows", "dot_channels", "dot_rows")]
+#: The levels have no AMX: `test_amx` has its algorithms.
+OF_LEVELS = [algorithm for algorithm in ALGORITHMS if not algorithm.name.startswith("amx")]
 algorithms = pytest.mark.parametrize("algorithm", OF_LEVELS, ids=lambda algorithm: algorithm.name)
 
 

@@ -148,8 +148,8 @@ def test_halves_round_to_even_in_kernels():
 
 
 def test_few_channels_are_multiplied_in_words():
-    """21 channels are six words of four, but one word is no reduction."""
+    """21 channels are six words of four, but one word is no reduction of a matrix."""
     problem = problem_of((1, 1, 21, 21, (70, 70), (16, 16), (8, 8), (1, 1), (0, 0), (568, 568)), TYPES[0])
     for data_format in ("NCX", "NXC"):
-        assert X86.default(problem.replace(data_format=data_format), VNNI)[0].name == "dot"
+        assert X86.default(problem.replace(data_format=data_format), VNNI)[0].name.startswith("dot")
     assert X86.default(problem.replace(in_channels=4), VNNI)[0].name != "dot"

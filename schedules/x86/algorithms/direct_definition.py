@@ -29,7 +29,7 @@ from tvm_deconv.schedules.x86.amx import lower_matrices
 from tvm_deconv.schedules.x86.calls import for_all_calls
 from tvm_deconv.schedules.x86.conversions import rounds_rows, row_conversions
 from tvm_deconv.schedules.x86.direct import schedule_direct
-from tvm_deconv.schedules.x86.dot import ROUNDING, WordsOf, dot_functions, word_cost
+from tvm_deconv.schedules.x86.dot import BFLOAT16_PAIRS, ROUNDING, WordsOf, dot_functions, word_cost
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.prefetching import lower_prefetches
@@ -142,7 +142,7 @@ class _Form:
         joined, joining = row_joining(problem, target, lanes, flushed=words is not None) if joins or pairs else ("", "")
         scheduled = schedule_direct(definition, plan, problem, whole, words, joining).mod["main"]
         scheduled = load_words(scheduled) if words or pairs else scheduled
-        rounded, rounding = ("", ROUNDING) if words else exact_rounding(problem, target, lanes)
+        rounded, rounding = ("", ROUNDING) if words == BFLOAT16_PAIRS else exact_rounding(problem, target, lanes)
         called = joined + (dot_functions(words, lanes) if words and not tiled else "")
         products = called or rounded
 
@@ -154,7 +154,7 @@ class _Form:
         geometry = Geometry.of(problem, bool(plan.tile.uncropped))
         if self.form == INPUTS:
             deconv = lower(register_inputs.finish_inputs(scheduled, problem, definition), definition.end, streams=False)
-        elif problem.quantization or tiled:
+        elif problem.quantization or (words and (tiled or words.needs_correction(problem))):
             deconv = usual()
         elif register_channels.supports(problem, geometry, self.form):
             finished = register_channels.finish_channels(scheduled, problem, definition, rounding, joining)

@@ -6,13 +6,13 @@ from tvm_deconv.schedules.x86.algorithms.predicates import (
     fills_vectors_with_channels_of_words,
     multiplies_direct_words,
 )
-from tvm_deconv.schedules.x86.dot import CAVEAT, direct_words
+from tvm_deconv.schedules.x86.dot import CAVEAT, words_of
 
 ALGORITHM = direct_algorithm(
     "dot_channels",
     CHANNELS,
     supports=multiplies_direct_words,
     is_default_for=fills_vectors_with_channels_of_words,
-    words=direct_words,
+    words=words_of,
     caveat=CAVEAT,
 )

@@ -11,7 +11,7 @@ from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86 import matrix_tiles, register_channels, tiles
 from tvm_deconv.schedules.x86.amx import matrix_words
-from tvm_deconv.schedules.x86.dot import direct_words, words_of
+from tvm_deconv.schedules.x86.dot import words_of
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes
 from tvm_deconv.targets import CpuTarget
 
@@ -81,14 +81,11 @@ def multiplies_words(problem: Problem, target: CpuTarget) -> bool:
 
 
 def fills_words(problem: Problem, target: CpuTarget) -> bool:
-    """Words are full and products have vectors of columns and of rows; of integers two words are enough.
-
-    These have no other form in words: the others multiply them one by one, in 32 bits.
-    """
+    """Words are full and products have vectors of columns and of rows; of integers two words are enough."""
     words = words_of(problem, target)
     if words is None or problem.in_channels < words.factors:
         return False
-    if direct_words(problem, target) is not None:
+    if problem.dtype == "bfloat16":
         return fills_panels(words.problem(problem), target)
     return words.count(problem.in_channels) >= 2 and _fills_columns(problem, target)
 
@@ -110,26 +107,36 @@ def multiplies_row_matrices(problem: Problem, target: CpuTarget) -> bool:
 
 
 def fills_row_matrices(problem: Problem, target: CpuTarget) -> bool:
-    """Words are full, products have rows of channels and vectors of positions, and rows of data are no single ones."""
+    """Words are full, products have rows of channels and vectors of positions, and the caller's rows are not short."""
     lanes = accumulator_lanes(problem, target)
-    filled = 2 * problem.out_channels >= lanes and 2 * _positions(problem) >= lanes
-    filled = filled and 4 * Geometry.of(problem).axes[2].positions >= lanes
+    filled = 2 * problem.out_channels >= lanes and 2 * _positions(problem) >= lanes and _has_rows(problem, target)
     return filled and multiplies_row_matrices(problem, target) and fills_matrices(problem, target)
 
 
+def _has_rows(problem: Problem, target: CpuTarget) -> bool:
+    """The caller's rows fill a quarter of a vector: shorter pieces are packed element by element."""
+    return 4 * Geometry.of(problem).axes[2].positions >= accumulator_lanes(problem, target)
+
+
 def multiplies_direct_words(problem: Problem, target: CpuTarget) -> bool:
-    """The target multiplies words of the type whose sums need no correction."""
-    return direct_words(problem, target) is not None
+    """The target multiplies words of the type."""
+    return words_of(problem, target) is not None
 
 
 def fills_direct_words(problem: Problem, target: CpuTarget) -> bool:
-    """Words of a type without corrections have at least two factors."""
-    words = direct_words(problem, target)
+    """The target multiplies words of the type, and they are full."""
+    words = words_of(problem, target)
     return words is not None and problem.in_channels >= words.factors
 
 
+def fills_rows_of_words(problem: Problem, target: CpuTarget) -> bool:
+    """Words are full, and the caller's rows are not short, or columns would not fill vectors either."""
+    has_rows = _has_rows(problem, target) or not _fills_columns(problem, target)
+    return has_rows and fills_direct_words(problem, target)
+
+
 def fills_vectors_with_channels_of_words(problem: Problem, target: CpuTarget) -> bool:
-    """Words have at least two factors, and channels fill vectors."""
+    """Words are full, and channels fill vectors."""
     return fills_direct_words(problem, target) and fills_vectors_with_channels(problem, target)
 
 
