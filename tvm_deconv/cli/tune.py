@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: The algorithms of all backends, whose modules need TVM.
 ALGORITHMS = (
-    "winograd", "amx", "dot", "dot_channels", "dot_rows", "matrix", "strassen", "winograd_rows", "direct_channels",
+    "winograd", "amx", "amx_rows", "dot", "dot_channels", "dot_rows", "matrix", "strassen", "winograd_rows", "direct_channels",
     "direct_groups", "direct_inputs", "direct_rows",
     "cuda_narrow", "cuda_tensor", "cuda_wgmma", "cuda_product", "cuda_generic",
 )  # fmt: skip
