@@ -18,7 +18,8 @@ depthwise layers in `N *X C` with 256 bits, and by 203 with 512; `line_again` an
 where four other layers gained 0 to 9 %; `lane_sum` and `unrolled` by 414 plans, in both widths, of 21 layers with one
 to three output channels; `joined` by profiles of four layers in words of bfloat16 (11 to 23 cycles): integers and AVX2
 take it over, where it changes no default. `channel_finish`, `apart`, `spilled` and `register_task` are set by the times
-of a few layers, and so is `chosen` by those of AVX2. Direct tiles take `waiting`, `memory_waiting` and `filter_bytes`
+of a few layers, and so is `chosen` by those of AVX2. `requantized` is set by those of 44 quantized layers on the
+server of Intel's, in both widths. Direct tiles take `waiting`, `memory_waiting` and `filter_bytes`
 over from the matrix definition: 34 defaults of both widths became 1.07 times as fast with these, `chosen` and shares of
 phases. Among those plans no other values gave better defaults. Sizes of caches come from the target.
 """
