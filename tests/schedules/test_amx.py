@@ -104,10 +104,11 @@ def test_matrices_agree_with_the_reference(name, instructions):
 @runs_bf16
 @pytest.mark.parametrize("name", SHAPES)
 def test_rows_agree_with_the_reference(name, instructions):
-    """Every register tile that differs; types take turns."""
+    """Every other register tile; types take turns."""
     shape, options = SHAPES[name]
     number = list(SHAPES).index(name)
-    for turn, plan in enumerate(of_each_tile(td.Problem(*shape, "int8", "NCX", **options))):
+    tiles = of_each_tile(td.Problem(*shape, "int8", "NCX", **options))
+    for turn, plan in enumerate(tiles[number % 2 :: 2]):
         problem = td.Problem(*shape, TYPES[(number + turn) % len(TYPES)], "NCX", **options)
         check(problem, plan, instructions, algorithm=AMX_ROWS)
 
