@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.kernels import X86, call_kernel, code_of, compiled_kernel
+from support.kernels import X86, bound, call_kernel, code_of, compiled_kernel
 from support.strategies import not_empty, operands, problems
 from support.tolerances import norm_bound
 
 import tvm_deconv as td
-from tvm_deconv.problem.quantization import bound_arrays
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.problem.testing import operands as quantized_operands
 from tvm_deconv.schedules.x86 import amx
@@ -134,10 +133,9 @@ def test_quantized_rows_are_exact(name, instructions):
     arrays = quantized_operands(problem, 7)
     limits = np.iinfo(problem.dtype)
     arrays.data.flat[::5], arrays.data.flat[1::5] = limits.min, limits.max
-    table = bound_arrays(problem, problem.canonical_filter(arrays.filter), arrays.bias, arrays.scaling)
     wanted = reference(problem, *arrays)
     for plan in of_each_tile(problem)[::3]:
-        found = run(problem, plan, instructions, (arrays.data, *table), AMX_ROWS)
+        found = run(problem, plan, instructions, bound(problem, arrays), AMX_ROWS)
         np.testing.assert_array_equal(found, wanted, err_msg=str(plan))
 
 

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.kernels import X86, all_targets, call_kernel, code_of, compile_kernel, compiled_kernel, run_kernel
+from support.kernels import X86, all_targets, bound, call_kernel, code_of, compile_kernel, compiled_kernel, run_kernel
 from support.strategies import not_empty, operands, problems
 from support.tolerances import norm_bound
 
 import tvm_deconv as td
 from tvm_deconv.problem import testing
-from tvm_deconv.problem.quantization import bound_arrays
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.targets import CPU_TARGETS, detect_host
 
@@ -132,14 +131,9 @@ def check_integers(problem, target, algorithm):
     arrays = testing.operands(problem, 7)
     limits = np.iinfo(problem.dtype)
     arrays.data.flat[::3], arrays.data.flat[1::3] = limits.min, limits.max
-    given = arrays.data, arrays.filter, arrays.bias
-    if problem.quantization:
-        canonical = problem.canonical_filter(arrays.filter)
-        given = arrays.data, *bound_arrays(problem, canonical, arrays.bias, arrays.scaling)
-    plans = algorithm.candidates(problem, target)
-    wanted = reference(problem, *arrays) if problem.quantization else reference(problem, *given)
+    plans, wanted = algorithm.candidates(problem, target), reference(problem, *arrays)
     for plan in (plans[0][1], plans[len(plans) // 2][1]):
-        found = run_kernel(problem, target, *given, algorithm, plan)
+        found = run_kernel(problem, target, *bound(problem, arrays), algorithm, plan)
         np.testing.assert_array_equal(found, wanted, err_msg=str((problem.key, plan)))
 
 

@@ -4,11 +4,10 @@ import re
 
 import numpy as np
 import pytest
-from support.kernels import X86, code_of, run_kernel
+from support.kernels import X86, bound, code_of, run_kernel
 
 import tvm_deconv as td
 from tvm_deconv.compiler.build import compile
-from tvm_deconv.problem.quantization import bound_arrays
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.problem.testing import deviation, operands
 from tvm_deconv.targets import CPU_TARGETS, detect_host
@@ -39,9 +38,7 @@ def problem_of(shape, types, **options):
 
 
 def run(problem, target, arrays, algorithm, plan):
-    canonical = problem.canonical_filter(arrays.filter)
-    filter, table = bound_arrays(problem, canonical, arrays.bias, arrays.scaling)
-    return run_kernel(problem, target, arrays.data, filter, table, algorithm, plan)
+    return run_kernel(problem, target, *bound(problem, arrays), algorithm, plan)
 
 
 #: The algorithms by the number of a shape, with the target and the types; the layouts take turns.

@@ -7,6 +7,7 @@ import pytest
 import tvm
 
 from tvm_deconv.compiler.backends import BACKENDS
+from tvm_deconv.problem.quantization import bound_arrays
 from tvm_deconv.targets import CPU_LEVELS, CPU_TARGETS, detect_host
 
 #: Elements before and behind an array in its allocation; the offset is odd, so no vector of an array is aligned.
@@ -100,6 +101,14 @@ def call_kernel(problem, kernel, compiled, data, weights, bias, aligned=False):
         edges = np.concatenate([whole[:MARGIN], whole[-MARGIN:]])
         np.testing.assert_array_equal(edges, poison_of(edges.dtype))
     return out.view("bfloat16") if problem.output_dtype == "bfloat16" else out
+
+
+def bound(problem, arrays):
+    """Data, filter, and bias or table of constants, as kernels of `problem` take them; `arrays` are of `testing`."""
+    if problem.quantization is None:
+        return arrays.data, arrays.filter, arrays.bias
+    canonical = problem.canonical_filter(arrays.filter)
+    return arrays.data, *bound_arrays(problem, canonical, arrays.bias, arrays.scaling)
 
 
 def run_kernel(problem, target, data, weights, bias, algorithm=None, plan=None):
