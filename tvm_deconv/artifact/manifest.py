@@ -7,23 +7,23 @@ the library that is meant.
 ========================  ==================================================================================
 field                     rule
 ========================  ==================================================================================
-``format``                2; 1 has no ``needs``; a higher number was written by a newer version
-``problem``               the ``artifact_key`` of a `Problem`; dynamic extents are ``any`` in it, or ``any(buckets)``
-``layers``                names of the layers it serves; informative
-``target``                name of the target it was compiled for: a level, a microarchitecture, CUDA devices
-``features``              CPU flags it needs, as in ``/proc/cpuinfo``; added to those of a target that is a level
-``needs``                 versions of the system's libraries that it needs, by family: see `artifact.needs`
-``library``               ``<stem>.<first 16 digits of sha256>.so``, in the same directory
-``sha256``, ``size``      of the library: 64 hexadecimal digits; bytes, at most 1 GiB
-``algorithm``             name of the compute definition; joined by ``+`` if buckets have different ones
-``origin``                ``default`` or ``tuned``
-``knobs``                 the schedule's parameters; of several buckets, each behind the bucket and a dot
-``packed_shape``/``_dtype``  the filter after "pack"
-``scratch_bytes``         workspace of one thread; of a call, on a CUDA device; at most 1 TiB
-``shared_bytes``          further workspace of a call, which all of its threads share
-``macs``                  useful multiply-adds of one call
-``versions``              of the packages and compilers that built it
-``recipe``                sha256 of everything that decides the bytes of the library
+``format``                2; 1 has no ``needs``; a higher number was written by a newer version.
+``problem``               the ``artifact_key`` of a `Problem`; dynamic extents are ``any`` in it, or ``any(buckets)``.
+``layers``                names of the layers it serves; informative.
+``target``                name of the target it was compiled for: a level, a microarchitecture, CUDA devices.
+``features``              CPU flags it needs, as in ``/proc/cpuinfo``; added to those of a target that is a level.
+``needs``                 versions of the system's libraries that it needs, by family: see `artifact.needs`.
+``library``               ``<stem>.<first 16 digits of sha256>.so``, in the same directory.
+``sha256``, ``size``      of the library: 64 hexadecimal digits; bytes, at most 1 GiB.
+``algorithm``             name of the compute definition; joined by ``+`` if buckets have different ones.
+``origin``                ``default`` or ``tuned``.
+``knobs``                 the schedule's parameters; of several buckets, each behind the bucket and a dot.
+``packed_shape``/``_dtype``  the filter after "pack".
+``scratch_bytes``         workspace of one thread; of a call, on a CUDA device; at most 1 TiB.
+``shared_bytes``          further workspace of a call, which all of its threads share.
+``macs``                  useful multiply-adds of one call.
+``versions``              of the packages and compilers that built it.
+``recipe``                sha256 of everything that decides the bytes of the library.
 ========================  ==================================================================================
 """
 
