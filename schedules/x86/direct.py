@@ -96,7 +96,7 @@ class _Steps:
             if self.layout.form == INPUTS:
                 self.tile_inputs(block, section)
             elif self.words is not None and self.words.tiled:
-                self.tile_matrices(block, section)
+                self.tile_matrices(block, section, len(self.words.products))
             else:
                 self.tile_registers(block, section)
         if self.layout.form != INPUTS:
@@ -127,11 +127,16 @@ class _Steps:
         sch, layout = self.sch, self.layout
         data_pack = sch.get_sblock("data_pack")
         points = [sch.get_sblock(f"points_{i}") for i in range(self.definition.points)]
+        if self.words is not None and self.words.parts > 1:
+            points.append(self._cut_rows(data_pack, self.words))
         # Sums are made of each channel while it is near, unless several channels are transposed at a time.
         innermost = LEAD - 2 if layout.transposes_data else LEAD - 1
         if not layout.transposes_data:
             self._split_rows(data_pack)
-        for block in points:
+        if self.words is not None and self.words.tiled and self.words.parts == 1:
+            axis = len(sch.get(data_pack).writes[0].region) - 2
+            sch.storage_align(data_pack, 0, axis, layout.lanes, 0)
+        for block in points[: self.definition.points]:
             self._vectorize_sums(block)
         if self.plan.share_data:
             if points:
@@ -162,6 +167,21 @@ class _Steps:
             self.skips.mark_parts(place, 1, halo=layout.end_halo)
         elif layout.form == ROWS:
             self._skip_positions(row, layout.packed[2], layout.end_halo)
+
+    def _cut_rows(self, data_pack: SBlockRV, words: Words) -> SBlockRV:
+        """Make all parts of a vector of words at once, while the channels of a step are near; return the stage."""
+        sch, layout, end = self.sch, self.layout, self.definition.end
+        sch.split(sch.get_loops(data_pack)[LEAD - 1], [None, words.factors * words.depth])
+        data_words = sch.get_sblock("data_words")
+        word, d, h, position = sch.get_loops(data_words)[LEAD - 1 :]
+        step, part, word = sch.split(word, [None, words.parts, words.depth])
+        position, lane = sch.split(position, [None, layout.lanes])
+        sch.reorder(step, word, d, h, position, part, lane)
+        if end and end.axis < 2:
+            self._skip_positions(position, layout.lanes, layout.end_halo)
+        sch.vectorize(lane)
+        sch.unroll(part)
+        return data_words
 
     def _transpose_data(self, data_pack: SBlockRV) -> None:
         """Fetch vectors of channels of some positions, and transpose them in squares while they are near."""
@@ -272,14 +292,14 @@ class _Steps:
             sch.vectorize(sch.get_loops(first)[-1])
             sch.tensorize(product, dot_intrinsic(self.words, layout.lanes))
 
-    def tile_matrices(self, block: SBlockRV, section: FilterSection) -> None:
+    def tile_matrices(self, block: SBlockRV, section: FilterSection, products: int) -> None:
         """Mark the products of a register tile, a step of words at a time, and its first and last steps.
 
-        The output channels of all its phases are the rows of the left factor. Raises ValueError if the register tile is
-        none of `REGISTER_TILES`.
+        There may be several `products` of the parts of a step. The output channels of all phases of a tile are the rows
+        of the left factor. Raises ValueError if the register tile is none of `REGISTER_TILES`.
         """
         sch, positions = self.sch, self.layout.tile.positions
-        fd, fh, fw, channel, position, *reduction, word = sch.get_loops(block)[-10:]
+        fd, fh, fw, channel, position, *reduction, word = sch.get_loops(block)[-10 - (products > 1) :]
         fh, row = sch.split(fh, [None, section.phases[0]])
         fw, phase = sch.split(fw, [None, section.phases[1]])
         tile, position = sch.split(position, [None, positions])
@@ -293,7 +313,7 @@ class _Steps:
         sch.reverse_compute_at(store, tile, preserve_unit_loops=True)
         stored = sch.fuse(*sch.get_loops(store)[-4:-1])
         first = sch.decompose_reduction(block, reduction[0])
-        mark_matrices(sch, clear=sch.get_loops(first)[-2], multiply=rows, store=stored)
+        mark_matrices(sch, clear=sch.get_loops(first)[-2], multiply=[rows, reduction[-1]][products > 1], store=stored)
 
     def tile_inputs(self, block: SBlockRV, section: FilterSection) -> None:
         """Unroll a register tile of partial sums; their lanes are added up when it is complete.

@@ -99,7 +99,7 @@ class _Steps:
             self.vectorize_data()
         for block, section in zip(self.runs, self.definition.sections, strict=True):
             if self.words is not None and self.words.tiled:
-                self.tile_matrices(block, section, self.words.depth)
+                self.tile_matrices(block, section, len(self.words.products))
             else:
                 self.tile_registers(block, section)
         if self.layout.interleaves:
@@ -136,6 +136,8 @@ class _Steps:
         """
         sch, serial = self.sch, self.layout.extents.serial
         stages = [sch.get_sblock("data_pack"), *(block for block in self.rows if block is not None)]
+        if self._cuts:
+            stages.insert(1, sch.get_sblock("data_words"))
         if not self.layout.channels_last:
             stages.insert(0, sch.get_sblock("data_rows"))
         if self.plan.share_data:
@@ -162,27 +164,53 @@ class _Steps:
         sch, layout = self.sch, self.layout
         data_pack = sch.get_sblock("data_pack")
         *_, position, channel = sch.get_loops(data_pack)
-        channel, lane = sch.split(channel, [None, layout.lanes])
         if layout.channels_last:
             first = data_pack
+            _, lane = sch.split(channel, [None, layout.lanes])
+            if self.words is None or self._cuts:  # else LLVM makes vectors of loads that it has joined
+                sch.vectorize(lane)
+            if self._cuts:
+                place, *_ = self._cut_data()
+                position = sch.merge(position, place)
             if self.plan.tile.flat:
                 sch.split(position, [None, layout.packed[2]])
-            if self.words is None:  # else LLVM makes vectors of loads that it has joined
-                sch.vectorize(lane)
         else:
             first = sch.get_sblock("data_rows")
-            self._transpose_data(first, position, channel, lane)
+            self._transpose_data(first, data_pack)
         if not layout.packs_rows and self._end_axis == 1:
-            self.skips.mark(sch.get_loops(first)[-4], 1, halo=layout.end_halo)
+            inner = 5 if self._cuts and not layout.channels_last else 4
+            self.skips.mark(sch.get_loops(first)[-inner], 1, halo=layout.end_halo)
 
-    def _transpose_data(self, data_rows: SBlockRV, position: LoopRV, channel: LoopRV, lane: LoopRV) -> None:
-        """Copy rows of `lanes` channels, and transpose them in squares while they are near."""
+    def _cut_data(self) -> Sequence[LoopRV]:
+        """Make all parts of a vector of words at once; return the loops over positions and over steps of words."""
+        sch, words = self.sch, self.words
+        assert words is not None
+        *_, position, word = sch.get_loops(sch.get_sblock("data_words"))
+        step, part, lane = sch.split(word, [None, words.parts, words.depth])
+        sch.vectorize(lane)
+        sch.unroll(part)
+        return position, step
+
+    def _transpose_data(self, data_rows: SBlockRV, data_pack: SBlockRV) -> None:
+        """Copy rows of `lanes` channels, and transpose them in squares while they are near.
+
+        Where words have parts, these are made of the channels of a step.
+        """
         sch, layout = self.sch, self.layout
-        position, square = sch.split(position, [None, layout.lanes])
-        sch.reorder(channel, position, square, lane)
+        *_, position, channel = sch.get_loops(data_pack)
         *_, row_channel, _ = sch.get_loops(data_rows)
-        row_channel, _ = sch.split(row_channel, [None, layout.lanes])
-        sch.merge(row_channel, channel)
+        channels: list[int | None] = [None, layout.lanes]
+        if self._cuts and self.words:
+            channels = [None, self.words.factors, layout.lanes]
+            place, words_step = self._cut_data()
+            sch.reorder(words_step, place)
+        *outer, lane = sch.split(channel, channels)
+        *row_outer, _ = sch.split(row_channel, channels)
+        position, square = sch.split(position, [None, layout.lanes])
+        sch.reorder(*outer, position, square, lane)
+        if len(outer) > 1:
+            sch.merge(row_outer[0], outer[0], words_step)
+        sch.merge(row_outer[-1], outer[-1])
         *_, row = sch.get_loops(data_rows)
         if self.definition.end and self._end_axis == 2:
             self.skips.mark_parts(row, layout.lanes, halo=layout.end_halo)
@@ -191,7 +219,8 @@ class _Steps:
             sch.split(row, [None, layout.packed[2]])
         elif layout.packs_rows and int(sch.get(row).extent) > layout.plane:
             sch.split(row, [None, layout.plane])  # pieces that are contiguous in the caller's data
-        sch.tensorize(square, transpose_intrinsic(layout.lanes, WORD if self.words else self.dtype))
+        stored = WORD if self.words and not self._cuts else self.dtype
+        sch.tensorize(square, transpose_intrinsic(layout.lanes, stored))
 
     def vectorize_rows(self, block: SBlockRV, section: MatrixSection, number: int) -> None:
         """Make all points of a vector of channels in one unrolled body, where the compiler shares inner sums."""
@@ -249,20 +278,28 @@ class _Steps:
             sch.vectorize(sch.get_loops(first)[-1])
             sch.tensorize(product, dot_intrinsic(self.words, self.layout.lanes))
 
-    def tile_matrices(self, block: SBlockRV, section: MatrixSection, depth: int) -> None:
-        """Mark the products of a register tile, a step of `depth` words at a time, and its first and last steps."""
+    def tile_matrices(self, block: SBlockRV, section: MatrixSection, products: int) -> None:
+        """Mark the products of a register tile, a step of words at a time, and its first and last steps.
+
+        There may be several `products` of the parts of a step.
+        """
         sch, tile = self.sch, self.plan.tile
-        row, column, *taps, word = sch.get_loops(block)[-6:]
+        row, column, *reduction, word = sch.get_loops(block)[-6 - (products > 1) - 1 :]
         row, tile_row = sch.split(row, [None, tile.rows])
         column, vector, product = sch.split(column, [None, tile.vectors, self.layout.lanes])
-        step, word = sch.split(word, [None, depth])
-        sch.reorder(column, row, *taps, step, tile_row, vector, product, word)
-        mark_filter(sch, [*taps, step])
+        sch.reorder(column, row, *reduction, tile_row, vector, product, word)
+        if products == 1:
+            mark_filter(sch, reduction)
         self._skip_rows(row, section, tile.rows)
         store = sch.cache_write(block, 0, "global")
         sch.reverse_compute_at(store, row, preserve_unit_loops=True)
-        first = sch.decompose_reduction(block, taps[0])
-        mark_matrices(sch, clear=sch.get_loops(first)[-3], multiply=tile_row, store=sch.get_loops(store)[-2])
+        first = sch.decompose_reduction(block, reduction[0])
+        mark_matrices(
+            sch,
+            clear=sch.get_loops(first)[-3],
+            multiply=[tile_row, reduction[-1]][products > 1],
+            store=sch.get_loops(store)[-2],
+        )
 
     def vectorize_transform(self, block: SBlockRV, section: MatrixSection, number: int) -> None:
         """Make all results of a vector of columns in one unrolled body, where the compiler shares inner sums."""
@@ -322,6 +359,11 @@ class _Steps:
             self.skips.mark_outputs(self.out, -3, layout.chunks.chunk)
         lead = self.sch.get_loops(self.out)[:LEAD]
         mark_tasks(self.sch, lead[layout.extents.serial :] if self.plan.share_data else lead[:-1])
+
+    @property
+    def _cuts(self) -> bool:
+        """True if the factors of words have several parts, which are made of packed data."""
+        return self.words is not None and self.words.parts > 1
 
     @property
     def _end_axis(self) -> int:

@@ -32,6 +32,7 @@ from tvm_deconv.compute.matrix_layout import (
 )
 from tvm_deconv.compute.phases import Geometry, Run, axis_rows
 from tvm_deconv.compute.strassen import STRASSEN
+from tvm_deconv.compute.words import Words
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
 from tvm_deconv.schedules.x86.amx import (
@@ -39,10 +40,10 @@ from tvm_deconv.schedules.x86.amx import (
     LOAD_CYCLES,
     MATRIX_BYTES,
     MATRIX_ROWS,
-    PRODUCT_CYCLES,
-    PRODUCT_LATENCY,
+    MATRIX_TILE_BYTES,
     REGISTER_TILES,
-    RESULT_CYCLES,
+    SUM_CYCLES,
+    step_cycles,
 )
 from tvm_deconv.schedules.x86.costs import Costs, costs_of
 from tvm_deconv.schedules.x86.ranking import Ranking
@@ -299,8 +300,8 @@ class _Tiles:
 class _Arithmetic:
     """The costs of plans for one problem on one target, by Strassen's algorithm if `strassen` is 1.
 
-    If `depth` is not 0, the input channels are words, of which an instruction takes as many of each row. If `flat` is
-    1, rows are not gathered. Tables have a row for each block and a column for each of its tiles.
+    If there are `words`, these are the input channels. If `flat` is 1, rows are not gathered. Tables have a row for
+    each block and a column for each of its tiles.
     """
 
     problem: Problem
@@ -308,7 +309,7 @@ class _Arithmetic:
     target: CpuTarget
     lanes: int
     strassen: int
-    depth: int
+    words: Words | None
     flat: int
 
     @property
@@ -342,7 +343,7 @@ class _Arithmetic:
         """Return all plans to try with these `outputs` of Winograd's: their cycles and their numbers."""
         geometry = self.geometry
         blocks = _Blocks.of(self.problem, geometry, outputs, self.strassen, self.lanes, self.flat)
-        if self.depth > 1:
+        if self.words is not None and self.words.tiled:
             tiles = _Tiles.of_matrices(blocks, geometry.out_channels, self.lanes)
         else:
             tiles = _Tiles.of(blocks, geometry.out_channels, self.target, self.lanes)
@@ -364,12 +365,12 @@ class _Arithmetic:
         costs = self.costs
         pack = costs.move
         if self.problem.data_format == "NCX":
-            pack += costs.transpose + (costs.joined if self.depth else 0.0)
+            pack += costs.transpose + (costs.joined if self.words else 0.0)
         cycles: Array = blocks.packed * channels * self.parts * pack
         for work in blocks.works:
             vectors = work.rows * work.points * work.taps * channels
             gather = vectors * (costs.move + self._far(vectors) + costs.transform * work.transformed)
-            if self.depth > 1:
+            if self.words is not None and self.words.tiled:
                 gather = gather + vectors * GATHER_CYCLES
             cycles = cycles + blocks.gathered * gather
         return cycles
@@ -405,8 +406,8 @@ class _Arithmetic:
 
     def _products(self, tiles: _Tiles, work: _Work) -> Array:
         """Return the cycles of multiply-adds."""
-        if self.depth > 1:
-            return self._matrix_products(tiles, work)
+        if self.words is not None and self.words.tiled:
+            return self._matrix_products(tiles, work, self.words)
         panels, products = self._panels(tiles, work), tiles.rows * tiles.vectors
         # Strassen's panels serve half as many rows each. One more independent sum hides the wait for them.
         integers = self.problem.accumulate_dtype == "int32"
@@ -422,19 +423,17 @@ class _Arithmetic:
         cycles: Array = reductions * products / 2 * (work.taps * self.terms * step + self.costs.reduction)
         return cycles
 
-    def _matrix_products(self, tiles: _Tiles, work: _Work) -> Array:
-        """Return the cycles of products of matrices, which wait for each other, for loads, or for far operands."""
-        heights, steps = tiles.rows / MATRIX_ROWS, work.taps * self.terms / self.depth
-        sums, operands = heights * tiles.vectors, heights + tiles.vectors
-        step = np.maximum(np.maximum(PRODUCT_CYCLES * sums, PRODUCT_LATENCY), LOAD_CYCLES * operands)
-        tile_bytes = self.depth * MATRIX_ROWS * self._element_bytes
-        panel_bytes = steps * tiles.vectors * tile_bytes
+    def _matrix_products(self, tiles: _Tiles, work: _Work, words: Words) -> Array:
+        """Return the cycles of products of matrices."""
+        heights, steps = tiles.rows / MATRIX_ROWS, work.taps * self.terms / words.depth
+        panel_bytes = steps * tiles.vectors * MATRIX_TILE_BYTES
         rows_bytes = work.rows * work.taps * self.channels * self._element_bytes
         far = np.where(panel_bytes > self.target.l1_bytes // 2, tiles.vectors, 0)
         far = far + np.where(rows_bytes > self.target.l1_bytes // 2, heights, 0)
-        step = np.maximum(step, far * tile_bytes / MATRIX_BYTES)
+        loads = LOAD_CYCLES * (heights + tiles.vectors)
+        step = step_cycles(words, heights * tiles.vectors, loads, far * MATRIX_TILE_BYTES / MATRIX_BYTES)
         reductions = ceil_div(work.rows, tiles.rows) * self._panels(tiles, work) * work.points
-        cycles: Array = reductions * (steps * step + RESULT_CYCLES * sums)
+        cycles: Array = reductions * (steps * step + SUM_CYCLES * heights * tiles.vectors)
         return cycles
 
     def _results(self, tiles: _Tiles, work: _Work) -> Iterator[Array]:
@@ -504,19 +503,19 @@ def _gathers(problem: Problem, geometry: Geometry) -> bool:
 
 @lru_cache(maxsize=ENUMERATIONS)
 def candidates(
-    problem: Problem, winograd: bool, target: CpuTarget, lanes: int, strassen: bool = False, depth: int = 0
+    problem: Problem, winograd: bool, strassen: bool, target: CpuTarget, lanes: int, words: Words | None = None
 ) -> Ranking[MatrixPlan]:
     """Return all plans to try, cheapest first, each with its cost: cycles per useful product, relative.
 
-    If `depth` is not 0, the input channels of `problem` are words, of which an instruction takes as many of each row.
+    If there are `words`, these are the input channels of `problem`.
     """
     geometries = Geometry.choices(problem)
     if contiguous_phases(problem, lanes):
         del geometries[1:]  # phases that are vectors of the output begin with it
     arithmetics = [
-        _Arithmetic(problem, geometry, target, lanes, int(strassen), depth, flat)
+        _Arithmetic(problem, geometry, target, lanes, int(strassen), words, flat)
         for geometry in geometries
-        for flat in range(1 + (depth > 1 and _gathers(problem, geometry)))
+        for flat in range(1 + (words is not None and words.tiled and _gathers(problem, geometry)))
     ]
     useful = arithmetics[0].useful()
     plans = (

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from tvm_deconv.compute.direct_layout import phases_follow, phases_together
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS
 from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.compute.words import Words
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
 from tvm_deconv.schedules.x86 import register_channels, register_parts, register_rows
@@ -33,10 +34,10 @@ from tvm_deconv.schedules.x86.amx import (
     MATRIX_ROWS,
     MATRIX_TILE_BYTES,
     PRODUCT_CYCLES,
-    PRODUCT_LATENCY,
     REGISTER_TILES,
     STREAM_BYTES,
     SUM_CYCLES,
+    step_cycles,
 )
 from tvm_deconv.schedules.x86.costs import Costs, costs_of
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
@@ -95,7 +96,7 @@ class _Step(NamedTuple):
 class RegisterTiles:
     """The register tiles of a problem in one form and vectors of `lanes`.
 
-    If `streams_filter`, the filter exceeds the caches. `depth` is that of `tiles.candidates`.
+    If `streams_filter`, the filter exceeds the caches. `words` are those of `tiles.candidates`.
     """
 
     problem: Problem
@@ -104,7 +105,7 @@ class RegisterTiles:
     target: CpuTarget
     lanes: int
     streams_filter: bool
-    depth: int = 1
+    words: Words | None = None
 
     def all(self) -> list[RegisterTile]:
         """Return every register tile that fits, with its cost."""
@@ -112,8 +113,8 @@ class RegisterTiles:
             return [*self._of_inputs()]
         if self.form == GROUPS:
             return [*self._of_groups()]
-        if self.depth > 1:
-            return [*self._of_matrices()]
+        if self.words is not None and self.words.tiled:
+            return [*self._of_matrices(self.words)]
         return [self._rated(*shape) for shape in self._shapes()]
 
     @cached_property
@@ -130,14 +131,19 @@ class RegisterTiles:
     @cached_property
     def row_phases(self) -> int:
         """The phases of a row if tiles of rows hold vectors of the output, else 0."""
-        rows = self.form == ROWS and self.depth == 1 and register_rows.supports(self.problem, self.geometry, self.lanes)
+        rows = self._in_registers and register_rows.supports(self.problem, self.geometry, self.lanes)
         return self.geometry.axes[2].stride if rows else 0
 
     @cached_property
     def stores_parts(self) -> bool:
         """True if some tiles of rows hold parts of vectors of the output."""
         parts = register_parts.supports(self.problem, self.geometry, self.target, self.lanes)
-        return self.form == ROWS and self.depth == 1 and parts
+        return self._in_registers and parts
+
+    @cached_property
+    def _in_registers(self) -> bool:
+        """True if tiles of rows are in vector registers, not in those of matrices."""
+        return self.form == ROWS and not (self.words is not None and self.words.tiled)
 
     @cached_property
     def most_phases(self) -> int:
@@ -159,6 +165,18 @@ class RegisterTiles:
         """The fewest taps of a row that read the same lines in succession: none do if positions are broadcast."""
         runs = () if self.form == CHANNELS else self.geometry.axes[2].runs
         return min((run.taps for run in runs), default=1)
+
+    @cached_property
+    def _across(self) -> float:
+        """The share of a row's taps at which vectors of positions lie across two lines."""
+        axis = self.geometry.axes[2]
+        offsets = [
+            (run.x0 - tap * run.x_step - axis.low) % self.lanes
+            for run in axis.runs
+            for tap in range(run.taps)
+            for _ in range(run.count)
+        ]
+        return sum(offset > 0 for offset in offsets) / max(len(offsets), 1)
 
     @cached_property
     def _crossing(self) -> float:
@@ -281,21 +299,19 @@ class RegisterTiles:
                     padded = cost * round_up(groups, channels) / groups
                     yield RegisterTile(channels, positions, phases, padded, padded, part if channels > part else 0)
 
-    def _of_matrices(self) -> Iterator[RegisterTile]:
+    def _of_matrices(self, words: Words) -> Iterator[RegisterTile]:
         """Yield the register tiles of matrices, with costs relative to products in succession.
 
-        A step loads 16 rows of the filter for each tile of channels, and 16 vectors of data for each of positions. With
-        several taps in a row vectors lie across two lines. Loads and what comes from the second-level cache hide half
-        of the shorter of the two.
+        A step loads 16 rows of the filter for each tile of channels, and 16 vectors of data for each of positions.
         """
         geometry, out_channels, l1_bytes = self.geometry, self.geometry.out_channels, self.target.l1_bytes
-        load = CROSSING_CYCLES if self._row_taps > 1 else LOAD_CYCLES
-        steps = max(self._taps, 1) * geometry.in_channels / self.depth
+        load = LOAD_CYCLES + (CROSSING_CYCLES - LOAD_CYCLES) * self._across
+        steps = max(self._taps, 1) * geometry.in_channels / words.depth
 
         def step(rows: int, vectors: int, fetch: float) -> float:
-            loads, products = LOAD_CYCLES * rows + load * vectors, PRODUCT_CYCLES * rows * vectors
-            cycles = max(products, PRODUCT_LATENCY, max(loads, fetch) + min(loads, fetch) / 2)
-            return (cycles + SUM_CYCLES * rows * vectors / steps) / products
+            sums = rows * vectors
+            cycles = step_cycles(words, sums, LOAD_CYCLES * rows + load * vectors, fetch)
+            return float(cycles + SUM_CYCLES * sums / steps) / (words.uses * PRODUCT_CYCLES * sums)
 
         for (heights, vectors), phases in itertools.product(REGISTER_TILES, _divisors(self.most_phases)):
             if heights % phases or not all(phases_follow(runs, phases) for runs in geometry.runs):

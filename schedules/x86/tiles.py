@@ -24,6 +24,7 @@ from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS, spans, t
 from tvm_deconv.compute.matrix_layout import MatrixTile
 from tvm_deconv.compute.phases import AxisPhases, Geometry, axis_rows
 from tvm_deconv.compute.storage import storage_dtype
+from tvm_deconv.compute.words import Words
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
 from tvm_deconv.schedules.x86 import register_channels
@@ -227,18 +228,18 @@ class _Work:
 
 @lru_cache(maxsize=ENUMERATIONS)
 def candidates(
-    problem: Problem, form: str, winograd: bool, target: CpuTarget, lanes: int, depth: int = 1
+    problem: Problem, form: str, winograd: bool, target: CpuTarget, lanes: int, words: Words | None = None
 ) -> Ranking[Plan]:
     """Return all plans to try, cheapest first, each with its cost: cycles per useful product, relative.
 
-    If `winograd`, plans use Winograd's transforms along the first two axes. If `depth` is more than 1, the input
-    channels are words, of which an instruction takes as many of each row.
+    If `winograd`, plans use Winograd's transforms along the first two axes. If there are `words`, these are the
+    input channels.
     """
     geometries = Geometry.choices(problem)
     parts = []
     for geometry in geometries:
         for outputs in outer_outputs(geometry) if winograd else [(1, 1)]:
-            costs, numbers = _Arithmetic.of(problem, geometry, form, outputs, target, lanes, depth).plans()
+            costs, numbers = _Arithmetic.of(problem, geometry, form, outputs, target, lanes, words).plans()
             parts.append((costs * geometry.taps / max(geometries[0].taps, 1), numbers))
     return Ranking.of(parts, Plan.of_numbers)
 
@@ -336,7 +337,7 @@ class _Arithmetic:
     transposes: bool
     filter_size: int
     registers: RegisterTiles
-    rate: int
+    rate: float
 
     @staticmethod
     def of(
@@ -346,7 +347,7 @@ class _Arithmetic:
         outputs: tuple[int, int],
         target: CpuTarget,
         lanes: int,
-        depth: int,
+        words: Words | None,
     ) -> _Arithmetic:
         """Count the work, and the cycles that do not depend on the plan."""
         work, rows, costs = _Work.of(geometry, outputs), form == ROWS, costs_of(target)
@@ -373,8 +374,8 @@ class _Arithmetic:
         elements = geometry.groups * geometry.in_channels * geometry.out_channels * geometry.taps
         filter_size = elements * _element_bytes(target, lanes)
         streams_filter = filter_size > target.l2_bytes * costs.far_share
-        registers = RegisterTiles(problem, geometry, form, target, lanes, streams_filter, depth)
-        rate = MATRIX_RATE if depth > 1 else 1
+        registers = RegisterTiles(problem, geometry, form, target, lanes, streams_filter, words)
+        rate = MATRIX_RATE / words.uses if words is not None and words.tiled else 1.0
         return _Arithmetic(
             problem,
             geometry,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
+from tvm_deconv.compute.words import Words
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86 import matrix_tiles, tiles
 from tvm_deconv.schedules.x86.ranking import Ranking
@@ -29,19 +30,21 @@ def with_half_vectors(
     problem: Problem,
     target: CpuTarget,
     extent: int,
-    candidates: Callable[[CpuTarget, int], Ranking[_AnyPlan]],
+    words: Words | None,
+    candidates: Callable[[CpuTarget, int, Words | None], Ranking[_AnyPlan]],
 ) -> Ranking[_AnyPlan]:
-    """Return the `candidates` for a target and its lanes, sorted by cost.
+    """Return the `candidates` for a target, its lanes and `words`, sorted by cost.
 
     Vectors run along an axis of `extent` elements. On a target of 512 bits those for half vectors are among the
-    candidates if they pad it less.
+    candidates if they pad it less, and if no instruction multiplies matrices, which are of whole vectors.
     """
     lanes = accumulator_lanes(problem, target)
-    whole = candidates(target, lanes)
+    whole = candidates(target, lanes, words)
     padded = -(-extent // lanes) * lanes
-    if target.vector_bits < 512 or not _LEAST_PADDING * extent <= padded <= _MOST_PADDING * extent:
+    wastes = _LEAST_PADDING * extent <= padded <= _MOST_PADDING * extent
+    if target.vector_bits < 512 or not wastes or (words is not None and words.tiled):
         return whole
-    narrow = candidates(replace(target, vector_bits=target.vector_bits // 2), lanes // 2)
+    narrow = candidates(replace(target, vector_bits=target.vector_bits // 2), lanes // 2, words)
     halves = narrow.numbers.copy()
     halves[:, 1] = 1
     return Ranking.of([(whole.costs, whole.numbers), (_HALF_COST * narrow.costs, halves)], whole.make)

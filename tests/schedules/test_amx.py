@@ -40,7 +40,7 @@ SHAPES = {
         {"epilogue": td.Epilogue(True, "relu")},
     ),
 }
-TYPES = ("bfloat16", "int8", "uint8")
+TYPES = ("bfloat16", "int8", "uint8", "float16")
 #: The types of data, filter and output of quantized problems.
 QUANTIZED = (
     ("uint8", "int8", "uint8"),
@@ -81,9 +81,9 @@ def check(problem, plan, instructions, seed=5, algorithm=AMX):
     arrays = operands(problem, seed)
     found = run(problem, plan, instructions, arrays, algorithm)
     wanted = reference(problem, *arrays)
-    if problem.dtype == "bfloat16":
+    if problem.accumulate_dtype == "float32":
         error = np.linalg.norm(found.astype(np.float64) - wanted)
-        assert error <= norm_bound("bfloat16") * max(np.linalg.norm(wanted), 1e-3), plan
+        assert error <= norm_bound(problem.dtype) * max(np.linalg.norm(wanted), 1e-3), plan
     else:
         np.testing.assert_array_equal(found, wanted, err_msg=str(plan))
 
@@ -110,6 +110,17 @@ def test_rows_agree_with_the_reference(name, instructions):
     for turn, plan in enumerate(tiles[number % 2 :: 2]):
         problem = td.Problem(*shape, TYPES[(number + turn) % len(TYPES)], "NCX", **options)
         check(problem, plan, instructions, algorithm=AMX_ROWS)
+
+
+@runs_bf16
+@pytest.mark.parametrize("name", SHAPES)
+def test_float32_in_parts_agrees_with_the_reference(name, instructions):
+    """Six products of parts of eight bits are as exact as one of 24."""
+    shape, options = SHAPES[name]
+    for algorithm, data_format in ((AMX, "NCX"), (AMX, "NXC"), (AMX_ROWS, "NCX")):
+        problem = td.Problem(*shape, "float32", data_format, **options)
+        plans = algorithm.candidates(problem, TARGET)
+        check(problem, plans[list(SHAPES).index(name)][1], instructions, algorithm=algorithm)
 
 
 def of_each_tile(problem):
@@ -148,13 +159,13 @@ def of_each_kind(problem):
 
 
 @runs_bf16
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", [*TYPES, "float32"])
 @layouts
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), place=st.floats(0, 1, exclude_max=True), seed=st.integers(0, 1000))
 def test_matrices_of_any_problem(kind, data_format, instructions, data, place, seed):
     drawn = data.draw(problems(data_formats=[data_format], max_macs=20_000).filter(not_empty))
-    epilogue = drawn.epilogue if kind == "bfloat16" else td.Epilogue()
+    epilogue = td.Epilogue() if kind.endswith("int8") else drawn.epilogue
     problem = drawn.replace(precision="ieee", quantization=None, epilogue=epilogue, dtype=kind)
     for algorithm in (AMX, AMX_ROWS):
         if algorithm.supports(problem, TARGET):
@@ -163,10 +174,11 @@ def test_matrices_of_any_problem(kind, data_format, instructions, data, place, s
 
 
 @runs_bf16
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @layouts
-def test_matrices_serve_any_extents(data_format, instructions):
+def test_matrices_serve_any_extents(data_format, dtype, instructions):
     attributes = (4, 3), (2, 3), (1, 1), (1, 0), ("any+2", "any+3")
-    problem = td.Problem("any", 2, 37, 20, ("any", "any"), *attributes, dtype="bfloat16", data_format=data_format)
+    problem = td.Problem("any", 2, 37, 20, ("any", "any"), *attributes, dtype=dtype, data_format=data_format)
     for algorithm in [AMX, AMX_ROWS] if data_format == "NCX" else [AMX]:
         kernel = X86.build(problem, TARGET, algorithm, algorithm.candidates(problem, TARGET)[0][1])
         compiled = compiled_kernel(kernel, instructions)
@@ -175,7 +187,7 @@ def test_matrices_serve_any_extents(data_format, instructions):
             arrays = operands(static, batch)
             found = call_kernel(static, kernel, compiled, *arrays).astype(np.float64)
             wanted = reference(static, *arrays)
-            assert np.linalg.norm(found - wanted) <= norm_bound("bfloat16") * np.linalg.norm(wanted), static.key
+            assert np.linalg.norm(found - wanted) <= norm_bound(dtype) * np.linalg.norm(wanted), static.key
 
 
 @runs_bf16
@@ -198,6 +210,60 @@ def test_infinities_and_nan_stay_where_they_are(instructions):
         found = np.moveaxis(found, 1, last)
         np.testing.assert_array_equal(found[~finite], wanted[~finite])
         assert np.isfinite(found[finite]).all()
+
+
+@runs_bf16
+@layouts
+def test_infinities_of_float32_become_nan_where_they_are(data_format, instructions):
+    """What the first part of an infinity leaves is NaN; so is a NaN with any bits."""
+    problem = td.Problem(1, 1, 33, 20, (5, 6), (4, 4), (2, 2), (1, 1), (1, 1), (10, 12), "float32", data_format)
+    data, weights, bias = operands(problem, 5)
+    data.flat[[0, 99, -1]] = -np.inf, np.nan, np.inf
+    data.view(np.uint32).flat[[100, -2]] = 0xFFFFFFFF, 0x7FFFFFFF
+    wanted = reference(problem, data, weights, bias)
+    finite = np.isfinite(wanted)
+    assert 0 < finite.sum() < finite.size
+    for algorithm in (AMX, AMX_ROWS) if data_format == "NCX" else (AMX,):
+        plan = algorithm.candidates(problem, TARGET)[0][1]
+        found = run(problem, plan, instructions, (data, weights, bias), algorithm)
+        assert np.isnan(found[~finite]).all()
+        np.testing.assert_allclose(found[finite], wanted[finite], rtol=1e-4, atol=1e-5)
+
+
+@runs_bf16
+@pytest.mark.parametrize("scale", [1e-30, 1e-3, 3e34], ids=str)
+def test_parts_of_large_and_small_numbers(scale, instructions):
+    """Parts are as exact from 2^-109 up to 3.39e38; an element of more becomes infinite, and its products NaN."""
+    problem = td.Problem(1, 1, 64, 16, (3, 16), (2, 2), (2, 2), (1, 1), (0, 0), (6, 32))
+    data, weights, _ = operands(problem, 5)
+    data *= np.float32(scale)
+    weights /= np.abs(weights).max()
+    for algorithm in (AMX, AMX_ROWS):
+        plan = algorithm.candidates(problem, TARGET)[0][1]
+        found = run(problem, plan, instructions, (data, weights, None), algorithm)
+        wanted = reference(problem, data, weights)
+        assert np.linalg.norm(found / scale - wanted / scale) <= norm_bound("float32") * np.linalg.norm(wanted / scale)
+    data.flat[0] = 3.4e38
+    assert np.isnan(run(problem, plan, instructions, (data, weights, None), AMX_ROWS)).any()
+
+
+@runs_bf16
+def test_parts_are_as_many_as_the_precision_has(instructions):
+    """Of TF32 two parts and three products, of float32 three and six; errors grow as those of the direct algorithms."""
+    problem = td.Problem(1, 1, 2048, 16, (4, 16), (2, 2), (2, 2), (1, 1), (0, 0), (8, 32), data_format="NXC")
+    data, weights, _ = operands(problem, 3)
+    direct = X86.build(problem, BF16, next(a for a in X86.algorithms if a.name == "direct_channels"))
+    for arrays in ((data, weights, None), (np.abs(data), np.abs(weights), None)):
+        wanted, errors = reference(problem, *arrays), []
+        usual = call_kernel(problem, direct, compiled_kernel(direct, BF16), *arrays)
+        for precision in ("ieee", "tf32x3", "tf32"):
+            relaxed = problem.replace(precision=precision)
+            found = run(relaxed, AMX.candidates(relaxed, TARGET)[0][1], instructions, arrays)
+            errors.append(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+        assert errors[1] == errors[0] <= 2 * np.linalg.norm(usual - wanted) / np.linalg.norm(wanted)
+        assert 1.01 * errors[0] < errors[2] <= 2e-5
+    packed = [X86.build(problem.replace(precision=p), TARGET, AMX).packed_elements for p in ("ieee", "tf32")]
+    assert packed[0] * 2 == packed[1] * 3
 
 
 @pytest.mark.skipif(not TARGET.features <= detect_host().features, reason="the code is compiled for this CPU's AMX")
@@ -226,8 +292,8 @@ def test_it_is_the_default_where_it_multiplies():
     few = problem.replace(in_channels=2, out_channels=2, data_format="NCX")
     assert X86.default(few, BF16)[0].name == "dot_rows"
     assert not X86.default(few, TARGET)[0].name.startswith("dot")
-    assert not AMX.supports(problem.replace(dtype="float16"), TARGET)
     assert not AMX.supports(problem, BF16)
+    assert not AMX.supports(problem.replace(dtype="float64"), TARGET)
     assert not AMX_ROWS.supports(problem.replace(data_format="NXC"), TARGET)
     points = problem.replace(data_spatial=(1, 1), output_spatial=(1, 1), batch=64, data_format="NCX")
     assert X86.default(points, TARGET)[0].name == "amx"  # a row of one position fills no vector

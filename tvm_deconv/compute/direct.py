@@ -5,6 +5,7 @@ The stages, in the order of the data flow. All are blocked over images and posit
 
 1. ``data_pack``: the data of a block with its halo, zero outside of the data; positions flattened to one axis. In rows,
    data of ``N *X C`` are copied to ``data_rows`` and transposed from there.
+   ``data_words``: its rows as words, where these have several parts.
    ``points_i``: sums of packed rows, where Winograd's transforms apply along the outer axes.
 2. ``run_i``, one stage per combination of runs of phases: the sum over taps and input channels. A position and a tap
    add up to one flat index, so no register tile tests a border.
@@ -183,8 +184,11 @@ class _Builder:
         channels and inputs, and ``[position, ci, lane]`` in groups, or ``[position, ci, word]`` of groups in pairs.
         """
         layout, tile, form, geometry = self.layout, self.layout.tile, self.layout.form, self.layout.geometry
-        blocks = BlockedData(self.problem, geometry, layout.extents, data, tile.block, self.words, zero_point)
         channels, positions = layout.packed_data
+        cut = self.words if self.words and self.words.parts > 1 else None
+        words, stored = (None, self.problem.in_channels) if cut else (self.words, geometry.in_channels)
+        channels = cut.factors_of(channels) if cut else channels
+        blocks = BlockedData(self.problem, geometry, layout.extents, data, tile.block, words, zero_point)
         groups = 2 if layout.pairs else 1  # of an element
         inner_shape = {
             ROWS: layout.packed_place(channels, tile.outputs[:2], positions),
@@ -208,8 +212,8 @@ class _Builder:
             within = layout.unflatten(position, row)
             if layout.pairs:
                 return blocks.pair(within, at, group, conditions)
-            if channels > geometry.in_channels:
-                conditions.append(ci < geometry.in_channels)
+            if channels > stored:
+                conditions.append(ci < stored)
             if layout.transforms:
                 # Rows that only fill the last tiles are not worth fetching.
                 halos = [axis.halo for axis in geometry.axes]
@@ -219,7 +223,8 @@ class _Builder:
 
         lead = (*layout.blocks, layout.tiles[0])
         if not layout.transposes_data:
-            return _stage((*lead, *inner_shape), element, "data_pack")
+            packed = _stage((*lead, *inner_shape), element, "data_pack")
+            return self._cut_data(packed, cut) if cut else packed
 
         rows = _stage(
             (*lead, *tile.outputs[:2], positions, channels),
@@ -227,6 +232,16 @@ class _Builder:
             "data_rows",
         )
         return _stage((*lead, *inner_shape), lambda *index: rows[(*index[:7], index[8], index[7])], "data_pack")
+
+    def _cut_data(self, packed: te.Tensor, words: Words) -> te.Tensor:
+        """Return ``data_words``, `packed` rows as the words of their parts, in whole vectors of positions."""
+        channels, (count, positions) = int(packed.shape[5]), (self.layout.geometry.in_channels, self.layout.needed)
+
+        def element(*index: Expr) -> Expr:
+            *at, g, word, d, h, position = index
+            return words.join(lambda channel: packed[(*at, g, channel, d, h, position)], channels, word)
+
+        return _stage((*packed.shape[:5], count, *packed.shape[6:8], positions), element, "data_words")
 
     def transform_rows(self, packed: te.Tensor) -> dict[tuple[AxisRows, ...], te.Tensor]:
         """Return the stages ``points_i``, by the rows of the first two axes that they are the sums for."""
@@ -270,11 +285,14 @@ class _Builder:
         """
         layout, form, outputs = self.layout, self.layout.form, self.layout.tile.outputs
         taps = [te.reduce_axis(tuple(shape_of((0, rows.taps))), f"t{i}") for i, rows in enumerate(section.axes)]
-        ci = te.reduce_axis(tuple(shape_of((0, -(-layout.geometry.in_channels // section.lanes)))), "ci")
-        words = [te.reduce_axis(tuple(shape_of((0, section.lanes))), "word")] if self._multiplies_matrices else []
+        if self.words is not None and self.words.tiled:
+            (ci, *words), (data_step, filter_step) = self.words.reduction(layout.geometry.in_channels)
+        else:
+            ci, words = te.reduce_axis(tuple(shape_of((0, -(-layout.geometry.in_channels // section.lanes)))), "ci"), []
+            data_step = filter_step = ci.var
 
         def element(*index: Expr) -> Expr:
-            index, lane = (index[:-1], index[-1:]) if form == INPUTS else (index, [word.var for word in words])
+            index, lane = (index[:-1], index[-1:]) if form == INPUTS else (index, [word.var for word in words[-1:]])
             (*at, g, co), (*point, fd, fh, fw, first, second) = index[:LEAD], index[LEAD:]
             cc, m = (first, second) if form == ROWS else (second, first)
             steps = [
@@ -286,7 +304,7 @@ class _Builder:
                 (p, 0, p) if rows.transformed else ((step + p) % count, (step + p) // count, 0)
                 for rows, count, p, step in zip(section.axes, outputs, point or (0, 0), steps, strict=False)
             )
-            position, channel = m + layout.flat(0, tiles, lines, steps[2]), sum(lane, ci.var * section.lanes)
+            position, channel = m + layout.flat(0, tiles, lines, steps[2]), sum(lane, data_step * section.lanes)
             if points is not None:
                 value = points[(*at, g, d, h, channel, position)]
             else:
@@ -300,7 +318,7 @@ class _Builder:
                 if layout.pairs:
                     value = half_of_pair(value, cc, layout.pairs)
             within = [t.var for t in taps]
-            place = section.index(g, co, (filter_d, filter_h), (fd, fh, fw), ci.var, within, cc, lane)
+            place = section.index(g, co, (filter_d, filter_h), (fd, fh, fw), filter_step, within, cc, lane)
             weight = packed_filter[ravel(place, section.shape) + section.offset]
             product = value * weight if self.words is None else self._product(value, weight)
             return te.sum(product, axis=[ci, *taps, *words] if form == ROWS else [*taps, ci])
@@ -311,10 +329,6 @@ class _Builder:
         counts = map(product_count, section.axes[:2], outputs) if layout.transforms else ()
         shape = (*layout.lead, *counts, *(run.count for run in section.runs), *tile_shape, *lanes)
         return _stage(shape, element, f"run_{number}")
-
-    @property
-    def _multiplies_matrices(self) -> bool:
-        return self.words is not None and self.words.tiled
 
     def _product(self, value: Expr, weight: Expr) -> Expr:
         """Return the sum of the products of two words; the first operand is the one that is broadcast."""

@@ -262,8 +262,8 @@ class DirectLayout:
 
     `blocks` counts blocks of images and positions. Along the three spatial axes, `spans` are the positions of a block,
     `packed` the extents of an image of its packed data (`block_extents`), and `halos` the tiles of its halo. Products
-    are computed at `positions` flat positions, whole register tiles; `packed_positions` are the flat positions with all
-    data that these read, whole rows. `pairs` is that of `FilterSection`.
+    are computed at `positions` flat positions, whole register tiles. They read the data of `needed` flat positions, for
+    matrices whole vectors; `packed_positions` are these in whole rows. `pairs` is that of `FilterSection`.
     """
 
     form: str
@@ -278,6 +278,7 @@ class DirectLayout:
     packed: tuple[int, int, int]
     halos: tuple[int, int, int]
     positions: int
+    needed: int
     packed_positions: int
     pairs: int = 0
 
@@ -305,6 +306,8 @@ class DirectLayout:
         reach = positions + int(flat_position(packed, 0, first, second, third))
         if max(tile.outputs) > 1:
             reach += lanes  # sums of rows are made by whole vectors
+        if depth > 1:
+            reach = -(-reach // lanes) * lanes
         return DirectLayout(
             form,
             tile,
@@ -318,6 +321,7 @@ class DirectLayout:
             packed,
             (first, second, third),
             positions,
+            reach,
             -(-reach // packed[2]) * packed[2],
             pairs,
         )

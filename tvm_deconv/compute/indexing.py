@@ -130,7 +130,7 @@ class BlockedData:
         exists = tirx.all(*inside, *conditions)
         if self.words is not None:
             return self._word(place, group, ci, exists)
-        element = self._stored(place, group * self.geometry.in_channels + ci)
+        element = self._stored(place, group * self.problem.in_channels + ci)
         value = to_accumulator(element, self.problem.dtype, self.problem.accumulate_dtype)
         if self.zero_point is not None:
             value = value - self.zero_point
@@ -146,10 +146,10 @@ class BlockedData:
     def _word(self, place: Sequence[Expr], group: Expr, number: Expr, exists: Expr) -> Expr:
         """Return word `number` of a group's channels at `place`, where it `exists`."""
         assert self.words is not None
-        channels = self.problem.in_channels
-        word = self.words.join(lambda channel: self._stored(place, group * channels + channel), channels, number)
-        nothing = tirx.const(0, WORD) if self.zero_point is None else self.words.filled(self.zero_point)
-        return self.words.shifted(tirx.if_then_else(exists, word, nothing))
+        words, channels = self.words, self.problem.in_channels
+        word = words.join(lambda channel: self._stored(place, group * channels + channel), channels, number)
+        nothing = tirx.const(0, WORD) if self.zero_point is None else words.filled(self.zero_point)
+        return words.shifted(tirx.if_then_else(exists, word, nothing))
 
     def _stored(self, place: Sequence[Expr], channel: Expr) -> Expr:
         """Return the stored element of `channel` at `place`, the image and the position along each axis."""

@@ -15,7 +15,7 @@ Every stage is blocked over images and positions (``nb, db, hb, wb``) and groups
 blocked over tiles of output channels ``co`` too. In the order in which data flow:
 
 1. ``data_pack`` holds the data of a block and its halo, input channels innermost, with zeros past the end of the data.
-   For ``N C *X`` it transposes ``data_rows``.
+   For ``N C *X`` it transposes ``data_rows``. ``data_words`` cuts it into parts where words have several.
 2. ``rows_i`` gathers the rows of product i and transforms them. If all phases read the same single element (kernel =
    stride) and nothing is transformed, the packed data are the rows, and there is no such stage. Where Winograd's
    transforms apply along several axes, ``rows_apart_i`` gathers what is transformed along the first of them.
@@ -158,11 +158,14 @@ class _Builder:
         self.parameter = epilogue_parameter(problem)
         self.zero_point = data_zero_point(problem, self.parameter)
         block = layout.tile.block
-        self.blocks = BlockedData(problem, geometry, extents, self.data, block, words, self.zero_point)
+        whole = None if words and words.parts > 1 else words
+        self.blocks = BlockedData(problem, geometry, extents, self.data, block, whole, self.zero_point)
 
     def definition(self) -> MatrixDefinition:
         """Connect the stages."""
         layout, packed = self.layout, self.pack_data()
+        if self.words and self.words.parts > 1:
+            packed = self.cut_data(packed, self.words)
         results = []
         for number, section in enumerate(layout.sections):
             rows = self.gather_rows(section, packed, number) if layout.gathers(section) else packed
@@ -183,16 +186,28 @@ class _Builder:
         The shape is ``[*blocks, g, n, d, h, w, ci]``, or ``[*blocks, g, row, ci]`` if products read it as rows.
         """
         layout, inner = self.layout, self.layout.packed_lines
-        lead = (*layout.blocks, layout.geometry.groups)
-        shape = shape_of((*lead, *inner, layout.packed_channels))
+        lead, channels = (*layout.blocks, layout.geometry.groups), layout.packed_channels
+        if self.words and self.words.parts > 1:
+            channels = self.words.factors_of(channels)
+        shape = shape_of((*lead, *inner, channels))
         if layout.channels_last:
             return te.compute(shape, lambda *index: self.data_at(inner, index[:-1], index[-1]), "data_pack")
 
-        transposed = shape_of((*lead, *inner[:-1], layout.packed_channels, inner[-1]))
+        transposed = shape_of((*lead, *inner[:-1], channels, inner[-1]))
         rows = te.compute(
             transposed, lambda *index: self.data_at(inner, (*index[:-2], index[-1]), index[-2]), "data_rows"
         )
         return te.compute(shape, lambda *index: rows[(*index[:-2], index[-1], index[-2])], "data_pack")
+
+    def cut_data(self, data: te.Tensor, words: Words) -> te.Tensor:
+        """Return ``data_words``, packed `data` as the words of their parts, in whole steps of words."""
+        *lead, channels = data.shape
+        shape = (*lead, *shape_of((words.count(int(channels)),)))
+        return te.compute(
+            shape,
+            lambda *index: words.join(lambda channel: data[(*index[:-1], channel)], int(channels), index[-1]),
+            "data_words",
+        )
 
     def data_at(self, extents: Sequence[int], index: Index, channel: Expr) -> Expr:
         """Return an element of the packed data: zero outside of the data and of the `extents` in use.
@@ -208,7 +223,9 @@ class _Builder:
             several = layout.tile.images > 1
             n, position = (row // layout.plane, row % layout.plane) if several else (_zero(), row)
             within = (n, *_unravel(position, layout.packed))
-        if layout.packed_channels > geometry.in_channels:
+        if self.words and self.words.parts > 1:
+            inside.append(channel < self.problem.in_channels)
+        elif layout.packed_channels > geometry.in_channels:
             inside.append(channel < geometry.in_channels)
         return self.blocks.element(within, at, group, channel, inside)
 
@@ -319,21 +336,30 @@ class _Builder:
         The shape is ``[*lead, *points, row, column]``.
         """
         taps = [te.reduce_axis(tuple(shape_of((0, count))), f"t{i}") for i, count in enumerate(section.taps)]
-        channel = te.reduce_axis(tuple(shape_of((0, section.part_channels))), "ci")
+        channels, (left_channel, right_channel) = self.terms(section)
         panels, panel = section.shape[5], section.shape[-1]
         tap, gathered = [axis.var for axis in taps], self.layout.gathers(section)
 
         def products(*index: Expr) -> Expr:
             *at, g, co, pd, ph, pw, row, column = index
-            place = ravel((g, co, pd, ph, pw, column // panel, *tap, channel.var, column % panel), section.shape)
+            place = ravel((g, co, pd, ph, pw, column // panel, *tap, right_channel, column % panel), section.shape)
             start = row + self.layout.flat_offset(section, tap) if self.layout.tile.flat else row
-            left = rows[(*at, g, *((pd, ph, pw, row, *tap) if gathered else (start,)), channel.var)]
+            left = rows[(*at, g, *((pd, ph, pw, row, *tap) if gathered else (start,)), left_channel)]
             right = self.packed_filter[place + section.offset]
             product = self.words.multiply(left, right, self.accumulator) if self.words else left * right
-            return te.sum(product, axis=[*taps, channel])
+            return te.sum(product, axis=[*taps, *channels])
 
         shape = (*self.layout.lead, *section.points, self.layout.product_rows(section), panels * panel)
         return te.compute(shape_of(shape), products, f"run_{number}")
+
+    def terms(self, section: MatrixSection) -> tuple[list[te.IterVar], tuple[Expr, Expr]]:
+        """Return the axes of a product's sum over input channels, and the channel of either factor at them."""
+        if self.words is None or not self.words.tiled:
+            channel = te.reduce_axis(tuple(shape_of((0, section.part_channels))), "ci")
+            return [channel], (channel.var, channel.var)
+        axes, (left, right) = self.words.reduction(section.part_channels)
+        word = axes[-1].var
+        return axes, (left * self.words.depth + word, right * self.words.depth + word)
 
     # Stage 4: results.
 

@@ -206,7 +206,12 @@ def _word(
 ) -> Expr:
     """Return word `number` of the filter's elements at a `place` of the kernel; `at` is group and output channel."""
     group, channel = at
-    return words.join(lambda ci: source[(group, ci, channel, *place)], problem.in_channels, number)
+
+    def factor(ci: Expr) -> Expr:
+        stored = source[(group, ci, channel, *place)]
+        return stored if words.parts == 1 else to_accumulator(stored, problem.filter_dtype, "float32")
+
+    return words.join(factor, problem.in_channels, number)
 
 
 def _column(problem: Problem, section: MatrixSection, tile: Expr, column: Expr) -> tuple[Sequence[Expr], Expr, Expr]:

@@ -2,6 +2,10 @@
 
 Both factors of a product are words of as many channels. An instruction multiplies those of a vector of words pairwise,
 and adds the products of each word to one accumulator of 32 bits. The last word of a position is filled up with zeros.
+
+Words of bfloat16 also multiply types with more bits, in `parts`. The first part of a factor is the factor rounded to
+bfloat16, the second what that leaves, rounded again, and so on; three parts are all 24 bits of a float32. A product is
+the sum of the products of parts. Those below the last bit are left out: of three parts by three, six are computed.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tvm import tirx
+from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvm_deconv.problem import Problem
@@ -35,12 +39,16 @@ class Words:
 
     An instruction multiplies matrices if their `depth`, the words of a row that it takes, is more than 1. A position
     then has a multiple of as many words, the last of them zeros.
+
+    Factors may be cut into `parts`, for products of matrices alone. There are `depth` words of each part, one part
+    after the other, and the channels of a word are `depth` apart.
     """
 
     name: str
     factors: int
     shift: int = 0
     depth: int = 1
+    parts: int = 1
 
     @property
     def tiled(self) -> bool:
@@ -52,9 +60,39 @@ class Words:
         """The bits of a factor."""
         return 32 // self.factors
 
+    @property
+    def products(self) -> list[tuple[int, int]]:
+        """The parts of either factor whose products are computed, in the order in which they are added up."""
+        return [(one, other) for other in range(self.parts) for one in range(self.parts - other)]
+
+    @property
+    def uses(self) -> float:
+        """The products that a word takes part in, with another one of a position or a column."""
+        return len(self.products) / self.parts
+
     def count(self, channels: int) -> int:
         """Return the number of words of `channels` channels."""
-        return round_up(ceil_div(channels, self.factors), self.depth)
+        return self.parts * round_up(ceil_div(channels, self.factors), self.depth)
+
+    def factors_of(self, count: int) -> int:
+        """Return the channels of `count` words, in whole steps of an instruction."""
+        return ceil_div(count, self.parts * self.depth) * self.depth * self.factors
+
+    def reduction(self, count: int) -> tuple[list[te.IterVar], tuple[Expr, Expr]]:
+        """Return the axes of a sum over `count` words, and the step of either factor at them.
+
+        An instruction multiplies a step of `depth` words, which the last axis counts. Axes before it count steps and,
+        if there are several, products of parts.
+        """
+        step, word = (
+            te.reduce_axis((0, tirx.const(extent, "int64")), name)
+            for extent, name in ((count // (self.parts * self.depth), "ci"), (self.depth, "word"))
+        )
+        if self.parts == 1:
+            return [step, word], (step.var, step.var)
+        product = te.reduce_axis((0, tirx.const(len(self.products), "int64")), "product")
+        one, other = (step.var * self.parts + _chosen(parts, product.var) for parts in zip(*self.products, strict=True))
+        return [step, product, word], (one, other)
 
     def needs_correction(self, problem: Problem) -> bool:
         """Tell whether sums of a problem's words exceed those of its products."""
@@ -74,7 +112,12 @@ class Words:
         return problem.replace(in_channels=self.count(problem.in_channels))
 
     def join(self, factor: Callable[[Expr], Expr], channels: int, word: Expr) -> Expr:
-        """Return word number `word` of `channels` channels: `factor` of a channel is its stored element."""
+        """Return word number `word` of `channels` channels: `factor` of a channel is its stored element.
+
+        Of words in parts it is a float32 of the same value.
+        """
+        if self.parts > 1:
+            return self._join_parts(factor, channels, word)
         joined: Expr = tirx.const(0, WORD)
         last = channels % self.factors or self.factors  # factors of the last word
         for number in range(self.factors):
@@ -87,6 +130,34 @@ class Words:
             joined = joined | (value << tirx.const(self.bits * number, WORD))
         used = ceil_div(channels, self.factors)
         return tirx.if_then_else(word < used, joined, tirx.const(0, WORD)) if used < self.count(channels) else joined
+
+    def _join_parts(self, factor: Callable[[Expr], Expr], channels: int, word: Expr) -> Expr:
+        step, place = word // (self.depth * self.parts), word % self.depth
+        joined: Expr = tirx.const(0, "uint32")
+        for number in range(self.factors):
+            channel = (step * self.factors + number) * self.depth + place
+            bits = self._part(factor(channel), word // self.depth % self.parts)
+            if channels % (self.factors * self.depth):
+                bits = tirx.if_then_else(channel < channels, bits, tirx.const(0, "uint32"))
+            joined = joined | (bits << tirx.const(self.bits * number, "uint32"))
+        return tirx.reinterpret(WORD, joined)
+
+    def _part(self, factor: Expr, part: Expr) -> Expr:
+        """Return the bits of a `part` of a float32.
+
+        Earlier parts are rounded to the nearest, ties away from zero, and the last is cut off, so NaN stays NaN there:
+        so does what an infinity leaves.
+        """
+        parts: list[Expr] = []
+        for number in range(self.parts):
+            bits = tirx.reinterpret("uint32", factor)
+            if number < self.parts - 1:
+                # The bound keeps NaN from becoming a number, and changes nothing else.
+                bits = tirx.min(bits, tirx.const(0xFFFF7FFF, "uint32")) + tirx.const(0x8000, "uint32")
+                bits = bits & tirx.const(0xFFFF0000, "uint32")
+                factor = factor - tirx.reinterpret("float32", bits)
+            parts.append(bits >> tirx.const(16, "uint32"))
+        return _chosen(parts, part)
 
     def shifted(self, word: Expr) -> Expr:
         """Return a word of data with the shift added to its factors: half of their range, the sign's bit."""
@@ -101,6 +172,14 @@ class Words:
         The instruction multiplies `one` word by each of a vector. Bytes of the first are unsigned.
         """
         return tirx.call_pure_extern(accumulator, self.name, one, of_vector)
+
+
+def _chosen(choices: Sequence[Expr | int], number: Expr) -> Expr:
+    """Return choice number `number`; integers are indices."""
+    *others, chosen = (tirx.const(choice, "int64") if isinstance(choice, int) else choice for choice in choices)
+    for place, choice in reversed(list(enumerate(others))):
+        chosen = tirx.Select(number == place, choice, chosen)
+    return chosen
 
 
 def corrections_of(counts: Iterable[int], begin: int) -> list[int]:

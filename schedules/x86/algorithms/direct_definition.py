@@ -92,12 +92,8 @@ class _Form:
             GROUPS: problem.groups,
             INPUTS: problem.in_channels,
         }
-        depth = words.depth if words else 1
-        of_lanes = partial(tiles.candidates, problem, self.form, self.winograd, depth=depth)
-        if depth > 1:
-            options = of_lanes(target, accumulator_lanes(problem, target))
-        else:
-            options = with_half_vectors(problem, target, extents[self.form], of_lanes)
+        of_lanes = partial(tiles.candidates, problem, self.form, self.winograd)
+        options = with_half_vectors(problem, target, extents[self.form], words, of_lanes)
         return for_all_calls(problem, options, self.form, self._row_unit(problem, target))
 
     def _narrows(self, problem: Problem) -> bool:

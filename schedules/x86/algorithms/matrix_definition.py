@@ -83,13 +83,9 @@ class _Transforms:
         self, problem: Problem, target: CpuTarget, words: Words | None
     ) -> Sequence[tuple[float, MatrixPlan]]:
         phases = max((math.prod(run.count for run in runs) for runs in Geometry.of(problem).runs), default=1)
-        depth, lanes = words.depth if words else 0, accumulator_lanes(problem, target)
-        of_lanes = partial(matrix_tiles.candidates, problem, self.winograd, strassen=self.strassen, depth=depth)
-        if depth > 1:
-            options = of_lanes(target, lanes)
-        else:
-            options = with_half_vectors(problem, target, phases * problem.out_channels, of_lanes)
-        return for_all_calls(problem, options, CHANNELS, row_unit(problem, lanes))
+        of_lanes = partial(matrix_tiles.candidates, problem, self.winograd, self.strassen)
+        options = with_half_vectors(problem, target, phases * problem.out_channels, words, of_lanes)
+        return for_all_calls(problem, options, CHANNELS, row_unit(problem, accumulator_lanes(problem, target)))
 
     def tasks(self, problem: Problem, plan: MatrixPlan) -> int:
         return plan.tasks(problem)
