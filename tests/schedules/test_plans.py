@@ -24,6 +24,7 @@ from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.x86 import matrix_tiles
 from tvm_deconv.schedules.x86.algorithms import ALGORITHMS
+from tvm_deconv.schedules.x86.dot import BFLOAT16_PAIRS
 from tvm_deconv.schedules.x86.register_tiles import LATENCY_ACCUMULATORS
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes
 from tvm_deconv.targets import CPU_LEVELS, CPU_TARGETS, detect_host
@@ -428,8 +429,8 @@ def test_words_are_joined_where_channels_are_apart():
     for data_format, joined in (("NCX", True), ("NXC", False)):
         layer = problem.replace(data_format=data_format)
         of_words, others = (
-            matrix_tiles.candidates(layer, False, CPU_TARGETS["x86-64-v4-bf16"], 16, depth=depth)[0][0]
-            for depth in (1, 0)
+            matrix_tiles.candidates(layer, False, False, CPU_TARGETS["x86-64-v4-bf16"], 16, words)[0][0]
+            for words in (BFLOAT16_PAIRS, None)
         )
         assert (of_words > others) == joined
 
@@ -528,7 +529,8 @@ def test_a_row_is_cut_into_whole_vectors(stride, unit):
     problem = td.Problem(1, 1, 32, 48, (600,), (2 * stride,), (stride,), (1,), (0,), (600 * stride,))
     assert row_unit(problem, 16) == unit
     for winograd in (False, True):
-        widths = [p.tile.width for _, p in matrix_tiles.candidates(problem, winograd, CPU_TARGETS["x86-64-v4"], 16)]
+        plans = matrix_tiles.candidates(problem, winograd, False, CPU_TARGETS["x86-64-v4"], 16)
+        widths = [plan.tile.width for _, plan in plans]
         cut = [width for width in widths if width < 600]
         assert cut
         assert all(width % unit == 0 for width in cut)

@@ -8,7 +8,7 @@ from functools import partial
 
 from tvm.tirx import PrimFunc
 
-from tvm_deconv.compute.direct import define_direct
+from tvm_deconv.compute.direct import DirectDefinition, define_direct
 from tvm_deconv.compute.direct_layout import Tile
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS, has_whole_vectors
 from tvm_deconv.compute.packing import pack_filter
@@ -126,54 +126,98 @@ class _Form:
     def build(self, problem: Problem, target: CpuTarget, plan: tiles.Plan) -> Kernel:
         lanes = accumulator_lanes(problem, target) // (1 + plan.halves)
         words = self.words(problem, target) if self.words else None
-        tiled = words is not None and words.tiled
-        narrows = self._narrows(problem)
-        joins = narrows and not stores_bytes(problem)
-        pairs = self._pairs(problem, target, plan.tile, lanes)
+        narrows, pairs = self._narrows(problem), self._pairs(problem, target, plan.tile, lanes)
         definition = define_direct(problem, self.form, plan.tile, lanes, words, narrows=narrows, pairs=pairs)
+        joins = narrows and not stores_bytes(problem)
+        joined, joining = row_joining(problem, target, lanes, flushed=words is not None) if joins or pairs else ("", "")
         # Past the caches rows are copied at once; a position's channels are stored as they are made at any size.
         streams = outgrows_caches(problem)
         whole = self.form != INPUTS and has_whole_vectors(problem, self.form, plan.tile, lanes)
         whole = whole and not (self.form == ROWS and (streams or (rounds_rows(problem) and not narrows)))
-        joined, joining = row_joining(problem, target, lanes, flushed=words is not None) if joins or pairs else ("", "")
         scheduled = schedule_direct(definition, plan, problem, whole, words, joining).mod["main"]
         scheduled = load_words(scheduled) if words or pairs else scheduled
-        rounded, rounding = ("", ROUNDING) if words == BFLOAT16_PAIRS else exact_rounding(problem, target, lanes)
-        called = joined + (dot_functions(words, lanes) if words and not tiled else "")
-        products = called or rounded
-
-        def usual() -> PrimFunc:
-            conversions = row_conversions(problem, target, stored=whole or narrows)
-            past = streams and not whole
-            return lower(scheduled, definition.end, streams=past, products=called, conversions=conversions)
-
-        geometry = Geometry.of(problem, bool(plan.tile.uncropped))
-        if self.form == INPUTS:
-            deconv = lower(register_inputs.finish_inputs(scheduled, problem, definition), definition.end, streams=False)
-        elif problem.quantization or (words and (tiled or words.needs_correction(problem))):
-            deconv = usual()
-        elif register_channels.supports(problem, geometry, self.form):
-            finished = register_channels.finish_channels(scheduled, problem, definition, rounding, joining)
-            deconv = lower(finished, definition.end, streams=False, products=products)
-        elif self.form == ROWS and register_rows.supports_tile(problem, geometry, plan.tile, lanes):
-            finished = register_rows.finish_rows(scheduled, problem, definition, rounding, joining, streams=streams)
-            stored, length = storage_dtype(problem.output_dtype), lanes * (2 if joins else 1)
-            functions = register_epilogue.store_functions(stored, length) if streams else ""
-            finished = lower(finished, definition.end, streams=streams, functions=functions, products=products)
-            deconv = register_epilogue.select_by_alignment(finished, usual()) if streams else finished
-        elif self.form == ROWS and register_parts.supports_tile(problem, geometry, plan.tile, target, lanes):
-            finished = register_parts.finish_rows(scheduled, problem, definition, rounding, joining)
-            stores = register_parts.store_functions(storage_dtype(problem.output_dtype), lanes * (2 if joins else 1))
-            deconv = lower(finished, definition.end, streams=False, products=products + stores)
-        else:
-            deconv = usual()
-        deconv = lower_prefetches(deconv, target)
+        finish = _Finish(
+            problem, target, plan.tile, lanes, words, definition, scheduled, joined, joining, streams, whole
+        )
+        deconv = lower_prefetches(finish.deconv(), target)
         return Kernel(
             problem=problem,
-            deconv=lower_matrices(deconv, words) if words and tiled else deconv,
+            deconv=lower_matrices(deconv, words) if words and words.tiled else deconv,
             pack=pack_filter(problem, definition.sections, definition.packed_elements, words),
             algorithm=self.name,
             knobs=plan.knobs,
             packed_elements=definition.packed_elements,
             packed_dtype=WORD if words else problem.accumulate_dtype,
         )
+
+
+@dataclass(frozen=True)
+class _Finish:
+    """The last steps of a kernel from its `scheduled` definition: results finished in registers, or from memory.
+
+    `joined` is the LLVM IR of the function `joining`, which joins vectors to one of the output's type. The output
+    `streams` past the caches, or is `whole` vectors that are stored as they are.
+    """
+
+    problem: Problem
+    target: CpuTarget
+    tile: Tile
+    lanes: int
+    words: Words | None
+    definition: DirectDefinition
+    scheduled: PrimFunc
+    joined: str
+    joining: str
+    streams: bool
+    whole: bool
+
+    def deconv(self) -> PrimFunc:
+        """Return the function of the kernel."""
+        problem, definition, form = self.problem, self.definition, self.definition.layout.form
+        geometry, words = Geometry.of(problem, bool(self.tile.uncropped)), self.words
+        if form == INPUTS:
+            finished = register_inputs.finish_inputs(self.scheduled, problem, definition)
+            return lower(finished, definition.end, streams=False)
+        if problem.quantization or (words and (words.tiled or words.needs_correction(problem))):
+            return self.from_memory()
+        rounded, rounding = (
+            ("", ROUNDING) if words == BFLOAT16_PAIRS else exact_rounding(problem, self.target, self.lanes)
+        )
+        products = self.products or rounded
+        if register_channels.supports(problem, geometry, form):
+            finished = register_channels.finish_channels(self.scheduled, problem, definition, rounding, self.joining)
+            return lower(finished, definition.end, streams=False, products=products)
+        if form == ROWS and register_rows.supports_tile(problem, geometry, self.tile, self.lanes):
+            return self.whole_rows(products, rounding)
+        if form == ROWS and register_parts.supports_tile(problem, geometry, self.tile, self.target, self.lanes):
+            finished = register_parts.finish_rows(self.scheduled, problem, definition, rounding, self.joining)
+            stores = register_parts.store_functions(storage_dtype(problem.output_dtype), self.stored_lanes)
+            return lower(finished, definition.end, streams=False, products=products + stores)
+        return self.from_memory()
+
+    @property
+    def products(self) -> str:
+        """The LLVM IR of functions that multiply words or join vectors."""
+        words = self.words
+        return self.joined + (dot_functions(words, self.lanes) if words and not words.tiled else "")
+
+    @property
+    def stored_lanes(self) -> int:
+        """The outputs of a vector of a row that is stored."""
+        return self.lanes * (2 if self.joining else 1)
+
+    def from_memory(self) -> PrimFunc:
+        """Return the function with results that pass through memory."""
+        conversions = row_conversions(self.problem, self.target, stored=self.whole or self.definition.narrows)
+        past, end = self.streams and not self.whole, self.definition.end
+        return lower(self.scheduled, end, streams=past, products=self.products, conversions=conversions)
+
+    def whole_rows(self, products: str, rounding: str) -> PrimFunc:
+        """Return the function with whole rows stored from registers; where they stream, if their lines begin evenly."""
+        finished = register_rows.finish_rows(
+            self.scheduled, self.problem, self.definition, rounding, self.joining, streams=self.streams
+        )
+        stored = storage_dtype(self.problem.output_dtype)
+        functions = register_epilogue.store_functions(stored, self.stored_lanes) if self.streams else ""
+        finished = lower(finished, self.definition.end, streams=self.streams, functions=functions, products=products)
+        return register_epilogue.select_by_alignment(finished, self.from_memory()) if self.streams else finished

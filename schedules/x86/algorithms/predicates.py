@@ -110,7 +110,7 @@ def fills_row_matrices(problem: Problem, target: CpuTarget) -> bool:
     """Words are full, products have rows of channels and vectors of positions, and the caller's rows are not short."""
     lanes = accumulator_lanes(problem, target)
     filled = 2 * problem.out_channels >= lanes and 2 * _positions(problem) >= lanes and _has_rows(problem, target)
-    return filled and multiplies_row_matrices(problem, target) and fills_matrices(problem, target)
+    return problem.data_format == "NCX" and filled and fills_matrices(problem, target)
 
 
 def _has_rows(problem: Problem, target: CpuTarget) -> bool:
