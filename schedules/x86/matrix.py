@@ -44,6 +44,7 @@ def schedule_matrix(
     `transposition`, if not empty, is the intrinsic that makes rows of finished squares in another type.
     """
     sch, sections = Schedule(definition.func), definition.sections
+    cuts = words is not None and words.parts > 1 and definition.layout.transforms
     return _Steps(
         sch,
         definition,
@@ -53,6 +54,7 @@ def schedule_matrix(
         words,
         transposition or transpose_intrinsic(definition.layout.lanes, dtype),
         [sch.get_sblock(f"rows_{i}") if definition.layout.gathers(s) else None for i, s in enumerate(sections)],
+        [sch.get_sblock(f"rows_words_{i}") if cuts else None for i in range(len(sections))],
         [sch.get_sblock(f"run_{i}") for i in range(len(sections))],
         [sch.get_sblock(f"outputs_{i}") if s.transformed else None for i, s in enumerate(sections)],
         sch.get_sblock("epilogue"),
@@ -77,6 +79,7 @@ class _Steps:
     words: Words | None
     transposition: str
     rows: Sequence[SBlockRV | None]
+    cut_rows: Sequence[SBlockRV | None]
     runs: Sequence[SBlockRV]
     transforms: Sequence[SBlockRV | None]
     epilogue: SBlockRV
@@ -135,9 +138,11 @@ class _Steps:
         If the calls' extents are dynamic, shared data are packed anew for each block of the dynamic axes.
         """
         sch, serial = self.sch, self.layout.extents.serial
-        stages = [sch.get_sblock("data_pack"), *(block for block in self.rows if block is not None)]
-        if self._cuts:
-            stages.insert(1, sch.get_sblock("data_words"))
+        stages = [sch.get_sblock("data_pack")]
+        if self._cuts_data:
+            stages.append(sch.get_sblock("data_words"))
+        for block, cut in zip(self.rows, self.cut_rows, strict=True):
+            stages += [stage for stage in (block, cut) if stage is not None]
         if not self.layout.channels_last:
             stages.insert(0, sch.get_sblock("data_rows"))
         if self.plan.share_data:
@@ -145,9 +150,17 @@ class _Steps:
                 self._merge(stages, LEAD - 2)
             if serial:
                 self._merge((stages[-1], self.runs[0]), serial - 1)
+            self._merge_rows()
             sch.parallel(sch.fuse(*sch.get_loops(stages[-1])[serial : LEAD - 1]))
         else:
             self._merge((*stages, self.runs[0]), LEAD - 2)
+            self._merge_rows()
+
+    def _merge_rows(self) -> None:
+        """Cut each row into parts while it is near."""
+        for block, cut in zip(self.rows, self.cut_rows, strict=True):
+            if block is not None and cut is not None:
+                self._merge((block, cut), LEAD - 1)
 
     def place_output(self) -> None:
         """Copy each tile of channels of a block to the output right after it is finished."""
@@ -167,10 +180,10 @@ class _Steps:
         if layout.channels_last:
             first = data_pack
             _, lane = sch.split(channel, [None, layout.lanes])
-            if self.words is None or self._cuts:  # else LLVM makes vectors of loads that it has joined
+            if self.words is None or self.words.parts > 1:  # else LLVM makes vectors of loads that it has joined
                 sch.vectorize(lane)
-            if self._cuts:
-                place, *_ = self._cut_data()
+            if self._cuts_data:
+                place, *_ = self._cut(sch.get_sblock("data_words"))
                 position = sch.merge(position, place)
             if self.plan.tile.flat:
                 sch.split(position, [None, layout.packed[2]])
@@ -178,18 +191,18 @@ class _Steps:
             first = sch.get_sblock("data_rows")
             self._transpose_data(first, data_pack)
         if not layout.packs_rows and self._end_axis == 1:
-            inner = 5 if self._cuts and not layout.channels_last else 4
+            inner = 5 if self._cuts_data and not layout.channels_last else 4
             self.skips.mark(sch.get_loops(first)[-inner], 1, halo=layout.end_halo)
 
-    def _cut_data(self) -> Sequence[LoopRV]:
-        """Make all parts of a vector of words at once; return the loops over positions and over steps of words."""
+    def _cut(self, block: SBlockRV) -> Sequence[LoopRV]:
+        """Make all parts of a vector of words at once; return the loop before that over words, and that over steps."""
         sch, words = self.sch, self.words
         assert words is not None
-        *_, position, word = sch.get_loops(sch.get_sblock("data_words"))
+        *_, outer, word = sch.get_loops(block)
         step, part, lane = sch.split(word, [None, words.parts, words.depth])
         sch.vectorize(lane)
         sch.unroll(part)
-        return position, step
+        return outer, step
 
     def _transpose_data(self, data_rows: SBlockRV, data_pack: SBlockRV) -> None:
         """Copy rows of `lanes` channels, and transpose them in squares while they are near.
@@ -200,9 +213,9 @@ class _Steps:
         *_, position, channel = sch.get_loops(data_pack)
         *_, row_channel, _ = sch.get_loops(data_rows)
         channels: list[int | None] = [None, layout.lanes]
-        if self._cuts and self.words:
+        if self._cuts_data and self.words:
             channels = [None, self.words.factors, layout.lanes]
-            place, words_step = self._cut_data()
+            place, words_step = self._cut(sch.get_sblock("data_words"))
             sch.reorder(words_step, place)
         *outer, lane = sch.split(channel, channels)
         *row_outer, _ = sch.split(row_channel, channels)
@@ -219,7 +232,7 @@ class _Steps:
             sch.split(row, [None, layout.packed[2]])
         elif layout.packs_rows and int(sch.get(row).extent) > layout.plane:
             sch.split(row, [None, layout.plane])  # pieces that are contiguous in the caller's data
-        stored = WORD if self.words and not self._cuts else self.dtype
+        stored = WORD if self.words and self.words.parts == 1 else self.dtype
         sch.tensorize(square, transpose_intrinsic(layout.lanes, stored))
 
     def vectorize_rows(self, block: SBlockRV, section: MatrixSection, number: int) -> None:
@@ -228,6 +241,11 @@ class _Steps:
         *_, d, h, w, row, tap_d, tap_h, tap_w, channel = sch.get_loops(block)
         channel, lane = sch.split(channel, [None, self.layout.lanes])
         sch.reorder(row, tap_d, tap_h, tap_w, channel, d, h, w, lane)
+        cut = self.cut_rows[number]
+        if cut is not None:
+            *points, word_row, _, _, _, _ = sch.get_loops(cut)[LEAD - 1 :]
+            self._cut(cut)
+            sch.reorder(word_row, *points)
         self._skip_rows(row, section, section.parts, whole=tile.rows)
         self._unroll_points(lane, [d, h, w], channel, section, f"rows_apart_{number}")
 
@@ -361,9 +379,9 @@ class _Steps:
         mark_tasks(self.sch, lead[layout.extents.serial :] if self.plan.share_data else lead[:-1])
 
     @property
-    def _cuts(self) -> bool:
+    def _cuts_data(self) -> bool:
         """True if the factors of words have several parts, which are made of packed data."""
-        return self.words is not None and self.words.parts > 1
+        return self.words is not None and self.words.parts > 1 and not self.layout.transforms
 
     @property
     def _end_axis(self) -> int:

@@ -515,7 +515,7 @@ def candidates(
     arithmetics = [
         _Arithmetic(problem, geometry, target, lanes, int(strassen), words, flat)
         for geometry in geometries
-        for flat in range(1 + (words is not None and words.tiled and _gathers(problem, geometry)))
+        for flat in range(1 + (words is not None and words.tiled and not winograd and _gathers(problem, geometry)))
     ]
     useful = arithmetics[0].useful()
     plans = (

@@ -265,7 +265,7 @@ def test_algorithms_are_excluded_by_naming_the_others(tmp_path):
 @pytest.mark.parametrize(
     ("problem", "algorithms", "rule"),
     [
-        (WIDE, ["winograd", "fft"], "algorithm='fft': must be one of winograd, amx, amx_rows, dot"),
+        (WIDE, ["winograd", "fft"], "algorithm='fft': must be one of winograd, amx, amx_rows, amx_winograd, dot"),
         (WIDE, [], r"algorithms=\(\): must name at least one of winograd"),
         (WIDE.replace(kernel=(2, 2)), ["winograd"], "algorithms='winograd': admit no algorithm for n1"),
     ],

@@ -15,7 +15,8 @@ Every stage is blocked over images and positions (``nb, db, hb, wb``) and groups
 blocked over tiles of output channels ``co`` too. In the order in which data flow:
 
 1. ``data_pack`` holds the data of a block and its halo, input channels innermost, with zeros past the end of the data.
-   For ``N C *X`` it transposes ``data_rows``. ``data_words`` cuts it into parts where words have several.
+   For ``N C *X`` it transposes ``data_rows``. ``data_words`` cuts it into parts where words have several, unless rows
+   are transformed.
 2. ``rows_i`` gathers the rows of product i and transforms them. If all phases read the same single element (kernel =
    stride) and nothing is transformed, the packed data are the rows, and there is no such stage. Where Winograd's
    transforms apply along several axes, ``rows_apart_i`` gathers what is transformed along the first of them.
@@ -95,7 +96,7 @@ class MatrixDefinition:
 def define_matrix(problem: Problem, tile: MatrixTile, lanes: int, words: Words | None = None) -> MatrixDefinition:
     """Define `problem` blocked by `tile`, for vectors of `lanes` accumulators, with factors in `words` if given.
 
-    In words, rows and the filter hold these in the place of input channels, and nothing may be transformed.
+    In words, rows and the filter hold these in the place of input channels; what is transformed has words with parts.
     The parameters are the caller's data, the packed filter, `epilogue_parameter` if there is one, and the output.
     The output is ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``; `MatrixDefinition.caller_index` maps it to the
     caller's. Raises ValueError for a tile that cannot be scheduled.
@@ -158,17 +159,20 @@ class _Builder:
         self.parameter = epilogue_parameter(problem)
         self.zero_point = data_zero_point(problem, self.parameter)
         block = layout.tile.block
-        whole = None if words and words.parts > 1 else words
+        self.cut = words if words and words.parts > 1 else None
+        whole = None if self.cut else words
         self.blocks = BlockedData(problem, geometry, extents, self.data, block, whole, self.zero_point)
 
     def definition(self) -> MatrixDefinition:
         """Connect the stages."""
         layout, packed = self.layout, self.pack_data()
-        if self.words and self.words.parts > 1:
-            packed = self.cut_data(packed, self.words)
+        if self.cut and not layout.transforms:
+            packed = self.cut_channels(packed, self.cut, "data_words")
         results = []
         for number, section in enumerate(layout.sections):
             rows = self.gather_rows(section, packed, number) if layout.gathers(section) else packed
+            if self.cut and layout.transforms:
+                rows = self.cut_channels(rows, self.cut, f"rows_words_{number}")
             result = self.multiply(section, rows, number)
             if section.transformed:
                 result = self.transform_results(section, result, number)
@@ -187,8 +191,8 @@ class _Builder:
         """
         layout, inner = self.layout, self.layout.packed_lines
         lead, channels = (*layout.blocks, layout.geometry.groups), layout.packed_channels
-        if self.words and self.words.parts > 1:
-            channels = self.words.factors_of(channels)
+        if self.cut:
+            channels = self.cut.factors_of(channels)
         shape = shape_of((*lead, *inner, channels))
         if layout.channels_last:
             return te.compute(shape, lambda *index: self.data_at(inner, index[:-1], index[-1]), "data_pack")
@@ -199,15 +203,14 @@ class _Builder:
         )
         return te.compute(shape, lambda *index: rows[(*index[:-2], index[-1], index[-2])], "data_pack")
 
-    def cut_data(self, data: te.Tensor, words: Words) -> te.Tensor:
-        """Return ``data_words``, packed `data` as the words of their parts, in whole steps of words."""
-        *lead, channels = data.shape
-        shape = (*lead, *shape_of((words.count(int(channels)),)))
-        return te.compute(
-            shape,
-            lambda *index: words.join(lambda channel: data[(*index[:-1], channel)], int(channels), index[-1]),
-            "data_words",
-        )
+    def cut_channels(self, elements: te.Tensor, words: Words, name: str) -> te.Tensor:
+        """Return the stage `name`: `elements`, whose last axis are input channels, as the words of their parts."""
+        channels = int(elements.shape[-1])
+
+        def word(*index: Expr) -> Expr:
+            return words.join(lambda channel: elements[(*index[:-1], channel)], channels, index[-1])
+
+        return te.compute((*elements.shape[:-1], *shape_of((words.count(channels),))), word, name)
 
     def data_at(self, extents: Sequence[int], index: Index, channel: Expr) -> Expr:
         """Return an element of the packed data: zero outside of the data and of the `extents` in use.
@@ -223,7 +226,7 @@ class _Builder:
             several = layout.tile.images > 1
             n, position = (row // layout.plane, row % layout.plane) if several else (_zero(), row)
             within = (n, *_unravel(position, layout.packed))
-        if self.words and self.words.parts > 1:
+        if self.cut:
             inside.append(channel < self.problem.in_channels)
         elif layout.packed_channels > geometry.in_channels:
             inside.append(channel < geometry.in_channels)
@@ -258,6 +261,8 @@ class _Builder:
         layout = self.layout
         lead, rows = (*layout.blocks, layout.geometry.groups), layout.product_rows(section)
         channels = row_channels(section.part_channels, layout.lanes)
+        if self.cut and layout.transforms:
+            channels = self.cut.factors_of(channels)
         return shape_of((*lead, *points, rows, *section.taps, *window, channels))
 
     def gather_apart(self, section: MatrixSection, apart: int, data: te.Tensor, number: int) -> te.Tensor:

@@ -335,6 +335,11 @@ class MatrixLayout:
         return first.stride, second.stride, third.stride
 
     @property
+    def transforms(self) -> bool:
+        """True if Winograd's transforms apply along an axis."""
+        return max(self.tile.outputs) > 1
+
+    @property
     def channel_tiles(self) -> int:
         """Tiles of the output channels of a group."""
         return ceil_div(self.geometry.out_channels, self.tile.channels)

@@ -104,7 +104,9 @@ def pack_matrix_filter(
                 column = number * panel + place
                 entry = partial(_entry, problem, source, section, (g, tile), tap)
                 for points in itertools.product(*map(range, section.points)):
-                    if words:
+                    if words and words.parts > 1:
+                        value = words.join(partial(entry, points, column=column), problem.in_channels, ci)
+                    elif words:
                         value = _column_word(problem, source, section, (g, tile), tap, words, ci, column)
                     elif section.parts == 1:
                         value = entry(points, ci, column)

@@ -4,6 +4,7 @@ from tvm_deconv.schedules.contract import AnyAlgorithm
 from tvm_deconv.schedules.x86.algorithms import (
     amx,
     amx_rows,
+    amx_winograd,
     direct_channels,
     direct_groups,
     direct_inputs,
@@ -22,6 +23,7 @@ ALGORITHMS: tuple[AnyAlgorithm, ...] = (
     winograd.ALGORITHM,
     amx.ALGORITHM,
     amx_rows.ALGORITHM,
+    amx_winograd.ALGORITHM,
     dot.ALGORITHM,
     dot_channels.ALGORITHM,
     dot_rows.ALGORITHM,

@@ -101,6 +101,17 @@ def fills_matrices(problem: Problem, target: CpuTarget) -> bool:
     return words is not None and problem.in_channels >= words.factors and _fills_columns(problem, target)
 
 
+def multiplies_transformed_matrices(problem: Problem, target: CpuTarget) -> bool:
+    """The target multiplies matrices of parts, and there are taps to transform."""
+    words = matrix_words(problem, target)
+    return words is not None and words.parts > 1 and has_taps_to_transform(problem, target)
+
+
+def saves_matrix_products(problem: Problem, target: CpuTarget) -> bool:
+    """Products of parts are of matrices that are filled, and there are taps to transform."""
+    return multiplies_transformed_matrices(problem, target) and fills_matrices(problem, target)
+
+
 def multiplies_row_matrices(problem: Problem, target: CpuTarget) -> bool:
     """The target multiplies matrices of the type, and channels are outside of positions."""
     return matrix_words(problem, target) is not None and problem.data_format == "NCX"
