@@ -158,9 +158,11 @@ class _Steps:
 
     def _merge_rows(self) -> None:
         """Cut each row into parts while it is near."""
-        for block, cut in zip(self.rows, self.cut_rows, strict=True):
+        for block, cut, section in zip(self.rows, self.cut_rows, self.definition.sections, strict=True):
             if block is not None and cut is not None:
                 self._merge((block, cut), LEAD - 1)
+                row = self.sch.get_loops(block)[LEAD - 1]
+                self._skip_rows(row, section, section.parts, whole=self.plan.tile.rows)
 
     def place_output(self) -> None:
         """Copy each tile of channels of a block to the output right after it is finished."""
@@ -237,7 +239,7 @@ class _Steps:
 
     def vectorize_rows(self, block: SBlockRV, section: MatrixSection, number: int) -> None:
         """Make all points of a vector of channels in one unrolled body, where the compiler shares inner sums."""
-        sch, tile = self.sch, self.plan.tile
+        sch = self.sch
         *_, d, h, w, row, tap_d, tap_h, tap_w, channel = sch.get_loops(block)
         channel, lane = sch.split(channel, [None, self.layout.lanes])
         sch.reorder(row, tap_d, tap_h, tap_w, channel, d, h, w, lane)
@@ -246,7 +248,8 @@ class _Steps:
             *points, word_row, _, _, _, _ = sch.get_loops(cut)[LEAD - 1 :]
             self._cut(cut)
             sch.reorder(word_row, *points)
-        self._skip_rows(row, section, section.parts, whole=tile.rows)
+        else:
+            self._skip_rows(row, section, section.parts, whole=self.plan.tile.rows)
         self._unroll_points(lane, [d, h, w], channel, section, f"rows_apart_{number}")
 
     def _unroll_points(
