@@ -88,7 +88,7 @@ def step_cycles(words: Words, sums: Cycles, loads: Cycles, fetch: Cycles) -> Cyc
     shorter of the two; loads of parts, which come again and again, wait for it.
     """
     products, loads = words.uses * PRODUCT_CYCLES * sums, words.uses * loads
-    hidden = 0.0 if words.parts > 1 else np.minimum(loads, fetch) / 2
+    hidden = 0.0 if words.cut else np.minimum(loads, fetch) / 2
     return np.maximum(np.maximum(products, words.uses * PRODUCT_LATENCY), loads + fetch - hidden)
 
 
@@ -130,7 +130,7 @@ def _call(stmt: For, name: str, words: Words, packed_filter: Buffer) -> tuple[St
     """Return the call that replaces the marked loops of `stmt`, and the tiles of rows and of columns in these."""
     loops, realize = loops_and_block(stmt)
     multiplies = name == _MULTIPLY
-    rows, *columns = loops[multiplies and words.parts > 1 : -1 if multiplies else None]
+    rows, *columns = loops[multiplies and words.cut : -1 if multiplies else None]
     heights, vectors = int(rows.extent) // MATRIX_ROWS, math.prod(int(loop.extent) for loop in columns) // MATRIX_ROWS
     function = f"{_PREFIX}_{name}_{heights}x{vectors}"
     if name == _CLEAR:
@@ -147,7 +147,7 @@ def _call(stmt: For, name: str, words: Words, packed_filter: Buffer) -> tuple[St
         span = Span.of(buffer, places, row)
         regions.append(span.region)
         seconds = [{loop.loop_var: 1}]
-        if multiplies and words.parts > 1:
+        if multiplies and words.cut:
             # The first product that takes the second part: the data's parts come in succession.
             seconds.append({loops[0].loop_var: words.parts if buffer.same_as(packed_filter) else 1})
         # The call names the last element too: TVM shrinks a stage to the elements that it sees used.
@@ -188,7 +188,7 @@ def _functions(words: Words, heights: int, vectors: int) -> Iterator[str]:
     yield from _function(
         _CLEAR + suffix, [], [f"call void @llvm.x86.tilezero(i8 {number})" for number in range(heights * vectors)]
     )
-    yield from _function(_MULTIPLY + suffix, ["row", "panel"], _products(words, heights, vectors), words.parts)
+    yield from _function(_MULTIPLY + suffix, ["row", "panel"], _products(words, heights, vectors), cut=words.cut)
     lines = _pitch("row", "next")
     for number in range(heights * vectors):
         height, vector = divmod(number, vectors)
@@ -202,7 +202,7 @@ def _products(words: Words, heights: int, vectors: int) -> list[str]:
     """Return the lines that multiply a step; the right factor's tiles, which may be slow to load, are loaded once."""
     sums, lines = heights * vectors, [*_pitch("row", "next"), *_pitch("panel", "next")]
     left = sums + vectors
-    if words.parts > 1:
+    if words.cut:
         lines += [*_pitch("row", "part"), *_pitch("panel", "part")]
     for one, other in words.products:
         if one == 0:
@@ -225,9 +225,9 @@ def _configuration() -> str:
     return f'@{_PREFIX}_configuration = linkonce_odr hidden constant [{len(tiles)} x i8] c"{text}", align 64\n'
 
 
-def _function(name: str, operands: Sequence[str], lines: Sequence[str], parts: int = 1) -> Iterator[str]:
-    """Yield a function of the addresses of `operands`, which have so many `parts`."""
-    kinds = ["", "_next", *(["_part"] if parts > 1 else []), "_end"]
+def _function(name: str, operands: Sequence[str], lines: Sequence[str], *, cut: bool = False) -> Iterator[str]:
+    """Yield a function of the addresses of `operands`, and of their second parts if they are `cut`."""
+    kinds = ["", "_next", *(["_part"] if cut else []), "_end"]
     parameters = ", ".join(f"ptr %{operand}{kind}" for operand in operands for kind in kinds)
     yield f"define hidden i32 @{_PREFIX}_{name}({parameters}) alwaysinline {{\n"
     yield from (f"  {line}\n" for line in lines)

@@ -127,28 +127,30 @@ class _Steps:
         sch, layout = self.sch, self.layout
         data_pack = sch.get_sblock("data_pack")
         points = [sch.get_sblock(f"points_{i}") for i in range(self.definition.points)]
-        if self.words is not None and self.words.parts > 1:
-            points.append(self._cut_rows(data_pack, self.words))
+        made = list(points)  # of packed rows
+        if self.words is not None and self.words.cut:
+            made.append(self._cut_rows(data_pack, self.words))
         # Sums are made of each channel while it is near, unless several channels are transposed at a time.
         innermost = LEAD - 2 if layout.transposes_data else LEAD - 1
         if not layout.transposes_data:
             self._split_rows(data_pack)
-        if self.words is not None and self.words.tiled and self.words.parts == 1:
+        if self.words is not None and self.words.tiled and not self.words.cut:
+            # Channels begin with a line, so that tiles do not lie across two.
             axis = len(sch.get(data_pack).writes[0].region) - 2
             sch.storage_align(data_pack, 0, axis, layout.lanes, 0)
-        for block in points[: self.definition.points]:
+        for block in points:
             self._vectorize_sums(block)
         if self.plan.share_data:
-            if points:
-                self._merge((data_pack, *points), innermost)
+            if made:
+                self._merge((data_pack, *made), innermost)
             serial = layout.extents.serial
             if serial:
                 self._merge((data_pack, self.runs[0]), serial - 1)
             sch.parallel(sch.fuse(*sch.get_loops(data_pack)[serial : innermost + 1]))
         else:
-            self._merge((data_pack, *points, self.runs[0]), LEAD - 2)
-            if points and innermost == LEAD - 1:
-                self._merge((data_pack, *points), innermost)
+            self._merge((data_pack, *made, self.runs[0]), LEAD - 2)
+            if made and innermost == LEAD - 1:
+                self._merge((data_pack, *made), innermost)
         if layout.transposes_data:
             self._transpose_data(data_pack)
 
@@ -313,7 +315,8 @@ class _Steps:
         sch.reverse_compute_at(store, tile, preserve_unit_loops=True)
         stored = sch.fuse(*sch.get_loops(store)[-4:-1])
         first = sch.decompose_reduction(block, reduction[0])
-        mark_matrices(sch, clear=sch.get_loops(first)[-2], multiply=[rows, reduction[-1]][products > 1], store=stored)
+        multiply = reduction[-1] if products > 1 else rows
+        mark_matrices(sch, clear=sch.get_loops(first)[-2], multiply=multiply, store=stored)
 
     def tile_inputs(self, block: SBlockRV, section: FilterSection) -> None:
         """Unroll a register tile of partial sums; their lanes are added up when it is complete.

@@ -44,7 +44,7 @@ def schedule_matrix(
     `transposition`, if not empty, is the intrinsic that makes rows of finished squares in another type.
     """
     sch, sections = Schedule(definition.func), definition.sections
-    cuts = words is not None and words.parts > 1 and definition.layout.transforms
+    cuts = words is not None and words.cut and definition.layout.transforms
     return _Steps(
         sch,
         definition,
@@ -182,7 +182,7 @@ class _Steps:
         if layout.channels_last:
             first = data_pack
             _, lane = sch.split(channel, [None, layout.lanes])
-            if self.words is None or self.words.parts > 1:  # else LLVM makes vectors of loads that it has joined
+            if self.words is None or self.words.cut:  # else LLVM makes vectors of loads that it has joined
                 sch.vectorize(lane)
             if self._cuts_data:
                 place, *_ = self._cut(sch.get_sblock("data_words"))
@@ -215,16 +215,18 @@ class _Steps:
         *_, position, channel = sch.get_loops(data_pack)
         *_, row_channel, _ = sch.get_loops(data_rows)
         channels: list[int | None] = [None, layout.lanes]
+        steps: list[LoopRV] = []
         if self._cuts_data and self.words:
             channels = [None, self.words.factors, layout.lanes]
-            place, words_step = self._cut(sch.get_sblock("data_words"))
-            sch.reorder(words_step, place)
+            place, step = self._cut(sch.get_sblock("data_words"))
+            sch.reorder(step, place)
+            steps.append(step)
         *outer, lane = sch.split(channel, channels)
         *row_outer, _ = sch.split(row_channel, channels)
         position, square = sch.split(position, [None, layout.lanes])
         sch.reorder(*outer, position, square, lane)
-        if len(outer) > 1:
-            sch.merge(row_outer[0], outer[0], words_step)
+        if steps:
+            sch.merge(row_outer[0], outer[0], *steps)
         sch.merge(row_outer[-1], outer[-1])
         *_, row = sch.get_loops(data_rows)
         if self.definition.end and self._end_axis == 2:
@@ -234,7 +236,7 @@ class _Steps:
             sch.split(row, [None, layout.packed[2]])
         elif layout.packs_rows and int(sch.get(row).extent) > layout.plane:
             sch.split(row, [None, layout.plane])  # pieces that are contiguous in the caller's data
-        stored = WORD if self.words and self.words.parts == 1 else self.dtype
+        stored = WORD if self.words and not self.words.cut else self.dtype
         sch.tensorize(square, transpose_intrinsic(layout.lanes, stored))
 
     def vectorize_rows(self, block: SBlockRV, section: MatrixSection, number: int) -> None:
@@ -315,12 +317,8 @@ class _Steps:
         store = sch.cache_write(block, 0, "global")
         sch.reverse_compute_at(store, row, preserve_unit_loops=True)
         first = sch.decompose_reduction(block, reduction[0])
-        mark_matrices(
-            sch,
-            clear=sch.get_loops(first)[-3],
-            multiply=[tile_row, reduction[-1]][products > 1],
-            store=sch.get_loops(store)[-2],
-        )
+        multiply = reduction[-1] if products > 1 else tile_row
+        mark_matrices(sch, clear=sch.get_loops(first)[-3], multiply=multiply, store=sch.get_loops(store)[-2])
 
     def vectorize_transform(self, block: SBlockRV, section: MatrixSection, number: int) -> None:
         """Make all results of a vector of columns in one unrolled body, where the compiler shares inner sums."""
@@ -384,7 +382,7 @@ class _Steps:
     @property
     def _cuts_data(self) -> bool:
         """True if the factors of words have several parts, which are made of packed data."""
-        return self.words is not None and self.words.parts > 1 and not self.layout.transforms
+        return self.words is not None and self.words.cut and not self.layout.transforms
 
     @property
     def _end_axis(self) -> int:

@@ -185,7 +185,7 @@ class _Builder:
         """
         layout, tile, form, geometry = self.layout, self.layout.tile, self.layout.form, self.layout.geometry
         channels, positions = layout.packed_data
-        cut = self.words if self.words and self.words.parts > 1 else None
+        cut = self.words if self.words and self.words.cut else None
         words, stored = (None, self.problem.in_channels) if cut else (self.words, geometry.in_channels)
         channels = cut.factors_of(channels) if cut else channels
         blocks = BlockedData(self.problem, geometry, layout.extents, data, tile.block, words, zero_point)

@@ -159,7 +159,7 @@ class _Builder:
         self.parameter = epilogue_parameter(problem)
         self.zero_point = data_zero_point(problem, self.parameter)
         block = layout.tile.block
-        self.cut = words if words and words.parts > 1 else None
+        self.cut = words if words and words.cut else None
         whole = None if self.cut else words
         self.blocks = BlockedData(problem, geometry, extents, self.data, block, whole, self.zero_point)
 

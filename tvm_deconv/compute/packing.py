@@ -104,7 +104,7 @@ def pack_matrix_filter(
                 column = number * panel + place
                 entry = partial(_entry, problem, source, section, (g, tile), tap)
                 for points in itertools.product(*map(range, section.points)):
-                    if words and words.parts > 1:
+                    if words and words.cut:
                         value = words.join(partial(entry, points, column=column), problem.in_channels, ci)
                     elif words:
                         value = _column_word(problem, source, section, (g, tile), tap, words, ci, column)
@@ -211,7 +211,7 @@ def _word(
 
     def factor(ci: Expr) -> Expr:
         stored = source[(group, ci, channel, *place)]
-        return stored if words.parts == 1 else to_accumulator(stored, problem.filter_dtype, "float32")
+        return to_accumulator(stored, problem.filter_dtype, "float32") if words.cut else stored
 
     return words.join(factor, problem.in_channels, number)
 

@@ -56,6 +56,11 @@ class Words:
         return self.depth > 1
 
     @property
+    def cut(self) -> bool:
+        """True if factors have several parts."""
+        return self.parts > 1
+
+    @property
     def bits(self) -> int:
         """The bits of a factor."""
         return 32 // self.factors
@@ -88,7 +93,7 @@ class Words:
             te.reduce_axis((0, tirx.const(extent, "int64")), name)
             for extent, name in ((count // (self.parts * self.depth), "ci"), (self.depth, "word"))
         )
-        if self.parts == 1:
+        if not self.cut:
             return [step, word], (step.var, step.var)
         product = te.reduce_axis((0, tirx.const(len(self.products), "int64")), "product")
         one, other = (step.var * self.parts + _chosen(parts, product.var) for parts in zip(*self.products, strict=True))
@@ -116,7 +121,7 @@ class Words:
 
         Of words in parts it is a float32 of the same value.
         """
-        if self.parts > 1:
+        if self.cut:
             return self._join_parts(factor, channels, word)
         joined: Expr = tirx.const(0, WORD)
         last = channels % self.factors or self.factors  # factors of the last word

@@ -104,7 +104,7 @@ def fills_matrices(problem: Problem, target: CpuTarget) -> bool:
 def multiplies_transformed_matrices(problem: Problem, target: CpuTarget) -> bool:
     """The target multiplies matrices of parts, and there are taps to transform."""
     words = matrix_words(problem, target)
-    return words is not None and words.parts > 1 and has_taps_to_transform(problem, target)
+    return words is not None and words.cut and has_taps_to_transform(problem, target)
 
 
 def saves_matrix_products(problem: Problem, target: CpuTarget) -> bool:
