@@ -191,9 +191,8 @@ def test_matrices_serve_any_extents(data_format, dtype, instructions):
             arrays = operands(static, batch)
             found = call_kernel(static, kernel, compiled, *arrays).astype(np.float64)
             wanted = reference(static, *arrays)
-            assert np.linalg.norm(found - wanted) <= norm_bound(dtype, algorithm.error_growth) * np.linalg.norm(
-                wanted
-            ), static.key
+            limit = norm_bound(dtype, algorithm.error_growth) * np.linalg.norm(wanted)
+            assert np.linalg.norm(found - wanted) <= limit, static.key
 
 
 @runs_bf16
