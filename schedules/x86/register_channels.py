@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.tirx import BufferLoad, BufferStore, IfThenElse, PrimFunc, Stmt
@@ -20,10 +21,10 @@ from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.indexing import GROUPS, ROWS
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import rounds, storage_dtype
+from tvm_deconv.compute.words import WORD
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div
-from tvm_deconv.schedules.x86.interleave import join
-from tvm_deconv.schedules.x86.register_epilogue import RegisterEpilogue, RegisterTile, ramp, sequence
+from tvm_deconv.schedules.x86.register_epilogue import RegisterEpilogue, RegisterTile, Terms, ramp, sequence
 from tvm_deconv.targets import CpuTarget
 
 
@@ -36,7 +37,7 @@ def supports(problem: Problem, geometry: Geometry, form: str) -> bool:
         form != ROWS
         and not problem.dynamic
         and problem.data_format == "NXC"
-        and rounds(problem)
+        and (rounds(problem) or problem.quantization is not None)
         and (form != GROUPS or problem.out_channels == 1)
         and all(
             sum(run.count for run in axis.runs) == min(axis.stride, output + axis.shift)
@@ -63,15 +64,16 @@ def rounds_pairs(problem: Problem, geometry: Geometry, form: str, target: CpuTar
 
 
 def finish_channels(
-    func: PrimFunc, problem: Problem, definition: DirectDefinition, rounding: str = "", joining: str = ""
+    func: PrimFunc, problem: Problem, definition: DirectDefinition, rounding: str, joining: str, joined: int
 ) -> PrimFunc:
     """Return `func`, the scheduled `definition`, with the epilogue in registers; for problems of `supports`.
 
-    `rounding` is that of `RegisterEpilogue`. `joining` is the function of `rounding.row_joining` for a definition in
-    pairs: each vector of the output is then made of two vectors of sums.
+    `rounding` is that of `RegisterEpilogue`. `joining`, if not empty, is the function that makes one vector of the
+    output of so many `joined` vectors of sums: that of `rounding.row_joining` for a definition in pairs, or of
+    `rounding.byte_joining`.
     """
-    buffers = {buffer.name: buffer for buffer in func.body.block.alloc_buffers}
-    epilogue = ChannelEpilogue(problem, definition, buffers.get("bias_pack"), func.params[-1], rounding, joining)
+    terms, out = Terms.of(func, problem), func.params[-1]
+    epilogue = ChannelEpilogue(problem, definition, terms, out, rounding, joining, joined)
     return func.with_body(epilogue.root(func.body))
 
 
@@ -86,9 +88,10 @@ def parts(count: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class ChannelEpilogue(RegisterEpilogue):
-    """Stores vectors of channels; `joining` is that of `finish_channels`."""
+    """Stores vectors of channels; `joining` and `joined` are those of `finish_channels`."""
 
     joining: str = ""
+    joined: int = 1
 
     def stores(self, tile: RegisterTile) -> list[Stmt]:
         """Return the statements that finish and store a register tile."""
@@ -183,7 +186,7 @@ class ChannelEpilogue(RegisterEpilogue):
         layout, (row, m, column) = self.definition.layout, place
         index = [*tile.lead, *tile.phase(row, column), tile.number * layout.tile.positions + m]
         *position, first = self.place(tile, n, outputs)
-        size = layout.lanes * (2 if self.joining else 1)
+        size = layout.lanes * self.joined
         stmts: list[Stmt] = []
         for vector in range(0, count, size):
             value = self._vector(tile, index, self._first(tile) + vector)
@@ -195,12 +198,13 @@ class ChannelEpilogue(RegisterEpilogue):
 
     def _vector(self, tile: RegisterTile, index: Sequence[Expr], channel: Expr) -> Expr:
         """Return the vector of the output from `channel` of the tile of channels on, at `index` of the accumulators."""
-        lanes = self.definition.layout.lanes
+        lanes, stored = self.definition.layout.lanes, storage_dtype(self.problem.output_dtype)
         if not self.joining:
             return self.rounded(tile, [*index, ramp(channel, lanes)])
-        even, odd = (BufferLoad(tile.accumulators, [*index, ramp(channel + i, lanes)]) for i in (0, lanes))
-        (words,) = join(self.joining, [even, odd], lanes)
-        return tirx.reinterpret(f"{storage_dtype(self.problem.output_dtype)}x{2 * lanes}", words)
+        size = lanes * self.joined
+        sums = [BufferLoad(tile.accumulators, [*index, ramp(channel + i, lanes)]) for i in range(0, size, lanes)]
+        words = size * np.dtype(stored).itemsize // np.dtype(WORD).itemsize
+        return tirx.reinterpret(f"{stored}x{size}", tirx.call_extern(f"{WORD}x{words}", self.joining, *sums))
 
     def place(self, tile: RegisterTile, n: Expr, outputs: Sequence[Expr]) -> list[Expr]:
         """Return the index in the output of a register tile's first channel, at `outputs` of image `n` of a block."""

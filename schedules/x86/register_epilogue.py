@@ -24,9 +24,8 @@ from tvm.tirx import Buffer, BufferLoad, BufferStore, For, ForKind, IfThenElse, 
 
 from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.direct_layout import FilterSection
-from tvm_deconv.compute.epilogue import activate
 from tvm_deconv.compute.indexing import LEAD
-from tvm_deconv.compute.requantization import stored
+from tvm_deconv.compute.requantization import finished, stored
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.loop_marks import first_block, with_body
@@ -34,8 +33,8 @@ from tvm_deconv.schedules.x86.stores import llvm_source
 from tvm_deconv.schedules.x86.variants import inlined
 
 _MISALIGNMENT = "tvm_deconv_misalignment"  # of `vector_store.ll`
-#: The buffers of a schedule that are still used, besides the accumulators.
-_KEPT = ("data_pack", "bias_pack")
+#: The buffer of a schedule that is still used, besides the accumulators and those of `Terms`.
+_DATA = "data_pack"
 #: LLVM's name of the type of an output in memory, and its bytes.
 LLVM_TYPES = {
     "float32": ("float", 4),
@@ -87,16 +86,44 @@ class RegisterTile:
         return [fd, fh * rows + row, fw * columns + column]
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The buffers of what sums meet by their channels, packed: those of the stages of a direct definition.
+
+    The `offsets`, one buffer for each section of the filter, have the `bias` in them. `constants` are the parameter
+    that a quantized problem has in the place of the bias.
+    """
+
+    bias: Buffer | None
+    offsets: Sequence[Buffer]
+    scales: Buffer | None
+    constants: Buffer | None
+
+    @staticmethod
+    def of(func: PrimFunc, problem: Problem) -> Terms:
+        """Return those of `func`, a scheduled definition of `problem`."""
+        buffers = {buffer.name: buffer for buffer in func.body.block.alloc_buffers}
+        numbered = (f"offset_pack_{i}" for i in range(len(buffers)))
+        offsets = [buffers[name] for name in numbered if name in buffers]
+        constants = func.params[2] if problem.quantization else None
+        return Terms(buffers.get("bias_pack"), offsets, buffers.get("scale_pack"), constants)
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """Those that are packed."""
+        return [buffer for buffer in (self.bias, *self.offsets, self.scales) if buffer is not None]
+
+
 @dataclass(frozen=True)
 class RegisterEpilogue(abc.ABC):
-    """Replaces all that follows the reduction in each register tile; `bias` is packed, `out` the caller's output.
+    """Replaces all that follows the reduction in each register tile, where sums meet `terms`; `out` is the caller's.
 
     `rounding`, if not empty, is the function that rounds a vector to the type of the output.
     """
 
     problem: Problem
     definition: DirectDefinition
-    bias: Buffer | None
+    terms: Terms
     out: Buffer
     rounding: str
 
@@ -108,7 +135,8 @@ class RegisterEpilogue(abc.ABC):
         """Return the outermost block with the stages behind the reduction replaced, without their buffers."""
         block = root.block
         accumulators = {f"run_{i}_global" for i in range(len(self.definition.sections))}
-        kept = [buffer for buffer in block.alloc_buffers if buffer.name in accumulators.union(_KEPT)]
+        kept = [buffer for buffer in block.alloc_buffers if buffer.name in {_DATA, *accumulators}]
+        kept += self.terms.buffers
         body = self._nest(block.body)
         inner = SBlock(block.iter_vars, block.reads, block.writes, block.name_hint, body, block.init, kept)
         return SBlockRealize(root.iter_values, root.predicate, inner)
@@ -140,19 +168,24 @@ class RegisterEpilogue(abc.ABC):
 
     @property
     def finishes(self) -> bool:
-        """True if there is a bias or an activation."""
-        return self.bias is not None or self.problem.epilogue.activation != "none"
+        """True if sums meet terms or an activation."""
+        return bool(self.terms.buffers) or self.problem.epilogue.activation != "none"
 
     def finish(self, tile: RegisterTile, place: Callable[[Expr], list[Expr]], channel: Callable[[Expr], Expr]) -> Stmt:
-        """Return the loop that adds the bias to a vector of accumulators and activates it.
+        """Return the loop that finishes a vector of accumulators: with the terms of their channels, and activated.
 
         `place` returns the indices of a lane in the accumulators, `channel` its channel within the tile of channels.
         """
-        lane = tirx.Var("lane", "int64")
-        value: Expr = BufferLoad(tile.accumulators, place(lane))
-        if self.bias is not None:
-            value = value + BufferLoad(self.bias, [*tile.lead[4:], channel(lane)])
-        store = BufferStore(tile.accumulators, activate(self.problem.epilogue, value), place(lane))
+        terms, lane = self.terms, tirx.Var("lane", "int64")
+        index, of_channel = place(lane), [*tile.lead[4:], channel(lane)]
+        value: Expr = BufferLoad(tile.accumulators, index)
+        if terms.offsets:
+            offsets = terms.offsets[self.definition.sections.index(tile.section)]
+            value = value + BufferLoad(offsets, [*tile.lead[4:], *index[LEAD : LEAD + 3], channel(lane)])
+        elif terms.bias is not None:
+            value = value + BufferLoad(terms.bias, of_channel)
+        scale = None if terms.scales is None else BufferLoad(terms.scales, of_channel)
+        store = BufferStore(tile.accumulators, finished(self.problem, value, terms.constants, scale), index)
         lanes = tirx.const(self.definition.layout.lanes, "int64")
         return For(lane, tirx.const(0, "int64"), lanes, ForKind.VECTORIZED, store)
 

@@ -16,13 +16,12 @@ from tvm.tirx import BufferLoad, BufferStore, PrimFunc, Stmt
 from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.register_channels import ChannelEpilogue, parts
-from tvm_deconv.schedules.x86.register_epilogue import RegisterTile, ramp
+from tvm_deconv.schedules.x86.register_epilogue import RegisterTile, Terms, ramp
 
 
 def finish_inputs(func: PrimFunc, problem: Problem, definition: DirectDefinition) -> PrimFunc:
     """Return `func`, the scheduled `definition` in inputs, with the epilogue in registers."""
-    buffers = {buffer.name: buffer for buffer in func.body.block.alloc_buffers}
-    epilogue = InputEpilogue(problem, definition, buffers.get("bias_pack"), func.params[-1], rounding="")
+    epilogue = InputEpilogue(problem, definition, Terms.of(func, problem), func.params[-1], rounding="")
     return func.with_body(epilogue.root(func.body))
 
 

@@ -21,7 +21,7 @@ from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import rounds
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
-from tvm_deconv.schedules.x86.register_epilogue import LLVM_TYPES, RegisterTile, address, ramp, sequence
+from tvm_deconv.schedules.x86.register_epilogue import LLVM_TYPES, RegisterTile, Terms, address, ramp, sequence
 from tvm_deconv.schedules.x86.register_rows import RowEpilogue
 from tvm_deconv.schedules.x86.stores import llvm_source, outgrows_caches
 from tvm_deconv.targets import CpuTarget
@@ -74,9 +74,8 @@ def finish_rows(
 
     `rounding` and `joining` are those of `register_rows.finish_rows`; `func` calls `store_functions`.
     """
-    buffers = {buffer.name: buffer for buffer in func.body.block.alloc_buffers}
-    bias, out = buffers.get("bias_pack"), func.params[-1]
-    epilogue = PartEpilogue(problem, definition, bias, out, rounding, streams=False, joining=joining)
+    terms, out = Terms.of(func, problem), func.params[-1]
+    epilogue = PartEpilogue(problem, definition, terms, out, rounding, streams=False, joining=joining)
     return func.with_body(epilogue.root(func.body))
 
 

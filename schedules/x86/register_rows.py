@@ -26,7 +26,7 @@ from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import rounds, storage_dtype
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, join, shuffle_network
-from tvm_deconv.schedules.x86.register_epilogue import RegisterEpilogue, RegisterTile, address, ramp, sequence
+from tvm_deconv.schedules.x86.register_epilogue import RegisterEpilogue, RegisterTile, Terms, address, ramp, sequence
 
 _STORE = "tvm_deconv_store"  # of `vector_store.ll`
 
@@ -77,8 +77,8 @@ def finish_rows(
     `RegisterEpilogue`. `joining`, if not empty, is the function of `rounding.row_joining`: each vector of the output is
     then made of two vectors of sums.
     """
-    buffers = {buffer.name: buffer for buffer in func.body.block.alloc_buffers}
-    epilogue = RowEpilogue(problem, definition, buffers.get("bias_pack"), func.params[-1], rounding, streams, joining)
+    terms, out = Terms.of(func, problem), func.params[-1]
+    epilogue = RowEpilogue(problem, definition, terms, out, rounding, streams, joining)
     return func.with_body(epilogue.root(func.body))
 
 

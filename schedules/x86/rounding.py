@@ -1,13 +1,20 @@
-"""Rounding of vectors of finished sums to bfloat16 by functions in LLVM's language."""
+"""Rounding of vectors of finished sums to 16 bits, and narrowing to 8, by functions in LLVM's language."""
 
 from __future__ import annotations
 
+import math
 from string import Template
 
 from tvm_deconv.compute.requantization import has_any_nan
+from tvm_deconv.compute.storage import stores_bytes
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.stores import llvm_source
 from tvm_deconv.targets import CpuTarget
+
+#: The instructions that make two vectors of integers one of half the bits, saturated: by the lanes of a vector of 32
+#: bits, and by the bytes that are made.
+_TO_WORDS = {8: "avx2.packssdw", 16: "avx512.packssdw.512"}
+_TO_BYTES = {16: "sse2.{}.128", 32: "avx2.{}", 64: "avx512.{}.512"}
 
 
 def exact_rounding(problem: Problem, target: CpuTarget, lanes: int) -> tuple[str, str]:
@@ -47,6 +54,57 @@ def row_joining(problem: Problem, target: CpuTarget, lanes: int, *, flushed: boo
     else:
         names, function = ["round_bf16.ll", "join_bf16.ll"], "join_integers"
     return Template("".join(map(llvm_source, names))).substitute(words), f"tvm_deconv_{function}_x{lanes}"
+
+
+def byte_joining(problem: Problem, lanes: int, vectors: int) -> tuple[str, str, int]:
+    """Return the LLVM IR of the function that makes several vectors of `lanes` outputs one of bytes, and its name.
+
+    The last number is that of the vectors: 4 or 2, if they divide the `vectors` that follow each other. Otherwise, and
+    for outputs of more bits, it is 1 and there is no function.
+    """
+    count = math.gcd(vectors, 4) if stores_bytes(problem) else 1
+    if count == 1:
+        return "", "", 1
+    name, size = f"tvm_deconv_join_{problem.output_dtype}_{count}x{lanes}", count * lanes
+    words = [_words_of(lanes, "low", "ab"), _words_of(lanes, "high", "cd")]
+    if count == 2:
+        words = [_words_of(lanes, "both", "ab")]
+        for half, begin in (("low", 0), ("high", lanes)):
+            numbers = ", ".join(f"i32 {begin + lane}" for lane in range(lanes))
+            both = f"<{2 * lanes} x i16>"
+            words.append(f"  %{half} = shufflevector {both} %both, {both} poison, <{lanes} x i32> <{numbers}>")
+    made = _parts_of_bytes(lanes // 4, count)
+    text = {
+        "name": name,
+        "arguments": ", ".join(f"<{lanes} x i32> %{letter}" for letter in "abcd"[:count]),
+        "halves": "\n".join(words),
+        "lanes": lanes,
+        "double": 2 * lanes,
+        "half": size // 2,
+        "size": size,
+        "quads": size // 4,
+        "order": ", ".join(f"i32 {made.index(part)}" for part in range(size // 4)),
+        "to_words": _TO_WORDS[lanes],
+        "to_bytes": _TO_BYTES[size].format("packuswb" if problem.output_dtype == "uint8" else "packsswb"),
+    }
+    return Template(llvm_source("narrow_bytes.ll")).substitute(text), name, count
+
+
+def _words_of(lanes: int, name: str, pair: str) -> str:
+    """Return the LLVM IR that makes two vectors of 32 bits one of 16, by lanes of 128 bits."""
+    operands = ", ".join(f"<{lanes} x i32> %{letter}" for letter in pair)
+    return f"  %{name} = call <{2 * lanes} x i16> @llvm.x86.{_TO_WORDS[lanes]}({operands})"
+
+
+def _parts_of_bytes(parts: int, count: int) -> list[int]:
+    """Return the parts of four elements in the order in which `byte_joining` makes bytes of them.
+
+    A vector has so many `parts`, each a lane of 128 bits; those of all `count` vectors are numbered in succession.
+    """
+    low, high = ([(part + first, part + first + parts) for part in range(parts)] for first in (0, 2 * parts))
+    if count == 2:
+        low, high = low[: parts // 2], low[parts // 2 :]
+    return [part for lanes in zip(low, high, strict=True) for lane in lanes for part in lane]
 
 
 def rounding_of_16(problem: Problem, target: CpuTarget) -> tuple[str, str]:

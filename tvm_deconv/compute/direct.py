@@ -57,7 +57,15 @@ from tvm_deconv.compute.indexing import (
     within_runs,
 )
 from tvm_deconv.compute.phases import AxisRows
-from tvm_deconv.compute.requantization import bias_at, data_zero_point, epilogue_parameter, finished, stored
+from tvm_deconv.compute.requantization import (
+    bias_at,
+    data_zero_point,
+    epilogue_parameter,
+    finished,
+    has_scales,
+    scale_at,
+    stored,
+)
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.compute.transforms import transform
 from tvm_deconv.compute.words import WORD, Words, corrections_of
@@ -162,8 +170,12 @@ class _Builder:
             for i, section in enumerate(layout.sections)
         ]
         bias = self.pack_bias(constants) if constants is not None and problem.epilogue.bias else None
-        correction = _Corrections(words, packed_filter, corrections, zero_point) if words else None
-        results = _Results(problem, layout, products, bias, constants, correction)
+        scales = self.pack_scales(constants) if constants is not None and has_scales(problem) else None
+        offsets = [
+            self.pack_offsets(i, section, (packed_filter, begin), zero_point, bias)
+            for i, (section, begin) in enumerate(zip(layout.sections, corrections[:-1], strict=False))
+        ]
+        results = _Results(problem, layout, products, bias, offsets, constants, scales)
         rows = layout.form == ROWS
         interleaved = self.interleave(self.finish_chunks(results)) if rows else self.finish_channels(results)
         func = te.create_prim_func([*parameters, self.copy_out(interleaved)])
@@ -338,15 +350,46 @@ class _Builder:
 
     def pack_bias(self, bias: te.Tensor) -> te.Tensor:
         """Return ``bias_pack``, ``[g, co, channel]``: the bias by tiles of channels, zero for padding channels."""
+        return self._pack_channels(lambda channel: bias_at(self.problem, bias, channel), "bias_pack")
+
+    def pack_scales(self, constants: te.Tensor) -> te.Tensor:
+        """Return ``scale_pack``, ``[g, co, channel]``: the bits of the scales by tiles of channels, like the bias."""
+        return self._pack_channels(lambda channel: scale_at(self.problem, constants, channel), "scale_pack")
+
+    def _pack_channels(self, of_channel: Callable[[Expr], Expr], name: str) -> te.Tensor:
+        """Return the stage `name`: `of_channel` of each channel, counted over all groups, by tiles of channels."""
         layout, geometry, width = self.layout, self.layout.geometry, self.layout.tile.channels
 
         def element(g: Expr, co: Expr, cc: Expr) -> Expr:
             group, channel = group_and_channel(layout.form, width, g, co, cc, layout.pairs)
             exists = tirx.all(group < geometry.groups, channel < geometry.out_channels)
-            value = bias_at(self.problem, bias, group * geometry.out_channels + channel)
+            value = of_channel(group * geometry.out_channels + channel)
             return tirx.if_then_else(exists, value, _zero(self.problem.accumulate_dtype))
 
-        return _stage((*layout.tiles, width), element, "bias_pack")
+        return _stage((*layout.tiles, width), element, name)
+
+    def pack_offsets(
+        self,
+        number: int,
+        section: FilterSection,
+        corrections: tuple[te.Tensor, int],
+        zero_point: Expr | None,
+        bias: te.Tensor | None,
+    ) -> te.Tensor:
+        """Return ``offset_pack_i``, an array of `FilterSection.filters`: what is added to each sum of words.
+
+        That is the bias, less what the sum exceeds that of its products by. The `corrections` of a section are in the
+        packed filter, from a place on. `zero_point` is that of the data.
+        """
+        assert self.words is not None
+        words, (packed_filter, begin) = self.words, corrections
+
+        def element(*place: Expr) -> Expr:
+            g, co, *_, cc = place
+            added = _zero(self.problem.accumulate_dtype) if bias is None else bias[g, co, cc]
+            return words.corrected(added, packed_filter[ravel(place, section.filters) + begin], zero_point)
+
+        return _stage(section.filters, element, f"offset_pack_{number}")
 
     def finish_chunks(self, results: _Results) -> te.Tensor:
         """Return ``epilogue`` in rows: finished outputs by chunks, ``lanes`` positions of each stream.
@@ -429,63 +472,39 @@ class _Builder:
 
 
 @dataclass(frozen=True, slots=True)
-class _Corrections:
-    """What sums of `words` exceed those of their products by: from `begins` on in the packed filter, for each section.
-
-    `zero_point` is that of the data.
-    """
-
-    words: Words
-    packed_filter: te.Tensor
-    begins: Sequence[int]
-    zero_point: Expr | None
-
-
-@dataclass(frozen=True, slots=True)
 class _Results:
-    """The outputs as expressions of `products`, one stage per combination of runs, of the packed `bias`, and of the
-    `constants` that are the parameter behind the filter. The products are corrected if there are `corrections`.
+    """The outputs as expressions of `products`, one stage per combination of runs, and of what is packed besides.
+
+    That is the `bias`, the `offsets` of products in words, which have the bias in them, and `scales`. `constants` are
+    the parameter behind the filter.
     """
 
     problem: Problem
     layout: DirectLayout
     products: Sequence[te.Tensor]
     bias: te.Tensor | None
+    offsets: Sequence[te.Tensor]
     constants: te.Tensor | None
-    corrections: _Corrections | None
+    scales: te.Tensor | None
 
     def output(self, at: Sequence[Expr], cc: Expr, phases: Sequence[Expr], n: Expr, places: Sequence[Expr]) -> Expr:
         """Return the output of a phase of each axis, at `places` along the axes in image `n` of the block `at`.
 
         `at` is an index of `DirectLayout.lead` and `cc` the channel within its tile.
         """
-        value = _zero(self.problem.accumulate_dtype)  # of a phase without taps
+        bias = None if self.bias is None else self.bias[at[4], at[5], cc]
+        # Of a phase without taps: the bias is in the offsets of the others, or comes on top of all.
+        value = _zero(self.problem.accumulate_dtype) if bias is None or not self.offsets else bias
         for number, section in reversed(list(enumerate(self.layout.sections))):
             local, conditions = within_runs(phases, section.runs, self.layout.strides)
             result = self._result(number, at, cc, local, n, places)
-            if self.corrections is not None:
-                result = self._corrected(result, number, (at[4], at[5], *local, cc))
+            if self.offsets:
+                result = result + self.offsets[number][(at[4], at[5], *local, cc)]
             value = tirx.if_then_else(tirx.all(*conditions), result, value) if conditions else result
-        if self.bias is not None:
-            value = value + self.bias[at[4], at[5], cc]
-        return finished(self.problem, value, self.constants, self._channel(at, cc))
-
-    def _corrected(self, result: Expr, number: int, place: Sequence[Expr]) -> Expr:
-        """Return a `result` of combination `number` of runs without what it exceeds its products by.
-
-        `place` is an index of `FilterSection.filters`.
-        """
-        corrections, filters = self.corrections, self.layout.sections[number].filters
-        assert corrections is not None
-        correction = corrections.packed_filter[ravel(place, filters) + corrections.begins[number]]
-        return corrections.words.corrected(result, correction, corrections.zero_point)
-
-    def _channel(self, at: Sequence[Expr], cc: Expr) -> Expr:
-        """Return the output channel over all groups; the last one beyond it."""
-        layout, geometry = self.layout, self.layout.geometry
-        group, channel = group_and_channel(layout.form, layout.tile.channels, at[4], at[5], cc, layout.pairs)
-        group, channel = tirx.min(group, geometry.groups - 1), tirx.min(channel, geometry.out_channels - 1)
-        return group * geometry.out_channels + channel
+        if bias is not None and not self.offsets:
+            value = value + bias
+        scale = None if self.scales is None else self.scales[at[4], at[5], cc]
+        return finished(self.problem, value, self.constants, scale)
 
     def _result(
         self, number: int, at: Sequence[Expr], cc: Expr, phases: Sequence[Expr], n: Expr, places: Sequence[Expr]

@@ -48,7 +48,15 @@ from tvm_deconv.compute.indexing import (
     within_runs,
 )
 from tvm_deconv.compute.matrix_layout import MatrixLayout, MatrixSection, MatrixTile, row_channels
-from tvm_deconv.compute.requantization import bias_at, data_zero_point, epilogue_parameter, finished, stored
+from tvm_deconv.compute.requantization import (
+    bias_at,
+    data_zero_point,
+    epilogue_parameter,
+    finished,
+    has_scales,
+    scale_at,
+    stored,
+)
 from tvm_deconv.compute.storage import storage_dtype, stores_bytes
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.compute.transforms import transform
@@ -497,7 +505,9 @@ class _Builder:
         channel = at[4] * geometry.out_channels + channel
         if self.problem.epilogue.bias and self.parameter is not None:
             value = value + bias_at(self.problem, self.parameter, channel)
-        return finished(self.problem, value, self.parameter, channel)
+        parameter = self.parameter if has_scales(self.problem) else None
+        scale = None if parameter is None else scale_at(self.problem, parameter, channel)
+        return finished(self.problem, value, parameter, scale)
 
     def result(
         self, section: MatrixSection, result: te.Tensor, at: Index, image: Expr, places: Index, column: Expr

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from tvm import te, tirx
 from tvm.ir import Expr
+from tvm.tirx import Buffer
 
 from tvm_deconv.compute.epilogue import activate, nearest
 from tvm_deconv.compute.extents import shape_of
@@ -41,16 +42,26 @@ def data_zero_point(problem: Problem, parameter: te.Tensor | None) -> Expr | Non
     return zero
 
 
-def finished(problem: Problem, sums: Expr, parameter: te.Tensor | None, channel: Expr) -> Expr:
+def has_scales(problem: Problem) -> bool:
+    """Tell whether sums are multiplied by a scale of their channel."""
+    return problem.quantization is not None and problem.output_dtype != "int32"
+
+
+def scale_at(problem: Problem, parameter: te.Tensor, channel: Expr) -> Expr:
+    """Return the bits of the scale of a `channel`, counted over all groups; for problems of `has_scales`."""
+    scale: Expr = parameter[channel + (HEAD + problem.bias_shape[0])]
+    return scale
+
+
+def finished(problem: Problem, sums: Expr, parameter: te.Tensor | Buffer | None, scale: Expr | None) -> Expr:
     """Return the activation of `sums`, bias included; of a quantized problem in 32 bits for `stored`.
 
-    `channel` is counted over all groups.
+    `scale` is `scale_at` their channel.
     """
-    if not problem.quantization or problem.output_dtype == "int32":
+    if scale is None:
         return activate(problem.epilogue, sums)
     assert parameter is not None
-    scale = tirx.reinterpret("float32", parameter[channel + (HEAD + problem.bias_shape[0])])
-    real = activate(problem.epilogue, tirx.convert(sums).astype("float32") * scale)
+    real = activate(problem.epilogue, tirx.convert(sums).astype("float32") * tirx.reinterpret("float32", scale))
     if problem.output_dtype not in STORED:
         return tirx.reinterpret("int32", real)
     zero, limits = parameter[tirx.const(1, "int64")], np.iinfo(problem.output_dtype)
@@ -62,7 +73,7 @@ def finished(problem: Problem, sums: Expr, parameter: te.Tensor | None, channel:
 def stored(problem: Problem, value: Expr, lanes: int = 1) -> Expr:
     """Return a finished `value`, or a vector of several `lanes`, in the type of the output."""
     if problem.quantization and problem.output_dtype == "float32":
-        return tirx.reinterpret("float32", value)
+        return tirx.reinterpret("float32" + (f"x{lanes}" if lanes > 1 else ""), value)
     return from_accumulator(value, problem.output_dtype, lanes, any_nan=has_any_nan(problem))
 
 

@@ -33,7 +33,7 @@ from tvm_deconv.schedules.x86.dot import BFLOAT16_PAIRS, ROUNDING, WordsOf, dot_
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.prefetching import lower_prefetches
-from tvm_deconv.schedules.x86.rounding import exact_rounding, row_joining
+from tvm_deconv.schedules.x86.rounding import byte_joining, exact_rounding, row_joining
 from tvm_deconv.schedules.x86.stores import outgrows_caches
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
 from tvm_deconv.schedules.x86.word_loads import load_words
@@ -178,15 +178,18 @@ class _Finish:
         if form == INPUTS:
             finished = register_inputs.finish_inputs(self.scheduled, problem, definition)
             return lower(finished, definition.end, streams=False)
-        if problem.quantization or (words and (words.tiled or words.needs_correction(problem))):
+        if words and words.tiled:
             return self.from_memory()
         rounded, rounding = (
             ("", ROUNDING) if words == BFLOAT16_PAIRS else exact_rounding(problem, self.target, self.lanes)
         )
         products = self.products or rounded
         if register_channels.supports(problem, geometry, form):
-            finished = register_channels.finish_channels(self.scheduled, problem, definition, rounding, self.joining)
-            return lower(finished, definition.end, streams=False, products=products)
+            joined, joining, count = self.joined_channels
+            finished = register_channels.finish_channels(
+                self.scheduled, problem, definition, rounding, joining, count
+            )
+            return lower(finished, definition.end, streams=False, products=products + joined)
         if form == ROWS and register_rows.supports_tile(problem, geometry, self.tile, self.lanes):
             return self.whole_rows(products, rounding)
         if form == ROWS and register_parts.supports_tile(problem, geometry, self.tile, self.target, self.lanes):
@@ -200,6 +203,13 @@ class _Finish:
         """The LLVM IR of functions that multiply words or join vectors."""
         words = self.words
         return self.joined + (dot_functions(words, self.lanes) if words and not words.tiled else "")
+
+    @property
+    def joined_channels(self) -> tuple[str, str, int]:
+        """What `rounding.byte_joining` returns for the vectors of a register tile, or the same of pairs."""
+        if self.joining:
+            return "", self.joining, 2
+        return byte_joining(self.problem, self.lanes, (self.tile.part or self.tile.channels) // self.lanes)
 
     @property
     def stored_lanes(self) -> int:
