@@ -44,7 +44,7 @@ class Costs:
     - `finish`: to finish a vector of the output and copy it. Element by element it is `lanes / scattered` vectors.
       `chosen` comes on top where its row is that of one of several runs of phases, since it is loaded behind a branch.
       `requantized` comes on top for sums of integers that are scaled and rounded, twice where a position ends in part
-      of a vector of channels.
+      of a vector of channels that passes through memory.
     - `register_finish`: to store a vector of the output straight from its accumulators. `aliased` comes on top where a
       register tile stores past the caches to several rows at the same offset in a page.
     - `channel_finish`: to store a vector of channels straight from its accumulators. `across` comes on top in groups,
@@ -53,7 +53,7 @@ class Costs:
       together, or other tiles of channels share its lines; `line_again` too where these lines have left the
       second-level cache before the next tile stores to them. `burst`: to wait for the store of a vector past the
       caches, where a tile stores many. `spilled` is the factor for tiles whose accumulators and operands exceed the
-      registers. Tiles of groups need `kept` for operands of other taps and positions, or `phased` where they have
+      registers. `narrowed`: to narrow a vector to bytes that joins no other. Tiles of groups need `kept` for operands of other taps and positions, or `phased` where they have
       several phases; they are parts of a wider tile from `part_phases` on. `crowded` is the factor for tiles of rows of
       one input channel that leave no registers for the filters of all taps, besides those for `storing` parts of
       vectors. `lane_sum`: to add up the lanes of an accumulator. `unrolled`: the factor for tiles of inputs whose sums
@@ -114,6 +114,8 @@ class Costs:
     across: float = 1.0
     rounded: float = 0.0
     paired: float = 0.0
+    narrowed: float = 3.0
+    register_requantized: float = 1.2
     fetched: float = 1.6
     tile: float = 5.0
     crowded: float = 1.3
@@ -148,6 +150,7 @@ class Costs:
     memory_waiting: float = 0.15
     slack: float = 2
     integer_slack: float = 2
+    matrix_requantized: float = 12.0
 
     far_bytes: float = 8.0
     far_share: float = 0.5
@@ -176,6 +179,7 @@ NARROW = replace(
     position=4.6,
     across=5.0,
     rounded=1.5,
+    narrowed=0.0,
     paired=0.5,
     tile=10.0,
     piece=130.0,
@@ -200,6 +204,7 @@ NARROW = replace(
     memory_waiting=1.0,
     slack=0.3,
     integer_slack=0,
+    matrix_requantized=0.0,
     far_bytes=6.9,
     far_share=0.67,
 )

@@ -478,6 +478,8 @@ class _Arithmetic:
                 3 * self.costs.move if self.problem.data_format == "NXC" else 4 * self.costs.move + self.costs.transpose
             )
             vectors = blocks.outputs * ceil_div(tiles.channels, self.lanes)
+        if self.problem.quantization is not None and self.problem.data_format == "NXC":
+            moved += self.costs.matrix_requantized
         cycles: Array = vectors * (moved + self._far(results))
         if self.problem.data_format == "NCX":
             cycles = cycles + self.costs.row_piece * blocks.pieces * tiles.channels

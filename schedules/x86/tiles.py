@@ -23,7 +23,7 @@ from tvm_deconv.compute.direct_layout import (
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS, spans, tiles_of_channels
 from tvm_deconv.compute.matrix_layout import MatrixTile
 from tvm_deconv.compute.phases import AxisPhases, Geometry, axis_rows
-from tvm_deconv.compute.storage import storage_dtype
+from tvm_deconv.compute.storage import storage_dtype, stores_bytes
 from tvm_deconv.compute.words import Words
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
@@ -508,6 +508,7 @@ class _Arithmetic:
                 outputs = blocks.block * math.prod(axis.stride for axis in axes) * self.geometry.out_channels
                 apart, again = apart | shared, shared & (outputs * element > self.target.l2_bytes)
             finish = self.costs.channel_finish + self.costs.apart * apart + self.costs.line_again * again
+            finish = finish + self._quantizing(registers)
             if self.form == GROUPS:
                 several_rows = blocks.size(0) * blocks.size(1) * blocks.size(2) > 1
                 across = several_rows * np.minimum(1.0, (registers.positions - 1) / blocks.size(3))
@@ -520,6 +521,15 @@ class _Arithmetic:
         several_planes = (registers.channels > 1) & (plane % _PAGE == 0)
         aliased = outgrows_caches(self.problem) & (several_rows | several_planes)
         return self.costs.register_finish + self.costs.aliased * aliased
+
+    def _quantizing(self, registers: _Registers) -> Array | float:
+        """Return the cycles to scale and round a vector of sums, and to narrow it alone where it joins no other."""
+        if self.problem.quantization is None:
+            return 0.0
+        width = np.where(registers.part > 0, registers.part, registers.channels)
+        alone = stores_bytes(self.problem) & (width % (2 * self.lanes) > 0)
+        cycles: Array = self.costs.register_requantized + self.costs.narrowed * alone
+        return cycles
 
     def _rounding(self, registers: _Registers) -> Array | float:
         """Return the cycles to round a vector of groups, apart or as one of a pair."""
