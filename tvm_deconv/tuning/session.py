@@ -136,11 +136,11 @@ def tune(
 
 
 def measured_on(
-    names: Sequence[str], threads: int, rpc_tracker: str | None, rpc_key: str | None
+    names: Sequence[str], threads: int, rpc_tracker: str | None, rpc_key: str | None, *, strict: bool = True
 ) -> Generator[tuple[Runner, list[Target]], None, None]:
     """Yield a runner for each kind of memory, with the targets called `names` that are measured on it.
 
-    All targets are checked before the first is yielded.
+    All targets are checked before the first is yielded. Unless it is `strict`, the CPU may be one that cannot run them.
     """
     kinds = {name: "cpu" if name == "native" else get(name).memory for name in names}
     on_device = [get(name) for name, memory in kinds.items() if memory == "cuda"]
@@ -150,7 +150,7 @@ def measured_on(
     if on_cpu:
         with _cpu_runner(threads, rpc_tracker, rpc_key) as runner:
             targets = of_names(on_cpu, runner.host)
-            for target in targets:
+            for target in targets if strict else ():
                 _check_host(target, runner.host)
             yield runner, [*targets]
     if on_device:
