@@ -193,13 +193,15 @@ class _Session:
 
     def tune_on(self, runner: Runner, target: Target, end: float) -> list[Tuned]:
         """Search for schedules of all problems on one target, until the clock is at `end`; leave their logs tidy."""
-        records = read(target.name, shipped(), self.log.root, microarchitecture=meant(target, runner.host))
+        names, machine = (target.name, *target.ancestors), meant(target, runner.host)
+        records, *ancestors = (read(name, shipped(), self.log.root, microarchitecture=machine) for name in names)
         allowed = algorithms_for(target, self.algorithms)
         computed = (target.computes(problem) for problem in self.problems)
         problems = {problem.artifact_key: problem for problem in computed}
         with Evaluator(target, runner, self.log, seed=self.seed, jobs=self.jobs, timeout=self.timeout) as evaluator:
             searches = [
-                Search(problem, target, records, evaluator.conditions, allowed) for problem in problems.values()
+                Search(problem, target, records, evaluator.conditions, allowed, ancestors)
+                for problem in problems.values()
             ]
             try:
                 why = spend(searches, evaluator, self.trials, self.on_trial, end)
