@@ -151,6 +151,20 @@ def test_logs_remeasure(tmp_path):
     assert "no records for" in result.stderr
 
 
+def test_logs_remeasure_says_what_another_machine_has_to_measure(tmp_path, monkeypatch):
+    def renewed(*_, on_problem, **__):
+        for status, done in (("renewed", 1), ("left", 2), ("left", 3)):
+            on_problem(remeasure.Remeasured(SMALL.key, "x86-64-v4-amx", record(), None, status, (), done, 3))
+
+    monkeypatch.setattr(remeasure, "remeasure", renewed)
+    result = command("logs", "remeasure", tmp_path, "--target", "x86-64-v4-amx")
+    assert result.exit_code == 0, result.output
+    assert [line.split("\t")[-2] for line in result.stdout.splitlines()] == ["status", "renewed", "left", "left"]
+    assert "2 of 3 problems are left for a machine that runs x86-64-v4-amx\n" in result.stderr
+    found = json.loads(command("logs", "remeasure", tmp_path, "--target", "x86-64-v4-amx", "--json").stdout)
+    assert [one["status"] for one in found] == ["renewed", "left", "left"]
+
+
 def test_an_interrupted_remeasure_prints_what_is_done(tmp_path, monkeypatch):
     def interrupted(*_, on_problem, **__):
         on_problem(remeasure.Remeasured(SMALL.key, V3.name, record(), record(), "measured", (), 1, 2))

@@ -262,6 +262,24 @@ def test_native():
     assert native(Host(V4.features | {"avx512_vnni"})).logs == ("x86-64-v4-vnni", "x86-64-v4")
 
 
+@pytest.mark.parametrize(
+    ("name", "ancestors"),
+    [
+        ("x86-64-v3", ()),
+        ("x86-64-v3-vnni", ("x86-64-v3",)),
+        ("x86-64-v4", ()),  # vectors of x86-64-v3 are half as wide
+        ("x86-64-v4-vnni", ("x86-64-v4",)),
+        ("x86-64-v4-bf16", ("x86-64-v4-vnni", "x86-64-v4")),
+        ("x86-64-v4-amx", ("x86-64-v4-bf16", "x86-64-v4-vnni", "x86-64-v4")),
+        ("znver3", ("x86-64-v3",)),
+        ("znver4", ("x86-64-v4-bf16", "x86-64-v4-vnni", "x86-64-v4")),
+        ("cuda-sm_90", ()),
+    ],
+)
+def test_ancestors_have_the_same_vectors_and_fewer_flags(name, ancestors):
+    assert get(name).ancestors == ancestors
+
+
 def test_native_of_too_small_a_host():
     with pytest.raises(ProblemError) as caught:
         native(Host(V3.features - {"fma", "avx2"}, "Old CPU"))

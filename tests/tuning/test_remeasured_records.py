@@ -1,20 +1,18 @@
 """Measuring the records of a log again: what is measured, what is kept, and what is not done twice."""
 
-from types import SimpleNamespace
-
 import msgspec
 import pytest
 from support.records import OTHER, SMALL, V3, VERDICT, ZEN3, record, runs_v3, schedules_of
 
-import tvm_deconv as td
 from tvm_deconv.compiler.fingerprint import kernel_digest
 from tvm_deconv.compiler.records import Conditions, Cpu, Log, Records, Schedule, read
 from tvm_deconv.compiler.selection import default_schedule
 from tvm_deconv.problem import Problem
-from tvm_deconv.targets import detect_host, get
-from tvm_deconv.tuning.builders import Built
+from tvm_deconv.targets import Host, detect_host, get
+from tvm_deconv.tuning.evaluator import Evaluator
 from tvm_deconv.tuning.remeasure import Here, Remeasured, Renewal, remeasure
 from tvm_deconv.tuning.runners import local
+from tvm_deconv.tuning.runners.local import LocalRunner
 from tvm_deconv.tuning.search import Search
 
 ZEN_0 = msgspec.structs.replace(ZEN3, microarchitecture="zen0")
@@ -69,6 +67,19 @@ def _timeless(record):
 CODES = {"default": "d" * 16, "record": "c" * 16}
 
 
+class Compiling:
+    """An evaluator whose compiler says `code(target, schedule)`."""
+
+    def __init__(self, conditions, folder, code):
+        self.conditions = conditions
+        self.log = Log(folder)
+        self._code = code
+
+    def codes(self, search, schedules, target):
+        assert target.name == search.target.name
+        return {schedule: self._code(target, schedule) for schedule in schedules}
+
+
 @pytest.mark.parametrize(
     ("changes", "codes", "status"),
     [
@@ -89,11 +100,7 @@ def test_records_of_the_same_code_are_not_measured(changes, codes, status, tmp_p
     old = record(schedule=other, default_ratio=1.2, **{**known, **changes})
     of_schedule = {default: codes["default"], other: codes["record"]}
     today = Conditions(str(here.host), here.threads, "today")
-    evaluator = SimpleNamespace(
-        conditions=today,
-        log=Log(tmp_path),
-        build=lambda _, asked: {one: Built("", "", 1, "", code=of_schedule[one]) for one in asked},
-    )
+    evaluator = Compiling(today, tmp_path, lambda _, one: of_schedule[one])
     measured = []
     monkeypatch.setattr("tvm_deconv.tuning.remeasure.decide", lambda _s, _e, schedules: measured.extend(schedules))
     records = Records(V3.name, {SMALL.artifact_key: [old]})
@@ -119,16 +126,72 @@ def test_records_of_another_machine_took_turns_with_its_own_default(tmp_path):
     old = record(problem, target="x86-64-v4", schedule=defaults["zen4"], host=zen4, **known)
     today = Conditions(str(here.host), here.threads, "today")
     of_schedule = {defaults["zen4"]: CODES["default"], defaults["zen5"]: CODES["record"]}
-    evaluator = SimpleNamespace(
-        conditions=today,
-        log=Log(tmp_path),
-        build=lambda _, asked: {one: Built("", "", 1, "", code=of_schedule[one]) for one in asked},
-    )
+    evaluator = Compiling(today, tmp_path, lambda _, one: of_schedule[one])
     records = Records("x86-64-v4", {problem.artifact_key: [old]})
     search = Search(problem, targets["zen5"], records, today, None)
     renewed = Renewal(search, evaluator, here, records)._renew([old])
     assert renewed
     assert [one.sources for one in read("x86-64-v4", tmp_path)] == ["today"]
+
+
+def test_records_are_compiled_for_the_machine_that_they_are_of(tmp_path):
+    """Servers of Intel have a mesh, for which kernels prefetch: their code is not that of a Zen 5."""
+    kinds = ("zen5", "sapphirerapids", "zen4")
+    codes = {kind: kind.ljust(16, ".") for kind in kinds}
+    of_target = {get("x86-64-v4").on(kind): code for kind, code in codes.items()}
+    old = [_of_kind(kind, codes[kind]) for kind in kinds]
+    today = Conditions(str(old[0].host), 1, "today")
+    evaluator = Compiling(today, tmp_path, lambda target, _: of_target[target])
+    records = Records("x86-64-v4", {SMALL.artifact_key: old})
+    search = Search(SMALL, get("x86-64-v4").on("zen5"), records, today, None)
+    assert Renewal(search, evaluator, Here(old[0].host, 1), records).run() == "renewed"
+    renewed = list(read("x86-64-v4", tmp_path))
+    assert {one.microarchitecture: one.code for one in renewed} == codes
+    assert {one.sources for one in renewed} == {"today"}
+
+
+def _of_kind(kind, digest, **changes):
+    """The record of the default for x86-64-v4 on a kind of machine."""
+    default = default_schedule(SMALL, get("x86-64-v4").on(kind))
+    known = {"code": digest, "default_code": digest, "default_ratio": 1.0}
+    return _on_kind(record(target="x86-64-v4", schedule=default, **{**known, **changes}), kind)
+
+
+def _on_kind(record, kind):
+    return msgspec.structs.replace(record, host=msgspec.structs.replace(ZEN3, microarchitecture=kind))
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ([{}, {}], "renewed"),
+        ([{"sources": "today"}, {"sources": "today"}], "current"),
+        ([{"sources": "today"}, {}], "renewed"),
+        ([{"code": "other"}, {}], "left"),
+        ([{"default_code": "other"}, {"sources": "today"}], "left"),
+        ([{"code": "", "default_code": ""}], "left"),
+        ([{"algorithm": "forgotten"}], "left"),
+        ([{"threads": 4}], "renewed"),
+    ],
+)
+def test_nothing_is_measured_for_a_target_that_cannot_run_here(changes, status, tmp_path, monkeypatch):
+    monkeypatch.setattr("tvm_deconv.tuning.remeasure.decide", lambda *_: pytest.fail("measured"))
+    kinds = ["zen5", "sapphirerapids"][: len(changes)]
+    old = [_of_kind(kind, "c" * 16, **change) for kind, change in zip(kinds, changes, strict=True)]
+    Log(tmp_path).merge(old)
+    here = Here(old[0].host, 1, runs=False)  # a hypervisor hides flags of such a machine
+    today = Conditions(str(here.host), 1, "today")
+    evaluator = Compiling(today, tmp_path, lambda *_: "c" * 16)
+    records = Records("x86-64-v4", {SMALL.artifact_key: old})
+    renewal = Renewal(Search(SMALL, get("x86-64-v4").on("zen5"), records, today, None), evaluator, here, records)
+    assert renewal.run() == status
+    found = renewal.result(status, 1, 1)
+    assert (found.status, found.default) == (status, None)
+    assert found.best == (None if changes[0].get("algorithm") else old[0])
+    kept = {one.microarchitecture: one for one in read("x86-64-v4", tmp_path) if one.sources == "today"}
+    same = [one for one in old if one.code == one.default_code == "c" * 16 and one.algorithm != "forgotten"]
+    assert sorted(kept) == sorted(one.microarchitecture for one in same)
+    assert all(kept[one.microarchitecture].threads == one.threads for one in same)
 
 
 @runs_v3
@@ -155,7 +218,19 @@ def test_what_is_kept(ratio, kept):
     assert Remeasured(SMALL.artifact_key, V3.name, None, default, *rest).kept == "default"
 
 
-def test_a_target_that_cannot_run_here_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "detect_host", lambda: td.targets.Host(frozenset(), "an old CPU"))
-    with pytest.raises(td.ProblemError, match="an old CPU cannot run it: it lacks"):
-        remeasure(tmp_path, V3.name)
+def test_a_target_that_cannot_run_here_is_compiled_for(tmp_path, monkeypatch):
+    """The filter does not stay in caches, so it is prefetched on servers of Intel, and on no other kind."""
+    problem = Problem(1, 1, 256, 256, (4, 4), (4, 4), (2, 2), (1, 1), (1, 1), (8, 8))
+    server = get("x86-64-v4").on("sapphirerapids")
+    default = default_schedule(problem, server)
+    with LocalRunner(1) as runner, Evaluator(server, runner, Log(tmp_path), seed=0, jobs=1, timeout=1.0) as evaluator:
+        search = Search(problem, server, Records(server.name), evaluator.conditions, None)
+        (code,) = evaluator.codes(search, [default], server).values()
+    old = record(problem, default, target=server.name, code=code, default_code=code, default_ratio=1.0)
+    monkeypatch.setattr(local, "detect_host", lambda: Host(frozenset(), "an old CPU"))
+    of_kinds = [_on_kind(old, "sapphirerapids"), _on_kind(old, "zen5")]
+    Log(tmp_path).merge(of_kinds)
+    assert [one.status for one in remeasure(tmp_path, server.name, jobs=1)] == ["left"]
+    kept = list(read(server.name, tmp_path))
+    assert [one for one in kept if one.sources == old.sources] == of_kinds
+    assert [(one.host, one.code) for one in kept if one.sources == kernel_digest("x86")] == [(of_kinds[0].host, code)]

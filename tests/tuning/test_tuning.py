@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import itertools
 import math
 import random
 import statistics
@@ -19,9 +20,10 @@ from tvm_deconv import tuning
 from tvm_deconv.compiler import build, records, selection
 from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.compiler.process import Worker
-from tvm_deconv.compiler.records import read
+from tvm_deconv.compiler.records import Schedule, read
 from tvm_deconv.compiler.selection import adapt, space
-from tvm_deconv.targets import detect_host
+from tvm_deconv.problem import Epilogue
+from tvm_deconv.targets import Host, detect_host, get
 from tvm_deconv.tuning import disturbance, search, session
 from tvm_deconv.tuning.runners import harness, local
 from tvm_deconv.tuning.runners.harness import Measured
@@ -430,6 +432,55 @@ def test_the_nearest_record_is_among_the_first_that_are_tried():
     got, _ = spent(machine, [SMALL], 2, record(OTHER, near, **CONDITIONS))
     assert [one.schedule for one in got] == [selection.default_schedule(SMALL, V3), adapted]
     assert adapted not in {one.schedule for one in spent(machine, [SMALL], 2)[0]}
+
+
+def test_a_search_begins_with_the_best_of_each_target_whose_code_it_runs():
+    amx = get("x86-64-v4-amx")
+    default = selection.default_schedule(LARGER, amx)
+    one, other, slow = [two.schedule for two in [*space(LARGER, amx)][-9:] if two.schedule != default][-3:]
+    known = {"target": "x86-64-v4", **CONDITIONS}
+    of_v4 = [record(LARGER, slow, 2e-3, **known), record(LARGER, one, default_ratio=1.0, **known)]
+    epilogue = LARGER.replace(epilogue=Epilogue(bias=True))
+    ancestors = [
+        records.Records("x86-64-v4-bf16", {epilogue.artifact_key: [record(epilogue, other, **known)]}),
+        records.Records("x86-64-v4-vnni"),
+        records.Records("x86-64-v4", {LARGER.artifact_key: of_v4, FAR.artifact_key: [record(FAR, slow, **known)]}),
+    ]
+    state = search.Search(LARGER, amx, records.Records(amx.name), HERE, None, ancestors)
+    assert state.propose(3) == [default, other, one]
+    only = search.Search(LARGER, amx, records.Records(amx.name), HERE, (default.algorithm,), ancestors)
+    assert {schedule.algorithm for schedule in only.propose(9)} == {default.algorithm}
+
+
+def test_records_of_ancestors_that_do_not_serve_are_passed_over():
+    amx = get("x86-64-v4-amx")
+    default = selection.default_schedule(SMALL, amx)
+    forgotten = record(SMALL, algorithm="forgotten", **CONDITIONS)
+    adapted = record(SMALL, Schedule.of("direct_rows", {**record().knobs, "channels": 3}), 2e-3, **CONDITIONS)
+    ancestors = [records.Records("x86-64-v4", {SMALL.artifact_key: [forgotten, adapted]})]
+    state = search.Search(SMALL, amx, records.Records(amx.name), HERE, None, ancestors)
+    assert state.propose(2) == [default, selection.fitted(SMALL, amx, adapted)]
+    assert state.warnings == []
+
+
+def test_a_session_reads_the_records_of_ancestors(tmp_path, monkeypatch):
+    searched = []
+
+    def spend(searches, *_):
+        searched.extend(searches)
+        raise KeyboardInterrupt
+
+    v4 = get("x86-64-v4")
+    seed = [candidate.schedule for candidate in itertools.islice(space(SMALL, v4), 30)][-1]
+    records.Log(tmp_path).append(record(SMALL, seed, target=v4.name))
+    amx = get("x86-64-v4-amx")
+    host = Host(amx.features, "a server", vendor="GenuineIntel", family=6, model=0x8F)
+    monkeypatch.setattr(local, "detect_host", lambda: host)
+    monkeypatch.setattr(session, "spend", spend)
+    with pytest.raises(KeyboardInterrupt):
+        tuning.tune([SMALL], amx.name, 2, tmp_path, jobs=1)
+    (state,) = searched
+    assert state.propose(2) == [selection.default_schedule(SMALL, amx), seed]
 
 
 class Drifting:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tvm_deconv.cli.common import Stopped, echo_warnings, progress_bar, target_of
-from tvm_deconv.cli.output import JSON, KEYS, Column, Table, echo, echo_json
+from tvm_deconv.cli.output import JSON, KEYS, Column, Table, echo, echo_json, warn
 from tvm_deconv.cli.tune import LOGS, milliseconds
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.words import words
@@ -163,8 +163,9 @@ def remeasure(directory: Path, target: str | None, jobs: int | None, threads: in
     """Measure the records in DIRECTORY again, for today's kernels.
 
     Records of which all code is what was measured on such a CPU stay as they are. Others take turns with the default.
-    It is done on this machine; without --target, for every level of CPUs that it runs. An interrupted run continues
-    with the same command.
+    It is done on this machine; without --target, for every level of CPUs that it runs. For a TARGET that it does not
+    run nothing is measured: records of other code are left for a machine that does. An interrupted run continues with
+    the same command.
     """
     from tvm_deconv.tuning.remeasure import remeasure as run
 
@@ -194,6 +195,9 @@ def remeasure(directory: Path, target: str | None, jobs: int | None, threads: in
         else:
             _remeasured(directory, found, keys).show()
         echo_warnings(warning for one in found for warning in one.warnings)
+        left = sum(1 for one in found if one.status == "left")
+        if left:
+            warn(f"{left} of {len(found)} problems are left for a machine that runs {target}")
 
 
 def _remeasured_as_json(one: Remeasured) -> dict[str, object]:

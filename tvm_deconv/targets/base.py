@@ -64,6 +64,11 @@ class Target(abc.ABC):
         """The targets whose tuning logs apply: its own, then those that stand in for problems without a record."""
         return (self.name,)
 
+    @property
+    def ancestors(self) -> tuple[str, ...]:
+        """The other targets whose records a search starts from, the closest first: plans for them are plans for it."""
+        return ()
+
     def on(self, microarchitecture: str | None) -> Target:  # noqa: ARG002
         """Return the target with what is known of a microarchitecture, by archspec's name: its plans are for that."""
         return self

@@ -74,6 +74,12 @@ class CpuTarget(Target):
         """See Target; a microarchitecture follows its level."""
         return tuple(dict.fromkeys((self.name, self.level)))
 
+    @property
+    def ancestors(self) -> tuple[str, ...]:
+        """See Target; those whose flags it has and whose vectors are as wide."""
+        others = (target for target in supported(self.features) if target.name != self.name)
+        return tuple(target.name for target in others if target.vector_bits == self.vector_bits)
+
     def on(self, microarchitecture: str | None) -> CpuTarget:
         """See Target; a level takes its multiply-adds and mesh. It keeps its caches, which all its CPUs have."""
         if self.mcpu not in ("x86-64-v3", "x86-64-v4"):

@@ -61,6 +61,7 @@ class Evaluator:
         self._kept: dict[tuple[str, Schedule], Built | str] = {}
         cpus = len(os.sched_getaffinity(0))
         self._jobs = jobs = jobs or os.cpu_count() or 1
+        self._elsewhere: dict[Target, BuilderPool] = {}
         self._has_another_cpu = jobs > 1 and (not runner.local or runner.threads < cpus)
         self.disturbance = Disturbance(on_this_machine=runner.local)
         with contextlib.ExitStack() as stack:
@@ -145,6 +146,22 @@ class Evaluator:
                 search.note_build(schedule.algorithm, candidate.seconds)
         return {schedule: self._kept[search.key, schedule] for schedule in schedules}
 
+    def codes(self, search: Search, schedules: Sequence[Schedule], target: Target) -> dict[Schedule, str]:
+        """Return the digests of the code of `schedules` for a variant of the target; "" of what does not compile.
+
+        What is compiled for the target itself may be measured later. Every other variant has builders of its own.
+        """
+        if target == self.target:
+            built = self.build(search, schedules)
+        else:
+            if target not in self._elsewhere:
+                pool = BuilderPool(target, self._scratch, self._jobs)
+                self._elsewhere[target] = self._stack.enter_context(pool)
+            built = self._elsewhere[target].build(search.key, schedules)
+            for candidate in built.values():
+                _remove(candidate)
+        return {schedule: code_of(candidate) for schedule, candidate in built.items()}
+
     def _needed(self, search: Search, schedules: Sequence[Schedule]) -> list[Schedule]:
         """Return what a round compiles: the default, too, where nothing is held against it yet."""
         default = [] if search.key in self._baselines else [search.default]
@@ -158,9 +175,7 @@ class Evaluator:
         wanted = search.wanted
         for key, schedule in [*self._kept]:
             if key == search.key and schedule not in wanted:
-                candidate = self._kept.pop((key, schedule))
-                if isinstance(candidate, Built):
-                    candidate.deconv.unlink(missing_ok=True)
+                _remove(self._kept.pop((key, schedule)))
 
     def _outcome(self, search: Search, built: Built | str) -> Measured | str:
         """Measure a candidate; return why it has no time if it fails."""
@@ -213,6 +228,12 @@ class Evaluator:
         )
         self.log.append(record)
         return record
+
+
+def _remove(built: Built | str) -> None:
+    """Remove the library of a candidate that is not measured any more."""
+    if isinstance(built, Built):
+        built.deconv.unlink(missing_ok=True)
 
 
 def code_of(built: Built | str) -> str:

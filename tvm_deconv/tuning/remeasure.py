@@ -15,7 +15,7 @@ from tvm_deconv.compiler.selection import default_schedule, in_space, replay_err
 from tvm_deconv.problem import Problem
 from tvm_deconv.targets import Target
 from tvm_deconv.targets.ancestry import meant
-from tvm_deconv.tuning.evaluator import Evaluator, code_of, commit, now, versions
+from tvm_deconv.tuning.evaluator import Evaluator, commit, now, versions
 from tvm_deconv.tuning.runners.base import Runner
 from tvm_deconv.tuning.search import Search
 from tvm_deconv.tuning.session import decide, measured_on
@@ -25,8 +25,9 @@ from tvm_deconv.tuning.session import decide, measured_on
 class Remeasured:
     """What became of the records of one problem: the best of them, and the default, under today's conditions.
 
-    The `status` is "measured", "renewed" if today's code is that of the records, or "current" if there was nothing to
-    do. `warnings` tell which records were left out. `done` of `total` problems are over.
+    The `status` is "measured", "renewed" if today's code is that of the records, "current" if there was nothing to do,
+    or "left" if a machine that runs the target has to measure. Without such a machine `best` is that of the log.
+    `warnings` tell which records were left out. `done` of `total` problems are over.
     """
 
     problem: str
@@ -61,12 +62,12 @@ def remeasure(
     `jobs` processes compile them with the default. The records of a microarchitecture that all have the code that they
     had when they were measured, and so has the default, are renewed as they are. If there are none of this one, all
     records of the problem, also those of other machines, take turns with the default here. Plans that no search would
-    try today are left out. An interrupted run continues with what is left. Raises ProblemError if this machine cannot
-    run a target.
+    try today are left out. An interrupted run continues with what is left. For CPUs whose code this machine cannot run
+    nothing is measured, and records of other code stay as they are. Raises DeviceError if there is no such CUDA device.
     """
     names = (target,) if isinstance(target, str) else tuple(target)
     found: list[Remeasured] = []
-    with contextlib.closing(measured_on(names, threads, None, None)) as places:
+    with contextlib.closing(measured_on(names, threads, None, None, strict=False)) as places:
         for runner, targets in places:
             for chosen in targets:
                 found += _on_target(runner, chosen, Log(logs), seed, jobs, timeout, on_problem)
@@ -83,11 +84,12 @@ def _on_target(
     on_problem: Callable[[Remeasured], None] | None,
 ) -> list[Remeasured]:
     records = read(target.name, log.root, microarchitecture=meant(target, runner.host))
+    here = Here(Cpu.of(runner.host), runner.threads, runs=target.features <= runner.host.features)
     found: list[Remeasured] = []
     with Evaluator(target, runner, log, seed=seed, jobs=jobs, timeout=timeout) as evaluator:
         for key in sorted(records.by_problem):
             search = Search(Problem.from_key(key), target, records, evaluator.conditions, None)
-            renewal = Renewal(search, evaluator, Here(Cpu.of(runner.host), runner.threads), records)
+            renewal = Renewal(search, evaluator, here, records)
             status = renewal.run()
             found.append(renewal.result(status, len(found) + 1, len(records.by_problem)))
             if on_problem:
@@ -97,17 +99,18 @@ def _on_target(
 
 @dataclass(frozen=True)
 class Here:
-    """The machine that measures, and the threads of a call."""
+    """The machine that measures, and the threads of a call; one that does not run the target measures nothing."""
 
     host: Cpu | str
     threads: int
+    runs: bool = True
 
     def measured(self, record: Record) -> bool:
         """Return whether a machine like this one measured a record, with as many threads."""
         alike = record.host == self.host
         if isinstance(self.host, Cpu):
             alike = record.microarchitecture == self.host.microarchitecture
-        return alike and record.threads == self.threads
+        return self.runs and alike and record.threads == self.threads
 
 
 class Renewal:
@@ -116,6 +119,7 @@ class Renewal:
     def __init__(self, search: Search, evaluator: Evaluator, here: Here, records: Records) -> None:
         self._search = search
         self._evaluator = evaluator
+        self._runs = here.runs
         self._warnings: list[str] = []
         every = records.by_problem[search.key]
         today = [record for record in every if here.measured(record) and record.sources == self._sources]
@@ -145,7 +149,10 @@ class Renewal:
     def run(self) -> str:
         """Do what there is to do; return the status."""
         elsewhere = [self._renew(records) for records in self._others]  # what this compiles is measured below
-        status = "current" if self._is_current() else "renewed" if self._renew(self._own) else "measured"
+        if self._runs:
+            status = "current" if self._is_current() else "renewed" if self._renew(self._own) else "measured"
+        else:
+            status = "current" if self._earlier and all(elsewhere) else "left"
         if status == "measured":
             decide(self._search, self._evaluator, self._schedules)
         self._evaluator.log.tidy(self._search.key, self._search.target.name)
@@ -175,9 +182,10 @@ class Renewal:
     def _of_the_same_code(self, records: Sequence[Record]) -> bool:
         if not all(record.default_code for record in records):
             return False
-        default = default_schedule(self._search.problem, self._search.target.on(records[0].microarchitecture))
+        target = self._search.target.on(records[0].microarchitecture)
+        default = default_schedule(self._search.problem, target)
         schedules = list(dict.fromkeys([default, *(record.schedule for record in records)]))
-        codes = {one: code_of(built) for one, built in self._evaluator.build(self._search, schedules).items()}
+        codes = self._evaluator.codes(self._search, schedules, target)
         return all((record.code, record.default_code) == (codes[record.schedule], codes[default]) for record in records)
 
     @property
@@ -191,4 +199,6 @@ class Renewal:
         default, *others = (search.tried.get(schedule) for schedule in self._schedules)
         timed = [record for record in others if record and record.seconds is not None]
         best = min(timed, key=lambda record: record.merit, default=default)
+        if not self._runs:
+            best, default = next(iter(self._earlier), None), None
         return Remeasured(search.key, search.target.name, best, default, status, tuple(self._warnings), done, total)

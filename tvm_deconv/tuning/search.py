@@ -1,8 +1,9 @@
 """The state of the search for one problem on one target, and what to try next.
 
-First comes what is known: the default, the best under other conditions and of other epilogues, the nearest record. Then
-`calibration` predicts the time of every candidate from its cost by arithmetic and from all that was measured, and those
-follow that promise most for the time of their builds. The search ends when none promises anything.
+First comes what is known: the default, the best under other conditions and of other epilogues, the best for each
+ancestor of the target, the nearest record. Then `calibration` predicts the time of every candidate from its cost by
+arithmetic and from all that was measured, and those follow that promise most for the time of their builds. The search
+ends when none promises anything.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Search:
         records: Records,
         conditions: Conditions,
         algorithms: tuple[str, ...] | None,
+        ancestors: Sequence[Records] = (),
     ) -> None:
         self.problem = problem
         self.target = target
@@ -65,6 +67,7 @@ class Search:
         self._finalists: set[Schedule] = set()
         self._threads = conditions.threads
         self._records = records
+        self._ancestors = ancestors
         self._promised: float | None = None
         for record in sorted(records.by_problem.get(self.key, ()), key=lambda record: record.when):
             if record.conditions == conditions:
@@ -81,9 +84,17 @@ class Search:
         for record in leaders(self.problem, self._records, self.algorithms, self.warnings):
             if named(record.algorithm).supports(self.problem, self.target):
                 known.append(fitted(self.problem, self.target, record))
+        known += filter(None, map(self._inherited, self._ancestors))
         near = nearest(self.problem, self.target, self._records, self.algorithms)
         known += [near[1]] if near else []  # arithmetic may be wrong about it: that is what measuring is for
         return list(dict.fromkeys(known))
+
+    def _inherited(self, records: Records) -> Schedule | None:
+        """Return the best schedule of this convolution for an ancestor, fitted to this target; None if it has none."""
+        for record in leaders(self.problem, records, self.algorithms):
+            if named(record.algorithm).supports(self.problem, self.target):
+                return fitted(self.problem, self.target, record)
+        return None
 
     @property
     def best(self) -> Record | None:

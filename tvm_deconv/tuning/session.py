@@ -136,11 +136,11 @@ def tune(
 
 
 def measured_on(
-    names: Sequence[str], threads: int, rpc_tracker: str | None, rpc_key: str | None
+    names: Sequence[str], threads: int, rpc_tracker: str | None, rpc_key: str | None, *, strict: bool = True
 ) -> Generator[tuple[Runner, list[Target]], None, None]:
     """Yield a runner for each kind of memory, with the targets called `names` that are measured on it.
 
-    All targets are checked before the first is yielded.
+    All targets are checked before the first is yielded. Unless it is `strict`, the CPU may be one that cannot run them.
     """
     kinds = {name: "cpu" if name == "native" else get(name).memory for name in names}
     on_device = [get(name) for name, memory in kinds.items() if memory == "cuda"]
@@ -150,7 +150,7 @@ def measured_on(
     if on_cpu:
         with _cpu_runner(threads, rpc_tracker, rpc_key) as runner:
             targets = of_names(on_cpu, runner.host)
-            for target in targets:
+            for target in targets if strict else ():
                 _check_host(target, runner.host)
             yield runner, [*targets]
     if on_device:
@@ -193,13 +193,15 @@ class _Session:
 
     def tune_on(self, runner: Runner, target: Target, end: float) -> list[Tuned]:
         """Search for schedules of all problems on one target, until the clock is at `end`; leave their logs tidy."""
-        records = read(target.name, shipped(), self.log.root, microarchitecture=meant(target, runner.host))
+        names, machine = (target.name, *target.ancestors), meant(target, runner.host)
+        records, *ancestors = (read(name, shipped(), self.log.root, microarchitecture=machine) for name in names)
         allowed = algorithms_for(target, self.algorithms)
         computed = (target.computes(problem) for problem in self.problems)
         problems = {problem.artifact_key: problem for problem in computed}
         with Evaluator(target, runner, self.log, seed=self.seed, jobs=self.jobs, timeout=self.timeout) as evaluator:
             searches = [
-                Search(problem, target, records, evaluator.conditions, allowed) for problem in problems.values()
+                Search(problem, target, records, evaluator.conditions, allowed, ancestors)
+                for problem in problems.values()
             ]
             try:
                 why = spend(searches, evaluator, self.trials, self.on_trial, end)
