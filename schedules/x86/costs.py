@@ -19,7 +19,8 @@ where four other layers gained 0 to 9 %; `lane_sum` and `unrolled` by 414 plans,
 to three output channels; `joined` by profiles of four layers in words of bfloat16 (11 to 23 cycles): integers and AVX2
 take it over, where it changes no default. `channel_finish`, `apart`, `spilled` and `register_task` are set by the times
 of a few layers, and so is `chosen` by those of AVX2. `requantized` is set by those of 44 quantized layers on the
-server of Intel's, in both widths. Direct tiles take `waiting`, `memory_waiting` and `filter_bytes`
+server of Intel's, in both widths; `register_requantized`, `narrowed` and `matrix_requantized` by 660 plans of 78
+quantized layers in `N *X C` on the Zen 5 server. Direct tiles take `waiting`, `memory_waiting` and `filter_bytes`
 over from the matrix definition: 34 defaults of both widths became 1.07 times as fast with these, `chosen` and shares of
 phases. Among those plans no other values gave better defaults. Sizes of caches come from the target.
 """
@@ -53,11 +54,12 @@ class Costs:
       together, or other tiles of channels share its lines; `line_again` too where these lines have left the
       second-level cache before the next tile stores to them. `burst`: to wait for the store of a vector past the
       caches, where a tile stores many. `spilled` is the factor for tiles whose accumulators and operands exceed the
-      registers. `narrowed`: to narrow a vector to bytes that joins no other. Tiles of groups need `kept` for operands of other taps and positions, or `phased` where they have
-      several phases; they are parts of a wider tile from `part_phases` on. `crowded` is the factor for tiles of rows of
-      one input channel that leave no registers for the filters of all taps, besides those for `storing` parts of
-      vectors. `lane_sum`: to add up the lanes of an accumulator. `unrolled`: the factor for tiles of inputs whose sums
-      LLVM unrolls wholly.
+      registers. `register_requantized`: to scale and round a vector of integers there, and `narrowed`: to narrow one to
+      bytes that joins no other. Tiles of groups need `kept` for operands of other taps and positions, or `phased` where
+      they have several phases; they are parts of a wider tile from `part_phases` on. `crowded` is the factor for tiles
+      of rows of one input channel that leave no registers for the filters of all taps, besides those for `storing`
+      parts of vectors. `lane_sum`: to add up the lanes of an accumulator. `unrolled`: the factor for tiles of inputs
+      whose sums LLVM unrolls wholly.
     - `tile`: of groups, to start on a register tile; `fetched`: on top of each multiply-add, divided by the phases of a
       tile and the taps of a row. Both are in halves of a cycle.
     - `piece`: to start on another piece of the caller's memory, which begins with a cache miss. `position` is the same
@@ -83,6 +85,7 @@ class Costs:
     - `filter_bytes`: bytes per cycle of a filter from beyond the second-level cache, which is read in order.
     - `slack`: independent accumulators beyond those that hide the latency of a multiply-add, for late operands;
       `integer_slack`: the same of integers.
+    - `matrix_requantized`: to scale and round a vector of sums of integers, where channels are last.
     - `row_piece`: to start on another piece of the memory of an output channel, in `N C *X`.
     - `waiting`: the part of the shorter of two times, to fetch a filter and to multiply by it, that the longer does not
       hide; `memory_waiting`: the same of a filter that comes from memory.

@@ -1,6 +1,6 @@
-; Narrowing of vectors of $lanes finished integers, $arguments, which bytes hold, to words of bytes in their order. It is
-; a template, for `rounding.byte_joining`: the instructions $to_words and $to_bytes work within lanes of 128 bits, and
-; $order brings what they make into its order.
+; Narrowing of several vectors of finished integers, which bytes hold, to words of bytes in their order. It is a template,
+; for `rounding.byte_joining`: halves are the lines that make vectors of 16 bits, low and high, of the arguments. The
+; instructions work within lanes of 128 bits, and the last shuffle brings the words into their order.
 
 define hidden <$quads x i32> @$name($arguments) alwaysinline {
 $halves
@@ -10,5 +10,4 @@ $halves
   ret <$quads x i32> %words
 }
 
-declare <$double x i16> @llvm.x86.$to_words(<$lanes x i32>, <$lanes x i32>)
 declare <$size x i8> @llvm.x86.$to_bytes(<$half x i16>, <$half x i16>)

@@ -9,7 +9,7 @@ powers of two.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,16 +64,15 @@ def rounds_pairs(problem: Problem, geometry: Geometry, form: str, target: CpuTar
 
 
 def finish_channels(
-    func: PrimFunc, problem: Problem, definition: DirectDefinition, rounding: str, joining: str, joined: int
+    func: PrimFunc, problem: Problem, definition: DirectDefinition, rounding: str, joining: Mapping[int, str]
 ) -> PrimFunc:
     """Return `func`, the scheduled `definition`, with the epilogue in registers; for problems of `supports`.
 
-    `rounding` is that of `RegisterEpilogue`. `joining`, if not empty, is the function that makes one vector of the
-    output of so many `joined` vectors of sums: that of `rounding.row_joining` for a definition in pairs, or of
+    `rounding` is that of `RegisterEpilogue`. `joining` are functions that make one vector of the output of several
+    vectors of sums, by their number: that of `rounding.row_joining` for a definition in pairs, or those of
     `rounding.byte_joining`.
     """
-    terms, out = Terms.of(func, problem), func.params[-1]
-    epilogue = ChannelEpilogue(problem, definition, terms, out, rounding, joining, joined)
+    epilogue = ChannelEpilogue(problem, definition, Terms.of(func, problem), func.params[-1], rounding, joining)
     return func.with_body(epilogue.root(func.body))
 
 
@@ -88,10 +87,9 @@ def parts(count: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class ChannelEpilogue(RegisterEpilogue):
-    """Stores vectors of channels; `joining` and `joined` are those of `finish_channels`."""
+    """Stores vectors of channels; `joining` is that of `finish_channels`."""
 
-    joining: str = ""
-    joined: int = 1
+    joining: Mapping[int, str]
 
     def stores(self, tile: RegisterTile) -> list[Stmt]:
         """Return the statements that finish and store a register tile."""
@@ -186,25 +184,33 @@ class ChannelEpilogue(RegisterEpilogue):
         layout, (row, m, column) = self.definition.layout, place
         index = [*tile.lead, *tile.phase(row, column), tile.number * layout.tile.positions + m]
         *position, first = self.place(tile, n, outputs)
-        size = layout.lanes * self.joined
         stmts: list[Stmt] = []
-        for vector in range(0, count, size):
-            value = self._vector(tile, index, self._first(tile) + vector)
+        for vector, size in self._joined():
+            value = self._vector(tile, index, self._first(tile) + vector, size)
             for begin, length in parts(min(size, count - vector)):
                 numbers = [tirx.const(begin + lane, "int32") for lane in range(length)]
                 part = value if length == size else tirx.Shuffle([value], numbers)
                 stmts.append(BufferStore(self.out, part, [*position, ramp(first + (vector + begin), length)]))
         return stmts
 
-    def _vector(self, tile: RegisterTile, index: Sequence[Expr], channel: Expr) -> Expr:
-        """Return the vector of the output from `channel` of the tile of channels on, at `index` of the accumulators."""
+    def _joined(self) -> Iterator[tuple[int, int]]:
+        """Yield the first channel, and the channels, of each vector of the output in a register tile's position."""
+        begin, lanes = 0, self.definition.layout.lanes
+        while begin < self._width:
+            left = (self._width - begin) // lanes
+            size = next((number for number in self.joining if number <= left), 1) * lanes
+            yield begin, size
+            begin += size
+
+    def _vector(self, tile: RegisterTile, index: Sequence[Expr], channel: Expr, size: int) -> Expr:
+        """Return the vector of `size` outputs from `channel` of the tile of channels on, at `index` of accumulators."""
         lanes, stored = self.definition.layout.lanes, storage_dtype(self.problem.output_dtype)
-        if not self.joining:
+        if size == lanes:
             return self.rounded(tile, [*index, ramp(channel, lanes)])
-        size = lanes * self.joined
         sums = [BufferLoad(tile.accumulators, [*index, ramp(channel + i, lanes)]) for i in range(0, size, lanes)]
         words = size * np.dtype(stored).itemsize // np.dtype(WORD).itemsize
-        return tirx.reinterpret(f"{stored}x{size}", tirx.call_extern(f"{WORD}x{words}", self.joining, *sums))
+        function = self.joining[size // lanes]
+        return tirx.reinterpret(f"{stored}x{size}", tirx.call_extern(f"{WORD}x{words}", function, *sums))
 
     def place(self, tile: RegisterTile, n: Expr, outputs: Sequence[Expr]) -> list[Expr]:
         """Return the index in the output of a register tile's first channel, at `outputs` of image `n` of a block."""

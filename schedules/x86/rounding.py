@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from string import Template
 
 from tvm_deconv.compute.requantization import has_any_nan
@@ -56,38 +55,41 @@ def row_joining(problem: Problem, target: CpuTarget, lanes: int, *, flushed: boo
     return Template("".join(map(llvm_source, names))).substitute(words), f"tvm_deconv_{function}_x{lanes}"
 
 
-def byte_joining(problem: Problem, lanes: int, vectors: int) -> tuple[str, str, int]:
-    """Return the LLVM IR of the function that makes several vectors of `lanes` outputs one of bytes, and its name.
+def byte_joining(problem: Problem, lanes: int) -> tuple[str, dict[int, str]]:
+    """Return the LLVM IR of functions that make several vectors of `lanes` outputs one of bytes, and their names.
 
-    The last number is that of the vectors: 4 or 2, if they divide the `vectors` that follow each other. Otherwise, and
-    for outputs of more bits, it is 1 and there is no function.
+    The names are by the number of vectors. Outputs of more bits have none.
     """
-    count = math.gcd(vectors, 4) if stores_bytes(problem) else 1
-    if count == 1:
-        return "", "", 1
-    name, size = f"tvm_deconv_join_{problem.output_dtype}_{count}x{lanes}", count * lanes
-    words = [_words_of(lanes, "low", "ab"), _words_of(lanes, "high", "cd")]
+    if not stores_bytes(problem):
+        return "", {}
+    names = {count: f"tvm_deconv_join_{problem.output_dtype}_{count}x{lanes}" for count in (4, 2)}
+    vector, words = f"<{lanes} x i32>", f"<{2 * lanes} x i16>"
+    source = f"declare {words} @llvm.x86.{_TO_WORDS[lanes]}({vector}, {vector})\n"
+    return source + "".join(_byte_joining(problem, lanes, count, name) for count, name in names.items()), names
+
+
+def _byte_joining(problem: Problem, lanes: int, count: int, name: str) -> str:
+    """Return the LLVM IR of the function `name`, which makes `count` vectors, 4 or 2, one of bytes."""
+    size = count * lanes
+    halves = [_words_of(lanes, "low", "ab"), _words_of(lanes, "high", "cd")]
     if count == 2:
-        words = [_words_of(lanes, "both", "ab")]
+        halves = [_words_of(lanes, "both", "ab")]
         for half, begin in (("low", 0), ("high", lanes)):
             numbers = ", ".join(f"i32 {begin + lane}" for lane in range(lanes))
             both = f"<{2 * lanes} x i16>"
-            words.append(f"  %{half} = shufflevector {both} %both, {both} poison, <{lanes} x i32> <{numbers}>")
+            halves.append(f"  %{half} = shufflevector {both} %both, {both} poison, <{lanes} x i32> <{numbers}>")
     made = _parts_of_bytes(lanes // 4, count)
     text = {
         "name": name,
         "arguments": ", ".join(f"<{lanes} x i32> %{letter}" for letter in "abcd"[:count]),
-        "halves": "\n".join(words),
-        "lanes": lanes,
-        "double": 2 * lanes,
+        "halves": "\n".join(halves),
         "half": size // 2,
         "size": size,
         "quads": size // 4,
         "order": ", ".join(f"i32 {made.index(part)}" for part in range(size // 4)),
-        "to_words": _TO_WORDS[lanes],
         "to_bytes": _TO_BYTES[size].format("packuswb" if problem.output_dtype == "uint8" else "packsswb"),
     }
-    return Template(llvm_source("narrow_bytes.ll")).substitute(text), name, count
+    return Template(llvm_source("narrow_bytes.ll")).substitute(text)
 
 
 def _words_of(lanes: int, name: str, pair: str) -> str:

@@ -526,10 +526,11 @@ class _Arithmetic:
         """Return the cycles to scale and round a vector of sums, and to narrow it alone where it joins no other."""
         if self.problem.quantization is None:
             return 0.0
-        width = np.where(registers.part > 0, registers.part, registers.channels)
-        alone = stores_bytes(self.problem) & (width % (2 * self.lanes) > 0)
+        vectors = np.where(registers.part > 0, registers.part, registers.channels) / self.lanes
+        alone = stores_bytes(self.problem) * (vectors % 2) / vectors
         cycles: Array = self.costs.register_requantized + self.costs.narrowed * alone
-        return cycles
+        channels = self.geometry.groups if self.form == GROUPS else self.geometry.out_channels
+        return cycles * round_up(channels, self.lanes) / channels
 
     def _rounding(self, registers: _Registers) -> Array | float:
         """Return the cycles to round a vector of groups, apart or as one of a pair."""

@@ -149,9 +149,10 @@ def by_algorithm(tmp_path_factory):
     root = tmp_path_factory.mktemp("algorithms")
     # A stride of one: one combination of runs, which compiles quickly.
     plane = td.Problem(1, 1, 9, 20, (30, 40), (2, 2), (1, 1), (1, 1), (0, 0), (31, 41))
-    # Of the types and channels that these two are for.
+    # Of the types and channels that these are for.
     special = {
         "dot": plane.replace(dtype="int8"),
+        "direct_folded": td.Problem(1, 1, 9, 20, (30, 40), (1, 2), (1, 2), (1, 1), (0, 0), (30, 80), data_format="NXC"),
         "direct_inputs": plane.replace(in_channels=32, out_channels=2, data_format="NXC"),
     }
     cube = td.Problem.from_torch((1, 8, 6, 6, 16), (8, 24, 3, 3, 3), stride=2, epilogue=td.Epilogue(True))
@@ -159,7 +160,7 @@ def by_algorithm(tmp_path_factory):
         (special.get(algorithm.name, plane).replace(batch=20 - 19 * share), algorithm, share)
         for algorithm in ALGORITHMS
         for share in (0, 1)
-        if algorithm.name not in ("dot_channels", "dot_rows")  # for one target alone; `direct_*` have their stages
+        if algorithm.name not in ("dot_channels", "dot_folded", "dot_rows")  # whose stages `direct_*` have, too
     ]
     wanted.append((cube, ALGORITHMS[0], 1))
     with pytest.MonkeyPatch.context() as patch:

@@ -8,8 +8,11 @@ from support.kernels import X86, bound, code_of, run_kernel
 
 import tvm_deconv as td
 from tvm_deconv.compiler.build import compile
+from tvm_deconv.compute.direct_layout import Tile
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.problem.testing import deviation, operands
+from tvm_deconv.schedules.x86.tiles import Plan
+from tvm_deconv.schedules.x86.vectors import accumulator_lanes
 from tvm_deconv.targets import CPU_TARGETS, detect_host
 
 AVX2, VNNI = CPU_TARGETS["x86-64-v3"], CPU_TARGETS["x86-64-v4-vnni"]
@@ -29,6 +32,16 @@ TYPES = (
     ("uint8", "uint8", "uint8"),
     ("uint8", "int8", "float32"),
     ("int8", "uint8", "int32"),
+)
+
+
+#: Channels last, and signed data, whose sums in bytes have a correction.
+SIGNED = td.Problem(
+    *(1, 1, 9, 16, (3, 5), (3, 3), (2, 2), (1, 1), (1, 1), (6, 10)),
+    dtype="int8",
+    data_format="NXC",
+    epilogue=td.Epilogue(True, "relu"),
+    quantization=td.Quantization("int8", "int8"),
 )
 
 
@@ -69,6 +82,23 @@ def test_kernels_are_exact(number, name, target, types):
     arrays.filter.flat[::3] = np.iinfo(problem.filter_dtype).min
     found = run(problem, target, arrays, algorithm, algorithm.candidates(problem, target)[0][1])
     np.testing.assert_array_equal(found, reference(problem, *arrays))
+
+
+@pytest.mark.parametrize("output", ["uint8", "int8", "float32"])
+@pytest.mark.parametrize("vectors", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize(("target", "name"), [(AVX2, "direct_channels"), (VNNI, "dot_channels")])
+def test_vectors_of_channels_are_narrowed_in_registers(target, name, vectors, output):
+    """Two or four vectors become one of bytes, and what is left over one by one."""
+    if not target.features <= detect_host().features:
+        pytest.skip(f"this CPU does not run {target.name}")
+    lanes = accumulator_lanes(SIGNED, target)
+    problem = SIGNED.replace(out_channels=vectors * lanes - 3, quantization=td.Quantization("int8", output))
+    plan = Plan(Tile(1, 1, 2, 5, vectors * lanes, 2, 1), share_data=False)
+    arrays = operands(problem, vectors)
+    kernel = ALGORITHMS[name].build(problem, target, plan)
+    assert ("join_" in kernel.deconv.script()) == (vectors > 1 and output != "float32")
+    assert "interleave" not in kernel.deconv.script()  # nothing passes through memory
+    np.testing.assert_array_equal(run(problem, target, arrays, ALGORITHMS[name], plan), reference(problem, *arrays))
 
 
 def test_zero_points_reach_the_padding():

@@ -47,7 +47,7 @@ def layers_in(library: Library) -> list[Layer]:
 
 
 #: The algorithms that a layer in another type is compared with in float32.
-DIRECT = ("direct_channels", "direct_groups", "direct_inputs", "direct_rows")
+DIRECT = ("direct_channels", "direct_folded", "direct_groups", "direct_inputs", "direct_rows")
 
 
 def in_type(problem: Problem, text: str) -> Problem:

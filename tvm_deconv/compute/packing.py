@@ -21,6 +21,7 @@ from tvm.script.ir_builder import tirx as build
 from tvm.tirx import IntImm, PrimFunc
 
 from tvm_deconv.compute.direct_layout import FilterSection, group_and_channel
+from tvm_deconv.compute.folding import FoldedFilter
 from tvm_deconv.compute.indexing import ROWS, ravel
 from tvm_deconv.compute.matrix_layout import MatrixSection
 from tvm_deconv.compute.phases import AxisRows, Geometry
@@ -48,16 +49,19 @@ def _pack_function(problem: Problem, elements: int, dtype: str) -> Iterator[tupl
 
 
 def pack_filter(
-    problem: Problem, sections: Sequence[FilterSection], elements: int, words: Words | None = None
+    given: Problem, problem: Problem, sections: Sequence[FilterSection], elements: int, words: Words | None = None
 ) -> PrimFunc:
-    """Build ``pack(filter [G, Ci, Co, *K], packed [elements])`` for the `sections` of a definition.
+    """Build ``pack(filter [G, Ci, Co, *K], packed [elements])`` for the `sections` of a definition of `problem`.
 
-    With `words`, these hold elements of the filter as they are stored, in the place of input channels. If sums need a
-    correction, those of all filters follow.
+    The filter is that of the `given` problem, the same or that of which `problem` is the folded one. With `words`,
+    these hold elements of the filter as they are stored, in the place of input channels. If sums need a correction,
+    those of all filters follow.
     """
     geometry = Geometry.of(problem)
     factor = WORD if words else problem.accumulate_dtype
-    with _pack_function(problem, elements, factor) as (builder, source, packed):
+    with _pack_function(given, elements, factor) as (builder, source, packed):
+        if given is not problem:
+            source = FoldedFilter(source, given.out_channels)
         for section in sections:
             with build.grid(*map(_int64, (*section.shape[:2], *section.shape[4:]))) as index:
                 g, co, d, h, w, *reduction, row, column, cc = index[:12]

@@ -10,6 +10,7 @@ from tvm.tirx import PrimFunc
 
 from tvm_deconv.compute.direct import DirectDefinition, define_direct
 from tvm_deconv.compute.direct_layout import Tile
+from tvm_deconv.compute.folding import folded
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS, has_whole_vectors
 from tvm_deconv.compute.packing import pack_filter
 from tvm_deconv.compute.phases import Geometry
@@ -35,6 +36,7 @@ from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.prefetching import lower_prefetches
 from tvm_deconv.schedules.x86.rounding import byte_joining, exact_rounding, row_joining
 from tvm_deconv.schedules.x86.stores import outgrows_caches
+from tvm_deconv.schedules.x86.variants import with_output
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
 from tvm_deconv.schedules.x86.word_loads import load_words
 from tvm_deconv.targets import CpuTarget
@@ -47,15 +49,16 @@ def direct_algorithm(
     is_default_for: Callable[[Problem, CpuTarget], bool],
     *,
     winograd: bool = False,
+    folds: bool = False,
     words: WordsOf | None = None,
     error_growth: float = 1.0,
     caveat: str = "",
 ) -> Algorithm[CpuTarget, tiles.Plan]:
     """Return the record of a form of the direct definition, with or without transforms along the outer axes.
 
-    With `words`, factors are multiplied in the words that it returns.
+    With `words`, factors are multiplied in the words that it returns. If it `folds`, it computes the folded problem.
     """
-    variety = _Form(name, form, winograd, words)
+    variety = _Form(name, form, winograd, folds, words)
     return Algorithm(
         name=name,
         supports=supports,
@@ -76,9 +79,16 @@ class _Form:
     name: str
     form: str
     winograd: bool
+    folds: bool
     words: WordsOf | None
 
+    def computed(self, problem: Problem) -> Problem:
+        """Return the problem to compute, `problem` or the folded one."""
+        other = folded(problem) if self.folds else None
+        return other or problem
+
     def candidates(self, problem: Problem, target: CpuTarget) -> Sequence[tuple[float, tiles.Plan]]:
+        problem = self.computed(problem)
         words = self.words(problem, target) if self.words else None
         cost = word_cost(words, target)
         return plans_in_words(problem, words, lambda products: self._candidates(products, target, words), cost)
@@ -121,13 +131,16 @@ class _Form:
         return plan
 
     def tasks(self, problem: Problem, plan: tiles.Plan) -> int:
-        return plan.tasks(problem, self.form)
+        return plan.tasks(self.computed(problem), self.form)
 
-    def build(self, problem: Problem, target: CpuTarget, plan: tiles.Plan) -> Kernel:
+    def build(self, given: Problem, target: CpuTarget, plan: tiles.Plan) -> Kernel:
+        problem = self.computed(given)
         lanes = accumulator_lanes(problem, target) // (1 + plan.halves)
         words = self.words(problem, target) if self.words else None
         narrows, pairs = self._narrows(problem), self._pairs(problem, target, plan.tile, lanes)
-        definition = define_direct(problem, self.form, plan.tile, lanes, words, narrows=narrows, pairs=pairs)
+        definition = define_direct(
+            problem, self.form, plan.tile, lanes, words, narrows=narrows, pairs=pairs, given=given
+        )
         joins = narrows and not stores_bytes(problem)
         joined, joining = row_joining(problem, target, lanes, flushed=words is not None) if joins or pairs else ("", "")
         # Past the caches rows are copied at once; a position's channels are stored as they are made at any size.
@@ -140,10 +153,11 @@ class _Form:
             problem, target, plan.tile, lanes, words, definition, scheduled, joined, joining, streams, whole
         )
         deconv = lower_prefetches(finish.deconv(), target)
+        deconv = lower_matrices(deconv, words) if words and words.tiled else deconv
         return Kernel(
-            problem=problem,
-            deconv=lower_matrices(deconv, words) if words and words.tiled else deconv,
-            pack=pack_filter(problem, definition.sections, definition.packed_elements, words),
+            problem=given,
+            deconv=deconv if problem is given else with_output(deconv, given.output_shape),
+            pack=pack_filter(given, problem, definition.sections, definition.packed_elements, words),
             algorithm=self.name,
             knobs=plan.knobs,
             packed_elements=definition.packed_elements,
@@ -185,11 +199,9 @@ class _Finish:
         )
         products = self.products or rounded
         if register_channels.supports(problem, geometry, form):
-            joined, joining, count = self.joined_channels
-            finished = register_channels.finish_channels(
-                self.scheduled, problem, definition, rounding, joining, count
-            )
-            return lower(finished, definition.end, streams=False, products=products + joined)
+            bytes_joined, joining = ("", {2: self.joining}) if self.joining else byte_joining(problem, self.lanes)
+            finished = register_channels.finish_channels(self.scheduled, problem, definition, rounding, joining)
+            return lower(finished, definition.end, streams=False, products=products + bytes_joined)
         if form == ROWS and register_rows.supports_tile(problem, geometry, self.tile, self.lanes):
             return self.whole_rows(products, rounding)
         if form == ROWS and register_parts.supports_tile(problem, geometry, self.tile, self.target, self.lanes):
@@ -203,13 +215,6 @@ class _Finish:
         """The LLVM IR of functions that multiply words or join vectors."""
         words = self.words
         return self.joined + (dot_functions(words, self.lanes) if words and not words.tiled else "")
-
-    @property
-    def joined_channels(self) -> tuple[str, str, int]:
-        """What `rounding.byte_joining` returns for the vectors of a register tile, or the same of pairs."""
-        if self.joining:
-            return "", self.joining, 2
-        return byte_joining(self.problem, self.lanes, (self.tile.part or self.tile.channels) // self.lanes)
 
     @property
     def stored_lanes(self) -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 
 from tvm_deconv.compute.direct_layout import transposes_channels
-from tvm_deconv.compute.indexing import INPUTS
+from tvm_deconv.compute.folding import folded
+from tvm_deconv.compute.indexing import CHANNELS, INPUTS
 from tvm_deconv.compute.matrix_layout import contiguous_phases
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
+from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.x86 import matrix_tiles, register_channels, tiles
 from tvm_deconv.schedules.x86.amx import matrix_words
 from tvm_deconv.schedules.x86.dot import words_of
@@ -32,6 +34,34 @@ def fills_vectors_with_channels(problem: Problem, target: CpuTarget) -> bool:
     if problem.data_format == "NXC":
         return 2 * problem.out_channels >= lanes
     return 2 * _positions(problem) <= lanes <= problem.out_channels
+
+
+def folds_channels(problem: Problem, target: CpuTarget) -> bool:
+    """Phases of the last axis fold into channels, which then take fewer vectors, and are stored from registers."""
+    other, lanes = folded(problem), accumulator_lanes(problem, target)
+    if other is None or not register_channels.supports(other, Geometry.of(other), CHANNELS):
+        return False
+    return ceil_div(other.out_channels, lanes) < problem.strides[-1] * ceil_div(problem.out_channels, lanes)
+
+
+def folds_channels_of_words(problem: Problem, target: CpuTarget) -> bool:
+    """The target multiplies words of the type, and `folds_channels` holds."""
+    return multiplies_direct_words(problem, target) and folds_channels(problem, target)
+
+
+def fills_vectors_with_folded_channels(problem: Problem, target: CpuTarget) -> bool:
+    """Channels fold, and fill vectors then."""
+    return folds_channels(problem, target) and fills_vectors_with_channels(_folded(problem), target)
+
+
+def fills_vectors_with_folded_channels_of_words(problem: Problem, target: CpuTarget) -> bool:
+    """Words are full, channels fold, and fill vectors then."""
+    return fills_direct_words(problem, target) and fills_vectors_with_folded_channels(problem, target)
+
+
+def _folded(problem: Problem) -> Problem:
+    other = folded(problem)
+    return problem if other is None else other
 
 
 def fills_vectors_with_groups(problem: Problem, target: CpuTarget) -> bool:
