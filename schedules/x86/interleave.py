@@ -136,7 +136,7 @@ def join_intrinsic(problem: Problem, stride: int, lanes: int, function: str, sco
                 B.writes(chunk[0:places, 0:1])
                 if vectors:
                     loaded = [rows.vload([_int64(stream), _int64(0)], f"{dtype}x{lanes}") for stream in range(stride)]
-                    vectors_of_outputs = _narrow_streams(loaded, lanes, stored_dtype, function)
+                    vectors_of_outputs = narrow_streams(loaded, lanes, stored_dtype, function)
                     width = places // len(vectors_of_outputs)
                     for vector, value in enumerate(vectors_of_outputs):
                         place = _int64(width * vector)
@@ -223,7 +223,7 @@ def _narrow(rows: list[Expr], lanes: int, narrow: str, joining: str) -> list[Exp
     return columns
 
 
-def _narrow_streams(streams: list[Expr], lanes: int, narrow: str, joining: str) -> list[Expr]:
+def narrow_streams(streams: list[Expr], lanes: int, narrow: str, joining: str) -> list[Expr]:
     """Return the interleaved `streams` of sums as vectors of the `narrow` type, by the function `joining` if given."""
     if joining:
         words, joined, bits = join(joining, streams, lanes), 2, 32

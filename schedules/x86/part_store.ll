@@ -1,5 +1,5 @@
 ; Stores of the part of a vector that lies within a row, for `register_parts`. It is a template: $type is the type of an
-; element and $lanes their number.
+; element and $lanes their number, less than the bits of a number of $wide.
 
 ; Store those lanes of %value whose number, counted from %first, lies within a %row of %extent elements. By its TBAA
 ; metadata, in the terms of TVM's own, the store changes the output alone.
@@ -10,13 +10,13 @@ define hidden i32 @tvm_deconv_store_part(ptr %row, i32 %first, i32 %extent, <$la
   %begin = call i32 @llvm.smin.i32(i32 %begin.0, i32 $lanes)
   %end.0 = call i32 @llvm.smax.i32(i32 %left, i32 0)
   %end = call i32 @llvm.smin.i32(i32 %end.0, i32 $lanes)
-  %begin.64 = zext i32 %begin to i64
-  %end.64 = zext i32 %end to i64
-  %from = shl i64 -1, %begin.64
-  %behind = shl i64 -1, %end.64
-  %until = xor i64 %behind, -1
-  %taken = and i64 %from, %until
-  %bits = trunc i64 %taken to i$lanes
+  %begin.wide = zext i32 %begin to i$wide
+  %end.wide = zext i32 %end to i$wide
+  %from = shl i$wide -1, %begin.wide
+  %behind = shl i$wide -1, %end.wide
+  %until = xor i$wide %behind, -1
+  %taken = and i$wide %from, %until
+  %bits = trunc i$wide %taken to i$lanes
   %mask = bitcast i$lanes %bits to <$lanes x i1>
   %offset = sext i32 %first to i64
   %to = getelementptr $type, ptr %row, i64 %offset

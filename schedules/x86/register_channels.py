@@ -20,7 +20,7 @@ from tvm.tirx import BufferLoad, BufferStore, IfThenElse, PrimFunc, Stmt
 from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.indexing import GROUPS, ROWS
 from tvm_deconv.compute.phases import Geometry
-from tvm_deconv.compute.storage import rounds, storage_dtype
+from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.compute.words import WORD
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div
@@ -37,7 +37,6 @@ def supports(problem: Problem, geometry: Geometry, form: str) -> bool:
         form != ROWS
         and not problem.dynamic
         and problem.data_format == "NXC"
-        and (rounds(problem) or problem.quantization is not None)
         and (form != GROUPS or problem.out_channels == 1)
         and all(
             sum(run.count for run in axis.runs) == min(axis.stride, output + axis.shift)

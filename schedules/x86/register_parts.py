@@ -18,7 +18,6 @@ from tvm.tirx import BufferStore, Evaluate, IfThenElse, PrimFunc, Stmt
 from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.direct_layout import Tile, block_extents
 from tvm_deconv.compute.phases import Geometry
-from tvm_deconv.compute.storage import rounds
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.register_epilogue import LLVM_TYPES, RegisterTile, Terms, address, ramp, sequence
@@ -38,7 +37,6 @@ def supports(problem: Problem, geometry: Geometry, target: CpuTarget, lanes: int
     return (
         not problem.dynamic
         and problem.data_format == "NCX"
-        and rounds(problem)
         and target.vector_registers > 16
         and not outgrows_caches(problem)
         and len(geometry.runs) == 1
@@ -64,7 +62,8 @@ def store_functions(dtype: str, lanes: int) -> str:
     """Return the LLVM IR of stores of parts of vectors of `lanes` outputs, stored as `dtype`."""
     name, size = LLVM_TYPES[dtype]
     short = name if name[0] == "i" else f"f{8 * size}"  # as in the names of intrinsics
-    return Template(llvm_source("part_store.ll")).substitute(lanes=lanes, type=name, short=short, bytes=size)
+    wide = 64 if lanes < 64 else 128
+    return Template(llvm_source("part_store.ll")).substitute(lanes=lanes, wide=wide, type=name, short=short, bytes=size)
 
 
 def finish_rows(

@@ -23,9 +23,9 @@ from tvm.tirx import BufferLoad, BufferStore, Evaluate, IfThenElse, PrimFunc, St
 from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.direct_layout import Tile, block_extents
 from tvm_deconv.compute.phases import Geometry
-from tvm_deconv.compute.storage import rounds, storage_dtype
+from tvm_deconv.compute.storage import storage_dtype, stores_bytes
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, join, shuffle_network
+from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, narrow_streams, shuffle_network
 from tvm_deconv.schedules.x86.register_epilogue import RegisterEpilogue, RegisterTile, Terms, address, ramp, sequence
 
 _STORE = "tvm_deconv_store"  # of `vector_store.ll`
@@ -41,7 +41,6 @@ def supports(problem: Problem, geometry: Geometry, lanes: int) -> bool:
     return (
         not problem.dynamic
         and problem.data_format == "NCX"
-        and rounds(problem)
         and len(geometry.runs) == 1
         and all(axis.low == axis.halo == axis.shift == 0 for axis in geometry.axes)
         and all(axis.runs[0].count == axis.stride for axis in geometry.axes)
@@ -169,11 +168,9 @@ class RowEpilogue(RegisterEpilogue):
     def _interleaved(self, streams: list[Expr]) -> list[Expr]:
         """Return the vectors of the output that the finished `streams` of its phases are."""
         lanes = self.definition.layout.lanes
-        if not self.joining:
-            return [self.in_output(vector) for vector in shuffle_network(streams, lanes)]
-        stored = f"{storage_dtype(self.problem.output_dtype)}x{2 * lanes}"
-        words = shuffle_network(join(self.joining, streams, lanes), lanes)
-        return [tirx.reinterpret(stored, vector) for vector in words]
+        if self.joining or stores_bytes(self.problem):
+            return narrow_streams(streams, lanes, storage_dtype(self.problem.output_dtype), self.joining)
+        return [self.in_output(vector) for vector in shuffle_network(streams, lanes)]
 
     def _store(self, vector: Expr, length: int, index: Sequence[Expr], w: Expr) -> Stmt:
         """Return the store of a `vector` of `length` outputs from `w` on in the row of the output at `index`."""

@@ -9,6 +9,7 @@ from support.kernels import X86, bound, code_of, run_kernel
 import tvm_deconv as td
 from tvm_deconv.compiler.build import compile
 from tvm_deconv.compute.direct_layout import Tile
+from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.problem.testing import deviation, operands
 from tvm_deconv.schedules.x86.tiles import Plan
@@ -99,6 +100,36 @@ def test_vectors_of_channels_are_narrowed_in_registers(target, name, vectors, ou
     assert ("join_" in kernel.deconv.script()) == (vectors > 1 and output != "float32")
     assert "interleave" not in kernel.deconv.script()  # nothing passes through memory
     np.testing.assert_array_equal(run(problem, target, arrays, ALGORITHMS[name], plan), reference(problem, *arrays))
+
+
+#: Rows of whole vectors and of parts of them, by the stride along a row.
+IN_ROWS = {
+    "kernel = stride": lambda stride: ((2, 32), (2, stride), (2, stride), (0, 0), (4, 32 * stride)),
+    "cropped rows": lambda stride: ((3, 37), (4, 2 * stride), (2, stride), (1, 1), (6, 37 * stride - 1)),
+}
+
+
+@pytest.mark.parametrize("output", ["uint8", "int8", "float32"])
+@pytest.mark.parametrize("stride", [1, 2, 3, 4])
+@pytest.mark.parametrize(("target", "rows"), [(AVX2, "kernel = stride"), *((VNNI, name) for name in IN_ROWS)])
+def test_phases_of_a_row_are_narrowed_in_registers(target, rows, stride, output):
+    if not target.features <= detect_host().features:
+        pytest.skip(f"this CPU does not run {target.name}")
+    data, kernel, strides, pads, outputs = IN_ROWS[rows](stride)
+    problem = SIGNED.replace(
+        **{"data_format": "NCX", "groups": 3, "in_channels": 1, "out_channels": 1, "data_spatial": data},
+        **{"kernel": kernel, "strides": strides, "pads_begin": pads, "output_spatial": outputs},
+        quantization=td.Quantization("int8", output),
+    )
+    algorithm, arrays = ALGORITHMS["direct_rows"], operands(problem, stride)
+
+    def has_whole_rows(plan):
+        positions = Geometry.of(problem, bool(plan.tile.uncropped)).axes[2].positions
+        return plan.tile.phases % stride == 0 and plan.tile.width >= positions
+
+    plan = next(plan for _, plan in algorithm.candidates(problem, target) if has_whole_rows(plan))
+    assert "interleave" not in algorithm.build(problem, target, plan).deconv.script()
+    np.testing.assert_array_equal(run(problem, target, arrays, algorithm, plan), reference(problem, *arrays))
 
 
 def test_zero_points_reach_the_padding():

@@ -24,11 +24,6 @@ def filter_storage(problem: Problem) -> str:
     return storage_dtype(problem.filter_dtype)
 
 
-def rounds(problem: Problem) -> bool:
-    """Tell whether outputs are accumulators, or these rounded to a floating point type of 16 bits."""
-    return problem.output_dtype in (problem.accumulate_dtype, "float16", "bfloat16")
-
-
 def stores_bytes(problem: Problem) -> bool:
     """Tell whether outputs are stored in 8 bits, four to each accumulator."""
     return problem.output_dtype in ("int8", "uint8")

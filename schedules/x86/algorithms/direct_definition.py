@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -218,8 +219,10 @@ class _Finish:
 
     @property
     def stored_lanes(self) -> int:
-        """The outputs of a vector of a row that is stored."""
-        return self.lanes * (2 if self.joining else 1)
+        """The outputs of a vector of a row that is stored, where a register tile holds all phases of the last axis."""
+        stride = Geometry.of(self.problem).axes[2].stride
+        joined = math.gcd(stride, 4) if stores_bytes(self.problem) else 2 if self.joining else 1
+        return self.lanes * joined
 
     def from_memory(self) -> PrimFunc:
         """Return the function with results that pass through memory."""
