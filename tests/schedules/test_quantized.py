@@ -117,8 +117,15 @@ def test_phases_of_a_row_are_narrowed_in_registers(target, rows, stride, output)
         pytest.skip(f"this CPU does not run {target.name}")
     data, kernel, strides, pads, outputs = IN_ROWS[rows](stride)
     problem = SIGNED.replace(
-        data_format="NCX", groups=3, in_channels=1, out_channels=1, data_spatial=data,
-        kernel=kernel, strides=strides, pads_begin=pads, output_spatial=outputs,
+        data_format="NCX",
+        groups=3,
+        in_channels=1,
+        out_channels=1,
+        data_spatial=data,
+        kernel=kernel,
+        strides=strides,
+        pads_begin=pads,
+        output_spatial=outputs,
         quantization=td.Quantization("int8", output),
     )
     algorithm, arrays = ALGORITHMS["direct_rows"], operands(problem, stride)
