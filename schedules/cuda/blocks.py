@@ -19,6 +19,8 @@ from tvm_deconv.schedules.cuda.emit import Arguments, Place, Rounding, each, lau
 #: Sections in one launch: each is a copy of the kernel's body, and nvcc's time grows with it.
 _TOGETHER = 8
 _BITS = 32
+#: Bytes of memory that are read or written at a time.
+_SECTOR = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +243,7 @@ class Rows:
 
 def neighbours(section: Section, columns: int) -> int:
     """Return how many phases of the last axis are neighbouring columns, if `columns` at a time go to the output."""
-    return section.counts[2] if not section.channels_last and columns % section.counts[2] == 0 else 1
+    return 1 if section.channels_last else math.gcd(section.counts[2], columns)
 
 
 def stored_together(problem: Problem, section: Section, columns: int) -> int:
@@ -254,6 +256,22 @@ def stored_together(problem: Problem, section: Section, columns: int) -> int:
         gapless = neighbours(section, columns) == axis.stride and (axis.end + 1) * axis.stride == extent
         whole = extent if gapless else 1
     return math.gcd(whole, columns if section.channels_last else most, most)
+
+
+def sectors(section: Section, columns: int, size: int) -> float:
+    """Return how many bytes the sectors of memory have that a tile is stored to, for each byte of it.
+
+    `columns` of elements of `size` bytes go to the output at a time. Phases that lie apart leave gaps in sectors.
+    """
+    stride, channels = section.geometry.axes[2].stride, section.geometry.out_channels
+    if section.channels_last:
+        side_by_side = min(columns, channels * section.counts[2] if columns >= channels else channels)
+        apart = section.geometry.groups * channels * stride
+    else:
+        side_by_side, apart = neighbours(section, columns), stride
+    elements = _SECTOR // size
+    taken = apart / elements if apart <= elements else -(-side_by_side // elements)
+    return max(1.0, taken * elements / side_by_side)
 
 
 def store_tile(

@@ -20,8 +20,10 @@ from tvm_deconv.problem import FAST_TERMS
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.cuda import emit
 from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
+from tvm_deconv.schedules.cuda.blocks import sectors
 from tvm_deconv.schedules.cuda.lower import source
 from tvm_deconv.schedules.cuda.product import PLANS, default_plan
+from tvm_deconv.schedules.cuda.products import choices
 from tvm_deconv.schedules.cuda.tensor import LARGE_PLANS, LARGE_TRIPLE, _Warps
 from tvm_deconv.schedules.cuda.tensor import PLANS as TENSOR_PLANS
 from tvm_deconv.schedules.cuda.tiles import Plan
@@ -99,6 +101,8 @@ EXAMPLES = {
         td.Problem(1, 1, 21, 9, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11), "float32", "NXC", precision="tf32"),
         td.Problem(1, 1, 21, 24, (9, 8), (4, 4), (2, 2), (1, 1), (1, 1), (18, 16), precision="tf32x3"),
         td.Problem(1, 1, 40, 9, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11), "float32", "NXC", precision="tf32x3"),
+        # More phases than go to the output at a time, of which some are neighbours.
+        td.Problem(1, 1, 20, 3, (21,), (36,), (36,), (1,), (0,), (756,), precision="tf32"),
         td.Problem(1, 2, 20, 70, (130,), (5,), (2,), (1,), (1,), (263,), "float32", "NXC", precision="tf32"),
     ],
     "cuda_wgmma": [
@@ -179,6 +183,53 @@ def test_phases_are_columns_of_one_product_where_that_is_less_work():
     for other in (few.replace(out_channels=128), few.replace(data_spatial=(2, 2), output_spatial=(4, 4))):
         assert [section.n for section in sections(other, 32, 32)] == [other.out_channels] * 4
     assert len(sections(few, 32, 32, Geometry.of(few))) == 4
+
+
+#: Products of both phases of the last axis, and of all; and phases whose run does not begin with the first.
+JOINED = {
+    "cuda_tensor": {"dtype": "float16"},
+    "cuda_product": {"data_format": "NXC"},
+    "cuda_wgmma": {"dtype": "bfloat16", "data_format": "NXC", "in_channels": 64, "out_channels": 16},
+}
+
+
+@pytest.mark.parametrize("family", JOINED)
+def test_phases_may_be_joined_along_each_number_of_axes(family, tmp_path):
+    algorithm, target = FAMILIES[family], target_of(FAMILIES[family])
+    problem = td.Problem(2, 1, 20, 12, (7, 9), (4, 6), (2, 3), (1, 1), (1, 2), (13, 26)).replace(**JOINED[family])
+    plans = {plan.joined: plan for _, plan in algorithm.candidates(problem, target)[::-1]}
+    assert set(plans) == {0, 1, 2}
+    batch = Batch([problem] * 3, tmp_path, "joined", algorithm, list(plans.values()))
+    for number in range(3):
+        check(batch, number)
+
+
+def test_joined_phases_are_fewer_and_wider_products():
+    problem = td.Problem(1, 1, 40, 24, (9, 16), (4, 4), (2, 2), (1, 1), (1, 1), (18, 32), "float16")
+    assert choices(problem) == [0, 1, 2]
+    columns = [
+        [section.n for section in _Warps(problem, Plan(64, 64, 32, 32, 32, joined=axes)).sections] for axes in range(3)
+    ]
+    assert columns == [[24] * 4, [48] * 2, [96]]
+    # Of kernels that are no multiple of the stride, and of other problems without pads, there is nothing to join.
+    assert choices(problem.replace(kernel=(3, 3), output_spatial=(18, 32))) == [0]
+    assert choices(problem.replace(kernel=(2, 2), pads_begin=(0, 0))) == [0]
+
+
+def test_gaps_in_sectors_are_counted():
+    """Of stores of 4 bytes, sectors of 32: phases apart leave every other element, those of whole strides none."""
+
+    def share(problem, columns, axes=0):
+        plan = Plan(64, 64, 16, 32, 32, joined=axes)
+        return sectors(_Warps(problem, plan).sections[0], columns, 4)
+
+    problem = td.Problem(1, 1, 40, 24, (9, 16), (4, 4), (2, 2), (1, 1), (1, 1), (18, 32), precision="tf32")
+    assert (share(problem, 32), share(problem, 32, 1)) == (2, 1)
+    assert share(problem.replace(data_format="NXC"), 32) == 1
+    assert share(problem.replace(data_format="NXC", out_channels=9), 32) == pytest.approx(16 / 9)
+    # Strides beyond a sector: four of eight elements, or all.
+    wide = td.Problem(1, 1, 40, 8, (16,), (16,), (16,), (1,), (0,), (256,), precision="tf32")
+    assert [share(wide, columns) for columns in (4, 8, 32)] == [2, 1, 1]
 
 
 def test_channels_fill_whole_tiles_only_where_that_adds_few_terms():
