@@ -105,7 +105,13 @@ def pack_sections(
             conditions = [n < section.n] if section.n % section.tile_n else []
             conditions += [k < section.k] if section.k % section.tile_k else []
             conditions += [ci < section.geometry.in_channels] if section.channels > section.geometry.in_channels else []
-            return g, ci, co, section.element(taps, phases), conditions
+            element = section.element(taps, phases)
+            for at, run, extent in zip(element, section.runs, section.geometry.kernel, strict=True):
+                # Of merged phases some lack taps that others have.
+                conditions += [at >= 0] if run.k0 < 0 else []
+                last = run.k0 + run.count - 1 + (run.taps - 1) * run.k_step
+                conditions += [at < extent] if last >= extent else []
+            return g, ci, co, element, conditions
 
         return of
 

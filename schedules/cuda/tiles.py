@@ -30,6 +30,7 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 
 from tvm_deconv.compute.gather import Index, Section, sections, unravel
+from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import storage_dtype, to_accumulator
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.schedules.contract import Kernel
@@ -126,7 +127,12 @@ class Form(abc.ABC):
     @property
     def sections(self) -> tuple[Section, ...]:
         """The products, those with the most terms first."""
-        return sections(self.problem, self.plan.tile_k, self.plan.tile_n, joined(self.problem, self.plan.joined))
+        return sections(self.problem, self.plan.tile_k, self.plan.tile_n, self.geometry)
+
+    @property
+    def geometry(self) -> Geometry:
+        """The phases that are columns of a product."""
+        return joined(self.problem, self.plan.joined)
 
     @property
     @abc.abstractmethod
