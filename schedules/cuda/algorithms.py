@@ -1,12 +1,13 @@
 """The algorithms for CUDA devices."""
 
 from tvm_deconv.schedules.contract import AnyAlgorithm
-from tvm_deconv.schedules.cuda import generic, narrow, product, tensor, wgmma
+from tvm_deconv.schedules.cuda import generic, merged, narrow, product, tensor, wgmma
 
 #: In order of preference.
 ALGORITHMS: tuple[AnyAlgorithm, ...] = (
     narrow.ALGORITHM,
     tensor.ALGORITHM,
+    merged.ALGORITHM,
     wgmma.ALGORITHM,
     product.ALGORITHM,
     generic.ALGORITHM,

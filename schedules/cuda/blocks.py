@@ -19,6 +19,8 @@ from tvm_deconv.schedules.cuda.emit import Arguments, Place, Rounding, each, lau
 #: Sections in one launch: each is a copy of the kernel's body, and nvcc's time grows with it.
 _TOGETHER = 8
 _BITS = 32
+#: Bytes of memory that are read or written at a time.
+_SECTOR = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,13 @@ def pack_sections(
             conditions = [n < section.n] if section.n % section.tile_n else []
             conditions += [k < section.k] if section.k % section.tile_k else []
             conditions += [ci < section.geometry.in_channels] if section.channels > section.geometry.in_channels else []
-            return g, ci, co, section.element(taps, phases), conditions
+            element = section.element(taps, phases)
+            for at, run, extent in zip(element, section.runs, section.geometry.kernel, strict=True):
+                # Of merged phases some lack taps that others have.
+                conditions += [at >= 0] if run.k0 < 0 else []
+                last = run.k0 + run.count - 1 + (run.taps - 1) * run.k_step
+                conditions += [at < extent] if last >= extent else []
+            return g, ci, co, element, conditions
 
         return of
 
@@ -241,7 +249,7 @@ class Rows:
 
 def neighbours(section: Section, columns: int) -> int:
     """Return how many phases of the last axis are neighbouring columns, if `columns` at a time go to the output."""
-    return section.counts[2] if not section.channels_last and columns % section.counts[2] == 0 else 1
+    return 1 if section.channels_last else math.gcd(section.counts[2], columns)
 
 
 def stored_together(problem: Problem, section: Section, columns: int) -> int:
@@ -254,6 +262,22 @@ def stored_together(problem: Problem, section: Section, columns: int) -> int:
         gapless = neighbours(section, columns) == axis.stride and (axis.end + 1) * axis.stride == extent
         whole = extent if gapless else 1
     return math.gcd(whole, columns if section.channels_last else most, most)
+
+
+def sectors(section: Section, columns: int, size: int) -> float:
+    """Return how many bytes the sectors of memory have that a tile is stored to, for each byte of it.
+
+    `columns` of elements of `size` bytes go to the output at a time. Phases that lie apart leave gaps in sectors.
+    """
+    stride, channels = section.geometry.axes[2].stride, section.geometry.out_channels
+    if section.channels_last:
+        side_by_side = min(columns, channels * section.counts[2] if columns >= channels else channels)
+        apart = section.geometry.groups * channels * stride
+    else:
+        side_by_side, apart = neighbours(section, columns), stride
+    elements = _SECTOR // size
+    taken = apart / elements if apart <= elements else -(-side_by_side // elements)
+    return max(1.0, taken * elements / side_by_side)
 
 
 def store_tile(

@@ -10,6 +10,7 @@ import math
 from tvm_deconv.compute.gather import sections
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.cuda.products import MOST_PRODUCTS
 from tvm_deconv.schedules.cuda.warp import MMA_TERMS
 from tvm_deconv.targets import CudaTarget
 
@@ -21,8 +22,6 @@ _LEAST_GROUPS = 16
 _MOST_CHANNELS = 8  # of a group, on the way in
 _LEAST_COLUMNS = 8  # of a product that is worth its tiles
 _LEAST_POSITIONS = 1 << 14
-#: Combinations of phases with the same taps, at most: each is a copy of a kernel's body.
-_MOST_SECTIONS = 27
 
 
 def always(problem: Problem, target: CudaTarget) -> bool:  # noqa: ARG001
@@ -77,7 +76,7 @@ def fills_tensor_cores(problem: Problem, target: CudaTarget) -> bool:  # noqa: A
     kind, products = multiplied_type(problem), sections(problem, 1, 1)
     return (
         kind is not None
-        and 1 <= len(products) <= _MOST_SECTIONS
+        and 1 <= len(products) <= MOST_PRODUCTS
         and max(section.n for section in products) >= 8
         and max(section.k for section in products) >= MMA_TERMS[kind]
     )
@@ -90,7 +89,7 @@ def on_hopper(target: CudaTarget) -> bool:
 
 def few_sections(problem: Problem, target: CudaTarget) -> bool:  # noqa: ARG001
     """Phases form few combinations with the same taps, each a matrix product."""
-    return 1 <= len(sections(problem, 1, 1)) <= _MOST_SECTIONS
+    return 1 <= len(sections(problem, 1, 1)) <= MOST_PRODUCTS
 
 
 def is_for_memory(problem: Problem, target: CudaTarget) -> bool:

@@ -21,6 +21,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.cuda.emit import local, one_task
 from tvm_deconv.schedules.cuda.predicates import few_sections, is_for_cuda_cores
+from tvm_deconv.schedules.cuda.products import choices
 from tvm_deconv.schedules.cuda.tiles import DIVISIONS, Cells, Copied, Plan, cheapest, matrix_kernel, searched
 from tvm_deconv.targets import CudaTarget
 
@@ -153,10 +154,12 @@ class _Threads(Copied):
 
 
 def _shapes(problem: Problem) -> list[Plan]:
-    if problem.accumulate_dtype != "float64":
+    if problem.accumulate_dtype == "float64":
+        usual = [replace(plan, tile_k=8) for plan in PLANS if plan.part_m * plan.part_n <= _DOUBLE_SUMS]
+    else:
         halves = [replace(plan, tile_k=8) for plan in PLANS[1:]]
-        return [*PLANS, *(halves if problem.in_channels % 16 else [])]
-    return [replace(plan, tile_k=8) for plan in PLANS if plan.part_m * plan.part_n <= _DOUBLE_SUMS]
+        usual = [*PLANS, *(halves if problem.in_channels % 16 else [])]
+    return [replace(plan, joined=axes) for axes in choices(problem) for plan in usual]
 
 
 def default_plan(problem: Problem, target: CudaTarget) -> tuple[float, Plan]:  # noqa: ARG001

@@ -24,7 +24,7 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 
-from tvm_deconv.compute.gather import Index, sections
+from tvm_deconv.compute.gather import Index
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
@@ -32,6 +32,7 @@ from tvm_deconv.schedules.cuda.banks import WAVEFRONT
 from tvm_deconv.schedules.cuda.emit import Rounding, as_it_is, local, one_task, when
 from tvm_deconv.schedules.cuda.lower import RESIDENT
 from tvm_deconv.schedules.cuda.predicates import fills_tensor_cores, is_for_tensor_cores, multiplied_type
+from tvm_deconv.schedules.cuda.products import choices
 from tvm_deconv.schedules.cuda.tiles import DIVISIONS, Cells, Copied, Plan, cheapest, matrix_kernel, searched
 from tvm_deconv.schedules.cuda.warp import MMA_TERMS, high, ldmatrix, low, mma, tf32
 from tvm_deconv.targets import CudaTarget
@@ -258,16 +259,25 @@ class _Warps(Copied):
 
 
 def _shapes(problem: Problem) -> list[Plan]:
+    return [shape for axes in choices(problem) for shape in shapes(problem, _Warps, axes)]
+
+
+def shapes(problem: Problem, form: type[_Warps], axes: int) -> list[Plan]:
     """Return the usual plans, also with half the terms: 32 of 32 bits take too much memory, or may be more of padding.
 
-    If A comes through registers, there are not enough for 64 sums and the addresses of products with different taps.
+    If A comes through registers, there are not enough for 64 sums and the addresses of products with different taps, or
+    for 128 sums and those with different columns, too, or beyond the output's beginning. Phases are joined along the
+    last `axes`.
     """
-    form = _Warps(problem, PLANS[0])
-    differing = len({section.taps for section in sections(problem, 1, 1)}) > 1 and not form.copies
-    most = _MOST_SHARED if differing or form.triple else math.inf
+    made = form(problem, replace(PLANS[0], joined=axes))
+    differing = len({section.taps for section in made.sections}) > 1 and not made.copies
+    most = _MOST_SHARED if differing or made.triple else math.inf
     usual = [plan for plan in PLANS if plan.part_m * plan.part_n <= most]
-    usual += LARGE_TRIPLE if form.triple else LARGE_PLANS
-    usual = [replace(plan, tile_k=16) for plan in usual] if form.single else usual
+    plain = not made.geometry.uncropped and len({section.n for section in made.sections}) == 1
+    if plain or not differing:
+        usual += LARGE_TRIPLE if made.triple else LARGE_PLANS
+    usual = [replace(plan, joined=axes) for plan in usual]
+    usual = [replace(plan, tile_k=16) for plan in usual] if made.single else usual
     halves = [replace(plan, tile_k=plan.tile_k // 2) for plan in usual]
     return usual + halves * (problem.in_channels % usual[0].tile_k > 0)
 

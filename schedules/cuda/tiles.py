@@ -30,6 +30,7 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 
 from tvm_deconv.compute.gather import Index, Section, sections, unravel
+from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import storage_dtype, to_accumulator
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.schedules.contract import Kernel
@@ -44,6 +45,7 @@ from tvm_deconv.schedules.cuda.blocks import (
     pack_sections,
     packed_elements,
     parts_of,
+    sectors,
     store_tile,
     stored_together,
 )
@@ -60,6 +62,7 @@ from tvm_deconv.schedules.cuda.emit import (
     when,
 )
 from tvm_deconv.schedules.cuda.lower import RESIDENT, RESIDENT_THREADS
+from tvm_deconv.schedules.cuda.products import joined
 from tvm_deconv.schedules.cuda.warp import commit, copy, copy_by_elements, forget, wait
 
 #: Registers of a multiprocessor, those that a thread may have, and those for addresses.
@@ -75,7 +78,10 @@ _MOST_PARTS = 32
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Extents of the tiles of a block and of the part of a thread or warp; stages; and the parts of a split sum."""
+    """Extents of the tiles of a block and of the part of a thread or warp; stages; and the parts of a split sum.
+
+    Phases are joined along the last `joined` axes (`products.py`).
+    """
 
     tile_m: int
     tile_n: int
@@ -84,6 +90,7 @@ class Plan:
     part_n: int
     stages: int = 2
     split: int = 1
+    joined: int = 0
 
     @property
     def parts(self) -> int:
@@ -116,6 +123,16 @@ class Form(abc.ABC):
         """Take the type of A and B in shared memory, and the number of threads of a block."""
         self.problem, self.plan, self.dtype, self.threads, self.holders = problem, plan, dtype, threads, threads
         self.lanes = 16 // _BYTES[dtype]
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The products, those with the most terms first."""
+        return sections(self.problem, self.plan.tile_k, self.plan.tile_n, self.geometry)
+
+    @property
+    def geometry(self) -> Geometry:
+        """The phases that are columns of a product."""
+        return joined(self.problem, self.plan.joined)
 
     @property
     @abc.abstractmethod
@@ -222,8 +239,7 @@ class Form(abc.ABC):
     @property
     def divides(self) -> bool:
         """True if tiles of k have terms of several taps: each term is found by divisions."""
-        products = sections(self.problem, self.plan.tile_k, self.plan.tile_n)
-        return not all(section.alike for section in products)
+        return not all(section.alike for section in self.sections)
 
     @property
     def resident(self) -> int:
@@ -317,27 +333,34 @@ def cost(form: Form) -> float:
     """Return the time of a plan by arithmetic, in multiply-adds of the device.
 
     A term of a tile costs the `term` of the form, the time of shared memory, or that of its operands from the level-2
-    cache, without those that taps find again in the nearest. Multiprocessors finish at the same time but for a shortest
-    block, since the longest begin. The longest block bounds the time by its work, and by the arrival of its tiles of k:
-    all stages but one are on their way. Split sums move parts in a second launch.
+    cache, without those that taps find again in the nearest. Gaps in stored sectors take that cache, too.
+    Multiprocessors finish at the same time but for a shortest block, since the longest begin. The longest block bounds
+    the time by its work, and by the arrival of its tiles of k: all stages but one are on their way. Split sums move
+    parts in a second launch.
     """
-    problem, plan = form.problem, form.plan
-    all_sections = sections(problem, plan.tile_k, plan.tile_n)
+    problem, plan, all_sections = form.problem, form.plan, form.sections
     if not all_sections:
         return 0.0
     rows = plan.tile_m * form.fresh(all_sections[0])
     columns = len(form.roundings) * plan.tile_n
     moved = _L2 * (rows + columns) * _BYTES[form.dtype]
-    term = plan.tile_k * max(form.term, _WAVEFRONT * form.wavefronts, moved)
-    tile = MULTIPROCESSORS * (term + _BARRIER * (form.resident <= form.threads))
-    counts = [(blocks_of(section, plan.tile_m), section.tiles_k / plan.split) for section in all_sections]
-    blocks, (_, longest), (_, shortest) = sum(count for count, _ in counts) * plan.split, counts[0], counts[-1]
-    alike = sum(count * tiles for count, tiles in counts) * plan.split / shortest
+    tile = plan.tile_k * max(form.term, _WAVEFRONT * form.wavefronts, moved)
+    tile += _BARRIER * (form.resident <= form.threads)
+
+    def length(section: Section) -> float:
+        tiles = section.tiles_k / plan.split
+        return max(tiles * tile, tiles * plan.tile_k * moved + _L2 * gaps(form, section))
+
+    counts = [(blocks_of(section, plan.tile_m), length(section)) for section in all_sections]
+    blocks, longest = sum(count for count, _ in counts) * plan.split, max(length for _, length in counts)
+    shortest = min(length for _, length in counts)
+    alike = sum(count * length for count, length in counts) * plan.split / shortest
     waves = -(-blocks // (MULTIPROCESSORS * max(1, form.resident // form.threads)))
-    work = tile * max(longest, shortest * math.ceil(alike / MULTIPROCESSORS))
+    work = MULTIPROCESSORS * max(longest, shortest * math.ceil(alike / MULTIPROCESSORS))
+    arrival = waves * all_sections[0].tiles_k / plan.split * _LATENCY / (plan.stages - 1)
     partial = _LAUNCH + _PARTIAL * plan.split * math.prod(problem.output_shape) if plan.split > 1 else 0
     alone = _ALONE if blocks <= MULTIPROCESSORS else 1
-    return alone * max(work, waves * longest * _LATENCY / (plan.stages - 1)) + partial
+    return alone * max(work, arrival) + partial
 
 
 def blocks_of(section: Section, tile_m: int) -> int:
@@ -355,7 +378,7 @@ def filled(plan: Plan, form: Callable[[Problem, Plan], Form], problem: Problem) 
     stages = made.most_stages if made.copies else 2
     while stages > 2 and not form(problem, replace(plan, stages=stages)).fits:
         stages -= 1
-    tiles = max((section.tiles_k for section in sections(problem, plan.tile_k, plan.tile_n)), default=1)
+    tiles = max((section.tiles_k for section in made.sections), default=1)
     most = max(1, min(tiles * plan.tile_k // _LEAST_TERMS, _MOST_PARTS))
     parts = [split for split in range(1, most + 1) if -(-tiles // -(-tiles // split)) == split]
     plans = (replace(plan, stages=stages, split=split) for split in parts)
@@ -388,8 +411,7 @@ def searched(
 
 def matrix_kernel(form: Form) -> Kernel:
     """Build the kernel of a form."""
-    problem, plan = form.problem, form.plan
-    all_sections = sections(problem, plan.tile_k, plan.tile_n)
+    problem, plan, all_sections = form.problem, form.plan, form.sections
     elements = len(form.roundings) * packed_elements(all_sections)
     outputs = math.prod(problem.replace(batch=max(problem.batch, 1)).output_shape) if plan.split > 1 else 0
     with deconv(problem, elements, form.dtype, plan.split * outputs) as (function, args):
@@ -600,6 +622,14 @@ class _Rounds:
             yield [number // line * pitch + number % line for number in numbers], self.read
 
 
+def gaps(form: Form, section: Section) -> float:
+    """Return the bytes of the gaps in the sectors that a block stores; parts of split sums are accumulators."""
+    plan = form.plan
+    size = _BYTES[form.accumulator] if plan.split > 1 else element_bytes(form.problem.output_dtype)
+    share = sectors(section, min(plan.tile_n, form.most_columns), size)
+    return plan.tile_m * plan.tile_n * size * (share - 1)
+
+
 def accesses(form: Form) -> tuple[list[Access], list[Access]]:
     """Return what the first warp takes of shared memory in one step of the main loop, and on the way to the output."""
     lanes = [list(form.reads(lane)) for lane in range(32)]
@@ -607,8 +637,7 @@ def accesses(form: Form) -> tuple[list[Access], list[Access]]:
     reads: list[Access] = [
         ([int(place) * size // 4 for place, _ in those], those[0][1] // 4) for those in zip(*lanes, strict=True)
     ]
-    longest = sections(form.problem, form.plan.tile_k, form.plan.tile_n)[0]
-    rounds = _Rounds.of(form, longest)
+    rounds = _Rounds.of(form, form.sections[0])
     return reads, list(rounds.accesses(rounds.pitch))
 
 

@@ -29,6 +29,7 @@ from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.cuda.blocks import Block, Box, boxes_of
 from tvm_deconv.schedules.cuda.emit import Arguments, barrier, one_task, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
+from tvm_deconv.schedules.cuda.products import choices, joined
 from tvm_deconv.schedules.cuda.tiles import Cells, Form, Plan, cost, matrix_kernel
 from tvm_deconv.schedules.cuda.warp import (
     arrive,
@@ -126,7 +127,7 @@ class _Warpgroups(Form):
             geometry = args.geometry
             channels = geometry.groups * geometry.in_channels
             extents = (channels, *reversed(geometry.data), geometry.batch)
-            for section in sections(self.problem, _LINE, self.plan.tile_n):
+            for section in self.sections:
                 box = self.box(section)
                 if box not in maps:
                     name = "data_" + "_".join(map(str, box))
@@ -264,21 +265,28 @@ def supports(problem: Problem, target: CudaTarget) -> bool:
     """The target is a Hopper's own, channels are last and fill lines, and TMA can tell a group's from others."""
     if not on_hopper(target) or problem.data_format != "NXC" or multiplied_type(problem) not in ("float16", "bfloat16"):
         return False
-    products = sections(problem, _LINE, _COLUMNS[-1])
-    return (
-        1 <= len(products) <= 8
-        and problem.batch > 0
-        and problem.in_channels % (8 if problem.groups == 1 else _LINE) == 0
-        and all(section.alike for section in products)
-        and max(section.n for section in products) >= _COLUMNS[-1]
-    )
+    lines = problem.batch > 0 and problem.in_channels % (8 if problem.groups == 1 else _LINE) == 0
+    return lines and bool(_choices(problem))
+
+
+def _choices(problem: Problem) -> list[int]:
+    """Return the numbers of last axes along which phases are joined to few products of many columns and whole lines."""
+
+    def suits(products: Sequence[Section]) -> bool:
+        return (
+            1 <= len(products) <= 8
+            and all(section.alike for section in products)
+            and max(section.n for section in products) >= _COLUMNS[-1]
+        )
+
+    return [axes for axes in choices(problem) if suits(sections(problem, _LINE, _COLUMNS[-1], joined(problem, axes)))]
 
 
 def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, Plan]]:  # noqa: ARG001
     """Return the plans worth measuring with their costs, the cheapest first."""
     plans = (
-        Plan(rows, columns, _LINE, _ROWS, columns, stages)
-        for rows, columns, stages in itertools.product((128, 64), _COLUMNS, _STAGES)
+        Plan(rows, columns, _LINE, _ROWS, columns, stages, joined=axes)
+        for axes, rows, columns, stages in itertools.product(_choices(problem), (128, 64), _COLUMNS, _STAGES)
     )
     forms = [form for plan in plans if (form := _Warpgroups(problem, plan)).fits]
     return sorted(((cost(form), form.plan) for form in forms), key=lambda pair: pair[0])

@@ -20,12 +20,16 @@ from tvm_deconv.problem import FAST_TERMS
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.cuda import emit
 from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
+from tvm_deconv.schedules.cuda.blocks import sectors
 from tvm_deconv.schedules.cuda.lower import source
+from tvm_deconv.schedules.cuda.merged import _Merged
 from tvm_deconv.schedules.cuda.product import PLANS, default_plan
+from tvm_deconv.schedules.cuda.products import choices, merging
 from tvm_deconv.schedules.cuda.tensor import LARGE_PLANS, LARGE_TRIPLE, _Warps
 from tvm_deconv.schedules.cuda.tensor import PLANS as TENSOR_PLANS
 from tvm_deconv.schedules.cuda.tiles import Plan
 from tvm_deconv.schedules.cuda.warp import MMA_TERMS
+from tvm_deconv.targets.cuda import TENSOR_ALGORITHMS
 
 FAMILIES = {algorithm.name: algorithm for algorithm in ALGORITHMS}
 
@@ -44,6 +48,14 @@ def with_many_groups(problem):
 
 def with_lines(problem):
     return problem.replace(groups=1, in_channels=56, out_channels=32, data_format="NXC")
+
+
+def with_odd_kernels(problem):
+    ones, kernel = (1,) * problem.rank, (3, 5, 3)[: problem.rank]
+    spatial = tuple(2 * x - 2 + k for x, k in zip(problem.data_spatial, kernel, strict=True))
+    return problem.replace(
+        kernel=kernel, strides=(2,) * problem.rank, dilations=ones, pads_begin=ones, output_spatial=spatial
+    )
 
 
 def as_tf32(problem):
@@ -65,7 +77,7 @@ def check(batch, number, seed=0, offset=0):
     problem = kernel.problem
     data, weights, bias = operands(problem, seed)
     found = batch.run(number, data, weights, bias, offset, first=number % 2 == 1).astype(np.float64)
-    if problem.precision == "tf32" and kernel.algorithm == "cuda_tensor":
+    if problem.precision == "tf32" and kernel.algorithm in TENSOR_ALGORITHMS:
         # Of rounded operands the products are exact, as far as float32 sums are.
         data, weights = tf32(data), tf32(weights)
     wanted = reference(problem, data, weights, bias)
@@ -99,7 +111,15 @@ EXAMPLES = {
         td.Problem(1, 1, 21, 9, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11), "float32", "NXC", precision="tf32"),
         td.Problem(1, 1, 21, 24, (9, 8), (4, 4), (2, 2), (1, 1), (1, 1), (18, 16), precision="tf32x3"),
         td.Problem(1, 1, 40, 9, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (10, 11), "float32", "NXC", precision="tf32x3"),
+        # More phases than go to the output at a time, of which some are neighbours.
+        td.Problem(1, 1, 20, 3, (21,), (36,), (36,), (1,), (0,), (756,), precision="tf32"),
         td.Problem(1, 2, 20, 70, (130,), (5,), (2,), (1,), (1,), (263,), "float32", "NXC", precision="tf32"),
+    ],
+    "cuda_merged": [
+        # Few columns of each phase, and so many rows that gathering them counts.
+        td.Problem(1, 1, 9, 12, (60, 70), (3, 3), (2, 2), (1, 1), (1, 1), (119, 139), "float16"),
+        td.Problem(1, 1, 9, 12, (60, 70), (3, 5), (2, 2), (1, 1), (1, 1), (119, 141), "bfloat16", "NXC"),
+        td.Problem(1, 1, 9, 12, (60, 70), (3, 5), (2, 2), (1, 1), (1, 1), (119, 141), precision="tf32"),
     ],
     "cuda_wgmma": [
         # Channels that fill no line, boxes that end outside of the data, phases with different taps.
@@ -136,6 +156,7 @@ SPACES = {
         ),
         4,
     ),
+    "cuda_merged": (problems(dtypes=["float16", "bfloat16"]).map(with_odd_kernels), 1),
     "cuda_wgmma": (problems(dtypes=["float16", "bfloat16"]).map(with_lines), 1),
     "cuda_product": (problems(max_macs=60_000), 6),
 }
@@ -179,6 +200,115 @@ def test_phases_are_columns_of_one_product_where_that_is_less_work():
     for other in (few.replace(out_channels=128), few.replace(data_spatial=(2, 2), output_spatial=(4, 4))):
         assert [section.n for section in sections(other, 32, 32)] == [other.out_channels] * 4
     assert len(sections(few, 32, 32, Geometry.of(few))) == 4
+
+
+#: Products of both phases of the last axis, and of all; and phases whose run does not begin with the first.
+JOINED = {
+    "cuda_tensor": {"dtype": "float16"},
+    "cuda_product": {"data_format": "NXC"},
+    "cuda_wgmma": {"dtype": "bfloat16", "data_format": "NXC", "in_channels": 64, "out_channels": 16},
+}
+
+
+MERGED = {
+    "one axis": td.Problem(1, 1, 21, 9, (40,), (7,), (3,), (1,), (2,), (121,), "float16", "NXC"),
+    # Phases of one axis are merged, those of the other joined; the first lacks a tap at the other end.
+    "two": td.Problem(2, 1, 20, 9, (5, 6), (3, 4), (2, 2), (1, 1), (0, 1), (11, 12), precision="tf32x3"),
+    "three": td.Problem(
+        1, 2, 20, 8, (3, 4, 5), (3, 5, 3), (2, 2, 2), (1, 1, 1), (1, 2, 1), (5, 7, 10), precision="tf32"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_phases_may_be_merged_along_each_number_of_axes(name, tmp_path):
+    problem, algorithm = MERGED[name], FAMILIES["cuda_merged"]
+    plans = {plan.joined: plan for _, plan in algorithm.candidates(problem, TARGET)[::-1]}
+    assert set(plans) == set(merging(problem))
+    batch = Batch([problem] * len(plans), tmp_path, "merged", algorithm, list(plans.values()))
+    for number in range(len(plans)):
+        check(batch, number)
+
+
+def test_merged_phases_are_one_product_with_the_taps_of_all():
+    problem = td.Problem(1, 1, 40, 12, (9, 16), (3, 5), (2, 2), (1, 1), (1, 1), (18, 32), "float16")
+    assert (choices(problem), merging(problem)) == ([0], [1, 2])
+    (one,) = _Merged(problem, Plan(64, 64, 32, 32, 32, joined=2)).sections
+    assert (one.n, one.taps) == (48, (1, 2, 3))
+    pairs = _Merged(problem, Plan(64, 64, 32, 32, 32, joined=1)).sections
+    assert [(section.n, section.taps) for section in pairs] == [(24, (1, 2, 3)), (24, (1, 1, 3))]
+    # Kernels that are multiples of the stride need no zeros, and strides beyond kernels leave outputs without a tap.
+    assert merging(problem.replace(kernel=(4, 4))) == []
+    assert merging(problem.replace(kernel=(2, 2), strides=(3, 3), output_spatial=(26, 47))) == []
+    assert merging(problem.replace(dilations=(2, 3), output_spatial=(18, 34))) == []
+
+
+def test_merged_phases_are_the_default_only_where_they_cost_much_less():
+    """Of many positions, and of few, where they cost less too."""
+    many = EXAMPLES["cuda_merged"][1]
+    few = many.replace(data_spatial=(20, 24), output_spatial=(39, 49))
+    shares = []
+    for problem in (many, few):
+        merged, tensor = (FAMILIES[name].default_plan(problem, TARGET)[0] for name in ("cuda_merged", "cuda_tensor"))
+        shares.append(merged / tensor)
+    assert shares[0] < 0.75 < shares[1] <= 1
+    assert [CUDA.default(problem, TARGET)[0].name for problem in (many, few)] == ["cuda_merged", "cuda_tensor"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_spreads_to_the_phases_of_its_positions_alone(value, tmp_path):
+    problem = td.Problem(1, 1, 8, 9, (7, 8), (3, 3), (2, 2), (1, 1), (1, 1), (13, 15), "float16")
+    data, weights, _ = operands(problem, 1)
+    data[0, 3, 4, 5] = value
+    found = Batch([problem], tmp_path, "spread", FAMILIES["cuda_merged"]).run(0, data, weights, None)
+    wanted = reference(problem, data, weights)
+    reached = ~np.isfinite(wanted)
+    assert not np.isfinite(found[reached]).any()
+    beyond = np.argwhere(~np.isfinite(found) & ~reached)
+    assert len(beyond)
+    rows, columns = (np.flatnonzero(reached.any(axis=axes)) for axes in ((0, 1, 3), (0, 1, 2)))
+    for _, _, y, x in beyond:
+        assert np.abs(rows - y).min() <= 1
+        assert np.abs(columns - x).min() <= 1
+
+
+@pytest.mark.parametrize("family", JOINED)
+def test_phases_may_be_joined_along_each_number_of_axes(family, tmp_path):
+    algorithm, target = FAMILIES[family], target_of(FAMILIES[family])
+    problem = td.Problem(2, 1, 20, 12, (7, 9), (4, 6), (2, 3), (1, 1), (1, 2), (13, 26)).replace(**JOINED[family])
+    plans = {plan.joined: plan for _, plan in algorithm.candidates(problem, target)[::-1]}
+    assert set(plans) == {0, 1, 2}
+    batch = Batch([problem] * 3, tmp_path, "joined", algorithm, list(plans.values()))
+    for number in range(3):
+        check(batch, number)
+
+
+def test_joined_phases_are_fewer_and_wider_products():
+    problem = td.Problem(1, 1, 40, 24, (9, 16), (4, 4), (2, 2), (1, 1), (1, 1), (18, 32), "float16")
+    assert choices(problem) == [0, 1, 2]
+    columns = [
+        [section.n for section in _Warps(problem, Plan(64, 64, 32, 32, 32, joined=axes)).sections] for axes in range(3)
+    ]
+    assert columns == [[24] * 4, [48] * 2, [96]]
+    # Of kernels that are no multiple of the stride, and of other problems without pads, there is nothing to join.
+    assert choices(problem.replace(kernel=(3, 3), output_spatial=(18, 32))) == [0]
+    assert choices(problem.replace(kernel=(2, 2), pads_begin=(0, 0))) == [0]
+
+
+def test_gaps_in_sectors_are_counted():
+    """Of stores of 4 bytes, sectors of 32: phases apart leave every other element, those of whole strides none."""
+
+    def share(problem, columns, axes=0):
+        plan = Plan(64, 64, 16, 32, 32, joined=axes)
+        return sectors(_Warps(problem, plan).sections[0], columns, 4)
+
+    problem = td.Problem(1, 1, 40, 24, (9, 16), (4, 4), (2, 2), (1, 1), (1, 1), (18, 32), precision="tf32")
+    assert (share(problem, 32), share(problem, 32, 1)) == (2, 1)
+    assert share(problem.replace(data_format="NXC"), 32) == 1
+    assert share(problem.replace(data_format="NXC", out_channels=9), 32) == pytest.approx(16 / 9)
+    # Strides beyond a sector: four of eight elements, or all.
+    wide = td.Problem(1, 1, 40, 8, (16,), (16,), (16,), (1,), (0,), (256,), precision="tf32")
+    assert [share(wide, columns) for columns in (4, 8, 32)] == [2, 1, 1]
 
 
 def test_channels_fill_whole_tiles_only_where_that_adds_few_terms():

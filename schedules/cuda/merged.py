@@ -1,0 +1,78 @@
+"""The implicit matrix product on tensor cores of phases with different taps: all along an axis are in one product.
+
+With kernel 3 and stride 2 one phase of an axis has two taps and the other has one. As products of their own, each
+gathers its rows, and few output channels fill no tile. Here a run has the taps of all its phases, and the packed filter
+has zeros where a phase lacks a tap: rows are gathered once, and their products fill wider tiles.
+
+Infinity or NaN in the data times such a zero is NaN, in another phase of a position that reads it.
+"""
+
+from __future__ import annotations
+
+from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.contract import Algorithm, Kernel
+from tvm_deconv.schedules.cuda import tensor
+from tvm_deconv.schedules.cuda.emit import one_task
+from tvm_deconv.schedules.cuda.predicates import fills_tensor_cores, is_for_tensor_cores
+from tvm_deconv.schedules.cuda.products import merged, merging
+from tvm_deconv.schedules.cuda.tensor import _Warps, shapes
+from tvm_deconv.schedules.cuda.tiles import Plan, cheapest, matrix_kernel, searched
+from tvm_deconv.targets import CudaTarget
+
+#: The cost of merged phases by that of others, at most, for which infinities may spread by default.
+_PAYS = 0.75
+
+
+class _Merged(_Warps):
+    """A part is a warp's, of merged phases."""
+
+    algorithm = "cuda_merged"
+
+    @property
+    def geometry(self) -> Geometry:
+        return merged(self.problem, self.plan.joined)
+
+
+def supports(problem: Problem, target: CudaTarget) -> bool:
+    """Tensor cores compute the problem, and phases along some axis have different taps."""
+    return fills_tensor_cores(problem, target) and bool(merging(problem))
+
+
+def is_default_for(problem: Problem, target: CudaTarget) -> bool:
+    """Arithmetic bounds the problem, and takes much less than with each phase's own taps, by the cheapest plans."""
+    if not (supports(problem, target) and is_for_tensor_cores(problem, target)):
+        return False
+    return default_plan(problem, target)[0] <= _PAYS * tensor.default_plan(problem, target)[0]
+
+
+def _shapes(problem: Problem) -> list[Plan]:
+    return [shape for axes in merging(problem) for shape in shapes(problem, _Merged, axes)]
+
+
+def default_plan(problem: Problem, target: CudaTarget) -> tuple[float, Plan]:  # noqa: ARG001
+    """Return the cheapest plan of the usual shapes, with its cost."""
+    return cheapest(_shapes(problem), _Merged, problem)
+
+
+def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, Plan]]:  # noqa: ARG001
+    """Return the plans worth measuring with their costs, the cheapest first."""
+    return searched(_shapes(problem), _Merged, problem)
+
+
+def build_kernel(problem: Problem, target: CudaTarget, plan: Plan) -> Kernel:  # noqa: ARG001
+    """Build the kernel of `problem`."""
+    return matrix_kernel(_Merged(problem, plan))
+
+
+ALGORITHM = Algorithm(
+    name=_Merged.algorithm,
+    supports=supports,
+    is_default_for=is_default_for,
+    candidates=candidates,
+    read=lambda knobs: Plan(**knobs),
+    tasks=one_task,
+    build=build_kernel,
+    default=default_plan,
+    caveat="an infinity or NaN spreads to the other phases of its positions",
+)
