@@ -176,8 +176,7 @@ def test_matrices_of_any_problem(kind, data_format, instructions, data, place, s
 
 
 @runs_bf16
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@layouts
+@pytest.mark.parametrize(("data_format", "dtype"), [("NCX", "bfloat16"), ("NXC", "float32")])
 def test_matrices_serve_any_extents(data_format, dtype, instructions):
     attributes = (4, 3), (2, 3), (1, 1), (1, 0), ("any+2", "any+3")
     problem = td.Problem("any", 2, 37, 20, ("any", "any"), *attributes, dtype=dtype, data_format=data_format)
