@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -80,21 +80,18 @@ class Search:
         self._measurement_seconds: list[float] = []
 
     def _known_schedules(self) -> list[Schedule]:
-        known = [self.default]
-        for record in leaders(self.problem, self._records, self.algorithms, self.warnings):
-            if named(record.algorithm).supports(self.problem, self.target):
-                known.append(fitted(self.problem, self.target, record))
-        known += filter(None, map(self._inherited, self._ancestors))
+        known = [self.default, *self._fitted(self._records, self.warnings)]
+        for records in self._ancestors:
+            known += itertools.islice(self._fitted(records), 1)
         near = nearest(self.problem, self.target, self._records, self.algorithms)
         known += [near[1]] if near else []  # arithmetic may be wrong about it: that is what measuring is for
         return list(dict.fromkeys(known))
 
-    def _inherited(self, records: Records) -> Schedule | None:
-        """Return the best schedule of this convolution for an ancestor, fitted to this target; None if it has none."""
-        for record in leaders(self.problem, records, self.algorithms):
+    def _fitted(self, records: Records, warnings: list[str] | None = None) -> Iterator[Schedule]:
+        """Yield the best schedules of this convolution in `records` that the target supports, fitted to it."""
+        for record in leaders(self.problem, records, self.algorithms, warnings):
             if named(record.algorithm).supports(self.problem, self.target):
-                return fitted(self.problem, self.target, record)
-        return None
+                yield fitted(self.problem, self.target, record)
 
     @property
     def best(self) -> Record | None:
