@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.cuda import tensor
-from tvm_deconv.schedules.cuda.emit import one_task
 from tvm_deconv.schedules.cuda.predicates import fills_tensor_cores, is_for_tensor_cores
 from tvm_deconv.schedules.cuda.products import merged, merging
 from tvm_deconv.schedules.cuda.tensor import _Warps, shapes
-from tvm_deconv.schedules.cuda.tiles import Plan, cheapest, matrix_kernel, searched
+from tvm_deconv.schedules.cuda.tiles import Plan, matrix_algorithm
 from tvm_deconv.targets import CudaTarget
 
 #: The cost of merged phases by that of others, at most, for which infinities may spread by default.
@@ -43,36 +41,19 @@ def is_default_for(problem: Problem, target: CudaTarget) -> bool:
     """Arithmetic bounds the problem, and takes much less than with each phase's own taps, by the cheapest plans."""
     if not (supports(problem, target) and is_for_tensor_cores(problem, target)):
         return False
-    return default_plan(problem, target)[0] <= _PAYS * tensor.default_plan(problem, target)[0]
+    merged_cost, cost = (algorithm.default_plan(problem, target)[0] for algorithm in (ALGORITHM, tensor.ALGORITHM))
+    return merged_cost <= _PAYS * cost
 
 
 def _shapes(problem: Problem) -> list[Plan]:
     return [shape for axes in merging(problem) for shape in shapes(problem, _Merged, axes)]
 
 
-def default_plan(problem: Problem, target: CudaTarget) -> tuple[float, Plan]:  # noqa: ARG001
-    """Return the cheapest plan of the usual shapes, with its cost."""
-    return cheapest(_shapes(problem), _Merged, problem)
-
-
-def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, Plan]]:  # noqa: ARG001
-    """Return the plans worth measuring with their costs, the cheapest first."""
-    return searched(_shapes(problem), _Merged, problem)
-
-
-def build_kernel(problem: Problem, target: CudaTarget, plan: Plan) -> Kernel:  # noqa: ARG001
-    """Build the kernel of `problem`."""
-    return matrix_kernel(_Merged(problem, plan))
-
-
-ALGORITHM = Algorithm(
-    name=_Merged.algorithm,
-    supports=supports,
-    is_default_for=is_default_for,
-    candidates=candidates,
-    read=lambda knobs: Plan(**knobs),
-    tasks=one_task,
-    build=build_kernel,
-    default=default_plan,
-    caveat="an infinity or NaN spreads to the other phases of its positions",
+ALGORITHM = matrix_algorithm(
+    _Merged.algorithm,
+    _Merged,
+    _shapes,
+    supports,
+    is_default_for,
+    "an infinity or NaN spreads to the other phases of its positions",
 )

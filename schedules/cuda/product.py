@@ -18,12 +18,10 @@ from tvm.script.ir_builder import tirx as build
 
 from tvm_deconv.compute.gather import Index
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.contract import Algorithm, Kernel
-from tvm_deconv.schedules.cuda.emit import local, one_task
+from tvm_deconv.schedules.cuda.emit import local
 from tvm_deconv.schedules.cuda.predicates import few_sections, is_for_cuda_cores
 from tvm_deconv.schedules.cuda.products import choices
-from tvm_deconv.schedules.cuda.tiles import DIVISIONS, Cells, Copied, Plan, cheapest, matrix_kernel, searched
-from tvm_deconv.targets import CudaTarget
+from tvm_deconv.schedules.cuda.tiles import DIVISIONS, Cells, Copied, Plan, matrix_algorithm
 
 #: Plans by falling width: a product takes the widest that its columns fill well.
 PLANS = (
@@ -162,28 +160,4 @@ def _shapes(problem: Problem) -> list[Plan]:
     return [replace(plan, joined=axes) for axes in choices(problem) for plan in usual]
 
 
-def default_plan(problem: Problem, target: CudaTarget) -> tuple[float, Plan]:  # noqa: ARG001
-    """Return the cheapest plan of the usual shapes, with its cost."""
-    return cheapest(_shapes(problem), _Threads, problem)
-
-
-def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, Plan]]:  # noqa: ARG001
-    """Return the plans worth measuring with their costs, the cheapest first."""
-    return searched(_shapes(problem), _Threads, problem)
-
-
-def build_kernel(problem: Problem, target: CudaTarget, plan: Plan) -> Kernel:  # noqa: ARG001
-    """Build the kernel of `problem`."""
-    return matrix_kernel(_Threads(problem, plan))
-
-
-ALGORITHM = Algorithm(
-    name=_Threads.algorithm,
-    supports=few_sections,
-    is_default_for=is_for_cuda_cores,
-    candidates=candidates,
-    read=lambda knobs: Plan(**knobs),
-    tasks=one_task,
-    build=build_kernel,
-    default=default_plan,
-)
+ALGORITHM = matrix_algorithm(_Threads.algorithm, _Threads, _shapes, few_sections, is_for_cuda_cores)

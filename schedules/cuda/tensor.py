@@ -27,15 +27,13 @@ from tvm.script.ir_builder import tirx as build
 from tvm_deconv.compute.gather import Index
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.cuda.banks import WAVEFRONT
-from tvm_deconv.schedules.cuda.emit import Rounding, as_it_is, local, one_task, when
+from tvm_deconv.schedules.cuda.emit import Rounding, as_it_is, local, when
 from tvm_deconv.schedules.cuda.lower import RESIDENT
 from tvm_deconv.schedules.cuda.predicates import fills_tensor_cores, is_for_tensor_cores, multiplied_type
 from tvm_deconv.schedules.cuda.products import choices
-from tvm_deconv.schedules.cuda.tiles import DIVISIONS, Cells, Copied, Plan, cheapest, matrix_kernel, searched
+from tvm_deconv.schedules.cuda.tiles import DIVISIONS, Cells, Copied, Plan, matrix_algorithm
 from tvm_deconv.schedules.cuda.warp import MMA_TERMS, high, ldmatrix, low, mma, tf32
-from tvm_deconv.targets import CudaTarget
 
 PLANS = (
     Plan(128, 128, 32, 64, 32),
@@ -282,28 +280,4 @@ def shapes(problem: Problem, form: type[_Warps], axes: int) -> list[Plan]:
     return usual + halves * (problem.in_channels % usual[0].tile_k > 0)
 
 
-def default_plan(problem: Problem, target: CudaTarget) -> tuple[float, Plan]:  # noqa: ARG001
-    """Return the cheapest plan of the usual shapes, with its cost."""
-    return cheapest(_shapes(problem), _Warps, problem)
-
-
-def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, Plan]]:  # noqa: ARG001
-    """Return the plans worth measuring with their costs, the cheapest first."""
-    return searched(_shapes(problem), _Warps, problem)
-
-
-def build_kernel(problem: Problem, target: CudaTarget, plan: Plan) -> Kernel:  # noqa: ARG001
-    """Build the kernel of `problem`."""
-    return matrix_kernel(_Warps(problem, plan))
-
-
-ALGORITHM = Algorithm(
-    name=_Warps.algorithm,
-    supports=fills_tensor_cores,
-    is_default_for=is_for_tensor_cores,
-    candidates=candidates,
-    read=lambda knobs: Plan(**knobs),
-    tasks=one_task,
-    build=build_kernel,
-    default=default_plan,
-)
+ALGORITHM = matrix_algorithm(_Warps.algorithm, _Warps, _shapes, fills_tensor_cores, is_for_tensor_cores)

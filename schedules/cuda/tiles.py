@@ -33,7 +33,7 @@ from tvm_deconv.compute.gather import Index, Section, sections, unravel
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import storage_dtype, to_accumulator
 from tvm_deconv.problem import Problem, element_bytes
-from tvm_deconv.schedules.contract import Kernel
+from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.cuda.banks import Access, best_pitch
 from tvm_deconv.schedules.cuda.blocks import (
     Block,
@@ -58,12 +58,14 @@ from tvm_deconv.schedules.cuda.emit import (
     barrier,
     deconv,
     local,
+    one_task,
     shared,
     when,
 )
 from tvm_deconv.schedules.cuda.lower import RESIDENT, RESIDENT_THREADS
 from tvm_deconv.schedules.cuda.products import joined
 from tvm_deconv.schedules.cuda.warp import commit, copy, copy_by_elements, forget, wait
+from tvm_deconv.targets import CudaTarget
 
 #: Registers of a multiprocessor, those that a thread may have, and those for addresses.
 _REGISTERS, _MOST_REGISTERS, _ADDRESSES = 64 << 10, 255, 30
@@ -407,6 +409,28 @@ def searched(
             if made.fits and made.has_registers:
                 plans.add(plan)
     return sorted(((cost(form(problem, plan)), plan) for plan in plans), key=lambda pair: pair[0])
+
+
+def matrix_algorithm(
+    name: str,
+    form: Callable[[Problem, Plan], Form],
+    shapes: Callable[[Problem], Iterable[Plan]],
+    supports: Callable[[Problem, CudaTarget], bool],
+    is_default_for: Callable[[Problem, CudaTarget], bool],
+    caveat: str = "",
+) -> Algorithm[CudaTarget, Plan]:
+    """Return the record of the algorithm `name`: its kernels have a `form`, its plans are like a problem's `shapes`."""
+    return Algorithm(
+        name=name,
+        supports=supports,
+        is_default_for=is_default_for,
+        candidates=lambda problem, target: searched(shapes(problem), form, problem),  # noqa: ARG005
+        read=lambda knobs: Plan(**knobs),
+        tasks=one_task,
+        build=lambda problem, target, plan: matrix_kernel(form(problem, plan)),  # noqa: ARG005
+        default=lambda problem, target: cheapest(shapes(problem), form, problem),  # noqa: ARG005
+        caveat=caveat,
+    )
 
 
 def matrix_kernel(form: Form) -> Kernel:

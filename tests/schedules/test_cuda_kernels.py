@@ -23,7 +23,7 @@ from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
 from tvm_deconv.schedules.cuda.blocks import sectors
 from tvm_deconv.schedules.cuda.lower import source
 from tvm_deconv.schedules.cuda.merged import _Merged
-from tvm_deconv.schedules.cuda.product import PLANS, default_plan
+from tvm_deconv.schedules.cuda.product import PLANS
 from tvm_deconv.schedules.cuda.products import choices, merging
 from tvm_deconv.schedules.cuda.tensor import LARGE_PLANS, LARGE_TRIPLE, _Warps
 from tvm_deconv.schedules.cuda.tensor import PLANS as TENSOR_PLANS
@@ -533,7 +533,7 @@ def test_three_products_at_the_limits_of_float32(tmp_path):
 def test_results_are_the_same_in_every_run(tmp_path):
     """Whatever the order of the warps, which is another every time: parts of sums are added up in order."""
     problem = EXAMPLES["cuda_product"][2]
-    assert default_plan(problem, TARGET)[1].split > 1
+    assert FAMILIES["cuda_product"].default_plan(problem, TARGET)[1].split > 1
     batch = Batch([problem], tmp_path, "twice")
     data, weights, bias = operands(problem, 5)
     first, second = (batch.run(0, data, weights, bias).tobytes() for _ in range(2))
