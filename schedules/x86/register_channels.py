@@ -206,7 +206,7 @@ class ChannelEpilogue(RegisterEpilogue):
         lanes, stored = self.definition.layout.lanes, storage_dtype(self.problem.output_dtype)
         if size == lanes:
             return self.rounded(tile, [*index, ramp(channel, lanes)])
-        sums = [BufferLoad(tile.accumulators, [*index, ramp(channel + i, lanes)]) for i in range(0, size, lanes)]
+        sums = [self.finished_sums(tile, [*index, ramp(channel + i, lanes)]) for i in range(0, size, lanes)]
         words = size * np.dtype(stored).itemsize // np.dtype(WORD).itemsize
         function = self.joining[size // lanes]
         return tirx.reinterpret(f"{stored}x{size}", tirx.call_extern(f"{WORD}x{words}", function, *sums))

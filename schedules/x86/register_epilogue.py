@@ -170,8 +170,21 @@ class RegisterEpilogue(abc.ABC):
 
     @property
     def finishes(self) -> bool:
-        """True if sums meet terms or an activation."""
-        return bool(self.terms.buffers) or self.problem.epilogue.activation != "none"
+        """True if sums meet terms or an activation, or are integers in float32."""
+        several = bool(self.terms.buffers) or self.problem.epilogue.activation != "none"
+        return several or self._integers_in_float32
+
+    @property
+    def _integers_in_float32(self) -> bool:
+        """True if accumulators hold integers as float32, and the bits of finished ones."""
+        return self.definition.sum_dtype != self.problem.accumulate_dtype
+
+    def finished_sums(self, tile: RegisterTile, place: Sequence[Expr]) -> Expr:
+        """Return the vector of finished accumulators at `place`."""
+        sums = BufferLoad(tile.accumulators, place)
+        if not self._integers_in_float32:
+            return sums
+        return tirx.reinterpret(f"{self.problem.accumulate_dtype}x{self.definition.layout.lanes}", sums)
 
     def finish(self, tile: RegisterTile, place: Callable[[Expr], list[Expr]], channel: Callable[[Expr], Expr]) -> Stmt:
         """Return the loop that finishes a vector of accumulators: with the terms of their channels, and activated.
@@ -185,9 +198,12 @@ class RegisterEpilogue(abc.ABC):
             offsets = terms.offsets[self.definition.sections.index(tile.section)]
             value = value + BufferLoad(offsets, [*tile.lead[4:], *index[LEAD : LEAD + 3], channel(lane)])
         elif terms.bias is not None:
-            value = value + BufferLoad(terms.bias, of_channel)
+            value = value.astype(self.problem.accumulate_dtype) + BufferLoad(terms.bias, of_channel)
         scale = None if terms.scales is None else BufferLoad(terms.scales, of_channel)
-        store = BufferStore(tile.accumulators, finished(self.problem, value, terms.constants, scale), index)
+        result = finished(self.problem, value, terms.constants, scale)
+        if self._integers_in_float32:
+            result = tirx.reinterpret("float32", result)
+        store = BufferStore(tile.accumulators, result, index)
         lanes = tirx.const(self.definition.layout.lanes, "int64")
         return For(lane, tirx.const(0, "int64"), lanes, ForKind.VECTORIZED, store)
 
@@ -244,7 +260,7 @@ class RegisterEpilogue(abc.ABC):
 
     def rounded(self, tile: RegisterTile, place: Sequence[Expr]) -> Expr:
         """Return the vector of accumulators at `place` in the type of the output."""
-        return self.in_output(BufferLoad(tile.accumulators, place))
+        return self.in_output(self.finished_sums(tile, place))
 
     def in_output(self, vector: Expr) -> Expr:
         """Return a `vector` of finished accumulators in the type of the output."""

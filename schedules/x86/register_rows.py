@@ -152,7 +152,7 @@ class RowEpilogue(RegisterEpilogue):
         streams = [[*tile.lead, fd, fh, column, tirx.const(cc, "int64")] for column in numbers]
         finished = [self._finish(tile, stream, position) for stream in streams] if self.finishes else []
         lane = ramp(position, lanes)
-        return finished, self._interleaved([BufferLoad(tile.accumulators, [*stream, lane]) for stream in streams])
+        return finished, self._interleaved([self.finished_sums(tile, [*stream, lane]) for stream in streams])
 
     def of_channel(self, tile: RegisterTile, cc: int, stores: list[Stmt]) -> list[Stmt]:
         """Return `stores` of channel `cc` of a tile of channels, or none if there is no such channel."""

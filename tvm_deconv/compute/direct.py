@@ -66,7 +66,7 @@ from tvm_deconv.compute.requantization import (
     scale_at,
     stored,
 )
-from tvm_deconv.compute.storage import storage_dtype
+from tvm_deconv.compute.storage import storage_dtype, sum_dtype
 from tvm_deconv.compute.transforms import transform
 from tvm_deconv.compute.words import WORD, Words, corrections_of
 from tvm_deconv.problem import Problem
@@ -77,7 +77,7 @@ class DirectDefinition:
     """A definition as TensorIR before scheduling, with `points` stages of sums of rows (``points_i``).
 
     If it `narrows`, the stage ``interleave`` has the type of the output, else that of accumulators. The packed filter
-    has `packed_elements`: those of all sections, and behind them corrections of `corrections_of`.
+    has `packed_elements`: those of all sections, and behind them corrections of `corrections_of`. Sums have `sum_dtype`.
     """
 
     func: PrimFunc
@@ -86,6 +86,7 @@ class DirectDefinition:
     points: int
     packed_elements: int
     narrows: bool
+    sum_dtype: str
 
     @property
     def sections(self) -> tuple[FilterSection, ...]:
@@ -158,7 +159,7 @@ class _Builder:
         """Connect the stages."""
         problem, layout = self.problem, self.layout
         data = te.placeholder(shape_of(self._data_shape()), storage_dtype(problem.dtype), "data")
-        factor = WORD if self.words else problem.accumulate_dtype
+        factor = WORD if self.words else sum_dtype(problem)
         words = self.words if self.words and self.words.needs_correction(problem) else None
         counts = [math.prod(section.filters) for section in layout.sections] if words else []
         corrections = corrections_of(counts, layout.packed_elements)
@@ -182,7 +183,10 @@ class _Builder:
         rows = layout.form == ROWS
         interleaved = self.interleave(self.finish_chunks(results)) if rows else self.finish_channels(results)
         func = te.create_prim_func([*parameters, self.copy_out(interleaved)])
-        return DirectDefinition(byte_aligned(func), layout, problem.rank, len(points), corrections[-1], self.narrows)
+        packed_elements, dtype = corrections[-1], str(products[0].dtype)
+        return DirectDefinition(
+            byte_aligned(func), layout, problem.rank, len(points), packed_elements, self.narrows, dtype
+        )
 
     def _data_shape(self) -> tuple[Extent, ...]:
         extents, geometry = self.layout.extents, self.layout.geometry
@@ -203,7 +207,8 @@ class _Builder:
         cut = self.words if self.words and self.words.cut else None
         words, stored = (None, self.problem.in_channels) if cut else (self.words, geometry.in_channels)
         channels = cut.factors_of(channels) if cut else channels
-        blocks = BlockedData(self.problem, geometry, layout.extents, data, tile.block, words, zero_point)
+        dtype, where = sum_dtype(self.problem), (self.problem, geometry, layout.extents, data)
+        blocks = BlockedData(*where, dtype, tile.block, words, zero_point)
         groups = 2 if layout.pairs else 1  # of an element
         inner_shape = {
             ROWS: layout.packed_place(channels, tile.outputs[:2], positions),
@@ -499,7 +504,7 @@ class _Results:
         """
         bias = None if self.bias is None else self.bias[at[4], at[5], cc]
         # Of a phase without taps: the bias is in the offsets of the others, or comes on top of all.
-        value = _zero(self.problem.accumulate_dtype) if bias is None or not self.offsets else bias
+        value = _zero(str(self.products[0].dtype)) if bias is None or not self.offsets else bias
         for number, section in reversed(list(enumerate(self.layout.sections))):
             local, conditions = within_runs(phases, section.runs, self.layout.strides)
             result = self._result(number, at, cc, local, n, places)
@@ -507,7 +512,7 @@ class _Results:
                 result = result + self.offsets[number][(at[4], at[5], *local, cc)]
             value = tirx.if_then_else(tirx.all(*conditions), result, value) if conditions else result
         if bias is not None and not self.offsets:
-            value = value + bias
+            value = value.astype(self.problem.accumulate_dtype) + bias
         scale = None if self.scales is None else self.scales[at[4], at[5], cc]
         return finished(self.problem, value, self.constants, scale)
 

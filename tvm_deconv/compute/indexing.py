@@ -107,14 +107,15 @@ def within_runs(phases: Sequence[Expr], runs: Sequence[Run], strides: Sequence[i
 class BlockedData:
     """The caller's `data`, read in blocks of so many images and positions.
 
-    Elements have the accumulator's type. If there are `words`, these stand in the place of channels, as they are
-    stored. The `zero_point`, if there is one, is subtracted; in words it stands where there are no data.
+    Elements have `dtype`. If there are `words`, these stand in the place of channels, as they are stored. The
+    `zero_point`, if there is one, is subtracted; in words it stands where there are no data.
     """
 
     problem: Problem
     geometry: Geometry
     extents: Extents
     data: te.Tensor
+    dtype: str
     block: tuple[int, int, int, int]
     words: Words | None
     zero_point: Expr | None
@@ -134,7 +135,7 @@ class BlockedData:
         value = to_accumulator(element, self.problem.dtype, self.problem.accumulate_dtype)
         if self.zero_point is not None:
             value = value - self.zero_point
-        return tirx.if_then_else(exists, value, tirx.const(0, self.problem.accumulate_dtype))
+        return tirx.if_then_else(exists, value.astype(self.dtype), tirx.const(0, self.dtype))
 
     def pair(self, within: Sequence[Expr], at: Sequence[Expr], group: Expr, inside: Sequence[Expr] = ()) -> Expr:
         """Return the stored elements of 16 bits of `group` and the next one as a word; see `element`."""

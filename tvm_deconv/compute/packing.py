@@ -25,7 +25,7 @@ from tvm_deconv.compute.folding import FoldedFilter
 from tvm_deconv.compute.indexing import ROWS, ravel
 from tvm_deconv.compute.matrix_layout import MatrixSection
 from tvm_deconv.compute.phases import AxisRows, Geometry
-from tvm_deconv.compute.storage import filter_storage, to_accumulator
+from tvm_deconv.compute.storage import filter_storage, sum_dtype, to_accumulator
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.compute.words import WORD, Words, corrections_of
 from tvm_deconv.problem import Problem
@@ -58,7 +58,7 @@ def pack_filter(
     those of all filters follow.
     """
     geometry = Geometry.of(problem)
-    factor = WORD if words else problem.accumulate_dtype
+    factor = WORD if words else sum_dtype(problem)
     with _pack_function(given, elements, factor) as (builder, source, packed):
         if given is not problem:
             source = FoldedFilter(source, given.out_channels)

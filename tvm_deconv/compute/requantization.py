@@ -56,12 +56,13 @@ def scale_at(problem: Problem, parameter: te.Tensor, channel: Expr) -> Expr:
 def finished(problem: Problem, sums: Expr, parameter: te.Tensor | Buffer | None, scale: Expr | None) -> Expr:
     """Return the activation of `sums`, bias included; of a quantized problem in 32 bits for `stored`.
 
-    `scale` is `scale_at` their channel.
+    `scale` is `scale_at` their channel. Sums may be integers in float32.
     """
+    sums = tirx.convert(sums)
     if scale is None:
-        return activate(problem.epilogue, sums)
+        return activate(problem.epilogue, sums.astype(problem.accumulate_dtype))
     assert parameter is not None
-    real = activate(problem.epilogue, tirx.convert(sums).astype("float32") * tirx.reinterpret("float32", scale))
+    real = activate(problem.epilogue, sums.astype("float32") * tirx.reinterpret("float32", scale))
     if problem.output_dtype not in STORED:
         return tirx.reinterpret("int32", real)
     zero, limits = parameter[tirx.const(1, "int64")], np.iinfo(problem.output_dtype)

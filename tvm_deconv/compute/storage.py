@@ -6,10 +6,16 @@ bfloat16 is the upper half of a float32, so both conversions are integer arithme
 
 from __future__ import annotations
 
+import math
+
 from tvm import tirx
 from tvm.ir import Expr
 
 from tvm_deconv.problem import Problem
+from tvm_deconv.problem.arithmetic import ceil_div
+
+#: float32 holds every integer up to this magnitude.
+_EXACT_IN_FLOAT32 = 1 << 24
 
 
 def storage_dtype(dtype: str) -> str:
@@ -22,6 +28,19 @@ def filter_storage(problem: Problem) -> str:
     if problem.quantization and problem.filter_dtype == "uint8":
         return "int16"
     return storage_dtype(problem.filter_dtype)
+
+
+def sum_dtype(problem: Problem) -> str:
+    """Return the dtype of factors and sums that are not in words: float32 for integers whose sums it holds exactly.
+
+    One instruction multiplies and adds them then, where integers of 32 bits take two.
+    """
+    if problem.accumulate_dtype != "int32":
+        return problem.accumulate_dtype
+    axes = zip(problem.kernel, problem.strides, problem.dilations, strict=True)
+    taps = math.prod(ceil_div(k, s // math.gcd(s, d)) for k, s, d in axes)  # at most, of one output
+    greatest = 255 * (255 if problem.filter_dtype == "uint8" else 128)  # of a product, less zero points
+    return "float32" if taps * problem.in_channels * greatest <= _EXACT_IN_FLOAT32 else "int32"
 
 
 def stores_bytes(problem: Problem) -> bool:

@@ -15,7 +15,7 @@ from tvm_deconv.compute.folding import folded
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS, has_whole_vectors
 from tvm_deconv.compute.packing import pack_filter
 from tvm_deconv.compute.phases import Geometry
-from tvm_deconv.compute.storage import storage_dtype, stores_bytes
+from tvm_deconv.compute.storage import storage_dtype, stores_bytes, sum_dtype
 from tvm_deconv.compute.words import WORD, Words, plans_in_words
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
@@ -162,7 +162,7 @@ class _Form:
             algorithm=self.name,
             knobs=plan.knobs,
             packed_elements=definition.packed_elements,
-            packed_dtype=WORD if words else problem.accumulate_dtype,
+            packed_dtype=WORD if words else sum_dtype(problem),
         )
 
 
