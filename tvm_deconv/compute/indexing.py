@@ -133,9 +133,10 @@ class BlockedData:
             return self._word(place, group, ci, exists)
         element = self._stored(place, group * self.problem.in_channels + ci)
         value = to_accumulator(element, self.problem.dtype, self.problem.accumulate_dtype)
-        if self.zero_point is not None:
-            value = value - self.zero_point
-        return tirx.if_then_else(exists, value.astype(self.dtype), tirx.const(0, self.dtype))
+        if self.zero_point is None:
+            return tirx.if_then_else(exists, value.astype(self.dtype), tirx.const(0, self.dtype))
+        # Subtracted outside of the condition: a vector would gather what only some of its lanes read.
+        return (tirx.if_then_else(exists, value, self.zero_point) - self.zero_point).astype(self.dtype)
 
     def pair(self, within: Sequence[Expr], at: Sequence[Expr], group: Expr, inside: Sequence[Expr] = ()) -> Expr:
         """Return the stored elements of 16 bits of `group` and the next one as a word; see `element`."""
