@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import tirx
 from tvm.ir import Expr
-from tvm.tirx import BufferLoad, BufferStore, IfThenElse, PrimFunc, Stmt
+from tvm.tirx import BufferStore, IfThenElse, PrimFunc, Stmt
 
 from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.indexing import GROUPS, ROWS

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.ir import Expr
-from tvm.tirx import BufferLoad, BufferStore, Evaluate, IfThenElse, PrimFunc, Stmt
+from tvm.tirx import BufferStore, Evaluate, IfThenElse, PrimFunc, Stmt
 
 from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.direct_layout import Tile, block_extents

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from tvm_deconv.compute.direct_layout import phases_follow, phases_together
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS
 from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.compute.storage import sum_dtype
 from tvm_deconv.compute.words import Words
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
@@ -125,8 +126,15 @@ class RegisterTiles:
     @cached_property
     def _registers(self) -> int:
         """The registers of a tile: of integers in AVX2 one has products before they are added."""
-        adds = self.problem.accumulate_dtype == "int32" and "avx_vnni" not in self.target.features
+        adds = self._sums_integers and "avx_vnni" not in self.target.features
         return self.target.vector_registers - int(adds and self.target.vector_registers <= 16)
+
+    @property
+    def _sums_integers(self) -> bool:
+        """True if sums are integers, and not numbers of float32."""
+        return self.problem.accumulate_dtype == "int32" and (
+            self.words is not None or sum_dtype(self.problem) == "int32"
+        )
 
     @cached_property
     def row_phases(self) -> int:
@@ -260,7 +268,7 @@ class RegisterTiles:
 
         Of integers it has all: a second instruction adds their products, which hides that fewer sums wait.
         """
-        if self.problem.accumulate_dtype == "int32":
+        if self._sums_integers:
             yield phases, 1.0
             return
         products = max(self.geometry.taps, 1)

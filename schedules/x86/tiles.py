@@ -520,8 +520,8 @@ class _Arithmetic:
         several_rows = (registers.phases > axes[2].stride) & (row % _PAGE == 0)
         several_planes = (registers.channels > 1) & (plane % _PAGE == 0)
         aliased = outgrows_caches(self.problem) & (several_rows | several_planes)
-        finish = self.costs.register_finish + self.costs.aliased * aliased  # type: ignore[assignment]
-        return finish + (self.costs.register_requantized if self.problem.quantization is not None else 0.0)
+        stored: Array = self.costs.register_finish + self.costs.aliased * aliased
+        return stored + (self.costs.register_requantized if self.problem.quantization is not None else 0.0)
 
     def _quantizing(self, registers: _Registers) -> Array | float:
         """Return the cycles to scale and round a vector of sums, and to narrow it alone where it joins no other."""

@@ -77,7 +77,8 @@ class DirectDefinition:
     """A definition as TensorIR before scheduling, with `points` stages of sums of rows (``points_i``).
 
     If it `narrows`, the stage ``interleave`` has the type of the output, else that of accumulators. The packed filter
-    has `packed_elements`: those of all sections, and behind them corrections of `corrections_of`. Sums have `sum_dtype`.
+    has `packed_elements`: those of all sections, and behind them corrections of `corrections_of`. Sums are of
+    `sum_dtype`.
     """
 
     func: PrimFunc

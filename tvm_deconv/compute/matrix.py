@@ -169,7 +169,8 @@ class _Builder:
         block = layout.tile.block
         self.cut = words if words and words.cut else None
         whole = None if self.cut else words
-        self.blocks = BlockedData(problem, geometry, extents, self.data, self.accumulator, block, whole, self.zero_point)
+        where = problem, geometry, extents, self.data
+        self.blocks = BlockedData(*where, self.accumulator, block, whole, self.zero_point)
 
     def definition(self) -> MatrixDefinition:
         """Connect the stages."""

@@ -74,5 +74,5 @@ def from_accumulator(value: Expr, dtype: str, lanes: int = 1, *, any_nan: bool =
     bits = tirx.reinterpret(f"uint32{several}", value)
     rounded = (bits + const(0x7FFF) + ((bits >> const(16)) & const(1))) >> const(16)
     if any_nan:
-        rounded = tirx.Select((bits & const(0x7FFFFFFF)) > const(0x7F800000), const(0x7FC0), rounded)
+        rounded = tirx.Select(tirx.isnan(value), const(0x7FC0), rounded)
     return rounded.astype(stored)

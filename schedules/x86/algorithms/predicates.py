@@ -38,10 +38,7 @@ def fills_vectors_with_channels(problem: Problem, target: CpuTarget) -> bool:
 
 def folds_channels(problem: Problem, target: CpuTarget) -> bool:
     """Phases of the last axis fold into channels, which then take fewer vectors, and are stored from registers."""
-    other, lanes = folded(problem), accumulator_lanes(problem, target)
-    if other is None or not register_channels.supports(other, Geometry.of(other), CHANNELS):
-        return False
-    return ceil_div(other.out_channels, lanes) < problem.strides[-1] * ceil_div(problem.out_channels, lanes)
+    return _folded_channels(problem, target) is not None
 
 
 def folds_channels_of_words(problem: Problem, target: CpuTarget) -> bool:
@@ -51,7 +48,8 @@ def folds_channels_of_words(problem: Problem, target: CpuTarget) -> bool:
 
 def fills_vectors_with_folded_channels(problem: Problem, target: CpuTarget) -> bool:
     """Channels fold, and fill vectors then."""
-    return folds_channels(problem, target) and fills_vectors_with_channels(_folded(problem), target)
+    other = _folded_channels(problem, target)
+    return other is not None and fills_vectors_with_channels(other, target)
 
 
 def fills_vectors_with_folded_channels_of_words(problem: Problem, target: CpuTarget) -> bool:
@@ -59,9 +57,13 @@ def fills_vectors_with_folded_channels_of_words(problem: Problem, target: CpuTar
     return fills_direct_words(problem, target) and fills_vectors_with_folded_channels(problem, target)
 
 
-def _folded(problem: Problem) -> Problem:
-    other = folded(problem)
-    return problem if other is None else other
+def _folded_channels(problem: Problem, target: CpuTarget) -> Problem | None:
+    """Return the folded problem of `folds_channels`, or None where that does not hold."""
+    other, lanes = folded(problem), accumulator_lanes(problem, target)
+    if other is None or not register_channels.supports(other, Geometry.of(other), CHANNELS):
+        return None
+    fewer = ceil_div(other.out_channels, lanes) < problem.strides[-1] * ceil_div(problem.out_channels, lanes)
+    return other if fewer else None
 
 
 def fills_vectors_with_groups(problem: Problem, target: CpuTarget) -> bool:
