@@ -11,7 +11,7 @@ from tvm_deconv.compiler.build import compile
 from tvm_deconv.compute.direct_layout import Tile
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem.reference import reference
-from tvm_deconv.problem.testing import deviation, operands
+from tvm_deconv.problem.testing import Operands, deviation, operands
 from tvm_deconv.schedules.x86.tiles import Plan
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes
 from tvm_deconv.targets import CPU_TARGETS, detect_host
@@ -147,6 +147,34 @@ def test_phases_of_a_row_are_narrowed_in_registers(target, rows, outputs, stride
     plan = next(plan for _, plan in algorithm.candidates(problem, target) if has_whole_rows(plan))
     assert "interleave" not in algorithm.build(problem, target, plan).deconv.script()
     np.testing.assert_array_equal(run(problem, target, arrays, algorithm, plan), reference(problem, *arrays))
+
+
+@pytest.mark.parametrize("taps", [258, 259])
+@pytest.mark.parametrize("name", ["direct_rows", "direct_inputs"])
+def test_sums_in_float32_are_exact_up_to_their_limit(name, taps):
+    """The greatest sum of 258 products is the last that float32 surely holds; that of 259 is odd, and beyond it."""
+    data_format = "NXC" if name == "direct_inputs" else "NCX"
+    shape = (1, 1, 1, 1, (taps + 9,), (taps,), (1,), (1,), (0,), (2 * taps + 8,))
+    problem = problem_of(shape, ("uint8", "uint8", "int32"), data_format=data_format)
+    algorithm = ALGORITHMS[name]
+    plan = algorithm.candidates(problem, AVX2)[0][1]
+    assert algorithm.build(problem, AVX2, plan).packed_dtype == ("float32" if taps == 258 else "int32")
+    data, filter, bias, _ = operands(problem)
+    arrays = Operands(np.full_like(data, 255), np.full_like(filter, 255), bias, td.Scaling())
+    wanted = reference(problem, *arrays)
+    assert wanted.max() == taps * 255 * 255
+    np.testing.assert_array_equal(run(problem, AVX2, arrays, algorithm, plan), wanted)
+
+
+@pytest.mark.parametrize("bias", [2**30 + 1, -(2**30) - 1])
+def test_a_bias_is_added_as_an_integer(bias):
+    """Sums in float32 meet a bias that float32 does not hold."""
+    problem = problem_of(SHAPES[3], ("uint8", "int8", "int32"), data_format="NXC", epilogue=td.Epilogue(True))
+    arrays = operands(problem)._replace(bias=np.full(problem.bias_shape, bias, np.int32))
+    algorithm = ALGORITHMS["direct_groups"]
+    plan = algorithm.candidates(problem, AVX2)[0][1]
+    assert algorithm.build(problem, AVX2, plan).packed_dtype == "float32"
+    np.testing.assert_array_equal(run(problem, AVX2, arrays, algorithm, plan), reference(problem, *arrays))
 
 
 def test_zero_points_reach_the_padding():

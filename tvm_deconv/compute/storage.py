@@ -6,13 +6,10 @@ bfloat16 is the upper half of a float32, so both conversions are integer arithme
 
 from __future__ import annotations
 
-import math
-
 from tvm import tirx
 from tvm.ir import Expr
 
 from tvm_deconv.problem import Problem
-from tvm_deconv.problem.arithmetic import ceil_div
 
 #: float32 holds every integer up to this magnitude.
 _EXACT_IN_FLOAT32 = 1 << 24
@@ -37,10 +34,8 @@ def sum_dtype(problem: Problem) -> str:
     """
     if problem.accumulate_dtype != "int32":
         return problem.accumulate_dtype
-    axes = zip(problem.kernel, problem.strides, problem.dilations, strict=True)
-    taps = math.prod(ceil_div(k, s // math.gcd(s, d)) for k, s, d in axes)  # at most, of one output
-    greatest = 255 * (255 if problem.filter_dtype == "uint8" else 128)  # of a product, less zero points
-    return "float32" if taps * problem.in_channels * greatest <= _EXACT_IN_FLOAT32 else "int32"
+    greatest = 255 * (255 if problem.filter_dtype == "uint8" else 128)  # product, less zero points
+    return "float32" if problem.terms * greatest <= _EXACT_IN_FLOAT32 else "int32"
 
 
 def stores_bytes(problem: Problem) -> bool:
