@@ -166,6 +166,14 @@ def test_sums_in_float32_are_exact_up_to_their_limit(name, taps):
     np.testing.assert_array_equal(run(problem, AVX2, arrays, algorithm, plan), wanted)
 
 
+def test_integers_of_32_bits_are_summed_as_such():
+    problem = td.Problem(*SHAPES[3], dtype="int32", data_format="NXC")
+    arrays = operands(problem)
+    arrays.data.flat[::2], arrays.filter[:] = 2**24 + 1, 3
+    found = run_kernel(problem, AVX2, arrays.data, arrays.filter, None)
+    np.testing.assert_array_equal(found, reference(problem, *arrays))
+
+
 @pytest.mark.parametrize("bias", [2**30 + 1, -(2**30) - 1])
 def test_a_bias_is_added_as_an_integer(bias):
     """Sums in float32 meet a bias that float32 does not hold."""

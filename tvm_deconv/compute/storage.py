@@ -28,11 +28,11 @@ def filter_storage(problem: Problem) -> str:
 
 
 def sum_dtype(problem: Problem) -> str:
-    """Return the dtype of factors and sums that are not in words: float32 for integers whose sums it holds exactly.
+    """Return the dtype of factors and sums that are not in words: float32 for bytes whose sums it holds exactly.
 
     One instruction multiplies and adds them then, where integers of 32 bits take two.
     """
-    if problem.accumulate_dtype != "int32":
+    if problem.dtype not in ("int8", "uint8"):
         return problem.accumulate_dtype
     greatest = 255 * (255 if problem.filter_dtype == "uint8" else 128)  # product, less zero points
     return "float32" if problem.terms * greatest <= _EXACT_IN_FLOAT32 else "int32"
