@@ -90,10 +90,13 @@ def pack_sections(
     dtype: str,
     roundings: Sequence[Rounding],
     order: Callable[[Section, Expr], Sequence[Index]],
+    extra: int = 0,
+    write: Callable[[Expr], None] | None = None,
 ) -> PrimFunc:
     """Build ``pack``, which brings the filter into the tiles of its sections, once for each of `roundings`.
 
-    `order` tells which group, tile of n, term and column within the tile an element is.
+    `order` tells which group, tile of n, term and column within the tile an element is. Behind these are `extra`
+    elements, which `write` writes.
     """
 
     def place(section: Section) -> Place:
@@ -121,7 +124,7 @@ def pack_sections(
         for number, rounding in enumerate(roundings)
         for section in all_sections
     ]
-    return pack_filter(problem, len(roundings) * elements, dtype, parts)
+    return pack_filter(problem, len(roundings) * elements + extra, dtype, parts, write)
 
 
 def each_block(

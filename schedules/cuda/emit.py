@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
@@ -21,8 +22,10 @@ from tvm.tirx import IntImm, PrimFunc
 from tvm_deconv.compute.epilogue import activate
 from tvm_deconv.compute.gather import Index, ravel, reached, unravel
 from tvm_deconv.compute.phases import Geometry
-from tvm_deconv.compute.storage import from_accumulator, storage_dtype, to_accumulator
+from tvm_deconv.compute.requantization import bias_at, data_zero_point, has_scales, scale_at, stored
+from tvm_deconv.compute.storage import filter_storage, from_accumulator, storage_dtype, to_accumulator
 from tvm_deconv.problem import Problem
+from tvm_deconv.problem.quantization import HEAD, STORED
 
 #: Threads of a block in kernels where each thread works for itself.
 THREADS = 256
@@ -49,7 +52,7 @@ def index_dtype(*elements: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """The buffers of the function that is being built."""
+    """The buffers of the function that is being built; `bias` holds the constants of a quantized problem."""
 
     problem: Problem
     geometry: Geometry
@@ -88,16 +91,24 @@ class Arguments:
 
     def accumulated(self, n: Index, channel: Index, x: Sequence[Index]) -> Expr:
         """Return an element of the data as an accumulator."""
-        return to_accumulator(self.element(n, channel, x), self.problem.dtype, self.problem.accumulate_dtype)
+        return self.shifted(
+            to_accumulator(self.element(n, channel, x), self.problem.dtype, self.problem.accumulate_dtype)
+        )
+
+    @property
+    def zero_point(self) -> Expr | None:
+        """The zero point of the data; None if the problem is not quantized."""
+        return data_zero_point(self.problem, self.bias)
+
+    def shifted(self, element: Expr) -> Expr:
+        """Return an element of the data, which is an accumulator, less its zero point."""
+        return element if self.zero_point is None else element - self.zero_point
 
     def finish(self, n: Index, channel: Index, i: Sequence[Index], total: Expr) -> None:
         """Store the epilogue of the sum `total` as the output element of `channel` at `i`."""
-        if self.bias is not None:
-            total = total + self.bias[channel]
         # Kept in a variable: the code generator cannot reinterpret a constant, and rounding uses its operand twice.
         value = local(1, self.problem.accumulate_dtype)
-        build.buffer_store(value, total, [0])
-        build.buffer_store(value, activate(self.problem.epilogue, value[0]), [0])
+        self._activate(value, 0, channel, total)
         build.buffer_store(self.out, self._rounded(value[0]), list(self._at(n, channel, i)))
 
     def finish_vector(self, n: Index, channel: Index, i: Sequence[Index], totals: Sequence[Expr]) -> None:
@@ -106,16 +117,39 @@ class Arguments:
         sums = local(len(totals), problem.accumulate_dtype)
         values = local(len(totals), storage_dtype(problem.output_dtype))
         for number, total in enumerate(totals):
-            biased = total if self.bias is None else total + self.bias[channel + number * last]
-            build.buffer_store(sums, biased, [number])
-            build.buffer_store(sums, activate(problem.epilogue, sums[number]), [number])
+            self._activate(sums, number, channel + number * last, total)
             build.buffer_store(values, self._rounded(sums[number]), [number])
         with build.vectorized(len(totals)) as lane:
             at = self._at(n, channel + lane, i) if last else self._at(n, channel, [*i[:2], i[2] + lane])
             build.buffer_store(self.out, values[lane], list(at))
 
+    def _activate(self, values: Expr, at: int, channel: Index, total: Expr) -> None:
+        """Leave the activation of a sum of `channel` in the accumulator `at`, rounded if it is to be quantized."""
+        problem = self.problem
+        biased = total if self.bias is None else total + bias_at(problem, self.bias, channel)
+        build.buffer_store(values, biased, [at])
+        if has_scales(problem):
+            scale = tirx.reinterpret("float32", scale_at(problem, self.bias, channel))
+            real = activate(problem.epilogue, values[at].astype("float32") * scale)
+            build.buffer_store(values, self._quantized(real), [at])
+        else:
+            build.buffer_store(values, activate(problem.epilogue, values[at]), [at])
+
+    def _quantized(self, real: Expr) -> Expr:
+        """Return a real number as the output keeps it, in 32 bits: its bits, or the integer that stands for it."""
+        output = self.problem.output_dtype
+        if output not in STORED:
+            return tirx.reinterpret("int32", real)
+        assert self.bias is not None
+        zero, limits = self.bias[1], np.iinfo(output)
+        least, most = ((tirx.const(int(limit), "int32") - zero).astype("float32") for limit in (limits.min, limits.max))
+        scaled = real * tirx.reinterpret("float32", self.bias[2])
+        return tirx.call_pure_extern("int32", "__float2int_rn", tirx.min(tirx.max(scaled, least), most)) + zero
+
     def _rounded(self, value: Expr) -> Expr:
         """Return an accumulator as an element of the output."""
+        if self.problem.quantization:
+            return stored(self.problem, value)
         dtype = self.problem.output_dtype
         return from_accumulator(value, dtype) if dtype == "bfloat16" else value.astype(dtype)
 
@@ -175,6 +209,11 @@ def deconv(
     out_shape = (geometry.batch, *((*spatial, channels) if problem.data_format == "NXC" else (channels, *spatial)))
     index = index_dtype(math.prod(data_shape), math.prod(out_shape), packed_elements, workspace_elements)
     accumulator, function = problem.accumulate_dtype, Function()
+    parameter: tuple[str, Sequence[int], str] | None = None
+    if problem.quantization:
+        parameter = "constants", (HEAD + 2 * problem.bias_shape[0],), "int32"
+    elif problem.epilogue.bias:
+        parameter = "bias", problem.bias_shape, accumulator
 
     def argument(name: str, shape: Sequence[int], dtype: str) -> Expr:
         extents = [IntImm(index, extent) for extent in shape]
@@ -192,7 +231,7 @@ def deconv(
                     index,
                     argument("data", data_shape, storage_dtype(problem.dtype)),
                     argument("packed", (packed_elements,), packed_dtype),
-                    argument("bias", problem.bias_shape, accumulator) if problem.epilogue.bias else None,
+                    argument(*parameter) if parameter else None,
                     argument("workspace", (workspace_elements,), accumulator) if workspace_elements else None,
                     argument("out", out_shape, storage_dtype(problem.output_dtype)),
                 ),
@@ -264,32 +303,38 @@ def pack_filter(
     elements: int,
     dtype: str,
     parts: Sequence[tuple[int, int, Place, Rounding]],
+    write: Callable[[Expr], None] | None = None,
 ) -> PrimFunc:
     """Build ``pack(filter [G, Ci, Co, *K], packed [elements])``.
 
     `parts` holds the offset, the number of elements, their `Place` and their rounding for each part of the packed
-    filter. An element whose conditions do not hold is zero.
+    filter. An element whose conditions do not hold is zero. If elements are left, `write` writes them.
     """
-    given = (problem.groups, problem.in_channels, problem.out_channels, *problem.kernel)
+    given, given_dtype = (
+        (problem.groups, problem.in_channels, problem.out_channels, *problem.kernel),
+        filter_storage(problem),
+    )
     index = index_dtype(math.prod(given), elements)
     with IRBuilder() as builder:
         with build.prim_func():
             build.func_name("pack")
             build.func_attr({"global_symbol": "pack", "tirx.noalias": True})
             extents = [IntImm(index, extent) for extent in given]
-            source = build.arg("filter", build.buffer(extents, storage_dtype(problem.dtype), layout=None))
+            source = build.arg("filter", build.buffer(extents, given_dtype, layout=None))
             packed = build.arg("packed", build.buffer([IntImm(index, elements)], dtype, layout=None))
             for offset, count, place, rounded in parts:
                 with each(count) as number:
                     g, ci, co, places, conditions = place(number)
                     element = source[(g, ci, co, *places[3 - problem.rank :])]
-                    if dtype != storage_dtype(problem.dtype):
-                        element = to_accumulator(element, problem.dtype, dtype)
                     element = rounded(element)
+                    if dtype != given_dtype:
+                        element = to_accumulator(element, problem.filter_dtype, dtype)
                     if conditions:
                         element = tirx.if_then_else(tirx.all(*conditions), element, tirx.const(0, dtype))
                     build.buffer_store(packed, element, [number + offset])
             if not parts:
                 with each(1) as number:
                     build.buffer_store(packed, tirx.const(0, dtype), [number])
+            if write is not None:
+                write(packed)
         return builder.get()

@@ -14,7 +14,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda import tensor
 from tvm_deconv.schedules.cuda.predicates import fills_tensor_cores, is_for_tensor_cores
 from tvm_deconv.schedules.cuda.products import merged, merging
-from tvm_deconv.schedules.cuda.tensor import _Warps, shapes
+from tvm_deconv.schedules.cuda.tensor import _Bytes, _Warps, shapes
 from tvm_deconv.schedules.cuda.tiles import Plan, matrix_algorithm
 from tvm_deconv.targets import CudaTarget
 
@@ -22,7 +22,7 @@ from tvm_deconv.targets import CudaTarget
 _PAYS = 0.75
 
 
-class _Merged(_Warps):
+class _Merging(_Warps):
     """A part is a warp's, of merged phases."""
 
     algorithm = "cuda_merged"
@@ -30,6 +30,19 @@ class _Merged(_Warps):
     @property
     def geometry(self) -> Geometry:
         return merged(self.problem, self.plan.joined)
+
+
+class _Merged(_Merging):
+    """Of floats."""
+
+
+class _MergedBytes(_Merging, _Bytes):
+    """Of bytes, whose zeros no infinity meets."""
+
+
+def form_of(problem: Problem, plan: Plan) -> _Merging:
+    """Return the form of a plan: of bytes, or of floats."""
+    return _MergedBytes(problem, plan) if problem.accumulate_dtype == "int32" else _Merged(problem, plan)
 
 
 def supports(problem: Problem, target: CudaTarget) -> bool:
@@ -42,16 +55,16 @@ def is_default_for(problem: Problem, target: CudaTarget) -> bool:
     if not (supports(problem, target) and is_for_tensor_cores(problem, target)):
         return False
     merged_cost, cost = (algorithm.default_plan(problem, target)[0] for algorithm in (ALGORITHM, tensor.ALGORITHM))
-    return merged_cost <= _PAYS * cost
+    return merged_cost <= (_PAYS if problem.accumulate_dtype == "float32" else 1) * cost
 
 
 def _shapes(problem: Problem) -> list[Plan]:
-    return [shape for axes in merging(problem) for shape in shapes(problem, _Merged, axes)]
+    return [shape for axes in merging(problem) for shape in shapes(problem, form_of, axes)]
 
 
 ALGORITHM = matrix_algorithm(
-    _Merged.algorithm,
-    _Merged,
+    _Merging.algorithm,
+    form_of,
     _shapes,
     supports,
     is_default_for,

@@ -22,6 +22,7 @@ _LEAST_GROUPS = 16
 _MOST_CHANNELS = 8  # of a group, on the way in
 _LEAST_COLUMNS = 8  # of a product that is worth its tiles
 _LEAST_POSITIONS = 1 << 14
+_LEAST_TERMS = 16  # of a product on tensor cores, unless one instruction has fewer
 
 
 def always(problem: Problem, target: CudaTarget) -> bool:  # noqa: ARG001
@@ -78,7 +79,7 @@ def fills_tensor_cores(problem: Problem, target: CudaTarget) -> bool:  # noqa: A
         kind is not None
         and 1 <= len(products) <= MOST_PRODUCTS
         and max(section.n for section in products) >= 8
-        and max(section.k for section in products) >= MMA_TERMS[kind]
+        and max(section.k for section in products) >= min(_LEAST_TERMS, MMA_TERMS[kind])
     )
 
 

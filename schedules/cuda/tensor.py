@@ -1,7 +1,8 @@
-"""The implicit matrix product on tensor cores: the scheme of `tiles.py` with mma.sync and float32 sums.
+"""The implicit matrix product on tensor cores: the scheme of `tiles.py` with mma.sync and float32 or int32 sums.
 
 float16, bfloat16, and float32 if the problem permits TF32: then data are rounded as they are read from shared
 memory, and the filter when it is packed. A warp multiplies ``part_m x part_n`` by m16n8k16, or m16n8k8 of TF32.
+8-bit integers are multiplied by m16n8k32 (`_Bytes`).
 
 1. A lies in shared memory as it comes: with k fastest if channels are contiguous (16 bytes at a time if a group's
    channels fill them), with m fastest if positions are. ``ldmatrix`` reads the former, and transposes the latter on
@@ -17,18 +18,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 
-from tvm_deconv.compute.gather import Index
-from tvm_deconv.compute.storage import storage_dtype
+from tvm_deconv.compute.gather import Index, Section, unravel
+from tvm_deconv.compute.storage import filter_storage, storage_dtype
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda.banks import WAVEFRONT
-from tvm_deconv.schedules.cuda.emit import Rounding, as_it_is, local, when
+from tvm_deconv.schedules.cuda.blocks import Block, packed_elements
+from tvm_deconv.schedules.cuda.emit import Arguments, Rounding, as_it_is, each, local, when
 from tvm_deconv.schedules.cuda.lower import RESIDENT
 from tvm_deconv.schedules.cuda.predicates import fills_tensor_cores, is_for_tensor_cores, multiplied_type
 from tvm_deconv.schedules.cuda.products import choices
@@ -50,10 +52,12 @@ LARGE_TRIPLE = (Plan(256, 64, 32, 64, 32), Plan(128, 128, 32, 64, 32))
 _PAD = 8
 #: In multiply-adds of CUDA cores: one of tensor cores by type, gathering elements of A that go together, and splitting
 #: one into two parts.
-_MMA = {"float16": 1 / 8, "bfloat16": 1 / 8, "tf32": 1 / 4}
+_MMA = {"float16": 1 / 8, "bfloat16": 1 / 8, "tf32": 1 / 4, "int8": 1 / 16, "uint8": 1 / 16}
 _GATHER, _SPLIT = 8, 5
 #: Sums of a thread, at most, of which a multiprocessor holds `RESIDENT` threads.
 _MOST_SUMS = 64
+#: Bytes of the terms of a row or column of a tile.
+_LINE = 64
 #: Elements of a warp's part, at most, if sums share registers with places of different products or with partial sums.
 _MOST_SHARED = 1024
 #: Terms that tensor cores add up, at most, if each product is three: they round towards zero.
@@ -109,7 +113,7 @@ class _Warps(Copied):
         plan = self.plan
         gather = (DIVISIONS if self.divides else _GATHER) / self.wide
         reads = 8 / plan.part_m + 8 / plan.part_n
-        product = _MMA[self.kind] * (3 if self.triple else 1) * (1 + reads)
+        product = _MMA[self.kind] * (3 if self.triple else len(self.roundings)) * (1 + reads)
         split = _SPLIT / plan.part_n if self.triple else 0
         return plan.tile_m * (plan.tile_n * (product + split) + gather) + plan.tile_n
 
@@ -118,8 +122,9 @@ class _Warps(Copied):
         size, plan = 16 // self.lanes, self.plan
         read = sum(taken for _, taken in self.reads(0)) / 4 * plan.parts / MMA_TERMS[self.kind]
         # A is read from the nearest cache too, by each lane for itself unless it is copied.
-        moved = 2 * plan.tile_m * max(4, self.wide * size) / self.wide
-        return read + (moved + len(self.roundings) * plan.tile_n * size) / WAVEFRONT
+        moved = max(4, self.wide * size) / self.wide
+        stored = moved if self.copies else max(4, self.together * size) / self.together
+        return read + (plan.tile_m * (moved + stored) + len(self.roundings) * plan.tile_n * size) / WAVEFRONT
 
     def a(self, m: Index, k: Index) -> Index:
         return m * self.pitch_a + k if self.k_fastest else k * self.pitch_a + m
@@ -238,8 +243,8 @@ class _Warps(Copied):
         for i, part in itertools.product(range(self.tiles_m), range(4 if self.single and not self.k_fastest else 1)):
             yield self._place_a(lane, row + 16 * i, 0, part), 4 if self.single and not self.k_fastest else row_bytes
         if not self.single:
-            for j in range(max(1, self.tiles_n // 2)):
-                yield self._place_b(lane, column + 16 * j, 0), row_bytes
+            for j, half in itertools.product(range(max(1, self.tiles_n // 2)), range(len(self.roundings))):
+                yield self._place_b(lane, column + 16 * j, 0, half), row_bytes
             return
         for j, part, half in itertools.product(range(self.tiles_n), range(2), range(len(self.roundings))):
             yield self._place_b(lane, column + 8 * j, 4 * part, half), 4
@@ -256,28 +261,196 @@ class _Warps(Copied):
             yield column + 8 * j, (2 * self.tiles_m, 2), cell
 
 
+class _Bytes(_Warps):
+    """A part is a warp's, of 8-bit integers with int32 sums: exact.
+
+    Both operands have k fastest, four terms a register. A stored element stands for itself less the data's zero point.
+    So zero points lie where nothing is, and sums begin with the zero point times the sum of their column, subtracted.
+    A filter whose own zero points were taken off has 9 bits: its halves, rounded down, and what they leave are two
+    operands, each with sums of its own.
+    """
+
+    terms = (32, 64, 128)
+
+    def __init__(self, problem: Problem, plan: Plan) -> None:
+        super().__init__(problem, plan)
+        self.pitch_b = plan.tile_k + self.lanes
+        self.of_b = problem.dtype if problem.quantization is None else "int8"
+        self.double = filter_storage(problem) == "int16"
+
+    @property
+    def k_fastest(self) -> bool:
+        return True
+
+    @property
+    def stage(self) -> int:
+        return self.b_first + len(self.roundings) * self.plan.tile_n * self.pitch_b
+
+    @property
+    def resident(self) -> int:
+        return RESIDENT if self.sums * len(self.roundings) <= _MOST_SUMS else RESIDENT // 2
+
+    @property
+    def operands(self) -> int:
+        return 4 * self.tiles_m + 2 * self.tiles_n + self.double * self.sums
+
+    def b(self, k: Index, n: Index, part: int = 0) -> Index:
+        return self.b_first + (part * self.plan.tile_n + n) * self.pitch_b + k
+
+    @property
+    def together(self) -> int:
+        """See Copied: a word, or a vector if neighbouring threads have other rows, whose words would meet in banks."""
+        return 4 if self.problem.data_format == "NXC" else self.lanes
+
+    def vector(self, number: Index) -> tuple[Index, Index]:
+        """See Copied; terms are fastest."""
+        along = self.plan.tile_k // self.lanes
+        return number % along * self.lanes, number // along
+
+    def packed_order(self, section: Section, number: Expr) -> Sequence[Index]:
+        """See Form; terms are fastest."""
+        shape = (section.geometry.groups, section.tiles_n, section.tiles_k, section.tile_n, section.tile_k)
+        group, tile, tile_k, within, k = unravel(number, shape)
+        return group, tile, tile_k * section.tile_k + k, within
+
+    @property
+    def roundings(self) -> Sequence[Rounding]:
+        if not self.double:
+            return [as_it_is]
+        one = tirx.const(1, "int16")
+        return [lambda element: element >> one, lambda element: element & one]
+
+    def allocate(self) -> tuple[Expr, ...]:
+        registers = local(4 * self.tiles_m, "uint32"), local(2 * self.tiles_n, "uint32")
+        if not self.double:
+            return registers
+        halves = local(self.sums, "int32")
+        with build.unroll(self.sums) as i:
+            build.buffer_store(halves, tirx.const(0, "int32"), [i])
+        return *registers, halves
+
+    def multiply(
+        self,
+        thread: Expr,
+        step: Expr,  # noqa: ARG002
+        memory: Expr,
+        base: Expr,
+        sums: Expr,
+        registers: Sequence[Expr],
+    ) -> None:
+        a_read, b_read, *halves = registers
+        row, column = self._first(thread)
+        terms, lane = MMA_TERMS[self.kind], thread % 32
+        with build.unroll(self.plan.tile_k // terms) as part:
+            with build.unroll(self.tiles_m) as i:
+                self._read_a(memory, base, lane, row + 16 * i, part * terms, a_read, 4 * i)
+            for number, those in enumerate([*halves, sums]):
+                self._read_b(memory, base, lane, column, part * terms, b_read, number)
+                with build.unroll(self.tiles_m) as i, build.unroll(self.tiles_n) as j:
+                    mma(self.kind, those, 4 * (i * self.tiles_n + j), a_read, 4 * i, b_read, 2 * j, self.of_b)
+
+    def finish(self, sums: Expr, registers: Sequence[Expr]) -> None:
+        if self.double:
+            with build.unroll(self.sums) as i:
+                build.buffer_store(sums, sums[i] + registers[-1][i] * 2, [i])
+
+    def _read_b(self, memory: Expr, base: Expr, lane: Expr, n: Expr, k: Expr, read: Expr, half: int = 0) -> None:
+        together = min(2, self.tiles_n)
+        with build.unroll(self.tiles_n // together) as j:
+            place = self._place_b(lane, n + 8 * together * j, k, half)
+            ldmatrix(read, 4 * j, 2 * together, memory, base + place, transposed=False)
+
+    def _place_b(self, lane: Index, n: Index, k: Index, half: int = 0) -> Index:
+        # Of a single tile of n, only the rows that lanes 0 to 15 give are read.
+        column = lane % 8 + (lane // 16 * 8 if self.tiles_n > 1 else 0)
+        return self.b(k + lane // 8 % 2 * self.lanes, n + column, half)
+
+    @property
+    def tail(self) -> tuple[int, Callable[[Expr], None] | None]:
+        """See Form; bytes of an int32 for each column, its sum, if data have a zero point."""
+        if self.problem.quantization is None:
+            return super().tail
+        return 4 * sum(map(columns_of, self.sections)), self._sum_columns
+
+    def _sum_columns(self, packed: Expr) -> None:
+        """Write the sums of the columns behind the packed filter."""
+        elements = packed_elements(self.sections)
+        sums, place = _as_words(packed), len(self.roundings) * elements // 4
+        for section in self.sections:
+            terms = section.tiles_k * section.tile_k
+            with each(columns_of(section)) as number:
+                total = local(1, "int32")
+                build.buffer_store(total, tirx.const(0, "int32"), [0])
+                with build.serial(0, terms) as k:
+                    line = number // section.tile_n * section.tiles_k + k // section.tile_k
+                    at = (line * section.tile_n + number % section.tile_n) * section.tile_k + k % section.tile_k
+                    for part, times in enumerate([2, 1] if self.double else [1]):
+                        element = packed[section.offset + part * elements + at].astype(self.of_b).astype("int32")
+                        build.buffer_store(total, total[0] + element * times, [0])
+                build.buffer_store(sums, total[0], [place + number])
+            place += columns_of(section)
+
+    def clear(self, args: Arguments, block: Block, sums: Expr) -> None:
+        """See Form; the first part of a sum begins with what data's zero point adds to it, subtracted."""
+        if args.zero_point is None:
+            super().clear(args, block, sums)
+            return
+        section = block.section
+        before = self.sections[: self.sections.index(section)]
+        place = len(self.roundings) * packed_elements(self.sections) // 4 + sum(map(columns_of, before))
+        place = args.const(place) + (block.group * section.tiles_n + block.tile_n) * section.tile_n
+        of_columns, begin = _as_words(args.packed), local(1, "int32")
+        for start, (rows, columns), cell in self.cells(block.thread):
+            with build.unroll(columns) as j:
+                value = tirx.const(0, "int32") - args.zero_point * of_columns[place + start + cell(0, j)[1]]
+                if self.plan.split > 1:
+                    value = tirx.Select(block.part == 0, value, tirx.const(0, "int32"))
+                build.buffer_store(begin, value, [0])
+                with build.unroll(rows) as i:
+                    build.buffer_store(sums, begin[0], [cell(i, j)[2]])
+
+
+def columns_of(section: Section) -> int:
+    """Return the number of columns of a section in all groups, padding included."""
+    return section.geometry.groups * section.tiles_n * section.tile_n
+
+
+def _as_words(packed: Expr) -> Expr:
+    """Return the packed filter as words of 32 bits."""
+    extents = [packed.shape[0] // 4]
+    return build.decl_buffer(extents, "int32", data=packed.data, scope="global", layout=None)
+
+
+def form_of(problem: Problem, plan: Plan) -> _Warps:
+    """Return the form of a plan: of bytes, or of floats."""
+    return _Bytes(problem, plan) if problem.accumulate_dtype == "int32" else _Warps(problem, plan)
+
+
 def _shapes(problem: Problem) -> list[Plan]:
-    return [shape for axes in choices(problem) for shape in shapes(problem, _Warps, axes)]
+    return [shape for axes in choices(problem) for shape in shapes(problem, form_of, axes)]
 
 
-def shapes(problem: Problem, form: type[_Warps], axes: int) -> list[Plan]:
+def shapes(problem: Problem, form: Callable[[Problem, Plan], _Warps], axes: int) -> list[Plan]:
     """Return the usual plans, also with half the terms: 32 of 32 bits take too much memory, or may be more of padding.
 
     If A comes through registers, there are not enough for 64 sums and the addresses of products with different taps, or
-    for 128 sums and those with different columns, too, or beyond the output's beginning. Phases are joined along the
-    last `axes`.
+    for 128 sums and those with different columns, too, or beyond the output's beginning; of bytes, which take one
+    register each, not even with the same taps. Phases are joined along the last `axes`.
     """
     made = form(problem, replace(PLANS[0], joined=axes))
     differing = len({section.taps for section in made.sections}) > 1 and not made.copies
-    most = _MOST_SHARED if differing or made.triple else math.inf
+    several = len(made.roundings) > 1
+    most = _MOST_SHARED if differing or several else math.inf
     usual = [plan for plan in PLANS if plan.part_m * plan.part_n <= most]
     plain = not made.geometry.uncropped and len({section.n for section in made.sections}) == 1
-    if plain or not differing:
-        usual += LARGE_TRIPLE if made.triple else LARGE_PLANS
-    usual = [replace(plan, joined=axes) for plan in usual]
-    usual = [replace(plan, tile_k=16) for plan in usual] if made.single else usual
-    halves = [replace(plan, tile_k=plan.tile_k // 2) for plan in usual]
-    return usual + halves * (problem.in_channels % usual[0].tile_k > 0)
+    staged = isinstance(made, _Bytes) and not made.copies
+    if plain or not (differing or staged):
+        usual += LARGE_TRIPLE if several else LARGE_PLANS
+    tile_k = min(_LINE * made.lanes // 16, _LINE if made.copies else _LINE // 2)
+    usual = [replace(plan, joined=axes, tile_k=tile_k) for plan in usual]
+    usual = [plan for plan in usual if not several or form(problem, plan).has_registers]
+    halves = [replace(plan, tile_k=tile_k // 2) for plan in usual if tile_k > MMA_TERMS[made.kind]]
+    return usual + halves * (problem.in_channels % tile_k > 0)
 
 
-ALGORITHM = matrix_algorithm(_Warps.algorithm, _Warps, _shapes, fills_tensor_cores, is_for_tensor_cores)
+ALGORITHM = matrix_algorithm(_Warps.algorithm, form_of, _shapes, fills_tensor_cores, is_for_tensor_cores)

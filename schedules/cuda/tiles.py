@@ -64,7 +64,7 @@ from tvm_deconv.schedules.cuda.emit import (
 )
 from tvm_deconv.schedules.cuda.lower import RESIDENT, RESIDENT_THREADS
 from tvm_deconv.schedules.cuda.products import joined
-from tvm_deconv.schedules.cuda.warp import commit, copy, copy_by_elements, forget, wait
+from tvm_deconv.schedules.cuda.warp import commit, copy, copy_by_elements, forget, four_times, wait
 from tvm_deconv.targets import CudaTarget
 
 #: Registers of a multiprocessor, those that a thread may have, and those for addresses.
@@ -72,8 +72,7 @@ _REGISTERS, _MOST_REGISTERS, _ADDRESSES = 64 << 10, 255, 30
 #: Bytes of shared memory: that a block may declare; that its launch may give it, on all devices from 8.0 on; that a
 #: multiprocessor of data centres' devices has for blocks; and that each block loses.
 _DECLARED, _GIVEN, _SHARED, _LOST = 48 << 10, 99 << 10, 164 << 10, 1 << 10
-_BYTES = {"float32": 4, "float64": 8, "int32": 4, "float16": 2, "uint16": 2}
-_TERMS = (8, 16, 32)  # of a tile, in a search
+_BYTES = {"float32": 4, "float64": 8, "int32": 4, "float16": 2, "uint16": 2, "int8": 1, "uint8": 1}
 _LEAST_TERMS = 128  # of a part of a split sum
 _MOST_PARTS = 32
 
@@ -120,6 +119,8 @@ class Form(abc.ABC):
     #: Columns that go to the output in one round, and stages if A is copied, at most.
     most_columns: int
     most_stages: int
+    #: Terms of a tile, in a search.
+    terms: Sequence[int] = (8, 16, 32)
 
     def __init__(self, problem: Problem, plan: Plan, dtype: str, threads: int) -> None:
         """Take the type of A and B in shared memory, and the number of threads of a block."""
@@ -184,6 +185,16 @@ class Form(abc.ABC):
         """Return the box that the rows of a tile are, if they are not the next in order."""
         return None
 
+    @property
+    def tail(self) -> tuple[int, Callable[[Expr], None] | None]:
+        """The number of elements behind the packed filter, and what writes them."""
+        return 0, None
+
+    def clear(self, args: Arguments, block: Block, sums: Expr) -> None:  # noqa: ARG002
+        """Begin the sums of a thread."""
+        with build.unroll(self.sums) as i:
+            build.buffer_store(sums, tirx.const(0, self.accumulator), [i])
+
     def packed_order(self, section: Section, number: Expr) -> Sequence[Index]:
         """Return group, tile of n, term and column within the tile of an element of the packed filter."""
         return unravel(number, section.shape)
@@ -214,7 +225,7 @@ class Form(abc.ABC):
     @property
     def wide(self) -> int:
         """Elements of the data that one copy moves: neighbouring channels, if those are neighbours in A too."""
-        if not (self.stored and self.k_fastest):
+        if not (self.stored and self.problem.data_format == "NXC" and self.k_fastest):
             return 1
         return math.gcd(self.problem.in_channels, self.lanes)
 
@@ -257,7 +268,8 @@ class Form(abc.ABC):
     def registers(self) -> int:
         """The approximate number of registers of a thread; staged elements need addresses too."""
         sums = self.sums * _BYTES[self.accumulator] // 4
-        staged = 0 if self.copies else 2 * self.plan.tile_m * self.plan.tile_k * _BYTES[self.dtype] // 4 // self.threads
+        size = max(2, _BYTES[self.dtype])  # a register holds one element
+        staged = 0 if self.copies else 2 * self.plan.tile_m * self.plan.tile_k * size // 4 // self.threads
         return sums + self.operands + staged + _ADDRESSES
 
     @property
@@ -286,6 +298,11 @@ class Copied(Form):
     """Tiles come to shared memory by copies of all threads, which then multiply."""
 
     @property
+    def together(self) -> int:
+        """Terms of a row that one thread gathers to registers and stores together, if A is not copied."""
+        return 1
+
+    @property
     @abc.abstractmethod
     def b_first(self) -> int:
         """The first element of B in a stage."""
@@ -297,6 +314,11 @@ class Copied(Form):
     @abc.abstractmethod
     def b(self, k: Index, n: Index, part: int = 0) -> Index:
         """Return the place of an element of B in its stage, of the filter packed by rounding number `part`."""
+
+    def vector(self, number: Index) -> tuple[Index, Index]:
+        """Return term and column of the first element of a vector of a tile of B, in the order of the packed filter."""
+        across = self.plan.tile_n // self.lanes
+        return number // across, number % across * self.lanes
 
     @abc.abstractmethod
     def multiply(
@@ -401,10 +423,11 @@ def searched(
     They fit into memory and registers.
     """
     plans: set[Plan] = set()
-    for shape, tile_k, stages in itertools.product(shapes, _TERMS, range(2, 5)):
-        split = filled(replace(shape, tile_k=tile_k), form, problem).split
+    tiles = (replace(shape, tile_k=tile_k) for shape in shapes for tile_k in form(problem, shape).terms)
+    for shape, stages in itertools.product(tiles, range(2, 5)):
+        split = filled(shape, form, problem).split
         for parts in sorted({1, max(1, split // 2), split, min(2 * split, _MOST_PARTS)}):
-            plan = replace(shape, tile_k=tile_k, stages=stages, split=parts)
+            plan = replace(shape, stages=stages, split=parts)
             made = form(problem, plan)
             if made.fits and made.has_registers:
                 plans.add(plan)
@@ -436,7 +459,7 @@ def matrix_algorithm(
 def matrix_kernel(form: Form) -> Kernel:
     """Build the kernel of a form."""
     problem, plan, all_sections = form.problem, form.plan, form.sections
-    elements = len(form.roundings) * packed_elements(all_sections)
+    elements = len(form.roundings) * packed_elements(all_sections) + form.tail[0]
     outputs = math.prod(problem.replace(batch=max(problem.batch, 1)).output_shape) if plan.split > 1 else 0
     with deconv(problem, elements, form.dtype, plan.split * outputs) as (function, args):
 
@@ -452,8 +475,7 @@ def matrix_kernel(form: Form) -> Kernel:
             begun = form.begin(args, aligned)
 
             def body(block: Block, memory: Expr, rounds: Expr, sums: Expr, *registers: Expr) -> None:
-                with build.unroll(form.sums) as i:
-                    build.buffer_store(sums, tirx.const(0, form.accumulator), [i])
+                form.clear(args, block, sums)
                 form.accumulate(args, block, begun, memory, sums, registers)
                 _write(args, block, form, rounds, sums)
 
@@ -461,7 +483,7 @@ def matrix_kernel(form: Form) -> Kernel:
 
         aligned_or_not([args.data] if form.wide > 1 else [], form.wide * _BYTES[form.dtype], launches)
         finish_sums(args, plan.split)
-    pack = pack_sections(problem, all_sections, form.dtype, form.roundings, form.packed_order)
+    pack = pack_sections(problem, all_sections, form.dtype, form.roundings, form.packed_order, *form.tail)
     return Kernel(
         problem=problem,
         deconv=function.done.with_attr(RESIDENT_THREADS, form.resident),
@@ -486,16 +508,24 @@ class _Gather:
         plan, thread, threads = form.plan, block.thread, form.threads
         self.args, self.form, self.memory = args, form, memory
         size = _BYTES[form.dtype]
-        copied, again = form.wide * size, math.prod(block.section.taps) > 1
+        copied, again, zero = form.wide * size, math.prod(block.section.taps) > 1, args.zero_point
+        # What lies outside of the data counts as nothing: as its zero point, if elements go as they are.
+        self.outside = tirx.const(0, form.dtype) if zero is None or not form.stored else zero.astype(form.dtype)
+        fill = None if zero is None else build.bind(four_times(self.outside))
         self.copy = partial(copy, copied, again=again) if aligned else partial(copy_by_elements, copied, size)
+        self.copy = partial(self.copy, fill=fill)
+        length = form.wide if form.copies else form.together
         if args.problem.data_format == "NXC":
-            across = min(plan.tile_k // form.wide, _ACROSS)
+            across = min(plan.tile_k // length, _ACROSS)
             rows = [thread // across + j * (threads // across) for j in range(plan.tile_m * across // threads)]
-            terms: list[Index] = [(thread % across + j) * form.wide for j in range(0, plan.tile_k // form.wide, across)]
+            terms: list[Index] = [(thread % across + j) * length for j in range(0, plan.tile_k // length, across)]
         else:
             along = min(plan.tile_m, threads)
             rows = [thread % along + j * along for j in range(plan.tile_m // along)]
-            terms = [thread // along + j * (threads // along) for j in range(plan.tile_k * along // threads)]
+            count = plan.tile_k * along // threads // length
+            terms = [(thread // along + j * (threads // along)) * length for j in range(count)]
+        if not form.copies:
+            terms = [term + k for term in terms for k in range(length)]
         self.rows, self.terms = Rows(args, block, plan.tile_m, rows), terms
         self.places = [(number, row, term) for number, row in enumerate(rows) for term in range(len(terms))]
         self.data = args.flat_data()
@@ -513,18 +543,21 @@ class _Gather:
                 self._load(at, self.data[place], inside)
 
     def _load(self, at: int, element: Expr, inside: list[Expr]) -> None:
-        """Load an element to a register; load zero unless it is `inside`."""
+        """Load an element to a register; load nothing unless it is `inside`."""
         form = self.form
         if not form.stored:
-            element = to_accumulator(element, form.problem.dtype, form.dtype)
+            element = self.args.shifted(to_accumulator(element, form.problem.dtype, form.dtype))
         if inside:
-            element = tirx.if_then_else(tirx.all(*inside), element, tirx.const(0, form.dtype))
+            element = tirx.if_then_else(tirx.all(*inside), element, self.outside)
         build.buffer_store(self.staged, element, [at])
 
     def finish(self, base: Index) -> None:
-        """Store the elements in registers to the stage at `base`."""
-        for at, (_, row, term) in enumerate(self.places):
-            build.buffer_store(self.memory, self.staged[at], [base + self.form.a(row, self.terms[term])])
+        """Store the elements in registers to the stage at `base`, as many together as are neighbours there."""
+        together = self.form.together
+        for at, (_, row, term) in list(enumerate(self.places))[::together]:
+            with build.vectorized(together) if together > 1 else nullcontext(0) as k:
+                place = base + self.form.a(row, self.terms[term]) + k
+                build.buffer_store(self.memory, self.staged[at + k], [place])
 
 
 def _sum(
@@ -535,7 +568,7 @@ def _sum(
     gather = _Gather(args, block, form, memory, aligned)
     first, count = parts_of(section, plan.split, block.part)
     ahead = plan.stages - 1
-    vectors, across = plan.tile_k * plan.tile_n // form.lanes, plan.tile_n // form.lanes
+    vectors = plan.tile_k * plan.tile_n // form.lanes
 
     def start(tile: Index, base: Index) -> None:
         gather.start(first + tile, base)
@@ -544,8 +577,8 @@ def _sum(
         for part, j in itertools.product(range(len(form.roundings)), range(-(-vectors // form.threads))):
             number = thread + j * form.threads
             with when([number < vectors] if vectors % form.threads else []):
-                to = base + form.b(number // across, number % across * form.lanes, part)
-                source = begin + number * form.lanes + part * (args.packed_elements // len(form.roundings))
+                to = base + form.b(*form.vector(number), part)
+                source = begin + number * form.lanes + part * packed_elements(form.sections)
                 copy(16, memory, to, args.packed[source], [])
 
     with build.serial(0, ahead) as tile:

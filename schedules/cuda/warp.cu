@@ -10,12 +10,12 @@ __device__ __forceinline__ void tvm_deconv_ldmatrix_x${count}${suffix}(void* reg
 }
 
 // ---- mma
-__device__ __forceinline__ void tvm_deconv_mma_${name}(float* c, const void* registers_a, const void* registers_b) {
+__device__ __forceinline__ void tvm_deconv_mma_${name}(${number}* c, const void* registers_a, const void* registers_b) {
   const unsigned* a = (const unsigned*)registers_a;
   const unsigned* b = (const unsigned*)registers_b;
-  asm volatile("mma.sync.aligned.m16n8k${terms}.row.col.f32.${name}.${name}.f32 "
+  asm volatile("mma.sync.aligned.m16n8k${terms}.row.col.${sum}.${a}.${b}.${sum} "
                "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "+${register}"(c[0]), "+${register}"(c[1]), "+${register}"(c[2]), "+${register}"(c[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
@@ -44,10 +44,20 @@ __device__ __forceinline__ void tvm_deconv_copy${size}${suffix}(void* to, const 
                :: "r"(address), "l"(from), "r"(exists ? ${size} : 0) : "memory");
 }
 
+// ---- copy_or_fill
+__device__ __forceinline__ void tvm_deconv_copy${size}${suffix}(void* to, const void* from, bool exists, unsigned fill) {
+  unsigned address = (unsigned)__cvta_generic_to_shared(to);
+  asm volatile("{\n\t.reg .pred there;\n\tsetp.ne.u32 there, %2, 0;\n\t"
+               "@there cp.async.${cache}.shared.global [%0], [%1], ${size};\n\t"
+               "@!there st.shared${vector}.u32 [%0], ${words};\n\t}"
+               :: "r"(address), "l"(from), "r"((unsigned)exists), "r"(fill) : "memory");
+}
+
 // ---- copy_by_elements
-__device__ __forceinline__ void tvm_deconv_copy${size}_by${each}(void* to, const void* from, bool exists) {
+__device__ __forceinline__ void tvm_deconv_copy${size}_by${each}(
+    void* to, const void* from, bool exists, unsigned fill) {
   union { ${whole} whole; ${element} each[${count}]; } v;
-  for (int i = 0; i < ${count}; ++i) v.each[i] = exists ? ((const ${element}*)from)[i] : (${element})0;
+  for (int i = 0; i < ${count}; ++i) v.each[i] = exists ? ((const ${element}*)from)[i] : (${element})fill;
   *(${whole}*)to = v.whole;
 }
 

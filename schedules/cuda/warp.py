@@ -3,7 +3,8 @@
 Their text is `warp.cu`. Layouts are those of the PTX manual. Of a tile of 8x8 elements of 16 bits, lane l holds row
 ``l/4``, columns ``2*(l%4)`` and the next, in one register; with ``.trans`` it holds the transposed tile so. Operand A
 of m16n8k16 is four such tiles (rows 0-7 and 8-15 of k 0-7, then of k 8-15). B is two of its transposed tiles (k 0-7, k
-8-15), and C is two of pairs of floats. m16n8k8 of TF32 has single elements of 32 bits in the place of pairs.
+8-15), and C is two of pairs of floats. m16n8k8 of TF32 has single elements of 32 bits in the place of pairs. m16n8k32
+of bytes has four of them, which are terms that follow each other in B, too.
 
 ``cp.async`` copies to shared memory while the thread goes on. The copies begun before a commit are a group. Waiting for
 all groups but the latest few, and then a barrier, make the copies visible to the block.
@@ -25,12 +26,12 @@ from tvm.script.ir_builder import tirx as build
 
 _TEMPLATES = Path(__file__).with_suffix(".cu")
 #: Terms of one mma by the type that it multiplies.
-MMA_TERMS = {"float16": 16, "bfloat16": 16, "tf32": 8}
-_MMA_TYPES = {"float16": "f16", "bfloat16": "bf16", "tf32": "tf32"}
+MMA_TERMS = {"float16": 16, "bfloat16": 16, "tf32": 8, "int8": 32, "uint8": 32}
+_MMA_TYPES = {"float16": "f16", "bfloat16": "bf16", "tf32": "tf32", "int8": "s8", "uint8": "u8"}
 _SIZES = {"float16": 2, "uint16": 2}
 #: Of tensor maps, as the driver numbers them: lines of 128 bytes, and 256 bytes to the level-2 cache at a time.
 _SWIZZLE, _PROMOTION = 3, 3
-_ELEMENTS = {2: "unsigned short", 4: "unsigned", 8: "uint2", 16: "uint4"}
+_ELEMENTS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "uint2", 16: "uint4"}
 
 
 @cache
@@ -64,11 +65,16 @@ def ldmatrix(registers: Expr, at: Expr, count: int, memory: Expr, row: Expr, *, 
     build.evaluate(cuda_func_call(f"tvm_deconv_ldmatrix_x{count}{suffix}", *operands, source_code=source))
 
 
-def mma(kind: str, sums: Expr, c: Expr, a_registers: Expr, a: Expr, b_registers: Expr, b: Expr) -> None:
-    """Add the product of two operands of type `kind` to four of the `sums`, from `c` on."""
-    name = _MMA_TYPES[kind]
+def mma(
+    kind: str, sums: Expr, c: Expr, a_registers: Expr, a: Expr, b_registers: Expr, b: Expr, of_b: str | None = None
+) -> None:
+    """Add the product of an operand of type `kind` and one of the same or `of_b` to four of the `sums`, from `c` on."""
+    type_a, type_b = _MMA_TYPES[kind], _MMA_TYPES[of_b or kind]
+    name = type_a if type_a == type_b else f"{type_a}_{type_b}"
     operands = _address(sums, c), _address(a_registers, a), _address(b_registers, b)
-    source = _source("mma", name=name, terms=MMA_TERMS[kind])
+    number = ("s32", "int", "r") if kind in ("int8", "uint8") else ("f32", "float", "f")
+    of_sums = dict(zip(("sum", "number", "register"), number, strict=True))
+    source = _source("mma", name=name, terms=MMA_TERMS[kind], a=type_a, b=type_b, **of_sums)
     build.evaluate(cuda_func_call(f"tvm_deconv_mma_{name}", *operands, source_code=source))
 
 
@@ -92,29 +98,55 @@ def low(value: Expr, high_part: Expr) -> Expr:
 
 
 def copy(
-    size: int, memory: Expr, to: Expr | int, element: Expr, conditions: Sequence[Expr], *, again: bool = False
+    size: int,
+    memory: Expr,
+    to: Expr | int,
+    element: Expr,
+    conditions: Sequence[Expr],
+    *,
+    again: bool = False,
+    fill: Expr | None = None,
 ) -> None:
     """Begin to copy `size` bytes from `element` on to shared memory; copy zeros unless all `conditions` hold.
 
     Addresses are multiples of `size`: 4, 8 or 16. The nearest cache keeps what is to be read `again`, and all that is
-    less than 16 bytes.
+    less than 16 bytes. With a `fill` words of this are stored in the place of zeros, at once.
     """
     suffix = "_again" if again else ""
-    source = _source("copy", size=size, suffix=suffix, cache="cg" if size == 16 and not again else "ca")
+    cache = "cg" if size == 16 and not again else "ca"
     exists = tirx.all(*conditions) if conditions else tirx.const(True, "bool")
-    operands = _address(memory, to), tirx.address_of(element), exists
+    operands = [_address(memory, to), tirx.address_of(element), exists]
+    if fill is None:
+        source = _source("copy", size=size, suffix=suffix, cache=cache)
+    else:
+        suffix = f"_or_fill{suffix}"
+        operands.append(fill)
+        vector, words = {4: ("", "%3"), 8: (".v2", "{%3, %3}"), 16: (".v4", "{%3, %3, %3, %3}")}[size]
+        source = _source("copy_or_fill", size=size, suffix=suffix, cache=cache, vector=vector, words=words)
     build.evaluate(cuda_func_call(f"tvm_deconv_copy{size}{suffix}", *operands, source_code=source))
 
 
 def copy_by_elements(
-    size: int, each: int, memory: Expr, to: Expr | int, element: Expr, conditions: Sequence[Expr]
+    size: int,
+    each: int,
+    memory: Expr,
+    to: Expr | int,
+    element: Expr,
+    conditions: Sequence[Expr],
+    *,
+    fill: Expr | None = None,
 ) -> None:
     """Copy `size` bytes of elements of `each`, at any address, before the thread goes on; see `copy`."""
     names = {"element": _ELEMENTS[each], "whole": _ELEMENTS[size]}
     source = _source("copy_by_elements", size=size, each=each, count=size // each, **names)
     exists = tirx.all(*conditions) if conditions else tirx.const(True, "bool")
-    operands = _address(memory, to), tirx.address_of(element), exists
+    operands = _address(memory, to), tirx.address_of(element), exists, 0 if fill is None else fill
     build.evaluate(cuda_func_call(f"tvm_deconv_copy{size}_by{each}", *operands, source_code=source))
+
+
+def four_times(byte: Expr) -> Expr:
+    """Return a word of four bytes that are alike."""
+    return byte.astype("uint8").astype("uint32") * tirx.const(0x01010101, "uint32")
 
 
 def commit() -> None:

@@ -59,7 +59,7 @@ def test_every_family_is_checked_in_every_way():
         for kind in gpu.TOLERANCES:
             assert ("cuda_generic", kind, data_format) in found
             assert ("cuda_narrow", kind, data_format) in found
-            tensor = kind in ("float16", "bfloat16", "tf32x3", "tf32")
+            tensor = kind in ("float16", "bfloat16", "tf32x3", "tf32", "int8", "uint8")
             assert ("cuda_tensor" if tensor else "cuda_product", kind, data_format) in found
 
 

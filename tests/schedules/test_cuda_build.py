@@ -59,6 +59,10 @@ PROBLEMS = {
         1, 1, 128, 64, (8192,), (4,), (2,), (1,), (1,), (16384,), "bfloat16", epilogue=td.Epilogue(True)
     ),
     "tensor_tf32": PRODUCT.replace(precision="tf32"),
+    # Zero points where nothing is, and stores of four bytes.
+    "tensor_bytes": PRODUCT.replace(
+        dtype="uint8", data_format="NXC", quantization=td.Quantization("int8", "uint8"), epilogue=td.Epilogue(True)
+    ),
     "narrow": td.Problem(1, 64, 1, 1, (64, 64), (4, 4), (2, 2), (1, 1), (1, 1), (128, 128)),
     "generic": td.Problem(1, 1, 3, 2, (5, 5), (7, 7), (8, 8), (3, 3), (2, 3), (40, 43), "float64"),
 }
@@ -93,6 +97,14 @@ MADE_OF = {
     "tensor_padded": (r"ldmatrix.*x4\.shared",),
     "tensor_short": (r"ldmatrix.*x4\.trans",),
     "tensor_tf32": (r"m16n8k8\.row\.col\.f32\.tf32\.tf32\.f32", r"cvt\.rna\.tf32\.f32", r"cp\.async\.ca.* 4,"),
+    "tensor_bytes": (
+        r"m16n8k32\.row\.col\.s32\.u8\.s8\.s32",
+        r"ldmatrix.*x4\.shared",
+        r"@there cp\.async\.cg.* 16;",
+        r"@!there st\.shared\.v4",
+        r"cvt\.rni\.s32\.f32",
+        r"st\.global\.(u32|b32)",
+    ),
     "narrow": (r"st\.global\.v2\.(f32|b32|u32)",),
     "generic": (r"fma\.rn\.f64",),
 }

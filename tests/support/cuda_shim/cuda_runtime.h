@@ -24,6 +24,7 @@ struct dim3 { unsigned x, y, z; dim3(unsigned x = 1, unsigned y = 1, unsigned z 
 template <typename T> struct alignas(sizeof(T) * 2) shim_2 { T x, y; };
 template <typename T> struct alignas(16) shim_4 { T x, y, z, w; };
 using float2 = shim_2<float>; using float4 = shim_4<float>; using double2 = shim_2<double>;
+using char2 = shim_2<signed char>; using uchar2 = shim_2<unsigned char>;
 using int2 = shim_2<int>; using int4 = shim_4<int>; using uint2 = shim_2<unsigned>; using uint4 = shim_4<unsigned>;
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
@@ -48,6 +49,7 @@ inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 using std::max;
 using std::min;
 inline unsigned __float_as_uint(float value) { unsigned bits; std::memcpy(&bits, &value, 4); return bits; }
+inline int __float2int_rn(float value) { return (int)std::nearbyint(value); }
 inline float __uint_as_float(unsigned bits) { float value; std::memcpy(&value, &bits, 4); return value; }
 
 // A library has a runtime of its own.

@@ -46,6 +46,21 @@ static void shim_mma(float* c, const void* registers_a, const void* registers_b,
   }
 }
 
+// m16n8k32 of fours of bytes; sums wrap around.
+template <typename A, typename B>
+static void shim_mma_bytes(int* c, const void* registers_a, const void* registers_b) {
+  const unsigned *a = (const unsigned*)registers_a, *b = (const unsigned*)registers_b;
+  const ShimShown* warp = shim_show({nullptr, {a[0], a[1], a[2], a[3]}, {b[0], b[1]}});
+  int lane = shim_current % 32;
+  for (int part = 0; part < 4; ++part) {
+    int row = lane / 4 + part / 2 * 8, column = lane % 4 * 2 + part % 2;
+    for (int k = 0; k < 32; ++k) {
+      unsigned x = warp[row % 8 * 4 + k % 16 / 4].a[row / 8 + k / 16 * 2], y = warp[column * 4 + k % 16 / 4].b[k / 16];
+      c[part] = (unsigned)c[part] + (A)(x >> k % 4 * 8) * (B)(y >> k % 4 * 8);
+    }
+  }
+}
+
 // m16n8k8 of TF32. What is not rounded beforehand is cut off, as far as anything says: that is an error here.
 static float shim_tf32(unsigned bits) {
   if (bits & 0x1fff && (bits & 0x7fffffff) <= 0x7f800000) shim_fail("an operand that is no TF32");
@@ -97,6 +112,10 @@ float tvm_deconv_tf32(float value) {
 void tvm_deconv_ldmatrix_x4(void* r, const void* row) { shim_ldmatrix((unsigned*)r, row, 4, false); }
 void tvm_deconv_ldmatrix_x4_trans(void* r, const void* row) { shim_ldmatrix((unsigned*)r, row, 4, true); }
 void tvm_deconv_ldmatrix_x2_trans(void* r, const void* row) { shim_ldmatrix((unsigned*)r, row, 2, true); }
+void tvm_deconv_ldmatrix_x2(void* r, const void* row) { shim_ldmatrix((unsigned*)r, row, 2, false); }
+void tvm_deconv_mma_s8(int* c, const void* a, const void* b) { shim_mma_bytes<int8_t, int8_t>(c, a, b); }
+void tvm_deconv_mma_u8(int* c, const void* a, const void* b) { shim_mma_bytes<uint8_t, uint8_t>(c, a, b); }
+void tvm_deconv_mma_u8_s8(int* c, const void* a, const void* b) { shim_mma_bytes<uint8_t, int8_t>(c, a, b); }
 void tvm_deconv_mma_f16(float* c, const void* a, const void* b) { shim_mma(c, a, b, shim_f16); }
 void tvm_deconv_mma_bf16(float* c, const void* a, const void* b) { shim_mma(c, a, b, shim_bf16); }
 
@@ -113,6 +132,21 @@ void tvm_deconv_copy16(void* to, const void* from, bool exists) { shim_copy(to, 
 void tvm_deconv_copy4_again(void* to, const void* from, bool exists) { shim_copy(to, from, exists, 4); }
 void tvm_deconv_copy8_again(void* to, const void* from, bool exists) { shim_copy(to, from, exists, 8); }
 void tvm_deconv_copy16_again(void* to, const void* from, bool exists) { shim_copy(to, from, exists, 16); }
+
+// Words that are stored at once in the place of zeros.
+static void shim_copy_or_fill(void* to, const void* from, bool exists, unsigned fill, unsigned size) {
+  shim_copy(to, from, exists, size);
+  if (exists) return;
+  shim_fiber().copies.back().pop_back();
+  for (unsigned at = 0; at < size; at += 4) std::memcpy((char*)to + at, &fill, 4);
+}
+void tvm_deconv_copy4_or_fill(void* to, const void* from, bool exists, unsigned fill) { shim_copy_or_fill(to, from, exists, fill, 4); }
+void tvm_deconv_copy8_or_fill(void* to, const void* from, bool exists, unsigned fill) { shim_copy_or_fill(to, from, exists, fill, 8); }
+void tvm_deconv_copy16_or_fill(void* to, const void* from, bool exists, unsigned fill) { shim_copy_or_fill(to, from, exists, fill, 16); }
+void tvm_deconv_copy4_or_fill_again(void* to, const void* from, bool exists, unsigned fill) { shim_copy_or_fill(to, from, exists, fill, 4); }
+void tvm_deconv_copy8_or_fill_again(void* to, const void* from, bool exists, unsigned fill) { shim_copy_or_fill(to, from, exists, fill, 8); }
+void tvm_deconv_copy16_or_fill_again(void* to, const void* from, bool exists, unsigned fill) { shim_copy_or_fill(to, from, exists, fill, 16); }
+
 void tvm_deconv_commit() { shim_fiber().copies.emplace_back(); }
 
 static void shim_wait(size_t left) {
