@@ -46,6 +46,7 @@ RATES = {
     "tf32": 495e12 / 2,
     "float16": 990e12 / 2,
     "bfloat16": 990e12 / 2,
+    "int8": 1979e12 / 2,
 }
 #: The settings that layers run in: type, and format of the data.
 SETTINGS = (("float32", "NCX"), ("tf32x3", "NCX"), ("float16", "NCX"), ("tf32", "NCX"), ("float16", "NXC"))
