@@ -56,8 +56,6 @@ _MMA = {"float16": 1 / 8, "bfloat16": 1 / 8, "tf32": 1 / 4, "int8": 1 / 16, "uin
 _GATHER, _SPLIT = 8, 5
 #: Sums of a thread, at most, of which a multiprocessor holds `RESIDENT` threads.
 _MOST_SUMS = 64
-#: Bytes of the terms of a row or column of a tile.
-_LINE = 64
 #: Elements of a warp's part, at most, if sums share registers with places of different products or with partial sums.
 _MOST_SHARED = 1024
 #: Terms that tensor cores add up, at most, if each product is three: they round towards zero.
@@ -98,6 +96,11 @@ class _Warps(Copied):
     @property
     def fits(self) -> bool:
         return self.plan.tile_k % MMA_TERMS[self.kind] == 0 and super().fits
+
+    @property
+    def usual_terms(self) -> int:
+        """Terms of a tile."""
+        return 16 if self.single else 32
 
     @property
     def resident(self) -> int:
@@ -287,6 +290,11 @@ class _Bytes(_Warps):
         return self.b_first + len(self.roundings) * self.plan.tile_n * self.pitch_b
 
     @property
+    def usual_terms(self) -> int:
+        """Terms of a tile: as many bytes as of floats, unless they take registers or are multiplied twice."""
+        return 64 if self.copies and not self.double else 32
+
+    @property
     def resident(self) -> int:
         return RESIDENT if self.sums * len(self.roundings) <= _MOST_SUMS else RESIDENT // 2
 
@@ -431,7 +439,7 @@ def _shapes(problem: Problem) -> list[Plan]:
 
 
 def shapes(problem: Problem, form: Callable[[Problem, Plan], _Warps], axes: int) -> list[Plan]:
-    """Return the usual plans, also with half the terms: 32 of 32 bits take too much memory, or may be more of padding.
+    """Return the usual plans, also with half the terms, which may be less of padding.
 
     If A comes through registers, there are not enough for 64 sums and the addresses of products with different taps, or
     for 128 sums and those with different columns, too, or beyond the output's beginning; of bytes, which take one
@@ -446,11 +454,12 @@ def shapes(problem: Problem, form: Callable[[Problem, Plan], _Warps], axes: int)
     staged = isinstance(made, _Bytes) and not made.copies
     if plain or not (differing or staged):
         usual += LARGE_TRIPLE if several else LARGE_PLANS
-    tile_k = min(_LINE * made.lanes // 16, _LINE if made.copies else _LINE // 2)
-    usual = [replace(plan, joined=axes, tile_k=tile_k) for plan in usual]
+    usual = [replace(plan, joined=axes, tile_k=made.usual_terms) for plan in usual]
     usual = [plan for plan in usual if not several or form(problem, plan).has_registers]
-    halves = [replace(plan, tile_k=tile_k // 2) for plan in usual if tile_k > MMA_TERMS[made.kind]]
-    return usual + halves * (problem.in_channels % tile_k > 0)
+    halves = [
+        plan for whole in usual if (plan := replace(whole, tile_k=whole.tile_k // 2)).tile_k >= MMA_TERMS[made.kind]
+    ]
+    return usual + halves * (problem.in_channels % made.usual_terms > 0)
 
 
 ALGORITHM = matrix_algorithm(_Warps.algorithm, form_of, _shapes, fills_tensor_cores, is_for_tensor_cores)

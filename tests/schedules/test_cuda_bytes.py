@@ -74,7 +74,7 @@ PLANNED = {
 @pytest.mark.parametrize("filter", PLANNED)
 def test_plans_of_bytes_are_exact(filter, tmp_path):
     """Tiles ragged in every direction, and sums in parts, the first of which has what the zero point adds."""
-    problem = td.Problem(1, 1, 48, 70, (130,), (4,), (2,), (1,), (0,), (262,), "uint8", "NXC", "GIOX")
+    problem = td.Problem(1, 1, 48, 70, (130,), (4,), (2,), (1,), (0,), (262,), filter, "NXC", "GIOX")
     problem = problem.replace(quantization=td.Quantization(filter, "int32"))
     plans = [*PLANNED[filter], replace(PLANNED[filter][-1], split=3, stages=3)]
     batch = Batch([problem] * len(plans), tmp_path, "plans", FAMILIES["cuda_tensor"], plans)
