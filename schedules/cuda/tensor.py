@@ -443,15 +443,15 @@ def shapes(problem: Problem, form: Callable[[Problem, Plan], _Warps], axes: int)
 
     If A comes through registers, there are not enough for 64 sums and the addresses of products with different taps, or
     for 128 sums and those with different columns, too, or beyond the output's beginning; of bytes, which take one
-    register each, not even with the same taps. Phases are joined along the last `axes`.
+    register each, not for 64 sums and any of these. Phases are joined along the last `axes`.
     """
     made = form(problem, replace(PLANS[0], joined=axes))
     differing = len({section.taps for section in made.sections}) > 1 and not made.copies
     several = len(made.roundings) > 1
-    most = _MOST_SHARED if differing or several else math.inf
-    usual = [plan for plan in PLANS if plan.part_m * plan.part_n <= most]
     plain = not made.geometry.uncropped and len({section.n for section in made.sections}) == 1
-    staged = isinstance(made, _Bytes) and not made.copies
+    staged = isinstance(made, _Bytes) and not made.copies and not plain
+    most = _MOST_SHARED if differing or staged or several else math.inf
+    usual = [plan for plan in PLANS if plan.part_m * plan.part_n <= most]
     if plain or not (differing or staged):
         usual += LARGE_TRIPLE if several else LARGE_PLANS
     usual = [replace(plan, joined=axes, tile_k=made.usual_terms) for plan in usual]
