@@ -23,7 +23,9 @@ def model():
     return module
 
 
-@pytest.mark.parametrize("problem", [SMALL, LARGE, LARGE.replace(dtype="float32", precision="tf32x3")])
+@pytest.mark.parametrize(
+    "problem", [SMALL, LARGE, LARGE.replace(dtype="float32", precision="tf32x3"), LARGE.replace(dtype="int8")]
+)
 def test_a_time_is_above_all_floors(model, problem):
     ((algorithm, plan),) = model.plans_of(problem, 1)
     found = model.predicted(problem, plan, algorithm)
