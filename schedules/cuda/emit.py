@@ -310,10 +310,8 @@ def pack_filter(
     `parts` holds the offset, the number of elements, their `Place` and their rounding for each part of the packed
     filter. An element whose conditions do not hold is zero. If elements are left, `write` writes them.
     """
-    given, given_dtype = (
-        (problem.groups, problem.in_channels, problem.out_channels, *problem.kernel),
-        filter_storage(problem),
-    )
+    given = (problem.groups, problem.in_channels, problem.out_channels, *problem.kernel)
+    given_dtype = filter_storage(problem)
     index = index_dtype(math.prod(given), elements)
     with IRBuilder() as builder:
         with build.prim_func():
