@@ -42,7 +42,7 @@ def quantized(problem):
 #: Channels that vectors hold, words, and neither; in both layouts; groups; one to three axes; outputs without a tap.
 GIVEN = [
     td.Problem(2, 1, 48, 24, (5, 6), (2, 2), (2, 2), (1, 1), (0, 0), (10, 12), "uint8", "NXC"),
-    td.Problem(1, 2, 20, 17, (5, 5), (3, 3), (2, 1), (1, 1), (1, 1), (9, 5), "int8", "NXC"),
+    td.Problem(1, 2, 20, 17, (5, 5), (3, 2), (1, 1), (1, 1), (1, 1), (5, 4), "int8", "NXC"),
     td.Problem(1, 1, 37, 9, (3, 4, 5), (2, 3, 3), (2, 3, 3), (1, 1, 1), (0, 1, 0), (6, 10, 15), "uint8", "NXC"),
     td.Problem(1, 1, 40, 12, (30,), (3,), (5,), (1,), (1,), (149,), "int8"),
 ]
@@ -50,13 +50,13 @@ GIVEN = [
 
 def test_tensor_cores_are_exact(tmp_path):
     """All types of filter and output, both of data; at addresses that suit vectors and others; random problems."""
-    chosen = [problem.replace(epilogue=td.Epilogue()) for problem in GIVEN[:2]]
+    chosen = GIVEN[:1]
     for number, types in enumerate(itertools.product(STORED, OUTPUTS)):
         given = GIVEN[(number + number // 4) % 4]
         chosen.append(given.replace(quantization=td.Quantization(*types), epilogue=td.Epilogue(True, "relu")))
     space = problems(dtypes=STORED, max_macs=60_000).map(quantized)
     serves = FAMILIES["cuda_tensor"].supports
-    chosen += drawn(space.filter(lambda p: not_empty(p) and serves(p, TARGET)), 2)
+    chosen += drawn(space.filter(lambda p: not_empty(p) and serves(p, TARGET)), 1)
     batch = Batch(
         [problem.replace(filter_format="GIOX") for problem in chosen], tmp_path, "bytes", FAMILIES["cuda_tensor"]
     )
