@@ -21,6 +21,7 @@ from tvm_deconv.artifact.manifest import stem
 from tvm_deconv.artifact.select import Accepted, Rejected, select
 from tvm_deconv.compiler.backends.cuda import translation_unit
 from tvm_deconv.errors import CompilerNotFound, DeviceError, NoArtifactError, ProblemError, TensorError, TensorTypeError
+from tvm_deconv.problem import testing
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.runtime import cuda, library, loader
 from tvm_deconv.runtime.process import PROCESS
@@ -29,6 +30,9 @@ from tvm_deconv.targets import CUDA_TARGETS, Host, Place
 PLAIN = td.Problem(2, 1, 3, 9, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (7, 9), epilogue=td.Epilogue(bias=True))
 SPLIT = td.Problem(1, 1, 1030, 3, (2, 3), (3, 3), (2, 2), (1, 1), (1, 1), (4, 5), filter_format="XIO")
 ALIGNED = td.Problem(1, 1, 16, 8, (3, 4), (2, 2), (2, 2), (1, 1), (0, 0), (6, 8), "float16", "NXC")
+QUANTIZED = ALIGNED.replace(
+    dtype="uint8", quantization=td.Quantization("uint8", "int8"), epilogue=td.Epilogue(True, "relu")
+)
 PROBLEMS = (PLAIN, SPLIT, ALIGNED)
 
 
@@ -48,7 +52,7 @@ def shims(tmp_path_factory):
     """A directory of artifacts for CUDA that are the shim's."""
     directory = tmp_path_factory.mktemp("shims")
     scratch = tmp_path_factory.mktemp("scratch")
-    for number, problem in enumerate(PROBLEMS):
+    for number, problem in enumerate((*PROBLEMS, QUANTIZED)):
         kernel = build_kernel(problem)
         compile_for_cpu(translation_unit(kernel.functions), scratch, f"a{number}")
         entry(directory, problem, "cuda-sm_90", (scratch / f"a{number}.so").read_bytes())
@@ -430,6 +434,18 @@ def test_arrays_may_begin_at_any_element(shims, device):
         layer(beginning(1, data))
 
 
+@pytest.mark.parametrize("fallback", [None, "reference"])
+def test_quantized_layers_take_their_numbers(fallback, shims, tmp_path, device):
+    arrays = testing.operands(QUANTIZED, 3)
+    weights, bias = on_device(device, arrays.filter), on_device(device, arrays.bias)
+    opened = td.load(tmp_path, fallback=fallback) if fallback else td.load(shims)
+    layer = opened.bind(QUANTIZED, weights, bias, scaling=arrays.scaling)
+    assert (layer.manifest is None) == bool(fallback)
+    np.testing.assert_array_equal(layer(on_device(device, arrays.data)).array, td.reference(QUANTIZED, *arrays))
+    with pytest.raises(td.ProblemError, match="must be a Scaling: the problem is quantized"):
+        opened.bind(QUANTIZED, weights, bias)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_reference_computes_for_a_device(dtype, tmp_path, device):
     """Without any artifact: through the memory of the CPU and back, in the caller's package."""
@@ -461,7 +477,11 @@ def test_a_build_for_a_device(shims, tmp_path, monkeypatch, device):
     """Into the user's cache, for the capability of the device that the filter is on; or why not, and what follows."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(PROCESS, "artifacts", {})
-    (made,) = (manifest for manifest in td.load(shims).manifests if manifest.parsed.epilogue.bias)
+    (made,) = (
+        manifest
+        for manifest in td.load(shims).manifests
+        if manifest.parsed.dtype == "float32" and manifest.parsed.epilogue.bias
+    )
     empty = tmp_path / "empty"
     empty.mkdir()
     targets = []

@@ -7,7 +7,6 @@ import pytest
 from support.kernels import X86, bound, code_of, run_kernel
 
 import tvm_deconv as td
-from tvm_deconv.compiler.build import compile
 from tvm_deconv.compute.direct_layout import Tile
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem.reference import reference
@@ -239,11 +238,6 @@ def test_bytes_are_joined_before_they_are_transposed():
     code = code_of(problem, VNNI, ALGORITHMS["dot"])
     assert "vpmovdb" not in code
     assert len(re.findall(r"\tvpslld\t\$24", code)) >= 4
-
-
-def test_devices_have_no_kernel_for_it(tmp_path):
-    with pytest.raises(td.BuildError, match="must not be quantized"):
-        compile([problem_of(SHAPES[0], TYPES[0])], "cuda-sm_80", tmp_path)
 
 
 def test_halves_round_to_even_in_kernels():

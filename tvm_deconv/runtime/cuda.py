@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from tvm_deconv.artifact.ffi import import_tvm_ffi
 from tvm_deconv.errors import DeviceError, ProblemError, TensorError, TensorTypeError
 from tvm_deconv.problem import Array, Problem, Scaling
+from tvm_deconv.problem.quantization import bound_arrays
 from tvm_deconv.runtime import arrays
 from tvm_deconv.runtime.process import Served, guarded
 
@@ -297,11 +298,9 @@ class CudaMemory:
         workspace: int | Array | None = None,
     ) -> CudaCall:
         """Pack `filter` and convert `bias`, on the device; see `Library.bind`."""
-        if scaling is not None:
-            raise ProblemError("scaling", scaling, "must be None for a filter on a CUDA device")
         if workspace is not None:
             raise ProblemError("workspace", workspace, "must be None for a filter on a CUDA device")
-        return CudaCall(problem, served, filter, bias)
+        return CudaCall(problem, served, filter, bias, scaling)
 
     def run_once(
         self, problem: Problem, served: Served, data: Borrowed, filter: Borrowed, bias: Borrowed | None, out: Any
@@ -323,8 +322,15 @@ class CudaCall:
     Without a manifest the artifact is the reference, which takes arrays in the memory of the CPU.
     """
 
-    def __init__(self, problem: Problem, served: Served, filter: Borrowed, bias: Borrowed | None) -> None:
-        """Pack `filter` and convert `bias`, on their device."""
+    def __init__(
+        self,
+        problem: Problem,
+        served: Served,
+        filter: Borrowed,
+        bias: Borrowed | None,
+        scaling: Scaling | None = None,
+    ) -> None:
+        """Pack `filter` and convert `bias`, on their device; the numbers of a quantized problem come from the CPU's."""
         self._problem = problem
         self._artifact = served.artifact
         self._on_host = served.manifest is None
@@ -334,15 +340,33 @@ class CudaCall:
         # Now, so that the first call may be captured for a graph.
         guarded(self._load, served)
         packed = framework.empty(*served.artifact.packed, self._device)
-        canonical = framework.canonical(problem, filter.array)
+        canonical, last = self._bound(filter, bias, scaling)
         operands = _Operand(canonical, framework), _Operand(packed, framework)
         guarded(self._launch, framework, served.artifact.pack, *operands)
         self._constants = [(framework.shared(packed, self._device), framework)]
+        if last is not None:
+            self._constants.append((last.framework.shared(last.array, self._device), last.framework))
+
+    def _bound(self, filter: Borrowed, bias: Borrowed | None, scaling: Scaling | None) -> tuple[Any, _Operand | None]:
+        """Return the filter as `pack` takes it, and what a kernel reads in the place of the bias."""
+        problem, framework, offset = self._problem, filter.framework, None
+        canonical = framework.canonical(problem, filter.array)
         if bias is not None:
             allowed = list(dict.fromkeys([problem.accumulate_dtype, problem.dtype]))
             _check("bias", bias, allowed, problem.bias_shape)
-            converted = bias.framework.converted(bias.array, problem.accumulate_dtype)
-            self._constants.append((bias.framework.shared(converted, self._device), bias.framework))
+            offset = _Operand(bias.framework.converted(bias.array, problem.accumulate_dtype), bias.framework)
+        if problem.quantization is None and scaling is None:
+            return canonical, offset
+        host = None if offset is None else offset.framework.to_host(offset.array)
+        values, table = bound_arrays(problem, framework.to_host(canonical), host, scaling)
+        assert table is not None
+        return self._on_device(framework, values), _Operand(self._on_device(framework, table), framework)
+
+    def _on_device(self, framework: Framework, values: Array) -> Any:
+        """Return a copy of an array of the CPU's memory."""
+        array = framework.empty(values.shape, values.dtype.name, self._device)
+        framework.fill(array, values)
+        return array
 
     def run(self, data: Any, out: Any = None, threads: int | None = None, host: int = 0) -> Any:
         """Return the output for `data`; see `Layer`."""

@@ -82,11 +82,9 @@ class CudaBackend(Backend[CudaTarget]):
     algorithms: Sequence[Any] = ALGORITHMS
 
     def check(self, problem: Problem, target: CudaTarget) -> None:
-        """See Backend; kernels have fixed extents, and none is quantized."""
+        """See Backend; kernels have fixed extents."""
         if problem.dynamic:
             raise BuildError("problem", problem.key, f"must have no dynamic extents for {target.name}")
-        if problem.quantization:
-            raise BuildError("problem", problem.key, f"must not be quantized for {target.name}")
 
     def join(self, problem: Problem, kernels: Sequence[Kernel]) -> Kernel:  # noqa: ARG002
         """See Backend; a problem without dynamic extents has one variant."""
