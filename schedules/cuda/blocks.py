@@ -42,7 +42,11 @@ Box: TypeAlias = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The work of one block: a tile of the product of a group, over one part of its terms; its rows may be a box."""
+    """The work of one block: a tile of the product of a group, over one part of its terms; its rows may be a box.
+
+    It is at `place` in its cluster, of rows and columns of tiles. There it may be beyond the last: its tile `exists` by
+    these conditions.
+    """
 
     section: Section
     part: Index
@@ -51,6 +55,8 @@ class Block:
     tile_n: Index
     thread: Expr
     box: Box | None = None
+    place: tuple[Index, Index] = (0, 0)
+    exists: tuple[Expr, ...] = ()
 
     @property
     def corner(self) -> list[Index]:
@@ -63,10 +69,11 @@ class Block:
         """Return image and position of a row of the tile of `rows`, the `first` in order, and when it exists."""
         if self.box is None:
             m = first + row
-            return *self.section.position(m), [m < self.section.m] if self.section.m % rows else []
+            ragged = [m < self.section.m] if self.section.m % rows else []
+            return *self.section.position(m), [*ragged, *self.exists]
         at = [corner + within for corner, within in zip(self.corner, unravel(row, self.box), strict=True)]
         inside = [x < extent for x, extent, box in zip(at, self.section.extents, self.box, strict=True) if extent % box]
-        return at[0], at[1:], inside
+        return at[0], at[1:], [*inside, *self.exists]
 
 
 def tiles_of(section: Section, tile_m: int, box: Box | None) -> int:
@@ -133,21 +140,32 @@ def each_block(
     box: Callable[[Section], Box | None],
     threads: int,
     split: int,
+    cluster: tuple[int, int],
     allocate: Callable[[], tuple[Expr, ...]],
     body: Callable[..., None],
 ) -> None:
-    """Launch the blocks of all sections: `body` gets a `Block` and the memory of the kernel from `allocate`."""
+    """Launch the blocks of all sections: `body` gets a `Block` and the memory of the kernel from `allocate`.
 
-    def extents(section: Section) -> tuple[int, int, int, int]:
-        return split, section.geometry.groups, tiles_of(section, tile_m, box(section)), section.tiles_n
+    Blocks that follow each other are a `cluster` of rows and columns of tiles.
+    """
+    down, across = cluster
+
+    def extents(section: Section) -> tuple[int, ...]:
+        clusters = -(-tiles_of(section, tile_m, box(section)) // down), -(-section.tiles_n // across)
+        return split, section.geometry.groups, *clusters, down, across
 
     def choose(rest: Sequence[Section], first: int, block: Expr, thread: Expr, memory: tuple[Expr, ...]) -> None:
         section = rest[0]
         end = first + math.prod(extents(section))
 
         def here() -> None:
-            part, group, m, n = unravel(block - first, extents(section))
-            body(Block(section, part, group, m, n, thread, box(section)), *memory)
+            part, group, m, n, *place = unravel(block - first, extents(section))
+            tiles = m * down + place[0], n * across + place[1]
+            counts = tiles_of(section, tile_m, box(section)), section.tiles_n
+            exists = [at < count for at, count, of in zip(tiles, counts, cluster, strict=True) if count % of]
+            body(
+                Block(section, part, group, *tiles, thread, box(section), (place[0], place[1]), tuple(exists)), *memory
+            )
 
         if len(rest) == 1:
             here()

@@ -22,6 +22,8 @@ _PIPELINE = "tvm_deconv_cuda"
 #: A call of the driver, to which libraries are not linked.
 _DRIVER_TEXT = re.compile(r"\n *cuGetErrorString\(tensormap_error\w*, &message\);")
 _BOUNDS = re.compile(r"(?<=__launch_bounds__)\((\d+)\)")
+#: Where all blocks of a cluster meet (`warp.meet`).
+_MEET = re.compile(r"\btvm_deconv_meet(\d+)\(")
 #: A kernel of a function by its name.
 _KERNEL = r"(?<=^extern \"C\" )__global__ [^;{{]*\b{}_kernel(?:_\d+)?\([^;{{]*\{{\n.*?^\}}"
 #: A loop over tiles of k, which begins with a wait.
@@ -78,6 +80,8 @@ def _bounded(resident: int, kernel: re.Match[str]) -> str:
     """
     text = _BOUNDS.sub(lambda bound: f"({bound[1]}, {max(1, resident // int(bound[1]))})", kernel[0])
     text = _TILES.sub(r"\1#pragma unroll 1\n\1", text)
+    if meet := _MEET.search(text):
+        text = text.replace("__launch_bounds__", f"__cluster_dims__({meet[1]}, 1, 1) __launch_bounds__", 1)
     if "tvm_deconv_forget(" not in text:
         return text
     head, brace, body = text.replace("((int)threadIdx.x)", "thread").partition("{\n")

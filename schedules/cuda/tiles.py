@@ -48,6 +48,7 @@ from tvm_deconv.schedules.cuda.blocks import (
     sectors,
     store_tile,
     stored_together,
+    tiles_of,
 )
 from tvm_deconv.schedules.cuda.emit import (
     MULTIPROCESSORS,
@@ -121,6 +122,8 @@ class Form(abc.ABC):
     most_stages: int
     #: Terms of a tile, in a search.
     terms: Sequence[int] = (8, 16, 32)
+    #: Rows and columns of tiles whose blocks are a cluster.
+    cluster: tuple[int, int] = (1, 1)
 
     def __init__(self, problem: Problem, plan: Plan, dtype: str, threads: int) -> None:
         """Take the type of A and B in shared memory, and the number of threads of a block."""
@@ -161,6 +164,11 @@ class Form(abc.ABC):
     @abc.abstractmethod
     def term(self) -> float:
         """The cost of one term of a block's tile, in multiply-adds of CUDA cores."""
+
+    @property
+    def moved(self) -> float:
+        """Elements from the level-2 cache for one term of a block's tile, without those found in the nearest cache."""
+        return self.plan.tile_m * self.fresh(self.sections[0]) + len(self.roundings) * self.plan.tile_n
 
     @property
     def wavefronts(self) -> float:
@@ -365,9 +373,7 @@ def cost(form: Form) -> float:
     problem, plan, all_sections = form.problem, form.plan, form.sections
     if not all_sections:
         return 0.0
-    rows = plan.tile_m * form.fresh(all_sections[0])
-    columns = len(form.roundings) * plan.tile_n
-    moved = _L2 * (rows + columns) * _BYTES[form.dtype]
+    moved = _L2 * form.moved * _BYTES[form.dtype]
     tile = plan.tile_k * max(form.term, _WAVEFRONT * form.wavefronts, moved)
     tile += _BARRIER * (form.resident <= form.threads)
 
@@ -375,7 +381,7 @@ def cost(form: Form) -> float:
         tiles = section.tiles_k / plan.split
         return max(tiles * tile, tiles * plan.tile_k * moved + _L2 * gaps(form, section))
 
-    counts = [(blocks_of(section, plan.tile_m), length(section)) for section in all_sections]
+    counts = [(blocks_of(form, section), length(section)) for section in all_sections]
     blocks, longest = sum(count for count, _ in counts) * plan.split, max(length for _, length in counts)
     shortest = min(length for _, length in counts)
     alike = sum(count * length for count, length in counts) * plan.split / shortest
@@ -387,9 +393,11 @@ def cost(form: Form) -> float:
     return alone * max(work, arrival) + partial
 
 
-def blocks_of(section: Section, tile_m: int) -> int:
-    """Return the number of blocks for a section, of sums that are not split."""
-    return section.geometry.groups * section.tiles_n * -(-section.m // tile_m)
+def blocks_of(form: Form, section: Section) -> int:
+    """Return the number of blocks for a section, of sums that are not split: whole clusters."""
+    tiles = tiles_of(section, form.plan.tile_m, form.box(section)), section.tiles_n
+    whole = [-(-count // of) * of for count, of in zip(tiles, form.cluster, strict=True)]
+    return section.geometry.groups * math.prod(whole)
 
 
 def filled(plan: Plan, form: Callable[[Problem, Plan], Form], problem: Problem) -> Plan:
@@ -479,7 +487,7 @@ def matrix_kernel(form: Form) -> Kernel:
                 form.accumulate(args, block, begun, memory, sums, registers)
                 _write(args, block, form, rounds, sums)
 
-            each_block(all_sections, plan.tile_m, form.box, form.threads, plan.split, allocate, body)
+            each_block(all_sections, plan.tile_m, form.box, form.threads, plan.split, form.cluster, allocate, body)
 
         aligned_or_not([args.data] if form.wide > 1 else [], form.wide * _BYTES[form.dtype], launches)
         finish_sums(args, plan.split)

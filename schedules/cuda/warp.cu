@@ -89,6 +89,18 @@ __device__ __forceinline__ void tvm_deconv_arrive(void* barrier) {
                :: "r"((unsigned)__cvta_generic_to_shared(barrier)) : "memory");
 }
 
+// ---- arrive_at
+__device__ __forceinline__ void tvm_deconv_arrive_at(void* barrier, int block) {
+  asm volatile("{\n\t.reg .b32 there;\n\tmapa.shared::cluster.u32 there, %0, %1;\n\t"
+               "mbarrier.arrive.shared::cluster.b64 _, [there];\n\t}"
+               :: "r"((unsigned)__cvta_generic_to_shared(barrier)), "r"(block) : "memory");
+}
+
+// ---- meet
+__device__ __forceinline__ void tvm_deconv_meet${blocks}() {
+  asm volatile("barrier.cluster.arrive.relaxed;\n\tbarrier.cluster.wait;" ::: "memory");
+}
+
 // ---- expect
 __device__ __forceinline__ void tvm_deconv_expect(void* barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
@@ -108,9 +120,9 @@ __device__ __forceinline__ void tvm_deconv_publish() {
 }
 
 // ---- load_box
-__device__ __forceinline__ void tvm_deconv_load_box${rank}(void* to, unsigned long long map, void* barrier, ${coordinates}) {
-  asm volatile("cp.async.bulk.tensor.${rank}d.shared::cluster.global.mbarrier::complete_tx::bytes "
-               "[%0], [%1, {${places}}], [%2];"
+__device__ __forceinline__ void tvm_deconv_load_box${rank}${suffix}(void* to, unsigned long long map, void* barrier, ${coordinates}) {
+  asm volatile("cp.async.bulk.tensor.${rank}d.shared::cluster.global.mbarrier::complete_tx::bytes${modifier} "
+               "[%0], [%1, {${places}}], [%2]${mask};"
                :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(map),
                   "r"((unsigned)__cvta_generic_to_shared(barrier)), ${operands} : "memory");
 }

@@ -24,6 +24,8 @@ from tvm.backend.cuda.op import cuda_func_call
 from tvm.ir import Expr, PointerType
 from tvm.script.ir_builder import tirx as build
 
+from tvm_deconv.compute.gather import Index
+
 _TEMPLATES = Path(__file__).with_suffix(".cu")
 #: Terms of one mma by the type that it multiplies.
 MMA_TERMS = {"float16": 16, "bfloat16": 16, "tf32": 8, "int8": 32, "uint8": 32}
@@ -182,6 +184,20 @@ def arrive(memory: Expr, barrier: Expr) -> None:
     _call("arrive", _address(memory, barrier))
 
 
+def arrive_at(memory: Expr, barrier: Expr, block: Index) -> None:
+    """Arrive at the barrier that is at the same place in the memory of a block of the cluster, by its number."""
+    _call("arrive_at", _address(memory, barrier), block)
+
+
+def meet(blocks: int) -> None:
+    """Wait for all threads of the `blocks` of a cluster, which orders no memory but barriers that were made.
+
+    `lower.source` declares clusters of so many blocks by this.
+    """
+    source = _source("meet", blocks=blocks)
+    build.evaluate(cuda_func_call(f"tvm_deconv_meet{blocks}", source_code=source))
+
+
 def expect(memory: Expr, barrier: Expr, size: int) -> None:
     """Arrive at a barrier, whose phase so many loaded bytes complete too."""
     _call("expect", _address(memory, barrier), size)
@@ -212,21 +228,36 @@ def encode_map(name: str, buffer: Expr, dtype: str, extents: Sequence[int], box:
     return tensor_map
 
 
-def load_box(memory: Expr, to: Expr, tensor_map: Expr, barrier: Expr, corner: Sequence[Expr | int]) -> None:
+def load_box(
+    memory: Expr,
+    to: Expr,
+    tensor_map: Expr,
+    barrier: Expr,
+    corner: Sequence[Expr | int],
+    blocks: Index | None = None,
+) -> None:
     """Begin to load a box to shared memory from `corner` on, the fastest axis first, zeros outside of the array.
 
-    The barrier's phase counts its bytes. One thread does that; lines of 128 bytes begin at multiples of 1024.
+    The barrier's phase counts its bytes. One thread does that; lines of 128 bytes begin at multiples of 1024. If
+    `blocks` are given, a bit each, the box goes to all of these in the cluster, and counts at the barriers of each.
     """
-    rank = len(corner)
+    rank, shared_out = len(corner), blocks is not None
+    coordinates, operands = [f"int c{i}" for i in range(rank)], [f'"r"(c{i})' for i in range(rank)]
+    if shared_out:
+        coordinates, operands = [*coordinates, "int blocks"], [*operands, '"h"((unsigned short)blocks)']
     source = _source(
         "load_box",
         rank=rank,
-        coordinates=", ".join(f"int c{i}" for i in range(rank)),
+        suffix="_to" * shared_out,
+        modifier=".multicast::cluster" * shared_out,
+        mask=f", %{rank + 3}" * shared_out,
+        coordinates=", ".join(coordinates),
         places=", ".join(f"%{i + 3}" for i in range(rank)),
-        operands=", ".join(f'"r"(c{i})' for i in range(rank)),
+        operands=", ".join(operands),
     )
-    operands = _address(memory, to), tirx.address_of(tensor_map), _address(memory, barrier), *corner
-    build.evaluate(cuda_func_call(f"tvm_deconv_load_box{rank}", *operands, source_code=source))
+    given = _address(memory, to), tirx.address_of(tensor_map), _address(memory, barrier), *corner
+    name = f"tvm_deconv_load_box{rank}{'_to' * shared_out}"
+    build.evaluate(cuda_func_call(name, *given, *([blocks] if shared_out else []), source_code=source))
 
 
 def wgmma_fence() -> None:

@@ -9,6 +9,9 @@ float16 and bfloat16 with channels last, on ``sm_90a``. A warpgroup multiplies 6
 3. The last warp loads: it waits until a stage is `empty`, and its loads complete the stage's barrier `full`. Warps of
    products wait for that, and arrive at `empty` when the product that read the stage is done: one is under way.
 
+4. Blocks that follow each other may be a cluster of rows and columns of tiles. Each then loads a slice of A for all
+   blocks of its row, and a slice of B for those of its column. A stage is `empty` when all of these have read it.
+
 If the caller's data do not begin at a multiple of 16 bytes, the lanes of that warp copy A by elements.
 """
 
@@ -17,27 +20,33 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 
 from tvm_deconv.compute.gather import Index, Section, sections, unravel
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
+from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.contract import Algorithm, Kernel
-from tvm_deconv.schedules.cuda.blocks import Block, Box, boxes_of
+from tvm_deconv.schedules.cuda.blocks import Block, Box
 from tvm_deconv.schedules.cuda.emit import Arguments, barrier, one_task, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
 from tvm_deconv.schedules.cuda.products import choices, joined
 from tvm_deconv.schedules.cuda.tiles import Cells, Form, Plan, cost, matrix_kernel
 from tvm_deconv.schedules.cuda.warp import (
     arrive,
+    arrive_at,
     copy_by_elements,
     encode_map,
     expect,
     init,
     load_box,
+    meet,
     publish,
     wait_phase,
     wgmma,
@@ -54,8 +63,17 @@ _BARRIER = 8  # bytes
 _MOST_SHARED, _BARRIERS = 227 << 10, 1 << 10
 _COLUMNS = (256, 128, 64, 32)
 _STAGES = (3, 4, 6)
+_CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))
 #: In multiply-adds of CUDA cores: one of wgmma.
 _MMA = 1 / 12
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan(Plan):
+    """A plan whose blocks are clusters of rows and columns of tiles."""
+
+    cluster_m: int = 1
+    cluster_n: int = 1
 
 
 class _Warpgroups(Form):
@@ -64,9 +82,11 @@ class _Warpgroups(Form):
     algorithm = "cuda_wgmma"
     most_columns, most_stages = 64, 6
 
-    def __init__(self, problem: Problem, plan: Plan) -> None:
+    def __init__(self, problem: Problem, plan: ClusterPlan) -> None:
         super().__init__(problem, plan, storage_dtype(problem.dtype), _GROUP * plan.parts + 32)
         self.holders = _GROUP * plan.parts
+        self.rows, self.columns = self.cluster = plan.cluster_m, plan.cluster_n
+        self.blocks = self.rows * self.columns
 
     @property
     def k_fastest(self) -> bool:
@@ -93,6 +113,11 @@ class _Warpgroups(Form):
         return self.plan.tile_m * self.plan.tile_n * _MMA
 
     @property
+    def moved(self) -> float:
+        """See Form; loads pass by the nearest cache, and blocks of a cluster share them."""
+        return self.plan.tile_m / self.columns + self.plan.tile_n / self.rows
+
+    @property
     def memory_elements(self) -> int:
         """Behind the stages are two barriers for each."""
         return self.plan.stages * self.stage + _BARRIERS // 2
@@ -107,10 +132,17 @@ class _Warpgroups(Form):
 
     def box(self, section: Section) -> Box:
         """Return the box of positions of a tile's rows that leaves the fewest tiles, the last axis the longest."""
-        powers = [2**power for power in range(self.plan.tile_m.bit_length())]
-        boxes = (box for box in itertools.product(powers, repeat=4) if math.prod(box) == self.plan.tile_m)
-        first, *_ = sorted((math.prod(boxes_of(section, box)), box) for box in boxes)
-        return first[1]
+        return _box(self.plan.tile_m, section.extents)
+
+    def slice(self, section: Section) -> Box:
+        """Return the box of the rows of A that a block loads, in the order of rows a part of the tile's."""
+        rest, extents = self.columns, []
+        for extent in self.box(section):
+            share = math.gcd(extent, rest)
+            extents.append(extent // share)
+            rest //= share
+        image, d, h, w = extents
+        return image, d, h, w
 
     def packed_order(self, section: Section, number: Expr) -> Sequence[Index]:
         """See Form; terms are fastest."""
@@ -121,14 +153,14 @@ class _Warpgroups(Form):
     def begin(self, args: Arguments, aligned: bool) -> dict[Any, Expr]:
         """See Form; encode the map of the packed filter, and of the data for each box, if TMA can load these."""
         lines = args.packed_elements // _LINE
-        packed = encode_map("packed", args.packed, self.dtype, (_LINE, lines), (_LINE, self.plan.tile_n))
+        packed = encode_map("packed", args.packed, self.dtype, (_LINE, lines), (_LINE, self.plan.tile_n // self.rows))
         maps: dict[Any, Expr] = {"packed": packed}
         if aligned:
             geometry = args.geometry
             channels = geometry.groups * geometry.in_channels
             extents = (channels, *reversed(geometry.data), geometry.batch)
             for section in self.sections:
-                box = self.box(section)
+                box = self.slice(section)
                 if box not in maps:
                     name = "data_" + "_".join(map(str, box))
                     maps[box] = encode_map(name, args.data, self.dtype, extents, (_LINE, *reversed(box)))
@@ -146,23 +178,44 @@ class _Warpgroups(Form):
         """See Form; the last warp loads."""
         loads = _Loads(self, args, block, begun, memory)
         with when([block.thread == 0]), build.unroll(self.plan.stages) as stage:
-            init(memory, self._full(stage), loads.arrivals)
-            init(memory, self._empty(stage), self.holders // 32)
-        barrier()
+            init(memory, self.full(stage), loads.arrivals)
+            init(memory, self.empty(stage), self.holders // 32 * self.sharing)
+        self._meet()
         with build.If(block.thread < self.holders):
             with build.Then():
                 self._multiply(block, memory, sums)
             with build.Else():
                 loads.emit()
-        barrier()
+        self._meet()
 
-    def _full(self, stage: Index) -> Index:
+    @property
+    def sharing(self) -> int:
+        """Blocks whose tiles lie in a row or a column of a cluster with a block's, itself among them."""
+        return self.rows + self.columns - 1
+
+    def _meet(self) -> None:
+        """Wait for all threads of the cluster: until barriers are made, and before a block ends that others reach."""
+        barrier()
+        if self.blocks > 1:
+            meet(self.blocks)
+
+    def _give_back(self, block: Block, memory: Expr, stage: Index) -> None:
+        """Arrive at the barriers of all blocks that load for this one, a lane of each warp at each of them."""
+        barrier, lane = self.empty(stage), block.thread % 32
+        if self.blocks == 1:
+            arrive(memory, barrier)
+            return
+        row, column = block.place
+        of_column = (row + lane - self.columns + 1) % self.rows * self.columns + column
+        arrive_at(memory, barrier, tirx.Select(lane < self.columns, row * self.columns + lane, of_column))
+
+    def full(self, stage: Index) -> Index:
         """Return the place of the barrier of a stage that its loads complete."""
         return self.plan.stages * self.stage + stage * (_BARRIER // 2)
 
-    def _empty(self, stage: Index) -> Index:
+    def empty(self, stage: Index) -> Index:
         """Return the place of the barrier of a stage that its readers complete."""
-        return self._full(stage) + self.plan.stages * (_BARRIER // 2)
+        return self.full(stage) + self.plan.stages * (_BARRIER // 2)
 
     def _multiply(self, block: Block, memory: Expr, sums: Expr) -> None:
         """Multiply tile by tile; a stage is given back when the product behind its own has begun."""
@@ -170,14 +223,14 @@ class _Warpgroups(Form):
         first = block.thread // _GROUP * (_ROWS * _LINE)
         with build.serial(0, tiles) as step:
             base = step % stages * self.stage
-            wait_phase(memory, self._full(step % stages), step // stages % 2)
+            wait_phase(memory, self.full(step % stages), step // stages % 2)
             wgmma_fence()
             for k in range(0, _LINE, _TERMS):
                 wgmma(self.problem.dtype, self.plan.tile_n, sums, memory, base + first + k, base + self.b_first + k)
             wgmma_commit()
             wgmma_wait(1)
-            with when([step > 0, block.thread % 32 == 0]):
-                arrive(memory, self._empty((step - 1) % stages))
+            with when([step > 0, block.thread % 32 < self.sharing]):
+                self._give_back(block, memory, (step - 1) % stages)
         wgmma_wait(0)
 
     def cells(self, thread: Index) -> Iterator[Cells]:
@@ -199,8 +252,8 @@ class _Loads:
 
     def __init__(self, form: _Warpgroups, args: Arguments, block: Block, maps: dict[Any, Expr], memory: Expr) -> None:
         self.form, self.args, self.block, self.maps, self.memory = form, args, block, maps, memory
-        self.section, self.box = block.section, form.box(block.section)
-        self.by_elements = self.box not in maps
+        self.section, self.slice = block.section, form.slice(block.section)
+        self.by_elements = self.slice not in maps
 
     @property
     def arrivals(self) -> int:
@@ -212,8 +265,8 @@ class _Loads:
         form, stages, lane = self.form, self.form.plan.stages, self.block.thread % 32
         lines = form.plan.tile_n + (0 if self.by_elements else form.plan.tile_m)
         with when([] if self.by_elements else [lane == 0]), build.serial(0, self.section.tiles_k) as tile:
-            base, full = tile % stages * form.stage, form._full(tile % stages)
-            wait_phase(self.memory, form._empty(tile % stages), (tile // stages + 1) % 2)
+            base, full = tile % stages * form.stage, form.full(tile % stages)
+            wait_phase(self.memory, form.empty(tile % stages), (tile // stages + 1) % 2)
             if self.by_elements:
                 self._copy_a(tile, base, lane)
                 publish()
@@ -221,9 +274,20 @@ class _Loads:
                     arrive(self.memory, full)
             with when([lane == 0] if self.by_elements else []):
                 expect(self.memory, full, lines * _LINE * 2)
-                if not self.by_elements:
-                    load_box(self.memory, base, self.maps[self.box], full, self._corner(tile))
-                load_box(self.memory, base + form.b_first, self.maps["packed"], full, (0, self._line(tile)))
+                self._load_slices(tile, base, full)
+
+    def _load_slices(self, tile: Index, base: Index, full: Index) -> None:
+        """Begin to load the block's slices of tiles of A and B, for all blocks of the cluster that read these."""
+        form, (row, column) = self.form, self.block.place
+        of_row = ((1 << form.columns) - 1) << (row * form.columns)
+        of_column = sum(1 << (form.columns * other) for other in range(form.rows)) << column
+        if not self.by_elements:
+            first = column * (form.plan.tile_m // form.columns)
+            blocks = of_row if form.columns > 1 else None
+            load_box(self.memory, base + first * _LINE, self.maps[self.slice], full, self._corner(tile, first), blocks)
+        first = row * (form.plan.tile_n // form.rows)
+        to, corner = base + form.b_first + first * _LINE, (0, self._line(tile) + first)
+        load_box(self.memory, to, self.maps["packed"], full, corner, of_column if form.rows > 1 else None)
 
     def _tap(self, tile: Index) -> tuple[Index, list[Index]]:
         """Return the first channel of a tile of k, and how far from the positions its tap reads."""
@@ -233,10 +297,11 @@ class _Loads:
         channel = self.block.group * section.geometry.in_channels + first
         return channel, [run.x0 - t * run.x_step for t, run in zip(taps, section.runs, strict=True)]
 
-    def _corner(self, tile: Index) -> Sequence[Index]:
-        """Return where the box of a tile of A begins in the data, the fastest axis first."""
+    def _corner(self, tile: Index, row: Index) -> Sequence[Index]:
+        """Return where a slice of a tile of A, from a row on, begins in the data, the fastest axis first."""
         channel, shifts = self._tap(tile)
-        image, *at = self.block.corner
+        within = unravel(row, self.form.box(self.section))
+        image, *at = [first + y for first, y in zip(self.block.corner, within, strict=True)]
         return channel, *reversed([y + shift for y, shift in zip(at, shifts, strict=True)]), image
 
     def _line(self, tile: Index) -> Index:
@@ -261,6 +326,14 @@ class _Loads:
             copy_by_elements(16, 2, self.memory, to, element, [*inside, within < geometry.in_channels])
 
 
+@lru_cache(256)
+def _box(rows: int, extents: tuple[int, ...]) -> Box:
+    """Return the box of so many positions, powers of two, of which the fewest fill the extents; see `box`."""
+    powers = [2**power for power in range(rows.bit_length())]
+    boxes = (box for box in itertools.product(powers, repeat=4) if math.prod(box) == rows)
+    return min(boxes, key=lambda box: (math.prod(map(ceil_div, extents, box)), box))
+
+
 def supports(problem: Problem, target: CudaTarget) -> bool:
     """The target is a Hopper's own, channels are last and fill lines, and TMA can tell a group's from others."""
     if not on_hopper(target) or problem.data_format != "NXC" or multiplied_type(problem) not in ("float16", "bfloat16"):
@@ -282,17 +355,19 @@ def _choices(problem: Problem) -> list[int]:
     return [axes for axes in choices(problem) if suits(sections(problem, _LINE, _COLUMNS[-1], joined(problem, axes)))]
 
 
-def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, Plan]]:  # noqa: ARG001
+def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, ClusterPlan]]:  # noqa: ARG001
     """Return the plans worth measuring with their costs, the cheapest first."""
     plans = (
-        Plan(rows, columns, _LINE, _ROWS, columns, stages, joined=axes)
-        for axes, rows, columns, stages in itertools.product(_choices(problem), (128, 64), _COLUMNS, _STAGES)
+        ClusterPlan(rows, columns, _LINE, _ROWS, columns, stages, 1, axes, *cluster)
+        for axes, rows, columns, stages, cluster in itertools.product(
+            _choices(problem), (128, 64), _COLUMNS, _STAGES, _CLUSTERS
+        )
     )
-    forms = [form for plan in plans if (form := _Warpgroups(problem, plan)).fits]
-    return sorted(((cost(form), form.plan) for form in forms), key=lambda pair: pair[0])
+    found = [(cost(form), plan) for plan in plans if (form := _Warpgroups(problem, plan)).fits]
+    return sorted(found, key=lambda pair: pair[0])
 
 
-def build_kernel(problem: Problem, target: CudaTarget, plan: Plan) -> Kernel:  # noqa: ARG001
+def build_kernel(problem: Problem, target: CudaTarget, plan: ClusterPlan) -> Kernel:  # noqa: ARG001
     """Build the kernel of `problem`."""
     return matrix_kernel(_Warpgroups(problem, plan))
 
@@ -302,7 +377,7 @@ ALGORITHM = Algorithm(
     supports=supports,
     is_default_for=lambda problem, target: False,  # noqa: ARG005  # until a device has measured it
     candidates=candidates,
-    read=lambda knobs: Plan(**knobs),
+    read=lambda knobs: ClusterPlan(**knobs),
     tasks=one_task,
     build=build_kernel,
 )

@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from tvm_deconv.schedules.cuda.tensor import LARGE_PLANS, LARGE_TRIPLE, _Warps
 from tvm_deconv.schedules.cuda.tensor import PLANS as TENSOR_PLANS
 from tvm_deconv.schedules.cuda.tiles import Plan
 from tvm_deconv.schedules.cuda.warp import MMA_TERMS
+from tvm_deconv.schedules.cuda.wgmma import ClusterPlan
 from tvm_deconv.targets.cuda import TENSOR_ALGORITHMS
 
 FAMILIES = {algorithm.name: algorithm for algorithm in ALGORITHMS}
@@ -455,10 +457,28 @@ HOPPER_MISTAKES = {
 }
 
 
-def mistaken(text):
+#: Of blocks of a cluster.
+CLUSTER_MISTAKES = {
+    "arrivals at the block itself alone": (
+        r"tvm_deconv_arrive_at\((\(&\(_ptr\[.*\]\)\)), .*\);",
+        r"tvm_deconv_arrive(\1);",
+    ),
+    "rows that go to one block alone": (r"(tvm_deconv_load_box5_to\(.*), \(3 <<", r"\1, (1 <<"),
+    "columns that go to others alone": (r"(tvm_deconv_load_box2_to\(.*), \(5 <<", r"\1, (10 >>"),
+    "a slice of another image": (r"(tvm_deconv_load_box5_to\([^;]*), ([^,;]*, [^,;]*\);)", r"\1, 1 + \2"),
+    "barriers that others do not wait for": (r"tvm_deconv_meet4\(\);(?=\s*if)", ""),
+    "an end that others do not wait for": (r"tvm_deconv_meet4\(\);(?!\s*if)", ""),
+}
+MISTAKEN = {
+    "alone": (HOPPER_MISTAKES, ClusterPlan(64, 32, 64, 64, 32, 2)),
+    "cluster": (CLUSTER_MISTAKES, ClusterPlan(64, 32, 64, 64, 32, 2, cluster_m=2, cluster_n=2)),
+}
+
+
+def mistaken(mistakes, text):
     """The text of one problem's kernels for each of the mistakes, and of one without."""
     parts = re.split(r'^(?=extern "C" __global__|TVM_DLL int32_t|int32_t)', text, flags=re.MULTILINE)
-    for number, (mistake, (pattern, wrong)) in enumerate(HOPPER_MISTAKES.items()):
+    for number, (mistake, (pattern, wrong)) in enumerate(mistakes.items()):
         own = re.compile(rf"[^\n]*\b(deconv_{number}_kernel|__tvm_ffi_deconv_{number}\b)")
         changed = [re.sub(pattern, wrong, part) if own.match(part) else part for part in parts]
         assert changed != parts, mistake
@@ -466,12 +486,15 @@ def mistaken(text):
     return "".join(parts)
 
 
-def test_the_emulation_shows_mistakes_of_hopper(tmp_path):
+@pytest.mark.parametrize("blocks", MISTAKEN)
+def test_the_emulation_shows_mistakes_of_hopper(blocks, tmp_path):
     """Wrong swizzles, missing arrivals and waits, wrong phases: each is seen, and without one nothing is."""
-    problem = td.Problem(1, 1, 64, 32, (8, 4), (3, 2), (1, 2), (1, 1), (0, 0), (10, 8), "float16", "NXC")
-    count = len(HOPPER_MISTAKES) + 1
-    plans = [Plan(64, 32, 64, 64, 32, 2)] * count
-    batch = Batch([problem] * count, tmp_path, "wrong", FAMILIES["cuda_wgmma"], plans, mistaken)
+    mistakes, plan = MISTAKEN[blocks]
+    problem = td.Problem(2, 1, 64, 40, (8, 8), (3, 2), (1, 2), (1, 1), (0, 0), (10, 16), "float16", "NXC")
+    count = len(mistakes) + 1
+    batch = Batch(
+        [problem] * count, tmp_path, "wrong", FAMILIES["cuda_wgmma"], [plan] * count, partial(mistaken, mistakes)
+    )
 
     def right(number):
         try:
@@ -481,7 +504,17 @@ def test_the_emulation_shows_mistakes_of_hopper(tmp_path):
             return False
         return True
 
-    assert [right(number) for number in range(count)] == [False] * len(HOPPER_MISTAKES) + [True]
+    assert [right(number) for number in range(count)] == [False] * len(mistakes) + [True]
+
+
+def test_blocks_of_clusters_share_their_loads(tmp_path):
+    """Of clusters that reach beyond the last tiles, and of data that begin at any address."""
+    problem = td.Problem(3, 1, 72, 40, (9, 7), (2, 3), (2, 2), (1, 1), (0, 1), (18, 13), "float16", "NXC")
+    clusters = [(2, 1), (1, 2), (2, 2)]
+    plans = [ClusterPlan(64, 32, 64, 64, 32, 3, cluster_m=m, cluster_n=n) for m, n in clusters]
+    batch = Batch([problem] * len(plans), tmp_path, "clusters", FAMILIES["cuda_wgmma"], plans)
+    for number, offset in itertools.product(range(len(plans)), range(2)):
+        check(batch, number, offset=offset)
 
 
 def test_what_permits_tf32_is_within_its_bound(tmp_path):

@@ -9,6 +9,8 @@ _DYNAMIC = re.compile(r"extern __shared__ __align__\(\d+\) ([\w ]+) (\w+)\[\];")
 _LINES = re.compile(r"__device__ __forceinline__ unsigned long long tvm_deconv_lines.*?\n\}\n", re.S)
 #: The host's function for maps, and what else a device of 9.0 has: more shared memory.
 _ENCODE = re.compile(r"static CUresult tvm_deconv_encode\(.*?\n\}\n", re.S)
+#: Kernels whose blocks are clusters, where they are defined.
+_CLUSTERS = re.compile(r"__cluster_dims__\((\d+), 1, 1\).* (\w+)\(.*\{$", re.M)
 _HOPPER = "static const size_t shim_hopper = shim_shared = 227 << 10;\n"
 
 
@@ -16,4 +18,6 @@ def for_cpu(text):
     """Functions of PTX and what a launch allocates are the shim's, and g++ takes two words in one order only."""
     text = text.replace("__shared__ alignas(64)", "alignas(64) __shared__")
     text = _ENCODE.sub(_HOPPER, _LINES.sub("", text))
+    names = ", ".join(f"{{(const void*){name}, {blocks}}}" for blocks, name in _CLUSTERS.findall(text))
+    text += f"static const int shim_known = (shim_clusters.insert({{{names}}}), 0);\n" if names else ""
     return '#include "all.h"\n' + _PTX.sub("", _DYNAMIC.sub(r"\1* \2 = (\1*)shim_dynamic;", text))

@@ -13,7 +13,17 @@ enum CUtensorMapSwizzle { CU_TENSOR_MAP_SWIZZLE_NONE };
 enum CUtensorMapL2promotion { CU_TENSOR_MAP_L2_PROMOTION_NONE };
 enum CUtensorMapFloatOOBfill { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE };
 struct alignas(64) CUtensorMap { uint64_t opaque[16]; };
-struct ShimMap { const char* address; uint32_t extents[5], strides[5]; uint16_t box[5]; uint8_t rank, size, swizzle; };
+struct ShimMap {
+  const char* address;
+  uint32_t extents[5], strides[5];
+  uint16_t box[5];
+  uint8_t rank, size, swizzle;
+  long lines() const {
+    long count = 1;
+    for (int axis = 1; axis < rank; ++axis) count *= box[axis];
+    return count;
+  }
+};
 static_assert(sizeof(ShimMap) <= sizeof(CUtensorMap), "");
 
 inline CUresult tvm_deconv_encode(

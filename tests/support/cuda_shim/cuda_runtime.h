@@ -14,6 +14,7 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __grid_constant__
 #define __shared__ static __attribute__((section("shim_shared")))
 #define __align__(n) alignas(n)
@@ -56,7 +57,8 @@ inline float __uint_as_float(unsigned bits) { float value; std::memcpy(&value, &
 #pragma GCC visibility push(hidden)
 extern const char* shim_failure;  // what a kernel did that a device does not define
 extern size_t shim_shared;  // bytes of a block, on all devices; those of 9.0 have more
-extern char* shim_dynamic;  // what a launch gives
+extern char* shim_dynamic;  // what a launch gives a block
+extern std::map<const void*, unsigned> shim_clusters;  // blocks of a kernel that are a cluster, if several
 extern uint3 blockIdx;
 extern unsigned shim_current;  // a thread
 extern std::map<const void*, int> shim_permitted;  // bytes of shared memory that a kernel may be given

@@ -55,42 +55,63 @@ void tvm_deconv_wait_phase(void* at, int parity) {
 }
 void tvm_deconv_publish() {}
 
-// A load of a box: what was there is gone at once. Lines are 128 bytes and begin at multiples of 1024, eight of them.
-template <typename... Corner>
-static void shim_load_box(void* to, unsigned long long map, void* barrier, Corner... corner) {
+// What is at the place of `at` in the memory of another block of the cluster.
+static void* shim_in(unsigned block, void* at) {
+  if (block >= shim_dynamics.size() || shim_ended(block)) shim_fail("a block that its cluster lacks, or that has ended");
+  return shim_dynamics[block % shim_dynamics.size()] + ((char*)at - shim_dynamic);
+}
+void tvm_deconv_arrive_at(void* at, int block) { tvm_deconv_arrive(shim_in(block, at)); }
+void tvm_deconv_meet2() { shim_meet(); }
+void tvm_deconv_meet4() { shim_meet(); }
+
+// Brings a box to the shared memory of a block.
+static void shim_bring(const ShimMap& m, const std::vector<long>& first, unsigned at, char* memory) {
+  for (long line = 0; line < m.lines(); ++line) {
+    long rest = line, offset = 0;
+    bool inside = true;
+    for (int axis = 1; axis < m.rank; ++axis) {
+      long x = first[axis] + rest % m.box[axis];
+      rest /= m.box[axis];
+      inside &= x >= 0 && x < m.extents[axis];
+      offset += x * m.strides[axis];
+    }
+    for (int i = 0; i < m.box[0]; ++i) {
+      long x = first[0] + i;
+      unsigned plain = at + line * 128 + i * m.size;
+      char* place = memory + (m.swizzle == 3 ? shim_swizzled(plain) : plain) - 1024;
+      if (inside && x >= 0 && x < m.extents[0]) std::memcpy(place, m.address + offset + x * m.size, m.size);
+      else std::memset(place, 0, m.size);
+    }
+  }
+}
+
+// A load of a box for each of some blocks: what was there is gone at once. Lines are 128 bytes and begin at multiples of
+// 1024, eight of them.
+static void shim_load_box(void* to, unsigned long long map, void* barrier, std::vector<long> first, unsigned blocks) {
   const ShimMap m = *(const ShimMap*)map;
-  const long from[] = {corner...};
-  const int rank = sizeof...(corner);
   unsigned at = __cvta_generic_to_shared(to);
   if (at % 1024) shim_fail("a box at an odd address");
-  if (rank != m.rank || m.box[0] * m.size != 128) shim_fail("a box of another shape than its map's");
-  long lines = 1;
-  for (int axis = 1; axis < rank; ++axis) lines *= m.box[axis];
-  std::memset(to, 0xff, lines * 128);
-  std::vector<long> first(from, from + rank);
-  shim_barrier(barrier).loads.push_back({(size_t)lines * 128, [=] {
-    for (long line = 0; line < lines; ++line) {
-      long rest = line, offset = 0;
-      bool inside = true;
-      for (int axis = 1; axis < rank; ++axis) {
-        long x = first[axis] + rest % m.box[axis];
-        rest /= m.box[axis];
-        inside &= x >= 0 && x < m.extents[axis];
-        offset += x * m.strides[axis];
-      }
-      for (int i = 0; i < m.box[0]; ++i) {
-        long x = first[0] + i;
-        unsigned plain = at + line * 128 + i * m.size;
-        char* place = shim_generic(m.swizzle == 3 ? shim_swizzled(plain) : plain);
-        if (inside && x >= 0 && x < m.extents[0]) std::memcpy(place, m.address + offset + x * m.size, m.size);
-        else std::memset(place, 0, m.size);
-      }
-    }
-  }});
+  if ((int)first.size() != m.rank || m.box[0] * m.size != 128) shim_fail("a box of another shape than its map's");
+  for (unsigned block = 0; blocks >> block; ++block) {
+    if (!(blocks >> block & 1)) continue;
+    std::memset(shim_in(block, to), 0xff, m.lines() * 128);
+    char* memory = shim_dynamics[block % shim_dynamics.size()];
+    auto load = [=] { shim_bring(m, first, at, memory); };
+    shim_barrier(shim_in(block, barrier)).loads.push_back({(size_t)m.lines() * 128, load});
+  }
 }
-void tvm_deconv_load_box2(void* to, unsigned long long map, void* b, int x, int y) { shim_load_box(to, map, b, x, y); }
+static unsigned shim_self() { return 1u << shim_fiber().block; }
+void tvm_deconv_load_box2(void* to, unsigned long long map, void* b, int x, int y) {
+  shim_load_box(to, map, b, {x, y}, shim_self());
+}
 void tvm_deconv_load_box5(void* to, unsigned long long map, void* b, int c, int w, int h, int d, int n) {
-  shim_load_box(to, map, b, c, w, h, d, n);
+  shim_load_box(to, map, b, {c, w, h, d, n}, shim_self());
+}
+void tvm_deconv_load_box2_to(void* to, unsigned long long map, void* b, int x, int y, int blocks) {
+  shim_load_box(to, map, b, {x, y}, blocks);
+}
+void tvm_deconv_load_box5_to(void* to, unsigned long long map, void* b, int c, int w, int h, int d, int n, int blocks) {
+  shim_load_box(to, map, b, {c, w, h, d, n}, blocks);
 }
 
 // An element of a line that a descriptor of wgmma finds: terms fastest, 128 bytes with their swizzle, eight lines a group.

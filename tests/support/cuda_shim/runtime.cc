@@ -1,5 +1,6 @@
 // Runs generated kernels on the CPU: every thread of a block is a fiber. One warp runs after the
-// other, up to the next barrier, forwards or backwards by chance, its lanes in step at each instruction of the warp.
+// other, up to the next barrier, forwards or backwards by chance, its lanes in step at each instruction of the warp. So do
+// the blocks of a cluster, each until it waits for another one.
 // Memory is the CPU's. Shared memory is spoilt before each block. An access that faults, or is not
 // aligned (which the compiler checks), is a failure of the kernel. What a warp reads too early shows, and what two warps
 // do to each other between barriers, as far as their order tells. Streams capture where the process has loaded the
@@ -12,6 +13,9 @@
 const char* shim_failure;
 size_t shim_shared = 99 << 10;
 char* shim_dynamic;
+std::map<const void*, unsigned> shim_clusters;
+std::vector<char*> shim_dynamics;
+ShimFiber* shim_running;
 uint3 blockIdx;
 unsigned shim_current;
 std::map<const void*, int> shim_permitted;
@@ -21,6 +25,8 @@ static std::vector<char> shim_stacks;
 static jmp_buf shim_scheduler;
 static const std::function<void()>* shim_body;
 static bool shim_faulted;
+static unsigned shim_threads;  // of a block
+static size_t shim_met;  // threads that came to where all of a cluster meet
 static unsigned shim_chance = 1;
 constexpr size_t SHIM_STACK = 64 << 10;
 extern "C" __attribute__((weak, visibility("hidden"))) char __start_shim_shared[], __stop_shim_shared[];
@@ -52,11 +58,11 @@ static void shim_resume(ShimFiber& fiber) {
 struct ShimDynamic {
   static constexpr size_t page = 4096;
   size_t size, inner;
-  char* whole;
+  char *whole, *first;
   explicit ShimDynamic(size_t size) : size(size), inner((size + page - 1) / page * page) {
     whole = (char*)mmap(nullptr, inner + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     mprotect(whole + inner, page, PROT_NONE);
-    shim_dynamic = whole + (inner - size) / 64 * 64;  // lines with swizzles: sizes of multiples of 1024
+    first = whole + (inner - size) / 64 * 64;  // lines with swizzles: sizes of multiples of 1024
   }
   ~ShimDynamic() { munmap(whole, inner + page); }
 };
@@ -84,8 +90,75 @@ struct ShimFaults {
   }
 };
 
+static void shim_begin(unsigned number) {
+  ShimFiber& fiber = shim_fibers[number];
+  fiber.thread = number % shim_threads, fiber.block = number / shim_threads;
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = shim_stacks.data() + number * SHIM_STACK;
+  fiber.context.uc_stack.ss_size = SHIM_STACK;
+  fiber.context.uc_link = nullptr;
+  fiber.began = fiber.done = fiber.waits = fiber.fenced = false;
+  fiber.until = nullptr;
+  fiber.products.assign(1, {});
+  fiber.operations = 0;
+  fiber.copies.assign(1, {});
+  makecontext(&fiber.context, shim_entry, 0);
+}
+
+static bool shim_chooses() {
+  shim_chance = shim_chance * 1664525 + 1013904223;
+  return shim_chance >> 31;
+}
+
+// Runs the warps of a block of a cluster, whose first block has this number, until all wait; returns whether any went on.
+static bool shim_run(unsigned first, unsigned block) {
+  unsigned warps = (shim_threads + 31) / 32;
+  bool went = false, backwards = shim_chooses();
+  for (unsigned turn = 0; turn < warps; ++turn)
+    for (bool some = true; some;) {
+      some = false;
+      unsigned warp = 32 * (backwards ? warps - 1 - turn : turn);
+      for (unsigned t = warp; t < std::min(warp + 32, shim_threads); ++t) {
+        ShimFiber& fiber = shim_fibers[block * shim_threads + t];
+        if (fiber.done || fiber.waits || (fiber.until && !fiber.until())) continue;
+        fiber.until = nullptr;
+        shim_running = &fiber;
+        shim_current = t;
+        blockIdx = {first + block, 0, 0};
+        shim_dynamic = shim_dynamics[block];
+        shim_resume(fiber);
+        if (shim_faulted) return false;
+        some = went = true;
+      }
+    }
+  return went;
+}
+
+bool shim_ended(unsigned block) { return shim_fibers[block * shim_threads].done; }
+
+// Lets the threads of a block go on if all wait at its barrier; returns whether they do.
+static bool shim_release(unsigned block) {
+  unsigned ended = 0;
+  auto begin = shim_fibers.begin() + block * shim_threads, end = begin + shim_threads;
+  for (auto fiber = begin; fiber != end; ++fiber) {
+    if (fiber->until) return false;
+    ended += fiber->done;
+  }
+  // A barrier that some threads skip and others wait at is undefined on a device.
+  if (ended && ended != shim_threads) shim_fail("a barrier that not all threads reach");
+  for (auto fiber = begin; fiber != end; ++fiber) fiber->waits = false;
+  return !ended;
+}
+
+// All threads of a cluster.
+void shim_meet() {
+  size_t all = shim_met++ / shim_fibers.size() * shim_fibers.size() + shim_fibers.size();
+  shim_fiber().until = [=] { return shim_met >= all; };
+  shim_yield();
+}
+
 cudaError_t shim_launch(const cudaLaunchConfig_t& config, const void* kernel, const std::function<void()>& body) {
-  unsigned threads = config.blockDim.x, warps = (threads + 31) / 32;
+  unsigned threads = config.blockDim.x;
   shim_failure = nullptr;
   size_t given = config.dynamicSmemBytes, permitted = std::max(48 << 10, shim_permitted[kernel]);
   if (threads > 1024 || !config.gridDim.x || config.gridDim.x > 0x7fffffff || given > shim_shared || given > permitted) {
@@ -93,61 +166,37 @@ cudaError_t shim_launch(const cudaLaunchConfig_t& config, const void* kernel, co
     return cudaErrorOfShim;
   }
   ShimFaults faults;
-  ShimDynamic dynamic(given);
+  unsigned blocks = shim_clusters.count(kernel) ? shim_clusters[kernel] : 1;
+  if (config.gridDim.x % blocks) {
+    shim_fail("a launch of a part of a cluster");
+    return cudaErrorOfShim;
+  }
+  std::deque<ShimDynamic> dynamics;
+  shim_dynamics.clear();
+  for (unsigned block = 0; block < blocks; ++block) shim_dynamics.push_back(dynamics.emplace_back(given).first);
   shim_body = &body;
-  shim_fibers.resize(threads);
-  shim_stacks.resize(threads * SHIM_STACK);
+  shim_fibers.resize(blocks * threads);
+  shim_stacks.resize(blocks * threads * SHIM_STACK);
   const char* last = getenv("SHIM_LAST_BLOCKS");  // all, unless it says how many of the last
   unsigned skipped = last ? config.gridDim.x - std::min(config.gridDim.x, (unsigned)atoi(last)) : 0;
-  for (unsigned block = skipped; block < config.gridDim.x; ++block) {
-    blockIdx = {block, 0, 0};
+  shim_threads = threads;
+  for (unsigned first = skipped / blocks * blocks; first < config.gridDim.x; first += blocks) {
     if (__start_shim_shared) std::memset(__start_shim_shared, 0xff, __stop_shim_shared - __start_shim_shared);
-    std::memset(shim_dynamic, 0xff, given);
-    for (unsigned t = 0; t < threads; ++t) {
-      ShimFiber& fiber = shim_fibers[t];
-      getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = shim_stacks.data() + t * SHIM_STACK;
-      fiber.context.uc_stack.ss_size = SHIM_STACK;
-      fiber.context.uc_link = nullptr;
-      fiber.began = fiber.done = fiber.waits = fiber.fenced = false;
-      fiber.until = nullptr;
-      fiber.products.assign(1, {});
-      fiber.operations = 0;
-      fiber.copies.assign(1, {});
-      makecontext(&fiber.context, shim_entry, 0);
-    }
+    for (char* dynamic : shim_dynamics) std::memset(dynamic, 0xff, given);
+    for (unsigned number = 0; number < blocks * threads; ++number) shim_begin(number);
     shim_forget_barriers();
-    for (bool running = true; running;) {
-      unsigned ended = 0, held = 0;
-      bool went = false;
-      shim_chance = shim_chance * 1664525 + 1013904223;
-      for (unsigned turn = 0; turn < warps; ++turn)
-        for (bool some = true; some;) {
-          some = false;
-          unsigned warp = 32 * (shim_chance >> 31 ? warps - 1 - turn : turn);
-          for (unsigned t = warp; t < std::min(warp + 32, threads); ++t) {
-            ShimFiber& fiber = shim_fibers[t];
-            if (fiber.done || fiber.waits || (fiber.until && !fiber.until())) continue;
-            fiber.until = nullptr;
-            shim_current = t;
-            shim_resume(fiber);
-            if (shim_faulted) return cudaErrorOfShim;
-            some = went = true;
-          }
-        }
-      for (ShimFiber& fiber : shim_fibers) held += !!fiber.until;
-      if (held && !went) {
-        shim_fail("a wait that nothing ends");
-        return cudaErrorOfShim;
+    shim_met = 0;
+    unsigned ended = 0;
+    while (ended < blocks && !shim_failure) {
+      // Each block as far as it comes without the others.
+      bool went = false, backwards = shim_chooses();
+      ended = 0;
+      for (unsigned turn = 0; turn < blocks; ++turn) {
+        unsigned block = backwards ? blocks - 1 - turn : turn;
+        while (!shim_failure && (shim_run(first, block) || shim_release(block))) went = true;
+        ended += shim_ended(block);
       }
-      if (held) continue;
-      for (ShimFiber& fiber : shim_fibers) {
-        ended += fiber.done;
-        fiber.waits = false;
-      }
-      // A barrier that some threads skip and others wait at is undefined on a device.
-      if (ended && ended != threads) shim_fail("a barrier that not all threads reach");
-      running = !ended;
+      if (!went && ended < blocks) shim_fail("a wait that nothing ends");
     }
     for (const ShimFiber& fiber : shim_fibers) {
       for (const auto& group : fiber.copies)

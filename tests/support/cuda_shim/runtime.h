@@ -12,6 +12,7 @@ inline void shim_fail(const char* what) { if (!shim_failure) shim_failure = what
 struct ShimCopy { void* to; const void* from; unsigned size; };
 using ShimProducts = std::vector<std::function<void()>>;  // of a thread, which reads its operands when it waits for them
 struct ShimFiber {
+  unsigned thread, block;  // its place in its block, and that of its block in a cluster
   ucontext_t context;  // where it begins
   jmp_buf place;       // where it goes on
   bool began, done, waits, fenced;
@@ -20,9 +21,13 @@ struct ShimFiber {
   std::deque<ShimProducts> products;
   std::function<bool()> until;  // what it waits for, besides barriers of the block
 };
-extern std::vector<ShimFiber> shim_fibers;
-inline ShimFiber& shim_fiber() { return shim_fibers[shim_current]; }
+extern std::vector<ShimFiber> shim_fibers;  // of all blocks of a cluster
+extern std::vector<char*> shim_dynamics;  // of each block of a cluster
+extern ShimFiber* shim_running;
+inline ShimFiber& shim_fiber() { return *shim_running; }
 void shim_yield();
 void shim_forget_barriers();
+void shim_meet();
+bool shim_ended(unsigned block);
 float shim_f16(unsigned short bits);
 float shim_bf16(unsigned short bits);
