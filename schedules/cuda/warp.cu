@@ -143,14 +143,16 @@ __device__ __forceinline__ void tvm_deconv_wgmma_wait${left}() {
 }
 
 // ---- wgmma
-__device__ __forceinline__ unsigned long long tvm_deconv_lines(const void* at) {
+__device__ __forceinline__ unsigned long long tvm_deconv_operand(const void* at, int leading, int stride, int swizzle) {
   unsigned address = (unsigned)__cvta_generic_to_shared(at);
-  return (address & 0x3ffff) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
+  return (address & 0x3ffff) >> 4 | (unsigned long long)leading << 16 | (unsigned long long)stride << 32 |
+         (unsigned long long)swizzle << 62;
 }
-__device__ __forceinline__ void tvm_deconv_wgmma_${name}_n${columns}(float* c, const void* a, const void* b) {
-  unsigned long long of_a = tvm_deconv_lines(a), of_b = tvm_deconv_lines(b);
+__device__ __forceinline__ void tvm_deconv_wgmma_${name}_n${columns}${suffix}(
+    float* c, const void* a, const void* b, int leading, int stride, int swizzle) {
+  unsigned long long of_a = tvm_deconv_operand(a, leading, stride, swizzle), of_b = tvm_deconv_operand(b, 1, 64, 1);
   asm volatile("wgmma.mma_async.sync.aligned.m64n${columns}k16.f32.${name}.${name} {${places}}, "
-               "%${first}, %${second}, 1, 1, 1, 0, 0;"
+               "%${first}, %${second}, 1, 1, 1, ${transposed}, 0;"
                : ${sums} : "l"(of_a), "l"(of_b));
 }
 

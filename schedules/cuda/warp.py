@@ -12,7 +12,6 @@ all groups but the latest few, and then a barrier, make the copies visible to th
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -31,8 +30,9 @@ _TEMPLATES = Path(__file__).with_suffix(".cu")
 MMA_TERMS = {"float16": 16, "bfloat16": 16, "tf32": 8, "int8": 32, "uint8": 32}
 _MMA_TYPES = {"float16": "f16", "bfloat16": "bf16", "tf32": "tf32", "int8": "s8", "uint8": "u8"}
 _SIZES = {"float16": 2, "uint16": 2}
-#: Of tensor maps, as the driver numbers them: lines of 128 bytes, and 256 bytes to the level-2 cache at a time.
-_SWIZZLE, _PROMOTION = 3, 3
+#: Of tensor maps, as the driver numbers them: swizzles of lines by their bytes, and 256 bytes to the level-2 cache at a
+#: time.
+_SWIZZLES, _PROMOTION = {128: 3, 64: 2, 32: 1, 16: 0}, 3
 _ELEMENTS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "uint2", 16: "uint4"}
 
 
@@ -213,16 +213,25 @@ def publish() -> None:
     _call("publish")
 
 
-def encode_map(name: str, buffer: Expr, dtype: str, extents: Sequence[int], box: Sequence[int]) -> Expr:
-    """Have the host encode a map of `buffer`, the fastest axis first, for loads of boxes with swizzled lines."""
-    size, rank = _SIZES[dtype], len(extents)
+def encode_map(name: str, buffer: Expr, dtype: str, axes: Sequence[tuple[int, int]], box: Sequence[int]) -> Expr:
+    """Have the host encode a map of `buffer` for loads of boxes, whose lines have the swizzle of their length.
+
+    The `axes` are extents, and elements from one to the next: 1 of the first. Lines of a box are of its first axis.
+    """
+    size, rank = _SIZES[dtype], len(axes)
     tensor_map = tirx.Var(f"{name}_map", PointerType(tirx.TensorMapType()))
     build.bind(build.tvm_stack_alloca("tensormap", 1), var=tensor_map)
-    strides = [size * math.prod(extents[: axis + 1]) for axis in range(rank - 1)]
-    operands = [tirx.const(value, "int64") for value in (*extents, *strides)]
+    extents, (_, *strides) = zip(*axes, strict=True)
+    operands = [tirx.const(value, "int64") for value in (*extents, *(size * stride for stride in strides))]
     operands += [tirx.const(value, "int32") for value in (*box, *[1] * rank)]
     encoded = build.tensormap_encode_tiled(
-        tensor_map, buffer.data, *operands, descriptor_dtype=dtype, rank=rank, swizzle=_SWIZZLE, l2_promotion=_PROMOTION
+        tensor_map,
+        buffer.data,
+        *operands,
+        descriptor_dtype=dtype,
+        rank=rank,
+        swizzle=_SWIZZLES[size * box[0]],
+        l2_promotion=_PROMOTION,
     )
     build.evaluate(encoded)
     return tensor_map
@@ -238,7 +247,7 @@ def load_box(
 ) -> None:
     """Begin to load a box to shared memory from `corner` on, the fastest axis first, zeros outside of the array.
 
-    The barrier's phase counts its bytes. One thread does that; lines of 128 bytes begin at multiples of 1024. If
+    The barrier's phase counts its bytes. One thread does that; boxes begin at multiples of 1024. If
     `blocks` are given, a bit each, the box goes to all of these in the cluster, and counts at the barriers of each.
     """
     rank, shared_out = len(corner), blocks is not None
@@ -276,24 +285,31 @@ def wgmma_wait(left: int) -> None:
     build.evaluate(cuda_func_call(f"tvm_deconv_wgmma_wait{left}", source_code=source))
 
 
-def wgmma(kind: str, columns: int, sums: Expr, memory: Expr, a: Expr, b: Expr) -> None:
+def wgmma(kind: str, columns: int, sums: Expr, memory: Expr, a: Expr, b: Expr, positions: int) -> None:
     """Begin to add the product of 64 rows and `columns` lines, 16 terms of each, to the sums of a warpgroup.
 
-    Both lie in lines of 128 bytes with their swizzle. Of 16 rows and 8 columns of a warp a lane holds four sums as of
-    `mma`, those of the next columns behind them.
+    B lies in lines of 64 terms with their swizzle, and so does A if there are no `positions`. Else lines of A are of so
+    many rows, those of 64 terms behind each other, and then those of the next rows. Of 16 rows and 8 columns of a warp
+    a lane holds four sums as of `mma`, those of the next columns behind them.
     """
     name, count = _MMA_TYPES[kind], columns // 2
+    # In 16 bytes: from one group of rows to the next, and from one of eight terms to the next; the other way without
+    # a swizzle, which is told last.
+    layout = {0: (1, 64, 1), 8: (8, 64, 0)}.get(positions) or (8 * positions, positions, 4 - _SWIZZLES[2 * positions])
     source = _source(
         "wgmma",
         name=name,
         columns=columns,
+        suffix="_rows" * (positions > 0),
+        transposed=int(positions > 0),
         places=", ".join(f"%{i}" for i in range(count)),
         first=count,
         second=count + 1,
         sums=", ".join(f'"+f"(c[{i}])' for i in range(count)),
     )
     operands = _address(sums, 0), _address(memory, a), _address(memory, b)
-    build.evaluate(cuda_func_call(f"tvm_deconv_wgmma_{name}_n{columns}", *operands, source_code=source))
+    name = f"tvm_deconv_wgmma_{name}_n{columns}{'_rows' * (positions > 0)}"
+    build.evaluate(cuda_func_call(name, *operands, *layout, source_code=source))
 
 
 def host_functions() -> str:

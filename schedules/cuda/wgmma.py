@@ -1,11 +1,13 @@
 """The implicit matrix product of a Hopper's tensor cores: wgmma, TMA, mbarriers and a warp that only loads.
 
-float16 and bfloat16 with channels last, on ``sm_90a``. A warpgroup multiplies 64 rows by all columns of a tile.
+float16 and bfloat16 on ``sm_90a``. A warpgroup multiplies 64 rows by all columns of a tile.
 
 1. Phases are convolutions of stride one, so the rows of a tile are a box of positions, and the terms of a tile of k,
    64 channels of one tap, are a box of the data: one TMA load gathers A, with zeros outside of the data. B is packed
    with k fastest, and a tile of it is one load too.
-2. Lines of 128 bytes lie in shared memory with the swizzle of 128 bytes: TMA writes and wgmma reads it.
+2. Lines of 128 bytes lie in shared memory with the swizzle of 128 bytes: TMA writes and wgmma reads it. With channels
+   second lines of A are positions, 8 to 64 neighbours on the last axis, of 64 channels, with the swizzle of as many
+   bytes; wgmma transposes them.
 3. The last warp loads: it waits until a stage is `empty`, and its loads complete the stage's barrier `full`. Warps of
    products wait for that, and arrive at `empty` when the product that read the stage is done: one is under way.
 
@@ -29,6 +31,7 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 
 from tvm_deconv.compute.gather import Index, Section, sections, unravel
+from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div
@@ -57,6 +60,7 @@ from tvm_deconv.schedules.cuda.warp import (
 from tvm_deconv.targets import CudaTarget
 
 _LINE = 64  # elements of a line of 128 bytes, which are the terms of a tile
+_LEAST = 8  # elements of 16 bytes: strides of the data are multiples, and lines have so many
 _TERMS, _ROWS = 16, 64  # of one wgmma
 _GROUP = 128  # threads of a warpgroup
 _BARRIER = 8  # bytes
@@ -90,7 +94,12 @@ class _Warpgroups(Form):
 
     @property
     def k_fastest(self) -> bool:
-        return True
+        return self.problem.data_format == "NXC"
+
+    @property
+    def wide(self) -> int:
+        """See Form; loads of boxes begin at multiples of 16 bytes."""
+        return self.lanes
 
     @property
     def b_first(self) -> int:
@@ -132,7 +141,7 @@ class _Warpgroups(Form):
 
     def box(self, section: Section) -> Box:
         """Return the box of positions of a tile's rows that leaves the fewest tiles, the last axis the longest."""
-        return _box(self.plan.tile_m, section.extents)
+        return _box(self.plan.tile_m, section.extents, 1 if self.k_fastest else _LEAST)
 
     def slice(self, section: Section) -> Box:
         """Return the box of the rows of A that a block loads, in the order of rows a part of the tile's."""
@@ -144,6 +153,10 @@ class _Warpgroups(Form):
         image, d, h, w = extents
         return image, d, h, w
 
+    def positions(self, section: Section) -> int:
+        """Return the positions of a line of A, if its lines are not of terms: neighbours on the last axis; else 0."""
+        return 0 if self.k_fastest else min(self.slice(section)[-1], _LINE)
+
     def packed_order(self, section: Section, number: Expr) -> Sequence[Index]:
         """See Form; terms are fastest."""
         shape = (section.geometry.groups, section.tiles_n, section.tiles_k, section.tile_n, _LINE)
@@ -153,18 +166,29 @@ class _Warpgroups(Form):
     def begin(self, args: Arguments, aligned: bool) -> dict[Any, Expr]:
         """See Form; encode the map of the packed filter, and of the data for each box, if TMA can load these."""
         lines = args.packed_elements // _LINE
-        packed = encode_map("packed", args.packed, self.dtype, (_LINE, lines), (_LINE, self.plan.tile_n // self.rows))
+        box_of_b = _LINE, self.plan.tile_n // self.rows
+        packed = encode_map("packed", args.packed, self.dtype, ((_LINE, 1), (lines, _LINE)), box_of_b)
         maps: dict[Any, Expr] = {"packed": packed}
         if aligned:
-            geometry = args.geometry
-            channels = geometry.groups * geometry.in_channels
-            extents = (channels, *reversed(geometry.data), geometry.batch)
             for section in self.sections:
                 box = self.slice(section)
                 if box not in maps:
                     name = "data_" + "_".join(map(str, box))
-                    maps[box] = encode_map(name, args.data, self.dtype, extents, (_LINE, *reversed(box)))
+                    extents = self.ordered(_LINE, (*box[:-1], self.positions(section) or box[-1]))
+                    maps[box] = encode_map(name, args.data, self.dtype, self._axes(args.geometry), extents)
         return maps
+
+    def ordered(self, channel: Any, place: Sequence[Any]) -> Sequence[Any]:
+        """Return what there is of channels and of images and positions in the order of a map's axes."""
+        *outer, w = place
+        return (channel, w, *reversed(outer)) if self.k_fastest else (w, channel, *reversed(outer))
+
+    def _axes(self, geometry: Geometry) -> Sequence[tuple[int, int]]:
+        """Return the axes of the data's map, channels behind the last one if that is fastest: extents and strides."""
+        channels, (d, h, w) = geometry.groups * geometry.in_channels, geometry.data
+        inner = channels if self.k_fastest else 1
+        places = [(geometry.batch, d * h * w * channels), (d, h * w * inner), (h, w * inner), (w, inner)]
+        return self.ordered((channels, 1 if self.k_fastest else d * h * w), places)
 
     def accumulate(
         self,
@@ -219,14 +243,15 @@ class _Warpgroups(Form):
 
     def _multiply(self, block: Block, memory: Expr, sums: Expr) -> None:
         """Multiply tile by tile; a stage is given back when the product behind its own has begun."""
-        stages, tiles = self.plan.stages, block.section.tiles_k
+        stages, tiles, positions = self.plan.stages, block.section.tiles_k, self.positions(block.section)
         first = block.thread // _GROUP * (_ROWS * _LINE)
         with build.serial(0, tiles) as step:
             base = step % stages * self.stage
             wait_phase(memory, self.full(step % stages), step // stages % 2)
             wgmma_fence()
             for k in range(0, _LINE, _TERMS):
-                wgmma(self.problem.dtype, self.plan.tile_n, sums, memory, base + first + k, base + self.b_first + k)
+                a, b = base + first + k * max(1, positions), base + self.b_first + k
+                wgmma(self.problem.dtype, self.plan.tile_n, sums, memory, a, b, positions)
             wgmma_commit()
             wgmma_wait(1)
             with when([step > 0, block.thread % 32 < self.sharing]):
@@ -281,10 +306,13 @@ class _Loads:
         form, (row, column) = self.form, self.block.place
         of_row = ((1 << form.columns) - 1) << (row * form.columns)
         of_column = sum(1 << (form.columns * other) for other in range(form.rows)) << column
+        rows, positions = form.plan.tile_m // form.columns, self.slice[-1]
         if not self.by_elements:
-            first = column * (form.plan.tile_m // form.columns)
-            blocks = of_row if form.columns > 1 else None
-            load_box(self.memory, base + first * _LINE, self.maps[self.slice], full, self._corner(tile, first), blocks)
+            # Of more positions than a line has, a box for each line.
+            each = rows // (positions // (form.positions(self.section) or positions))
+            for first in range(0, rows, each):
+                at, blocks = column * rows + first, of_row if form.columns > 1 else None
+                load_box(self.memory, base + at * _LINE, self.maps[self.slice], full, self._corner(tile, at), blocks)
         first = row * (form.plan.tile_n // form.rows)
         to, corner = base + form.b_first + first * _LINE, (0, self._line(tile) + first)
         load_box(self.memory, to, self.maps["packed"], full, corner, of_column if form.rows > 1 else None)
@@ -301,8 +329,8 @@ class _Loads:
         """Return where a slice of a tile of A, from a row on, begins in the data, the fastest axis first."""
         channel, shifts = self._tap(tile)
         within = unravel(row, self.form.box(self.section))
-        image, *at = [first + y for first, y in zip(self.block.corner, within, strict=True)]
-        return channel, *reversed([y + shift for y, shift in zip(at, shifts, strict=True)]), image
+        at = [first + y + shift for first, y, shift in zip(self.block.corner, within, [0, *shifts], strict=True)]
+        return self.form.ordered(channel, at)
 
     def _line(self, tile: Index) -> Index:
         """Return the first line of a tile of B in the packed filter."""
@@ -313,33 +341,44 @@ class _Loads:
     def _copy_a(self, tile: Index, base: Index, lane: Expr) -> None:
         """Copy a tile of A by elements, each lane some of its rows."""
         channel, shifts = self._tap(tile)
-        data, geometry = self.args.flat_data(), self.section.geometry
-        with build.serial(0, self.form.plan.tile_m // 32) as turn, build.serial(0, 8) as chunk:
-            row = turn * 32 + lane
+        data, geometry, positions = self.args.flat_data(), self.section.geometry, self.form.positions(self.section)
+        with build.serial(0, self.form.plan.tile_m // 32) as turn, build.serial(0, _LINE if positions else 8) as part:
+            row, of = turn * 32 + lane, part if positions else part * 8
             image, position, inside = self.block.position(row, 0, self.form.plan.tile_m)
             x = [y + shift for y, shift in zip(position, shifts, strict=True)]
             for at, extent in zip(x, geometry.data, strict=True):
                 inside = [*inside, at >= 0, at < extent]
-            within = channel - self.block.group * geometry.in_channels + chunk * 8
-            element = data[self.args.place(image, channel + chunk * 8, x)]
-            to = base + row * _LINE + (chunk ^ (row % 8)) * 8  # the swizzle
-            copy_by_elements(16, 2, self.memory, to, element, [*inside, within < geometry.in_channels])
+            if self.section.channels > geometry.in_channels:
+                inside = [*inside, channel - self.block.group * geometry.in_channels + of < geometry.in_channels]
+            element = data[self.args.place(image, channel + of, x)]
+            if positions:
+                to = (row // positions * _LINE + of) * positions + row % positions
+                element = tirx.if_then_else(tirx.all(*inside), element, tirx.const(0, self.form.dtype))
+                build.buffer_store(self.memory, element, [base + _swizzled(to, positions)])
+            else:
+                copy_by_elements(16, 2, self.memory, base + _swizzled(row * _LINE + of, _LINE), element, inside)
+
+
+def _swizzled(place: Expr, line: int) -> Expr:
+    """Return where an element lies whose place it would be without the swizzle of lines of so many elements."""
+    return place ^ (place // _LINE % (line // 8)) * 8 if line > 8 else place
 
 
 @lru_cache(256)
-def _box(rows: int, extents: tuple[int, ...]) -> Box:
-    """Return the box of so many positions, powers of two, of which the fewest fill the extents; see `box`."""
+def _box(rows: int, extents: tuple[int, ...], least: int) -> Box:
+    """Return the box of so many positions, the `least` of the last axis or more; see `box`."""
     powers = [2**power for power in range(rows.bit_length())]
-    boxes = (box for box in itertools.product(powers, repeat=4) if math.prod(box) == rows)
+    boxes = (box for box in itertools.product(powers, repeat=4) if math.prod(box) == rows and box[-1] >= least)
     return min(boxes, key=lambda box: (math.prod(map(ceil_div, extents, box)), box))
 
 
 def supports(problem: Problem, target: CudaTarget) -> bool:
-    """The target is a Hopper's own, channels are last and fill lines, and TMA can tell a group's from others."""
-    if not on_hopper(target) or problem.data_format != "NXC" or multiplied_type(problem) not in ("float16", "bfloat16"):
+    """The target is a Hopper's own, TMA can load from the data, and it can tell a group's channels from others."""
+    if not on_hopper(target) or problem.batch == 0 or multiplied_type(problem) not in ("float16", "bfloat16"):
         return False
-    lines = problem.batch > 0 and problem.in_channels % (8 if problem.groups == 1 else _LINE) == 0
-    return lines and bool(_choices(problem))
+    fastest = problem.in_channels if problem.data_format == "NXC" else problem.data_spatial[-1]
+    loads = fastest % _LEAST == 0 and (problem.groups == 1 or problem.in_channels % _LINE == 0)
+    return loads and bool(_choices(problem))
 
 
 def _choices(problem: Problem) -> list[int]:

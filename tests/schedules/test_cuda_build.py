@@ -133,15 +133,17 @@ def test_resources_and_instructions(name, tmp_path):
 
 
 @needs_nvcc
-def test_the_instructions_of_hopper(tmp_path):
+@pytest.mark.parametrize("data_format", ["NXC", "NCX"])
+def test_the_instructions_of_hopper(data_format, tmp_path):
     """Products of warpgroups that are not serialized, loads of boxes, phases of barriers; no stack and no spill."""
-    problem = PRODUCT.replace(in_channels=128, dtype="float16", data_format="NXC")
+    problem = PRODUCT.replace(in_channels=128, dtype="float16", data_format=data_format)
     plan = wgmma.ClusterPlan(128, 128, 64, 64, 128, 3, cluster_m=2, cluster_n=2)
     kernel = build_kernel(problem, wgmma.ALGORITHM, plan)
     found, code = compiled(kernel, tmp_path, *nvcc.options(HOPPER, ""))
     assert {resources.architecture for resources in found} == {"sm_90a"}
     assert not [one for one in found if one.stack_bytes or one.spill_bytes]
-    assert re.search(r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.f16\.f16", code)
+    transposed = int(data_format == "NCX")
+    assert re.search(rf"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.f16\.f16.*1, 1, 1, {transposed}, 0;", code)
     assert re.search(r"cp\.async\.bulk\.tensor\.5d.*mbarrier::complete_tx.*multicast::cluster", code)
     assert ".reqnctapercluster 4, 1, 1" in code
     assert "mbarrier.try_wait.parity" in code

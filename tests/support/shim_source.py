@@ -6,7 +6,7 @@ _PTX = re.compile(r"__device__ __forceinline__ \w+ \w+\([^)]*\) \{\n(?:[^}]|\}(?
 
 
 _DYNAMIC = re.compile(r"extern __shared__ __align__\(\d+\) ([\w ]+) (\w+)\[\];")
-_LINES = re.compile(r"__device__ __forceinline__ unsigned long long tvm_deconv_lines.*?\n\}\n", re.S)
+_LINES = re.compile(r"__device__ __forceinline__ unsigned long long tvm_deconv_operand.*?\n\}\n", re.S)
 #: The host's function for maps, and what else a device of 9.0 has: more shared memory.
 _ENCODE = re.compile(r"static CUresult tvm_deconv_encode\(.*?\n\}\n", re.S)
 #: Kernels whose blocks are clusters, where they are defined.

@@ -6,8 +6,9 @@
 unsigned __cvta_generic_to_shared(const void* at) { return (unsigned)((const char*)at - shim_dynamic) + 1024; }
 static char* shim_generic(unsigned at) { return shim_dynamic + at - 1024; }
 
-// The address of a byte of a line of 128 bytes with the swizzle of these: bits 7 to 9 change bits 4 to 6.
-static unsigned shim_swizzled(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
+// The address of a byte of a line of 16, 32, 64 or 128 bytes with the swizzle of these, by number: bits from 7 on change
+// as many from 4 on.
+static unsigned shim_swizzled(unsigned at, int swizzle) { return at ^ (at >> 7 & ((1 << swizzle) - 1)) << 4; }
 
 struct ShimBarrier {
   long count, pending, phase, bytes;
@@ -77,27 +78,26 @@ static void shim_bring(const ShimMap& m, const std::vector<long>& first, unsigne
     }
     for (int i = 0; i < m.box[0]; ++i) {
       long x = first[0] + i;
-      unsigned plain = at + line * 128 + i * m.size;
-      char* place = memory + (m.swizzle == 3 ? shim_swizzled(plain) : plain) - 1024;
+      char* place = memory + shim_swizzled(at + (line * m.box[0] + i) * m.size, m.swizzle) - 1024;
       if (inside && x >= 0 && x < m.extents[0]) std::memcpy(place, m.address + offset + x * m.size, m.size);
       else std::memset(place, 0, m.size);
     }
   }
 }
 
-// A load of a box for each of some blocks: what was there is gone at once. Lines are 128 bytes and begin at multiples of
-// 1024, eight of them.
+// A load of a box for each of some blocks: what was there is gone at once.
 static void shim_load_box(void* to, unsigned long long map, void* barrier, std::vector<long> first, unsigned blocks) {
   const ShimMap m = *(const ShimMap*)map;
   unsigned at = __cvta_generic_to_shared(to);
   if (at % 1024) shim_fail("a box at an odd address");
-  if ((int)first.size() != m.rank || m.box[0] * m.size != 128) shim_fail("a box of another shape than its map's");
+  if ((int)first.size() != m.rank || m.box[0] * m.size != 16 << m.swizzle) shim_fail("a box that its map does not say");
+  const size_t size = m.lines() * m.box[0] * m.size;
   for (unsigned block = 0; blocks >> block; ++block) {
     if (!(blocks >> block & 1)) continue;
-    std::memset(shim_in(block, to), 0xff, m.lines() * 128);
+    std::memset(shim_in(block, to), 0xff, size);
     char* memory = shim_dynamics[block % shim_dynamics.size()];
     auto load = [=] { shim_bring(m, first, at, memory); };
-    shim_barrier(shim_in(block, barrier)).loads.push_back({(size_t)m.lines() * 128, load});
+    shim_barrier(shim_in(block, barrier)).loads.push_back({size, load});
   }
 }
 static unsigned shim_self() { return 1u << shim_fiber().block; }
@@ -114,40 +114,46 @@ void tvm_deconv_load_box5_to(void* to, unsigned long long map, void* b, int c, i
   shim_load_box(to, map, b, {c, w, h, d, n}, blocks);
 }
 
-// An element of a line that a descriptor of wgmma finds: terms fastest, 128 bytes with their swizzle, eight lines a group.
-static unsigned short shim_element(unsigned long long lines, int line, int k) {
-  if (lines >> 61 != 2) shim_fail("lines with another swizzle");
-  unsigned at = (lines & 0x3fff) << 4, group = (lines >> 32 & 0x3fff) << 4;
+// An operand in shared memory, as a descriptor of wgmma tells it: strides are of 16 bytes.
+struct ShimOperand {
+  unsigned at, leading, stride;
+  int swizzle;
+  bool transposed;
+  unsigned short element(unsigned line, unsigned k) const;
+};
+static ShimOperand shim_operand(const void* at, int leading, int stride, int swizzle, bool transposed) {
+  return {__cvta_generic_to_shared(at), leading * 16u, stride * 16u, (4 - swizzle) % 4, transposed};
+}
+unsigned short ShimOperand::element(unsigned line, unsigned k) const {
+  // Terms fastest: lines of 128 bytes, eight in a group. Else lines of 16 bytes and more, of eight terms each.
+  unsigned wide = 8 << swizzle, place = line / 8 * stride + line % 8 * 128 + k * 2;
+  unsigned along = swizzle ? leading : stride, across = swizzle ? stride : leading;
+  if (transposed) place = line / wide * along + line % wide * 2 + k / 8 * across + k % 8 * wide * 2;
+  else if (swizzle != 3) shim_fail("lines with another swizzle");
   unsigned short bits;
-  std::memcpy(&bits, shim_generic(shim_swizzled(at + line / 8 * group + line % 8 * 128 + k * 2)), 2);
+  std::memcpy(&bits, shim_generic(shim_swizzled(at + place, swizzle)), 2);
   return bits;
 }
 
-unsigned long long tvm_deconv_lines(const void* at) {
-  return (__cvta_generic_to_shared(at) & 0x3ffff) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
-}
-
 // m64nNk16: a warp has 16 rows.
-static void shim_wgmma(float* c, const void* a, const void* b, int columns, float (*number)(unsigned short)) {
+static void shim_wgmma(float* c, ShimOperand a, const void* lines, int columns, float (*number)(unsigned short)) {
   ShimFiber& fiber = shim_fiber();
   if (!fiber.fenced) shim_fail("a product without a fence");
-  unsigned long long of_a = tvm_deconv_lines(a), of_b = tvm_deconv_lines(b);
+  ShimOperand b = shim_operand(lines, 1, 64, 1, false);
   int warp = shim_current / 32 % 4, lane = shim_current % 32;
   fiber.products.back().push_back([=] {
     for (int i = 0; i < columns / 2; ++i) {
       int row = 16 * warp + lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-      for (int k = 0; k < 16; ++k)
-        c[i] += number(shim_element(of_a, row, k)) * number(shim_element(of_b, column, k));
+      for (int k = 0; k < 16; ++k) c[i] += number(a.element(row, k)) * number(b.element(column, k));
     }
   });
 }
-#define SHIM_WGMMA(columns) \
-  void tvm_deconv_wgmma_f16_n##columns(float* c, const void* a, const void* b) { shim_wgmma(c, a, b, columns, shim_f16); } \
-  void tvm_deconv_wgmma_bf16_n##columns(float* c, const void* a, const void* b) { shim_wgmma(c, a, b, columns, shim_bf16); }
-SHIM_WGMMA(32)
-SHIM_WGMMA(64)
-SHIM_WGMMA(128)
-SHIM_WGMMA(256)
+#define SHIM_WGMMA(name, columns, suffix, transposed) \
+  void tvm_deconv_wgmma_##name##_n##columns##suffix( \
+      float* c, const void* a, const void* b, int leading, int stride, int swizzle) { \
+    shim_wgmma(c, shim_operand(a, leading, stride, swizzle, transposed), b, columns, shim_##name); \
+  }
+SHIM_WGMMAS
 void tvm_deconv_wgmma_fence() { shim_fiber().fenced = true; }
 void tvm_deconv_wgmma_commit() {
   shim_fiber().products.emplace_back();

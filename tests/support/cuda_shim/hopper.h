@@ -17,17 +17,17 @@ void tvm_deconv_load_box2(void* to, unsigned long long map, void* b, int x, int 
 void tvm_deconv_load_box5(void* to, unsigned long long map, void* b, int c, int w, int h, int d, int n);
 void tvm_deconv_load_box2_to(void* to, unsigned long long map, void* b, int x, int y, int blocks);
 void tvm_deconv_load_box5_to(void* to, unsigned long long map, void* b, int c, int w, int h, int d, int n, int blocks);
-unsigned long long tvm_deconv_lines(const void* at);
 void tvm_deconv_wgmma_fence();
 void tvm_deconv_wgmma_commit();
 void tvm_deconv_wgmma_wait0();
 void tvm_deconv_wgmma_wait1();
-#define SHIM_WGMMA(columns) \
-  void tvm_deconv_wgmma_f16_n##columns(float* c, const void* a, const void* b); \
-  void tvm_deconv_wgmma_bf16_n##columns(float* c, const void* a, const void* b);
-SHIM_WGMMA(32)
-SHIM_WGMMA(64)
-SHIM_WGMMA(128)
-SHIM_WGMMA(256)
+#define SHIM_WGMMA(name, columns, suffix, transposed) \
+  void tvm_deconv_wgmma_##name##_n##columns##suffix( \
+      float* c, const void* a, const void* b, int leading, int stride, int swizzle);
+#define SHIM_WGMMAS_OF(columns) \
+  SHIM_WGMMA(f16, columns, , false) SHIM_WGMMA(f16, columns, _rows, true) \
+  SHIM_WGMMA(bf16, columns, , false) SHIM_WGMMA(bf16, columns, _rows, true)
+#define SHIM_WGMMAS SHIM_WGMMAS_OF(32) SHIM_WGMMAS_OF(64) SHIM_WGMMAS_OF(128) SHIM_WGMMAS_OF(256)
+SHIM_WGMMAS
 #undef SHIM_WGMMA
 #pragma GCC visibility pop
