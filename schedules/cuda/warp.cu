@@ -98,7 +98,7 @@ __device__ __forceinline__ void tvm_deconv_arrive_at(void* barrier, int block) {
 
 // ---- meet
 __device__ __forceinline__ void tvm_deconv_meet${blocks}() {
-  asm volatile("barrier.cluster.arrive.relaxed;\n\tbarrier.cluster.wait;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
 // ---- expect

@@ -190,7 +190,7 @@ def arrive_at(memory: Expr, barrier: Expr, block: Index) -> None:
 
 
 def meet(blocks: int) -> None:
-    """Wait for all threads of the `blocks` of a cluster, which orders no memory but barriers that were made.
+    """Wait for all threads of the `blocks` of a cluster, and for what they did to each other's memory.
 
     `lower.source` declares clusters of so many blocks by this.
     """

@@ -225,13 +225,13 @@ class _Warpgroups(Form):
 
     def _give_back(self, block: Block, memory: Expr, stage: Index) -> None:
         """Arrive at the barriers of all blocks that load for this one, a lane of each warp at each of them."""
-        barrier, lane = self.empty(stage), block.thread % 32
+        empty, lane = self.empty(stage), block.thread % 32
         if self.blocks == 1:
-            arrive(memory, barrier)
+            arrive(memory, empty)
             return
         row, column = block.place
         of_column = (row + lane - self.columns + 1) % self.rows * self.columns + column
-        arrive_at(memory, barrier, tirx.Select(lane < self.columns, row * self.columns + lane, of_column))
+        arrive_at(memory, empty, tirx.Select(lane < self.columns, row * self.columns + lane, of_column))
 
     def full(self, stage: Index) -> Index:
         """Return the place of the barrier of a stage that its loads complete."""

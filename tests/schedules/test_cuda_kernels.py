@@ -136,10 +136,9 @@ EXAMPLES = {
         td.Problem(2, 1, 136, 40, (5, 7), (4, 3), (2, 2), (1, 1), (1, 1), (10, 13), "bfloat16", "NXC"),
         # Groups, one axis.
         td.Problem(1, 2, 64, 32, (70,), (4,), (4,), (1,), (0,), (280,), "float16", "NXC", epilogue=td.Epilogue(True)),
-        # Channels second: lines of 8, of 16 and of 64 positions, two of these a tile.
+        # Channels second: lines of 8 and of 16 positions.
         td.Problem(2, 1, 136, 40, (5, 8), (4, 3), (2, 2), (1, 1), (1, 1), (10, 15), "bfloat16"),
         td.Problem(3, 1, 61, 40, (3, 16), (2, 2), (2, 2), (1, 1), (0, 0), (6, 32), "float16"),
-        td.Problem(1, 2, 64, 32, (136,), (4,), (4,), (1,), (0,), (544,), "float16", epilogue=td.Epilogue(True)),
     ],
     "cuda_product": [
         # All that the taps read is outside of the data.
@@ -486,8 +485,12 @@ CLUSTER_MISTAKES = {
     "an end that others do not wait for": (r"tvm_deconv_meet4\(\);(?!\s*if)", ""),
 }
 MISTAKEN = {
-    "alone": (HOPPER_MISTAKES, ClusterPlan(64, 32, 64, 64, 32, 2)),
-    "cluster": (CLUSTER_MISTAKES, ClusterPlan(64, 32, 64, 64, 32, 2, cluster_m=2, cluster_n=2)),
+    "alone": (HOPPER_MISTAKES, {}, ClusterPlan(64, 32, 64, 64, 32, 2)),
+    "cluster": (
+        CLUSTER_MISTAKES,
+        {"batch": 2, "out_channels": 40},
+        ClusterPlan(64, 32, 64, 64, 32, 2, cluster_m=2, cluster_n=2),
+    ),
 }
 
 
@@ -505,8 +508,9 @@ def mistaken(mistakes, text):
 @pytest.mark.parametrize("blocks", MISTAKEN)
 def test_the_emulation_shows_mistakes_of_hopper(blocks, tmp_path):
     """Wrong swizzles, missing arrivals and waits, wrong phases: each is seen, and without one nothing is."""
-    mistakes, plan = MISTAKEN[blocks]
-    problem = td.Problem(2, 1, 64, 40, (8, 8), (3, 2), (1, 2), (1, 1), (0, 0), (10, 16), "float16", "NXC")
+    mistakes, given, plan = MISTAKEN[blocks]
+    problem = td.Problem(1, 1, 64, 32, (8, 4), (3, 2), (1, 2), (1, 1), (0, 0), (10, 8), "float16", "NXC")
+    problem = problem.replace(**given)
     count = len(mistakes) + 1
     batch = Batch(
         [problem] * count, tmp_path, "wrong", FAMILIES["cuda_wgmma"], [plan] * count, partial(mistaken, mistakes)
@@ -525,10 +529,14 @@ def test_the_emulation_shows_mistakes_of_hopper(blocks, tmp_path):
 
 @pytest.mark.parametrize("data_format", ["NXC", "NCX"])
 def test_blocks_of_clusters_share_their_loads(data_format, tmp_path):
-    """Of clusters that reach beyond the last tiles, of lines that slices halve, of data that begin at any address."""
-    problem = td.Problem(3, 1, 72, 40, (64,), (3,), (2,), (1,), (1,), (127,), "float16", data_format)
+    """Of clusters that reach beyond the last tiles, of lines that slices halve, of data that begin at any address.
+
+    A block alone has two lines of positions.
+    """
+    problem = td.Problem(1, 1, 72, 40, (136,), (3,), (2,), (1,), (1,), (271,), "float16", data_format)
     clusters = [(2, 1), (1, 2), (2, 2)]
     plans = [ClusterPlan(64, 32, 64, 64, 32, 3, cluster_m=m, cluster_n=n) for m, n in clusters]
+    plans.append(ClusterPlan(128, 32, 64, 64, 32, 3))
     batch = Batch([problem] * len(plans), tmp_path, "clusters", FAMILIES["cuda_wgmma"], plans)
     for number, offset in itertools.product(range(len(plans)), range(2)):
         check(batch, number, offset=offset)

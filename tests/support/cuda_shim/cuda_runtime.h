@@ -27,7 +27,9 @@ template <typename T> struct alignas(16) shim_4 { T x, y, z, w; };
 using float2 = shim_2<float>; using float4 = shim_4<float>; using double2 = shim_2<double>;
 using char2 = shim_2<signed char>; using uchar2 = shim_2<unsigned char>;
 using int2 = shim_2<int>; using int4 = shim_4<int>; using uint2 = shim_2<unsigned>; using uint4 = shim_4<unsigned>;
+using ushort2 = shim_2<unsigned short>;
 inline float2 make_float2(float x, float y) { return {x, y}; }
+inline ushort2 make_ushort2(unsigned short x, unsigned short y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline double2 make_double2(double x, double y) { return {x, y}; }
 struct alignas(8) ushort4 { unsigned short x, y, z, w; };
