@@ -29,7 +29,7 @@ _TEMPLATES = Path(__file__).with_suffix(".cu")
 #: Terms of one mma by the type that it multiplies.
 MMA_TERMS = {"float16": 16, "bfloat16": 16, "tf32": 8, "int8": 32, "uint8": 32}
 _MMA_TYPES = {"float16": "f16", "bfloat16": "bf16", "tf32": "tf32", "int8": "s8", "uint8": "u8"}
-_SIZES = {"float16": 2, "uint16": 2}
+_SIZES = {"float16": 2, "uint16": 2, "float32": 4}
 #: Of tensor maps, as the driver numbers them: swizzles of lines by their bytes, and 256 bytes to the level-2 cache at a
 #: time.
 _SWIZZLES, _PROMOTION = {128: 3, 64: 2, 32: 1, 16: 0}, 3
@@ -310,6 +310,20 @@ def wgmma(kind: str, columns: int, sums: Expr, memory: Expr, a: Expr, b: Expr, p
     operands = _address(sums, 0), _address(memory, a), _address(memory, b)
     name = f"tvm_deconv_wgmma_{name}_n{columns}{'_rows' * (positions > 0)}"
     build.evaluate(cuda_func_call(name, *operands, *layout, source_code=source))
+
+
+def wgmma_tf32(columns: int, sums: Expr, registers: Expr, at: int, memory: Expr, b: Expr) -> None:
+    """Begin to add such a product of 8 terms of TF32: a lane holds four elements of A, as of `mma`, from `at` on."""
+    count = columns // 2
+    source = _source(
+        "wgmma_tf32",
+        columns=columns,
+        places=", ".join(f"%{i}" for i in range(count)),
+        **{name: count + i for i, name in enumerate(("first", "second", "third", "fourth", "fifth"))},
+        sums=", ".join(f'"+f"(c[{i}])' for i in range(count)),
+    )
+    operands = _address(sums, 0), _address(registers, at), _address(memory, b)
+    build.evaluate(cuda_func_call(f"tvm_deconv_wgmma_tf32_n{columns}", *operands, source_code=source))
 
 
 def host_functions() -> str:

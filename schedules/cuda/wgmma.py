@@ -1,13 +1,13 @@
 """The implicit matrix product of a Hopper's tensor cores: wgmma, TMA, mbarriers and a warp that only loads.
 
-float16 and bfloat16 on ``sm_90a``. A warpgroup multiplies 64 rows by all columns of a tile.
+float16, bfloat16 and TF32 on ``sm_90a``. A warpgroup multiplies 64 rows by all columns of a tile.
 
 1. Phases are convolutions of stride one, so the rows of a tile are a box of positions, and the terms of a tile of k,
-   64 channels of one tap, are a box of the data: one TMA load gathers A, with zeros outside of the data. B is packed
-   with k fastest, and a tile of it is one load too.
+   64 channels of one tap (32 of float32), are a box of the data: one TMA load gathers A, with zeros outside of the
+   data. B is packed with k fastest, and a tile of it is one load too.
 2. Lines of 128 bytes lie in shared memory with the swizzle of 128 bytes: TMA writes and wgmma reads it. With channels
    second lines of A are positions, 8 to 64 neighbours on the last axis, of 64 channels, with the swizzle of as many
-   bytes; wgmma transposes them.
+   bytes; wgmma transposes them. A of TF32 is read from there and rounded, and wgmma takes it from registers.
 3. The last warp loads: it waits until a stage is `empty`, and its loads complete the stage's barrier `full`. Warps of
    products wait for that, and arrive at `empty` when the product that read the stage is done: one is under way.
 
@@ -33,11 +33,11 @@ from tvm.script.ir_builder import tirx as build
 from tvm_deconv.compute.gather import Index, Section, sections, unravel
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import storage_dtype
-from tvm_deconv.problem import Problem
+from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.cuda.blocks import Block, Box
-from tvm_deconv.schedules.cuda.emit import Arguments, barrier, one_task, when
+from tvm_deconv.schedules.cuda.emit import Arguments, Rounding, as_it_is, barrier, local, one_task, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
 from tvm_deconv.schedules.cuda.products import choices, joined
 from tvm_deconv.schedules.cuda.tiles import Cells, Form, Plan, cost, matrix_kernel
@@ -51,17 +51,21 @@ from tvm_deconv.schedules.cuda.warp import (
     load_box,
     meet,
     publish,
+    tf32,
     wait_phase,
     wgmma,
     wgmma_commit,
     wgmma_fence,
+    wgmma_tf32,
     wgmma_wait,
 )
 from tvm_deconv.targets import CudaTarget
 
-_LINE = 64  # elements of a line of 128 bytes, which are the terms of a tile
-_LEAST = 8  # elements of 16 bytes: strides of the data are multiples, and lines have so many
-_TERMS, _ROWS = 16, 64  # of one wgmma
+_LINE, _LEAST = (
+    128,
+    16,
+)  # bytes of a line of terms, which are those of a tile; and of what strides of the data are multiples
+_TERMS, _ROWS = 32, 64  # of one wgmma, the former in bytes
 _GROUP = 128  # threads of a warpgroup
 _BARRIER = 8  # bytes
 _MOST_SHARED, _BARRIERS = 227 << 10, 1 << 10
@@ -91,6 +95,8 @@ class _Warpgroups(Form):
         self.holders = _GROUP * plan.parts
         self.rows, self.columns = self.cluster = plan.cluster_m, plan.cluster_n
         self.blocks = self.rows * self.columns
+        self.line, self.each, self.barrier = (size // (16 // self.lanes) for size in (_LINE, _TERMS, _BARRIER))
+        self.single = problem.precision == "tf32"
 
     @property
     def k_fastest(self) -> bool:
@@ -103,11 +109,11 @@ class _Warpgroups(Form):
 
     @property
     def b_first(self) -> int:
-        return self.plan.tile_m * _LINE
+        return self.plan.tile_m * self.line
 
     @property
     def stage(self) -> int:
-        return self.b_first + self.plan.tile_n * _LINE
+        return self.b_first + self.plan.tile_n * self.line
 
     @property
     def sums(self) -> int:
@@ -115,11 +121,18 @@ class _Warpgroups(Form):
 
     @property
     def operands(self) -> int:
-        return 0
+        return 4 * (self.line // self.each) * self.single
 
     @property
     def term(self) -> float:
-        return self.plan.tile_m * self.plan.tile_n * _MMA
+        return self.plan.tile_m * self.plan.tile_n * _MMA * (1 + self.single)
+
+    @property
+    def roundings(self) -> Sequence[Rounding]:
+        return [tf32] if self.single else [as_it_is]
+
+    def allocate(self) -> tuple[Expr, ...]:
+        return (local(self.operands, "float32"),) if self.single else ()
 
     @property
     def moved(self) -> float:
@@ -129,7 +142,12 @@ class _Warpgroups(Form):
     @property
     def memory_elements(self) -> int:
         """Behind the stages are two barriers for each."""
-        return self.plan.stages * self.stage + _BARRIERS // 2
+        return self.plan.stages * self.stage + _BARRIERS // (16 // self.lanes)
+
+    @property
+    def resident(self) -> int:
+        blocks = min(super().resident // self.threads, _MOST_SHARED // (self.memory_bytes + _BARRIERS))
+        return max(1, blocks) * self.threads
 
     @property
     def scope(self) -> str:
@@ -137,11 +155,11 @@ class _Warpgroups(Form):
 
     @property
     def fits(self) -> bool:
-        return self.plan.stages * self.stage * 2 + _BARRIERS <= _MOST_SHARED
+        return self.memory_elements * (16 // self.lanes) <= _MOST_SHARED
 
     def box(self, section: Section) -> Box:
         """Return the box of positions of a tile's rows that leaves the fewest tiles, the last axis the longest."""
-        return _box(self.plan.tile_m, section.extents, 1 if self.k_fastest else _LEAST)
+        return _box(self.plan.tile_m, section.extents, 1 if self.k_fastest else self.lanes)
 
     def slice(self, section: Section) -> Box:
         """Return the box of the rows of A that a block loads, in the order of rows a part of the tile's."""
@@ -155,26 +173,28 @@ class _Warpgroups(Form):
 
     def positions(self, section: Section) -> int:
         """Return the positions of a line of A, if its lines are not of terms: neighbours on the last axis; else 0."""
-        return 0 if self.k_fastest else min(self.slice(section)[-1], _LINE)
+        return 0 if self.k_fastest else min(self.slice(section)[-1], self.line)
 
     def packed_order(self, section: Section, number: Expr) -> Sequence[Index]:
         """See Form; terms are fastest."""
-        shape = (section.geometry.groups, section.tiles_n, section.tiles_k, section.tile_n, _LINE)
+        shape = (section.geometry.groups, section.tiles_n, section.tiles_k, section.tile_n, self.line)
         group, tile, tile_k, within, k = unravel(number, shape)
-        return group, tile, tile_k * _LINE + k, within
+        if self.single:
+            k = k // 8 * 8 + self._term(k % 8)
+        return group, tile, tile_k * self.line + k, within
 
     def begin(self, args: Arguments, aligned: bool) -> dict[Any, Expr]:
         """See Form; encode the map of the packed filter, and of the data for each box, if TMA can load these."""
-        lines = args.packed_elements // _LINE
-        box_of_b = _LINE, self.plan.tile_n // self.rows
-        packed = encode_map("packed", args.packed, self.dtype, ((_LINE, 1), (lines, _LINE)), box_of_b)
+        line, lines = self.line, args.packed_elements // self.line
+        box_of_b = line, self.plan.tile_n // self.rows
+        packed = encode_map("packed", args.packed, self.dtype, ((line, 1), (lines, line)), box_of_b)
         maps: dict[Any, Expr] = {"packed": packed}
         if aligned:
             for section in self.sections:
                 box = self.slice(section)
                 if box not in maps:
                     name = "data_" + "_".join(map(str, box))
-                    extents = self.ordered(_LINE, (*box[:-1], self.positions(section) or box[-1]))
+                    extents = self.ordered(line, (*box[:-1], self.positions(section) or box[-1]))
                     maps[box] = encode_map(name, args.data, self.dtype, self._axes(args.geometry), extents)
         return maps
 
@@ -197,7 +217,7 @@ class _Warpgroups(Form):
         begun: Any,
         memory: Expr,
         sums: Expr,
-        registers: Sequence[Expr],  # noqa: ARG002
+        registers: Sequence[Expr],
     ) -> None:
         """See Form; the last warp loads."""
         loads = _Loads(self, args, block, begun, memory)
@@ -207,7 +227,7 @@ class _Warpgroups(Form):
         self._meet()
         with build.If(block.thread < self.holders):
             with build.Then():
-                self._multiply(block, memory, sums)
+                self._multiply(block, memory, sums, *registers)
             with build.Else():
                 loads.emit()
         self._meet()
@@ -235,28 +255,59 @@ class _Warpgroups(Form):
 
     def full(self, stage: Index) -> Index:
         """Return the place of the barrier of a stage that its loads complete."""
-        return self.plan.stages * self.stage + stage * (_BARRIER // 2)
+        return self.plan.stages * self.stage + stage * self.barrier
 
     def empty(self, stage: Index) -> Index:
         """Return the place of the barrier of a stage that its readers complete."""
-        return self.full(stage) + self.plan.stages * (_BARRIER // 2)
+        return self.full(stage) + self.plan.stages * self.barrier
 
-    def _multiply(self, block: Block, memory: Expr, sums: Expr) -> None:
-        """Multiply tile by tile; a stage is given back when the product behind its own has begun."""
+    def _multiply(self, block: Block, memory: Expr, sums: Expr, *rounded: Expr) -> None:
+        """Multiply tile by tile; a stage is given back when the product behind its own has begun.
+
+        With registers for it A is `rounded` to these, and a stage is given back when its product is done.
+        """
         stages, tiles, positions = self.plan.stages, block.section.tiles_k, self.positions(block.section)
-        first = block.thread // _GROUP * (_ROWS * _LINE)
+        first, under_way = block.thread // _GROUP * (_ROWS * self.line), 1 - len(rounded)
         with build.serial(0, tiles) as step:
             base = step % stages * self.stage
             wait_phase(memory, self.full(step % stages), step // stages % 2)
+            for registers in rounded:
+                self._round(block, memory, base, registers)
             wgmma_fence()
-            for k in range(0, _LINE, _TERMS):
-                a, b = base + first + k * max(1, positions), base + self.b_first + k
-                wgmma(self.problem.dtype, self.plan.tile_n, sums, memory, a, b, positions)
+            for k in range(0, self.line, self.each):
+                b = base + self.b_first + k
+                if rounded:
+                    wgmma_tf32(self.plan.tile_n, sums, rounded[0], 4 * (k // self.each), memory, b)
+                else:
+                    a = base + first + k * max(1, positions)
+                    wgmma(self.problem.dtype, self.plan.tile_n, sums, memory, a, b, positions)
             wgmma_commit()
-            wgmma_wait(1)
-            with when([step > 0, block.thread % 32 < self.sharing]):
-                self._give_back(block, memory, (step - 1) % stages)
+            wgmma_wait(under_way)
+            with when([step >= under_way, block.thread % 32 < self.sharing]):
+                self._give_back(block, memory, (step - under_way) % stages)
         wgmma_wait(0)
+
+    def _round(self, block: Block, memory: Expr, base: Index, registers: Expr) -> None:
+        """Read the thread's elements of a tile of A, and round them: of each wgmma two rows and two terms."""
+        for k, part in itertools.product(range(0, self.line, self.each), range(4)):
+            place = self._element(block.section, block.thread, k, part)
+            build.buffer_store(registers, tf32(memory[base + place]), [4 * (k // self.each) + part])
+
+    def _element(self, section: Section, thread: Index, k: int, part: int) -> Index:
+        """Return the place of one of four elements of A that a thread holds of a wgmma whose terms begin at `k`."""
+        lane = thread % 32
+        row = thread // 32 * 16 + lane // 4 + part % 2 * 8
+        return self.place(row, k + self._term(lane % 4 + part // 2 * 4), self.positions(section))
+
+    def _term(self, number: Index) -> Index:
+        """Return which of eight terms of TF32 one of wgmma's is: with lines of positions, four in different banks."""
+        return number if self.k_fastest or not self.single else number % 4 * 2 + number // 4
+
+    def place(self, row: Index, term: Index, positions: int) -> Index:
+        """Return the place of an element of a tile of A, with the swizzle of lines of terms or of `positions`."""
+        line = positions or self.line
+        at = (row // line * self.line + term) * line + row % line if positions else row * line + term
+        return at ^ (at // self.line % (line // self.lanes)) * self.lanes if line > self.lanes else at
 
     def cells(self, thread: Index) -> Iterator[Cells]:
         row = thread // 32 * 16 + thread % 32 // 4
@@ -267,9 +318,10 @@ class _Warpgroups(Form):
 
             yield 8 * j, (2, 2), cell
 
-    def reads(self, thread: int) -> Iterator[tuple[Index, int]]:  # noqa: ARG002
-        """Yield nothing: tensor cores read shared memory themselves, lines of the swizzle without conflicts."""
-        return iter(())
+    def reads(self, thread: int) -> Iterator[tuple[Index, int]]:
+        """See Form; tensor cores read the rest themselves, lines of the swizzle without conflicts."""
+        for part in range(4 * self.single):
+            yield self._element(self.sections[0], thread, 0, part), 4
 
 
 class _Loads:
@@ -298,7 +350,7 @@ class _Loads:
                 with when([lane > 0]):
                     arrive(self.memory, full)
             with when([lane == 0] if self.by_elements else []):
-                expect(self.memory, full, lines * _LINE * 2)
+                expect(self.memory, full, lines * _LINE)
                 self._load_slices(tile, base, full)
 
     def _load_slices(self, tile: Index, base: Index, full: Index) -> None:
@@ -312,9 +364,11 @@ class _Loads:
             each = rows // (positions // (form.positions(self.section) or positions))
             for first in range(0, rows, each):
                 at, blocks = column * rows + first, of_row if form.columns > 1 else None
-                load_box(self.memory, base + at * _LINE, self.maps[self.slice], full, self._corner(tile, at), blocks)
+                load_box(
+                    self.memory, base + at * form.line, self.maps[self.slice], full, self._corner(tile, at), blocks
+                )
         first = row * (form.plan.tile_n // form.rows)
-        to, corner = base + form.b_first + first * _LINE, (0, self._line(tile) + first)
+        to, corner = base + form.b_first + first * form.line, (0, self._line(tile) + first)
         load_box(self.memory, to, self.maps["packed"], full, corner, of_column if form.rows > 1 else None)
 
     def _tap(self, tile: Index) -> tuple[Index, list[Index]]:
@@ -336,32 +390,29 @@ class _Loads:
         """Return the first line of a tile of B in the packed filter."""
         section = self.section
         number = (self.block.group * section.tiles_n + self.block.tile_n) * section.tiles_k + tile
-        return section.offset // _LINE + number * section.tile_n
+        return section.offset // self.form.line + number * section.tile_n
 
     def _copy_a(self, tile: Index, base: Index, lane: Expr) -> None:
         """Copy a tile of A by elements, each lane some of its rows."""
         channel, shifts = self._tap(tile)
-        data, geometry, positions = self.args.flat_data(), self.section.geometry, self.form.positions(self.section)
-        with build.serial(0, self.form.plan.tile_m // 32) as turn, build.serial(0, _LINE if positions else 8) as part:
-            row, of = turn * 32 + lane, part if positions else part * 8
-            image, position, inside = self.block.position(row, 0, self.form.plan.tile_m)
+        data, geometry, form = self.args.flat_data(), self.section.geometry, self.form
+        positions = form.positions(self.section)
+        vector = 1 if positions else form.lanes
+        with build.serial(0, form.plan.tile_m // 32) as turn, build.serial(0, form.line // vector) as part:
+            row, of = turn * 32 + lane, part * vector
+            image, position, inside = self.block.position(row, 0, form.plan.tile_m)
             x = [y + shift for y, shift in zip(position, shifts, strict=True)]
             for at, extent in zip(x, geometry.data, strict=True):
                 inside = [*inside, at >= 0, at < extent]
             if self.section.channels > geometry.in_channels:
                 inside = [*inside, channel - self.block.group * geometry.in_channels + of < geometry.in_channels]
             element = data[self.args.place(image, channel + of, x)]
+            to = base + form.place(row, of, positions)
             if positions:
-                to = (row // positions * _LINE + of) * positions + row % positions
-                element = tirx.if_then_else(tirx.all(*inside), element, tirx.const(0, self.form.dtype))
-                build.buffer_store(self.memory, element, [base + _swizzled(to, positions)])
+                element = tirx.if_then_else(tirx.all(*inside), element, tirx.const(0, form.dtype))
+                build.buffer_store(self.memory, element, [to])
             else:
-                copy_by_elements(16, 2, self.memory, base + _swizzled(row * _LINE + of, _LINE), element, inside)
-
-
-def _swizzled(place: Expr, line: int) -> Expr:
-    """Return where an element lies whose place it would be without the swizzle of lines of so many elements."""
-    return place ^ (place // _LINE % (line // 8)) * 8 if line > 8 else place
+                copy_by_elements(16, 16 // form.lanes, self.memory, to, element, inside)
 
 
 @lru_cache(256)
@@ -374,11 +425,17 @@ def _box(rows: int, extents: tuple[int, ...], least: int) -> Box:
 
 def supports(problem: Problem, target: CudaTarget) -> bool:
     """The target is a Hopper's own, TMA can load from the data, and it can tell a group's channels from others."""
-    if not on_hopper(target) or problem.batch == 0 or multiplied_type(problem) not in ("float16", "bfloat16"):
+    supported = multiplied_type(problem) in ("float16", "bfloat16") or problem.precision == "tf32"
+    if not on_hopper(target) or problem.batch == 0 or not supported:
         return False
     fastest = problem.in_channels if problem.data_format == "NXC" else problem.data_spatial[-1]
-    loads = fastest % _LEAST == 0 and (problem.groups == 1 or problem.in_channels % _LINE == 0)
-    return loads and bool(_choices(problem))
+    loads = fastest % (_LEAST // element_bytes(problem.dtype)) == 0
+    return loads and (problem.groups == 1 or problem.in_channels % _line(problem) == 0) and bool(_choices(problem))
+
+
+def _line(problem: Problem) -> int:
+    """Return the elements of a line, which are the terms of a tile."""
+    return _LINE // element_bytes(problem.dtype)
 
 
 def _choices(problem: Problem) -> list[int]:
@@ -391,15 +448,21 @@ def _choices(problem: Problem) -> list[int]:
             and max(section.n for section in products) >= _COLUMNS[-1]
         )
 
-    return [axes for axes in choices(problem) if suits(sections(problem, _LINE, _COLUMNS[-1], joined(problem, axes)))]
+    return [
+        axes
+        for axes in choices(problem)
+        if suits(sections(problem, _line(problem), _COLUMNS[-1], joined(problem, axes)))
+    ]
 
 
 def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, ClusterPlan]]:  # noqa: ARG001
     """Return the plans worth measuring with their costs, the cheapest first."""
+    # With 128 sums a thread has no registers for what is rounded.
+    most = _COLUMNS[problem.precision == "tf32" :]
     plans = (
-        ClusterPlan(rows, columns, _LINE, _ROWS, columns, stages, 1, axes, *cluster)
+        ClusterPlan(rows, columns, _line(problem), _ROWS, columns, stages, 1, axes, *cluster)
         for axes, rows, columns, stages, cluster in itertools.product(
-            _choices(problem), (128, 64), _COLUMNS, _STAGES, _CLUSTERS
+            _choices(problem), (128, 64), most, _STAGES, _CLUSTERS
         )
     )
     found = [(cost(form), plan) for plan in plans if (form := _Warpgroups(problem, plan)).fits]

@@ -7,7 +7,7 @@
 using cuuint32_t = uint32_t;
 using cuuint64_t = uint64_t;
 enum CUresult { CUDA_SUCCESS = 0, CUDA_ERROR_INVALID_VALUE = 1 };
-enum CUtensorMapDataType { CU_TENSOR_MAP_DATA_TYPE_UINT16 = 1, CU_TENSOR_MAP_DATA_TYPE_FLOAT16 = 6 };
+enum CUtensorMapDataType { CU_TENSOR_MAP_DATA_TYPE_UINT16 = 1, CU_TENSOR_MAP_DATA_TYPE_FLOAT16 = 6, CU_TENSOR_MAP_DATA_TYPE_FLOAT32 = 7 };
 enum CUtensorMapInterleave { CU_TENSOR_MAP_INTERLEAVE_NONE };
 enum CUtensorMapSwizzle { CU_TENSOR_MAP_SWIZZLE_NONE };
 enum CUtensorMapL2promotion { CU_TENSOR_MAP_L2_PROMOTION_NONE };
@@ -27,12 +27,13 @@ struct ShimMap {
 static_assert(sizeof(ShimMap) <= sizeof(CUtensorMap), "");
 
 inline CUresult tvm_deconv_encode(
-    CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* address, const cuuint64_t* extents,
+    CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address, const cuuint64_t* extents,
     const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t* steps, CUtensorMapInterleave,
     CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
   ShimMap made = {};
-  made.address = (const char*)address, made.rank = rank, made.size = 2, made.swizzle = swizzle;
-  bool valid = (uintptr_t)address % 16 == 0 && rank <= 5 && box[0] * 2 <= 128;
+  made.address = (const char*)address, made.rank = rank, made.swizzle = swizzle;
+  made.size = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
+  bool valid = (uintptr_t)address % 16 == 0 && rank <= 5 && box[0] * made.size <= 128;
   for (cuuint32_t axis = 0; axis < rank; ++axis) {
     made.extents[axis] = extents[axis], made.box[axis] = box[axis];
     made.strides[axis] = axis ? strides[axis - 1] : made.size;

@@ -119,19 +119,19 @@ struct ShimOperand {
   unsigned at, leading, stride;
   int swizzle;
   bool transposed;
-  unsigned short element(unsigned line, unsigned k) const;
+  template <typename Bits> Bits element(unsigned line, unsigned k) const;
 };
 static ShimOperand shim_operand(const void* at, int leading, int stride, int swizzle, bool transposed) {
   return {__cvta_generic_to_shared(at), leading * 16u, stride * 16u, (4 - swizzle) % 4, transposed};
 }
-unsigned short ShimOperand::element(unsigned line, unsigned k) const {
+template <typename Bits> Bits ShimOperand::element(unsigned line, unsigned k) const {
   // Terms fastest: lines of 128 bytes, eight in a group. Else lines of 16 bytes and more, of eight terms each.
-  unsigned wide = 8 << swizzle, place = line / 8 * stride + line % 8 * 128 + k * 2;
+  unsigned wide = 8 << swizzle, place = line / 8 * stride + line % 8 * 128 + k * sizeof(Bits);
   unsigned along = swizzle ? leading : stride, across = swizzle ? stride : leading;
   if (transposed) place = line / wide * along + line % wide * 2 + k / 8 * across + k % 8 * wide * 2;
   else if (swizzle != 3) shim_fail("lines with another swizzle");
-  unsigned short bits;
-  std::memcpy(&bits, shim_generic(shim_swizzled(at + place, swizzle)), 2);
+  Bits bits;
+  std::memcpy(&bits, shim_generic(shim_swizzled(at + place, swizzle)), sizeof bits);
   return bits;
 }
 
@@ -144,7 +144,8 @@ static void shim_wgmma(float* c, ShimOperand a, const void* lines, int columns, 
   fiber.products.back().push_back([=] {
     for (int i = 0; i < columns / 2; ++i) {
       int row = 16 * warp + lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-      for (int k = 0; k < 16; ++k) c[i] += number(a.element(row, k)) * number(b.element(column, k));
+      for (int k = 0; k < 16; ++k) 
+        c[i] += number(a.element<unsigned short>(row, k)) * number(b.element<unsigned short>(column, k));
     }
   });
 }
@@ -154,6 +155,37 @@ static void shim_wgmma(float* c, ShimOperand a, const void* lines, int columns, 
     shim_wgmma(c, shim_operand(a, leading, stride, swizzle, transposed), b, columns, shim_##name); \
   }
 SHIM_WGMMAS
+
+// m64nNk8 of TF32, with A in registers, which stay as they are until the product is done.
+static void shim_wgmma_tf32(float* c, const void* registers, const void* lines, int columns) {
+  ShimFiber& fiber = shim_fiber();
+  if (!fiber.fenced) shim_fail("a product without a fence");
+  auto a = (const unsigned*)registers;
+  ShimOperand b = shim_operand(lines, 1, 64, 1, false);
+  ShimShown mine = {nullptr, {a[0], a[1], a[2], a[3]}, {}};
+  const ShimShown* shown = shim_show(mine);
+  std::vector<ShimShown> warp(shown, shown + 32);
+  int lane = shim_current % 32;
+  fiber.products.back().push_back([=] {
+    if (std::memcmp(a, mine.a, sizeof mine.a)) shim_fail("registers that change while a product reads them");
+    for (int i = 0; i < columns / 2; ++i) {
+      int half = i / 2 % 2, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      double addends[9] = {c[i]};
+      for (int k = 0; k < 8; ++k)
+        addends[k + 1] = (double)shim_tf32(warp[lane / 4 * 4 + k % 4].a[half + k / 4 * 2]) *
+                         shim_tf32(b.element<unsigned>(column, k));
+      c[i] = shim_truncated_sum(addends, 9);
+    }
+  });
+}
+#define SHIM_WGMMA_TF32(columns) \
+  void tvm_deconv_wgmma_tf32_n##columns(float* c, const void* registers, const void* b) { \
+    shim_wgmma_tf32(c, registers, b, columns); \
+  }
+SHIM_WGMMA_TF32(32)
+SHIM_WGMMA_TF32(64)
+SHIM_WGMMA_TF32(128)
+SHIM_WGMMA_TF32(256)
 void tvm_deconv_wgmma_fence() { shim_fiber().fenced = true; }
 void tvm_deconv_wgmma_commit() {
   shim_fiber().products.emplace_back();

@@ -30,4 +30,8 @@ void tvm_deconv_wgmma_wait1();
 #define SHIM_WGMMAS SHIM_WGMMAS_OF(32) SHIM_WGMMAS_OF(64) SHIM_WGMMAS_OF(128) SHIM_WGMMAS_OF(256)
 SHIM_WGMMAS
 #undef SHIM_WGMMA
+void tvm_deconv_wgmma_tf32_n32(float* c, const void* registers, const void* b);
+void tvm_deconv_wgmma_tf32_n64(float* c, const void* registers, const void* b);
+void tvm_deconv_wgmma_tf32_n128(float* c, const void* registers, const void* b);
+void tvm_deconv_wgmma_tf32_n256(float* c, const void* registers, const void* b);
 #pragma GCC visibility pop

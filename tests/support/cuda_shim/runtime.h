@@ -31,3 +31,7 @@ void shim_meet();
 bool shim_ended(unsigned block);
 float shim_f16(unsigned short bits);
 float shim_bf16(unsigned short bits);
+float shim_tf32(unsigned bits);
+float shim_truncated_sum(const double* addends, int count);
+struct ShimShown { const void* row; unsigned a[4], b[2]; };
+const ShimShown* shim_show(const ShimShown& mine);  // what all lanes of the warp show

@@ -3,10 +3,9 @@
 #include "warp.h"
 #include "runtime.h"
 
-struct ShimShown { const void* row; unsigned a[4], b[2]; };
 static ShimShown shim_shown[2][1024];
 
-static const ShimShown* shim_show(const ShimShown& mine) {
+const ShimShown* shim_show(const ShimShown& mine) {
   // Two sets by turns: a lane may be one instruction ahead of those that have not read yet.
   auto& set = shim_shown[shim_fiber().operations++ % 2];
   set[shim_current] = mine;
@@ -62,14 +61,14 @@ static void shim_mma_bytes(int* c, const void* registers_a, const void* register
 }
 
 // m16n8k8 of TF32. What is not rounded beforehand is cut off, as far as anything says: that is an error here.
-static float shim_tf32(unsigned bits) {
+float shim_tf32(unsigned bits) {
   if (bits & 0x1fff && (bits & 0x7fffffff) <= 0x7f800000) shim_fail("an operand that is no TF32");
   float value; std::memcpy(&value, &bits, 4); return value;
 }
 
 // A sum as tensor cores form it at their worst: every addend loses what lies below the last bit of the largest, and so
 // does the sum, both towards zero.
-static float shim_truncated_sum(const double* addends, int count) {
+float shim_truncated_sum(const double* addends, int count) {
   double largest = 0, sum = 0;
   for (int i = 0; i < count; ++i) largest = std::fmax(largest, std::fabs(addends[i]));
   if (!(largest > 0x1p-100 && largest < 0x1p127)) {
