@@ -180,14 +180,13 @@ class _Builder:
             self.pack_offsets(i, section, (packed_filter, begin), zero_point, bias)
             for i, (section, begin) in enumerate(zip(layout.sections, corrections[:-1], strict=False))
         ]
-        results = _Results(problem, layout, products, bias, offsets, constants, scales)
+        dtype = problem.accumulate_dtype if self.words else sum_dtype(problem)
+        results = _Results(problem, layout, dtype, products, bias, offsets, constants, scales)
         rows = layout.form == ROWS
         interleaved = self.interleave(self.finish_chunks(results)) if rows else self.finish_channels(results)
         func = te.create_prim_func([*parameters, self.copy_out(interleaved)])
-        packed_elements, dtype = corrections[-1], str(products[0].dtype)
-        return DirectDefinition(
-            byte_aligned(func), layout, problem.rank, len(points), packed_elements, self.narrows, dtype
-        )
+        sizes = problem.rank, len(points), corrections[-1]
+        return DirectDefinition(byte_aligned(func), layout, *sizes, self.narrows, dtype)
 
     def _data_shape(self) -> tuple[Extent, ...]:
         extents, geometry = self.layout.extents, self.layout.geometry
@@ -486,12 +485,13 @@ class _Builder:
 class _Results:
     """The outputs as expressions of `products`, one stage per combination of runs, and of what is packed besides.
 
-    That is the `bias`, the `offsets` of products in words, which have the bias in them, and `scales`. `constants` are
+    Products have `sum_dtype`. What is packed is the `bias`, the `offsets` of products in words, which have the bias in them, and `scales`. `constants` are
     the parameter behind the filter.
     """
 
     problem: Problem
     layout: DirectLayout
+    sum_dtype: str
     products: Sequence[te.Tensor]
     bias: te.Tensor | None
     offsets: Sequence[te.Tensor]
@@ -505,7 +505,7 @@ class _Results:
         """
         bias = None if self.bias is None else self.bias[at[4], at[5], cc]
         # Of a phase without taps: the bias is in the offsets of the others, or comes on top of all.
-        value = _zero(str(self.products[0].dtype)) if bias is None or not self.offsets else bias
+        value = _zero(self.sum_dtype) if bias is None or not self.offsets else bias
         for number, section in reversed(list(enumerate(self.layout.sections))):
             local, conditions = within_runs(phases, section.runs, self.layout.strides)
             result = self._result(number, at, cc, local, n, places)
