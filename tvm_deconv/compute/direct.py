@@ -485,8 +485,8 @@ class _Builder:
 class _Results:
     """The outputs as expressions of `products`, one stage per combination of runs, and of what is packed besides.
 
-    Products have `sum_dtype`. What is packed is the `bias`, the `offsets` of products in words, which have the bias in them, and `scales`. `constants` are
-    the parameter behind the filter.
+    Products have `sum_dtype`. What is packed is the `bias`, the `offsets` of products in words, which have the bias in
+    them, and `scales`. `constants` are the parameter behind the filter.
     """
 
     problem: Problem
