@@ -22,10 +22,17 @@ from tvm.tirx import IntImm, PrimFunc
 from tvm_deconv.compute.epilogue import activate
 from tvm_deconv.compute.gather import Index, ravel, reached, unravel
 from tvm_deconv.compute.phases import Geometry
-from tvm_deconv.compute.requantization import bias_at, data_zero_point, has_scales, scale_at, stored
+from tvm_deconv.compute.requantization import (
+    bias_at,
+    data_zero_point,
+    epilogue_parameter,
+    has_scales,
+    scale_at,
+    stored,
+)
 from tvm_deconv.compute.storage import filter_storage, from_accumulator, storage_dtype, to_accumulator
 from tvm_deconv.problem import Problem
-from tvm_deconv.problem.quantization import HEAD, STORED
+from tvm_deconv.problem.quantization import STORED
 
 #: Threads of a block in kernels where each thread works for itself.
 THREADS = 256
@@ -209,14 +216,10 @@ def deconv(
     out_shape = (geometry.batch, *((*spatial, channels) if problem.data_format == "NXC" else (channels, *spatial)))
     index = index_dtype(math.prod(data_shape), math.prod(out_shape), packed_elements, workspace_elements)
     accumulator, function = problem.accumulate_dtype, Function()
-    parameter: tuple[str, Sequence[int], str] | None = None
-    if problem.quantization:
-        parameter = "constants", (HEAD + 2 * problem.bias_shape[0],), "int32"
-    elif problem.epilogue.bias:
-        parameter = "bias", problem.bias_shape, accumulator
+    parameter = epilogue_parameter(problem)
 
     def argument(name: str, shape: Sequence[int], dtype: str) -> Expr:
-        extents = [IntImm(index, extent) for extent in shape]
+        extents = [IntImm(index, int(extent)) for extent in shape]
         return build.arg(name, build.buffer(extents, dtype, layout=None))
 
     with IRBuilder() as builder:
@@ -231,7 +234,7 @@ def deconv(
                     index,
                     argument("data", data_shape, storage_dtype(problem.dtype)),
                     argument("packed", (packed_elements,), packed_dtype),
-                    argument(*parameter) if parameter else None,
+                    None if parameter is None else argument(parameter.op.name, parameter.shape, str(parameter.dtype)),
                     argument("workspace", (workspace_elements,), accumulator) if workspace_elements else None,
                     argument("out", out_shape, storage_dtype(problem.output_dtype)),
                 ),

@@ -22,7 +22,7 @@ from tvm_deconv.targets import CudaTarget
 _PAYS = 0.75
 
 
-class _Merging(_Warps):
+class _Merged(_Warps):
     """A part is a warp's, of merged phases."""
 
     algorithm = "cuda_merged"
@@ -32,15 +32,11 @@ class _Merging(_Warps):
         return merged(self.problem, self.plan.joined)
 
 
-class _Merged(_Merging):
-    """Of floats."""
-
-
-class _MergedBytes(_Merging, _Bytes):
+class _MergedBytes(_Merged, _Bytes):
     """Of bytes, whose zeros no infinity meets."""
 
 
-def form_of(problem: Problem, plan: Plan) -> _Merging:
+def form_of(problem: Problem, plan: Plan) -> _Merged:
     """Return the form of a plan: of bytes, or of floats."""
     return _MergedBytes(problem, plan) if problem.accumulate_dtype == "int32" else _Merged(problem, plan)
 
@@ -63,7 +59,7 @@ def _shapes(problem: Problem) -> list[Plan]:
 
 
 ALGORITHM = matrix_algorithm(
-    _Merging.algorithm,
+    _Merged.algorithm,
     form_of,
     _shapes,
     supports,

@@ -2,9 +2,9 @@
 
 float16, bfloat16 and TF32 on ``sm_90a``. A warpgroup multiplies 64 rows by all columns of a tile.
 
-1. Phases are convolutions of stride one, so the rows of a tile are a box of positions, and the terms of a tile of k,
-   64 channels of one tap (32 of float32), are a box of the data: one TMA load gathers A, with zeros outside of the
-   data. B is packed with k fastest, and a tile of it is one load too.
+1. Phases are convolutions of stride one, so the rows of a tile are a box of positions. The terms of a tile of k are 64
+   channels of one tap, 32 of float32. So one TMA load of a box of the data gathers A, with zeros outside of the data.
+   B is packed with k fastest, and a tile of it is one load too.
 2. Lines of 128 bytes lie in shared memory with the swizzle of 128 bytes: TMA writes and wgmma reads it. With channels
    second lines of A are positions, 8 to 64 neighbours on the last axis, of 64 channels, with the swizzle of as many
    bytes; wgmma transposes them. A of TF32 is read from there and rounded, and wgmma takes it from registers.
