@@ -638,6 +638,51 @@ def test_free_extents(title, library_for, tmp_path):
             session.run(None, {"x": uniform(*wrong)})
 
 
+@pytest.mark.parametrize("title", FREE)
+def test_extents_are_known_behind_a_layer(title, library_for, tmp_path):
+    """Unknown ones may have the data's name only where they are the data's."""
+    shape, filter, calls = FREE[title]
+    strides = [len(filter) * 2 - 4] * (len(filter) - 2)
+    nodes = [
+        helper.make_node("ConvTranspose", ["x", "f"], ["a"], strides=strides),
+        helper.make_node("ConvTranspose", ["x", "f"], ["b"], strides=strides),
+        one("Concat", "a b", "y", axis=1),
+    ]
+    path = save(tmp_path / "free.onnx", nodes, {"f": uniform(*filter)}, {"x": shape}, ["a", "b", "y"])
+    session, plain = Session(path, library_for(path)), onnxruntime.InferenceSession(path)
+    assert len(session.layers) == 2
+    for value, wanted in zip(session.get_outputs(), plain.get_outputs(), strict=True):
+        assert len(value.shape) == len(wanted.shape) or shape is None
+        for extent, known in zip(value.shape, wanted.shape, strict=False):
+            assert extent == known if isinstance(known, int) or known == "n" else not isinstance(extent, int)
+    check(session, path, {"x": uniform(*calls[-1])})
+
+
+def test_what_follows_from_extents_is_computed_once(library_for, tmp_path):
+    """Else a pad that exporters compute from extents would not become a part of the convolution behind it.
+
+    Here the extents of the layer's data are known only after ONNX Runtime has computed the end of a slice.
+    """
+    nodes = [
+        one("Shape", "x", "all"), one("Slice", "all from to", "end"), one("Slice", "x from end from", "x1"),
+        up("x1", "a"), one("Shape", "a", "s"), one("Gather", "s two", "t"), one("Sub", "t extent", "d"),
+        one("Concat", "zeros d zeros d", "p", axis=0), one("Pad", "a p", "e"), one("Conv", "e k", "y"),
+    ]  # fmt: skip
+    constants = {
+        "f": CONSTANTS["f"], "k": uniform(4, 3, 2, 2), "two": np.array([2, 3]), "extent": np.array([9, 10]),
+        "zeros": np.array([0, 0]), "from": np.array([0]), "to": np.array([1]),
+    }  # fmt: skip
+    path = save(tmp_path / "pad.onnx", nodes, constants, {"x": (1, 3, 5, 6)}, ["y"])
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    session = Session(path, library_for(path), options)
+    kinds = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
+    assert len(session.layers) == 1
+    assert "ConvTranspose_float32" in kinds
+    assert not {"Shape", "Gather", "Sub", "Pad"} & {*kinds}
+    check(session, path, {"x": uniform(1, 3, 5, 6)})
+
+
 def test_data_that_do_not_fit_a_layer(library_for, tmp_path):
     """Where ONNX Runtime knows nothing of a shape, the operator checks it."""
     nodes = [one("Neg", "x", "n"), up("n", "a"), one("Relu", "a", "y")]

@@ -8,7 +8,9 @@
  * Calls hold no lock and reach no Python. They run in the threads of the session.
  */
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "../runtime/layers.h"
@@ -88,6 +90,85 @@ static OrtStatus *compute(void *given_kernel, OrtKernelContext *context) {
   return ort->CreateStatus(ORT_FAIL, message);
 }
 
+/* ---- shapes ------------------------------------------------------------------------------------------------------ */
+
+enum { NAME_BYTES = 64 };
+
+struct shape {
+  int64_t number; /* of the layer */
+  size_t rank;
+  int64_t extents[MOST_AXES];
+  char names[MOST_AXES][NAME_BYTES]; /* of extents that are not known; empty for others */
+};
+
+/* Reads the data's shape; a rank of 0 if it is unknown or too large. */
+static OrtStatus *read_shape(const OrtShapeInferContext *context, struct shape *data) {
+  OrtTensorTypeAndShapeInfo *info; /* the context's */
+  const char *names[MOST_AXES];
+  OrtStatus *status = ort->ShapeInferContext_GetInputTypeShape(context, 0, &info);
+  if (!status) status = ort->GetDimensionsCount(info, &data->rank);
+  if (!status && data->rank > MOST_AXES) data->rank = 0;
+  if (!status) status = ort->GetDimensions(info, data->extents, data->rank);
+  if (!status) status = ort->GetSymbolicDimensions(info, names, data->rank);
+  for (size_t axis = 0; !status && axis < data->rank; ++axis)
+    snprintf(data->names[axis], NAME_BYTES, "%s", strlen(names[axis]) < NAME_BYTES ? names[axis] : "");
+  return status;
+}
+
+/* Writes the output's shape. An extent that is not known gets the data's name, if it is the same, or one of its own. */
+static int make_shape(const struct facts *facts, const struct shape *data, struct shape *out) {
+  *out = (struct shape){.number = data->number, .rank = data->rank};
+  if (data->rank != (size_t)facts->rank) return -1;
+  for (int axis = 0; axis < facts->rank; ++axis) {
+    int64_t factor = facts->factor[axis], offset = facts->offset[axis];
+    int64_t extent = data->extents[axis] < 0 ? facts->data[axis] : data->extents[axis];
+    if (extent >= 0 || !factor) {
+      if (__builtin_mul_overflow(factor, extent, &extent) || __builtin_add_overflow(extent, offset, &out->extents[axis]))
+        return -1;
+      if (out->extents[axis] < 0) return -1;
+    } else if (factor == 1 && !offset && *data->names[axis]) {
+      memcpy(out->names[axis], data->names[axis], NAME_BYTES);
+    } else {
+      snprintf(out->names[axis], NAME_BYTES, "tvm_deconv_%lld_%d", (long long)data->number, axis);
+    }
+  }
+  return 0;
+}
+
+static OrtStatus *write_shape(OrtShapeInferContext *context, ONNXTensorElementDataType type, const struct shape *out) {
+  OrtTensorTypeAndShapeInfo *info;
+  const char *names[MOST_AXES];
+  for (size_t axis = 0; axis < out->rank; ++axis) names[axis] = out->names[axis];
+  OrtStatus *status = ort->CreateTensorTypeAndShapeInfo(&info);
+  if (status) return status;
+  status = ort->SetTensorElementType(info, type);
+  if (!status) status = ort->SetDimensions(info, out->extents, out->rank);
+  if (!status) status = ort->SetSymbolicDimensions(info, names, out->rank);
+  if (!status) status = ort->ShapeInferContext_SetOutputTypeShape(context, 0, info);
+  ort->ReleaseTensorTypeAndShapeInfo(info);
+  return status;
+}
+
+/*
+ * Tells ONNX Runtime what it knew of the layer's output: else it would compute at every call what follows from the
+ * extents. Says nothing of a layer that does not exist, or data that do not fit, which have their own errors.
+ */
+static OrtStatus *infer_shape(const OrtCustomOp *op, OrtShapeInferContext *context) {
+  struct shape data = {0}, out;
+  const OrtOpAttr *attribute;
+  size_t read;
+  char message[MESSAGE_BYTES];
+  OrtStatus *status = ort->ShapeInferContext_GetAttribute(context, "layer", &attribute);
+  if (!status) status = ort->ReadOpAttr(attribute, ORT_OP_ATTR_INT, &data.number, sizeof data.number, &read);
+  if (!status) status = read_shape(context, &data);
+  if (status) return status;
+  struct facts *facts = tvm_deconv_find_layer(data.number, message);
+  if (!facts) return NULL;
+  if (!make_shape(facts, &data, &out)) status = write_shape(context, op->GetOutputType(op, 0), &out);
+  tvm_deconv_release_layer(facts);
+  return status;
+}
+
 /* ---- operators --------------------------------------------------------------------------------------------------- */
 
 struct operator {
@@ -118,7 +199,7 @@ static OrtMemType any_memory(const OrtCustomOp *op, size_t index) { return (void
     .KernelDestroy = destroy_kernel, .GetInputCharacteristic = required, .GetOutputCharacteristic = required,       \
     .GetInputMemoryType = any_memory, .GetVariadicInputMinArity = none, .GetVariadicInputHomogeneity = none,        \
     .GetVariadicOutputMinArity = none, .GetVariadicOutputHomogeneity = none, .CreateKernelV2 = make_kernel,         \
-    .KernelComputeV2 = compute, .GetStartVersion = one_version, .GetEndVersion = one_version},                      \
+    .KernelComputeV2 = compute, .InferOutputShapeFn = infer_shape, .GetStartVersion = one_version, .GetEndVersion = one_version},                      \
    text, ONNX_TENSOR_ELEMENT_DATA_TYPE_##from, ONNX_TENSOR_ELEMENT_DATA_TYPE_##to}
 
 static const struct operator operators[] = {
