@@ -250,6 +250,23 @@ def test_no_node_runs_twice(opened, library_for, tmp_path):
     check(session, path, {"x": uniform(1, 3, 32, 32)})
 
 
+def test_layers_that_make_the_same_run_once(how, opened, library_for, tmp_path):
+    """ONNX Runtime merges equal nodes of its own only. The same weights may have two names."""
+    nodes = [
+        up("x", "a"), up("x", "b"), up("x", "c", filter="again"), up("x", "d", filter="g"), one("Neg", "x", "n"),
+        up("n", "e"), one("Relu", "b", "r"), one("Sum", "a r c d e", "y"),
+    ]  # fmt: skip
+    constants = {"f": CONSTANTS["f"], "again": CONSTANTS["f"], "g": CONSTANTS["g"]}
+    path = save(tmp_path / "same.onnx", nodes, constants, {"x": (1, 3, 5, 6)}, ["y", "c"])
+    session = Session(path, library_for(path))
+    assert [*session.layers] == ["a", "b", "c", "d", "e"]
+    assert len({id(layer) for layer in session.layers.values()}) == 3  # b has absorbed an activation
+    if how == "whole":
+        kinds = [node.op_type for model in opened for node in model.graph.node]
+        assert kinds.count("ConvTranspose_float32") == 4
+    check(session, path, {"x": uniform(1, 3, 5, 6)})
+
+
 OPERATORS = {"ConvTranspose": 1, "Relu": 1, "Neg": 1, "Add": 2, "Mul": 2, "Max": 2}
 
 

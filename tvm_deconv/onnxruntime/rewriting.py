@@ -28,7 +28,7 @@ def replace(model: onnx.ModelProto, replacements: Sequence[tuple[Place, onnx.Nod
         pass
     _keep(model.graph.input, [value.name not in read & stored for value in model.graph.input])
     model.ir_version = max(model.ir_version, _FIRST_IR)
-    for domain in {node.domain for _, node in replacements}:
+    for domain in {node.domain for _, node in replacements if node.domain}:
         model.opset_import.append(onnx.helper.make_opsetid(domain, 1))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ class Session:
     `layers` are those of the library by the names of their nodes, `left` the others, with the reason. Nodes that a
     layer has absorbed run with it. Initializers that a layer has read are constants, even those that are inputs too.
 
+    What layers make of the same data by the same weights is computed once.
+
     The model stays whole: a custom operator calls the layers. Its library lies beside the artifacts, or is compiled. A
     process without it and without a C++ compiler cuts the model into pieces at its layers, and has the methods `run`,
     `get_inputs` and `get_outputs` only; otherwise all of an InferenceSession.
@@ -62,8 +65,9 @@ class Session:
         self._folder = path.parent.resolve()
         places: list[Place] = []
         gains: dict[Problem, float] = {}
+        bind = _Binder(library, None if self._whole else model.graph)
         for layer, (_, place) in zip(with_unique_names(layer for layer, _ in found), found, strict=True):
-            bound = _bound(layer, place, library, None if self._whole else model.graph)
+            bound = bind(layer, place)
             if measure and isinstance(bound, Layer) and place is not None:
                 if bound.problem not in gains:
                     gains[bound.problem] = self._gain(model, place, bound)
@@ -156,20 +160,46 @@ class Session:
             return onnxruntime.InferenceSession(str(path), options, _PROVIDERS)
 
 
-def _bound(layer: FoundLayer, place: Place | None, library: Library, only: onnx.GraphProto | None) -> Layer | str:
-    """Return the bound layer, or the reason why it stays in the model; `only` is the one graph that can be changed."""
-    if not layer.reason and place is not None and only is not None and place.graph is not only:
-        return "it stands in a graph within the model's own, and there is no compiler for the custom operator"
-    bound = layer.bind(library)
-    if isinstance(bound, Layer) and bound.manifest is None:
-        return "no artifact serves it, and NumPy is slower than ONNX Runtime"
-    return bound
+class _Binder:
+    """Binds the layers of a model; those that compute the same of the same data become one."""
+
+    def __init__(self, library: Library, only: onnx.GraphProto | None) -> None:
+        """Bind layers of `library`; `only` is the one graph that can be changed, None if all can."""
+        self._library = library
+        self._only = only
+        self._bound: dict[Hashable, Layer | str] = {}
+
+    def __call__(self, layer: FoundLayer, place: Place | None) -> Layer | str:
+        """Return the bound layer, or the reason why it stays in the model."""
+        if not layer.reason and place is not None and self._only is not None and place.graph is not self._only:
+            return "it stands in a graph within the model's own, and there is no compiler for the custom operator"
+        if layer.problem is None or layer.filter is None:
+            return layer.bind(self._library)
+        weights = (weight for weight in (layer.filter, layer.bias) if weight is not None)
+        digests = [sha256(weight.tobytes()).digest() for weight in weights]
+        same = (layer.problem, *digests, layer.scaling and layer.scaling.text)
+        if same not in self._bound:
+            self._bound[same] = self._new(layer)
+        return self._bound[same]
+
+    def _new(self, layer: FoundLayer) -> Layer | str:
+        bound = layer.bind(self._library)
+        if isinstance(bound, Layer) and bound.manifest is None:
+            return "no artifact serves it, and NumPy is slower than ONNX Runtime"
+        return bound
 
 
 def _put(model: onnx.ModelProto, places: Sequence[Place], layers: Sequence[Layer], numbers: Sequence[int]) -> None:
-    """Replace the layers in `model` by nodes of the custom operator."""
-    parts = zip(places, layers, numbers, strict=True)
-    replace(model, [(place, operator.node(layer, number, place)) for place, layer, number in parts])
+    """Replace the layers in `model` by nodes of the operator: one for those that make the same of the same data."""
+    made: dict[Hashable, str] = {}
+    nodes = []
+    for place, layer, number in zip(places, layers, numbers, strict=True):
+        first = made.setdefault((id(place.graph), place.data, layer), place.made)
+        if first == place.made:
+            nodes.append(operator.node(layer, number, place))
+        else:
+            nodes.append(onnx.helper.make_node("Identity", [first], [place.made], place.node.name))
+    replace(model, [*zip(places, nodes, strict=True)])
 
 
 def _external_data(model: onnx.ModelProto) -> set[str]:
