@@ -21,7 +21,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_deconv.compute.indexing import LEAD
 from tvm_deconv.compute.matrix import MatrixDefinition
 from tvm_deconv.compute.matrix_layout import MatrixLayout, MatrixSection
-from tvm_deconv.compute.words import WORD, Words
+from tvm_deconv.compute.words import WORD, Words, tiled
 from tvm_deconv.schedules.x86.amx import mark_matrices
 from tvm_deconv.schedules.x86.dot import dot_intrinsic
 from tvm_deconv.schedules.x86.interleave import transpose_intrinsic
@@ -101,7 +101,7 @@ class _Steps:
         if self.runs:
             self.vectorize_data()
         for block, section in zip(self.runs, self.definition.sections, strict=True):
-            if self.words is not None and self.words.tiled:
+            if tiled(self.words):
                 self.tile_matrices(block, section, len(self.words.products))
             else:
                 self.tile_registers(block, section)

@@ -68,7 +68,7 @@ from tvm_deconv.compute.requantization import (
 )
 from tvm_deconv.compute.storage import storage_dtype, sum_dtype
 from tvm_deconv.compute.transforms import transform
-from tvm_deconv.compute.words import WORD, Words, corrections_of
+from tvm_deconv.compute.words import WORD, Words, corrections_of, tiled
 from tvm_deconv.problem import Problem
 
 
@@ -305,7 +305,7 @@ class _Builder:
         """
         layout, form, outputs = self.layout, self.layout.form, self.layout.tile.outputs
         taps = [te.reduce_axis(tuple(shape_of((0, rows.taps))), f"t{i}") for i, rows in enumerate(section.axes)]
-        if self.words is not None and self.words.tiled:
+        if tiled(self.words):
             (ci, *words), (data_step, filter_step) = self.words.reduction(layout.geometry.in_channels)
         else:
             ci, words = te.reduce_axis(tuple(shape_of((0, -(-layout.geometry.in_channels // section.lanes)))), "ci"), []

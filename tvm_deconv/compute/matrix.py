@@ -61,7 +61,7 @@ from tvm_deconv.compute.storage import storage_dtype, stores_bytes
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.compute.transforms import transform
 from tvm_deconv.compute.winograd import Matrix
-from tvm_deconv.compute.words import WORD, Words, corrections_of
+from tvm_deconv.compute.words import WORD, Words, corrections_of, tiled
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import round_up
 
@@ -118,7 +118,7 @@ def narrows_squares(problem: Problem, words: Words | None) -> bool:
 
     So are those that become bfloat16 behind products of matrices, which are so fast that this takes the time.
     """
-    return stores_bytes(problem) or (words is not None and words.tiled and problem.output_dtype == "bfloat16")
+    return stores_bytes(problem) or (tiled(words) and problem.output_dtype == "bfloat16")
 
 
 def _zero() -> Expr:
@@ -368,7 +368,7 @@ class _Builder:
 
     def terms(self, section: MatrixSection) -> tuple[list[te.IterVar], tuple[Expr, Expr]]:
         """Return the axes of a product's sum over input channels, and the channel of either factor at them."""
-        if self.words is None or not self.words.tiled:
+        if not tiled(self.words):
             channel = te.reduce_axis(tuple(shape_of((0, section.part_channels))), "ci")
             return [channel], (channel.var, channel.var)
         axes, (left, right) = self.words.reduction(section.part_channels)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 from tvm import te, tirx
 from tvm.ir import Expr
@@ -49,11 +49,6 @@ class Words:
     shift: int = 0
     depth: int = 1
     parts: int = 1
-
-    @property
-    def tiled(self) -> bool:
-        """True if an instruction multiplies matrices."""
-        return self.depth > 1
 
     @property
     def cut(self) -> bool:
@@ -177,6 +172,11 @@ class Words:
         The instruction multiplies `one` word by each of a vector. Bytes of the first are unsigned.
         """
         return tirx.call_pure_extern(accumulator, self.name, one, of_vector)
+
+
+def tiled(words: Words | None) -> TypeGuard[Words]:
+    """Tell whether factors are in words, of which an instruction multiplies matrices."""
+    return words is not None and words.depth > 1
 
 
 def _chosen(choices: Sequence[Expr | int], number: Expr) -> Expr:

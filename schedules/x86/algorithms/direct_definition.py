@@ -16,7 +16,7 @@ from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS, has_whol
 from tvm_deconv.compute.packing import pack_filter
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import storage_dtype, stores_bytes, sum_dtype
-from tvm_deconv.compute.words import WORD, Words, plans_in_words
+from tvm_deconv.compute.words import WORD, Words, plans_in_words, tiled
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.x86 import (
@@ -154,7 +154,7 @@ class _Form:
             problem, target, plan.tile, lanes, words, definition, scheduled, joined, joining, streams, whole
         )
         deconv = lower_prefetches(finish.deconv(), target)
-        deconv = lower_matrices(deconv, words) if words and words.tiled else deconv
+        deconv = lower_matrices(deconv, words) if tiled(words) else deconv
         return Kernel(
             problem=given,
             deconv=deconv if problem is given else with_output(deconv, given.output_shape),
@@ -193,7 +193,7 @@ class _Finish:
         if form == INPUTS:
             finished = register_inputs.finish_inputs(self.scheduled, problem, definition)
             return lower(finished, definition.end, streams=False)
-        if words and words.tiled:
+        if tiled(words):
             return self.from_memory()
         rounded, rounding = (
             ("", ROUNDING) if words == BFLOAT16_PAIRS else exact_rounding(problem, self.target, self.lanes)
@@ -215,7 +215,7 @@ class _Finish:
     def products(self) -> str:
         """The LLVM IR of functions that multiply words or join vectors."""
         words = self.words
-        return self.joined + (dot_functions(words, self.lanes) if words and not words.tiled else "")
+        return self.joined + (dot_functions(words, self.lanes) if words and not tiled(words) else "")
 
     @property
     def stored_lanes(self) -> int:

@@ -15,7 +15,7 @@ from tvm_deconv.compute.matrix_layout import row_unit
 from tvm_deconv.compute.packing import pack_matrix_filter
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import stores_bytes
-from tvm_deconv.compute.words import WORD, Words, plans_in_words
+from tvm_deconv.compute.words import WORD, Words, plans_in_words, tiled
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.x86 import matrix_tiles
@@ -103,7 +103,7 @@ class _Transforms:
         conversions = row_conversions(problem, target, stored=whole or narrows)
         deconv = lower(func, definition.end, streams=streams, products=joining + functions, conversions=conversions)
         deconv = lower_prefetches(deconv, target)
-        if words and words.tiled:
+        if tiled(words):
             deconv = lower_matrices(deconv, words)
         return Kernel(
             problem=problem,
@@ -131,7 +131,7 @@ def _in_words(
     if words is None:
         return func, ""
     func = load_words(func)
-    if not words.tiled:
+    if not tiled(words):
         return func, dot_functions(words, lanes)
     if whole_vectors and problem.output_dtype == "bfloat16":
         return round_vectors(func, ROUNDING), dot_functions(BFLOAT16_PAIRS, lanes)
