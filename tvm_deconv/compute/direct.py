@@ -175,7 +175,7 @@ class _Builder:
             for i, section in enumerate(layout.sections)
         ]
         bias = self.pack_bias(constants) if constants is not None and problem.epilogue.bias else None
-        scales = self.pack_scales(constants) if constants is not None and has_scales(problem) else None
+        scales = self.pack_scales(constants) if has_scales(problem) else None
         offsets = [
             self.pack_offsets(i, section, (packed_filter, begin), zero_point, bias)
             for i, (section, begin) in enumerate(zip(layout.sections, corrections[:-1], strict=False))
@@ -360,7 +360,7 @@ class _Builder:
         """Return ``bias_pack``, ``[g, co, channel]``: the bias by tiles of channels, zero for padding channels."""
         return self._pack_channels(lambda channel: bias_at(self.given, bias, channel), "bias_pack")
 
-    def pack_scales(self, constants: te.Tensor) -> te.Tensor:
+    def pack_scales(self, constants: te.Tensor | None) -> te.Tensor:
         """Return ``scale_pack``, ``[g, co, channel]``: the bits of the scales by tiles of channels, like the bias."""
         return self._pack_channels(lambda channel: scale_at(self.given, constants, channel), "scale_pack")
 

@@ -506,9 +506,8 @@ class _Builder:
         channel = at[4] * geometry.out_channels + channel
         if self.problem.epilogue.bias and self.parameter is not None:
             value = value + bias_at(self.problem, self.parameter, channel)
-        parameter = self.parameter if has_scales(self.problem) else None
-        scale = None if parameter is None else scale_at(self.problem, parameter, channel)
-        return finished(self.problem, value, parameter, scale)
+        scale = scale_at(self.problem, self.parameter, channel) if has_scales(self.problem) else None
+        return finished(self.problem, value, self.parameter, scale)
 
     def result(
         self, section: MatrixSection, result: te.Tensor, at: Index, image: Expr, places: Index, column: Expr
