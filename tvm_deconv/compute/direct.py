@@ -118,7 +118,7 @@ def define_direct(
     *,
     narrows: bool = False,
     pairs: int = 0,
-    given: Problem | None = None,
+    unfolded: Problem | None = None,
 ) -> DirectDefinition:
     """Define `problem` in a `form` of `indexing`, blocked by `tile`, for vectors of `lanes` accumulators.
 
@@ -126,7 +126,7 @@ def define_direct(
     nothing may be transformed. If it `narrows`, the stage ``interleave`` has the type of the output, else that of
     accumulators. `pairs`, in groups alone, is that of `FilterSection`. The parameters are the data, the packed filter,
     `epilogue_parameter` if there is one, and the output. Data and bias have the caller's shapes; if `problem` is a
-    folded one, the bias is that of the `given` problem. The output is ``[N, G, Co, D, H, W]`` or
+    folded one, the bias is that of the `unfolded` problem. The output is ``[N, G, Co, D, H, W]`` or
     ``[N, D, H, W, G, Co]``; `DirectDefinition.caller_index` maps it to the caller's. Raises ValueError for a tile that
     cannot be scheduled.
     """
@@ -134,7 +134,7 @@ def define_direct(
         layout = DirectLayout.of(words.problem(problem), form, tile, lanes, pairs, words.depth)
     else:
         layout = DirectLayout.of(problem, form, tile, lanes, pairs)
-    return _Builder(problem, given or problem, layout, words, narrows).definition()
+    return _Builder(problem, unfolded or problem, layout, words, narrows).definition()
 
 
 def _stage(shape: Sequence[Extent], element: Callable[..., Expr], name: str) -> te.Tensor:
@@ -151,7 +151,7 @@ class _Builder:
     """The stages of a definition, in the order of the data flow."""
 
     problem: Problem
-    given: Problem
+    unfolded: Problem
     layout: DirectLayout
     words: Words | None
     narrows: bool
@@ -165,7 +165,7 @@ class _Builder:
         counts = [math.prod(section.filters) for section in layout.sections] if words else []
         corrections = corrections_of(counts, layout.packed_elements)
         packed_filter = te.placeholder(shape_of(corrections[-1:]), factor, "packed_filter")
-        constants = epilogue_parameter(self.given)
+        constants = epilogue_parameter(self.unfolded)
         parameters = [data, packed_filter, *([] if constants is None else [constants])]
         zero_point = data_zero_point(problem, constants)
         packed = self.pack_data(data, zero_point)
@@ -358,21 +358,21 @@ class _Builder:
 
     def pack_bias(self, bias: te.Tensor) -> te.Tensor:
         """Return ``bias_pack``, ``[g, co, channel]``: the bias by tiles of channels, zero for padding channels."""
-        return self._pack_channels(lambda channel: bias_at(self.given, bias, channel), "bias_pack")
+        return self._pack_channels(lambda channel: bias_at(self.unfolded, bias, channel), "bias_pack")
 
     def pack_scales(self, constants: te.Tensor | None) -> te.Tensor:
         """Return ``scale_pack``, ``[g, co, channel]``: the bits of the scales by tiles of channels, like the bias."""
-        return self._pack_channels(lambda channel: scale_at(self.given, constants, channel), "scale_pack")
+        return self._pack_channels(lambda channel: scale_at(self.unfolded, constants, channel), "scale_pack")
 
     def _pack_channels(self, of_channel: Callable[[Expr], Expr], name: str) -> te.Tensor:
-        """Return the stage `name`: `of_channel` of each given channel over all groups, by tiles of channels."""
+        """Return the stage `name`: `of_channel` of each unfolded channel over all groups, by tiles of channels."""
         layout, geometry, width = self.layout, self.layout.geometry, self.layout.tile.channels
 
         def element(g: Expr, co: Expr, cc: Expr) -> Expr:
             group, channel = group_and_channel(layout.form, width, g, co, cc, layout.pairs)
             exists = tirx.all(group < geometry.groups, channel < geometry.out_channels)
-            if self.given is not self.problem:
-                channel = channel % self.given.out_channels
+            if self.unfolded is not self.problem:
+                channel = channel % self.unfolded.out_channels
             value = of_channel(group * geometry.out_channels + channel)
             return tirx.if_then_else(exists, value, _zero(self.problem.accumulate_dtype))
 

@@ -134,13 +134,13 @@ class _Form:
     def tasks(self, problem: Problem, plan: tiles.Plan) -> int:
         return plan.tasks(self.computed(problem), self.form)
 
-    def build(self, given: Problem, target: CpuTarget, plan: tiles.Plan) -> Kernel:
-        problem = self.computed(given)
+    def build(self, unfolded: Problem, target: CpuTarget, plan: tiles.Plan) -> Kernel:
+        problem = self.computed(unfolded)
         lanes = accumulator_lanes(problem, target) // (1 + plan.halves)
         words = self.words(problem, target) if self.words else None
         narrows, pairs = self._narrows(problem), self._pairs(problem, target, plan.tile, lanes)
         definition = define_direct(
-            problem, self.form, plan.tile, lanes, words, narrows=narrows, pairs=pairs, given=given
+            problem, self.form, plan.tile, lanes, words, narrows=narrows, pairs=pairs, unfolded=unfolded
         )
         joins = narrows and not stores_bytes(problem)
         joined, joining = row_joining(problem, target, lanes, flushed=words is not None) if joins or pairs else ("", "")
@@ -156,9 +156,9 @@ class _Form:
         deconv = lower_prefetches(finish.deconv(), target)
         deconv = lower_matrices(deconv, words) if tiled(words) else deconv
         return Kernel(
-            problem=given,
-            deconv=deconv if problem is given else with_output(deconv, given.output_shape),
-            pack=pack_filter(given, problem, definition.sections, definition.packed_elements, words),
+            problem=unfolded,
+            deconv=deconv if problem is unfolded else with_output(deconv, unfolded.output_shape),
+            pack=pack_filter(problem, definition.sections, definition.packed_elements, words, unfolded=unfolded),
             algorithm=self.name,
             knobs=plan.knobs,
             packed_elements=definition.packed_elements,
