@@ -197,7 +197,7 @@ class _Steps:
         *_, channels = sch.get_loops(data_rows)
         if self.words is None:  # else LLVM makes vectors of loads that it has joined
             sch.vectorize(sch.split(channels, [None, layout.lanes])[1])
-        sch.tensorize(row, transpose_intrinsic(layout.lanes, WORD if self.words else self.definition.sum_dtype))
+        sch.tensorize(row, transpose_intrinsic(layout.lanes, WORD if self.words else layout.sum_dtype))
 
     def _vectorize_sums(self, points: SBlockRV) -> None:
         """Make all sums of the same rows at once, while the rows of an input channel are in the first-level cache."""

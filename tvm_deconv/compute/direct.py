@@ -77,8 +77,7 @@ class DirectDefinition:
     """A definition as TensorIR before scheduling, with `points` stages of sums of rows (``points_i``).
 
     If it `narrows`, the stage ``interleave`` has the type of the output, else that of accumulators. The packed filter
-    has `packed_elements`: those of all sections, and behind them corrections of `corrections_of`. Sums are of
-    `sum_dtype`.
+    has `packed_elements`: those of all sections, and behind them corrections of `corrections_of`.
     """
 
     func: PrimFunc
@@ -87,7 +86,6 @@ class DirectDefinition:
     points: int
     packed_elements: int
     narrows: bool
-    sum_dtype: str
 
     @property
     def sections(self) -> tuple[FilterSection, ...]:
@@ -130,10 +128,7 @@ def define_direct(
     ``[N, D, H, W, G, Co]``; `DirectDefinition.caller_index` maps it to the caller's. Raises ValueError for a tile that
     cannot be scheduled.
     """
-    if words:
-        layout = DirectLayout.of(words.problem(problem), form, tile, lanes, pairs, words.depth)
-    else:
-        layout = DirectLayout.of(problem, form, tile, lanes, pairs)
+    layout = DirectLayout.of(problem, form, tile, lanes, words, pairs)
     return _Builder(problem, unfolded or problem, layout, words, narrows).definition()
 
 
@@ -180,13 +175,12 @@ class _Builder:
             self.pack_offsets(i, section, (packed_filter, begin), zero_point, bias)
             for i, (section, begin) in enumerate(zip(layout.sections, corrections[:-1], strict=False))
         ]
-        dtype = problem.accumulate_dtype if self.words else sum_dtype(problem)
-        results = _Results(problem, layout, dtype, products, bias, offsets, constants, scales)
+        results = _Results(problem, layout, products, bias, offsets, constants, scales)
         rows = layout.form == ROWS
         interleaved = self.interleave(self.finish_chunks(results)) if rows else self.finish_channels(results)
         func = te.create_prim_func([*parameters, self.copy_out(interleaved)])
         sizes = problem.rank, len(points), corrections[-1]
-        return DirectDefinition(byte_aligned(func), layout, *sizes, self.narrows, dtype)
+        return DirectDefinition(byte_aligned(func), layout, *sizes, self.narrows)
 
     def _data_shape(self) -> tuple[Extent, ...]:
         extents, geometry = self.layout.extents, self.layout.geometry
@@ -485,13 +479,12 @@ class _Builder:
 class _Results:
     """The outputs as expressions of `products`, one stage per combination of runs, and of what is packed besides.
 
-    Products have `sum_dtype`. What is packed is the `bias`, the `offsets` of products in words, which have the bias in
-    them, and `scales`. `constants` are the parameter behind the filter.
+    What is packed is the `bias`, the `offsets` of products in words, which have the bias in them, and `scales`.
+    `constants` are the parameter behind the filter.
     """
 
     problem: Problem
     layout: DirectLayout
-    sum_dtype: str
     products: Sequence[te.Tensor]
     bias: te.Tensor | None
     offsets: Sequence[te.Tensor]
@@ -505,7 +498,7 @@ class _Results:
         """
         bias = None if self.bias is None else self.bias[at[4], at[5], cc]
         # Of a phase without taps: the bias is in the offsets of the others, or comes on top of all.
-        value = _zero(self.sum_dtype) if bias is None or not self.offsets else bias
+        value = _zero(self.layout.sum_dtype) if bias is None or not self.offsets else bias
         for number, section in reversed(list(enumerate(self.layout.sections))):
             local, conditions = within_runs(phases, section.runs, self.layout.strides)
             result = self._result(number, at, cc, local, n, places)
