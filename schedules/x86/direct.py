@@ -53,17 +53,17 @@ def schedule_direct(
     sch = Schedule(definition.func)
     finishing = ("epilogue", "interleave") if definition.layout.form == ROWS else ("interleave",)
     return _Steps(
-        sch,
-        definition,
-        plan,
-        problem,
-        whole_vectors,
-        words,
-        joining,
-        [sch.get_sblock(f"run_{i}") for i in range(len(definition.sections))],
-        [sch.get_sblock(name) for name in finishing],
-        sch.get_sblock("out"),
-        SkipMarks(sch, definition.end),
+        sch=sch,
+        definition=definition,
+        plan=plan,
+        problem=problem,
+        whole_vectors=whole_vectors,
+        words=words,
+        joining=joining,
+        runs=[sch.get_sblock(f"run_{i}") for i in range(len(definition.sections))],
+        finishing=[sch.get_sblock(name) for name in finishing],
+        out=sch.get_sblock("out"),
+        skips=SkipMarks(sch, definition.end),
     ).schedule()
 
 
