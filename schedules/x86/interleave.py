@@ -109,7 +109,7 @@ def interleave_intrinsic(stride: int, minor: int, lanes: int, dtype: str, scope:
 
 
 def join_pairs(joining: str, streams: list[Expr], lanes: int) -> list[Expr]:
-    """Return the words of neighbouring `streams`, an even number, by the function `joining` of `rounding.row_joining`."""
+    """Return the words of neighbouring `streams`, an even number of them, by the function `joining`."""
     pairs = zip(streams[0::2], streams[1::2], strict=True)
     return [tirx.call_extern(f"{WORD}x{lanes}", joining, even, odd) for even, odd in pairs]
 
