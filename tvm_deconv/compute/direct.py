@@ -68,7 +68,7 @@ from tvm_deconv.compute.requantization import (
 )
 from tvm_deconv.compute.storage import storage_dtype, sum_dtype
 from tvm_deconv.compute.transforms import transform
-from tvm_deconv.compute.words import WORD, Words, corrections_of, tiled
+from tvm_deconv.compute.words import WORD, Words, corrections_of, cut_channels, tiled
 from tvm_deconv.problem import Problem
 
 
@@ -238,7 +238,7 @@ class _Builder:
         lead = (*layout.blocks, layout.tiles[0])
         if not layout.transposes_data:
             packed = _stage((*lead, *inner_shape), element, "data_pack")
-            return self._cut_data(packed, cut) if cut else packed
+            return cut_channels(packed, cut, LEAD - 1, "data_words", layout.needed) if cut else packed
 
         rows = _stage(
             (*lead, *tile.outputs[:2], positions, channels),
@@ -246,16 +246,6 @@ class _Builder:
             "data_rows",
         )
         return _stage((*lead, *inner_shape), lambda *index: rows[(*index[:7], index[8], index[7])], "data_pack")
-
-    def _cut_data(self, packed: te.Tensor, words: Words) -> te.Tensor:
-        """Return ``data_words``, `packed` rows as the words of their parts, in whole vectors of positions."""
-        channels, (count, positions) = int(packed.shape[5]), (self.layout.geometry.in_channels, self.layout.needed)
-
-        def element(*index: Expr) -> Expr:
-            *at, g, word, d, h, position = index
-            return words.join(lambda channel: packed[(*at, g, channel, d, h, position)], channels, word)
-
-        return _stage((*packed.shape[:5], count, *packed.shape[6:8], positions), element, "data_words")
 
     def transform_rows(self, packed: te.Tensor) -> dict[tuple[AxisRows, ...], te.Tensor]:
         """Return the stages ``points_i``, by the rows of the first two axes that they are the sums for."""

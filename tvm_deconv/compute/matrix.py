@@ -61,7 +61,7 @@ from tvm_deconv.compute.storage import storage_dtype, stores_bytes
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.compute.transforms import transform
 from tvm_deconv.compute.winograd import Matrix
-from tvm_deconv.compute.words import WORD, Words, corrections_of, tiled
+from tvm_deconv.compute.words import WORD, Words, corrections_of, cut_channels, tiled
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import round_up
 
@@ -176,12 +176,12 @@ class _Builder:
         """Connect the stages."""
         layout, packed = self.layout, self.pack_data()
         if self.cut and not layout.transforms:
-            packed = self.cut_channels(packed, self.cut, "data_words")
+            packed = cut_channels(packed, self.cut, -1, "data_words")
         results = []
         for number, section in enumerate(layout.sections):
             rows = self.gather_rows(section, packed, number) if layout.gathers(section) else packed
             if self.cut and layout.transforms:
-                rows = self.cut_channels(rows, self.cut, f"rows_words_{number}")
+                rows = cut_channels(rows, self.cut, -1, f"rows_words_{number}")
             result = self.multiply(section, rows, number)
             if section.transformed:
                 result = self.transform_results(section, result, number)
@@ -211,15 +211,6 @@ class _Builder:
             transposed, lambda *index: self.data_at(inner, (*index[:-2], index[-1]), index[-2]), "data_rows"
         )
         return te.compute(shape, lambda *index: rows[(*index[:-2], index[-1], index[-2])], "data_pack")
-
-    def cut_channels(self, elements: te.Tensor, words: Words, name: str) -> te.Tensor:
-        """Return the stage `name`: `elements`, whose last axis are input channels, as the words of their parts."""
-        channels = int(elements.shape[-1])
-
-        def word(*index: Expr) -> Expr:
-            return words.join(lambda channel: elements[(*index[:-1], channel)], channels, index[-1])
-
-        return te.compute((*elements.shape[:-1], *shape_of((words.count(channels),))), word, name)
 
     def data_at(self, extents: Sequence[int], index: Index, channel: Expr) -> Expr:
         """Return an element of the packed data: zero outside of the data and of the `extents` in use.

@@ -18,6 +18,7 @@ from typing import TypeGuard, TypeVar
 from tvm import te, tirx
 from tvm.ir import Expr
 
+from tvm_deconv.compute.extents import shape_of
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
 
@@ -185,6 +186,28 @@ def _chosen(choices: Sequence[Expr | int], number: Expr) -> Expr:
     for place, choice in reversed(list(enumerate(others))):
         chosen = tirx.Select(number == place, choice, chosen)
     return chosen
+
+
+def cut_channels(elements: te.Tensor, words: Words, axis: int, name: str, positions: int | None = None) -> te.Tensor:
+    """Return the stage `name`: `elements`, whose `axis` are input channels, as the words of their parts.
+
+    The last axis has so many `positions` if given.
+    """
+    shape, channels = [*elements.shape], int(elements.shape[axis])
+    shape[axis] = words.count(channels)
+    if positions is not None:
+        shape[-1] = positions
+
+    def word(*index: Expr) -> Expr:
+        def element(channel: Expr) -> Expr:
+            place = [*index]
+            place[axis] = channel
+            value: Expr = elements[tuple(place)]
+            return value
+
+        return words.join(element, channels, index[axis])
+
+    return te.compute(shape_of(shape), word, name)
 
 
 def corrections_of(counts: Iterable[int], begin: int) -> list[int]:
