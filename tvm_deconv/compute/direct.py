@@ -43,7 +43,7 @@ from tvm_deconv.compute.direct_layout import (
     unpaired,
     word_of_pair,
 )
-from tvm_deconv.compute.extents import End, Extent, shape_of
+from tvm_deconv.compute.extents import End, Extent, reduce_axis, shape_of
 from tvm_deconv.compute.indexing import (
     CHANNELS,
     GROUPS,
@@ -288,11 +288,11 @@ class _Builder:
         transforms.
         """
         layout, form, outputs = self.layout, self.layout.form, self.layout.tile.outputs
-        taps = [te.reduce_axis(tuple(shape_of((0, rows.taps))), f"t{i}") for i, rows in enumerate(section.axes)]
+        taps = [reduce_axis(rows.taps, f"t{i}") for i, rows in enumerate(section.axes)]
         if tiled(self.words):
             (ci, *words), (data_step, filter_step) = self.words.reduction(layout.geometry.in_channels)
         else:
-            ci, words = te.reduce_axis(tuple(shape_of((0, -(-layout.geometry.in_channels // section.lanes)))), "ci"), []
+            ci, words = reduce_axis(-(-layout.geometry.in_channels // section.lanes), "ci"), []
             data_step = filter_step = ci.var
 
         def element(*index: Expr) -> Expr:

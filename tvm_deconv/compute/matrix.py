@@ -38,7 +38,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 from tvm.tirx import PrimFunc
 
-from tvm_deconv.compute.extents import End, shape_of
+from tvm_deconv.compute.extents import End, reduce_axis, shape_of
 from tvm_deconv.compute.indexing import (
     LEAD,
     BlockedData,
@@ -340,7 +340,7 @@ class _Builder:
 
         The shape is ``[*lead, *points, row, column]``.
         """
-        taps = [te.reduce_axis(tuple(shape_of((0, count))), f"t{i}") for i, count in enumerate(section.taps)]
+        taps = [reduce_axis(count, f"t{i}") for i, count in enumerate(section.taps)]
         channels, (left_channel, right_channel) = self.terms(section)
         panels, panel = section.shape[5], section.shape[-1]
         tap, gathered = [axis.var for axis in taps], self.layout.gathers(section)
@@ -360,7 +360,7 @@ class _Builder:
     def terms(self, section: MatrixSection) -> tuple[list[te.IterVar], tuple[Expr, Expr]]:
         """Return the axes of a product's sum over input channels, and the channel of either factor at them."""
         if not tiled(self.words):
-            channel = te.reduce_axis(tuple(shape_of((0, section.part_channels))), "ci")
+            channel = reduce_axis(section.part_channels, "ci")
             return [channel], (channel.var, channel.var)
         axes, (left, right) = self.words.reduction(section.part_channels)
         word = axes[-1].var

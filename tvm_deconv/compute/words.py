@@ -18,7 +18,7 @@ from typing import TypeGuard, TypeVar
 from tvm import te, tirx
 from tvm.ir import Expr
 
-from tvm_deconv.compute.extents import shape_of
+from tvm_deconv.compute.extents import reduce_axis, shape_of
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
 
@@ -86,12 +86,12 @@ class Words:
         if there are several, products of parts.
         """
         step, word = (
-            te.reduce_axis((0, tirx.const(extent, "int64")), name)
+            reduce_axis(extent, name)
             for extent, name in ((count // (self.parts * self.depth), "ci"), (self.depth, "word"))
         )
         if not self.cut:
             return [step, word], (step.var, step.var)
-        product = te.reduce_axis((0, tirx.const(len(self.products), "int64")), "product")
+        product = reduce_axis(len(self.products), "product")
         one, other = (step.var * self.parts + _chosen(parts, product.var) for parts in zip(*self.products, strict=True))
         return [step, product, word], (one, other)
 
