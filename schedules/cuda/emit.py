@@ -12,27 +12,25 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as build
 from tvm.tirx import IntImm, PrimFunc
 
-from tvm_deconv.compute.epilogue import activate
 from tvm_deconv.compute.gather import Index, ravel, reached, unravel
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.requantization import (
     bias_at,
     data_zero_point,
     epilogue_parameter,
+    finished,
     has_scales,
     scale_at,
     stored,
 )
 from tvm_deconv.compute.storage import filter_storage, from_accumulator, storage_dtype, to_accumulator
 from tvm_deconv.problem import Problem
-from tvm_deconv.problem.quantization import STORED
 
 #: Threads of a block in kernels where each thread works for itself.
 THREADS = 256
@@ -131,27 +129,12 @@ class Arguments:
             build.buffer_store(self.out, values[lane], list(at))
 
     def _activate(self, values: Expr, at: int, channel: Index, total: Expr) -> None:
-        """Leave the activation of a sum of `channel` in the accumulator `at`, rounded if it is to be quantized."""
+        """Leave the activation of a sum of `channel` in the accumulator `at`, as `finished` returns it."""
         problem = self.problem
         biased = total if self.bias is None else total + bias_at(problem, self.bias, channel)
         build.buffer_store(values, biased, [at])
-        if has_scales(problem):
-            scale = tirx.reinterpret("float32", scale_at(problem, self.bias, channel))
-            real = activate(problem.epilogue, values[at].astype("float32") * scale)
-            build.buffer_store(values, self._quantized(real), [at])
-        else:
-            build.buffer_store(values, activate(problem.epilogue, values[at]), [at])
-
-    def _quantized(self, real: Expr) -> Expr:
-        """Return a real number as the output keeps it, in 32 bits: its bits, or the integer that stands for it."""
-        output = self.problem.output_dtype
-        if output not in STORED:
-            return tirx.reinterpret("int32", real)
-        assert self.bias is not None
-        zero, limits = self.bias[1], np.iinfo(output)
-        least, most = ((tirx.const(int(limit), "int32") - zero).astype("float32") for limit in (limits.min, limits.max))
-        scaled = real * tirx.reinterpret("float32", self.bias[2])
-        return tirx.call_pure_extern("int32", "__float2int_rn", tirx.min(tirx.max(scaled, least), most)) + zero
+        scale = scale_at(problem, self.bias, channel) if has_scales(problem) else None
+        build.buffer_store(values, finished(problem, values[at], self.bias, scale), [at])
 
     def _rounded(self, value: Expr) -> Expr:
         """Return an accumulator as an element of the output."""

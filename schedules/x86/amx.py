@@ -49,6 +49,9 @@ MATRIX_BYTES, STREAM_BYTES = 32, 48
 #: Cycles to clear and store a tile of sums, and to gather a vector of a row beyond those beside slower products.
 SUM_CYCLES, GATHER_CYCLES = 20, 8
 
+#: What differs of the results: factors of more bits than bfloat16 are cut into parts of it.
+CAVEAT = "denormal factors and sums count as zero; an infinity becomes NaN, except of bfloat16"
+
 #: Numbers of cycles, one or those of a table.
 Cycles: TypeAlias = float | NDArray[Any]
 

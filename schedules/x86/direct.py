@@ -26,7 +26,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.direct_layout import DirectLayout, FilterSection
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, LEAD, ROWS
-from tvm_deconv.compute.words import WORD, Words
+from tvm_deconv.compute.words import WORD, Words, tiled
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.amx import MATRIX_ROWS, REGISTER_TILES, mark_matrices
 from tvm_deconv.schedules.x86.dot import dot_intrinsic
@@ -53,17 +53,17 @@ def schedule_direct(
     sch = Schedule(definition.func)
     finishing = ("epilogue", "interleave") if definition.layout.form == ROWS else ("interleave",)
     return _Steps(
-        sch,
-        definition,
-        plan,
-        problem,
-        whole_vectors,
-        words,
-        joining,
-        [sch.get_sblock(f"run_{i}") for i in range(len(definition.sections))],
-        [sch.get_sblock(name) for name in finishing],
-        sch.get_sblock("out"),
-        SkipMarks(sch, definition.end),
+        sch=sch,
+        definition=definition,
+        plan=plan,
+        problem=problem,
+        whole_vectors=whole_vectors,
+        words=words,
+        joining=joining,
+        runs=[sch.get_sblock(f"run_{i}") for i in range(len(definition.sections))],
+        finishing=[sch.get_sblock(name) for name in finishing],
+        out=sch.get_sblock("out"),
+        skips=SkipMarks(sch, definition.end),
     ).schedule()
 
 
@@ -95,7 +95,7 @@ class _Steps:
         for block, section in zip(self.runs, self.definition.sections, strict=True):
             if self.layout.form == INPUTS:
                 self.tile_inputs(block, section)
-            elif self.words is not None and self.words.tiled:
+            elif tiled(self.words):
                 self.tile_matrices(block, section, len(self.words.products))
             else:
                 self.tile_registers(block, section)
@@ -134,7 +134,7 @@ class _Steps:
         innermost = LEAD - 2 if layout.transposes_data else LEAD - 1
         if not layout.transposes_data:
             self._split_rows(data_pack)
-        if self.words is not None and self.words.tiled and not self.words.cut:
+        if tiled(self.words) and not self.words.cut:
             # Channels begin with a line, so that tiles do not lie across two.
             axis = len(sch.get(data_pack).writes[0].region) - 2
             sch.storage_align(data_pack, 0, axis, layout.lanes, 0)
@@ -197,7 +197,7 @@ class _Steps:
         *_, channels = sch.get_loops(data_rows)
         if self.words is None:  # else LLVM makes vectors of loads that it has joined
             sch.vectorize(sch.split(channels, [None, layout.lanes])[1])
-        sch.tensorize(row, transpose_intrinsic(layout.lanes, WORD if self.words else self.definition.sum_dtype))
+        sch.tensorize(row, transpose_intrinsic(layout.lanes, WORD if self.words else layout.sum_dtype))
 
     def _vectorize_sums(self, points: SBlockRV) -> None:
         """Make all sums of the same rows at once, while the rows of an input channel are in the first-level cache."""

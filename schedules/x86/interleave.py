@@ -108,24 +108,24 @@ def interleave_intrinsic(stride: int, minor: int, lanes: int, dtype: str, scope:
     return name
 
 
-def join(function: str, streams: list[Expr], lanes: int) -> list[Expr]:
-    """Return the words of neighbouring `streams`, an even number of them, by a `function` of `rounding.row_joining`."""
+def join_pairs(joining: str, streams: list[Expr], lanes: int) -> list[Expr]:
+    """Return the words of neighbouring `streams`, an even number of them, by the function `joining`."""
     pairs = zip(streams[0::2], streams[1::2], strict=True)
-    return [tirx.call_extern(f"{WORD}x{lanes}", function, even, odd) for even, odd in pairs]
+    return [tirx.call_extern(f"{WORD}x{lanes}", joining, even, odd) for even, odd in pairs]
 
 
 @cache
-def join_intrinsic(problem: Problem, stride: int, lanes: int, function: str, scope: str) -> str:
+def join_intrinsic(problem: Problem, stride: int, lanes: int, joining: str, scope: str) -> str:
     """Register the intrinsic that interleaves chunks of ``[stride, lanes]`` sums of `problem`, and return its name.
 
     The result, in memory of `scope`, is ``[lanes * stride, 1]`` outputs of a row in the output's type. Neighbours are
-    joined, and these words interleaved: two sums of 16 bits by `function`, or as many bytes as go into 32 bits.
+    joined, and these words interleaved: two sums of 16 bits by `joining`, or as many bytes as go into 32 bits.
     """
     dtype, stored_dtype = problem.accumulate_dtype, storage_dtype(problem.output_dtype)
-    name = f"tvm_deconv.join_{problem.key}_{stride}x{lanes}_{function}_{scope}"
+    name = f"tvm_deconv.join_{problem.key}_{stride}x{lanes}_{joining}_{scope}"
     places = lanes * stride
 
-    def function_of(vectors: bool) -> PrimFunc:
+    def function(vectors: bool) -> PrimFunc:
         """Return the loops that TVM matches, or the `vectors` that replace them."""
         with IRBuilder() as builder, B.prim_func(s_tir=True):
             B.func_name("join")
@@ -136,7 +136,7 @@ def join_intrinsic(problem: Problem, stride: int, lanes: int, function: str, sco
                 B.writes(chunk[0:places, 0:1])
                 if vectors:
                     loaded = [rows.vload([_int64(stream), _int64(0)], f"{dtype}x{lanes}") for stream in range(stride)]
-                    vectors_of_outputs = narrow_streams(loaded, lanes, stored_dtype, function)
+                    vectors_of_outputs = narrow_streams(loaded, lanes, stored_dtype, joining)
                     width = places // len(vectors_of_outputs)
                     for vector, value in enumerate(vectors_of_outputs):
                         place = _int64(width * vector)
@@ -150,7 +150,7 @@ def join_intrinsic(problem: Problem, stride: int, lanes: int, function: str, sco
                         B.buffer_store(chunk, stored(problem, rows[source]), [place, _int64(0)])
         return builder.get()
 
-    TensorIntrin.register(name, function_of(vectors=False), function_of(vectors=True), override=True)
+    TensorIntrin.register(name, function(vectors=False), function(vectors=True), override=True)
     return name
 
 
@@ -161,14 +161,14 @@ def transpose_intrinsic(lanes: int, dtype: str) -> str:
 
 
 @cache
-def narrowing_intrinsic(problem: Problem, lanes: int, function: str) -> str:
+def narrowing_intrinsic(problem: Problem, lanes: int, joining: str) -> str:
     """Register the intrinsic that transposes ``[lanes, lanes]`` sums into the output's type, and return its name.
 
-    Bytes are integers of that type already. `function`, of `rounding.row_joining`, makes words of others. Rows have any
-    pitch.
+    Bytes are integers of that type already. `joining`, a function of `rounding.row_joining`, makes words of others.
+    Rows have any pitch.
     """
-    name = f"tvm_deconv.narrow_{lanes}_{problem.key}_{function}"
-    return _square_intrinsic(name, lanes, problem.accumulate_dtype, problem, function)
+    name = f"tvm_deconv.narrow_{lanes}_{problem.key}_{joining}"
+    return _square_intrinsic(name, lanes, problem.accumulate_dtype, problem, joining)
 
 
 def _square_intrinsic(name: str, lanes: int, dtype: str, problem: Problem | None = None, joining: str = "") -> str:
@@ -212,9 +212,9 @@ def _narrow(rows: list[Expr], lanes: int, narrow: str, joining: str) -> list[Exp
     neighbours in a column: a quarter or half of the vectors is left to shuffle.
     """
     if joining:
-        words = join(joining, rows, lanes)
+        words = join_pairs(joining, rows, lanes)
     else:
-        words = [_joined(rows[i : i + 4], lanes, narrow) for i in range(0, lanes, 4)]
+        words = [_word_of_bytes(rows[i : i + 4], lanes, narrow) for i in range(0, lanes, 4)]
     streams, columns = len(words), []
     for vector in shuffle_network(words, lanes):
         for first in range(0, lanes, streams):
@@ -226,16 +226,16 @@ def _narrow(rows: list[Expr], lanes: int, narrow: str, joining: str) -> list[Exp
 def narrow_streams(streams: list[Expr], lanes: int, narrow: str, joining: str) -> list[Expr]:
     """Return the interleaved `streams` of sums as vectors of the `narrow` type, by the function `joining` if given."""
     if joining:
-        words, joined, bits = join(joining, streams, lanes), 2, 32
+        words, together, bits = join_pairs(joining, streams, lanes), 2, 32
     else:
-        joined = math.gcd(len(streams), 4)
-        bits = 8 * joined
-        words = [_joined(streams[i : i + joined], lanes, narrow) for i in range(0, len(streams), joined)]
+        together = math.gcd(len(streams), 4)
+        bits = 8 * together
+        words = [_word_of_bytes(streams[i : i + together], lanes, narrow) for i in range(0, len(streams), together)]
     vectors = shuffle_network(words, lanes)
-    return [tirx.reinterpret(f"{narrow}x{joined * lanes}", word.astype(f"int{bits}x{lanes}")) for word in vectors]
+    return [tirx.reinterpret(f"{narrow}x{together * lanes}", word.astype(f"int{bits}x{lanes}")) for word in vectors]
 
 
-def _joined(rows: list[Expr], lanes: int, narrow: str) -> Expr:
+def _word_of_bytes(rows: list[Expr], lanes: int, narrow: str) -> Expr:
     """Return the words whose lower bytes are the lanes of as many `rows`, up to four; of less, other bits are any."""
     several = f"{WORD}x{lanes}"
     *lower, word = rows

@@ -21,7 +21,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_deconv.compute.indexing import LEAD
 from tvm_deconv.compute.matrix import MatrixDefinition
 from tvm_deconv.compute.matrix_layout import MatrixLayout, MatrixSection
-from tvm_deconv.compute.words import WORD, Words
+from tvm_deconv.compute.words import WORD, Words, tiled
 from tvm_deconv.schedules.x86.amx import mark_matrices
 from tvm_deconv.schedules.x86.dot import dot_intrinsic
 from tvm_deconv.schedules.x86.interleave import transpose_intrinsic
@@ -46,20 +46,20 @@ def schedule_matrix(
     sch, sections = Schedule(definition.func), definition.sections
     cuts = words is not None and words.cut and definition.layout.transforms
     return _Steps(
-        sch,
-        definition,
-        plan,
-        dtype,
-        whole_vectors,
-        words,
-        transposition or transpose_intrinsic(definition.layout.lanes, dtype),
-        [sch.get_sblock(f"rows_{i}") if definition.layout.gathers(s) else None for i, s in enumerate(sections)],
-        [sch.get_sblock(f"rows_words_{i}") if cuts else None for i in range(len(sections))],
-        [sch.get_sblock(f"run_{i}") for i in range(len(sections))],
-        [sch.get_sblock(f"outputs_{i}") if s.transformed else None for i, s in enumerate(sections)],
-        sch.get_sblock("epilogue"),
-        sch.get_sblock("out"),
-        SkipMarks(sch, definition.end),
+        sch=sch,
+        definition=definition,
+        plan=plan,
+        dtype=dtype,
+        whole_vectors=whole_vectors,
+        words=words,
+        transposition=transposition or transpose_intrinsic(definition.layout.lanes, dtype),
+        rows=[sch.get_sblock(f"rows_{i}") if definition.layout.gathers(s) else None for i, s in enumerate(sections)],
+        cut_rows=[sch.get_sblock(f"rows_words_{i}") if cuts else None for i in range(len(sections))],
+        runs=[sch.get_sblock(f"run_{i}") for i in range(len(sections))],
+        transforms=[sch.get_sblock(f"outputs_{i}") if s.transformed else None for i, s in enumerate(sections)],
+        epilogue=sch.get_sblock("epilogue"),
+        out=sch.get_sblock("out"),
+        skips=SkipMarks(sch, definition.end),
     ).schedule()
 
 
@@ -67,8 +67,8 @@ def schedule_matrix(
 class _Steps:
     """The steps of a schedule, in order.
 
-    `transposition` is the intrinsic for finished chunks. `rows`, `runs` and `transforms` are the stages ``rows_i``,
-    ``run_i`` and ``outputs_i`` of each section; None stands for a stage that it does not have.
+    `transposition` is the intrinsic for finished chunks. `rows`, `cut_rows`, `runs` and `transforms` are the stages
+    ``rows_i``, ``rows_words_i``, ``run_i`` and ``outputs_i`` of each section; None stands for one it does not have.
     """
 
     sch: Schedule
@@ -101,7 +101,7 @@ class _Steps:
         if self.runs:
             self.vectorize_data()
         for block, section in zip(self.runs, self.definition.sections, strict=True):
-            if self.words is not None and self.words.tiled:
+            if tiled(self.words):
                 self.tile_matrices(block, section, len(self.words.products))
             else:
                 self.tile_registers(block, section)

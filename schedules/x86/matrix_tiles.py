@@ -32,7 +32,7 @@ from tvm_deconv.compute.matrix_layout import (
 )
 from tvm_deconv.compute.phases import Geometry, Run, axis_rows
 from tvm_deconv.compute.strassen import STRASSEN
-from tvm_deconv.compute.words import Words
+from tvm_deconv.compute.words import Words, tiled
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
 from tvm_deconv.schedules.x86.amx import (
@@ -343,7 +343,7 @@ class _Arithmetic:
         """Return all plans to try with these `outputs` of Winograd's: their cycles and their numbers."""
         geometry = self.geometry
         blocks = _Blocks.of(self.problem, geometry, outputs, self.strassen, self.lanes, self.flat)
-        if self.words is not None and self.words.tiled:
+        if tiled(self.words):
             tiles = _Tiles.of_matrices(blocks, geometry.out_channels, self.lanes)
         else:
             tiles = _Tiles.of(blocks, geometry.out_channels, self.target, self.lanes)
@@ -370,7 +370,7 @@ class _Arithmetic:
         for work in blocks.works:
             vectors = work.rows * work.points * work.taps * channels
             gather = vectors * (costs.move + self._far(vectors) + costs.transform * work.transformed)
-            if self.words is not None and self.words.tiled:
+            if tiled(self.words):
                 gather = gather + vectors * GATHER_CYCLES
             cycles = cycles + blocks.gathered * gather
         return cycles
@@ -406,7 +406,7 @@ class _Arithmetic:
 
     def _products(self, tiles: _Tiles, work: _Work) -> Array:
         """Return the cycles of multiply-adds."""
-        if self.words is not None and self.words.tiled:
+        if tiled(self.words):
             return self._matrix_products(tiles, work, self.words)
         panels, products = self._panels(tiles, work), tiles.rows * tiles.vectors
         # Strassen's panels serve half as many rows each. One more independent sum hides the wait for them.
@@ -517,7 +517,7 @@ def candidates(
     arithmetics = [
         _Arithmetic(problem, geometry, target, lanes, int(strassen), words, flat)
         for geometry in geometries
-        for flat in range(1 + (words is not None and words.tiled and not winograd and _gathers(problem, geometry)))
+        for flat in range(1 + (tiled(words) and not winograd and _gathers(problem, geometry)))
     ]
     useful = arithmetics[0].useful()
     plans = (

@@ -63,15 +63,15 @@ def rounds_pairs(problem: Problem, geometry: Geometry, form: str, target: CpuTar
 
 
 def finish_channels(
-    func: PrimFunc, problem: Problem, definition: DirectDefinition, rounding: str, joining: Mapping[int, str]
+    func: PrimFunc, problem: Problem, definition: DirectDefinition, rounding: str, joinings: Mapping[int, str]
 ) -> PrimFunc:
     """Return `func`, the scheduled `definition`, with the epilogue in registers; for problems of `supports`.
 
-    `rounding` is that of `RegisterEpilogue`. `joining` are functions that make one vector of the output of several
+    `rounding` is that of `RegisterEpilogue`. `joinings` are functions that make one vector of the output of several
     vectors of sums, by their number: that of `rounding.row_joining` for a definition in pairs, or those of
     `rounding.byte_joining`.
     """
-    epilogue = ChannelEpilogue(problem, definition, Terms.of(func, problem), func.params[-1], rounding, joining)
+    epilogue = ChannelEpilogue(problem, definition, Terms.of(func, problem), func.params[-1], rounding, joinings)
     return func.with_body(epilogue.root(func.body))
 
 
@@ -86,9 +86,9 @@ def parts(count: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class ChannelEpilogue(RegisterEpilogue):
-    """Stores vectors of channels; `joining` is that of `finish_channels`."""
+    """Stores vectors of channels; `joinings` are those of `finish_channels`."""
 
-    joining: Mapping[int, str]
+    joinings: Mapping[int, str]
 
     def stores(self, tile: RegisterTile) -> list[Stmt]:
         """Return the statements that finish and store a register tile."""
@@ -184,7 +184,7 @@ class ChannelEpilogue(RegisterEpilogue):
         index = [*tile.lead, *tile.phase(row, column), tile.number * layout.tile.positions + m]
         *position, first = self.place(tile, n, outputs)
         stmts: list[Stmt] = []
-        for vector, size in self._joined():
+        for vector, size in self._output_vectors():
             value = self._vector(tile, index, self._first(tile) + vector, size)
             for begin, length in parts(min(size, count - vector)):
                 numbers = [tirx.const(begin + lane, "int32") for lane in range(length)]
@@ -192,12 +192,12 @@ class ChannelEpilogue(RegisterEpilogue):
                 stmts.append(BufferStore(self.out, part, [*position, ramp(first + (vector + begin), length)]))
         return stmts
 
-    def _joined(self) -> Iterator[tuple[int, int]]:
+    def _output_vectors(self) -> Iterator[tuple[int, int]]:
         """Yield the first channel, and the channels, of each vector of the output in a register tile's position."""
         begin, lanes = 0, self.definition.layout.lanes
         while begin < self._width:
             left = (self._width - begin) // lanes
-            size = next((number for number in self.joining if number <= left), 1) * lanes
+            size = next((number for number in self.joinings if number <= left), 1) * lanes
             yield begin, size
             begin += size
 
@@ -208,7 +208,7 @@ class ChannelEpilogue(RegisterEpilogue):
             return self.rounded(tile, [*index, ramp(channel, lanes)])
         sums = [self.finished_sums(tile, [*index, ramp(channel + i, lanes)]) for i in range(0, size, lanes)]
         words = size * np.dtype(stored).itemsize // np.dtype(WORD).itemsize
-        function = self.joining[size // lanes]
+        function = self.joinings[size // lanes]
         return tirx.reinterpret(f"{stored}x{size}", tirx.call_extern(f"{WORD}x{words}", function, *sums))
 
     def place(self, tile: RegisterTile, n: Expr, outputs: Sequence[Expr]) -> list[Expr]:

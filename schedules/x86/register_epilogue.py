@@ -177,7 +177,7 @@ class RegisterEpilogue(abc.ABC):
     @property
     def _integers_in_float32(self) -> bool:
         """True if accumulators hold integers as float32, and the bits of finished ones."""
-        return self.definition.sum_dtype != self.problem.accumulate_dtype
+        return self.definition.layout.sum_dtype != self.problem.accumulate_dtype
 
     def finished_sums(self, tile: RegisterTile, place: Sequence[Expr]) -> Expr:
         """Return the vector of finished accumulators at `place`."""

@@ -21,7 +21,7 @@ from tvm_deconv.schedules.x86.register_epilogue import RegisterTile, Terms, ramp
 
 def finish_inputs(func: PrimFunc, problem: Problem, definition: DirectDefinition) -> PrimFunc:
     """Return `func`, the scheduled `definition` in inputs, with the epilogue in registers."""
-    epilogue = InputEpilogue(problem, definition, Terms.of(func, problem), func.params[-1], rounding="", joining={})
+    epilogue = InputEpilogue(problem, definition, Terms.of(func, problem), func.params[-1], rounding="", joinings={})
     return func.with_body(epilogue.root(func.body))
 
 

@@ -24,7 +24,7 @@ from tvm_deconv.compute.direct_layout import phases_follow, phases_together
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import sum_dtype
-from tvm_deconv.compute.words import Words
+from tvm_deconv.compute.words import Words, tiled
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
 from tvm_deconv.schedules.x86 import register_channels, register_parts, register_rows
@@ -114,7 +114,7 @@ class RegisterTiles:
             return [*self._of_inputs()]
         if self.form == GROUPS:
             return [*self._of_groups()]
-        if self.words is not None and self.words.tiled:
+        if tiled(self.words):
             return [*self._of_matrices(self.words)]
         return [self._rated(*shape) for shape in self._shapes()]
 
@@ -151,7 +151,7 @@ class RegisterTiles:
     @cached_property
     def _in_registers(self) -> bool:
         """True if tiles of rows are in vector registers, not in those of matrices."""
-        return self.form == ROWS and not (self.words is not None and self.words.tiled)
+        return self.form == ROWS and not tiled(self.words)
 
     @cached_property
     def most_phases(self) -> int:

@@ -24,7 +24,7 @@ from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS, spans, t
 from tvm_deconv.compute.matrix_layout import MatrixTile
 from tvm_deconv.compute.phases import AxisPhases, Geometry, axis_rows
 from tvm_deconv.compute.storage import storage_dtype, stores_bytes
-from tvm_deconv.compute.words import Words
+from tvm_deconv.compute.words import Words, tiled
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
 from tvm_deconv.schedules.x86 import register_channels
@@ -375,7 +375,7 @@ class _Arithmetic:
         filter_size = elements * _element_bytes(target, lanes)
         streams_filter = filter_size > target.l2_bytes * costs.far_share
         registers = RegisterTiles(problem, geometry, form, target, lanes, streams_filter, words)
-        rate = MATRIX_RATE / words.uses if words is not None and words.tiled else 1.0
+        rate = MATRIX_RATE / words.uses if tiled(words) else 1.0
         return _Arithmetic(
             problem,
             geometry,

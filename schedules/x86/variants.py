@@ -127,23 +127,22 @@ def pack_all(packs: Sequence[PrimFunc], offsets: Sequence[int], size: int) -> Pr
 
 def packed_filter(elements: int, dtype: str) -> Any:
     """Return a parameter for a packed filter."""
+    return _parameter("packed_filter", (elements,), dtype)
+
+
+def _parameter(name: str, shape: Sequence[int], dtype: str) -> Any:
     with IRBuilder(), build.prim_func():
-        build.func_name("packed")
-        return build.arg("packed_filter", build.buffer([_int64(elements)], dtype, align=1, layout=None))
-
-
-def _int64(value: int) -> Expr:
-    return tirx.const(value, "int64")
+        build.func_name(name)
+        extents = [tirx.const(extent, "int64") for extent in shape]
+        return build.arg(name, build.buffer(extents, dtype, align=1, layout=None))
 
 
 def with_output(function: PrimFunc, shape: Sequence[int]) -> PrimFunc:
     """Return `function` with an output of another `shape`, of as many elements in the same order."""
     own = function.params[-1]
-    with IRBuilder(), build.prim_func():
-        build.func_name("output")
-        given = build.arg("out", build.buffer([*map(_int64, shape)], own.dtype, align=1, layout=None))
-    body = SeqStmt([DeclBuffer(own, data=tirx.buffer_data(given)), function.body])
-    return PrimFunc([*function.params[:-1], given], body).with_attrs(function.attrs)
+    out = _parameter("out", shape, own.dtype)
+    body = SeqStmt([DeclBuffer(own, data=tirx.buffer_data(out)), function.body])
+    return PrimFunc([*function.params[:-1], out], body).with_attrs(function.attrs)
 
 
 def _extents(function: PrimFunc) -> dict[str, Any]:

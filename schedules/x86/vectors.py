@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from tvm_deconv.compute.words import Words
+from tvm_deconv.compute.words import Words, tiled
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86 import matrix_tiles, tiles
 from tvm_deconv.schedules.x86.ranking import Ranking
@@ -42,7 +42,7 @@ def with_half_vectors(
     whole = candidates(target, lanes, words)
     padded = -(-extent // lanes) * lanes
     wastes = _LEAST_PADDING * extent <= padded <= _MOST_PADDING * extent
-    if target.vector_bits < 512 or not wastes or (words is not None and words.tiled):
+    if target.vector_bits < 512 or not wastes or tiled(words):
         return whole
     narrow = candidates(replace(target, vector_bits=target.vector_bits // 2), lanes // 2, words)
     halves = narrow.numbers.copy()

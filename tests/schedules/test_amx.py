@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.kernels import X86, bound, call_kernel, code_of, compiled_kernel
+from support.kernels import X86, bound, call_kernel, code_of, compiled_kernel, each_shape, turn_of
 from support.strategies import not_empty, operands, problems
 from support.tolerances import norm_bound
 
@@ -24,7 +24,8 @@ from tvm_deconv.targets import CPU_TARGETS, detect_host
 AMX, AMX_ROWS, AMX_WINOGRAD = (algorithm for algorithm in X86.algorithms if algorithm.name.startswith("amx"))
 TARGET, BF16 = CPU_TARGETS["x86-64-v4-amx"], CPU_TARGETS["x86-64-v4-bf16"]
 runs_bf16 = pytest.mark.skipif(not BF16.features <= detect_host().features, reason="this CPU has no AVX-512 BF16")
-layouts = pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+LAYOUTS = ("NCX", "NXC")
+layouts = pytest.mark.parametrize("data_format", LAYOUTS)
 #: Odd channels, groups, one tap, several products, three axes, few positions, several images, cropped edges.
 SHAPES = {
     "odd channels": ((2, 1, 7, 20, (5, 6), (4, 4), (2, 2), (1, 1), (1, 1), (10, 12)), {}),
@@ -89,36 +90,30 @@ def check(problem, plan, instructions, seed=5, algorithm=AMX):
 
 
 @runs_bf16
-@pytest.mark.parametrize("name", SHAPES)
-def test_matrices_agree_with_the_reference(name, instructions):
+@each_shape(SHAPES)
+def test_matrices_agree_with_the_reference(number, shape, options, instructions):
     """With rows gathered and flat; types take turns."""
-    shape, options = SHAPES[name]
-    number = list(SHAPES).index(name)
-    for turn, data_format in enumerate(("NCX", "NXC")):
-        problem = td.Problem(*shape, TYPES[(number + turn) % len(TYPES)], data_format, **options)
+    for turn, data_format in enumerate(LAYOUTS):
+        problem = td.Problem(*shape, turn_of(TYPES, number, turn), data_format, **options)
         for plan in of_each_kind(problem):
             check(problem, plan, instructions)
 
 
 @runs_bf16
-@pytest.mark.parametrize("name", SHAPES)
-def test_rows_agree_with_the_reference(name, instructions):
+@each_shape(SHAPES)
+def test_rows_agree_with_the_reference(number, shape, options, instructions):
     """Every other register tile; types take turns."""
-    shape, options = SHAPES[name]
-    number = list(SHAPES).index(name)
     tiles = of_each_tile(td.Problem(*shape, "int8", "NCX", **options))
     for turn, plan in enumerate(tiles[number % 2 :: 2]):
-        problem = td.Problem(*shape, TYPES[(number + turn) % len(TYPES)], "NCX", **options)
+        problem = td.Problem(*shape, turn_of(TYPES, number, turn), "NCX", **options)
         check(problem, plan, instructions, algorithm=AMX_ROWS)
 
 
 @runs_bf16
-@pytest.mark.parametrize("name", SHAPES)
-def test_float32_in_parts_agrees_with_the_reference(name, instructions):
+@each_shape(SHAPES)
+def test_float32_in_parts_agrees_with_the_reference(number, shape, options, instructions):
     """Six products of parts of eight bits are as exact as one of 24."""
-    shape, options = SHAPES[name]
-    number, formats = list(SHAPES).index(name), ["NCX", "NXC"]
-    turns = (AMX, formats[number % 2]), (AMX_ROWS, "NCX"), (AMX_WINOGRAD, formats[number // 2 % 2])
+    turns = (AMX, turn_of(LAYOUTS, number)), (AMX_ROWS, "NCX"), (AMX_WINOGRAD, turn_of(LAYOUTS, number // 2))
     for algorithm, data_format in turns:
         problem = td.Problem(*shape, "float32", data_format, **options)
         if algorithm.supports(problem, TARGET):
@@ -134,11 +129,10 @@ def of_each_tile(problem):
 
 
 @runs_bf16
-@pytest.mark.parametrize("name", SHAPES)
-def test_quantized_rows_are_exact(name, instructions):
+@each_shape(SHAPES)
+def test_quantized_rows_are_exact(number, shape, options, instructions):
     """Zero points stand in the halo, and their products are taken off again, of each phase its own."""
-    shape, options = SHAPES[name]
-    data, filter_dtype, output = QUANTIZED[list(SHAPES).index(name) % len(QUANTIZED)]
+    data, filter_dtype, output = turn_of(QUANTIZED, number)
     quantization = td.Quantization(filter_dtype, output)
     problem = td.Problem(*shape, data, "NCX", quantization=quantization, **options)
     if not AMX_ROWS.supports(problem, TARGET):

@@ -103,7 +103,7 @@ MADE_OF = {
         r"ldmatrix.*x4\.shared",
         r"@there cp\.async\.cg.* 16;",
         r"@!there st\.shared\.v4",
-        r"cvt\.rni\.s32\.f32",
+        r"add(\.rn)?\.f32.*, 0f4B400000;",  # which rounds
         r"st\.global\.(u32|b32)",
     ),
     "narrow": (r"st\.global\.v2\.(f32|b32|u32)",),

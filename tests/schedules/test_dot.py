@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.kernels import X86, all_targets, bound, call_kernel, code_of, compile_kernel, compiled_kernel, run_kernel
+from support.kernels import (
+    X86,
+    all_targets,
+    bound,
+    call_kernel,
+    code_of,
+    compile_kernel,
+    compiled_kernel,
+    each_shape,
+    run_kernel,
+    turn_of,
+)
 from support.strategies import not_empty, operands, problems
 from support.tolerances import norm_bound
 
@@ -20,7 +31,8 @@ DOT, CHANNELS, ROWS = (
     for name in ("dot", "dot_channels", "dot_rows")
 )
 direct_words = pytest.mark.parametrize("algorithm", [CHANNELS, ROWS], ids=lambda algorithm: algorithm.name)
-layouts = pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+LAYOUTS = ("NCX", "NXC")
+layouts = pytest.mark.parametrize("data_format", LAYOUTS)
 AVX2, VNNI, BF16 = (CPU_TARGETS[f"x86-64-{name}"] for name in ("v3", "v4-vnni", "v4-bf16"))
 runs_bf16 = pytest.mark.skipif(not BF16.features <= detect_host().features, reason="this CPU has no AVX-512 BF16")
 #: Odd channels, one channel, groups, one tap, several products, three axes, phases as vectors, blocks of a row.
@@ -40,41 +52,37 @@ SHAPES = {
 
 
 @all_targets
-@pytest.mark.parametrize("name", SHAPES)
-def test_words_agree_with_the_reference(name, target):
+@each_shape(SHAPES)
+def test_words_agree_with_the_reference(number, shape, options, target):
     """Each shape in one layout, and one of the types that a target has words for and no other has alike."""
     special = {"x86-64-v3-vnni": ["int8"], "x86-64-v4-vnni": ["int8"], "x86-64-v4-bf16": ["bfloat16"]}
     own = special.get(target.name, ["int8", "uint8"])
-    number, place = list(SHAPES).index(name), list(CPU_TARGETS).index(target.name)
-    check(name, ("NCX", "NXC")[(number // 2 + place) % 2], own[number % len(own)], target)
+    data_format = turn_of(LAYOUTS, number // 2, list(CPU_TARGETS).index(target.name))
+    check(td.Problem(*shape, dtype=turn_of(own, number), data_format=data_format, **options), target)
 
 
-def check(name, data_format, dtype, target):
-    shape, options = SHAPES[name]
-    problem = td.Problem(*shape, dtype=dtype, data_format=data_format, **options)
+def check(problem, target):
     data, weights, bias = operands(problem, 5)
-    if dtype != "bfloat16":  # the ends of the range too
-        limits = np.iinfo(dtype)
+    if problem.dtype != "bfloat16":  # the ends of the range too
+        limits = np.iinfo(problem.dtype)
         data.flat[::3], data.flat[1::3] = limits.min, limits.max
         weights.flat[::2] = limits.min
     plans = DOT.candidates(problem, target)
     wanted = reference(problem, data, weights, bias)
     for plan in {plans[0][1], plans[len(plans) // 2][1]} if target is AVX2 else [plans[0][1]]:
         found = run_kernel(problem, target, data, weights, bias, DOT, plan)
-        if dtype != "bfloat16":
+        if problem.dtype != "bfloat16":
             np.testing.assert_array_equal(found, wanted)
         else:
             norm = np.linalg.norm(wanted)
-            assert np.linalg.norm(found.astype(np.float64) - wanted) <= norm_bound(dtype) * norm
+            assert np.linalg.norm(found.astype(np.float64) - wanted) <= norm_bound(problem.dtype) * norm
 
 
 @pytest.mark.skipif(not VNNI.features <= detect_host().features, reason="this CPU has no AVX-512 VNNI")
-@pytest.mark.parametrize("name", SHAPES)
-def test_kernels_for_avx_vnni_are_right_by_avx512_vnni(name):
+@each_shape(SHAPES)
+def test_kernels_for_avx_vnni_are_right_by_avx512_vnni(number, shape, options):
     """A CPU without the one may have the other: the same instruction on 256 bits, in another encoding."""
-    shape, options = SHAPES[name]
-    data_format = ("NCX", "NXC")[list(SHAPES).index(name) % 2]
-    problem = td.Problem(*shape, dtype="int8", data_format=data_format, **options)
+    problem = td.Problem(*shape, dtype="int8", data_format=turn_of(LAYOUTS, number), **options)
     target = CPU_TARGETS["x86-64-v3-vnni"]
     kernel = X86.build(problem, target, DOT, DOT.candidates(problem, target)[0][1])
     arrays = operands(problem, 5)
@@ -84,14 +92,13 @@ def test_kernels_for_avx_vnni_are_right_by_avx512_vnni(name):
 
 @runs_bf16
 @direct_words
-@pytest.mark.parametrize("name", SHAPES)
-def test_direct_words_agree_with_the_reference(name, algorithm):
+@each_shape(SHAPES)
+def test_direct_words_agree_with_the_reference(number, shape, options, algorithm):
     """The cheapest plan and some other, also where an infinity and a NaN stand next to zeros that fill up words.
 
     The layouts take turns with the shapes and the algorithms.
     """
-    shape, options = SHAPES[name]
-    data_format = ("NCX", "NXC")[(list(SHAPES).index(name) + (algorithm is ROWS)) % 2]
+    data_format = turn_of(LAYOUTS, number, algorithm is ROWS)
     problem = td.Problem(*shape, dtype="bfloat16", data_format=data_format, **options)
     data, weights, bias = operands(problem, 5)
     plans = algorithm.candidates(problem, BF16)
@@ -109,20 +116,18 @@ def test_direct_words_agree_with_the_reference(name, algorithm):
 
 
 @direct_words
-@pytest.mark.parametrize("name", SHAPES)
-def test_direct_words_of_integers_are_exact(name, algorithm):
+@each_shape(SHAPES)
+def test_direct_words_of_integers_are_exact(number, shape, options, algorithm):
     """On AVX2 and on another target; types and layouts take turns, and every other shape is quantized."""
-    shape, options = SHAPES[name]
-    number = list(SHAPES).index(name)
+    types = ("int8", "uint8")
     others = [CPU_TARGETS[f"x86-64-{level}"] for level in ("v4-vnni", "v3-vnni", "v4")]
-    targets = (AVX2, others[(number // 2 + (algorithm is ROWS)) % len(others)])
+    targets = (AVX2, turn_of(others, number // 2, algorithm is ROWS))
     for turn, target in enumerate(target for target in targets if target.features <= detect_host().features):
-        dtype = ("int8", "uint8")[(number + turn) % 2]
-        problem = td.Problem(*shape, dtype=dtype, data_format=("NCX", "NXC")[(number // 2 + turn) % 2], **options)
+        dtype, data_format = turn_of(types, number, turn), turn_of(LAYOUTS, number // 2, turn)
+        problem = td.Problem(*shape, dtype=dtype, data_format=data_format, **options)
         if number % 2:
             output = dtype if turn or problem.epilogue.activation != "none" else "float32"
-            quantization = td.Quantization(("int8", "uint8")[(number // 4 + turn) % 2], output)
-            problem = problem.replace(quantization=quantization)
+            problem = problem.replace(quantization=td.Quantization(turn_of(types, number // 4, turn), output))
         check_integers(problem, target, algorithm)
 
 

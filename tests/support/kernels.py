@@ -40,6 +40,17 @@ def in_turn(names, *axes):
     return pytest.mark.parametrize(f"{names}, target", params)
 
 
+def each_shape(shapes):
+    """Parametrize by the number of a shape, its extents and its options: `shapes` has the latter by their names."""
+    numbered = [pytest.param(number, *shapes[name], id=name) for number, name in enumerate(shapes)]
+    return pytest.mark.parametrize(("number", "shape", "options"), numbered)
+
+
+def turn_of(choices, *numbers):
+    """The one of `choices` whose turn it is: they take turns as the sum of `numbers` rises."""
+    return choices[sum(numbers) % len(choices)]
+
+
 #: The levels; and with them the targets that differ by instructions for low precision.
 targets, all_targets = _those_that_run(CPU_LEVELS), _those_that_run(CPU_TARGETS)
 

@@ -43,7 +43,7 @@ from tvm_deconv.compute.direct_layout import (
     unpaired,
     word_of_pair,
 )
-from tvm_deconv.compute.extents import End, Extent, shape_of
+from tvm_deconv.compute.extents import End, Extent, reduce_axis, shape_of
 from tvm_deconv.compute.indexing import (
     CHANNELS,
     GROUPS,
@@ -68,7 +68,7 @@ from tvm_deconv.compute.requantization import (
 )
 from tvm_deconv.compute.storage import storage_dtype, sum_dtype
 from tvm_deconv.compute.transforms import transform
-from tvm_deconv.compute.words import WORD, Words, corrections_of
+from tvm_deconv.compute.words import WORD, Words, corrections_of, cut_channels, tiled
 from tvm_deconv.problem import Problem
 
 
@@ -77,8 +77,7 @@ class DirectDefinition:
     """A definition as TensorIR before scheduling, with `points` stages of sums of rows (``points_i``).
 
     If it `narrows`, the stage ``interleave`` has the type of the output, else that of accumulators. The packed filter
-    has `packed_elements`: those of all sections, and behind them corrections of `corrections_of`. Sums are of
-    `sum_dtype`.
+    has `packed_elements`: those of all sections, and behind them corrections of `corrections_of`.
     """
 
     func: PrimFunc
@@ -87,7 +86,6 @@ class DirectDefinition:
     points: int
     packed_elements: int
     narrows: bool
-    sum_dtype: str
 
     @property
     def sections(self) -> tuple[FilterSection, ...]:
@@ -118,7 +116,7 @@ def define_direct(
     *,
     narrows: bool = False,
     pairs: int = 0,
-    given: Problem | None = None,
+    unfolded: Problem | None = None,
 ) -> DirectDefinition:
     """Define `problem` in a `form` of `indexing`, blocked by `tile`, for vectors of `lanes` accumulators.
 
@@ -126,15 +124,12 @@ def define_direct(
     nothing may be transformed. If it `narrows`, the stage ``interleave`` has the type of the output, else that of
     accumulators. `pairs`, in groups alone, is that of `FilterSection`. The parameters are the data, the packed filter,
     `epilogue_parameter` if there is one, and the output. Data and bias have the caller's shapes; if `problem` is a
-    folded one, the bias is that of the `given` problem. The output is ``[N, G, Co, D, H, W]`` or
+    folded one, the bias is that of the `unfolded` problem. The output is ``[N, G, Co, D, H, W]`` or
     ``[N, D, H, W, G, Co]``; `DirectDefinition.caller_index` maps it to the caller's. Raises ValueError for a tile that
     cannot be scheduled.
     """
-    if words:
-        layout = DirectLayout.of(words.problem(problem), form, tile, lanes, pairs, words.depth)
-    else:
-        layout = DirectLayout.of(problem, form, tile, lanes, pairs)
-    return _Builder(problem, given or problem, layout, words, narrows).definition()
+    layout = DirectLayout.of(problem, form, tile, lanes, words, pairs)
+    return _Builder(problem, unfolded or problem, layout, words, narrows).definition()
 
 
 def _stage(shape: Sequence[Extent], element: Callable[..., Expr], name: str) -> te.Tensor:
@@ -151,7 +146,7 @@ class _Builder:
     """The stages of a definition, in the order of the data flow."""
 
     problem: Problem
-    given: Problem
+    unfolded: Problem
     layout: DirectLayout
     words: Words | None
     narrows: bool
@@ -165,7 +160,7 @@ class _Builder:
         counts = [math.prod(section.filters) for section in layout.sections] if words else []
         corrections = corrections_of(counts, layout.packed_elements)
         packed_filter = te.placeholder(shape_of(corrections[-1:]), factor, "packed_filter")
-        constants = epilogue_parameter(self.given)
+        constants = epilogue_parameter(self.unfolded)
         parameters = [data, packed_filter, *([] if constants is None else [constants])]
         zero_point = data_zero_point(problem, constants)
         packed = self.pack_data(data, zero_point)
@@ -175,18 +170,17 @@ class _Builder:
             for i, section in enumerate(layout.sections)
         ]
         bias = self.pack_bias(constants) if constants is not None and problem.epilogue.bias else None
-        scales = self.pack_scales(constants) if constants is not None and has_scales(problem) else None
+        scales = self.pack_scales(constants) if has_scales(problem) else None
         offsets = [
             self.pack_offsets(i, section, (packed_filter, begin), zero_point, bias)
             for i, (section, begin) in enumerate(zip(layout.sections, corrections[:-1], strict=False))
         ]
-        dtype = problem.accumulate_dtype if self.words else sum_dtype(problem)
-        results = _Results(problem, layout, dtype, products, bias, offsets, constants, scales)
+        results = _Results(problem, layout, products, bias, offsets, constants, scales)
         rows = layout.form == ROWS
         interleaved = self.interleave(self.finish_chunks(results)) if rows else self.finish_channels(results)
         func = te.create_prim_func([*parameters, self.copy_out(interleaved)])
         sizes = problem.rank, len(points), corrections[-1]
-        return DirectDefinition(byte_aligned(func), layout, *sizes, self.narrows, dtype)
+        return DirectDefinition(byte_aligned(func), layout, *sizes, self.narrows)
 
     def _data_shape(self) -> tuple[Extent, ...]:
         extents, geometry = self.layout.extents, self.layout.geometry
@@ -244,7 +238,7 @@ class _Builder:
         lead = (*layout.blocks, layout.tiles[0])
         if not layout.transposes_data:
             packed = _stage((*lead, *inner_shape), element, "data_pack")
-            return self._cut_data(packed, cut) if cut else packed
+            return cut_channels(packed, cut, LEAD - 1, "data_words", layout.needed) if cut else packed
 
         rows = _stage(
             (*lead, *tile.outputs[:2], positions, channels),
@@ -252,16 +246,6 @@ class _Builder:
             "data_rows",
         )
         return _stage((*lead, *inner_shape), lambda *index: rows[(*index[:7], index[8], index[7])], "data_pack")
-
-    def _cut_data(self, packed: te.Tensor, words: Words) -> te.Tensor:
-        """Return ``data_words``, `packed` rows as the words of their parts, in whole vectors of positions."""
-        channels, (count, positions) = int(packed.shape[5]), (self.layout.geometry.in_channels, self.layout.needed)
-
-        def element(*index: Expr) -> Expr:
-            *at, g, word, d, h, position = index
-            return words.join(lambda channel: packed[(*at, g, channel, d, h, position)], channels, word)
-
-        return _stage((*packed.shape[:5], count, *packed.shape[6:8], positions), element, "data_words")
 
     def transform_rows(self, packed: te.Tensor) -> dict[tuple[AxisRows, ...], te.Tensor]:
         """Return the stages ``points_i``, by the rows of the first two axes that they are the sums for."""
@@ -304,11 +288,11 @@ class _Builder:
         transforms.
         """
         layout, form, outputs = self.layout, self.layout.form, self.layout.tile.outputs
-        taps = [te.reduce_axis(tuple(shape_of((0, rows.taps))), f"t{i}") for i, rows in enumerate(section.axes)]
-        if self.words is not None and self.words.tiled:
+        taps = [reduce_axis(rows.taps, f"t{i}") for i, rows in enumerate(section.axes)]
+        if tiled(self.words):
             (ci, *words), (data_step, filter_step) = self.words.reduction(layout.geometry.in_channels)
         else:
-            ci, words = te.reduce_axis(tuple(shape_of((0, -(-layout.geometry.in_channels // section.lanes)))), "ci"), []
+            ci, words = reduce_axis(-(-layout.geometry.in_channels // section.lanes), "ci"), []
             data_step = filter_step = ci.var
 
         def element(*index: Expr) -> Expr:
@@ -358,21 +342,21 @@ class _Builder:
 
     def pack_bias(self, bias: te.Tensor) -> te.Tensor:
         """Return ``bias_pack``, ``[g, co, channel]``: the bias by tiles of channels, zero for padding channels."""
-        return self._pack_channels(lambda channel: bias_at(self.given, bias, channel), "bias_pack")
+        return self._pack_channels(lambda channel: bias_at(self.unfolded, bias, channel), "bias_pack")
 
-    def pack_scales(self, constants: te.Tensor) -> te.Tensor:
+    def pack_scales(self, constants: te.Tensor | None) -> te.Tensor:
         """Return ``scale_pack``, ``[g, co, channel]``: the bits of the scales by tiles of channels, like the bias."""
-        return self._pack_channels(lambda channel: scale_at(self.given, constants, channel), "scale_pack")
+        return self._pack_channels(lambda channel: scale_at(self.unfolded, constants, channel), "scale_pack")
 
     def _pack_channels(self, of_channel: Callable[[Expr], Expr], name: str) -> te.Tensor:
-        """Return the stage `name`: `of_channel` of each given channel over all groups, by tiles of channels."""
+        """Return the stage `name`: `of_channel` of each unfolded channel over all groups, by tiles of channels."""
         layout, geometry, width = self.layout, self.layout.geometry, self.layout.tile.channels
 
         def element(g: Expr, co: Expr, cc: Expr) -> Expr:
             group, channel = group_and_channel(layout.form, width, g, co, cc, layout.pairs)
             exists = tirx.all(group < geometry.groups, channel < geometry.out_channels)
-            if self.given is not self.problem:
-                channel = channel % self.given.out_channels
+            if self.unfolded is not self.problem:
+                channel = channel % self.unfolded.out_channels
             value = of_channel(group * geometry.out_channels + channel)
             return tirx.if_then_else(exists, value, _zero(self.problem.accumulate_dtype))
 
@@ -485,13 +469,12 @@ class _Builder:
 class _Results:
     """The outputs as expressions of `products`, one stage per combination of runs, and of what is packed besides.
 
-    Products have `sum_dtype`. What is packed is the `bias`, the `offsets` of products in words, which have the bias in
-    them, and `scales`. `constants` are the parameter behind the filter.
+    What is packed is the `bias`, the `offsets` of products in words, which have the bias in them, and `scales`.
+    `constants` are the parameter behind the filter.
     """
 
     problem: Problem
     layout: DirectLayout
-    sum_dtype: str
     products: Sequence[te.Tensor]
     bias: te.Tensor | None
     offsets: Sequence[te.Tensor]
@@ -505,7 +488,7 @@ class _Results:
         """
         bias = None if self.bias is None else self.bias[at[4], at[5], cc]
         # Of a phase without taps: the bias is in the offsets of the others, or comes on top of all.
-        value = _zero(self.sum_dtype) if bias is None or not self.offsets else bias
+        value = _zero(self.layout.sum_dtype) if bias is None or not self.offsets else bias
         for number, section in reversed(list(enumerate(self.layout.sections))):
             local, conditions = within_runs(phases, section.runs, self.layout.strides)
             result = self._result(number, at, cc, local, n, places)

@@ -16,6 +16,8 @@ from tvm.ir import Expr
 from tvm_deconv.compute.extents import End, Extent, Extents, at_most
 from tvm_deconv.compute.indexing import GROUPS, INPUTS, ROWS, spans, tiles_of_channels
 from tvm_deconv.compute.phases import AxisPhases, AxisRows, Geometry, Run, axis_rows
+from tvm_deconv.compute.storage import sum_dtype
+from tvm_deconv.compute.words import Words
 from tvm_deconv.problem import Problem
 
 #: Vectors of flat positions in a block from which on its data are transposed; and from which on four at once.
@@ -263,7 +265,8 @@ class DirectLayout:
     `blocks` counts blocks of images and positions. Along the three spatial axes, `spans` are the positions of a block,
     `packed` the extents of an image of its packed data (`block_extents`), and `halos` the tiles of its halo. Products
     are computed at `positions` flat positions, whole register tiles. They read the data of `needed` flat positions, for
-    matrices whole vectors; `packed_positions` are these in whole rows. `pairs` is that of `FilterSection`.
+    matrices whole vectors; `packed_positions` are these in whole rows. `pairs` is that of `FilterSection`. Sums of
+    products are of `sum_dtype`.
     """
 
     form: str
@@ -280,14 +283,20 @@ class DirectLayout:
     positions: int
     needed: int
     packed_positions: int
-    pairs: int = 0
+    pairs: int
+    sum_dtype: str
 
     @staticmethod
-    def of(problem: Problem, form: str, tile: Tile, lanes: int, pairs: int = 0, depth: int = 1) -> DirectLayout:
+    def of(
+        problem: Problem, form: str, tile: Tile, lanes: int, words: Words | None = None, pairs: int = 0
+    ) -> DirectLayout:
         """Lay out `problem` in `form`; raise ValueError for a tile that cannot be scheduled.
 
-        `depth` is that of `Words`, whose number are the problem's channels.
+        With `words`, their number are the input channels of the layout.
         """
+        sums, depth = sum_dtype(problem), 1
+        if words:
+            problem, sums, depth = words.problem(problem), problem.accumulate_dtype, words.depth
         geometry, extents = Geometry.of(problem, bool(tile.uncropped)), Extents.of(problem)
         last = geometry.axes[2]
         if form == ROWS and (tile.width < last.positions or geometry.dynamic[2]) and tile.width % lanes:
@@ -309,21 +318,22 @@ class DirectLayout:
         if depth > 1:
             reach = -(-reach // lanes) * lanes
         return DirectLayout(
-            form,
-            tile,
-            lanes,
-            geometry,
-            extents,
-            problem.data_format == "NXC",
-            filter_sections(geometry, form, tile, lanes, pairs, depth),
-            extents.blocks(tile.block),
-            span,
-            packed,
-            (first, second, third),
-            positions,
-            reach,
-            -(-reach // packed[2]) * packed[2],
-            pairs,
+            form=form,
+            tile=tile,
+            lanes=lanes,
+            geometry=geometry,
+            extents=extents,
+            channels_last=problem.data_format == "NXC",
+            sections=filter_sections(geometry, form, tile, lanes, pairs, depth),
+            blocks=extents.blocks(tile.block),
+            spans=span,
+            packed=packed,
+            halos=(first, second, third),
+            positions=positions,
+            needed=reach,
+            packed_positions=-(-reach // packed[2]) * packed[2],
+            pairs=pairs,
+            sum_dtype=sums,
         )
 
     @property

@@ -20,8 +20,9 @@ from tvm.ir import Expr
 
 from tvm_deconv.problem import Epilogue
 
-# Adding 1.5 * 2**23 to a number rounds it to an integer, in the low bits and halves to even. 127 is an exponent's bias.
-_INTEGER = 12582912.0
+# Adding 1.5 * 2**23, with the bits beside it, to a number rounds it to an integer, in the low bits and halves to even.
+# 127 is an exponent's bias.
+_INTEGER, _INTEGER_BITS = 12582912.0, 0x4B400000
 _ROUND = _INTEGER + 127.0
 _LOG2_E = 1.4426950408889634
 # ln 2 in two parts; the first has 16 bits, so that its product with n is exact.
@@ -74,7 +75,7 @@ def nearest(x: Expr, least: Expr, most: Expr) -> Expr:
     let = _Let()
     bounded = let(_at_most(let(_at_least(let(x), least)), most))
     # The sum has the integer in its low bits. TVM makes no vectors of its own rounding.
-    return let.around(_bits(bounded + _f32(_INTEGER)) - _bits(_f32(_INTEGER)))
+    return let.around(_bits(bounded + _f32(_INTEGER)) - tirx.const(_INTEGER_BITS, "int32"))
 
 
 def _constant(value: float, dtype: str) -> Expr:

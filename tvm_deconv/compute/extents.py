@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tvm import tirx
+from tvm import te, tirx
 from tvm.ir import Expr
 from tvm.tirx import IntImm
 
@@ -118,6 +118,11 @@ class Extents:
 def at_most(size: int, extent: Extent) -> int:
     """Return `size`, or `extent` if it is a number and smaller."""
     return min(size, extent) if isinstance(extent, int) else size
+
+
+def reduce_axis(extent: int, name: str) -> te.IterVar:
+    """Return an axis of a sum over `extent` terms, with 64-bit numbers."""
+    return te.reduce_axis(tuple(shape_of((0, extent))), name)
 
 
 def shape_of(values: Sequence[Extent]) -> list[Expr]:

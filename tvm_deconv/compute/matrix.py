@@ -38,7 +38,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 from tvm.tirx import PrimFunc
 
-from tvm_deconv.compute.extents import End, shape_of
+from tvm_deconv.compute.extents import End, reduce_axis, shape_of
 from tvm_deconv.compute.indexing import (
     LEAD,
     BlockedData,
@@ -61,7 +61,7 @@ from tvm_deconv.compute.storage import storage_dtype, stores_bytes
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.compute.transforms import transform
 from tvm_deconv.compute.winograd import Matrix
-from tvm_deconv.compute.words import WORD, Words, corrections_of
+from tvm_deconv.compute.words import WORD, Words, corrections_of, cut_channels, tiled
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import round_up
 
@@ -118,7 +118,7 @@ def narrows_squares(problem: Problem, words: Words | None) -> bool:
 
     So are those that become bfloat16 behind products of matrices, which are so fast that this takes the time.
     """
-    return stores_bytes(problem) or (words is not None and words.tiled and problem.output_dtype == "bfloat16")
+    return stores_bytes(problem) or (tiled(words) and problem.output_dtype == "bfloat16")
 
 
 def _zero() -> Expr:
@@ -176,12 +176,12 @@ class _Builder:
         """Connect the stages."""
         layout, packed = self.layout, self.pack_data()
         if self.cut and not layout.transforms:
-            packed = self.cut_channels(packed, self.cut, "data_words")
+            packed = cut_channels(packed, self.cut, -1, "data_words")
         results = []
         for number, section in enumerate(layout.sections):
             rows = self.gather_rows(section, packed, number) if layout.gathers(section) else packed
             if self.cut and layout.transforms:
-                rows = self.cut_channels(rows, self.cut, f"rows_words_{number}")
+                rows = cut_channels(rows, self.cut, -1, f"rows_words_{number}")
             result = self.multiply(section, rows, number)
             if section.transformed:
                 result = self.transform_results(section, result, number)
@@ -211,15 +211,6 @@ class _Builder:
             transposed, lambda *index: self.data_at(inner, (*index[:-2], index[-1]), index[-2]), "data_rows"
         )
         return te.compute(shape, lambda *index: rows[(*index[:-2], index[-1], index[-2])], "data_pack")
-
-    def cut_channels(self, elements: te.Tensor, words: Words, name: str) -> te.Tensor:
-        """Return the stage `name`: `elements`, whose last axis are input channels, as the words of their parts."""
-        channels = int(elements.shape[-1])
-
-        def word(*index: Expr) -> Expr:
-            return words.join(lambda channel: elements[(*index[:-1], channel)], channels, index[-1])
-
-        return te.compute((*elements.shape[:-1], *shape_of((words.count(channels),))), word, name)
 
     def data_at(self, extents: Sequence[int], index: Index, channel: Expr) -> Expr:
         """Return an element of the packed data: zero outside of the data and of the `extents` in use.
@@ -349,7 +340,7 @@ class _Builder:
 
         The shape is ``[*lead, *points, row, column]``.
         """
-        taps = [te.reduce_axis(tuple(shape_of((0, count))), f"t{i}") for i, count in enumerate(section.taps)]
+        taps = [reduce_axis(count, f"t{i}") for i, count in enumerate(section.taps)]
         channels, (left_channel, right_channel) = self.terms(section)
         panels, panel = section.shape[5], section.shape[-1]
         tap, gathered = [axis.var for axis in taps], self.layout.gathers(section)
@@ -368,8 +359,8 @@ class _Builder:
 
     def terms(self, section: MatrixSection) -> tuple[list[te.IterVar], tuple[Expr, Expr]]:
         """Return the axes of a product's sum over input channels, and the channel of either factor at them."""
-        if self.words is None or not self.words.tiled:
-            channel = te.reduce_axis(tuple(shape_of((0, section.part_channels))), "ci")
+        if not tiled(self.words):
+            channel = reduce_axis(section.part_channels, "ci")
             return [channel], (channel.var, channel.var)
         axes, (left, right) = self.words.reduction(section.part_channels)
         word = axes[-1].var
@@ -506,9 +497,8 @@ class _Builder:
         channel = at[4] * geometry.out_channels + channel
         if self.problem.epilogue.bias and self.parameter is not None:
             value = value + bias_at(self.problem, self.parameter, channel)
-        parameter = self.parameter if has_scales(self.problem) else None
-        scale = None if parameter is None else scale_at(self.problem, parameter, channel)
-        return finished(self.problem, value, parameter, scale)
+        scale = scale_at(self.problem, self.parameter, channel) if has_scales(self.problem) else None
+        return finished(self.problem, value, self.parameter, scale)
 
     def result(
         self, section: MatrixSection, result: te.Tensor, at: Index, image: Expr, places: Index, column: Expr

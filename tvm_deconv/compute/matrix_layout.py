@@ -314,18 +314,18 @@ class MatrixLayout:
             raise ValueError(f"width={tile.width}: must be a multiple of {unit} where a row has several blocks")
         packed = block_positions(geometry, tile)
         return MatrixLayout(
-            tile,
-            lanes,
-            geometry,
-            extents,
-            problem.data_format == "NXC",
-            phases,
-            packs,
-            unit,
-            matrix_sections(geometry, tile, lanes, phases > 0),
-            extents.blocks(tile.block),
-            spans(geometry, tile.block[1:]),
-            flat_positions(packed, 1 if problem.data_format == "NXC" else lanes) if tile.flat else packed,
+            tile=tile,
+            lanes=lanes,
+            geometry=geometry,
+            extents=extents,
+            channels_last=problem.data_format == "NXC",
+            contiguous_phases=phases,
+            packs_rows=packs,
+            unit=unit,
+            sections=matrix_sections(geometry, tile, lanes, phases > 0),
+            blocks=extents.blocks(tile.block),
+            spans=spans(geometry, tile.block[1:]),
+            packed=flat_positions(packed, 1 if problem.data_format == "NXC" else lanes) if tile.flat else packed,
         )
 
     @property

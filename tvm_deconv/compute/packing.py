@@ -49,19 +49,24 @@ def _pack_function(problem: Problem, elements: int, dtype: str) -> Iterator[tupl
 
 
 def pack_filter(
-    given: Problem, problem: Problem, sections: Sequence[FilterSection], elements: int, words: Words | None = None
+    problem: Problem,
+    sections: Sequence[FilterSection],
+    elements: int,
+    words: Words | None = None,
+    *,
+    unfolded: Problem,
 ) -> PrimFunc:
     """Build ``pack(filter [G, Ci, Co, *K], packed [elements])`` for the `sections` of a definition of `problem`.
 
-    The filter is that of the `given` problem, the same or that of which `problem` is the folded one. With `words`,
+    The filter is that of the `unfolded` problem: that of which `problem` is the folded one, or the same. With `words`,
     these hold elements of the filter as they are stored, in the place of input channels. If sums need a correction,
     those of all filters follow.
     """
     geometry = Geometry.of(problem)
     factor = WORD if words else sum_dtype(problem)
-    with _pack_function(given, elements, factor) as (builder, source, packed):
-        if given is not problem:
-            source = FoldedFilter(source, given.out_channels)
+    with _pack_function(unfolded, elements, factor) as (builder, source, packed):
+        if unfolded is not problem:
+            source = FoldedFilter(source, unfolded.out_channels)
         for section in sections:
             with build.grid(*map(_int64, (*section.shape[:2], *section.shape[4:]))) as index:
                 g, co, d, h, w, *reduction, row, column, cc = index[:12]

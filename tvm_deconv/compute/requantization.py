@@ -47,8 +47,9 @@ def has_scales(problem: Problem) -> bool:
     return problem.quantization is not None and problem.output_dtype != "int32"
 
 
-def scale_at(problem: Problem, parameter: te.Tensor, channel: Expr) -> Expr:
+def scale_at(problem: Problem, parameter: te.Tensor | None, channel: Expr) -> Expr:
     """Return the bits of the scale of a `channel`, counted over all groups; for problems of `has_scales`."""
+    assert parameter is not None
     scale: Expr = parameter[channel + (HEAD + problem.bias_shape[0])]
     return scale
 

@@ -13,11 +13,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 from tvm import te, tirx
 from tvm.ir import Expr
 
+from tvm_deconv.compute.extents import reduce_axis, shape_of
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
 
@@ -49,11 +50,6 @@ class Words:
     shift: int = 0
     depth: int = 1
     parts: int = 1
-
-    @property
-    def tiled(self) -> bool:
-        """True if an instruction multiplies matrices."""
-        return self.depth > 1
 
     @property
     def cut(self) -> bool:
@@ -90,12 +86,12 @@ class Words:
         if there are several, products of parts.
         """
         step, word = (
-            te.reduce_axis((0, tirx.const(extent, "int64")), name)
+            reduce_axis(extent, name)
             for extent, name in ((count // (self.parts * self.depth), "ci"), (self.depth, "word"))
         )
         if not self.cut:
             return [step, word], (step.var, step.var)
-        product = te.reduce_axis((0, tirx.const(len(self.products), "int64")), "product")
+        product = reduce_axis(len(self.products), "product")
         one, other = (step.var * self.parts + _chosen(parts, product.var) for parts in zip(*self.products, strict=True))
         return [step, product, word], (one, other)
 
@@ -179,12 +175,39 @@ class Words:
         return tirx.call_pure_extern(accumulator, self.name, one, of_vector)
 
 
+def tiled(words: Words | None) -> TypeGuard[Words]:
+    """Tell whether factors are in words, of which an instruction multiplies matrices."""
+    return words is not None and words.depth > 1
+
+
 def _chosen(choices: Sequence[Expr | int], number: Expr) -> Expr:
     """Return choice number `number`; integers are indices."""
     *others, chosen = (tirx.const(choice, "int64") if isinstance(choice, int) else choice for choice in choices)
     for place, choice in reversed(list(enumerate(others))):
         chosen = tirx.Select(number == place, choice, chosen)
     return chosen
+
+
+def cut_channels(elements: te.Tensor, words: Words, axis: int, name: str, positions: int | None = None) -> te.Tensor:
+    """Return the stage `name`: `elements`, whose `axis` are input channels, as the words of their parts.
+
+    The last axis has so many `positions` if given.
+    """
+    shape, channels = [*elements.shape], int(elements.shape[axis])
+    shape[axis] = words.count(channels)
+    if positions is not None:
+        shape[-1] = positions
+
+    def word(*index: Expr) -> Expr:
+        def element(channel: Expr) -> Expr:
+            place = [*index]
+            place[axis] = channel
+            value: Expr = elements[tuple(place)]
+            return value
+
+        return words.join(element, channels, index[axis])
+
+    return te.compute(shape_of(shape), word, name)
 
 
 def corrections_of(counts: Iterable[int], begin: int) -> list[int]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tvm_deconv.errors import TensorError, TensorTypeError
-from tvm_deconv.problem import Array
+from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.arrays import BFLOAT16
 
 _JAX = ("jax", "jaxlib")
@@ -131,6 +131,12 @@ def check_type(argument: str, dtype: str, allowed: Collection[str]) -> None:
     """Raise TensorTypeError unless `dtype` is among those `allowed`."""
     if dtype not in allowed:
         raise TensorTypeError(argument, dtype, f"dtype must be {' or '.join(allowed)}")
+
+
+def check_bias(problem: Problem, dtype: str, shape: tuple[int, ...]) -> None:
+    """Raise TensorTypeError or TensorError unless a bias has the type of sums or of data, and the problem's shape."""
+    check_type("bias", dtype, list(dict.fromkeys([problem.accumulate_dtype, problem.dtype])))
+    check_shape("bias", shape, problem.bias_shape)
 
 
 def check_shape(argument: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:

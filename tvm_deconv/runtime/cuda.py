@@ -352,8 +352,7 @@ class CudaCall:
         problem, framework, offset = self._problem, filter.framework, None
         canonical = framework.canonical(problem, filter.array)
         if bias is not None:
-            allowed = list(dict.fromkeys([problem.accumulate_dtype, problem.dtype]))
-            _check("bias", bias, allowed, problem.bias_shape)
+            arrays.check_bias(problem, bias.dtype, bias.shape)
             offset = _Operand(bias.framework.converted(bias.array, problem.accumulate_dtype), bias.framework)
         if problem.quantization is None and scaling is None:
             return canonical, offset

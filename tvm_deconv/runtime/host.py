@@ -205,8 +205,7 @@ def _packed(artifact: Artifact, filter: Array) -> Array:
 
 def _accumulated(problem: Problem, bias: Borrowed) -> Array:
     """Return a copy of `bias` in the problem's accumulate dtype."""
-    arrays.check_type("bias", bias.dtype, list(dict.fromkeys([problem.accumulate_dtype, problem.dtype])))
-    arrays.check_shape("bias", bias.shape, problem.bias_shape)
+    arrays.check_bias(problem, bias.dtype, bias.shape)
     if bias.dtype == BFLOAT16:
         return (bias.view.astype(np.uint32) << 16).view(np.float32)
     return np.array(bias.view, dtype=problem.accumulate_dtype, order="C")

@@ -2,8 +2,7 @@
 
 from tvm_deconv.schedules.x86.algorithms.matrix_definition import matrix_algorithm
 from tvm_deconv.schedules.x86.algorithms.predicates import fills_matrices, multiplies_matrices
-from tvm_deconv.schedules.x86.amx import matrix_words
-from tvm_deconv.schedules.x86.dot import CAVEAT
+from tvm_deconv.schedules.x86.amx import CAVEAT, matrix_words
 
 ALGORITHM = matrix_algorithm(
     "amx",

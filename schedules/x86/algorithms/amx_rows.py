@@ -5,8 +5,7 @@ from functools import partial
 from tvm_deconv.compute.indexing import ROWS
 from tvm_deconv.schedules.x86.algorithms.direct_definition import direct_algorithm
 from tvm_deconv.schedules.x86.algorithms.predicates import fills_row_matrices, multiplies_row_matrices
-from tvm_deconv.schedules.x86.amx import matrix_words
-from tvm_deconv.schedules.x86.dot import CAVEAT
+from tvm_deconv.schedules.x86.amx import CAVEAT, matrix_words
 
 ALGORITHM = direct_algorithm(
     "amx_rows",

@@ -2,7 +2,7 @@
 
 from tvm_deconv.schedules.x86.algorithms.matrix_definition import matrix_algorithm
 from tvm_deconv.schedules.x86.algorithms.predicates import multiplies_transformed_matrices, saves_matrix_products
-from tvm_deconv.schedules.x86.amx import matrix_words
+from tvm_deconv.schedules.x86.amx import CAVEAT, matrix_words
 
 ALGORITHM = matrix_algorithm(
     "amx_winograd",
@@ -11,5 +11,5 @@ ALGORITHM = matrix_algorithm(
     winograd=True,
     words=matrix_words,
     error_growth=4.0,
-    caveat="an infinity or NaN spreads to the outputs of its tile",
+    caveat=f"an infinity or NaN spreads to the outputs of its tile; {CAVEAT}",
 )

@@ -16,7 +16,7 @@ from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS, has_whol
 from tvm_deconv.compute.packing import pack_filter
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import storage_dtype, stores_bytes, sum_dtype
-from tvm_deconv.compute.words import WORD, Words, plans_in_words
+from tvm_deconv.compute.words import WORD, Words, plans_in_words, tiled
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.x86 import (
@@ -134,16 +134,18 @@ class _Form:
     def tasks(self, problem: Problem, plan: tiles.Plan) -> int:
         return plan.tasks(self.computed(problem), self.form)
 
-    def build(self, given: Problem, target: CpuTarget, plan: tiles.Plan) -> Kernel:
-        problem = self.computed(given)
+    def build(self, unfolded: Problem, target: CpuTarget, plan: tiles.Plan) -> Kernel:
+        problem = self.computed(unfolded)
         lanes = accumulator_lanes(problem, target) // (1 + plan.halves)
         words = self.words(problem, target) if self.words else None
         narrows, pairs = self._narrows(problem), self._pairs(problem, target, plan.tile, lanes)
         definition = define_direct(
-            problem, self.form, plan.tile, lanes, words, narrows=narrows, pairs=pairs, given=given
+            problem, self.form, plan.tile, lanes, words, narrows=narrows, pairs=pairs, unfolded=unfolded
         )
         joins = narrows and not stores_bytes(problem)
-        joined, joining = row_joining(problem, target, lanes, flushed=words is not None) if joins or pairs else ("", "")
+        joining_source, joining = "", ""
+        if joins or pairs:
+            joining_source, joining = row_joining(problem, target, lanes, flushed=words is not None)
         # Past the caches rows are copied at once; a position's channels are stored as they are made at any size.
         streams = outgrows_caches(problem)
         whole = self.form != INPUTS and has_whole_vectors(problem, self.form, plan.tile, lanes)
@@ -151,14 +153,22 @@ class _Form:
         scheduled = schedule_direct(definition, plan, problem, whole, words, joining).mod["main"]
         scheduled = load_words(scheduled) if words or pairs else scheduled
         finish = _Finish(
-            problem, target, plan.tile, lanes, words, definition, scheduled, joined, joining, streams, whole
+            problem=problem,
+            target=target,
+            words=words,
+            definition=definition,
+            scheduled=scheduled,
+            joining=joining,
+            joining_source=joining_source,
+            streams=streams,
+            whole=whole,
         )
         deconv = lower_prefetches(finish.deconv(), target)
-        deconv = lower_matrices(deconv, words) if words and words.tiled else deconv
+        deconv = lower_matrices(deconv, words) if tiled(words) else deconv
         return Kernel(
-            problem=given,
-            deconv=deconv if problem is given else with_output(deconv, given.output_shape),
-            pack=pack_filter(given, problem, definition.sections, definition.packed_elements, words),
+            problem=unfolded,
+            deconv=deconv if problem is unfolded else with_output(deconv, unfolded.output_shape),
+            pack=pack_filter(problem, definition.sections, definition.packed_elements, words, unfolded=unfolded),
             algorithm=self.name,
             knobs=plan.knobs,
             packed_elements=definition.packed_elements,
@@ -170,42 +180,39 @@ class _Form:
 class _Finish:
     """The last steps of a kernel from its `scheduled` definition: results finished in registers, or from memory.
 
-    `joined` is the LLVM IR of the function `joining`, which joins vectors to one of the output's type. The output
+    `joining`, if not empty, is the function of `rounding.row_joining`, and `joining_source` its LLVM IR. The output
     `streams` past the caches, or is `whole` vectors that are stored as they are.
     """
 
     problem: Problem
     target: CpuTarget
-    tile: Tile
-    lanes: int
     words: Words | None
     definition: DirectDefinition
     scheduled: PrimFunc
-    joined: str
     joining: str
+    joining_source: str
     streams: bool
     whole: bool
 
     def deconv(self) -> PrimFunc:
         """Return the function of the kernel."""
-        problem, definition, form = self.problem, self.definition, self.definition.layout.form
-        geometry, words = Geometry.of(problem, bool(self.tile.uncropped)), self.words
+        problem, definition, words = self.problem, self.definition, self.words
+        form, tile, lanes = definition.layout.form, definition.layout.tile, definition.layout.lanes
+        geometry = Geometry.of(problem, bool(tile.uncropped))
         if form == INPUTS:
             finished = register_inputs.finish_inputs(self.scheduled, problem, definition)
             return lower(finished, definition.end, streams=False)
-        if words and words.tiled:
+        if tiled(words):
             return self.from_memory()
-        rounded, rounding = (
-            ("", ROUNDING) if words == BFLOAT16_PAIRS else exact_rounding(problem, self.target, self.lanes)
-        )
-        products = self.products or rounded
+        source, rounding = ("", ROUNDING) if words == BFLOAT16_PAIRS else exact_rounding(problem, self.target, lanes)
+        products = self.products or source
         if register_channels.supports(problem, geometry, form):
-            bytes_joined, joining = ("", {2: self.joining}) if self.joining else byte_joining(problem, self.lanes)
-            finished = register_channels.finish_channels(self.scheduled, problem, definition, rounding, joining)
-            return lower(finished, definition.end, streams=False, products=products + bytes_joined)
-        if form == ROWS and register_rows.supports_tile(problem, geometry, self.tile, self.lanes):
+            source, joinings = ("", {2: self.joining}) if self.joining else byte_joining(problem, lanes)
+            finished = register_channels.finish_channels(self.scheduled, problem, definition, rounding, joinings)
+            return lower(finished, definition.end, streams=False, products=products + source)
+        if form == ROWS and register_rows.supports_tile(problem, geometry, tile, lanes):
             return self.whole_rows(products, rounding)
-        if form == ROWS and register_parts.supports_tile(problem, geometry, self.tile, self.target, self.lanes):
+        if form == ROWS and register_parts.supports_tile(problem, geometry, tile, self.target, lanes):
             finished = register_parts.finish_rows(self.scheduled, problem, definition, rounding, self.joining)
             stores = register_parts.store_functions(storage_dtype(problem.output_dtype), self.stored_lanes)
             return lower(finished, definition.end, streams=False, products=products + stores)
@@ -214,15 +221,15 @@ class _Finish:
     @property
     def products(self) -> str:
         """The LLVM IR of functions that multiply words or join vectors."""
-        words = self.words
-        return self.joined + (dot_functions(words, self.lanes) if words and not words.tiled else "")
+        words, lanes = self.words, self.definition.layout.lanes
+        return self.joining_source + (dot_functions(words, lanes) if words and not tiled(words) else "")
 
     @property
     def stored_lanes(self) -> int:
         """The outputs of a vector of a row that is stored, where a register tile holds all phases of the last axis."""
         stride = Geometry.of(self.problem).axes[2].stride
-        joined = math.gcd(stride, 4) if stores_bytes(self.problem) else 2 if self.joining else 1
-        return self.lanes * joined
+        together = math.gcd(stride, 4) if stores_bytes(self.problem) else 2 if self.joining else 1
+        return self.definition.layout.lanes * together
 
     def from_memory(self) -> PrimFunc:
         """Return the function with results that pass through memory."""

@@ -15,7 +15,7 @@ from tvm_deconv.compute.matrix_layout import row_unit
 from tvm_deconv.compute.packing import pack_matrix_filter
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import stores_bytes
-from tvm_deconv.compute.words import WORD, Words, plans_in_words
+from tvm_deconv.compute.words import WORD, Words, plans_in_words, tiled
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.x86 import matrix_tiles
@@ -96,14 +96,14 @@ class _Transforms:
         definition = define_matrix(problem, plan.tile, lanes, words)
         whole = has_whole_vectors(problem, CHANNELS, plan.tile, lanes) and not definition.layout.contiguous_phases
         narrows = definition.layout.interleaves and narrows_squares(problem, words)
-        transposition, joining = _narrowing(problem, target, lanes) if narrows else ("", "")
+        transposition, narrowing = _narrowing(problem, target, lanes) if narrows else ("", "")
         scheduled = schedule_matrix(definition, plan, problem.accumulate_dtype, whole, words, transposition)
         func, functions = _in_words(scheduled.mod["main"], problem, words, lanes, whole)
         streams = outgrows_caches(problem) and not whole
         conversions = row_conversions(problem, target, stored=whole or narrows)
-        deconv = lower(func, definition.end, streams=streams, products=joining + functions, conversions=conversions)
+        deconv = lower(func, definition.end, streams=streams, products=narrowing + functions, conversions=conversions)
         deconv = lower_prefetches(deconv, target)
-        if words and words.tiled:
+        if tiled(words):
             deconv = lower_matrices(deconv, words)
         return Kernel(
             problem=problem,
@@ -118,10 +118,10 @@ class _Transforms:
 
 def _narrowing(problem: Problem, target: CpuTarget, lanes: int) -> tuple[str, str]:
     """Return the intrinsic that narrows squares of results as it transposes them, and the LLVM IR that it calls."""
-    joining, function = "", ""
+    source, joining = "", ""
     if not stores_bytes(problem):
-        joining, function = row_joining(problem, target, lanes, flushed=True)
-    return narrowing_intrinsic(problem, lanes, function), joining
+        source, joining = row_joining(problem, target, lanes, flushed=True)
+    return narrowing_intrinsic(problem, lanes, joining), source
 
 
 def _in_words(
@@ -131,7 +131,7 @@ def _in_words(
     if words is None:
         return func, ""
     func = load_words(func)
-    if not words.tiled:
+    if not tiled(words):
         return func, dot_functions(words, lanes)
     if whole_vectors and problem.output_dtype == "bfloat16":
         return round_vectors(func, ROUNDING), dot_functions(BFLOAT16_PAIRS, lanes)

@@ -52,7 +52,6 @@ inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 using std::max;
 using std::min;
 inline unsigned __float_as_uint(float value) { unsigned bits; std::memcpy(&bits, &value, 4); return bits; }
-inline int __float2int_rn(float value) { return (int)std::nearbyint(value); }
 inline float __uint_as_float(unsigned bits) { float value; std::memcpy(&value, &bits, 4); return value; }
 
 // A library has a runtime of its own.
