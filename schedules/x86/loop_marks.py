@@ -190,5 +190,8 @@ def outside_of(realize: SBlockRealize, values: Sequence[Expr]) -> list[Expr]:
 def first_block(stmt: Stmt) -> SBlockRealize:
     """Return the block that `stmt` executes first."""
     while not isinstance(stmt, SBlockRealize):
-        stmt = stmt.seq[0] if isinstance(stmt, SeqStmt) else stmt.body
+        if isinstance(stmt, SeqStmt):
+            stmt = stmt.seq[0]
+        else:
+            stmt = stmt.then_case if isinstance(stmt, IfThenElse) else stmt.body
     return stmt

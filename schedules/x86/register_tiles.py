@@ -238,8 +238,9 @@ class RegisterTiles:
         near, far = self._cycles(phases, step, 0 if kept else LATENCY_ACCUMULATORS)
         few = self._cycles(phases, step)[0] / near if kept and near else 1.0  # no phase of a filter may have taps
         factor = round_up(self.geometry.out_channels, channels) / self.geometry.out_channels
-        if not rows and phases > 1 and products + positions + vectors > registers:
-            # The data of all positions are kept from the first phase to the last.
+        # The data of all positions are kept from the first phase to the last. Integers are no operand in memory.
+        held = products + positions + vectors + int(self._sums_integers)
+        if not rows and phases > 1 and held > registers:
             factor *= self.costs.spilled
         if crowded:
             factor *= self.costs.crowded

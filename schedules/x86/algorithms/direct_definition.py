@@ -36,6 +36,7 @@ from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.prefetching import lower_prefetches
 from tvm_deconv.schedules.x86.rounding import byte_joining, exact_rounding, row_joining
+from tvm_deconv.schedules.x86.row_ends import loads_unmasked, split_row_ends
 from tvm_deconv.schedules.x86.stores import outgrows_caches
 from tvm_deconv.schedules.x86.variants import with_output
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
@@ -152,6 +153,8 @@ class _Form:
         whole = whole and not (self.form == ROWS and (streams or (rounds_rows(problem) and not narrows)))
         scheduled = schedule_direct(definition, plan, problem, whole, words, joining).mod["main"]
         scheduled = load_words(scheduled) if words or pairs else scheduled
+        if self.form == GROUPS and problem.groups % plan.tile.channels and loads_unmasked(problem, target):
+            scheduled = split_row_ends(scheduled)
         finish = _Finish(
             problem=problem,
             target=target,

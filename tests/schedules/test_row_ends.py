@@ -1,0 +1,42 @@
+"""Packed rows that end within the last block of groups, on AVX2, which has no masked loads of 16 bits and bytes."""
+
+import re
+
+import numpy as np
+import pytest
+from support.kernels import X86, bound, call_kernel, compiled_kernel
+
+import tvm_deconv as td
+from tvm_deconv.bench.layers import in_type
+from tvm_deconv.compiler.selection import named
+from tvm_deconv.compute.direct_layout import Tile
+from tvm_deconv.problem.reference import reference
+from tvm_deconv.problem.testing import deviation, operands
+from tvm_deconv.schedules.x86.tiles import Plan
+from tvm_deconv.targets import CPU_TARGETS
+
+PLAIN = td.Problem(
+    *(2, 37, 1, 1, (5, 7), (3, 3), (2, 2), (1, 1), (1, 1), (10, 13)), data_format="NXC", epilogue=td.Epilogue(True)
+)
+FREE = td.Problem(
+    *(1, 21, 1, 1, (40,), (5,), (3,), (1,), (2,), (118,)), data_format="NXC", epilogue=td.Epilogue(True), dynamic=(1,)
+)
+CASES = {
+    "pads": (PLAIN, Tile(1, 1, 5, 7, 16, 3, 1)),
+    "rows apart": (PLAIN.replace(kernel=(4, 1)), Tile(1, 1, 2, 7, 8, 2, 1)),
+    "two images in a block": (PLAIN, Tile(2, 1, 5, 7, 24, 3, 1)),
+    "rows of any length": (FREE, Tile(1, 1, 1, 20, 8, 4, 1)),
+}
+
+
+@pytest.mark.parametrize("types", ["float16", "bfloat16", "uint8.int8.uint8"])
+@pytest.mark.parametrize("name", CASES)
+def test_groups_that_do_not_fill_the_last_block(name, types):
+    problem, tile = CASES[name]
+    problem, target = in_type(problem, types), CPU_TARGETS["x86-64-v3"]
+    kernel = X86.build(problem, target, named("direct_groups"), Plan(tile, False))
+    packing = re.search(r"data_pack\[.*\] = .*data\[.*", kernel.deconv.script())[0]
+    assert "if_then_else" not in packing
+    arrays = operands(problem, 3)
+    found = call_kernel(problem, kernel, compiled_kernel(kernel, target), *bound(problem, arrays))
+    assert deviation(problem, np.asarray(found), reference(problem, *arrays)).allowed
