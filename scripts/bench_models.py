@@ -30,6 +30,9 @@ from models.frameworks import FRAMEWORKS
 from models.run import Timed, document, table, timed
 
 _SECONDS = 5.0
+#: glibc gives freed memory back to the system, and fetches it again page by page: one form pays for it and the other does
+#: not, as chance has it. So the processes keep what they have.
+_KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_MAX_": "0"}
 
 
 def _rows(arguments: argparse.Namespace) -> Iterator[tuple[Model, str, int]]:
@@ -50,6 +53,8 @@ def measure(arguments: argparse.Namespace) -> list[Timed]:
     rows = _read(arguments.json) if arguments.json and arguments.json.exists() else []
     if arguments.keep:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(arguments.keep.resolve() / "inductor"))
+    for name, value in _KEEP_MEMORY.items():
+        os.environ.setdefault(name, value)
     known = {(row.model, row.framework, row.threads) for row in rows}
     for model, framework, threads in _rows(arguments):
         if (model.name, framework, threads) in known:
