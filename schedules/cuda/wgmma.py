@@ -1,13 +1,15 @@
 """The implicit matrix product of a Hopper's tensor cores: wgmma, TMA, mbarriers and a warp that only loads.
 
-float16, bfloat16 and TF32 on ``sm_90a``. A warpgroup multiplies 64 rows by all columns of a tile.
+float16, bfloat16, TF32 and three products of it, on ``sm_90a``. A warpgroup multiplies 64 rows by all columns of a
+tile.
 
 1. Phases are convolutions of stride one, so the rows of a tile are a box of positions. The terms of a tile of k are 64
    channels of one tap, 32 of float32. So one TMA load of a box of the data gathers A, with zeros outside of the data.
    B is packed with k fastest, and a tile of it is one load too.
 2. Lines of 128 bytes lie in shared memory with the swizzle of 128 bytes: TMA writes and wgmma reads it. With channels
    second lines of A are positions, 8 to 64 neighbours on the last axis, of 64 channels, with the swizzle of as many
-   bytes; wgmma transposes them. A of TF32 is read from there and rounded, and wgmma takes it from registers.
+   bytes; wgmma transposes them. A of TF32 is read from there and rounded, or split into two parts, and wgmma takes it
+   from registers. Tensor cores round sums towards zero, so that those of a tile of three products are added to others.
 3. The last warp loads: it waits until a stage is `empty`, and its loads complete the stage's barrier `full`. Warps of
    products wait for that, and arrive at `empty` when the product that read the stage is done: one is under way.
 
@@ -36,7 +38,7 @@ from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.contract import Algorithm, Kernel
-from tvm_deconv.schedules.cuda.blocks import Block, Box
+from tvm_deconv.schedules.cuda.blocks import Block, Box, packed_elements
 from tvm_deconv.schedules.cuda.emit import Arguments, Rounding, as_it_is, barrier, local, one_task, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
 from tvm_deconv.schedules.cuda.products import choices, joined
@@ -47,8 +49,10 @@ from tvm_deconv.schedules.cuda.warp import (
     copy_by_elements,
     encode_map,
     expect,
+    high,
     init,
     load_box,
+    low,
     meet,
     publish,
     tf32,
@@ -96,7 +100,7 @@ class _Warpgroups(Form):
         self.rows, self.columns = self.cluster = plan.cluster_m, plan.cluster_n
         self.blocks = self.rows * self.columns
         self.line, self.each, self.barrier = (size // (16 // self.lanes) for size in (_LINE, _TERMS, _BARRIER))
-        self.single = problem.precision == "tf32"
+        self.single, self.triple = multiplied_type(problem) == "tf32", problem.precision == "tf32x3"
 
     @property
     def k_fastest(self) -> bool:
@@ -113,7 +117,7 @@ class _Warpgroups(Form):
 
     @property
     def stage(self) -> int:
-        return self.b_first + self.plan.tile_n * self.line
+        return self.b_first + len(self.roundings) * self.plan.tile_n * self.line
 
     @property
     def sums(self) -> int:
@@ -121,23 +125,33 @@ class _Warpgroups(Form):
 
     @property
     def operands(self) -> int:
+        return self._rounded * (1 + self.triple) + self.sums * self.triple
+
+    @property
+    def _rounded(self) -> int:
+        """Elements of a tile of A that a thread holds in registers."""
         return 4 * (self.line // self.each) * self.single
 
     @property
     def term(self) -> float:
-        return self.plan.tile_m * self.plan.tile_n * _MMA * (1 + self.single)
+        products = 3 if self.triple else 1
+        return self.plan.tile_m * self.plan.tile_n * _MMA * (1 + self.single) * products
 
     @property
     def roundings(self) -> Sequence[Rounding]:
+        if self.triple:
+            return [high, lambda element: low(element, high(element))]
         return [tf32] if self.single else [as_it_is]
 
     def allocate(self) -> tuple[Expr, ...]:
-        return (local(self.operands, "float32"),) if self.single else ()
+        if self.triple:
+            return local(2 * self._rounded, "float32"), local(self.sums, "float32")
+        return (local(self._rounded, "float32"),) if self.single else ()
 
     @property
     def moved(self) -> float:
         """See Form; loads pass by the nearest cache, and blocks of a cluster share them."""
-        return self.plan.tile_m / self.columns + self.plan.tile_n / self.rows
+        return self.plan.tile_m / self.columns + len(self.roundings) * self.plan.tile_n / self.rows
 
     @property
     def memory_elements(self) -> int:
@@ -264,20 +278,25 @@ class _Warpgroups(Form):
     def _multiply(self, block: Block, memory: Expr, sums: Expr, *rounded: Expr) -> None:
         """Multiply tile by tile; a stage is given back when the product behind its own has begun.
 
-        With registers for it A is `rounded` to these, and a stage is given back when its product is done.
+        With registers for it A is `rounded` to these, and a stage is given back when its product is done. Sums of three
+        products are of one tile, in registers of their own, and then added to the others.
         """
         stages, tiles, positions = self.plan.stages, block.section.tiles_k, self.positions(block.section)
-        first, under_way = block.thread // _GROUP * (_ROWS * self.line), 1 - len(rounded)
+        first, under_way = block.thread // _GROUP * (_ROWS * self.line), 1 - self.single
+        of_tile = rounded[1] if self.triple else sums
         with build.serial(0, tiles) as step:
             base = step % stages * self.stage
             wait_phase(memory, self.full(step % stages), step // stages % 2)
-            for registers in rounded:
-                self._round(block, memory, base, registers)
+            if self.single:
+                self._round(block, memory, base, rounded[0])
+            if self.triple:
+                with build.unroll(self.sums) as i:
+                    build.buffer_store(of_tile, tirx.const(0, "float32"), [i])
             wgmma_fence()
             for k in range(0, self.line, self.each):
                 b = base + self.b_first + k
-                if rounded:
-                    wgmma_tf32(self.plan.tile_n, sums, rounded[0], 4 * (k // self.each), memory, b)
+                if self.single:
+                    self._multiply_rounded(rounded[0], 4 * (k // self.each), memory, b, of_tile)
                 else:
                     a = base + first + k * max(1, positions)
                     wgmma(self.problem.dtype, self.plan.tile_n, sums, memory, a, b, positions)
@@ -285,13 +304,29 @@ class _Warpgroups(Form):
             wgmma_wait(under_way)
             with when([step >= under_way, block.thread % 32 < self.sharing]):
                 self._give_back(block, memory, (step - under_way) % stages)
+            if self.triple:
+                with build.unroll(self.sums) as i:
+                    build.buffer_store(sums, sums[i] + of_tile[i], [i])
         wgmma_wait(0)
 
+    def _multiply_rounded(self, rounded: Expr, at: int, memory: Expr, b: Index, sums: Expr) -> None:
+        """Begin to add the product of A, from a register on, and B; or those of their parts, the small ones first."""
+        low_a, low_b = self._rounded, self.plan.tile_n * self.line
+        for of_a, of_b in ((low_a, 0), (0, low_b), (0, 0)) if self.triple else ((0, 0),):
+            wgmma_tf32(self.plan.tile_n, sums, rounded, of_a + at, memory, b + of_b)
+
     def _round(self, block: Block, memory: Expr, base: Index, registers: Expr) -> None:
-        """Read the thread's elements of a tile of A, and round them: of each wgmma two rows and two terms."""
+        """Read the thread's elements of a tile of A, and round or split them: of each wgmma two rows and two terms."""
         for k, part in itertools.product(range(0, self.line, self.each), range(4)):
-            place = self._element(block.section, block.thread, k, part)
-            build.buffer_store(registers, tf32(memory[base + place]), [4 * (k // self.each) + part])
+            element = memory[base + self._element(block.section, block.thread, k, part)]
+            to = 4 * (k // self.each) + part
+            if not self.triple:
+                build.buffer_store(registers, tf32(element), [to])
+                continue
+            behind = self._rounded + to
+            build.buffer_store(registers, element, [behind])
+            build.buffer_store(registers, high(registers[behind]), [to])
+            build.buffer_store(registers, low(registers[behind], registers[to]), [behind])
 
     def _element(self, section: Section, thread: Index, k: int, part: int) -> Index:
         """Return the place of one of four elements of A that a thread holds of a wgmma whose terms begin at `k`."""
@@ -340,7 +375,7 @@ class _Loads:
     def emit(self) -> None:
         """Load all tiles of k."""
         form, stages, lane = self.form, self.form.plan.stages, self.block.thread % 32
-        lines = form.plan.tile_n + (0 if self.by_elements else form.plan.tile_m)
+        lines = len(form.roundings) * form.plan.tile_n + (0 if self.by_elements else form.plan.tile_m)
         with when([] if self.by_elements else [lane == 0]), build.serial(0, self.section.tiles_k) as tile:
             base, full = tile % stages * form.stage, form.full(tile % stages)
             wait_phase(self.memory, form.empty(tile % stages), (tile // stages + 1) % 2)
@@ -368,8 +403,11 @@ class _Loads:
                     self.memory, base + at * form.line, self.maps[self.slice], full, self._corner(tile, at), blocks
                 )
         first = row * (form.plan.tile_n // form.rows)
-        to, corner = base + form.b_first + first * form.line, (0, self._line(tile) + first)
-        load_box(self.memory, to, self.maps["packed"], full, corner, of_column if form.rows > 1 else None)
+        for part in range(len(form.roundings)):
+            to = base + form.b_first + (part * form.plan.tile_n + first) * form.line
+            behind = part * packed_elements(form.sections) // form.line
+            corner = 0, behind + self._line(tile) + first
+            load_box(self.memory, to, self.maps["packed"], full, corner, of_column if form.rows > 1 else None)
 
     def _tap(self, tile: Index) -> tuple[Index, list[Index]]:
         """Return the first channel of a tile of k, and how far from the positions its tap reads."""
@@ -425,7 +463,7 @@ def _box(rows: int, extents: tuple[int, ...], least: int) -> Box:
 
 def supports(problem: Problem, target: CudaTarget) -> bool:
     """The target is a Hopper's own, TMA can load from the data, and it can tell a group's channels from others."""
-    supported = multiplied_type(problem) in ("float16", "bfloat16") or problem.precision == "tf32"
+    supported = multiplied_type(problem) in ("float16", "bfloat16", "tf32")
     if not on_hopper(target) or problem.batch == 0 or not supported:
         return False
     fastest = problem.in_channels if problem.data_format == "NXC" else problem.data_spatial[-1]
@@ -457,8 +495,8 @@ def _choices(problem: Problem) -> list[int]:
 
 def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, ClusterPlan]]:  # noqa: ARG001
     """Return the plans worth measuring with their costs, the cheapest first."""
-    # With 128 sums a thread has no registers for what is rounded.
-    most = _COLUMNS[problem.precision == "tf32" :]
+    # With 128 sums a thread has no registers for what is rounded, and with 64 none for what is split and its own sums.
+    most = _COLUMNS[("ieee", "tf32", "tf32x3").index(problem.precision) :]
     plans = (
         ClusterPlan(rows, columns, _line(problem), _ROWS, columns, stages, 1, axes, *cluster)
         for axes, rows, columns, stages, cluster in itertools.product(

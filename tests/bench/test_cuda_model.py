@@ -56,6 +56,11 @@ def test_wgmma_is_predicted(model):
     assert found.seconds > problem.macs / (model.MULTIPROCESSORS * model.CLOCK * model.WGMMA)
     chosen = model.wgmma.ALGORITHM.candidates(problem, model.HOPPER)[0][1]
     assert model.predicted(problem, chosen, "cuda_wgmma").seconds > model.LAUNCH
+    # Of three products of TF32 each takes twice the time of one of float16.
+    triple = problem.replace(dtype="float32", precision="tf32x3")
+    plan = model.wgmma.ALGORITHM.candidates(triple, model.HOPPER)[0][1]
+    least = 6 * problem.macs / (model.MULTIPROCESSORS * model.CLOCK * model.WGMMA)
+    assert least < model.predicted(triple, plan, "cuda_wgmma").seconds < 2 * least
 
 
 def test_means_name_what_limits_those_behind(model, monkeypatch):

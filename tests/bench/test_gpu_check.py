@@ -47,8 +47,9 @@ def children(monkeypatch):
 def test_the_layers_are_those_of_the_list():
     found = gpu.layers(LAYERS)
     wanted = [(layer.name, layer.problem) for layer in scan(LAYERS)]
-    for number, (kind, data_format) in enumerate(gpu.SETTINGS):
-        part = found[number :: len(gpu.SETTINGS)]
+    settings = (*gpu.SETTINGS, *gpu.INTEGERS)
+    for number, (kind, data_format) in enumerate(settings):
+        part = found[number :: len(settings)]
         assert part == [(name, gpu.of_type(problem, kind, data_format)) for name, problem in wanted]
         assert {gpu.kind_of(problem) for _, problem in part} == {kind}
 
@@ -101,8 +102,11 @@ def test_a_whole_slot(built, tmp_path, monkeypatch):
     rows = dict(zip([name for name, _ in gpu_dry.ROWS], result["rows"], strict=True))
     assert rows[""]["right"]
     assert "ours" not in rows[""]
-    for name in ("right", "lies", "last"):
+    assert rows["bytes"]["peers"] == "float16"
+    assert any("PyTorch in float16 takes 1.00 times ours" in line for line in ended.stdout.splitlines())
+    for name in ("right", "bytes", "lies", "last"):
         row = rows[name]
+        assert ("peers" in row) == (name == "bytes")
         assert gpu.good(row)
         assert row["same_every_run"]
         assert row["same_to_an_odd_address"]
@@ -119,17 +123,17 @@ def test_a_whole_slot(built, tmp_path, monkeypatch):
     assert "did not end within 3 s" in rows["hangs"]["error"]
     assert "illegal memory access" in rows["loses"]["error"] or "NoArtifactError" in rows["loses"]["error"]
     assert "NoArtifactError" in rows["not built"]["error"]
-    assert len({row["process"] for row in rows.values() if "process" in row}) == 4
+    assert len({row["process"] for row in rows.values() if "process" in row}) == 5
     assert rows["loses"]["process"] != rows["not built"]["process"] == rows["last"]["process"]
     said = ended.stdout.splitlines()
     # What was under way when the first run was killed comes last, and after all checks the largest race is the first.
     steps = re.findall(r"^ *\d+ s  (\w+) +(\S+)", ended.stdout, re.MULTILINE)
     assert [name for word, name in steps if word != "time"][-1] == "right"
-    assert [name for word, name in steps if word == "time"] == ["lies", "last", "right"]
+    assert [name for word, name in steps if word == "time"] == ["lies", "last", "bytes", "right"]
     assert "tournament: 1 layers were not reached" in said
     assert sum("WRONG" in line for line in said) == 10  # each as it is run, and at the end
     assert any("float32 NCX: 3 layers, median" in line for line in said)
-    assert any("9 run, 5 wrong, 0 left out, 0 failed to build" in line for line in said)
+    assert any("10 run, 5 wrong, 0 left out, 0 failed to build" in line for line in said)
     assert said[-1].endswith(str(output))
 
 
@@ -201,7 +205,7 @@ def test_the_archive_of_all_rows_can_be_carried(tmp_path):
         nvcc.find_nvcc()
     except CompilerNotFound as error:
         pytest.skip(str(error))
-    problems = [gpu.of_type(gpu.layers(LAYERS)[6][1], kind, "NXC") for kind in ("float32", "float16", "tf32x3", "tf32")]
+    problems = [gpu.of_type(gpu.layers(LAYERS)[6][1], kind, "NXC") for kind in ("float32", "float16", "tf32x3", "int8")]
     sizes = []
     for number, some in enumerate((problems[:2], problems)):
         directory, archive = tmp_path / f"built{number}", tmp_path / f"{number}.tar.xz"

@@ -133,25 +133,26 @@ def test_resources_and_instructions(name, tmp_path):
     assert not re.search(r"\b(atom|red|shfl|vote)\.|\.ftz|\.approx\.f32|\.full\.f32", code)
 
 
-#: Terms of a tile, and how wgmma multiplies them: A of float16 transposed, that of TF32 from registers.
+#: Columns and terms of a tile, and how wgmma multiplies them: A of float16 transposed, that of TF32 from registers.
 HOPPER_PRODUCTS = {
-    "float16": (64, r"k16\.f32\.f16\.f16.*, 1, 1, 1, 1, 0;"),
-    "tf32": (32, r"k8\.f32\.tf32\.tf32 \{.*\}, \{.*\}, %rd\d+, 1, 1, 1;"),
+    "float16": (128, 64, r"k16\.f32\.f16\.f16.*, 1, 1, 1, 1, 0;"),
+    "tf32": (128, 32, r"k8\.f32\.tf32\.tf32 \{.*\}, \{.*\}, %rd\d+, 1, 1, 1;"),
+    "tf32x3": (64, 32, r"k8\.f32\.tf32\.tf32 \{.*\}, \{.*\}, %rd\d+, 1, 1, 1;"),
 }
 
 
 @needs_nvcc
-@pytest.mark.parametrize("kind", ["float16", "tf32"])
+@pytest.mark.parametrize("kind", HOPPER_PRODUCTS)
 def test_the_instructions_of_hopper(kind, tmp_path):
     """Products of warpgroups that are not serialized, loads of boxes, phases of barriers; no stack and no spill."""
     problem = of_type(PRODUCT.replace(in_channels=128), kind, "NCX")
-    terms, product = HOPPER_PRODUCTS[kind]
-    plan = wgmma.ClusterPlan(128, 128, terms, 64, 128, 3, cluster_m=2, cluster_n=2)
+    columns, terms, product = HOPPER_PRODUCTS[kind]
+    plan = wgmma.ClusterPlan(128, columns, terms, 64, columns, 3, cluster_m=2, cluster_n=2)
     kernel = build_kernel(problem, wgmma.ALGORITHM, plan)
     found, code = compiled(kernel, tmp_path, *nvcc.options(HOPPER, ""))
     assert {resources.architecture for resources in found} == {"sm_90a"}
     assert not [one for one in found if one.stack_bytes or one.spill_bytes]
-    assert re.search(rf"wgmma\.mma_async\.sync\.aligned\.m64n128{product}", code)
+    assert re.search(rf"wgmma\.mma_async\.sync\.aligned\.m64n{columns}{product}", code)
     assert re.search(r"cp\.async\.bulk\.tensor\.5d.*mbarrier::complete_tx.*multicast::cluster", code)
     assert ".reqnctapercluster 4, 1, 1" in code
     assert "mbarrier.try_wait.parity" in code

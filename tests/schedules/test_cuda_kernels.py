@@ -139,6 +139,9 @@ EXAMPLES = {
         # Channels second: lines of 8 positions, and of 16 that are rounded.
         td.Problem(2, 1, 136, 40, (5, 8), (4, 3), (2, 2), (1, 1), (1, 1), (10, 15), "bfloat16"),
         td.Problem(3, 1, 61, 40, (3, 16), (2, 2), (2, 2), (1, 1), (0, 0), (6, 32), precision="tf32"),
+        # Filters in two parts, phases with different taps, groups.
+        td.Problem(1, 1, 44, 40, (5, 9), (4, 3), (2, 2), (1, 1), (1, 2), (9, 14), "float32", "NXC", precision="tf32x3"),
+        td.Problem(2, 2, 32, 40, (3, 12), (3, 3), (2, 1), (1, 2), (1, 0), (6, 16), precision="tf32x3"),
     ],
     "cuda_product": [
         # All that the taps read is outside of the data.
@@ -178,6 +181,7 @@ SPACES = {
         st.one_of(
             problems(dtypes=["float16", "bfloat16"]).flatmap(lines_of_any),
             problems(dtypes=["float32"]).map(as_tf32).flatmap(lines_of_any),
+            problems(dtypes=["float32"]).map(as_tf32x3).flatmap(lines_of_any),
         ),
         2,
     ),
@@ -495,6 +499,13 @@ ROUNDING_MISTAKES = {
     "registers that change under way": (r"(?<=  )tvm_deconv_wgmma_wait0\(\);(?=\s*if)", ""),
     "not rounded": (r"tvm_deconv_tf32\((?!float)", "("),
 }
+#: Of three products, whose operands are split.
+SPLITTING_MISTAKES = {
+    "sums of tiles that begin with those before": (r"(?<=\n {8})\w+\[\w+\] = 0x0p\+0f[^;]*;", ""),
+    "sums of tiles that are not added": (r"(?<=\n {8})(\w+\[\w+\]) = \(\1 \+ \w+\[\w+\]\);", ""),
+    "low parts of A that are left out": (r"tvm_deconv_low\((?!float)", "0.0f * tvm_deconv_low("),
+    "low parts of B that are left out": (r"tvm_deconv_wgmma_tf32_n32\([^;]*\+ 30\d\d\)[^;]*;", ""),
+}
 MISTAKEN = {
     "alone": (HOPPER_MISTAKES, {}, ClusterPlan(64, 32, 64, 64, 32, 2)),
     "cluster": (
@@ -502,6 +513,7 @@ MISTAKEN = {
         {"batch": 2, "out_channels": 40},
         ClusterPlan(64, 32, 64, 64, 32, 2, cluster_m=2, cluster_n=2),
     ),
+    "split": (SPLITTING_MISTAKES, {"dtype": "float32", "precision": "tf32x3"}, ClusterPlan(64, 32, 32, 64, 32, 2)),
     "rounded": (ROUNDING_MISTAKES, {"dtype": "float32", "precision": "tf32"}, ClusterPlan(64, 32, 32, 64, 32, 2)),
 }
 
@@ -551,6 +563,8 @@ def test_blocks_of_clusters_share_their_loads(tmp_path):
     chosen += [(problem.replace(data_format="NCX"), plan) for plan in [*plans, ClusterPlan(128, 32, 64, 64, 32, 3)]]
     rounded = problem.replace(dtype="float32", precision="tf32")
     chosen.append((rounded, ClusterPlan(128, 64, 32, 64, 64, 3, cluster_m=2, cluster_n=2)))
+    split = rounded.replace(precision="tf32x3")
+    chosen.append((split, ClusterPlan(64, 32, 32, 64, 32, 2, cluster_m=2, cluster_n=2)))
     given, plans = zip(*chosen, strict=True)
     batch = Batch(given, tmp_path, "clusters", FAMILIES["cuda_wgmma"], plans)
     for number, offset in itertools.product(range(len(plans)), range(2)):
@@ -575,14 +589,19 @@ def test_three_products_are_as_exact_as_float32(tmp_path):
     exact = [td.Problem(1, 1, terms, 8, (40,), (1,), (1,), (1,), (0,), (40,)) for terms in ends]
     plans = [replace(TENSOR_PLANS[-1], tile_k=16)] * len(exact)
     three = Batch([*map(as_tf32x3, exact)], tmp_path, "three", FAMILIES["cuda_tensor"], plans)
+    # wgmma has 32 columns at least.
+    exact.append(exact[1].replace(out_channels=32))
+    groups = Batch([as_tf32x3(exact[-1])], tmp_path, "groups", FAMILIES["cuda_wgmma"])
     one = Batch(exact, tmp_path, "one", FAMILIES["cuda_product"], [PLANS[-1]] * len(exact))
     for number, problem in enumerate(exact):
         drawn, weights, _ = operands(problem, number)
+        split = partial(three.run, number) if number < len(three.kernels) else partial(groups.run, 0)
         # Sums of products of one sign grow with every term, which tensor cores' rounding towards zero always lessens.
         for data, filter in ((drawn, weights), (np.abs(drawn), np.abs(weights))):
             wanted = reference(problem, data, filter)
             # On the device the sums of CUDA cores are of fused products: the shim's round once more, which is little.
-            errors = [np.linalg.norm(batch.run(number, data, filter, None) - wanted) for batch in (three, one)]
+            runs = split, partial(one.run, number)
+            errors = [np.linalg.norm(run(data, filter, None) - wanted) for run in runs]
             print(problem.in_channels, *(error / np.linalg.norm(wanted) for error in errors))
             assert errors[0] <= 2 * errors[1]
             assert errors[0] <= 1e-6 * np.linalg.norm(wanted)
@@ -592,12 +611,15 @@ def test_three_products_are_as_exact_as_float32(tmp_path):
 LIMITS = (0.0, -0.0, 1.0, -1.5, 2.0**13, 1 / 3, 3.4e38, -3.3e38, 1e-30, np.inf, -np.inf, np.nan)
 
 
-def test_three_products_at_the_limits_of_float32(tmp_path):
-    problem = td.Problem(len(LIMITS), 1, 8, 16, (1,), (1,), (1,), (1,), (0,), (1,), precision="tf32x3")
+@pytest.mark.parametrize("family", ["cuda_tensor", "cuda_wgmma"])
+def test_three_products_at_the_limits_of_float32(family, tmp_path):
+    problem = td.Problem(
+        len(LIMITS), 1, 8, 32, (1,), (1,), (1,), (1,), (0,), (1,), data_format="NXC", precision="tf32x3"
+    )
     data, weights = np.zeros(problem.data_shape, np.float32), np.zeros(problem.filter_shape, np.float32)
-    data[:, 0, 0] = LIMITS
+    data[:, 0, 0] = LIMITS  # of the first channel
     weights[0, : len(LIMITS), 0] = LIMITS
-    found = Batch([problem], tmp_path, "limits").run(0, data, weights, None)[:, : len(LIMITS), 0]
+    found = Batch([problem], tmp_path, "limits", FAMILIES[family]).run(0, data, weights, None)[:, 0, : len(LIMITS)]
     with np.errstate(all="ignore"):
         wanted = np.multiply.outer(np.float32(LIMITS), np.float32(LIMITS))
     np.testing.assert_allclose(found, wanted, rtol=2**-20)

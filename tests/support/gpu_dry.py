@@ -23,6 +23,7 @@ CRASHES, HANGS, LOSES_THE_DEVICE, IS_NOT_BUILT, ENDS_THE_TIME, LIES = 11, 12, 13
 ROWS = [
     ("", SMALL),
     ("right", LAYER),
+    ("bytes", gpu.of_type(LAYER, "int8", "NCX")),
     ("crashes", LAYER.replace(batch=CRASHES)),
     ("wrong", gpu.of_type(LAYER, "float16", "NXC")),
     ("hangs", LAYER.replace(batch=HANGS)),
@@ -31,7 +32,7 @@ ROWS = [
     ("lies", LAYER.replace(batch=LIES)),
     ("last", LAYER.replace(batch=2)),
 ]
-BUILT = [problem for name, problem in ROWS if name in ("", "right", "wrong", "lies", "last")]
+BUILT = [problem for name, problem in ROWS if name in ("", "right", "bytes", "wrong", "lies", "last")]
 
 
 class Event:

@@ -2,17 +2,12 @@
 
 import dataclasses
 import json
-import os
-import signal
-import socket
 import subprocess
-import sys
-import time
 from types import SimpleNamespace
 
-import psutil
 import pytest
 from click.testing import CliRunner
+from support.fleet import fleet_of, free_port, until
 
 import tvm_deconv as td
 from tvm_deconv import tuning
@@ -33,75 +28,10 @@ SMALL = td.Problem(1, 1, 4, 6, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (9, 11))
 TARGET = native()
 
 
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
-def until(condition, seconds=300):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
-class Fleet:
-    """A tracker and its servers, all started at the same time, without torch, which TVM would import for seconds."""
-
-    def __init__(self, directory, **servers):
-        self.processes = []
-        (directory / "torch.py").write_text("raise ImportError")
-        self.environment = os.environ | {"PYTHONPATH": f"{directory}:{os.environ.get('PYTHONPATH', '')}"}
-        port = free_port()
-        self.trackers = {key: Tracker("127.0.0.1", port, key) for key in servers}
-        self._start("rpc_tracker", "--port", str(port), "--port-end", str(port + 1))
-        self.servers = {}
-        for key, count in servers.items():
-            for _ in range(count):
-                port = free_port()
-                more = ("--port-end", str(port + 1), "--tracker", self.trackers[key].address, "--key", key)
-                self.servers[port] = self._start("rpc_server", "--port", str(port), *more)
-        until(lambda: self.known() == set(self.servers))
-
-    def _start(self, module, *arguments):
-        command = [sys.executable, "-m", f"tvm.exec.{module}", "--host", "127.0.0.1", *arguments]
-        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        process = subprocess.Popen(command, **silent, env=self.environment, start_new_session=True)
-        self.processes.append(process)
-        return process
-
-    def known(self):
-        """The ports of the servers that the tracker knows, none where it does not answer."""
-        try:
-            return {port for tracker in self.trackers.values() for _, port in tracker.servers()}
-        except td.RemoteError:
-            return set()
-
-    def kill_server_of(self, worker):
-        """Kill the server that a runner's process has a session with."""
-        connections = psutil.Process(worker._process.pid).net_connections("tcp")
-        (port,) = {connection.raddr.port for connection in connections if connection.raddr} & set(self.servers)
-        kill(self.servers.pop(port))
-
-    def close(self):
-        for process in self.processes:
-            if process.poll() is None:
-                kill(process)
-
-
-def kill(process):
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory):
-    for needed in ("tornado", "cloudpickle", "psutil"):
-        pytest.importorskip(needed, reason="TVM's tracker or server needs it")
-    made = Fleet(tmp_path_factory.mktemp("fleet"), test=2, alone=1)
-    yield made
-    made.close()
+@pytest.fixture
+def two_servers(tmp_path):
+    with fleet_of(tmp_path, {}, test=2) as made:
+        yield made
 
 
 @pytest.fixture
@@ -127,7 +57,8 @@ def asked(monkeypatch):
 
 
 @pytest.mark.slow  # on a machine with other work the second server may be lost too
-def test_what_a_lost_server_had_is_measured_at_another_and_nothing_twice(fleet, asked, tmp_path, monkeypatch):
+def test_what_a_lost_server_had_is_measured_at_another_and_nothing_twice(two_servers, asked, tmp_path, monkeypatch):
+    fleet = two_servers
     monkeypatch.setattr("tvm_deconv.tuning.search._NOTHING", 0.0)  # no search ends before its trials
     tracker = fleet.trackers["test"]
     how = {"jobs": 1, "rpc_tracker": tracker.address, "rpc_key": tracker.key}

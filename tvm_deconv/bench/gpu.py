@@ -23,7 +23,7 @@ from tvm_deconv.artifact import files
 from tvm_deconv.artifact.select import Accepted
 from tvm_deconv.compiler.process import Worker, WorkerError
 from tvm_deconv.errors import BuildError, ProblemError
-from tvm_deconv.problem import ACTIVATIONS, PRECISIONS, Epilogue, Problem
+from tvm_deconv.problem import ACTIVATIONS, PRECISIONS, Epilogue, Problem, element_bytes
 from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.runtime.library import load
 
@@ -48,8 +48,9 @@ RATES = {
     "bfloat16": 990e12 / 2,
     "int8": 1979e12 / 2,
 }
-#: The settings that layers run in: type, and format of the data.
+#: The settings that layers run in: type, and format of the data; and those of which PyTorch has no operator.
 SETTINGS = (("float32", "NCX"), ("tf32x3", "NCX"), ("float16", "NCX"), ("tf32", "NCX"), ("float16", "NXC"))
+INTEGERS = (("int8", "NCX"), ("int8", "NXC"))
 ROUNDS, CALLS = 7, 10
 _MOST_COPIES = 64
 #: Bytes of an archive that is carried to a machine with a device, at most.
@@ -106,11 +107,12 @@ def layers(path: Path) -> list[tuple[str, Problem]]:
     """Return the name and the problem of each layer of a list of problems, in every setting."""
     names = ("strides", "pads_begin", "pads_end", "dilations", "output_padding")
     settings = []
+    every = (*SETTINGS, *INTEGERS)
     for entry in json.loads(path.read_text(encoding="utf-8")):
         attributes = {name: entry[name] for name in names}
         epilogue = Epilogue(bias=entry["bias"])
         problem = Problem.from_openvino(entry["data"], entry["filter"], **attributes, epilogue=epilogue)
-        settings += [(entry["name"], of_type(problem, kind, data_format)) for kind, data_format in SETTINGS]
+        settings += [(entry["name"], of_type(problem, kind, data_format)) for kind, data_format in every]
     return settings
 
 
@@ -207,7 +209,7 @@ def _rotated(problem: Problem, data: Any) -> list[Any]:
 
     Where a device has no room for as many, those for which it has.
     """
-    nbytes = data.nbytes + math.prod(problem.output_shape) * data.element_size()
+    nbytes = data.nbytes + math.prod(problem.output_shape) * element_bytes(problem.output_dtype)
     level2 = torch.cuda.get_device_properties(DEVICE).L2_cache_size
     copies = [data]
     with contextlib.suppress(torch.OutOfMemoryError):
@@ -301,12 +303,18 @@ class Device:
         return _carefully(step)
 
     def race(self, _: str, problem: Problem) -> Row:
-        """Time the layer, PyTorch's operator in both memory formats, and a plain product of as many multiply-adds."""
+        """Time the layer, PyTorch's operator in both memory formats, and a plain product of as many multiply-adds.
+
+        PyTorch has neither of integers: they race those of float16, and the row says so.
+        """
 
         def step(row: Row) -> None:
             data, filter, bias = operands(problem)
             layer = self._library.bind(problem, filter, bias)
             calls: dict[str, Entry] = {"ours": (layer, _rotated(problem, data))}
+            if not data.dtype.is_floating_point:
+                row["peers"] = "float16"
+                data, filter, bias = (array if array is None else array.half() for array in (data, filter, bias))
             calls |= _peers(problem, data, filter, bias)
             calls["product"] = _product(problem, data.dtype)
             permitted = problem.precision == "tf32"
@@ -561,8 +569,13 @@ def _words(step: str, row: Row, problem: Problem) -> str:
         words += [f"off by {row['deviation']:.1e}"] if "deviation" in row else []
     elif "of_floor" in row:
         words += [f"{1e6 * row['seconds']['ours']:.1f} us, {row['of_floor']:.0%} of the floor"]
-        words += [f"PyTorch takes {row['speedup']:.2f} times ours"] if "speedup" in row else []
+        words += [f"{_rival(row)} takes {row['speedup']:.2f} times ours"] if "speedup" in row else []
     return " ".join(map(str, [*([] if step == "check" else ["time "]), *words, row.get("error", "")]))
+
+
+def _rival(row: Row) -> str:
+    """Return what a row raced, with its type if that is not the row's own."""
+    return f"PyTorch in {row['peers']}" if "peers" in row else "PyTorch"
 
 
 def write(output: Path, result: Row) -> None:
@@ -575,7 +588,7 @@ def summary(result: Row) -> list[str]:
     rows = [row for row in result["rows"] if "done" in row]
     wrong = [row for row in rows if not good(row)]
     lines = [f"WRONG {row['name']} {row['key']}: {row.get('error') or row.get('deviation')}" for row in wrong]
-    for kind, data_format in SETTINGS:
+    for kind, data_format in (*SETTINGS, *INTEGERS):
         of = [row for row in rows if row["type"] == kind and f"-{data_format}-" in row["key"] and "of_floor" in row]
         if of:
             line = f"{kind} {data_format}: {len(of)} layers, median {_median(of, 'of_floor'):.0%} of the floor"
@@ -583,11 +596,12 @@ def summary(result: Row) -> list[str]:
             if timed:
                 mean = math.exp(statistics.fmean(math.log(row["speedup"]) for row in timed))
                 ahead = sum(row["speedup"] > 1 for row in timed)
-                line += f"; PyTorch takes {mean:.2f} times ours in the mean, and longer for {ahead} of {len(timed)}"
+                line += f"; {_rival(timed[0])} takes {mean:.2f} times ours in the mean"
+                line += f", and longer for {ahead} of {len(timed)}"
             lines.append(line)
     behind = sorted((row for row in rows if row.get("speedup", 1) < 1), key=lambda row: row["speedup"])
     for row in behind[:10]:
-        lines.append(f"behind: {row['name']} {row['key']}: PyTorch takes {row['speedup']:.2f} times ours")
+        lines.append(f"behind: {row['name']} {row['key']}: {_rival(row)} takes {row['speedup']:.2f} times ours")
     failed = len(result["build"]["failed"])
     left, ended = len(result["left_out"]), f" ({result['ended']})" if result["ended"] else ""
     alone = sum("of_floor" in row and "speedup" not in row for row in rows)

@@ -83,7 +83,7 @@ class BuilderPool:
         from tvm_deconv.compiler.backends import backend_of
 
         backend = backend_of(target)
-        arguments = backend.trial_target(target), scratch, backend.toolchain(scratch)
+        arguments = target, scratch, backend.toolchain(scratch)
         self._begun: dict[tuple[str, Schedule], Future[Built | str]] = {}
         with contextlib.ExitStack() as stack:
             self._threads = stack.enter_context(ThreadPoolExecutor(jobs))

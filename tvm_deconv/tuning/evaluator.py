@@ -66,7 +66,7 @@ class Evaluator:
         self.disturbance = Disturbance(on_this_machine=runner.local)
         with contextlib.ExitStack() as stack:
             self._scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            self._builders = stack.enter_context(BuilderPool(target, self._scratch, jobs))
+            self._builders = stack.enter_context(BuilderPool(runner.trial_target(target), self._scratch, jobs))
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Evaluator:
@@ -155,7 +155,7 @@ class Evaluator:
             built = self.build(search, schedules)
         else:
             if target not in self._elsewhere:
-                pool = BuilderPool(target, self._scratch, self._jobs)
+                pool = BuilderPool(self._runner.trial_target(target), self._scratch, self._jobs)
                 self._elsewhere[target] = self._stack.enter_context(pool)
             built = self._elsewhere[target].build(search.key, schedules)
             for candidate in built.values():

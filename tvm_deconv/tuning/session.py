@@ -35,6 +35,7 @@ from tvm_deconv.tuning.runners.base import Runner
 from tvm_deconv.tuning.runners.cuda import CudaRunner, check_device
 from tvm_deconv.tuning.runners.local import LocalRunner
 from tvm_deconv.tuning.runners.rpc import RpcRunner
+from tvm_deconv.tuning.runners.rpc_cuda import RpcCudaRunner
 from tvm_deconv.tuning.runners.tracker import Tracker
 from tvm_deconv.tuning.search import Search
 
@@ -109,8 +110,8 @@ def tune(
     after `timeout` seconds. A search may be stopped at any time by KeyboardInterrupt, and called again.
 
     CUDA targets are measured on device 0 of this machine, which must have a capability that the target runs on. With
-    `rpc_tracker` (HOST:PORT) and `rpc_key`, CPU candidates run on the servers that this TVM tracker has for the key.
-    These must be machines of one kind, which "native" then means.
+    `rpc_tracker` (HOST:PORT) and `rpc_key`, candidates run on the servers that this TVM tracker has for the key, CUDA's
+    on device 0 there. These must be machines of one kind, which "native" then means.
 
     Raises ProblemError if the machine that measures cannot run a target, DeviceError if there is no such device,
     BuildError, CompilerNotFound, and RemoteError if no server is left.
@@ -142,26 +143,30 @@ def measured_on(
 
     All targets are checked before the first is yielded. Unless it is `strict`, the CPU may be one that cannot run them.
     """
+    tracker = None if rpc_tracker is None or rpc_key is None else Tracker.parse(rpc_tracker, rpc_key)
     kinds = {name: "cpu" if name == "native" else get(name).memory for name in names}
     on_device = [get(name) for name, memory in kinds.items() if memory == "cuda"]
-    for target in on_device:
-        _check_device(target, rpc_tracker)
     on_cpu = [name for name, memory in kinds.items() if memory == "cpu"]
+    if on_device and (on_cpu or not tracker):  # devices of servers are also checked by their runner
+        _check_devices(on_device, tracker)
     if on_cpu:
-        with _cpu_runner(threads, rpc_tracker, rpc_key) as runner:
+        with RpcRunner(threads, tracker) if tracker else LocalRunner(threads) as runner:
             targets = of_names(on_cpu, runner.host)
             for target in targets if strict else ():
                 _check_host(target, runner.host)
             yield runner, [*targets]
     if on_device:
-        with CudaRunner() as runner:
+        with RpcCudaRunner(tracker, on_device) if tracker else CudaRunner() as runner:
             yield runner, on_device
 
 
-def _cpu_runner(threads: int, rpc_tracker: str | None, rpc_key: str | None) -> Runner:
-    if rpc_tracker is None or rpc_key is None:
-        return LocalRunner(threads)
-    return RpcRunner(threads, Tracker.parse(rpc_tracker, rpc_key))
+def _check_devices(targets: Sequence[Target], tracker: Tracker | None) -> None:
+    """Raise DeviceError if a device here, or that of a server, cannot run one of `targets`; RemoteError."""
+    if tracker:
+        with RpcCudaRunner(tracker, targets):
+            return
+    for target in targets:
+        check_device(target)
 
 
 def _check_host(target: Target, host: Host) -> None:
@@ -169,13 +174,6 @@ def _check_host(target: Target, host: Host) -> None:
     missing = ", ".join(sorted(target.features - host.features))
     if missing:
         raise ProblemError("target", target.name, f"{host.name} cannot run it: it lacks {missing}")
-
-
-def _check_device(target: Target, rpc_tracker: str | None) -> None:
-    """Raise an error if this machine has no device that runs `target`, or if another machine is to measure."""
-    if rpc_tracker is not None:
-        raise ProblemError("rpc_tracker", rpc_tracker, f"must be left out for {target.name}: a device here measures")
-    check_device(target)
 
 
 @dataclass(frozen=True)

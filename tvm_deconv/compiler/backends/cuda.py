@@ -18,7 +18,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Backend, Kernel, Linked, Toolchain, Workspace
 from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
 from tvm_deconv.schedules.cuda.lower import source
-from tvm_deconv.targets import CudaTarget, cuda_capability
+from tvm_deconv.targets import Capability, CudaTarget, cuda_capability
 
 #: To ask for the attributes of a kernel loads it.
 _LOAD = """
@@ -103,6 +103,11 @@ class CudaBackend(Backend[CudaTarget]):
         """See Backend: one architecture is soon compiled, and the device of this machine runs no other."""
         if len(target.code) + len(target.ptx) == 1:
             return target  # which needs no device here
-        code = target.fit(cuda_capability())
-        known = code in target.code and code in known_code(find_nvcc())
-        return replace(target, code=(code,), ptx=()) if known else target
+        return narrowed(target, cuda_capability())
+
+
+def narrowed(target: CudaTarget, capability: Capability) -> CudaTarget:
+    """Return the part of `target` that a device of `capability` runs; all of it, if nvcc knows no code for that."""
+    code = target.fit(capability)
+    known = code in target.code and code in known_code(find_nvcc())
+    return replace(target, code=(code,), ptx=()) if known else target

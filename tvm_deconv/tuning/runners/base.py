@@ -82,6 +82,12 @@ class Runner(ABC):
     def _give(self, process: HarnessProcess, *, kept: bool) -> None:
         """Take a process back; end it unless it is `kept`."""
 
+    def trial_target(self, target: Any) -> Any:
+        """Return the target that candidates of `target` are compiled for: this machine measures, and that suffices."""
+        from tvm_deconv.compiler.backends import backend_of
+
+        return backend_of(target).trial_target(target)
+
     def map(self, function: Callable[[_T], _U], items: Iterable[_T]) -> Iterator[_U]:
         """Call `function`, which measures, on each item; yield the results as soon as they are there."""
         return map(function, items)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,8 +27,9 @@ _CLOCK, _MULTIPROCESSORS, _L2 = 13, 16, 38  # CU_DEVICE_ATTRIBUTE_*: kHz, number
 _GUARD = 256  # bytes before and behind an output
 _MOST_COPIES = 32
 _LEVEL2 = 1 << 14, 1 << 28  # bytes of level-2 caches that are believed, from and to
-_COPIED = 8  # the size of a copy whose rate is measured, in level-2 caches
-_ROUNDS = 5
+TURNS = 2  # the size of arrays that take turns, in level-2 caches
+COPIED = 8  # that of a copy whose rate is measured
+ROUNDS = 5
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: nothing else happens in the process meanwhile
 #: Multiply-adds of a multiprocessor in one clock, by the type that is multiplied, from each capability on.
 _PER_CLOCK: dict[Capability, dict[str, int]] = {
@@ -58,6 +59,31 @@ class _DLManagedTensor(ctypes.Structure):
     _fields_ = (("tensor", _DLTensor), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
 
+class Rates(NamedTuple):
+    """What decides the rates of a device: capability, multiprocessors, and the highest clock in kHz."""
+
+    capability: Capability
+    multiprocessors: int
+    clock: int
+
+    def multiply_adds(self, dtype: str) -> float:
+        """Return the multiply-adds per second of `dtype` (or precision), from a table."""
+        per_clock = _PER_CLOCK[max(known for known in _PER_CLOCK if known <= self.capability)]
+        per_clock = per_clock | {"tf32x3": per_clock["tf32"] // 3}
+        return 1e3 * self.clock * self.multiprocessors * per_clock.get(dtype, 64)
+
+
+def level2(said: int) -> int:
+    """Return the bytes of a level-2 cache by the device's word, within what is believed."""
+    least, most = _LEVEL2
+    return min(max(said, least), most)
+
+
+def multiplied(problem: Problem) -> str:
+    """Return the type whose rate of multiply-adds bounds `problem`; TF32 is one of its own."""
+    return problem.dtype if problem.precision == "ieee" else problem.precision
+
+
 def check_device(target: Target) -> None:
     """Raise DeviceError if this machine has no device that runs `target`."""
     rule = f"is tuned on a device of {target.machines}"
@@ -84,7 +110,7 @@ class CudaRunner(SingleProcessRunner):
 
     def multiplied(self, problem: Problem) -> str:
         """See Runner; TF32 is a type of its own."""
-        return problem.dtype if problem.precision == "ieee" else problem.precision
+        return multiplied(problem)
 
     def multiply_add_rate(self, dtype: str, target: Any, folder: Path, timeout: float) -> float:  # noqa: ARG002
         """See Runner; the device has a table."""
@@ -161,9 +187,8 @@ class CudaMachine:
 
     @property
     def _level2(self) -> int:
-        """The bytes of the level-2 cache by the device's word, within what is believed."""
-        least, most = _LEVEL2
-        return min(max(self._attribute(_L2), least), most)
+        """The bytes of the level-2 cache, as far as they are believed."""
+        return level2(self._attribute(_L2))
 
     def allocate(self, nbytes: int) -> int:
         """Allocate `nbytes` on the device; return the address, a multiple of 256."""
@@ -187,19 +212,17 @@ class CudaMachine:
 
     def multiply_adds(self, dtype: str, kernel: Path | None = None) -> float:  # noqa: ARG002
         """Return the multiply-adds per second of `dtype` (or precision) at the device's highest clock, from a table."""
-        per_clock = _PER_CLOCK[max(known for known in _PER_CLOCK if known <= self._capability)]
-        per_clock = per_clock | {"tf32x3": per_clock["tf32"] // 3}
-        return 1e3 * self._attribute(_CLOCK) * self._attribute(_MULTIPROCESSORS) * per_clock.get(dtype, 64)
+        return Rates(self._capability, self._attribute(_MULTIPROCESSORS), self._attribute(_CLOCK)).multiply_adds(dtype)
 
     def copy(self) -> float:
         """Measure the bytes per second of copies, read plus written."""
-        source, copy = self._two(_COPIED * self._level2)
+        source, copy = self._two(COPIED * self._level2)
         size = copy.nbytes
         addresses = ctypes.c_uint64(copy.address), ctypes.c_uint64(source.address), ctypes.c_size_t(size)
         return (
             2
             * size
-            / min(self.sample(lambda _: self._ask("cuMemcpyDtoDAsync_v2", *addresses, self._stream), 1, 4, _ROUNDS))
+            / min(self.sample(lambda _: self._ask("cuMemcpyDtoDAsync_v2", *addresses, self._stream), 1, 4, ROUNDS))
         )
 
     def _two(self, nbytes: int) -> tuple[_Memory, _Memory]:
@@ -255,7 +278,7 @@ class CudaMachine:
                 nbytes = max(1, sum(memory.nbytes for memory in arguments))
                 # Where the memory does not hold them all, those that it holds take turns.
                 with contextlib.suppress(DeviceError):
-                    for _ in range(min(_MOST_COPIES, 2 * self._level2 // nbytes)):
+                    for _ in range(min(_MOST_COPIES, TURNS * self._level2 // nbytes)):
                         turns.append(self._copies(arguments))
             return self.sample(lambda turn: function(*turns[turn][1]), len(turns), number, repeat)
 

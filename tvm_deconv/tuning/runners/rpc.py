@@ -30,7 +30,7 @@ from tvm_deconv.errors import RemoteError
 from tvm_deconv.problem import Array
 from tvm_deconv.targets import Host, parse_cpuinfo
 from tvm_deconv.tuning.runners.base import START_SECONDS, HarnessProcess, Runner
-from tvm_deconv.tuning.runners.machine import Bound
+from tvm_deconv.tuning.runners.machine import Bound, Machine
 from tvm_deconv.tuning.runners.tracker import ANSWER_SECONDS, Tracker
 
 _T = TypeVar("_T")
@@ -70,8 +70,7 @@ class RpcRunner(Runner):
         self._host: Host | None = None
         with contextlib.ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            cc = find_compiler()
-            self._servers = Servers(tracker, build_probe(cc, launcher_object(cc, scratch), scratch))
+            self._servers = Servers(tracker, self._build_probe(find_compiler(), scratch))
             # The processes end with the threads of this pool, which started them.
             self._pool = stack.enter_context(ThreadPoolExecutor(_MOST_SERVERS))
             stack.callback(self._stop)
@@ -163,59 +162,57 @@ class RpcRunner(Runner):
     def _connect(self) -> HarnessProcess:
         """Return a process with a session at a free server. Raises WorkerError if it does not answer."""
         with contextlib.ExitStack() as stack:
-            process = HarnessProcess(RpcMachine, self.threads, self._servers)
+            process = HarnessProcess(self._machine(), self.threads, self._servers)
             stack.callback(process.worker.close)
             host = process.host()
-            if self._host and Cpu.of(host) != Cpu.of(self._host):
-                kinds = f"{Cpu.of(self._host)} and {Cpu.of(host)}"
-                rule = f"its servers are machines of two kinds, {kinds}: give each kind a key"
-                raise RemoteError("rpc_key", self._tracker.key, rule)
+            self._admit(host)
             self._host = host
             stack.pop_all()
             return process
 
+    def _machine(self) -> Callable[..., Machine]:
+        """Return what makes a session at a server."""
+        return RpcMachine
 
-def build_probe(cc: str, launcher: Path, directory: Path) -> Path:
-    """Compile the probe, with the launcher's object file, into `directory`. Raises BuildError."""
+    def _build_probe(self, cc: str, scratch: Path) -> Path:
+        return build_probe(cc, _PROBE, scratch, launcher_object(cc, scratch))
+
+    def _admit(self, host: Host) -> None:
+        """Raise RemoteError if a server is another kind of machine than those before."""
+        if self._host and self._kind(host) != self._kind(self._host):
+            kinds = f"{self._kind(self._host)} and {self._kind(host)}"
+            rule = f"its servers are machines of two kinds, {kinds}: give each kind a key"
+            raise RemoteError("rpc_key", self._tracker.key, rule)
+
+    def _kind(self, host: Host) -> object:
+        """Return what servers of one kind have in common."""
+        return Cpu.of(host)
+
+
+def build_probe(cc: str, source: Path, directory: Path, *objects: Path) -> Path:
+    """Compile a probe, with object files that it calls, into `directory`. Raises BuildError."""
     import tvm_ffi
 
     library = directory / "probe.so"
     includes = {tvm_ffi.libinfo.find_include_path(), tvm_ffi.libinfo.find_dlpack_include_path()}
     flags = ["-std=gnu11", "-O2", "-shared", "-fPIC", "-pthread", *(f"-I{path}" for path in sorted(includes))]
-    command = [cc, *flags, "-x", "c", str(_PROBE), "-x", "none", str(launcher), "-ldl", "-o", str(library)]
+    command = [cc, *flags, "-x", "c", str(source), "-x", "none", *map(str, objects), "-ldl", "-o", str(library)]
     run_compiler("cc", command, "does not compile the probe for servers: ")
     return library
 
 
-class RpcMachine:
-    """A session at one server, as a `Machine`. If the server is lost, the process ends and says so."""
+class RpcSession:
+    """A session at one server, with the probe. If the server is lost, the process ends and says so."""
 
-    def __init__(self, threads: int, servers: Servers) -> None:
+    def __init__(self, servers: Servers) -> None:
         from tvm import rpc
 
         self._tracker = servers.tracker
-        self._threads = threads
         host, port, match = self._tracker.request()
         self._address = (host, port)
         self._session = rpc.connect(host, port, match)
-        self._device = self._session.cpu()
+        self._memory = self._session.cpu()
         self._probe = self._load(servers.probe)
-        self._probe["threads"](threads)
-
-    def host(self) -> Host:
-        """Describe the server's machine."""
-        return parse_cpuinfo(str(self._probe["cpuinfo"]()))
-
-    def multiply_adds(self, dtype: str, kernel: Path | None = None) -> float:  # noqa: ARG002
-        """Measure the multiply-adds per second of `kernel` at the server."""
-        assert kernel is not None
-        self._session.upload(str(kernel))
-        path = self._session.get_function("tvm.rpc.server.workpath")(kernel.name)
-        return float(self._probe["fma"](path, self._threads))
-
-    def copy(self) -> float:
-        """Measure the bytes per second of copies at the server."""
-        return float(self._probe["copy"](self._threads))
 
     @contextlib.contextmanager
     def attempt(self, seconds: float) -> Iterator[None]:
@@ -239,6 +236,12 @@ class RpcMachine:
             if taken >= seconds:
                 raise TimeoutError(f"did not end within {seconds:g} s") from None
             raise RuntimeError("its process at the server ended") from None
+        except tvm.error.RPCError as error:
+            raise RuntimeError(self._said(error)) from None
+
+    def _said(self, error: Exception) -> str:
+        """Return the error of a function at the server, without TVM's heading."""
+        return str(error).rpartition("from RPC call:\n")[2].strip()
 
     def _survived(self) -> bool:
         """Return whether the server has outlived the session: it then turns callers without its key away."""
@@ -259,16 +262,53 @@ class RpcMachine:
             pass
         return False
 
+    def _load(self, library: Path) -> Any:
+        with self._uploaded(library):
+            return self._session.load_module(library.name)
+
+    @contextlib.contextmanager
+    def _uploaded(self, library: Path) -> Iterator[str]:
+        """Send a library; yield its path at the server, where it is gone afterwards: what has loaded it keeps it."""
+        self._session.upload(str(library))
+        yield str(self._session.get_function("tvm.rpc.server.workpath")(library.name))
+        self._session.remove(library.name)
+
+    def _dlpack(self, dtype: np.dtype[Any]) -> tuple[int, int]:
+        """Return code and bits of a dtype, as DLPack has them."""
+        return "iuf".index(dtype.kind), 8 * dtype.itemsize
+
+
+class RpcMachine(RpcSession):
+    """A session at a server whose CPUs measure, as a `Machine`."""
+
+    def __init__(self, threads: int, servers: Servers) -> None:
+        super().__init__(servers)
+        self._threads = threads
+        self._probe["threads"](threads)
+
+    def host(self) -> Host:
+        """Describe the server's machine."""
+        return parse_cpuinfo(str(self._probe["cpuinfo"]()))
+
+    def multiply_adds(self, dtype: str, kernel: Path | None = None) -> float:  # noqa: ARG002
+        """Measure the multiply-adds per second of `kernel` at the server."""
+        assert kernel is not None
+        with self._uploaded(kernel) as path:
+            return float(self._probe["fma"](path, self._threads))
+
+    def copy(self) -> float:
+        """Measure the bytes per second of copies at the server."""
+        return float(self._probe["copy"](self._threads))
+
     def put(self, array: Array) -> Any:
         """Send an array."""
         import tvm
 
-        return tvm.runtime.tensor(array, self._device)
+        return tvm.runtime.tensor(array, self._memory)
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _RpcOutput:
         """Allocate an array for results at the server."""
-        code = "iuf".index(dtype.kind)  # as DLPack has it
-        return _RpcOutput(self._probe, self._probe["output"](code, 8 * dtype.itemsize, *shape))
+        return _RpcOutput(self._probe, self._probe["output"](*self._dlpack(dtype), *shape))
 
     def bind(self, library: Path, name: str, arguments: Sequence[Any]) -> Bound:
         """Send a library; return its function with its arguments."""
@@ -276,16 +316,10 @@ class RpcMachine:
         function = module[name]
 
         def sample(number: int, repeat: int) -> Sequence[float]:
-            means: Sequence[float] = module.time_evaluator(name, self._device, number, repeat)(*arguments).results
+            means: Sequence[float] = module.time_evaluator(name, self._memory, number, repeat)(*arguments).results
             return means
 
         return Bound(lambda: function(*arguments), sample)
-
-    def _load(self, library: Path) -> Any:
-        self._session.upload(str(library))
-        module = self._session.load_module(library.name)
-        self._session.remove(library.name)
-        return module
 
 
 class _RpcOutput:
