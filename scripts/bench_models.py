@@ -30,8 +30,8 @@ from models.frameworks import FRAMEWORKS
 from models.run import Timed, document, table, timed
 
 _SECONDS = 5.0
-#: glibc gives freed memory back to the system, and fetches it again page by page: one form pays for it and the other does
-#: not, as chance has it. So the processes keep what they have.
+#: glibc gives freed memory back to the system, and fetches it again page by page: one form pays for it and the other
+#: does not, as chance has it. So the processes keep what they have.
 _KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_MAX_": "0"}
 
 
