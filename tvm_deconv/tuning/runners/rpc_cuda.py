@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +20,6 @@ from tvm_deconv.tuning.runners.cuda import COPIED, ROUNDS, TURNS, Rates, level2,
 from tvm_deconv.tuning.runners.machine import Bound, Machine
 from tvm_deconv.tuning.runners.rpc import RpcRunner, RpcSession, Servers, build_probe
 from tvm_deconv.tuning.runners.tracker import Tracker
-
-if TYPE_CHECKING:
-    from tvm_deconv.targets import CudaTarget
 
 _PROBE = Path(__file__).with_name("probe_cuda.c")
 
@@ -50,9 +47,8 @@ class RpcCudaRunner(RpcRunner):
         """See Runner; the devices of the servers decide."""
         from tvm_deconv.compiler.backends.cuda import narrowed
 
-        chosen: CudaTarget = target
         assert isinstance(self.host, Device)
-        return narrowed(chosen, self.host.capability)
+        return narrowed(target, self.host.capability)
 
     def multiplied(self, problem: Problem) -> str:
         """See Runner; TF32 is a type of its own."""
