@@ -35,7 +35,7 @@ from tvm_deconv.schedules.cuda.lower import RESIDENT
 from tvm_deconv.schedules.cuda.predicates import fills_tensor_cores, is_for_tensor_cores, multiplied_type
 from tvm_deconv.schedules.cuda.products import choices
 from tvm_deconv.schedules.cuda.tiles import DIVISIONS, Cells, Copied, Plan, matrix_algorithm
-from tvm_deconv.schedules.cuda.warp import MMA_TERMS, high, ldmatrix, low, mma, tf32
+from tvm_deconv.schedules.cuda.warp import MMA_TERMS, high, ldmatrix, low, mma, roundings_of, tf32
 
 PLANS = (
     Plan(128, 128, 32, 64, 32),
@@ -137,9 +137,7 @@ class _Warps(Copied):
 
     @property
     def roundings(self) -> Sequence[Rounding]:
-        if self.triple:
-            return [high, lambda element: low(element, high(element))]
-        return [tf32] if self.single else [as_it_is]
+        return roundings_of(single=self.single, triple=self.triple)
 
     def allocate(self) -> tuple[Expr, ...]:
         if self.triple:

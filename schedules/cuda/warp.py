@@ -24,6 +24,7 @@ from tvm.ir import Expr, PointerType
 from tvm.script.ir_builder import tirx as build
 
 from tvm_deconv.compute.gather import Index
+from tvm_deconv.schedules.cuda.emit import Rounding, as_it_is
 
 _TEMPLATES = Path(__file__).with_suffix(".cu")
 #: Terms of one mma by the type that it multiplies.
@@ -97,6 +98,13 @@ def high(value: Expr) -> Expr:
 def low(value: Expr, high_part: Expr) -> Expr:
     """Return what `high_part` leaves of a float32 `value`, cut off to TF32: a bit of the last place at most."""
     return cuda_func_call("tvm_deconv_low", value, high_part, source_code=_source("low"), return_type="float32")
+
+
+def roundings_of(*, single: bool, triple: bool) -> Sequence[Rounding]:
+    """Return how elements of the filter are packed: in two parts if each product is `triple`, rounded if `single`."""
+    if triple:
+        return [high, lambda element: low(element, high(element))]
+    return [tf32] if single else [as_it_is]
 
 
 def copy(

@@ -39,7 +39,7 @@ from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.cuda.blocks import Block, Box, packed_elements
-from tvm_deconv.schedules.cuda.emit import Arguments, Rounding, as_it_is, barrier, local, one_task, when
+from tvm_deconv.schedules.cuda.emit import Arguments, Rounding, barrier, local, one_task, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
 from tvm_deconv.schedules.cuda.products import choices, joined
 from tvm_deconv.schedules.cuda.tiles import Cells, Form, Plan, cost, matrix_kernel
@@ -55,6 +55,7 @@ from tvm_deconv.schedules.cuda.warp import (
     low,
     meet,
     publish,
+    roundings_of,
     tf32,
     wait_phase,
     wgmma,
@@ -139,9 +140,7 @@ class _Warpgroups(Form):
 
     @property
     def roundings(self) -> Sequence[Rounding]:
-        if self.triple:
-            return [high, lambda element: low(element, high(element))]
-        return [tf32] if self.single else [as_it_is]
+        return roundings_of(single=self.single, triple=self.triple)
 
     def allocate(self) -> tuple[Expr, ...]:
         if self.triple:

@@ -86,14 +86,18 @@ def multiplied(problem: Problem) -> str:
 
 def check_device(target: Target) -> None:
     """Raise DeviceError if this machine has no device that runs `target`."""
-    rule = f"is tuned on a device of {target.machines}"
     try:
         capability = cuda_capability()
     except DeviceError as error:
-        raise DeviceError("target", target.name, f"{rule}: {error}") from None
+        raise DeviceError("target", target.name, f"is tuned on a device of {target.machines}: {error}") from None
+    check_capability(target, capability, "this one")
+
+
+def check_capability(target: Target, capability: Capability, device: str) -> None:
+    """Raise DeviceError unless the `device` of a capability runs `target`."""
     if target.refusal(Place(detect_host(), capability=capability)):
-        own = ".".join(map(str, capability))
-        raise DeviceError("target", target.name, f"{rule}: this one has {own}")
+        rule = f"is tuned on a device of {target.machines}: {device} has {'.'.join(map(str, capability))}"
+        raise DeviceError("target", target.name, rule)
 
 
 class CudaRunner(SingleProcessRunner):

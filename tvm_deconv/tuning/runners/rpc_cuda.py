@@ -15,8 +15,8 @@ import numpy as np
 
 from tvm_deconv.errors import DeviceError
 from tvm_deconv.problem import Array, Problem
-from tvm_deconv.targets import Capability, Host, Place, Target, detect_host
-from tvm_deconv.tuning.runners.cuda import COPIED, ROUNDS, TURNS, Rates, level2, multiplied
+from tvm_deconv.targets import Capability, Host, Target
+from tvm_deconv.tuning.runners.cuda import COPIED, ROUNDS, TURNS, Rates, check_capability, level2, multiplied
 from tvm_deconv.tuning.runners.machine import Bound, Machine
 from tvm_deconv.tuning.runners.rpc import RpcRunner, RpcSession, Servers, build_probe
 from tvm_deconv.tuning.runners.tracker import Tracker
@@ -68,11 +68,11 @@ class RpcCudaRunner(RpcRunner):
         """Raise DeviceError if a server cannot run a target, RemoteError if its device is of another kind."""
         assert isinstance(host, Device)
         for target in self._targets:
-            rule = f"is tuned on a device of {target.machines}: that of the server {host.address}"
+            device = f"that of the server {host.address}"
             if host.missing:
-                raise DeviceError("target", target.name, f"{rule} is missing: {host.missing}")
-            if target.refusal(Place(detect_host(), capability=host.capability)):
-                raise DeviceError("target", target.name, f"{rule} has {'.'.join(map(str, host.capability))}")
+                rule = f"is tuned on a device of {target.machines}: {device} is missing: {host.missing}"
+                raise DeviceError("target", target.name, rule)
+            check_capability(target, host.capability, device)
         super()._admit(host)
 
     def _kind(self, host: Host) -> str:
