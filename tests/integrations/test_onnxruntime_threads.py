@@ -17,7 +17,7 @@ import numpy as np
 import onnx, onnxruntime
 from onnx import helper
 import tvm_deconv as td
-from support.threads import call_from_threads, child_has_the_pool, pool, pool_starts
+from support.threads import call_from_threads, child_has_the_pool, pool_starts, workers
 from support.tolerances import WINOGRAD, assert_close
 from tvm_deconv.onnxruntime import Session
 
@@ -72,7 +72,7 @@ for threads in (3, 2, 1, 0):
     for _ in range(30): check(made)
     assert threads != 1 or spent() - before < 0.01
     assert threads < 2 or spent() - before > 0.002
-assert not pool()
+assert not workers()
 """)
 
 
@@ -80,7 +80,7 @@ def test_several_callers_of_a_session(run):
     run("""
 made = session(3)
 call_from_threads(lambda: check(made), 30)
-assert not pool()
+assert not workers()
 """)
 
 
@@ -91,5 +91,5 @@ made = session(3)
 check(made)
 assert child_has_the_pool(lambda: check(made))
 check(made)
-assert not pool()
+assert not workers()
 """)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import tvm_deconv as td
-from support.threads import call_from_threads, child_has_the_pool, pool, pool_starts
+from support.threads import call_from_threads, child_has_the_pool, pool_starts, workers
 from support.tolerances import WINOGRAD, assert_close
 
 torch.set_num_threads(3)
@@ -53,7 +53,7 @@ def test_pytorchs_threads_compute(run):
 for count in (3, 2, 1):
     torch.set_num_threads(count)
     check()
-assert not pool()
+assert not workers()
 assert np.array_equal(layer(x).numpy(), wanted.numpy())
 assert pool_starts()  # where there is no host, the pool
 """)
@@ -66,7 +66,7 @@ def caller():
     check()
     torch.relu(x)
 call_from_threads(caller, 20)
-assert not pool()
+assert not workers()
 """)
 
 
@@ -76,7 +76,7 @@ def test_a_forked_child_has_the_pool(run):
 check()
 assert child_has_the_pool(check)
 check()
-assert not pool()
+assert not workers()
 """)
 
 

@@ -790,14 +790,8 @@ def test_threads_of_a_call(tmp_path):
     several_tasks = P.replace(batch=6, in_channels=16, out_channels=32, data_spatial=(20, 20), output_spatial=(39, 39))
     made.export(tmp_path, [several_tasks])
     script = SETUP + (
-        "import contextlib, threading, time\n"
-        "from pathlib import Path\n"
-        "def workers():\n"
-        "    found = 0\n"
-        "    for task in Path('/proc/self/task').iterdir():\n"
-        "        with contextlib.suppress(OSError):  # a caller that has just ended\n"
-        "            found += (task / 'comm').read_text() == 'tvm_deconv\\n'\n"
-        "    return found\n"
+        "import threading, time\n"
+        "from support.threads import workers\n"
         "td.set_num_threads(3)\n"
         "layer, data = library.bind(p, np.ones(p.filter_shape, np.float32)), np.ones(p.data_shape, np.float32)\n"
         "expected = layer(data, threads=1)\n"

@@ -41,21 +41,21 @@ def call_from_threads(call, times, threads=4):
         raise failed[0]
 
 
-def pool():
-    """Whether the launcher's threads are there."""
-    names = []
+def workers():
+    """The number of the launcher's threads."""
+    found = 0
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # it has ended
-            names.append((task / "comm").read_text().strip())
-    return "tvm_deconv" in names
+            found += (task / "comm").read_text() == "tvm_deconv\n"
+    return found
 
 
 def pool_starts():
     """Whether they are there soon: they name themselves when they first run."""
     end = time.time() + 20
-    while time.time() < end and not pool():
+    while time.time() < end and not workers():
         time.sleep(0.001)
-    return pool()
+    return workers() > 0
 
 
 def child_has_the_pool(check):
