@@ -10,9 +10,8 @@ Filters may be made anew for each call: they are compared with a copy of the one
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,14 +27,19 @@ from tvm_deconv.torch.followers import Derived, derive, underive
 from tvm_deconv.torch.operator import by_layer, is_autocast, is_eager, is_recorded, is_transformed
 from tvm_deconv.torch.packed import MOST_LAYERS, Attributes, Parameters, bound, equal
 
-_FUNCTIONS = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
+_FUNCTIONS = {
+    function.__name__: function
+    for function in (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
+}
 
 
 class _Kept(NamedTuple):
-    """A layer, with copies of the filter and the bias that it was made of; None if PyTorch computes such calls."""
+    """A layer by its call, with copies of the filter and the bias; None if PyTorch computes such calls."""
 
+    call: tuple[Any, ...]
     layer: Layer | None
-    operands: tuple[Tensor | None, ...]
+    weight: Tensor
+    bias: Tensor | None
 
 
 class Calls:
@@ -54,7 +58,7 @@ class Calls:
         self.taken = 0
         self._library = library
         self._known: set[tuple[tuple[int, ...], Attributes]] = set()
-        self._kept: list[tuple[Hashable, _Kept]] = []
+        self._kept: list[_Kept] = []
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_kept": []}
@@ -103,37 +107,38 @@ class Calls:
         dilation: int | Sequence[int] = 1,
     ) -> Tensor:
         """Compute a call, by an artifact if there is one."""
-        numbers = tuple(
-            tuple(n) if isinstance(n, list) else n for n in (stride, padding, output_padding, groups, dilation)
-        )
+        numbers: tuple[Any, ...] = (stride, padding, output_padding, groups, dilation)
+        if list in map(type, numbers):
+            numbers = tuple(tuple(n) if isinstance(n, list) else n for n in numbers)
         eager = is_eager(input) and not is_transformed() and not is_autocast(input)
         if eager and input.dim() == weight.dim() and input.shape[0] and not is_recorded(input, (weight, bias)):
-            layer = self._layer(input, Parameters(weight, bias), numbers)
-            if layer is not None:
-                return by_layer(input, layer)
+            last = not input.is_contiguous() and channels_last(input)
+            call = (input.shape, last, input.dtype, numbers)
+            for kept in self._kept:
+                if kept.call == call and equal(weight, kept.weight) and (bias is kept.bias or equal(bias, kept.bias)):
+                    break
+            else:
+                kept = self._bound(call, input, Parameters(weight, bias))
+            if kept.layer is not None:
+                self.taken += 1
+                return by_layer(input, kept.layer)
         return function(input, weight, bias, *numbers)
 
-    def _layer(self, input: Tensor, parameters: Parameters, numbers: tuple[Any, ...]) -> Layer | None:
-        """Return the layer of a call, None if PyTorch computes it."""
-        last = not input.is_contiguous() and channels_last(input)
-        key = (input.shape, last, input.dtype, numbers)
-        for known, kept in self._kept:
-            if known == key and all(map(equal, kept.operands, parameters[:2])):
-                self.taken += 1
-                return kept.layer
-        stride, padding, output_padding, groups, dilation = numbers
+    def _bound(self, call: tuple[Any, ...], input: Tensor, parameters: Parameters) -> _Kept:
+        """Return the layer of a call that was not seen before, and keep it if such calls are taken."""
+        stride, padding, output_padding, groups, dilation = call[-1]
         rank, bias = parameters.weight.dim() - 2, parameters.bias is not None
         steps, pads, more, spread = (
             broadcast("axes", axis, rank, 0) for axis in (stride, padding, output_padding, dilation)
         )
         a = Attributes(0.0, steps, pads, more, spread, groups, str(Epilogue(bias)), self._library)
         if (tuple(parameters.weight.shape), a) not in self._known:
-            return None
+            return _Kept(call, None, *parameters[:2])
         layer = bound(input, parameters, a, fallback=True)
-        copies = tuple(None if tensor is None else tensor.detach().clone() for tensor in parameters[:2])
-        self._kept = [*self._kept[-MOST_LAYERS + 1 :], (key, _Kept(layer, copies))]
-        self.taken += 1
-        return layer
+        copies = (None if tensor is None else tensor.detach().clone() for tensor in parameters[:2])
+        kept = _Kept(call, layer, *copies)
+        self._kept = [*self._kept[-MOST_LAYERS + 1 :], kept]
+        return kept
 
 
 def _signature(problem: Problem, library: str) -> tuple[tuple[int, ...], Attributes]:
@@ -161,28 +166,24 @@ class _Names:
         self._lock = threading.Lock()
         self._users = 0
 
-    @contextlib.contextmanager
-    def of(self, calls: Calls) -> Iterator[None]:
-        """Let `calls` take the calls of this thread."""
-        outer, _running.calls = _running.calls, calls
+    def take(self) -> None:
+        """Let modules take the calls whose forwards run."""
         with self._lock:
             self._users += 1
             if self._users == 1:
                 _name(_TAKING)
-        try:
-            yield
-        finally:
-            _running.calls = outer
-            with self._lock:
-                self._users -= 1
-                if not self._users:
-                    _name(_FUNCTIONS)
+
+    def give_back(self) -> None:
+        """Undo one `take`."""
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                _name(_FUNCTIONS)
 
 
-def _name(functions: Sequence[Callable[..., Tensor]]) -> None:
-    for original, function in zip(_FUNCTIONS, functions, strict=True):
-        for module in (torch, functional):
-            setattr(module, original.__name__, function)
+def _name(functions: dict[str, Callable[..., Tensor]]) -> None:
+    vars(torch).update(functions)
+    vars(functional).update(functions)
 
 
 def _taking(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -197,7 +198,7 @@ def _taking(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return taking
 
 
-_TAKING = tuple(map(_taking, _FUNCTIONS))
+_TAKING = {name: _taking(function) for name, function in _FUNCTIONS.items()}
 _names = _Names()
 
 
@@ -207,7 +208,7 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc]
         self._calls = calls
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _FUNCTIONS:
+        if func in _FUNCTIONS.values():
             return self._calls.compute(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
@@ -220,8 +221,17 @@ class Calling(Derived):
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """Compute the forward of the module."""
         module: Any = self
+        calls = self._calls
         forward = super().forward  # type: ignore[misc]
-        if module.training or self._calls.switched_off or torch.compiler.is_compiling():
+        if module.training or calls.switched_off or torch.compiler.is_compiling():
             return forward(*arguments, **keywords)
-        with _names.of(self._calls) if self._calls.by_name else _Mode(self._calls):
+        if not calls.by_name:
+            with _Mode(calls):
+                return forward(*arguments, **keywords)
+        outer, _running.calls = _running.calls, calls
+        _names.take()
+        try:
             return forward(*arguments, **keywords)
+        finally:
+            _names.give_back()
+            _running.calls = outer

@@ -112,6 +112,8 @@ def is_transformed() -> bool:
 
 def is_autocast(input: Tensor) -> bool:
     """Tell whether autocast is on where `input` lies."""
+    if not torch._C._is_any_autocast_enabled():
+        return False
     kind = input.device.type
     return bool(torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind))
 
