@@ -116,11 +116,13 @@ def _onnxruntime(model: Any, x: Any, folder: Path, threads: int) -> Pair:
         return {node: spent[1::2] for node, spent in times.items()}
 
     def profile() -> _Profile:
-        forms = sessions(True)
+        forms, calls = sessions(True), []
         for form in _in_turns(forms):
             form.run(None, feeds)
+            begin = time.perf_counter()
             form.run(None, feeds)  # this one counts
-        return _share(*map(nodes, forms))
+            calls.append(time.perf_counter() - begin)
+        return _share(*map(nodes, forms), [1e6 * call for call in calls[::2]])
 
     plain, session = sessions(False)
     return Pair(
@@ -154,11 +156,13 @@ def _openvino(model: Any, x: Any, folder: Path, threads: int) -> Pair:
     def profile() -> _Profile:
         compiled = (core.compile_model(form, "CPU", settings | {"PERF_COUNT": True}) for form in (path, replaced))
         times: dict[Timed, _Nodes] = {Timed(form, feed): {} for form in compiled}
+        calls = []
         for timed in _in_turns(times):
             for name, spent in timed.nodes().items():
                 taken = name in names or "tvm_deconv." in name  # the copies around it too
                 times[timed].setdefault((name, taken), []).append(spent)
-        return _share(*times.values())
+            calls.append(timed.seconds())
+        return _share(*times.values(), calls[::2])
 
     plain, ours = (core.compile_model(form, "CPU", settings) for form in (path, replaced))
     left = operations.left
@@ -174,15 +178,15 @@ def _in_turns(forms: Iterable[Any]) -> Iterator[Any]:
             yield form
 
 
-def _share(original: _Nodes, ours: _Nodes) -> _Profile:
-    """Return the part of the original's time that layers take, and their gain."""
-    before, whole = _seconds(original, [True]), _seconds(original, [True, False])
-    after = _seconds(ours, [True])
-    return before / whole, before / after if after else None
+def _share(original: _Nodes, ours: _Nodes, calls: Sequence[float]) -> _Profile:
+    """Return the part of the original's calls that layers take, and their gain; all times are of one unit."""
+    before, after = _spent(original), _spent(ours)
+    return before / statistics.median(calls), before / after if after else None
 
 
-def _seconds(nodes: _Nodes, kinds: Sequence[bool]) -> float:
-    return sum(statistics.median(times) for (_, taken), times in nodes.items() if taken in kinds)
+def _spent(nodes: _Nodes) -> float:
+    """Return the time of the layers in a call."""
+    return sum(statistics.median(times) for (_, taken), times in nodes.items() if taken)
 
 
 PAIRS: Mapping[str, Callable[[Any, Any, Path, int], Pair]] = {

@@ -20,6 +20,8 @@ from tvm_deconv.bench.figures import replaced
 #: Largest allowed deviation of an output, as a part of its largest element.
 TOLERANCE = 2e-3
 _LEAST_TURNS = 5
+#: Seconds of calls that are not counted: the second call of a small model still takes a tenth longer than the fifth.
+_WARMING = 0.01
 
 
 @dataclass(frozen=True)
@@ -83,14 +85,17 @@ def timed(model: Model, framework: str, threads: int, seconds: float, keep: Path
 def _turns(pair: Pair, seconds: float) -> tuple[float, float, float]:
     """Return the medians of both calls, which take turns, and of their ratio.
 
-    Each call follows a pause and one that is not counted.
+    Each call follows a pause and some that are not counted.
     """
     found: tuple[list[float], list[float]] = ([], [])
     end = time.perf_counter() + seconds
     while len(found[0]) < _LEAST_TURNS or time.perf_counter() < end:
         for times, call in zip(found, (pair.original, pair.ours), strict=True):
             time.sleep(PAUSE)
+            warm = time.perf_counter() + _WARMING
             call()
+            while time.perf_counter() < warm:
+                call()
             begin = time.perf_counter()
             call()
             times.append(time.perf_counter() - begin)
