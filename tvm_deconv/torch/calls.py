@@ -28,8 +28,7 @@ from tvm_deconv.torch.operator import by_layer, is_autocast, is_eager, is_record
 from tvm_deconv.torch.packed import MOST_LAYERS, Attributes, Parameters, bound, equal
 
 _FUNCTIONS = {
-    function.__name__: function
-    for function in (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
+    function.__name__: function for function in (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
 }
 
 
