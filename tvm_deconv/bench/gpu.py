@@ -51,6 +51,7 @@ RATES = {
 #: The settings that layers run in: type, and format of the data; and those of which PyTorch has no operator.
 SETTINGS = (("float32", "NCX"), ("tf32x3", "NCX"), ("float16", "NCX"), ("tf32", "NCX"), ("float16", "NXC"))
 INTEGERS = (("int8", "NCX"), ("int8", "NXC"))
+_EVERY = (*SETTINGS, *INTEGERS)
 ROUNDS, CALLS = 7, 10
 _MOST_COPIES = 64
 #: Bytes of an archive that is carried to a machine with a device, at most.
@@ -107,12 +108,11 @@ def layers(path: Path) -> list[tuple[str, Problem]]:
     """Return the name and the problem of each layer of a list of problems, in every setting."""
     names = ("strides", "pads_begin", "pads_end", "dilations", "output_padding")
     settings = []
-    every = (*SETTINGS, *INTEGERS)
     for entry in json.loads(path.read_text(encoding="utf-8")):
         attributes = {name: entry[name] for name in names}
         epilogue = Epilogue(bias=entry["bias"])
         problem = Problem.from_openvino(entry["data"], entry["filter"], **attributes, epilogue=epilogue)
-        settings += [(entry["name"], of_type(problem, kind, data_format)) for kind, data_format in every]
+        settings += [(entry["name"], of_type(problem, kind, data_format)) for kind, data_format in _EVERY]
     return settings
 
 
@@ -588,7 +588,7 @@ def summary(result: Row) -> list[str]:
     rows = [row for row in result["rows"] if "done" in row]
     wrong = [row for row in rows if not good(row)]
     lines = [f"WRONG {row['name']} {row['key']}: {row.get('error') or row.get('deviation')}" for row in wrong]
-    for kind, data_format in (*SETTINGS, *INTEGERS):
+    for kind, data_format in _EVERY:
         of = [row for row in rows if row["type"] == kind and f"-{data_format}-" in row["key"] and "of_floor" in row]
         if of:
             line = f"{kind} {data_format}: {len(of)} layers, median {_median(of, 'of_floor'):.0%} of the floor"

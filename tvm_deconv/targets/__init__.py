@@ -21,6 +21,7 @@ from tvm_deconv.targets.cuda import (
     cuda_capability,
     cuda_driver,
     cuda_target,
+    dotted,
 )
 from tvm_deconv.targets.host import Host, detect_host, parse_cpuinfo
 from tvm_deconv.targets.resolve import get, known_targets, max_target, names_of, native, of_artifact, of_names
@@ -42,6 +43,7 @@ __all__ = [
     "cuda_driver",
     "cuda_target",
     "detect_host",
+    "dotted",
     "get",
     "known_targets",
     "max_target",

@@ -50,8 +50,7 @@ class CudaTarget(Target):
         if place.capability is None:
             return f"runs on CUDA devices ({self.machines}); these arrays are in CPU memory"
         if not self.runs_on(place.capability):
-            own = ".".join(map(str, place.capability))
-            return f"runs on {self.machines}; this device has {own}"
+            return f"runs on {self.machines}; this device has {dotted(place.capability)}"
         return self._lack(place)
 
     def closeness(self, place: Place) -> tuple[int, int]:
@@ -88,13 +87,18 @@ CUDA_TARGETS: Mapping[str, CudaTarget] = {
 }
 
 
+def dotted(capability: Capability) -> str:
+    """Return a compute capability as text, such as "8.6"."""
+    return ".".join(map(str, capability))
+
+
 def cuda_target(capability: Capability) -> CudaTarget:
     """Return the target whose code is the closest to a device of `capability`; ProblemError if none runs there."""
     fitting = [target for target in CUDA_TARGETS.values() if target.runs_on(capability)]
     if not fitting:
         least = min(known for target in CUDA_TARGETS.values() for known in target.code)
-        rule = f"must be a device of compute capability {'.'.join(map(str, least))} or later"
-        raise ProblemError("target", ".".join(map(str, capability)), rule)
+        rule = f"must be a device of compute capability {dotted(least)} or later"
+        raise ProblemError("target", dotted(capability), rule)
     return max(fitting, key=lambda target: (target.fit(capability), not target.own, -len(target.code)))
 
 

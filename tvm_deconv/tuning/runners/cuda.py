@@ -17,7 +17,7 @@ import numpy as np
 from tvm_deconv.artifact.ffi import import_tvm_ffi
 from tvm_deconv.errors import DeviceError
 from tvm_deconv.problem import Array, Problem
-from tvm_deconv.targets import Capability, Host, Place, Target, cuda_capability, cuda_driver, detect_host
+from tvm_deconv.targets import Capability, Host, Place, Target, cuda_capability, cuda_driver, detect_host, dotted
 from tvm_deconv.tuning.runners.base import SingleProcessRunner
 from tvm_deconv.tuning.runners.machine import Bound, Output
 
@@ -96,7 +96,7 @@ def check_device(target: Target) -> None:
 def check_capability(target: Target, capability: Capability, device: str) -> None:
     """Raise DeviceError unless the `device` of a capability runs `target`."""
     if target.refusal(Place(detect_host(), capability=capability)):
-        rule = f"is tuned on a device of {target.machines}: {device} has {'.'.join(map(str, capability))}"
+        rule = f"is tuned on a device of {target.machines}: {device} has {dotted(capability)}"
         raise DeviceError("target", target.name, rule)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from tvm_deconv.errors import DeviceError
 from tvm_deconv.problem import Array, Problem
-from tvm_deconv.targets import Capability, Host, Target
+from tvm_deconv.targets import Capability, Host, Target, dotted
 from tvm_deconv.tuning.runners.cuda import COPIED, ROUNDS, TURNS, Rates, check_capability, level2, multiplied
 from tvm_deconv.tuning.runners.machine import Bound, Machine
 from tvm_deconv.tuning.runners.rpc import RpcRunner, RpcSession, Servers, build_probe
@@ -77,7 +77,7 @@ class RpcCudaRunner(RpcRunner):
 
     def _kind(self, host: Host) -> str:
         assert isinstance(host, Device)
-        return f"{host.name} ({'.'.join(map(str, host.capability))})"
+        return f"{host.name} ({dotted(host.capability)})"
 
 
 class RpcCudaMachine(RpcSession):
