@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import artifacts as made
 from support.strategies import operands
 
 import tvm_deconv as td
-from tvm_deconv.compiler.build import export
 from tvm_deconv.frontends import scan
 from tvm_deconv.targets import CPU_LEVELS, CPU_TARGETS, detect_host
 
@@ -84,7 +84,7 @@ def _pairs():
 @pytest.mark.parametrize(("layer", "target"), [*_pairs()])
 def test_layer(layer, target, tmp_path):
     problem = reduced(layer.problem)
-    export(problem, CPU_TARGETS[target], tmp_path)
+    made.export(tmp_path, [problem], target)
     if not CPU_TARGETS[target].features <= detect_host().features:
         pytest.skip(f"compiled, but this CPU does not run {target}")
     data, weights, bias = operands(problem, 5)

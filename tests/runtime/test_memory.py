@@ -134,7 +134,8 @@ def export_by(directory, problem, algorithm, share_data):
 
     plans = candidates_of(problem, algorithm, get(made.TARGET))
     chosen = next(plan.schedule for plan in plans if ("share_data", share_data) in plan.schedule.knobs)
-    return build.export(problem, get(made.TARGET), directory, choices=[Choice(chosen, "default", "")])
+    choices = [Choice(chosen, "default", "")]
+    return build.export(problem, get(made.TARGET), directory, choices=choices, toolchain=made.toolchain_of())
 
 
 @pytest.fixture(scope="module")

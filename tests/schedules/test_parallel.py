@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.artifacts import toolchain_of
 from support.strategies import operands
 from support.tolerances import norm_bound
 
@@ -90,7 +91,8 @@ def test_a_measured_plan_with_enough_tasks_stays():
 def test_all_plans_of_a_kernel_give_the_same_bits(problem, tmp_path, monkeypatch):
     """Each plan agrees with the reference, on a poisoned output, and with the others to the last bit."""
     monkeypatch.setattr(parallel, "_SHORTEST", 0.0)
-    manifest = export(problem, CPU_TARGETS["x86-64-v3"], tmp_path, choices=[Choice(None, "default", "the default")])
+    target, choices = CPU_TARGETS["x86-64-v3"], [Choice(None, "default", "the default")]
+    manifest = export(problem, target, tmp_path, choices=choices, toolchain=toolchain_of())
     leasts = sorted(
         {int(name.split(".")[0][len("threads") :]) for name in manifest.knobs if name.startswith("threads")}
     )

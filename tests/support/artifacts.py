@@ -1,8 +1,11 @@
 """Small problems, compiled once a session for the tests of the runtime (fixture `artifacts`)."""
 
+import atexit
 import dataclasses
+import functools
 import hashlib
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -53,15 +56,22 @@ PROBLEMS = {
 }
 
 
+@functools.cache
+def toolchain_of(target=TARGET):
+    """The toolchain of a target's backend, made once a process: what it compiles is the same for every artifact."""
+    from tvm_deconv.compiler.backends import backend_of
+
+    scratch = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    return backend_of(get(target)).toolchain(Path(scratch))
+
+
 def export(directory, problems, target=TARGET):
     """Compile `problems` into `directory`."""
     from tvm_deconv.compiler import build  # which imports tvm; tests of the runtime have no other use for it
-    from tvm_deconv.compiler.backends import backend_of
 
-    with tempfile.TemporaryDirectory() as scratch:
-        toolchain = backend_of(get(target)).toolchain(Path(scratch))
-        for problem in problems:
-            build.export(problem, get(target), directory, toolchain=toolchain)
+    for problem in problems:
+        build.export(problem, get(target), directory, toolchain=toolchain_of(target))
 
 
 def file(directory, problem, suffix):
