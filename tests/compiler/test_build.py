@@ -11,6 +11,7 @@ import time
 import msgspec
 import pytest
 from support import records as made
+from support.processes import without_torch
 from support.records import VERDICT, ZEN3
 from support.strategies import operands
 from support.tolerances import assert_close
@@ -217,7 +218,8 @@ def test_a_killed_build_leaves_nothing_loadable(tmp_path):
             export(problem, CPU_TARGETS["x86-64-v3"], {str(tmp_path)!r})
         """
     )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, env=without_torch(), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
         while not list(tmp_path.glob("*.json")):
             time.sleep(0.05)

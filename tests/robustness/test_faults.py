@@ -1,6 +1,5 @@
 """What must not happen whenever a build ends: a half artifact that loads, a good one that is lost."""
 
-import os
 import random
 import shutil
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import artifacts as made
+from support.processes import without_torch
 from support.strategies import operands
 from support.tolerances import WINOGRAD, assert_close
 
@@ -22,9 +22,8 @@ SEED = random.SystemRandom().randrange(1 << 32)
 
 
 def run(*command):
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     done = subprocess.run(
-        [*map(str, command)], env=environment, capture_output=True, text=True, timeout=600, check=False
+        [*map(str, command)], env=without_torch(), capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, f"seed {SEED}\n{done.stdout}{done.stderr}"
     return done.stdout
@@ -33,11 +32,9 @@ def run(*command):
 @pytest.fixture(scope="module")
 def server():
     """What does the tasks of `faults`; it has imported the compiler once."""
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     command = [sys.executable, "-W", "error", str(FAULTS)]
-    with subprocess.Popen(
-        command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, env=without_torch(), text=True, **pipes) as process:
         yield process
         process.stdin.close()
 
@@ -80,6 +77,7 @@ FILL = """
 import sys
 from pathlib import Path
 from support import artifacts as made
+from support.processes import without_torch
 from support.tolerances import assert_close
 import numpy as np
 import tvm_deconv as td

@@ -1,12 +1,12 @@
 """Writers of logs and signatures, and searches, that are killed or interrupted lose nothing; builds: test_faults."""
 
-import os
 import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.processes import without_torch
 
 import tvm_deconv as td
 
@@ -20,9 +20,8 @@ SEED = random.SystemRandom().randrange(1 << 32)
 @pytest.mark.parametrize("rounds", [None, pytest.param(1000, marks=pytest.mark.slow)])
 def test_killed_writers(tmp_path, what, some, rounds):
     rounds = rounds or some
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     command = [sys.executable, "-W", "error", str(KILLS), what, str(rounds), str(SEED), str(tmp_path / what)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3600, check=False)
+    done = subprocess.run(command, env=without_torch(), capture_output=True, text=True, timeout=3600, check=False)
     assert done.returncode == 0, f"seed {SEED}\n{done.stdout}{done.stderr}"
     assert done.stdout.startswith(f"{rounds} kills")
 
@@ -83,7 +82,6 @@ assert len(os.listdir("/proc/self/fd")) < 20
 @pytest.mark.parametrize("interrupts", [500, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_interrupted_writers(tmp_path, interrupts):
     """Interrupts at any moment: what was written is there, files are whole, and locks are free."""
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     command = [sys.executable, "-c", STORM, str(tmp_path), str(interrupts), str(SEED)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3600, check=False)
+    done = subprocess.run(command, env=without_torch(), capture_output=True, text=True, timeout=3600, check=False)
     assert done.returncode == 0, f"seed {SEED}\n{done.stderr}"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from support import artifacts as made
+from support.processes import WITHOUT_TORCH
 from support.strategies import operands, problems
 from support.tolerances import assert_close
 
@@ -30,6 +31,12 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TVM_DECONV_MAX_TARGET", made.TARGET)
     monkeypatch.setattr(PROCESS, "artifacts", {})
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def without_torch(monkeypatch):
+    """Processes that compile do not import torch, as they do elsewhere if it is installed: that takes seconds."""
+    monkeypatch.setenv("PYTHONPATH", str(WITHOUT_TORCH), prepend=os.pathsep)
 
 
 def assert_right(problem, layer):
@@ -124,6 +131,7 @@ def test_reference_without_tvm_ffi(tmp_path):
 # ---- compilation ----
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_compile_once(artifacts, cache):
     library = td.load(artifacts, fallback="compile")
     assert_right(made.PLAIN, library.bind)
@@ -144,6 +152,7 @@ def test_compile_once(artifacts, cache):
     assert path.stat().st_size == layer.manifest.size
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_a_stale_artifact_is_built_again(artifacts, cache, monkeypatch):
     """What another text of the sources has built is not loaded."""
     first = td.load(artifacts, fallback="compile").bind(WANTED, operands(WANTED)[1]).manifest
@@ -158,7 +167,7 @@ def test_a_stale_artifact_is_built_again(artifacts, cache, monkeypatch):
     assert len(list(cache.rglob("*.json"))) == 2
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("cache", "without_torch")
 def test_compile_once_for_many(artifacts, monkeypatch):
     builds = []
     honest = user_cache.build
@@ -180,7 +189,7 @@ def test_a_compilation_imports_nothing_from_the_current_directory(artifacts, tmp
     assert_right(WANTED, td.load(artifacts, fallback="compile").bind)
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("cache", "without_torch")
 def test_compilation_that_fails(artifacts, monkeypatch):
     monkeypatch.setenv("CXX", "/nowhere/g++")
     with pytest.raises(td.NoArtifactError) as caught:
@@ -191,7 +200,7 @@ def test_compilation_that_fails(artifacts, monkeypatch):
     assert "serves another problem: out_channels 5, wanted 4" in second
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("cache", "without_torch")
 def test_one_fallback_after_the_other(artifacts, monkeypatch):
     monkeypatch.setenv("CXX", "/nowhere/g++")
     library = td.load(artifacts, fallback=["compile", "reference"])

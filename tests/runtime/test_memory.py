@@ -3,7 +3,6 @@
 import ctypes
 import json
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import artifacts as made
+from support.processes import without_torch
 from support.strategies import operands
 
 import tvm_deconv as td
@@ -106,10 +106,9 @@ LARGE = td.Problem(1, 1, 20, 10, (56, 112), (3, 3), (2, 2), (1, 1), (1, 1), (112
 
 
 def run(*command, **environment):
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"} | environment
     done = subprocess.run(
         [sys.executable, "-W", "error", *map(str, command)],
-        env=environment,
+        env=without_torch() | environment,
         capture_output=True,
         text=True,
         timeout=1200,

@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from support.processes import without_torch
 
 import tvm_deconv as td
 from tvm_deconv.tuning.runners.tracker import Tracker
@@ -33,10 +34,9 @@ class Fleet:
     There are as many `servers` as their keys say, which have these `variables`.
     """
 
-    def __init__(self, directory, variables, **servers):
+    def __init__(self, variables, **servers):
         self.processes = []
-        (directory / "torch.py").write_text("raise ImportError")
-        self.environment = os.environ | {"PYTHONPATH": f"{directory}:{os.environ.get('PYTHONPATH', '')}"}
+        self.environment = without_torch()
         port = free_port()
         self.trackers = {key: Tracker("127.0.0.1", port, key) for key in servers}
         self._start({}, "rpc_tracker", "--port", str(port), "--port-end", str(port + 1))
@@ -82,11 +82,11 @@ def kill(process):
 
 
 @contextlib.contextmanager
-def fleet_of(directory, variables, **servers):
+def fleet_of(variables, **servers):
     """A fleet that ends with the context; a test without what TVM's programs need is skipped."""
     for needed in ("tornado", "cloudpickle", "psutil"):
         pytest.importorskip(needed, reason="TVM's tracker or server needs it")
-    made = Fleet(directory, variables, **servers)
+    made = Fleet(variables, **servers)
     try:
         yield made
     finally:

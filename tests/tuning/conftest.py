@@ -10,7 +10,7 @@ def fleet(tmp_path_factory):
     """A fleet of one server, "alone". Its CUDA device, which has little memory, is there while `fleet.driver` is."""
     folder = tmp_path_factory.mktemp("driver")
     device = {"LD_LIBRARY_PATH": str(folder), "SHIM_MEMORY": "250000"}
-    with fleet_of(tmp_path_factory.mktemp("fleet"), device, alone=1) as made:
+    with fleet_of(device, alone=1) as made:
         made.driver = folder / "libcuda.so.1"
         made.driver.symlink_to(compile_driver())
         yield made

@@ -29,8 +29,8 @@ TARGET = native()
 
 
 @pytest.fixture
-def two_servers(tmp_path):
-    with fleet_of(tmp_path, {}, test=2) as made:
+def two_servers():
+    with fleet_of({}, test=2) as made:
         yield made
 
 
