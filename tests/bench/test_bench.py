@@ -513,7 +513,7 @@ def test_default_and_chosen(quick, source, monkeypatch, tmp_path):
 
 def test_types(quick, source, tmp_path):
     """Each layer in each type, which its name says; figures of one type only, which the name of their file says."""
-    options = ["--layers", "up.1", "--seconds", 0, "--threads", 1]
+    options = ["--layers", "up.1", "--seconds", 0, "--threads", 1, "--output", tmp_path / "made"]
     done = quick(source, *options, "--types", "int8,bfloat16", "--json", tmp_path / "report.json")
     assert done.exit_code == 0, done.output
     found = {layer["name"]: layer["problem"] for layer in json.loads((tmp_path / "report.json").read_text())["layers"]}
