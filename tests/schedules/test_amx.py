@@ -59,7 +59,7 @@ def instructions(tmp_path_factory):
         return
     library = tmp_path_factory.mktemp("amx") / "amx.so"
     source = Path(__file__).parents[1] / "support" / "amx.c"
-    subprocess.run(["g++", "-x", "c", "-O1", "-shared", "-fPIC", "-o", library, source], check=True)
+    subprocess.run(["g++", "-x", "c", "-O3", "-shared", "-fPIC", "-o", library, source], check=True)
     ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
     import_functions = amx.import_functions
 
