@@ -77,7 +77,6 @@ FILL = """
 import sys
 from pathlib import Path
 from support import artifacts as made
-from support.processes import without_torch
 from support.tolerances import assert_close
 import numpy as np
 import tvm_deconv as td

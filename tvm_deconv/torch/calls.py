@@ -115,16 +115,17 @@ class Calls:
             call = (input.shape, last, input.dtype, numbers)
             for kept in self._kept:
                 if kept.call == call and equal(weight, kept.weight) and (bias is kept.bias or equal(bias, kept.bias)):
+                    layer = kept.layer
                     break
             else:
-                kept = self._bound(call, input, Parameters(weight, bias))
-            if kept.layer is not None:
+                layer = self._new(call, input, Parameters(weight, bias))
+            if layer is not None:
                 self.taken += 1
-                return by_layer(input, kept.layer)
+                return by_layer(input, layer)
         return function(input, weight, bias, *numbers)
 
-    def _bound(self, call: tuple[Any, ...], input: Tensor, parameters: Parameters) -> _Kept:
-        """Return the layer of a call that was not seen before, and keep it if such calls are taken."""
+    def _new(self, call: tuple[Any, ...], input: Tensor, parameters: Parameters) -> Layer | None:
+        """Return the layer of a call that was not seen before, None if PyTorch computes it; keep it if it is known."""
         stride, padding, output_padding, groups, dilation = call[-1]
         rank, bias = parameters.weight.dim() - 2, parameters.bias is not None
         steps, pads, more, spread = (
@@ -132,12 +133,11 @@ class Calls:
         )
         a = Attributes(0.0, steps, pads, more, spread, groups, str(Epilogue(bias)), self._library)
         if (tuple(parameters.weight.shape), a) not in self._known:
-            return _Kept(call, None, *parameters[:2])
+            return None
         layer = bound(input, parameters, a, fallback=True)
         copies = (None if tensor is None else tensor.detach().clone() for tensor in parameters[:2])
-        kept = _Kept(call, layer, *copies)
-        self._kept = [*self._kept[-MOST_LAYERS + 1 :], kept]
-        return kept
+        self._kept = [*self._kept[-MOST_LAYERS + 1 :], _Kept(call, layer, *copies)]
+        return layer
 
 
 def _signature(problem: Problem, library: str) -> tuple[tuple[int, ...], Attributes]:
