@@ -129,7 +129,7 @@ class _Steps:
         points = [sch.get_sblock(f"points_{i}") for i in range(self.definition.points)]
         made = list(points)  # of packed rows
         if self.words is not None and self.words.cut:
-            made.append(self._cut_rows(data_pack, self.words))
+            made.append(self._cut_words(data_pack, self.words))
         # Sums are made of each channel while it is near, unless several channels are transposed at a time.
         innermost = LEAD - 2 if layout.transposes_data else LEAD - 1
         if not layout.transposes_data:
@@ -170,7 +170,7 @@ class _Steps:
         elif layout.form == ROWS:
             self._skip_positions(row, layout.packed[2], layout.end_halo)
 
-    def _cut_rows(self, data_pack: SBlockRV, words: Words) -> SBlockRV:
+    def _cut_words(self, data_pack: SBlockRV, words: Words) -> SBlockRV:
         """Make all parts of a vector of words at once, while the channels of a step are near; return the stage."""
         sch, layout, end = self.sch, self.layout, self.definition.end
         sch.split(sch.get_loops(data_pack)[LEAD - 1], [None, words.factors * words.depth])
