@@ -80,6 +80,19 @@ assert not workers()
 """)
 
 
+def test_callers_with_many_shapes(run):
+    run("""
+import random
+sys.setswitchinterval(1e-6)
+
+def caller():
+    data = torch.ones(1, 32, random.randrange(1, 40), 2)
+    td.torch.conv_transpose(data, weight, stride=2, padding=1, library=library, fallback="torch")
+
+call_from_threads(caller, 500, threads=8)
+""")
+
+
 def test_without_openmp_the_pool_computes(run):
     run("""
 from tvm_deconv.torch import host

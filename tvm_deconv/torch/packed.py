@@ -160,7 +160,8 @@ class Packed:
         if stamp is None or not stamp.holds(watched) or (layer is None and not fallback):
             self._layers.pop(key, None)
             # One artifact may serve many shapes, and so may its layer.
-            alike = [kept for other, kept in self._layers.items() if other[1:] == key[1:]]
+            layers = list(self._layers.items())  # at once: other threads may change them
+            alike = [kept for other, kept in layers if other[1:] == key[1:]]
             others = [kept for kept, its_stamp in alike if kept is not None and its_stamp.holds(watched)]
             others = [kept for kept in others if kept.problem.dynamic]
             layer = bound(input, parameters(), a, others, fallback=fallback)
