@@ -10,6 +10,7 @@ Filters may be made anew for each call: they are compared with a copy of the one
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -172,6 +173,10 @@ class _Names:
             if self._users == 1:
                 _name(_TAKING)
 
+    def after_fork(self) -> None:
+        """Renew the lock in a forked child, since another thread of the parent may have held it."""
+        self._lock = threading.Lock()
+
     def give_back(self) -> None:
         """Undo one `take`."""
         with self._lock:
@@ -199,6 +204,7 @@ def _taking(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 _TAKING = {name: _taking(function) for name, function in _FUNCTIONS.items()}
 _names = _Names()
+os.register_at_fork(after_in_child=_names.after_fork)
 
 
 class _Mode(TorchFunctionMode):  # type: ignore[misc]
