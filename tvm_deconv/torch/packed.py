@@ -215,6 +215,18 @@ def problem_of(input: Tensor, parameters: Parameters, a: Attributes, shape: Sequ
     )
 
 
+def output_padding_of(problem: Problem) -> tuple[int, ...]:
+    """Return the output_padding of PyTorch's call that `problem` came from."""
+    axes = zip(problem.output_spatial, problem.uncropped_spatial, problem.pads_begin, strict=True)
+    return tuple(extent - whole + 2 * pad for extent, whole, pad in axes)
+
+
+def data_of(problem: Problem) -> Tensor:
+    """Return data of `problem` as PyTorch's calls take them, in its memory format and without values."""
+    data = torch.empty(problem.data_shape, dtype=getattr(torch, problem.dtype), device="meta")
+    return data.movedim(-1, 1) if problem.data_format == "NXC" else data
+
+
 def _bound(input: Tensor, parameters: Parameters, a: Attributes, others: Sequence[Layer]) -> Layer:
     problem = problem_of(input, parameters, a)
     operands: tuple[Any, ...] = tuple(None if tensor is None else tensor.detach() for tensor in parameters[:2])
