@@ -593,6 +593,10 @@ def test_buckets_of_two_axes(tmp_path):
         ({"x.1": (1, 9)}, r"extent='x.1': must be a free extent"),
         ({"frames": (9, 1)}, r"extent='frames=9..1': must be a range of extents from 1 up, lowest first$"),
         ({"frames": (0, 1)}, r"extent='frames=0..1': must be a range"),
+        ({"frames": 9}, r"extent='frames=9': must be a range"),
+        ({"frames": (1, 8, 9)}, r"extent='frames=\(1, 8, 9\)': must be a range"),
+        ({"frames": (1.5, 9)}, r"extent='frames=1.5..9': must be a range"),
+        ({"frames": ("1", "9")}, r"extent='frames=1..9': must be a range"),
     ],
 )
 def test_bad_ranges(tmp_path, extents, text):
@@ -639,6 +643,25 @@ def test_bad_node(tmp_path, inputs, output, text):
     nodes = [("ConvTranspose", inputs, output, UP)]
     with pytest.raises(SourceError, match=text):
         scan(save(tmp_path, nodes, {"w": uniform(4, 3, 3, 2), "b": uniform(7)}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda graph: setattr(graph.initializer[0], "data_type", 99),
+        lambda graph: graph.node[0].attribute[0].CopyFrom(helper.make_attribute("to", [1, 2])),
+    ],
+)
+def test_casts_from_or_to_no_type_of_onnx(tmp_path, change):
+    """The graph says what comes of them, so nothing but the note tells of it."""
+    nodes = [("Cast", "q", "v", {"to": 1}), ("ConvTranspose", "x v", "y", UP)]
+    path = save(tmp_path, nodes, {"q": uniform(4, 3, 3, 2)})
+    model = onnx.load(path)
+    change(model.graph)
+    model.graph.value_info.append(helper.make_tensor_value_info("v", TensorProto.FLOAT, (4, 3, 3, 2)))
+    path.write_bytes(model.SerializeToString())
+    (layer,) = scan(path)
+    assert layer.note == "its filter is made by Cast Cast_0 at run time"
 
 
 def test_negative_extents_of_a_constant(tmp_path):

@@ -21,9 +21,11 @@ _MOST_SAMPLES = max(_SAMPLES.values())
 
 def checked_ranges(ranges: Ranges) -> Ranges:
     """Return `ranges`; raise SourceError unless every range holds extents."""
-    for name, (low, high) in ranges.items():
-        if not 1 <= low <= high < 1 << 31:
-            raise SourceError("extent", f"{name}={low}..{high}", "must be a range of extents from 1 up, lowest first")
+    for name, limits in ranges.items():
+        pair = isinstance(limits, (tuple, list)) and len(limits) == 2
+        shown = f"{limits[0]}..{limits[1]}" if pair else limits
+        if not pair or not all(isinstance(limit, int) for limit in limits) or not 1 <= limits[0] <= limits[1] < 1 << 31:
+            raise SourceError("extent", f"{name}={shown}", "must be a range of extents from 1 up, lowest first")
     return ranges
 
 

@@ -337,6 +337,8 @@ class _Graph:
         """
         if not isinstance(node, onnx.NodeProto) or node.op_type != operator or node.domain not in _DOMAINS:
             return None
+        if len(node.input) not in (2, 3):
+            return None
         scale, unknown = self._constant(node.input[1]), set(self._attributes(node)) - {"axis"}
         if scale is None:
             return None
@@ -446,14 +448,18 @@ class _Graph:
         if node.op_type not in _FOLLOWED:
             return self._of_shapes(node, values)
         if node.op_type == "Cast":
-            type = _CONSTANTS.get(attributes.get("to", 0))
+            to = attributes.get("to")
+            type = _CONSTANTS.get(to) if isinstance(to, int) else None
             return None if type is None else self._tensors.constants.cast(values[0], type)
         value, scale, zero = (*values, None)[:3] if len(values) in (2, 3) else (None, None, None)
         unknown = zero is None and len(node.input) == 3 and node.input[2] != ""
         if value is None or scale is None or unknown or not set(attributes) <= {"axis"}:  # blocks have many scales
             return None
+        axis = attributes.get("axis", 1)
+        if not isinstance(axis, int):
+            return None
         self._tensors.constants.take(8 * value.size)
-        return dequantized(value, scale, zero, attributes.get("axis", 1))
+        return dequantized(value, scale, zero, axis)
 
     def _of_shapes(self, node: onnx.NodeProto, values: Sequence[Array | None]) -> Array | None:
         """Return what a node makes of constants that are shapes; None if they are not, or do not fit."""
@@ -541,6 +547,8 @@ def _type(value: onnx.ValueInfoProto) -> _Type:
 
 
 def _type_name(type: int) -> str:
+    if type not in onnx.TensorProto.DataType.values():
+        return f"type {type}"
     return _CONSTANTS.get(type) or str(onnx.TensorProto.DataType.Name(type)).lower()
 
 
