@@ -671,3 +671,26 @@ def test_negative_extents_of_a_constant(tmp_path):
     path.write_bytes(model.SerializeToString())
     with pytest.raises(SourceError, match=r"shape=\(-3, -1\): must fit the 12 bytes"):
         scan(path)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "attributes", "shapes"),
+    [
+        (4, {"strides": [2], "output_padding": [1]}, (r"\[1, 4, 14\]", r"\[1, 4, 15\]")),
+        (1, {"strides": [3]}, (r"\[1, 4, 21\]", r"\[1, 4, 19\]")),
+    ],
+    ids=["output_padding", "a short kernel"],
+)
+def test_shapes_that_onnx_infers_otherwise(tmp_path, kernel, attributes, shapes):
+    """The runtime makes the one or the other; extents behind such a layer are those of the model's tensor."""
+    nodes = [
+        ("ConvTranspose", "x w", "a", attributes | {"auto_pad": "SAME_UPPER"}),
+        ("Relu", "a", "b", {}),
+        ("ConvTranspose", "b v", "y", {"strides": [2]}),
+    ]
+    constants = {"w": uniform(4, 4, kernel), "v": uniform(4, 2, 2)}
+    first, second = scan(save(tmp_path, nodes, constants, shape=(1, 4, 7)))
+    assert first.problem is None
+    assert re.fullmatch(f"gives {shapes[0]} by its attributes, and {shapes[1]} by the model's shapes", first.reason)
+    assert second.problem is None
+    assert second.reason == "may have other extents than the model says, as ConvTranspose_0 has"

@@ -47,6 +47,7 @@ class Let:
         self._bound: list[tuple[Any, Expr]] = []
 
     def __call__(self, value: Expr) -> Expr:
+        """Return a name for `value`."""
         variable = tirx.Var(f"t{len(self._bound)}", str(value.ty.dtype))
         self._bound.append((variable, value))
         return variable

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from tvm_deconv.errors import ProblemError, SourceError
-from tvm_deconv.frontends.extents import Ranges, check_names, free_extents, samples
+from tvm_deconv.frontends.extents import Ranges, agrees, check_names, free_extents, samples
 from tvm_deconv.frontends.files import MOST_BYTES, Constants, from_bytes, read_bytes
 from tvm_deconv.frontends.folding import absorb
 from tvm_deconv.frontends.graph import ADD, BATCH_NORM, MULTIPLY, SUBTRACT, Graph, Node, arguments_of
@@ -262,7 +262,28 @@ class _Graph:
         self._graph = Graph([*map(self._node, self._nodes), outputs], self._constant)
 
     def scan(self) -> Iterator[tuple[FoundLayer, Place | None]]:
-        """Yield the layers of the graph and of the graphs inside it."""
+        """Yield the layers of the graph and of the graphs inside it.
+
+        Behind one of another shape than the model's tensor, which is inferred, the extents of others may be wrong.
+        """
+        differs = ""
+        for layer, place in self._found():
+            if differs:
+                rule = f"may have other extents than the model says, as {differs} has"
+                layer = uncovered(layer.name, layer.operator, rule)
+            elif layer.problem is not None and place is not None and not self._agrees(layer.problem, place.node):
+                differs, made = layer.name, list(layer.problem.output_shape)
+                rule = f"gives {made} by its attributes, and {_shown(self._extents(place.node))} by the model's shapes"
+                layer = uncovered(layer.name, layer.operator, rule)
+            yield layer, place
+
+    def _agrees(self, problem: Problem, node: onnx.NodeProto) -> bool:
+        return bool(problem.dynamic) or agrees(problem, self._extents(node) or ())
+
+    def _extents(self, node: onnx.NodeProto) -> _Extents:
+        return self._types.get(node.output[0], _UNKNOWN)[1]
+
+    def _found(self) -> Iterator[tuple[FoundLayer, Place | None]]:
         for node in self._nodes:
             if is_operator(node):
                 yield self._layer(node)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tvm_deconv.errors import ProblemError, SourceError
-from tvm_deconv.frontends.extents import Ranges, check_names, free_extents, samples
+from tvm_deconv.frontends.extents import Ranges, agrees, check_names, free_extents, samples
 from tvm_deconv.frontends.files import MOST_TEXT, Constants, check_regular, read_bytes
 from tvm_deconv.frontends.folding import absorb
 from tvm_deconv.frontends.graph import ADD, BATCH_NORM, MULTIPLY, SUBTRACT, Graph, Node, arguments_of
@@ -177,13 +177,6 @@ def _of_outputs(value: Array, rank: int, grouped: bool) -> Array | None:
 def _rank(layer: _Layer, filter: _Port) -> int:
     """Return the rank of a layer's data, which its filter tells."""
     return len(filter.shape) - layer.type.startswith("Group")
-
-
-def _agrees(problem: Problem, shape: tuple[int, ...]) -> bool:
-    """Tell whether an output port can have that shape, -1 for an extent that is not known, () for no known rank."""
-    free = {axis + 1 if axis else 0 for axis in problem.dynamic}
-    made = [-1 if axis in free else extent for axis, extent in enumerate(problem.output_shape)]
-    return not shape or (len(shape) == len(made) and all(s in (-1, m) for s, m in zip(shape, made, strict=True)))
 
 
 class _Net:
@@ -345,7 +338,7 @@ class _Net:
             )
         except ProblemError as error:
             return str(error)
-        if not _agrees(problem, output.shape):
+        if not agrees(problem, output.shape):
             return f"output={output.shape}: must be the shape that the attributes give, {problem.output_shape}"
         return problem
 
