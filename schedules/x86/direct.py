@@ -20,6 +20,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
@@ -33,6 +34,7 @@ from tvm_deconv.schedules.x86.dot import dot_intrinsic
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, interleave_intrinsic, join_intrinsic, transpose_intrinsic
 from tvm_deconv.schedules.x86.loop_marks import SkipMarks, mark_tasks
 from tvm_deconv.schedules.x86.prefetching import mark_filter
+from tvm_deconv.schedules.x86.stores import LINE
 from tvm_deconv.schedules.x86.tiles import Plan
 
 
@@ -129,7 +131,7 @@ class _Steps:
         points = [sch.get_sblock(f"points_{i}") for i in range(self.definition.points)]
         made = list(points)  # of packed rows
         if self.words is not None and self.words.cut:
-            made.append(self._cut_rows(data_pack, self.words))
+            made.append(self._cut_words(data_pack, self.words))
         # Sums are made of each channel while it is near, unless several channels are transposed at a time.
         innermost = LEAD - 2 if layout.transposes_data else LEAD - 1
         if not layout.transposes_data:
@@ -138,6 +140,8 @@ class _Steps:
             # Channels begin with a line, so that tiles do not lie across two.
             axis = len(sch.get(data_pack).writes[0].region) - 2
             sch.storage_align(data_pack, 0, axis, layout.lanes, 0)
+        elif layout.form == ROWS and not tiled(self.words):
+            self._spread_channels(data_pack, points)
         for block in points:
             self._vectorize_sums(block)
         if self.plan.share_data:
@@ -153,6 +157,17 @@ class _Steps:
                 self._merge((data_pack, *made), innermost)
         if layout.transposes_data:
             self._transpose_data(data_pack)
+
+    def _spread_channels(self, data_pack: SBlockRV, points: Sequence[SBlockRV]) -> None:
+        """Keep the channels that products read an odd number of lines apart, so that they fill all sets of a cache.
+
+        At a multiple of a page those of a position would compete for one set.
+        """
+        line = LINE // np.dtype(self.layout.sum_dtype).itemsize
+        behind = 1 if points or self.layout.transposes_data else 3  # axes behind that of channels
+        for block in points or [data_pack]:
+            axes = len(self.sch.get(block).writes[0].region)
+            self.sch.storage_align(block, 0, axes - 1 - behind, 2 * line, line)
 
     def _split_rows(self, data_pack: SBlockRV) -> None:
         """Pack row by row, and skip rows, or parts of a row, past a dynamic end."""
@@ -170,7 +185,7 @@ class _Steps:
         elif layout.form == ROWS:
             self._skip_positions(row, layout.packed[2], layout.end_halo)
 
-    def _cut_rows(self, data_pack: SBlockRV, words: Words) -> SBlockRV:
+    def _cut_words(self, data_pack: SBlockRV, words: Words) -> SBlockRV:
         """Make all parts of a vector of words at once, while the channels of a step are near; return the stage."""
         sch, layout, end = self.sch, self.layout, self.definition.end
         sch.split(sch.get_loops(data_pack)[LEAD - 1], [None, words.factors * words.depth])

@@ -32,8 +32,6 @@ BYTES = Words("tvm_deconv_dot_i8", 4, shift=128)
 UNSIGNED_BYTES = Words("tvm_deconv_dot_i8", 4)
 #: What the name of a function ends with that multiplies a word by unsigned ones, and not an unsigned word by others.
 _SWAPPED = "_swapped"
-#: The function beside `BFLOAT16_PAIRS` that rounds a vector of sums to bfloat16.
-ROUNDING = "tvm_deconv_round_bf16"
 #: What differs of the results.
 CAVEAT = "denormal bfloat16 factors and sums count as zero"
 
@@ -72,7 +70,17 @@ def dot_functions(words: Words, lanes: int) -> str:
     pairs = {8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}.get(lanes, "")
     unsigned, signed = ("%b", "%a") if words.name.endswith(_SWAPPED) else ("%a", "%b")
     numbers = {"lanes": lanes, "factors": words.factors * lanes, "bits": 32 * lanes}
-    return template.substitute(numbers, pairs=pairs, name=words.name, unsigned=unsigned, signed=signed)
+    return template.substitute(numbers, pairs=pairs, name=_function(words, lanes), unsigned=unsigned, signed=signed)
+
+
+def _function(words: Words, lanes: int) -> str:
+    """Return the name of the function, with `lanes`: kernels of an artifact may have vectors of either width."""
+    return f"{words.name}_x{lanes}"
+
+
+def rounding_function(lanes: int) -> str:
+    """Return the name of the function beside that of `BFLOAT16_PAIRS` that rounds a vector of sums to bfloat16."""
+    return f"tvm_deconv_round_bf16_x{lanes}"
 
 
 def _int64(value: int) -> IntImm:
@@ -82,7 +90,7 @@ def _int64(value: int) -> IntImm:
 @cache
 def dot_intrinsic(words: Words, lanes: int) -> str:
     """Register the intrinsic that adds the products of a word and `lanes` words to as many sums; return its name."""
-    name, dtype = f"{words.name}_x{lanes}", "float32" if words == BFLOAT16_PAIRS else "int32"
+    name, dtype = _function(words, lanes), "float32" if words == BFLOAT16_PAIRS else "int32"
 
     def function(vectors: bool) -> PrimFunc:
         """Return the loop that TVM matches, or the `vectors` that replace it."""
@@ -97,7 +105,7 @@ def dot_intrinsic(words: Words, lanes: int) -> str:
                 if vectors:
                     given = [sums.vload([_int64(0)], f"{dtype}x{lanes}"), row[_int64(0)]]
                     given.append(panel.vload([_int64(0)], f"{WORD}x{lanes}"))
-                    total = tirx.call_extern(f"{dtype}x{lanes}", words.name, *given)
+                    total = tirx.call_extern(f"{dtype}x{lanes}", name, *given)
                     B.buffer_store(sums, total, [tirx.Ramp(_int64(0), _int64(1), lanes)])
                 else:
                     with B.grid(_int64(lanes)) as i, B.sblock("product"):

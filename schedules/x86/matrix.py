@@ -185,7 +185,7 @@ class _Steps:
             if self.words is None or self.words.cut:  # else LLVM makes vectors of loads that it has joined
                 sch.vectorize(lane)
             if self._cuts_data:
-                place, *_ = self._cut(sch.get_sblock("data_words"))
+                place, *_ = self._cut_words(sch.get_sblock("data_words"))
                 position = sch.merge(position, place)
             if self.plan.tile.flat:
                 sch.split(position, [None, layout.packed[2]])
@@ -196,7 +196,7 @@ class _Steps:
             inner = 5 if self._cuts_data and not layout.channels_last else 4
             self.skips.mark(sch.get_loops(first)[-inner], 1, halo=layout.end_halo)
 
-    def _cut(self, block: SBlockRV) -> Sequence[LoopRV]:
+    def _cut_words(self, block: SBlockRV) -> Sequence[LoopRV]:
         """Make all parts of a vector of words at once; return the loop before that over words, and that over steps."""
         sch, words = self.sch, self.words
         assert words is not None
@@ -218,7 +218,7 @@ class _Steps:
         steps: list[LoopRV] = []
         if self._cuts_data and self.words:
             channels = [None, self.words.factors, layout.lanes]
-            place, step = self._cut(sch.get_sblock("data_words"))
+            place, step = self._cut_words(sch.get_sblock("data_words"))
             sch.reorder(step, place)
             steps.append(step)
         *outer, lane = sch.split(channel, channels)
@@ -248,7 +248,7 @@ class _Steps:
         cut = self.cut_rows[number]
         if cut is not None:
             *points, word_row, _, _, _, _ = sch.get_loops(cut)[LEAD - 1 :]
-            self._cut(cut)
+            self._cut_words(cut)
             sch.reorder(word_row, *points)
         else:
             self._skip_rows(row, section, section.parts, whole=self.plan.tile.rows)

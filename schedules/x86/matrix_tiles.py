@@ -470,9 +470,9 @@ class _Arithmetic:
 
     def _finish(self, blocks: _Blocks, tiles: _Tiles, results: Array | float) -> Array:
         """Return the cycles to finish the outputs of a tile of channels, made of vectors of `results`."""
-        if contiguous_phases(self.problem, self.lanes):
+        if phases := contiguous_phases(self.problem, self.lanes):
             moved = 3 * self.costs.move
-            vectors: Array = blocks.outputs * tiles.channels / self.lanes
+            vectors: Array = blocks.outputs * tiles.channels / phases
         else:
             moved = (
                 3 * self.costs.move if self.problem.data_format == "NXC" else 4 * self.costs.move + self.costs.transpose

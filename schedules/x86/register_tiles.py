@@ -175,7 +175,7 @@ class RegisterTiles:
         return min((run.taps for run in runs), default=1)
 
     @cached_property
-    def _across(self) -> float:
+    def _unaligned(self) -> float:
         """The share of a row's taps at which vectors of positions lie across two lines."""
         axis = self.geometry.axes[2]
         offsets = [
@@ -187,7 +187,7 @@ class RegisterTiles:
         return sum(offset > 0 for offset in offsets) / max(len(offsets), 1)
 
     @cached_property
-    def _crossing(self) -> float:
+    def _vector_loads(self) -> float:
         """Loads of a vector: of rows, all taps but one read vectors that lie across two lines, which is one more."""
         taps = self._row_taps
         return 1 + (taps - 1) / taps * self.target.vector_bits / (8 * LINE) if self.form == ROWS else 1.0
@@ -232,7 +232,7 @@ class RegisterTiles:
         def step(count: int) -> _Step:
             # In CHANNELS phases share the data that are broadcast, and each has vectors of the filter.
             loaded, spread = (vectors, scalars * count) if rows else (vectors * count, scalars)
-            loads = loaded * self._crossing + (spread if loads_filters else 0)
+            loads = loaded * self._vector_loads + (spread if loads_filters else 0)
             return _Step(scalars * count * vectors, loads, missed * spread + 0.5 * loaded, vectors)
 
         near, far = self._cycles(phases, step, 0 if kept else LATENCY_ACCUMULATORS)
@@ -314,7 +314,7 @@ class RegisterTiles:
         A step loads 16 rows of the filter for each tile of channels, and 16 vectors of data for each of positions.
         """
         geometry, out_channels, l1_bytes = self.geometry, self.geometry.out_channels, self.target.l1_bytes
-        load = LOAD_CYCLES + (CROSSING_CYCLES - LOAD_CYCLES) * self._across
+        load = LOAD_CYCLES + (CROSSING_CYCLES - LOAD_CYCLES) * self._unaligned
         steps = max(self._taps, 1) * geometry.in_channels / words.depth
 
         def step(rows: int, vectors: int, fetch: float) -> float:

@@ -215,6 +215,13 @@ def test_wrong_signature(signed, keys, signature):
     refused(signed, "must be", public_key=keys[1])
 
 
+@pytest.mark.parametrize("weights", [[[1, "x"]], [["a", "x"], [1, "x"]], "ab", None])
+def test_weights_of_a_signature_that_are_no_object(signed, keys, weights):
+    found = json.loads((signed / FILE).read_text())
+    (signed / FILE).write_text(json.dumps(found | {"weights": weights}))
+    refused(signed, "must be a signature that tvm-deconv sign wrote: ", public_key=keys[1])
+
+
 def test_wrong_key_files(signed, tmp_path, keys):
     encrypted, pipe = tmp_path / "encrypted", tmp_path / "pipe"
     os.mkfifo(pipe)  # opening one waits for a writer, unless asked not to

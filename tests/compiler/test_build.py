@@ -188,6 +188,12 @@ def test_unknown_targets_are_refused(target, tmp_path):
         td.compile([SMALL], target, tmp_path)
 
 
+@pytest.mark.parametrize("jobs", [0, -1, 1.5, "two", True])
+def test_processes_are_a_number(jobs, tmp_path):
+    with pytest.raises(td.ProblemError, match="jobs="):
+        td.compile([SMALL], "x86-64-v3", tmp_path, jobs=jobs)
+
+
 def test_a_missing_compiler_is_said_in_one_sentence(tmp_path, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))

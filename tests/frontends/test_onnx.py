@@ -593,6 +593,10 @@ def test_buckets_of_two_axes(tmp_path):
         ({"x.1": (1, 9)}, r"extent='x.1': must be a free extent"),
         ({"frames": (9, 1)}, r"extent='frames=9..1': must be a range of extents from 1 up, lowest first$"),
         ({"frames": (0, 1)}, r"extent='frames=0..1': must be a range"),
+        ({"frames": 9}, r"extent='frames=9': must be a range"),
+        ({"frames": (1, 8, 9)}, r"extent='frames=\(1, 8, 9\)': must be a range"),
+        ({"frames": (1.5, 9)}, r"extent='frames=1.5..9': must be a range"),
+        ({"frames": ("1", "9")}, r"extent='frames=1..9': must be a range"),
     ],
 )
 def test_bad_ranges(tmp_path, extents, text):
@@ -641,6 +645,25 @@ def test_bad_node(tmp_path, inputs, output, text):
         scan(save(tmp_path, nodes, {"w": uniform(4, 3, 3, 2), "b": uniform(7)}))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda graph: setattr(graph.initializer[0], "data_type", 99),
+        lambda graph: graph.node[0].attribute[0].CopyFrom(helper.make_attribute("to", [1, 2])),
+    ],
+)
+def test_casts_from_or_to_no_type_of_onnx(tmp_path, change):
+    """The graph says what comes of them, so nothing but the note tells of it."""
+    nodes = [("Cast", "q", "v", {"to": 1}), ("ConvTranspose", "x v", "y", UP)]
+    path = save(tmp_path, nodes, {"q": uniform(4, 3, 3, 2)})
+    model = onnx.load(path)
+    change(model.graph)
+    model.graph.value_info.append(helper.make_tensor_value_info("v", TensorProto.FLOAT, (4, 3, 3, 2)))
+    path.write_bytes(model.SerializeToString())
+    (layer,) = scan(path)
+    assert layer.note == "its filter is made by Cast Cast_0 at run time"
+
+
 def test_negative_extents_of_a_constant(tmp_path):
     path = save(tmp_path, [("ConvTranspose", "x w b", "y", UP)], {"w": uniform(4, 3, 3, 2), "b": uniform(3)})
     model = onnx.load(path)
@@ -648,3 +671,26 @@ def test_negative_extents_of_a_constant(tmp_path):
     path.write_bytes(model.SerializeToString())
     with pytest.raises(SourceError, match=r"shape=\(-3, -1\): must fit the 12 bytes"):
         scan(path)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "attributes", "shapes"),
+    [
+        (4, {"strides": [2], "output_padding": [1]}, (r"\[1, 4, 14\]", r"\[1, 4, 15\]")),
+        (1, {"strides": [3]}, (r"\[1, 4, 21\]", r"\[1, 4, 19\]")),
+    ],
+    ids=["output_padding", "a short kernel"],
+)
+def test_shapes_that_onnx_infers_otherwise(tmp_path, kernel, attributes, shapes):
+    """The runtime makes the one or the other; extents behind such a layer are those of the model's tensor."""
+    nodes = [
+        ("ConvTranspose", "x w", "a", attributes | {"auto_pad": "SAME_UPPER"}),
+        ("Relu", "a", "b", {}),
+        ("ConvTranspose", "b v", "y", {"strides": [2]}),
+    ]
+    constants = {"w": uniform(4, 4, kernel), "v": uniform(4, 2, 2)}
+    first, second = scan(save(tmp_path, nodes, constants, shape=(1, 4, 7)))
+    assert first.problem is None
+    assert re.fullmatch(f"gives {shapes[0]} by its attributes, and {shapes[1]} by the model's shapes", first.reason)
+    assert second.problem is None
+    assert second.reason == "may have other extents than the model says, as ConvTranspose_0 has"

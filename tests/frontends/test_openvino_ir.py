@@ -507,6 +507,13 @@ def test_buckets_follow_from_ranges(tmp_path):
         scan(path, extents={"data.1": (1, 2)})
 
 
+def test_an_extent_that_is_none_beside_a_range(tmp_path):
+    text = (EXAMPLES / "upsampling_node.xml").read_text().replace("<dim>1</dim>", "<dim>-1</dim>")
+    (tmp_path / "model.xml").write_text(text.replace("<dim>224</dim>", "<dim>many</dim>"))
+    with pytest.raises(SourceError, match="dim='many': must be an extent or -1"):
+        scan(tmp_path / "model.xml", extents={"data.0": (1, 4)})
+
+
 def test_an_output_shape_of_run_time_for_free_extents_is_not_covered(tmp_path):
     data, node = deconvolution([1, 4, -1, -1])
     wanted = opset1.convert(opset13.parameter([2], np.int64), "i64")

@@ -169,6 +169,32 @@ def test_filters_without_a_value(tmp_path, constants, note):
     )
 
 
+def spoilt(path, index, change):
+    """The model at a path after a change of one of its nodes."""
+    model = onnx.load(path)
+    change(model.graph.node[index])
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("index", "change"),
+    [
+        (0, lambda node: node.ClearField("input")),
+        (0, lambda node: node.input.__delitem__(slice(1, None))),
+        (1, lambda node: node.input.__delitem__(slice(1, None))),
+        (1, lambda node: node.attribute[0].CopyFrom(helper.make_attribute("axis", "channels"))),
+        (1, lambda node: node.attribute[0].CopyFrom(helper.make_attribute("axis", [1, 2]))),
+        (1, lambda node: node.attribute[0].CopyFrom(helper.make_attribute("axis", 1.5))),
+        (5, lambda node: node.input.__delitem__(slice(1, None))),
+    ],
+)
+def test_nodes_that_are_no_operators_of_onnx_do_not_quantize(tmp_path, index, change):
+    """They lack a scale, or have an axis that is no integer."""
+    (layer,) = scan(spoilt(save(tmp_path), index, change))
+    assert layer.problem.dtype == "float32" or layer.problem.output_dtype == "float32"
+
+
 @pytest.mark.parametrize("operator", ["QLinearConvTranspose", "ConvTransposeWithDynamicPads"])
 def test_operators_of_onnx_runtime_have_a_reason(tmp_path, operator):
     path = save(tmp_path)

@@ -265,8 +265,26 @@ def test_channels_last(tmp_path, kernels):
     assert_same(model, original, x)
     assert kernels == ["call"]
     assert model(x).is_contiguous(memory_format=torch.channels_last)
-    with pytest.raises(td.NoArtifactError, match="NCX"):
-        model(data())
+    # Data of the other format are copied.
+    kernels.clear()
+    assert_same(model, original, data())
+    assert kernels.count("call") == 1
+    assert model(data()).is_contiguous()
+
+
+def test_filters_in_channels_last(tmp_path, kernels):
+    """PyTorch brings data into the format of the filter, so the second layer is recorded with channels last."""
+    model = nn.Sequential(nn.ConvTranspose2d(3, 4, 2, 2), nn.ConvTranspose2d(4, 3, 2, 2)).eval()
+    model = model.to(memory_format=torch.channels_last)
+    x = torch.randn(1, 3, 5, 6)
+    problems = td.torch.problems(model, [x])
+    assert [problem.data_format for problem in problems] == ["NCX", "NXC"]
+    original = copy.deepcopy(model)
+    made.export(tmp_path, problems)
+    replace(model, td.load(tmp_path), [x])
+    kernels.clear()
+    assert_same(model, original, x)
+    assert kernels.count("call") == 2
 
 
 # ---- where PyTorch computes ----
@@ -376,6 +394,14 @@ class TestNormalised:
         for seed in (5, 6):
             assert_same(*both, data(seed=seed))
         assert kernels == ["call", "call"]
+
+    def test_a_copy_after_a_call_with_gradients(self, both):
+        """A hook leaves its last filter with the model; PyTorch copies none that gradients lead to."""
+        for model in both:
+            assert model(data()).requires_grad
+            with torch.no_grad():
+                model(data())
+        assert_same(*map(copy.deepcopy, both))
 
     def test_changes_of_the_originals(self, both, kernels):
         names = [name for name in both[0].state_dict() if name != "norm.weight"]

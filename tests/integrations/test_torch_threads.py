@@ -80,6 +80,46 @@ assert not workers()
 """)
 
 
+def test_a_child_that_is_forked_while_a_forward_begins(run):
+    # Another thread has the lock of the functions' names then, and is not there to give it back.
+    run("""
+import signal
+from tvm_deconv.torch import calls
+
+class Up(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight)
+
+    def forward(self, x):
+        return F.conv_transpose2d(x, self.weight, stride=2, padding=1)
+
+model = Up().eval()
+(row,) = td.torch.replace(model, library, [x], measure=False)
+assert not row.reason
+
+def forward():
+    signal.alarm(60)
+    assert np.array_equal(model(x).numpy(), wanted.numpy())
+
+with calls._names._lock:
+    assert child_has_the_pool(forward)
+""")
+
+
+def test_callers_with_many_shapes(run):
+    run("""
+import random
+sys.setswitchinterval(1e-6)
+
+def caller():
+    data = torch.ones(1, 32, random.randrange(1, 40), 2)
+    td.torch.conv_transpose(data, weight, stride=2, padding=1, library=library, fallback="torch")
+
+call_from_threads(caller, 500, threads=8)
+""")
+
+
 def test_without_openmp_the_pool_computes(run):
     run("""
 from tvm_deconv.torch import host

@@ -91,6 +91,12 @@ def test_big_endian(refuse, data):
     refuse(data.astype(other), text, td.TensorTypeError)
 
 
+def test_big_endian_bfloat16(refuse, data):
+    other = np.dtype(ml_dtypes.bfloat16).newbyteorder()
+    text = f"data={other.str!r}: must be in this machine's byte order; pass astype of newbyteorder('=')"
+    refuse(data.astype(other), text, td.TensorTypeError)
+
+
 def test_records(refuse, data):
     records = data.view([("value", "f4")])
     refuse(records, f"data='void32': must be one of {DTYPES}", td.TensorTypeError)

@@ -241,6 +241,7 @@ def test_workspace_at_bind(large):
         (np.empty(100, np.uint8), td.TensorError, "workspace=100: must have at least [0-9]+ bytes, for one thread"),
         (np.empty(1 << 20, np.uint8)[::2], td.TensorError, "workspace=.*: must be contiguous"),
         (np.broadcast_to(np.uint8(0), 1 << 20), td.TensorError, "workspace=.*: must be contiguous"),
+        (np.empty(1 << 20, object), td.TensorTypeError, "workspace='object': must be of numbers, not of objects"),
     ],
 )
 def test_wrong_workspace(artifacts, workspace, error, match):

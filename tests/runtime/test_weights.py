@@ -109,8 +109,15 @@ ENTRY = {"dtype": "F32", "shape": list(made.PLAIN.filter_shape), "data_offsets":
         (header(__metadata__={"up": "n1-nonsense"}, **{"up.filter": ENTRY}), "weights that a compile wrote: key="),
         (header(__metadata__={"up": 5}, **{"up.filter": ENTRY}), "weights that a compile wrote: "),
         (header(__metadata__=META, **{"up.filter": ENTRY}), "up.filter: cannot reshape array of size 0"),
-        (header(__metadata__=META, **{"up.filter": ENTRY | {"shape": [9]}}), "540 bytes are not those of"),
+        (
+            header(__metadata__=META, **{"up.filter": ENTRY | {"shape": [9]}}),
+            "the bytes from 0 to 540 are not those of",
+        ),
         (header(__metadata__=META, **{"up.filter": ENTRY | {"data_offsets": [-8, 532]}}), "up.filter: "),
+        (
+            header(__metadata__=META, **{"up.filter": ENTRY | {"data_offsets": [-8, 532]}}) + bytes(532),
+            "up.filter: the bytes from -8 to 532",
+        ),
         (header(__metadata__=META, **{"up.filter": ENTRY | {"dtype": "F8"}}), "up.filter: 'F8'"),
         (header(__metadata__=META, **{"up.filter": {}}), "up.filter: 'dtype'"),
         (header(__metadata__=META, **{"up.filter": ENTRY | {"shape": [math.inf]}}), "up.filter: cannot convert"),

@@ -202,6 +202,21 @@ def test_other_activations_come_before_the_output_is_quantized():
     assert deviation(problem, found, wanted).allowed
 
 
+@pytest.mark.parametrize("target", [AVX2, VNNI], ids=lambda target: target.name)
+@pytest.mark.parametrize("activation", ["hardswish", "sigmoid", "elu", "mish"])
+def test_phases_that_no_product_reaches_have_the_activation_of_nothing(activation, target):
+    """Two of three phases are constants, which TVM writes in place of names."""
+    if not target.features <= detect_host().features:
+        pytest.skip(f"this CPU does not run {target.name}")
+    shape = (1, 1, 4, 8, (6,), (1,), (3,), (1,), (0,), (18,))
+    epilogue = td.Epilogue(False, activation, *([0.5] if activation == "elu" else []))
+    problem = problem_of(shape, ("int8", "int8", "uint8"), epilogue=epilogue)
+    arrays = operands(problem, 5)
+    found, wanted = run(problem, target, arrays, *X86.default(problem, target)), reference(problem, *arrays)
+    assert len(np.unique(wanted[..., 1::3])) == 1
+    assert deviation(problem, found, wanted).allowed
+
+
 def test_unsigned_data_are_multiplied_as_they_are():
     problem = problem_of((1, 1, 32, 64, (16,), (2,), (2,), (1,), (0,), (32,)), TYPES[0], data_format="NXC")
     code = code_of(problem, VNNI, ALGORITHMS["dot"])

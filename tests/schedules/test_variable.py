@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.artifacts import TARGET, export, manifest
-from support.kernels import X86, call_kernel, compile_kernel, compiled_kernel, targets
+from support.kernels import X86, bound, call_kernel, compile_kernel, compiled_kernel, targets
 from support.strategies import not_empty, operands, problems
 from support.tolerances import WINOGRAD, assert_close, norm_bound
 
@@ -15,6 +15,8 @@ import tvm_deconv as td
 from tvm_deconv.artifact.select import select
 from tvm_deconv.compiler.selection import named
 from tvm_deconv.problem.reference import reference
+from tvm_deconv.problem.testing import deviation
+from tvm_deconv.problem.testing import operands as whole_operands
 from tvm_deconv.runtime import verify
 from tvm_deconv.schedules.x86.algorithms import ALGORITHMS
 from tvm_deconv.schedules.x86.variants import filter_offsets, join
@@ -216,6 +218,34 @@ def test_the_extents_of_a_call_choose_a_variant(problem, names, calls, target):
             out = np.zeros(static.output_shape, np.float32)
             compiled["deconv"](data, packed, *([] if bias is None else [bias]), out)
             assert np.isnan(out).any() == (i == chosen), (static.key, i)
+
+
+@pytest.mark.parametrize(
+    ("options", "target"),
+    [
+        ({"dtype": "int8", "quantization": td.Quantization("int8", "int32")}, "x86-64-v4"),
+        ({"dtype": "int8", "quantization": td.Quantization("int8", "int32")}, "x86-64-v4-vnni"),
+        ({"dtype": "bfloat16"}, "x86-64-v4-bf16"),
+    ],
+    ids=["pairs", "bytes", "bfloat16"],
+)
+def test_variants_may_have_words_in_vectors_of_two_widths(options, target):
+    target = CPU_TARGETS[target]
+    if not target.features <= detect_host().features:
+        pytest.skip(f"this CPU does not run {target.name}")
+    problem = td.Problem(1, 1, 8, 24, ([7, 64],), (8,), (2,), (1,), (0,), ("any+8",), data_format="NXC", **options)
+    words = next(one for one in ALGORITHMS if one.name == "dot_channels")
+    plans = [
+        next(plan for _, plan in words.candidates(variant, target) if plan.halves == halves)
+        for variant, halves in zip(problem.variants, (True, False), strict=True)
+    ]
+    kernel = join(problem, [X86.build(v, target, words, p) for v, p in zip(problem.variants, plans, strict=True)])
+    compiled = compiled_kernel(kernel, target)
+    for length in (7, 64):
+        static = at(problem, 1, (length,))
+        arrays = whole_operands(static, length)
+        found = call_kernel(static, kernel, compiled, *bound(static, arrays))
+        assert deviation(static, found, reference(static, *arrays)).allowed
 
 
 def test_variants_with_one_plan_are_one_kernel():

@@ -290,7 +290,7 @@ def test_a_search_ends_within_its_budget_and_says_what_is_left(budget, monkeypat
     assert heard[-1].gain > 1.05
 
 
-@pytest.mark.parametrize("budget", [0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("budget", [0, -1.0, math.nan, math.inf, "60s"])
 def test_a_budget_is_a_time(budget, tmp_path):
     with pytest.raises(td.ProblemError, match="budget="):
         tuning.tune([SMALL], V3.name, 2, tmp_path, budget=budget)

@@ -64,7 +64,7 @@ def check(root: Path, digest: str, public_key: Path) -> dict[str, str]:
     try:
         content = json.loads(data)
         version, signed, signature = content["format"], content["digest"], bytes.fromhex(content["signature"])
-        weights = dict(content["weights"])
+        weights = {**content["weights"]}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise IntegrityError(path, f"must be a signature that tvm-deconv sign wrote: {error}") from None
     if version != FORMAT:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +23,7 @@ from tvm_deconv.artifact.manifest import Manifest, library_name, stem
 from tvm_deconv.compiler.backends import backend_of
 from tvm_deconv.compiler.fingerprint import recipe
 from tvm_deconv.compiler.output import give_up, publish, scratch_folder
-from tvm_deconv.compiler.process import BUILD, BUILD_PATIENCE_SECONDS, Worker, WorkerError
+from tvm_deconv.compiler.process import BUILD, BUILD_PATIENCE_SECONDS, Worker, WorkerError, checked_jobs
 from tvm_deconv.compiler.records import Records, Schedule, read, shipped
 from tvm_deconv.compiler.requests import Outcome, checked_problems, grouped, requested, whole
 from tvm_deconv.compiler.selection import (
@@ -63,7 +62,7 @@ def compile(
     Without the `installed` tuning logs only those in `logs` count. `done` are outcomes of some of the problems that are
     known already. Raises ProblemError, CompilerNotFound, BuildError.
     """
-    targets, allowed = of_names(target), checked_algorithms(algorithms)
+    targets, allowed, processes = of_names(target), checked_algorithms(algorithms), checked_jobs(jobs)
     asked = requested(checked_problems(problems), layers or {})
     followed = [*([shipped()] if installed else []), *([] if logs is None else [logs])]
     folder = Path(output)
@@ -85,7 +84,7 @@ def compile(
             else:
                 pending.append(job)
     if pending:
-        _run(pending, folder, min(jobs or os.cpu_count() or 1, len(pending)), report.add)
+        _run(pending, folder, min(processes, len(pending)), report.add)
     report.raise_failures()
     return report.outcomes
 

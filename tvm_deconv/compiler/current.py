@@ -21,6 +21,7 @@ from tvm_deconv.artifact.manifest import stem
 from tvm_deconv.artifact.regular import MOST_TEXT, content_of
 from tvm_deconv.artifact.sources import digest_of
 from tvm_deconv.compiler.fingerprint import surroundings
+from tvm_deconv.compiler.process import checked_jobs
 from tvm_deconv.compiler.records import SUFFIX, shipped
 from tvm_deconv.compiler.requests import Outcome, checked_problems, grouped, requested, whole
 from tvm_deconv.errors import BuildError, DeconvError
@@ -45,6 +46,7 @@ def compile(
 ) -> list[Outcome]:
     """Build what is not up to date; see `build.compile`. TVM is imported if there is anything to build."""
     problems = checked_problems(problems)
+    checked_jobs(jobs)
     allowed = None if algorithms is None else [*algorithms]
     followed = [*([shipped()] if installed else []), *([] if logs is None else [Path(logs)])]
     known, targets = _Known(Path(output), allowed, followed), of_names(target)

@@ -36,6 +36,29 @@ _TAIL_Q = (1.0, 1.6690708, 1.1941977, 0.46419883, 0.100175, 0.010068447)
 _ATANH = (2.0, 0.6666642, 0.40021527, 0.28001806, 0.28011987)
 
 
+class Let:
+    """Names for subexpressions: one that is used twice is written once.
+
+    A named value has no names of its own within: TVM writes constant values in place of their names, and would have
+    names within them twice.
+    """
+
+    def __init__(self) -> None:
+        self._bound: list[tuple[Any, Expr]] = []
+
+    def __call__(self, value: Expr) -> Expr:
+        """Return a name for `value`."""
+        variable = tirx.Var(f"t{len(self._bound)}", str(value.ty.dtype))
+        self._bound.append((variable, value))
+        return variable
+
+    def around(self, result: Expr) -> Expr:
+        """Return `result` with the values of all names."""
+        for variable, value in reversed(self._bound):
+            result = tirx.Let(variable, value, result)
+        return result
+
+
 def activate(epilogue: Epilogue, x: Expr) -> Expr:
     """Return the activation of `epilogue` at `x`, which is float32, float64 or int32.
 
@@ -54,6 +77,12 @@ def activate(epilogue: Epilogue, x: Expr) -> Expr:
     Besides, results below 4e-37 may become 0, those of mish below 8e-37. relu, leaky_relu and clip are exact. In
     float64 most activations call exp, expm1, log1p, tanh and erfc of the C library, lane by lane.
     """
+    let = Let()
+    return let.around(activated(let, epilogue, x))
+
+
+def activated(let: Let, epilogue: Epilogue, x: Expr) -> Expr:
+    """Return the same as `activate`, with names of `let`, which goes around all that is made of the result."""
     x = tirx.convert(x)  # a TensorSlice is no Expr
     if epilogue.activation == "none":
         return x
@@ -62,20 +91,18 @@ def activate(epilogue: Epilogue, x: Expr) -> Expr:
     parameters = epilogue.parameters.values()
     if dtype == "float64" and double is not None:
         return double(x, *(_f64(value) for value in parameters))
-    let = _Let()
     x = let(x)
-    return let.around(expression(let, x, *(_constant(value, dtype) for value in parameters)))
+    return expression(let, x, *(_constant(value, dtype) for value in parameters))
 
 
-def nearest(x: Expr, least: Expr, most: Expr) -> Expr:
+def nearest(let: Let, x: Expr, least: Expr, most: Expr) -> Expr:
     """Return the int32 nearest to `x`, halves to even, at least `least` and at most `most`; all three are float32.
 
     Both bounds are integers below 2**22 in magnitude. `x` is no NaN, and may be infinite.
     """
-    let = _Let()
     bounded = let(_at_most(let(_at_least(let(x), least)), most))
     # The sum has the integer in its low bits. TVM makes no vectors of its own rounding.
-    return let.around(_bits(bounded + _f32(_INTEGER)) - tirx.const(_INTEGER_BITS, "int32"))
+    return _bits(bounded + _f32(_INTEGER)) - tirx.const(_INTEGER_BITS, "int32")
 
 
 def _constant(value: float, dtype: str) -> Expr:
@@ -99,23 +126,6 @@ def _at_most(x: Expr, bound: Expr) -> Expr:
     return tirx.Select(x > bound, bound, x)
 
 
-class _Let:
-    """Names for subexpressions: one that is used twice is written once."""
-
-    def __init__(self) -> None:
-        self._bound: list[tuple[Any, Expr]] = []
-
-    def __call__(self, value: Expr) -> Expr:
-        variable = tirx.Var(f"t{len(self._bound)}", str(value.ty.dtype))
-        self._bound.append((variable, value))
-        return variable
-
-    def around(self, result: Expr) -> Expr:
-        for variable, value in reversed(self._bound):
-            result = tirx.Let(variable, value, result)
-        return result
-
-
 def _f32(value: float) -> Expr:
     return _constant(value, "float32")
 
@@ -131,7 +141,7 @@ def _horner(coefficients: tuple[float, ...], x: Expr) -> Expr:
     return result
 
 
-def _exponential(let: _Let, v: Expr, rest: Expr | None = None) -> tuple[Expr, Expr]:
+def _exponential(let: Let, v: Expr, rest: Expr | None = None) -> tuple[Expr, Expr]:
     """Return ``(m, s)`` with ``exp(v + rest) = s*m + s``, for ``-88.3 < v < 89`` and ``-0.09 < rest <= 0``.
 
     `s` is a power of two, 0 below -87.7 and infinity above 88.4; `m` is accurate in relative terms and has the sign of
@@ -146,47 +156,47 @@ def _exponential(let: _Let, v: Expr, rest: Expr | None = None) -> tuple[Expr, Ex
     return let(_horner(_EXPM1, r) * r), s
 
 
-def _relu(_: _Let, x: Expr) -> Expr:
+def _relu(_: Let, x: Expr) -> Expr:
     return _at_least(x, _like(x, 0))
 
 
-def _leaky_relu(_: _Let, x: Expr, alpha: Expr) -> Expr:
+def _leaky_relu(_: Let, x: Expr, alpha: Expr) -> Expr:
     return tirx.Select(x < _like(x, 0), alpha * x, x)
 
 
-def _clip(let: _Let, x: Expr, minimum: Expr, maximum: Expr) -> Expr:
+def _clip(let: Let, x: Expr, minimum: Expr, maximum: Expr) -> Expr:
     return _at_most(let(_at_least(x, minimum)), maximum)
 
 
-def _hardswish(let: _Let, x: Expr) -> Expr:
+def _hardswish(let: Let, x: Expr) -> Expr:
     x = let(_at_least(x, _like(x, -3)))
     # Scaled before the product, which would overflow; 6 times the constant rounds to 1, so x above 3 is exact.
     return x * (_at_most(x + _like(x, 3), _like(x, 6)) * _like(x, 1 / 6))
 
 
-def _one_plus_exp_minus(let: _Let, x: Expr) -> Expr:
+def _one_plus_exp_minus(let: Let, x: Expr) -> Expr:
     """Return ``1 + exp(-x)`` for ``x >= -88.9``."""
     m, s = _exponential(let, let(_at_most(x, _f32(88)) * _f32(-1)))
     return (m + _f32(1)) * s + _f32(1)
 
 
-def _sigmoid(let: _Let, x: Expr) -> Expr:
+def _sigmoid(let: Let, x: Expr) -> Expr:
     return _f32(1) / _one_plus_exp_minus(let, let(_at_least(x, _f32(-88.9))))
 
 
-def _silu(let: _Let, x: Expr) -> Expr:
+def _silu(let: Let, x: Expr) -> Expr:
     x = let(_at_least(x, _f32(-88.9)))
     return x / _one_plus_exp_minus(let, x)
 
 
-def _tanh(let: _Let, x: Expr) -> Expr:
+def _tanh(let: Let, x: Expr) -> Expr:
     x = let(_at_most(_at_least(x, _f32(-10)), _f32(10)))
     m, s = _exponential(let, let(x + x))
     e = let(m * s - (_f32(1) - s))  # exp(2x) - 1; this order keeps the sign of zero
     return e / (e + _f32(2))
 
 
-def _gelu(let: _Let, x: Expr) -> Expr:
+def _gelu(let: Let, x: Expr) -> Expr:
     """Return ``x*Phi(x) = max(x, 0) - a*Phi(-a)`` with ``a = |x|``, and ``Phi(-a) = exp(-a*a/2) * P(a)/Q(a)``."""
     a = let(_at_most(tirx.abs(x), _f32(13.25)))
     # The upper 12 bits of a have an exact square; without that the error would grow with the square.
@@ -195,26 +205,26 @@ def _gelu(let: _Let, x: Expr) -> Expr:
     return _at_least(x, _f32(0)) - (m * s + s) * (a * _horner(_TAIL_P, a)) / _horner(_TAIL_Q, a)
 
 
-def _elu(let: _Let, x: Expr, alpha: Expr) -> Expr:
+def _elu(let: Let, x: Expr, alpha: Expr) -> Expr:
     """Return ``alpha * (exp(x) - 1)`` below 0, and x above; from -20 down the factor is -1."""
     m, s = _exponential(let, let(_at_most(let(_at_least(x, _f32(-20))), _f32(0))))
     return tirx.Select(x < _f32(0), alpha * (m * s - (_f32(1) - s)), x)
 
 
-def _exp_minus_magnitude(let: _Let, x: Expr) -> Expr:
+def _exp_minus_magnitude(let: Let, x: Expr) -> Expr:
     """Return ``exp(-|x|)``, from 0 to 1."""
     m, s = _exponential(let, let(_at_most(tirx.abs(x), _f32(88)) * _f32(-1)))
     return let(m * s + s)
 
 
-def _softplus(let: _Let, x: Expr) -> Expr:
+def _softplus(let: Let, x: Expr) -> Expr:
     """Return ``max(x, 0) + log(1 + e)`` with ``e = exp(-|x|)``, and ``log(1 + e) = 2 atanh(e / (2 + e))``."""
     e = _exp_minus_magnitude(let, x)
     z = let(e / (e + _f32(2)))
     return _at_least(x, _f32(0)) + z * _horner(_ATANH, let(z * z))
 
 
-def _mish(let: _Let, x: Expr) -> Expr:
+def _mish(let: Let, x: Expr) -> Expr:
     """Return ``x * p / (p + q)`` with ``p = (1 + exp(x))**2 - 1`` and ``q = 2``, both times ``e**2`` if x is positive.
 
     Here ``e = exp(-|x|)``. All terms are positive, so nothing cancels.

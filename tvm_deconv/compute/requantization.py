@@ -11,7 +11,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 from tvm.tirx import Buffer
 
-from tvm_deconv.compute.epilogue import activate, nearest
+from tvm_deconv.compute.epilogue import Let, activate, activated, nearest
 from tvm_deconv.compute.extents import shape_of
 from tvm_deconv.compute.storage import from_accumulator
 from tvm_deconv.problem import Epilogue, Problem
@@ -63,13 +63,14 @@ def finished(problem: Problem, sums: Expr, parameter: te.Tensor | Buffer | None,
     if scale is None:
         return activate(problem.epilogue, sums.astype(problem.accumulate_dtype))
     assert parameter is not None
-    real = activate(problem.epilogue, sums.astype("float32") * tirx.reinterpret("float32", scale))
+    let = Let()
+    real = activated(let, problem.epilogue, sums.astype("float32") * tirx.reinterpret("float32", scale))
     if problem.output_dtype not in STORED:
-        return tirx.reinterpret("int32", real)
+        return let.around(tirx.reinterpret("int32", real))
     zero, limits = parameter[tirx.const(1, "int64")], np.iinfo(problem.output_dtype)
     least, most = ((tirx.const(limit, "int32") - zero).astype("float32") for limit in (limits.min, limits.max))
     inverse = tirx.reinterpret("float32", parameter[tirx.const(2, "int64")])
-    return nearest(real * inverse, least, most) + zero
+    return let.around(nearest(let, real * inverse, least, most) + zero)
 
 
 def stored(problem: Problem, value: Expr, lanes: int = 1) -> Expr:

@@ -7,8 +7,10 @@ some samples of the ranges; a layer's buckets are the extents that its data have
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 
 from tvm_deconv.errors import SourceError
+from tvm_deconv.problem import Problem
 
 #: name of a free extent -> its least and greatest value
 Ranges = Mapping[str, tuple[int, int]]
@@ -21,9 +23,12 @@ _MOST_SAMPLES = max(_SAMPLES.values())
 
 def checked_ranges(ranges: Ranges) -> Ranges:
     """Return `ranges`; raise SourceError unless every range holds extents."""
-    for name, (low, high) in ranges.items():
-        if not 1 <= low <= high < 1 << 31:
-            raise SourceError("extent", f"{name}={low}..{high}", "must be a range of extents from 1 up, lowest first")
+    for name, limits in ranges.items():
+        pair = isinstance(limits, (tuple, list)) and len(limits) == 2
+        shown = f"{limits[0]}..{limits[1]}" if pair else limits
+        extents = pair and all(isinstance(limit, Integral) for limit in limits)
+        if not extents or not 1 <= limits[0] <= limits[1] < 1 << 31:
+            raise SourceError("extent", f"{name}={shown}", "must be a range of extents from 1 up, lowest first")
     return ranges
 
 
@@ -62,3 +67,14 @@ def check_names(ranges: Ranges, free: Sequence[str], source: object) -> None:
         if name not in free:
             known = ", ".join(dict.fromkeys(free)) or "it has none"
             raise SourceError("extent", name, f"must be a free extent of {source}: {known}")
+
+
+def agrees(problem: Problem, shape: Sequence[int | str]) -> bool:
+    """Tell whether the output of `problem` can have the `shape` that a model gives it.
+
+    Extents that are no numbers, or less than 0, are not known; nor is anything of an empty shape.
+    """
+    free = {axis + 1 if axis else 0 for axis in problem.dynamic}
+    known = [extent if isinstance(extent, int) and extent >= 0 else None for extent in shape]
+    made = [None if axis in free else extent for axis, extent in enumerate(problem.output_shape)]
+    return not known or (len(known) == len(made) and all(k in (None, m) for k, m in zip(known, made, strict=True)))

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from tvm_deconv.errors import ProblemError, SourceError
-from tvm_deconv.frontends.extents import Ranges, check_names, free_extents, samples
+from tvm_deconv.frontends.extents import Ranges, agrees, check_names, free_extents, samples
 from tvm_deconv.frontends.files import MOST_BYTES, Constants, from_bytes, read_bytes
 from tvm_deconv.frontends.folding import absorb
 from tvm_deconv.frontends.graph import ADD, BATCH_NORM, MULTIPLY, SUBTRACT, Graph, Node, arguments_of
@@ -262,7 +262,28 @@ class _Graph:
         self._graph = Graph([*map(self._node, self._nodes), outputs], self._constant)
 
     def scan(self) -> Iterator[tuple[FoundLayer, Place | None]]:
-        """Yield the layers of the graph and of the graphs inside it."""
+        """Yield the layers of the graph and of the graphs inside it.
+
+        Behind one of another shape than the model's tensor, which is inferred, the extents of others may be wrong.
+        """
+        differs = ""
+        for layer, place in self._found():
+            if differs:
+                rule = f"may have other extents than the model says, as {differs} has"
+                layer = uncovered(layer.name, layer.operator, rule)
+            elif layer.problem is not None and place is not None and not self._agrees(layer.problem, place.node):
+                differs, made = layer.name, list(layer.problem.output_shape)
+                rule = f"gives {made} by its attributes, and {_shown(self._extents(place.node))} by the model's shapes"
+                layer = uncovered(layer.name, layer.operator, rule)
+            yield layer, place
+
+    def _agrees(self, problem: Problem, node: onnx.NodeProto) -> bool:
+        return bool(problem.dynamic) or agrees(problem, self._extents(node) or ())
+
+    def _extents(self, node: onnx.NodeProto) -> _Extents:
+        return self._types.get(node.output[0], _UNKNOWN)[1]
+
+    def _found(self) -> Iterator[tuple[FoundLayer, Place | None]]:
         for node in self._nodes:
             if is_operator(node):
                 yield self._layer(node)
@@ -336,6 +357,8 @@ class _Graph:
         A text is the rule that it breaks.
         """
         if not isinstance(node, onnx.NodeProto) or node.op_type != operator or node.domain not in _DOMAINS:
+            return None
+        if len(node.input) not in (2, 3):
             return None
         scale, unknown = self._constant(node.input[1]), set(self._attributes(node)) - {"axis"}
         if scale is None:
@@ -446,14 +469,18 @@ class _Graph:
         if node.op_type not in _FOLLOWED:
             return self._of_shapes(node, values)
         if node.op_type == "Cast":
-            type = _CONSTANTS.get(attributes.get("to", 0))
+            to = attributes.get("to")
+            type = _CONSTANTS.get(to) if isinstance(to, int) else None
             return None if type is None else self._tensors.constants.cast(values[0], type)
         value, scale, zero = (*values, None)[:3] if len(values) in (2, 3) else (None, None, None)
         unknown = zero is None and len(node.input) == 3 and node.input[2] != ""
         if value is None or scale is None or unknown or not set(attributes) <= {"axis"}:  # blocks have many scales
             return None
+        axis = attributes.get("axis", 1)
+        if not isinstance(axis, int):
+            return None
         self._tensors.constants.take(8 * value.size)
-        return dequantized(value, scale, zero, attributes.get("axis", 1))
+        return dequantized(value, scale, zero, axis)
 
     def _of_shapes(self, node: onnx.NodeProto, values: Sequence[Array | None]) -> Array | None:
         """Return what a node makes of constants that are shapes; None if they are not, or do not fit."""
@@ -541,6 +568,8 @@ def _type(value: onnx.ValueInfoProto) -> _Type:
 
 
 def _type_name(type: int) -> str:
+    if type not in onnx.TensorProto.DataType.values():
+        return f"type {type}"
     return _CONSTANTS.get(type) or str(onnx.TensorProto.DataType.Name(type)).lower()
 
 

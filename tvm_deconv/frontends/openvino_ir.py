@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tvm_deconv.errors import ProblemError, SourceError
-from tvm_deconv.frontends.extents import Ranges, check_names, free_extents, samples
+from tvm_deconv.frontends.extents import Ranges, agrees, check_names, free_extents, samples
 from tvm_deconv.frontends.files import MOST_TEXT, Constants, check_regular, read_bytes
 from tvm_deconv.frontends.folding import absorb
 from tvm_deconv.frontends.graph import ADD, BATCH_NORM, MULTIPLY, SUBTRACT, Graph, Node, arguments_of
@@ -119,10 +119,10 @@ def check_weights(path: Path) -> None:
 def _sampled_shapes(root: ET.Element, path: Path, ranges: Ranges) -> list[dict[str, list[int | str]]]:
     """Return the shapes of the layers' data, by the names of the layers, for samples of the `ranges`."""
     shapes = {
-        str(layer.get("name")): [dim.text for dim in layer.iterfind("output/port/dim")]
+        str(layer.get("name")): [_extent(dim.text, path) for dim in layer.iterfind("output/port/dim")]
         for layer in root.iterfind("layers/layer[@type='Parameter']")
     }
-    free = [f"{name}.{axis}" for name, dims in shapes.items() for axis, dim in enumerate(dims) if dim == "-1"]
+    free = [f"{name}.{axis}" for name, dims in shapes.items() for axis, dim in enumerate(dims) if dim == -1]
     check_names(ranges, free, path)
     check_weights(path)
     try:
@@ -132,8 +132,7 @@ def _sampled_shapes(root: ET.Element, path: Path, ranges: Ranges) -> list[dict[s
     found = []
     for values in samples(ranges):
         inputs = {
-            name: [values.get(f"{name}.{axis}", int(dim or -1)) for axis, dim in enumerate(dims)]
-            for name, dims in shapes.items()
+            name: [values.get(f"{name}.{axis}", dim) for axis, dim in enumerate(dims)] for name, dims in shapes.items()
         }
         try:
             model = openvino.Core().read_model(path)
@@ -143,6 +142,13 @@ def _sampled_shapes(root: ET.Element, path: Path, ranges: Ranges) -> list[dict[s
         nodes = [node for node in model.get_ops() if node.get_type_name() in OPERATORS]
         found.append({node.get_friendly_name(): _known(node.get_input_partial_shape(0)) for node in nodes})
     return found
+
+
+def _extent(text: str | None, path: Path) -> int:
+    """Return the extent that a file at `path` gives, -1 for one that is free. Raises SourceError."""
+    if text is None or re.fullmatch(r"-1|[0-9]{1,18}", text) is None:
+        raise SourceError("dim", text, f"must be an extent or -1 ({path})")
+    return int(text)
 
 
 def _known(shape: Any) -> list[int | str]:
@@ -171,13 +177,6 @@ def _of_outputs(value: Array, rank: int, grouped: bool) -> Array | None:
 def _rank(layer: _Layer, filter: _Port) -> int:
     """Return the rank of a layer's data, which its filter tells."""
     return len(filter.shape) - layer.type.startswith("Group")
-
-
-def _agrees(problem: Problem, shape: tuple[int, ...]) -> bool:
-    """Tell whether an output port can have that shape, -1 for an extent that is not known, () for no known rank."""
-    free = {axis + 1 if axis else 0 for axis in problem.dynamic}
-    made = [-1 if axis in free else extent for axis, extent in enumerate(problem.output_shape)]
-    return not shape or (len(shape) == len(made) and all(s in (-1, m) for s, m in zip(shape, made, strict=True)))
 
 
 class _Net:
@@ -339,7 +338,7 @@ class _Net:
             )
         except ProblemError as error:
             return str(error)
-        if not _agrees(problem, output.shape):
+        if not agrees(problem, output.shape):
             return f"output={output.shape}: must be the shape that the attributes give, {problem.output_shape}"
         return problem
 
@@ -487,15 +486,10 @@ class _Net:
     def _ports(self, element: ET.Element, path: str) -> dict[int, _Port]:
         return {
             self._integer(port, "id"): _Port(
-                port.get("precision", ""), tuple(self._extent(dim.text) for dim in port.iterfind("dim"))
+                port.get("precision", ""), tuple(_extent(dim.text, self._path) for dim in port.iterfind("dim"))
             )
             for port in element.iterfind(path)
         }
-
-    def _extent(self, text: str | None) -> int:
-        if text is None or re.fullmatch(r"-1|[0-9]{1,18}", text) is None:
-            raise SourceError("dim", text, f"must be an extent or -1 ({self._path})")
-        return int(text)
 
     def _integer(self, element: ET.Element, attribute: str) -> int:
         text = element.get(attribute, "")

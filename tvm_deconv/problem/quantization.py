@@ -76,7 +76,7 @@ class Scaling:
 
     Those of the filter may be arrays with one number for each output channel of all groups. Scales lie from 2**-60 to
     2**40 and zero points within the range of the stored type; an int8 filter has none, and an output that is not
-    quantized has neither. `checked_for` a problem, which `bind` does, raises ProblemError.
+    quantized has neither. `bind` raises ProblemError for others.
     """
 
     data_scale: float = 1.0

@@ -82,13 +82,13 @@ def _borrow_numpy(argument: str, array: Array) -> Borrowed:
     name = _NAMES.get(dtype)
     if name is not None:
         return Borrowed(view, name, _itself)
-    if dtype.type.__name__ == BFLOAT16:
-        # Of ml_dtypes: known by its name, since the runtime must not import that package.
-        return Borrowed(view.view(np.uint16), BFLOAT16, lambda result: result.view(dtype))
     if not dtype.isnative:
         raise TensorTypeError(
             argument, dtype.str, "must be in this machine's byte order; pass astype of newbyteorder('=')"
         )
+    if dtype.type.__name__ == BFLOAT16:
+        # Of ml_dtypes: known by its name, since the runtime must not import that package.
+        return Borrowed(view.view(np.uint16), BFLOAT16, lambda result: result.view(dtype))
     raise TensorTypeError(argument, dtype.name, f"must be one of {', '.join((*_NAMES.values(), BFLOAT16))}")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tvm_deconv.artifact.manifest import Manifest
-from tvm_deconv.errors import ArtifactError, ProblemError, TensorError
+from tvm_deconv.errors import ArtifactError, ProblemError, TensorError, TensorTypeError
 from tvm_deconv.problem import Array, Problem, Scaling, integer
 from tvm_deconv.problem.arrays import BFLOAT16, empty, storage
 from tvm_deconv.problem.quantization import bound_arrays
@@ -182,6 +182,8 @@ def _workspace_memory(workspace: int | Array, manifest: Manifest) -> Array:
             return np.ones(needed, np.uint8)  # written, so that the pages are there
         except MemoryError:
             raise ProblemError("workspace", threads, f"must fit in memory: {needed} bytes") from None
+    if workspace.dtype.hasobject:
+        raise TensorTypeError("workspace", workspace.dtype.name, "must be of numbers, not of objects")
     least = manifest.workspace_bytes(1)
     if workspace.nbytes < least:
         raise TensorError("workspace", workspace.nbytes, f"must have at least {least} bytes, for one thread")

@@ -22,7 +22,7 @@ enum {
   MESSAGE_BYTES = 1024
 };
 
-/* `_Facts` in facts.py is the same structure. */
+/* `Facts` in facts.py is the same structure. */
 struct facts {
   void *deconv;       /* tvm_ffi's function (threads, arena, host, data, *constants, out) */
   void *constants[2]; /* packed filter, and bias or NULL: tensors of tvm_ffi */

@@ -145,8 +145,8 @@ def _array(path: Path, content: bytes, header: Mapping[str, Any], name: str) -> 
         field = header[name]
         dtype, shape = numpy_dtype(_DTYPES[field["dtype"]]), [int(extent) for extent in field["shape"]]
         start, end = field["data_offsets"]
-        if end - start != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"{end - start} bytes are not those of {shape} in {dtype.name}")
+        if start < 0 or end - start != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"the bytes from {start} to {end} are not those of {shape} in {dtype.name}")
         first = 8 + _length(content) + start
         return np.frombuffer(content[first : first + end - start], dtype).reshape(shape)
     except (KeyError, TypeError, ValueError, OverflowError) as error:

@@ -10,6 +10,7 @@ Filters may be made anew for each call: they are compared with a copy of the one
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -25,7 +26,15 @@ from tvm_deconv.problem import Epilogue, Problem, broadcast
 from tvm_deconv.runtime.layer import Layer
 from tvm_deconv.torch.followers import Derived, derive, underive
 from tvm_deconv.torch.operator import by_layer, is_autocast, is_eager, is_recorded, is_transformed
-from tvm_deconv.torch.packed import MOST_LAYERS, Attributes, Parameters, bound, equal
+from tvm_deconv.torch.packed import (
+    MOST_LAYERS,
+    Attributes,
+    Parameters,
+    bound,
+    data_of,
+    equal,
+    output_padding_of,
+)
 
 _FUNCTIONS = {
     function.__name__: function for function in (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
@@ -65,8 +74,7 @@ class Calls:
     def serves(self, problem: Problem) -> bool:
         """Tell whether an artifact serves `problem`, which is loaded; its calls are then taken."""
         shape, a = _signature(problem, self._library)
-        data = torch.empty(problem.data_shape, dtype=getattr(torch, problem.dtype), device="meta")
-        data = data.movedim(-1, 1) if problem.data_format == "NXC" else data
+        data = data_of(problem)
         weight = torch.zeros(shape, dtype=data.dtype)
         bias = torch.zeros(problem.bias_shape, dtype=data.dtype) if problem.epilogue.bias else None
         try:
@@ -143,8 +151,7 @@ class Calls:
 def _signature(problem: Problem, library: str) -> tuple[tuple[int, ...], Attributes]:
     """Return the shape of the filter and the attributes of the calls of `problem`."""
     shape = problem.replace(filter_format="IOX", data_format="NCX").filter_shape
-    axes = zip(problem.output_spatial, problem.uncropped_spatial, problem.pads_begin, strict=True)
-    more = tuple(extent - whole + 2 * pad for extent, whole, pad in axes)
+    more = output_padding_of(problem)
     numbers = (problem.strides, problem.pads_begin, more, problem.dilations, problem.groups)
     return shape, Attributes(0.0, *numbers, str(problem.epilogue), library)
 
@@ -171,6 +178,10 @@ class _Names:
             self._users += 1
             if self._users == 1:
                 _name(_TAKING)
+
+    def after_fork(self) -> None:
+        """Renew the lock in a forked child, since another thread of the parent may have held it."""
+        self._lock = threading.Lock()
 
     def give_back(self) -> None:
         """Undo one `take`."""
@@ -199,6 +210,7 @@ def _taking(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 _TAKING = {name: _taking(function) for name, function in _FUNCTIONS.items()}
 _names = _Names()
+os.register_at_fork(after_in_child=_names.after_fork)
 
 
 class _Mode(TorchFunctionMode):  # type: ignore[misc]

@@ -99,4 +99,6 @@ class NormalisedFilter:
         """Return the filter, computed now; gradients reach the tensors that it is computed from."""
         self.refresh()
         weight: Tensor = self._layer.weight
+        if self._hook is not None and weight.grad_fn is not None:
+            self._layer.weight = weight.detach()  # no later call may compute it: else it would keep this call's graph
         return weight

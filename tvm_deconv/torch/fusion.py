@@ -21,7 +21,7 @@ from tvm_deconv.problem import Epilogue, Problem
 from tvm_deconv.torch.filters import NormalisedFilter, is_normalised, norm_hooks
 from tvm_deconv.torch.followers import Follower, Unscriptable
 from tvm_deconv.torch.operator import by_layer, by_torch, called, is_eager, is_recorded, is_transformed
-from tvm_deconv.torch.packed import Attributes, Packed, Parameters, packed_of
+from tvm_deconv.torch.packed import Attributes, Packed, Parameters, data_of, output_padding_of, packed_of
 
 # torch.fx records calls of these as they are, and does not trace them.
 torch.fx.wrap("called")
@@ -138,12 +138,9 @@ class Fusion:
 
     def serves(self, problem: Problem) -> bool:
         """Tell whether an artifact serves `problem`; it is loaded, and the filter packed."""
-        axes = zip(problem.output_spatial, problem.uncropped_spatial, problem.pads_begin, strict=True)
-        attributes = self.attributes([extent - whole + 2 * pad for extent, whole, pad in axes])
-        data = torch.empty(problem.data_shape, dtype=getattr(torch, problem.dtype), device="meta")
-        data = data.movedim(-1, 1) if problem.data_format == "NXC" else data
+        attributes = self.attributes(output_padding_of(problem))
         try:
-            self.packed().layer(data, attributes, self.watched(), self.parameters, fallback=False)
+            self.packed().layer(data_of(problem), attributes, self.watched(), self.parameters, fallback=False)
         except NoArtifactError:
             return False
         return True

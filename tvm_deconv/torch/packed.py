@@ -160,7 +160,8 @@ class Packed:
         if stamp is None or not stamp.holds(watched) or (layer is None and not fallback):
             self._layers.pop(key, None)
             # One artifact may serve many shapes, and so may its layer.
-            alike = [kept for other, kept in self._layers.items() if other[1:] == key[1:]]
+            layers = list(self._layers.items())  # at once: other threads may change them
+            alike = [kept for other, kept in layers if other[1:] == key[1:]]
             others = [kept for kept, its_stamp in alike if kept is not None and its_stamp.holds(watched)]
             others = [kept for kept in others if kept.problem.dynamic]
             layer = bound(input, parameters(), a, others, fallback=fallback)
@@ -214,14 +215,26 @@ def problem_of(input: Tensor, parameters: Parameters, a: Attributes, shape: Sequ
     )
 
 
+def output_padding_of(problem: Problem) -> tuple[int, ...]:
+    """Return the output_padding of PyTorch's call that `problem` came from."""
+    axes = zip(problem.output_spatial, problem.uncropped_spatial, problem.pads_begin, strict=True)
+    return tuple(extent - whole + 2 * pad for extent, whole, pad in axes)
+
+
+def data_of(problem: Problem) -> Tensor:
+    """Return data of `problem` as PyTorch's calls take them, in its memory format and without values."""
+    data = torch.empty(problem.data_shape, dtype=getattr(torch, problem.dtype), device="meta")
+    return data.movedim(-1, 1) if problem.data_format == "NXC" else data
+
+
 def _bound(input: Tensor, parameters: Parameters, a: Attributes, others: Sequence[Layer]) -> Layer:
     problem = problem_of(input, parameters, a)
     operands: tuple[Any, ...] = tuple(None if tensor is None else tensor.detach() for tensor in parameters[:2])
     if parameters.mean is not None:
         operands = _folded(problem, parameters, a.epsilon)
-    # For data with the channels last the other format costs copies.
-    last = [problem.replace(data_format="NXC")] if channels_last(input) else []
-    library, asked = library_of(a.library), [*last, problem]
+    library, asked = library_of(a.library), [problem]
+    if problem.rank > 1:  # PyTorch has no channels-last memory for one axis
+        asked.insert(0 if channels_last(input) else 1, problem.replace(data_format="NXC"))  # the other costs copies
     refusals: list[NoArtifactError] = []
     for form in asked:
         try:

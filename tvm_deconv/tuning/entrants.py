@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -10,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tvm_deconv.compiler.fingerprint import kernel_digest
+from tvm_deconv.compiler.process import checked_jobs
 from tvm_deconv.compiler.records import Log, Schedule
 from tvm_deconv.compiler.selection import default_schedule, distance, space
 from tvm_deconv.errors import ProblemError
@@ -47,7 +47,7 @@ def prepare(
     matches = _prepared(directory)
     with (
         tempfile.TemporaryDirectory() as scratch,
-        BuilderPool(chosen, Path(scratch), jobs or os.cpu_count() or 1) as builders,
+        BuilderPool(chosen, Path(scratch), checked_jobs(jobs)) as builders,
     ):
         for problem in problems:
             if any((problem.artifact_key, target) == (match.key, match.target) for match in matches):

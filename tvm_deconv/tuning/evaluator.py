@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tvm_deconv.compiler.fingerprint import kernel_digest
-from tvm_deconv.compiler.process import WorkerError
+from tvm_deconv.compiler.process import WorkerError, checked_jobs
 from tvm_deconv.compiler.records import Conditions, Cpu, Log, Record, Schedule
 from tvm_deconv.problem import Problem
 from tvm_deconv.targets import Target
@@ -60,7 +60,7 @@ class Evaluator:
         self._default_seconds: dict[str, float] = {}
         self._kept: dict[tuple[str, Schedule], Built | str] = {}
         cpus = len(os.sched_getaffinity(0))
-        self._jobs = jobs = jobs or os.cpu_count() or 1
+        self._jobs = jobs = checked_jobs(jobs)
         self._elsewhere: dict[Target, BuilderPool] = {}
         self._has_another_cpu = jobs > 1 and (not runner.local or runner.threads < cpus)
         self.disturbance = Disturbance(on_this_machine=runner.local)

@@ -28,6 +28,7 @@ from tvm_deconv.compiler.records import Log, Record, Schedule, read, shipped
 from tvm_deconv.compiler.selection import algorithms_for, checked_algorithms
 from tvm_deconv.errors import ProblemError
 from tvm_deconv.problem import Problem, integer
+from tvm_deconv.problem.checks import real
 from tvm_deconv.targets import Host, Target, get, names_of, of_names
 from tvm_deconv.targets.ancestry import meant
 from tvm_deconv.tuning.evaluator import Evaluator, Proposals, now
@@ -118,7 +119,7 @@ def tune(
     """
     integer("trials", trials, 0)
     integer("threads", threads, 1)
-    if budget is not None and not 0 < budget < math.inf:
+    if budget is not None and not 0 < real("budget", budget) < math.inf:
         raise ProblemError("budget", budget, "must be a number of seconds, more than 0")
     end = math.inf if budget is None else time.monotonic() + budget
     using = checked_algorithms(algorithms)

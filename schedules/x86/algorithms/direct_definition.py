@@ -31,7 +31,7 @@ from tvm_deconv.schedules.x86.amx import lower_matrices
 from tvm_deconv.schedules.x86.calls import for_all_calls
 from tvm_deconv.schedules.x86.conversions import rounds_rows, row_conversions
 from tvm_deconv.schedules.x86.direct import schedule_direct
-from tvm_deconv.schedules.x86.dot import BFLOAT16_PAIRS, ROUNDING, WordsOf, dot_functions, word_cost
+from tvm_deconv.schedules.x86.dot import BFLOAT16_PAIRS, WordsOf, dot_functions, rounding_function, word_cost
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.prefetching import lower_prefetches
@@ -207,7 +207,9 @@ class _Finish:
             return lower(finished, definition.end, streams=False)
         if tiled(words):
             return self.from_memory()
-        source, rounding = ("", ROUNDING) if words == BFLOAT16_PAIRS else exact_rounding(problem, self.target, lanes)
+        source, rounding = exact_rounding(problem, self.target, lanes)
+        if words == BFLOAT16_PAIRS:
+            source, rounding = "", rounding_function(lanes)
         products = self.products or source
         if register_channels.supports(problem, geometry, form):
             source, joinings = ("", {2: self.joining}) if self.joining else byte_joining(problem, lanes)

@@ -22,7 +22,7 @@ from tvm_deconv.schedules.x86 import matrix_tiles
 from tvm_deconv.schedules.x86.amx import lower_matrices
 from tvm_deconv.schedules.x86.calls import for_all_calls
 from tvm_deconv.schedules.x86.conversions import row_conversions
-from tvm_deconv.schedules.x86.dot import BFLOAT16_PAIRS, ROUNDING, WordsOf, dot_functions, word_cost
+from tvm_deconv.schedules.x86.dot import BFLOAT16_PAIRS, WordsOf, dot_functions, rounding_function, word_cost
 from tvm_deconv.schedules.x86.interleave import narrowing_intrinsic
 from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.matrix import schedule_matrix
@@ -134,5 +134,5 @@ def _in_words(
     if not tiled(words):
         return func, dot_functions(words, lanes)
     if whole_vectors and problem.output_dtype == "bfloat16":
-        return round_vectors(func, ROUNDING), dot_functions(BFLOAT16_PAIRS, lanes)
+        return round_vectors(func, rounding_function(lanes)), dot_functions(BFLOAT16_PAIRS, lanes)
     return func, ""

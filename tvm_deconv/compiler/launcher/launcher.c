@@ -387,7 +387,6 @@ static void set_threads(int threads) {
   atomic_store(&pool.threads, threads);
 }
 
-/* TVM_DECONV_NUM_THREADS where it is a number from 1 to MAX_THREADS, else the processors the process may use. */
 /* The number from 1 to MAX_THREADS that `text` is, or 0. With newer headers, strtol would need a newer C library. */
 static int threads_of(const char *text) {
   int value = 0;
@@ -395,6 +394,7 @@ static int threads_of(const char *text) {
   return *text == 0 && value <= MAX_THREADS ? value : 0;
 }
 
+/* TVM_DECONV_NUM_THREADS where it is a number from 1 to MAX_THREADS, else the processors the process may use. */
 static int default_threads(void) {
   const char *text = getenv("TVM_DECONV_NUM_THREADS");
   int given = text ? threads_of(text) : 0;
@@ -852,7 +852,6 @@ EXPORT void tvm_deconv_make_openmp_host(struct host *host, void *gomp_parallel) 
   tvm_deconv_runtime_v5->make_openmp_host(host, gomp_parallel);
 }
 
-/* For kernels that hold several plans. */
 /* The configuration of tiles in artifacts that use AMX (schedules/x86/amx.py); in others there is none. */
 extern __attribute__((weak, visibility("hidden"))) const char tvm_deconv_amx_configuration[];
 
@@ -862,6 +861,7 @@ __attribute__((constructor)) static void permit_amx(void) {
   if (tvm_deconv_amx_configuration != NULL) syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
 }
 
+/* For kernels that hold several plans. */
 __attribute__((visibility("hidden"))) int tvm_deconv_call_threads(void) { return tvm_deconv_runtime_v5->call_threads(); }
 
 /* Protected: that of this library, whatever other libraries define. Weak: a library may have no such function. */
