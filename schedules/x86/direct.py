@@ -140,7 +140,7 @@ class _Steps:
             # Channels begin with a line, so that tiles do not lie across two.
             axis = len(sch.get(data_pack).writes[0].region) - 2
             sch.storage_align(data_pack, 0, axis, layout.lanes, 0)
-        elif layout.form == ROWS and not tiled(self.words):
+        elif layout.form == ROWS and not layout.transposes_data and not tiled(self.words):
             self._spread_channels(data_pack, points)
         for block in points:
             self._vectorize_sums(block)
@@ -164,7 +164,7 @@ class _Steps:
         At a multiple of a page those of a position would compete for one set.
         """
         line = LINE // np.dtype(self.layout.sum_dtype).itemsize
-        behind = 1 if points or self.layout.transposes_data else 3  # axes behind that of channels
+        behind = 1 if points else 3  # axes behind that of channels
         for block in points or [data_pack]:
             axes = len(self.sch.get(block).writes[0].region)
             self.sch.storage_align(block, 0, axes - 1 - behind, 2 * line, line)
