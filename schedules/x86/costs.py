@@ -15,15 +15,16 @@ Zen 3 and the Zen 4 server; `slack` and `far_share` by 38 plans of 27 layers on 
 of the Zen 3 server say nothing. Then `crowded` by 627 plans of 13 depthwise layers in `N C *X` (515 in AVX2 neither
 gain nor lose); `kept`, `phased`, `across`, `fetched`, `tile`, `position` and `groups_share` by 288 plans of 24
 depthwise layers in `N *X C` with 256 bits, and by 203 with 512; `line_again` and `burst` by 651 plans of 18 layers,
-where four other layers gained 0 to 9 %; `lane_sum` and `unrolled` by 414 plans, in both widths, of 21 layers with one
-to three output channels; `joined` by profiles of four layers in words of bfloat16 (11 to 23 cycles): integers and AVX2
-take it over, where it changes no default. `channel_finish`, `apart`, `spilled` and `register_task` are set by the times
-of a few layers, and so is `chosen` by those of AVX2. `requantized` is set by those of 44 quantized layers on the
-server of Intel's, in both widths; `register_requantized`, `narrowed` and `matrix_requantized` by 660 plans of 78
-quantized layers in `N *X C` on the Zen 5 server, AVX2's `narrowed` there by 60 of 17 with sums in float32. Direct tiles
-take `waiting`, `memory_waiting` and `filter_bytes` over from the matrix definition: 34 defaults of both widths became
-1.07 times as fast with these, `chosen` and shares of phases. Among those plans no other values gave better defaults.
-Sizes of caches come from the target.
+where four other layers gained 0 to 9 %; `line_near` and `line_far` by 34 plans of 32 groups of 8 channels, in both
+widths on the Zen 5 server; `lane_sum` and `unrolled` by 414 plans, in both widths, of 21 layers with one to three
+output channels; `joined` by profiles of four layers in words of bfloat16 (11 to 23 cycles): integers and AVX2 take it
+over, where it changes no default. `channel_finish`, `apart`, `spilled` and `register_task` are set by the times of a
+few layers, and so is `chosen` by those of AVX2. `requantized` is set by those of 44 quantized layers on the server of
+Intel's, in both widths; `register_requantized`, `narrowed` and `matrix_requantized` by 660 plans of 78 quantized
+layers in `N *X C` on the Zen 5 server, AVX2's `narrowed` there by 60 of 17 with sums in float32. Direct tiles take
+`waiting`, `memory_waiting` and `filter_bytes` over from the matrix definition: 34 defaults of both widths became 1.07
+times as fast with these, `chosen` and shares of phases. Among those plans no other values gave better defaults. Sizes
+of caches come from the target.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Costs:
       for the share of register tiles that lie in two rows, and `rounded` for bfloat16, or `paired` where two vectors
       are rounded together; `apart` where not all phases along a row are stored
       together, or other tiles of channels share its lines; `line_again` too where these lines have left the
-      second-level cache before the next tile stores to them. `burst`: to wait for the store of a vector past the
+      second-level cache before the next tile stores to them; `line_near` and `line_far` where groups share them and
+      they have left the first-level cache, or the second. `burst`: to wait for the store of a vector past the
       caches, where a tile stores many. `spilled` is the factor for tiles whose accumulators and operands exceed the
       registers. `register_requantized`: to scale and round a vector of integers there, and `narrowed`: to narrow one to
       bytes that joins no other. Tiles of groups need `kept` for operands of other taps and positions, or `phased` where
@@ -109,6 +111,8 @@ class Costs:
     channel_finish: float = 1.0
     apart: float = 2.0
     line_again: float = 18.0
+    line_near: float = 4.0
+    line_far: float = 16.0
     burst: float = 10.0
     spilled: float = 1.8
     unrolled: float = 1.1

@@ -508,7 +508,7 @@ class _Arithmetic:
                 outputs = blocks.block * math.prod(axis.stride for axis in axes) * self.geometry.out_channels
                 apart, again = apart | shared, shared & (outputs * element > self.target.l2_bytes)
             finish = self.costs.channel_finish + self.costs.apart * apart + self.costs.line_again * again
-            finish = finish + self._quantizing(registers)
+            finish = finish + self._quantizing(registers) + self._shared_lines(blocks)
             if self.form == GROUPS:
                 several_rows = blocks.size(0) * blocks.size(1) * blocks.size(2) > 1
                 across = several_rows * np.minimum(1.0, (registers.positions - 1) / blocks.size(3))
@@ -522,6 +522,21 @@ class _Arithmetic:
         aliased = outgrows_caches(self.problem) & (several_rows | several_planes)
         stored: Array = self.costs.register_finish + self.costs.aliased * aliased
         return stored + (self.costs.register_requantized if self.problem.quantization is not None else 0.0)
+
+    def _shared_lines(self, blocks: _Blocks) -> Array | float:
+        """Return the cycles to fetch a line that the groups of a position share, which one after the other stores to.
+
+        It stays near while a block's outputs of all groups do.
+        """
+        groups, channels = self.geometry.groups, self.geometry.out_channels
+        element = np.dtype(storage_dtype(self.problem.output_dtype)).itemsize
+        if self.form != CHANNELS or groups == 1 or channels * element % LINE == 0:
+            return 0.0
+        phases = math.prod(axis.stride for axis in self.geometry.axes)
+        outputs = blocks.block * phases * groups * channels * element
+        far = np.where(outputs > self.target.l2_bytes, self.costs.line_far, self.costs.line_near)
+        fetched: Array = np.where(outputs > self.target.l1_bytes, far, 0.0)
+        return fetched
 
     def _quantizing(self, registers: _Registers) -> Array | float:
         """Return the cycles to scale and round a vector of sums, and to narrow it alone where it joins no other."""
