@@ -23,9 +23,9 @@ from tvm_deconv.artifact.manifest import Manifest, library_name, stem
 from tvm_deconv.compiler.backends import backend_of
 from tvm_deconv.compiler.fingerprint import recipe
 from tvm_deconv.compiler.output import give_up, publish, scratch_folder
-from tvm_deconv.compiler.process import BUILD, BUILD_PATIENCE_SECONDS, Worker, WorkerError, checked_jobs
+from tvm_deconv.compiler.process import BUILD, BUILD_PATIENCE_SECONDS, Worker, WorkerError
 from tvm_deconv.compiler.records import Records, Schedule, read, shipped
-from tvm_deconv.compiler.requests import Outcome, checked_problems, grouped, requested, whole
+from tvm_deconv.compiler.requests import Outcome, checked_jobs, checked_problems, grouped, requested, whole
 from tvm_deconv.compiler.selection import (
     Choice,
     algorithms_for,

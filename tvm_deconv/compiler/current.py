@@ -21,9 +21,8 @@ from tvm_deconv.artifact.manifest import stem
 from tvm_deconv.artifact.regular import MOST_TEXT, content_of
 from tvm_deconv.artifact.sources import digest_of
 from tvm_deconv.compiler.fingerprint import surroundings
-from tvm_deconv.compiler.process import checked_jobs
 from tvm_deconv.compiler.records import SUFFIX, shipped
-from tvm_deconv.compiler.requests import Outcome, checked_problems, grouped, requested, whole
+from tvm_deconv.compiler.requests import Outcome, checked_jobs, checked_problems, grouped, requested, whole
 from tvm_deconv.errors import BuildError, DeconvError
 from tvm_deconv.problem import Problem
 from tvm_deconv.targets import Target, detect_host, of_names

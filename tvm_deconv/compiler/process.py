@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from tvm_deconv.artifact.ffi import without_torch
-from tvm_deconv.problem import integer
 
 _PR_SET_PDEATHSIG = 1
 _PATIENCE_SECONDS = 600.0
@@ -45,11 +44,6 @@ class WorkerError(RuntimeError):
     def __init__(self, reason: str, *, died: bool = False) -> None:
         super().__init__(reason)
         self.died = died
-
-
-def checked_jobs(jobs: int | None) -> int:
-    """Return how many processes compile: `jobs`, by default as many as there are CPUs. Raises ProblemError."""
-    return (os.cpu_count() or 1) if jobs is None else integer("jobs", jobs, 1)
 
 
 class Refusal(Exception):

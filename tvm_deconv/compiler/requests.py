@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from tvm_deconv.artifact import files
 from tvm_deconv.artifact.manifest import Manifest, stem
 from tvm_deconv.errors import ArtifactError, ProblemError
-from tvm_deconv.problem import Problem
+from tvm_deconv.problem import Problem, integer
 from tvm_deconv.targets import Target
 
 
@@ -39,6 +40,11 @@ def checked_problems(problems: Iterable[Problem]) -> list[Problem]:
         if not isinstance(problem, Problem):
             raise ProblemError("problems", problem, "must be a sequence of Problem")
     return problems
+
+
+def checked_jobs(jobs: int | None) -> int:
+    """Return how many processes compile: `jobs`, by default as many as there are CPUs. Raises ProblemError."""
+    return (os.cpu_count() or 1) if jobs is None else integer("jobs", jobs, 1)
 
 
 def requested(problems: Sequence[Problem], layers: Mapping[Problem, Sequence[str]]) -> dict[Problem, list[str]]:

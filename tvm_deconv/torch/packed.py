@@ -232,9 +232,9 @@ def _bound(input: Tensor, parameters: Parameters, a: Attributes, others: Sequenc
     operands: tuple[Any, ...] = tuple(None if tensor is None else tensor.detach() for tensor in parameters[:2])
     if parameters.mean is not None:
         operands = _folded(problem, parameters, a.epsilon)
-    library, asked = library_of(a.library), [problem]
-    if problem.rank > 1:  # PyTorch has no channels-last memory for one axis
-        asked.insert(0 if channels_last(input) else 1, problem.replace(data_format="NXC"))  # the other costs copies
+    library = library_of(a.library)
+    last = [problem.replace(data_format="NXC")] if problem.rank > 1 else []  # PyTorch has no such memory for one axis
+    asked = [*last, problem] if channels_last(input) else [problem, *last]  # data in the other format cost copies
     refusals: list[NoArtifactError] = []
     for form in asked:
         try:

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tvm_deconv.compiler.fingerprint import kernel_digest
-from tvm_deconv.compiler.process import checked_jobs
 from tvm_deconv.compiler.records import Log, Schedule
+from tvm_deconv.compiler.requests import checked_jobs
 from tvm_deconv.compiler.selection import default_schedule, distance, space
 from tvm_deconv.errors import ProblemError
 from tvm_deconv.problem import Problem

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tvm_deconv.compiler.fingerprint import kernel_digest
-from tvm_deconv.compiler.process import WorkerError, checked_jobs
+from tvm_deconv.compiler.process import WorkerError
 from tvm_deconv.compiler.records import Conditions, Cpu, Log, Record, Schedule
+from tvm_deconv.compiler.requests import checked_jobs
 from tvm_deconv.problem import Problem
 from tvm_deconv.targets import Target
 from tvm_deconv.tuning.builders import BuilderPool, Built
