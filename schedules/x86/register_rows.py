@@ -1,7 +1,8 @@
 """The epilogue in registers of vectors of positions: the phases of the last axis, interleaved, are rows of the output.
 
 If kernel and stride are equal, a register tile that holds all phases of the last axis has whole vectors of the output,
-provided that rows are whole vectors and lie in a block without gaps.
+provided that rows of the output are whole vectors and lie in a block without gaps. A vector of positions may lie in two
+rows, then: its phases, interleaved, are vectors of the one or the other.
 
 Measured on one core of a Zen 4 server next to the same layers with their results interleaved in a buffer: 16 to 20
 channels, 256x512 (42 MB of output), 1.43 times as fast; 24 to 24, 240x240, 1.17; 64 to 64, 80x80, 1.09; 256 to 64,
@@ -16,6 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.tirx import BufferStore, Evaluate, IfThenElse, PrimFunc, Stmt
@@ -34,8 +36,8 @@ _STORE = "tvm_deconv_store"  # of `vector_store.ll`
 def supports(problem: Problem, geometry: Geometry, lanes: int) -> bool:
     """Tell whether some tile in rows holds whole vectors of `lanes` outputs.
 
-    That takes one run of phases with one tap each, at the phase's own position, outputs of all phases, and rows of
-    positions that are whole vectors.
+    That takes one run of phases with one tap each, at the phase's own position, outputs of all phases, and rows of the
+    output that are whole vectors.
     """
     last = geometry.axes[2]
     return (
@@ -44,7 +46,7 @@ def supports(problem: Problem, geometry: Geometry, lanes: int) -> bool:
         and len(geometry.runs) == 1
         and all(axis.low == axis.halo == axis.shift == 0 for axis in geometry.axes)
         and all(axis.runs[0].count == axis.stride for axis in geometry.axes)
-        and last.positions % lanes == 0
+        and _is_whole(problem, geometry, last.positions, lanes)
         and all(y == axis.positions * axis.stride for y, axis in zip(geometry.output, geometry.axes, strict=True))
         and last.stride <= MAX_STREAMS
     )
@@ -56,9 +58,15 @@ def supports_tile(problem: Problem, geometry: Geometry, tile: Tile, lanes: int) 
         supports(problem, geometry, lanes)
         and tile.phases % geometry.axes[2].stride == 0
         and max(tile.outputs) == 1
-        and tile.width % lanes == 0
+        and _is_whole(problem, geometry, tile.width, lanes)
         and block_extents(geometry, tile)[2] == tile.width
     )
+
+
+def _is_whole(problem: Problem, geometry: Geometry, positions: int, lanes: int) -> bool:
+    """Tell whether the outputs of `positions` of a row are whole vectors: those that are narrowed, of all phases."""
+    narrowed = np.dtype(storage_dtype(problem.output_dtype)) != np.dtype(problem.accumulate_dtype)
+    return positions * (1 if narrowed else geometry.axes[2].stride) % lanes == 0
 
 
 def finish_rows(
@@ -81,6 +89,14 @@ def finish_rows(
     return func.with_body(epilogue.root(func.body))
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The index of an output of channel and phase zero in a call, and the conditions that it exists."""
+
+    index: Sequence[Expr]
+    exists: Sequence[Expr]
+
+
 @dataclass(frozen=True)
 class RowEpilogue(RegisterEpilogue):
     """Stores vectors of positions, past the caches if it `streams`; `joining` is that of `finish_rows`."""
@@ -95,50 +111,66 @@ class RowEpilogue(RegisterEpilogue):
         everywhere: list[list[list[Stmt]]] = []
         for vector in range(positions // lanes):
             position = tile.number * positions + vector * lanes
-            place, exists = self._locate(tile.lead, position)
-            rows = self._row_stores(tile, position, place)
-            if exists:
-                stmts.append(IfThenElse(tirx.all(*exists), sequence([*itertools.chain(*rows)]), None))
+            places = self._locate(tile, position)
+            rows = self._row_stores(tile, position, places)
+            if len(places) == 1 and places[0].exists:
+                stmts.append(IfThenElse(tirx.all(*places[0].exists), sequence([*itertools.chain(*rows)]), None))
             else:
                 everywhere.append(rows)
         # All vectors of a row of the output together: fewer rows at a time are open for stores past the caches.
         stmts += itertools.chain(*itertools.chain(*zip(*everywhere, strict=True)))
         return stmts
 
-    def _locate(self, lead: Sequence[Expr], position: Expr) -> tuple[list[Expr], list[Expr]]:
-        """Return image and data index along each axis of flat `position` of a block, and the conditions to exist."""
-        geometry, tile = self.definition.layout.geometry, self.definition.layout.tile
-        counts = (geometry.batch, *(axis.positions for axis in geometry.axes))
-        capacity = math.prod(tile.block)
-        conditions = [position < capacity] if capacity % tile.positions else []
-        place: list[Expr] = []
-        left = position
-        for number, size, count in reversed([*zip(lead[:4], tile.block, counts, strict=True)]):
-            index = number * size + left % size
-            left = left // size
-            place.insert(0, index)
-            if count % size:
-                conditions.append(index < count)
-        return place, conditions
+    def _locate(self, tile: RegisterTile, position: Expr) -> list[_Place]:
+        """Return where the outputs of a vector of positions are, from flat `position` of a block on.
 
-    def _row_stores(self, tile: RegisterTile, position: Expr, place: Sequence[Expr]) -> list[list[Stmt]]:
+        They are in one row, or parts of as many outputs as a vector has lanes are, one after the other.
+        """
+        layout, columns = self.definition.layout, tile.section.phases[1]
+        lanes, widths = layout.lanes, (layout.tile.width, layout.geometry.axes[2].positions)
+        parts = columns if any(width % lanes for width in widths) else 1
+        outputs = (position * columns + part * (lanes * columns // parts) for part in range(parts))
+        return [self._place(tile, output) for output in outputs]
+
+    def _place(self, tile: RegisterTile, output: Expr) -> _Place:
+        """Return the place of the flat `output` of a block, counted along rows of the output of one row of phases."""
+        geometry, layout = self.definition.layout.geometry, self.definition.layout
+        columns = tile.section.phases[1]
+        sizes = [*layout.tile.block[:3], layout.tile.width * columns]
+        counts = (geometry.batch, *(axis.positions for axis in geometry.axes[:2]), geometry.output[2])
+        capacity = math.prod(sizes)
+        exists = [output < capacity] if layout.positions * columns > capacity else []
+        index: list[Expr] = []
+        left = output
+        for number, size, count in reversed([*zip(tile.lead[:4], sizes, counts, strict=True)]):
+            index.insert(0, number * size + left % size)
+            left = left // size
+            if count % size:
+                exists.append(index[0] < count)
+        return _Place(index, exists)
+
+    def _row_stores(self, tile: RegisterTile, position: Expr, places: Sequence[_Place]) -> list[list[Stmt]]:
         """Return the stores of the vectors from flat `position` on, by the rows of the output in a register tile.
 
-        The vectors of the phases of the last axis, interleaved, are contiguous in the output.
+        The vectors of the phases of the last axis, interleaved, are contiguous in the output; `places` are those of
+        parts of them, which may not exist, or that of all.
         """
-        layout, (n, d, h, w) = self.definition.layout, place
-        geometry, width, lanes = layout.geometry, layout.tile.channels, layout.lanes
-        rows, columns = tile.section.phases
+        layout, width = self.definition.layout, self.definition.layout.tile.channels
         rows_of_output: list[list[Stmt]] = []
-        for row, cc in itertools.product(range(rows), range(width)):
+        for row, cc in itertools.product(range(tile.section.phases[0]), range(width)):
             fd, fh, _ = tile.phase(row, 0)
-            channel = tile.lead[5] * width + cc
-            spatial = (d * layout.strides[0] + fd, h * layout.strides[1] + fh)[3 - self.problem.rank :]
-            index = [n, tile.lead[4] * geometry.out_channels + channel, *spatial]
+            channel = tile.lead[4] * layout.geometry.out_channels + tile.lead[5] * width + cc
             stores, vectors = self.vectors(tile, position, row, cc)
-            length = lanes * columns // len(vectors)
-            store = [self._store(vector, length, index, w * columns + i * length) for i, vector in enumerate(vectors)]
-            rows_of_output.append([*stores, *self.of_channel(tile, cc, store)])
+            length = layout.lanes * tile.section.phases[1] // len(vectors)
+            stored: list[Stmt] = []
+            for i, vector in enumerate(vectors):
+                n, d, h, w = places[min(i, len(places) - 1)].index
+                spatial = (d * layout.strides[0] + fd, h * layout.strides[1] + fh)[3 - self.problem.rank :]
+                offset = i * length if len(places) == 1 else 0
+                store = self._store(vector, length, [n, channel, *spatial], w + offset)
+                exists = places[i].exists if len(places) > 1 else []
+                stored.append(IfThenElse(tirx.all(*exists), store, None) if exists else store)
+            rows_of_output.append([*stores, *self.of_channel(tile, cc, stored)])
         return rows_of_output
 
     def vectors(self, tile: RegisterTile, position: Expr, row: int, cc: int) -> tuple[list[Stmt], list[Expr]]:

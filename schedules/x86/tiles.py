@@ -278,7 +278,7 @@ class _Blocks:
             held = [axis.positions <= length for axis, length in zip(geometry.axes, lengths, strict=True)]
             whole.append(all(held))
             rows.append(held[2])
-            aligned.append(tile.width % lanes == 0 and packed[2] == tile.width)
+            aligned.append(packed[2] == tile.width)
         columns = (np.array(values, np.float64)[:, None] for values in (count, extents, positions))
         truths = (np.array(values, np.bool_)[:, None] for values in (whole, rows, aligned))
         return _Blocks(np.array(sizes, np.int64), *columns, *truths)
