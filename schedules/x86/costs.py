@@ -50,6 +50,8 @@ class Costs:
       of a vector of channels that passes through memory.
     - `register_finish`: to store a vector of the output straight from its accumulators. `aliased` comes on top where a
       register tile stores past the caches to several rows at the same offset in a page.
+      `part_far` comes on top where rows are no whole vectors and the output outgrows the caches, and what products leave
+      of `part_memory` where it outgrows the last one.
     - `channel_finish`: to store a vector of channels straight from its accumulators. `across` comes on top in groups,
       for the share of register tiles that lie in two rows, and `rounded` for bfloat16, or `paired` where two vectors
       are rounded together; `apart` where not all phases along a row are stored
@@ -108,6 +110,8 @@ class Costs:
     scattered: float = 2.0
     register_finish: float = 1.0
     aliased: float = 0.0
+    part_far: float = 3.0
+    part_memory: float = 20.0
     channel_finish: float = 1.0
     apart: float = 2.0
     line_again: float = 18.0
@@ -223,6 +227,7 @@ WIDE_TWICE = replace(WIDE, memory_bytes=4.0)
 #: What is beyond the second-level cache comes slowly, and that cache is twice as large.
 WIDE_MESH = replace(
     WIDE_TWICE,
+    part_far=12.0,
     phased=24,
     transform=2.0,
     panel=6.0,

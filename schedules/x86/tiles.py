@@ -519,9 +519,23 @@ class _Arithmetic:
         plane = row * math.prod(axis.positions * axis.stride for axis in axes[:2])
         several_rows = (registers.phases > axes[2].stride) & (row % _PAGE == 0)
         several_planes = (registers.channels > 1) & (plane % _PAGE == 0)
-        aliased = outgrows_caches(self.problem) & (several_rows | several_planes)
-        stored: Array = self.costs.register_finish + self.costs.aliased * aliased
+        whole = blocks.aligned & (self.registers.row_phases > 0)
+        past = outgrows_caches(self.problem)
+        stored: Array = self.costs.register_finish + self.costs.aliased * (past & whole & (several_rows | several_planes))
+        stored = stored + np.where(past & ~whole, self._fetched_parts(), 0.0)
         return stored + (self.costs.register_requantized if self.problem.quantization is not None else 0.0)
+
+    def _fetched_parts(self) -> float:
+        """Return the cycles that a vector of a row that is no whole vectors waits for its lines beyond the caches.
+
+        Those that come from memory are fetched while products are made.
+        """
+        element = np.dtype(storage_dtype(self.problem.output_dtype)).itemsize
+        if math.prod(self.problem.output_shape) * element <= LAST_CACHE:
+            return self.costs.part_far
+        phases = math.prod(axis.stride for axis in self.geometry.axes)
+        products = self.geometry.taps / phases * self.geometry.in_channels / 2
+        return self.costs.part_far + max(0.0, self.costs.part_memory - products)
 
     def _shared_lines(self, blocks: _Blocks) -> Array | float:
         """Return the cycles to fetch a line that the groups of a position share, which one after the other stores to.
