@@ -31,9 +31,10 @@ from tvm_deconv.problem import Problem, integer
 from tvm_deconv.problem.checks import real
 from tvm_deconv.targets import Host, Target, get, names_of, of_names
 from tvm_deconv.targets.ancestry import meant
-from tvm_deconv.tuning.evaluator import Evaluator, Proposals, now
+from tvm_deconv.tuning.evaluator import Evaluator, Proposals
 from tvm_deconv.tuning.runners.base import Runner
 from tvm_deconv.tuning.runners.cuda import CudaRunner, check_device
+from tvm_deconv.tuning.runners.harness import now
 from tvm_deconv.tuning.runners.local import LocalRunner
 from tvm_deconv.tuning.runners.rpc import RpcRunner
 from tvm_deconv.tuning.runners.rpc_cuda import RpcCudaRunner
