@@ -814,11 +814,18 @@ def test_threads_of_a_call(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("count", [0, -1, 1025, True, 1.5, "2"])
-def test_wrong_threads_of_a_call(library, count):
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"threads": count} for count in (0, -1, 1025, True, 1.5, "2")),
+        *({"host": one} for one in (None, True, 1.5, "2")),
+    ],
+)
+def test_wrong_threads_of_a_call(library, wrong):
     data, filter, _ = operands(P)
-    with pytest.raises(td.ProblemError, match=r"^threads="):
-        library.bind(P, filter)(data, threads=count)
+    (name,) = wrong
+    with pytest.raises(td.ProblemError, match=f"^{name}="):
+        library.bind(P, filter)(data, **wrong)
 
 
 # ---- what is in use ----
