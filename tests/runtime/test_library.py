@@ -264,6 +264,15 @@ def test_no_directory(tmp_path):
         assert caught.value.path == tmp_path / name
 
 
+@pytest.mark.parametrize("wrong", [None, 5, b"made", object()])
+def test_no_path(artifacts, wrong):
+    with pytest.raises(td.ProblemError, match=r"^root=.*: must be a path"):
+        td.load(wrong)
+    if wrong is not None:
+        with pytest.raises(td.ProblemError, match=r"^public_key=.*: must be a path"):
+            td.load(artifacts, public_key=wrong)
+
+
 def test_empty_directory(tmp_path):
     library = td.load(tmp_path)
     assert library.explain(P) == "no candidates\nwhere none is usable, bind raises NoArtifactError"
