@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from tvm_deconv.artifact import files
 from tvm_deconv.artifact.manifest import Manifest, stem
 from tvm_deconv.errors import ArtifactError, ProblemError
 from tvm_deconv.problem import Problem, integer
-from tvm_deconv.problem.checks import several
+from tvm_deconv.problem.checks import real, several
 from tvm_deconv.targets import Target
 
 
@@ -46,6 +47,14 @@ def checked_problems(problems: Iterable[Problem]) -> list[Problem]:
 def checked_jobs(jobs: int | None) -> int:
     """Return how many processes compile: `jobs`, by default as many as there are CPUs. Raises ProblemError."""
     return (os.cpu_count() or 1) if jobs is None else integer("jobs", jobs, 1)
+
+
+def checked_seconds(attribute: str, seconds: float) -> float:
+    """Return a time, which is more than 0 and not infinite. Raises ProblemError."""
+    number = real(attribute, seconds)
+    if not 0 < number < math.inf:
+        raise ProblemError(attribute, seconds, "must be a number of seconds, more than 0")
+    return number
 
 
 def requested(problems: Sequence[Problem], layers: Mapping[Problem, Sequence[str]]) -> dict[Problem, list[str]]:
