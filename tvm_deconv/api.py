@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from tvm_deconv.errors import BuildError, ProblemError
 from tvm_deconv.extras import install
 from tvm_deconv.problem import Problem, one_of
+from tvm_deconv.problem.checks import several
 from tvm_deconv.runtime import library
 from tvm_deconv.runtime.fallback import REFERENCE, Fallback
 from tvm_deconv.runtime.library import Library
@@ -47,7 +48,7 @@ def load(
     A manifest that does not read is a rejected candidate of every selection, and in `Library.broken`; if no other
     manifest is there, its ManifestError is raised. A library without a manifest, left by an interrupted build, is such
     a candidate too. ``TVM_DECONV_MAX_TARGET`` names the widest target to use. Raises ArtifactError if there is no such
-    directory, or the file is another or is not whole.
+    directory, or the file is another or is not whole, and ProblemError for arguments of another type.
 
     With `digest`, that of an earlier `Library.digest`, only those artifacts are loaded. With `public_key`, the PEM file
     of an Ed25519 key, only artifacts that its owner signed are loaded ("tvm-deconv sign"; needs the package
@@ -58,7 +59,8 @@ def load(
     computes with NumPy, slowly, and copies from and to a device. Both may be given, in the order to try. By default
     such a problem is a NoArtifactError.
     """
-    names = (fallback,) if isinstance(fallback, str) else tuple(fallback or ())
+    given = () if fallback is None else (fallback,) if isinstance(fallback, str) else fallback
+    names = several("fallback", given, f"must be some of {', '.join(_FALLBACKS)}")
     for name in names:
         one_of("fallback", name, _FALLBACKS)
     if (digest is not None or public_key is not None) and "compile" in names:
@@ -120,7 +122,7 @@ def compile(
 
     problems = checked_problems(problems)
     if algorithms is not None:
-        algorithms = tuple(algorithms)
+        algorithms = several("algorithms", algorithms, "must be a sequence of names")
     if trials or budget is not None:
         targets = [chosen.name for chosen in of_names(target)]
         if logs is None:

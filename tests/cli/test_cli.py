@@ -419,6 +419,14 @@ def test_verify_finds_wrong_results(copy):
     )
 
 
+def test_verify_of_what_does_not_fit_in_memory(copy):
+    made.export(copy, [made.PLAIN.replace(batch=2**40)])
+    result = run("verify", copy)
+    assert "failed: needs more memory than this machine gives" in result.stdout
+    last = result.stderr.splitlines()[-1]
+    assert last == f"Error: {copy}: {len(made.PROBLEMS)} ok, 1 failed, 0 not for this machine"
+
+
 def test_verify_of_what_this_machine_cannot_run(copy):
     for problem in made.PROBLEMS.values():
         path = made.file(copy, problem, ".json")

@@ -176,16 +176,31 @@ def test_one_that_kills_its_process_fails_alone(tmp_path, monkeypatch):
     run(SMALL, directory)
 
 
-@pytest.mark.parametrize("problems", [[SMALL.key], [None]])
+@pytest.mark.parametrize("problems", [[SMALL.key], [None], None, SMALL])
 def test_what_is_no_problem_is_refused(problems, tmp_path):
     with pytest.raises(td.ProblemError, match="problems="):
         td.compile(problems, "x86-64-v3", tmp_path)
 
 
-@pytest.mark.parametrize("target", ["x86-64-v9", "", [], ["native", "sparc"]])
+@pytest.mark.parametrize("target", ["x86-64-v9", "", [], ["native", "sparc"], None, 5])
 def test_unknown_targets_are_refused(target, tmp_path):
     with pytest.raises(td.ProblemError, match="target="):
         td.compile([SMALL], target, tmp_path)
+
+
+@pytest.mark.parametrize("layers", [{SMALL: 5}, {SMALL: [5]}, {SMALL: "up"}, {SMALL: None}, [SMALL]])
+def test_layers_have_several_names(layers, tmp_path):
+    with pytest.raises(
+        td.ProblemError, match=r"layers=.*: must be a (sequence of names for each|mapping from) problem"
+    ):
+        td.compile([SMALL], "x86-64-v3", tmp_path, layers=layers)
+
+
+@pytest.mark.parametrize("change", [{"output": None}, {"output": b"out"}, {"logs": 5}, {"algorithms": 5}])
+def test_arguments_of_another_type_are_refused(change, tmp_path):
+    (name,) = change
+    with pytest.raises(td.ProblemError, match=f"^{name}=.*: must be a (path|sequence of names)"):
+        td.compile([SMALL], "x86-64-v3", **{"output": tmp_path} | change)
 
 
 @pytest.mark.parametrize("jobs", [0, -1, 1.5, "two", True])

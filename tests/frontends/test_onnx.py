@@ -214,6 +214,7 @@ NOT_FUSED = {
     "bounds that cross": [("Clip", "u high low", "y", {})],
     "twice": [("Mul", "u u", "y", {})],
     "gate of another": [("Sigmoid", "u", "s", {}), ("Add", "u s", "y", {})],
+    "gate of three factors": [("Sigmoid", "u", "s", {}), ("Mul", "u s c", "y", {})],
     "other domain": [("Relu", "u", "y", {"domain": "mine"})],
 }
 

@@ -1,5 +1,6 @@
 """What all readers share: hostile files, the file of weights, the table, packages that are missing."""
 
+import dataclasses
 import shutil
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from tvm_deconv import Problem, SourceError
+from tvm_deconv import Problem, Scaling, SourceError
 from tvm_deconv.frontends import Coverage, FoundLayer, coverage_table, scan, with_unique_names, write_weights
 from tvm_deconv.problem.arrays import numpy_dtype
 
@@ -120,6 +121,26 @@ def test_table():
 def test_sources_together_keep_their_names_apart():
     layers = scan(EXAMPLES / "upsampling_node.xml") + scan(EXAMPLES / "upsampling_node.xml")
     assert [layer.name for layer in with_unique_names(layers)] == ["upsampling_node", "upsampling_node_2"]
+
+
+@pytest.mark.parametrize(
+    ("names", "unique"),
+    [
+        (["a", "a.scaling"], ["a", "a.scaling_2"]),
+        (["a.scaling", "a"], ["a.scaling", "a_2"]),
+        (["a", "a", "a_2.scaling"], ["a", "a_3", "a_2.scaling"]),
+        (["b", "a.scaling"], ["b", "a.scaling"]),
+    ],
+)
+def test_names_keep_the_scaling_of_a_quantized_layer_apart(names, unique, tmp_path):
+    """Which the file of weights has under a name of its own; here only layers called "a" are quantized."""
+    plain = found("", np.ones((2, 3, 2), np.float32))
+    quantized = dataclasses.replace(plain, scaling=Scaling(data_scale=0.5))
+    named = with_unique_names(dataclasses.replace(quantized if name == "a" else plain, name=name) for name in names)
+    assert [layer.name for layer in named] == unique
+    write_weights(named, tmp_path / "weights.safetensors")
+    with safe_open(tmp_path / "weights.safetensors", "numpy") as file:
+        assert len(file.metadata()) == len(names) + names.count("a")
 
 
 @pytest.mark.parametrize(

@@ -261,12 +261,23 @@ def test_no_artifact_is_an_error_unless_pytorch_was_asked_for(library, caplog):
         ({"weight": torch.zeros(2, 2, 3)}, "filter='float32': dtype must be float64"),
         ({"bias": torch.zeros(3, dtype=torch.float64)}, r"bias=\(3,\): shape must be \(2,\)"),
         ({"input": torch.zeros(1, 2, 3, dtype=torch.int64)}, "dtype='int64': must be one of float32"),
+        ({"weight": None}, "weight='NoneType': must be a torch.Tensor"),
+        ({"input": [1.0]}, "input='list': must be a torch.Tensor"),
+        ({"bias": 5}, "bias='int': must be a torch.Tensor"),
+        ({"weight": torch.zeros(2, 2)}, r"weight=\(2, 2\): rank must be 3, 4 or 5"),
+        (
+            {"weight": torch.zeros((1,) * 6), "fallback": "torch"},
+            r"weight=\(1, 1, 1, 1, 1, 1\): rank must be 3, 4 or 5",
+        ),
+        ({"input": torch.zeros(())}, r"input=\(\): rank must be 3, or 2 without a batch"),
+        ({"library": None}, "library=None: must be a Library"),
+        ({"library": "artifacts"}, "library='artifacts': must be a Library"),
     ],
 )
 def test_refused(library, changes, text):
-    arguments = dict(zip(("input", "weight", "bias"), tensors(SMALL), strict=True)) | {"stride": 2} | changes
+    arguments = dict(zip(("input", "weight", "bias"), tensors(SMALL), strict=True)) | {"stride": 2}
     with pytest.raises((td.ProblemError, td.TensorError), match=text):
-        td.torch.conv_transpose(**arguments, library=library)
+        td.torch.conv_transpose(**{"library": library} | arguments | changes)
 
 
 # ---- what is kept ----

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.strategies import operands, problems
 
-from tvm_deconv import Epilogue, Problem, TensorError, TensorTypeError
+from tvm_deconv import Epilogue, Problem, ProblemError, Scaling, TensorError, TensorTypeError
 from tvm_deconv.problem.reference import reference
 
 
@@ -194,3 +194,8 @@ def test_bad_arrays(p, arrays, argument, kind):
         reference(p, *arrays)
     assert caught.value.argument == argument
     assert str(caught.value).startswith(f"{argument}=")
+
+
+def test_scaling_of_a_problem_that_is_not_quantized():
+    with pytest.raises(ProblemError, match=r"^scaling=Scaling\(.*: must be None: the problem is not quantized$"):
+        reference(one(), DATA, FILTER, scaling=Scaling())

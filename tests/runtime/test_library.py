@@ -264,6 +264,15 @@ def test_no_directory(tmp_path):
         assert caught.value.path == tmp_path / name
 
 
+@pytest.mark.parametrize("wrong", [None, 5, b"made", object()])
+def test_no_path(artifacts, wrong):
+    with pytest.raises(td.ProblemError, match=r"^root=.*: must be a path"):
+        td.load(wrong)
+    if wrong is not None:
+        with pytest.raises(td.ProblemError, match=r"^public_key=.*: must be a path"):
+            td.load(artifacts, public_key=wrong)
+
+
 def test_empty_directory(tmp_path):
     library = td.load(tmp_path)
     assert library.explain(P) == "no candidates\nwhere none is usable, bind raises NoArtifactError"
@@ -814,11 +823,18 @@ def test_threads_of_a_call(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("count", [0, -1, 1025, True, 1.5, "2"])
-def test_wrong_threads_of_a_call(library, count):
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"threads": count} for count in (0, -1, 1025, True, 1.5, "2")),
+        *({"host": one} for one in (None, True, 1.5, "2")),
+    ],
+)
+def test_wrong_threads_of_a_call(library, wrong):
     data, filter, _ = operands(P)
-    with pytest.raises(td.ProblemError, match=r"^threads="):
-        library.bind(P, filter)(data, threads=count)
+    (name,) = wrong
+    with pytest.raises(td.ProblemError, match=f"^{name}="):
+        library.bind(P, filter)(data, **wrong)
 
 
 # ---- what is in use ----

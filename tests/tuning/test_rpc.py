@@ -162,7 +162,7 @@ def command(*arguments):
     return CliRunner().invoke(cli.main, [str(argument) for argument in arguments], env={"COLUMNS": None})
 
 
-@pytest.mark.parametrize("address", ["localhost", "localhost:", ":1", "localhost:x", "localhost:99999"])
+@pytest.mark.parametrize("address", ["localhost", "localhost:", ":1", "localhost:x", "localhost:99999", 9190, b"9190"])
 def test_an_address_is_host_and_port(address, tmp_path):
     with pytest.raises(td.ProblemError, match="must be HOST:PORT"):
         tuning.tune([SMALL], TARGET.name, 1, tmp_path, rpc_tracker=address, rpc_key="test")
@@ -173,9 +173,10 @@ def test_a_port_alone_is_of_this_machine():
     assert Tracker.parse("[::1]:9190", "key") == Tracker("::1", 9190, "key")
 
 
-def test_a_tracker_without_a_key_is_refused(tmp_path):
-    with pytest.raises(td.ProblemError, match="rpc_key=None: must be given where rpc_tracker is"):
-        tuning.tune([SMALL], TARGET.name, 1, tmp_path, rpc_tracker="localhost:1")
+@pytest.mark.parametrize(("key", "rule"), [(None, "must be given where rpc_tracker is"), (5, "must be a text")])
+def test_a_tracker_without_a_key_is_refused(key, rule, tmp_path):
+    with pytest.raises(td.ProblemError, match=f"rpc_key={key}: {rule}"):
+        tuning.tune([SMALL], TARGET.name, 1, tmp_path, rpc_tracker="localhost:1", rpc_key=key)
 
 
 def test_no_tracker_is_one_line(tmp_path):

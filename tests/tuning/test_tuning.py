@@ -672,10 +672,21 @@ def test_an_interrupted_search_has_kept_what_it_measured(tmp_path):
     assert len(read(V3.name, tmp_path).by_problem[SMALL.artifact_key]) == 2
 
 
-@pytest.mark.parametrize("trials", [-1, 1.5])
-def test_trials_are_a_count(trials, tmp_path):
-    with pytest.raises(td.ProblemError, match="trials="):
-        tuning.tune([SMALL], V3.name, trials, tmp_path)
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"trials": trials} for trials in (-1, 1.5)),
+        *({"timeout": timeout} for timeout in ("30", None, 0, math.nan, math.inf)),
+        *({"seed": seed} for seed in ("1", None, -1, 1.5)),
+        {"problems": None},
+        {"problems": [SMALL.key]},
+        {"logs": 5},
+    ],
+)
+def test_what_is_asked_for_is_checked_first(change, tmp_path):
+    (name,) = change
+    with pytest.raises(td.ProblemError, match=f"{name}="):
+        tuning.tune(**{"problems": [SMALL], "target": V3.name, "trials": 1, "logs": tmp_path} | change)
 
 
 def test_trials_need_a_log(tmp_path):

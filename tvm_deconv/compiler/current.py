@@ -25,6 +25,7 @@ from tvm_deconv.compiler.records import SUFFIX, shipped
 from tvm_deconv.compiler.requests import Outcome, checked_jobs, checked_problems, grouped, requested, whole
 from tvm_deconv.errors import BuildError, DeconvError
 from tvm_deconv.problem import Problem
+from tvm_deconv.problem.checks import checked_path
 from tvm_deconv.targets import Target, detect_host, of_names
 from tvm_deconv.targets.ancestry import meant
 
@@ -47,8 +48,8 @@ def compile(
     problems = checked_problems(problems)
     checked_jobs(jobs)
     allowed = None if algorithms is None else [*algorithms]
-    followed = [*([shipped()] if installed else []), *([] if logs is None else [Path(logs)])]
-    known, targets = _Known(Path(output), allowed, followed), of_names(target)
+    followed = [*([shipped()] if installed else []), *([] if logs is None else [checked_path("logs", logs)])]
+    known, targets = _Known(checked_path("output", output), allowed, followed), of_names(target)
     wanted = [
         (chosen, problem, names)
         for chosen in targets

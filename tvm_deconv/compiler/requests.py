@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from tvm_deconv.artifact import files
 from tvm_deconv.artifact.manifest import Manifest, stem
 from tvm_deconv.errors import ArtifactError, ProblemError
 from tvm_deconv.problem import Problem, integer
+from tvm_deconv.problem.checks import real, several
 from tvm_deconv.targets import Target
 
 
@@ -35,7 +37,7 @@ class Outcome:
 
 def checked_problems(problems: Iterable[Problem]) -> list[Problem]:
     """Return `problems` as a list. Raises ProblemError unless each is a Problem."""
-    problems = list(problems)
+    problems = list(several("problems", problems, "must be a sequence of Problem"))
     for problem in problems:
         if not isinstance(problem, Problem):
             raise ProblemError("problems", problem, "must be a sequence of Problem")
@@ -47,13 +49,34 @@ def checked_jobs(jobs: int | None) -> int:
     return (os.cpu_count() or 1) if jobs is None else integer("jobs", jobs, 1)
 
 
+def checked_seconds(attribute: str, seconds: float) -> float:
+    """Return a time, which is more than 0 and not infinite. Raises ProblemError."""
+    number = real(attribute, seconds)
+    if not 0 < number < math.inf:
+        raise ProblemError(attribute, seconds, "must be a number of seconds, more than 0")
+    return number
+
+
 def requested(problems: Sequence[Problem], layers: Mapping[Problem, Sequence[str]]) -> dict[Problem, list[str]]:
-    """Return the problems that differ in their artifacts, with the names of the layers that each serves."""
+    """Return the problems that differ in their artifacts, with the names of the layers that each serves.
+
+    Raises ProblemError unless `layers` have several names each.
+    """
+    if not isinstance(layers, Mapping):
+        raise ProblemError("layers", layers, "must be a mapping from problem to names")
     unique: dict[str, Problem] = {}
     names: dict[Problem, list[str]] = {}
     for problem in problems:
         first = unique.setdefault(problem.artifact_key, problem)
-        names.setdefault(first, []).extend(layers.get(problem, ()))
+        names.setdefault(first, []).extend(_names(layers.get(problem, ())))
+    return names
+
+
+def _names(given: object) -> tuple[str, ...]:
+    rule = "must be a sequence of names for each problem"
+    names = several("layers", given, rule)
+    if isinstance(given, str) or not all(isinstance(name, str) for name in names):
+        raise ProblemError("layers", given, rule)
     return names
 
 

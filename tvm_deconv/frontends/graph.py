@@ -116,13 +116,15 @@ class Graph:
     def _gated(self, users: list[Node]) -> tuple[Hashable, Step | None]:
         """Return output and step of an activation that is written as a product, such as ``x * sigmoid(x)``."""
         first, product = sorted(users, key=lambda node: node.op == MULTIPLY)
+        if product.op != MULTIPLY or len(product.inputs) != 2:
+            return None, None
         chain = [first]
         while len(chain) < _LONGEST_GATE and len(after := self._users.get(chain[-1].output, [])) == 1:
             if after == [product]:
                 break
             chain += after
         name = _GATES.get(tuple(node.op for node in chain))
-        if name is None or product.op != MULTIPLY or self._users.get(chain[-1].output) != [product]:
+        if name is None or self._users.get(chain[-1].output) != [product]:
             return None, None
         nodes = tuple(node.name for node in (*chain, product))
         return product.output, Step(nodes, activation=Epilogue(activation=name))

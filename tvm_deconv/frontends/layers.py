@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_deconv.errors import NoArtifactError, printable_lines
 from tvm_deconv.problem import Array, Problem, Scaling
+from tvm_deconv.problem.quantization import SCALING
 
 if TYPE_CHECKING:
     from tvm_deconv.runtime.layer import Layer
@@ -67,17 +68,22 @@ def uncovered(name: str, operator: str, reason: str) -> FoundLayer:
 
 
 def with_unique_names(layers: Iterable[FoundLayer]) -> list[FoundLayer]:
-    """Return the layers with `_2`, `_3`, ... behind names already given: names are keys of the weights."""
+    """Return the layers with `_2`, `_3`, ... behind names already given, in weights also to the scaling of a layer."""
     layers = list(layers)
     reserved, seen = {layer.name for layer in layers}, set[str]()
     numbers = defaultdict[str, Iterator[int]](lambda: itertools.count(2))
     named = []
     for layer in layers:
         name = layer.name
-        if name in seen:
+        if not seen.isdisjoint(_keys(layer, name)):
             candidates = (f"{name}_{number}" for number in numbers[name])
-            name = next(candidate for candidate in candidates if candidate not in reserved)
-            reserved.add(name)
-        seen.add(name)
+            name = next(candidate for candidate in candidates if reserved.isdisjoint(_keys(layer, candidate)))
+            reserved.update(_keys(layer, name))
+        seen.update(_keys(layer, name))
         named.append(dataclasses.replace(layer, name=name))
     return named
+
+
+def _keys(layer: FoundLayer, name: str) -> set[str]:
+    """Return the keys that a file of weights has facts of `layer` under, if that is called `name`."""
+    return {name} if layer.scaling is None else {name, f"{name}{SCALING}"}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +20,21 @@ def one_of(attribute: str, value: object, allowed: Iterable[str]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise ProblemError(attribute, value, f"must be one of {', '.join(allowed)}")
     return value
+
+
+def several(attribute: str, value: object, rule: str) -> tuple[Any, ...]:
+    """Return the elements of `value`; raise ProblemError with this `rule` if it is nothing that has some."""
+    if not isinstance(value, Iterable):
+        raise ProblemError(attribute, value, rule)
+    return tuple(value)
+
+
+def checked_path(attribute: str, value: object) -> Path:
+    """Return `value` as a path, else raise ProblemError."""
+    try:
+        return Path(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ProblemError(attribute, value, "must be a path") from None
 
 
 def integer(attribute: str, value: object, minimum: int) -> int:

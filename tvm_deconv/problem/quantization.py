@@ -159,6 +159,12 @@ def constants(problem: Problem, scaling: Any, bias: Array | None) -> Constants:
     return Constants(int(zero), int(output_zero), inverse, bias.astype(np.int32), scales.astype(np.float32))
 
 
+def check_unscaled(scaling: object) -> None:
+    """Raise ProblemError if there is a `scaling` for a problem that is not quantized."""
+    if scaling is not None:
+        raise ProblemError("scaling", scaling, "must be None: the problem is not quantized")
+
+
 def without_zero_points(problem: Problem, scaling: Any, filter: Array) -> Array:
     """Return the canonical `filter` as kernels take it: an int8 one as it is, a uint8 one less its zero points, int16.
 
@@ -179,8 +185,7 @@ def bound_arrays(problem: Problem, filter: Array, bias: Array | None, scaling: A
     For a problem that is not quantized they are `filter` and `bias`. Raises ProblemError, TensorError.
     """
     if problem.quantization is None:
-        if scaling is not None:
-            raise ProblemError("scaling", scaling, "must be None: the problem is not quantized")
+        check_unscaled(scaling)
         return filter, bias
     numbers = constants(problem, scaling, bias)
     return without_zero_points(problem, scaling, filter), numbers.table

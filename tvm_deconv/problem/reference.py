@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tvm_deconv.errors import TensorError, TensorTypeError
 from tvm_deconv.problem.activations import ACTIVATIONS
 from tvm_deconv.problem.problem import Array, Problem
-from tvm_deconv.problem.quantization import STORED, Constants, Scaling, constants, without_zero_points
+from tvm_deconv.problem.quantization import STORED, Constants, Scaling, check_unscaled, constants, without_zero_points
 
 Float64 = npt.NDArray[np.float64]
 
@@ -49,6 +49,7 @@ def reference(p: Problem, data: object, filter: object, bias: object = None, sca
     if p.quantization is not None:
         numbers = constants(p, scaling, values)
         return quantized(p, x, without_zero_points(p, scaling, w), numbers)
+    check_unscaled(scaling)
     out = _sums(p, x, w)
     with np.errstate(all="ignore"):
         if values is not None:

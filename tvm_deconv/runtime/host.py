@@ -91,6 +91,8 @@ class HostCall:
     def run(self, data: Any, out: Any = None, threads: int | None = None, host: int = 0) -> Any:
         """Return the output for `data`; see `Layer`."""
         limit = 0 if threads is None else checked_limit(threads)
+        if type(host) is not int:
+            host = integer("host", host, 0)
         # The fast path: plain arrays of NumPy that need no conversion.
         shape = self._output_shapes.get(data.shape) if type(data) is np.ndarray else None
         if shape is not None and data.dtype is self._data_dtype and data.flags.carray:

@@ -72,7 +72,7 @@ class Layer:
 
         `host` is the address of a `struct host`, whose threads compute in place of the launcher's (docs/launcher.md).
 
-        Raises TensorError, TensorTypeError, ProblemError for `threads`, and DeviceError if a device fails.
+        Raises TensorError, TensorTypeError, ProblemError for `threads` and `host`, and DeviceError if a device fails.
         """
         return self._run(data, out, threads, host)
 

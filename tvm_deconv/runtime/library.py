@@ -33,6 +33,7 @@ from tvm_deconv.errors import (
     TensorError,
 )
 from tvm_deconv.problem import ANY, Array, Epilogue, Problem, Scaling
+from tvm_deconv.problem.checks import checked_path
 from tvm_deconv.runtime import arrays, cuda, loader
 from tvm_deconv.runtime.fallback import Fallback
 from tvm_deconv.runtime.host import HOST
@@ -57,7 +58,7 @@ def load(
 
     The `fallbacks` are asked in their order for a problem that no artifact serves.
     """
-    root = Path(root).absolute()  # the program may change its directory before the first bind
+    root = checked_path("root", root).absolute()  # the program may change its directory before the first bind
     contents = _read(root)
     if contents.broken and not contents.manifests:
         raise next(iter(contents.broken.values()))
@@ -67,7 +68,7 @@ def load(
     if public_key is not None:
         from tvm_deconv.artifact.signing import check
 
-        signed = check(root, contents.digest, Path(public_key))
+        signed = check(root, contents.digest, checked_path("public_key", public_key))
     counts = len(contents.manifests), len(contents.broken)
     LOG.info("%s holds %d artifacts, %d broken; %s", root, *counts, contents.digest)
     if contents.manifests:

@@ -90,6 +90,8 @@ def verify(library: Library, manifest: Manifest, seed: int | None = None) -> Ver
                     return Verdict(manifest, "failed", reason, error.largest)
     except DeconvError as refusal:
         return Verdict(manifest, "failed", str(refusal))
+    except MemoryError:
+        return Verdict(manifest, "failed", "needs more memory than this machine gives")
     return Verdict(manifest, "ok", "", largest)
 
 

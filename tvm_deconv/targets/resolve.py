@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from tvm_deconv.errors import ProblemError
 from tvm_deconv.extras import install
+from tvm_deconv.problem.checks import several
 from tvm_deconv.targets.ancestry import meant
 from tvm_deconv.targets.base import MAX_TARGET_VARIABLE, Target
 from tvm_deconv.targets.cpu import CPU_TARGETS, CpuTarget, microarchitectures, of_flags, supported
@@ -67,7 +68,8 @@ def of_names(names: str | Sequence[str], host: Host | None = None) -> tuple[Targ
 
 def names_of(names: str | Sequence[str]) -> tuple[str, ...]:
     """Return one or several `names` as a tuple; ProblemError if there is none."""
-    wanted = (names,) if isinstance(names, str) else tuple(names)
+    rule = "must be a name or a sequence of names"
+    wanted = (names,) if isinstance(names, str) else several("target", names, rule)
     if not wanted:
         known = ", ".join(("native", *known_targets(), "a microarchitecture"))
         raise ProblemError("target", names, f"must name at least one of {known}")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional
 
-from tvm_deconv.errors import DeconvError
+from tvm_deconv.errors import DeconvError, TensorError, TensorTypeError
 from tvm_deconv.frontends.torch import dtype_name, memory_format
 from tvm_deconv.problem import ACTIVATIONS, Epilogue, broadcast, one_of
 from tvm_deconv.runtime.arrays import check_shape, check_type
@@ -55,7 +55,7 @@ def conv_transpose(
     ``fallback="torch"`` PyTorch computes it, and every call on other devices, of other types, and under autocast.
     Raises ProblemError, TensorError.
     """
-    rank = weight.dim() - 2
+    rank = _rank(input, weight, bias)
     return called(
         input,
         weight,
@@ -71,6 +71,21 @@ def conv_transpose(
         fallback is not None and bool(one_of("fallback", fallback, ("torch",))),
         torch.compiler.is_exporting() or not (torch.is_grad_enabled() and weight.requires_grad),
     )
+
+
+def _rank(input: Tensor, weight: Tensor, bias: Tensor | None) -> int:
+    """Return the number of spatial axes. Raises TensorTypeError for what is no tensor, TensorError for other ranks."""
+    given = {"input": input, "weight": weight} | ({} if bias is None else {"bias": bias})
+    for name, tensor in given.items():
+        if not isinstance(tensor, Tensor):
+            raise TensorTypeError(name, type(tensor).__qualname__, "must be a torch.Tensor")
+    rank: int = weight.dim() - 2
+    if not 1 <= rank <= 3:
+        raise TensorError("weight", tuple(weight.shape), "rank must be 3, 4 or 5")
+    if input.dim() not in (rank + 1, rank + 2):
+        rule = f"rank must be {rank + 2}, or {rank + 1} without a batch, for this weight"
+        raise TensorError("input", tuple(input.shape), rule)
+    return rank
 
 
 def called(input: Tensor, *arguments: Any) -> Tensor:

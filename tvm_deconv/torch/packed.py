@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from tvm_deconv.api import load
-from tvm_deconv.errors import ArtifactError, DeconvError, NoArtifactError, TensorError
+from tvm_deconv.errors import ArtifactError, DeconvError, NoArtifactError, ProblemError, TensorError
 from tvm_deconv.frontends.folding import absorb
 from tvm_deconv.frontends.graph import batch_norm_step
 from tvm_deconv.frontends.layers import FoundLayer
@@ -42,8 +42,10 @@ def handle_of(library: Library) -> str:
     """Return the name of `library` in graphs.
 
     In another process it means the same artifacts in the same directory, and NumPy if the library falls back to it.
-    Nothing is compiled there.
+    Nothing is compiled there. Raises ProblemError for what is no library.
     """
+    if not isinstance(library, Library):
+        raise ProblemError("library", library, "must be a Library, as load returns it")
     words = [
         library.digest,
         *(["pinned"] if library.pinned else []),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import importlib.metadata
 import math
 import os
@@ -24,7 +23,7 @@ from tvm_deconv.targets import Target
 from tvm_deconv.tuning.builders import BuilderPool, Built
 from tvm_deconv.tuning.disturbance import Disturbance
 from tvm_deconv.tuning.runners.base import BrokenDefaultError, Runner
-from tvm_deconv.tuning.runners.harness import Baseline, Measured
+from tvm_deconv.tuning.runners.harness import Baseline, Measured, now
 from tvm_deconv.tuning.search import Search
 
 _RATE_SECONDS = 120.0  # for measuring one rate of the machine
@@ -240,11 +239,6 @@ def _remove(built: Built | str) -> None:
 def code_of(built: Built | str) -> str:
     """Return the digest of a candidate's code; "" if it did not compile."""
     return built.code if isinstance(built, Built) else ""
-
-
-def now() -> str:
-    """Return the time in UTC, in ISO form."""
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
 
 
 def versions() -> dict[str, str]:

@@ -15,8 +15,9 @@ from tvm_deconv.compiler.selection import default_schedule, in_space, replay_err
 from tvm_deconv.problem import Problem
 from tvm_deconv.targets import Target
 from tvm_deconv.targets.ancestry import meant
-from tvm_deconv.tuning.evaluator import Evaluator, commit, now, versions
+from tvm_deconv.tuning.evaluator import Evaluator, commit, versions
 from tvm_deconv.tuning.runners.base import Runner
+from tvm_deconv.tuning.runners.harness import now
 from tvm_deconv.tuning.search import Search
 from tvm_deconv.tuning.session import decide, measured_on
 

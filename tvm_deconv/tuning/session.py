@@ -25,15 +25,17 @@ from pathlib import Path
 import msgspec
 
 from tvm_deconv.compiler.records import Log, Record, Schedule, read, shipped
+from tvm_deconv.compiler.requests import checked_problems, checked_seconds
 from tvm_deconv.compiler.selection import algorithms_for, checked_algorithms
 from tvm_deconv.errors import ProblemError
 from tvm_deconv.problem import Problem, integer
-from tvm_deconv.problem.checks import real
+from tvm_deconv.problem.checks import checked_path
 from tvm_deconv.targets import Host, Target, get, names_of, of_names
 from tvm_deconv.targets.ancestry import meant
-from tvm_deconv.tuning.evaluator import Evaluator, Proposals, now
+from tvm_deconv.tuning.evaluator import Evaluator, Proposals
 from tvm_deconv.tuning.runners.base import Runner
 from tvm_deconv.tuning.runners.cuda import CudaRunner, check_device
+from tvm_deconv.tuning.runners.harness import now
 from tvm_deconv.tuning.runners.local import LocalRunner
 from tvm_deconv.tuning.runners.rpc import RpcRunner
 from tvm_deconv.tuning.runners.rpc_cuda import RpcCudaRunner
@@ -119,15 +121,20 @@ def tune(
     """
     integer("trials", trials, 0)
     integer("threads", threads, 1)
-    if budget is not None and not 0 < real("budget", budget) < math.inf:
-        raise ProblemError("budget", budget, "must be a number of seconds, more than 0")
-    end = math.inf if budget is None else time.monotonic() + budget
+    integer("seed", seed, 0)
+    timeout = checked_seconds("timeout", timeout)
+    end = math.inf if budget is None else time.monotonic() + checked_seconds("budget", budget)
     using = checked_algorithms(algorithms)
     if (rpc_tracker is None) != (rpc_key is None):
         raise ProblemError("rpc_key", rpc_key, "must be given where rpc_tracker is, and nowhere else")
     # Without batch or output there is nothing to measure.
-    wanted = [variant for problem in problems for variant in problem.variants if math.prod(variant.output_shape)]
-    session = _Session(wanted, trials, Log(logs), seed, jobs, timeout, using, on_trial)
+    wanted = [
+        variant
+        for problem in checked_problems(problems)
+        for variant in problem.variants
+        if math.prod(variant.output_shape)
+    ]
+    session = _Session(wanted, trials, Log(checked_path("logs", logs)), seed, jobs, timeout, using, on_trial)
     tuned: list[Tuned] = []
     names = names_of(target)
     with contextlib.closing(measured_on(names, threads, rpc_tracker, rpc_key)) as places:

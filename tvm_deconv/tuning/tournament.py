@@ -8,7 +8,6 @@ then take turns with the default, as at the end of a search.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 import math
 import time
@@ -23,7 +22,7 @@ from tvm_deconv.targets import get
 from tvm_deconv.tuning.builders import Built
 from tvm_deconv.tuning.runners.base import BrokenDefaultError, Runner
 from tvm_deconv.tuning.runners.cuda import CudaRunner, check_device
-from tvm_deconv.tuning.runners.harness import Baseline, Measured
+from tvm_deconv.tuning.runners.harness import Baseline, Measured, now
 
 #: What a prepared directory lists.
 LIST = "tournament.json"
@@ -176,7 +175,7 @@ def _median(turns: Sequence[Measured | str]) -> Measured | str:
 
 def _record(match: Match, number: int, result: Measured | str, host: str, default: Measured | str | None) -> Row:
     """Return the record of an entrant as a log has it; with the ratio to the `default` if it took turns with that."""
-    record = match.entrants[number].record | {"host": host, "when": _now()}
+    record = match.entrants[number].record | {"host": host, "when": now()}
     record |= {"seconds": None, "spread": 0.0, "runs": 0, "error": ""}
     if isinstance(result, str):
         return record | {"error": result}
@@ -185,10 +184,6 @@ def _record(match: Match, number: int, result: Measured | str, host: str, defaul
         ratio = round(default.seconds / result.seconds, 4)
         record |= {"default_ratio": ratio, "default_code": match.entrants[0].built.code}
     return record
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _append(log: Path, records: Sequence[Row]) -> None:

@@ -7,6 +7,7 @@ as in an artifact, and needs neither TVM nor much time to start.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -165,6 +166,11 @@ class Harness:
         workspace = np.empty(built.workspace_elements, self._problem.accumulate_dtype)
         workspace.view(np.uint8).fill(0xFF)
         return [self._machine.put(workspace)]
+
+
+def now() -> str:
+    """Return the time in UTC, in ISO form, as records of measurements have it."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _bits(array: Array) -> Array:

@@ -25,7 +25,9 @@ class Tracker(NamedTuple):
     @staticmethod
     def parse(address: str, key: str) -> Tracker:
         """Read HOST:PORT; a PORT alone is one of this machine. Raises ProblemError."""
-        host, colon, port = address.rpartition(":")
+        if not isinstance(key, str):
+            raise ProblemError("rpc_key", key, "must be a text")
+        host, colon, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
         if not colon:
             host = "127.0.0.1"
         if not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
