@@ -421,9 +421,10 @@ class Library {
   // The decision on every artifact for `wanted`, a problem's key or the name of a layer; the best comes first.
   std::vector<Decision> select(const std::string& wanted) const {
     std::vector<std::pair<Rank, Decision>> ranked;
+    const std::string exact = without_precision(wanted);
     for (const Manifest& manifest : manifests_) {
       const bool named = std::count(manifest.layers.begin(), manifest.layers.end(), wanted) > 0;
-      if (!named && manifest.problem != wanted) continue;
+      if (!named && manifest.problem != wanted && manifest.problem != exact) continue;
       const std::string refusal = refused(manifest);
       std::ptrdiff_t dynamic = 0;
       for (std::size_t at = 0; (at = manifest.problem.find("any", at)) != std::string::npos; at += 3) ++dynamic;
@@ -470,6 +471,12 @@ class Library {
         return "needs " + family + " " + version + "; this machine has " + here->second;
     }
     return "";
+  }
+
+  // The key of the problem that CPUs compute for one that permits TF32.
+  static std::string without_precision(const std::string& key) {
+    static const std::regex form(R"(-float32\+tf32(?:x3)?-)");
+    return key.size() > 1000 ? key : std::regex_replace(key, form, "-float32-");
   }
 
   static Shape numbers(const std::string& version) {

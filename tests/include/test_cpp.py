@@ -115,6 +115,12 @@ def test_extents_of_each_call(run, tmp_path):
     assert (done.returncode, done.stderr) == (1, "error: data: must have a shape that the problem permits\n")
 
 
+@pytest.mark.parametrize("precision", ["tf32", "tf32x3"])
+def test_a_problem_that_permits_tf32(run, artifacts, tmp_path, precision):
+    """CPUs compute it exactly, by the artifact of the problem that does not."""
+    assert_computes(run, artifacts, P, tmp_path, P.replace(precision=precision).artifact_key)
+
+
 def test_the_widest_that_runs_here_is_chosen(run, copy):
     """As Python chooses; what does not run here comes last, with its reason."""
     if get("x86-64-v4").features <= td.load(copy).host.features:

@@ -97,6 +97,7 @@ VALUES = np.array([-math.inf, -700.0, -30.0, -1.5, -0.0, 0.0, 0.5, 3.0, math.inf
         ("relu", {}, lambda x: max(x, 0.0)),
         ("leaky_relu", {"alpha": 0.25}, lambda x: x if x >= 0 else 0.25 * x),
         ("leaky_relu", {"alpha": -1.0}, lambda x: abs(x)),
+        ("leaky_relu", {"alpha": 0.0}, lambda x: max(x, 0.0)),
         ("sigmoid", {}, lambda x: 1 / (1 + math.exp(-x)) if x > -701 else 0.0),
         ("tanh", {}, math.tanh),
         ("silu", {}, lambda x: x / (1 + math.exp(-x)) if x > -701 else 0.0),

@@ -118,7 +118,8 @@ def _relu(x: Float64) -> Float64:
 
 
 def _leaky_relu(x: Float64, alpha: float) -> Float64:
-    return np.where(x >= 0.0, x, alpha * x)
+    # At minus infinity a slope of 0 has the limit 0.
+    return np.where(x < 0.0, alpha * x if alpha else 0.0, x)
 
 
 def _sigmoid(x: Float64) -> Float64:
