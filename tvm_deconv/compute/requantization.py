@@ -70,7 +70,7 @@ def finished(problem: Problem, sums: Expr, parameter: te.Tensor | Buffer | None,
     zero, limits = parameter[tirx.const(1, "int64")], np.iinfo(problem.output_dtype)
     least, most = ((tirx.const(limit, "int32") - zero).astype("float32") for limit in (limits.min, limits.max))
     inverse = tirx.reinterpret("float32", parameter[tirx.const(2, "int64")])
-    return let.around(nearest(let, real * inverse, least, most) + zero)
+    return let.around(nearest(real * inverse, least, most) + zero)
 
 
 def stored(problem: Problem, value: Expr, lanes: int = 1) -> Expr:
