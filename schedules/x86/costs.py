@@ -40,6 +40,7 @@ class Costs:
 
     The first part is of the direct definition:
 
+    - `direct_slack`: the same as `slack`, of direct tiles.
     - `ties`: measured time of a register tile, relative to its cost by arithmetic with the factor that breaks ties.
     - `channels`: the same of tiles whose vectors are channels and pass through memory, relative to all other tiles.
     - `pack`: to pack a vector of data. Element by element it takes as long as `lanes / gathered` vectors; `transposed`
@@ -100,6 +101,7 @@ class Costs:
     """
 
     ties: float = 0.87
+    direct_slack: float = 0.0
     channels: float = 1.0
     pack: float = 4.0
     gathered: float = 4.0
@@ -171,6 +173,7 @@ class Costs:
 WIDE = Costs()
 NARROW = replace(
     WIDE,
+    direct_slack=0.4,
     channels=1.3,
     pack=1.9,
     requantized=6.0,

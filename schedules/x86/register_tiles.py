@@ -124,6 +124,11 @@ class RegisterTiles:
         return costs_of(self.target)
 
     @cached_property
+    def _latency(self) -> float:
+        """The accumulators that hide the latency of a multiply-add whose operands come late at times."""
+        return LATENCY_ACCUMULATORS + self.costs.direct_slack
+
+    @cached_property
     def _registers(self) -> int:
         """The registers of a tile: of integers in AVX2 one has products before they are added."""
         adds = self._sums_integers and "avx_vnni" not in self.target.features
@@ -235,8 +240,8 @@ class RegisterTiles:
             loads = loaded * self._vector_loads + (spread if loads_filters else 0)
             return _Step(scalars * count * vectors, loads, missed * spread + 0.5 * loaded, vectors)
 
-        near, far = self._cycles(phases, step, 0 if kept else LATENCY_ACCUMULATORS)
-        few = self._cycles(phases, step)[0] / near if kept and near else 1.0  # no phase of a filter may have taps
+        near, far = self._cycles(phases, step, 0 if kept else self._latency)
+        few = self._cycles(phases, step, self._latency)[0] / near if kept and near else 1.0  # no phase of a filter may have taps
         factor = round_up(self.geometry.out_channels, channels) / self.geometry.out_channels
         # The data of all positions are kept from the first phase to the last. Integers are no operand in memory.
         held = products + positions + vectors + int(self._sums_integers)
@@ -247,7 +252,7 @@ class RegisterTiles:
         return RegisterTile(channels, positions, phases, factor * near, factor * far, few=few)
 
     def _cycles(
-        self, phases: int, step_of: Callable[[int], _Step], latency: int = LATENCY_ACCUMULATORS
+        self, phases: int, step_of: Callable[[int], _Step], latency: float = LATENCY_ACCUMULATORS
     ) -> tuple[float, float]:
         """Return the cost of each product of a tile of `phases`, whose steps are those of `step_of` so many phases.
 
