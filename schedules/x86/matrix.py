@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
@@ -28,6 +29,7 @@ from tvm_deconv.schedules.x86.interleave import transpose_intrinsic
 from tvm_deconv.schedules.x86.loop_marks import SkipMarks, mark_tasks
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
 from tvm_deconv.schedules.x86.prefetching import mark_filter
+from tvm_deconv.schedules.x86.stores import LINE
 
 
 def schedule_matrix(
@@ -253,6 +255,19 @@ class _Steps:
         else:
             self._skip_rows(row, section, section.parts, whole=self.plan.tile.rows)
         self._unroll_points(lane, [d, h, w], channel, section, f"rows_apart_{number}")
+        if not tiled(self.words):
+            self._spread_points(block, section, behind=5)
+
+    def _spread_points(self, block: SBlockRV, section: MatrixSection, behind: int) -> None:
+        """Keep the points that `block` writes an odd number of lines apart, so that they fill all sets of a cache.
+
+        Transforms read and write all points of a row at once. At a multiple of a page these would compete for one set.
+        `behind` are the axes behind those of points.
+        """
+        if math.prod(section.points) > 1:
+            written = self.sch.get(block).writes[0]
+            line = LINE // np.dtype(str(written.source.dtype)).itemsize
+            self.sch.storage_align(block, 0, len(written.region) - 1 - behind, 2 * line, line)
 
     def _unroll_points(
         self, lane: LoopRV, points: Sequence[LoopRV], vector: LoopRV, section: MatrixSection, stage: str
@@ -296,6 +311,7 @@ class _Steps:
         sch.vectorize(lane)
         sch.unroll(column)
         sch.unroll(tile_row)
+        self._spread_points(store, section, behind=2)
         first = sch.decompose_reduction(block, reduction[0])
         if self.words is not None:
             sch.vectorize(sch.get_loops(first)[-1])
