@@ -21,7 +21,9 @@ output channels; `joined` by profiles of four layers in words of bfloat16 (11 to
 over, where it changes no default. `channel_finish`, `apart`, `spilled` and `register_task` are set by the times of a
 few layers, and so is `chosen` by those of AVX2. `requantized` is set by those of 44 quantized layers on the server of
 Intel's, in both widths; `register_requantized`, `narrowed` and `matrix_requantized` by 660 plans of 78 quantized
-layers in `N *X C` on the Zen 5 server, AVX2's `narrowed` there by 60 of 17 with sums in float32. Direct tiles take
+layers in `N *X C` on the Zen 5 server, AVX2's `narrowed` there by 60 of 17 with sums in float32. AVX2's
+`direct_slack` is set by 15 layers on the Zen 5 server, of which 9 gained 4 to 14 % (records of three other CPUs agree);
+`part_far` and `part_memory` by 28 layers there in AVX-512, beyond 4 MB of output. Direct tiles take
 `waiting`, `memory_waiting` and `filter_bytes` over from the matrix definition: 34 defaults of both widths became 1.07
 times as fast with these, `chosen` and shares of phases. Among those plans no other values gave better defaults. Sizes
 of caches come from the target.
@@ -50,9 +52,9 @@ class Costs:
       `requantized` comes on top for sums of integers that are scaled and rounded, twice where a position ends in part
       of a vector of channels that passes through memory.
     - `register_finish`: to store a vector of the output straight from its accumulators. `aliased` comes on top where a
-      register tile stores past the caches to several rows at the same offset in a page.
-      `part_far` comes on top where rows are no whole vectors and the output outgrows the caches, and what products leave
-      of `part_memory` where it outgrows the last one.
+      register tile stores past the caches to several rows at the same offset in a page. `part_far` comes on top where
+      rows are no whole vectors and the output outgrows a core's share of the caches, and where it outgrows the last one
+      what products leave of `part_memory`.
     - `channel_finish`: to store a vector of channels straight from its accumulators. `across` comes on top in groups,
       for the share of register tiles that lie in two rows, and `rounded` for bfloat16, or `paired` where two vectors
       are rounded together; `apart` where not all phases along a row are stored

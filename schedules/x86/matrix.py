@@ -31,6 +31,9 @@ from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
 from tvm_deconv.schedules.x86.prefetching import mark_filter
 from tvm_deconv.schedules.x86.stores import LINE
 
+#: Lines of a row from which on rows are kept apart: of shorter ones, several lines are in a page, and more of them.
+_LONG_ROW = 32
+
 
 def schedule_matrix(
     definition: MatrixDefinition,
@@ -256,18 +259,21 @@ class _Steps:
             self._skip_rows(row, section, section.parts, whole=self.plan.tile.rows)
         self._unroll_points(lane, [d, h, w], channel, section, f"rows_apart_{number}")
         if not tiled(self.words):
-            self._spread_points(block, section, behind=5)
+            self._spread(block, -5, section.points)
 
-    def _spread_points(self, block: SBlockRV, section: MatrixSection, behind: int) -> None:
-        """Keep the points that `block` writes an odd number of lines apart, so that they fill all sets of a cache.
+    def _spread(self, block: SBlockRV, rows_axis: int, points: Sequence[int]) -> None:
+        """Keep what `block` writes apart, so that what is used at once does not compete for one set of a cache.
 
-        Transforms read and write all points of a row at once. At a multiple of a page these would compete for one set.
-        `behind` are the axes behind those of points.
+        Those are all `points` of a row for a transform, and long rows for a register tile. At a multiple of a page they
+        would have one set. An odd number of lines gives them all sets; `rows_axis` is the axis of rows.
         """
-        if math.prod(section.points) > 1:
-            written = self.sch.get(block).writes[0]
-            line = LINE // np.dtype(str(written.source.dtype)).itemsize
-            self.sch.storage_align(block, 0, len(written.region) - 1 - behind, 2 * line, line)
+        written = self.sch.get(block).writes[0]
+        line = LINE // np.dtype(str(written.source.dtype)).itemsize
+        axis = len(written.region) + rows_axis
+        if math.prod(int(extent) for extent in written.source.shape[axis + 1 :]) >= _LONG_ROW * line:
+            self.sch.storage_align(block, 0, axis, 2 * line, line)
+        if math.prod(points) > 1:
+            self.sch.storage_align(block, 0, axis - 1, 2 * line, line)
 
     def _unroll_points(
         self, lane: LoopRV, points: Sequence[LoopRV], vector: LoopRV, section: MatrixSection, stage: str
@@ -311,7 +317,7 @@ class _Steps:
         sch.vectorize(lane)
         sch.unroll(column)
         sch.unroll(tile_row)
-        self._spread_points(store, section, behind=2)
+        self._spread(store, -2, section.points)
         first = sch.decompose_reduction(block, reduction[0])
         if self.words is not None:
             sch.vectorize(sch.get_loops(first)[-1])

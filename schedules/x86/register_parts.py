@@ -2,8 +2,8 @@
 
 Flat positions then run across the ends of rows. A vector within a row is stored as it is, at any address. Another one
 belongs to two rows: of each, masks select what lies within the output. Stores are ordinary ones at any size of the
-output: those past the caches take whole lines. Where an output of 5 to 16 MB stays in the last cache, that is faster all
-the same than rows copied past it, by a tenth to a third of the time on a Zen 5 (family 26, model 2).
+output, since those past the caches take whole lines. While it stays in the last cache (5 to 16 MB), that is faster all
+the same than rows copied past it: 1.0 to 1.4 times for 20 layers on a Zen 5 (family 26, model 2).
 """
 
 from __future__ import annotations

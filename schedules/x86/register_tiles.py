@@ -241,7 +241,8 @@ class RegisterTiles:
             return _Step(scalars * count * vectors, loads, missed * spread + 0.5 * loaded, vectors)
 
         near, far = self._cycles(phases, step, 0 if kept else self._latency)
-        few = self._cycles(phases, step, self._latency)[0] / near if kept and near else 1.0  # no phase of a filter may have taps
+        waits = kept and near > 0  # no phase of a filter may have taps
+        few = self._cycles(phases, step, self._latency)[0] / near if waits else 1.0
         factor = round_up(self.geometry.out_channels, channels) / self.geometry.out_channels
         # The data of all positions are kept from the first phase to the last. Integers are no operand in memory.
         held = products + positions + vectors + int(self._sums_integers)

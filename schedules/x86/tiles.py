@@ -521,7 +521,9 @@ class _Arithmetic:
         several_planes = (registers.channels > 1) & (plane % _PAGE == 0)
         whole = blocks.aligned & (self.registers.row_phases > 0)
         past = outgrows_caches(self.problem)
-        stored: Array = self.costs.register_finish + self.costs.aliased * (past & whole & (several_rows | several_planes))
+        stored: Array = self.costs.register_finish + self.costs.aliased * (
+            past & whole & (several_rows | several_planes)
+        )
         stored = stored + np.where(past & ~whole, self._fetched_parts(), 0.0)
         return stored + (self.costs.register_requantized if self.problem.quantization is not None else 0.0)
 

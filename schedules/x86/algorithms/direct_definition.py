@@ -207,9 +207,8 @@ class _Finish:
             return lower(finished, definition.end, streams=False)
         if tiled(words):
             return self.from_memory()
-        source, rounding = exact_rounding(problem, self.target, lanes)
-        if words == BFLOAT16_PAIRS:
-            source, rounding = "", rounding_function(lanes)
+        pairs = words == BFLOAT16_PAIRS
+        source, rounding = ("", rounding_function(lanes)) if pairs else exact_rounding(problem, self.target, lanes)
         products = self.products or source
         if register_channels.supports(problem, geometry, form):
             source, joinings = ("", {2: self.joining}) if self.joining else byte_joining(problem, lanes)
