@@ -60,7 +60,7 @@ def load(
     such a problem is a NoArtifactError.
     """
     given = () if fallback is None else (fallback,) if isinstance(fallback, str) else fallback
-    names = several("fallback", given, f"must be some of {', '.join(_FALLBACKS)}")
+    names = several("fallback", given, f"must be one of {', '.join(_FALLBACKS)}, or several")
     for name in names:
         one_of("fallback", name, _FALLBACKS)
     if (digest is not None or public_key is not None) and "compile" in names:

@@ -316,7 +316,7 @@ def test_target_of_a_compilation():
 
 @pytest.mark.parametrize("wrong", ["numpy", ["compile", "numpy"], [1], 5, False])
 def test_unknown_fallback(artifacts, wrong):
-    with pytest.raises(td.ProblemError, match=r"fallback=.*: must be (one|some) of compile, reference"):
+    with pytest.raises(td.ProblemError, match=r"fallback=.*: must be one of compile, reference"):
         td.load(artifacts, fallback=wrong)
 
 

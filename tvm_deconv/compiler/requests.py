@@ -37,11 +37,12 @@ class Outcome:
 
 def checked_problems(problems: Iterable[Problem]) -> list[Problem]:
     """Return `problems` as a list. Raises ProblemError unless each is a Problem."""
-    problems = list(several("problems", problems, "must be a sequence of Problem"))
-    for problem in problems:
+    rule = "must be a sequence of Problem"
+    wanted = list(several("problems", problems, rule))
+    for problem in wanted:
         if not isinstance(problem, Problem):
-            raise ProblemError("problems", problem, "must be a sequence of Problem")
-    return problems
+            raise ProblemError("problems", problem, rule)
+    return wanted
 
 
 def checked_jobs(jobs: int | None) -> int:
