@@ -14,7 +14,7 @@ from tvm.tirx import Buffer
 from tvm_deconv.compute.epilogue import Let, activate, activated, nearest
 from tvm_deconv.compute.extents import shape_of
 from tvm_deconv.compute.storage import from_accumulator
-from tvm_deconv.problem import Epilogue, Problem
+from tvm_deconv.problem import Problem
 from tvm_deconv.problem.quantization import HEAD, STORED
 
 
@@ -28,9 +28,14 @@ def epilogue_parameter(problem: Problem) -> te.Tensor | None:
 
 
 def bias_at(problem: Problem, parameter: te.Tensor, channel: Expr) -> Expr:
-    """Return the bias of a `channel`, counted over all groups."""
+    """Return the bias of a `channel`, counted over all groups; its NaN are those of the data's type."""
     bias: Expr = parameter[channel + HEAD] if problem.quantization else parameter[channel]
-    return bias
+    if problem.dtype != "bfloat16" or problem.output_dtype != "bfloat16":
+        return bias
+    # As integers: LLVM may return a NaN of sums in the place of another.
+    bits = tirx.reinterpret("int32", bias)
+    is_nan = (bits & tirx.const(0x7FFFFFFF, "int32")) > tirx.const(0x7F800000, "int32")
+    return tirx.reinterpret("float32", tirx.Select(is_nan, tirx.const(0x7FC00000, "int32"), bits))
 
 
 def data_zero_point(problem: Problem, parameter: te.Tensor | None) -> Expr | None:
@@ -81,8 +86,9 @@ def stored(problem: Problem, value: Expr, lanes: int = 1) -> Expr:
 
 
 def has_any_nan(problem: Problem) -> bool:
-    """Tell whether finished sums may have other NaN than those of the data's type.
+    """Tell whether finished sums may have other NaN than those of the output's type.
 
-    Sums of products have these alone; a bias and the parameters of activations have others.
+    Those of data, which sums and activations pass on, and those of `bias_at` are of the data's type; operations make
+    NaN of any type.
     """
-    return problem.dtype != problem.output_dtype or problem.epilogue != Epilogue()
+    return problem.dtype != problem.output_dtype
