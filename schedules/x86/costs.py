@@ -52,9 +52,9 @@ class Costs:
       `requantized` comes on top for sums of integers that are scaled and rounded, twice where a position ends in part
       of a vector of channels that passes through memory.
     - `register_finish`: to store a vector of the output straight from its accumulators. `aliased` comes on top where a
-      register tile stores past the caches to several rows at the same offset in a page. `part_far` comes on top where
-      rows are no whole vectors and the output outgrows a core's share of the caches, and where it outgrows the last one
-      what products leave of `part_memory`.
+      register tile stores past the caches to several rows at the same offset in a page.
+    - `part_far`: further cycles to store a part of a vector where the output outgrows a core's share of the caches. Where
+      it outgrows the last one, what products leave of `part_memory` is added.
     - `channel_finish`: to store a vector of channels straight from its accumulators. `across` comes on top in groups,
       for the share of register tiles that lie in two rows, and `rounded` for bfloat16, or `paired` where two vectors
       are rounded together; `apart` where not all phases along a row are stored

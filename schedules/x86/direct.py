@@ -20,7 +20,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
@@ -30,11 +29,11 @@ from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, LEAD, ROWS
 from tvm_deconv.compute.words import WORD, Words, tiled
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.amx import MATRIX_ROWS, REGISTER_TILES, mark_matrices
+from tvm_deconv.schedules.x86.cache_sets import keep_apart
 from tvm_deconv.schedules.x86.dot import dot_intrinsic
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, interleave_intrinsic, join_intrinsic, transpose_intrinsic
 from tvm_deconv.schedules.x86.loop_marks import SkipMarks, mark_tasks
 from tvm_deconv.schedules.x86.prefetching import mark_filter
-from tvm_deconv.schedules.x86.stores import LINE
 from tvm_deconv.schedules.x86.tiles import Plan
 
 
@@ -159,15 +158,11 @@ class _Steps:
             self._transpose_data(data_pack)
 
     def _spread_channels(self, data_pack: SBlockRV, points: Sequence[SBlockRV]) -> None:
-        """Keep the channels that products read an odd number of lines apart, so that they fill all sets of a cache.
-
-        At a multiple of a page those of a position would compete for one set.
-        """
-        line = LINE // np.dtype(self.layout.sum_dtype).itemsize
+        """Keep the channels of a position apart, which products read at once."""
         behind = 1 if points else 3  # axes behind that of channels
         for block in points or [data_pack]:
             axes = len(self.sch.get(block).writes[0].region)
-            self.sch.storage_align(block, 0, axes - 1 - behind, 2 * line, line)
+            keep_apart(self.sch, block, axes - 1 - behind)
 
     def _split_rows(self, data_pack: SBlockRV) -> None:
         """Pack row by row, and skip rows, or parts of a row, past a dynamic end."""

@@ -15,7 +15,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
@@ -24,12 +23,12 @@ from tvm_deconv.compute.matrix import MatrixDefinition
 from tvm_deconv.compute.matrix_layout import MatrixLayout, MatrixSection
 from tvm_deconv.compute.words import WORD, Words, tiled
 from tvm_deconv.schedules.x86.amx import mark_matrices
+from tvm_deconv.schedules.x86.cache_sets import keep_apart, line_elements
 from tvm_deconv.schedules.x86.dot import dot_intrinsic
 from tvm_deconv.schedules.x86.interleave import transpose_intrinsic
 from tvm_deconv.schedules.x86.loop_marks import SkipMarks, mark_tasks
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
 from tvm_deconv.schedules.x86.prefetching import mark_filter
-from tvm_deconv.schedules.x86.stores import LINE
 
 #: Lines of a row from which on rows are kept apart: of shorter ones, several lines are in a page, and more of them.
 _LONG_ROW = 32
@@ -262,18 +261,16 @@ class _Steps:
             self._spread(block, -5, section.points)
 
     def _spread(self, block: SBlockRV, rows_axis: int, points: Sequence[int]) -> None:
-        """Keep what `block` writes apart, so that what is used at once does not compete for one set of a cache.
+        """Keep apart what `block` writes: all `points` of a row for a transform, long rows for a register tile.
 
-        Those are all `points` of a row for a transform, and long rows for a register tile. At a multiple of a page they
-        would have one set. An odd number of lines gives them all sets; `rows_axis` is the axis of rows.
+        `rows_axis` is the axis of rows, negative.
         """
-        written = self.sch.get(block).writes[0]
-        line = LINE // np.dtype(str(written.source.dtype)).itemsize
-        axis = len(written.region) + rows_axis
-        if math.prod(int(extent) for extent in written.source.shape[axis + 1 :]) >= _LONG_ROW * line:
-            self.sch.storage_align(block, 0, axis, 2 * line, line)
+        shape = self.sch.get(block).writes[0].source.shape
+        axis = len(shape) + rows_axis
+        if math.prod(map(int, shape[axis + 1 :])) >= _LONG_ROW * line_elements(self.sch, block):
+            keep_apart(self.sch, block, axis)
         if math.prod(points) > 1:
-            self.sch.storage_align(block, 0, axis - 1, 2 * line, line)
+            keep_apart(self.sch, block, axis - 1)
 
     def _unroll_points(
         self, lane: LoopRV, points: Sequence[LoopRV], vector: LoopRV, section: MatrixSection, stage: str
