@@ -1,32 +1,29 @@
-"""The constants of the costs by arithmetic, in cycles, fitted to measurements of one CPU for each width of vectors.
+"""The constants of the costs by arithmetic, in cycles, fitted to measurements.
 
-`tiles` and `matrix_tiles` count the steps of a plan; the constants here say what a step costs. Those of 256 bits are
-fitted to 3,400 plans of 100 layers on a Zen 3 server (family 25, model 1), those of 512 bits to 3,551 plans on a Zen 4
-server (family 25, model 17). Of 512 bits, `slack` is fitted to the installed records of 89 problems from a Zen 5 server
-(family 26, model 2), and `memory_bytes` of two multiply-adds in a cycle to 3,000 plans of 158 problems there: by it 24
-of 416 defaults became 1.09 times as fast, and each half of the problems alone has 3 to 4. Those of a mesh are fitted to
-880 plans of 90 problems from a server of Intel's with AMX (family 6; 2 MiB of second-level cache): 25 defaults became
-1.17 times as fast (the worst, psmnet's, 0.80), and 9 of 40 that were not among them 1.06. With filters prefetched,
-1,152 plans of 92 problems gave `memory_waiting`, `phased` and `load`: 11 of the 90 became 1.06 times as fast (the
-worst 0.98), and 6 of those 40 1.08. By the Zen 4 server:
-`waiting` and `filter_bytes` by 285 plans of 32 layers in `N C *X`, to which records of the Zen 5 server agree, and five
-other layers gained 1 to 10 %. Of 256 bits, `waiting`, `memory_waiting` and `row_piece` by installed records of both the
-Zen 3 and the Zen 4 server; `slack` and `far_share` by 38 plans of 27 layers on the Zen 4 server, of which the records
-of the Zen 3 server say nothing. Then `crowded` by 627 plans of 13 depthwise layers in `N C *X` (515 in AVX2 neither
-gain nor lose); `kept`, `phased`, `across`, `fetched`, `tile`, `position` and `groups_share` by 288 plans of 24
-depthwise layers in `N *X C` with 256 bits, and by 203 with 512; `line_again` and `burst` by 651 plans of 18 layers,
-where four other layers gained 0 to 9 %; `line_near` and `line_far` by 34 plans of 32 groups of 8 channels, in both
-widths on the Zen 5 server; `lane_sum` and `unrolled` by 414 plans, in both widths, of 21 layers with one to three
-output channels; `joined` by profiles of four layers in words of bfloat16 (11 to 23 cycles): integers and AVX2 take it
-over, where it changes no default. `channel_finish`, `apart`, `spilled` and `register_task` are set by the times of a
-few layers, and so is `chosen` by those of AVX2. `requantized` is set by those of 44 quantized layers on the server of
-Intel's, in both widths; `register_requantized`, `narrowed` and `matrix_requantized` by 660 plans of 78 quantized
-layers in `N *X C` on the Zen 5 server, AVX2's `narrowed` there by 60 of 17 with sums in float32. AVX2's
-`direct_slack` is set by 15 layers on the Zen 5 server, of which 9 gained 4 to 14 % (records of three other CPUs agree);
-`part_far` and `part_memory` by 28 layers there in AVX-512, beyond 4 MB of output. Direct tiles take
-`waiting`, `memory_waiting` and `filter_bytes` over from the matrix definition: 34 defaults of both widths became 1.07
-times as fast with these, `chosen` and shares of phases. Among those plans no other values gave better defaults. Sizes
-of caches come from the target.
+`tiles` and `matrix_tiles` count the steps of a plan; the constants here say what a step costs. Sizes of caches come
+from the target. The servers that were measured are called Zen 3 (family 25, model 1), Zen 4 (family 25, model 17), Zen
+5 (family 26, model 2) and AMX (Intel's, family 6, with 2 MiB of second-level cache). Constants of 256 bits are fitted
+to 3,400 plans of 100 layers on Zen 3, those of 512 bits to 3,551 plans on Zen 4, except for these:
+
+- `slack`: of 512 bits, records of 89 problems on Zen 5; of 256 bits, with `far_share`, 38 plans of 27 layers on Zen 4.
+- `memory_bytes` of two multiply-adds in a cycle: 3,000 plans of 158 problems on Zen 5.
+- `filter_memory_bytes` and `memory_waiting`: 2,320 plans of 82 layers on Zen 5, both widths, with filters prefetched.
+- All of a mesh: 880 plans of 90 problems on AMX; with filters prefetched, `memory_waiting`, `phased` and `load` by
+  1,152 plans of 92 problems.
+- `waiting` and `filter_bytes`: 285 plans of 32 layers in `N C *X` on Zen 4, to which records of Zen 5 agree; of 256
+  bits `waiting` and `row_piece` by records of Zen 3 and Zen 4. Direct tiles take them over.
+- `crowded`: 627 plans of 13 depthwise layers in `N C *X`; 515 in AVX2 neither gain nor lose.
+- `kept`, `phased`, `across`, `fetched`, `tile`, `position` and `groups_share`: 288 plans of 24 depthwise layers in
+  `N *X C` with 256 bits, and 203 with 512.
+- `line_again` and `burst`: 651 plans of 18 layers. `line_near` and `line_far`: 34 plans of 32 groups of 8 channels on
+  Zen 5, both widths.
+- `lane_sum` and `unrolled`: 414 plans, both widths, of 21 layers with one to three output channels.
+- `joined`: profiles of four layers in words of bfloat16 (11 to 23 cycles). Integers and AVX2 take it over.
+- `requantized`: 44 quantized layers on AMX, both widths. `register_requantized`, `narrowed` and `matrix_requantized`:
+  660 plans of 78 quantized layers in `N *X C` on Zen 5; AVX2's `narrowed` 60 plans of 17, with sums in float32.
+- AVX2's `direct_slack`: 15 layers on Zen 5; records of three other CPUs agree.
+- `part_far` and `part_memory`: 28 layers on Zen 5 in AVX-512, beyond 4 MB of output.
+- `channel_finish`, `apart`, `spilled`, `register_task` and AVX2's `chosen`: times of a few layers.
 """
 
 from __future__ import annotations
@@ -53,8 +50,8 @@ class Costs:
       of a vector of channels that passes through memory.
     - `register_finish`: to store a vector of the output straight from its accumulators. `aliased` comes on top where a
       register tile stores past the caches to several rows at the same offset in a page.
-    - `part_far`: further cycles to store a part of a vector where the output outgrows a core's share of the caches. Where
-      it outgrows the last one, what products leave of `part_memory` is added.
+    - `part_far`: further cycles to store a part of a vector where the output outgrows a core's share of the caches.
+      Where it outgrows the last one, what products leave of `part_memory` is added.
     - `channel_finish`: to store a vector of channels straight from its accumulators. `across` comes on top in groups,
       for the share of register tiles that lie in two rows, and `rounded` for bfloat16, or `paired` where two vectors
       are rounded together; `apart` where not all phases along a row are stored
@@ -90,7 +87,8 @@ class Costs:
     - `rows_share`: the share of the second-level cache for the rows and panels that are read again. `again`: the part
       of the time to fetch rows from beyond it that multiply-adds do not hide.
     - `memory_bytes`: bytes per cycle from memory and to it.
-    - `filter_bytes`: bytes per cycle of a filter from beyond the second-level cache, which is read in order.
+    - `filter_bytes`: bytes per cycle of a filter from beyond the second-level cache, which is read in order;
+      `filter_memory_bytes`: the same of one that comes from memory, prefetched.
     - `slack`: independent accumulators beyond those that hide the latency of a multiply-add, for late operands;
       `integer_slack`: the same of integers.
     - `matrix_requantized`: to scale and round a vector of sums of integers, where channels are last.
@@ -98,8 +96,9 @@ class Costs:
     - `waiting`: the part of the shorter of two times, to fetch a filter and to multiply by it, that the longer does not
       hide; `memory_waiting`: the same of a filter that comes from memory.
 
-    Both parts use `memory_bytes`, `filter_bytes`, `waiting` and `memory_waiting`, as well as `far_bytes`, the bytes per
-    cycle from beyond the second-level cache, and `far_share`, the share of it beyond which a filter or results are far.
+    Both parts use `filter_bytes`, `filter_memory_bytes`, `waiting` and `memory_waiting`, as well as `far_bytes`, the
+    bytes per cycle from beyond the second-level cache, and `far_share`, the share of it beyond which a filter or
+    results are far.
     """
 
     ties: float = 0.87
@@ -161,9 +160,10 @@ class Costs:
     again: float = 1.0
     memory_bytes: float = 8.0
     filter_bytes: float = 24.0
+    filter_memory_bytes: float = 12.0
     row_piece: float = 0.0
     waiting: float = 0.15
-    memory_waiting: float = 0.15
+    memory_waiting: float = 0.5
     slack: float = 2
     integer_slack: float = 2
     matrix_requantized: float = 12.0
@@ -218,7 +218,6 @@ NARROW = replace(
     filter_bytes=13.8,
     row_piece=130.0,
     waiting=0.3,
-    memory_waiting=1.0,
     slack=0.3,
     integer_slack=0,
     matrix_requantized=0.0,
@@ -241,6 +240,7 @@ WIDE_MESH = replace(
     again=2.0,
     memory_bytes=3.0,
     filter_bytes=8.0,
+    filter_memory_bytes=3.0,
     memory_waiting=0.0,
 )
 

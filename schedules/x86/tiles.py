@@ -84,7 +84,7 @@ def with_filter(products: Array, fetched: Array, size: Array | int, target: CpuT
     """
     costs = costs_of(target)
     far, beyond = size > target.l2_bytes * costs.far_share, size > LAST_CACHE
-    fetch = fetched / np.where(beyond, costs.memory_bytes, np.where(far, costs.filter_bytes, np.inf))
+    fetch = fetched / np.where(beyond, costs.filter_memory_bytes, np.where(far, costs.filter_bytes, np.inf))
     waiting = np.where(beyond, costs.memory_waiting, costs.waiting)
     cycles: Array = np.maximum(products, fetch) + waiting * np.minimum(products, fetch)
     return cycles
