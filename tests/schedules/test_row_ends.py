@@ -1,4 +1,4 @@
-"""Packed rows that end within the last block of groups, on AVX2, which has no masked loads of 16 bits and bytes."""
+"""Packed rows that end within a block, on AVX2, which has no masked loads of 16 bits and bytes."""
 
 import re
 
@@ -22,19 +22,33 @@ FREE = td.Problem(
     *(1, 21, 1, 1, (40,), (5,), (3,), (1,), (2,), (118,)), data_format="NXC", epilogue=td.Epilogue(True), dynamic=(1,)
 )
 CASES = {
-    "pads": (PLAIN, Tile(1, 1, 5, 7, 16, 3, 1)),
-    "rows apart": (PLAIN.replace(kernel=(4, 1)), Tile(1, 1, 2, 7, 8, 2, 1)),
-    "two images in a block": (PLAIN, Tile(2, 1, 5, 7, 24, 3, 1)),
-    "rows of any length": (FREE, Tile(1, 1, 1, 20, 8, 4, 1)),
+    "pads": (PLAIN, Tile(1, 1, 5, 7, 32, 3, 1)),
+    "rows apart": (PLAIN.replace(kernel=(4, 1)), Tile(1, 1, 2, 7, 32, 2, 1)),
+    "two images in a block": (PLAIN, Tile(2, 1, 5, 7, 32, 3, 1)),
+    "rows of any length": (FREE, Tile(1, 1, 1, 20, 32, 2, 1)),
 }
+#: A row of 101 positions in three blocks, the last of 5, with pads at both ends.
+ROW = td.Problem(2, 1, 6, 3, (101,), (9,), (4,), (1,), (3,), (403,), epilogue=td.Epilogue(True))
 
 
 @pytest.mark.parametrize("types", ["float16", "bfloat16", "uint8.int8.uint8"])
 @pytest.mark.parametrize("name", CASES)
 def test_groups_that_do_not_fill_the_last_block(name, types):
     problem, tile = CASES[name]
-    problem, target = in_type(problem, types), CPU_TARGETS["x86-64-v3"]
-    kernel = X86.build(problem, target, named("direct_groups"), Plan(tile, False))
+    check(in_type(problem, types), "direct_groups", tile)
+
+
+@pytest.mark.parametrize(
+    ("types", "algorithm"), [("float16", "direct_rows"), ("bfloat16", "direct_rows"), ("uint8.int8.uint8", "dot_rows")]
+)
+def test_rows_that_are_cut(types, algorithm):
+    check(in_type(ROW, types), algorithm, Tile(1, 1, 1, 48, 1, 16, 4))
+
+
+def check(problem, algorithm, tile):
+    """Packing has no conditions, and the results are those of the reference."""
+    target = CPU_TARGETS["x86-64-v3"]
+    kernel = X86.build(problem, target, named(algorithm), Plan(tile, False))
     packing = re.search(r"data_pack\[.*\] = .*data\[.*", kernel.deconv.script())[0]
     assert "if_then_else" not in packing
     arrays = operands(problem, 3)

@@ -153,7 +153,8 @@ class _Form:
         whole = whole and not (self.form == ROWS and (streams or (rounds_rows(problem) and not narrows)))
         scheduled = schedule_direct(definition, plan, problem, whole, words, joining).mod["main"]
         scheduled = load_words(scheduled) if words or pairs else scheduled
-        if self.form == GROUPS and problem.groups % plan.tile.channels and loads_unmasked(problem, target):
+        cut = plan.tile.width < Geometry.of(problem).axes[2].positions
+        if loads_unmasked(problem, target) and (cut or words is None):  # words of whole rows LLVM makes as fast
             scheduled = split_row_ends(scheduled)
         finish = _Finish(
             problem=problem,
