@@ -353,13 +353,16 @@ assert os.sched_getaffinity(0) == everywhere
 assert come_to(2)
 assert [os.sched_getaffinity(worker) for worker in worker_ids()] == [everywhere, everywhere]
 set_threads(2)  # of two or more processors: workers are confined for the moment in which they wake
+def sleepers():
+    states = [Path(f"/proc/self/task/{worker}/stat").read_text().split()[2] for worker in worker_ids()]
+    return states.count("S")
 for here in everywhere, {max(everywhere)}:
     for worker in worker_ids():
         os.sched_setaffinity(worker, here)
     for _ in range(3):
-        time.sleep(0.01)  # they fall asleep
+        assert come_to(2, sleepers)
         Case("small").check()
-    time.sleep(0.01)
+    assert come_to(2, sleepers)  # who was woken has run
     assert [os.sched_getaffinity(worker) for worker in worker_ids()] == [here, here]
 """)
 
