@@ -3,6 +3,9 @@
 If CI is set, hypothesis draws the same examples every time, so that a change is judged by itself, and half as many.
 Otherwise it draws new ones. Processes that tests start can be interrupted, even in the background of a shell, which
 ignores interrupts.
+
+OpenMP's threads, which are PyTorch's, sleep while they wait: several processes test at once, and threads that spin
+would take the processors from the others. Scripts that test threads leave this out (`support.processes.spinning`).
 """
 
 import os
@@ -21,6 +24,8 @@ settings.register_profile(
     derandomize=SAME,
 )
 settings.load_profile("default")
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before anything loads OpenMP
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what a process inherits; a handler it does not
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,7 +1,6 @@
 """The launcher, inside artifacts: each scenario runs in a process of its own that never imports tvm."""
 
 import ctypes.util
-import os
 import platform
 import re
 import shutil
@@ -11,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.processes import spinning
 
 from tvm_deconv.compiler.launcher import FLAGS, SOURCE, find_compiler, launcher_object
 from tvm_deconv.errors import BuildError, CompilerNotFound
@@ -103,7 +103,7 @@ def artifacts(tmp_path_factory):
 @pytest.fixture
 def run(artifacts):
     def run(script: str, **environment: str) -> str:
-        kept = {name: value for name, value in os.environ.items() if name != "TVM_DECONV_NUM_THREADS"}
+        kept = {name: value for name, value in spinning().items() if name != "TVM_DECONV_NUM_THREADS"}
         command = [sys.executable, "-W", "error", "-W", "ignore:.*fork:DeprecationWarning", "-c", PRELUDE + script]
         command += map(str, artifacts)
         done = subprocess.run(command, env=kept | environment, capture_output=True, text=True, timeout=60, check=False)
