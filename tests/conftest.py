@@ -3,8 +3,12 @@
 If CI is set, hypothesis draws the same examples every time, so that a change is judged by itself, and half as many.
 Otherwise it draws new ones. Processes that tests start can be interrupted, even in the background of a shell, which
 ignores interrupts.
+
+OpenMP's threads, which are PyTorch's, sleep while they wait: several processes test at once, and threads that spin
+would take the processors from the others. Scripts that test threads leave this out (`support.processes.spinning`).
 """
 
+import functools
 import os
 import signal
 
@@ -22,19 +26,36 @@ settings.register_profile(
 )
 settings.load_profile("default")
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before anything loads OpenMP
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what a process inherits; a handler it does not
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
-def artifacts(tmp_path_factory):
+def shared(tmp_path_factory):
+    """A folder that all processes of pytest-xdist have in common."""
+    root = tmp_path_factory.getbasetemp()
+    return root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+
+@pytest.fixture(scope="session")
+def export_once(shared):
+    """Like `artifacts.export`, for problems that several tests have: what one has compiled, the others copy."""
+    from support import artifacts as made
+
+    pool = shared / "pool"
+    pool.mkdir(exist_ok=True)
+    return functools.partial(made.export_once, pool)
+
+
+@pytest.fixture(scope="session")
+def artifacts(shared, tmp_path_factory):
     """A directory with an artifact for each of `artifacts.PROBLEMS`, made once for all processes of pytest-xdist."""
     from support import artifacts as made
 
     from tvm_deconv.artifact.locks import locked
 
-    root = tmp_path_factory.getbasetemp()
-    shared = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
     directory = shared / "artifacts"
     with locked(shared / "artifacts.lock"):
         if not directory.exists():

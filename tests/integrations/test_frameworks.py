@@ -25,16 +25,15 @@ def code(title):
     return "".join(re.findall(r"^```python\n(.*?)^```", SECTIONS[title], flags=re.M | re.S))
 
 
-def build(problems, target, output):
-    """td.compile in this process, which saves the seconds that others take to start; test_jax takes them."""
-    assert target == "native"
-    Path(output).mkdir()
-    made.export(Path(output), problems)
-
-
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(export_once, tmp_path, monkeypatch):
     """Runs the blocks of a section, in a folder with the examples, and returns the names they leave."""
+
+    def build(problems, target, output):
+        """td.compile in this process, which saves the seconds that others take to start; test_jax takes them."""
+        assert target == "native"
+        Path(output).mkdir()
+        export_once(Path(output), problems)
 
     def section(title, package):
         pytest.importorskip(package)

@@ -23,7 +23,6 @@ from support.operators import intercept, use_count
 from support.tolerances import assert_close
 
 import tvm_deconv as td
-from tvm_deconv.artifact.manifest import stem
 from tvm_deconv.errors import CompilerNotFound
 from tvm_deconv.frontends import scan
 
@@ -87,14 +86,8 @@ def opened(monkeypatch):
     return models
 
 
-@pytest.fixture(scope="session")
-def pool(tmp_path_factory):
-    """A folder of artifacts, each compiled for the first test that asks for it."""
-    return tmp_path_factory.mktemp("pool")
-
-
 @pytest.fixture
-def library_for(pool, tmp_path):
+def library_for(export_once, tmp_path):
     """A library with the layers of a model, or with those of these names."""
 
     def load(path, only=None):
@@ -102,10 +95,7 @@ def library_for(pool, tmp_path):
         folder.mkdir()
         for layer in scan(path):
             if layer.problem and (only is None or layer.name in only):
-                if not made.file(pool, layer.problem, ".json").exists():
-                    made.export(pool, [layer.problem])
-                for file in pool.glob(f"{stem(layer.problem.artifact_key, made.TARGET)}.*"):
-                    shutil.copy(file, folder)
+                export_once(folder, [layer.problem])
         return td.load(folder)
 
     return load

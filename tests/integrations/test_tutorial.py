@@ -34,13 +34,13 @@ def blocks(language):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(export_once, tmp_path_factory):
     """The folder after the steps of the shell: artifacts, weights, keys, signature."""
     folder = tmp_path_factory.mktemp("tutorial")
     (folder / "examples").symlink_to(ROOT / "examples")
     layers = scan(MODEL)
     (folder / "artifacts").mkdir()
-    made.export(folder / "artifacts", [layer.problem for layer in layers])
+    export_once(folder / "artifacts", [layer.problem for layer in layers])
     write_weights(layers, folder / "artifacts" / "decoder.safetensors")
     for command in re.findall(r"^openssl .*$", "".join(blocks("sh")), flags=re.M):
         subprocess.run(shlex.split(command), cwd=folder, check=True, capture_output=True)

@@ -1,7 +1,6 @@
 """The launcher, inside artifacts: each scenario runs in a process of its own that never imports tvm."""
 
 import ctypes.util
-import os
 import platform
 import re
 import shutil
@@ -11,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.processes import spinning
 
 from tvm_deconv.compiler.launcher import FLAGS, SOURCE, find_compiler, launcher_object
 from tvm_deconv.errors import BuildError, CompilerNotFound
@@ -103,7 +103,7 @@ def artifacts(tmp_path_factory):
 @pytest.fixture
 def run(artifacts):
     def run(script: str, **environment: str) -> str:
-        kept = {name: value for name, value in os.environ.items() if name != "TVM_DECONV_NUM_THREADS"}
+        kept = {name: value for name, value in spinning().items() if name != "TVM_DECONV_NUM_THREADS"}
         command = [sys.executable, "-W", "error", "-W", "ignore:.*fork:DeprecationWarning", "-c", PRELUDE + script]
         command += map(str, artifacts)
         done = subprocess.run(command, env=kept | environment, capture_output=True, text=True, timeout=60, check=False)
@@ -353,13 +353,16 @@ assert os.sched_getaffinity(0) == everywhere
 assert come_to(2)
 assert [os.sched_getaffinity(worker) for worker in worker_ids()] == [everywhere, everywhere]
 set_threads(2)  # of two or more processors: workers are confined for the moment in which they wake
+def sleepers():
+    states = [Path(f"/proc/self/task/{worker}/stat").read_text().split()[2] for worker in worker_ids()]
+    return states.count("S")
 for here in everywhere, {max(everywhere)}:
     for worker in worker_ids():
         os.sched_setaffinity(worker, here)
     for _ in range(3):
-        time.sleep(0.01)  # they fall asleep
+        assert come_to(2, sleepers)
         Case("small").check()
-    time.sleep(0.01)
+    assert come_to(2, sleepers)  # who was woken has run
     assert [os.sched_getaffinity(worker) for worker in worker_ids()] == [here, here]
 """)
 

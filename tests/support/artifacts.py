@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from tvm_deconv import Epilogue, Problem
+from tvm_deconv.artifact.locks import locked
 from tvm_deconv.artifact.manifest import Manifest, library_name, stem
 from tvm_deconv.targets import get
 
@@ -72,6 +73,16 @@ def export(directory, problems, target=TARGET):
 
     for problem in problems:
         build.export(problem, get(target), directory, toolchain=toolchain_of(target))
+
+
+def export_once(pool, directory, problems):
+    """Copy the artifacts for `problems` from `pool` into `directory`, after compiling those that are not there yet."""
+    for problem in problems:
+        with locked(pool / "lock"):
+            if not file(pool, problem, ".json").exists():
+                export(pool, [problem])
+        for suffix in (".json", ".so"):
+            shutil.copy(file(pool, problem, suffix), directory)
 
 
 def file(directory, problem, suffix):

@@ -16,6 +16,7 @@
  *   launcher_stress turns 1      a worker finds a job while as many threads compute as are configured
  *   launcher_stress keep 1       more workspace is given back than a thread may keep
  *   launcher_stress asleep 1     a job comes between a worker's last look at the clock and its sleep
+ *   launcher_stress elsewhere 1  a sleeper is woken off its waker's processor, unless its mask is someone else's
  *   launcher_stress host 1       threads that the program lends: they compute as the pool's do, in any order, late or
  *                                not at all, and also in the middle of launches of their own
  *
@@ -326,9 +327,12 @@ int hooked_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*f
   return pthread_create(thread, attributes, created_main, created);
 }
 
+static atomic_int kept_off_first; /* as if another program had kept every thread off processor 0 */
+
 int hooked_affinity(pid_t pid, size_t size, cpu_set_t *set) {
   int status = sched_getaffinity(pid, size, set);
   for (int i = 0; i < 8; ++i) CPU_SET(i, set); /* so that workers spin before they sleep, however few there are */
+  if (atomic_load(&kept_off_first)) CPU_CLR(0, set);
   return status;
 }
 
@@ -636,6 +640,11 @@ static void run_elsewhere(void) {
     CPU_XOR(&one, &one, &all);
     check(CPU_EQUAL(&last_masks[0], &one), "a sleeper wakes on any processor but its waker's");
   }
+  atomic_store(&kept_off_first, 1);
+  usleep(100000); /* it is asleep again */
+  int before = atomic_load(&masks_set);
+  check(launch_rendezvous(2) == 0, "the helper is woken");
+  check(atomic_load(&masks_set) == before, "a mask that someone else has set stays");
 }
 
 /* ---- cost -------------------------------------------------------------------------------------------------------- */

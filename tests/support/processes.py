@@ -14,3 +14,8 @@ def without_torch():
     """This environment, with the package and the tests on Python's path, and without torch."""
     path = WITHOUT_TORCH, Path(td.__file__).parents[1], TESTS
     return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))}
+
+
+def spinning():
+    """This environment, in which OpenMP's threads spin while they wait, as they do by default."""
+    return {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}

@@ -8,13 +8,15 @@ import threading
 import time
 from pathlib import Path
 
+from support.processes import spinning
+
 import tvm_deconv as td
 
 
 def run_script(script, *arguments, timeout=240):
     """Run a script in a process that can import the package and `support`; it must end well."""
     root = Path(td.__file__).parents[1]
-    environment = os.environ | {"PYTHONPATH": f"{root}:{root / 'tests'}"}
+    environment = spinning() | {"PYTHONPATH": f"{root}:{root / 'tests'}"}
     command = [sys.executable, "-W", "ignore:.*fork:DeprecationWarning", "-c", script, *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
     assert done.returncode == 0, done.stderr
