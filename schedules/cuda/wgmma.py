@@ -25,7 +25,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from tvm import tirx
@@ -275,48 +275,70 @@ class _Warpgroups(Form):
         return self.full(stage) + self.plan.stages * self.barrier
 
     def _multiply(self, block: Block, memory: Expr, sums: Expr, *rounded: Expr) -> None:
-        """Multiply tile by tile; a stage is given back when the product behind its own has begun.
-
-        With registers for it A is `rounded` to these, and a stage is given back when its product is done. Sums of three
-        products are of one tile, in registers of their own, and then added to the others.
-        """
+        """Multiply tile by tile; a stage is given back when the product behind its own has begun."""
+        if self.single:
+            self._multiply_rounded(block, memory, sums, *rounded)
+            return
         stages, tiles, positions = self.plan.stages, block.section.tiles_k, self.positions(block.section)
-        first, under_way = block.thread // _GROUP * (_ROWS * self.line), 1 - self.single
-        of_tile = rounded[1] if self.triple else sums
+        first = block.thread // _GROUP * (_ROWS * self.line)
         with build.serial(0, tiles) as step:
-            base = step % stages * self.stage
-            wait_phase(memory, self.full(step % stages), step // stages % 2)
-            if self.single:
-                self._round(block, memory, base, rounded[0])
-            if self.triple:
-                with build.unroll(self.sums) as i:
-                    build.buffer_store(of_tile, tirx.const(0, "float32"), [i])
+            base = self._filled(memory, step)
             wgmma_fence()
             for k in range(0, self.line, self.each):
-                b = base + self.b_first + k
-                if self.single:
-                    self._multiply_rounded(rounded[0], 4 * (k // self.each), memory, b, of_tile)
-                else:
-                    a = base + first + k * max(1, positions)
-                    wgmma(self.problem.dtype, self.plan.tile_n, sums, memory, a, b, positions)
+                a = base + first + k * max(1, positions)
+                wgmma(self.problem.dtype, self.plan.tile_n, sums, memory, a, base + self.b_first + k, positions)
             wgmma_commit()
-            wgmma_wait(under_way)
-            with when([step >= under_way, block.thread % 32 < self.sharing]):
-                self._give_back(block, memory, (step - under_way) % stages)
-            if self.triple:
-                with build.unroll(self.sums) as i:
-                    build.buffer_store(sums, sums[i] + of_tile[i], [i])
+            wgmma_wait(1)
+            with when([step >= 1, block.thread % 32 < self.sharing]):
+                self._give_back(block, memory, (step - 1) % stages)
         wgmma_wait(0)
 
-    def _multiply_rounded(self, rounded: Expr, at: int, memory: Expr, b: Index, sums: Expr) -> None:
-        """Begin to add the product of A, from a register on, and B; or those of their parts, the small ones first."""
-        low_a, low_b = self._rounded, self.plan.tile_n * self.line
-        for of_a, of_b in ((low_a, 0), (0, low_b), (0, 0)) if self.triple else ((0, 0),):
-            wgmma_tf32(self.plan.tile_n, sums, rounded, of_a + at, memory, b + of_b)
+    def _multiply_rounded(self, block: Block, memory: Expr, sums: Expr, rounded: Expr, *of_tile: Expr) -> None:
+        """Multiply tile by tile with A `rounded` to registers, those of a few terms while others are multiplied.
 
-    def _round(self, block: Block, memory: Expr, base: Index, registers: Expr) -> None:
-        """Read the thread's elements of a tile of A, and round or split them: of each wgmma two rows and two terms."""
-        for k, part in itertools.product(range(0, self.line, self.each), range(4)):
+        The first terms of a tile are rounded while the last ones of the tile before are multiplied. Sums of three
+        products are of one tile, in registers of their own, and then added to the others.
+        """
+        stages, tiles, added = self.plan.stages, block.section.tiles_k, of_tile[0] if self.triple else sums
+        round_terms = partial(self._round, block, memory, rounded)
+        round_terms(self._filled(memory, 0), 0)
+        with build.serial(0, tiles) as step:
+            base = step % stages * self.stage
+            for k in range(0, self.line, self.each):
+                if k > 0:
+                    round_terms(base, k)
+                wgmma_fence()
+                self._multiply_terms(rounded, k, memory, base + self.b_first, added)
+                wgmma_commit()
+            with when([step + 1 < tiles]):
+                wgmma_wait(1)
+                round_terms(self._filled(memory, step + 1), 0)
+            wgmma_wait(0)
+            with when([block.thread % 32 < self.sharing]):
+                self._give_back(block, memory, step % stages)
+            if self.triple:
+                with build.unroll(self.sums) as i:
+                    build.buffer_store(sums, sums[i] + added[i], [i])
+
+    def _filled(self, memory: Expr, step: Index) -> Index:
+        """Wait for a tile of k, and return where its stage begins."""
+        stages = self.plan.stages
+        wait_phase(memory, self.full(step % stages), step // stages % 2)
+        return step % stages * self.stage
+
+    def _multiply_terms(self, rounded: Expr, k: int, memory: Expr, b: Index, sums: Expr) -> None:
+        """Begin to add the product of the terms of A from `k` on and B; or those of their parts, the small ones first.
+
+        The first of three products begins the sums of a tile.
+        """
+        at, low_a, low_b = 4 * (k // self.each), self._rounded, self.plan.tile_n * self.line
+        for of_a, of_b in ((low_a, 0), (0, low_b), (0, 0)) if self.triple else ((0, 0),):
+            begins = self.triple and k == 0 and of_a > 0
+            wgmma_tf32(self.plan.tile_n, sums, rounded, of_a + at, memory, b + k + of_b, begins=begins)
+
+    def _round(self, block: Block, memory: Expr, registers: Expr, base: Index, k: int) -> None:
+        """Read the thread's elements of A of one wgmma, two rows and two terms, and round or split them."""
+        for part in range(4):
             element = memory[base + self._element(block.section, block.thread, k, part)]
             to = 4 * (k // self.each) + part
             if not self.triple:

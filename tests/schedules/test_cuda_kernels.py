@@ -497,11 +497,12 @@ CLUSTER_MISTAKES = {
 #: Of A in registers, which is rounded.
 ROUNDING_MISTAKES = {
     "registers that change under way": (r"(?<=  )tvm_deconv_wgmma_wait0\(\);(?=\s*if)", ""),
+    "first registers that change under way": (r"(?<=  )tvm_deconv_wgmma_wait1\(\);", ""),
     "not rounded": (r"tvm_deconv_tf32\((?!float)", "("),
 }
 #: Of three products, whose operands are split.
 SPLITTING_MISTAKES = {
-    "sums of tiles that begin with those before": (r"(?<=\n {8})\w+\[\w+\] = 0x0p\+0f[^;]*;", ""),
+    "sums of tiles that begin with those before": (r"(tvm_deconv_wgmma_tf32_n32)_first\((?!float)", r"\1("),
     "sums of tiles that are not added": (r"(?<=\n {8})(\w+\[\w+\]) = \(\1 \+ \w+\[\w+\]\);", ""),
     "low parts of A that are left out": (r"tvm_deconv_low\((?!float)", "0.0f * tvm_deconv_low("),
     "low parts of B that are left out": (r"tvm_deconv_wgmma_tf32_n32\([^;]*\+ 30\d\d\)[^;]*;", ""),
