@@ -12,7 +12,7 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 from tvm.tirx import PrimFunc
 
-from tvm_deconv.compute.gather import Index, Section, reached, unravel
+from tvm_deconv.compute.gather import Index, Section, ravel, reached, unravel
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.schedules.cuda.emit import Arguments, Place, Rounding, each, launch, local, pack_filter, when
 
@@ -36,8 +36,21 @@ class Term:
     exists: list[Expr]
 
 
-#: Images and positions along each axis of a tile's rows, where these are not the next ones in the order of rows.
-Box: TypeAlias = tuple[int, int, int, int]
+#: Images and positions along each axis.
+Extents: TypeAlias = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """The box that a tile's rows are, and that of all rows, whose last axis may be all positions, of all images too."""
+
+    lengths: Extents
+    extents: Extents
+
+    @property
+    def counts(self) -> list[int]:
+        """How many boxes there are along images and each axis."""
+        return [-(-extent // length) for extent, length in zip(self.extents, self.lengths, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +75,8 @@ class Block:
     def corner(self) -> list[Index]:
         """The image and the position of the first row of a box."""
         assert self.box is not None
-        numbers = unravel(self.tile_m, boxes_of(self.section, self.box))
-        return [number * extent for number, extent in zip(numbers, self.box, strict=True)]
+        numbers = unravel(self.tile_m, self.box.counts)
+        return [number * length for number, length in zip(numbers, self.box.lengths, strict=True)]
 
     def position(self, row: Index, first: Index, rows: int) -> tuple[Index, Sequence[Index], list[Expr]]:
         """Return image and position of a row of the tile of `rows`, the `first` in order, and when it exists."""
@@ -71,19 +84,17 @@ class Block:
             m = first + row
             ragged = [m < self.section.m] if self.section.m % rows else []
             return *self.section.position(m), [*ragged, *self.exists]
-        at = [corner + within for corner, within in zip(self.corner, unravel(row, self.box), strict=True)]
-        inside = [x < extent for x, extent, box in zip(at, self.section.extents, self.box, strict=True) if extent % box]
+        extents, lengths = self.box.extents, self.box.lengths
+        at = [corner + within for corner, within in zip(self.corner, unravel(row, lengths), strict=True)]
+        inside = [x < extent for x, extent, length in zip(at, extents, lengths, strict=True) if extent % length]
+        if extents != self.section.extents:
+            at = unravel(ravel(at, extents[1:]), self.section.extents)
         return at[0], at[1:], [*inside, *self.exists]
 
 
 def tiles_of(section: Section, tile_m: int, box: Box | None) -> int:
     """Return the number of tiles of rows."""
-    return -(-section.m // tile_m) if box is None else math.prod(boxes_of(section, box))
-
-
-def boxes_of(section: Section, box: Box) -> list[int]:
-    """Return how many boxes there are along images and each axis."""
-    return [-(-extent // length) for extent, length in zip(section.extents, box, strict=True)]
+    return -(-section.m // tile_m) if box is None else math.prod(box.counts)
 
 
 def packed_elements(all_sections: Sequence[Section]) -> int:

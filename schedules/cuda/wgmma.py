@@ -33,12 +33,11 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 
 from tvm_deconv.compute.gather import Index, Section, sections, unravel
-from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.contract import Algorithm, Kernel
-from tvm_deconv.schedules.cuda.blocks import Block, Box, packed_elements
+from tvm_deconv.schedules.cuda.blocks import Block, Box, Extents, packed_elements
 from tvm_deconv.schedules.cuda.emit import Arguments, Rounding, barrier, local, one_task, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
 from tvm_deconv.schedules.cuda.products import choices, joined
@@ -73,6 +72,7 @@ _LINE, _LEAST = (
 _TERMS, _ROWS = 32, 64  # of one wgmma, the former in bytes
 _GROUP = 128  # threads of a warpgroup
 _BARRIER = 8  # bytes
+_MOST_POSITIONS = 1 << 31
 _MOST_SHARED, _BARRIERS = 227 << 10, 1 << 10
 _COLUMNS = (256, 128, 64, 32)
 _STAGES = (3, 4, 6)
@@ -172,16 +172,17 @@ class _Warpgroups(Form):
 
     def box(self, section: Section) -> Box:
         """Return the box of positions of a tile's rows that leaves the fewest tiles, the last axis the longest."""
-        return _box(self.plan.tile_m, section.extents, 1 if self.k_fastest else self.lanes)
+        extents = _extents(self.problem, section)
+        return Box(_lengths(self.plan.tile_m, extents, 1 if self.k_fastest else self.lanes), extents)
 
-    def slice(self, section: Section) -> Box:
-        """Return the box of the rows of A that a block loads, in the order of rows a part of the tile's."""
-        rest, extents = self.columns, []
-        for extent in self.box(section):
-            share = math.gcd(extent, rest)
-            extents.append(extent // share)
+    def slice(self, section: Section) -> Extents:
+        """Return the lengths of the box of A that a block loads, in the order of rows a part of the tile's."""
+        rest, lengths = self.columns, []
+        for length in self.box(section).lengths:
+            share = math.gcd(length, rest)
+            lengths.append(length // share)
             rest //= share
-        image, d, h, w = extents
+        image, d, h, w = lengths
         return image, d, h, w
 
     def positions(self, section: Section) -> int:
@@ -196,31 +197,39 @@ class _Warpgroups(Form):
             k = k // 8 * 8 + self._term(k % 8)
         return group, tile, tile_k * self.line + k, within
 
-    def begin(self, args: Arguments, aligned: bool) -> dict[Any, Expr]:
+    def begin(self, args: Arguments, aligned: bool) -> dict[str, Expr]:
         """See Form; encode the map of the packed filter, and of the data for each box, if TMA can load these."""
         line, lines = self.line, args.packed_elements // self.line
         box_of_b = line, self.plan.tile_n // self.rows
         packed = encode_map("packed", args.packed, self.dtype, ((line, 1), (lines, line)), box_of_b)
-        maps: dict[Any, Expr] = {"packed": packed}
-        if aligned:
-            for section in self.sections:
-                box = self.slice(section)
-                if box not in maps:
-                    name = "data_" + "_".join(map(str, box))
-                    extents = self.ordered(line, (*box[:-1], self.positions(section) or box[-1]))
-                    maps[box] = encode_map(name, args.data, self.dtype, self._axes(args.geometry), extents)
+        maps: dict[str, Expr] = {"packed": packed}
+        for section in self.sections if aligned else ():
+            *outer, last = self.slice(section)
+            if (name := self.map_name(section)) not in maps:
+                extents = self.ordered(line, (*outer, self.positions(section) or last))
+                maps[name] = encode_map(name, args.data, self.dtype, self._axes(section), extents)
         return maps
+
+    def map_name(self, section: Section) -> str:
+        """Return the name of the map that loads of the data are by."""
+        return "_".join(map(str, ("data", *self.slice(section), *["flat"] * _one_tap(section))))
 
     def ordered(self, channel: Any, place: Sequence[Any]) -> Sequence[Any]:
         """Return what there is of channels and of images and positions in the order of a map's axes."""
         *outer, w = place
         return (channel, w, *reversed(outer)) if self.k_fastest else (w, channel, *reversed(outer))
 
-    def _axes(self, geometry: Geometry) -> Sequence[tuple[int, int]]:
+    def _axes(self, section: Section) -> Sequence[tuple[int, int]]:
         """Return the axes of the data's map, channels behind the last one if that is fastest: extents and strides."""
+        geometry = section.geometry
         channels, (d, h, w) = geometry.groups * geometry.in_channels, geometry.data
         inner = channels if self.k_fastest else 1
-        places = [(geometry.batch, d * h * w * channels), (d, h * w * inner), (h, w * inner), (w, inner)]
+        strides = d * h * w * channels, h * w * inner, w * inner, inner
+        extents = geometry.batch, d, h, w
+        if _one_tap(section):
+            # Axes with one element have any stride.
+            extents, strides = _extents(self.problem, section), (strides[0], *[d * h * w * inner] * 2, inner)
+        places = list(zip(extents, strides, strict=True))
         return self.ordered((channels, 1 if self.k_fastest else d * h * w), places)
 
     def accumulate(
@@ -383,10 +392,11 @@ class _Warpgroups(Form):
 class _Loads:
     """The work of the last warp: tiles of k to the stages, as these become empty."""
 
-    def __init__(self, form: _Warpgroups, args: Arguments, block: Block, maps: dict[Any, Expr], memory: Expr) -> None:
+    def __init__(self, form: _Warpgroups, args: Arguments, block: Block, maps: dict[str, Expr], memory: Expr) -> None:
         self.form, self.args, self.block, self.maps, self.memory = form, args, block, maps, memory
         self.section, self.slice = block.section, form.slice(block.section)
-        self.by_elements = self.slice not in maps
+        self.map = maps.get(form.map_name(block.section))
+        self.by_elements = self.map is None
 
     @property
     def arrivals(self) -> int:
@@ -415,14 +425,12 @@ class _Loads:
         of_row = ((1 << form.columns) - 1) << (row * form.columns)
         of_column = sum(1 << (form.columns * other) for other in range(form.rows)) << column
         rows, positions = form.plan.tile_m // form.columns, self.slice[-1]
-        if not self.by_elements:
+        if self.map is not None:
             # Of more positions than a line has, a box for each line.
             each = rows // (positions // (form.positions(self.section) or positions))
             for first in range(0, rows, each):
                 at, blocks = column * rows + first, of_row if form.columns > 1 else None
-                load_box(
-                    self.memory, base + at * form.line, self.maps[self.slice], full, self._corner(tile, at), blocks
-                )
+                load_box(self.memory, base + at * form.line, self.map, full, self._corner(tile, at), blocks)
         first = row * (form.plan.tile_n // form.rows)
         for part in range(len(form.roundings)):
             to = base + form.b_first + (part * form.plan.tile_n + first) * form.line
@@ -441,7 +449,7 @@ class _Loads:
     def _corner(self, tile: Index, row: Index) -> Sequence[Index]:
         """Return where a slice of a tile of A, from a row on, begins in the data, the fastest axis first."""
         channel, shifts = self._tap(tile)
-        within = unravel(row, self.form.box(self.section))
+        within = unravel(row, self.form.box(self.section).lengths)
         at = [first + y + shift for first, y, shift in zip(self.block.corner, within, [0, *shifts], strict=True)]
         return self.form.ordered(channel, at)
 
@@ -475,11 +483,29 @@ class _Loads:
 
 
 @lru_cache(256)
-def _box(rows: int, extents: tuple[int, ...], least: int) -> Box:
-    """Return the box of so many positions, the `least` of the last axis or more; see `box`."""
+def _lengths(rows: int, extents: Extents, least: int) -> Extents:
+    """Return the lengths of a box of so many positions, the `least` of the last axis or more; see `box`."""
     powers = [2**power for power in range(rows.bit_length())]
     boxes = (box for box in itertools.product(powers, repeat=4) if math.prod(box) == rows and box[-1] >= least)
-    return min(boxes, key=lambda box: (math.prod(map(ceil_div, extents, box)), box))
+    image, d, h, w = min(boxes, key=lambda box: (math.prod(map(ceil_div, extents, box)), box))
+    return image, d, h, w
+
+
+def _extents(problem: Problem, section: Section) -> Extents:
+    """Return the extents of rows; if each reads one tap, its own position, the last axis has all that are neighbours.
+
+    Those are the positions of an image, or of all images if channels are last.
+    """
+    image, d, h, w = section.extents
+    if not _one_tap(section):
+        return image, d, h, w
+    return (1, 1, 1, section.m) if problem.data_format == "NXC" else (image, 1, 1, d * h * w)
+
+
+def _one_tap(section: Section) -> bool:
+    """Return True if there are as many positions as data, each of which reads one tap, at the same place."""
+    same = section.extents[1:] == section.geometry.data and section.m < _MOST_POSITIONS
+    return same and all(run.taps == 1 and run.x0 == 0 for run in section.runs)
 
 
 def supports(problem: Problem, target: CudaTarget) -> bool:
@@ -487,9 +513,7 @@ def supports(problem: Problem, target: CudaTarget) -> bool:
     supported = multiplied_type(problem) in ("float16", "bfloat16", "tf32")
     if not on_hopper(target) or problem.batch == 0 or not supported:
         return False
-    fastest = problem.in_channels if problem.data_format == "NXC" else problem.data_spatial[-1]
-    loads = fastest % (_LEAST // element_bytes(problem.dtype)) == 0
-    return loads and (problem.groups == 1 or problem.in_channels % _line(problem) == 0) and bool(_choices(problem))
+    return (problem.groups == 1 or problem.in_channels % _line(problem) == 0) and bool(_choices(problem))
 
 
 def _line(problem: Problem) -> int:
@@ -498,11 +522,20 @@ def _line(problem: Problem) -> int:
 
 
 def _choices(problem: Problem) -> list[int]:
-    """Return the numbers of last axes along which phases are joined to few products of many columns and whole lines."""
+    """Return the numbers of last axes along which phases are joined to few products of many columns and whole lines.
+
+    TMA can load from the data.
+    """
+
+    def loads(section: Section) -> bool:
+        positions = _extents(problem, section)[-1] if _one_tap(section) else problem.data_spatial[-1]
+        fastest = problem.in_channels if problem.data_format == "NXC" else positions
+        return fastest % (_LEAST // element_bytes(problem.dtype)) == 0
 
     def suits(products: Sequence[Section]) -> bool:
         return (
             1 <= len(products) <= 8
+            and all(map(loads, products))
             and all(section.alike for section in products)
             and max(section.n for section in products) >= _COLUMNS[-1]
         )

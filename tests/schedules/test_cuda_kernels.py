@@ -139,6 +139,11 @@ EXAMPLES = {
         # Channels second: lines of 8 positions, and of 16 that are rounded.
         td.Problem(2, 1, 136, 40, (5, 8), (4, 3), (2, 2), (1, 1), (1, 1), (10, 15), "bfloat16"),
         td.Problem(3, 1, 61, 40, (3, 16), (2, 2), (2, 2), (1, 1), (0, 0), (6, 32), precision="tf32"),
+        # One tap, whose positions are one axis, of all images with channels last: rows that TMA could not load.
+        td.Problem(3, 1, 72, 40, (5, 7), (2, 3), (2, 3), (1, 1), (0, 0), (10, 21), "float16", "NXC"),
+        td.Problem(
+            3, 1, 37, 40, (10, 2, 6), (2, 1, 2), (2, 1, 2), *[(1, 1, 1), (0, 0, 0), (20, 2, 12)], precision="tf32x3"
+        ),
         # Filters in two parts, phases with different taps, groups.
         td.Problem(1, 1, 44, 40, (5, 9), (4, 3), (2, 2), (1, 1), (1, 2), (9, 14), "float32", "NXC", precision="tf32x3"),
         td.Problem(2, 2, 32, 40, (3, 12), (3, 3), (2, 1), (1, 2), (1, 0), (6, 16), precision="tf32x3"),
