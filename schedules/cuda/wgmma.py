@@ -76,7 +76,7 @@ _MOST_POSITIONS = 1 << 31
 _MOST_SHARED, _BARRIERS = 227 << 10, 1 << 10
 _COLUMNS = (256, 128, 64, 32)
 _STAGES = (3, 4, 6)
-_CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))
+_CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (2, 4))
 #: In multiply-adds of CUDA cores: one of wgmma.
 _MMA = 1 / 12
 
@@ -224,11 +224,11 @@ class _Warpgroups(Form):
         geometry = section.geometry
         channels, (d, h, w) = geometry.groups * geometry.in_channels, geometry.data
         inner = channels if self.k_fastest else 1
-        strides = d * h * w * channels, h * w * inner, w * inner, inner
-        extents = geometry.batch, d, h, w
+        image, extents = d * h * w * channels, (geometry.batch, d, h, w)
+        strides = image, h * w * inner, w * inner, inner
         if _one_tap(section):
             # Axes with one element have any stride.
-            extents, strides = _extents(self.problem, section), (strides[0], *[d * h * w * inner] * 2, inner)
+            extents, strides = _extents(self.problem, section), (image, image, image, inner)
         places = list(zip(extents, strides, strict=True))
         return self.ordered((channels, 1 if self.k_fastest else d * h * w), places)
 

@@ -563,7 +563,7 @@ def test_blocks_of_clusters_share_their_loads(tmp_path):
     A block alone has two lines of positions.
     """
     problem = td.Problem(1, 1, 72, 40, (136,), (3,), (2,), (1,), (1,), (271,), "float16", "NXC")
-    clusters = [(2, 1), (1, 2), (2, 2)]
+    clusters = [(2, 1), (1, 2), (2, 2), (4, 2), (2, 4)]
     plans = [ClusterPlan(64, 32, 64, 64, 32, 3, cluster_m=m, cluster_n=n) for m, n in clusters]
     chosen = [(problem, plan) for plan in plans]
     chosen += [(problem.replace(data_format="NCX"), plan) for plan in [*plans, ClusterPlan(128, 32, 64, 64, 32, 3)]]

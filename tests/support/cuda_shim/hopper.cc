@@ -64,6 +64,7 @@ static void* shim_in(unsigned block, void* at) {
 void tvm_deconv_arrive_at(void* at, int block) { tvm_deconv_arrive(shim_in(block, at)); }
 void tvm_deconv_meet2() { shim_meet(); }
 void tvm_deconv_meet4() { shim_meet(); }
+void tvm_deconv_meet8() { shim_meet(); }
 
 // Brings a box to the shared memory of a block.
 static void shim_bring(const ShimMap& m, const std::vector<long>& first, unsigned at, char* memory) {

@@ -11,6 +11,7 @@ void tvm_deconv_arrive(void* at);
 void tvm_deconv_arrive_at(void* at, int block);
 void tvm_deconv_meet2();
 void tvm_deconv_meet4();
+void tvm_deconv_meet8();
 void tvm_deconv_wait_phase(void* at, int parity);
 void tvm_deconv_publish();
 void tvm_deconv_load_box2(void* to, unsigned long long map, void* b, int x, int y);
