@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -284,10 +285,10 @@ def neighbours(section: Section, columns: int) -> int:
     return 1 if section.channels_last else math.gcd(section.counts[2], columns)
 
 
-def stored_together(problem: Problem, section: Section, columns: int) -> int:
-    """Return how many sums, as `store_tile` takes them, are neighbours in the output and exist together: 4 at most."""
+def stored_together(problem: Problem, section: Section, columns: int, most: int) -> int:
+    """Return how many sums, as `store_tile` takes them, are neighbours in the output and exist together, at `most`."""
     axis, extent = section.geometry.axes[2], section.geometry.output[2]
-    most = min(4, 16 // element_bytes(problem.output_dtype))
+    most = min(most, 16 // element_bytes(problem.output_dtype))
     if section.channels_last:
         whole = section.geometry.out_channels
     else:
@@ -320,13 +321,14 @@ def store_tile(
     threads: int,
     split: int,
     together: int,
+    rounded: bool,
     value: Callable[[Index, Index], Expr],
 ) -> None:
     """Write a tile of C, ``extents`` rows by columns from `first_column` of the block's tile on, to the output.
 
     Threads take elements in the order in which they lie in the output, as far as the tile goes, `together` at a time.
-    `value` of a row and a column is the sum. A part of a split sum goes to the workspace, at the place of its output
-    element.
+    `value` of a row and a column is the sum, or what it became if it is `rounded`. A part of a split sum goes to the
+    workspace, at the place of its output element.
     """
     section, (rows, columns) = block.section, extents
     inner = neighbours(section, columns)
@@ -358,6 +360,10 @@ def store_tile(
             if split > 1:
                 where = block.part * args.const(args.outputs) + args.flat(image, channel, i)
                 build.buffer_store(args.workspace, value(row, column), [where])
+            elif rounded:
+                with build.vectorized(together) if together > 1 else nullcontext(0) as lane:
+                    where = args.flat(image, channel, i) + lane
+                    build.buffer_store(args.flat_out(), value(row, column + lane), [where])
             elif together > 1:
                 cells = (cell(number + other) for other in range(together))
                 args.finish_vector(image, channel, i, [value(*at) for at in cells])

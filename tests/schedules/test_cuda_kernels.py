@@ -577,6 +577,20 @@ def test_blocks_of_clusters_share_their_loads(tmp_path):
         check(batch, number, offset=offset)
 
 
+@pytest.mark.parametrize("family", ["cuda_tensor", "cuda_wgmma"])
+def test_sums_are_rounded_on_their_way_to_the_output(family, tmp_path):
+    """With channels last, to two bytes: eight, four or two channels in one store, one at odd addresses, and groups."""
+    wgmma = family == "cuda_wgmma"
+    plan = ClusterPlan(64, 128, 64, 64, 128, 3) if wgmma else replace(TENSOR_PLANS[0], stages=4)
+    problem = td.Problem(2, 1, 64, 40, (5, 9), (4, 3), (2, 2), (1, 1), (1, 1), (10, 17), "float16", "NXC")
+    problem = problem.replace(epilogue=td.Epilogue(True, "sigmoid"))
+    given = [problem, problem.replace(out_channels=36, dtype="bfloat16"), problem.replace(groups=2, out_channels=38)]
+    batch = Batch(given, tmp_path, "rounded", FAMILIES[family], [plan] * len(given))
+    assert "half2*" in source(batch.kernels[0].functions)
+    for number, offset in itertools.product(range(len(given)), range(2)):
+        check(batch, number, offset=offset)
+
+
 def test_what_permits_tf32_is_within_its_bound(tmp_path):
     """At most 2**-10 of the sum of the magnitudes of all products, and more exact where no tensor core serves."""
     given = [EXAMPLES["cuda_tensor"][-1], as_tf32(EXAMPLES["cuda_narrow"][0]).replace(epilogue=td.Epilogue())]
