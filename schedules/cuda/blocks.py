@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -12,7 +13,7 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 from tvm.tirx import PrimFunc
 
-from tvm_deconv.compute.gather import Index, Section, reached, unravel
+from tvm_deconv.compute.gather import Index, Section, ravel, reached, unravel
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.schedules.cuda.emit import Arguments, Place, Rounding, each, launch, local, pack_filter, when
 
@@ -36,8 +37,21 @@ class Term:
     exists: list[Expr]
 
 
-#: Images and positions along each axis of a tile's rows, where these are not the next ones in the order of rows.
-Box: TypeAlias = tuple[int, int, int, int]
+#: Images and positions along each axis.
+Extents: TypeAlias = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """The box that a tile's rows are, and that of all rows, whose last axis may be all positions, of all images too."""
+
+    lengths: Extents
+    extents: Extents
+
+    @property
+    def counts(self) -> list[int]:
+        """How many boxes there are along images and each axis."""
+        return [-(-extent // length) for extent, length in zip(self.extents, self.lengths, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +76,8 @@ class Block:
     def corner(self) -> list[Index]:
         """The image and the position of the first row of a box."""
         assert self.box is not None
-        numbers = unravel(self.tile_m, boxes_of(self.section, self.box))
-        return [number * extent for number, extent in zip(numbers, self.box, strict=True)]
+        numbers = unravel(self.tile_m, self.box.counts)
+        return [number * length for number, length in zip(numbers, self.box.lengths, strict=True)]
 
     def position(self, row: Index, first: Index, rows: int) -> tuple[Index, Sequence[Index], list[Expr]]:
         """Return image and position of a row of the tile of `rows`, the `first` in order, and when it exists."""
@@ -71,19 +85,17 @@ class Block:
             m = first + row
             ragged = [m < self.section.m] if self.section.m % rows else []
             return *self.section.position(m), [*ragged, *self.exists]
-        at = [corner + within for corner, within in zip(self.corner, unravel(row, self.box), strict=True)]
-        inside = [x < extent for x, extent, box in zip(at, self.section.extents, self.box, strict=True) if extent % box]
+        extents, lengths = self.box.extents, self.box.lengths
+        at = [corner + within for corner, within in zip(self.corner, unravel(row, lengths), strict=True)]
+        inside = [x < extent for x, extent, length in zip(at, extents, lengths, strict=True) if extent % length]
+        if extents != self.section.extents:
+            at = unravel(ravel(at, extents[1:]), self.section.extents)
         return at[0], at[1:], [*inside, *self.exists]
 
 
 def tiles_of(section: Section, tile_m: int, box: Box | None) -> int:
     """Return the number of tiles of rows."""
-    return -(-section.m // tile_m) if box is None else math.prod(boxes_of(section, box))
-
-
-def boxes_of(section: Section, box: Box) -> list[int]:
-    """Return how many boxes there are along images and each axis."""
-    return [-(-extent // length) for extent, length in zip(section.extents, box, strict=True)]
+    return -(-section.m // tile_m) if box is None else math.prod(box.counts)
 
 
 def packed_elements(all_sections: Sequence[Section]) -> int:
@@ -273,10 +285,10 @@ def neighbours(section: Section, columns: int) -> int:
     return 1 if section.channels_last else math.gcd(section.counts[2], columns)
 
 
-def stored_together(problem: Problem, section: Section, columns: int) -> int:
-    """Return how many sums, as `store_tile` takes them, are neighbours in the output and exist together: 4 at most."""
+def stored_together(problem: Problem, section: Section, columns: int, most: int) -> int:
+    """Return how many sums, as `store_tile` takes them, are neighbours in the output and exist together, at `most`."""
     axis, extent = section.geometry.axes[2], section.geometry.output[2]
-    most = min(4, 16 // element_bytes(problem.output_dtype))
+    most = min(most, 16 // element_bytes(problem.output_dtype))
     if section.channels_last:
         whole = section.geometry.out_channels
     else:
@@ -309,13 +321,14 @@ def store_tile(
     threads: int,
     split: int,
     together: int,
+    rounded: bool,
     value: Callable[[Index, Index], Expr],
 ) -> None:
     """Write a tile of C, ``extents`` rows by columns from `first_column` of the block's tile on, to the output.
 
     Threads take elements in the order in which they lie in the output, as far as the tile goes, `together` at a time.
-    `value` of a row and a column is the sum. A part of a split sum goes to the workspace, at the place of its output
-    element.
+    `value` of a row and a column is the sum, or what it became if it is `rounded`. A part of a split sum goes to the
+    workspace, at the place of its output element.
     """
     section, (rows, columns) = block.section, extents
     inner = neighbours(section, columns)
@@ -347,6 +360,10 @@ def store_tile(
             if split > 1:
                 where = block.part * args.const(args.outputs) + args.flat(image, channel, i)
                 build.buffer_store(args.workspace, value(row, column), [where])
+            elif rounded:
+                with build.vectorized(together) if together > 1 else nullcontext(0) as lane:
+                    where = args.flat(image, channel, i) + lane
+                    build.buffer_store(args.flat_out(), value(row, column + lane), [where])
             elif together > 1:
                 cells = (cell(number + other) for other in range(together))
                 args.finish_vector(image, channel, i, [value(*at) for at in cells])

@@ -90,9 +90,15 @@ class Arguments:
 
     def flat_data(self) -> Expr:
         """Return the data as an array of one axis, by `place`."""
-        elements, dtype = math.prod(int(extent) for extent in self.data.shape), self.data.dtype
-        extents = [IntImm(self.index, elements)]
-        return build.decl_buffer(extents, dtype, data=self.data.data, scope="global", layout=None)
+        return self._flat(self.data)
+
+    def flat_out(self) -> Expr:
+        """Return the output as an array of one axis, by `flat`."""
+        return self._flat(self.out)
+
+    def _flat(self, buffer: Expr) -> Expr:
+        extents = [IntImm(self.index, math.prod(int(extent) for extent in buffer.shape))]
+        return build.decl_buffer(extents, buffer.dtype, data=buffer.data, scope="global", layout=None)
 
     def accumulated(self, n: Index, channel: Index, x: Sequence[Index]) -> Expr:
         """Return an element of the data as an accumulator."""
@@ -118,15 +124,20 @@ class Arguments:
 
     def finish_vector(self, n: Index, channel: Index, i: Sequence[Index], totals: Sequence[Expr]) -> None:
         """Store neighbours in memory, from `channel` and `i` on, in one access: channels if they come last."""
+        values, last = self.finished(channel, totals), self.problem.data_format == "NXC"
+        with build.vectorized(len(totals)) as lane:
+            at = self._at(n, channel + lane, i) if last else self._at(n, channel, [*i[:2], i[2] + lane])
+            build.buffer_store(self.out, values[lane], list(at))
+
+    def finished(self, channel: Index, totals: Sequence[Expr]) -> Expr:
+        """Return what sums of neighbours in memory become, from `channel` on if it comes last, as an array."""
         problem, last = self.problem, self.problem.data_format == "NXC"
         sums = local(len(totals), problem.accumulate_dtype)
         values = local(len(totals), storage_dtype(problem.output_dtype))
         for number, total in enumerate(totals):
             self._activate(sums, number, channel + number * last, total)
             build.buffer_store(values, self._rounded(sums[number]), [number])
-        with build.vectorized(len(totals)) as lane:
-            at = self._at(n, channel + lane, i) if last else self._at(n, channel, [*i[:2], i[2] + lane])
-            build.buffer_store(self.out, values[lane], list(at))
+        return values
 
     def _activate(self, values: Expr, at: int, channel: Index, total: Expr) -> None:
         """Leave the activation of a sum of `channel` in the accumulator `at`, as `finished` returns it."""

@@ -34,7 +34,7 @@ from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import storage_dtype, to_accumulator
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.schedules.contract import Algorithm, Kernel
-from tvm_deconv.schedules.cuda.banks import Access, best_pitch
+from tvm_deconv.schedules.cuda.banks import BANKS, Access, best_pitch
 from tvm_deconv.schedules.cuda.blocks import (
     Block,
     Box,
@@ -357,6 +357,11 @@ _ACROSS = 8
 DIVISIONS = 32
 #: Words of a vector in shared memory: lines begin at multiples of them.
 _VECTOR = 4
+_WORD = 4  # bytes
+#: Columns that go to the output in one round if they are halves of words: a line is a word of each bank.
+_HALVES = 2 * BANKS
+#: Sums of a thread whose channels may take divisions, at most.
+_MOST_SUMS = 64
 #: The relative time of a block that is alone on its multiprocessor: nothing else runs while it waits.
 _ALONE = 1.2
 
@@ -612,7 +617,7 @@ def _sum(
 
 
 @dataclass(frozen=True)
-class _Rounds:
+class Rounds:
     """The way of sums to the output through shared memory, `columns` at a time, and where they lie there.
 
     They lie in the order of the output, so that neighbouring threads read neighbouring words: by rows if channels are
@@ -625,12 +630,36 @@ class _Rounds:
     columns: int
 
     @staticmethod
-    def of(form: Form, section: Section) -> _Rounds:
+    def of(form: Form, section: Section) -> Rounds:
         """Return the rounds with the most columns for which the memory of the stages has room."""
         columns = min(form.plan.tile_n, form.most_columns)
-        while (rounds := _Rounds(form, section, columns)).size * _BYTES[form.accumulator] > form.memory_bytes:
+        if Rounds(form, section, columns).rounded:
+            columns = _HALVES
+        while (rounds := Rounds(form, section, columns)).size * rounds.bytes > form.memory_bytes:
             columns //= 2
         return rounds
+
+    @cached_property
+    def rounded(self) -> bool:
+        """True if sums are rounded before: to halves of a word, two of them side by side and enough for all banks.
+
+        With 128 sums a thread has no registers for the channels of columns that are found by divisions.
+        """
+        form, plan, channels = self.form, self.form.plan, self.section.geometry.out_channels
+        divided = channels & (channels - 1) > 0 and form.sums > _MOST_SUMS
+        halves = element_bytes(form.problem.output_dtype) == _WORD // 2 and plan.tile_n % _HALVES == 0
+        pairs = self.section.channels_last and channels % 2 == self.together % 2 == 0
+        return halves and pairs and plan.split == 1 and not divided
+
+    @property
+    def dtype(self) -> str:
+        """The type of the elements there."""
+        return storage_dtype(self.form.problem.output_dtype) if self.rounded else self.form.accumulator
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of an element."""
+        return _BYTES[self.dtype]
 
     @property
     def inner(self) -> int:
@@ -653,13 +682,15 @@ class _Rounds:
     def read(self) -> int:
         """Sums that a thread takes at a time to the output."""
         split = self.form.plan.split > 1
-        return 1 if split else stored_together(self.form.problem, self.section, self.columns)
+        most = 8 if self.rounded else 4
+        return 1 if split else stored_together(self.form.problem, self.section, self.columns, most)
 
     @cached_property
     def pitch(self) -> int:
-        """Words from one line to the next."""
+        """Elements from one line to the next."""
         length = self.columns if self.section.channels_last else self.form.plan.tile_m * self.inner
-        return best_pitch(length, _VECTOR, self.accesses)
+        each = max(1, _WORD // self.bytes)
+        return each * best_pitch(-(-length // each), _VECTOR, lambda words: self.accesses(each * words))
 
     def place(self, row: Index, column: Index, pitch: int | None = None) -> Index:
         """Return the place of a sum."""
@@ -680,11 +711,17 @@ class _Rounds:
                     start, _, cell = groups[group]
                     row, column, _ = cell(i, j)
                     places.append(self.place(row, (start + column) % self.columns, pitch))
-                yield places, self.together
+                yield self._words(places, self.together)
         line = self.columns if self.section.channels_last else self.form.plan.tile_m * self.inner
         numbers = [lane * self.read for lane in lanes]
         for _ in range(self.form.sums // self.read):
-            yield [number // line * pitch + number % line for number in numbers], self.read
+            yield self._words([number // line * pitch + number % line for number in numbers], self.read)
+
+    def _words(self, places: list[int], count: int) -> Access:
+        """Return the access of so many elements at these places."""
+        if self.bytes >= _WORD:
+            return places, count
+        return [place * self.bytes // _WORD for place in places], count * self.bytes // _WORD
 
 
 def gaps(form: Form, section: Section) -> float:
@@ -702,18 +739,31 @@ def accesses(form: Form) -> tuple[list[Access], list[Access]]:
     reads: list[Access] = [
         ([int(place) * size // 4 for place, _ in those], those[0][1] // 4) for those in zip(*lanes, strict=True)
     ]
-    rounds = _Rounds.of(form, form.sections[0])
+    rounds = Rounds.of(form, form.sections[0])
     return reads, list(rounds.accesses(rounds.pitch))
 
 
 def _write(args: Arguments, block: Block, form: Form, memory: Expr, sums: Expr) -> None:
     """Bring the sums to the output, some columns at a time, through shared memory: in the order of the output."""
     plan, problem = form.plan, form.problem
-    rounds = _Rounds.of(form, block.section)
+    rounds = Rounds.of(form, block.section)
     holds = [block.thread < form.holders] if form.holders < form.threads else []
+    if rounds.rounded:
+        elements = int(memory.shape[0]) * _BYTES[form.accumulator] // rounds.bytes
+        memory = build.decl_buffer([elements], rounds.dtype, data=memory.data, scope=form.scope, layout=None)
 
     def value(row: Index, column: Index) -> Expr:
         return memory[rounds.place(row, column)]
+
+    def bring(column: Index, number: Index, place: Index) -> None:
+        """Bring a thread's sums of neighbouring columns to shared memory."""
+        values, first = sums, number
+        if rounds.rounded:
+            channel, _ = block.section.column(block.tile_n * block.section.tile_n + column)
+            channel = block.group * block.section.geometry.out_channels + channel
+            values, first = args.finished(channel, [sums[number + lane] for lane in range(rounds.together)]), 0
+        with build.vectorized(rounds.together) if rounds.together > 1 else nullcontext(0) as lane:
+            build.buffer_store(memory, values[first + lane], [place + lane])
 
     for first in range(0, plan.tile_n, rounds.columns):
         if first:
@@ -729,20 +779,18 @@ def _write(args: Arguments, block: Block, form: Form, memory: Expr, sums: Expr) 
                 build.unroll(extents[1] // rounds.together) as j,
             ):
                 row, column, number = cell(i, j * rounds.together)
-                place = rounds.place(row, start - first + column)
-                with build.vectorized(rounds.together) if rounds.together > 1 else nullcontext(0) as lane:
-                    build.buffer_store(memory, sums[number + lane], [place + lane])
+                bring(start + column, number, rounds.place(row, start - first + column))
         barrier()
         forget(block.thread)
         store = partial(store_tile, args, block, (plan.tile_m, rounds.columns), first, form.threads, plan.split)
         if rounds.read == 1:
-            store(1, value)
+            store(1, rounds.rounded, value)
             continue
         size = rounds.read * element_bytes(problem.output_dtype)
         with build.If(
             tirx.reinterpret("uint64", args.out.data) % tirx.const(size, "uint64") == tirx.const(0, "uint64")
         ):
             with build.Then():
-                store(rounds.read, value)
+                store(rounds.read, rounds.rounded, value)
             with build.Else():
-                store(1, value)
+                store(1, rounds.rounded, value)

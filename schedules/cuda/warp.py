@@ -320,18 +320,25 @@ def wgmma(kind: str, columns: int, sums: Expr, memory: Expr, a: Expr, b: Expr, p
     build.evaluate(cuda_func_call(name, *operands, *layout, source_code=source))
 
 
-def wgmma_tf32(columns: int, sums: Expr, registers: Expr, at: int, memory: Expr, b: Expr) -> None:
-    """Begin to add such a product of 8 terms of TF32: a lane holds four elements of A, as of `mma`, from `at` on."""
-    count = columns // 2
+def wgmma_tf32(
+    columns: int, sums: Expr, registers: Expr, at: int, memory: Expr, b: Expr, *, begins: bool = False
+) -> None:
+    """Begin to add such a product of 8 terms of TF32: a lane holds four elements of A, as of `mma`, from `at` on.
+
+    If it `begins` the sums they are zero before.
+    """
+    count, suffix = columns // 2, "_first" * begins
     source = _source(
         "wgmma_tf32",
         columns=columns,
+        suffix=suffix,
+        added=int(not begins),
         places=", ".join(f"%{i}" for i in range(count)),
         **{name: count + i for i, name in enumerate(("first", "second", "third", "fourth", "fifth"))},
         sums=", ".join(f'"+f"(c[{i}])' for i in range(count)),
     )
     operands = _address(sums, 0), _address(registers, at), _address(memory, b)
-    build.evaluate(cuda_func_call(f"tvm_deconv_wgmma_tf32_n{columns}", *operands, source_code=source))
+    build.evaluate(cuda_func_call(f"tvm_deconv_wgmma_tf32_n{columns}{suffix}", *operands, source_code=source))
 
 
 def host_functions() -> str:

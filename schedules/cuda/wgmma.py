@@ -25,7 +25,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from tvm import tirx
@@ -33,12 +33,11 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 
 from tvm_deconv.compute.gather import Index, Section, sections, unravel
-from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.contract import Algorithm, Kernel
-from tvm_deconv.schedules.cuda.blocks import Block, Box, packed_elements
+from tvm_deconv.schedules.cuda.blocks import Block, Box, Extents, packed_elements
 from tvm_deconv.schedules.cuda.emit import Arguments, Rounding, barrier, local, one_task, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
 from tvm_deconv.schedules.cuda.products import choices, joined
@@ -73,10 +72,11 @@ _LINE, _LEAST = (
 _TERMS, _ROWS = 32, 64  # of one wgmma, the former in bytes
 _GROUP = 128  # threads of a warpgroup
 _BARRIER = 8  # bytes
+_MOST_POSITIONS = 1 << 31
 _MOST_SHARED, _BARRIERS = 227 << 10, 1 << 10
 _COLUMNS = (256, 128, 64, 32)
 _STAGES = (3, 4, 6)
-_CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))
+_CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (2, 4))
 #: In multiply-adds of CUDA cores: one of wgmma.
 _MMA = 1 / 12
 
@@ -172,16 +172,17 @@ class _Warpgroups(Form):
 
     def box(self, section: Section) -> Box:
         """Return the box of positions of a tile's rows that leaves the fewest tiles, the last axis the longest."""
-        return _box(self.plan.tile_m, section.extents, 1 if self.k_fastest else self.lanes)
+        extents = _extents(self.problem, section)
+        return Box(_lengths(self.plan.tile_m, extents, 1 if self.k_fastest else self.lanes), extents)
 
-    def slice(self, section: Section) -> Box:
-        """Return the box of the rows of A that a block loads, in the order of rows a part of the tile's."""
-        rest, extents = self.columns, []
-        for extent in self.box(section):
-            share = math.gcd(extent, rest)
-            extents.append(extent // share)
+    def slice(self, section: Section) -> Extents:
+        """Return the lengths of the box of A that a block loads, in the order of rows a part of the tile's."""
+        rest, lengths = self.columns, []
+        for length in self.box(section).lengths:
+            share = math.gcd(length, rest)
+            lengths.append(length // share)
             rest //= share
-        image, d, h, w = extents
+        image, d, h, w = lengths
         return image, d, h, w
 
     def positions(self, section: Section) -> int:
@@ -196,31 +197,39 @@ class _Warpgroups(Form):
             k = k // 8 * 8 + self._term(k % 8)
         return group, tile, tile_k * self.line + k, within
 
-    def begin(self, args: Arguments, aligned: bool) -> dict[Any, Expr]:
+    def begin(self, args: Arguments, aligned: bool) -> dict[str, Expr]:
         """See Form; encode the map of the packed filter, and of the data for each box, if TMA can load these."""
         line, lines = self.line, args.packed_elements // self.line
         box_of_b = line, self.plan.tile_n // self.rows
         packed = encode_map("packed", args.packed, self.dtype, ((line, 1), (lines, line)), box_of_b)
-        maps: dict[Any, Expr] = {"packed": packed}
-        if aligned:
-            for section in self.sections:
-                box = self.slice(section)
-                if box not in maps:
-                    name = "data_" + "_".join(map(str, box))
-                    extents = self.ordered(line, (*box[:-1], self.positions(section) or box[-1]))
-                    maps[box] = encode_map(name, args.data, self.dtype, self._axes(args.geometry), extents)
+        maps: dict[str, Expr] = {"packed": packed}
+        for section in self.sections if aligned else ():
+            *outer, last = self.slice(section)
+            if (name := self.map_name(section)) not in maps:
+                extents = self.ordered(line, (*outer, self.positions(section) or last))
+                maps[name] = encode_map(name, args.data, self.dtype, self._axes(section), extents)
         return maps
+
+    def map_name(self, section: Section) -> str:
+        """Return the name of the map that loads of the data are by."""
+        return "_".join(map(str, ("data", *self.slice(section), *["flat"] * _one_tap(section))))
 
     def ordered(self, channel: Any, place: Sequence[Any]) -> Sequence[Any]:
         """Return what there is of channels and of images and positions in the order of a map's axes."""
         *outer, w = place
         return (channel, w, *reversed(outer)) if self.k_fastest else (w, channel, *reversed(outer))
 
-    def _axes(self, geometry: Geometry) -> Sequence[tuple[int, int]]:
+    def _axes(self, section: Section) -> Sequence[tuple[int, int]]:
         """Return the axes of the data's map, channels behind the last one if that is fastest: extents and strides."""
+        geometry = section.geometry
         channels, (d, h, w) = geometry.groups * geometry.in_channels, geometry.data
         inner = channels if self.k_fastest else 1
-        places = [(geometry.batch, d * h * w * channels), (d, h * w * inner), (h, w * inner), (w, inner)]
+        image, extents = d * h * w * channels, (geometry.batch, d, h, w)
+        strides = image, h * w * inner, w * inner, inner
+        if _one_tap(section):
+            # Axes with one element have any stride.
+            extents, strides = _extents(self.problem, section), (image, image, image, inner)
+        places = list(zip(extents, strides, strict=True))
         return self.ordered((channels, 1 if self.k_fastest else d * h * w), places)
 
     def accumulate(
@@ -275,48 +284,70 @@ class _Warpgroups(Form):
         return self.full(stage) + self.plan.stages * self.barrier
 
     def _multiply(self, block: Block, memory: Expr, sums: Expr, *rounded: Expr) -> None:
-        """Multiply tile by tile; a stage is given back when the product behind its own has begun.
-
-        With registers for it A is `rounded` to these, and a stage is given back when its product is done. Sums of three
-        products are of one tile, in registers of their own, and then added to the others.
-        """
+        """Multiply tile by tile; a stage is given back when the product behind its own has begun."""
+        if self.single:
+            self._multiply_rounded(block, memory, sums, *rounded)
+            return
         stages, tiles, positions = self.plan.stages, block.section.tiles_k, self.positions(block.section)
-        first, under_way = block.thread // _GROUP * (_ROWS * self.line), 1 - self.single
-        of_tile = rounded[1] if self.triple else sums
+        first = block.thread // _GROUP * (_ROWS * self.line)
         with build.serial(0, tiles) as step:
-            base = step % stages * self.stage
-            wait_phase(memory, self.full(step % stages), step // stages % 2)
-            if self.single:
-                self._round(block, memory, base, rounded[0])
-            if self.triple:
-                with build.unroll(self.sums) as i:
-                    build.buffer_store(of_tile, tirx.const(0, "float32"), [i])
+            base = self._filled(memory, step)
             wgmma_fence()
             for k in range(0, self.line, self.each):
-                b = base + self.b_first + k
-                if self.single:
-                    self._multiply_rounded(rounded[0], 4 * (k // self.each), memory, b, of_tile)
-                else:
-                    a = base + first + k * max(1, positions)
-                    wgmma(self.problem.dtype, self.plan.tile_n, sums, memory, a, b, positions)
+                a = base + first + k * max(1, positions)
+                wgmma(self.problem.dtype, self.plan.tile_n, sums, memory, a, base + self.b_first + k, positions)
             wgmma_commit()
-            wgmma_wait(under_way)
-            with when([step >= under_way, block.thread % 32 < self.sharing]):
-                self._give_back(block, memory, (step - under_way) % stages)
-            if self.triple:
-                with build.unroll(self.sums) as i:
-                    build.buffer_store(sums, sums[i] + of_tile[i], [i])
+            wgmma_wait(1)
+            with when([step >= 1, block.thread % 32 < self.sharing]):
+                self._give_back(block, memory, (step - 1) % stages)
         wgmma_wait(0)
 
-    def _multiply_rounded(self, rounded: Expr, at: int, memory: Expr, b: Index, sums: Expr) -> None:
-        """Begin to add the product of A, from a register on, and B; or those of their parts, the small ones first."""
-        low_a, low_b = self._rounded, self.plan.tile_n * self.line
-        for of_a, of_b in ((low_a, 0), (0, low_b), (0, 0)) if self.triple else ((0, 0),):
-            wgmma_tf32(self.plan.tile_n, sums, rounded, of_a + at, memory, b + of_b)
+    def _multiply_rounded(self, block: Block, memory: Expr, sums: Expr, rounded: Expr, *of_tile: Expr) -> None:
+        """Multiply tile by tile with A `rounded` to registers, those of a few terms while others are multiplied.
 
-    def _round(self, block: Block, memory: Expr, base: Index, registers: Expr) -> None:
-        """Read the thread's elements of a tile of A, and round or split them: of each wgmma two rows and two terms."""
-        for k, part in itertools.product(range(0, self.line, self.each), range(4)):
+        The first terms of a tile are rounded while the last ones of the tile before are multiplied. Sums of three
+        products are of one tile, in registers of their own, and then added to the others.
+        """
+        stages, tiles, added = self.plan.stages, block.section.tiles_k, of_tile[0] if self.triple else sums
+        round_terms = partial(self._round, block, memory, rounded)
+        round_terms(self._filled(memory, 0), 0)
+        with build.serial(0, tiles) as step:
+            base = step % stages * self.stage
+            for k in range(0, self.line, self.each):
+                if k > 0:
+                    round_terms(base, k)
+                wgmma_fence()
+                self._multiply_terms(rounded, k, memory, base + self.b_first, added)
+                wgmma_commit()
+            with when([step + 1 < tiles]):
+                wgmma_wait(1)
+                round_terms(self._filled(memory, step + 1), 0)
+            wgmma_wait(0)
+            with when([block.thread % 32 < self.sharing]):
+                self._give_back(block, memory, step % stages)
+            if self.triple:
+                with build.unroll(self.sums) as i:
+                    build.buffer_store(sums, sums[i] + added[i], [i])
+
+    def _filled(self, memory: Expr, step: Index) -> Index:
+        """Wait for a tile of k, and return where its stage begins."""
+        stages = self.plan.stages
+        wait_phase(memory, self.full(step % stages), step // stages % 2)
+        return step % stages * self.stage
+
+    def _multiply_terms(self, rounded: Expr, k: int, memory: Expr, b: Index, sums: Expr) -> None:
+        """Begin to add the product of the terms of A from `k` on and B; or those of their parts, the small ones first.
+
+        The first of three products begins the sums of a tile.
+        """
+        at, low_a, low_b = 4 * (k // self.each), self._rounded, self.plan.tile_n * self.line
+        for of_a, of_b in ((low_a, 0), (0, low_b), (0, 0)) if self.triple else ((0, 0),):
+            begins = self.triple and k == 0 and of_a > 0
+            wgmma_tf32(self.plan.tile_n, sums, rounded, of_a + at, memory, b + k + of_b, begins=begins)
+
+    def _round(self, block: Block, memory: Expr, registers: Expr, base: Index, k: int) -> None:
+        """Read the thread's elements of A of one wgmma, two rows and two terms, and round or split them."""
+        for part in range(4):
             element = memory[base + self._element(block.section, block.thread, k, part)]
             to = 4 * (k // self.each) + part
             if not self.triple:
@@ -361,10 +392,11 @@ class _Warpgroups(Form):
 class _Loads:
     """The work of the last warp: tiles of k to the stages, as these become empty."""
 
-    def __init__(self, form: _Warpgroups, args: Arguments, block: Block, maps: dict[Any, Expr], memory: Expr) -> None:
+    def __init__(self, form: _Warpgroups, args: Arguments, block: Block, maps: dict[str, Expr], memory: Expr) -> None:
         self.form, self.args, self.block, self.maps, self.memory = form, args, block, maps, memory
         self.section, self.slice = block.section, form.slice(block.section)
-        self.by_elements = self.slice not in maps
+        self.map = maps.get(form.map_name(block.section))
+        self.by_elements = self.map is None
 
     @property
     def arrivals(self) -> int:
@@ -393,14 +425,12 @@ class _Loads:
         of_row = ((1 << form.columns) - 1) << (row * form.columns)
         of_column = sum(1 << (form.columns * other) for other in range(form.rows)) << column
         rows, positions = form.plan.tile_m // form.columns, self.slice[-1]
-        if not self.by_elements:
+        if self.map is not None:
             # Of more positions than a line has, a box for each line.
             each = rows // (positions // (form.positions(self.section) or positions))
             for first in range(0, rows, each):
                 at, blocks = column * rows + first, of_row if form.columns > 1 else None
-                load_box(
-                    self.memory, base + at * form.line, self.maps[self.slice], full, self._corner(tile, at), blocks
-                )
+                load_box(self.memory, base + at * form.line, self.map, full, self._corner(tile, at), blocks)
         first = row * (form.plan.tile_n // form.rows)
         for part in range(len(form.roundings)):
             to = base + form.b_first + (part * form.plan.tile_n + first) * form.line
@@ -419,7 +449,7 @@ class _Loads:
     def _corner(self, tile: Index, row: Index) -> Sequence[Index]:
         """Return where a slice of a tile of A, from a row on, begins in the data, the fastest axis first."""
         channel, shifts = self._tap(tile)
-        within = unravel(row, self.form.box(self.section))
+        within = unravel(row, self.form.box(self.section).lengths)
         at = [first + y + shift for first, y, shift in zip(self.block.corner, within, [0, *shifts], strict=True)]
         return self.form.ordered(channel, at)
 
@@ -453,11 +483,29 @@ class _Loads:
 
 
 @lru_cache(256)
-def _box(rows: int, extents: tuple[int, ...], least: int) -> Box:
-    """Return the box of so many positions, the `least` of the last axis or more; see `box`."""
+def _lengths(rows: int, extents: Extents, least: int) -> Extents:
+    """Return the lengths of a box of so many positions, the `least` of the last axis or more; see `box`."""
     powers = [2**power for power in range(rows.bit_length())]
     boxes = (box for box in itertools.product(powers, repeat=4) if math.prod(box) == rows and box[-1] >= least)
-    return min(boxes, key=lambda box: (math.prod(map(ceil_div, extents, box)), box))
+    image, d, h, w = min(boxes, key=lambda box: (math.prod(map(ceil_div, extents, box)), box))
+    return image, d, h, w
+
+
+def _extents(problem: Problem, section: Section) -> Extents:
+    """Return the extents of rows; if each reads one tap, its own position, the last axis has all that are neighbours.
+
+    Those are the positions of an image, or of all images if channels are last.
+    """
+    image, d, h, w = section.extents
+    if not _one_tap(section):
+        return image, d, h, w
+    return (1, 1, 1, section.m) if problem.data_format == "NXC" else (image, 1, 1, d * h * w)
+
+
+def _one_tap(section: Section) -> bool:
+    """Return True if there are as many positions as data, each of which reads one tap, at the same place."""
+    same = section.extents[1:] == section.geometry.data and section.m < _MOST_POSITIONS
+    return same and all(run.taps == 1 and run.x0 == 0 for run in section.runs)
 
 
 def supports(problem: Problem, target: CudaTarget) -> bool:
@@ -465,9 +513,7 @@ def supports(problem: Problem, target: CudaTarget) -> bool:
     supported = multiplied_type(problem) in ("float16", "bfloat16", "tf32")
     if not on_hopper(target) or problem.batch == 0 or not supported:
         return False
-    fastest = problem.in_channels if problem.data_format == "NXC" else problem.data_spatial[-1]
-    loads = fastest % (_LEAST // element_bytes(problem.dtype)) == 0
-    return loads and (problem.groups == 1 or problem.in_channels % _line(problem) == 0) and bool(_choices(problem))
+    return (problem.groups == 1 or problem.in_channels % _line(problem) == 0) and bool(_choices(problem))
 
 
 def _line(problem: Problem) -> int:
@@ -476,11 +522,20 @@ def _line(problem: Problem) -> int:
 
 
 def _choices(problem: Problem) -> list[int]:
-    """Return the numbers of last axes along which phases are joined to few products of many columns and whole lines."""
+    """Return the numbers of last axes along which phases are joined to few products of many columns and whole lines.
+
+    TMA can load from the data.
+    """
+
+    def loads(section: Section) -> bool:
+        positions = _extents(problem, section)[-1] if _one_tap(section) else problem.data_spatial[-1]
+        fastest = problem.in_channels if problem.data_format == "NXC" else positions
+        return fastest % (_LEAST // element_bytes(problem.dtype)) == 0
 
     def suits(products: Sequence[Section]) -> bool:
         return (
             1 <= len(products) <= 8
+            and all(map(loads, products))
             and all(section.alike for section in products)
             and max(section.n for section in products) >= _COLUMNS[-1]
         )

@@ -137,7 +137,7 @@ def test_resources_and_instructions(name, tmp_path):
 HOPPER_PRODUCTS = {
     "float16": (128, 64, r"k16\.f32\.f16\.f16.*, 1, 1, 1, 1, 0;"),
     "tf32": (128, 32, r"k8\.f32\.tf32\.tf32 \{.*\}, \{.*\}, %rd\d+, 1, 1, 1;"),
-    "tf32x3": (64, 32, r"k8\.f32\.tf32\.tf32 \{.*\}, \{.*\}, %rd\d+, 1, 1, 1;"),
+    "tf32x3": (64, 32, r"k8\.f32\.tf32\.tf32 \{.*\}, \{.*\}, %rd\d+, 0, 1, 1;"),
 }
 
 

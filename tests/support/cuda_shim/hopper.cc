@@ -64,6 +64,7 @@ static void* shim_in(unsigned block, void* at) {
 void tvm_deconv_arrive_at(void* at, int block) { tvm_deconv_arrive(shim_in(block, at)); }
 void tvm_deconv_meet2() { shim_meet(); }
 void tvm_deconv_meet4() { shim_meet(); }
+void tvm_deconv_meet8() { shim_meet(); }
 
 // Brings a box to the shared memory of a block.
 static void shim_bring(const ShimMap& m, const std::vector<long>& first, unsigned at, char* memory) {
@@ -156,8 +157,8 @@ static void shim_wgmma(float* c, ShimOperand a, const void* lines, int columns, 
   }
 SHIM_WGMMAS
 
-// m64nNk8 of TF32, with A in registers, which stay as they are until the product is done.
-static void shim_wgmma_tf32(float* c, const void* registers, const void* lines, int columns) {
+// m64nNk8 of TF32, with A in registers, which stay as they are until the product is done; it may be the first of its sums.
+static void shim_wgmma_tf32(float* c, const void* registers, const void* lines, int columns, bool first) {
   ShimFiber& fiber = shim_fiber();
   if (!fiber.fenced) shim_fail("a product without a fence");
   auto a = (const unsigned*)registers;
@@ -170,7 +171,7 @@ static void shim_wgmma_tf32(float* c, const void* registers, const void* lines, 
     if (std::memcmp(a, mine.a, sizeof mine.a)) shim_fail("registers that change while a product reads them");
     for (int i = 0; i < columns / 2; ++i) {
       int half = i / 2 % 2, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-      double addends[9] = {c[i]};
+      double addends[9] = {first ? 0 : c[i]};
       for (int k = 0; k < 8; ++k)
         addends[k + 1] = (double)shim_tf32(warp[lane / 4 * 4 + k % 4].a[half + k / 4 * 2]) *
                          shim_tf32(b.element<unsigned>(column, k));
@@ -180,7 +181,10 @@ static void shim_wgmma_tf32(float* c, const void* registers, const void* lines, 
 }
 #define SHIM_WGMMA_TF32(columns) \
   void tvm_deconv_wgmma_tf32_n##columns(float* c, const void* registers, const void* b) { \
-    shim_wgmma_tf32(c, registers, b, columns); \
+    shim_wgmma_tf32(c, registers, b, columns, false); \
+  } \
+  void tvm_deconv_wgmma_tf32_n##columns##_first(float* c, const void* registers, const void* b) { \
+    shim_wgmma_tf32(c, registers, b, columns, true); \
   }
 SHIM_WGMMA_TF32(32)
 SHIM_WGMMA_TF32(64)

@@ -11,6 +11,7 @@ void tvm_deconv_arrive(void* at);
 void tvm_deconv_arrive_at(void* at, int block);
 void tvm_deconv_meet2();
 void tvm_deconv_meet4();
+void tvm_deconv_meet8();
 void tvm_deconv_wait_phase(void* at, int parity);
 void tvm_deconv_publish();
 void tvm_deconv_load_box2(void* to, unsigned long long map, void* b, int x, int y);
@@ -30,8 +31,12 @@ void tvm_deconv_wgmma_wait1();
 #define SHIM_WGMMAS SHIM_WGMMAS_OF(32) SHIM_WGMMAS_OF(64) SHIM_WGMMAS_OF(128) SHIM_WGMMAS_OF(256)
 SHIM_WGMMAS
 #undef SHIM_WGMMA
-void tvm_deconv_wgmma_tf32_n32(float* c, const void* registers, const void* b);
-void tvm_deconv_wgmma_tf32_n64(float* c, const void* registers, const void* b);
-void tvm_deconv_wgmma_tf32_n128(float* c, const void* registers, const void* b);
-void tvm_deconv_wgmma_tf32_n256(float* c, const void* registers, const void* b);
+#define SHIM_WGMMA_TF32(columns) \
+  void tvm_deconv_wgmma_tf32_n##columns(float* c, const void* registers, const void* b); \
+  void tvm_deconv_wgmma_tf32_n##columns##_first(float* c, const void* registers, const void* b);
+SHIM_WGMMA_TF32(32)
+SHIM_WGMMA_TF32(64)
+SHIM_WGMMA_TF32(128)
+SHIM_WGMMA_TF32(256)
+#undef SHIM_WGMMA_TF32
 #pragma GCC visibility pop
