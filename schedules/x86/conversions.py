@@ -59,6 +59,6 @@ def row_conversion(problem: Problem, target: CpuTarget, streams: bool) -> str:
     words = {"line": LINE // size, "narrow": narrow, "stored": stored, "sum": total, "size": size, "cast": cast}
     words["past"] = LINE - 1 if streams else 0
     words["store"] = "align 64, !nontemporal !0" if streams else f"align {size}"
-    source, words["round"] = ("", "") if cast else rounding_of_16(problem, target)
+    source, words["round"] = ("", "") if cast else rounding_of_16(target)
     names = "narrow.ll" if cast else "narrow_bf16.ll", "convert_row.ll"
     return source + Template("".join(map(llvm_source, names))).substitute(words)

@@ -7,8 +7,8 @@ to 3,400 plans of 100 layers on Zen 3, those of 512 bits to 3,551 plans on Zen 4
 
 - `slack`: of 512 bits, records of 89 problems on Zen 5; of 256 bits, with `far_share`, 38 plans of 27 layers on Zen 4.
 - `memory_bytes` of two multiply-adds in a cycle: 3,000 plans of 158 problems on Zen 5.
-- `filter_memory_bytes` and `memory_waiting`: 2,320 plans of 82 layers on Zen 5, both widths, with filters prefetched.
-  12 bytes are as good there; 10 leave room to machines with slower memory.
+- `filter_memory_bytes` and `memory_waiting` of 256 bits and of two multiply-adds in a cycle: 2,320 plans of 82 layers
+  on Zen 5 with filters prefetched. 12 bytes are as good there; 10 leave room to machines with slower memory.
 - All of a mesh: 880 plans of 90 problems on AMX; with filters prefetched, `memory_waiting`, `phased` and `load` by
   1,152 plans of 92 problems.
 - `waiting` and `filter_bytes`: 285 plans of 32 layers in `N C *X` on Zen 4, to which records of Zen 5 agree; of 256
@@ -161,10 +161,10 @@ class Costs:
     again: float = 1.0
     memory_bytes: float = 8.0
     filter_bytes: float = 24.0
-    filter_memory_bytes: float = 10.0
+    filter_memory_bytes: float = 8.0
     row_piece: float = 0.0
     waiting: float = 0.15
-    memory_waiting: float = 0.5
+    memory_waiting: float = 0.15
     slack: float = 2
     integer_slack: float = 2
     matrix_requantized: float = 12.0
@@ -217,8 +217,10 @@ NARROW = replace(
     again=0.59,
     memory_bytes=5.0,
     filter_bytes=13.8,
+    filter_memory_bytes=10.0,
     row_piece=130.0,
     waiting=0.3,
+    memory_waiting=0.5,
     slack=0.3,
     integer_slack=0,
     matrix_requantized=0.0,
@@ -228,7 +230,7 @@ NARROW = replace(
 
 
 #: A multiply-add takes half as long as where there is one in a cycle, bytes of memory take as long.
-WIDE_TWICE = replace(WIDE, memory_bytes=4.0)
+WIDE_TWICE = replace(WIDE, memory_bytes=4.0, filter_memory_bytes=10.0, memory_waiting=0.5)
 #: What is beyond the second-level cache comes slowly, and that cache is twice as large.
 WIDE_MESH = replace(
     WIDE_TWICE,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from string import Template
 
-from tvm_deconv.compute.requantization import has_any_nan
 from tvm_deconv.compute.storage import stores_bytes
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.stores import llvm_source
@@ -43,7 +42,6 @@ def row_joining(problem: Problem, target: CpuTarget, lanes: int, *, flushed: boo
     alternating = ", ".join(f"i32 {lane + half}" for lane in range(lanes) for half in (0, lanes))
     words = {"lanes": lanes, "double": 2 * lanes, "bits": 32 * lanes, "alternating": alternating}
     words["blended"] = ", ".join(f"i32 {lane + lane % 2 * 2 * lanes}" for lane in range(2 * lanes))
-    words["exempt"] = _exempt(problem)
     if problem.output_dtype == "float16":
         names, function = ["join_f16.ll"], "join_f16"
     elif flushed:
@@ -51,7 +49,7 @@ def row_joining(problem: Problem, target: CpuTarget, lanes: int, *, flushed: boo
     elif "avx512_bf16" in target.features:
         names, function = ["round_bf16.ll", "join_bf16_exactly.ll"], "join_exactly"
     else:
-        names, function = ["round_bf16.ll", "join_bf16.ll"], "join_integers"
+        names, function = ["join_bf16.ll"], "join_integers"
     return Template("".join(map(llvm_source, names))).substitute(words), f"tvm_deconv_{function}_x{lanes}"
 
 
@@ -109,17 +107,11 @@ def _parts_of_bytes(parts: int, count: int) -> list[int]:
     return [part for lanes in zip(low, high, strict=True) for lane in lanes for part in lane]
 
 
-def rounding_of_16(problem: Problem, target: CpuTarget) -> tuple[str, str]:
-    """Return the LLVM IR of the function that rounds 16 finished sums of `problem` to bfloat16, and its name.
+def rounding_of_16(target: CpuTarget) -> tuple[str, str]:
+    """Return the LLVM IR of the function that rounds 16 finished sums to bfloat16, and its name.
 
     In 256 bits these are two vectors.
     """
     if target.vector_bits >= 512:
         return _rounding(target, 16)
-    source = Template(llvm_source("round_bf16.ll") + llvm_source("round_bf16_pairs.ll"))
-    return source.substitute(lanes=16, exempt=_exempt(problem)), "tvm_deconv_round_pairs"
-
-
-def _exempt(problem: Problem) -> str:
-    """Return LLVM's name of whether NaN of finished sums may be rounded like numbers."""
-    return "false" if has_any_nan(problem) else "true"
+    return llvm_source("round_bf16_pairs.ll"), "tvm_deconv_round_pairs"

@@ -61,6 +61,9 @@ def sums_of(dtype, random):
     bits[kind == 0] &= 0x807FFFFF  # denormal
     bits[kind == 1] = bits[kind == 1] & 0xFFFF0000 | 0x8000  # halfway
     bits[random.integers(0, MOST, 3)] = 0x7FFFFFFF, 0xFF800001, 0x7F800000  # NaN and infinity
+    if dtype == "bfloat16":  # whose sums have quiet NaN of that type alone
+        is_nan = np.isnan(bits.view(np.float32))
+        bits[is_nan] = bits[is_nan] & 0xFFFF0000 | 0x400000
     return bits.view(np.float32)
 
 
@@ -68,7 +71,7 @@ def sums_of(dtype, random):
 @types
 @streams
 def test_rows_of_any_length_and_address(dtype, streams, target):
-    problem = td.Problem(*SHAPE, **TYPES[dtype], epilogue=td.Epilogue(True))  # a bias may be any NaN
+    problem = td.Problem(*SHAPE, **TYPES[dtype], epilogue=td.Epilogue(True))
     convert, random = converter(problem, target, streams), np.random.default_rng(7)
     stored = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
     for count in [*range(70), *random.integers(70, MOST, 30), MOST]:

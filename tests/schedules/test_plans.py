@@ -516,7 +516,7 @@ def test_matrix_tiles_have_more_sums_than_just_hide_the_latency(layout):
     """Four rows by two vectors wait for late operands; five rows, or three vectors, with as few rows over, do not."""
     target = CPU_TARGETS["x86-64-v3"]
     layers = [
-        td.Problem(1, 1, 512, 256, (64, 32), (3, 3), (2, 2), (1, 1), (1, 1), (128, 64), data_format=layout),
+        td.Problem(1, 1, 512, 256, (64, 80), (3, 3), (2, 2), (1, 1), (1, 1), (128, 160), data_format=layout),
         td.Problem(1, 1, 768, 384, (400,), (10,), (5,), (1,), (3,), (1999,), data_format=layout),
     ]
     for problem in layers:

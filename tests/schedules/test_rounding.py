@@ -5,7 +5,7 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
-from support.kernels import X86, all_targets, call_kernel, code_of, compile_kernel
+from support.kernels import X86, all_targets, call_kernel, code_of, compile_kernel, targets
 
 import tvm_deconv as td
 from tvm_deconv.targets import get
@@ -63,6 +63,22 @@ def test_every_nan_of_the_data_stays_one(name, data_format, groups, width, targe
     kernel = compile_kernel(problem, target, algorithm, algorithm.candidates(problem, target)[0][1])
     found = call_kernel(problem, *kernel, data, weights, None)
     assert np.isnan(found.astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("name", ["matrix", "strassen", "winograd", "winograd_rows", "direct_folded", "direct_inputs"])
+@targets
+def test_every_nan_of_the_bias_stays_one(name, target):
+    kernel, stride = ((2, 2), (2, 2)) if name in ("strassen", "direct_folded") else ((4, 4), (2, 2))
+    problem = td.Problem.from_torch((1, 24, 9, 21), (24, 8, *kernel), stride=stride, dtype="bfloat16")
+    problem = problem.replace(epilogue=td.Epilogue(True), data_format="NCX" if name == "winograd_rows" else "NXC")
+    algorithm = next(one for one in X86.algorithms if one.name == name)
+    bias = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFF80FFFF, 0x7FC00000, 0x3F800000, 0x7F80FFFF, 0], np.uint32)
+    data, weights = (np.ones(shape, ml_dtypes.bfloat16) for shape in (problem.data_shape, problem.filter_shape))
+    kernel = compile_kernel(problem, target, algorithm, algorithm.candidates(problem, target)[0][1])
+    found = call_kernel(problem, *kernel, data, weights, bias.view(np.float32)).astype(np.float32)
+    found = np.moveaxis(found, 1, -1) if name == "winograd_rows" else found
+    want = np.isnan(bias.view(np.float32))
+    np.testing.assert_array_equal(np.isnan(found), np.broadcast_to(want, found.shape))
 
 
 @forms

@@ -65,6 +65,7 @@ from tvm_deconv.compute.requantization import (
     has_scales,
     scale_at,
     stored,
+    with_known_nan,
 )
 from tvm_deconv.compute.storage import storage_dtype, sum_dtype
 from tvm_deconv.compute.transforms import transform
@@ -342,7 +343,11 @@ class _Builder:
 
     def pack_bias(self, bias: te.Tensor) -> te.Tensor:
         """Return ``bias_pack``, ``[g, co, channel]``: the bias by tiles of channels, zero for padding channels."""
-        return self._pack_channels(lambda channel: bias_at(self.unfolded, bias, channel), "bias_pack")
+
+        def of_channel(channel: Expr) -> Expr:
+            return with_known_nan(self.problem, bias_at(self.unfolded, bias, channel))
+
+        return self._pack_channels(of_channel, "bias_pack")
 
     def pack_scales(self, constants: te.Tensor | None) -> te.Tensor:
         """Return ``scale_pack``, ``[g, co, channel]``: the bits of the scales by tiles of channels, like the bias."""

@@ -28,11 +28,16 @@ def epilogue_parameter(problem: Problem) -> te.Tensor | None:
 
 
 def bias_at(problem: Problem, parameter: te.Tensor, channel: Expr) -> Expr:
-    """Return the bias of a `channel`, counted over all groups; its NaN are those of the data's type."""
+    """Return the bias of a `channel`, counted over all groups."""
     bias: Expr = parameter[channel + HEAD] if problem.quantization else parameter[channel]
-    if problem.dtype != "bfloat16" or problem.output_dtype != "bfloat16":
+    return bias
+
+
+def with_known_nan(problem: Problem, bias: Expr) -> Expr:
+    """Return `bias`; if outputs are bfloat16, with NaN of that type, as `stored` expects them."""
+    if problem.output_dtype != "bfloat16":
         return bias
-    # As integers: LLVM may return a NaN of sums in the place of another.
+    # As integers: among floats LLVM may return one NaN in the place of another.
     bits = tirx.reinterpret("int32", bias)
     is_nan = (bits & tirx.const(0x7FFFFFFF, "int32")) > tirx.const(0x7F800000, "int32")
     return tirx.reinterpret("float32", tirx.Select(is_nan, tirx.const(0x7FC00000, "int32"), bits))
@@ -79,16 +84,10 @@ def finished(problem: Problem, sums: Expr, parameter: te.Tensor | Buffer | None,
 
 
 def stored(problem: Problem, value: Expr, lanes: int = 1) -> Expr:
-    """Return a finished `value`, or a vector of several `lanes`, in the type of the output."""
+    """Return a finished `value`, or a vector of several `lanes`, in the type of the output.
+
+    NaN of bfloat16 must be of that type, which holds on x86: operations pass on those of the data and the bias.
+    """
     if problem.quantization and problem.output_dtype == "float32":
         return tirx.reinterpret("float32" + (f"x{lanes}" if lanes > 1 else ""), value)
-    return from_accumulator(value, problem.output_dtype, lanes, any_nan=has_any_nan(problem))
-
-
-def has_any_nan(problem: Problem) -> bool:
-    """Tell whether finished sums may have other NaN than those of the output's type.
-
-    Those of data, which sums and activations pass on, and those of `bias_at` are of the data's type; operations make
-    NaN of any type.
-    """
-    return problem.dtype != problem.output_dtype
+    return from_accumulator(value, problem.output_dtype, lanes, any_nan=False)
