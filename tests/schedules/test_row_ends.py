@@ -27,6 +27,13 @@ CASES = {
     "two images in a block": (PLAIN, Tile(2, 1, 5, 7, 32, 3, 1)),
     "rows of any length": (FREE, Tile(1, 1, 1, 20, 32, 2, 1)),
 }
+#: Blocks of few groups, which keep their conditions.
+NARROW = {
+    "pads": (PLAIN, Tile(1, 1, 5, 7, 16, 3, 1)),
+    "rows apart": (PLAIN.replace(kernel=(4, 1)), Tile(1, 1, 2, 7, 8, 2, 1)),
+    "two images in a block": (PLAIN, Tile(2, 1, 5, 7, 24, 3, 1)),
+    "rows of any length": (FREE, Tile(1, 1, 1, 20, 8, 4, 1)),
+}
 #: A row of 101 positions in three blocks, the last of 5, with pads at both ends.
 ROW = td.Problem(2, 1, 6, 3, (101,), (9,), (4,), (1,), (3,), (403,), epilogue=td.Epilogue(True))
 
@@ -35,22 +42,29 @@ ROW = td.Problem(2, 1, 6, 3, (101,), (9,), (4,), (1,), (3,), (403,), epilogue=td
 @pytest.mark.parametrize("name", CASES)
 def test_groups_that_do_not_fill_the_last_block(name, types):
     problem, tile = CASES[name]
-    check(in_type(problem, types), "direct_groups", tile)
+    check(in_type(problem, types), "direct_groups", tile, parts=True)
+
+
+@pytest.mark.parametrize("types", ["float16", "bfloat16", "uint8.int8.uint8"])
+@pytest.mark.parametrize("name", NARROW)
+def test_few_groups_that_do_not_fill_the_last_block(name, types):
+    problem, tile = NARROW[name]
+    check(in_type(problem, types), "direct_groups", tile, parts=False)
 
 
 @pytest.mark.parametrize(
     ("types", "algorithm"), [("float16", "direct_rows"), ("bfloat16", "direct_rows"), ("uint8.int8.uint8", "dot_rows")]
 )
 def test_rows_that_are_cut(types, algorithm):
-    check(in_type(ROW, types), algorithm, Tile(1, 1, 1, 48, 1, 16, 4))
+    check(in_type(ROW, types), algorithm, Tile(1, 1, 1, 48, 1, 16, 4), parts=True)
 
 
-def check(problem, algorithm, tile):
-    """Packing has no conditions, and the results are those of the reference."""
+def check(problem, algorithm, tile, parts):
+    """Packing has no conditions where rows are in `parts`, and the results are those of the reference."""
     target = CPU_TARGETS["x86-64-v3"]
     kernel = X86.build(problem, target, named(algorithm), Plan(tile, False))
     packing = re.search(r"data_pack\[.*\] = .*data\[.*", kernel.deconv.script())[0]
-    assert "if_then_else" not in packing
+    assert ("if_then_else" in packing) != parts
     arrays = operands(problem, 3)
     found = call_kernel(problem, kernel, compiled_kernel(kernel, target), *bound(problem, arrays))
     assert deviation(problem, np.asarray(found), reference(problem, *arrays)).allowed
