@@ -107,13 +107,20 @@ def output_choices(geometry: Geometry, winograd: bool) -> list[tuple[int, int, i
     """Return Winograd's m to try along the three axes; only (1, 1, 1) without `winograd`.
 
     Along the last two axes m is the same if both can be transformed. The first is transformed with or without them.
+    Dynamic axes must have taps that read neighbouring data.
     """
     if not winograd:
         return [(1, 1, 1)]
 
-    first, second, third = (outputs_along(axis, SEVERAL) for axis in geometry.axes)
+    def along(most: tuple[int, int]) -> list[list[int]]:
+        return [
+            outputs_along(axis, most) if axis.step == 1 or not dynamic else []
+            for axis, dynamic in zip(geometry.axes, geometry.dynamic, strict=True)
+        ]
+
+    first, second, third = along(SEVERAL)
     if [first, second, third].count([]) == 2:
-        alone = [outputs_along(axis, ALONE) or [1] for axis in geometry.axes]
+        alone = [choices or [1] for choices in along(ALONE)]
         return [*itertools.product(alone[0], alone[1], alone[2])]
     planes = [(m, m) for m in second if m in third] or [*((m, 1) for m in second), *((1, m) for m in third)]
     choices = [(1, *plane) for plane in planes]
@@ -128,7 +135,7 @@ def _block_choices(geometry: Geometry, outputs: tuple[int, int, int], unit: int)
     longer, is cut into multiples of `unit` positions.
     """
     depth, height, width = (axis.positions for axis in geometry.axes)
-    m_d, m_h, m_w = outputs
+    m_d, m_h, m_w = (m * axis.step if m > 1 else 1 for m, axis in zip(outputs, geometry.axes, strict=True))
     if geometry.dynamic[2]:
         width = round_up(width, unit)
 

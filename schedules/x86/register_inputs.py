@@ -19,9 +19,13 @@ from tvm_deconv.schedules.x86.register_channels import ChannelEpilogue, parts
 from tvm_deconv.schedules.x86.register_epilogue import RegisterTile, Terms, ramp
 
 
-def finish_inputs(func: PrimFunc, problem: Problem, definition: DirectDefinition) -> PrimFunc:
-    """Return `func`, the scheduled `definition` in inputs, with the epilogue in registers."""
-    epilogue = InputEpilogue(problem, definition, Terms.of(func, problem), func.params[-1], rounding="", joinings={})
+def finish_inputs(func: PrimFunc, problem: Problem, definition: DirectDefinition, rounding: str) -> PrimFunc:
+    """Return `func`, the scheduled `definition` in inputs, with the epilogue in registers.
+
+    `rounding` is that of `RegisterEpilogue`.
+    """
+    terms, out = Terms.of(func, problem), func.params[-1]
+    epilogue = InputEpilogue(problem, definition, terms, out, rounding=rounding, joinings={})
     return func.with_body(epilogue.root(func.body))
 
 

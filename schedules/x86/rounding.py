@@ -18,11 +18,13 @@ _TO_BYTES = {16: "sse2.{}.128", 32: "avx2.{}", 64: "avx512.{}.512"}
 def exact_rounding(problem: Problem, target: CpuTarget, lanes: int) -> tuple[str, str]:
     """Return the LLVM IR of the function that rounds a vector of `lanes` sums to the output's type, and its name.
 
-    Both are empty where LLVM does as well: for other types than bfloat16, and in 256 bits.
+    Both are empty where LLVM does as well: for other types than bfloat16, and in less than 256 bits.
     """
-    if problem.output_dtype != "bfloat16" or target.vector_bits < 512:
+    if problem.output_dtype != "bfloat16":
         return "", ""
-    return _rounding(target, lanes)
+    if target.vector_bits >= 512:
+        return _rounding(target, lanes)
+    return (llvm_source("round_bf16_vector.ll"), "tvm_deconv_round_vector_x8") if lanes == 8 else ("", "")
 
 
 def _rounding(target: CpuTarget, lanes: int) -> tuple[str, str]:
@@ -39,9 +41,7 @@ def row_joining(problem: Problem, target: CpuTarget, lanes: int, *, flushed: boo
     The first vector is the lower half of each word: the neighbours of a row of two phases, or of channels in pairs.
     Denormal sums may be `flushed` to zero where AVX-512 BF16 rounds.
     """
-    alternating = ", ".join(f"i32 {lane + half}" for lane in range(lanes) for half in (0, lanes))
-    words = {"lanes": lanes, "double": 2 * lanes, "bits": 32 * lanes, "alternating": alternating}
-    words["blended"] = ", ".join(f"i32 {lane + lane % 2 * 2 * lanes}" for lane in range(2 * lanes))
+    words = _words(lanes)
     if problem.output_dtype == "float16":
         names, function = ["join_f16.ll"], "join_f16"
     elif flushed:
@@ -51,6 +51,19 @@ def row_joining(problem: Problem, target: CpuTarget, lanes: int, *, flushed: boo
     else:
         names, function = ["join_bf16.ll"], "join_integers"
     return Template("".join(map(llvm_source, names))).substitute(words), f"tvm_deconv_{function}_x{lanes}"
+
+
+def _words(lanes: int) -> dict[str, object]:
+    """Return what the templates of functions that join two vectors of `lanes` sums hold."""
+    alternating = ", ".join(f"i32 {lane + half}" for lane in range(lanes) for half in (0, lanes))
+    blended = ", ".join(f"i32 {lane + lane % 2 * 2 * lanes}" for lane in range(2 * lanes))
+    return {
+        "lanes": lanes,
+        "double": 2 * lanes,
+        "bits": 32 * lanes,
+        "alternating": alternating,
+        "blended": blended,
+    }
 
 
 def byte_joining(problem: Problem, lanes: int) -> tuple[str, dict[int, str]]:
@@ -114,4 +127,5 @@ def rounding_of_16(target: CpuTarget) -> tuple[str, str]:
     """
     if target.vector_bits >= 512:
         return _rounding(target, 16)
-    return llvm_source("round_bf16_pairs.ll"), "tvm_deconv_round_pairs"
+    source = Template(llvm_source("join_bf16.ll")).substitute(_words(8)) + llvm_source("round_bf16_pairs.ll")
+    return source, "tvm_deconv_round_pairs"

@@ -148,18 +148,24 @@ def steps(extent: int) -> list[int]:
 def outputs_along(axis: AxisPhases, most: tuple[int, int]) -> list[int]:
     """Return Winograd's m to try along `axis`.
 
-    `most` are the largest m and the most products. The list is empty if no run has several taps that read neighbouring
-    data.
+    `most` are the largest m and the most products. The list is empty if no run has several taps.
     """
-    taps = max((run.taps for run in axis.runs if run.taps > 1 and run.x_step == 1), default=0)
-    most_outputs = min(most[0], most[1] + 1 - taps, axis.positions) if taps else 0
+    taps = max((run.taps for run in axis.runs if run.taps > 1), default=0)
+    most_outputs = min(most[0], most[1] + 1 - taps, ceil_div(axis.positions, axis.step)) if taps else 0
     return [*range(2, most_outputs + 1)]
 
 
 def outer_outputs(geometry: Geometry) -> list[tuple[int, int]]:
-    """Return Winograd's m to try along the first two axes: along either one, or the same along both."""
-    first, second = (outputs_along(axis, ALONE) for axis in geometry.axes[:2])
-    both = set(outputs_along(geometry.axes[0], SEVERAL)).intersection(outputs_along(geometry.axes[1], SEVERAL))
+    """Return Winograd's m to try along the first two axes: along either one, or the same along both.
+
+    Taps must read neighbouring data.
+    """
+
+    def along(most: tuple[int, int]) -> list[list[int]]:
+        return [outputs_along(axis, most) if axis.step == 1 else [] for axis in geometry.axes[:2]]
+
+    (first, second), (of_first, of_second) = along(ALONE), along(SEVERAL)
+    both = set(of_first).intersection(of_second)
     return [*((1, m) for m in second), *((m, 1) for m in first), *((m, m) for m in sorted(both))]
 
 

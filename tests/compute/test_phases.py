@@ -78,10 +78,18 @@ def test_rows_read_what_their_outputs_need(axis, positions, outputs):
     phases = axis_phases(**axis)
     for run in phases.runs:
         rows = axis_rows(phases, run, positions, outputs)
-        assert rows.transformed == (outputs > 1 and run.taps > 1 and run.x_step == 1)
+        assert rows.transformed == (outputs > 1 and run.taps > 1)
         assert rows.outputs == (outputs if rows.transformed else 1)
-        assert (rows.tiles - 1) * rows.outputs < positions <= rows.tiles * rows.outputs
-        needed = {run.x0 - tap * run.x_step + y for tap in range(run.taps) for y in range(rows.outputs)}
+        assert rows.apart == (run.x_step if rows.transformed else 1)
+        # Each position is in one row, and no row more is computed than it takes with whole sets of rows.
+        assert (rows.tiles - rows.apart) * rows.outputs < positions <= rows.tiles * rows.outputs
+        places = [rows.row_of(y) for y in range(positions)]
+        assert len(set(places)) == positions
+        for y, (row, within) in enumerate(places):
+            assert 0 <= row < rows.tiles
+            assert 0 <= within < rows.outputs
+            assert y == rows.first(row) + within * rows.apart
+        needed = {run.x0 - tap * run.x_step + y * rows.apart for tap in range(run.taps) for y in range(rows.outputs)}
         assert {phases.low + rows.start + i * rows.step for i in range(rows.window)} == needed
         assert (rows.points, rows.taps) == ((rows.window, 1) if rows.transformed else (1, run.taps))
 

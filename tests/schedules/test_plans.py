@@ -354,6 +354,46 @@ def test_winograd_of_volumes(problem, data_format, dtype, target):
     assert "outputs_apart_" in code
 
 
+@in_turn(
+    "problem, data_format, dtype",
+    [
+        # The extents are no multiples of the steps between taps, and pads are more than the kernel reaches.
+        ((2, 1, 5, 19, (9, 11), (3, 3), (1, 1), (2, 4), (2, 4), (9, 11)), "NXC", "float32"),
+        ((1, 2, 20, 5, (13, 6), (3, 4), (1, 1), (3, 1), (7, 1), (8, 8)), "NCX", "float32"),
+        ((1, 1, 19, 7, (7, 15), (5, 3), (2, 3), (3, 2), (1, 0), (24, 47)), "NCX", "bfloat16"),
+        ((1, 1, 16, 16, (41,), (5,), (1,), (3,), (6,), (41,)), "NCX", "float32"),
+        ((1, 1, 3, 17, (4, 7, 6), (3, 3, 3), (1, 1, 2), (2, 3, 1), (2, 3, 1), (4, 7, 11)), "NXC", "float32"),
+    ],
+)
+def test_winograd_of_dilated_taps(problem, data_format, dtype, target):
+    """The positions of a row are as far apart as its taps."""
+    problem = td.Problem(*problem, dtype, data_format=data_format, epilogue=td.Epilogue(True))
+    algorithm = named("winograd")
+    plans = [plan for _, plan in algorithm.candidates(problem, target)]
+    spaced = {axis for axis, phases in enumerate(Geometry.of(problem).axes) if phases.step > 1}
+    assert spaced
+    some = {plan.tile.outputs: plan for plan in reversed(plans) if any(plan.tile.outputs[i] > 1 for i in spaced)}
+    data, weights, bias = operands(problem, 5)
+    wanted = reference(problem, data, weights, bias)
+    for plan in [plans[0], *itertools.islice(some.values(), 3)]:
+        result = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
+        assert np.linalg.norm(result - wanted) <= norm_bound(dtype, WINOGRAD) * np.linalg.norm(wanted), plan
+
+
+def test_rows_of_dilated_taps_are_transformed_where_an_end_is_known():
+    target = CPU_TARGETS["x86-64-v3"]
+    problem = td.Problem(1, 1, 32, 32, (16, 16), (3, 3), (1, 1), (2, 2), (2, 2), (16, 16))
+    assert named("winograd").supports(problem, target)
+    dynamic = problem.replace(dynamic=(1, 2))
+    assert not named("winograd").supports(dynamic, target)
+    plan = named("winograd").candidates(problem, target)[0][1]
+    with pytest.raises(ValueError, match=r"outputs=\d: must be 1 along a dynamic axis with dilated taps"):
+        named("winograd").build(dynamic, target, plan)
+    rows = named("direct_rows").candidates(problem, target)[0][1].knobs | {"outputs_h": 2}
+    with pytest.raises(ValueError, match="outputs=2: must be 1 along an axis with dilated taps"):
+        named("winograd_rows").build(problem, target, named("winograd_rows").read(rows))
+
+
 def test_rows_have_products_to_save_only_along_outer_axes():
     algorithm, target = named("winograd_rows"), CPU_TARGETS["x86-64-v3"]
     plane = td.Problem(1, 1, 8, 3, (16, 16), (4, 4), (2, 2), (1, 1), (1, 1), (32, 32))

@@ -302,6 +302,9 @@ class DirectLayout:
         if form == ROWS and (tile.width < last.positions or geometry.dynamic[2]) and tile.width % lanes:
             # Its interleaved row would be longer than its share of the output, and spill into the next block's.
             raise ValueError(f"width={tile.width}: must be a multiple of {lanes} where a row has several blocks")
+        for axis, outputs in zip(geometry.axes, tile.outputs, strict=True):
+            if outputs > 1 and axis.step > 1:
+                raise ValueError(f"outputs={outputs}: must be 1 along an axis with dilated taps")
         if tile.part and (form != GROUPS or tile.part % lanes or tile.channels % tile.part):
             raise ValueError(f"part={tile.part}: must be whole vectors, and of groups a divisor of channels, or 0")
         packed = block_extents(geometry, tile)

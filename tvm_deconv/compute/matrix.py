@@ -278,8 +278,11 @@ class _Builder:
         def element(*index: Expr) -> Expr:
             at, point, row, taps, within, channel = index[:5], index[5], index[6], index[7:10], index[10:13], index[13]
             image, first = self.row_start(section, self.real_row(section, row), taps)
-            begin = [place + offset for place, offset in zip(first, within, strict=True)]
-            return transform(matrices, [point] * 3, begin, lambda *x: data[(*at, image, *x, channel)], self.accumulator)
+            steps = [axis.step for axis in section.axes]
+            begin = [place + offset * step for place, offset, step in zip(first, within, steps, strict=True)]
+            return transform(
+                matrices, [point] * 3, begin, lambda *x: data[(*at, image, *x, channel)], self.accumulator, steps
+            )
 
         shape = self.rows_shape(section, section.points[apart : apart + 1], read)
         return te.compute(shape, element, f"rows_apart_{number}")
@@ -317,8 +320,9 @@ class _Builder:
         if self.layout.packs_rows:
             return data[(*at, row, channel)]
         image, first = self.row_start(section, row, taps)
+        steps = [axis.step for axis in section.axes]
         return transform(
-            _data_matrices(section), points, first, lambda *x: data[(*at, image, *x, channel)], self.accumulator
+            _data_matrices(section), points, first, lambda *x: data[(*at, image, *x, channel)], self.accumulator, steps
         )
 
     def real_row(self, section: MatrixSection, row: Expr) -> Expr:
@@ -330,7 +334,7 @@ class _Builder:
         """Return the image of a row, and the first packed element that it reads along each axis, at these taps."""
         image, *places = _unravel(row, (self.layout.tile.images, *(axis.tiles for axis in section.axes)))
         return image, [
-            place * axis.outputs + axis.start + (0 if axis.transformed else (axis.window - 1 - tap) * axis.step)
+            axis.first(place) + axis.start + (0 if axis.transformed else (axis.window - 1 - tap) * axis.step)
             for place, axis, tap in zip(places, section.axes, taps, strict=True)
         ]
 
@@ -507,8 +511,9 @@ class _Builder:
         """Return the `result` of a section at positions `places` of an `image` of a block."""
         row, inner, flat = image, [], self.layout.tile.flat
         for place, axis, packed in zip(places, section.axes, self.layout.packed, strict=True):
-            row = row * (packed if flat else axis.tiles) + place // axis.outputs
-            inner.append(place % axis.outputs)
+            of_axis, within = axis.row_of(place)
+            row = row * (packed if flat else axis.tiles) + of_axis
+            inner.append(within)
         if section.transformed:
             return result[(*at, row, *inner, column)]
         return result[(*at, *[_zero()] * 3, row, column)]

@@ -205,7 +205,7 @@ def block_positions(geometry: Geometry, tile: MatrixTile) -> tuple[int, int, int
     extents = []
     for axis, positions, m in zip(geometry.axes, spans(geometry, tile.block[1:]), tile.outputs, strict=True):
         rows = [axis_rows(axis, run, positions, m) for run in axis.runs]
-        last = [row.start + (row.tiles - 1) * row.outputs + (row.window - 1) * row.step for row in rows]
+        last = [row.start + row.first(row.tiles - 1) + (row.window - 1) * row.step for row in rows]
         extents.append(max(last, default=0) + 1)
     return extents[0], extents[1], extents[2]
 
@@ -308,6 +308,9 @@ class MatrixLayout:
         if tile.flat and (tile.flat != 1 or packs or transformed or problem.dynamic):
             raise ValueError(f"flat={tile.flat}: must be 0, or 1 where rows would be gathered as they are")
         geometry, extents = Geometry.of(problem, bool(tile.uncropped)), Extents.of(problem)
+        for axis, outputs, dynamic in zip(geometry.axes, tile.outputs, geometry.dynamic, strict=True):
+            if outputs > 1 and axis.step > 1 and dynamic:
+                raise ValueError(f"outputs={outputs}: must be 1 along a dynamic axis with dilated taps")
         unit, phases = row_unit(problem, lanes), contiguous_phases(problem, lanes)
         if (tile.width < geometry.axes[2].positions or geometry.dynamic[2]) and tile.width % unit:
             # In whole vectors its rows would be longer than their share of the output, and spill into the next block's.

@@ -18,12 +18,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TypeVar
 
 from tvm.ir import Expr
 
 from tvm_deconv.compute.winograd import Bilinear, winograd
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div
+
+IndexT = TypeVar("IndexT", int, Expr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,11 @@ class AxisPhases:
     halo: int
     shift: int
     end: int
+
+    @property
+    def step(self) -> int:
+        """Distance between the data elements that the taps of a phase read."""
+        return self.runs[0].x_step if self.runs else 1
 
     def place(self, index: Expr) -> tuple[Expr, Expr]:
         """Return the phase and the ``y`` of output `index`, both counted from the beginning of a block."""
@@ -110,8 +118,8 @@ class AxisRows:
     """The rows of a run along one axis of a block.
 
     There are `tiles` rows of `outputs` positions each. A row reads `window` data elements, `step` apart, the first
-    `start` elements after that of the block. Without Winograd these are the taps in reverse order, and are part of the
-    reduction.
+    `start` elements after its own first position. Without Winograd these are the taps in reverse order, and are part of
+    the reduction. With it the positions of a row are `step` apart, too: `step` rows lie between each other.
     """
 
     outputs: int
@@ -132,6 +140,24 @@ class AxisRows:
         return winograd(self.outputs, self.run.taps) if self.transformed else None
 
     @property
+    def apart(self) -> int:
+        """Distance between the positions of a row."""
+        return self.step if self.transformed else 1
+
+    def first(self, row: IndexT) -> IndexT:
+        """Return the first position of a `row`."""
+        if self.apart == 1:
+            return row * self.outputs
+        return row // self.apart * (self.outputs * self.apart) + row % self.apart
+
+    def row_of(self, position: Expr) -> tuple[Expr, Expr]:
+        """Return the row of a `position`, and the number of the position in it."""
+        if self.apart == 1:
+            return position // self.outputs, position % self.outputs
+        together = self.outputs * self.apart
+        return position // together * self.apart + position % self.apart, position % together // self.apart
+
+    @property
     def points(self) -> int:
         """Number of products of a row."""
         return self.window if self.transformed else 1
@@ -145,11 +171,12 @@ class AxisRows:
 def axis_rows(axis: AxisPhases, run: Run, positions: int, outputs: int) -> AxisRows:
     """Return the rows of `run` along `axis`, for a block of `positions` and Winograd's m of `outputs`.
 
-    Runs without several taps that read neighbouring data are not transformed.
+    Runs without several taps are not transformed.
     """
-    m = outputs if run.taps > 1 and run.x_step == 1 else 1
+    m = outputs if run.taps > 1 else 1
     start = run.x0 - (run.taps - 1) * run.x_step - axis.low
-    return AxisRows(m, ceil_div(positions, m), m + run.taps - 1, start, run.x_step, run)
+    apart = run.x_step if m > 1 else 1
+    return AxisRows(m, ceil_div(positions, m * apart) * apart, m + run.taps - 1, start, run.x_step, run)
 
 
 def _fewest_runs(kernel: int, stride: int, dilation: int, pad: int, output: int, uncropped: bool) -> AxisPhases:

@@ -24,11 +24,12 @@ def transform(
     first: Sequence[Expr],
     element: Callable[..., Expr],
     dtype: str,
+    steps: Sequence[int] = (1, 1, 1),
 ) -> Expr:
     """Apply one row of each matrix along its axis: return the sum of coefficients of dtype `dtype` times elements.
 
-    Along each axis the columns of its matrix multiply elements from index `first` on. An axis without a matrix
-    contributes its `first` element. Sums are nested axis by axis; the compiler shares equal inner sums.
+    Along each axis the columns of its matrix multiply elements from index `first` on, `steps` apart. An axis without a
+    matrix contributes its `first` element. Sums are nested axis by axis; the compiler shares equal inner sums.
     """
 
     def along(axis: int, chosen: tuple[Expr, ...]) -> Expr:
@@ -39,7 +40,7 @@ def transform(
             return along(axis + 1, (*chosen, first[axis]))
         total: Expr = tirx.const(0, dtype)
         for column in range(len(matrix[0])):
-            inner = along(axis + 1, (*chosen, first[axis] + column))
+            inner = along(axis + 1, (*chosen, first[axis] + column * steps[axis]))
             total = total + _coefficient(matrix, column, rows[axis], dtype) * inner
         return total
 

@@ -203,14 +203,16 @@ class _Finish:
         problem, definition, words = self.problem, self.definition, self.words
         form, tile, lanes = definition.layout.form, definition.layout.tile, definition.layout.lanes
         geometry = Geometry.of(problem, bool(tile.uncropped))
-        if form == INPUTS:
-            finished = register_inputs.finish_inputs(self.scheduled, problem, definition)
-            return lower(finished, definition.end, streams=False)
         if tiled(words):
             return self.from_memory()
         pairs = words == BFLOAT16_PAIRS
         source, rounding = ("", rounding_function(lanes)) if pairs else exact_rounding(problem, self.target, lanes)
         products = self.products or source
+        if form == INPUTS:
+            if self.target.vector_bits >= 512:  # few vectors are stored, and LLVM's code takes less time
+                products, rounding = "", ""
+            finished = register_inputs.finish_inputs(self.scheduled, problem, definition, rounding)
+            return lower(finished, definition.end, streams=False, products=products)
         if register_channels.supports(problem, geometry, form):
             source, joinings = ("", {2: self.joining}) if self.joining else byte_joining(problem, lanes)
             finished = register_channels.finish_channels(self.scheduled, problem, definition, rounding, joinings)
