@@ -7,7 +7,8 @@ Two algorithms save products:
 
 - Winograd's F(m, taps) applies along an axis on which a run has several taps. A row is then a tile of ``m`` positions,
   and there is one product for each of ``m + taps - 1`` points. Rows are sums of data, filters are sums of taps, and
-  outputs are sums of results. On every other axis ``m`` is 1.
+  outputs are sums of results. Taps that are dilated read data some elements apart; so far apart are the positions then.
+  On every other axis ``m`` is 1.
 - Strassen's algorithm applies if no axis uses Winograd's. It halves rows, input channels and columns of a product. A
   row is then a pair of positions, and there are seven points.
 

@@ -184,7 +184,7 @@ def fills_vectors_with_channels_of_words(problem: Problem, target: CpuTarget) ->
 
 
 def has_taps_to_transform(problem: Problem, target: CpuTarget) -> bool:
-    """Some phase has neighbouring taps, and sums of data cannot overflow: the type is a floating point one."""
+    """Some phase has several taps, and sums of data cannot overflow: the type is a floating point one."""
     if problem.accumulate_dtype == "int32" or not finishes_in_short_chunks(problem, target):
         return False
     return bool(matrix_tiles.output_choices(Geometry.of(problem), winograd=True))

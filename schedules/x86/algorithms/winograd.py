@@ -1,4 +1,4 @@
-"""Winograd's transforms around matrix products: fewer products where phases have several neighbouring taps."""
+"""Winograd's transforms around matrix products: fewer products where phases have several taps."""
 
 from tvm_deconv.schedules.x86.algorithms.matrix_definition import matrix_algorithm
 from tvm_deconv.schedules.x86.algorithms.predicates import has_taps_to_transform, saves_products
