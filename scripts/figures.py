@@ -12,16 +12,31 @@ from pathlib import Path
 
 from tvm_deconv.bench import figures
 from tvm_deconv.bench.page import as_html
+from tvm_deconv.bench.results import Report
 
 ROOT = Path(__file__).parents[1]
+#: The file of figures that the README shows some layers of.
+SHOWN = "zen5-x86-64-v4-ncx-1"
+#: These layers, one or two of each kind.
+LAYERS = (
+    "pytorch-unet/up1.up",
+    "hifi-gan_v1/ups.0",
+    "cyclegan_resnet/up1",
+    "centernet_dla-34/dla_up.ida_2.up",
+    "bigvgan_anti-alias/activation1d.upsample_@768ch",
+    "psmnet/dres2.conv5",
+    "fcn-8s/upscore8",
+    "simplebaseline_r50/deconv.6",
+    "fsrcnn_x3/last_part",
+)
 
 
 def documents() -> dict[Path, str]:
     """Return the documents that show figures, as they should be."""
     reports = figures.read(ROOT / "docs" / "figures")
-    machines = figures.machines(reports) if reports else figures.page(reports)
+    machines, main = figures.machines(reports), figures.machines(figures.of_main_list(reports))
     blocks = {
-        "README.md": {"machines": machines},
+        "README.md": {"layers": shown(reports[SHOWN]), "machines": main},
         "docs/performance.md": {"machines": machines, "types": figures.low_precision(reports.values())},
         "docs/figures.md": {"machines": figures.page(reports)},
     }
@@ -32,6 +47,14 @@ def documents() -> dict[Path, str]:
             text = figures.replaced(text, block, content)
         made[ROOT / name] = text
     return made
+
+
+def shown(report: Report) -> str:
+    """Return what the README says of the layers of a report with peers."""
+    ratios = report.chosen
+    assert ratios is not None
+    means = f"Geometric mean {ratios.mean:.2f} over {len(report.rows)} real layers, the worst {ratios.least:.2f}."
+    return f"{means} Some of them:\n\n{figures.some_layers(report, LAYERS)}"
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,11 @@ def test_tables(report):
         "| zen4 | a CPU, a vendor family 25 model 1 | x86-64-v3 | `N C *X` | 1 | 2026-01-02 | held_out 1 "
         "| 0.50 | 0.50 | 2.00 | 2.00 |",
     ]
+    assert list(figures.of_main_list({"a": report, "held_out/b": second, "types/c": second})) == ["a"]
+    assert figures.some_layers(report, ["two|three", "one"]).splitlines()[2:] == [
+        "| two/three | 1 | - | - |",
+        "| one | 1 | 2 | 2.00 |",
+    ]
     assert figures.ratios([report, second]).splitlines()[2:] == [
         "| one | 0.50 / 2.00 | 0.50 / 2.00 |",
         "| two/three | - / - | - |",
@@ -140,3 +146,7 @@ def test_documents_show_what_the_files_say():
     assert len(documents) == 3
     for path, expected in documents.items():
         assert path.read_text(encoding="utf-8") == expected, path.name
+    readme, performance = documents[ROOT / "README.md"], documents[ROOT / "docs" / "performance.md"]
+    of_other_lists = re.compile(r"\| (held_out|types) \d")
+    assert set(of_other_lists.findall(performance)) == {"held_out", "types"}
+    assert not of_other_lists.search(readme)

@@ -13,7 +13,7 @@ from typing import Any
 
 from tvm_deconv.artifact.regular import MOST_TEXT, content_of
 from tvm_deconv.bench.layers import Layer
-from tvm_deconv.bench.report import as_json, from_json, milliseconds, shares, summary
+from tvm_deconv.bench.report import as_json, from_json, shares, summary, time_of, two_digits
 from tvm_deconv.bench.results import Report, Result, Row, Summary
 from tvm_deconv.errors import SourceError
 from tvm_deconv.problem import Problem
@@ -104,6 +104,21 @@ def machines(reports: Mapping[str, Report]) -> str:
     return "\n".join(lines)
 
 
+def of_main_list(reports: Mapping[str, Report]) -> dict[str, Report]:
+    """Return the reports, by name, of the main list of layers in float32: those in no folder."""
+    return {name: report for name, report in reports.items() if not _folder(name)}
+
+
+def some_layers(report: Report, names: Sequence[str]) -> str:
+    """Return the Markdown table of the layers called `names`: our time, that of the best peer, and their ratio."""
+    rows = {row.layer.name: row for row in report.rows}
+    lines = [_line("layer", "ours, ms", "best peer, ms", "ratio"), "|---|---:|---:|---:|"]
+    for row in map(rows.__getitem__, names):
+        best = row.results[row.best_peer] if row.best_peer else None
+        lines.append(_line(row.layer.name, time_of(row.ours), time_of(best), two_digits(row.ratio)))
+    return "\n".join(lines)
+
+
 def ratios(reports: Sequence[Report]) -> str:
     """Return the Markdown table of the ratios of all layers, default and chosen, with a column for each report."""
     names = [f"{report.microarchitecture} {_layout(report)}, threads: {report.threads}" for report in reports]
@@ -133,7 +148,7 @@ def _in_types(compared: Sequence[Report]) -> str:
     for name in dict.fromkeys(name for of_report in rows for name in of_report):
         found = [of_report.get(name) for of_report in rows]
         pairs = [(row.single_ratio, row.ratio) if row else (None, None) for row in found]
-        lines.append(_line(name, *(" / ".join(map(_ratio, pair)) for pair in pairs)))
+        lines.append(_line(name, *(" / ".join(map(two_digits, pair)) for pair in pairs)))
     lines.append(_line("geometric mean", *map(_mean_ratios, compared)))
     lines.append(_line("error", *(_largest([row.ours for row in report.rows]) for report in compared)))
     lines.append(_line("error of the best peers", *(_largest(map(_best, report.rows)) for report in compared)))
@@ -160,11 +175,7 @@ def _folder(name: str) -> str:
 
 
 def _both(row: Row | None) -> str:
-    return "-" if row is None else f"{_ratio(row.default_ratio)} / {_ratio(row.ratio)}"
-
-
-def _ratio(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{ratio:.2f}"
+    return "-" if row is None else f"{two_digits(row.default_ratio)} / {two_digits(row.ratio)}"
 
 
 def _layout(report: Report) -> str:
@@ -193,20 +204,13 @@ def _layer_cells(report: Report, row: Row) -> Sequence[str]:
     return [
         row.layer.name,
         ours.note,
-        *map(_milliseconds, (row.default, ours)),
+        *map(time_of, (row.default, ours)),
         best or "-",
-        _milliseconds(row.results[best] if best else None),
-        *map(_ratio, (row.default_ratio, row.ratio)),
+        time_of(row.results[best] if best else None),
+        *map(two_digits, (row.default_ratio, row.ratio)),
         *(f"{100 * parts[name]:.0f} %" if name in parts else "-" for name in ("fma", "copy")),
-        *(_milliseconds(row.results[peer]) for peer in report.peers),
+        *(time_of(row.results[peer]) for peer in report.peers),
     ]
-
-
-def _milliseconds(result: Result | None) -> str:
-    """Return the time of a contender; that of a wrong one is marked."""
-    if result is None or result.failure:
-        return "-"
-    return milliseconds(result.median) + ("" if result.correct else " (wrong)")
 
 
 def _line(*cells: object) -> str:

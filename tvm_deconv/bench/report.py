@@ -69,13 +69,13 @@ def cells(report: Report, row: Row, keys: bool = False) -> list[str]:
     ours, problem = row.ours, row.layer.task.problem
     made = [row.layer.name, words(problem)]
     if report.has_defaults:
-        made.append("-" if row.default is None else _milliseconds(row.default))
-    made.append(_milliseconds(ours))
+        made.append(time_of(row.default))
+    made.append(time_of(ours))
     if report.peers:
         best = row.best_peer
-        made += [best or "-", _milliseconds(row.results[best]) if best else "-"]
-        made += [_ratio(row.default_ratio)] * report.has_defaults + [_ratio(row.ratio)]
-    made += [_ratio(row.single_ratio)] * report.has_singles
+        made += [best or "-", time_of(row.results[best] if best else None)]
+        made += [two_digits(row.default_ratio)] * report.has_defaults + [two_digits(row.ratio)]
+    made += [two_digits(row.single_ratio)] * report.has_singles
     if ours.failure:
         made += [""] * (6 + report.has_percentiles)
     else:
@@ -86,7 +86,7 @@ def cells(report: Report, row: Row, keys: bool = False) -> list[str]:
             made.append("-" if math.isnan(low) else f"{milliseconds(low)} to {milliseconds(high)}")
         made += [f"{100 * parts[name]:.0f}" if name in parts else "-" for name in ("fma", "copy")]
         made += [*(f"{speed:.1f}" for speed in speeds), ours.note]
-    made += [_milliseconds(row.results[peer]) for peer in report.peers]
+    made += [time_of(row.results[peer]) for peer in report.peers]
     return [*made, row.layer.target, *([problem.key] if keys else [])]
 
 
@@ -95,13 +95,15 @@ def milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.3g}"
 
 
-def _milliseconds(result: Result) -> str:
-    if result.failure:
+def time_of(result: Result | None) -> str:
+    """Return the time of a contender in ms, "-" if it has none; that of a wrong output is marked."""
+    if result is None or result.failure:
         return "-"
-    return milliseconds(result.median) + ("" if result.correct else " (differs)")
+    return milliseconds(result.median) + ("" if result.correct else " (wrong)")
 
 
-def _ratio(ratio: float | None) -> str:
+def two_digits(ratio: float | None) -> str:
+    """Return a ratio with two digits behind the point, "-" if there is none."""
     return "-" if ratio is None else f"{ratio:.2f}"
 
 
