@@ -86,7 +86,7 @@ class Prebuilt:
         """Return what is compiled, by problem and schedule; a text says why a plan does not compile."""
         found: dict[tuple[str, Schedule], Built | str] = {}
         for path in self._root.glob("*.pickle"):
-            found.update(pickle.loads(path.read_bytes()))  # noqa: S301: this script wrote it
+            found.update(pickle.loads(path.read_bytes()))  # this script wrote it
         return found
 
     def add(self, target: Target, rounds: Iterator[tuple[str, Sequence[Schedule]]], jobs: int) -> Iterator[int]:
