@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tvm_deconv.errors import BuildError, ProblemError
 from tvm_deconv.extras import install
 from tvm_deconv.problem import Problem, one_of
-from tvm_deconv.problem.checks import several
+from tvm_deconv.problem.checks import check_callback, several
 from tvm_deconv.runtime import library
 from tvm_deconv.runtime.fallback import REFERENCE, Fallback
 from tvm_deconv.runtime.library import Library
@@ -121,6 +121,8 @@ def compile(
     from tvm_deconv.compiler.requests import checked_problems
 
     problems = checked_problems(problems)
+    check_callback("on_outcome", on_outcome)
+    check_callback("on_trial", on_trial)
     if algorithms is not None:
         algorithms = several("algorithms", algorithms, "must be a sequence of names")
     if trials or budget is not None:

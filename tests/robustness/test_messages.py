@@ -22,12 +22,16 @@ from tvm_deconv import (
     SourceError,
     TensorError,
     TensorTypeError,
+    compile,
     from_onednn,
     from_onnx,
     from_openvino,
     from_torch,
+    load,
     reference,
 )
+from tvm_deconv.tuning import tune
+from tvm_deconv.tuning.remeasure import remeasure
 
 
 def openvino(data=(1, 2, 5), filter=(2, 3, 4), **attributes):
@@ -266,6 +270,28 @@ def test_problem_errors(call, text):
     assert str(caught.value) == text
     assert text.startswith(f"{caught.value.attribute}=")
     assert text.endswith(f": {caught.value.rule}")
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda _: reference(5, np.ones(1), np.ones(1)), "problem=5: must be a Problem"),
+        (lambda root: load(root, digest=5), "digest=5: must be the text of a Library.digest"),
+        (lambda root: compile([], output=root, on_outcome=5), "on_outcome=5: must be a function, or None"),
+        (lambda root: compile([], output=root, on_trial=5), "on_trial=5: must be a function, or None"),
+        (lambda root: tune([], logs=root, on_trial=5), "on_trial=5: must be a function, or None"),
+        (lambda root: remeasure(root, "native", on_problem=5), "on_problem=5: must be a function, or None"),
+        (lambda root: remeasure(root, "native", seed=-1), "seed=-1: must be at least 0"),
+        (lambda root: remeasure(root, "native", threads=0), "threads=0: must be at least 1"),
+        (lambda root: remeasure(root, "native", timeout=0), "timeout=0: must be a number of seconds, more than 0"),
+        (lambda root: remeasure(root, 5), "target=5: must be a name or a sequence of names"),
+        (lambda _: remeasure(5, "native"), "logs=5: must be a path"),
+    ],
+)
+def test_arguments_of_functions(call, text, tmp_path):
+    with pytest.raises(ProblemError) as caught:
+        call(tmp_path)
+    assert str(caught.value) == text
 
 
 def test_tensor_errors():

@@ -1,4 +1,4 @@
-"""Checks of values that callers give: each returns the value in its plain form or raises ProblemError."""
+"""Checks of values that callers give: each raises ProblemError; most return the value in its plain form."""
 
 from __future__ import annotations
 
@@ -35,6 +35,12 @@ def checked_path(attribute: str, value: object) -> Path:
         return Path(value)  # type: ignore[arg-type]
     except TypeError:
         raise ProblemError(attribute, value, "must be a path") from None
+
+
+def check_callback(attribute: str, value: object) -> None:
+    """Raise ProblemError unless `value` is a function, or None."""
+    if value is not None and not callable(value):
+        raise ProblemError(attribute, value, "must be a function, or None")
 
 
 def integer(attribute: str, value: object, minimum: int) -> int:

@@ -61,6 +61,12 @@ def _maker(fields: Callable[_Attributes, dialects.Fields]) -> Callable[_Attribut
     return make
 
 
+def check_problem(problem: object) -> None:
+    """Raise ProblemError unless `problem` is a Problem."""
+    if not isinstance(problem, Problem):
+        raise ProblemError("problem", problem, "must be a Problem")
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One transposed convolution with everything decided; the module's text has its meaning.

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tvm_deconv.errors import TensorError, TensorTypeError
 from tvm_deconv.problem.activations import ACTIVATIONS
-from tvm_deconv.problem.problem import Array, Problem
+from tvm_deconv.problem.problem import Array, Problem, check_problem
 from tvm_deconv.problem.quantization import STORED, Constants, Scaling, check_unscaled, constants, without_zero_points
 
 Float64 = npt.NDArray[np.float64]
@@ -40,6 +40,7 @@ def reference(p: Problem, data: object, filter: object, bias: object = None, sca
     take integers only, and bfloat16 problems read uint16 as the bits of bfloat16. NaN and infinity take part in every
     product as IEEE 754 says. A quantized problem takes its `scaling`. Raises TensorError, ProblemError.
     """
+    check_problem(p)
     x = _float64("data", data, p.data_shape, p.dtype)
     w = p.canonical_filter(_float64("filter", filter, p.filter_shape, p.filter_dtype))
     if p.epilogue.bias != (bias is not None):

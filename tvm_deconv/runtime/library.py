@@ -34,6 +34,7 @@ from tvm_deconv.errors import (
 )
 from tvm_deconv.problem import ANY, Array, Epilogue, Problem, Scaling
 from tvm_deconv.problem.checks import checked_path
+from tvm_deconv.problem.problem import check_problem
 from tvm_deconv.runtime import arrays, cuda, loader
 from tvm_deconv.runtime.fallback import Fallback
 from tvm_deconv.runtime.host import HOST
@@ -59,6 +60,8 @@ def load(
     The `fallbacks` are asked in their order for a problem that no artifact serves.
     """
     root = checked_path("root", root).absolute()  # the program may change its directory before the first bind
+    if digest is not None and not isinstance(digest, str):
+        raise ProblemError("digest", digest, "must be the text of a Library.digest")
     contents = _read(root)
     if contents.broken and not contents.manifests:
         raise next(iter(contents.broken.values()))
@@ -216,7 +219,7 @@ class Library:
 
         With a `device`, for arrays on the CUDA device of this number; DeviceError if there is none.
         """
-        _check_problem(problem)
+        check_problem(problem)
         return self._decisions(problem, self._place(device))
 
     def explain(self, problem: Problem, device: int | None = None) -> str:
@@ -231,7 +234,7 @@ class Library:
         So a layer that is bound for one shape can be called with others. The problem itself is returned if no artifact
         serves it, or if one for exactly these extents does.
         """
-        _check_problem(problem)
+        check_problem(problem)
         best = self._best(problem, self._candidates(problem), self._place(None))
         return problem if best is None else problem.replace(dynamic=best.parsed.dynamic)
 
@@ -260,7 +263,7 @@ class Library:
         impossible `workspace` or `scaling`, and DeviceError for a CUDA device that cannot be used.
         """
         memory = _memory_of(filter)
-        _check_problem(problem)
+        check_problem(problem)
         weights = _borrow_filter(memory, problem, filter)
         served = self._serve(problem, memory.device)
         offset = _borrow_bias(memory, problem, bias)
@@ -402,11 +405,6 @@ def epilogue_of(activation: str | Epilogue | None, bias: bool) -> Epilogue:
     if activation.bias and not bias:
         raise TensorError("bias", None, "must be an array: activation is an Epilogue with a bias")
     return dataclasses.replace(activation, bias=bias)
-
-
-def _check_problem(problem: object) -> None:
-    if not isinstance(problem, Problem):
-        raise ProblemError("problem", problem, "must be a Problem")
 
 
 def _memory_of(array: object) -> Memory:

@@ -11,9 +11,11 @@ from pathlib import Path
 import msgspec
 
 from tvm_deconv.compiler.records import Cpu, Log, Record, Records, Schedule, read
+from tvm_deconv.compiler.requests import checked_seconds
 from tvm_deconv.compiler.selection import default_schedule, in_space, replay_error
-from tvm_deconv.problem import Problem
-from tvm_deconv.targets import Target
+from tvm_deconv.problem import Problem, integer
+from tvm_deconv.problem.checks import check_callback, checked_path
+from tvm_deconv.targets import Target, names_of
 from tvm_deconv.targets.ancestry import meant
 from tvm_deconv.tuning.evaluator import Evaluator, commit, versions
 from tvm_deconv.tuning.runners.base import Runner
@@ -64,14 +66,19 @@ def remeasure(
     had when they were measured, and so has the default, are renewed as they are. If there are none of this one, all
     records of the problem, also those of other machines, take turns with the default here. Plans that no search would
     try today are left out. An interrupted run continues with what is left. For CPUs whose code this machine cannot run
-    nothing is measured, and records of other code stay as they are. Raises DeviceError if there is no such CUDA device.
+    nothing is measured, and records of other code stay as they are. Raises ProblemError, and DeviceError if there is
+    no such CUDA device.
     """
-    names = (target,) if isinstance(target, str) else tuple(target)
+    integer("threads", threads, 1)
+    integer("seed", seed, 0)
+    timeout = checked_seconds("timeout", timeout)
+    check_callback("on_problem", on_problem)
+    names, log = names_of(target), Log(checked_path("logs", logs))
     found: list[Remeasured] = []
     with contextlib.closing(measured_on(names, threads, None, None, strict=False)) as places:
         for runner, targets in places:
             for chosen in targets:
-                found += _on_target(runner, chosen, Log(logs), seed, jobs, timeout, on_problem)
+                found += _on_target(runner, chosen, log, seed, jobs, timeout, on_problem)
     return found
 
 

@@ -29,7 +29,7 @@ from tvm_deconv.compiler.requests import checked_problems, checked_seconds
 from tvm_deconv.compiler.selection import algorithms_for, checked_algorithms
 from tvm_deconv.errors import ProblemError
 from tvm_deconv.problem import Problem, integer
-from tvm_deconv.problem.checks import checked_path
+from tvm_deconv.problem.checks import check_callback, checked_path
 from tvm_deconv.targets import Host, Target, get, names_of, of_names
 from tvm_deconv.targets.ancestry import meant
 from tvm_deconv.tuning.evaluator import Evaluator, Proposals
@@ -125,6 +125,7 @@ def tune(
     timeout = checked_seconds("timeout", timeout)
     end = math.inf if budget is None else time.monotonic() + checked_seconds("budget", budget)
     using = checked_algorithms(algorithms)
+    check_callback("on_trial", on_trial)
     if (rpc_tracker is None) != (rpc_key is None):
         raise ProblemError("rpc_key", rpc_key, "must be given where rpc_tracker is, and nowhere else")
     # Without batch or output there is nothing to measure.
