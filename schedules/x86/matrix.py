@@ -23,7 +23,7 @@ from tvm_deconv.compute.matrix import MatrixDefinition
 from tvm_deconv.compute.matrix_layout import MatrixLayout, MatrixSection
 from tvm_deconv.compute.words import WORD, Words, tiled
 from tvm_deconv.schedules.x86.amx import mark_matrices
-from tvm_deconv.schedules.x86.cache_sets import keep_apart, line_elements
+from tvm_deconv.schedules.x86.cache_sets import keep_apart
 from tvm_deconv.schedules.x86.dot import dot_intrinsic
 from tvm_deconv.schedules.x86.interleave import transpose_intrinsic
 from tvm_deconv.schedules.x86.loop_marks import SkipMarks, mark_tasks
@@ -265,10 +265,8 @@ class _Steps:
 
         `rows_axis` is the axis of rows, negative.
         """
-        shape = self.sch.get(block).writes[0].source.shape
-        axis = len(shape) + rows_axis
-        if math.prod(map(int, shape[axis + 1 :])) >= _LONG_ROW * line_elements(self.sch, block):
-            keep_apart(self.sch, block, axis)
+        axis = len(self.sch.get(block).writes[0].region) + rows_axis
+        keep_apart(self.sch, block, axis, _LONG_ROW)
         if math.prod(points) > 1:
             keep_apart(self.sch, block, axis - 1)
 
