@@ -45,14 +45,13 @@ from tvm_deconv.schedules.x86.amx import (
     SUM_CYCLES,
     step_cycles,
 )
-from tvm_deconv.schedules.x86.costs import Costs, costs_of
+from tvm_deconv.schedules.x86.costs import LAST_CACHE, Costs, costs_of
 from tvm_deconv.schedules.x86.ranking import Ranking
 from tvm_deconv.schedules.x86.register_tiles import LATENCY_ACCUMULATORS
 from tvm_deconv.schedules.x86.tiles import (
     ALONE,
     ENUMERATIONS,
     FEW_TASKS,
-    LAST_CACHE,
     SEVERAL,
     block_count,
     knobs_of,

@@ -23,14 +23,13 @@ from tvm.sym import Analyzer
 from tvm.tirx import BufferLoad, Evaluate, For, PrimFunc, SeqStmt, Stmt
 
 from tvm_deconv.problem.arithmetic import ceil_div
+from tvm_deconv.schedules.x86.costs import PREFETCHED
 from tvm_deconv.schedules.x86.loop_marks import loops_and_block, outside_of, rewritten
 from tvm_deconv.schedules.x86.stores import LINE, import_functions
 from tvm_deconv.targets import CpuTarget
 
 #: Bytes from what a step reads to what it asks for: from memory, and through a mesh.
 _AHEAD, _AHEAD_ON_A_MESH = 8192, 2048
-#: Bytes of a filter from which on it comes from memory.
-_FROM_MEMORY = 8 << 20
 _MARK = "tvm_deconv.filter"
 _FUNCTION = "tvm_deconv_prefetch"
 #: With these LLVM keeps accumulators in registers across the instruction.
@@ -46,7 +45,7 @@ def lower_prefetches(func: PrimFunc, target: CpuTarget) -> PrimFunc:
     """Return the lowered `func` without marks, and with prefetches in the marked loops where `target` gains by them."""
     filter_bytes = int(func.params[1].shape[0]) * np.dtype(func.params[1].dtype).itemsize
     ahead = _AHEAD_ON_A_MESH if target.mesh else _AHEAD
-    far = filter_bytes > (target.l2_bytes // 2 if target.mesh else _FROM_MEMORY)
+    far = filter_bytes > (target.l2_bytes // 2 if target.mesh else PREFETCHED)
     counts: set[int] = set()
 
     def lowered(stmt: Stmt) -> Stmt | None:

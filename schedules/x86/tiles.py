@@ -29,7 +29,7 @@ from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
 from tvm_deconv.schedules.x86 import register_channels
 from tvm_deconv.schedules.x86.amx import MATRIX_RATE
-from tvm_deconv.schedules.x86.costs import Costs, costs_of
+from tvm_deconv.schedules.x86.costs import LAST_CACHE, Costs, costs_of
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.ranking import Ranking
 from tvm_deconv.schedules.x86.register_tiles import FOLLOWING, LATENCY_ACCUMULATORS, RegisterTile, RegisterTiles
@@ -45,8 +45,6 @@ SEVERAL, ALONE = (4, 6), (6, 7)
 ENUMERATIONS = 8
 #: With fewer blocks than this, plans that split tiles of channels over threads are tried too.
 FEW_TASKS = 64
-#: Bytes of a filter that do not stay in the last cache of a server from call to call.
-LAST_CACHE = 16 << 20
 #: Bytes from which on TVM takes an array from the workspace, where LLVM does not keep it in registers.
 _WORKSPACE = 1024
 #: Stores of a register tile that the next tile's multiply-adds hide, whatever their lines wait for.
