@@ -58,14 +58,13 @@ from tvm_deconv.compute.indexing import (
 )
 from tvm_deconv.compute.phases import AxisRows
 from tvm_deconv.compute.requantization import (
-    bias_at,
     data_zero_point,
     epilogue_parameter,
     finished,
     has_scales,
+    known_bias_at,
     scale_at,
     stored,
-    with_known_nan,
 )
 from tvm_deconv.compute.storage import storage_dtype, sum_dtype
 from tvm_deconv.compute.transforms import transform
@@ -343,11 +342,7 @@ class _Builder:
 
     def pack_bias(self, bias: te.Tensor) -> te.Tensor:
         """Return ``bias_pack``, ``[g, co, channel]``: the bias by tiles of channels, zero for padding channels."""
-
-        def of_channel(channel: Expr) -> Expr:
-            return with_known_nan(self.problem, bias_at(self.unfolded, bias, channel))
-
-        return self._pack_channels(of_channel, "bias_pack")
+        return self._pack_channels(lambda channel: known_bias_at(self.unfolded, bias, channel), "bias_pack")
 
     def pack_scales(self, constants: te.Tensor | None) -> te.Tensor:
         """Return ``scale_pack``, ``[g, co, channel]``: the bits of the scales by tiles of channels, like the bias."""

@@ -50,14 +50,13 @@ from tvm_deconv.compute.indexing import (
 )
 from tvm_deconv.compute.matrix_layout import MatrixLayout, MatrixSection, MatrixTile, row_channels
 from tvm_deconv.compute.requantization import (
-    bias_at,
     data_zero_point,
     epilogue_parameter,
     finished,
     has_scales,
+    known_bias_at,
     scale_at,
     stored,
-    with_known_nan,
 )
 from tvm_deconv.compute.storage import storage_dtype, stores_bytes
 from tvm_deconv.compute.strassen import STRASSEN
@@ -502,7 +501,7 @@ class _Builder:
         channel = tirx.min(at[5] * layout.tile.channels + channel, geometry.out_channels - 1)
         channel = at[4] * geometry.out_channels + channel
         if self.problem.epilogue.bias and self.parameter is not None:
-            value = value + with_known_nan(self.problem, bias_at(self.problem, self.parameter, channel))
+            value = value + known_bias_at(self.problem, self.parameter, channel)
         scale = scale_at(self.problem, self.parameter, channel) if has_scales(self.problem) else None
         return finished(self.problem, value, self.parameter, scale)
 

@@ -33,8 +33,9 @@ def bias_at(problem: Problem, parameter: te.Tensor, channel: Expr) -> Expr:
     return bias
 
 
-def with_known_nan(problem: Problem, bias: Expr) -> Expr:
-    """Return `bias`; if outputs are bfloat16, with NaN of that type, as `stored` expects them."""
+def known_bias_at(problem: Problem, parameter: te.Tensor, channel: Expr) -> Expr:
+    """Return `bias_at`; if outputs are bfloat16, with NaN of that type, as `stored` expects them."""
+    bias = bias_at(problem, parameter, channel)
     if problem.output_dtype != "bfloat16":
         return bias
     # As integers: among floats LLVM may return one NaN in the place of another.
