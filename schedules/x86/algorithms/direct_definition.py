@@ -153,9 +153,10 @@ class _Form:
         whole = whole and not (self.form == ROWS and (streams or (rounds_rows(problem) and not narrows)))
         scheduled = schedule_direct(definition, plan, problem, whole, words, joining).mod["main"]
         scheduled = load_words(scheduled) if words or pairs else scheduled
-        cut = plan.tile.width < Geometry.of(problem).axes[2].positions
-        if loads_unmasked(problem, target) and (cut or words is None):  # words of whole rows LLVM makes as fast
-            scheduled = split_row_ends(scheduled)
+        if loads_unmasked(problem, target):
+            whole_rows = plan.tile.width >= Geometry.of(problem).axes[2].positions
+            if words is None or not whole_rows:  # words of whole rows LLVM makes as fast
+                scheduled = split_row_ends(scheduled)
         finish = _Finish(
             problem=problem,
             target=target,
