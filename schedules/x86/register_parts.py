@@ -140,10 +140,8 @@ class PartEpilogue(RowEpilogue):
 
     def _row(self, tile: RegisterTile, cc: int, n: Expr, outputs: Sequence[Expr]) -> list[Expr]:
         """Return the index of the row of the output at `outputs` of channel `cc` and image `n` of a block."""
-        image, *spatial = self.in_call(tile, n, outputs[:2])
-        channel = tile.lead[4] * self.definition.layout.geometry.out_channels
-        channel = channel + tile.lead[5] * self.definition.layout.tile.channels + cc
-        return [image, channel, *spatial[3 - self.problem.rank :]]
+        image, *outer = self.in_call(tile, n, outputs[:2])
+        return self.row_index(tile, cc, image, outer)
 
     def _length(self, tile: RegisterTile, vectors: Sequence[Expr]) -> int:
         """Return the outputs in each of the `vectors` that a channel of a row of phases is stored as."""

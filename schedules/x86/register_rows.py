@@ -159,15 +159,14 @@ class RowEpilogue(RegisterEpilogue):
         rows_of_output: list[list[Stmt]] = []
         for row, cc in itertools.product(range(tile.section.phases[0]), range(width)):
             fd, fh, _ = tile.phase(row, 0)
-            channel = tile.lead[4] * layout.geometry.out_channels + tile.lead[5] * width + cc
             stores, vectors = self.vectors(tile, position, row, cc)
             length = layout.lanes * tile.section.phases[1] // len(vectors)
             stored: list[Stmt] = []
             for i, vector in enumerate(vectors):
                 n, d, h, w = places[min(i, len(places) - 1)].index
-                spatial = (d * layout.strides[0] + fd, h * layout.strides[1] + fh)[3 - self.problem.rank :]
+                row_index = self.row_index(tile, cc, n, (d * layout.strides[0] + fd, h * layout.strides[1] + fh))
                 offset = i * length if len(places) == 1 else 0
-                store = self._store(vector, length, [n, channel, *spatial], w + offset)
+                store = self._store(vector, length, row_index, w + offset)
                 exists = places[i].exists if len(places) > 1 else []
                 stored.append(IfThenElse(tirx.all(*exists), store, None) if exists else store)
             rows_of_output.append([*stores, *self.of_channel(tile, cc, stored)])
@@ -185,6 +184,15 @@ class RowEpilogue(RegisterEpilogue):
         finished = [self._finish(tile, stream, position) for stream in streams] if self.finishes else []
         lane = ramp(position, lanes)
         return finished, self._interleaved([self.finished_sums(tile, [*stream, lane]) for stream in streams])
+
+    def row_index(self, tile: RegisterTile, cc: int, image: Expr, outer: Sequence[Expr]) -> list[Expr]:
+        """Return the index in the output of the row of channel `cc` of a tile, at `image` and `outer` of a call.
+
+        `outer` are the outputs along the first two of three axes.
+        """
+        layout = self.definition.layout
+        channel = tile.lead[4] * layout.geometry.out_channels + tile.lead[5] * layout.tile.channels + cc
+        return [image, channel, *outer[3 - self.problem.rank :]]
 
     def of_channel(self, tile: RegisterTile, cc: int, stores: list[Stmt]) -> list[Stmt]:
         """Return `stores` of channel `cc` of a tile of channels, or none if there is no such channel."""
