@@ -501,25 +501,10 @@ class _Arithmetic:
             sums = registers.channels * registers.positions * registers.phases
             summed: Array = self.costs.lane_sum * self.lanes * _halvings(sums, self.lanes) / sums
             return self.costs.channel_finish + summed
-        element = np.dtype(storage_dtype(self.problem.output_dtype)).itemsize
-        axes = self.geometry.axes
         if self.stores_channels:
-            apart: Array = registers.phases % axes[2].stride != 0
-            again: Array = np.zeros_like(apart)
-            if self.form == CHANNELS and self.geometry.out_channels * element % LINE:
-                # Tiles of channels of a position share lines, which may have left the second-level cache in between.
-                shared = registers.channels < self.geometry.out_channels
-                outputs = blocks.block * math.prod(axis.stride for axis in axes) * self.geometry.out_channels
-                apart, again = apart | shared, shared & (outputs * element > self.target.l2_bytes)
-            finish = self.costs.channel_finish + self.costs.apart * apart + self.costs.line_again * again
-            finish = finish + self._quantizing(registers) + self._shared_lines(blocks)
-            if self.form == GROUPS:
-                several_rows = blocks.size(0) * blocks.size(1) * blocks.size(2) > 1
-                across = several_rows * np.minimum(1.0, (registers.positions - 1) / blocks.size(3))
-                stores = np.where(self._in_pairs(registers), 0.5, 1.0)
-                finish = finish + self.costs.across * across * stores + self._rounding(registers)
-            return finish + self._waiting_stores(registers)
-        row = axes[2].positions * axes[2].stride * element
+            return self._channel_finish(blocks, registers)
+        axes = self.geometry.axes
+        row = axes[2].positions * axes[2].stride * self._output_bytes
         plane = row * math.prod(axis.positions * axis.stride for axis in axes[:2])
         several_rows = (registers.phases > axes[2].stride) & (row % _PAGE == 0)
         several_planes = (registers.channels > 1) & (plane % _PAGE == 0)
@@ -531,32 +516,59 @@ class _Arithmetic:
         stored = stored + np.where(past & ~whole, self._fetched_parts(), 0.0)
         return stored + (self.costs.register_requantized if self.problem.quantization is not None else 0.0)
 
+    def _channel_finish(self, blocks: _Blocks, registers: _Registers) -> Array:
+        """Return the cycles to finish a vector of channels in registers."""
+        costs, channels = self.costs, self.geometry.out_channels
+        apart = registers.phases % self.geometry.axes[2].stride != 0
+        again: Array | float = 0.0
+        if self._ends_in_lines:
+            # Tiles of channels of a position share lines.
+            shared = registers.channels < channels
+            apart, again = apart | shared, shared * self._shared_line(blocks, channels, 0.0, costs.line_again)
+        finish: Array = costs.channel_finish + costs.apart * apart + again + self._quantizing(registers)
+        if self._ends_in_lines and self.geometry.groups > 1:
+            # Groups of a position share lines.
+            of_groups = self.geometry.groups * channels
+            finish = finish + self._shared_line(blocks, of_groups, costs.line_near, costs.line_far)
+        if self.form == GROUPS:
+            several_rows = blocks.size(0) * blocks.size(1) * blocks.size(2) > 1
+            across = several_rows * np.minimum(1.0, (registers.positions - 1) / blocks.size(3))
+            stores = np.where(self._in_pairs(registers), 0.5, 1.0)
+            finish = finish + costs.across * across * stores + self._rounding(registers)
+        return finish + self._waiting_stores(registers)
+
+    @property
+    def _output_bytes(self) -> int:
+        """The bytes of an output in memory."""
+        return np.dtype(storage_dtype(self.problem.output_dtype)).itemsize
+
+    @property
+    def _ends_in_lines(self) -> bool:
+        """True if the channels of a position, in vectors of channels, end within a line of the output."""
+        return self.form == CHANNELS and self.geometry.out_channels * self._output_bytes % LINE > 0
+
+    def _shared_line(self, blocks: _Blocks, channels: int, near: float, far: float) -> Array:
+        """Return the cycles to fetch a line again that was stored to in part.
+
+        It stays in a cache while a block's outputs of as many `channels` do: `near` is what it takes if these exceed
+        the first-level cache, and `far` if they exceed the second.
+        """
+        phases = math.prod(axis.stride for axis in self.geometry.axes)
+        outputs = blocks.block * phases * channels * self._output_bytes
+        far_or_near = np.where(outputs > self.target.l2_bytes, far, near)
+        fetched: Array = np.where(outputs > self.target.l1_bytes, far_or_near, 0.0)
+        return fetched
+
     def _fetched_parts(self) -> float:
         """Return the cycles that a vector of a row that is no whole vectors waits for its lines beyond the caches.
 
         Those that come from memory are fetched while products are made.
         """
-        element = np.dtype(storage_dtype(self.problem.output_dtype)).itemsize
-        if math.prod(self.problem.output_shape) * element <= LAST_CACHE:
+        if math.prod(self.problem.output_shape) * self._output_bytes <= LAST_CACHE:
             return self.costs.part_far
         phases = math.prod(axis.stride for axis in self.geometry.axes)
         products = self.geometry.taps / phases * self.geometry.in_channels / 2
         return self.costs.part_far + max(0.0, self.costs.part_memory - products)
-
-    def _shared_lines(self, blocks: _Blocks) -> Array | float:
-        """Return the cycles to fetch a line that the groups of a position share, which one after the other stores to.
-
-        It stays near while a block's outputs of all groups do.
-        """
-        groups, channels = self.geometry.groups, self.geometry.out_channels
-        element = np.dtype(storage_dtype(self.problem.output_dtype)).itemsize
-        if self.form != CHANNELS or groups == 1 or channels * element % LINE == 0:
-            return 0.0
-        phases = math.prod(axis.stride for axis in self.geometry.axes)
-        outputs = blocks.block * phases * groups * channels * element
-        far = np.where(outputs > self.target.l2_bytes, self.costs.line_far, self.costs.line_near)
-        fetched: Array = np.where(outputs > self.target.l1_bytes, far, 0.0)
-        return fetched
 
     def _quantizing(self, registers: _Registers) -> Array | float:
         """Return the cycles to scale and round a vector of sums, and to narrow it alone where it joins no other."""
