@@ -135,12 +135,8 @@ class _Steps:
         innermost = LEAD - 2 if layout.transposes_data else LEAD - 1
         if not layout.transposes_data:
             self._split_rows(data_pack)
-        if tiled(self.words) and not self.words.cut:
-            # Channels begin with a line, so that tiles do not lie across two.
-            axis = len(sch.get(data_pack).writes[0].region) - 2
-            sch.storage_align(data_pack, 0, axis, layout.lanes, 0)
-        elif layout.form == ROWS and not layout.transposes_data and not tiled(self.words):
-            self._spread_channels(data_pack, points)
+        if layout.form == ROWS:
+            self._align_channels(data_pack, points)
         for block in points:
             self._vectorize_sums(block)
         if self.plan.share_data:
@@ -157,12 +153,18 @@ class _Steps:
         if layout.transposes_data:
             self._transpose_data(data_pack)
 
-    def _spread_channels(self, data_pack: SBlockRV, points: Sequence[SBlockRV]) -> None:
-        """Keep the channels of a position apart, which products read at once."""
-        behind = 1 if points else 3  # axes behind that of channels
-        for block in points or [data_pack]:
-            axes = len(self.sch.get(block).writes[0].region)
-            keep_apart(self.sch, block, axes - 1 - behind)
+    def _align_channels(self, data_pack: SBlockRV, points: Sequence[SBlockRV]) -> None:
+        """Begin the channels that matrices read with a line, and keep those that vectors read at once apart."""
+        layout = self.layout
+        # Positions are the last axis. In front of them are channels, or rows of a tile and then channels.
+        behind = 1 if points or layout.transposes_data else 3
+        axis = len(self.sch.get(data_pack).writes[0].region) - 1 - behind
+        if tiled(self.words):
+            if not self.words.cut:  # else tiles are of parts
+                self.sch.storage_align(data_pack, 0, axis, layout.lanes, 0)
+        elif not layout.transposes_data:
+            for block in points or [data_pack]:
+                keep_apart(self.sch, block, axis)
 
     def _split_rows(self, data_pack: SBlockRV) -> None:
         """Pack row by row, and skip rows, or parts of a row, past a dynamic end."""
