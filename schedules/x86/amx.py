@@ -60,6 +60,8 @@ _CLEAR, _MULTIPLY, _STORE = "clear", "multiply", "store"
 _PREFIX = "tvm_deconv_amx"
 #: All tiles that there are.
 _TILES = 8
+#: The numbers of bfloat16, of 8 bits each, that hold all bits of a factor.
+_PARTS = {"float32": 3, "float16": 2, "bfloat16": 1}
 
 
 def matrix_words(problem: Problem, target: CpuTarget, *, filter_left: bool = False) -> Words | None:
@@ -68,20 +70,13 @@ def matrix_words(problem: Problem, target: CpuTarget, *, filter_left: bool = Fal
     The left factor is the data, or the filter if `filter_left`.
     """
     if problem.accumulate_dtype == "float32" and {"amx_tile", "amx_bf16"} <= target.features:
-        return Words("tdpbf16ps", 2, depth=MATRIX_ROWS, parts=_parts(problem))
+        return Words("tdpbf16ps", 2, depth=MATRIX_ROWS, parts=_PARTS[problem.dtype])
     bytes_of_both = problem.dtype in ("int8", "uint8") and filter_storage(problem) in ("int8", "uint8")
     if bytes_of_both and {"amx_tile", "amx_int8"} <= target.features:
         signs = ["u" if dtype == "uint8" else "s" for dtype in (problem.dtype, problem.filter_dtype)]
         left, right = reversed(signs) if filter_left else signs
         return Words(f"tdpb{left}{right}d", 4, depth=MATRIX_ROWS)
     return None
-
-
-def _parts(problem: Problem) -> int:
-    """Return the bfloat16 numbers that hold a factor: of float32 all its 24 bits, or as many as its precision has."""
-    if problem.dtype == "float32":
-        return 2 if problem.precision == "tf32" else 3
-    return 2 if problem.dtype == "float16" else 1
 
 
 def step_cycles(words: Words, sums: Cycles, loads: Cycles, fetch: Cycles) -> Cycles:
