@@ -13,6 +13,7 @@ from tvm_deconv.compute.indexing import tiles_of_channels
 from tvm_deconv.compute.matrix_layout import MatrixTile
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
+from tvm_deconv.problem.arithmetic import round_up
 from tvm_deconv.schedules.x86 import matrix_tiles, tiles
 
 _AnyPlan = TypeVar("_AnyPlan", tiles.Plan, matrix_tiles.MatrixPlan)
@@ -55,7 +56,7 @@ def _mean_padding(representative: int, unit: int) -> float:
     """Return the mean padding to whole units of lengths from a quarter of `representative` to it, relative to its."""
 
     def padded(length: int) -> float:
-        return -(-length // unit) * unit / length
+        return round_up(length, unit) / length
 
     lengths = range(representative // 4 + 1, representative + 1)
     return sum(map(padded, lengths)) / len(lengths) / padded(representative)

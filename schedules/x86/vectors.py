@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from tvm_deconv.compute.words import Words, tiled
 from tvm_deconv.problem import Problem
+from tvm_deconv.problem.arithmetic import round_up
 from tvm_deconv.schedules.x86 import matrix_tiles, tiles
 from tvm_deconv.schedules.x86.ranking import Ranking
 from tvm_deconv.targets import CpuTarget
@@ -40,7 +41,7 @@ def with_half_vectors(
     """
     lanes = accumulator_lanes(problem, target)
     whole = candidates(target, lanes, words)
-    padded = -(-extent // lanes) * lanes
+    padded = round_up(extent, lanes)
     wastes = _LEAST_PADDING * extent <= padded <= _MOST_PADDING * extent
     if target.vector_bits < 512 or not wastes or tiled(words):
         return whole

@@ -70,6 +70,7 @@ from tvm_deconv.compute.storage import storage_dtype, sum_dtype
 from tvm_deconv.compute.transforms import transform
 from tvm_deconv.compute.words import WORD, Words, corrections_of, cut_channels, tiled
 from tvm_deconv.problem import Problem
+from tvm_deconv.problem.arithmetic import ceil_div, round_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +260,7 @@ class _Builder:
         matrices = [axis.algorithm.data if axis.algorithm else None for axis in rows]
         further = [0 if axis.transformed else halo for axis, halo in zip(rows, layout.halos, strict=False)]
         reach = layout.positions + layout.flat(0, further[0], further[1], layout.halos[2])
-        length = -(-reach // layout.lanes) * layout.lanes
+        length = round_up(reach, layout.lanes)
 
         def element(*index: Expr) -> Expr:
             *at, g, d, h, ci, position = index
@@ -292,7 +293,7 @@ class _Builder:
         if tiled(self.words):
             (ci, *words), (data_step, filter_step) = self.words.reduction(layout.geometry.in_channels)
         else:
-            ci, words = reduce_axis(-(-layout.geometry.in_channels // section.lanes), "ci"), []
+            ci, words = reduce_axis(ceil_div(layout.geometry.in_channels, section.lanes), "ci"), []
             data_step = filter_step = ci.var
 
         def element(*index: Expr) -> Expr:

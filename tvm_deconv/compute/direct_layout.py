@@ -19,6 +19,7 @@ from tvm_deconv.compute.phases import AxisPhases, AxisRows, Geometry, Run, axis_
 from tvm_deconv.compute.storage import sum_dtype
 from tvm_deconv.compute.words import Words
 from tvm_deconv.problem import Problem
+from tvm_deconv.problem.arithmetic import ceil_div, round_up
 
 #: Vectors of flat positions in a block from which on its data are transposed; and from which on four at once.
 _FEWEST_ROWS, _MANY_ROWS = 2, 16
@@ -190,7 +191,7 @@ def filter_sections(
     sections: list[FilterSection] = []
     offset = 0
     together = lanes if form == INPUTS else depth
-    terms = -(-geometry.in_channels // together)
+    terms = ceil_div(geometry.in_channels, together)
     block_spans = spans(geometry, tile.block[1:])
     for runs in geometry.runs:
         first, second, third = map(axis_rows, geometry.axes, runs, block_spans, tile.outputs)
@@ -229,7 +230,7 @@ def block_extents(geometry: Geometry, tile: Tile) -> tuple[int, int, int]:
     for axis, extent, length, span, dynamic, m in zip(
         geometry.axes, geometry.data, block, spans(geometry, block), geometry.dynamic, tile.outputs, strict=True
     ):
-        apart = -(-span // m) + halo_tiles(axis, m)
+        apart = ceil_div(span, m) + halo_tiles(axis, m)
         before = max(-axis.low, 0)
         whole = axis.positions <= length and not dynamic and m == 1
         extents.append(max(apart - before, extent + before) if whole and extent + before < apart else apart)
@@ -243,7 +244,7 @@ def product_count(rows: AxisRows, outputs: int) -> int:
 
 def halo_tiles(axis: AxisPhases, outputs: int) -> int:
     """Return the number of tiles of `outputs` positions that the halo of the taps adds to a block."""
-    return -(-axis.halo // outputs)
+    return ceil_div(axis.halo, outputs)
 
 
 def transposes_channels(in_channels: int, lanes: int) -> bool:
@@ -309,17 +310,17 @@ class DirectLayout:
             raise ValueError(f"part={tile.part}: must be whole vectors, and of groups a divisor of channels, or 0")
         packed = block_extents(geometry, tile)
         if depth > 1 and tile.images == packed[0] == packed[1] == 1:
-            packed = (1, 1, -(-packed[2] // lanes) * lanes)  # channels begin with a line
+            packed = (1, 1, round_up(packed[2], lanes))  # channels begin with a line
         span = spans(geometry, tile.block[1:])
         first, second, third = map(halo_tiles, geometry.axes, tile.outputs)
-        row_end = -(-tile.width // lanes) * lanes + span[2] - tile.width if form == ROWS else span[2]
-        last_row = tile.images - 1, -(-span[0] // tile.outputs_d) - 1, -(-span[1] // tile.outputs_h) - 1
-        positions = -(-(int(flat_position(packed, *last_row, 0)) + row_end) // tile.positions) * tile.positions
+        row_end = round_up(tile.width, lanes) + span[2] - tile.width if form == ROWS else span[2]
+        last_row = tile.images - 1, ceil_div(span[0], tile.outputs_d) - 1, ceil_div(span[1], tile.outputs_h) - 1
+        positions = round_up(int(flat_position(packed, *last_row, 0)) + row_end, tile.positions)
         reach = positions + int(flat_position(packed, 0, first, second, third))
         if max(tile.outputs) > 1:
             reach += lanes  # sums of rows are made by whole vectors
         if depth > 1:
-            reach = -(-reach // lanes) * lanes
+            reach = round_up(reach, lanes)
         return DirectLayout(
             form=form,
             tile=tile,
@@ -334,7 +335,7 @@ class DirectLayout:
             halos=(first, second, third),
             positions=positions,
             needed=reach,
-            packed_positions=-(-reach // packed[2]) * packed[2],
+            packed_positions=round_up(reach, packed[2]),
             pairs=pairs,
             sum_dtype=sums,
         )
@@ -399,11 +400,11 @@ class DirectLayout:
         In inputs they are whole vectors of channels.
         """
         if self.form == INPUTS:
-            return -(-self.geometry.in_channels // self.lanes) * self.lanes, self.packed_positions
+            return round_up(self.geometry.in_channels, self.lanes), self.packed_positions
         if not self.transposes_data:
             return self.geometry.in_channels, self.packed_positions
-        channels = -(-self.geometry.in_channels // self.lanes) * self.lanes
-        return channels, -(-self.packed_positions // self.transposed_positions) * self.transposed_positions
+        channels = round_up(self.geometry.in_channels, self.lanes)
+        return channels, round_up(self.packed_positions, self.transposed_positions)
 
     def packed_place(self, ci: Expr | int, row: Sequence[Expr | int], position: Expr | int) -> tuple[Expr | int, ...]:
         """Return the index of an element of the packed data in rows: of a channel and one `row` of its tile.
@@ -425,7 +426,7 @@ class DirectLayout:
     @property
     def row_vectors(self) -> int:
         """Vectors of positions of a row."""
-        return -(-self.tile.width // self.lanes)
+        return ceil_div(self.tile.width, self.lanes)
 
     @property
     def minor(self) -> int:

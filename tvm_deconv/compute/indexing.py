@@ -17,6 +17,7 @@ from tvm_deconv.compute.phases import Geometry, Run
 from tvm_deconv.compute.storage import to_accumulator
 from tvm_deconv.compute.words import WORD, Words
 from tvm_deconv.problem import Problem
+from tvm_deconv.problem.arithmetic import ceil_div
 
 ROWS = "rows"
 CHANNELS = "channels"
@@ -52,8 +53,8 @@ def byte_aligned(func: PrimFunc) -> PrimFunc:
 def tiles_of_channels(geometry: Geometry, form: str, tile: BlockTile) -> tuple[int, int]:
     """Return the number of tiles of groups, and of tiles of the output channels of a group."""
     if form == GROUPS:
-        return -(-geometry.groups // tile.channels), geometry.out_channels
-    return geometry.groups, -(-geometry.out_channels // tile.channels)
+        return ceil_div(geometry.groups, tile.channels), geometry.out_channels
+    return geometry.groups, ceil_div(geometry.out_channels, tile.channels)
 
 
 def spans(geometry: Geometry, block: Sequence[int]) -> tuple[int, int, int]:
