@@ -1,7 +1,7 @@
 """Products of matrices by AMX: its tiles are 16 rows of 16 words, and hold sums, data or a part of the filter.
 
 TVM knows no tiles. A schedule marks the loops of a register tile that clear its sums, multiply, and store the sums, and
-`lower_matrices` replaces them by calls of functions in LLVM's language, which are made here. Tiles keep their values
+`lower_matrices` replaces them by calls of functions in LLVM IR, which are made here. Tiles keep their values
 from call to call: nothing else on the thread uses them between the first call of a task and its last.
 
 The left factor has 16 rows of words, the right one 16 vectors. In the matrix definition the rows are positions, and the

@@ -48,7 +48,7 @@ def row_conversions(problem: Problem, target: CpuTarget, *, stored: bool) -> Row
 
 
 def row_conversion(problem: Problem, target: CpuTarget, streams: bool) -> str:
-    """Return the LLVM IR of `stores.CONVERT` for the outputs of `problem`; empty if these are as wide as their sums.
+    """Return the LLVM IR of the function that converts rows of the outputs of `problem`; empty if nothing narrows them.
 
     If it `streams`, whole lines go past the caches; `streaming_copy.ll`, which then precedes it, defines !0.
     """

@@ -1,7 +1,7 @@
 """Instructions that multiply words of several factors: AVX-512 BF16, VNNI, and the pairs of 16 bits of AVX2.
 
 TVM has no function for them. A tensor intrinsic takes the place of the loop over the lanes of a product, and calls a
-function in LLVM's language (``dot.ll``).
+function in LLVM IR (``dot_*.ll``).
 """
 
 from __future__ import annotations

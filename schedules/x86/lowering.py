@@ -27,7 +27,7 @@ def lower(
     """Return `func` as "deconv", with the marks of its schedule replaced.
 
     With an `end`, that of a dynamic axis, rows are copied by calls. If it `streams`, the output goes past the caches;
-    `functions` are further ones in LLVM's language that it calls then. `products` are those that it calls always. Rows
+    `functions` are further ones in LLVM IR that it calls then. `products` are those that it calls always. Rows
     of the output are converted by `conversions`.
     """
     func = lower_loop_marks(lower_row_copies(func, conversions.usual) if end else func, end)

@@ -1,9 +1,8 @@
 """Schedule of the matrix definition for AVX2 and AVX-512.
 
 Registers: a register tile of ``r`` rows by ``v`` vectors of columns takes ``r*v`` accumulators, ``v`` vectors of the
-filter and one broadcast. 14 rows by 2 vectors take 31 of the 32 registers of AVX-512; 6
-by 2 take 15 of the 16 of AVX2. The reduction streams two contiguous panels; it was measured at 95 % of the peak of
-multiply-adds.
+filter and one broadcast. 14 rows by 2 vectors take 31 of the 32 registers of AVX-512; 6 by 2 take 15 of the 16 of AVX2.
+The reduction streams two contiguous panels; it was measured at 95 % of the peak of multiply-adds.
 
 Caches: the rows of one product and one panel of the filter stay in the second-level cache. The results of a tile of
 channels are transformed and finished there. Small squares of data are transposed in registers by explicit shuffles.

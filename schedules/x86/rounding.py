@@ -1,4 +1,4 @@
-"""Rounding of vectors of finished sums to 16 bits, and narrowing to 8, by functions in LLVM's language."""
+"""Rounding of vectors of finished sums to 16 bits, and narrowing to 8, by functions in LLVM IR."""
 
 from __future__ import annotations
 

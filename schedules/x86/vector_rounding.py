@@ -1,4 +1,4 @@
-"""Rounding of the vectors of the stage ``out`` by a function in LLVM's language, where they come from registers."""
+"""Rounding of the vectors of the stage ``out`` by a function in LLVM IR, where they come from registers."""
 
 from __future__ import annotations
 
