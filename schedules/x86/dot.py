@@ -16,8 +16,9 @@ from tvm import tirx
 from tvm.s_tir import TensorIntrin
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as B
-from tvm.tirx import IntImm, PrimFunc
+from tvm.tirx import PrimFunc
 
+from tvm_deconv.compute.extents import int64
 from tvm_deconv.compute.words import WORD, Words
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.stores import llvm_source
@@ -83,10 +84,6 @@ def rounding_function(lanes: int) -> str:
     return f"tvm_deconv_round_bf16_x{lanes}"
 
 
-def _int64(value: int) -> IntImm:
-    return IntImm("int64", value)
-
-
 @cache
 def dot_intrinsic(words: Words, lanes: int) -> str:
     """Register the intrinsic that adds the products of a word and `lanes` words to as many sums; return its name."""
@@ -103,16 +100,16 @@ def dot_intrinsic(words: Words, lanes: int) -> str:
                 B.reads(sums[0:lanes], row[0:1], panel[0:lanes])
                 B.writes(sums[0:lanes])
                 if vectors:
-                    given = [sums.vload([_int64(0)], f"{dtype}x{lanes}"), row[_int64(0)]]
-                    given.append(panel.vload([_int64(0)], f"{WORD}x{lanes}"))
+                    given = [sums.vload([int64(0)], f"{dtype}x{lanes}"), row[int64(0)]]
+                    given.append(panel.vload([int64(0)], f"{WORD}x{lanes}"))
                     total = tirx.call_extern(f"{dtype}x{lanes}", name, *given)
-                    B.buffer_store(sums, total, [tirx.Ramp(_int64(0), _int64(1), lanes)])
+                    B.buffer_store(sums, total, [tirx.Ramp(int64(0), int64(1), lanes)])
                 else:
-                    with B.grid(_int64(lanes)) as i, B.sblock("product"):
-                        lane = B.axis.spatial(_int64(lanes), i)
-                        B.reads(sums[lane], row[_int64(0)], panel[lane])
+                    with B.grid(int64(lanes)) as i, B.sblock("product"):
+                        lane = B.axis.spatial(int64(lanes), i)
+                        B.reads(sums[lane], row[int64(0)], panel[lane])
                         B.writes(sums[lane])
-                        product = words.multiply(row[_int64(0)], panel[lane], dtype)
+                        product = words.multiply(row[int64(0)], panel[lane], dtype)
                         B.buffer_store(sums, sums[lane] + product, [lane])
         return builder.get()
 

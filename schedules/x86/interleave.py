@@ -20,8 +20,9 @@ from tvm.ir import Expr
 from tvm.s_tir import TensorIntrin
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as B
-from tvm.tirx import IntImm, PrimFunc
+from tvm.tirx import PrimFunc
 
+from tvm_deconv.compute.extents import int64
 from tvm_deconv.compute.requantization import stored
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.compute.words import WORD
@@ -60,10 +61,6 @@ def _merged(streams: list[Expr], lanes: int, begin: int) -> Expr:
     return value
 
 
-def _int64(value: int) -> IntImm:
-    return IntImm("int64", value)
-
-
 def _shuffle(first: Expr, second: Expr, indices: list[int]) -> Expr:
     return tirx.Shuffle([first, second], [tirx.const(index, "int32") for index in indices])
 
@@ -88,16 +85,16 @@ def interleave_intrinsic(stride: int, minor: int, lanes: int, dtype: str, scope:
                 B.reads(rows[0:streams, 0:lanes])
                 B.writes(chunk[0:places, 0:minor])
                 if vectors:
-                    loaded = [rows.vload([_int64(stream), _int64(0)], f"{dtype}x{lanes}") for stream in range(streams)]
+                    loaded = [rows.vload([int64(stream), int64(0)], f"{dtype}x{lanes}") for stream in range(streams)]
                     for vector, value in enumerate(shuffle_network(loaded, lanes)):
                         # A vector may cross the end of an output's channels: those of the next follow without a gap.
                         place, channel = divmod(vector * lanes, minor)
-                        B.buffer_store(chunk, value, [_int64(place), tirx.Ramp(_int64(channel), _int64(1), lanes)])
+                        B.buffer_store(chunk, value, [int64(place), tirx.Ramp(int64(channel), int64(1), lanes)])
                 else:
-                    with B.grid(_int64(places), _int64(minor)) as (i, j), B.sblock("move"):
-                        place = B.axis.spatial(_int64(places), i)
+                    with B.grid(int64(places), int64(minor)) as (i, j), B.sblock("move"):
+                        place = B.axis.spatial(int64(places), i)
                         # TVM drops axes of extent one before it matches.
-                        channel = B.axis.spatial(_int64(minor), j) if minor > 1 else _int64(0)
+                        channel = B.axis.spatial(int64(minor), j) if minor > 1 else int64(0)
                         source = (place % stride * minor + channel, place // stride)
                         B.reads(rows[source])
                         B.writes(chunk[place, channel])
@@ -135,19 +132,19 @@ def join_intrinsic(problem: Problem, stride: int, lanes: int, joining: str, scop
                 B.reads(rows[0:stride, 0:lanes])
                 B.writes(chunk[0:places, 0:1])
                 if vectors:
-                    loaded = [rows.vload([_int64(stream), _int64(0)], f"{dtype}x{lanes}") for stream in range(stride)]
+                    loaded = [rows.vload([int64(stream), int64(0)], f"{dtype}x{lanes}") for stream in range(stride)]
                     vectors_of_outputs = narrow_streams(loaded, lanes, stored_dtype, joining)
                     width = places // len(vectors_of_outputs)
                     for vector, value in enumerate(vectors_of_outputs):
-                        place = _int64(width * vector)
-                        B.buffer_store(chunk, value, [place, tirx.Ramp(_int64(0), _int64(1), width)])
+                        place = int64(width * vector)
+                        B.buffer_store(chunk, value, [place, tirx.Ramp(int64(0), int64(1), width)])
                 else:
-                    with B.grid(_int64(places), _int64(1)) as (i, _), B.sblock("move"):
-                        place = B.axis.spatial(_int64(places), i)
+                    with B.grid(int64(places), int64(1)) as (i, _), B.sblock("move"):
+                        place = B.axis.spatial(int64(places), i)
                         source = (place % stride, place // stride)
                         B.reads(rows[source])
-                        B.writes(chunk[place, _int64(0)])
-                        B.buffer_store(chunk, stored(problem, rows[source]), [place, _int64(0)])
+                        B.writes(chunk[place, int64(0)])
+                        B.buffer_store(chunk, stored(problem, rows[source]), [place, int64(0)])
         return builder.get()
 
     TensorIntrin.register(name, function(vectors=False), function(vectors=True), override=True)
@@ -176,7 +173,7 @@ def _square_intrinsic(name: str, lanes: int, dtype: str, problem: Problem | None
     narrow = storage_dtype(problem.output_dtype) if problem else dtype
 
     def square(name: str, dtype: str) -> Any:
-        strides = [tirx.Var(f"{name}_pitch", "int64"), _int64(1)]
+        strides = [tirx.Var(f"{name}_pitch", "int64"), int64(1)]
         return B.arg(name, B.buffer((lanes, lanes), dtype, strides=strides, offset_factor=1, align=1))
 
     def function(vectors: bool) -> PrimFunc:
@@ -188,13 +185,13 @@ def _square_intrinsic(name: str, lanes: int, dtype: str, problem: Problem | None
                 B.reads(source[0:lanes, 0:lanes])
                 B.writes(rows[0:lanes, 0:lanes])
                 if vectors:
-                    loaded = [source.vload([_int64(row), _int64(0)], f"{dtype}x{lanes}") for row in range(lanes)]
+                    loaded = [source.vload([int64(row), int64(0)], f"{dtype}x{lanes}") for row in range(lanes)]
                     columns = _narrow(loaded, lanes, narrow, joining) if problem else shuffle_network(loaded, lanes)
                     for row, value in enumerate(columns):
-                        B.buffer_store(rows, value, [_int64(row), tirx.Ramp(_int64(0), _int64(1), lanes)])
+                        B.buffer_store(rows, value, [int64(row), tirx.Ramp(int64(0), int64(1), lanes)])
                 else:
-                    with B.grid(_int64(lanes), _int64(lanes)) as (i, j), B.sblock("move"):
-                        row, column = B.axis.spatial(_int64(lanes), i), B.axis.spatial(_int64(lanes), j)
+                    with B.grid(int64(lanes), int64(lanes)) as (i, j), B.sblock("move"):
+                        row, column = B.axis.spatial(int64(lanes), i), B.axis.spatial(int64(lanes), j)
                         B.reads(source[column, row])
                         B.writes(rows[row, column])
                         value = source[column, row]

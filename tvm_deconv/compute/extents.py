@@ -125,6 +125,11 @@ def reduce_axis(extent: int, name: str) -> te.IterVar:
     return te.reduce_axis(tuple(shape_of((0, extent))), name)
 
 
+def int64(value: int) -> IntImm:
+    """Return `value` as a 64-bit number of TVM."""
+    return IntImm("int64", value)
+
+
 def shape_of(values: Sequence[Extent]) -> list[Expr]:
     """Return `values` as a shape for TVM, with 64-bit numbers."""
-    return [IntImm("int64", value) if isinstance(value, int) else value for value in values]
+    return [int64(value) if isinstance(value, int) else value for value in values]

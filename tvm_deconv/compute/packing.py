@@ -18,9 +18,10 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as build
-from tvm.tirx import IntImm, PrimFunc
+from tvm.tirx import PrimFunc
 
 from tvm_deconv.compute.direct_layout import FilterSection, group_and_channel
+from tvm_deconv.compute.extents import int64
 from tvm_deconv.compute.folding import FoldedFilter
 from tvm_deconv.compute.indexing import ROWS, ravel
 from tvm_deconv.compute.matrix_layout import MatrixSection
@@ -31,10 +32,6 @@ from tvm_deconv.compute.words import WORD, Words, corrections_of
 from tvm_deconv.problem import Problem
 
 
-def _int64(value: int) -> IntImm:
-    return IntImm("int64", value)
-
-
 @contextlib.contextmanager
 def _pack_function(problem: Problem, elements: int, dtype: str) -> Iterator[tuple[IRBuilder, Any, Any]]:
     """Open the function ``pack(filter, packed)``, packed elements of `dtype`; yield its builder and the two buffers."""
@@ -43,8 +40,8 @@ def _pack_function(problem: Problem, elements: int, dtype: str) -> Iterator[tupl
         build.func_name("pack")
         build.func_attr({"global_symbol": "pack", "tirx.noalias": True})
         stored = filter_storage(problem)
-        source = build.arg("filter", build.buffer(list(map(_int64, given)), stored, align=1, layout=None))
-        packed = build.arg("packed", build.buffer([_int64(elements)], dtype, align=1, layout=None))
+        source = build.arg("filter", build.buffer(list(map(int64, given)), stored, align=1, layout=None))
+        packed = build.arg("packed", build.buffer([int64(elements)], dtype, align=1, layout=None))
         yield builder, source, packed
 
 
@@ -68,7 +65,7 @@ def pack_filter(
         if unfolded is not problem:
             source = FoldedFilter(source, unfolded.out_channels)
         for section in sections:
-            with build.grid(*map(_int64, (*section.shape[:2], *section.shape[4:]))) as index:
+            with build.grid(*map(int64, (*section.shape[:2], *section.shape[4:]))) as index:
                 g, co, d, h, w, *reduction, row, column, cc = index[:12]
                 ci, *taps = reduction if section.form == ROWS else [reduction[-1], *reduction[:-1]]
                 ci = sum(index[12:], ci * section.lanes)
@@ -108,7 +105,7 @@ def pack_matrix_filter(
         for section in sections:
             groups, tiles, *_, panel = section.shape
             panels, taps, channels = section.shape[5], section.shape[6:9], section.shape[9]
-            with build.grid(*map(_int64, (groups, tiles, panels, *taps, channels, panel))) as index:
+            with build.grid(*map(int64, (groups, tiles, panels, *taps, channels, panel))) as index:
                 g, tile, number, *tap, ci, place = index
                 column = number * panel + place
                 entry = partial(_entry, problem, source, section, (g, tile), tap)
@@ -146,10 +143,10 @@ def _pack_corrections(
     A sum is one over an array of `terms`; `entry` is the filter's element at an index of each of the two.
     """
     factor = tirx.const(1 if problem.quantization else words.shift, WORD)
-    with build.grid(*map(_int64, shape)) as index:
+    with build.grid(*map(int64, shape)) as index:
         where = ravel(index, shape) + begin
         build.buffer_store(packed, tirx.const(0, WORD), [where])
-        with build.grid(*map(_int64, terms)) as term:
+        with build.grid(*map(int64, terms)) as term:
             build.buffer_store(packed, packed[where] + entry(index, term) * factor, [where])
 
 
