@@ -3,11 +3,12 @@
 `data` is the shape of the data in `data_format` (NCX: ``[N, C, *X]``, the default; NXC: ``[N, *X, C]``) and `filter` is
 ``[G, Cin/G, Cout/G, *K]``, with G = 1 for the operator without groups. The batch may be "any", and with one or two
 spatial axes their extents, or lists of buckets. The attributes mean what they mean to OpenVINO.
+
 `epilogue` is the text of an Epilogue, or an object with its fields; ``"bias": true`` adds the bias to it, whatever else
 it holds. ``"precision": "tf32"`` permits TF32, and "tf32x3" three products of it for one. `quantization` has the types
-of a quantized problem's filter and output, as "int8.uint8". `out_spatial`, if given, must
-be the extents that follow. Other fields are carried through; one whose name is nearly that of a field here, or that
-another system has for it, is a UserWarning.
+of a quantized problem's filter and output, as "int8.uint8". `out_spatial`, if given, must be the extents that follow.
+Other fields are carried through. One whose name is nearly that of a field here, or that another system has for it, is a
+UserWarning.
 """
 
 from __future__ import annotations
