@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tvm_deconv.errors import BuildError, ProblemError
 from tvm_deconv.extras import install
@@ -131,27 +131,12 @@ def compile(
             raise ProblemError("logs", logs, "must be a directory for the results of the trials")
         from tvm_deconv.tuning import tune
 
-        tune(
-            problems,
-            targets,
-            trials or 64,
-            logs,
-            budget=budget,
-            jobs=jobs,
-            algorithms=algorithms,
-            on_trial=on_trial,
-            rpc_tracker=rpc_tracker,
-            rpc_key=rpc_key,
-        )
-    elif rpc_tracker is not None:
-        raise ProblemError("rpc_tracker", rpc_tracker, "must be given with trials, which are what its servers measure")
+        options: dict[str, Any] = {"budget": budget, "jobs": jobs, "algorithms": algorithms, "on_trial": on_trial}
+        tune(problems, targets, trials or 64, logs, rpc_tracker=rpc_tracker, rpc_key=rpc_key, **options)
+    else:
+        for name, value in (("rpc_tracker", rpc_tracker), ("rpc_key", rpc_key)):
+            if value is not None:
+                raise ProblemError(name, value, "must be given with trials, which are what its servers measure")
     return current.compile(
-        problems,
-        target,
-        output,
-        layers=layers,
-        jobs=jobs,
-        on_outcome=on_outcome,
-        algorithms=algorithms,
-        logs=logs,
+        problems, target, output, layers=layers, jobs=jobs, on_outcome=on_outcome, algorithms=algorithms, logs=logs
     )

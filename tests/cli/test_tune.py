@@ -102,10 +102,11 @@ def test_a_budget_is_a_time(text, source, tmp_path):
     assert "must be a time such as 90s" in result.stderr
 
 
-def test_servers_of_compile_need_a_search(source):
-    result = command("compile", source, "--rpc-tracker", "9190")
+@pytest.mark.parametrize(("option", "value"), [("--rpc-tracker", "9190"), ("--rpc-key", "test")])
+def test_servers_of_compile_need_a_search(option, value, source):
+    result = command("compile", source, option, value)
     assert result.exit_code == 2
-    assert "--rpc-tracker needs --tune" in result.stderr
+    assert f"{option} needs --tune" in result.stderr
 
 
 def test_logs_merge_best_and_prune(tmp_path):

@@ -189,8 +189,9 @@ def test_no_tracker_is_one_line(tmp_path):
 
 
 def test_servers_without_trials_have_nothing_to_measure(tmp_path):
-    with pytest.raises(td.ProblemError, match="rpc_tracker='localhost:1': must be given with trials"):
-        td.compile([SMALL], TARGET.name, tmp_path, rpc_tracker="localhost:1", rpc_key="test")
+    for option, value in (("rpc_tracker", "localhost:1"), ("rpc_key", "test")):
+        with pytest.raises(td.ProblemError, match=f"{option}='{value}': must be given with trials"):
+            td.compile([SMALL], TARGET.name, tmp_path, **{option: value})
     result = command("compile", tmp_path / "any.json", "--rpc-tracker", "localhost:1", "--rpc-key", "test")
     assert result.exit_code == 2
     assert "--rpc-tracker needs --tune" in result.stderr

@@ -71,8 +71,9 @@ def compile(
     the operator by which ONNX Runtime calls layers.
     """
     tunes = tunes or budget is not None or trials is not None
-    if rpc_tracker and not tunes:
-        raise click.UsageError("--rpc-tracker needs --tune, which is what its servers measure for")
+    for option, value in (("--rpc-tracker", rpc_tracker), ("--rpc-key", rpc_key)):
+        if value and not tunes:
+            raise click.UsageError(f"{option} needs --tune, which is what its servers measure for")
     logs = logs or output / OWN_LOGS
     scanned = scan_sources(sources, extents)
     if not as_json:
