@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from support import records as made
 from support.processes import without_torch
-from support.records import VERDICT, ZEN3
+from support.records import VERDICT, ZEN3, run
 from support.strategies import operands
 from support.tolerances import assert_close
 
@@ -29,12 +29,6 @@ from tvm_deconv.targets import CPU_TARGETS, detect_host, get, microarchitecture,
 SMALL = td.Problem(1, 1, 3, 2, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (7, 9))
 OTHER = SMALL.replace(out_channels=5)
 V3 = CPU_TARGETS["x86-64-v3"]
-
-
-def run(problem, directory):
-    data, weights, bias = operands(problem, 0)
-    found = td.load(directory).bind(problem, weights, bias)(data)
-    assert_close(found, td.reference(problem, data, weights, bias))
 
 
 def files(directory):

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.kernels import X86, bound, call_kernel, code_of, compiled_kernel, each_shape, turn_of
 from support.strategies import not_empty, operands, problems
-from support.tolerances import norm_bound
+from support.tolerances import assert_norm_close, norm_bound
 
 import tvm_deconv as td
 from tvm_deconv.problem.reference import reference
@@ -83,8 +83,7 @@ def check(problem, plan, instructions, seed=5, algorithm=AMX):
     found = run(problem, plan, instructions, arrays, algorithm)
     wanted = reference(problem, *arrays)
     if problem.accumulate_dtype == "float32":
-        error = np.linalg.norm(found.astype(np.float64) - wanted)
-        assert error <= norm_bound(problem.dtype, algorithm.error_growth) * max(np.linalg.norm(wanted), 1e-3), plan
+        assert_norm_close(found, wanted, problem.dtype, algorithm.error_growth, message=plan)
     else:
         np.testing.assert_array_equal(found, wanted, err_msg=str(plan))
 
@@ -184,8 +183,7 @@ def test_matrices_serve_any_extents(data_format, dtype, instructions):
             arrays = operands(static, batch)
             found = call_kernel(static, kernel, compiled, *arrays).astype(np.float64)
             wanted = reference(static, *arrays)
-            limit = norm_bound(dtype, algorithm.error_growth) * np.linalg.norm(wanted)
-            assert np.linalg.norm(found - wanted) <= limit, static.key
+            assert_norm_close(found, wanted, dtype, algorithm.error_growth, message=static.key)
 
 
 @runs_bf16

@@ -19,7 +19,7 @@ from support.kernels import (
     turn_of,
 )
 from support.strategies import not_empty, operands, problems
-from support.tolerances import norm_bound
+from support.tolerances import assert_norm_close, norm_bound
 
 import tvm_deconv as td
 from tvm_deconv.problem import testing
@@ -74,8 +74,7 @@ def check(problem, target):
         if problem.dtype != "bfloat16":
             np.testing.assert_array_equal(found, wanted)
         else:
-            norm = np.linalg.norm(wanted)
-            assert np.linalg.norm(found.astype(np.float64) - wanted) <= norm_bound(problem.dtype) * norm
+            assert_norm_close(found, wanted, problem.dtype)
 
 
 @pytest.mark.skipif(not VNNI.features <= detect_host().features, reason="this CPU has no AVX-512 VNNI")
@@ -155,7 +154,7 @@ def test_direct_words_of_any_problem(data_format, algorithm, data, place, seed):
     plan = plans[int(place * len(plans))][1]
     wanted = reference(problem, *arrays)
     found = run_kernel(problem, BF16, *arrays, algorithm, plan).astype(np.float64)
-    assert np.linalg.norm(found - wanted) <= norm_bound("bfloat16") * max(np.linalg.norm(wanted), 1e-3), plan
+    assert_norm_close(found, wanted, "bfloat16", message=plan)
 
 
 @runs_bf16
@@ -169,7 +168,7 @@ def test_direct_words_serve_any_extents(algorithm):
         arrays = operands(static, batch)
         found = call_kernel(static, kernel, compiled, *arrays).astype(np.float64)
         wanted = reference(static, *arrays)
-        assert np.linalg.norm(found - wanted) <= norm_bound("bfloat16") * np.linalg.norm(wanted), static.key
+        assert_norm_close(found, wanted, "bfloat16", message=static.key)
 
 
 @pytest.mark.parametrize("name", ["v3", "v3-vnni", "v4", "v4-vnni"])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from support.kernels import call_kernel, compile_kernel, run_kernel, targets
 from support.strategies import not_empty, operands, problems
-from support.tolerances import norm_bound
+from support.tolerances import assert_norm_close
 
 import tvm_deconv as td
 from tvm_deconv.compute.direct import define_direct
@@ -23,8 +23,7 @@ def check(problem, target, seed=0):
     data, weights, bias = operands(problem, seed)
     found = run_kernel(problem, target, data, weights, bias).astype(np.float64)
     wanted = reference(problem, data, weights, bias)
-    norm = np.linalg.norm(wanted)
-    assert np.linalg.norm(found - wanted) <= norm_bound(problem.dtype) * max(norm, 1e-3), problem.key
+    assert_norm_close(found, wanted, problem.dtype, message=problem.key)
 
 
 @targets

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.artifacts import toolchain_of
 from support.strategies import operands
-from support.tolerances import norm_bound
+from support.tolerances import assert_norm_close
 
 import tvm_deconv as td
 from tvm_deconv.artifact.ffi import import_tvm_ffi
@@ -110,8 +110,7 @@ def test_all_plans_of_a_kernel_give_the_same_bits(problem, tmp_path, monkeypatch
             results.append(out.copy())
     finally:
         td.set_num_threads(None)
-    error = np.linalg.norm(results[0].astype(np.float64) - wanted)
-    assert error <= norm_bound(problem.dtype, 4.0) * np.linalg.norm(wanted)
+    assert_norm_close(results[0], wanted, problem.dtype, 4.0)
     assert all(np.array_equal(results[0], other) for other in results[1:])
 
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.kernels import X86, in_turn, run_kernel, targets
 from support.strategies import not_empty, operands, problems
-from support.tolerances import WINOGRAD, norm_bound
+from support.tolerances import WINOGRAD, assert_norm_close
 
 import tvm_deconv as td
 from tvm_deconv.compiler.selection import named
@@ -52,8 +52,7 @@ def check(problem, target, algorithm, seed):
     plan = random.Random(seed).choice(algorithm.candidates(problem, target))[1]
     assert algorithm.read(plan.knobs) == plan
     result = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
-    bound = norm_bound(problem.dtype, algorithm.error_growth) * max(np.linalg.norm(wanted), 1e-3)
-    assert np.linalg.norm(result - wanted) <= bound, (problem.key, plan)
+    assert_norm_close(result, wanted, problem.dtype, algorithm.error_growth, message=(problem.key, plan))
 
 
 @targets
@@ -113,7 +112,7 @@ def test_halves_of_vectors(name):
         assert "T.vectorized(T.int64(8))" in text
         assert "T.vectorized(T.int64(16))" not in text
         result = run_kernel(problem, CPU_TARGETS["x86-64-v4"], data, weights, bias, algorithm, plan)
-        assert np.linalg.norm(result - wanted) <= norm_bound("float32", algorithm.error_growth) * np.linalg.norm(wanted)
+        assert_norm_close(result, wanted, "float32", algorithm.error_growth)
     assert halves
 
 
@@ -128,7 +127,7 @@ def test_phases_of_two_axes_that_read_the_same_share_a_register_tile(target):
     data, weights, bias = operands(problem, 8)
     result = run_kernel(problem, target, data, weights, bias, rows, plan)
     wanted = reference(problem, data, weights, bias)
-    assert np.linalg.norm(result - wanted) <= norm_bound("float32") * np.linalg.norm(wanted)
+    assert_norm_close(result, wanted, "float32")
 
 
 @targets
@@ -157,11 +156,11 @@ def test_phases_of_the_uncropped_output(groups, extent, kernel, stride, pad, out
             continue  # phases are vectors of the output, or there is nothing to transform
         data, weights, bias = operands(problem, 8)
         wanted = reference(problem, data, weights, bias)
-        bound = norm_bound("float32", algorithm.error_growth) * np.linalg.norm(wanted)
         several = [plan for plan in plans if plan.tile.height < extent[0] or plan.tile.width < extent[-1]]
         plan = (plans, several)[number % 2][0]
         result = run_kernel(problem, target, data, weights, bias, algorithm, plan)
-        assert np.linalg.norm(result - wanted) <= bound, (problem.key, algorithm.name, plan)
+        message = problem.key, algorithm.name, plan
+        assert_norm_close(result, wanted, "float32", algorithm.error_growth, message=message)
         served += 1
     assert served
 
@@ -180,7 +179,7 @@ def test_squares_of_data_do_not_reach_from_one_image_into_the_next(target):
     data, weights, bias = operands(problem, 5)
     wanted = reference(problem, data, weights, bias)
     result = run_kernel(problem, target, data, weights, bias, algorithm, plan)
-    assert np.linalg.norm(result - wanted) <= norm_bound("float32") * np.linalg.norm(wanted)
+    assert_norm_close(result, wanted, "float32")
 
 
 @targets
@@ -195,7 +194,7 @@ def test_phases_fill_vectors_or_halves_of_them(name, target):
     plans = [plan for _, plan in algorithm.candidates(problem, target)]
     for plan in (plans[0], next(plan for plan in plans if plan.tile.width < 9)):
         result = run_kernel(problem, target, data, weights, bias, algorithm, plan)
-        assert np.linalg.norm(result - wanted) <= norm_bound("float32", WINOGRAD) * np.linalg.norm(wanted), plan
+        assert_norm_close(result, wanted, "float32", WINOGRAD, message=plan)
 
 
 @in_turn(
@@ -224,7 +223,7 @@ def test_whole_vectors_are_stored_as_they_are_made(form, data_format, groups, ch
     )
     for plan in (of_row, of_part, plans[-1]):
         result = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
-        assert np.linalg.norm(result - wanted) <= norm_bound(dtype) * np.linalg.norm(wanted), plan
+        assert_norm_close(result, wanted, dtype, message=plan)
     odd = problem.replace(output_spatial=(12, 127)) if form == ROWS else problem.replace(groups=3, out_channels=9)
     assert not whole(odd)
 
@@ -256,7 +255,7 @@ def test_short_rows_are_finished_by_planes(name, extent, output, target):
     several = [plan for plan in by_planes if plan.tile.images > 1]
     for plan in (*by_planes[:1], *several[:1], plans[0]):
         result = run_kernel(problem, target, data, weights, bias, algorithm, plan)
-        assert np.linalg.norm(result - wanted) <= norm_bound("float32", WINOGRAD) * np.linalg.norm(wanted), plan
+        assert_norm_close(result, wanted, "float32", WINOGRAD, message=plan)
 
 
 @pytest.mark.parametrize("kernel", [(3, 3), (4, 4), (5, 5), (4,), (6,), (8,), (5, 1)])
@@ -324,7 +323,7 @@ def test_winograd_of_rows(problem, tile, outputs, data_format, dtype, target):
     plan = algorithm.read(knobs)
     assert plan.knobs == knobs
     result = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
-    assert np.linalg.norm(result - wanted) <= norm_bound(dtype, WINOGRAD) * np.linalg.norm(wanted)
+    assert_norm_close(result, wanted, dtype, WINOGRAD)
 
 
 @in_turn(
@@ -348,7 +347,7 @@ def test_winograd_of_volumes(problem, data_format, dtype, target):
     wanted = reference(problem, data, weights, bias)
     for plan in some:
         result = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
-        assert np.linalg.norm(result - wanted) <= norm_bound(dtype, WINOGRAD) * np.linalg.norm(wanted), plan
+        assert_norm_close(result, wanted, dtype, WINOGRAD, message=plan)
     code = algorithm.build(problem, target, plans[-1]).deconv.script()
     assert "rows_apart_" in code
     assert "outputs_apart_" in code

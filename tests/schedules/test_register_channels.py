@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.kernels import X86, call_kernel, compiled_kernel, in_turn, targets
 from support.strategies import not_empty, operands, problems
-from support.tolerances import norm_bound
+from support.tolerances import assert_norm_close
 
 import tvm_deconv as td
 from tvm_deconv.compiler.selection import named
@@ -75,8 +75,7 @@ def check(problem, target, plan, seed):
     kernel = X86.build(problem, target, named(f"direct_{form_of(problem)}"), plan)
     found = call_kernel(problem, kernel, compiled_kernel(kernel, target), data, weights, bias).astype(float)
     wanted = reference(problem, data, weights, bias)
-    norm = max(np.linalg.norm(wanted), 1e-3)
-    assert np.linalg.norm(found - wanted) <= norm_bound(problem.dtype) * norm, (problem.key, plan)
+    assert_norm_close(found, wanted, problem.dtype, message=(problem.key, plan))
     return kernel.deconv.script()
 
 
@@ -105,8 +104,7 @@ def test_outputs_agree_with_the_reference(problem, target, seed):
     kernel = X86.build(problem, target, named(f"direct_{form}"), plan)
     found = call_kernel(problem, kernel, compiled_kernel(kernel, target), data, weights, bias).astype(float)
     wanted = reference(problem, data, weights, bias)
-    bound = norm_bound(problem.dtype) * max(np.linalg.norm(wanted), 1e-3)
-    assert np.linalg.norm(found - wanted) <= bound, (problem.key, plan)
+    assert_norm_close(found, wanted, problem.dtype, message=(problem.key, plan))
 
 
 @targets
@@ -138,7 +136,7 @@ def test_register_tiles_have_part_of_the_groups_of_a_block(problem, vectors, par
     kernel = X86.build(problem, target, named("direct_groups"), plan)
     found = call_kernel(problem, kernel, compiled_kernel(kernel, target), data, weights, bias).astype(float)
     wanted = reference(problem, data, weights, bias)
-    assert np.linalg.norm(found - wanted) <= norm_bound(problem.dtype) * max(np.linalg.norm(wanted), 1e-3)
+    assert_norm_close(found, wanted, problem.dtype)
 
 
 #: Groups in pairs of AVX2's vectors of 8.

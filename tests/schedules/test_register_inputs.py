@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.kernels import X86, run_kernel, targets
 from support.strategies import not_empty, operands, problems
-from support.tolerances import norm_bound
+from support.tolerances import assert_norm_close
 
 import tvm_deconv as td
 from tvm_deconv.compiler.selection import named
@@ -40,8 +40,7 @@ def check(problem, target, plan, seed):
     data, weights, bias = operands(problem, seed)
     wanted = reference(problem, data, weights, bias)
     found = run_kernel(problem, target, data, weights, bias, INPUTS, plan).astype(np.float64)
-    bound = norm_bound(problem.dtype) * max(np.linalg.norm(wanted), 1e-3)
-    assert np.linalg.norm(found - wanted) <= bound, (problem.key, plan)
+    assert_norm_close(found, wanted, problem.dtype, message=(problem.key, plan))
 
 
 @targets

@@ -3,13 +3,12 @@
 import math
 import random
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.kernels import X86, call_kernel, compiled_kernel, targets
 from support.strategies import epilogues, operands
-from support.tolerances import norm_bound
+from support.tolerances import assert_norm_close
 
 import tvm_deconv as td
 from tvm_deconv.compiler.selection import named
@@ -55,8 +54,7 @@ def check(problem, target, plan, seed, aligned):
     kernel = X86.build(problem, target, ROWS, plan)
     found = call_kernel(problem, kernel, compiled_kernel(kernel, target), data, weights, bias, aligned).astype(float)
     wanted = reference(problem, data, weights, bias)
-    norm = max(np.linalg.norm(wanted), 1e-3)
-    assert np.linalg.norm(found - wanted) <= norm_bound(problem.dtype) * norm, (problem.key, plan)
+    assert_norm_close(found, wanted, problem.dtype, message=(problem.key, plan))
     return kernel
 
 

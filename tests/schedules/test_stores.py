@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.kernels import X86, run_kernel, targets
 from support.strategies import not_empty, operands, problems
-from support.tolerances import WINOGRAD, norm_bound
+from support.tolerances import WINOGRAD, assert_norm_close
 
 import tvm_deconv as td
 from tvm_deconv.artifact import regular
@@ -46,12 +46,10 @@ def test_streamed_outputs_agree_with_the_reference(problem, target, seed):
     choose = random.Random(seed)
     data, weights, bias = operands(problem, seed)
     wanted = reference(problem, data, weights, bias)
-    norm = max(np.linalg.norm(wanted), 1e-3)
     algorithm = choose.choice([algorithm for algorithm in ALGORITHMS if algorithm.supports(problem, target)])
     plan = choose.choice(algorithm.candidates(problem, target))[1]
     found = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
-    bound = norm_bound(problem.dtype, WINOGRAD)
-    assert np.linalg.norm(found - wanted) <= bound * norm, (problem.key, algorithm.name, plan)
+    assert_norm_close(found, wanted, problem.dtype, WINOGRAD, message=(problem.key, algorithm.name, plan))
 
 
 @pytest.mark.usefixtures("always")

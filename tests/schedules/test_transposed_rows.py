@@ -1,10 +1,9 @@
 """Rows of `N *X C`: vectors of input channels become vectors of positions."""
 
-import numpy as np
 import pytest
 from support.kernels import run_kernel, targets
 from support.strategies import operands
-from support.tolerances import norm_bound
+from support.tolerances import assert_norm_close
 
 import tvm_deconv as td
 from tvm_deconv.compiler.selection import named
@@ -41,8 +40,7 @@ def test_transposed_rows(problem, name, share_data, target):
     for plan in [*blocks.values()][:: max(1, len(blocks) // 2)]:
         knobs = {**plan.knobs, "share_data": share_data}
         result = run_kernel(problem, target, data, weights, bias, algorithm, algorithm.read(knobs))
-        error = np.linalg.norm(result.astype(np.float64) - wanted)
-        assert error <= norm_bound(problem.dtype, algorithm.error_growth) * np.linalg.norm(wanted), knobs
+        assert_norm_close(result, wanted, problem.dtype, algorithm.error_growth, message=knobs)
 
 
 def test_which_plans_transpose():

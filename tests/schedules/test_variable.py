@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.artifacts import TARGET, export, manifest
 from support.kernels import X86, bound, call_kernel, compile_kernel, compiled_kernel, targets
 from support.strategies import not_empty, operands, problems
-from support.tolerances import WINOGRAD, assert_close, norm_bound
+from support.tolerances import WINOGRAD, assert_close, assert_norm_close
 
 import tvm_deconv as td
 from tvm_deconv.artifact.select import select
@@ -127,9 +127,8 @@ def test_any_plan_serves_extents_it_never_saw(drawn, target, seed):
             data, weights, bias = operands(static, seed)
             found = call_kernel(static, kernel, compiled, data, weights, bias).astype(np.float64)
             wanted = reference(static, data, weights, bias)
-            bound = norm_bound(problem.dtype, algorithm.error_growth)
-            error = np.linalg.norm(found - wanted)
-            assert error <= bound * max(np.linalg.norm(wanted), 1e-3), (static.key, algorithm.name, plan)
+            message = static.key, algorithm.name, plan
+            assert_norm_close(found, wanted, problem.dtype, algorithm.error_growth, message=message)
 
 
 #: Those that take any extents, with the type that each is for; test_dot has those in words.
@@ -159,10 +158,7 @@ def test_every_algorithm_serves_a_plane_of_any_extents(algorithm, dtype, target)
         data, weights, bias = operands(static, batch)
         found = call_kernel(static, kernel, compiled, data, weights, bias)
         wanted = reference(static, data, weights, bias)
-        assert np.linalg.norm(found - wanted) <= norm_bound("float32", WINOGRAD) * np.linalg.norm(wanted), (
-            static.key,
-            plan,
-        )
+        assert_norm_close(found, wanted, "float32", WINOGRAD, message=(static.key, plan))
 
 
 @targets
@@ -181,7 +177,7 @@ def test_every_algorithm_serves_planes_of_any_height(algorithm, dtype, target):
         data, weights, bias = operands(static, batch)
         found = call_kernel(static, kernel, compiled, data, weights, bias)
         wanted = reference(static, data, weights, bias)
-        assert np.linalg.norm(found - wanted) <= norm_bound("float32", WINOGRAD) * np.linalg.norm(wanted), static.key
+        assert_norm_close(found, wanted, "float32", WINOGRAD, message=static.key)
 
 
 @targets
@@ -211,7 +207,7 @@ def test_the_extents_of_a_call_choose_a_variant(problem, names, calls, target):
         data, weights, bias = operands(static, batch)
         found = call_kernel(static, kernel, compiled, data, weights, bias)
         wanted = reference(static, data, weights, bias)
-        assert np.linalg.norm(found - wanted) <= norm_bound("float32", WINOGRAD) * np.linalg.norm(wanted), static.key
+        assert_norm_close(found, wanted, "float32", WINOGRAD, message=static.key)
         for i, (start, one) in enumerate(zip(starts, alone, strict=True)):
             packed = np.zeros(kernel.packed_elements, np.float32)
             packed[start : start + one.packed_elements] = np.nan

@@ -54,3 +54,13 @@ def assert_close(found, wanted, dtype="float32", growth=1.0, message=""):
     assert found.shape == wanted.shape, message
     bound = element_bound(dtype, growth) * np.abs(wanted).max(initial=0)
     np.testing.assert_allclose(found, wanted, rtol=0, atol=bound, err_msg=message)
+
+
+def assert_norm_close(found, wanted, dtype="float32", growth=1.0, message=""):
+    """Assert that `found` is within `norm_bound` of `wanted`, and that the shapes are equal.
+
+    Where all is nearly zero, that is 1e-3 as a norm.
+    """
+    found, wanted = np.asarray(found).astype(np.float64), np.asarray(wanted).astype(np.float64)
+    assert found.shape == wanted.shape, message
+    assert np.linalg.norm(found - wanted) <= norm_bound(dtype, growth) * max(np.linalg.norm(wanted), 1e-3), message
