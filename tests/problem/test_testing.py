@@ -69,6 +69,16 @@ def test_the_allowed_error_grows_with_the_element(dtype):
             assert not testing.deviation(problem, expected + error, expected).allowed
 
 
+def test_the_least_numbers_may_be_off_by_what_lies_between_them():
+    """Numbers below the normal ones lie as far apart as their neighbours above, however small they are."""
+    problem = Problem(1, 1, 1, 1, (2,), (1,), (1,), (1,), (0,), (2,), dtype="float16")
+    expected = np.array([[[-2.3993e-05, 1e-07]]])
+    output = expected.astype(np.float16)
+    assert np.abs(output - expected).max() > 2.0**-26
+    assert testing.deviation(problem, output, expected).allowed
+    assert not testing.deviation(problem, output + np.float16(2.0**-23), expected).allowed
+
+
 @pytest.mark.parametrize(("dtype", "lowest", "largest"), [("uint8", 0, 255), ("int8", -127, 127)])
 def test_integers_are_drawn_from_the_whole_range(dtype, lowest, largest):
     problem = Problem(1, 1, 4, 1, (4000,), (1,), (1,), (1,), (0,), (4000,), dtype=dtype)

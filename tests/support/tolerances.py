@@ -3,14 +3,16 @@
 A sum of K products in a type with unit roundoff u is off by about ``sqrt(K) * u`` of its norm: rounding errors add up
 like a random walk. No problem of the tests sums more than 1024 products into an element, hence 32 u. The reference is
 float64 and is itself off by as much, which doubles the bound for kernels in float64. Results in half precision are
-rounded once more, by at most u of their type. A single element may be off by more than the norm says: by 4 times that,
-relative to the largest element.
+rounded once more, by at most u of their type, and the least of them by half of their distance. A single element may be
+off by more than the norm says: by 4 times that, relative to the largest element.
 """
 
 import numpy as np
 
 #: Half the distance from 1 to the next number.
 ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+#: Half the distance between the least numbers of types that round results.
+_LEAST = {"float16": 2.0**-25, "bfloat16": 2.0**-134}
 _SUM = 32.0
 _ELEMENT = 4.0
 INTEGERS = ("int8", "uint8", "int32")
@@ -52,7 +54,7 @@ def assert_close(found, wanted, dtype="float32", growth=1.0, message=""):
     """Assert that every element of `found` is within `element_bound` of `wanted`, and that the shapes are equal."""
     found, wanted = np.asarray(found).astype(np.float64), np.asarray(wanted).astype(np.float64)
     assert found.shape == wanted.shape, message
-    bound = element_bound(dtype, growth) * np.abs(wanted).max(initial=0)
+    bound = element_bound(dtype, growth) * np.abs(wanted).max(initial=0) + _LEAST.get(dtype, 0.0)
     np.testing.assert_allclose(found, wanted, rtol=0, atol=bound, err_msg=message)
 
 

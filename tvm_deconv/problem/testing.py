@@ -28,6 +28,8 @@ TOLERANCES = {
     "int8": (0.0, 0.0),
     "uint8": (0.0, 0.0),
 }
+#: The distance between the least numbers of a type that rounds, whose own part is less.
+LEAST_STEPS = {"float16": 2.0**-24, "bfloat16": 2.0**-133}
 #: The elements of an output that are compared, or whose reference is computed, at once.
 PART_ELEMENTS = 2**26
 #: The elements that are compared at once where they lie side by side.
@@ -124,7 +126,7 @@ def deviation(problem: Problem, output: Array, expected: Array, *, fused: bool =
     common, own = TOLERANCES[problem.output_dtype]
     # An activation in float32 may put a number on the other side of a tie, and so may scales applied in another order.
     exact = fused and ACTIVATIONS[problem.epilogue.activation].integers
-    steps = int(problem.output_dtype in STORED and not exact)
+    steps = LEAST_STEPS.get(problem.output_dtype, float(problem.output_dtype in STORED and not exact))
     pieces = _pieces(output, expected)
     largest = max(float(np.abs(wanted).max()) for _, wanted in pieces)
     worst, allowed = 0.0, True
