@@ -1,7 +1,7 @@
 """The algorithms for CUDA devices."""
 
 from tvm_deconv.schedules.contract import AnyAlgorithm
-from tvm_deconv.schedules.cuda import generic, merged, narrow, product, tensor, wgmma
+from tvm_deconv.schedules.cuda import generic, held, merged, narrow, product, tensor, wgmma
 
 #: In order of preference.
 ALGORITHMS: tuple[AnyAlgorithm, ...] = (
@@ -9,6 +9,7 @@ ALGORITHMS: tuple[AnyAlgorithm, ...] = (
     tensor.ALGORITHM,
     merged.ALGORITHM,
     wgmma.ALGORITHM,
+    held.ALGORITHM,
     product.ALGORITHM,
     generic.ALGORITHM,
 )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -43,15 +43,29 @@ Extents: TypeAlias = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """The box that a tile's rows are, and that of all rows, whose last axis may be all positions, of all images too."""
+    """The box that a tile's rows are, and that of all rows, whose last axis may be all positions, of all images too.
+
+    Rows that follow each other are neighbours on the last axis, or images if these are `fastest`.
+    """
 
     lengths: Extents
     extents: Extents
+    fastest: bool = False
 
     @property
     def counts(self) -> list[int]:
         """How many boxes there are along images and each axis."""
         return [-(-extent // length) for extent, length in zip(self.extents, self.lengths, strict=True)]
+
+    def ordered(self, place: Sequence[Any]) -> list[Any]:
+        """Return what there is of images and axes in the order of rows, the fastest last."""
+        image, *axes = place
+        return [*axes, image] if self.fastest else [image, *axes]
+
+    def within(self, number: Index, lengths: Sequence[int]) -> list[Index]:
+        """Return image and place along each axis of a row of a box of these lengths, or of one that is larger."""
+        at = unravel(number, self.ordered(lengths))
+        return [at[-1], *at[:-1]] if self.fastest else at
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +100,7 @@ class Block:
             ragged = [m < self.section.m] if self.section.m % rows else []
             return *self.section.position(m), [*ragged, *self.exists]
         extents, lengths = self.box.extents, self.box.lengths
-        at = [corner + within for corner, within in zip(self.corner, unravel(row, lengths), strict=True)]
+        at = [corner + within for corner, within in zip(self.corner, self.box.within(row, lengths), strict=True)]
         inside = [x < extent for x, extent, length in zip(at, extents, lengths, strict=True) if extent % length]
         if extents != self.section.extents:
             at = unravel(ravel(at, extents[1:]), self.section.extents)

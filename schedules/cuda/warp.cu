@@ -156,13 +156,13 @@ __device__ __forceinline__ void tvm_deconv_wgmma_${name}_n${columns}${suffix}(
                : ${sums} : "l"(of_a), "l"(of_b));
 }
 
-// ---- wgmma_tf32
-__device__ __forceinline__ void tvm_deconv_wgmma_tf32_n${columns}${suffix}(float* c, const void* registers, const void* b) {
+// ---- wgmma_registers
+__device__ __forceinline__ void tvm_deconv_wgmma_${name}_n${columns}${suffix}(float* c, const void* registers, const void* b) {
   unsigned address = (unsigned)__cvta_generic_to_shared(b);
   unsigned long long of_b = (address & 0x3ffff) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
   const unsigned* a = (const unsigned*)registers;
-  asm volatile("wgmma.mma_async.sync.aligned.m64n${columns}k8.f32.tf32.tf32 {${places}}, "
-               "{%${first}, %${second}, %${third}, %${fourth}}, %${fifth}, ${added}, 1, 1;"
+  asm volatile("wgmma.mma_async.sync.aligned.m64n${columns}k${terms}.f32.${name}.${name} {${places}}, "
+               "{%${first}, %${second}, %${third}, %${fourth}}, %${fifth}, ${added}, 1, 1${transposed};"
                : ${sums} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(of_b));
 }
 

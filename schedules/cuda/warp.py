@@ -320,25 +320,29 @@ def wgmma(kind: str, columns: int, sums: Expr, memory: Expr, a: Expr, b: Expr, p
     build.evaluate(cuda_func_call(name, *operands, *layout, source_code=source))
 
 
-def wgmma_tf32(
-    columns: int, sums: Expr, registers: Expr, at: int, memory: Expr, b: Expr, *, begins: bool = False
+def wgmma_registers(
+    kind: str, columns: int, sums: Expr, registers: Expr, at: int, memory: Expr, b: Expr, *, begins: bool = False
 ) -> None:
-    """Begin to add such a product of 8 terms of TF32: a lane holds four elements of A, as of `mma`, from `at` on.
+    """Begin to add such a product with A in registers: a lane holds four of its own, as of `mma`, from `at` on.
 
-    If it `begins` the sums they are zero before.
+    It has the terms of one `mma`. If it `begins` the sums they are zero before.
     """
-    count, suffix = columns // 2, "_first" * begins
+    name, count, short = _MMA_TYPES[kind], columns // 2, kind != "tf32"
+    suffix = "_first" * begins + "_registers" * short
     source = _source(
-        "wgmma_tf32",
+        "wgmma_registers",
+        name=name,
         columns=columns,
+        terms=MMA_TERMS[kind],
         suffix=suffix,
         added=int(not begins),
+        transposed=", 0" * short,
         places=", ".join(f"%{i}" for i in range(count)),
         **{name: count + i for i, name in enumerate(("first", "second", "third", "fourth", "fifth"))},
         sums=", ".join(f'"+f"(c[{i}])' for i in range(count)),
     )
     operands = _address(sums, 0), _address(registers, at), _address(memory, b)
-    build.evaluate(cuda_func_call(f"tvm_deconv_wgmma_tf32_n{columns}{suffix}", *operands, source_code=source))
+    build.evaluate(cuda_func_call(f"tvm_deconv_wgmma_{name}_n{columns}{suffix}", *operands, source_code=source))
 
 
 def host_functions() -> str:

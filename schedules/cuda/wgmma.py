@@ -60,7 +60,7 @@ from tvm_deconv.schedules.cuda.warp import (
     wgmma,
     wgmma_commit,
     wgmma_fence,
-    wgmma_tf32,
+    wgmma_registers,
     wgmma_wait,
 )
 from tvm_deconv.targets import CudaTarget
@@ -204,29 +204,36 @@ class _Warpgroups(Form):
         packed = encode_map("packed", args.packed, self.dtype, ((line, 1), (lines, line)), box_of_b)
         maps: dict[str, Expr] = {"packed": packed}
         for section in self.sections if aligned else ():
-            *outer, last = self.slice(section)
             if (name := self.map_name(section)) not in maps:
-                extents = self.ordered(line, (*outer, self.positions(section) or last))
-                maps[name] = encode_map(name, args.data, self.dtype, self._axes(section), extents)
+                maps[name] = encode_map(name, args.data, self.dtype, self.axes(section), self.map_box(section))
         return maps
+
+    def map_box(self, section: Section) -> Sequence[int]:
+        """Return the extents of the box of a map, in the order of its axes."""
+        *outer, last = self.slice(section)
+        return self.ordered(self.line, (*outer, self.positions(section) or last))
 
     def map_name(self, section: Section) -> str:
         """Return the name of the map that loads of the data are by."""
-        return "_".join(map(str, ("data", *self.slice(section), *["flat"] * _one_tap(section))))
+        return "_".join(map(str, ("data", *self.slice(section), *["flat"] * self.flat(section))))
 
     def ordered(self, channel: Any, place: Sequence[Any]) -> Sequence[Any]:
         """Return what there is of channels and of images and positions in the order of a map's axes."""
         *outer, w = place
         return (channel, w, *reversed(outer)) if self.k_fastest else (w, channel, *reversed(outer))
 
-    def _axes(self, section: Section) -> Sequence[tuple[int, int]]:
+    def flat(self, section: Section) -> bool:
+        """Return True if the positions of rows are one axis."""
+        return _one_tap(section)
+
+    def axes(self, section: Section) -> Sequence[tuple[int, int]]:
         """Return the axes of the data's map, channels behind the last one if that is fastest: extents and strides."""
         geometry = section.geometry
         channels, (d, h, w) = geometry.groups * geometry.in_channels, geometry.data
         inner = channels if self.k_fastest else 1
         image, extents = d * h * w * channels, (geometry.batch, d, h, w)
         strides = image, h * w * inner, w * inner, inner
-        if _one_tap(section):
+        if self.flat(section):
             # Axes with one element have any stride.
             extents, strides = _extents(self.problem, section), (image, image, image, inner)
         places = list(zip(extents, strides, strict=True))
@@ -242,17 +249,20 @@ class _Warpgroups(Form):
         registers: Sequence[Expr],
     ) -> None:
         """See Form; the last warp loads."""
-        loads = _Loads(self, args, block, begun, memory)
-        with when([block.thread == 0]), build.unroll(self.plan.stages) as stage:
-            init(memory, self.full(stage), loads.arrivals)
-            init(memory, self.empty(stage), self.holders // 32 * self.sharing)
+        loads = self.loads(args, block, begun, memory)
+        with when([block.thread == 0]):
+            loads.begin()
         self._meet()
         with build.If(block.thread < self.holders):
             with build.Then():
-                self._multiply(block, memory, sums, *registers)
+                self.multiply(loads, memory, sums, registers)
             with build.Else():
                 loads.emit()
         self._meet()
+
+    def loads(self, args: Arguments, block: Block, begun: Any, memory: Expr) -> _Loads:
+        """Return the work of the last warp."""
+        return _Loads(self, args, block, begun, memory)
 
     @property
     def sharing(self) -> int:
@@ -265,7 +275,7 @@ class _Warpgroups(Form):
         if self.blocks > 1:
             meet(self.blocks)
 
-    def _give_back(self, block: Block, memory: Expr, stage: Index) -> None:
+    def give_back(self, block: Block, memory: Expr, stage: Index) -> None:
         """Arrive at the barriers of all blocks that load for this one, a lane of each warp at each of them."""
         empty, lane = self.empty(stage), block.thread % 32
         if self.blocks == 1:
@@ -277,21 +287,22 @@ class _Warpgroups(Form):
 
     def full(self, stage: Index) -> Index:
         """Return the place of the barrier of a stage that its loads complete."""
-        return self.plan.stages * self.stage + stage * self.barrier
+        return self.memory_elements - _BARRIERS // (16 // self.lanes) + stage * self.barrier
 
     def empty(self, stage: Index) -> Index:
         """Return the place of the barrier of a stage that its readers complete."""
         return self.full(stage) + self.plan.stages * self.barrier
 
-    def _multiply(self, block: Block, memory: Expr, sums: Expr, *rounded: Expr) -> None:
+    def multiply(self, loads: _Loads, memory: Expr, sums: Expr, registers: Sequence[Expr]) -> None:
         """Multiply tile by tile; a stage is given back when the product behind its own has begun."""
+        block = loads.block
         if self.single:
-            self._multiply_rounded(block, memory, sums, *rounded)
+            self._multiply_rounded(block, memory, sums, *registers)
             return
         stages, tiles, positions = self.plan.stages, block.section.tiles_k, self.positions(block.section)
         first = block.thread // _GROUP * (_ROWS * self.line)
         with build.serial(0, tiles) as step:
-            base = self._filled(memory, step)
+            base = self.filled(memory, step)
             wgmma_fence()
             for k in range(0, self.line, self.each):
                 a = base + first + k * max(1, positions)
@@ -299,7 +310,7 @@ class _Warpgroups(Form):
             wgmma_commit()
             wgmma_wait(1)
             with when([step >= 1, block.thread % 32 < self.sharing]):
-                self._give_back(block, memory, (step - 1) % stages)
+                self.give_back(block, memory, (step - 1) % stages)
         wgmma_wait(0)
 
     def _multiply_rounded(self, block: Block, memory: Expr, sums: Expr, rounded: Expr, *of_tile: Expr) -> None:
@@ -310,7 +321,7 @@ class _Warpgroups(Form):
         """
         stages, tiles, added = self.plan.stages, block.section.tiles_k, of_tile[0] if self.triple else sums
         round_terms = partial(self._round, block, memory, rounded)
-        round_terms(self._filled(memory, 0), 0)
+        round_terms(self.filled(memory, 0), 0)
         with build.serial(0, tiles) as step:
             base = step % stages * self.stage
             for k in range(0, self.line, self.each):
@@ -321,15 +332,15 @@ class _Warpgroups(Form):
                 wgmma_commit()
             with when([step + 1 < tiles]):
                 wgmma_wait(1)
-                round_terms(self._filled(memory, step + 1), 0)
+                round_terms(self.filled(memory, step + 1), 0)
             wgmma_wait(0)
             with when([block.thread % 32 < self.sharing]):
-                self._give_back(block, memory, step % stages)
+                self.give_back(block, memory, step % stages)
             if self.triple:
                 with build.unroll(self.sums) as i:
                     build.buffer_store(sums, sums[i] + added[i], [i])
 
-    def _filled(self, memory: Expr, step: Index) -> Index:
+    def filled(self, memory: Expr, step: Index) -> Index:
         """Wait for a tile of k, and return where its stage begins."""
         stages = self.plan.stages
         wait_phase(memory, self.full(step % stages), step // stages % 2)
@@ -343,7 +354,7 @@ class _Warpgroups(Form):
         at, low_a, low_b = 4 * (k // self.each), self._rounded, self.plan.tile_n * self.line
         for of_a, of_b in ((low_a, 0), (0, low_b), (0, 0)) if self.triple else ((0, 0),):
             begins = self.triple and k == 0 and of_a > 0
-            wgmma_tf32(self.plan.tile_n, sums, rounded, of_a + at, memory, b + k + of_b, begins=begins)
+            wgmma_registers("tf32", self.plan.tile_n, sums, rounded, of_a + at, memory, b + k + of_b, begins=begins)
 
     def _round(self, block: Block, memory: Expr, registers: Expr, base: Index, k: int) -> None:
         """Read the thread's elements of A of one wgmma, two rows and two terms, and round or split them."""
@@ -398,6 +409,13 @@ class _Loads:
         self.map = maps.get(form.map_name(block.section))
         self.by_elements = self.map is None
 
+    def begin(self) -> None:
+        """Make the barriers of stages; one thread does."""
+        form = self.form
+        with build.unroll(form.plan.stages) as stage:
+            init(self.memory, form.full(stage), self.arrivals)
+            init(self.memory, form.empty(stage), form.holders // 32 * form.sharing)
+
     @property
     def arrivals(self) -> int:
         """Threads that arrive at a barrier of a full stage."""
@@ -423,7 +441,6 @@ class _Loads:
         """Begin to load the block's slices of tiles of A and B, for all blocks of the cluster that read these."""
         form, (row, column) = self.form, self.block.place
         of_row = ((1 << form.columns) - 1) << (row * form.columns)
-        of_column = sum(1 << (form.columns * other) for other in range(form.rows)) << column
         rows, positions = form.plan.tile_m // form.columns, self.slice[-1]
         if self.map is not None:
             # Of more positions than a line has, a box for each line.
@@ -431,6 +448,12 @@ class _Loads:
             for first in range(0, rows, each):
                 at, blocks = column * rows + first, of_row if form.columns > 1 else None
                 load_box(self.memory, base + at * form.line, self.map, full, self._corner(tile, at), blocks)
+        self.load_b(tile, base, full)
+
+    def load_b(self, tile: Index, base: Index, full: Index) -> None:
+        """Begin to load the block's slice of a tile of B, for all blocks of its column of the cluster."""
+        form, (row, column) = self.form, self.block.place
+        of_column = sum(1 << (form.columns * other) for other in range(form.rows)) << column
         first = row * (form.plan.tile_n // form.rows)
         for part in range(len(form.roundings)):
             to = base + form.b_first + (part * form.plan.tile_n + first) * form.line

@@ -39,7 +39,7 @@ def build_kernel(problem, algorithm=None, plan=None):
 
 def target_of(algorithm):
     """The target that a test builds an algorithm for."""
-    return HOPPER if algorithm is not None and algorithm.name == "cuda_wgmma" else TARGET
+    return HOPPER if algorithm is not None and algorithm.name in ("cuda_wgmma", "cuda_held") else TARGET
 
 
 class OnDevice:

@@ -190,6 +190,33 @@ SHIM_WGMMA_TF32(32)
 SHIM_WGMMA_TF32(64)
 SHIM_WGMMA_TF32(128)
 SHIM_WGMMA_TF32(256)
+
+// m64nNk16 with A in registers, in the same way.
+static void shim_wgmma_registers(float* c, const void* registers, const void* lines, int columns, float (*number)(unsigned short)) {
+  ShimFiber& fiber = shim_fiber();
+  if (!fiber.fenced) shim_fail("a product without a fence");
+  auto a = (const unsigned*)registers;
+  ShimOperand b = shim_operand(lines, 1, 64, 1, false);
+  ShimShown mine = {nullptr, {a[0], a[1], a[2], a[3]}, {}};
+  const ShimShown* shown = shim_show(mine);
+  std::vector<ShimShown> warp(shown, shown + 32);
+  int lane = shim_current % 32;
+  fiber.products.back().push_back([=] {
+    if (std::memcmp(a, mine.a, sizeof mine.a)) shim_fail("registers that change while a product reads them");
+    for (int i = 0; i < columns / 2; ++i) {
+      int half = i / 2 % 2, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      for (int k = 0; k < 16; ++k) {
+        unsigned pair = warp[lane / 4 * 4 + k % 8 / 2].a[half + k / 8 * 2];
+        c[i] += number(pair >> k % 2 * 16) * number(b.element<unsigned short>(column, k));
+      }
+    }
+  });
+}
+#define SHIM_WGMMA_REGISTERS(name, columns) \
+  void tvm_deconv_wgmma_##name##_n##columns##_registers(float* c, const void* registers, const void* b) { \
+    shim_wgmma_registers(c, registers, b, columns, shim_##name); \
+  }
+SHIM_WGMMAS_REGISTERS
 void tvm_deconv_wgmma_fence() { shim_fiber().fenced = true; }
 void tvm_deconv_wgmma_commit() {
   shim_fiber().products.emplace_back();
@@ -204,3 +231,4 @@ static void shim_wgmma_wait(size_t left) {
 }
 void tvm_deconv_wgmma_wait0() { shim_wgmma_wait(0); }
 void tvm_deconv_wgmma_wait1() { shim_wgmma_wait(1); }
+void tvm_deconv_wgmma_wait2() { shim_wgmma_wait(2); }

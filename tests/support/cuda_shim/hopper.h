@@ -22,6 +22,7 @@ void tvm_deconv_wgmma_fence();
 void tvm_deconv_wgmma_commit();
 void tvm_deconv_wgmma_wait0();
 void tvm_deconv_wgmma_wait1();
+void tvm_deconv_wgmma_wait2();
 #define SHIM_WGMMA(name, columns, suffix, transposed) \
   void tvm_deconv_wgmma_##name##_n##columns##suffix( \
       float* c, const void* a, const void* b, int leading, int stride, int swizzle);
@@ -39,4 +40,12 @@ SHIM_WGMMA_TF32(64)
 SHIM_WGMMA_TF32(128)
 SHIM_WGMMA_TF32(256)
 #undef SHIM_WGMMA_TF32
+#define SHIM_WGMMA_REGISTERS(name, columns) \
+  void tvm_deconv_wgmma_##name##_n##columns##_registers(float* c, const void* registers, const void* b);
+#define SHIM_WGMMAS_OF_REGISTERS(columns) SHIM_WGMMA_REGISTERS(f16, columns) SHIM_WGMMA_REGISTERS(bf16, columns)
+#define SHIM_WGMMAS_REGISTERS \
+  SHIM_WGMMAS_OF_REGISTERS(16) SHIM_WGMMAS_OF_REGISTERS(32) SHIM_WGMMAS_OF_REGISTERS(64) SHIM_WGMMAS_OF_REGISTERS(96) \
+  SHIM_WGMMAS_OF_REGISTERS(128) SHIM_WGMMAS_OF_REGISTERS(192) SHIM_WGMMAS_OF_REGISTERS(256)
+SHIM_WGMMAS_REGISTERS
+#undef SHIM_WGMMA_REGISTERS
 #pragma GCC visibility pop

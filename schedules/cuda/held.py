@@ -1,0 +1,437 @@
+"""The products of `wgmma.py` with A of all taps in shared memory at once: the box of the data that a tile's rows read.
+
+Neighbouring taps read nearly the same data. Here a box with its halo is loaded once for all taps, 64 channels at a
+time, and each tap reads it at other lines. float16 and bfloat16 with channels last, on ``sm_90a``.
+
+1. A line of the box has the 64 channels of a position, or all of a group, padded to 16 or 32. TMA writes lines with the
+   swizzle of their length, zeros outside of the data. Two boxes are there by turns, if there are several.
+2. ``ldmatrix`` reads the rows of a warp at any lines, and wgmma takes them from registers: four terms of 16 by turns,
+   so that some are read while others are multiplied. Eight rows are neighbours on the last axis or images of one
+   position, so that they are in different banks.
+3. Stages hold B alone, a tile of 64 terms in each: of one tap, or of two or four with few channels.
+
+If lines are no multiples of 16 bytes, or the caller's data do not begin at one, the warps that multiply fill the box by
+elements.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from tvm import tirx
+from tvm.ir import Expr
+from tvm.script.ir_builder import tirx as build
+
+from tvm_deconv.compute.gather import Index, Section, ravel, sections, unravel
+from tvm_deconv.problem import Problem
+from tvm_deconv.problem.arithmetic import ceil_div
+from tvm_deconv.schedules.contract import Algorithm, Kernel
+from tvm_deconv.schedules.cuda.banks import WAVEFRONT
+from tvm_deconv.schedules.cuda.blocks import Block, Box, Extents
+from tvm_deconv.schedules.cuda.emit import Arguments, local, one_task, when
+from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
+from tvm_deconv.schedules.cuda.products import choices, joined
+from tvm_deconv.schedules.cuda.tiles import cost, matrix_kernel
+from tvm_deconv.schedules.cuda.warp import (
+    arrive,
+    copy_by_elements,
+    expect,
+    init,
+    ldmatrix,
+    load_box,
+    wait_phase,
+    wgmma_commit,
+    wgmma_fence,
+    wgmma_registers,
+    wgmma_wait,
+)
+from tvm_deconv.schedules.cuda.wgmma import _BARRIERS, ClusterPlan, _Loads, _Warpgroups
+from tvm_deconv.targets import CudaTarget
+
+_SIZE, _LINE, _TERMS, _LANES = 2, 64, 16, 8  # bytes of an element; elements of a line at most, of a wgmma, of a vector
+_EIGHT = 8  # rows that ldmatrix reads at a time
+_ALIGNED = 1024 // _SIZE  # elements of whose multiples boxes begin
+_FURTHEST = 256  # extent of a box that TMA loads
+_FILLED = 4  # elements or vectors that a thread copies at a time
+_ROWS, _COLUMNS, _STAGES = (64, 128, 192, 256), (16, 32, 64, 96, 128, 192, 256), (3, 4)
+_CLUSTERS = (1, 2, 4)
+
+
+def line_of(channels: int) -> int:
+    """Return the elements of a line: all channels of a group, if they are few."""
+    return min(_LINE, max(_TERMS, 1 << (channels - 1).bit_length()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines(Section):
+    """A product whose taps have whole lines of terms."""
+
+    @property
+    def channels(self) -> int:
+        line = line_of(self.geometry.in_channels)
+        return ceil_div(self.geometry.in_channels, line) * line
+
+
+@lru_cache(256)
+def _products(problem: Problem, tile_n: int, axes: int) -> tuple[Section, ...]:
+    """Return the products of phases joined along the last `axes`, with whole lines of terms."""
+    products: list[Section] = []
+    offset = 0
+    for of in sections(problem, _LINE, tile_n, joined(problem, axes)):
+        products.append(_Lines(of.geometry, of.runs, of.channels_last, _LINE, tile_n, offset))
+        offset += math.prod(products[-1].shape)
+    return tuple(products)
+
+
+class _Held(_Warpgroups):
+    """A part is a warpgroup's, whose rows of A lie in a box of the data."""
+
+    algorithm = "cuda_held"
+
+    def __init__(self, problem: Problem, plan: ClusterPlan) -> None:
+        super().__init__(problem, plan)
+        self.most_columns = math.gcd(plan.tile_n, self.most_columns)
+        self.width = line_of(problem.in_channels)
+        self.boxes = ceil_div(problem.in_channels, self.width)
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        return _products(self.problem, self.plan.tile_n, self.plan.joined)
+
+    @property
+    def wide(self) -> int:
+        """See Form; 1 if TMA can not load lines."""
+        return self.lanes if _loads(self.problem) else 1
+
+    @property
+    def b_first(self) -> int:
+        return 0
+
+    @property
+    def stage(self) -> int:
+        return self.plan.tile_n * self.line
+
+    @property
+    def operands(self) -> int:
+        return 4 * _LINE // _TERMS
+
+    def allocate(self) -> tuple[Expr, ...]:
+        return local(self.operands, "uint32"), local(_LINE // self.width, "int32")
+
+    @property
+    def held(self) -> int:
+        """Boxes that are in shared memory at a time."""
+        return min(2, self.boxes)
+
+    @property
+    def box_elements(self) -> int:
+        """Elements of shared memory for a box, whose lines begin at a multiple of 1024 bytes."""
+        most = max(self.lines(section) for section in self.sections) * self.width
+        return ceil_div(most, _ALIGNED) * _ALIGNED
+
+    @property
+    def memory_bytes(self) -> int:
+        return (self.plan.stages * self.stage + self.held * self.box_elements) * _SIZE
+
+    @property
+    def memory_elements(self) -> int:
+        """Behind the stages are the boxes, then two barriers for each of both."""
+        return (self.memory_bytes + _BARRIERS) // _SIZE
+
+    @property
+    def moved(self) -> float:
+        """See Form; a box comes once for all taps."""
+        section = self.sections[0]
+        return self.lines(section) / math.prod(section.taps) + self.plan.tile_n / self.rows
+
+    @property
+    def wavefronts(self) -> float:
+        plan, section = self.plan, self.sections[0]
+        a = self.lines(section) / math.prod(section.taps) + plan.tile_m
+        return (a + plan.tile_n * (1 + plan.parts)) * _SIZE / WAVEFRONT
+
+    def box(self, section: Section) -> Box:
+        """Return the box of positions of a tile's rows for which the fewest lines are loaded and rows multiplied."""
+        image, d, h, w = section.extents
+        return _box(self.plan.tile_m, (image, d, h, w), section.taps, _steps(section))
+
+    def lengths(self, section: Section) -> Extents:
+        """Return the lengths of the box of the data that a tile reads: with what further taps read."""
+        image, *axes = self.box(section).lengths
+        d, h, w = _with_halo(axes, section.taps, _steps(section))
+        return image, d, h, w
+
+    def lines(self, section: Section) -> int:
+        """Return the lines of that box."""
+        return math.prod(self.lengths(section))
+
+    def begin(self, args: Arguments, aligned: bool) -> dict[str, Expr]:
+        """See Form; data that TMA does not load have no map."""
+        return super().begin(args, aligned and _loads(self.problem))
+
+    def slice(self, section: Section) -> Extents:
+        """See _Warpgroups; each block loads its own boxes."""
+        return self.lengths(section)
+
+    def flat(self, section: Section) -> bool:  # noqa: ARG002
+        """See _Warpgroups; boxes are of positions, whatever the taps."""
+        return False
+
+    def map_name(self, section: Section) -> str:
+        return super().map_name(section) + "_images" * self.box(section).fastest
+
+    def ordered(self, channel: Any, place: Sequence[Any]) -> Sequence[Any]:
+        return channel, *reversed(place)
+
+    def axes(self, section: Section) -> Sequence[tuple[int, int]]:
+        channels, *axes = super().axes(section)
+        return channels, *reversed(self.box(section).ordered(axes[::-1]))
+
+    def map_box(self, section: Section) -> Sequence[int]:
+        return self.ordered(self.width, self.box(section).ordered(self.lengths(section)))
+
+    def at_full(self, box: Index) -> Index:
+        """Return the place of the barrier of a box that its loads complete."""
+        return self.full(2 * self.plan.stages) + box * self.barrier
+
+    def at_empty(self, box: Index) -> Index:
+        """Return the place of the barrier of a box that its readers complete."""
+        return self.at_full(box) + self.held * self.barrier
+
+    def first(self, box: Index) -> Index:
+        """Return the first element of a box in shared memory."""
+        return self.plan.stages * self.stage + box * self.box_elements
+
+    def tiles(self, section: Section) -> int:
+        """Return the tiles of k that read one box."""
+        return section.tiles_k // self.boxes
+
+    def loads(self, args: Arguments, block: Block, begun: Any, memory: Expr) -> _Loads:
+        return _Boxes(self, args, block, begun, memory)
+
+    def multiply(self, loads: Any, memory: Expr, sums: Expr, registers: Sequence[Expr]) -> None:
+        """See _Warpgroups; rows of the next terms are read while those of the last two are multiplied."""
+        block, (fragments, places), steps = loads.block, registers, _LINE // _TERMS
+        tiles, stages, lane = block.section.tiles_k, self.plan.stages, block.thread % 32
+        each = self.tiles(block.section)
+        loads.wait(0)
+        self._read(block, memory, 0, 0, fragments, places)
+        with build.serial(0, tiles) as step:
+            base = self.filled(memory, step)
+            for k in range(steps):
+                wgmma_fence()
+                b = base + k * _TERMS
+                wgmma_registers(self.problem.dtype, self.plan.tile_n, sums, fragments, 4 * k, memory, b)
+                wgmma_commit()
+                wgmma_wait(2)
+                if k == 1:
+                    with when([step >= 1, lane < self.sharing]):
+                        self.give_back(block, memory, (step - 1) % stages)
+                if k + 1 < steps:
+                    self._read(block, memory, step, k + 1, fragments, places)
+                    continue
+                if self.boxes > 1:
+                    with when([step % each == each - 1, lane == 0]):
+                        arrive(memory, self.at_empty(step // each % self.held))
+                with when([step + 1 < tiles]):
+                    if self.boxes > 1:
+                        with when([(step + 1) % each == 0]):
+                            loads.wait((step + 1) // each)
+                    self._read(block, memory, step + 1, 0, fragments, places)
+        wgmma_wait(0)
+
+    def _read(self, block: Block, memory: Expr, tile: Index, k: int, fragments: Expr, places: Expr) -> None:
+        """Read the thread's rows of 16 terms of a tile of k, from the tap's lines; remember where the line is."""
+        line, term = divmod(k * _TERMS, self.width)
+        if term == 0:
+            tap = tile % self.tiles(block.section) * (_LINE // self.width) + line
+            box = tile // self.tiles(block.section) % self.held
+            place = self.place_of(block.section, block.thread, tap)
+            build.buffer_store(places, place + self.first(box), [line])
+        ldmatrix(fragments, 4 * k, 4, memory, places[line] ^ term, transposed=False)
+
+    def place_of(self, section: Section, thread: Index, tap: Index) -> Index:
+        """Return the place in a box of the row and the terms that a lane gives to ldmatrix, the first of a line."""
+        box, lengths, lane = self.box(section), self.lengths(section), thread % 32
+        row = thread // 32 * _TERMS + lane % _TERMS
+        taps = unravel(tap, section.taps)
+        further = [(count - 1 - t) * step for count, t, step in zip(section.taps, taps, _steps(section), strict=True)]
+        at = [x + y for x, y in zip(box.within(row, box.lengths), [0, *further], strict=True)]
+        line = ravel(box.ordered(at), box.ordered(lengths)[1:])
+        return self.swizzled(line * self.width + lane // _TERMS * _LANES)
+
+    def swizzled(self, at: Index) -> Index:
+        """Return the place of an element of a box with the swizzle of its lines."""
+        return at ^ (at // _LINE % (self.width // _LANES)) * _LANES
+
+    def reads(self, thread: int) -> Iterator[tuple[Index, int]]:
+        yield self.place_of(self.sections[0], thread, 0), _LANES * _SIZE
+
+
+class _Boxes(_Loads):
+    """Boxes of the data, and tiles of B, as there is room for them."""
+
+    form: _Held
+
+    def begin(self) -> None:
+        """See _Loads; the barriers of boxes."""
+        form = self.form
+        super().begin()
+        with build.unroll(form.held) as box:
+            init(self.memory, form.at_full(box), form.holders if self.by_elements else 1)
+            init(self.memory, form.at_empty(box), form.holders // 32)
+
+    @property
+    def arrivals(self) -> int:
+        return 1
+
+    def emit(self) -> None:
+        form, each, lane = self.form, self.form.tiles(self.section), self.block.thread % 32
+        with when([lane == 0]), build.serial(0, self.section.tiles_k) as tile:
+            if not self.by_elements:
+                with when([tile % each == 0]):
+                    self._load(tile // each)
+            stage = tile % form.plan.stages
+            wait_phase(self.memory, form.empty(stage), (tile // form.plan.stages + 1) % 2)
+            expect(self.memory, form.full(stage), form.stage * _SIZE)
+            self.load_b(tile, stage * form.stage, form.full(stage))
+
+    def _load(self, number: Index) -> None:
+        """Begin to load a box, as soon as the one before the last is read."""
+        form, box = self.form, number % self.form.held
+        wait_phase(self.memory, form.at_empty(box), (number // form.held + 1) % 2)
+        expect(self.memory, form.at_full(box), form.lines(self.section) * form.width * _SIZE)
+        channel, at = self._begins(number)
+        corner = form.ordered(channel, form.box(self.section).ordered(at))
+        load_box(self.memory, form.first(box), self.map, form.at_full(box), corner)
+
+    def _begins(self, number: Index) -> tuple[Index, list[Index]]:
+        """Return the first channel of a box, and the image and place in the data where it begins."""
+        section = self.section
+        lows = [run.x0 - (run.taps - 1) * run.x_step for run in section.runs]
+        at = [y + low for y, low in zip(self.block.corner, [0, *lows], strict=True)]
+        return self.block.group * section.geometry.in_channels + number * self.form.width, at
+
+    def wait(self, number: Index) -> None:
+        """Wait for a box; fill it before, if TMA does not."""
+        form, box = self.form, number % self.form.held
+        if self.by_elements:
+            self._fill(number)
+            arrive(self.memory, form.at_full(box))
+        wait_phase(self.memory, form.at_full(box), number // form.held % 2)
+
+    def _fill(self, number: Index) -> None:
+        """Copy a box by elements, as many together as are neighbours in lines of the data."""
+        form, geometry = self.form, self.section.geometry
+        channel, corner = self._begins(number)
+        vector = math.gcd(geometry.in_channels, _LANES)
+        across, lengths = form.width // vector, form.lengths(self.section)
+        total, data = form.lines(self.section) * across, self.args.flat_data()
+        with (
+            build.serial(0, ceil_div(total, form.holders * _FILLED)) as turn,
+            build.unroll(_FILLED) as part,
+        ):
+            element = (turn * _FILLED + part) * form.holders + self.block.thread
+            line, term = element // across, element % across * vector
+            place = form.box(self.section).within(line, lengths)
+            image, *x = (first + along for first, along in zip(corner, place, strict=True))
+            inside = [image < geometry.batch, number * form.width + term < geometry.in_channels]
+            for at, extent in zip(x, geometry.data, strict=True):
+                inside += [at >= 0, at < extent]
+            source = data[self.args.place(image, channel + term, x)]
+            to = form.first(number % form.held) + form.swizzled(line * form.width + term)
+            with when([element < total]):
+                copy_by_elements(vector * _SIZE, _SIZE, self.memory, to, source, inside)
+
+
+def _loads(problem: Problem) -> bool:
+    """Return True if TMA can load lines of the data."""
+    return problem.in_channels % _LANES == 0
+
+
+def _steps(section: Section) -> tuple[int, int, int]:
+    d, h, w = (run.x_step for run in section.runs)
+    return d, h, w
+
+
+def _with_halo(lengths: Sequence[int], taps: Sequence[int], steps: Sequence[int]) -> list[int]:
+    """Return the lengths of what taps read of so many positions along each axis."""
+    return [length + (count - 1) * step for length, count, step in zip(lengths, taps, steps, strict=True)]
+
+
+@lru_cache(1024)
+def _box(rows: int, extents: Extents, taps: tuple[int, int, int], steps: tuple[int, int, int]) -> Box:
+    """See `_Held.box`; eight rows are in different banks: neighbours on the last axis, or images."""
+
+    def work(box: Box) -> tuple[int, int, Box]:
+        lines = box.lengths[0] * math.prod(_with_halo(box.lengths[1:], taps, steps))
+        return math.prod(box.counts) * (rows * math.prod(taps) + lines), lines, box
+
+    divisors = [length for length in range(1, rows + 1) if rows % length == 0]
+    found = []
+    for image, d, h in itertools.product(divisors, repeat=3):
+        if rows % (image * d * h) == 0:
+            lengths = image, d, h, rows // (image * d * h)
+            along = _with_halo(lengths[1:], taps, steps)
+            fastest = lengths[3] % _EIGHT > 0
+            if (lengths[0 if fastest else 3] % _EIGHT == 0) and max(image, *along) <= _FURTHEST:
+                found.append(Box(lengths, extents, fastest))
+    return min(found, key=lambda box: work(box)[:2])
+
+
+def supports(problem: Problem, target: CudaTarget) -> bool:
+    """The target is a Hopper's own, lines are told from other groups', and several taps share them."""
+    short = multiplied_type(problem) in ("float16", "bfloat16") and problem.data_format == "NXC"
+    if not (short and on_hopper(target)) or problem.batch == 0:
+        return False
+    whole = problem.groups == 1 or problem.in_channels % line_of(problem.in_channels) == 0
+    return whole and (_loads(problem) or problem.in_channels <= _LINE) and bool(_choices(problem))
+
+
+def _choices(problem: Problem) -> list[int]:
+    """Return the numbers of last axes along which phases are joined to few products of whole tiles of k."""
+
+    def suits(products: Sequence[Section]) -> bool:
+        return (
+            1 <= len(products) <= 8
+            and all(section.k % _LINE == 0 for section in products)
+            and any(math.prod(section.taps) > 1 for section in products)
+            and max(section.n for section in products) >= _EIGHT
+        )
+
+    return [axes for axes in choices(problem) if suits(_products(problem, _COLUMNS[0], axes))]
+
+
+def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, ClusterPlan]]:  # noqa: ARG001
+    """Return the plans worth measuring with their costs, the cheapest first."""
+    found = []
+    for axes, rows in itertools.product(_choices(problem), _ROWS):
+        widest = max(section.n for section in _products(problem, _COLUMNS[0], axes))
+        narrow = [columns for columns in _COLUMNS if columns < widest]
+        for columns, stages, cluster in itertools.product(_COLUMNS[: len(narrow) + 1], _STAGES, _CLUSTERS):
+            plan = ClusterPlan(rows, columns, _LINE, 64, columns, stages, 1, axes, cluster)
+            form = _Held(problem, plan)
+            if columns % (_EIGHT * cluster) == 0 and form.fits and form.has_registers:
+                found.append((cost(form), plan))
+    return sorted(found, key=lambda pair: pair[0])
+
+
+def build_kernel(problem: Problem, target: CudaTarget, plan: ClusterPlan) -> Kernel:  # noqa: ARG001
+    """Build the kernel of `problem`."""
+    return matrix_kernel(_Held(problem, plan))
+
+
+ALGORITHM = Algorithm(
+    name=_Held.algorithm,
+    supports=supports,
+    is_default_for=lambda problem, target: False,  # noqa: ARG005  # until a device has measured it
+    candidates=candidates,
+    read=lambda knobs: ClusterPlan(**knobs),
+    tasks=one_task,
+    build=build_kernel,
+)
