@@ -57,7 +57,7 @@ _SIZE, _LINE, _TERMS, _LANES = 2, 64, 16, 8  # bytes of an element; elements of 
 _EIGHT = 8  # rows that ldmatrix reads at a time
 _ALIGNED = 1024 // _SIZE  # elements of whose multiples boxes begin
 _FURTHEST = 256  # extent of a box that TMA loads
-_FILLED = 4  # elements or vectors that a thread copies at a time
+FILLED = 16  # elements or vectors that a thread copies at a time
 _ROWS, _COLUMNS, _STAGES = (64, 128, 192, 256), (16, 32, 64, 96, 128, 192, 256), (3, 4)
 _CLUSTERS = (1, 2, 4)
 
@@ -333,10 +333,10 @@ class _Boxes(_Loads):
         across, lengths = form.width // vector, form.lengths(self.section)
         total, data = form.lines(self.section) * across, self.args.flat_data()
         with (
-            build.serial(0, ceil_div(total, form.holders * _FILLED)) as turn,
-            build.unroll(_FILLED) as part,
+            build.serial(0, ceil_div(total, form.holders * FILLED)) as turn,
+            build.unroll(FILLED) as part,
         ):
-            element = (turn * _FILLED + part) * form.holders + self.block.thread
+            element = (turn * FILLED + part) * form.holders + self.block.thread
             line, term = element // across, element % across * vector
             place = form.box(self.section).within(line, lengths)
             image, *x = (first + along for first, along in zip(corner, place, strict=True))
