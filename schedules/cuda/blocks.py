@@ -300,11 +300,17 @@ def neighbours(section: Section, columns: int) -> int:
 
 
 def stored_together(problem: Problem, section: Section, columns: int, most: int) -> int:
-    """Return how many sums, as `store_tile` takes them, are neighbours in the output and exist together, at `most`."""
+    """Return how many sums, as `store_tile` takes them, are neighbours in the output and exist together, at `most`.
+
+    With channels last and one group those of neighbouring phases follow each other, too: where lines of the output, the
+    first phase and the steps from one position to the next are multiples, all of them are in it or none.
+    """
     axis, extent = section.geometry.axes[2], section.geometry.output[2]
     most = min(most, 16 // element_bytes(problem.output_dtype))
     if section.channels_last:
-        whole = section.geometry.out_channels
+        run = section.runs[2]
+        pixels = math.gcd(run.count, axis.stride, run.start - axis.shift, extent) if problem.groups == 1 else 1
+        whole = section.geometry.out_channels * pixels
     else:
         gapless = neighbours(section, columns) == axis.stride and (axis.end + 1) * axis.stride == extent
         whole = extent if gapless else 1

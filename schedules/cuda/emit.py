@@ -123,7 +123,10 @@ class Arguments:
         build.buffer_store(self.out, self._rounded(value[0]), list(self._at(n, channel, i)))
 
     def finish_vector(self, n: Index, channel: Index, i: Sequence[Index], totals: Sequence[Expr]) -> None:
-        """Store neighbours in memory, from `channel` and `i` on, in one access: channels if they come last."""
+        """Store neighbours in memory, from `channel` and `i` on, in one access: channels if they come last.
+
+        Behind the last channel is the first one of the next position.
+        """
         values, last = self.finished(channel, totals), self.problem.data_format == "NXC"
         with build.vectorized(len(totals)) as lane:
             at = self._at(n, channel + lane, i) if last else self._at(n, channel, [*i[:2], i[2] + lane])
@@ -132,10 +135,13 @@ class Arguments:
     def finished(self, channel: Index, totals: Sequence[Expr]) -> Expr:
         """Return what sums of neighbours in memory become, from `channel` on if it comes last, as an array."""
         problem, last = self.problem, self.problem.data_format == "NXC"
+        channels = self.geometry.out_channels
+        across = last and problem.groups == 1 and channels % len(totals) > 0
         sums = local(len(totals), problem.accumulate_dtype)
         values = local(len(totals), storage_dtype(problem.output_dtype))
         for number, total in enumerate(totals):
-            self._activate(sums, number, channel + number * last, total)
+            at = (channel + number) % channels if across else channel + number * last
+            self._activate(sums, number, at, total)
             build.buffer_store(values, self._rounded(sums[number]), [number])
         return values
 

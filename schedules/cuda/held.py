@@ -36,7 +36,7 @@ from tvm_deconv.schedules.cuda.blocks import Block, Box, Extents
 from tvm_deconv.schedules.cuda.emit import Arguments, local, one_task, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
 from tvm_deconv.schedules.cuda.products import choices, joined
-from tvm_deconv.schedules.cuda.tiles import cost, matrix_kernel
+from tvm_deconv.schedules.cuda.tiles import _L2, _WAVEFRONT, cost, matrix_kernel
 from tvm_deconv.schedules.cuda.warp import (
     arrive,
     copy_by_elements,
@@ -109,6 +109,11 @@ class _Held(_Warpgroups):
         return self.lanes if _loads(self.problem) else 1
 
     @property
+    def copies(self) -> bool:
+        """See Form; no thread holds elements on their way."""
+        return True
+
+    @property
     def b_first(self) -> int:
         return 0
 
@@ -145,26 +150,40 @@ class _Held(_Warpgroups):
 
     @property
     def moved(self) -> float:
-        """See Form; a box comes once for all taps."""
-        section = self.sections[0]
-        return self.lines(section) / math.prod(section.taps) + self.plan.tile_n / self.rows
+        return self._moved(self._share(self.sections[0]))
+
+    def _share(self, section: Section) -> float:
+        """Return the lines of a box for each tap."""
+        return self.lines(section) / math.prod(section.taps)
+
+    def _moved(self, share: float) -> float:
+        """See `moved`; a box comes once for all taps, so many of its lines for each."""
+        return share + self.plan.tile_n / self.rows
 
     @property
     def wavefronts(self) -> float:
-        plan, section = self.plan, self.sections[0]
-        a = self.lines(section) / math.prod(section.taps) + plan.tile_m
-        return (a + plan.tile_n * (1 + plan.parts)) * _SIZE / WAVEFRONT
+        return self._wavefronts(self._share(self.sections[0]))
+
+    def _wavefronts(self, share: float) -> float:
+        """See `wavefronts`; warps read A, and wgmma reads B once a warpgroup."""
+        plan = self.plan
+        return (share + plan.tile_m + plan.tile_n * (1 + plan.parts)) * _SIZE / WAVEFRONT
 
     def box(self, section: Section) -> Box:
-        """Return the box of positions of a tile's rows for which the fewest lines are loaded and rows multiplied."""
+        """Return the box of positions of a tile's rows for which all tiles cost the least."""
         image, d, h, w = section.extents
-        return _box(self.plan.tile_m, (image, d, h, w), section.taps, _steps(section))
+        boxes = _boxes(self.plan.tile_m, (image, d, h, w), section.taps, _steps(section))
+
+        def work(lines: int) -> tuple[float, int]:
+            share = lines / math.prod(section.taps)
+            term = max(self.term, _WAVEFRONT * self._wavefronts(share), _L2 * _SIZE * self._moved(share))
+            return math.prod(boxes[lines].counts) * term, lines
+
+        return boxes[min(boxes, key=work)]
 
     def lengths(self, section: Section) -> Extents:
         """Return the lengths of the box of the data that a tile reads: with what further taps read."""
-        image, *axes = self.box(section).lengths
-        d, h, w = _with_halo(axes, section.taps, _steps(section))
-        return image, d, h, w
+        return _lengths(self.box(section), section.extents[-1], section.taps, _steps(section))
 
     def lines(self, section: Section) -> int:
         """Return the lines of that box."""
@@ -251,17 +270,22 @@ class _Held(_Warpgroups):
         if term == 0:
             tap = tile % self.tiles(block.section) * (_LINE // self.width) + line
             box = tile // self.tiles(block.section) % self.held
-            place = self.place_of(block.section, block.thread, tap)
+            place = self.place_of(block.section, block.thread, tap, block.corner[-1])
             build.buffer_store(places, place + self.first(box), [line])
         ldmatrix(fragments, 4 * k, 4, memory, places[line] ^ term, transposed=False)
 
-    def place_of(self, section: Section, thread: Index, tap: Index) -> Index:
-        """Return the place in a box of the row and the terms that a lane gives to ldmatrix, the first of a line."""
-        box, lengths, lane = self.box(section), self.lengths(section), thread % 32
+    def place_of(self, section: Section, thread: Index, tap: Index, first: Index) -> Index:
+        """Return the place in a box of the row and the terms that a lane gives to ldmatrix, the first of a line.
+
+        The box begins in the line of position `first` of an image, if rows go on in the next line.
+        """
+        box, lengths, lane, width = self.box(section), self.lengths(section), thread % 32, section.extents[-1]
         row = thread // 32 * _TERMS + lane % _TERMS
+        number = first % width + row
+        within = [0, 0, number // width, number % width] if _goes_on(box, section) else box.within(row, box.lengths)
         taps = unravel(tap, section.taps)
         further = [(count - 1 - t) * step for count, t, step in zip(section.taps, taps, _steps(section), strict=True)]
-        at = [x + y for x, y in zip(box.within(row, box.lengths), [0, *further], strict=True)]
+        at = [x + y for x, y in zip(within, [0, *further], strict=True)]
         line = ravel(box.ordered(at), box.ordered(lengths)[1:])
         return self.swizzled(line * self.width + lane // _TERMS * _LANES)
 
@@ -270,7 +294,7 @@ class _Held(_Warpgroups):
         return at ^ (at // _LINE % (self.width // _LANES)) * _LANES
 
     def reads(self, thread: int) -> Iterator[tuple[Index, int]]:
-        yield self.place_of(self.sections[0], thread, 0), _LANES * _SIZE
+        yield self.place_of(self.sections[0], thread, 0, 0), _LANES * _SIZE
 
 
 class _Boxes(_Loads):
@@ -314,7 +338,10 @@ class _Boxes(_Loads):
         """Return the first channel of a box, and the image and place in the data where it begins."""
         section = self.section
         lows = [run.x0 - (run.taps - 1) * run.x_step for run in section.runs]
-        at = [y + low for y, low in zip(self.block.corner, [0, *lows], strict=True)]
+        image, d, h, w = self.block.corner
+        if _goes_on(self.form.box(section), section):
+            h, w = w // section.extents[-1], 0
+        at = [y + low for y, low in zip((image, d, h, w), [0, *lows], strict=True)]
         return self.block.group * section.geometry.in_channels + number * self.form.width, at
 
     def wait(self, number: Index) -> None:
@@ -359,29 +386,48 @@ def _steps(section: Section) -> tuple[int, int, int]:
     return d, h, w
 
 
-def _with_halo(lengths: Sequence[int], taps: Sequence[int], steps: Sequence[int]) -> list[int]:
-    """Return the lengths of what taps read of so many positions along each axis."""
-    return [length + (count - 1) * step for length, count, step in zip(lengths, taps, steps, strict=True)]
-
-
 @lru_cache(1024)
-def _box(rows: int, extents: Extents, taps: tuple[int, int, int], steps: tuple[int, int, int]) -> Box:
-    """See `_Held.box`; eight rows are in different banks: neighbours on the last axis, or images."""
+def _boxes(rows: int, extents: Extents, taps: tuple[int, int, int], steps: tuple[int, int, int]) -> dict[int, Box]:
+    """Return boxes of so many rows by the lines that taps read of them: of as many lines the box of the fewest tiles.
 
-    def work(box: Box) -> tuple[int, int, Box]:
-        lines = box.lengths[0] * math.prod(_with_halo(box.lengths[1:], taps, steps))
-        return math.prod(box.counts) * (rows * math.prod(taps) + lines), lines, box
-
+    Eight rows are in different banks: neighbours on the last axis, or images. Rows may also be all positions of an
+    image in order, which go on in the next line.
+    """
+    image, d, h, w = extents
     divisors = [length for length in range(1, rows + 1) if rows % length == 0]
-    found = []
+    boxes = [Box((1, 1, 1, rows), (image, d, 1, h * w))] if h > 1 else []
     for image, d, h in itertools.product(divisors, repeat=3):
-        if rows % (image * d * h) == 0:
-            lengths = image, d, h, rows // (image * d * h)
-            along = _with_halo(lengths[1:], taps, steps)
-            fastest = lengths[3] % _EIGHT > 0
-            if (lengths[0 if fastest else 3] % _EIGHT == 0) and max(image, *along) <= _FURTHEST:
-                found.append(Box(lengths, extents, fastest))
-    return min(found, key=lambda box: work(box)[:2])
+        if rows % (image * d * h):
+            continue
+        lengths = image, d, h, rows // (image * d * h)
+        fastest = lengths[3] % _EIGHT > 0
+        if lengths[0 if fastest else 3] % _EIGHT == 0:
+            boxes.append(Box(lengths, extents, fastest))
+    found: dict[int, Box] = {}
+    for box in boxes:
+        read = _lengths(box, extents[-1], taps, steps)
+        lines = math.prod(read)
+        fewer = lines not in found or math.prod(box.counts) < math.prod(found[lines].counts)
+        if fewer and max(read) <= _FURTHEST:
+            found[lines] = box
+    return found
+
+
+def _goes_on(box: Box, section: Section) -> bool:
+    """Return True if the rows of a box are positions of an image in order."""
+    return box.extents != section.extents
+
+
+def _lengths(box: Box, width: int, taps: tuple[int, int, int], steps: tuple[int, int, int]) -> Extents:
+    """Return the lengths of what taps read of the rows of a box, where lines have `width` positions.
+
+    If rows go on in the next line, eight of them stay in different banks: what further taps read is padded to as many.
+    """
+    further = [(count - 1) * step for count, step in zip(taps, steps, strict=True)]
+    image, d, h, w = box.lengths
+    if box.extents[-1] != width:
+        h, w, further[2] = ceil_div(w - 1, width) + 1, width, ceil_div(further[2], _EIGHT) * _EIGHT
+    return image, d + further[0], h + further[1], w + further[2]
 
 
 def supports(problem: Problem, target: CudaTarget) -> bool:

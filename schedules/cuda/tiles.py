@@ -648,8 +648,8 @@ class Rounds:
         form, plan, channels = self.form, self.form.plan, self.section.geometry.out_channels
         divided = channels & (channels - 1) > 0 and form.sums > _MOST_SUMS
         halves = element_bytes(form.problem.output_dtype) == _WORD // 2 and plan.tile_n % _HALVES == 0
-        pairs = self.section.channels_last and channels % 2 == self.together % 2 == 0
-        return halves and pairs and plan.split == 1 and not divided
+        pairs = self.section.channels_last and _stored(form, self.section, _HALVES) % 2 == self.together % 2 == 0
+        return halves and pairs and not divided
 
     @property
     def dtype(self) -> str:
@@ -681,9 +681,7 @@ class Rounds:
     @property
     def read(self) -> int:
         """Sums that a thread takes at a time to the output."""
-        split = self.form.plan.split > 1
-        most = 8 if self.rounded else 4
-        return 1 if split else stored_together(self.form.problem, self.section, self.columns, most)
+        return _stored(self.form, self.section, self.columns, 8 if self.rounded else 4)
 
     @cached_property
     def pitch(self) -> int:
@@ -722,6 +720,11 @@ class Rounds:
         if self.bytes >= _WORD:
             return places, count
         return [place * self.bytes // _WORD for place in places], count * self.bytes // _WORD
+
+
+def _stored(form: Form, section: Section, columns: int, most: int = 8) -> int:
+    """Return how many sums of a tile are stored together, at `most`; those of a part of a split sum are not."""
+    return 1 if form.plan.split > 1 else stored_together(form.problem, section, columns, most)
 
 
 def gaps(form: Form, section: Section) -> float:
