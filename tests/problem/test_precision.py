@@ -164,4 +164,4 @@ def test_it_is_never_silent(algorithm, data_format):
         assert "tf32" not in text
         assert "tvm_deconv_high" not in text
     else:
-        assert algorithm.name in ("cuda_narrow", "cuda_tensor", "cuda_merged", "cuda_wgmma")
+        assert algorithm.name in ("cuda_narrow", "cuda_tensor", "cuda_merged", "cuda_wgmma", "cuda_held")

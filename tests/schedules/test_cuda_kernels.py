@@ -22,6 +22,7 @@ from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.cuda import emit
 from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
 from tvm_deconv.schedules.cuda.blocks import sectors
+from tvm_deconv.schedules.cuda.held import _Held
 from tvm_deconv.schedules.cuda.lower import source
 from tvm_deconv.schedules.cuda.merged import _Merged
 from tvm_deconv.schedules.cuda.product import PLANS
@@ -148,6 +149,27 @@ EXAMPLES = {
         td.Problem(1, 1, 44, 40, (5, 9), (4, 3), (2, 2), (1, 1), (1, 2), (9, 14), "float32", "NXC", precision="tf32x3"),
         td.Problem(2, 2, 32, 40, (3, 12), (3, 3), (2, 1), (1, 2), (1, 0), (6, 16), precision="tf32x3"),
     ],
+    "cuda_held": [
+        # Three boxes by turns, channels that fill no line, phases with different taps.
+        td.Problem(2, 1, 136, 40, (5, 7), (4, 3), (2, 2), (1, 1), (1, 1), (10, 13), "bfloat16", "NXC"),
+        # One output channel; eight rows are images.
+        td.Problem(
+            9, 1, 56, 1, (5, 4), (9, 9), (3, 3), (1, 1), (4, 4), (15, 11), "float16", "NXC",
+            epilogue=td.Epilogue(True, "silu"),
+        ),
+        # Groups, dilations, kernels beyond the stride and below it.
+        td.Problem(1, 2, 64, 24, (9, 17), (3, 4), (1, 5), (2, 3), (1, 0), (11, 90), "float16", "NXC"),
+        # Lines of few channels, and of odd ones, that threads copy; channels of neighbouring positions in one store.
+        td.Problem(1, 1, 16, 12, (9, 20), (6, 6), (3, 3), (1, 1), (1, 1), (27, 60), "bfloat16", "NXC"),
+        td.Problem(
+            2, 1, 21, 21, (9, 7), (8, 8), (4, 4), (1, 1), (0, 0), (40, 32), "float16", "NXC", epilogue=td.Epilogue(True)
+        ),
+        # Rows that go on in the next line; three axes.
+        td.Problem(1, 1, 64, 9, (17, 17), (3, 4), (2, 2), (1, 1), (0, 0), (35, 36), "bfloat16", "NXC"),
+        td.Problem(
+            1, 1, 72, 8, (3, 9, 5), (2, 3, 3), (1, 2, 2), (1, 1, 1), (1, 0, 1), (2, 18, 9), "float16", "NXC"
+        ),
+    ],
     "cuda_product": [
         # All that the taps read is outside of the data.
         td.Problem(1, 1, 2, 3, (5,), (7,), (1,), (3,), (40,), (9,), epilogue=td.Epilogue(True, "sigmoid")),
@@ -167,6 +189,13 @@ EXAMPLES = {
 
 def lines_of_any(problem):
     return st.sampled_from([with_lines(problem), with_rows_of_lines(problem)])
+
+
+def held_channels(problem):
+    """Channels last: in whole lines of 16 and 64, padded ones, and odd ones that no load of a box brings."""
+    return st.sampled_from([16, 21, 56, 130 // problem.groups // 2 * 2]).map(
+        lambda channels: problem.replace(groups=1, in_channels=channels, out_channels=10, data_format="NXC")
+    )
 
 
 #: The space of each family, and how many of it are drawn.
@@ -190,6 +219,7 @@ SPACES = {
         ),
         2,
     ),
+    "cuda_held": (problems(dtypes=["float16", "bfloat16"]).flatmap(held_channels), 3),
     "cuda_product": (problems(max_macs=60_000), 6),
 }
 
@@ -210,7 +240,8 @@ def test_the_choice_candidates_of():
 
     for family, given in EXAMPLES.items():
         # What no device has measured is the default of nothing.
-        assert {chosen(problem) for problem in given} == {"cuda_tensor" if family == "cuda_wgmma" else family}
+        hopper = family in ("cuda_wgmma", "cuda_held")
+        assert {chosen(problem) for problem in given} == {"cuda_tensor" if hopper else family}
     assert CUDA.default(EXAMPLES["cuda_wgmma"][0], HOPPER)[0].name == "cuda_tensor"
     depthwise = EXAMPLES["cuda_narrow"][0]
     assert chosen(depthwise.replace(groups=2)) == "cuda_product"
@@ -239,6 +270,7 @@ JOINED = {
     "cuda_tensor": {"dtype": "float16"},
     "cuda_product": {"data_format": "NXC"},
     "cuda_wgmma": {"dtype": "bfloat16", "data_format": "NXC", "in_channels": 64, "out_channels": 16},
+    "cuda_held": {"dtype": "float16", "data_format": "NXC", "in_channels": 32, "out_channels": 9},
 }
 
 
@@ -512,7 +544,25 @@ SPLITTING_MISTAKES = {
     "low parts of A that are left out": (r"tvm_deconv_low\((?!float)", "0.0f * tvm_deconv_low("),
     "low parts of B that are left out": (r"tvm_deconv_wgmma_tf32_n32\([^;]*\+ 30\d\d\)[^;]*;", ""),
 }
+#: Of A that is held for all taps, in three boxes by turns.
+HELD_MISTAKES = {
+    "no wait for boxes that are full": (r"tvm_deconv_wait_phase\(.*\);(?=\s*\}\s*_ptr_3\[0\] =)", ""),
+    "no wait for boxes that are empty": (r"tvm_deconv_wait_phase\(.*\);(?=\s*tvm_deconv_expect[^;]*;\s*[^;]*box5)", ""),
+    "boxes that nobody gives back": (r"tvm_deconv_arrive\(.*\);(?=\s*\}\s*if \(v_\d+ < \d+\))", ""),
+    "registers that change under way": (r"(?<=  )tvm_deconv_wgmma_wait2\(\);", ""),
+    "rows of a line beside": (r"(_ptr_3\[0\] = \()", r"\g<1>64 + "),
+    "a swizzle that reads lack": (r"(_ptr_3\[0\] = .*& 7\) \*) 8", r"\1 0"),
+    "terms of others": (r"(_ptr_3\[0\] \^) 32", r"\1 48"),
+    "a box too far": HOPPER_MISTAKES["a box too far"],
+    "fewer bytes than come": HOPPER_MISTAKES["fewer bytes than come"],
+    "no last wait": HOPPER_MISTAKES["no last wait"],
+}
 MISTAKEN = {
+    "held": (
+        HELD_MISTAKES,
+        {"in_channels": 136, "kernel": (2, 2), "output_spatial": (9, 8)},
+        ClusterPlan(64, 32, 64, 64, 32, 4),
+    ),
     "alone": (HOPPER_MISTAKES, {}, ClusterPlan(64, 32, 64, 64, 32, 2)),
     "cluster": (
         CLUSTER_MISTAKES,
@@ -541,10 +591,8 @@ def test_the_emulation_shows_mistakes_of_hopper(blocks, tmp_path):
     mistakes, given, plan = MISTAKEN[blocks]
     problem = td.Problem(1, 1, 64, 32, (8, 4), (3, 2), (1, 2), (1, 1), (0, 0), (10, 8), "float16", "NXC")
     problem = problem.replace(**given)
-    count = len(mistakes) + 1
-    batch = Batch(
-        [problem] * count, tmp_path, "wrong", FAMILIES["cuda_wgmma"], [plan] * count, partial(mistaken, mistakes)
-    )
+    count, algorithm = len(mistakes) + 1, FAMILIES["cuda_held" if blocks == "held" else "cuda_wgmma"]
+    batch = Batch([problem] * count, tmp_path, "wrong", algorithm, [plan] * count, partial(mistaken, mistakes))
 
     def right(number):
         try:
@@ -574,6 +622,58 @@ def test_blocks_of_clusters_share_their_loads(tmp_path):
     given, plans = zip(*chosen, strict=True)
     batch = Batch(given, tmp_path, "clusters", FAMILIES["cuda_wgmma"], plans)
     for number, offset in itertools.product(range(len(plans)), range(2)):
+        check(batch, number, offset=offset)
+
+
+#: Plans and problems whose boxes of rows are neighbours, images and rows that go on in the next line.
+HELD = {
+    "neighbours": ((1, 17, 15), (4, 4), ClusterPlan(256, 16, 64, 64, 16, 3)),
+    "images": ((16, 3, 3), (4, 4), ClusterPlan(192, 96, 64, 64, 96, 3, cluster_m=4)),
+    "lines": ((2, 17, 17), (4, 3), ClusterPlan(128, 128, 64, 64, 128, 4, cluster_m=2)),
+    "wide": ((1, 9, 9), (4, 4), ClusterPlan(64, 192, 64, 64, 192, 3)),
+}
+
+
+def test_boxes_are_held_for_all_taps(tmp_path):
+    """Of data that begin at any address; what is not finite stays with the outputs that read it."""
+    given, plans, kinds = [], [], set()
+    for (images, *spatial), kernel, plan in HELD.values():
+        wide = tuple(2 * (x - 1) + k for x, k in zip(spatial, kernel, strict=True))
+        problem = td.Problem(
+            images, 1, 72, 36, (spatial[0], spatial[1]), kernel, (2, 2), (1, 1), (0, 0), wide, "float16", "NXC"
+        )
+        form = _Held(problem, plan)
+        kinds |= {(box.fastest, box.extents == one.extents) for one in form.sections for box in [form.box(one)]}
+        given.append(problem)
+        plans.append(plan)
+    assert kinds == {(False, True), (True, True), (False, False)}
+    batch = Batch(given, tmp_path, "held", FAMILIES["cuda_held"], plans)
+    for number, offset in itertools.product(range(len(given)), range(2)):
+        check(batch, number, offset=offset)
+    for value, offset in itertools.product([np.nan, np.inf], range(2)):
+        data, weights, _ = operands(given[2], 1)
+        data[1, 3, 16, 70] = value
+        found = batch.run(2, data, weights, None, offset)
+        wanted = reference(given[2], data, weights)
+        np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
+        assert 0 < np.count_nonzero(~np.isfinite(wanted)) < wanted.size // 8
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_channels_of_neighbouring_positions_are_stored_together(family, tmp_path):
+    """Odd channels, phases and lines of the output that allow vectors; a bias for each channel; a crop that allows 4."""
+    algorithm = FAMILIES[family]
+    problem = td.Problem(2, 1, 32, 5, (6, 9), (16, 16), (8, 8), (1, 1), (4, 4), (48, 72), "float16", "NXC")
+    problem = problem.replace(epilogue=td.Epilogue(True, "sigmoid"))
+    given = [problem, problem.replace(dtype="bfloat16", pads_begin=(0, 0), output_spatial=(56, 80))]
+    given += [problem.replace(pads_begin=(3, 3), output_spatial=(48, 75))]
+    if not all(algorithm.supports(one, target_of(algorithm)) for one in given) or family == "cuda_generic":
+        return
+    batch = Batch(given, tmp_path, "pixels", algorithm)
+    if family != "cuda_narrow":
+        found = [re.search(r"out_ptr\w*, .*|uint[24]\*\)\(out_ptr", source(one.functions)) for one in batch.kernels]
+        assert all(found)
+    for number, offset in itertools.product(range(len(given)), range(2)):
         check(batch, number, offset=offset)
 
 
