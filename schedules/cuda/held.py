@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 

@@ -63,6 +63,32 @@ def test_wgmma_is_predicted(model):
     assert least < model.predicted(triple, plan, "cuda_wgmma").seconds < 2 * least
 
 
+def test_data_that_are_held_come_once_for_all_taps(model):
+    """Fewer bytes from the level-2 cache than wgmma takes by the same plan, and more time than products."""
+    problem = LARGE.replace(data_format="NXC", kernel=(4, 4), pads_begin=(1, 1))
+    plan = model.wgmma.ClusterPlan(128, 128, 64, 64, 128, 3, cluster_m=2)
+    clocks = []
+    for name in ("cuda_wgmma", "cuda_held"):
+        form = model.form_of(problem, plan, name)
+        reads, _ = model.accesses(form)
+        clocks.append(model.clocks_of_tile(form, form.sections[0], reads, 1))
+        least = problem.macs / (model.MULTIPROCESSORS * model.CLOCK * model.WGMMA)
+        assert model.predicted(problem, plan, name).seconds > model.LAUNCH + least
+    loaded, held = (one["level-2 cache"] for one in clocks)
+    lines = form.lines(form.sections[0])
+    assert held == pytest.approx((lines / 4 + 64) * 128 / model.L2)
+    assert held < 0.6 * loaded
+
+
+def test_elements_come_later_than_boxes(model):
+    """A block whose threads copy the data begins later than one whose data TMA loads."""
+    problem = SMALL.replace(data_format="NXC", in_channels=24, kernel=(4, 4), pads_begin=(1, 1))
+    plan = model.wgmma.ClusterPlan(64, 64, 64, 64, 64, 3)
+    boxes, elements = (model.form_of(problem.replace(in_channels=channels), plan, "cuda_held") for channels in (24, 21))
+    assert boxes.lines(boxes.sections[0]) == elements.lines(elements.sections[0])
+    assert model.clocks_until_held(boxes, boxes.sections[0]) < model.clocks_until_held(elements, elements.sections[0])
+
+
 def test_means_name_what_limits_those_behind(model, monkeypatch):
     ours = model.Predicted(1.0, "output", 1.0, 1.0)
     monkeypatch.setattr(model, "fastest", lambda problem: ours._replace(seconds=4.0) if problem is SMALL else ours)

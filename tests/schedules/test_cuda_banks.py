@@ -1,11 +1,14 @@
 """Conflicts of shared memory's banks, by the places that lanes take: of main loops, and on the way to the output."""
 
+import itertools
+
 import pytest
 
 import tvm_deconv as td
-from tvm_deconv.schedules.cuda import product, tensor
+from tvm_deconv.schedules.cuda import held, product, tensor
 from tvm_deconv.schedules.cuda.banks import best_pitch, ideal, wavefronts
 from tvm_deconv.schedules.cuda.tiles import accesses
+from tvm_deconv.schedules.cuda.wgmma import ClusterPlan
 
 #: By stride and pad: products with one and with two phases of the last axis side by side.
 LAYERS = {
@@ -43,6 +46,23 @@ def test_tensor_kernels_have_none(layer, kind, data_format):
         loop, output = accesses(tensor._Warps(problem, plan))
         assert conflicts(loop) <= 1.05, plan
         assert conflicts(output) <= 1.05, plan
+
+
+@pytest.mark.parametrize("rows", held._ROWS)
+@pytest.mark.parametrize("extents", [(1, 16, 16), (32, 4, 4), (1, 17, 17)])
+def test_rows_of_held_data_are_in_different_banks(extents, rows):
+    """Of every warp and every tap, wherever a box begins: neighbours, images, and rows that go on in the next line."""
+    images, *spatial = extents
+    layer = LAYERS["phases apart"].replace(batch=images, data_spatial=(spatial[0], spatial[1]), pads_begin=(0, 0))
+    layer = layer.replace(output_spatial=tuple(2 * x + 2 for x in spatial), dtype="float16", data_format="NXC")
+    form = held._Held(layer, ClusterPlan(rows, 64, 64, 64, 64, 3))
+    (section,) = form.sections
+    for warp, tap, first in itertools.product(range(rows // 16), range(4), (0, 5)):
+        lanes = range(32 * warp, 32 * warp + 32)
+        places = [int(form.place_of(section, lane, tap, first)) // 2 for lane in lanes]
+        assert wavefronts(places, 4) == ideal(places, 4), (warp, tap)
+        assert len({*places}) == 32
+    assert conflicts(accesses(form)[1]) <= 1.05
 
 
 @pytest.mark.parametrize("plan", product.PLANS[:4])

@@ -21,7 +21,7 @@ from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.errors import BuildError, CompilerNotFound
 from tvm_deconv.runtime import loader
 from tvm_deconv.runtime.verify import verify
-from tvm_deconv.schedules.cuda import wgmma
+from tvm_deconv.schedules.cuda import held, wgmma
 from tvm_deconv.schedules.cuda.lower import RESIDENT, RESIDENT_THREADS, source
 from tvm_deconv.targets import CUDA_TARGETS
 
@@ -156,6 +156,24 @@ def test_the_instructions_of_hopper(kind, tmp_path):
     assert re.search(r"cp\.async\.bulk\.tensor\.5d.*mbarrier::complete_tx.*multicast::cluster", code)
     assert ".reqnctapercluster 4, 1, 1" in code
     assert "mbarrier.try_wait.parity" in code
+
+
+@needs_nvcc
+@pytest.mark.parametrize("channels", [136, 21])
+def test_the_instructions_of_held_data(channels, tmp_path):
+    """Products with A from registers, which ldmatrix fills; loads of boxes but of odd channels; no stack, no spill."""
+    problem = td.Problem(
+        1, 1, channels, 64, (17, 17), (4, 4), (2, 2), (1, 1), (0, 0), (36, 36), "float16", data_format="NXC"
+    )
+    plan = wgmma.ClusterPlan(128, 128, 64, 64, 128, 3, cluster_m=2)
+    found, code = compiled(build_kernel(problem, held.ALGORITHM, plan), tmp_path, *nvcc.options(HOPPER, ""))
+    assert not [one for one in found if one.stack_bytes or one.spill_bytes]
+    assert re.search(
+        r"wgmma\.mma_async\.sync\.aligned\.m64n128k16\.f32\.f16\.f16 \{.*\}, \{.*\}, .*, 1, 1, 1, 0;", code
+    )
+    assert "ldmatrix.sync.aligned.m8n8.x4.shared.b16" in code
+    assert bool(re.search(r"cp\.async\.bulk\.tensor\.5d", code)) == (channels % 8 == 0)
+    assert ".reqnctapercluster 2, 1, 1" in code
 
 
 @needs_nvcc

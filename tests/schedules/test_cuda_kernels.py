@@ -154,7 +154,18 @@ EXAMPLES = {
         td.Problem(2, 1, 136, 40, (5, 7), (4, 3), (2, 2), (1, 1), (1, 1), (10, 13), "bfloat16", "NXC"),
         # One output channel; eight rows are images.
         td.Problem(
-            9, 1, 56, 1, (5, 4), (9, 9), (3, 3), (1, 1), (4, 4), (15, 11), "float16", "NXC",
+            9,
+            1,
+            56,
+            1,
+            (5, 4),
+            (9, 9),
+            (3, 3),
+            (1, 1),
+            (4, 4),
+            (15, 11),
+            "float16",
+            "NXC",
             epilogue=td.Epilogue(True, "silu"),
         ),
         # Groups, dilations, kernels beyond the stride and below it.
@@ -166,9 +177,7 @@ EXAMPLES = {
         ),
         # Rows that go on in the next line; three axes.
         td.Problem(1, 1, 64, 9, (17, 17), (3, 4), (2, 2), (1, 1), (0, 0), (35, 36), "bfloat16", "NXC"),
-        td.Problem(
-            1, 1, 72, 8, (3, 9, 5), (2, 3, 3), (1, 2, 2), (1, 1, 1), (1, 0, 1), (2, 18, 9), "float16", "NXC"
-        ),
+        td.Problem(1, 1, 72, 8, (3, 9, 5), (2, 3, 3), (1, 2, 2), (1, 1, 1), (1, 0, 1), (2, 18, 9), "float16", "NXC"),
     ],
     "cuda_product": [
         # All that the taps read is outside of the data.
@@ -627,10 +636,10 @@ def test_blocks_of_clusters_share_their_loads(tmp_path):
 
 #: Plans and problems whose boxes of rows are neighbours, images and rows that go on in the next line.
 HELD = {
-    "neighbours": ((1, 17, 15), (4, 4), ClusterPlan(256, 16, 64, 64, 16, 3)),
-    "images": ((16, 3, 3), (4, 4), ClusterPlan(192, 96, 64, 64, 96, 3, cluster_m=4)),
-    "lines": ((2, 17, 17), (4, 3), ClusterPlan(128, 128, 64, 64, 128, 4, cluster_m=2)),
-    "wide": ((1, 9, 9), (4, 4), ClusterPlan(64, 192, 64, 64, 192, 3)),
+    "neighbours": ((1, 17, 15), (4, 4), ClusterPlan(192, 16, 64, 64, 16, 3)),
+    "images": ((16, 3, 3), (4, 4), ClusterPlan(64, 32, 64, 64, 32, 3, cluster_m=4)),
+    "lines": ((2, 17, 17), (4, 3), ClusterPlan(128, 32, 64, 64, 32, 4, cluster_m=2)),
+    "wide": ((1, 3, 8), (4, 4), ClusterPlan(64, 96, 64, 64, 96, 3)),
 }
 
 
@@ -640,7 +649,7 @@ def test_boxes_are_held_for_all_taps(tmp_path):
     for (images, *spatial), kernel, plan in HELD.values():
         wide = tuple(2 * (x - 1) + k for x, k in zip(spatial, kernel, strict=True))
         problem = td.Problem(
-            images, 1, 72, 36, (spatial[0], spatial[1]), kernel, (2, 2), (1, 1), (0, 0), wide, "float16", "NXC"
+            images, 1, 72, 20, (spatial[0], spatial[1]), kernel, (2, 2), (1, 1), (0, 0), wide, "float16", "NXC"
         )
         form = _Held(problem, plan)
         kinds |= {(box.fastest, box.extents == one.extents) for one in form.sections for box in [form.box(one)]}
@@ -648,9 +657,9 @@ def test_boxes_are_held_for_all_taps(tmp_path):
         plans.append(plan)
     assert kinds == {(False, True), (True, True), (False, False)}
     batch = Batch(given, tmp_path, "held", FAMILIES["cuda_held"], plans)
-    for number, offset in itertools.product(range(len(given)), range(2)):
-        check(batch, number, offset=offset)
-    for value, offset in itertools.product([np.nan, np.inf], range(2)):
+    for number in range(len(given)):
+        check(batch, number, offset=number % 2)
+    for offset, value in enumerate([np.nan, np.inf]):
         data, weights, _ = operands(given[2], 1)
         data[1, 3, 16, 70] = value
         found = batch.run(2, data, weights, None, offset)
@@ -659,20 +668,19 @@ def test_boxes_are_held_for_all_taps(tmp_path):
         assert 0 < np.count_nonzero(~np.isfinite(wanted)) < wanted.size // 8
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["cuda_tensor", "cuda_held", "cuda_product"])
 def test_channels_of_neighbouring_positions_are_stored_together(family, tmp_path):
-    """Odd channels, phases and lines of the output that allow vectors; a bias for each channel; a crop that allows 4."""
+    """Odd channels, phases and lines of the output that allow vectors of 8 or 4, or none; a bias for each channel."""
     algorithm = FAMILIES[family]
     problem = td.Problem(2, 1, 32, 5, (6, 9), (16, 16), (8, 8), (1, 1), (4, 4), (48, 72), "float16", "NXC")
     problem = problem.replace(epilogue=td.Epilogue(True, "sigmoid"))
     given = [problem, problem.replace(dtype="bfloat16", pads_begin=(0, 0), output_spatial=(56, 80))]
     given += [problem.replace(pads_begin=(3, 3), output_spatial=(48, 75))]
-    if not all(algorithm.supports(one, target_of(algorithm)) for one in given) or family == "cuda_generic":
-        return
     batch = Batch(given, tmp_path, "pixels", algorithm)
-    if family != "cuda_narrow":
-        found = [re.search(r"out_ptr\w*, .*|uint[24]\*\)\(out_ptr", source(one.functions)) for one in batch.kernels]
-        assert all(found)
+    assert ["*(half4*)(out_ptr" in source(one.functions) for one in (batch.kernels[0], batch.kernels[2])] == [
+        True,
+        False,
+    ]
     for number, offset in itertools.product(range(len(given)), range(2)):
         check(batch, number, offset=offset)
 
