@@ -49,14 +49,17 @@ from tvm_deconv.schedules.cuda.warp import (
     wgmma_registers,
     wgmma_wait,
 )
-from tvm_deconv.schedules.cuda.wgmma import _BARRIERS, ClusterPlan, _Loads, _Warpgroups
+from tvm_deconv.schedules.cuda.wgmma import _BARRIERS, _MOST_SHARED, ClusterPlan, _Loads, _Warpgroups
 from tvm_deconv.targets import CudaTarget
 
 _SIZE, _LINE, _TERMS, _LANES = 2, 64, 16, 8  # bytes of an element; elements of a line at most, of a wgmma, of a vector
 _EIGHT = 8  # rows that ldmatrix reads at a time
 _ALIGNED = 1024 // _SIZE  # elements of whose multiples boxes begin
 _FURTHEST = 256  # extent of a box that TMA loads
-FILLED = 16  # elements or vectors that a thread copies at a time
+#: Registers of each of the four parts that the warps of a multiprocessor are spread over; those of a thread are multiples
+#: of a number; those for addresses besides those that any form has.
+_REGISTERS, _PARTS, _STEP, _MORE = 16 << 10, 4, 8, 8
+FILLED = 16  # elements that a thread copies to a box at a time
 _ROWS, _COLUMNS, _STAGES = (64, 128, 192, 256), (16, 32, 64, 96, 128, 192, 256), (3, 4)
 _CLUSTERS = (1, 2, 4)
 
@@ -126,6 +129,26 @@ class _Held(_Warpgroups):
 
     def allocate(self) -> tuple[Expr, ...]:
         return local(self.operands, "uint32"), local(_LINE // self.width, "int32")
+
+    @property
+    def registers(self) -> int:
+        return ceil_div(super().registers + _MORE, _STEP) * _STEP
+
+    def _warps(self, blocks: int) -> int:
+        """Return the warps of so many blocks that share the registers of a part of a multiprocessor."""
+        return ceil_div(blocks * self.threads // 32, _PARTS)
+
+    @property
+    def has_registers(self) -> bool:
+        return self.registers <= min(_REGISTERS // 32 // self._warps(1), 255)
+
+    @property
+    def resident(self) -> int:
+        """See Form; as many blocks as have registers and shared memory."""
+        blocks = _MOST_SHARED // (self.memory_bytes + _BARRIERS)
+        while blocks > 1 and self._warps(blocks) * 32 * self.registers > _REGISTERS:
+            blocks -= 1
+        return max(1, blocks) * self.threads
 
     @property
     def held(self) -> int:
@@ -356,13 +379,13 @@ class _Boxes(_Loads):
         form, geometry = self.form, self.section.geometry
         channel, corner = self._begins(number)
         vector = math.gcd(geometry.in_channels, _LANES)
-        across, lengths = form.width // vector, form.lengths(self.section)
+        across, lengths, together = form.width // vector, form.lengths(self.section), max(1, FILLED // vector)
         total, data = form.lines(self.section) * across, self.args.flat_data()
         with (
-            build.serial(0, ceil_div(total, form.holders * FILLED)) as turn,
-            build.unroll(FILLED) as part,
+            build.serial(0, ceil_div(total, form.holders * together)) as turn,
+            build.unroll(together) as part,
         ):
-            element = (turn * FILLED + part) * form.holders + self.block.thread
+            element = (turn * together + part) * form.holders + self.block.thread
             line, term = element // across, element % across * vector
             place = form.box(self.section).within(line, lengths)
             image, *x = (first + along for first, along in zip(corner, place, strict=True))
