@@ -19,10 +19,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 
@@ -38,7 +40,6 @@ from tvm_deconv.schedules.cuda.products import choices, joined
 from tvm_deconv.schedules.cuda.tiles import _L2, _WAVEFRONT, cost, matrix_kernel
 from tvm_deconv.schedules.cuda.warp import (
     arrive,
-    copy_by_elements,
     expect,
     init,
     ldmatrix,
@@ -56,8 +57,8 @@ _SIZE, _LINE, _TERMS, _LANES = 2, 64, 16, 8  # bytes of an element; elements of 
 _EIGHT = 8  # rows that ldmatrix reads at a time
 _ALIGNED = 1024 // _SIZE  # elements of whose multiples boxes begin
 _FURTHEST = 256  # extent of a box that TMA loads
-#: Registers of each of the four parts that the warps of a multiprocessor are spread over; those of a thread are multiples
-#: of a number; those for addresses besides those that any form has.
+#: Registers of each of the parts that a multiprocessor's warps are spread over, and how many these are; of what number
+#: those of a thread are a multiple; and those for addresses besides those that any form has.
 _REGISTERS, _PARTS, _STEP, _MORE = 16 << 10, 4, 8, 8
 FILLED = 16  # elements that a thread copies to a box at a time
 _ROWS, _COLUMNS, _STAGES = (64, 128, 192, 256), (16, 32, 64, 96, 128, 192, 256), (3, 4)
@@ -381,21 +382,30 @@ class _Boxes(_Loads):
         vector = math.gcd(geometry.in_channels, _LANES)
         across, lengths, together = form.width // vector, form.lengths(self.section), max(1, FILLED // vector)
         total, data = form.lines(self.section) * across, self.args.flat_data()
-        with (
-            build.serial(0, ceil_div(total, form.holders * together)) as turn,
-            build.unroll(together) as part,
-        ):
+        staged, zero = local(together * vector, form.dtype), tirx.const(0, form.dtype)
+
+        def at(turn: Expr, part: int) -> tuple[Expr, Index, Index]:
             element = (turn * together + part) * form.holders + self.block.thread
-            line, term = element // across, element % across * vector
-            place = form.box(self.section).within(line, lengths)
-            image, *x = (first + along for first, along in zip(corner, place, strict=True))
-            inside = [image < geometry.batch, number * form.width + term < geometry.in_channels]
-            for at, extent in zip(x, geometry.data, strict=True):
-                inside += [at >= 0, at < extent]
-            source = data[self.args.place(image, channel + term, x)]
-            to = form.first(number % form.held) + form.swizzled(line * form.width + term)
-            with when([element < total]):
-                copy_by_elements(vector * _SIZE, _SIZE, self.memory, to, source, inside)
+            return element, element // across, element % across * vector
+
+        with build.serial(0, ceil_div(total, form.holders * together)) as turn:
+            # All are begun before the first is stored.
+            for part in range(together):
+                element, line, term = at(turn, part)
+                place = form.box(self.section).within(line, lengths)
+                image, *x = (first + along for first, along in zip(corner, place, strict=True))
+                inside = [element < total, image < geometry.batch, number * form.width + term < geometry.in_channels]
+                for y, extent in zip(x, geometry.data, strict=True):
+                    inside += [y >= 0, y < extent]
+                source = self.args.place(image, channel + term, x)
+                for lane in range(vector):
+                    value = tirx.if_then_else(tirx.all(*inside), data[source + lane], zero)
+                    build.buffer_store(staged, value, [part * vector + lane])
+            for part in range(together):
+                element, line, term = at(turn, part)
+                to = form.first(number % form.held) + form.swizzled(line * form.width + term)
+                with when([element < total]), build.vectorized(vector) if vector > 1 else nullcontext(0) as lane:
+                    build.buffer_store(self.memory, staged[part * vector + lane], [to + lane])
 
 
 def _loads(problem: Problem) -> bool:
