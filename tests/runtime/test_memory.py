@@ -268,7 +268,7 @@ def test_workspace_of_no_artifact(tmp_path):
 # ---- for long ----
 
 
-@pytest.mark.parametrize("seconds", [10, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [6, pytest.param(600, marks=pytest.mark.slow)])
 def test_soak(artifacts, tmp_path, seconds):
     found = json.loads(run(SOAK, artifacts, tmp_path / "rebuilt", seconds))
     assert found["calls"] > 1000

@@ -374,7 +374,7 @@ def test_winograd_of_dilated_taps(problem, data_format, dtype, target):
     some = {plan.tile.outputs: plan for plan in reversed(plans) if any(plan.tile.outputs[i] > 1 for i in spaced)}
     data, weights, bias = operands(problem, 5)
     wanted = reference(problem, data, weights, bias)
-    for plan in [plans[0], *itertools.islice(some.values(), 3)]:
+    for plan in [plans[0], *itertools.islice(some.values(), 1)]:
         result = run_kernel(problem, target, data, weights, bias, algorithm, plan)
         assert_norm_close(result, wanted, dtype, WINOGRAD, message=plan)
 
