@@ -291,7 +291,7 @@ while left := running():
 
 
 @pytest.mark.usefixtures("served")
-@pytest.mark.parametrize("interrupts", [60, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("interrupts", [40, pytest.param(2000, marks=pytest.mark.slow)])
 def test_storm(interrupts):
     """Interrupts at any moment of start, question and end: no answer of another question, no process, no wait."""
     command = [sys.executable, "-c", STORM, str(interrupts), str(random.randrange(1 << 32))]
