@@ -157,8 +157,10 @@ static void shim_wgmma(float* c, ShimOperand a, const void* lines, int columns, 
   }
 SHIM_WGMMAS
 
-// m64nNk8 of TF32, with A in registers, which stay as they are until the product is done; it may be the first of its sums.
-static void shim_wgmma_tf32(float* c, const void* registers, const void* lines, int columns, bool first) {
+// A product with A in registers, which stay as they are until it is done. `sum` returns what is in a place of C then: of the
+// registers that a row's lanes have, in order, of B and its column, and of what was there.
+template <class Sum>
+static void shim_wgmma_of_registers(float* c, const void* registers, const void* lines, int columns, Sum sum) {
   ShimFiber& fiber = shim_fiber();
   if (!fiber.fenced) shim_fail("a product without a fence");
   auto a = (const unsigned*)registers;
@@ -171,12 +173,19 @@ static void shim_wgmma_tf32(float* c, const void* registers, const void* lines, 
     if (std::memcmp(a, mine.a, sizeof mine.a)) shim_fail("registers that change while a product reads them");
     for (int i = 0; i < columns / 2; ++i) {
       int half = i / 2 % 2, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-      double addends[9] = {first ? 0 : c[i]};
-      for (int k = 0; k < 8; ++k)
-        addends[k + 1] = (double)shim_tf32(warp[lane / 4 * 4 + k % 4].a[half + k / 4 * 2]) *
-                         shim_tf32(b.element<unsigned>(column, k));
-      c[i] = shim_truncated_sum(addends, 9);
+      unsigned row[8];
+      for (int k = 0; k < 8; ++k) row[k] = warp[lane / 4 * 4 + k % 4].a[half + k / 4 * 2];
+      c[i] = sum(row, b, column, c[i]);
     }
+  });
+}
+
+// m64nNk8 of TF32; it may be the first of its sums.
+static void shim_wgmma_tf32(float* c, const void* registers, const void* lines, int columns, bool first) {
+  shim_wgmma_of_registers(c, registers, lines, columns, [=](const unsigned* row, const ShimOperand& b, int column, float sum) {
+    double addends[9] = {first ? 0 : sum};
+    for (int k = 0; k < 8; ++k) addends[k + 1] = (double)shim_tf32(row[k]) * shim_tf32(b.element<unsigned>(column, k));
+    return shim_truncated_sum(addends, 9);
   });
 }
 #define SHIM_WGMMA_TF32(columns) \
@@ -191,25 +200,12 @@ SHIM_WGMMA_TF32(64)
 SHIM_WGMMA_TF32(128)
 SHIM_WGMMA_TF32(256)
 
-// m64nNk16 with A in registers, in the same way.
+// m64nNk16 of two bytes.
 static void shim_wgmma_registers(float* c, const void* registers, const void* lines, int columns, float (*number)(unsigned short)) {
-  ShimFiber& fiber = shim_fiber();
-  if (!fiber.fenced) shim_fail("a product without a fence");
-  auto a = (const unsigned*)registers;
-  ShimOperand b = shim_operand(lines, 1, 64, 1, false);
-  ShimShown mine = {nullptr, {a[0], a[1], a[2], a[3]}, {}};
-  const ShimShown* shown = shim_show(mine);
-  std::vector<ShimShown> warp(shown, shown + 32);
-  int lane = shim_current % 32;
-  fiber.products.back().push_back([=] {
-    if (std::memcmp(a, mine.a, sizeof mine.a)) shim_fail("registers that change while a product reads them");
-    for (int i = 0; i < columns / 2; ++i) {
-      int half = i / 2 % 2, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-      for (int k = 0; k < 16; ++k) {
-        unsigned pair = warp[lane / 4 * 4 + k % 8 / 2].a[half + k / 8 * 2];
-        c[i] += number(pair >> k % 2 * 16) * number(b.element<unsigned short>(column, k));
-      }
-    }
+  shim_wgmma_of_registers(c, registers, lines, columns, [=](const unsigned* row, const ShimOperand& b, int column, float sum) {
+    for (int k = 0; k < 16; ++k)
+      sum += number(row[k / 2] >> k % 2 * 16) * number(b.element<unsigned short>(column, k));
+    return sum;
   });
 }
 #define SHIM_WGMMA_REGISTERS(name, columns) \
