@@ -31,13 +31,12 @@ from tvm.script.ir_builder import tirx as build
 from tvm_deconv.compute.gather import Index, Section, ravel, sections, unravel
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div
-from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.cuda.banks import WAVEFRONT
 from tvm_deconv.schedules.cuda.blocks import Block, Box, Extents
-from tvm_deconv.schedules.cuda.emit import Arguments, local, one_task, when
+from tvm_deconv.schedules.cuda.emit import Arguments, local, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
 from tvm_deconv.schedules.cuda.products import choices, joined
-from tvm_deconv.schedules.cuda.tiles import _L2, _WAVEFRONT, cost, matrix_kernel
+from tvm_deconv.schedules.cuda.tiles import _L2, _WAVEFRONT, cost
 from tvm_deconv.schedules.cuda.warp import (
     arrive,
     expect,
@@ -50,7 +49,7 @@ from tvm_deconv.schedules.cuda.warp import (
     wgmma_registers,
     wgmma_wait,
 )
-from tvm_deconv.schedules.cuda.wgmma import _BARRIERS, _MOST_SHARED, ClusterPlan, _Loads, _Warpgroups
+from tvm_deconv.schedules.cuda.wgmma import _BARRIERS, _MOST_SHARED, ClusterPlan, _Loads, _Warpgroups, cluster_algorithm
 from tvm_deconv.targets import CudaTarget
 
 _SIZE, _LINE, _TERMS, _LANES = 2, 64, 16, 8  # bytes of an element; elements of a line at most, of a wgmma, of a vector
@@ -499,17 +498,4 @@ def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, Cluste
     return sorted(found, key=lambda pair: pair[0])
 
 
-def build_kernel(problem: Problem, target: CudaTarget, plan: ClusterPlan) -> Kernel:  # noqa: ARG001
-    """Build the kernel of `problem`."""
-    return matrix_kernel(_Held(problem, plan))
-
-
-ALGORITHM = Algorithm(
-    name=_Held.algorithm,
-    supports=supports,
-    is_default_for=lambda problem, target: False,  # noqa: ARG005  # until a device has measured it
-    candidates=candidates,
-    read=lambda knobs: ClusterPlan(**knobs),
-    tasks=one_task,
-    build=build_kernel,
-)
+ALGORITHM = cluster_algorithm(_Held, supports, candidates)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -36,7 +36,7 @@ from tvm_deconv.compute.gather import Index, Section, sections, unravel
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.problem.arithmetic import ceil_div
-from tvm_deconv.schedules.contract import Algorithm, Kernel
+from tvm_deconv.schedules.contract import Algorithm
 from tvm_deconv.schedules.cuda.blocks import Block, Box, Extents, packed_elements
 from tvm_deconv.schedules.cuda.emit import Arguments, Rounding, barrier, local, one_task, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
@@ -584,17 +584,21 @@ def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, Cluste
     return sorted(found, key=lambda pair: pair[0])
 
 
-def build_kernel(problem: Problem, target: CudaTarget, plan: ClusterPlan) -> Kernel:  # noqa: ARG001
-    """Build the kernel of `problem`."""
-    return matrix_kernel(_Warpgroups(problem, plan))
+def cluster_algorithm(
+    form: type[_Warpgroups],
+    supports: Callable[[Problem, CudaTarget], bool],
+    candidates: Callable[[Problem, CudaTarget], list[tuple[float, ClusterPlan]]],
+) -> Algorithm[CudaTarget, ClusterPlan]:
+    """Return the record of the algorithm whose kernels have a `form`; until a device has measured it, no default."""
+    return Algorithm(
+        name=form.algorithm,
+        supports=supports,
+        is_default_for=lambda problem, target: False,  # noqa: ARG005
+        candidates=candidates,
+        read=lambda knobs: ClusterPlan(**knobs),
+        tasks=one_task,
+        build=lambda problem, target, plan: matrix_kernel(form(problem, plan)),  # noqa: ARG005
+    )
 
 
-ALGORITHM = Algorithm(
-    name=_Warpgroups.algorithm,
-    supports=supports,
-    is_default_for=lambda problem, target: False,  # noqa: ARG005  # until a device has measured it
-    candidates=candidates,
-    read=lambda knobs: ClusterPlan(**knobs),
-    tasks=one_task,
-    build=build_kernel,
-)
+ALGORITHM = cluster_algorithm(_Warpgroups, supports, candidates)
