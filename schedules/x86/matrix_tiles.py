@@ -113,7 +113,7 @@ def output_choices(geometry: Geometry, winograd: bool) -> list[tuple[int, int, i
 
     def along(most: tuple[int, int]) -> list[list[int]]:
         return [
-            outputs_along(axis, most) if axis.step == 1 or not dynamic else []
+            outputs_along(axis, most, dilated=not dynamic)
             for axis, dynamic in zip(geometry.axes, geometry.dynamic, strict=True)
         ]
 

@@ -143,11 +143,14 @@ def steps(extent: int) -> list[int]:
     return sorted({ceil_div(extent, ceil_div(extent, size)) for size in sizes})
 
 
-def outputs_along(axis: AxisPhases, most: tuple[int, int]) -> list[int]:
+def outputs_along(axis: AxisPhases, most: tuple[int, int], *, dilated: bool) -> list[int]:
     """Return Winograd's m to try along `axis`.
 
-    `most` are the largest m and the most products. The list is empty if no run has several taps.
+    `most` are the largest m and the most products. The list is empty if no run has several taps, or if they are dilated
+    and may not be so.
     """
+    if axis.step > 1 and not dilated:
+        return []
     taps = max((run.taps for run in axis.runs if run.taps > 1), default=0)
     most_outputs = min(most[0], most[1] + 1 - taps, ceil_div(axis.positions, axis.step)) if taps else 0
     return [*range(2, most_outputs + 1)]
@@ -160,7 +163,7 @@ def outer_outputs(geometry: Geometry) -> list[tuple[int, int]]:
     """
 
     def along(most: tuple[int, int]) -> list[list[int]]:
-        return [outputs_along(axis, most) if axis.step == 1 else [] for axis in geometry.axes[:2]]
+        return [outputs_along(axis, most, dilated=False) for axis in geometry.axes[:2]]
 
     (first, second), (of_first, of_second) = along(ALONE), along(SEVERAL)
     both = set(of_first).intersection(of_second)

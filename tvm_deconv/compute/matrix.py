@@ -278,10 +278,14 @@ class _Builder:
         def element(*index: Expr) -> Expr:
             at, point, row, taps, within, channel = index[:5], index[5], index[6], index[7:10], index[10:13], index[13]
             image, first = self.row_start(section, self.real_row(section, row), taps)
-            steps = [axis.step for axis in section.axes]
-            begin = [place + offset * step for place, offset, step in zip(first, within, steps, strict=True)]
+            begin = [place + offset * step for place, offset, step in zip(first, within, section.steps, strict=True)]
             return transform(
-                matrices, [point] * 3, begin, lambda *x: data[(*at, image, *x, channel)], self.accumulator, steps
+                matrices,
+                [point] * 3,
+                begin,
+                lambda *x: data[(*at, image, *x, channel)],
+                self.accumulator,
+                section.steps,
             )
 
         shape = self.rows_shape(section, section.points[apart : apart + 1], read)
@@ -320,9 +324,13 @@ class _Builder:
         if self.layout.packs_rows:
             return data[(*at, row, channel)]
         image, first = self.row_start(section, row, taps)
-        steps = [axis.step for axis in section.axes]
         return transform(
-            _data_matrices(section), points, first, lambda *x: data[(*at, image, *x, channel)], self.accumulator, steps
+            _data_matrices(section),
+            points,
+            first,
+            lambda *x: data[(*at, image, *x, channel)],
+            self.accumulator,
+            section.steps,
         )
 
     def real_row(self, section: MatrixSection, row: Expr) -> Expr:

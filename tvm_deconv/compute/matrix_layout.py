@@ -84,6 +84,11 @@ class MatrixSection:
     parts: int
 
     @property
+    def steps(self) -> list[int]:
+        """From a tap of each axis to the next, in positions."""
+        return [axis.step for axis in self.axes]
+
+    @property
     def columns(self) -> int:
         """Number of columns that are used; the columns after them are zero."""
         return math.prod(axis.run.count for axis in self.axes) * self.channels

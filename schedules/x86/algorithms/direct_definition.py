@@ -206,12 +206,9 @@ class _Finish:
         geometry = Geometry.of(problem, bool(tile.uncropped))
         if tiled(words):
             return self.from_memory()
-        pairs = words == BFLOAT16_PAIRS
-        source, rounding = ("", rounding_function(lanes)) if pairs else exact_rounding(problem, self.target, lanes)
+        source, rounding = self.rounding
         products = self.products or source
         if form == INPUTS:
-            if self.target.vector_bits >= 512:  # few vectors are stored, and LLVM's code takes less time
-                products, rounding = "", ""
             finished = register_inputs.finish_inputs(self.scheduled, problem, definition, rounding)
             return lower(finished, definition.end, streams=False, products=products)
         if register_channels.supports(problem, geometry, form):
@@ -225,6 +222,16 @@ class _Finish:
             stores = register_parts.store_functions(storage_dtype(problem.output_dtype), self.stored_lanes)
             return lower(finished, definition.end, streams=False, products=products + stores)
         return self.from_memory()
+
+    @property
+    def rounding(self) -> tuple[str, str]:
+        """The LLVM IR of the function that rounds a vector of sums, if the products' have none, and its name."""
+        layout = self.definition.layout
+        if self.words == BFLOAT16_PAIRS:
+            return "", rounding_function(layout.lanes)
+        if layout.form == INPUTS and self.target.vector_bits >= 512:
+            return "", ""  # few vectors are stored, and LLVM's code takes less time
+        return exact_rounding(self.problem, self.target, layout.lanes)
 
     @property
     def products(self) -> str:
