@@ -23,6 +23,8 @@ to 3,400 plans of 100 layers on Zen 3, those of 512 bits to 3,551 plans on Zen 4
 - `requantized`: 44 quantized layers on AMX, both widths. `register_requantized`, `narrowed` and `matrix_requantized`:
   660 plans of 78 quantized layers in `N *X C` on Zen 5; AVX2's `narrowed` 60 plans of 17, with sums in float32.
 - AVX2's `direct_slack`: 15 layers on Zen 5; records of three other CPUs agree.
+- `broadcast`, `filter` and `fetches_pairs` of 256 bits: 120 plans of 18 layers in `N *X C` with kernel = stride on
+  Zen 3; 12 others confirm them.
 - `part_far` and `part_memory`: 28 layers on Zen 5 in AVX-512, beyond 4 MB of output.
 - `channel_finish`, `apart`, `spilled`, `register_task` and AVX2's `chosen`: times of a few layers.
 """
@@ -48,6 +50,9 @@ class Costs:
 
     - `direct_slack`: the same as `slack`, of direct tiles.
     - `ties`: measured time of a register tile, relative to its cost by arithmetic with the factor that breaks ties.
+    - `broadcast` and `filter`: what breaks ties of tiles whose vectors are channels, of each broadcast and each vector
+      of the filter, in the time of a multiply-add. `fetches_pairs`: stores of such tiles wait for lines from memory,
+      which come in pairs.
     - `channels`: the same of tiles whose vectors are channels and pass through memory, relative to all other tiles.
     - `pack`: to pack a vector of data. Element by element it takes as long as `lanes / gathered` vectors; `transposed`
       comes on top where vectors of channels become vectors of positions.
@@ -109,6 +114,9 @@ class Costs:
     """
 
     ties: float = 0.87
+    broadcast: float = 0.15
+    filter: float = 0.5
+    fetches_pairs: bool = False
     direct_slack: float = 0.0
     channels: float = 1.0
     pack: float = 4.0
@@ -182,6 +190,9 @@ class Costs:
 WIDE = Costs()
 NARROW = replace(
     WIDE,
+    broadcast=0.23,
+    filter=0.4,
+    fetches_pairs=True,
     direct_slack=0.4,
     channels=1.3,
     pack=1.9,

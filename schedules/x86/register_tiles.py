@@ -232,13 +232,14 @@ class RegisterTiles:
         filters = scalars * phases * self._taps + (self.costs.storing if self.stores_parts else 0)
         crowded = alone and products + vectors + filters > registers + 1
         kept = alone and not crowded
-        missed, loads_filters = 0.4 if self.streams_filter else 0.15, not (kept and self.stores_parts)
+        broadcast, vector = (0.15, 0.5) if rows else (self.costs.broadcast, self.costs.filter)
+        missed, loads_filters = 0.4 if self.streams_filter else broadcast, not (kept and self.stores_parts)
 
         def step(count: int) -> _Step:
             # In CHANNELS phases share the data that are broadcast, and each has vectors of the filter.
             loaded, spread = (vectors, scalars * count) if rows else (vectors * count, scalars)
             loads = loaded * self._vector_loads + (spread if loads_filters else 0)
-            return _Step(scalars * count * vectors, loads, missed * spread + 0.5 * loaded, vectors)
+            return _Step(scalars * count * vectors, loads, missed * spread + vector * loaded, vectors)
 
         near, far = self._cycles(phases, step, 0 if kept else self._latency)
         waits = kept and near > 0  # no phase of a filter may have taps

@@ -529,6 +529,7 @@ class _Arithmetic:
             shared = registers.channels < channels
             apart, again = apart | shared, shared * self._shared_line(blocks, channels, 0.0, costs.line_again)
         finish: Array = costs.channel_finish + costs.apart * apart + again + self._quantizing(registers)
+        finish += self._waiting_lines(registers)
         if self._ends_in_lines and self.geometry.groups > 1:
             # Groups of a position share lines.
             of_groups = self.geometry.groups * channels
@@ -562,6 +563,40 @@ class _Arithmetic:
         fetched: Array = np.where(outputs > self.target.l1_bytes, far_or_near, 0.0)
         return fetched
 
+    def _waiting_lines(self, registers: _Registers) -> Array | float:
+        """Return the cycles that a vector of channels waits for its line from memory, besides those that all wait.
+
+        The first tile to store to a line waits until it comes. If it fills part of it, the products of those which fill
+        the rest later hide nothing.
+        """
+        if self.form != CHANNELS or not self.costs.fetches_pairs or not outgrows_caches(self.problem):
+            return 0.0
+        fetched = 2 * self.lanes * self._output_bytes / self.costs.memory_bytes
+        hidden = self._filled(registers) * self._products
+        waiting: Array = np.maximum(0.0, fetched - hidden) - max(0.0, fetched - self._products)
+        return waiting
+
+    def _filled(self, registers: _Registers) -> Array:
+        """Return the part that a register tile of channels stores of the lines that come for it.
+
+        A line's neighbour comes with it, which another phase of the row may fill, where a tile can hold all of them.
+        """
+        row, channels = self.geometry.axes[2], self.geometry.out_channels
+        whole = registers.channels >= channels
+        stored = np.minimum(registers.channels, channels) * self._output_bytes
+        lines = np.where(stored < LINE, stored, stored // LINE * LINE)
+        filled = np.where(whole, 1.0, lines / np.maximum(stored, LINE))
+        together = np.gcd(registers.phases.astype(np.int64), row.stride)
+        of_pair = np.minimum(filled, stored * np.where(whole, together, 1) / (2 * LINE))
+        part: Array = np.where((together < row.stride) & (len(row.runs) == 1), of_pair, filled)
+        return part
+
+    @property
+    def _products(self) -> float:
+        """The cycles of the multiply-adds of a vector of the output."""
+        phases = math.prod(axis.stride for axis in self.geometry.axes)
+        return self.geometry.taps / phases * self.geometry.in_channels / 2
+
     def _fetched_parts(self) -> float:
         """Return the cycles that a vector of a row that is no whole vectors waits for its lines beyond the caches.
 
@@ -569,9 +604,7 @@ class _Arithmetic:
         """
         if math.prod(self.problem.output_shape) * self._output_bytes <= LAST_CACHE:
             return self.costs.part_far
-        phases = math.prod(axis.stride for axis in self.geometry.axes)
-        products = self.geometry.taps / phases * self.geometry.in_channels / 2
-        return self.costs.part_far + max(0.0, self.costs.part_memory - products)
+        return self.costs.part_far + max(0.0, self.costs.part_memory - self._products)
 
     def _quantizing(self, registers: _Registers) -> Array | float:
         """Return the cycles to scale and round a vector of sums, and to narrow it alone where it joins no other."""

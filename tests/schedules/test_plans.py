@@ -580,6 +580,17 @@ def test_tiles_of_channels_that_share_lines_are_few_past_the_second_level_cache(
     assert plan.tile.channels >= 21
 
 
+def test_register_tiles_of_few_inputs_fill_the_lines_that_come_from_memory():
+    """In the caches, or where products hide that lines come, tiles of one vector of channels save loads."""
+    target = CPU_TARGETS["x86-64-v3"]
+    memory = td.Problem(1, 1, 16, 16, (200, 200), (2, 2), (2, 2), (1, 1), (0, 0), (400, 400), data_format="NXC")
+    caches = memory.replace(data_spatial=(40, 40), output_spatial=(80, 80))
+    for problem, channels in ((memory, 16), (caches, 8), (memory.replace(in_channels=128), 8)):
+        _, plan = X86.default(problem, target, ["direct_channels"])
+        assert plan.tile.channels == channels
+        assert plan.tile.phases > 1
+
+
 @pytest.mark.parametrize(("stride", "unit"), [(1, 16), (2, 8), (4, 4), (5, 16), (8, 1), (16, 1)])
 def test_a_row_is_cut_into_whole_vectors(stride, unit):
     # Else the last vector of a block's row spills into the next block's, which another thread may have finished.
