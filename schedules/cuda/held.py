@@ -36,7 +36,7 @@ from tvm_deconv.schedules.cuda.blocks import Block, Box, Extents
 from tvm_deconv.schedules.cuda.emit import Arguments, local, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
 from tvm_deconv.schedules.cuda.products import choices, joined
-from tvm_deconv.schedules.cuda.tiles import _L2, _WAVEFRONT, cost
+from tvm_deconv.schedules.cuda.tiles import L2_COST, WAVEFRONT_COST, cost
 from tvm_deconv.schedules.cuda.warp import (
     arrive,
     expect,
@@ -49,7 +49,7 @@ from tvm_deconv.schedules.cuda.warp import (
     wgmma_registers,
     wgmma_wait,
 )
-from tvm_deconv.schedules.cuda.wgmma import _BARRIERS, _MOST_SHARED, ClusterPlan, _Loads, _Warpgroups, cluster_algorithm
+from tvm_deconv.schedules.cuda.wgmma import BARRIERS, MOST_SHARED, ClusterPlan, Loads, Warpgroups, cluster_algorithm
 from tvm_deconv.targets import CudaTarget
 
 _SIZE, _LINE, _TERMS, _LANES = 2, 64, 16, 8  # bytes of an element; elements of a line at most, of a wgmma, of a vector
@@ -90,7 +90,7 @@ def _products(problem: Problem, tile_n: int, axes: int) -> tuple[Section, ...]:
     return tuple(products)
 
 
-class _Held(_Warpgroups):
+class Held(Warpgroups):
     """A part is a warpgroup's, whose rows of A lie in a box of the data."""
 
     algorithm = "cuda_held"
@@ -103,6 +103,7 @@ class _Held(_Warpgroups):
 
     @property
     def sections(self) -> tuple[Section, ...]:
+        """See Form."""
         return _products(self.problem, self.plan.tile_n, self.plan.joined)
 
     @property
@@ -117,21 +118,26 @@ class _Held(_Warpgroups):
 
     @property
     def b_first(self) -> int:
+        """See Copied."""
         return 0
 
     @property
     def stage(self) -> int:
+        """See Form."""
         return self.plan.tile_n * self.line
 
     @property
     def operands(self) -> int:
+        """See Form."""
         return 4 * _LINE // _TERMS
 
     def allocate(self) -> tuple[Expr, ...]:
+        """See Form."""
         return local(self.operands, "uint32"), local(_LINE // self.width, "int32")
 
     @property
     def registers(self) -> int:
+        """See Form."""
         return ceil_div(super().registers + _MORE, _STEP) * _STEP
 
     def _warps(self, blocks: int) -> int:
@@ -140,12 +146,13 @@ class _Held(_Warpgroups):
 
     @property
     def has_registers(self) -> bool:
+        """See Form."""
         return self.registers <= min(_REGISTERS // 32 // self._warps(1), 255)
 
     @property
     def resident(self) -> int:
         """See Form; as many blocks as have registers and shared memory."""
-        blocks = _MOST_SHARED // (self.memory_bytes + _BARRIERS)
+        blocks = MOST_SHARED // (self.memory_bytes + BARRIERS)
         while blocks > 1 and self._warps(blocks) * 32 * self.registers > _REGISTERS:
             blocks -= 1
         return max(1, blocks) * self.threads
@@ -163,15 +170,17 @@ class _Held(_Warpgroups):
 
     @property
     def memory_bytes(self) -> int:
+        """See Form."""
         return (self.plan.stages * self.stage + self.held * self.box_elements) * _SIZE
 
     @property
     def memory_elements(self) -> int:
         """Behind the stages are the boxes, then two barriers for each of both."""
-        return (self.memory_bytes + _BARRIERS) // _SIZE
+        return (self.memory_bytes + BARRIERS) // _SIZE
 
     @property
     def moved(self) -> float:
+        """See Form."""
         return self._moved(self._share(self.sections[0]))
 
     def _share(self, section: Section) -> float:
@@ -184,6 +193,7 @@ class _Held(_Warpgroups):
 
     @property
     def wavefronts(self) -> float:
+        """See Form."""
         return self._wavefronts(self._share(self.sections[0]))
 
     def _wavefronts(self, share: float) -> float:
@@ -198,7 +208,7 @@ class _Held(_Warpgroups):
 
         def work(lines: int) -> tuple[float, int]:
             share = lines / math.prod(section.taps)
-            term = max(self.term, _WAVEFRONT * self._wavefronts(share), _L2 * _SIZE * self._moved(share))
+            term = max(self.term, WAVEFRONT_COST * self._wavefronts(share), L2_COST * _SIZE * self._moved(share))
             return math.prod(boxes[lines].counts) * term, lines
 
         return boxes[min(boxes, key=work)]
@@ -216,24 +226,28 @@ class _Held(_Warpgroups):
         return super().begin(args, aligned and _loads(self.problem))
 
     def slice(self, section: Section) -> Extents:
-        """See _Warpgroups; each block loads its own boxes."""
+        """See Warpgroups; each block loads its own boxes."""
         return self.lengths(section)
 
     def flat(self, section: Section) -> bool:  # noqa: ARG002
-        """See _Warpgroups; boxes are of positions, whatever the taps."""
+        """See Warpgroups; boxes are of positions, whatever the taps."""
         return False
 
     def map_name(self, section: Section) -> str:
+        """See Warpgroups."""
         return super().map_name(section) + "_images" * self.box(section).fastest
 
     def ordered(self, channel: Any, place: Sequence[Any]) -> Sequence[Any]:
+        """See Warpgroups."""
         return channel, *reversed(place)
 
     def axes(self, section: Section) -> Sequence[tuple[int, int]]:
+        """See Warpgroups."""
         channels, *axes = super().axes(section)
         return channels, *reversed(self.box(section).ordered(axes[::-1]))
 
     def map_box(self, section: Section) -> Sequence[int]:
+        """See Warpgroups."""
         return self.ordered(self.width, self.box(section).ordered(self.lengths(section)))
 
     def at_full(self, box: Index) -> Index:
@@ -252,11 +266,12 @@ class _Held(_Warpgroups):
         """Return the tiles of k that read one box."""
         return section.tiles_k // self.boxes
 
-    def loads(self, args: Arguments, block: Block, begun: Any, memory: Expr) -> _Loads:
+    def loads(self, args: Arguments, block: Block, begun: Any, memory: Expr) -> Loads:
+        """See Warpgroups."""
         return _Boxes(self, args, block, begun, memory)
 
     def multiply(self, loads: Any, memory: Expr, sums: Expr, registers: Sequence[Expr]) -> None:
-        """See _Warpgroups; rows of the next terms are read while those of the last two are multiplied."""
+        """See Warpgroups; rows of the next terms are read while those of the last two are multiplied."""
         block, (fragments, places), steps = loads.block, registers, _LINE // _TERMS
         tiles, stages, lane = block.section.tiles_k, self.plan.stages, block.thread % 32
         each = self.tiles(block.section)
@@ -316,16 +331,17 @@ class _Held(_Warpgroups):
         return at ^ (at // _LINE % (self.width // _LANES)) * _LANES
 
     def reads(self, thread: int) -> Iterator[tuple[Index, int]]:
+        """See Form."""
         yield self.place_of(self.sections[0], thread, 0, 0), _LANES * _SIZE
 
 
-class _Boxes(_Loads):
+class _Boxes(Loads):
     """Boxes of the data, and tiles of B, as there is room for them."""
 
-    form: _Held
+    form: Held
 
     def begin(self) -> None:
-        """See _Loads; the barriers of boxes."""
+        """See Loads; the barriers of boxes."""
         form = self.form
         super().begin()
         with build.unroll(form.held) as box:
@@ -492,10 +508,10 @@ def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, Cluste
         narrow = [columns for columns in _COLUMNS if columns < widest]
         for columns, stages, cluster in itertools.product(_COLUMNS[: len(narrow) + 1], _STAGES, _CLUSTERS):
             plan = ClusterPlan(rows, columns, _LINE, 64, columns, stages, 1, axes, cluster)
-            form = _Held(problem, plan)
+            form = Held(problem, plan)
             if columns % (_EIGHT * cluster) == 0 and form.fits and form.has_registers:
                 found.append((cost(form), plan))
     return sorted(found, key=lambda pair: pair[0])
 
 
-ALGORITHM = cluster_algorithm(_Held, supports, candidates)
+ALGORITHM = cluster_algorithm(Held, supports, candidates)

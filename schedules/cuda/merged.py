@@ -14,7 +14,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda import tensor
 from tvm_deconv.schedules.cuda.predicates import fills_tensor_cores, is_for_tensor_cores
 from tvm_deconv.schedules.cuda.products import merged, merging
-from tvm_deconv.schedules.cuda.tensor import _Bytes, _Warps, shapes
+from tvm_deconv.schedules.cuda.tensor import Bytes, Warps, shapes
 from tvm_deconv.schedules.cuda.tiles import Plan, matrix_algorithm
 from tvm_deconv.targets import CudaTarget
 
@@ -22,23 +22,24 @@ from tvm_deconv.targets import CudaTarget
 _PAYS = 0.75
 
 
-class _Merged(_Warps):
+class Merged(Warps):
     """A part is a warp's, of merged phases."""
 
     algorithm = "cuda_merged"
 
     @property
     def geometry(self) -> Geometry:
+        """See Form."""
         return merged(self.problem, self.plan.joined)
 
 
-class _MergedBytes(_Merged, _Bytes):
+class _MergedBytes(Merged, Bytes):
     """Of bytes, whose zeros no infinity meets."""
 
 
-def form_of(problem: Problem, plan: Plan) -> _Merged:
+def form_of(problem: Problem, plan: Plan) -> Merged:
     """Return the form of a plan: of bytes, or of floats."""
-    return _MergedBytes(problem, plan) if problem.accumulate_dtype == "int32" else _Merged(problem, plan)
+    return _MergedBytes(problem, plan) if problem.accumulate_dtype == "int32" else Merged(problem, plan)
 
 
 def supports(problem: Problem, target: CudaTarget) -> bool:
@@ -59,7 +60,7 @@ def _shapes(problem: Problem) -> list[Plan]:
 
 
 ALGORITHM = matrix_algorithm(
-    _Merged.algorithm,
+    Merged.algorithm,
     form_of,
     _shapes,
     supports,

@@ -40,7 +40,7 @@ _LANES, _DOWN = 32, 4
 _DOUBLE_SUMS = 16  # of float64, each two registers
 
 
-class _Threads(Copied):
+class Threads(Copied):
     """A part is a thread's."""
 
     algorithm = "cuda_product"
@@ -53,22 +53,27 @@ class _Threads(Copied):
 
     @property
     def k_fastest(self) -> bool:
+        """See Form."""
         return False
 
     @property
     def b_first(self) -> int:
+        """See Copied."""
         return self.plan.tile_k * self.pitch
 
     @property
     def stage(self) -> int:
+        """See Form."""
         return self.b_first + self.plan.tile_k * self.plan.tile_n
 
     @property
     def sums(self) -> int:
+        """See Form."""
         return self.plan.part_m * self.plan.part_n
 
     @property
     def operands(self) -> int:
+        """See Form."""
         return (self.plan.part_m + self.plan.part_n) * 4 // self.lanes
 
     @property
@@ -80,12 +85,15 @@ class _Threads(Copied):
         return plan.tile_m * (plan.tile_n * (1 + reads) + gather) + plan.tile_n
 
     def a(self, m: Index, k: Index) -> Index:
+        """See Copied."""
         return k * self.pitch + m
 
     def b(self, k: Index, n: Index, part: int = 0) -> Index:  # noqa: ARG002
+        """See Copied."""
         return self.b_first + k * self.plan.tile_n + n
 
     def allocate(self) -> tuple[Expr, ...]:
+        """See Form."""
         return local(self.plan.part_m, self.dtype), local(self.plan.part_n, self.dtype)
 
     def _at(self, thread: Index) -> tuple[Index, Index]:
@@ -117,6 +125,7 @@ class _Threads(Copied):
         sums: Expr,
         registers: Sequence[Expr],
     ) -> None:
+        """See Copied."""
         plan, (a_read, b_read) = self.plan, registers
         with build.unroll(plan.tile_k) as k:
             width = plan.part_m // self.parts_m
@@ -134,6 +143,7 @@ class _Threads(Copied):
                 build.buffer_store(sums, sums[at] + a_read[i] * b_read[j], [at])
 
     def reads(self, thread: int) -> Iterator[tuple[Index, int]]:
+        """See Form."""
         size = 8 if self.problem.accumulate_dtype == "float64" else 4
         for part in range(self.parts_m):
             yield self.a(self._row(thread, part), 0), size * self.plan.part_m // self.parts_m
@@ -141,6 +151,7 @@ class _Threads(Copied):
             yield self.b(0, self._column(thread, part)), size * self.plan.part_n // self.parts_n
 
     def cells(self, thread: Index) -> Iterator[Cells]:
+        """See Form."""
         plan = self.plan
         high, width = plan.part_m // self.parts_m, plan.part_n // self.parts_n
         for part in range(self.parts_n):
@@ -160,4 +171,4 @@ def _shapes(problem: Problem) -> list[Plan]:
     return [replace(plan, joined=axes) for axes in choices(problem) for plan in usual]
 
 
-ALGORITHM = matrix_algorithm(_Threads.algorithm, _Threads, _shapes, few_sections, is_for_cuda_cores)
+ALGORITHM = matrix_algorithm(Threads.algorithm, Threads, _shapes, few_sections, is_for_cuda_cores)

@@ -2,7 +2,7 @@
 
 float16, bfloat16, and float32 if the problem permits TF32: then data are rounded as they are read from shared
 memory, and the filter when it is packed. A warp multiplies ``part_m x part_n`` by m16n8k16, or m16n8k8 of TF32.
-8-bit integers are multiplied by m16n8k32 (`_Bytes`).
+8-bit integers are multiplied by m16n8k32 (`Bytes`).
 
 1. A lies in shared memory as it comes: with k fastest if channels are contiguous (16 bytes at a time if a group's
    channels fill them), with m fastest if positions are. ``ldmatrix`` reads the former, and transposes the latter on
@@ -62,7 +62,7 @@ _MOST_SHARED = 1024
 _TRUNCATED = 32
 
 
-class _Warps(Copied):
+class Warps(Copied):
     """A part is a warp's."""
 
     algorithm = "cuda_tensor"
@@ -79,22 +79,27 @@ class _Warps(Copied):
 
     @property
     def k_fastest(self) -> bool:
+        """See Form."""
         return self.problem.data_format == "NXC"
 
     @property
     def b_first(self) -> int:
+        """See Copied."""
         return self.pitch_a * (self.plan.tile_m if self.k_fastest else self.plan.tile_k)
 
     @property
     def stage(self) -> int:
+        """See Form."""
         return self.b_first + len(self.roundings) * self.plan.tile_k * self.pitch_b
 
     @property
     def sums(self) -> int:
+        """See Form."""
         return 4 * self.tiles_m * self.tiles_n
 
     @property
     def fits(self) -> bool:
+        """See Form."""
         return self.plan.tile_k % MMA_TERMS[self.kind] == 0 and super().fits
 
     @property
@@ -104,10 +109,12 @@ class _Warps(Copied):
 
     @property
     def resident(self) -> int:
+        """See Form."""
         return RESIDENT if self.sums * (1 + self.triple) <= _MOST_SUMS else RESIDENT // 2
 
     @property
     def operands(self) -> int:
+        """See Form."""
         return 8 + 4 * self.tiles_n + self.sums if self.triple else 4 * self.tiles_m + 2 * self.tiles_n
 
     @property
@@ -122,6 +129,7 @@ class _Warps(Copied):
 
     @property
     def wavefronts(self) -> float:
+        """See Form."""
         size, plan = 16 // self.lanes, self.plan
         read = sum(taken for _, taken in self.reads(0)) / 4 * plan.parts / MMA_TERMS[self.kind]
         # A is read from the nearest cache too, by each lane for itself unless it is copied.
@@ -130,16 +138,20 @@ class _Warps(Copied):
         return read + (plan.tile_m * (moved + stored) + len(self.roundings) * plan.tile_n * size) / WAVEFRONT
 
     def a(self, m: Index, k: Index) -> Index:
+        """See Copied."""
         return m * self.pitch_a + k if self.k_fastest else k * self.pitch_a + m
 
     def b(self, k: Index, n: Index, part: int = 0) -> Index:
+        """See Copied."""
         return self.b_first + (part * self.plan.tile_k + k) * self.pitch_b + n
 
     @property
     def roundings(self) -> Sequence[Rounding]:
+        """See Form."""
         return roundings_of(single=self.single, triple=self.triple)
 
     def allocate(self) -> tuple[Expr, ...]:
+        """See Form."""
         if self.triple:
             registers = local(8, "float32"), local(4 * self.tiles_n, "float32"), local(self.sums, "float32")
             with build.unroll(self.sums) as i:
@@ -156,6 +168,7 @@ class _Warps(Copied):
     def multiply(
         self, thread: Expr, step: Expr, memory: Expr, base: Expr, sums: Expr, registers: Sequence[Expr]
     ) -> None:
+        """See Copied."""
         if self.triple:
             self._multiply_parts(thread, memory, base, registers)
             tiles = max(1, _TRUNCATED // self.plan.tile_k)
@@ -193,6 +206,7 @@ class _Warps(Copied):
             build.buffer_store(partial, tirx.const(0, "float32"), [i])
 
     def finish(self, sums: Expr, registers: Sequence[Expr]) -> None:
+        """See Copied."""
         if self.triple:
             self._collect(sums, registers[-1])
 
@@ -239,6 +253,7 @@ class _Warps(Copied):
         return self.b(k + lane % 16, n + (lane // 16 * 8 if self.tiles_n > 1 else 0))
 
     def reads(self, thread: int) -> Iterator[tuple[Index, int]]:
+        """See Form."""
         row, column = self._first(thread)
         lane, row_bytes = thread % 32, 16
         for i, part in itertools.product(range(self.tiles_m), range(4 if self.single and not self.k_fastest else 1)):
@@ -251,6 +266,7 @@ class _Warps(Copied):
             yield self._place_b(lane, column + 8 * j, 4 * part, half), 4
 
     def cells(self, thread: Index) -> Iterator[Cells]:
+        """See Form."""
         first, column = self._first(thread)
         lane = thread % 32
         for j in range(self.tiles_n):
@@ -262,7 +278,7 @@ class _Warps(Copied):
             yield column + 8 * j, (2 * self.tiles_m, 2), cell
 
 
-class _Bytes(_Warps):
+class Bytes(Warps):
     """A part is a warp's, of 8-bit integers with int32 sums: exact.
 
     Both operands have k fastest, four terms a register. A stored element stands for itself less the data's zero point.
@@ -281,10 +297,12 @@ class _Bytes(_Warps):
 
     @property
     def k_fastest(self) -> bool:
+        """See Form."""
         return True
 
     @property
     def stage(self) -> int:
+        """See Form."""
         return self.b_first + len(self.roundings) * self.plan.tile_n * self.pitch_b
 
     @property
@@ -294,13 +312,16 @@ class _Bytes(_Warps):
 
     @property
     def resident(self) -> int:
+        """See Form."""
         return RESIDENT if self.sums * len(self.roundings) <= _MOST_SUMS else RESIDENT // 2
 
     @property
     def operands(self) -> int:
+        """See Form."""
         return 4 * self.tiles_m + 2 * self.tiles_n + self.double * self.sums
 
     def b(self, k: Index, n: Index, part: int = 0) -> Index:
+        """See Copied."""
         return self.b_first + (part * self.plan.tile_n + n) * self.pitch_b + k
 
     @property
@@ -321,12 +342,14 @@ class _Bytes(_Warps):
 
     @property
     def roundings(self) -> Sequence[Rounding]:
+        """See Form."""
         if not self.double:
             return [as_it_is]
         one = tirx.const(1, "int16")
         return [lambda element: element >> one, lambda element: element & one]
 
     def allocate(self) -> tuple[Expr, ...]:
+        """See Form."""
         registers = local(4 * self.tiles_m, "uint32"), local(2 * self.tiles_n, "uint32")
         if not self.double:
             return registers
@@ -344,6 +367,7 @@ class _Bytes(_Warps):
         sums: Expr,
         registers: Sequence[Expr],
     ) -> None:
+        """See Copied."""
         a_read, b_read, *halves = registers
         row, column = self._first(thread)
         terms, lane = MMA_TERMS[self.kind], thread % 32
@@ -356,6 +380,7 @@ class _Bytes(_Warps):
                     mma(self.kind, those, 4 * (i * self.tiles_n + j), a_read, 4 * i, b_read, 2 * j, self.of_b)
 
     def finish(self, sums: Expr, registers: Sequence[Expr]) -> None:
+        """See Copied."""
         if self.double:
             with build.unroll(self.sums) as i:
                 build.buffer_store(sums, sums[i] + registers[-1][i] * 2, [i])
@@ -427,16 +452,16 @@ def _as_words(packed: Expr) -> Expr:
     return build.decl_buffer(extents, "int32", data=packed.data, scope="global", layout=None)
 
 
-def form_of(problem: Problem, plan: Plan) -> _Warps:
+def form_of(problem: Problem, plan: Plan) -> Warps:
     """Return the form of a plan: of bytes, or of floats."""
-    return _Bytes(problem, plan) if problem.accumulate_dtype == "int32" else _Warps(problem, plan)
+    return Bytes(problem, plan) if problem.accumulate_dtype == "int32" else Warps(problem, plan)
 
 
 def _shapes(problem: Problem) -> list[Plan]:
     return [shape for axes in choices(problem) for shape in shapes(problem, form_of, axes)]
 
 
-def shapes(problem: Problem, form: Callable[[Problem, Plan], _Warps], axes: int) -> list[Plan]:
+def shapes(problem: Problem, form: Callable[[Problem, Plan], Warps], axes: int) -> list[Plan]:
     """Return the usual plans, also with half the terms, which may be less of padding.
 
     If A comes through registers, there are not enough for 64 sums and the addresses of products with different taps, or
@@ -447,7 +472,7 @@ def shapes(problem: Problem, form: Callable[[Problem, Plan], _Warps], axes: int)
     differing = len({section.taps for section in made.sections}) > 1 and not made.copies
     several = len(made.roundings) > 1
     plain = not made.geometry.uncropped and len({section.n for section in made.sections}) == 1
-    staged = isinstance(made, _Bytes) and not made.copies and not plain
+    staged = isinstance(made, Bytes) and not made.copies and not plain
     most = _MOST_SHARED if differing or staged or several else math.inf
     usual = [plan for plan in PLANS if plan.part_m * plan.part_n <= most]
     if plain or not (differing or staged):
@@ -460,4 +485,4 @@ def shapes(problem: Problem, form: Callable[[Problem, Plan], _Warps], axes: int)
     return usual + halves * (problem.in_channels % made.usual_terms > 0)
 
 
-ALGORITHM = matrix_algorithm(_Warps.algorithm, form_of, _shapes, fills_tensor_cores, is_for_tensor_cores)
+ALGORITHM = matrix_algorithm(Warps.algorithm, form_of, _shapes, fills_tensor_cores, is_for_tensor_cores)

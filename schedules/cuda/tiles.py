@@ -347,7 +347,7 @@ class Copied(Form):
 #: In multiply-adds of the device, 33 of them a picosecond: a byte from the level-2 cache; a wavefront; a partial sum,
 #: written and read; a second launch; and the least time of a tile of k from its request to its use, of all
 #: multiprocessors.
-_L2, _WAVEFRONT, _PARTIAL, _LAUNCH = 6, 128, 64, 6e7
+L2_COST, WAVEFRONT_COST, _PARTIAL, _LAUNCH = 6, 128, 64, 6e7
 _LATENCY = 700 * 128 * MULTIPROCESSORS
 #: The time of a multiprocessor whose only block meets at a barrier, once for each tile of k.
 _BARRIER = 40 * 128
@@ -378,13 +378,13 @@ def cost(form: Form) -> float:
     problem, plan, all_sections = form.problem, form.plan, form.sections
     if not all_sections:
         return 0.0
-    moved = _L2 * form.moved * _BYTES[form.dtype]
-    tile = plan.tile_k * max(form.term, _WAVEFRONT * form.wavefronts, moved)
+    moved = L2_COST * form.moved * _BYTES[form.dtype]
+    tile = plan.tile_k * max(form.term, WAVEFRONT_COST * form.wavefronts, moved)
     tile += _BARRIER * (form.resident <= form.threads)
 
     def length(section: Section) -> float:
         tiles = section.tiles_k / plan.split
-        return max(tiles * tile, tiles * plan.tile_k * moved + _L2 * gaps(form, section))
+        return max(tiles * tile, tiles * plan.tile_k * moved + L2_COST * gaps(form, section))
 
     counts = [(blocks_of(form, section), length(section)) for section in all_sections]
     blocks, longest = sum(count for count, _ in counts) * plan.split, max(length for _, length in counts)

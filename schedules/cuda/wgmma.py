@@ -73,7 +73,7 @@ _TERMS, _ROWS = 32, 64  # of one wgmma, the former in bytes
 _GROUP = 128  # threads of a warpgroup
 _BARRIER = 8  # bytes
 _MOST_POSITIONS = 1 << 31
-_MOST_SHARED, _BARRIERS = 227 << 10, 1 << 10
+MOST_SHARED, BARRIERS = 227 << 10, 1 << 10
 _COLUMNS = (256, 128, 64, 32)
 _STAGES = (3, 4, 6)
 _CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (2, 4))
@@ -89,7 +89,7 @@ class ClusterPlan(Plan):
     cluster_n: int = 1
 
 
-class _Warpgroups(Form):
+class Warpgroups(Form):
     """A part is a warpgroup's."""
 
     algorithm = "cuda_wgmma"
@@ -105,6 +105,7 @@ class _Warpgroups(Form):
 
     @property
     def k_fastest(self) -> bool:
+        """See Form."""
         return self.problem.data_format == "NXC"
 
     @property
@@ -114,18 +115,22 @@ class _Warpgroups(Form):
 
     @property
     def b_first(self) -> int:
+        """See Copied."""
         return self.plan.tile_m * self.line
 
     @property
     def stage(self) -> int:
+        """See Form."""
         return self.b_first + len(self.roundings) * self.plan.tile_n * self.line
 
     @property
     def sums(self) -> int:
+        """See Form."""
         return _ROWS * self.plan.tile_n // _GROUP
 
     @property
     def operands(self) -> int:
+        """See Form."""
         return self._rounded * (1 + self.triple) + self.sums * self.triple
 
     @property
@@ -135,14 +140,17 @@ class _Warpgroups(Form):
 
     @property
     def term(self) -> float:
+        """See Form."""
         products = 3 if self.triple else 1
         return self.plan.tile_m * self.plan.tile_n * _MMA * (1 + self.single) * products
 
     @property
     def roundings(self) -> Sequence[Rounding]:
+        """See Form."""
         return roundings_of(single=self.single, triple=self.triple)
 
     def allocate(self) -> tuple[Expr, ...]:
+        """See Form."""
         if self.triple:
             return local(2 * self._rounded, "float32"), local(self.sums, "float32")
         return (local(self._rounded, "float32"),) if self.single else ()
@@ -155,20 +163,23 @@ class _Warpgroups(Form):
     @property
     def memory_elements(self) -> int:
         """Behind the stages are two barriers for each."""
-        return self.plan.stages * self.stage + _BARRIERS // (16 // self.lanes)
+        return self.plan.stages * self.stage + BARRIERS // (16 // self.lanes)
 
     @property
     def resident(self) -> int:
-        blocks = min(super().resident // self.threads, _MOST_SHARED // (self.memory_bytes + _BARRIERS))
+        """See Form."""
+        blocks = min(super().resident // self.threads, MOST_SHARED // (self.memory_bytes + BARRIERS))
         return max(1, blocks) * self.threads
 
     @property
     def scope(self) -> str:
+        """See Form."""
         return "shared.dyn"
 
     @property
     def fits(self) -> bool:
-        return self.memory_elements * (16 // self.lanes) <= _MOST_SHARED
+        """See Form."""
+        return self.memory_elements * (16 // self.lanes) <= MOST_SHARED
 
     def box(self, section: Section) -> Box:
         """Return the box of positions of a tile's rows that leaves the fewest tiles, the last axis the longest."""
@@ -260,9 +271,9 @@ class _Warpgroups(Form):
                 loads.emit()
         self._meet()
 
-    def loads(self, args: Arguments, block: Block, begun: Any, memory: Expr) -> _Loads:
+    def loads(self, args: Arguments, block: Block, begun: Any, memory: Expr) -> Loads:
         """Return the work of the last warp."""
-        return _Loads(self, args, block, begun, memory)
+        return Loads(self, args, block, begun, memory)
 
     @property
     def sharing(self) -> int:
@@ -287,13 +298,13 @@ class _Warpgroups(Form):
 
     def full(self, stage: Index) -> Index:
         """Return the place of the barrier of a stage that its loads complete."""
-        return self.memory_elements - _BARRIERS // (16 // self.lanes) + stage * self.barrier
+        return self.memory_elements - BARRIERS // (16 // self.lanes) + stage * self.barrier
 
     def empty(self, stage: Index) -> Index:
         """Return the place of the barrier of a stage that its readers complete."""
         return self.full(stage) + self.plan.stages * self.barrier
 
-    def multiply(self, loads: _Loads, memory: Expr, sums: Expr, registers: Sequence[Expr]) -> None:
+    def multiply(self, loads: Loads, memory: Expr, sums: Expr, registers: Sequence[Expr]) -> None:
         """Multiply tile by tile; a stage is given back when the product behind its own has begun."""
         block = loads.block
         if self.single:
@@ -386,6 +397,7 @@ class _Warpgroups(Form):
         return at ^ (at // self.line % (line // self.lanes)) * self.lanes if line > self.lanes else at
 
     def cells(self, thread: Index) -> Iterator[Cells]:
+        """See Form."""
         row = thread // 32 * 16 + thread % 32 // 4
         for j in range(self.plan.tile_n // 8):
 
@@ -400,10 +412,10 @@ class _Warpgroups(Form):
             yield self._element(self.sections[0], thread, 0, part), 4
 
 
-class _Loads:
+class Loads:
     """The work of the last warp: tiles of k to the stages, as these become empty."""
 
-    def __init__(self, form: _Warpgroups, args: Arguments, block: Block, maps: dict[str, Expr], memory: Expr) -> None:
+    def __init__(self, form: Warpgroups, args: Arguments, block: Block, maps: dict[str, Expr], memory: Expr) -> None:
         self.form, self.args, self.block, self.maps, self.memory = form, args, block, maps, memory
         self.section, self.slice = block.section, form.slice(block.section)
         self.map = maps.get(form.map_name(block.section))
@@ -580,12 +592,12 @@ def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, Cluste
             _choices(problem), (128, 64), most, _STAGES, _CLUSTERS
         )
     )
-    found = [(cost(form), plan) for plan in plans if (form := _Warpgroups(problem, plan)).fits]
+    found = [(cost(form), plan) for plan in plans if (form := Warpgroups(problem, plan)).fits]
     return sorted(found, key=lambda pair: pair[0])
 
 
 def cluster_algorithm(
-    form: type[_Warpgroups],
+    form: type[Warpgroups],
     supports: Callable[[Problem, CudaTarget], bool],
     candidates: Callable[[Problem, CudaTarget], list[tuple[float, ClusterPlan]]],
 ) -> Algorithm[CudaTarget, ClusterPlan]:
@@ -601,4 +613,4 @@ def cluster_algorithm(
     )
 
 
-ALGORITHM = cluster_algorithm(_Warpgroups, supports, candidates)
+ALGORITHM = cluster_algorithm(Warpgroups, supports, candidates)

@@ -43,7 +43,7 @@ def conflicts(those):
 def test_tensor_kernels_have_none(layer, kind, data_format):
     problem = LAYERS[layer].replace(data_format=data_format, **TYPES[kind])
     for plan in tensor._shapes(problem):
-        loop, output = accesses(tensor._Warps(problem, plan))
+        loop, output = accesses(tensor.Warps(problem, plan))
         assert conflicts(loop) <= 1.05, plan
         assert conflicts(output) <= 1.05, plan
 
@@ -55,7 +55,7 @@ def test_rows_of_held_data_are_in_different_banks(extents, rows):
     images, *spatial = extents
     layer = LAYERS["phases apart"].replace(batch=images, data_spatial=(spatial[0], spatial[1]), pads_begin=(0, 0))
     layer = layer.replace(output_spatial=tuple(2 * x + 2 for x in spatial), dtype="float16", data_format="NXC")
-    form = held._Held(layer, ClusterPlan(rows, 64, 64, 64, 64, 3))
+    form = held.Held(layer, ClusterPlan(rows, 64, 64, 64, 64, 3))
     (section,) = form.sections
     for warp, tap, first in itertools.product(range(rows // 16), range(4), (0, 5)):
         lanes = range(32 * warp, 32 * warp + 32)
@@ -68,6 +68,6 @@ def test_rows_of_held_data_are_in_different_banks(extents, rows):
 @pytest.mark.parametrize("plan", product.PLANS[:4])
 def test_warps_of_products_read_few_vectors(plan):
     """4 by 8 threads: two wavefronts for each vector of either operand, of which 2 by 16 threads took three."""
-    loop, _ = accesses(product._Threads(LAYERS["two phases"], plan))
+    loop, _ = accesses(product.Threads(LAYERS["two phases"], plan))
     assert conflicts(loop) == 1
     assert sum(wavefronts(*one) for one in loop) == 2 * (plan.part_m + plan.part_n) // 4

@@ -22,12 +22,12 @@ from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.cuda import emit
 from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
 from tvm_deconv.schedules.cuda.blocks import sectors
-from tvm_deconv.schedules.cuda.held import _Held
+from tvm_deconv.schedules.cuda.held import Held
 from tvm_deconv.schedules.cuda.lower import source
-from tvm_deconv.schedules.cuda.merged import _Merged
+from tvm_deconv.schedules.cuda.merged import Merged
 from tvm_deconv.schedules.cuda.product import PLANS
 from tvm_deconv.schedules.cuda.products import choices, merging
-from tvm_deconv.schedules.cuda.tensor import LARGE_PLANS, LARGE_TRIPLE, _Warps
+from tvm_deconv.schedules.cuda.tensor import LARGE_PLANS, LARGE_TRIPLE, Warps
 from tvm_deconv.schedules.cuda.tensor import PLANS as TENSOR_PLANS
 from tvm_deconv.schedules.cuda.tiles import Plan
 from tvm_deconv.schedules.cuda.warp import MMA_TERMS
@@ -306,9 +306,9 @@ def test_phases_may_be_merged_along_each_number_of_axes(name, tmp_path):
 def test_merged_phases_are_one_product_with_the_taps_of_all():
     problem = td.Problem(1, 1, 40, 12, (9, 16), (3, 5), (2, 2), (1, 1), (1, 1), (18, 32), "float16")
     assert (choices(problem), merging(problem)) == ([0], [1, 2])
-    (one,) = _Merged(problem, Plan(64, 64, 32, 32, 32, joined=2)).sections
+    (one,) = Merged(problem, Plan(64, 64, 32, 32, 32, joined=2)).sections
     assert (one.n, one.taps) == (48, (1, 2, 3))
-    pairs = _Merged(problem, Plan(64, 64, 32, 32, 32, joined=1)).sections
+    pairs = Merged(problem, Plan(64, 64, 32, 32, 32, joined=1)).sections
     assert [(section.n, section.taps) for section in pairs] == [(24, (1, 2, 3)), (24, (1, 1, 3))]
     # Kernels that are multiples of the stride need no zeros, and strides beyond kernels leave outputs without a tap.
     assert merging(problem.replace(kernel=(4, 4))) == []
@@ -360,7 +360,7 @@ def test_joined_phases_are_fewer_and_wider_products():
     problem = td.Problem(1, 1, 40, 24, (9, 16), (4, 4), (2, 2), (1, 1), (1, 1), (18, 32), "float16")
     assert choices(problem) == [0, 1, 2]
     columns = [
-        [section.n for section in _Warps(problem, Plan(64, 64, 32, 32, 32, joined=axes)).sections] for axes in range(3)
+        [section.n for section in Warps(problem, Plan(64, 64, 32, 32, 32, joined=axes)).sections] for axes in range(3)
     ]
     assert columns == [[24] * 4, [48] * 2, [96]]
     # Of kernels that are no multiple of the stride, and of other problems without pads, there is nothing to join.
@@ -373,7 +373,7 @@ def test_gaps_in_sectors_are_counted():
 
     def share(problem, columns, axes=0):
         plan = Plan(64, 64, 16, 32, 32, joined=axes)
-        return sectors(_Warps(problem, plan).sections[0], columns, 4)
+        return sectors(Warps(problem, plan).sections[0], columns, 4)
 
     problem = td.Problem(1, 1, 40, 24, (9, 16), (4, 4), (2, 2), (1, 1), (1, 1), (18, 32), precision="tf32")
     assert (share(problem, 32), share(problem, 32, 1)) == (2, 1)
@@ -452,7 +452,7 @@ def test_only_what_taps_read_again_stays_in_the_nearest_cache():
     for row, h, w in itertools.product(range(rows), range(2), range(2)):
         _, (_, y, x) = section.position(row)
         read.add((y - h, x - w))
-    assert _Warps(problem, TENSOR_PLANS[0]).fresh(section) == pytest.approx(len(read) / (rows * taps), rel=0.05)
+    assert Warps(problem, TENSOR_PLANS[0]).fresh(section) == pytest.approx(len(read) / (rows * taps), rel=0.05)
 
 
 @pytest.mark.parametrize("kind", ["float16", "tf32", "tf32x3"])
@@ -651,7 +651,7 @@ def test_boxes_are_held_for_all_taps(tmp_path):
         problem = td.Problem(
             images, 1, 72, 20, (spatial[0], spatial[1]), kernel, (2, 2), (1, 1), (0, 0), wide, "float16", "NXC"
         )
-        form = _Held(problem, plan)
+        form = Held(problem, plan)
         kinds |= {(box.fastest, box.extents == one.extents) for one in form.sections for box in [form.box(one)]}
         given.append(problem)
         plans.append(plan)

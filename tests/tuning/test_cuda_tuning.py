@@ -366,9 +366,7 @@ def test_the_space_holds_the_default_and_stays_in_limits(problem):
         if "stages" in plan.knobs:
             from tvm_deconv.schedules.cuda import product, tensor
 
-            form = (product._Threads if candidate.schedule.algorithm == "cuda_product" else tensor._Warps)(
-                problem, plan
-            )
+            form = (product.Threads if candidate.schedule.algorithm == "cuda_product" else tensor.Warps)(problem, plan)
             together = max(1, form.resident // form.threads)  # blocks of a multiprocessor of 164 KiB, at least
             assert form.registers * form.threads * together <= 64 << 10
             assert form.memory_bytes <= (99 << 10 if together == 1 else (164 << 10) // together - (1 << 10))
