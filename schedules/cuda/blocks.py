@@ -15,6 +15,7 @@ from tvm.tirx import PrimFunc
 
 from tvm_deconv.compute.gather import Index, Section, ravel, reached, unravel
 from tvm_deconv.problem import Problem, element_bytes
+from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.cuda.emit import Arguments, Place, Rounding, each, launch, local, pack_filter, when
 
 #: Sections in one launch: each is a copy of the kernel's body, and nvcc's time grows with it.
@@ -72,6 +73,7 @@ class Box:
 class Block:
     """The work of one block: a tile of the product of a group, over one part of its terms; its rows may be a box.
 
+    Of several tiles of columns it is the first.
     It is at `place` in its cluster, of rows and columns of tiles. There it may be beyond the last: its tile `exists` by
     these conditions.
     """
@@ -162,7 +164,7 @@ def pack_sections(
 
 def each_block(
     all_sections: Sequence[Section],
-    tile_m: int,
+    tile: tuple[int, int],
     box: Callable[[Section], Box | None],
     threads: int,
     split: int,
@@ -172,12 +174,16 @@ def each_block(
 ) -> None:
     """Launch the blocks of all sections: `body` gets a `Block` and the memory of the kernel from `allocate`.
 
-    Blocks that follow each other are a `cluster` of rows and columns of tiles.
+    The `tile` of a block has so many rows, and so many tiles of columns. Blocks that follow each other are a `cluster`
+    of rows and columns of tiles.
     """
-    down, across = cluster
+    (tile_m, turns), (down, across) = tile, cluster
+
+    def tiles_in(section: Section) -> tuple[int, int]:
+        return tiles_of(section, tile_m, box(section)), ceil_div(section.tiles_n, turns)
 
     def extents(section: Section) -> tuple[int, ...]:
-        clusters = -(-tiles_of(section, tile_m, box(section)) // down), -(-section.tiles_n // across)
+        clusters = (ceil_div(count, of) for count, of in zip(tiles_in(section), cluster, strict=True))
         return split, section.geometry.groups, *clusters, down, across
 
     def choose(rest: Sequence[Section], first: int, block: Expr, thread: Expr, memory: tuple[Expr, ...]) -> None:
@@ -186,12 +192,10 @@ def each_block(
 
         def here() -> None:
             part, group, m, n, *place = unravel(block - first, extents(section))
-            tiles = m * down + place[0], n * across + place[1]
-            counts = tiles_of(section, tile_m, box(section)), section.tiles_n
-            exists = [at < count for at, count, of in zip(tiles, counts, cluster, strict=True) if count % of]
-            body(
-                Block(section, part, group, *tiles, thread, box(section), (place[0], place[1]), tuple(exists)), *memory
-            )
+            at = m * down + place[0], n * across + place[1]
+            exists = [x < count for x, count, of in zip(at, tiles_in(section), cluster, strict=True) if count % of]
+            at = at[0], at[1] * turns
+            body(Block(section, part, group, *at, thread, box(section), (place[0], place[1]), tuple(exists)), *memory)
 
         if len(rest) == 1:
             here()

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -33,7 +33,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.cuda.banks import WAVEFRONT
 from tvm_deconv.schedules.cuda.blocks import Block, Box, Extents
-from tvm_deconv.schedules.cuda.emit import Arguments, local, when
+from tvm_deconv.schedules.cuda.emit import Arguments, barrier, local, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
 from tvm_deconv.schedules.cuda.products import choices, joined
 from tvm_deconv.schedules.cuda.tiles import L2_COST, WAVEFRONT_COST, cost
@@ -60,8 +60,9 @@ _FURTHEST = 256  # extent of a box that TMA loads
 #: those of a thread are a multiple; and those for addresses besides those that any form has.
 _REGISTERS, _PARTS, _STEP, _MORE = 16 << 10, 4, 8, 8
 FILLED = 16  # elements that a thread copies to a box at a time
+_FILL = 36  # in multiply-adds of CUDA cores: copying one
 _ROWS, _COLUMNS, _STAGES = (64, 128, 192, 256), (16, 32, 64, 96, 128, 192, 256), (3, 4)
-_CLUSTERS = (1, 2, 4)
+_CLUSTERS, _TURNS = (1, 2, 4), (1, 2, 4, 8)
 
 
 def line_of(channels: int) -> int:
@@ -98,6 +99,7 @@ class Held(Warpgroups):
     def __init__(self, problem: Problem, plan: ClusterPlan) -> None:
         super().__init__(problem, plan)
         self.most_columns = math.gcd(plan.tile_n, self.most_columns)
+        self.turns = plan.turns
         self.width = line_of(problem.in_channels)
         self.boxes = ceil_div(problem.in_channels, self.width)
 
@@ -125,6 +127,10 @@ class Held(Warpgroups):
     def stage(self) -> int:
         """See Form."""
         return self.plan.tile_n * self.line
+
+    def opening(self, section: Section) -> float:
+        """See Form; of threads that copy the first box."""
+        return 0.0 if _loads(self.problem) else _FILL * self.lines(section) * self.width
 
     @property
     def operands(self) -> int:
@@ -169,9 +175,21 @@ class Held(Warpgroups):
         return ceil_div(most, _ALIGNED) * _ALIGNED
 
     @property
+    def sums_bytes(self) -> int:
+        """See Form; they have memory of their own, if tiles of B are loaded meanwhile."""
+        if self.turns == 1:
+            return super().sums_bytes
+        return ceil_div(self.plan.tile_m * (self.most_columns + _EIGHT) * 4, 1024) * 1024
+
+    @property
+    def begin_stages(self) -> int:
+        """Elements of shared memory before the stages."""
+        return self.sums_bytes // _SIZE if self.turns > 1 else 0
+
+    @property
     def memory_bytes(self) -> int:
         """See Form."""
-        return (self.plan.stages * self.stage + self.held * self.box_elements) * _SIZE
+        return (self.begin_stages + self.plan.stages * self.stage + self.held * self.box_elements) * _SIZE
 
     @property
     def memory_elements(self) -> int:
@@ -184,8 +202,8 @@ class Held(Warpgroups):
         return self._moved(self._share(self.sections[0]))
 
     def _share(self, section: Section) -> float:
-        """Return the lines of a box for each tap."""
-        return self.lines(section) / math.prod(section.taps)
+        """Return the lines of a box for each tap and each tile of columns."""
+        return self.lines(section) / math.prod(section.taps) / min(self.turns, section.tiles_n)
 
     def _moved(self, share: float) -> float:
         """See `moved`; a box comes once for all taps, so many of its lines for each."""
@@ -260,7 +278,11 @@ class Held(Warpgroups):
 
     def first(self, box: Index) -> Index:
         """Return the first element of a box in shared memory."""
-        return self.plan.stages * self.stage + box * self.box_elements
+        return self.begin_stages + self.plan.stages * self.stage + box * self.box_elements
+
+    def filled(self, memory: Expr, step: Index) -> Index:
+        """See Warpgroups."""
+        return self.begin_stages + super().filled(memory, step)
 
     def tiles(self, section: Section) -> int:
         """Return the tiles of k that read one box."""
@@ -270,15 +292,54 @@ class Held(Warpgroups):
         """See Warpgroups."""
         return _Boxes(self, args, block, begun, memory)
 
-    def multiply(self, loads: Any, memory: Expr, sums: Expr, registers: Sequence[Expr]) -> None:
-        """See Warpgroups; rows of the next terms are read while those of the last two are multiplied."""
+    def compute(
+        self,
+        args: Arguments,
+        block: Block,
+        begun: Any,
+        memory: Expr,
+        sums: Expr,
+        registers: Sequence[Expr],
+        write: Callable[[Block], None],
+    ) -> None:
+        """See Form; the boxes stay for all tiles of columns, and those of B are loaded while sums are written."""
+        if self.turns == 1:
+            super().compute(args, block, begun, memory, sums, registers, write)
+            return
+        loads = self.loads(args, block, begun, memory)
+        with when([block.thread == 0]):
+            loads.begin()
+        self.meet()
+        with build.serial(0, self.turns_of(block)) as turn:
+            self.clear(args, block, sums)
+            with build.If(block.thread < self.holders):
+                with build.Then():
+                    self.multiply(loads, memory, sums, registers, turn)
+                with build.Else():
+                    loads.emit(turn)
+            barrier()
+            write(replace(block, tile_n=block.tile_n + turn))
+        self.meet()
+
+    def turns_of(self, block: Block) -> Index:
+        """Return how many tiles of columns a block has; the last blocks may have fewer than others."""
+        left = block.section.tiles_n - block.tile_n
+        return min(self.turns, left) if isinstance(left, int) else tirx.min(self.turns, left)
+
+    def multiply(self, loads: Any, memory: Expr, sums: Expr, registers: Sequence[Expr], turn: Index = 0) -> None:
+        """See Warpgroups; rows of the next terms are read while those of the last two are multiplied.
+
+        After the first `turn` the boxes are there.
+        """
         block, (fragments, places), steps = loads.block, registers, _LINE // _TERMS
         tiles, stages, lane = block.section.tiles_k, self.plan.stages, block.thread % 32
-        each = self.tiles(block.section)
-        loads.wait(0)
+        each, before = self.tiles(block.section), turn * block.section.tiles_k
+        first = [turn == 0] if self.turns > 1 else []
+        with when(first):
+            loads.wait(0)
         self._read(block, memory, 0, 0, fragments, places)
         with build.serial(0, tiles) as step:
-            base = self.filled(memory, step)
+            base = self.filled(memory, before + step)
             for k in range(steps):
                 wgmma_fence()
                 b = base + k * _TERMS
@@ -286,8 +347,8 @@ class Held(Warpgroups):
                 wgmma_commit()
                 wgmma_wait(2)
                 if k == 1:
-                    with when([step >= 1, lane < self.sharing]):
-                        self.give_back(block, memory, (step - 1) % stages)
+                    with when([before + step >= 1, lane < self.sharing]):
+                        self.give_back(block, memory, (before + step - 1) % stages)
                 if k + 1 < steps:
                     self._read(block, memory, step, k + 1, fragments, places)
                     continue
@@ -296,7 +357,7 @@ class Held(Warpgroups):
                         arrive(memory, self.at_empty(step // each % self.held))
                 with when([step + 1 < tiles]):
                     if self.boxes > 1:
-                        with when([(step + 1) % each == 0]):
+                        with when([(step + 1) % each == 0, *first]):
                             loads.wait((step + 1) // each)
                     self._read(block, memory, step + 1, 0, fragments, places)
         wgmma_wait(0)
@@ -352,16 +413,29 @@ class _Boxes(Loads):
     def arrivals(self) -> int:
         return 1
 
-    def emit(self) -> None:
+    def emit(self, turn: Index = 0) -> None:
+        """See Loads; of several turns those tiles whose stages are given back before the next begins."""
         form, each, lane = self.form, self.form.tiles(self.section), self.block.thread % 32
-        with when([lane == 0]), build.serial(0, self.section.tiles_k) as tile:
+        with when([lane == 0]), build.serial(*self._tiles(turn)) as tile:
             if not self.by_elements:
-                with when([tile % each == 0]):
+                with when([tile % each == 0, *([tile < self.section.tiles_k] if form.turns > 1 else [])]):
                     self._load(tile // each)
             stage = tile % form.plan.stages
             wait_phase(self.memory, form.empty(stage), (tile // form.plan.stages + 1) % 2)
             expect(self.memory, form.full(stage), form.stage * _SIZE)
-            self.load_b(tile, stage * form.stage, form.full(stage))
+            self.load_b(tile, form.begin_stages + stage * form.stage, form.full(stage))
+
+    def _tiles(self, turn: Index) -> tuple[Index, Index]:
+        """Return the first tile of k of all turns that is loaded in one, and the first that is not.
+
+        The last stage of a turn is given back in the next.
+        """
+        form, tiles, ahead = self.form, self.section.tiles_k, self.form.plan.stages - 1
+        if form.turns == 1:
+            return 0, tiles
+        turns = form.turns_of(self.block)
+        begin = tirx.Select(turn == 0, 0, tirx.min(turn * tiles + ahead, turns * tiles))
+        return begin, tirx.min((turn + 1) * tiles + ahead, turns * tiles)
 
     def _load(self, number: Index) -> None:
         """Begin to load a box, as soon as the one before the last is read."""
@@ -500,16 +574,23 @@ def _choices(problem: Problem) -> list[int]:
     return [axes for axes in choices(problem) if suits(_products(problem, _COLUMNS[0], axes))]
 
 
+def _turns(problem: Problem) -> tuple[int, ...]:
+    """Return numbers of tiles of columns that read the same boxes: one, unless these come slowly, by elements."""
+    return (1,) if _loads(problem) else _TURNS
+
+
 def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, ClusterPlan]]:  # noqa: ARG001
     """Return the plans worth measuring with their costs, the cheapest first."""
     found = []
     for axes, rows in itertools.product(_choices(problem), _ROWS):
         widest = max(section.n for section in _products(problem, _COLUMNS[0], axes))
         narrow = [columns for columns in _COLUMNS if columns < widest]
-        for columns, stages, cluster in itertools.product(_COLUMNS[: len(narrow) + 1], _STAGES, _CLUSTERS):
-            plan = ClusterPlan(rows, columns, _LINE, 64, columns, stages, 1, axes, cluster)
+        usual = _COLUMNS[: len(narrow) + 1], _STAGES, _CLUSTERS, _turns(problem)
+        for columns, stages, cluster, turns in itertools.product(*usual):
+            plan = ClusterPlan(rows, columns, _LINE, 64, columns, stages, 1, axes, cluster, turns=turns)
             form = Held(problem, plan)
-            if columns % (_EIGHT * cluster) == 0 and form.fits and form.has_registers:
+            some = turns == 1 or turns * columns < widest + columns
+            if some and columns % (_EIGHT * cluster) == 0 and form.fits and form.has_registers:
                 found.append((cost(form), plan))
     return sorted(found, key=lambda pair: pair[0])
 

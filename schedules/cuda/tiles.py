@@ -33,6 +33,7 @@ from tvm_deconv.compute.gather import Index, Section, sections, unravel
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import storage_dtype, to_accumulator
 from tvm_deconv.problem import Problem, element_bytes
+from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.cuda.banks import BANKS, Access, best_pitch
 from tvm_deconv.schedules.cuda.blocks import (
@@ -124,6 +125,8 @@ class Form(abc.ABC):
     terms: Sequence[int] = (8, 16, 32)
     #: Rows and columns of tiles whose blocks are a cluster.
     cluster: tuple[int, int] = (1, 1)
+    #: Tiles of columns that a block has one after the other.
+    turns: int = 1
 
     def __init__(self, problem: Problem, plan: Plan, dtype: str, threads: int) -> None:
         """Take the type of A and B in shared memory, and the number of threads of a block."""
@@ -175,6 +178,10 @@ class Form(abc.ABC):
         """Wavefronts of shared memory for one term of a block's tile, if the `term` does not count them."""
         return 0.0
 
+    def opening(self, section: Section) -> float:  # noqa: ARG002
+        """Return the cost of a block before its first product, in multiply-adds."""
+        return 0.0
+
     def allocate(self) -> tuple[Expr, ...]:
         """Return the registers that products need besides the sums."""
         return ()
@@ -188,6 +195,21 @@ class Form(abc.ABC):
         self, args: Arguments, block: Block, begun: Any, memory: Expr, sums: Expr, registers: Sequence[Expr]
     ) -> None:
         """Leave the thread's sums of the block's tile in `sums`, and the shared memory free."""
+
+    def compute(
+        self,
+        args: Arguments,
+        block: Block,
+        begun: Any,
+        memory: Expr,
+        sums: Expr,
+        registers: Sequence[Expr],
+        write: Callable[[Block], None],
+    ) -> None:
+        """Compute the block's tile and have `write` bring it to the output; each of its tiles, if there are `turns`."""
+        self.clear(args, block, sums)
+        self.accumulate(args, block, begun, memory, sums, registers)
+        write(block)
 
     def box(self, section: Section) -> Box | None:  # noqa: ARG002
         """Return the box that the rows of a tile are, if they are not the next in order."""
@@ -284,6 +306,11 @@ class Form(abc.ABC):
     def memory_bytes(self) -> int:
         """Shared memory of a block."""
         return self.plan.stages * self.stage * _BYTES[self.dtype]
+
+    @property
+    def sums_bytes(self) -> int:
+        """Shared memory, from its beginning on, through which sums go to the output: of stages, which are free then."""
+        return self.memory_bytes
 
     @property
     def memory_elements(self) -> int:
@@ -384,7 +411,8 @@ def cost(form: Form) -> float:
 
     def length(section: Section) -> float:
         tiles = section.tiles_k / plan.split
-        return max(tiles * tile, tiles * plan.tile_k * moved + L2_COST * gaps(form, section))
+        each = max(tiles * tile, tiles * plan.tile_k * moved + L2_COST * gaps(form, section))
+        return form.opening(section) + each * min(form.turns, section.tiles_n)
 
     counts = [(blocks_of(form, section), length(section)) for section in all_sections]
     blocks, longest = sum(count for count, _ in counts) * plan.split, max(length for _, length in counts)
@@ -400,7 +428,7 @@ def cost(form: Form) -> float:
 
 def blocks_of(form: Form, section: Section) -> int:
     """Return the number of blocks for a section, of sums that are not split: whole clusters."""
-    tiles = tiles_of(section, form.plan.tile_m, form.box(section)), section.tiles_n
+    tiles = tiles_of(section, form.plan.tile_m, form.box(section)), ceil_div(section.tiles_n, form.turns)
     whole = [-(-count // of) * of for count, of in zip(tiles, form.cluster, strict=True)]
     return section.geometry.groups * math.prod(whole)
 
@@ -488,11 +516,13 @@ def matrix_kernel(form: Form) -> Kernel:
             begun = form.begin(args, aligned)
 
             def body(block: Block, memory: Expr, rounds: Expr, sums: Expr, *registers: Expr) -> None:
-                form.clear(args, block, sums)
-                form.accumulate(args, block, begun, memory, sums, registers)
-                _write(args, block, form, rounds, sums)
+                def write(tile: Block) -> None:
+                    _write(args, tile, form, rounds, sums)
 
-            each_block(all_sections, plan.tile_m, form.box, form.threads, plan.split, form.cluster, allocate, body)
+                form.compute(args, block, begun, memory, sums, registers, write)
+
+            tiles = plan.tile_m, form.turns
+            each_block(all_sections, tiles, form.box, form.threads, plan.split, form.cluster, allocate, body)
 
         aligned_or_not([args.data] if form.wide > 1 else [], form.wide * _BYTES[form.dtype], launches)
         finish_sums(args, plan.split)
@@ -635,7 +665,7 @@ class Rounds:
         columns = min(form.plan.tile_n, form.most_columns)
         if Rounds(form, section, columns).rounded:
             columns = _HALVES
-        while (rounds := Rounds(form, section, columns)).size * rounds.bytes > form.memory_bytes:
+        while (rounds := Rounds(form, section, columns)).size * rounds.bytes > form.sums_bytes:
             columns //= 2
         return rounds
 

@@ -83,10 +83,11 @@ _MMA = 1 / 12
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan(Plan):
-    """A plan whose blocks are clusters of rows and columns of tiles."""
+    """A plan whose blocks are clusters of rows and columns of tiles, each of which has `turns` tiles of columns."""
 
     cluster_m: int = 1
     cluster_n: int = 1
+    turns: int = 1
 
 
 class Warpgroups(Form):
@@ -263,13 +264,13 @@ class Warpgroups(Form):
         loads = self.loads(args, block, begun, memory)
         with when([block.thread == 0]):
             loads.begin()
-        self._meet()
+        self.meet()
         with build.If(block.thread < self.holders):
             with build.Then():
                 self.multiply(loads, memory, sums, registers)
             with build.Else():
                 loads.emit()
-        self._meet()
+        self.meet()
 
     def loads(self, args: Arguments, block: Block, begun: Any, memory: Expr) -> Loads:
         """Return the work of the last warp."""
@@ -280,7 +281,7 @@ class Warpgroups(Form):
         """Blocks whose tiles lie in a row or a column of a cluster with a block's, itself among them."""
         return self.rows + self.columns - 1
 
-    def _meet(self) -> None:
+    def meet(self) -> None:
         """Wait for all threads of the cluster: until barriers are made, and before a block ends that others reach."""
         barrier()
         if self.blocks > 1:

@@ -668,6 +668,20 @@ def test_boxes_are_held_for_all_taps(tmp_path):
         assert 0 < np.count_nonzero(~np.isfinite(wanted)) < wanted.size // 8
 
 
+def test_boxes_stay_for_several_tiles_of_columns(tmp_path):
+    """Boxes that threads copy, and two that TMA loads; the last blocks have fewer tiles than others."""
+    odd = td.Problem(1, 1, 21, 21, (9, 7), (8, 8), (4, 4), (1, 1), (1, 2), (39, 30), "float16", "NXC")
+    odd = odd.replace(epilogue=td.Epilogue(True))
+    lines = td.Problem(1, 1, 72, 24, (9, 9), (4, 4), (2, 2), (1, 1), (0, 0), (20, 20), "bfloat16", "NXC")
+    plans = [
+        ClusterPlan(64, 128, 64, 64, 128, 3, turns=2),
+        ClusterPlan(64, 16, 64, 64, 16, 3, joined=2, cluster_m=2, turns=4),
+    ]
+    batch = Batch([odd, lines], tmp_path, "turns", FAMILIES["cuda_held"], plans)
+    for number in range(2):
+        check(batch, number, offset=number)
+
+
 @pytest.mark.parametrize("family", ["cuda_tensor", "cuda_held", "cuda_product"])
 def test_channels_of_neighbouring_positions_are_stored_together(family, tmp_path):
     """Odd channels, phases and lines of the output that allow vectors of 8 or 4, or none; a bias for each channel."""
