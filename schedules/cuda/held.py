@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from tvm import tirx
@@ -29,8 +29,10 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 
 from tvm_deconv.compute.gather import Index, Section, ravel, sections, unravel
+from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div
+from tvm_deconv.schedules.contract import Algorithm
 from tvm_deconv.schedules.cuda.banks import WAVEFRONT
 from tvm_deconv.schedules.cuda.blocks import Block, Box, Extents
 from tvm_deconv.schedules.cuda.emit import Arguments, barrier, local, when
@@ -81,11 +83,11 @@ class _Lines(Section):
 
 
 @lru_cache(256)
-def _products(problem: Problem, tile_n: int, axes: int) -> tuple[Section, ...]:
-    """Return the products of phases joined along the last `axes`, with whole lines of terms."""
+def _products(problem: Problem, tile_n: int, geometry: Geometry) -> tuple[Section, ...]:
+    """Return the products of a geometry's phases, with whole lines of terms."""
     products: list[Section] = []
     offset = 0
-    for of in sections(problem, _LINE, tile_n, joined(problem, axes)):
+    for of in sections(problem, _LINE, tile_n, geometry):
         products.append(_Lines(of.geometry, of.runs, of.channels_last, _LINE, tile_n, offset))
         offset += math.prod(products[-1].shape)
     return tuple(products)
@@ -95,6 +97,9 @@ class Held(Warpgroups):
     """A part is a warpgroup's, whose rows of A lie in a box of the data."""
 
     algorithm = "cuda_held"
+    #: The numbers of last axes along which phases may be joined, and the phases that are columns of products then.
+    choices: Callable[[Problem], list[int]] = staticmethod(choices)
+    phases: Callable[[Problem, int], Geometry] = staticmethod(joined)
 
     def __init__(self, problem: Problem, plan: ClusterPlan) -> None:
         super().__init__(problem, plan)
@@ -104,9 +109,14 @@ class Held(Warpgroups):
         self.boxes = ceil_div(problem.in_channels, self.width)
 
     @property
+    def geometry(self) -> Geometry:
+        """See Form."""
+        return self.phases(self.problem, self.plan.joined)
+
+    @property
     def sections(self) -> tuple[Section, ...]:
         """See Form."""
-        return _products(self.problem, self.plan.tile_n, self.plan.joined)
+        return _products(self.problem, self.plan.tile_n, self.geometry)
 
     @property
     def wide(self) -> int:
@@ -288,7 +298,7 @@ class Held(Warpgroups):
         """Return the tiles of k that read one box."""
         return section.tiles_k // self.boxes
 
-    def loads(self, args: Arguments, block: Block, begun: Any, memory: Expr) -> Loads:
+    def loads(self, args: Arguments, block: Block, begun: Any, memory: Expr) -> _Boxes:
         """See Warpgroups."""
         return _Boxes(self, args, block, begun, memory)
 
@@ -551,16 +561,16 @@ def _lengths(box: Box, width: int, taps: tuple[int, int, int], steps: tuple[int,
     return image, d + further[0], h + further[1], w + further[2]
 
 
-def supports(problem: Problem, target: CudaTarget) -> bool:
-    """The target is a Hopper's own, lines are told from other groups', and several taps share them."""
+def _supports(form: type[Held], problem: Problem, target: CudaTarget) -> bool:
+    """Return True if the target is a Hopper's own, lines are told from other groups', and several taps share them."""
     short = multiplied_type(problem) in ("float16", "bfloat16") and problem.data_format == "NXC"
     if not (short and on_hopper(target)) or problem.batch == 0:
         return False
     whole = problem.groups == 1 or problem.in_channels % line_of(problem.in_channels) == 0
-    return whole and (_loads(problem) or problem.in_channels <= _LINE) and bool(_choices(problem))
+    return whole and (_loads(problem) or problem.in_channels <= _LINE) and bool(_choices(form, problem))
 
 
-def _choices(problem: Problem) -> list[int]:
+def _choices(form: type[Held], problem: Problem) -> list[int]:
     """Return the numbers of last axes along which phases are joined to few products of whole tiles of k."""
 
     def suits(products: Sequence[Section]) -> bool:
@@ -571,7 +581,9 @@ def _choices(problem: Problem) -> list[int]:
             and max(section.n for section in products) >= _EIGHT
         )
 
-    return [axes for axes in choices(problem) if suits(_products(problem, _COLUMNS[0], axes))]
+    return [
+        axes for axes in form.choices(problem) if suits(_products(problem, _COLUMNS[0], form.phases(problem, axes)))
+    ]
 
 
 def _turns(problem: Problem) -> tuple[int, ...]:
@@ -579,20 +591,28 @@ def _turns(problem: Problem) -> tuple[int, ...]:
     return (1,) if _loads(problem) else _TURNS
 
 
-def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, ClusterPlan]]:  # noqa: ARG001
+def _candidates(
+    form: type[Held],
+    problem: Problem,
+    target: CudaTarget,  # noqa: ARG001
+) -> list[tuple[float, ClusterPlan]]:
     """Return the plans worth measuring with their costs, the cheapest first."""
     found = []
-    for axes, rows in itertools.product(_choices(problem), _ROWS):
-        widest = max(section.n for section in _products(problem, _COLUMNS[0], axes))
+    for axes, rows in itertools.product(_choices(form, problem), _ROWS):
+        widest = max(section.n for section in _products(problem, _COLUMNS[0], form.phases(problem, axes)))
         narrow = [columns for columns in _COLUMNS if columns < widest]
         usual = _COLUMNS[: len(narrow) + 1], _STAGES, _CLUSTERS, _turns(problem)
         for columns, stages, cluster, turns in itertools.product(*usual):
             plan = ClusterPlan(rows, columns, _LINE, 64, columns, stages, 1, axes, cluster, turns=turns)
-            form = Held(problem, plan)
-            some = turns == 1 or turns * columns < widest + columns
-            if some and columns % (_EIGHT * cluster) == 0 and form.fits and form.has_registers:
-                found.append((cost(form), plan))
+            made, some = form(problem, plan), turns == 1 or turns * columns < widest + columns
+            if some and columns % (_EIGHT * cluster) == 0 and made.fits and made.has_registers:
+                found.append((cost(made), plan))
     return sorted(found, key=lambda pair: pair[0])
 
 
-ALGORITHM = cluster_algorithm(Held, supports, candidates)
+def algorithm_of(form: type[Held], caveat: str = "") -> Algorithm[CudaTarget, ClusterPlan]:
+    """Return the record of the algorithm whose kernels have a `form`."""
+    return cluster_algorithm(form, partial(_supports, form), partial(_candidates, form), caveat)
+
+
+ALGORITHM = algorithm_of(Held)

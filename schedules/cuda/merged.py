@@ -13,7 +13,7 @@ from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda import tensor
 from tvm_deconv.schedules.cuda.predicates import fills_tensor_cores, is_for_tensor_cores
-from tvm_deconv.schedules.cuda.products import merged, merging
+from tvm_deconv.schedules.cuda.products import CAVEAT, merged, merging
 from tvm_deconv.schedules.cuda.tensor import Bytes, Warps, shapes
 from tvm_deconv.schedules.cuda.tiles import Plan, matrix_algorithm
 from tvm_deconv.targets import CudaTarget
@@ -65,5 +65,5 @@ ALGORITHM = matrix_algorithm(
     _shapes,
     supports,
     is_default_for,
-    "an infinity or NaN spreads to the other phases of its positions",
+    CAVEAT,
 )

@@ -14,6 +14,8 @@ from functools import lru_cache
 from tvm_deconv.compute.phases import AxisPhases, Geometry, Run
 from tvm_deconv.problem import Problem
 
+#: Of merged phases, some of which multiply data by zeros.
+CAVEAT = "an infinity or NaN spreads to the other phases of its positions"
 #: Combinations of phases with the same taps, at most: each is a copy of a kernel's body.
 MOST_PRODUCTS = 27
 

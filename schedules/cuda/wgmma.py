@@ -601,6 +601,7 @@ def cluster_algorithm(
     form: type[Warpgroups],
     supports: Callable[[Problem, CudaTarget], bool],
     candidates: Callable[[Problem, CudaTarget], list[tuple[float, ClusterPlan]]],
+    caveat: str = "",
 ) -> Algorithm[CudaTarget, ClusterPlan]:
     """Return the record of the algorithm whose kernels have a `form`; until a device has measured it, no default."""
     return Algorithm(
@@ -611,6 +612,7 @@ def cluster_algorithm(
         read=lambda knobs: ClusterPlan(**knobs),
         tasks=one_task,
         build=lambda problem, target, plan: matrix_kernel(form(problem, plan)),  # noqa: ARG005
+        caveat=caveat,
     )
 
 

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from support.cuda_kernels import CUDA, HOPPER, TARGET, Batch, build_kernel, drawn, sparse, target_of
+from support.cuda_kernels import CUDA, HOPPER, HOPPER_FAMILIES, TARGET, Batch, build_kernel, drawn, sparse, target_of
 from support.strategies import not_empty, operands, problems
 from support.tolerances import norm_bound
 
@@ -179,6 +179,10 @@ EXAMPLES = {
         td.Problem(1, 1, 64, 9, (17, 17), (3, 4), (2, 2), (1, 1), (0, 0), (35, 36), "bfloat16", "NXC"),
         td.Problem(1, 1, 72, 8, (3, 9, 5), (2, 3, 3), (1, 2, 2), (1, 1, 1), (1, 0, 1), (2, 18, 9), "float16", "NXC"),
     ],
+    "cuda_held_merged": [
+        # Four taps of all phases are a tile of 64 terms.
+        td.Problem(1, 1, 16, 12, (9, 10), (3, 3), (2, 2), (1, 1), (1, 1), (17, 19), "float16", "NXC"),
+    ],
     "cuda_product": [
         # All that the taps read is outside of the data.
         td.Problem(1, 1, 2, 3, (5,), (7,), (1,), (3,), (40,), (9,), epilogue=td.Epilogue(True, "sigmoid")),
@@ -229,6 +233,7 @@ SPACES = {
         2,
     ),
     "cuda_held": (problems(dtypes=["float16", "bfloat16"]).flatmap(held_channels), 1),
+    "cuda_held_merged": (problems(dtypes=["float16", "bfloat16"]).map(with_odd_kernels).flatmap(held_channels), 1),
     "cuda_product": (problems(max_macs=60_000), 6),
 }
 
@@ -249,8 +254,7 @@ def test_the_choice_candidates_of():
 
     for family, given in EXAMPLES.items():
         # What no device has measured is the default of nothing.
-        hopper = family in ("cuda_wgmma", "cuda_held")
-        assert {chosen(problem) for problem in given} == {"cuda_tensor" if hopper else family}
+        assert {chosen(problem) for problem in given} == {"cuda_tensor" if family in HOPPER_FAMILIES else family}
     assert CUDA.default(EXAMPLES["cuda_wgmma"][0], HOPPER)[0].name == "cuda_tensor"
     depthwise = EXAMPLES["cuda_narrow"][0]
     assert chosen(depthwise.replace(groups=2)) == "cuda_product"

@@ -25,6 +25,8 @@ from tvm_deconv.targets import CUDA_TARGETS
 
 CUDA = BACKENDS["cuda"]
 TARGET, HOPPER = CUDA_TARGETS["cuda"], CUDA_TARGETS["cuda-sm_90a"]
+#: The algorithms of `HOPPER` alone.
+HOPPER_FAMILIES = ("cuda_wgmma", "cuda_held", "cuda_held_merged")
 SHIM = Path(__file__).parent / "cuda_shim"
 _LIBC = ctypes.CDLL(None)
 _NORESERVE = 0x4000  # of Linux, MAP_NORESERVE
@@ -39,7 +41,7 @@ def build_kernel(problem, algorithm=None, plan=None):
 
 def target_of(algorithm):
     """The target that a test builds an algorithm for."""
-    return HOPPER if algorithm is not None and algorithm.name in ("cuda_wgmma", "cuda_held") else TARGET
+    return HOPPER if algorithm is not None and algorithm.name in HOPPER_FAMILIES else TARGET
 
 
 class OnDevice:
