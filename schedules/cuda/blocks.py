@@ -73,7 +73,7 @@ class Box:
 class Block:
     """The work of one block: a tile of the product of a group, over one part of its terms; its rows may be a box.
 
-    Of several tiles of columns it is the first.
+    Of several tiles of rows or columns it is the first.
     It is at `place` in its cluster, of rows and columns of tiles. There it may be beyond the last: its tile `exists` by
     these conditions.
     """
@@ -164,23 +164,23 @@ def pack_sections(
 
 def each_block(
     all_sections: Sequence[Section],
-    tile: tuple[int, int],
+    extents_of: tuple[int, tuple[int, int], tuple[int, int]],
     box: Callable[[Section], Box | None],
     threads: int,
     split: int,
-    cluster: tuple[int, int],
     allocate: Callable[[], tuple[Expr, ...]],
     body: Callable[..., None],
 ) -> None:
     """Launch the blocks of all sections: `body` gets a `Block` and the memory of the kernel from `allocate`.
 
-    The `tile` of a block has so many rows, and so many tiles of columns. Blocks that follow each other are a `cluster`
-    of rows and columns of tiles.
+    The extents are the rows of a tile, the tiles of rows and of columns of a block, and those whose blocks are a
+    cluster: these follow each other.
     """
-    (tile_m, turns), (down, across) = tile, cluster
+    tile_m, turns, cluster = extents_of
+    down, across = cluster
 
-    def tiles_in(section: Section) -> tuple[int, int]:
-        return tiles_of(section, tile_m, box(section)), ceil_div(section.tiles_n, turns)
+    def tiles_in(section: Section) -> list[int]:
+        return list(map(ceil_div, (tiles_of(section, tile_m, box(section)), section.tiles_n), turns))
 
     def extents(section: Section) -> tuple[int, ...]:
         clusters = (ceil_div(count, of) for count, of in zip(tiles_in(section), cluster, strict=True))
@@ -194,7 +194,7 @@ def each_block(
             part, group, m, n, *place = unravel(block - first, extents(section))
             at = m * down + place[0], n * across + place[1]
             exists = [x < count for x, count, of in zip(at, tiles_in(section), cluster, strict=True) if count % of]
-            at = at[0], at[1] * turns
+            at = at[0] * turns[0], at[1] * turns[1]
             body(Block(section, part, group, *at, thread, box(section), (place[0], place[1]), tuple(exists)), *memory)
 
         if len(rest) == 1:

@@ -34,11 +34,11 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.contract import Algorithm
 from tvm_deconv.schedules.cuda.banks import WAVEFRONT
-from tvm_deconv.schedules.cuda.blocks import Block, Box, Extents
-from tvm_deconv.schedules.cuda.emit import Arguments, barrier, local, when
+from tvm_deconv.schedules.cuda.blocks import Block, Box, Extents, tiles_of
+from tvm_deconv.schedules.cuda.emit import MULTIPROCESSORS, Arguments, barrier, local, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
 from tvm_deconv.schedules.cuda.products import choices, joined
-from tvm_deconv.schedules.cuda.tiles import L2_COST, WAVEFRONT_COST, cost
+from tvm_deconv.schedules.cuda.tiles import L2_COST, WAVEFRONT_COST, blocks_of, cost
 from tvm_deconv.schedules.cuda.warp import (
     arrive,
     expect,
@@ -62,9 +62,10 @@ _FURTHEST = 256  # extent of a box that TMA loads
 #: those of a thread are a multiple; and those for addresses besides those that any form has.
 _REGISTERS, _PARTS, _STEP, _MORE = 16 << 10, 4, 8, 8
 FILLED = 16  # elements that a thread copies to a box at a time
-_FILL = 36  # in multiply-adds of CUDA cores: copying one
+#: In multiply-adds of CUDA cores: the time until a load arrives, and more for each element; copying one by a thread.
+_ARRIVAL, _ARRIVING, _FILL = 700 * 128, 4, 36
 _ROWS, _COLUMNS, _STAGES = (64, 128, 192, 256), (16, 32, 64, 96, 128, 192, 256), (3, 4)
-_CLUSTERS, _TURNS = (1, 2, 4), (1, 2, 4, 8)
+_CLUSTERS, _TURNS = (1, 2, 4), (2, 4, 8)
 
 
 def line_of(channels: int) -> int:
@@ -104,7 +105,8 @@ class Held(Warpgroups):
     def __init__(self, problem: Problem, plan: ClusterPlan) -> None:
         super().__init__(problem, plan)
         self.most_columns = math.gcd(plan.tile_n, self.most_columns)
-        self.turns = plan.turns
+        assert 1 in (plan.turns_m, plan.turns_n)
+        self.turns = plan.turns_m, plan.turns_n
         self.width = line_of(problem.in_channels)
         self.boxes = ceil_div(problem.in_channels, self.width)
 
@@ -139,8 +141,11 @@ class Held(Warpgroups):
         return self.plan.tile_n * self.line
 
     def opening(self, section: Section) -> float:
-        """See Form; of threads that copy the first box."""
-        return 0.0 if _loads(self.problem) else _FILL * self.lines(section) * self.width
+        """See Form; until the first box is there: what others that are resident do meanwhile is no loss."""
+        elements, others = self.lines(section) * self.width, self.resident // self.threads
+        if _loads(self.problem):
+            return (_ARRIVAL + _ARRIVING * elements) / others
+        return _ARRIVAL / others + _FILL * elements
 
     @property
     def operands(self) -> int:
@@ -176,7 +181,7 @@ class Held(Warpgroups):
     @property
     def held(self) -> int:
         """Boxes that are in shared memory at a time."""
-        return min(2, self.boxes)
+        return min(2, self.boxes * self.turns[0])
 
     @property
     def box_elements(self) -> int:
@@ -187,14 +192,14 @@ class Held(Warpgroups):
     @property
     def sums_bytes(self) -> int:
         """See Form; they have memory of their own, if tiles of B are loaded meanwhile."""
-        if self.turns == 1:
+        if max(self.turns) == 1:
             return super().sums_bytes
         return ceil_div(self.plan.tile_m * (self.most_columns + _EIGHT) * 4, 1024) * 1024
 
     @property
     def begin_stages(self) -> int:
         """Elements of shared memory before the stages."""
-        return self.sums_bytes // _SIZE if self.turns > 1 else 0
+        return self.sums_bytes // _SIZE if max(self.turns) > 1 else 0
 
     @property
     def memory_bytes(self) -> int:
@@ -213,7 +218,7 @@ class Held(Warpgroups):
 
     def _share(self, section: Section) -> float:
         """Return the lines of a box for each tap and each tile of columns."""
-        return self.lines(section) / math.prod(section.taps) / min(self.turns, section.tiles_n)
+        return self.lines(section) / math.prod(section.taps) / min(self.turns[1], section.tiles_n)
 
     def _moved(self, share: float) -> float:
         """See `moved`; a box comes once for all taps, so many of its lines for each."""
@@ -312,8 +317,8 @@ class Held(Warpgroups):
         registers: Sequence[Expr],
         write: Callable[[Block], None],
     ) -> None:
-        """See Form; the boxes stay for all tiles of columns, and those of B are loaded while sums are written."""
-        if self.turns == 1:
+        """See Form; of the next tile loads begin before sums are written, and boxes stay for tiles of columns."""
+        if max(self.turns) == 1:
             super().compute(args, block, begun, memory, sums, registers, write)
             return
         loads = self.loads(args, block, begun, memory)
@@ -328,26 +333,44 @@ class Held(Warpgroups):
                 with build.Else():
                     loads.emit(turn)
             barrier()
-            write(replace(block, tile_n=block.tile_n + turn))
+            write(self.tile_of(block, turn))
         self.meet()
 
     def turns_of(self, block: Block) -> Index:
-        """Return how many tiles of columns a block has; the last blocks may have fewer than others."""
+        """Return how many tiles a block has: of rows all as many, of columns the last may have fewer."""
+        down, across = self.turns
+        if across == 1:
+            return down
         left = block.section.tiles_n - block.tile_n
-        return min(self.turns, left) if isinstance(left, int) else tirx.min(self.turns, left)
+        return min(across, left) if isinstance(left, int) else tirx.min(across, left)
+
+    def tile_of(self, block: Block, turn: Index) -> Block:
+        """Return the work of one of a block's turns."""
+        if self.turns[0] == 1:
+            return replace(block, tile_n=block.tile_n + turn) if self.turns[1] > 1 else block
+        tile, count = block.tile_m + turn, tiles_of(block.section, self.plan.tile_m, self.box(block.section))
+        within = [tile < count] if count % self.turns[0] else []
+        return replace(block, tile_m=tile, exists=(*block.exists, *within))
+
+    def number(self, turn: Index) -> Index:
+        """Return the number of the first box of a turn; all tiles of columns read the same."""
+        return turn * self.boxes if self.turns[0] > 1 else 0
 
     def multiply(self, loads: Any, memory: Expr, sums: Expr, registers: Sequence[Expr], turn: Index = 0) -> None:
         """See Warpgroups; rows of the next terms are read while those of the last two are multiplied.
 
-        After the first `turn` the boxes are there.
+        Boxes of tiles of columns are there after the first `turn`.
         """
-        block, (fragments, places), steps = loads.block, registers, _LINE // _TERMS
+        block, (fragments, places), steps = self.tile_of(loads.block, turn), registers, _LINE // _TERMS
         tiles, stages, lane = block.section.tiles_k, self.plan.stages, block.thread % 32
-        each, before = self.tiles(block.section), turn * block.section.tiles_k
-        first = [turn == 0] if self.turns > 1 else []
+        each, before, box = self.tiles(block.section), turn * block.section.tiles_k, self.number(turn)
+        first = [turn == 0] if self.turns[1] > 1 else []
         with when(first):
-            loads.wait(0)
-        self._read(block, memory, 0, 0, fragments, places)
+            loads.wait(box)
+        read = partial(self._read, block, memory, box, fragments, places)
+        # Of a single tile in a loop over turns nvcc would serialize products between which A is read.
+        for k in range(steps if tiles == 1 else 1):
+            read(0, k)
         with build.serial(0, tiles) as step:
             base = self.filled(memory, before + step)
             for k in range(steps):
@@ -360,24 +383,30 @@ class Held(Warpgroups):
                     with when([before + step >= 1, lane < self.sharing]):
                         self.give_back(block, memory, (before + step - 1) % stages)
                 if k + 1 < steps:
-                    self._read(block, memory, step, k + 1, fragments, places)
+                    if tiles > 1:
+                        read(step, k + 1)
                     continue
-                if self.boxes > 1:
+                if self.held > 1:
                     with when([step % each == each - 1, lane == 0]):
-                        arrive(memory, self.at_empty(step // each % self.held))
+                        arrive(memory, self.at_empty((box + step // each) % self.held))
                 with when([step + 1 < tiles]):
                     if self.boxes > 1:
                         with when([(step + 1) % each == 0, *first]):
-                            loads.wait((step + 1) // each)
-                    self._read(block, memory, step + 1, 0, fragments, places)
+                            loads.wait(box + (step + 1) // each)
+                    read(step + 1, 0)
         wgmma_wait(0)
 
-    def _read(self, block: Block, memory: Expr, tile: Index, k: int, fragments: Expr, places: Expr) -> None:
-        """Read the thread's rows of 16 terms of a tile of k, from the tap's lines; remember where the line is."""
+    def _read(
+        self, block: Block, memory: Expr, first: Index, fragments: Expr, places: Expr, tile: Index, k: int
+    ) -> None:
+        """Read the thread's rows of 16 terms of a tile of k, from the tap's lines; remember where the line is.
+
+        The tiles begin in box number `first`.
+        """
         line, term = divmod(k * _TERMS, self.width)
         if term == 0:
             tap = tile % self.tiles(block.section) * (_LINE // self.width) + line
-            box = tile // self.tiles(block.section) % self.held
+            box = (first + tile // self.tiles(block.section)) % self.held
             place = self.place_of(block.section, block.thread, tap, block.corner[-1])
             build.buffer_store(places, place + self.first(box), [line])
         ldmatrix(fragments, 4 * k, 4, memory, places[line] ^ term, transposed=False)
@@ -428,12 +457,13 @@ class _Boxes(Loads):
         form, each, lane = self.form, self.form.tiles(self.section), self.block.thread % 32
         with when([lane == 0]), build.serial(*self._tiles(turn)) as tile:
             if not self.by_elements:
-                with when([tile % each == 0, *([tile < self.section.tiles_k] if form.turns > 1 else [])]):
+                with when([tile % each == 0, *([tile < self.section.tiles_k] if form.turns[1] > 1 else [])]):
                     self._load(tile // each)
             stage = tile % form.plan.stages
             wait_phase(self.memory, form.empty(stage), (tile // form.plan.stages + 1) % 2)
             expect(self.memory, form.full(stage), form.stage * _SIZE)
-            self.load_b(tile, form.begin_stages + stage * form.stage, form.full(stage))
+            of_b = tile % self.section.tiles_k if form.turns[0] > 1 else tile
+            self.load_b(of_b, form.begin_stages + stage * form.stage, form.full(stage))
 
     def _tiles(self, turn: Index) -> tuple[Index, Index]:
         """Return the first tile of k of all turns that is loaded in one, and the first that is not.
@@ -441,7 +471,7 @@ class _Boxes(Loads):
         The last stage of a turn is given back in the next.
         """
         form, tiles, ahead = self.form, self.section.tiles_k, self.form.plan.stages - 1
-        if form.turns == 1:
+        if max(form.turns) == 1:
             return 0, tiles
         turns = form.turns_of(self.block)
         begin = tirx.Select(turn == 0, 0, tirx.min(turn * tiles + ahead, turns * tiles))
@@ -456,15 +486,19 @@ class _Boxes(Loads):
         corner = form.ordered(channel, form.box(self.section).ordered(at))
         load_box(self.memory, form.first(box), self.map, form.at_full(box), corner)
 
+    def _channel(self, number: Index) -> Index:
+        """Return the first channel of a box within the group; boxes of the next tile of rows begin anew."""
+        return (number % self.form.boxes if self.form.turns[0] > 1 else number) * self.form.width
+
     def _begins(self, number: Index) -> tuple[Index, list[Index]]:
         """Return the first channel of a box, and the image and place in the data where it begins."""
         section = self.section
         lows = [run.x0 - (run.taps - 1) * run.x_step for run in section.runs]
-        image, d, h, w = self.block.corner
+        image, d, h, w = self.form.tile_of(self.block, number // self.form.boxes).corner
         if _goes_on(self.form.box(section), section):
             h, w = w // section.extents[-1], 0
         at = [y + low for y, low in zip((image, d, h, w), [0, *lows], strict=True)]
-        return self.block.group * section.geometry.in_channels + number * self.form.width, at
+        return self.block.group * section.geometry.in_channels + self._channel(number), at
 
     def wait(self, number: Index) -> None:
         """Wait for a box; fill it before, if TMA does not."""
@@ -477,7 +511,7 @@ class _Boxes(Loads):
     def _fill(self, number: Index) -> None:
         """Copy a box by elements, as many together as are neighbours in lines of the data."""
         form, geometry = self.form, self.section.geometry
-        channel, corner = self._begins(number)
+        (channel, corner), first = self._begins(number), self._channel(number)
         vector = math.gcd(geometry.in_channels, _LANES)
         across, lengths, together = form.width // vector, form.lengths(self.section), max(1, FILLED // vector)
         total, data = form.lines(self.section) * across, self.args.flat_data()
@@ -493,7 +527,7 @@ class _Boxes(Loads):
                 element, line, term = at(turn, part)
                 place = form.box(self.section).within(line, lengths)
                 image, *x = (first + along for first, along in zip(corner, place, strict=True))
-                inside = [element < total, image < geometry.batch, number * form.width + term < geometry.in_channels]
+                inside = [element < total, image < geometry.batch, first + term < geometry.in_channels]
                 for y, extent in zip(x, geometry.data, strict=True):
                     inside += [y >= 0, y < extent]
                 source = self.args.place(image, channel + term, x)
@@ -586,9 +620,17 @@ def _choices(form: type[Held], problem: Problem) -> list[int]:
     ]
 
 
-def _turns(problem: Problem) -> tuple[int, ...]:
-    """Return numbers of tiles of columns that read the same boxes: one, unless these come slowly, by elements."""
-    return (1,) if _loads(problem) else _TURNS
+def _turns(form: Held) -> list[tuple[int, int]]:
+    """Return numbers of tiles of rows and columns of a block, beside that of the `form`, whose blocks have one.
+
+    Boxes that come slowly, by elements, are for several tiles of columns; else one or all blocks of a multiprocessor
+    have the tiles of rows that there are for it.
+    """
+    if not _loads(form.problem):
+        return [(1, turns) for turns in _TURNS if turns * form.plan.tile_n < form.sections[0].n + form.plan.tile_n]
+    blocks = sum(blocks_of(form, section) for section in form.sections)
+    places = {MULTIPROCESSORS, MULTIPROCESSORS * (form.resident // form.threads)}
+    return [(turns, 1) for count in places if (turns := ceil_div(blocks, count)) > 1]
 
 
 def _candidates(
@@ -601,12 +643,15 @@ def _candidates(
     for axes, rows in itertools.product(_choices(form, problem), _ROWS):
         widest = max(section.n for section in _products(problem, _COLUMNS[0], form.phases(problem, axes)))
         narrow = [columns for columns in _COLUMNS if columns < widest]
-        usual = _COLUMNS[: len(narrow) + 1], _STAGES, _CLUSTERS, _turns(problem)
-        for columns, stages, cluster, turns in itertools.product(*usual):
-            plan = ClusterPlan(rows, columns, _LINE, 64, columns, stages, 1, axes, cluster, turns=turns)
-            made, some = form(problem, plan), turns == 1 or turns * columns < widest + columns
-            if some and columns % (_EIGHT * cluster) == 0 and made.fits and made.has_registers:
-                found.append((cost(made), plan))
+        for columns, stages, cluster in itertools.product(_COLUMNS[: len(narrow) + 1], _STAGES, _CLUSTERS):
+            plan = ClusterPlan(rows, columns, _LINE, 64, columns, stages, 1, axes, cluster)
+            if columns % (_EIGHT * cluster):
+                continue
+            turned = [replace(plan, turns_m=down, turns_n=across) for down, across in _turns(form(problem, plan))]
+            for one in (plan, *turned):
+                made = form(problem, one)
+                if made.fits and made.has_registers:
+                    found.append((cost(made), one))
     return sorted(found, key=lambda pair: pair[0])
 
 

@@ -125,8 +125,8 @@ class Form(abc.ABC):
     terms: Sequence[int] = (8, 16, 32)
     #: Rows and columns of tiles whose blocks are a cluster.
     cluster: tuple[int, int] = (1, 1)
-    #: Tiles of columns that a block has one after the other.
-    turns: int = 1
+    #: Tiles of rows and of columns that a block has one after the other.
+    turns: tuple[int, int] = (1, 1)
 
     def __init__(self, problem: Problem, plan: Plan, dtype: str, threads: int) -> None:
         """Take the type of A and B in shared memory, and the number of threads of a block."""
@@ -412,7 +412,7 @@ def cost(form: Form) -> float:
     def length(section: Section) -> float:
         tiles = section.tiles_k / plan.split
         each = max(tiles * tile, tiles * plan.tile_k * moved + L2_COST * gaps(form, section))
-        return form.opening(section) + each * min(form.turns, section.tiles_n)
+        return form.opening(section) + each * form.turns[0] * min(form.turns[1], section.tiles_n)
 
     counts = [(blocks_of(form, section), length(section)) for section in all_sections]
     blocks, longest = sum(count for count, _ in counts) * plan.split, max(length for _, length in counts)
@@ -428,8 +428,9 @@ def cost(form: Form) -> float:
 
 def blocks_of(form: Form, section: Section) -> int:
     """Return the number of blocks for a section, of sums that are not split: whole clusters."""
-    tiles = tiles_of(section, form.plan.tile_m, form.box(section)), ceil_div(section.tiles_n, form.turns)
-    whole = [-(-count // of) * of for count, of in zip(tiles, form.cluster, strict=True)]
+    tiles = tiles_of(section, form.plan.tile_m, form.box(section)), section.tiles_n
+    counts = map(ceil_div, tiles, form.turns)
+    whole = [ceil_div(count, of) * of for count, of in zip(counts, form.cluster, strict=True)]
     return section.geometry.groups * math.prod(whole)
 
 
@@ -521,8 +522,8 @@ def matrix_kernel(form: Form) -> Kernel:
 
                 form.compute(args, block, begun, memory, sums, registers, write)
 
-            tiles = plan.tile_m, form.turns
-            each_block(all_sections, tiles, form.box, form.threads, plan.split, form.cluster, allocate, body)
+            extents = plan.tile_m, form.turns, form.cluster
+            each_block(all_sections, extents, form.box, form.threads, plan.split, allocate, body)
 
         aligned_or_not([args.data] if form.wide > 1 else [], form.wide * _BYTES[form.dtype], launches)
         finish_sums(args, plan.split)

@@ -83,11 +83,12 @@ _MMA = 1 / 12
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan(Plan):
-    """A plan whose blocks are clusters of rows and columns of tiles, each of which has `turns` tiles of columns."""
+    """A plan whose blocks are clusters of rows and columns of tiles; each has several of one of these by turns."""
 
     cluster_m: int = 1
     cluster_n: int = 1
-    turns: int = 1
+    turns_m: int = 1
+    turns_n: int = 1
 
 
 class Warpgroups(Form):
