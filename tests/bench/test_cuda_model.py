@@ -98,6 +98,17 @@ def test_boxes_that_stay_cost_less(model):
     assert max(plan.turns_n for _, plan in model.held.ALGORITHM.candidates(problem, model.HOPPER)[:3]) > 1
 
 
+def test_blocks_of_several_tiles_begin_once(model):
+    """Of many waves; as many blocks as a multiprocessor has places for hide each other's latency."""
+    problem = td.Problem(1, 1, 56, 1, (360, 640), (9, 9), (3, 3), (1, 1), (4, 4), (1080, 1920), "float16", "NXC")
+    plan = model.wgmma.ClusterPlan(192, 16, 64, 64, 16, 3, 1, 2)
+    alone, all_places, one_place = (
+        model.predicted(problem, replace(plan, turns_m=turns), "cuda_held").seconds for turns in (1, 5, 10)
+    )
+    assert all_places < 0.9 * alone
+    assert all_places < one_place
+
+
 def test_means_name_what_limits_those_behind(model, monkeypatch):
     ours = model.Predicted(1.0, "output", 1.0, 1.0)
     monkeypatch.setattr(model, "fastest", lambda problem: ours._replace(seconds=4.0) if problem is SMALL else ours)
