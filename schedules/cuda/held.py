@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from tvm import tirx
@@ -236,6 +236,14 @@ class Held(Warpgroups):
 
     def box(self, section: Section) -> Box:
         """Return the box of positions of a tile's rows for which all tiles cost the least."""
+        return self._every_box[section]
+
+    @cached_property
+    def _every_box(self) -> dict[Section, Box]:
+        return {section: self._box(section) for section in self.sections}
+
+    def _box(self, section: Section) -> Box:
+        """See `box`."""
         image, d, h, w = section.extents
         boxes = _boxes(self.plan.tile_m, (image, d, h, w), section.taps, _steps(section))
 

@@ -692,7 +692,7 @@ class Rounds:
         """The bytes of an element."""
         return _BYTES[self.dtype]
 
-    @property
+    @cached_property
     def inner(self) -> int:
         """Columns that lie side by side."""
         return self.columns if self.section.channels_last else neighbours(self.section, self.columns)
