@@ -120,7 +120,7 @@ def test_a_whole_slot(built, tmp_path, monkeypatch):
     assert rows["wrong"]["deviation"] > 0
     assert "seconds" not in rows["wrong"]
     assert "its process ended with exit code 9" in rows["crashes"]["error"]
-    assert "did not end within 3 s" in rows["hangs"]["error"]
+    assert "did not end within 1 s" in rows["hangs"]["error"]
     assert "illegal memory access" in rows["loses"]["error"] or "NoArtifactError" in rows["loses"]["error"]
     assert "NoArtifactError" in rows["not built"]["error"]
     assert len({row["process"] for row in rows.values() if "process" in row}) == 5

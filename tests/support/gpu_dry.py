@@ -139,7 +139,7 @@ def lying(torch):
 
 
 def patience(problem):
-    return 3.0 if problem.batch == HANGS else 600.0
+    return 1.0 if problem.batch == HANGS else 600.0
 
 
 if __name__ == "__main__":
