@@ -1,6 +1,9 @@
 # Sourced by the scripts. prepare_venv EXTRAS makes .venv in the root of the checkout and installs the package with
 # these extras, unless that has been done since pyproject.toml last changed; dev holds all the others. Python is that of
-# .venv, else $PYTHON, else the first on PATH that is new enough.
+# .venv, else $PYTHON, else the first on PATH that is new enough. Most modules that are installed are never imported: pip
+# does not compile them, and Python keeps what it has compiled when it imports one.
+
+unset PYTHONDONTWRITEBYTECODE
 
 fail() {
     echo "error: $*" >&2
@@ -50,7 +53,7 @@ prepare_venv() {
         fi
     done
     echo "Installing into .venv: this project with [$extras]"
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$extras]"
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --editable ".[$extras]"
     echo "$wanted" >".venv/installed-$extras"
 }
 
