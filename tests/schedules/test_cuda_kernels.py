@@ -151,7 +151,7 @@ EXAMPLES = {
     ],
     "cuda_held": [
         # Three boxes by turns, channels that fill no line, phases with different taps.
-        td.Problem(2, 1, 136, 40, (5, 7), (4, 3), (2, 2), (1, 1), (1, 1), (10, 13), "bfloat16", "NXC"),
+        td.Problem(2, 1, 136, 40, (5, 7), (2, 3), (1, 2), (1, 1), (0, 1), (6, 13), "bfloat16", "NXC"),
         # One output channel; eight rows are images.
         td.Problem(
             9,
