@@ -557,6 +557,11 @@ HELD_MISTAKES = {
     "fewer bytes than come": HOPPER_MISTAKES["fewer bytes than come"],
     "no last wait": HOPPER_MISTAKES["no last wait"],
 }
+TURN_MISTAKES = {
+    "the box of the turn before": (r"(?<=_ptr_3\[0\] = \(\()\(v_\d+ \* \d+\)", "0"),
+    "phases that begin anew": (r"\(\(\(v_\d+ \* 6\) \+ (v_\d+)\) & 7\)", r"(\1 & 7)"),
+    "sums of the turn before": (r"= 0x0p\+0f[^;]*;", "*= (v_2 > 0);"),
+}
 HOPPER_PRODUCT = td.Problem(1, 1, 64, 32, (8, 4), (3, 2), (1, 2), (1, 1), (0, 0), (10, 8), "float16", "NXC")
 #: Mistakes, and the family, problem and plan of the kernel that has them.
 MISTAKEN = {
@@ -566,6 +571,12 @@ MISTAKEN = {
         "cuda_held",
         HOPPER_PRODUCT.replace(in_channels=136, kernel=(2, 2), output_spatial=(9, 8)),
         ClusterPlan(64, 32, 64, 64, 32, 4),
+    ),
+    "turns": (
+        TURN_MISTAKES,
+        "cuda_held",
+        HOPPER_PRODUCT.replace(in_channels=136, data_spatial=(20, 7), kernel=(2, 2), output_spatial=(21, 14)),
+        ClusterPlan(64, 32, 64, 64, 32, 4, turns_m=2),
     ),
     "alone": (HOPPER_MISTAKES, "cuda_wgmma", HOPPER_PRODUCT, ClusterPlan(64, 32, 64, 64, 32, 2)),
     "cluster": (
