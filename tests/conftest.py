@@ -49,6 +49,15 @@ def export_once(shared):
     return functools.partial(made.export_once, pool)
 
 
+@pytest.fixture
+def compiles_here():
+    """`td.compile` builds in this process; tests whose subject is the process do without."""
+    from support.here import compiling_here
+
+    with compiling_here():
+        yield
+
+
 @pytest.fixture(scope="session")
 def artifacts(shared, tmp_path_factory):
     """A directory with an artifact for each of `artifacts.PROBLEMS`, made once for all processes of pytest-xdist."""

@@ -57,6 +57,7 @@ def test_an_older_manifest_is_read_and_written_as_it_is(kept):
     assert manifest.format == int(json.loads(path.read_text())["format"])
 
 
+@pytest.mark.usefixtures("compiles_here")
 def test_a_build_replaces_an_older_artifact(kept):
     path, older = manifest_in(kept)
     td.compile([older.parsed], target=older.target, output=kept)
@@ -94,6 +95,7 @@ def test_a_newer_artifact_is_refused_by_its_number(mixed):
     assert_close(found, td.reference(served, data, filter, bias), served.dtype)
 
 
+@pytest.mark.usefixtures("compiles_here")
 def test_a_build_replaces_a_newer_artifact(mixed):
     directory, path, refused, _ = mixed
     td.compile([refused], target="x86-64-v3", output=directory)

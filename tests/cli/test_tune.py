@@ -27,6 +27,7 @@ def source(tmp_path):
 
 
 @runs_v3
+@pytest.mark.usefixtures("compiles_here")
 def test_tune_prints_what_it_found(source, tmp_path):
     log = tmp_path / "log"
     result = command("tune", source, "--target", V3.name, "--trials", 2, "--logs", log, "--jobs", 1)
@@ -61,6 +62,7 @@ def test_an_interrupt_says_how_to_continue(measured, said, source, tmp_path, mon
 
 
 @runs_v3
+@pytest.mark.usefixtures("compiles_here")
 def test_compile_with_tune_searches_and_follows_what_it_found_from_then_on(source, tmp_path):
     made = tmp_path / "made"
     result = command("compile", source, "--target", V3.name, "--output", made, "--tune", "--trials", 2, "--jobs", 1)
@@ -178,6 +180,7 @@ def test_an_interrupted_remeasure_prints_what_is_done(tmp_path, monkeypatch):
     assert "stopped; 1 problems are done, and the same command continues" in result.stderr
 
 
+@pytest.mark.usefixtures("compiles_here")
 def test_compile_says_why_a_record_was_overruled(source, tmp_path):
     dear = schedules_of(SMALL, 10_000)[-1]
     Log(tmp_path / "log").append(record(schedule=dear))

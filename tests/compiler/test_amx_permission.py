@@ -26,6 +26,7 @@ print(permitted())
 
 
 @pytest.mark.skipif(not TARGET.features <= detect_host().features, reason="this CPU has no AMX")
+@pytest.mark.usefixtures("compiles_here")
 @pytest.mark.parametrize(("dtype", "asks"), [("bfloat16", "1"), ("float32", "1"), ("float64", "0")])
 def test_a_library_asks_for_amx(tmp_path, dtype, asks):
     problem = td.Problem(1, 1, 64, 32, (8, 8), (2, 2), (2, 2), (1, 1), (0, 0), (16, 16), dtype)

@@ -61,6 +61,7 @@ def test_compile_builds_each_artifact_once_and_leaves_it_alone(tmp_path):
         run(problem, tmp_path)
 
 
+@pytest.mark.usefixtures("compiles_here")
 def test_a_changed_library_or_recipe_is_built_again(tmp_path, monkeypatch):
     manifest = build.export(SMALL, V3, tmp_path)
     library = tmp_path / manifest.library
@@ -78,6 +79,7 @@ def host_microarchitecture():
 
 
 @pytest.mark.skipif(not host_microarchitecture(), reason="archspec knows no microarchitecture of this CPU")
+@pytest.mark.usefixtures("compiles_here")
 def test_a_directory_for_levels_and_microarchitectures(tmp_path):
     """The one with the most flags is taken, without archspec, and the cap excludes it."""
     own = host_microarchitecture()
@@ -107,6 +109,7 @@ def test_a_directory_for_levels_and_microarchitectures(tmp_path):
     assert chosen(TVM_DECONV_MAX_TARGET=own.level)[::2] == [own.level] * 2
 
 
+@pytest.mark.usefixtures("compiles_here")
 def test_microarchitectures_follow_the_logs_of_their_level(tmp_path):
     """Their own records come first, problem by problem."""
     znver4, log = get("znver4"), records.Log(tmp_path / "logs")
@@ -268,6 +271,7 @@ def test_a_script_without_a_guard_compiles(tmp_path):
 WIDE = td.Problem(1, 1, 32, 32, (12, 12), (4, 4), (2, 2), (1, 1), (1, 1), (24, 24))
 
 
+@pytest.mark.usefixtures("compiles_here")
 def test_algorithms_are_excluded_by_naming_the_others(tmp_path):
     (first,) = td.compile([WIDE], "x86-64-v3", tmp_path)
     assert first.manifest.algorithm == "winograd"
@@ -279,6 +283,7 @@ def test_algorithms_are_excluded_by_naming_the_others(tmp_path):
     run(WIDE, tmp_path)
 
 
+@pytest.mark.usefixtures("compiles_here")
 @pytest.mark.parametrize(
     ("problem", "algorithms", "rule"),
     [
@@ -292,6 +297,7 @@ def test_algorithms_that_do_not_serve_are_refused(problem, algorithms, rule, tmp
         td.compile([problem], "x86-64-v3", tmp_path, algorithms=algorithms)
 
 
+@pytest.mark.usefixtures("compiles_here")
 @pytest.mark.parametrize("knobs", [{"positions": 7}, {"positions": 1 << 40}, {"height": 1 << 62}])
 def test_a_record_of_no_plan_worth_trying_is_not_built(tmp_path, knobs):
     """Logs may come from anywhere, and some plans would keep the compiler busy for hours."""

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from support.here import compiling_here
 
 import tvm_deconv as td
 from tvm_deconv.compiler import build, current, fingerprint, records
@@ -39,7 +40,8 @@ def chosen(monkeypatch):
 def made(tmp_path_factory):
     """A directory with an artifact, to be copied, and the outcome of its build."""
     folder = tmp_path_factory.mktemp("made")
-    (outcome,) = td.compile([SMALL], V3.name, folder)
+    with compiling_here():
+        (outcome,) = td.compile([SMALL], V3.name, folder)
     assert outcome.status == "built"
     return folder, outcome
 
@@ -61,6 +63,7 @@ def test_nothing_to_do_needs_no_tvm_and_no_time(tmp_path):
     assert (time.process_time() - start) / 20 < 0.01
 
 
+@pytest.mark.usefixtures("compiles_here")
 def test_only_what_is_missing_is_chosen_and_built(chosen, tmp_path):
     td.compile([SMALL], V3.name, tmp_path, layers={SMALL: ["a"]})
     chosen.clear()
@@ -72,6 +75,7 @@ def test_only_what_is_missing_is_chosen_and_built(chosen, tmp_path):
     assert statuses([SMALL], tmp_path, layers={SMALL: ["b"]}) == ["built"]  # its manifest lacks the name
 
 
+@pytest.mark.usefixtures("compiles_here")
 def test_every_change_is_noticed(made, chosen, monkeypatch, tmp_path):
     folder, logs = tmp_path / "made", tmp_path / "logs"
     shutil.copytree(made[0], folder)
@@ -96,6 +100,7 @@ def test_every_change_is_noticed(made, chosen, monkeypatch, tmp_path):
     assert statuses([SMALL], folder) == ["built"]
 
 
+@pytest.mark.usefixtures("compiles_here")
 def test_warnings_about_logs_are_told_again(tmp_path):
     logs = tmp_path / "logs"
     (logs / V3.name).mkdir(parents=True)
@@ -122,6 +127,7 @@ def test_spoilt_notes_cost_time_only(content, made, chosen, tmp_path):
     assert chosen == [SMALL]
 
 
+@pytest.mark.usefixtures("compiles_here")
 def test_a_recipe_in_notes_is_that_of_the_manifest(made, tmp_path):
     """Another build, of other sources, may have replaced the artifact since."""
     folder, outcome = made

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from support.here import compiling_here
 
 import tvm_deconv as td
 from tvm_deconv import targets
@@ -65,10 +66,12 @@ def test_a_recipe_changes_with_versions(package, monkeypatch):
 def compiled(tmp_path_factory):
     """A directory with an artifact, to be copied."""
     folder = tmp_path_factory.mktemp("compiled")
-    td.compile([SMALL], "x86-64-v3", folder)
+    with compiling_here():
+        td.compile([SMALL], "x86-64-v3", folder)
     return folder
 
 
+@pytest.mark.usefixtures("compiles_here")
 @pytest.mark.parametrize("facts", [{"l2_bytes": 1 << 20}, {"l1_bytes": 48 << 10}, {"vector_registers": 32}])
 def test_an_artifact_is_stale_once_a_fact_of_its_target_has_changed(facts, compiled, tmp_path, monkeypatch):
     shutil.copytree(compiled, tmp_path, dirs_exist_ok=True)

@@ -226,6 +226,7 @@ def test_the_nearest_machine_comes_first():
 
 
 @runs_v3
+@pytest.mark.usefixtures("compiles_here")
 def test_a_build_follows_the_log_and_says_so(tmp_path):
     log, made = tmp_path / "log", tmp_path / "made"
     assert [o.manifest.origin for o in td.compile([SMALL], V3.name, made)] == ["default"]
@@ -245,6 +246,7 @@ def test_a_build_follows_the_log_and_says_so(tmp_path):
 
 
 @runs_v3
+@pytest.mark.usefixtures("compiles_here")
 def test_a_record_that_does_not_build_is_said_and_the_default_is_built(tmp_path):
     knobs = {**record().knobs, "channels": 0}
     bad = record(schedule=Schedule.of("direct_rows", knobs), host=Cpu.of(detect_host()), **VERDICT)

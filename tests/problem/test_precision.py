@@ -142,6 +142,7 @@ def test_more_exact_serves_and_less_does_not():
         assert served.serves(asked) == (i <= j)
 
 
+@pytest.mark.usefixtures("compiles_here")
 def test_cpus_compute_exactly(tmp_path):
     outcomes = td.compile([EXACT, LOOSE], "x86-64-v3", tmp_path, layers={EXACT: ["a"], LOOSE: ["b"]}, jobs=1)
     assert [(outcome.problem, outcome.layers) for outcome in outcomes] == [(EXACT, ("a", "b"))]
