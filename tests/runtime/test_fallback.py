@@ -152,8 +152,7 @@ def test_compile_once(artifacts, cache):
     assert path.stat().st_size == layer.manifest.size
 
 
-@pytest.mark.usefixtures("without_torch")
-def test_a_stale_artifact_is_built_again(artifacts, cache, monkeypatch):
+def test_a_stale_artifact_is_built_again(artifacts, cache, build_here, monkeypatch):
     """What another text of the sources has built is not loaded."""
     first = td.load(artifacts, fallback="compile").bind(WANTED, operands(WANTED)[1]).manifest
     before = files(cache)
@@ -163,22 +162,20 @@ def test_a_stale_artifact_is_built_again(artifacts, cache, monkeypatch):
     second = assert_right(WANTED, td.load(artifacts, fallback="compile").bind).manifest
     sources.cache_stamp.cache_clear()
     assert second.sha256 == first.sha256
+    assert build_here == [WANTED, WANTED]
     assert len(files(cache)) == len(before) == 2
     assert len(list(cache.rglob("*.json"))) == 2
 
 
-@pytest.mark.usefixtures("cache", "without_torch")
-def test_compile_once_for_many(artifacts, monkeypatch):
-    builds = []
-    honest = user_cache.build
-    monkeypatch.setattr(user_cache, "build", lambda *arguments: (builds.append(1), honest(*arguments)))
+@pytest.mark.usefixtures("cache")
+def test_compile_once_for_many(artifacts, build_here):
     libraries = [td.load(artifacts, fallback="compile") for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda library: assert_right(WANTED, library.bind), libraries))
-    assert builds == [1]
+    assert build_here == [WANTED]
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("cache", "without_torch")
 @pytest.mark.parametrize("safe", ["", "1"])
 def test_a_compilation_imports_nothing_from_the_current_directory(artifacts, tmp_path, monkeypatch, safe):
     """Neither where "" is on the path of `-c`, nor where Python is told to leave it out."""
