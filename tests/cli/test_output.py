@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 from rich.cells import cell_len
 from support import artifacts as made
+from support.processes import without_torch
 
 import tvm_deconv as td
 from tvm_deconv.artifact.manifest import Manifest
@@ -196,7 +197,8 @@ def test_an_interrupted_compile_leaves_nothing(tmp_path):
     made_at = tmp_path / "new" / "made"
     command = [*COMMAND, "compile", str(source), "--output", str(made_at), "--jobs", "1", "--target", "x86-64-v3"]
     terminal, side = pty.openpty()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=side, start_new_session=True)
+    streams = {"stdout": subprocess.DEVNULL, "stderr": side}
+    process = subprocess.Popen(command, env=without_torch(), start_new_session=True, **streams)
     os.close(side)
     said = []
     reader = threading.Thread(target=_read_all, args=(terminal, said))
