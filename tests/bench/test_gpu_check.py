@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import artifacts as made
 from support import gpu_dry
 from support.cuda_kernels import CUDA, TARGET
 
@@ -35,7 +36,7 @@ def on_cpu(monkeypatch):
 def built(tmp_path_factory):
     """Artifacts for the CPU."""
     directory = tmp_path_factory.mktemp("built")
-    td.compile(gpu_dry.BUILT, "x86-64-v3", directory, jobs=1)
+    made.export(directory, gpu_dry.BUILT)
     return directory
 
 

@@ -151,7 +151,7 @@ QUANTIZED = td.Problem(
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory):
     folder = tmp_path_factory.mktemp("quantized")
-    td.compile([QUANTIZED], "x86-64-v3", folder, jobs=1)
+    made.export(folder, [QUANTIZED])
     return folder
 
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from support import artifacts as made
 
 import tvm_deconv as td
 from tvm_deconv.problem.testing import operands
@@ -19,7 +20,7 @@ FLOAT = PROBLEM.replace(quantization=td.Quantization("int8", "float32"), epilogu
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("artifacts")
-    td.compile([PROBLEM, FLOAT.replace(dynamic=(0,))], target="x86-64-v3", output=folder)
+    made.export(folder, [PROBLEM, FLOAT.replace(dynamic=(0,))])
     return td.load(folder)
 
 
