@@ -32,11 +32,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what a process inherits
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def shared(tmp_path_factory):
-    """A folder that all processes of pytest-xdist have in common."""
+    """A folder that all processes of pytest-xdist have in common; those that they start know it too."""
+    from support.once import SHARED
+
     root = tmp_path_factory.getbasetemp()
-    return root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    os.environ[SHARED] = str(root)
+    return root
 
 
 @pytest.fixture(scope="session")
@@ -59,16 +63,9 @@ def compiles_here():
 
 
 @pytest.fixture(scope="session")
-def artifacts(shared, tmp_path_factory):
+def artifacts():
     """A directory with an artifact for each of `artifacts.PROBLEMS`, made once for all processes of pytest-xdist."""
     from support import artifacts as made
+    from support.once import made_once
 
-    from tvm_deconv.artifact.locks import locked
-
-    directory = shared / "artifacts"
-    with locked(shared / "artifacts.lock"):
-        if not directory.exists():
-            making = tmp_path_factory.mktemp("making")
-            made.export(making, made.PROBLEMS.values())
-            making.rename(directory)
-    return directory
+    return made_once("artifacts", lambda folder: made.export(folder, made.PROBLEMS.values()))

@@ -3,19 +3,17 @@
 Arrays pass as tensors of a CUDA device, as they would with a GPU; their memory is the CPU's.
 """
 
-import atexit
 import ctypes
 import functools
 import mmap
-import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import tvm_ffi
 from hypothesis import HealthCheck, Phase, given, settings
 from support.kernels import bits
+from support.once import made_once
 from support.shim_source import for_cpu
 
 from tvm_deconv.compiler.backends import BACKENDS
@@ -68,26 +66,26 @@ FLAGS += ("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
 @functools.cache
 def compile_driver():
     """The path of the shim's driver. A process has one: its libraries find that which was loaded first."""
-    folder = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, folder)
-    path = Path(folder) / "libcuda.so.1"
     # By another name the shim finds it, and whoever asks whether this machine has a driver does not.
     command = [find_compiler(), "-shared", "-fPIC", "-O1", "-Wl,-soname,libshim_driver.so", str(SHIM / "driver.cc")]
-    subprocess.run([*command, "-o", str(path)], check=True)
-    return path
+    name = "libcuda.so.1"
+    return made_once("driver", lambda folder: subprocess.run([*command, "-o", str(folder / name)], check=True)) / name
 
 
 @functools.cache
 def compiler():
     """The beginning of a command that compiles a kernel: with precompiled headers, and what emulates instructions."""
-    folder = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    cc, runtime = find_compiler(), f"{folder}/runtime.o"
+    folder = made_once("shim", compile_shim)
+    return [find_compiler(), f"-I{folder}", "-shared", *FLAGS, str(folder / "runtime.o")]
+
+
+def compile_shim(folder):
+    """Write the precompiled headers and the object file of the shim into `folder`."""
+    cc = find_compiler()
     subprocess.run([cc, *FLAGS, "-x", "c++-header", str(SHIM / "all.h"), "-o", f"{folder}/all.h.gch"], check=True)
     parts = [str(SHIM / f"{name}.cc") for name in ("runtime", "warp", "hopper")]
     hidden = ["-fPIC", "-O1", "-std=c++17", "-fvisibility=hidden", "-r", "-nostdlib", f"-I{SHIM}"]
-    subprocess.run([cc, *hidden, *parts, "-o", runtime], check=True)
-    return [cc, f"-I{folder}", "-shared", *FLAGS, runtime]
+    subprocess.run([cc, *hidden, *parts, "-o", f"{folder}/runtime.o"], check=True)
 
 
 def compile_for_cpu(sources, directory, name):
