@@ -80,11 +80,13 @@ def check(problem, target, plan, seed):
     return kernel.deconv.script()
 
 
+on_avx512 = pytest.mark.skipif(not V4.features <= td.targets.detect_host().features, reason="this CPU has no AVX-512")
+
+
+@on_avx512
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("problem", CASES.values(), ids=CASES)
 def test_outputs_agree_with_the_reference(problem, seed):
-    if not V4.features <= td.targets.detect_host().features:
-        pytest.skip("this CPU has no AVX-512")
     found = part_plans(problem, V4)
     assert found, problem.key
     text = check(problem, V4, random.Random(seed).choice(found), seed)
@@ -92,10 +94,9 @@ def test_outputs_agree_with_the_reference(problem, seed):
     assert 'T.sblock("epilogue")' not in text
 
 
+@on_avx512
 @pytest.mark.parametrize("case", ["bias", "bfloat16", "three axes"])
 def test_outputs_past_the_caches_agree_with_the_reference(case, monkeypatch):
-    if not V4.features <= td.targets.detect_host().features:
-        pytest.skip("this CPU has no AVX-512")
     monkeypatch.setattr(direct_definition, "outgrows_caches", lambda _: True)
     text = check(CASES[case], V4, random.Random(3).choice(part_plans(CASES[case], V4)), 3)
     assert "tvm_deconv_store_part" in text
@@ -111,6 +112,7 @@ def test_any_crop_agrees_with_the_reference(problem, target, seed):
         check(problem, target, random.Random(seed).choice(found), seed)
 
 
+@on_avx512
 def test_blocks_of_rows_store_no_outputs_that_do_not_exist():
     # 7 rows of outputs in blocks of 2 positions, of an image and of both, in tiles past a block's end.
     problem = CASES["cropped"]
