@@ -329,17 +329,10 @@ class Held(Warpgroups):
         if max(self.turns) == 1:
             super().compute(args, block, begun, memory, sums, registers, write)
             return
-        loads = self.loads(args, block, begun, memory)
-        with when([block.thread == 0]):
-            loads.begin()
-        self.meet()
+        loads = self.begun_loads(args, block, begun, memory)
         with build.serial(0, self.turns_of(block)) as turn:
             self.clear(args, block, sums)
-            with build.If(block.thread < self.holders):
-                with build.Then():
-                    self.multiply(loads, memory, sums, registers, turn)
-                with build.Else():
-                    loads.emit(turn)
+            self.multiply_and_load(loads, memory, sums, registers, turn)
             barrier()
             write(self.tile_of(block, turn))
         self.meet()

@@ -262,16 +262,25 @@ class Warpgroups(Form):
         registers: Sequence[Expr],
     ) -> None:
         """See Form; the last warp loads."""
+        loads = self.begun_loads(args, block, begun, memory)
+        self.multiply_and_load(loads, memory, sums, registers)
+        self.meet()
+
+    def begun_loads(self, args: Arguments, block: Block, begun: Any, memory: Expr) -> Loads:
+        """Return the work of the last warp, whose barriers all threads of the cluster may use from here on."""
         loads = self.loads(args, block, begun, memory)
         with when([block.thread == 0]):
             loads.begin()
         self.meet()
-        with build.If(block.thread < self.holders):
+        return loads
+
+    def multiply_and_load(self, loads: Any, memory: Expr, sums: Expr, registers: Sequence[Expr], *turn: Index) -> None:
+        """Have the last warp load what the others multiply, of a tile or of one `turn` of several."""
+        with build.If(loads.block.thread < self.holders):
             with build.Then():
-                self.multiply(loads, memory, sums, registers)
+                self.multiply(loads, memory, sums, registers, *turn)
             with build.Else():
-                loads.emit()
-        self.meet()
+                loads.emit(*turn)
 
     def loads(self, args: Arguments, block: Block, begun: Any, memory: Expr) -> Loads:
         """Return the work of the last warp."""
