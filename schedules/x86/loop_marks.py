@@ -23,7 +23,7 @@ from tvm.ir import Expr
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.sym import Analyzer
-from tvm.tirx import AttrStmt, For, ForKind, IfThenElse, PrimFunc, SeqStmt, Stmt
+from tvm.tirx import AttrStmt, Evaluate, For, ForKind, IfThenElse, PrimFunc, SeqStmt, Stmt
 
 from tvm_deconv.compute.extents import End
 
@@ -191,7 +191,7 @@ def first_block(stmt: Stmt) -> SBlockRealize:
     """Return the block that `stmt` executes first."""
     while not isinstance(stmt, SBlockRealize):
         if isinstance(stmt, SeqStmt):
-            stmt = stmt.seq[0]
+            stmt = next(part for part in stmt.seq if not isinstance(part, Evaluate))  # those are prefetches
         else:
             stmt = stmt.then_case if isinstance(stmt, IfThenElse) else stmt.body
     return stmt

@@ -1,16 +1,17 @@
-"""Prefetches of the packed filter: where they are, that LLVM keeps accumulators beside them, and the same results."""
+"""Prefetches of the packed filter and of rows: where they are, and that results are the same beside them."""
 
 import dataclasses
 import re
 
 import numpy as np
 import pytest
-from support.kernels import X86, all_targets, call_kernel, code_of, compile_kernel
+from support.kernels import X86, all_targets, call_kernel, code_of, compile_kernel, targets
 from support.strategies import operands
 from support.tolerances import WINOGRAD, assert_close
 
 import tvm_deconv as td
 from tvm_deconv.problem.reference import reference
+from tvm_deconv.schedules.x86 import row_prefetching
 from tvm_deconv.targets import CPU_TARGETS
 
 ALGORITHMS = {algorithm.name: algorithm for algorithm in X86.algorithms}
@@ -98,3 +99,35 @@ def test_problems_of_any_length_are_fetched_ahead(target):
         call = problem.at((1, 512, length))
         arrays = operands(call, length)
         assert_close(call_kernel(call, kernel, compiled, *arrays), reference(call, *arrays))
+
+
+CUT = {
+    "rows that pass through memory": ("direct_rows", td.Problem.from_torch((2, 5, 7, 131), (5, 3, 3, 3), stride=2)),
+    "rows from registers": ("direct_rows", td.Problem.from_torch((2, 5, 7, 131), (5, 2, 2, 2), stride=2)),
+    "transformed rows": ("winograd_rows", td.Problem.from_torch((1, 5, 13, 131), (5, 1, 6, 6), stride=2, padding=1)),
+    "bfloat16": ("direct_rows", td.Problem.from_torch((2, 5, 131), (5, 3, 4), stride=2, dtype="bfloat16")),
+}
+
+
+@pytest.mark.parametrize(("name", "problem"), CUT.values(), ids=CUT)
+@targets
+def test_rows_from_memory_that_are_cut_are_fetched_ahead(name, problem, target, monkeypatch):
+    algorithm = ALGORITHMS[name]
+    plan = next(plan for _, plan in algorithm.candidates(problem, target) if plan.tile.width < 131)
+    arrays = operands(problem, 3)
+    kernel, plain = compile_kernel(problem, target, algorithm, plan)
+    monkeypatch.setattr(row_prefetching, "LAST_CACHE", 0)
+    _, fetching = compile_kernel(problem, target, algorithm, plan)
+    assert "prefetcht0" not in plain.mod.inspect_source("asm")
+    assert "prefetcht0" in fetching.mod.inspect_source("asm")
+    found, expected = (call_kernel(problem, kernel, compiled, *arrays) for compiled in (fetching, plain))
+    np.testing.assert_array_equal(found, expected)
+    assert_close(found, reference(problem, *arrays), problem.dtype, WINOGRAD)
+
+
+def test_whole_rows_from_memory_are_not_fetched_ahead(monkeypatch):
+    monkeypatch.setattr(row_prefetching, "LAST_CACHE", 0)
+    algorithm, problem = CUT["rows that pass through memory"]
+    algorithm, target = ALGORITHMS[algorithm], CPU_TARGETS["x86-64-v3"]
+    plan = next(plan for _, plan in algorithm.candidates(problem, target) if plan.tile.width >= 131)
+    assert "prefetcht0" not in code_of(problem, target, algorithm, plan)

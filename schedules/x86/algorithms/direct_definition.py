@@ -37,7 +37,8 @@ from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.prefetching import lower_prefetches
 from tvm_deconv.schedules.x86.rounding import byte_joining, exact_rounding, row_joining
 from tvm_deconv.schedules.x86.row_ends import loads_unmasked, split_row_ends
-from tvm_deconv.schedules.x86.stores import outgrows_caches
+from tvm_deconv.schedules.x86.row_prefetching import comes_from_memory, fetch_rows_ahead
+from tvm_deconv.schedules.x86.stores import llvm_source, outgrows_caches
 from tvm_deconv.schedules.x86.variants import with_output
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
 from tvm_deconv.schedules.x86.word_loads import load_words
@@ -122,6 +123,10 @@ class _Form:
         rounds = register_channels.rounds_pairs(problem, geometry, self.form, target, lanes)
         return lanes if whole and rounds else 0
 
+    def _fetches_rows(self, problem: Problem) -> bool:
+        """Tell whether rows of data that are cut into blocks are prefetched."""
+        return self.form == ROWS and problem.data_format == "NCX" and comes_from_memory(problem)
+
     def _row_unit(self, problem: Problem, target: CpuTarget) -> int:
         return accumulator_lanes(problem, target) if self.form == ROWS else 1
 
@@ -152,11 +157,13 @@ class _Form:
         whole = self.form != INPUTS and has_whole_vectors(problem, self.form, plan.tile, lanes)
         whole = whole and not (self.form == ROWS and (streams or (rounds_rows(problem) and not narrows)))
         scheduled = schedule_direct(definition, plan, problem, whole, words, joining).mod["main"]
+        whole_rows, fetching = plan.tile.width >= Geometry.of(problem).axes[2].positions, ""
+        if self._fetches_rows(problem) and words is None and not whole_rows:
+            scheduled, fetching = fetch_rows_ahead(scheduled), llvm_source("fetch_row.ll")
         scheduled = load_words(scheduled) if words or pairs else scheduled
-        if loads_unmasked(problem, target):
-            whole_rows = plan.tile.width >= Geometry.of(problem).axes[2].positions
-            if words is None or not whole_rows:  # words of whole rows LLVM makes as fast
-                scheduled = split_row_ends(scheduled)
+        # Words of whole rows LLVM makes as fast.
+        if loads_unmasked(problem, target) and (words is None or not whole_rows):
+            scheduled = split_row_ends(scheduled)
         finish = _Finish(
             problem=problem,
             target=target,
@@ -165,6 +172,7 @@ class _Form:
             scheduled=scheduled,
             joining=joining,
             joining_source=joining_source,
+            fetching=fetching,
             streams=streams,
             whole=whole,
         )
@@ -185,8 +193,9 @@ class _Form:
 class _Finish:
     """The last steps of a kernel from its `scheduled` definition: results finished in registers, or from memory.
 
-    `joining`, if not empty, is the function of `rounding.row_joining`, and `joining_source` its LLVM IR. The output
-    `streams` past the caches, or is `whole` vectors that are stored as they are.
+    `joining`, if not empty, is the function of `rounding.row_joining`, and `joining_source` its LLVM IR. `fetching` is
+    that of prefetches, if there are any. The output `streams` past the caches, or is `whole` vectors that are stored as
+    they are.
     """
 
     problem: Problem
@@ -196,6 +205,7 @@ class _Finish:
     scheduled: PrimFunc
     joining: str
     joining_source: str
+    fetching: str
     streams: bool
     whole: bool
 
@@ -207,7 +217,7 @@ class _Finish:
         if tiled(words):
             return self.from_memory()
         source, rounding = self.rounding
-        products = self.products or source
+        products = self.fetching + (self.products or source)
         if form == INPUTS:
             finished = register_inputs.finish_inputs(self.scheduled, problem, definition, rounding)
             return lower(finished, definition.end, streams=False, products=products)
@@ -250,7 +260,7 @@ class _Finish:
         """Return the function with results that pass through memory."""
         conversions = row_conversions(self.problem, self.target, stored=self.whole or self.definition.narrows)
         past, end = self.streams and not self.whole, self.definition.end
-        return lower(self.scheduled, end, streams=past, products=self.products, conversions=conversions)
+        return lower(self.scheduled, end, streams=past, products=self.fetching + self.products, conversions=conversions)
 
     def whole_rows(self, products: str, rounding: str) -> PrimFunc:
         """Return the function with whole rows stored from registers; where they stream, if their lines begin evenly."""

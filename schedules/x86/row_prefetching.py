@@ -1,0 +1,44 @@
+"""Prefetches of data in `N C *X` whose rows are cut into blocks: each row asks for that of the next channel.
+
+The processor's own prefetching goes on behind the end of a block's row, where nothing is wanted, and begins anew with
+each channel. Where the data come from memory, that was a fifth of the time (docs/design.md).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from tvm import tirx
+from tvm.s_tir import SBlockRealize
+from tvm.tirx import BufferLoad, Evaluate, For, ForKind, PrimFunc, SeqStmt, Stmt
+
+from tvm_deconv.compute.storage import storage_dtype
+from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.x86.costs import LAST_CACHE
+from tvm_deconv.schedules.x86.loop_marks import outside_of, rewritten
+from tvm_deconv.schedules.x86.stores import Row
+
+
+def comes_from_memory(problem: Problem) -> bool:
+    """Tell whether no cache keeps the data from call to call; False for dynamic extents."""
+    size = np.dtype(storage_dtype(problem.dtype)).itemsize
+    return not problem.dynamic and math.prod(problem.data_shape) * size > LAST_CACHE
+
+
+def fetch_rows_ahead(func: PrimFunc) -> PrimFunc:
+    """Return the scheduled `func` with prefetches before the rows of its stage ``data_pack``, by ``fetch_row.ll``."""
+    data = func.params[0]
+
+    def fetched(stmt: Stmt) -> Stmt | None:
+        innermost = isinstance(stmt, For) and stmt.kind == ForKind.SERIAL and isinstance(stmt.body, SBlockRealize)
+        if not innermost or stmt.body.block.name_hint != "data_pack":
+            return None
+        row, (read,) = Row.of([stmt]), stmt.body.block.reads
+        image, channel, *position = map(row.first.simplify, outside_of(stmt.body, [part.min for part in read.region]))
+        following = tirx.address_of(BufferLoad(data, [image, channel + 1, *position]))
+        size = row.length * np.dtype(data.dtype).itemsize
+        fetch = tirx.call_extern("int32", "tvm_deconv_fetch_row", following, tirx.const(size, "int32"))
+        return SeqStmt([Evaluate(fetch), stmt])
+
+    return func.with_body(rewritten(func.body, fetched))
