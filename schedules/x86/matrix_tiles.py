@@ -152,10 +152,13 @@ def _block_choices(geometry: Geometry, outputs: tuple[int, int, int], unit: int)
         yield n, depth, height, width
 
 
-def _channel_choices(out_channels: int, panel: int) -> list[int]:
-    """Return the output channels of a block to try: all, or a power of two of whole panels."""
+def _channel_choices(out_channels: int, panel: int, phases: int) -> list[int]:
+    """Return the output channels of a block to try: all, or so many that their columns fill a `panel`, doubled at will.
+
+    A channel has as many columns as `phases` where these make the vectors of the output, else one.
+    """
     choices = {out_channels}
-    size = panel
+    size = ceil_div(panel, phases)
     while size < out_channels:
         choices.add(size)
         size *= 2
@@ -272,8 +275,8 @@ class _Tiles:
     vectors: Array
 
     @staticmethod
-    def of(blocks: _Blocks, out_channels: int, target: CpuTarget, lanes: int) -> _Tiles:
-        """List the tiles to try for each block: register tiles by channels.
+    def of(blocks: _Blocks, out_channels: int, target: CpuTarget, lanes: int, phases: int) -> _Tiles:
+        """List the tiles to try for each block: register tiles by channels of so many `phases` (`_channel_choices`).
 
         For each number of vectors the register tiles are those that leave the fewest rows over, the largest first.
         """
@@ -284,19 +287,19 @@ class _Tiles:
             tried = np.arange(max(1, most // 3), most + 1)
             padded = round_up(counts, tried).sum(axis=0)
             best = tried[np.argsort(padded * (most + 1) - tried, axis=1)[:, :_ROW_CHOICES]]
-            choices = _channel_choices(out_channels, count * lanes)
+            choices = _channel_choices(out_channels, count * lanes, phases)
             channels += choices * best.shape[1]
             rows.append(np.repeat(best, len(choices), axis=1))
             vectors += [count] * (len(choices) * best.shape[1])
         return _Tiles(np.array(channels, np.float64), np.concatenate(rows, axis=1), np.array(vectors, np.float64))
 
     @staticmethod
-    def of_matrices(blocks: _Blocks, out_channels: int, lanes: int) -> _Tiles:
+    def of_matrices(blocks: _Blocks, out_channels: int, lanes: int, phases: int) -> _Tiles:
         """List the tiles to try for products of matrices: all their register tiles by channels."""
         tiles = [
             (channels, height * MATRIX_ROWS, vectors)
             for height, vectors in REGISTER_TILES
-            for channels in _channel_choices(out_channels, vectors * lanes)
+            for channels in _channel_choices(out_channels, vectors * lanes, phases)
         ]
         channels, rows, vectors = np.array(tiles, np.float64).T
         return _Tiles(channels, np.tile(rows, (len(blocks.sizes), 1)), vectors)
@@ -347,12 +350,13 @@ class _Arithmetic:
 
     def plans(self, outputs: tuple[int, int, int]) -> tuple[Array, Array]:
         """Return all plans to try with these `outputs` of Winograd's: their cycles and their numbers."""
-        geometry = self.geometry
-        blocks = _Blocks.of(self.problem, geometry, outputs, self.strassen, self.lanes, self.flat)
+        geometry, lanes = self.geometry, self.lanes
+        blocks = _Blocks.of(self.problem, geometry, outputs, self.strassen, lanes, self.flat)
+        phases = math.prod(axis.stride for axis in geometry.axes) if contiguous_phases(self.problem, lanes) else 1
         if tiled(self.words):
-            tiles = _Tiles.of_matrices(blocks, geometry.out_channels, self.lanes)
+            tiles = _Tiles.of_matrices(blocks, geometry.out_channels, lanes, phases)
         else:
-            tiles = _Tiles.of(blocks, geometry.out_channels, self.target, self.lanes)
+            tiles = _Tiles.of(blocks, geometry.out_channels, self.target, lanes, phases)
         of_channels = ceil_div(geometry.out_channels, tiles.channels)
         cycles = blocks.count * (self._block(blocks) + of_channels * self._channels(blocks, tiles))
         tried = np.stack(np.broadcast_arrays(True, (of_channels > 1) & (blocks.count < FEW_TASKS)), axis=-1)

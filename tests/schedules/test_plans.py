@@ -192,7 +192,8 @@ def test_phases_fill_vectors_or_halves_of_them(name, target):
     data, weights, bias = operands(problem, 5)
     wanted = reference(problem, data, weights, bias)
     plans = [plan for _, plan in algorithm.candidates(problem, target)]
-    for plan in (plans[0], next(plan for plan in plans if plan.tile.width < 9)):
+    # Blocks of two channels, which are columns enough; the last has one of seven.
+    for plan in (plans[0], next(plan for plan in plans if plan.tile.width < 9 and plan.tile.channels == 2)):
         result = run_kernel(problem, target, data, weights, bias, algorithm, plan)
         assert_norm_close(result, wanted, "float32", WINOGRAD, message=plan)
 
