@@ -94,6 +94,11 @@ def problem(**changes):
         (lambda: openvino(strides=(1, 1)), "strides=(1, 1): must have one element per spatial axis, 1 here"),
         (lambda: openvino(strides=3), "strides=3: must be a sequence of integers"),
         (lambda: openvino(strides="1"), "strides='1': must be a sequence of integers"),
+        (lambda: openvino(strides={3}), "strides={3}: must be a sequence of integers"),
+        (lambda: openvino(strides={3: 1}), "strides={3: 1}: must be a sequence of integers"),
+        (lambda: problem().at(5), "data_shape=5: must be (1, 2, 5)"),
+        (lambda: problem().at("125"), "data_shape='125': must be (1, 2, 5)"),
+        (lambda: problem().serves(None), "problem=None: must be a Problem"),
         (lambda: openvino(strides=(2**63,)), "strides=(9223372036854775808,): every element must fit in 64 bits"),
         (lambda: openvino(dilations=(0,)), "dilations=(0,): every element must be at least 1"),
         (lambda: openvino(dilations=(1, 1)), "dilations=(1, 1): must have one element per spatial axis, 1 here"),
@@ -277,6 +282,8 @@ def test_problem_errors(call, text):
     [
         (lambda _: reference(5, np.ones(1), np.ones(1)), "problem=5: must be a Problem"),
         (lambda root: load(root, digest=5), "digest=5: must be the text of a Library.digest"),
+        (lambda root: compile("x", output=root), "problems='x': must be a sequence of Problem"),
+        (lambda root: compile([], output=root, algorithms="dot"), "algorithms='dot': must be a sequence of names"),
         (lambda root: compile([], output=root, on_outcome=5), "on_outcome=5: must be a function, or None"),
         (lambda root: compile([], output=root, on_trial=5), "on_trial=5: must be a function, or None"),
         (lambda root: tune([], logs=root, on_trial=5), "on_trial=5: must be a function, or None"),
@@ -303,6 +310,9 @@ def test_tensor_errors():
     with pytest.raises(TensorTypeError) as caught:
         reference(p, data, filter.astype(bool))
     assert str(caught.value) == "filter='bool': must hold real numbers, since the type here is float32"
+    with pytest.raises(TensorTypeError) as caught:
+        reference(p, [[1], [2, 3]], filter)
+    assert str(caught.value).startswith("data='list': must be readable as a NumPy array: ")
     with pytest.raises(TensorError) as caught:
         reference(p, data, filter, np.ones(3))
     assert str(caught.value) == "bias='an array': must be left out: the epilogue has none"

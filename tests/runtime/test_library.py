@@ -827,7 +827,7 @@ def test_threads_of_a_call(tmp_path):
     "wrong",
     [
         *({"threads": count} for count in (0, -1, 1025, True, 1.5, "2")),
-        *({"host": one} for one in (None, True, 1.5, "2")),
+        *({"host": one} for one in (None, True, 1.5, "2", -1, 2**64)),
     ],
 )
 def test_wrong_threads_of_a_call(library, wrong):

@@ -76,7 +76,7 @@ def requested(problems: Sequence[Problem], layers: Mapping[Problem, Sequence[str
 def _names(given: object) -> tuple[str, ...]:
     rule = "must be a sequence of names for each problem"
     names = several("layers", given, rule)
-    if isinstance(given, str) or not all(isinstance(name, str) for name in names):
+    if not all(isinstance(name, str) for name in names):
         raise ProblemError("layers", given, rule)
     return names
 

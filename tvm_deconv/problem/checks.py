@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from tvm_deconv.errors import ProblemError
 
 INT64_MAX = 2**63 - 1
+_TEXT = (str, bytes)
 
 
 def one_of(attribute: str, value: object, allowed: Iterable[str]) -> str:
@@ -23,8 +24,8 @@ def one_of(attribute: str, value: object, allowed: Iterable[str]) -> str:
 
 
 def several(attribute: str, value: object, rule: str) -> tuple[Any, ...]:
-    """Return the elements of `value`; raise ProblemError with this `rule` if it is nothing that has some."""
-    if not isinstance(value, Iterable):
+    """Return the elements of `value`; raise ProblemError with this `rule` if it has none, or is text."""
+    if isinstance(value, _TEXT) or not isinstance(value, Iterable):
         raise ProblemError(attribute, value, rule)
     return tuple(value)
 
@@ -60,7 +61,8 @@ def integer(attribute: str, value: object, minimum: int) -> int:
 
 def integers(attribute: str, value: object, minimum: int, length: int | None = None) -> tuple[int, ...]:
     """Return `value` as a tuple of `length` ints, each at least `minimum`, else raise ProblemError."""
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+    # A set or a mapping has integers, but no order of axes.
+    if isinstance(value, (*_TEXT, Set, Mapping)) or not isinstance(value, Iterable):
         raise ProblemError(attribute, value, "must be a sequence of integers")
     try:
         items = tuple(integer(attribute, item, minimum) for item in value)

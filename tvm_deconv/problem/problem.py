@@ -26,7 +26,7 @@ from tvm_deconv.errors import ProblemError
 from tvm_deconv.problem import dialects
 from tvm_deconv.problem.activations import ACTIVATIONS
 from tvm_deconv.problem.arithmetic import ceil_div, landing_pairs, uncropped
-from tvm_deconv.problem.checks import INT64_MAX, integer, integers, one_of
+from tvm_deconv.problem.checks import INT64_MAX, integer, integers, one_of, several
 from tvm_deconv.problem.dtypes import DTYPES, FAST, FAST_TERMS, PRECISIONS, element_bytes
 from tvm_deconv.problem.dynamic import (
     ANY,
@@ -402,8 +402,10 @@ class Problem:
         Raises ProblemError if the shape differs in an extent that is not dynamic, or makes an output extent negative.
         """
         form = self.data_form
+        rule = f"must be ({', '.join(map(str, form))})"
+        data_shape = several("data_shape", data_shape, rule)
         if len(data_shape) != len(form) or any(f not in (ANY, x) for f, x in zip(form, data_shape, strict=True)):
-            raise ProblemError("data_shape", data_shape, f"must be ({', '.join(map(str, form))})")
+            raise ProblemError("data_shape", data_shape, rule)
         batch = data_shape[0]
         data_spatial = data_shape[2:] if self.data_format == "NCX" else data_shape[1:-1]
         output = list(self.output_spatial)
@@ -417,6 +419,7 @@ class Problem:
         They may differ in extents that are dynamic here only, and in the filter format, which no artifact sees. A
         kernel may also be more exact than `other` permits.
         """
+        check_problem(other)
         if not set(other.dynamic) <= set(self.dynamic) or other.rank != self.rank:
             return False
         as_exact = PRECISIONS.index(self.precision) <= PRECISIONS.index(other.precision)

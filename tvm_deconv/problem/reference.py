@@ -18,7 +18,11 @@ Float64 = npt.NDArray[np.float64]
 
 def _float64(argument: str, value: object, shape: tuple[int, ...], dtype: str) -> Float64:
     """Return `value` in float64; for a bfloat16 problem, uint16 holds the bits of bfloat16."""
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        rule = f"must be readable as a NumPy array: {error}"
+        raise TensorTypeError(argument, type(value).__qualname__, rule) from error
     bits = dtype == "bfloat16" and array.dtype == np.uint16
     exact = dtype in ("int8", "uint8", "int32")
     # bfloat16 and its like come from outside NumPy (2); they convert to float64 without loss.

@@ -11,6 +11,7 @@ from tvm_deconv.artifact.manifest import Manifest
 from tvm_deconv.errors import ArtifactError, ProblemError, TensorError, TensorTypeError
 from tvm_deconv.problem import Array, Problem, Scaling, integer
 from tvm_deconv.problem.arrays import BFLOAT16, empty, storage
+from tvm_deconv.problem.checks import INT64_MAX
 from tvm_deconv.problem.quantization import bound_arrays
 from tvm_deconv.runtime import arrays
 from tvm_deconv.runtime.arrays import Borrowed
@@ -91,7 +92,7 @@ class HostCall:
     def run(self, data: Any, out: Any = None, threads: int | None = None, host: int = 0) -> Any:
         """Return the output for `data`; see `Layer`."""
         limit = 0 if threads is None else checked_limit(threads)
-        if type(host) is not int:
+        if type(host) is not int or not 0 <= host <= INT64_MAX:
             host = integer("host", host, 0)
         # The fast path: plain arrays of NumPy that need no conversion.
         shape = self._output_shapes.get(data.shape) if type(data) is np.ndarray else None
