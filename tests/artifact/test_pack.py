@@ -158,6 +158,19 @@ def test_what_is_broken_is_not_packed(directory, tmp_path, spoil, said):
     assert left(tmp_path) == []
 
 
+def test_nothing_is_not_packed(tmp_path):
+    (tmp_path / "empty").mkdir()
+    result = run("pack", tmp_path / "empty", "-o", tmp_path / "model.tdl")
+    assert result.exit_code == 1
+    assert result.stderr == f"Error: path={tmp_path / 'empty'}: must hold an artifact\n"
+
+
+def test_a_file_that_cannot_be_written_is_named(directory):
+    result = run("pack", directory, "-o", "/proc/model.tdl")
+    assert result.exit_code == 1
+    assert result.stderr == "Error: /proc/model.tdl: No such file or directory\n"
+
+
 def test_an_older_file_stays_where_there_is_no_room(packed, directory, tmp_path, monkeypatch):
     before = packed.read_bytes()
 

@@ -36,7 +36,11 @@ def replacing(path: Path) -> Iterator[Path]:
 
     for left in abandoned(path.parent):
         shutil.rmtree(left, ignore_errors=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=path.parent)) / path.name
+    try:
+        unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=path.parent)) / path.name
+    except OSError as error:
+        error.filename = str(path)
+        raise
     try:
         yield unfinished
         with contextlib.suppress(FileNotFoundError):

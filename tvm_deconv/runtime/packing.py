@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tvm_deconv.artifact import files, pack, signing
-from tvm_deconv.errors import IntegrityError
+from tvm_deconv.errors import ArtifactError, IntegrityError
 from tvm_deconv.runtime.library import Library, load
 from tvm_deconv.runtime.verify import checked
 
@@ -14,8 +14,10 @@ def pack_library(library: Library, path: Path) -> None:
     """Write what the directory of `library` holds, with its signature and weights, to the file at `path`, at once.
 
     The file is read again and every library in it verified before it takes its place. Raises the ArtifactError of what
-    is broken, OSError.
+    is broken or not there, OSError.
     """
+    if not library.manifests and not library.broken:
+        raise ArtifactError(library.root, "must hold an artifact")
     for error in checked(library).broken.values():
         raise error
     members = [f"{manifest.name}.json" for manifest in library.manifests]
