@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tvm_deconv.errors import BuildError, ProblemError
 from tvm_deconv.extras import install
 from tvm_deconv.problem import Problem, one_of
-from tvm_deconv.problem.checks import check_callback, several
+from tvm_deconv.problem.checks import check_callback, checked_path, several
 from tvm_deconv.runtime import library
 from tvm_deconv.runtime.fallback import REFERENCE, Fallback
 from tvm_deconv.runtime.library import Library
@@ -137,6 +137,8 @@ def compile(
         for name, value in (("rpc_tracker", rpc_tracker), ("rpc_key", rpc_key)):
             if value is not None:
                 raise ProblemError(name, value, "must be given with trials, which are what its servers measure")
+        if logs is not None and not checked_path("logs", logs).is_dir():
+            raise ProblemError("logs", logs, "must be a directory of tuning logs; trials would make one")
     return current.compile(
         problems, target, output, layers=layers, jobs=jobs, on_outcome=on_outcome, algorithms=algorithms, logs=logs
     )

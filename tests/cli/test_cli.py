@@ -263,6 +263,8 @@ def test_errors_are_one_line(arguments, said, artifacts, small, tmp_path):
         ["logs", "prune", "/tmp", "--target", ".."],
         ["compile", "x.json", "--algorithm", "magic"],
         ["tune", "x.json", "--logs", "logs", "--algorithm", "magic"],
+        ["compile", "x.json", "--logs", "missing"],
+        ["bench", "x.json", "--logs", "missing"],
         ["fly"],
     ],
 )

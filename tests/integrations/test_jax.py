@@ -94,7 +94,8 @@ for compute in (up, jax.jit(up)):
     assert raised(td.TensorError, lambda: compute(data[:1])).startswith("data=(1, 6, 5, 3): ")
 assert "jax_enable_x64" in raised(td.ProblemError, lambda: function(bound(sys.argv[3])[0]))
 numpy = td.load(sys.argv[1] + "/..", fallback="reference").bind(layer.problem, np.ones(layer.problem.filter_shape, "f"))
-assert "must be of an artifact for CPUs" in raised(td.ProblemError, lambda: function(numpy))
+assert "must be a Layer of an artifact for CPUs" in raised(td.ProblemError, lambda: function(numpy))
+assert raised(td.ProblemError, lambda: function(None)).startswith("layer=None: must be a Layer")
 
 # What another process has traced names an artifact that is not loaded here; a kernel refuses what it was not made for.
 call = jax.ffi.ffi_call("tvm_deconv", jax.ShapeDtypeStruct((2, 2), "float32"))

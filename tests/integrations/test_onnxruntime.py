@@ -690,6 +690,18 @@ def test_what_follows_from_extents_is_computed_once(library_for, tmp_path):
     check(session, path, {"x": uniform(1, 3, 5, 6)})
 
 
+def test_wrong_arguments(library_for, tmp_path):
+    path = save(tmp_path / "m.onnx", [up("x", "y")], {"f": uniform(3, 4, 2, 2)}, {"x": (1, 3, 4, 4)}, ["y"])
+    library = library_for(path)
+    for arguments, text in (
+        ((None, library), "path=None: must be a path"),
+        ((path, tmp_path), "library=.*: must be a Library, as load returns it"),
+        ((path, library, {}), "options={}: must be SessionOptions, or None"),
+    ):
+        with pytest.raises(td.ProblemError, match=f"^{text}$"):
+            Session(*arguments)
+
+
 def test_data_that_do_not_fit_a_layer(library_for, tmp_path):
     """Where ONNX Runtime knows nothing of a shape, the operator checks it."""
     nodes = [one("Neg", "x", "n"), up("n", "a"), one("Relu", "a", "y")]

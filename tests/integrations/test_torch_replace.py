@@ -759,6 +759,8 @@ def test_keyword_arguments_and_several_examples(library):
         torch.testing.assert_close(model(data(), scale=3.0), original(data(), scale=3.0))
     with pytest.raises(td.SourceError, match="inputs='Tensor': must be a sequence of the model's arguments"):
         td.torch.problems(original, data())
+    with pytest.raises(td.SourceError, match=r"inputs=\(\): must be at least one example"):
+        td.torch.problems(original)
 
 
 def test_dynamic_extents(tmp_path, kernels):
@@ -777,8 +779,9 @@ def test_dynamic_extents(tmp_path, kernels):
     for width in range(3, 20):
         assert_same(model, original, data((2, 3, 4, width)))
     assert kernels == ["call"] * 17
-    with pytest.raises(td.ProblemError, match="dynamic"):
-        td.torch.problems(original, [data()], dynamic=(-1,))
+    for axis in (-1, 3):
+        with pytest.raises(td.ProblemError, match="dynamic"):
+            td.torch.problems(original, [data()], dynamic=(axis,))
 
 
 class Twofold(nn.Module):

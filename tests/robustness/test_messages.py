@@ -284,6 +284,10 @@ def test_problem_errors(call, text):
         (lambda root: load(root, digest=5), "digest=5: must be the text of a Library.digest"),
         (lambda root: compile("x", output=root), "problems='x': must be a sequence of Problem"),
         (lambda root: compile([], output=root, algorithms="dot"), "algorithms='dot': must be a sequence of names"),
+        (
+            lambda root: compile([], output=root, logs="missing"),
+            "logs='missing': must be a directory of tuning logs; trials would make one",
+        ),
         (lambda root: compile([], output=root, on_outcome=5), "on_outcome=5: must be a function, or None"),
         (lambda root: compile([], output=root, on_trial=5), "on_trial=5: must be a function, or None"),
         (lambda root: tune([], logs=root, on_trial=5), "on_trial=5: must be a function, or None"),

@@ -109,7 +109,11 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     callback=target_of,
     help=f"Target of the layers of a SOURCE: {', '.join(CPU_TARGETS)}, or a microarchitecture such as znver4.",
 )
-@click.option("--logs", type=_FOLDER, help="Tuning logs to follow besides the installed ones, for a SOURCE.")
+@click.option(
+    "--logs",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Tuning logs to follow besides the installed ones, for a SOURCE.",
+)
 @click.option("--rounds", type=click.IntRange(1), help="Turns of each contender.")
 @click.option("--seconds", type=click.FloatRange(0), help="Stop a layer's rounds after this long; three run at least.")
 @click.option(

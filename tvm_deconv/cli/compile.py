@@ -74,6 +74,8 @@ def compile(
     for option, value in (("--rpc-tracker", rpc_tracker), ("--rpc-key", rpc_key)):
         if value and not tunes:
             raise click.UsageError(f"{option} needs --tune, which is what its servers measure for")
+    if logs is not None and not tunes and not logs.is_dir():
+        raise click.BadParameter(f"Directory {str(logs)!r} does not exist.", param_hint="--logs")
     logs = logs or output / OWN_LOGS
     scanned = scan_sources(sources, extents)
     if not as_json:

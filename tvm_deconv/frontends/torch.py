@@ -93,6 +93,8 @@ def trace(module: object, *examples: Inputs) -> Trace:
     # An exported program has decided that in its graph, and has an eval() of its own, which refuses.
     if "eval" not in vars(module) and any(part.training for part in module.modules()):
         raise SourceError("training", True, "must be False all over the module: call module.eval() first")
+    if not examples:
+        raise SourceError("inputs", examples, "must be at least one example of what the module is called with")
     layers: list[FoundLayer] = []
     runs = Counter[str]()
     bare: list[Problem | None] = []

@@ -38,12 +38,12 @@ def function(layer: Layer) -> Callable[[Any], Any]:
     Programs call the artifact without Python and without a copy. Under ``jax.vmap`` it is called once for each element.
     It has no gradient. A C++ compiler makes the handler when a process asks for its first function.
 
-    Raises ProblemError if no artifact for CPUs computes the layer, CompilerNotFound, BuildError. The function raises
+    Raises ProblemError unless `layer` is one of an artifact for CPUs, CompilerNotFound, BuildError. The function raises
     TensorError and TensorTypeError for data that do not fit.
     """
-    manifest = layer.manifest
+    manifest = layer.manifest if isinstance(layer, Layer) else None
     if manifest is None or manifest.known_target is None or manifest.known_target.memory != "cpu":
-        raise ProblemError("layer", layer, "must be of an artifact for CPUs")
+        raise ProblemError("layer", layer, "must be a Layer of an artifact for CPUs")
     deconv, given = native(layer)
     if _handler.get(_compiled).tvm_deconv_add_function(manifest.sha256.encode(), deconv.__chandle__()):
         raise MemoryError("no memory for a function")

@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 import onnxruntime
 
-from tvm_deconv.errors import BuildError, CompilerNotFound
+from tvm_deconv.errors import BuildError, CompilerNotFound, ProblemError
 from tvm_deconv.frontends import FoundLayer, with_unique_names
 from tvm_deconv.frontends.onnx import Place, graphs, placed_layers, read_model
 from tvm_deconv.onnxruntime import measure as timing
@@ -21,9 +21,10 @@ from tvm_deconv.onnxruntime import operator
 from tvm_deconv.onnxruntime.pieces import Pieces
 from tvm_deconv.onnxruntime.rewriting import replace
 from tvm_deconv.problem import Problem
+from tvm_deconv.problem.checks import checked_path
 from tvm_deconv.runtime.facts import numbered
 from tvm_deconv.runtime.layer import Layer
-from tvm_deconv.runtime.library import Library
+from tvm_deconv.runtime.library import Library, check_library
 from tvm_deconv.runtime.process import LOG
 
 #: The entry of SessionOptions with the folder of a model's external data.
@@ -52,11 +53,14 @@ class Session:
         """Read the model at `path`; `options` are the SessionOptions, which get the operator.
 
         The number of threads of the options holds for layers too. If `measure` is true, each layer is first timed
-        alone, on random data; one that its artifact does not make faster stays with ONNX Runtime. Raises SourceError,
-        and the errors of ONNX Runtime.
+        alone, on random data; one that its artifact does not make faster stays with ONNX Runtime. Raises ProblemError,
+        SourceError, and the errors of ONNX Runtime.
         """
+        check_library(library)
+        if not isinstance(options, onnxruntime.SessionOptions | None):
+            raise ProblemError("options", options, "must be SessionOptions, or None")
         self._options = onnxruntime.SessionOptions() if options is None else options
-        path = Path(path)
+        path = checked_path("path", path)
         model = read_model(path)
         found = placed_layers(model, path, {})
         self.layers: dict[str, Layer] = {}

@@ -14,6 +14,7 @@ import openvino
 from openvino import opset13
 
 from tvm_deconv.bench import turns
+from tvm_deconv.errors import ProblemError
 from tvm_deconv.frontends import FoundLayer, scan
 from tvm_deconv.frontends.openvino_ir import OPERATORS
 from tvm_deconv.openvino.operation import operation
@@ -21,7 +22,7 @@ from tvm_deconv.openvino.operator import OPERATOR
 from tvm_deconv.openvino.timing import Timed
 from tvm_deconv.problem import Problem
 from tvm_deconv.runtime.layer import Layer
-from tvm_deconv.runtime.library import Library
+from tvm_deconv.runtime.library import Library, check_library
 
 _NOT_ALONE = (
     "it stands in a graph within the model's own, or shares its name, or that of a node that it absorbs, with others"
@@ -66,7 +67,7 @@ def replace(
     """Replace each layer of `model`, read from `path`, that `library` covers by an operation of ours.
 
     Nodes that a layer has absorbed go with it. A layer stays if it, or a node that it absorbed, shares its name with
-    another node. Returns the operations, which must live as long as the model. Raises SourceError.
+    another node. Returns the operations, which must live as long as the model. Raises ProblemError, SourceError.
 
     If `measure` is true, the model is first compiled with the `settings` of `compile_model` and timed with and without
     the operations, on `inputs`, or on random data where all shapes are fixed. Layers get the layouts in which the
@@ -74,6 +75,9 @@ def replace(
     gains least. A model with free extents is not timed unless it has `inputs`. Layers that are not timed run in
     `N *X C` where the library has that.
     """
+    check_library(library)
+    if not isinstance(model, openvino.Model):
+        raise ProblemError("model", model, "must be an openvino.Model")
     layers = [*scan(path)]
     bound, left = _bound(model, layers, library)
     feed = _random_inputs(model) if inputs is None else inputs

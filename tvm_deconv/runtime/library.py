@@ -398,6 +398,12 @@ class Library:
         return memory.run_once(problem, served, given, weights, _borrow_bias(memory, problem, bias), out)
 
 
+def check_library(library: object) -> None:
+    """Raise ProblemError unless `library` is a Library."""
+    if not isinstance(library, Library):
+        raise ProblemError("library", library, "must be a Library, as load returns it")
+
+
 def epilogue_of(activation: str | Epilogue | None, bias: bool) -> Epilogue:
     """Return the epilogue of an `activation`, a name or an Epilogue, with or without a bias. Raises TensorError."""
     if not isinstance(activation, Epilogue):

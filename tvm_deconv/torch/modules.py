@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from tvm_deconv.errors import SourceError
+from tvm_deconv.errors import ProblemError, SourceError
 from tvm_deconv.frontends.layers import FoundLayer
 from tvm_deconv.frontends.torch import (
     ACTIVATION_MODULES,
@@ -148,6 +148,9 @@ def problems(model: nn.Module, *inputs: Inputs, dynamic: Any = ()) -> list[Probl
     if isinstance(dynamic, Sequence) and all(isinstance(axis, int) for axis in dynamic):
         axes = integers("dynamic", dynamic, 0)
         found = list(dict.fromkeys(problem for swap in swaps for problem in swap.problems))
+        greatest = max((problem.rank for problem in found), default=0)
+        if found and any(axis > greatest for axis in axes):
+            raise ProblemError("dynamic", axes, f"must be axes from 0 to {greatest}")
         return _variable(found, axes) if axes else found
     if len(inputs) != 1:
         raise SourceError("inputs", len(inputs), "must be one example where dynamic has the shapes of torch.export")

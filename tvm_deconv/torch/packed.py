@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from tvm_deconv.api import load
-from tvm_deconv.errors import ArtifactError, DeconvError, NoArtifactError, ProblemError, TensorError
+from tvm_deconv.errors import ArtifactError, DeconvError, NoArtifactError, TensorError
 from tvm_deconv.frontends.folding import absorb
 from tvm_deconv.frontends.graph import batch_norm_step
 from tvm_deconv.frontends.layers import FoundLayer
@@ -25,7 +25,7 @@ from tvm_deconv.frontends.packages import cast
 from tvm_deconv.frontends.torch import array, channels_last, dtype_name
 from tvm_deconv.problem import Epilogue, Problem
 from tvm_deconv.runtime.layer import Layer
-from tvm_deconv.runtime.library import Library
+from tvm_deconv.runtime.library import Library, check_library
 
 _LOG = logging.getLogger("tvm_deconv")
 #: The most layers, of different shapes, that a filter is kept packed for.
@@ -44,8 +44,7 @@ def handle_of(library: Library) -> str:
     In another process it means the same artifacts in the same directory, and NumPy if the library falls back to it.
     Nothing is compiled there. Raises ProblemError for what is no library.
     """
-    if not isinstance(library, Library):
-        raise ProblemError("library", library, "must be a Library, as load returns it")
+    check_library(library)
     words = [
         library.digest,
         *(["pinned"] if library.pinned else []),
