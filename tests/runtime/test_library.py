@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import json
 import os
+import pickle
 import shutil
 import struct
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -835,6 +837,14 @@ def test_wrong_threads_of_a_call(library, wrong):
     (name,) = wrong
     with pytest.raises(td.ProblemError, match=f"^{name}="):
         library.bind(P, filter)(data, **wrong)
+
+
+def test_neither_layers_nor_libraries_are_pickled(library):
+    layer = library.bind(P, operands(P)[1])
+    for name, kept in (("layer", layer), ("library", library)):
+        for keep in (pickle.dumps, deepcopy):
+            with pytest.raises(td.ProblemError, match=f"^{name}=.* must not be copied or pickled"):
+                keep(kept)
 
 
 # ---- what is in use ----

@@ -6,9 +6,10 @@ CUDA device. It makes the `Call` by which a layer computes.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from tvm_deconv.artifact.manifest import Manifest
+from tvm_deconv.errors import ProblemError
 from tvm_deconv.problem import Array, Problem, Scaling
 from tvm_deconv.runtime.process import Served
 
@@ -61,6 +62,10 @@ class Layer:
 
     def __repr__(self) -> str:
         return f"<Layer {self.problem.key} by {self._name}>"
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse: a layer holds memory and code of its process."""
+        raise ProblemError("layer", self, "must not be copied or pickled: bind it again, in the process that calls it")
 
     def __call__(self, data: Any, out: Any = None, *, threads: int | None = None, host: int = 0) -> Any:
         """Return the output for `data`, in `out` if that is given, computed by up to `threads` threads.

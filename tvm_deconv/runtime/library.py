@@ -17,7 +17,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from tvm_deconv.artifact import files, needs
 from tvm_deconv.artifact.ffi import import_tvm_ffi
@@ -170,6 +170,10 @@ class Library:
 
     def __repr__(self) -> str:
         return f"<Library {str(self.root)!r}: {len(self.manifests)} artifacts, {len(self.broken)} broken>"
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse: a library holds code of its process."""
+        raise ProblemError("library", self, "must not be copied or pickled: load it again, in the process that uses it")
 
     def __len__(self) -> int:
         return len(self.layers)
