@@ -43,7 +43,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Run the model."""
-        size = int(self.headers.get("Content-Length", 0))
+        length = self.headers.get("Content-Length", "")
+        size = int(length) if length.isdecimal() else 0
         if not 0 < size <= MAX_BYTES:
             self.answer(413, f"send 1 to {MAX_BYTES} bytes".encode())
             return
@@ -77,6 +78,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     given = parser.parse_args()
     with Service((given.host, given.port), given.model, given.artifacts, given.key) as service:
+        print(f"http://{given.host}:{service.server_port}/health", flush=True)
         service.serve_forever()
 
 

@@ -25,6 +25,8 @@ from tvm_deconv.cli import main as cli
 from tvm_deconv.compiler import current
 from tvm_deconv.compiler.requests import Outcome
 from tvm_deconv.extras import install
+from tvm_deconv.frontends import FoundLayer, write_weights
+from tvm_deconv.problem.testing import operands
 from tvm_deconv.targets import detect_host
 from tvm_deconv.targets.ancestry import name_of
 
@@ -547,6 +549,26 @@ def test_running_the_layers_of_a_model(artifacts, tmp_path):
     done = subprocess.run([*command[:-1], artifacts], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: no layer came with weights")
+
+
+def test_running_layers_of_other_types(artifacts, tmp_path):
+    """Each as exact as its type, and one with scales."""
+    for path in artifacts.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    quantized = made.PLAIN.replace(dtype="uint8", quantization=td.Quantization("int8", "uint8"))
+    made.export(tmp_path, [quantized])
+    problems = {name: made.PROBLEMS[name] for name in ("float64", "float16", "bfloat16", "int8")}
+    layers = []
+    for name, problem in {**problems, "quantized": quantized}.items():
+        _, filter, bias, scaling = operands(problem)
+        layers.append(FoundLayer(name, "ConvTranspose", problem, filter, bias, scaling=scaling))
+    write_weights(layers, tmp_path / "model.safetensors")
+    command = [sys.executable, "-W", "error", EXAMPLES / "run_layers.py", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()[2:7]] == sorted([*problems, "quantized"])
+    library = td.load(tmp_path)
+    assert (library.scaling("quantized").text, library.scaling("int8")) == (scaling.text, None)
 
 
 def test_the_readme_runs(tmp_path):

@@ -1,5 +1,7 @@
 """docs/tutorial.md, its service and the notebook: they run as they are printed, and compute what ONNX Runtime does."""
 
+import contextlib
+import http.client
 import importlib.util
 import io
 import json
@@ -133,6 +135,14 @@ def test_the_service_refuses_what_it_cannot_run(service, content, status):
         post(service, content)
     assert caught.value.code == status
     assert caught.value.read()
+
+
+def test_the_service_refuses_a_length_that_is_no_number(service):
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", service.server_port, timeout=60)) as connection:
+        connection.putrequest("POST", "/run")
+        connection.putheader("Content-Length", "all")
+        connection.endheaders()
+        assert connection.getresponse().status == 413
 
 
 def build(problems, target, output):

@@ -209,7 +209,7 @@ class Library:
         read, IntegrityError for one that is not what was signed, and the errors of `bind`.
         """
         filter, bias = self.weights(name)
-        return self.bind(self.layers[name], filter, bias, scaling=self._named.scaling(name), workspace=workspace)
+        return self.bind(self.layers[name], filter, bias, scaling=self.scaling(name), workspace=workspace)
 
     def weights(self, name: str) -> tuple[Array, Array | None]:
         """Return the filter and the bias, None if there is none, of a layer; raises as `layer` does.
@@ -217,6 +217,10 @@ class Library:
         They are as `bind` takes them, for instance after a copy to a device.
         """
         return self._named.arrays(name)
+
+    def scaling(self, name: str) -> Scaling | None:
+        """Return the scaling of a quantized layer, None of another; raises as `layer` does."""
+        return self._named.scaling(name)
 
     def select(self, problem: Problem, device: int | None = None) -> list[Decision]:
         """Return the decision on every candidate for `problem` on this machine, with its reason, the best first.
