@@ -10,8 +10,9 @@ namespace {
 
 std::vector<char> read(const std::string& path, std::size_t size) {
   std::ifstream file(path, std::ios::binary);
+  if (!file) throw tvm_deconv::Error(path + ": must be a file that can be read");
   std::vector<char> bytes(std::istreambuf_iterator<char>(file), {});
-  if (!file || bytes.size() != size)
+  if (bytes.size() != size)
     throw tvm_deconv::Error(path + ": must have " + std::to_string(size) + " bytes, not " + std::to_string(bytes.size()));
   return bytes;
 }
@@ -62,7 +63,10 @@ void compute(const tvm_deconv::Library& library, const std::vector<std::string>&
   const std::vector<char> data = read(given[1], bytes_of(shape, problem.type));
   std::vector<char> out(bytes_of(output_shape, problem.output_type), '\x7f');
   layer.call(data.data(), shape, out.data());
-  std::ofstream(given[4], std::ios::binary).write(out.data(), static_cast<std::streamsize>(out.size()));
+  std::ofstream file(given[4], std::ios::binary);
+  file.write(out.data(), static_cast<std::streamsize>(out.size()));
+  file.close();
+  if (!file) throw tvm_deconv::Error(given[4] + ": must be a file that can be written");
 }
 
 }  // namespace

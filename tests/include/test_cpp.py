@@ -327,6 +327,12 @@ def test_wrong_arguments_of_calls(run, artifacts, tmp_path):
     _, files = write(tmp_path, P, 0)
     (tmp_path / "data").write_bytes(b"")
     assert "bytes, not 0" in run(artifacts, P.artifact_key, *files).stderr
+    (tmp_path / "data").unlink()
+    assert "data: must be a file that can be read" in run(artifacts, P.artifact_key, *files).stderr
+    _, files = write(tmp_path, P, 0)
+    for place in ("/proc/out", "/dev/full"):
+        done = run(artifacts, P.artifact_key, *files[:-1], place)
+        assert (done.returncode, done.stderr) == (1, f"error: {place}: must be a file that can be written\n")
     biased = made.PROBLEMS["bias"]
     _, files = write(tmp_path, biased, 0)
     files[2] = "-"
