@@ -266,6 +266,7 @@ def test_errors_are_one_line(arguments, said, artifacts, small, tmp_path):
         ["compile", "x.json", "--algorithm", "magic"],
         ["tune", "x.json", "--logs", "logs", "--algorithm", "magic"],
         ["compile", "x.json", "--logs", "missing"],
+        ["compile", "x.json", "--extent", "frames=3..1"],
         ["bench", "x.json", "--logs", "missing"],
         ["fly"],
     ],

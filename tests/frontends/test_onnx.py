@@ -598,6 +598,7 @@ def test_buckets_of_two_axes(tmp_path):
         ({"frames": (1, 8, 9)}, r"extent='frames=\(1, 8, 9\)': must be a range"),
         ({"frames": (1.5, 9)}, r"extent='frames=1.5..9': must be a range"),
         ({"frames": ("1", "9")}, r"extent='frames=1..9': must be a range"),
+        (5, r"extents=5: must be a mapping from names to ranges$"),
     ],
 )
 def test_bad_ranges(tmp_path, extents, text):

@@ -21,6 +21,8 @@ from tvm_deconv.cli.common import (
     target_of,
 )
 from tvm_deconv.cli.output import JSON, KEYS, Column, Names, Table, echo_json
+from tvm_deconv.errors import SourceError
+from tvm_deconv.frontends.extents import checked_ranges
 from tvm_deconv.problem import FAST, PRECISIONS, Problem
 from tvm_deconv.problem.problem import DATA_FORMATS
 from tvm_deconv.problem.words import words
@@ -124,7 +126,7 @@ def _targets(context: click.Context, option: click.Parameter, names: Sequence[st
     return list(dict.fromkeys(str(target_of(context, option, name)) for name in names))
 
 
-def _ranges(_: click.Context, option: click.Parameter, values: Sequence[str]) -> dict[str, tuple[int, int]]:
+def _ranges(_: click.Context, option: click.Parameter, values: Sequence[str]) -> Mapping[str, tuple[int, int]]:
     """Return the ranges that NAME=LOW..HIGH texts give, by their names."""
     ranges = {}
     for value in values:
@@ -132,7 +134,10 @@ def _ranges(_: click.Context, option: click.Parameter, values: Sequence[str]) ->
         if match is None:
             raise click.BadParameter(f"{value!r}: must be NAME=LOW..HIGH, such as frames=1..2000", param=option)
         ranges[match[1]] = int(match[2]), int(match[3])
-    return ranges
+    try:
+        return checked_ranges(ranges)
+    except SourceError as error:
+        raise click.BadParameter(str(error), param=option) from None
 
 
 def milliseconds(seconds: float | None) -> str:

@@ -23,6 +23,8 @@ _MOST_SAMPLES = max(_SAMPLES.values())
 
 def checked_ranges(ranges: Ranges) -> Ranges:
     """Return `ranges`; raise SourceError unless every range holds extents."""
+    if not isinstance(ranges, Mapping):
+        raise SourceError("extents", ranges, "must be a mapping from names to ranges")
     for name, limits in ranges.items():
         pair = isinstance(limits, (tuple, list)) and len(limits) == 2
         shown = f"{limits[0]}..{limits[1]}" if pair else limits
