@@ -444,6 +444,7 @@ def test_bench_of_artifacts(quick, artifacts, tmp_path):
     assert "Measured here:" in done.stderr
 
 
+@pytest.mark.usefixtures("compiles_here")
 def test_bench_of_a_source_with_peers(quick, tmp_path):
     source = tmp_path / "problems.json"
     source.write_text(json.dumps([{"name": "up", "data": [1, 4, 5, 6], "filter": [1, 4, 3, 3, 3], "strides": [2, 2]}]))
@@ -470,6 +471,7 @@ def source(tmp_path_factory):
     return path
 
 
+@pytest.mark.usefixtures("compiles_here")
 def test_default_and_chosen(quick, source, monkeypatch, tmp_path):
     """What a log chooses is timed beside the default; where both are the same there is one result."""
     first, second = (layer.problem.replace(data_format="NXC") for layer in scan(source)[:2])
@@ -511,6 +513,7 @@ def test_default_and_chosen(quick, source, monkeypatch, tmp_path):
     assert [row.layer.name for row in figures.read(kept.parent)[kept.stem].rows] == ["up.1", "up.2"]
 
 
+@pytest.mark.usefixtures("compiles_here")
 def test_types(quick, source, tmp_path):
     """Each layer in each type, which its name says; figures of one type only, which the name of their file says."""
     options = ["--layers", "up.1", "--seconds", 0, "--threads", 1, "--output", tmp_path / "made"]
@@ -528,6 +531,7 @@ def test_types(quick, source, tmp_path):
     assert figures.machines(reports).count("\n") == 1, "a report without peers has no line"
 
 
+@pytest.mark.usefixtures("compiles_here")
 def test_quantized_types_beside_peers_and_float32(quick, source, tmp_path):
     """Layers of other types are compared with themselves in float32, by direct kernels; that is no peer."""
     kind = "uint8.int8.uint8"
