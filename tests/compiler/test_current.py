@@ -50,6 +50,7 @@ def statuses(problems, folder, **how):
     return [outcome.status for outcome in td.compile(problems, V3.name, folder, **how)]
 
 
+@pytest.mark.usefixtures("compiles_here")
 def test_nothing_to_do_needs_no_tvm_and_no_time(tmp_path):
     td.compile([SMALL, OTHER], V3.name, tmp_path)
     command = [sys.executable, "-c", AGAIN, str(tmp_path), SMALL.key, OTHER.key]

@@ -100,13 +100,14 @@ def test_kernels_convert_their_rows(dtype, data_format, monkeypatch):
     problem = td.Problem(*SHAPE, **TYPES[dtype], data_format=data_format)
     names = ("dot", "direct_rows", "matrix")
     algorithms = [a for a in X86.algorithms if a.name in names and a.supports(problem, target)]
-    assert len(algorithms) >= 2
+    defaults = [X86.default(problem, target, [algorithm.name]) for algorithm in algorithms]
+    assert len(defaults) >= 2
     monkeypatch.setattr(stores, "_SHORTEST_CONVERTED", 0)
     for large in (False, True):
         for definition in (direct_definition, matrix_definition):
             monkeypatch.setattr(definition, "outgrows_caches", lambda _, large=large: large)
-        for algorithm in algorithms:
-            text = X86.build(problem, target, algorithm).deconv.script(show_meta=False)
+        for algorithm, plan in defaults:
+            text = X86.build(problem, target, algorithm, plan).deconv.script(show_meta=False)
             past = re.search(r"tvm_deconv_(convert|stream)\b", text)
             assert past or "T.vectorized" in text, algorithm.name
             assert ("tvm_deconv_fence" in text) == (large and past is not None), algorithm.name

@@ -93,6 +93,7 @@ def test_the_recipe_of_an_artifact_covers_the_llvm_sources(monkeypatch):
     assert {path.name for path in Path(stores.__file__).parent.glob("*.ll")} <= covered
 
 
+@pytest.mark.usefixtures("compiles_here")
 @pytest.mark.skipif(not shutil.which("objdump"), reason="needs objdump")
 def test_copies_are_not_scattered(tmp_path):
     """LLVM made vectors across the channels whose 16 phases are a vector, and scattered their elements."""
