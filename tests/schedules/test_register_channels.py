@@ -1,5 +1,6 @@
 """The epilogue in registers of vectors of channels: outputs agree with the reference for any tile and any layer."""
 
+import itertools
 import random
 import re
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support.kernels import X86, call_kernel, compiled_kernel, in_turn, targets
+from support.kernels import X86, call_kernel, compile_kernel, compiled_kernel, in_turn, targets, turn_of
 from support.strategies import not_empty, operands, problems
 from support.tolerances import assert_norm_close
 
@@ -154,31 +155,36 @@ PAIRED_CASES = {
 }
 
 
-@pytest.mark.parametrize(("channels", "part", "positions"), [(16, 0, 2), (48, 16, 1), (64, 32, 1), (32, 16, 3)])
-@pytest.mark.parametrize("problem", PAIRED_CASES.values(), ids=PAIRED_CASES)
-def test_two_vectors_of_groups_are_rounded_to_one(problem, channels, part, positions):
-    target = CPU_TARGETS["x86-64-v3"]
-    for uncropped, height in ((0, 2), (1, 3)):
-        block = (2, 1, height if problem.rank == 2 else 1, 5)
-        plan = Plan(Tile(*block, channels, positions, 2, uncropped, part=part), share_data=False)
-        assert "tvm_deconv_join_integers_x8" in check(problem, target, plan, 11)
+#: Channels, part and positions of tiles.
+PAIRED_TILES = [(16, 0, 2), (48, 16, 1), (64, 32, 1), (32, 16, 3)]
 
 
-@pytest.mark.parametrize("other", [0x7FFF, 0xFFFF, 0xFF80, 0x8001], ids=hex)
-@pytest.mark.parametrize("half", [0, 1], ids=["even groups", "odd groups"])
-def test_groups_of_a_word_are_apart(half, other):
+@pytest.mark.parametrize("number", range(len(PAIRED_TILES)))
+@pytest.mark.parametrize("case", PAIRED_CASES)
+def test_two_vectors_of_groups_are_rounded_to_one(case, number):
+    """Phases of the output and of the uncropped output, with blocks of their own, take turns."""
+    problem, (channels, part, positions) = PAIRED_CASES[case], PAIRED_TILES[number]
+    uncropped, height = turn_of([(0, 2), (1, 3)], list(PAIRED_CASES).index(case), number)
+    block = (2, 1, height if problem.rank == 2 else 1, 5)
+    plan = Plan(Tile(*block, channels, positions, 2, uncropped, part=part), share_data=False)
+    assert "tvm_deconv_join_integers_x8" in check(problem, CPU_TARGETS["x86-64-v3"], plan, 11)
+
+
+def test_groups_of_a_word_are_apart():
     """One group of each pair has small integers, whose sums are exact; the other has bits that would spoil them."""
-    problem, target = PAIRS.replace(epilogue=td.Epilogue()), CPU_TARGETS["x86-64-v3"]
-    random = np.random.default_rng(half)
-    bfloat16 = operands(problem, 1)[0].dtype
-    data = random.integers(-4, 5, (2, 5, 7, 48)).astype(bfloat16)
-    data.view(np.uint16)[..., 1 - half :: 2] = other
-    weights = random.integers(-2, 3, operands(problem, 1)[1].shape).astype(bfloat16)
+    problem = PAIRS.replace(epilogue=td.Epilogue())
     plan = Plan(Tile(1, 1, 2, 5, 32, 1, 2, part=16), share_data=False)
-    kernel = X86.build(problem, target, named("direct_groups"), plan)
-    found = call_kernel(problem, kernel, compiled_kernel(kernel, target), data, weights, None)
-    wanted = reference(problem, data, weights, None)
-    np.testing.assert_array_equal(found[..., half::2].astype(float), wanted[..., half::2].astype(float))
+    kernel = compile_kernel(problem, CPU_TARGETS["x86-64-v3"], named("direct_groups"), plan)
+    bfloat16 = operands(problem, 1)[0].dtype
+    for half, other in itertools.product([0, 1], [0x7FFF, 0xFFFF, 0xFF80, 0x8001]):
+        random = np.random.default_rng(half)
+        data = random.integers(-4, 5, problem.data_shape).astype(bfloat16)
+        data.view(np.uint16)[..., 1 - half :: 2] = other
+        weights = random.integers(-2, 3, problem.filter_shape).astype(bfloat16)
+        found = call_kernel(problem, *kernel, data, weights, None)
+        wanted = reference(problem, data, weights, None)
+        message = f"groups from {half}, beside {other:#x}"
+        np.testing.assert_array_equal(found[..., half::2].astype(float), wanted[..., half::2].astype(float), message)
 
 
 def test_groups_in_pairs_are_packed_as_they_are():
