@@ -1,8 +1,8 @@
 """Settings of hypothesis, and the compiled artifacts that the tests of the runtime share.
 
-If CI is set, hypothesis draws the same examples every time, so that a change is judged by itself, and half as many where
-a test does not say how many. Otherwise it draws new ones. Processes that tests start can be interrupted, even in the
-background of a shell, which ignores interrupts.
+If CI is set, hypothesis draws the same examples every time, so that a change is judged by itself, and half as many
+where a test does not say how many. Otherwise it draws new ones. Processes that tests start can be interrupted, even in
+the background of a shell, which ignores interrupts.
 
 OpenMP's threads, which are PyTorch's, sleep while they wait: several processes test at once, and threads that spin
 would take the processors from the others. Scripts that test threads leave this out (`support.processes.spinning`).
