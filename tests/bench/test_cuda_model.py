@@ -63,6 +63,28 @@ def test_wgmma_is_predicted(model):
     assert least < model.predicted(triple, plan, "cuda_wgmma").seconds < 2 * least
 
 
+def test_blocks_hide_the_latency_of_others_that_exist(model):
+    """Twice as many blocks as multiprocessors, two on each, take less than twice the time of as many."""
+    one = td.Problem(8, 1, 512, 128, (33, 32), (1, 1), (1, 1), (1, 1), (0, 0), (33, 32), "float16", "NXC")
+    plan = model.wgmma.ClusterPlan(64, 128, 64, 64, 128, 3)
+    alone, two = (model.predicted(one.replace(batch=batch), plan, "cuda_wgmma") for batch in (8, 16))
+    assert alone.waves == two.waves == 1
+    assert two.seconds - model.LAUNCH < 1.95 * (alone.seconds - model.LAUNCH)
+
+
+def test_channels_that_the_data_lack_are_not_read(model):
+    problem = LARGE.replace(data_format="NXC", in_channels=64)
+    plan = model.wgmma.ClusterPlan(128, 64, 64, 64, 64, 3)
+    clocks = []
+    for channels in (64, 24):
+        form = model.form_of(problem.replace(in_channels=channels), plan, "cuda_wgmma")
+        clocks.append(model.clocks_of_tile(form, form.sections[0], *model.accesses(form)[:1], 1))
+    bytes_of_a, bytes_of_b = 128 * 128, 64 * 128
+    assert clocks[0]["level-2 cache"] == pytest.approx((bytes_of_a + bytes_of_b) / model.L2)
+    assert clocks[1]["level-2 cache"] == pytest.approx((bytes_of_a * 24 / 64 + bytes_of_b) / model.L2)
+    assert clocks[0]["shared memory"] == clocks[1]["shared memory"]
+
+
 def test_data_that_are_held_come_once_for_all_taps(model):
     """Fewer bytes from the level-2 cache than wgmma takes by the same plan, and more time than products."""
     problem = LARGE.replace(data_format="NXC", kernel=(4, 4), pads_begin=(1, 1))
