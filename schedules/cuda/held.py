@@ -34,11 +34,11 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.contract import Algorithm
 from tvm_deconv.schedules.cuda.banks import WAVEFRONT
-from tvm_deconv.schedules.cuda.blocks import Block, Box, Extents, tiles_of
-from tvm_deconv.schedules.cuda.emit import MULTIPROCESSORS, Arguments, barrier, local, when
+from tvm_deconv.schedules.cuda.blocks import Block, Box, Extents
+from tvm_deconv.schedules.cuda.emit import Arguments, local, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
 from tvm_deconv.schedules.cuda.products import choices, joined
-from tvm_deconv.schedules.cuda.tiles import L2_COST, WAVEFRONT_COST, blocks_of, cost
+from tvm_deconv.schedules.cuda.tiles import L2_COST, WAVEFRONT_COST, cost
 from tvm_deconv.schedules.cuda.warp import (
     arrive,
     expect,
@@ -51,7 +51,15 @@ from tvm_deconv.schedules.cuda.warp import (
     wgmma_registers,
     wgmma_wait,
 )
-from tvm_deconv.schedules.cuda.wgmma import BARRIERS, MOST_SHARED, ClusterPlan, Loads, Warpgroups, cluster_algorithm
+from tvm_deconv.schedules.cuda.wgmma import (
+    BARRIERS,
+    MOST_SHARED,
+    ClusterPlan,
+    Loads,
+    Warpgroups,
+    cluster_algorithm,
+    turns_of_rows,
+)
 from tvm_deconv.targets import CudaTarget
 
 _SIZE, _LINE, _TERMS, _LANES = 2, 64, 16, 8  # bytes of an element; elements of a line at most, of a wgmma, of a vector
@@ -105,8 +113,6 @@ class Held(Warpgroups):
     def __init__(self, problem: Problem, plan: ClusterPlan) -> None:
         super().__init__(problem, plan)
         self.most_columns = math.gcd(plan.tile_n, self.most_columns)
-        assert 1 in (plan.turns_m, plan.turns_n)
-        self.turns = plan.turns_m, plan.turns_n
         self.width = line_of(problem.in_channels)
         self.boxes = ceil_div(problem.in_channels, self.width)
 
@@ -190,26 +196,9 @@ class Held(Warpgroups):
         return ceil_div(most, _ALIGNED) * _ALIGNED
 
     @property
-    def sums_bytes(self) -> int:
-        """See Form; they have memory of their own, if tiles of B are loaded meanwhile."""
-        if max(self.turns) == 1:
-            return super().sums_bytes
-        return ceil_div(self.plan.tile_m * (self.most_columns + _EIGHT) * 4, 1024) * 1024
-
-    @property
-    def begin_stages(self) -> int:
-        """Elements of shared memory before the stages."""
-        return self.sums_bytes // _SIZE if max(self.turns) > 1 else 0
-
-    @property
     def memory_bytes(self) -> int:
-        """See Form."""
-        return (self.begin_stages + self.plan.stages * self.stage + self.held * self.box_elements) * _SIZE
-
-    @property
-    def memory_elements(self) -> int:
-        """Behind the stages are the boxes, then two barriers for each of both."""
-        return (self.memory_bytes + BARRIERS) // _SIZE
+        """See Form; behind the stages are the boxes, and behind the stages' barriers two for each of both."""
+        return super().memory_bytes + self.held * self.box_elements * _SIZE
 
     @property
     def moved(self) -> float:
@@ -303,10 +292,6 @@ class Held(Warpgroups):
         """Return the first element of a box in shared memory."""
         return self.begin_stages + self.plan.stages * self.stage + box * self.box_elements
 
-    def filled(self, memory: Expr, step: Index) -> Index:
-        """See Warpgroups."""
-        return self.begin_stages + super().filled(memory, step)
-
     def tiles(self, section: Section) -> int:
         """Return the tiles of k that read one box."""
         return section.tiles_k // self.boxes
@@ -314,44 +299,6 @@ class Held(Warpgroups):
     def loads(self, args: Arguments, block: Block, begun: Any, memory: Expr) -> _Boxes:
         """See Warpgroups."""
         return _Boxes(self, args, block, begun, memory)
-
-    def compute(
-        self,
-        args: Arguments,
-        block: Block,
-        begun: Any,
-        memory: Expr,
-        sums: Expr,
-        registers: Sequence[Expr],
-        write: Callable[[Block], None],
-    ) -> None:
-        """See Form; of the next tile loads begin before sums are written, and boxes stay for tiles of columns."""
-        if max(self.turns) == 1:
-            super().compute(args, block, begun, memory, sums, registers, write)
-            return
-        loads = self.begun_loads(args, block, begun, memory)
-        with build.serial(0, self.turns_of(block)) as turn:
-            self.clear(args, block, sums)
-            self.multiply_and_load(loads, memory, sums, registers, turn)
-            barrier()
-            write(self.tile_of(block, turn))
-        self.meet()
-
-    def turns_of(self, block: Block) -> Index:
-        """Return how many tiles a block has: of rows all as many, of columns the last may have fewer."""
-        down, across = self.turns
-        if across == 1:
-            return down
-        left = block.section.tiles_n - block.tile_n
-        return min(across, left) if isinstance(left, int) else tirx.min(across, left)
-
-    def tile_of(self, block: Block, turn: Index) -> Block:
-        """Return the work of one of a block's turns."""
-        if self.turns[0] == 1:
-            return replace(block, tile_n=block.tile_n + turn) if self.turns[1] > 1 else block
-        tile, count = block.tile_m + turn, tiles_of(block.section, self.plan.tile_m, self.box(block.section))
-        within = [tile < count] if count % self.turns[0] else []
-        return replace(block, tile_m=tile, exists=(*block.exists, *within))
 
     def number(self, turn: Index) -> Index:
         """Return the number of the first box of a turn; all tiles of columns read the same."""
@@ -456,7 +403,7 @@ class _Boxes(Loads):
     def emit(self, turn: Index = 0) -> None:
         """See Loads; of several turns those tiles whose stages are given back before the next begins."""
         form, each, lane = self.form, self.form.tiles(self.section), self.block.thread % 32
-        with when([lane == 0]), build.serial(*self._tiles(turn)) as tile:
+        with when([lane == 0]), build.serial(*self.numbers(turn)) as tile:
             if not self.by_elements:
                 with when([tile % each == 0, *([tile < self.section.tiles_k] if form.turns[1] > 1 else [])]):
                     self._load(tile // each)
@@ -465,18 +412,6 @@ class _Boxes(Loads):
             expect(self.memory, form.full(stage), form.stage * _SIZE)
             of_b = tile % self.section.tiles_k if form.turns[0] > 1 else tile
             self.load_b(of_b, form.begin_stages + stage * form.stage, form.full(stage))
-
-    def _tiles(self, turn: Index) -> tuple[Index, Index]:
-        """Return the first tile of k of all turns that is loaded in one, and the first that is not.
-
-        The last stage of a turn is given back in the next.
-        """
-        form, tiles, ahead = self.form, self.section.tiles_k, self.form.plan.stages - 1
-        if max(form.turns) == 1:
-            return 0, tiles
-        turns = form.turns_of(self.block)
-        begin = tirx.Select(turn == 0, 0, tirx.min(turn * tiles + ahead, turns * tiles))
-        return begin, tirx.min((turn + 1) * tiles + ahead, turns * tiles)
 
     def _load(self, number: Index) -> None:
         """Begin to load a box, as soon as the one before the last is read."""
@@ -629,9 +564,7 @@ def _turns(form: Held) -> list[tuple[int, int]]:
     """
     if not _loads(form.problem):
         return [(1, turns) for turns in _TURNS if turns * form.plan.tile_n < form.sections[0].n + form.plan.tile_n]
-    blocks = sum(blocks_of(form, section) for section in form.sections)
-    places = {MULTIPROCESSORS, MULTIPROCESSORS * (form.resident // form.threads)}
-    return [(turns, 1) for count in places if (turns := ceil_div(blocks, count)) > 1]
+    return [(turns, 1) for turns in turns_of_rows(form)]
 
 
 def _candidates(

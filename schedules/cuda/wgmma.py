@@ -13,7 +13,8 @@ tile.
 3. The last warp loads: it waits until a stage is `empty`, and its loads complete the stage's barrier `full`. Warps of
    products wait for that, and arrive at `empty` when the product that read the stage is done: one is under way.
 
-4. Blocks that follow each other may be a cluster of rows and columns of tiles. Each then loads a slice of A for all
+4. A block may have several tiles of rows by turns: it loads the next while sums of the last go to the output.
+5. Blocks that follow each other may be a cluster of rows and columns of tiles. Each then loads a slice of A for all
    blocks of its row, and a slice of B for those of its column. A stage is `empty` when all of these have read it.
 
 If the caller's data do not begin at a multiple of 16 bytes, the lanes of that warp copy A by elements.
@@ -24,7 +25,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -37,11 +38,11 @@ from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.contract import Algorithm
-from tvm_deconv.schedules.cuda.blocks import Block, Box, Extents, packed_elements
-from tvm_deconv.schedules.cuda.emit import Arguments, Rounding, barrier, local, one_task, when
+from tvm_deconv.schedules.cuda.blocks import Block, Box, Extents, packed_elements, tiles_of
+from tvm_deconv.schedules.cuda.emit import MULTIPROCESSORS, Arguments, Rounding, barrier, local, one_task, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
 from tvm_deconv.schedules.cuda.products import choices, joined
-from tvm_deconv.schedules.cuda.tiles import Cells, Form, Plan, cost, matrix_kernel
+from tvm_deconv.schedules.cuda.tiles import Cells, Form, Plan, blocks_of, cost, matrix_kernel
 from tvm_deconv.schedules.cuda.warp import (
     arrive,
     arrive_at,
@@ -72,6 +73,7 @@ _LINE, _LEAST = (
 _TERMS, _ROWS = 32, 64  # of one wgmma, the former in bytes
 _GROUP = 128  # threads of a warpgroup
 _BARRIER = 8  # bytes
+_EIGHT = 8  # columns of a warpgroup's sums that lie side by side
 _MOST_POSITIONS = 1 << 31
 MOST_SHARED, BARRIERS = 227 << 10, 1 << 10
 _COLUMNS = (256, 128, 64, 32)
@@ -101,6 +103,8 @@ class Warpgroups(Form):
         super().__init__(problem, plan, storage_dtype(problem.dtype), _GROUP * plan.parts + 32)
         self.holders = _GROUP * plan.parts
         self.rows, self.columns = self.cluster = plan.cluster_m, plan.cluster_n
+        assert 1 in (plan.turns_m, plan.turns_n)
+        self.turns = plan.turns_m, plan.turns_n
         self.blocks = self.rows * self.columns
         self.line, self.each, self.barrier = (size // (16 // self.lanes) for size in (_LINE, _TERMS, _BARRIER))
         self.single, self.triple = multiplied_type(problem) == "tf32", problem.precision == "tf32x3"
@@ -163,9 +167,26 @@ class Warpgroups(Form):
         return self.plan.tile_m / self.columns + len(self.roundings) * self.plan.tile_n / self.rows
 
     @property
+    def sums_bytes(self) -> int:
+        """See Form; they have memory of their own, if stages are loaded meanwhile."""
+        if max(self.turns) == 1:
+            return super().sums_bytes
+        return ceil_div(self.plan.tile_m * (self.most_columns + _EIGHT) * 4, 1024) * 1024
+
+    @property
+    def begin_stages(self) -> int:
+        """Elements of shared memory before the stages."""
+        return self.sums_bytes // (16 // self.lanes) if max(self.turns) > 1 else 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """See Form."""
+        return (self.begin_stages + self.plan.stages * self.stage) * (16 // self.lanes)
+
+    @property
     def memory_elements(self) -> int:
         """Behind the stages are two barriers for each."""
-        return self.plan.stages * self.stage + BARRIERS // (16 // self.lanes)
+        return (self.memory_bytes + BARRIERS) // (16 // self.lanes)
 
     @property
     def resident(self) -> int:
@@ -252,6 +273,44 @@ class Warpgroups(Form):
         places = list(zip(extents, strides, strict=True))
         return self.ordered((channels, 1 if self.k_fastest else d * h * w), places)
 
+    def compute(
+        self,
+        args: Arguments,
+        block: Block,
+        begun: Any,
+        memory: Expr,
+        sums: Expr,
+        registers: Sequence[Expr],
+        write: Callable[[Block], None],
+    ) -> None:
+        """See Form; of the next tile loads begin before sums are written."""
+        if max(self.turns) == 1:
+            super().compute(args, block, begun, memory, sums, registers, write)
+            return
+        loads = self.begun_loads(args, block, begun, memory)
+        with build.serial(0, self.turns_of(block)) as turn:
+            self.clear(args, block, sums)
+            self.multiply_and_load(loads, memory, sums, registers, turn)
+            barrier()
+            write(self.tile_of(block, turn))
+        self.meet()
+
+    def turns_of(self, block: Block) -> Index:
+        """Return how many tiles a block has: of rows all as many, of columns the last may have fewer."""
+        down, across = self.turns
+        if across == 1:
+            return down
+        left = block.section.tiles_n - block.tile_n
+        return min(across, left) if isinstance(left, int) else tirx.min(across, left)
+
+    def tile_of(self, block: Block, turn: Index) -> Block:
+        """Return the work of one of a block's turns."""
+        if self.turns[0] == 1:
+            return replace(block, tile_n=block.tile_n + turn) if self.turns[1] > 1 else block
+        tile, count = block.tile_m + turn, tiles_of(block.section, self.plan.tile_m, self.box(block.section))
+        within = [tile < count] if count % self.turns[0] else []
+        return replace(block, tile_m=tile, exists=(*block.exists, *within))
+
     def accumulate(
         self,
         args: Arguments,
@@ -315,37 +374,39 @@ class Warpgroups(Form):
         """Return the place of the barrier of a stage that its readers complete."""
         return self.full(stage) + self.plan.stages * self.barrier
 
-    def multiply(self, loads: Loads, memory: Expr, sums: Expr, registers: Sequence[Expr]) -> None:
+    def multiply(self, loads: Any, memory: Expr, sums: Expr, registers: Sequence[Expr], turn: Index = 0) -> None:
         """Multiply tile by tile; a stage is given back when the product behind its own has begun."""
         block = loads.block
         if self.single:
-            self._multiply_rounded(block, memory, sums, *registers)
+            self._multiply_rounded(block, memory, sums, turn, *registers)
             return
         stages, tiles, positions = self.plan.stages, block.section.tiles_k, self.positions(block.section)
-        first = block.thread // _GROUP * (_ROWS * self.line)
+        first, before = block.thread // _GROUP * (_ROWS * self.line), turn * tiles
         with build.serial(0, tiles) as step:
-            base = self.filled(memory, step)
+            base = self.filled(memory, before + step)
             wgmma_fence()
             for k in range(0, self.line, self.each):
                 a = base + first + k * max(1, positions)
                 wgmma(self.problem.dtype, self.plan.tile_n, sums, memory, a, base + self.b_first + k, positions)
             wgmma_commit()
             wgmma_wait(1)
-            with when([step >= 1, block.thread % 32 < self.sharing]):
-                self.give_back(block, memory, (step - 1) % stages)
+            with when([before + step >= 1, block.thread % 32 < self.sharing]):
+                self.give_back(block, memory, (before + step - 1) % stages)
         wgmma_wait(0)
 
-    def _multiply_rounded(self, block: Block, memory: Expr, sums: Expr, rounded: Expr, *of_tile: Expr) -> None:
+    def _multiply_rounded(
+        self, block: Block, memory: Expr, sums: Expr, turn: Index, rounded: Expr, *of_tile: Expr
+    ) -> None:
         """Multiply tile by tile with A `rounded` to registers, those of a few terms while others are multiplied.
 
         The first terms of a tile are rounded while the last ones of the tile before are multiplied. Sums of three
         products are of one tile, in registers of their own, and then added to the others.
         """
         stages, tiles, added = self.plan.stages, block.section.tiles_k, of_tile[0] if self.triple else sums
-        round_terms = partial(self._round, block, memory, rounded)
-        round_terms(self.filled(memory, 0), 0)
+        round_terms, before = partial(self._round, block, memory, rounded), turn * tiles
+        round_terms(self.filled(memory, before), 0)
         with build.serial(0, tiles) as step:
-            base = step % stages * self.stage
+            base = self.begin_stages + (before + step) % stages * self.stage
             for k in range(0, self.line, self.each):
                 if k > 0:
                     round_terms(base, k)
@@ -354,10 +415,10 @@ class Warpgroups(Form):
                 wgmma_commit()
             with when([step + 1 < tiles]):
                 wgmma_wait(1)
-                round_terms(self.filled(memory, step + 1), 0)
+                round_terms(self.filled(memory, before + step + 1), 0)
             wgmma_wait(0)
             with when([block.thread % 32 < self.sharing]):
-                self.give_back(block, memory, step % stages)
+                self.give_back(block, memory, (before + step) % stages)
             if self.triple:
                 with build.unroll(self.sums) as i:
                     build.buffer_store(sums, sums[i] + added[i], [i])
@@ -366,7 +427,7 @@ class Warpgroups(Form):
         """Wait for a tile of k, and return where its stage begins."""
         stages = self.plan.stages
         wait_phase(memory, self.full(step % stages), step // stages % 2)
-        return step % stages * self.stage
+        return self.begin_stages + step % stages * self.stage
 
     def _multiply_terms(self, rounded: Expr, k: int, memory: Expr, b: Index, sums: Expr) -> None:
         """Begin to add the product of the terms of A from `k` on and B; or those of their parts, the small ones first.
@@ -444,25 +505,40 @@ class Loads:
         """Threads that arrive at a barrier of a full stage."""
         return 32 if self.by_elements else 1
 
-    def emit(self) -> None:
-        """Load all tiles of k."""
+    def emit(self, turn: Index = 0) -> None:
+        """Load all tiles of k; of several turns those whose stages are given back before the next begins."""
         form, stages, lane = self.form, self.form.plan.stages, self.block.thread % 32
         lines = len(form.roundings) * form.plan.tile_n + (0 if self.by_elements else form.plan.tile_m)
-        with when([] if self.by_elements else [lane == 0]), build.serial(0, self.section.tiles_k) as tile:
-            base, full = tile % stages * form.stage, form.full(tile % stages)
-            wait_phase(self.memory, form.empty(tile % stages), (tile // stages + 1) % 2)
+        with when([] if self.by_elements else [lane == 0]), build.serial(*self.numbers(turn)) as number:
+            base, full = form.begin_stages + number % stages * form.stage, form.full(number % stages)
+            wait_phase(self.memory, form.empty(number % stages), (number // stages + 1) % 2)
+            block, tile = self.block, number
+            if max(form.turns) > 1:
+                block, tile = form.tile_of(block, number // self.section.tiles_k), number % self.section.tiles_k
             if self.by_elements:
-                self._copy_a(tile, base, lane)
+                self._copy_a(block, tile, base, lane)
                 publish()
                 with when([lane > 0]):
                     arrive(self.memory, full)
             with when([lane == 0] if self.by_elements else []):
                 expect(self.memory, full, lines * _LINE)
-                self._load_slices(tile, base, full)
+                self._load_slices(block, tile, base, full)
 
-    def _load_slices(self, tile: Index, base: Index, full: Index) -> None:
+    def numbers(self, turn: Index) -> tuple[Index, Index]:
+        """Return the first tile of k of all turns that is loaded in one, and the first that is not.
+
+        The last stage of a turn is given back in the next.
+        """
+        form, tiles, ahead = self.form, self.section.tiles_k, self.form.plan.stages - 1
+        if max(form.turns) == 1:
+            return 0, tiles
+        turns = form.turns_of(self.block)
+        begin = tirx.Select(turn == 0, 0, tirx.min(turn * tiles + ahead, turns * tiles))
+        return begin, tirx.min((turn + 1) * tiles + ahead, turns * tiles)
+
+    def _load_slices(self, block: Block, tile: Index, base: Index, full: Index) -> None:
         """Begin to load the block's slices of tiles of A and B, for all blocks of the cluster that read these."""
-        form, (row, column) = self.form, self.block.place
+        form, (row, column) = self.form, block.place
         of_row = ((1 << form.columns) - 1) << (row * form.columns)
         rows, positions = form.plan.tile_m // form.columns, self.slice[-1]
         if self.map is not None:
@@ -470,7 +546,7 @@ class Loads:
             each = rows // (positions // (form.positions(self.section) or positions))
             for first in range(0, rows, each):
                 at, blocks = column * rows + first, of_row if form.columns > 1 else None
-                load_box(self.memory, base + at * form.line, self.map, full, self._corner(tile, at), blocks)
+                load_box(self.memory, base + at * form.line, self.map, full, self._corner(block, tile, at), blocks)
         self.load_b(tile, base, full)
 
     def load_b(self, tile: Index, base: Index, full: Index) -> None:
@@ -492,11 +568,11 @@ class Loads:
         channel = self.block.group * section.geometry.in_channels + first
         return channel, [run.x0 - t * run.x_step for t, run in zip(taps, section.runs, strict=True)]
 
-    def _corner(self, tile: Index, row: Index) -> Sequence[Index]:
+    def _corner(self, block: Block, tile: Index, row: Index) -> Sequence[Index]:
         """Return where a slice of a tile of A, from a row on, begins in the data, the fastest axis first."""
         channel, shifts = self._tap(tile)
         within = unravel(row, self.form.box(self.section).lengths)
-        at = [first + y + shift for first, y, shift in zip(self.block.corner, within, [0, *shifts], strict=True)]
+        at = [first + y + shift for first, y, shift in zip(block.corner, within, [0, *shifts], strict=True)]
         return self.form.ordered(channel, at)
 
     def _line(self, tile: Index) -> Index:
@@ -505,7 +581,7 @@ class Loads:
         number = (self.block.group * section.tiles_n + self.block.tile_n) * section.tiles_k + tile
         return section.offset // self.form.line + number * section.tile_n
 
-    def _copy_a(self, tile: Index, base: Index, lane: Expr) -> None:
+    def _copy_a(self, block: Block, tile: Index, base: Index, lane: Expr) -> None:
         """Copy a tile of A by elements, each lane some of its rows."""
         channel, shifts = self._tap(tile)
         data, geometry, form = self.args.flat_data(), self.section.geometry, self.form
@@ -513,12 +589,12 @@ class Loads:
         vector = 1 if positions else form.lanes
         with build.serial(0, form.plan.tile_m // 32) as turn, build.serial(0, form.line // vector) as part:
             row, of = turn * 32 + lane, part * vector
-            image, position, inside = self.block.position(row, 0, form.plan.tile_m)
+            image, position, inside = block.position(row, 0, form.plan.tile_m)
             x = [y + shift for y, shift in zip(position, shifts, strict=True)]
             for at, extent in zip(x, geometry.data, strict=True):
                 inside = [*inside, at >= 0, at < extent]
             if self.section.channels > geometry.in_channels:
-                inside = [*inside, channel - self.block.group * geometry.in_channels + of < geometry.in_channels]
+                inside = [*inside, channel - block.group * geometry.in_channels + of < geometry.in_channels]
             element = data[self.args.place(image, channel + of, x)]
             to = base + form.place(row, of, positions)
             if positions:
@@ -597,14 +673,24 @@ def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, Cluste
     """Return the plans worth measuring with their costs, the cheapest first."""
     # With 128 sums a thread has no registers for what is rounded, and with 64 none for what is split and its own sums.
     most = _COLUMNS[("ieee", "tf32", "tf32x3").index(problem.precision) :]
-    plans = (
-        ClusterPlan(rows, columns, _line(problem), _ROWS, columns, stages, 1, axes, *cluster)
-        for axes, rows, columns, stages, cluster in itertools.product(
-            _choices(problem), (128, 64), most, _STAGES, _CLUSTERS
-        )
-    )
-    found = [(cost(form), plan) for plan in plans if (form := Warpgroups(problem, plan)).fits]
+    found = []
+    for axes, rows, columns, stages, cluster in itertools.product(
+        _choices(problem), (128, 64), most, _STAGES, _CLUSTERS
+    ):
+        plan = ClusterPlan(rows, columns, _line(problem), _ROWS, columns, stages, 1, axes, *cluster)
+        turned = [replace(plan, turns_m=turns) for turns in turns_of_rows(Warpgroups(problem, plan))]
+        found += [(cost(form), one) for one in (plan, *turned) if (form := Warpgroups(problem, one)).fits]
     return sorted(found, key=lambda pair: pair[0])
+
+
+def turns_of_rows(form: Warpgroups) -> list[int]:
+    """Return numbers of tiles of rows of a block, beside that of the `form`, whose blocks have one.
+
+    One or all blocks of a multiprocessor then have the tiles that there are for it.
+    """
+    blocks = sum(blocks_of(form, section) for section in form.sections)
+    places = {MULTIPROCESSORS, MULTIPROCESSORS * (form.resident // form.threads)}
+    return [turns for count in places if (turns := ceil_div(blocks, count)) > 1]
 
 
 def cluster_algorithm(

@@ -562,6 +562,14 @@ TURN_MISTAKES = {
     "phases that begin anew": (r"\(\(\(v_\d+ \* 6\) \+ (v_\d+)\) & 7\)", r"(\1 & 7)"),
     "sums of the turn before": (r"= 0x0p\+0f[^;]*;", "*= (v_2 > 0);"),
 }
+#: Of tiles of rows whose A is loaded for each tap.
+TURN_MISTAKES_OF_LOADS = {
+    "phases that begin anew": TURN_MISTAKES["phases that begin anew"],
+    "sums of the turn before": (r"= 0x0p\+0f[^;]*;", "*= (v_1 > 0);"),
+    "the rows of the first turn": (r"\(v_\d+ / 6\)", "0"),
+    "a last stage that nobody gives back": (r"1 <= \(\(v_1 \* 6\) \+ (v_\d+)\)", r"1 <= \1"),
+    "loads that wait for the next turn": (r"(?<=min\(\(\(v_1 \* 6\) \+ )9", "10"),
+}
 HOPPER_PRODUCT = td.Problem(1, 1, 64, 32, (8, 4), (3, 2), (1, 2), (1, 1), (0, 0), (10, 8), "float16", "NXC")
 #: Mistakes, and the family, problem and plan of the kernel that has them.
 MISTAKEN = {
@@ -575,6 +583,12 @@ MISTAKEN = {
     "turns": (
         TURN_MISTAKES,
         "cuda_held",
+        HOPPER_PRODUCT.replace(in_channels=136, data_spatial=(20, 7), kernel=(2, 2), output_spatial=(21, 14)),
+        ClusterPlan(64, 32, 64, 64, 32, 4, turns_m=2),
+    ),
+    "turns of loads": (
+        TURN_MISTAKES_OF_LOADS,
+        "cuda_wgmma",
         HOPPER_PRODUCT.replace(in_channels=136, data_spatial=(20, 7), kernel=(2, 2), output_spatial=(21, 14)),
         ClusterPlan(64, 32, 64, 64, 32, 4, turns_m=2),
     ),
@@ -645,6 +659,26 @@ def test_blocks_of_clusters_share_their_loads(tmp_path):
     chosen.append((split, ClusterPlan(64, 32, 32, 64, 32, 2, cluster_m=2, cluster_n=2)))
     given, plans = zip(*chosen, strict=True)
     batch = Batch(given, tmp_path, "clusters", FAMILIES["cuda_wgmma"], plans)
+    for number in range(len(plans)):
+        check(batch, number, offset=number % 2)
+
+
+def test_blocks_have_several_tiles_of_rows(tmp_path):
+    """Some beyond the last, in clusters, in both layouts, of one tap and several, of data that begin at any address."""
+    problem = td.Problem(2, 1, 136, 40, (20, 7), (4, 3), (2, 2), (1, 1), (1, 1), (40, 13), "bfloat16", "NXC")
+    second = problem.replace(data_format="NCX", data_spatial=(9, 16), output_spatial=(18, 31))
+    alone = ClusterPlan(64, 32, 64, 64, 32, 3, turns_m=3)
+    cluster, single = replace(alone, cluster_m=2, cluster_n=2), replace(alone, tile_k=32)
+    one_tap = td.Problem(3, 1, 24, 24, (11, 13), (2, 2), (2, 2), (1, 1), (0, 0), (22, 26), "float16", "NXC")
+    chosen = [
+        (problem, cluster),
+        (second, alone),
+        (second.replace(dtype="float32", precision="tf32"), replace(single, cluster_m=2, turns_m=2)),
+        (problem.replace(dtype="float32", precision="tf32x3"), replace(single, stages=2)),
+        (one_tap.replace(epilogue=td.Epilogue(True, "silu")), ClusterPlan(128, 64, 64, 64, 64, 3, turns_m=2)),
+    ]
+    given, plans = zip(*chosen, strict=True)
+    batch = Batch(given, tmp_path, "turns", FAMILIES["cuda_wgmma"], plans)
     for number in range(len(plans)):
         check(batch, number, offset=number % 2)
 
