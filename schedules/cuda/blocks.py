@@ -75,7 +75,7 @@ class Block:
 
     Of several tiles of rows or columns it is the first.
     It is at `place` in its cluster, of rows and columns of tiles. There it may be beyond the last: its tile `exists` by
-    these conditions.
+    these conditions. Its columns that go to the output begin at number `column`.
     """
 
     section: Section
@@ -87,6 +87,7 @@ class Block:
     box: Box | None = None
     place: tuple[Index, Index] = (0, 0)
     exists: tuple[Expr, ...] = ()
+    column: Index = 0
 
     @property
     def corner(self) -> list[Index]:
@@ -164,7 +165,7 @@ def pack_sections(
 
 def each_block(
     all_sections: Sequence[Section],
-    extents_of: tuple[int, tuple[int, int], tuple[int, int]],
+    extents_of: tuple[int, tuple[int, int], tuple[int, int, int]],
     box: Callable[[Section], Box | None],
     threads: int,
     split: int,
@@ -174,28 +175,30 @@ def each_block(
     """Launch the blocks of all sections: `body` gets a `Block` and the memory of the kernel from `allocate`.
 
     The extents are the rows of a tile, the tiles of rows and of columns of a block, and those whose blocks are a
-    cluster: these follow each other.
+    cluster, behind the blocks that have parts of the terms of each: these follow each other.
     """
-    tile_m, turns, cluster = extents_of
+    tile_m, turns, (parts, *cluster) = extents_of
     down, across = cluster
+    assert 1 in (split, parts)
 
     def tiles_in(section: Section) -> list[int]:
         return list(map(ceil_div, (tiles_of(section, tile_m, box(section)), section.tiles_n), turns))
 
     def extents(section: Section) -> tuple[int, ...]:
         clusters = (ceil_div(count, of) for count, of in zip(tiles_in(section), cluster, strict=True))
-        return split, section.geometry.groups, *clusters, down, across
+        return split, section.geometry.groups, *clusters, *[parts] * (parts > 1), down, across
 
     def choose(rest: Sequence[Section], first: int, block: Expr, thread: Expr, memory: tuple[Expr, ...]) -> None:
         section = rest[0]
         end = first + math.prod(extents(section))
 
         def here() -> None:
-            part, group, m, n, *place = unravel(block - first, extents(section))
+            part, group, m, n, *of_cluster, row, column = unravel(block - first, extents(section))
+            part, place = (of_cluster or [part])[0], (row, column)
             at = m * down + place[0], n * across + place[1]
             exists = [x < count for x, count, of in zip(at, tiles_in(section), cluster, strict=True) if count % of]
             at = at[0] * turns[0], at[1] * turns[1]
-            body(Block(section, part, group, *at, thread, box(section), (place[0], place[1]), tuple(exists)), *memory)
+            body(Block(section, part, group, *at, thread, box(section), place, tuple(exists)), *memory)
 
         if len(rest) == 1:
             here()
@@ -341,7 +344,7 @@ def store_tile(
     args: Arguments,
     block: Block,
     extents: tuple[int, int],
-    first_column: int,
+    first_column: Index,
     threads: int,
     split: int,
     together: int,

@@ -58,6 +58,7 @@ from tvm_deconv.schedules.cuda.wgmma import (
     Loads,
     Warpgroups,
     cluster_algorithm,
+    sharing,
     turns_of_rows,
 )
 from tvm_deconv.targets import CudaTarget
@@ -72,8 +73,8 @@ _REGISTERS, _PARTS, _STEP, _MORE = 16 << 10, 4, 8, 8
 FILLED = 16  # elements that a thread copies to a box at a time
 #: In multiply-adds of CUDA cores: the time until a load arrives, and more for each element; copying one by a thread.
 _ARRIVAL, _ARRIVING, _FILL = 700 * 128, 4, 36
-_ROWS, _COLUMNS, _STAGES = (64, 128, 192, 256), (16, 32, 64, 96, 128, 192, 256), (3, 4)
-_CLUSTERS, _TURNS = (1, 2, 4), (2, 4, 8)
+_ROWS, _COLUMNS, _STAGES = (64, 128, 192, 256), (16, 32, 64, 96, 128, 192, 256), (3, 4, 6)
+_CLUSTERS, _TURNS, _FEW_STAGES = (1, 2, 4), (2, 4, 8), 4
 
 
 def line_of(channels: int) -> int:
@@ -112,9 +113,9 @@ class Held(Warpgroups):
 
     def __init__(self, problem: Problem, plan: ClusterPlan) -> None:
         super().__init__(problem, plan)
-        self.most_columns = math.gcd(plan.tile_n, self.most_columns)
+        self.most_columns = math.gcd(self.written, self.most_columns)
         self.width = line_of(problem.in_channels)
-        self.boxes = ceil_div(problem.in_channels, self.width)
+        self.boxes = ceil_div(problem.in_channels, self.width) // self.sharing_k
 
     @property
     def geometry(self) -> Geometry:
@@ -150,8 +151,8 @@ class Held(Warpgroups):
         """See Form; until the first box is there: what others that are resident do meanwhile is no loss."""
         elements, others = self.lines(section) * self.width, self.resident // self.threads
         if _loads(self.problem):
-            return (_ARRIVAL + _ARRIVING * elements) / others
-        return _ARRIVAL / others + _FILL * elements
+            return super().opening(section) + (_ARRIVAL + _ARRIVING * elements) / others
+        return super().opening(section) + _ARRIVAL / others + _FILL * elements
 
     @property
     def operands(self) -> int:
@@ -292,9 +293,14 @@ class Held(Warpgroups):
         """Return the first element of a box in shared memory."""
         return self.begin_stages + self.plan.stages * self.stage + box * self.box_elements
 
-    def tiles(self, section: Section) -> int:
+    def readers(self, section: Section) -> int:
         """Return the tiles of k that read one box."""
-        return section.tiles_k // self.boxes
+        return self.tiles(section) // self.boxes
+
+    @property
+    def shares(self) -> bool:
+        """See Warpgroups; parts have whole boxes."""
+        return super().shares and ceil_div(self.problem.in_channels, self.width) % self.sharing_k == 0
 
     def loads(self, args: Arguments, block: Block, begun: Any, memory: Expr) -> _Boxes:
         """See Warpgroups."""
@@ -310,8 +316,8 @@ class Held(Warpgroups):
         Boxes of tiles of columns are there after the first `turn`.
         """
         block, (fragments, places), steps = self.tile_of(loads.block, turn), registers, _LINE // _TERMS
-        tiles, stages, lane = block.section.tiles_k, self.plan.stages, block.thread % 32
-        each, before, box = self.tiles(block.section), turn * block.section.tiles_k, self.number(turn)
+        tiles, stages, lane = self.tiles(block.section), self.plan.stages, block.thread % 32
+        each, before, box = self.readers(block.section), turn * tiles, self.number(turn)
         first = [turn == 0] if self.turns[1] > 1 else []
         with when(first):
             loads.wait(box)
@@ -353,8 +359,8 @@ class Held(Warpgroups):
         """
         line, term = divmod(k * _TERMS, self.width)
         if term == 0:
-            tap = tile % self.tiles(block.section) * (_LINE // self.width) + line
-            box = (first + tile // self.tiles(block.section)) % self.held
+            tap = tile % self.readers(block.section) * (_LINE // self.width) + line
+            box = (first + tile // self.readers(block.section)) % self.held
             place = self.place_of(block.section, block.thread, tap, block.corner[-1])
             build.buffer_store(places, place + self.first(box), [line])
         ldmatrix(fragments, 4 * k, 4, memory, places[line] ^ term, transposed=False)
@@ -402,7 +408,7 @@ class _Boxes(Loads):
 
     def emit(self, turn: Index = 0) -> None:
         """See Loads; of several turns those tiles whose stages are given back before the next begins."""
-        form, each, lane = self.form, self.form.tiles(self.section), self.block.thread % 32
+        form, each, lane = self.form, self.form.readers(self.section), self.block.thread % 32
         with when([lane == 0]), build.serial(*self.numbers(turn)) as tile:
             if not self.by_elements:
                 with when([tile % each == 0, *([tile < self.section.tiles_k] if form.turns[1] > 1 else [])]):
@@ -410,7 +416,7 @@ class _Boxes(Loads):
             stage = tile % form.plan.stages
             wait_phase(self.memory, form.empty(stage), (tile // form.plan.stages + 1) % 2)
             expect(self.memory, form.full(stage), form.stage * _SIZE)
-            of_b = tile % self.section.tiles_k if form.turns[0] > 1 else tile
+            of_b = tile % self.section.tiles_k if form.turns[0] > 1 else self.first + tile
             self.load_b(of_b, form.begin_stages + stage * form.stage, form.full(stage))
 
     def _load(self, number: Index) -> None:
@@ -424,7 +430,9 @@ class _Boxes(Loads):
 
     def _channel(self, number: Index) -> Index:
         """Return the first channel of a box within the group; boxes of the next tile of rows begin anew."""
-        return (number % self.form.boxes if self.form.turns[0] > 1 else number) * self.form.width
+        form = self.form
+        first = self.block.part * form.boxes if form.sharing_k > 1 else 0
+        return (number % form.boxes if form.turns[0] > 1 else first + number) * form.width
 
     def _begins(self, number: Index) -> tuple[Index, list[Index]]:
         """Return the first channel of a box, and the image and place in the data where it begins."""
@@ -579,10 +587,11 @@ def _candidates(
         narrow = [columns for columns in _COLUMNS if columns < widest]
         for columns, stages, cluster in itertools.product(_COLUMNS[: len(narrow) + 1], _STAGES, _CLUSTERS):
             plan = ClusterPlan(rows, columns, _LINE, 64, columns, stages, 1, axes, cluster)
-            if columns % (_EIGHT * cluster):
+            # A block that is alone waits for its tiles.
+            if columns % (_EIGHT * cluster) or (stages > _FEW_STAGES and not form(problem, plan).few):
                 continue
             turned = [replace(plan, turns_m=down, turns_n=across) for down, across in _turns(form(problem, plan))]
-            for one in (plan, *turned):
+            for one in (plan, *turned, *sharing(form, problem, plan)):
                 made = form(problem, one)
                 if made.fits and made.has_registers:
                     found.append((cost(made), one))

@@ -125,6 +125,8 @@ class Form(abc.ABC):
     terms: Sequence[int] = (8, 16, 32)
     #: Rows and columns of tiles whose blocks are a cluster.
     cluster: tuple[int, int] = (1, 1)
+    #: Blocks of a cluster that have parts of the terms of a tile; each brings as many of its columns to the output.
+    sharing_k: int = 1
     #: Tiles of rows and of columns that a block has one after the other.
     turns: tuple[int, int] = (1, 1)
 
@@ -169,6 +171,11 @@ class Form(abc.ABC):
         """The cost of one term of a block's tile, in multiply-adds of CUDA cores."""
 
     @property
+    def written(self) -> int:
+        """Columns of a tile that a block brings to the output."""
+        return self.plan.tile_n // self.sharing_k
+
+    @property
     def moved(self) -> float:
         """Elements from the level-2 cache for one term of a block's tile, without those found in the nearest cache."""
         return self.plan.tile_m * self.fresh(self.sections[0]) + len(self.roundings) * self.plan.tile_n
@@ -179,7 +186,7 @@ class Form(abc.ABC):
         return 0.0
 
     def opening(self, section: Section) -> float:  # noqa: ARG002
-        """Return the cost of a block before its first product, in multiply-adds."""
+        """Return the cost of a block beside its products, in multiply-adds."""
         return 0.0
 
     def allocate(self) -> tuple[Expr, ...]:
@@ -410,7 +417,7 @@ def cost(form: Form) -> float:
     tile += _BARRIER * (form.resident <= form.threads)
 
     def length(section: Section) -> float:
-        tiles = section.tiles_k / plan.split
+        tiles = section.tiles_k / plan.split / form.sharing_k
         each = max(tiles * tile, tiles * plan.tile_k * moved + L2_COST * gaps(form, section))
         return form.opening(section) + each * form.turns[0] * min(form.turns[1], section.tiles_n)
 
@@ -420,7 +427,7 @@ def cost(form: Form) -> float:
     alike = sum(count * length for count, length in counts) * plan.split / shortest
     waves = -(-blocks // (MULTIPROCESSORS * max(1, form.resident // form.threads)))
     work = MULTIPROCESSORS * max(longest, shortest * math.ceil(alike / MULTIPROCESSORS))
-    arrival = waves * all_sections[0].tiles_k / plan.split * _LATENCY / (plan.stages - 1)
+    arrival = waves * all_sections[0].tiles_k / plan.split / form.sharing_k * _LATENCY / (plan.stages - 1)
     partial = _LAUNCH + _PARTIAL * plan.split * math.prod(problem.output_shape) if plan.split > 1 else 0
     alone = _ALONE if blocks <= MULTIPROCESSORS else 1
     return alone * max(work, arrival) + partial
@@ -431,7 +438,7 @@ def blocks_of(form: Form, section: Section) -> int:
     tiles = tiles_of(section, form.plan.tile_m, form.box(section)), section.tiles_n
     counts = map(ceil_div, tiles, form.turns)
     whole = [ceil_div(count, of) * of for count, of in zip(counts, form.cluster, strict=True)]
-    return section.geometry.groups * math.prod(whole)
+    return section.geometry.groups * math.prod(whole) * form.sharing_k
 
 
 def filled(plan: Plan, form: Callable[[Problem, Plan], Form], problem: Problem) -> Plan:
@@ -522,7 +529,7 @@ def matrix_kernel(form: Form) -> Kernel:
 
                 form.compute(args, block, begun, memory, sums, registers, write)
 
-            extents = plan.tile_m, form.turns, form.cluster
+            extents = plan.tile_m, form.turns, (form.sharing_k, *form.cluster)
             each_block(all_sections, extents, form.box, form.threads, plan.split, allocate, body)
 
         aligned_or_not([args.data] if form.wide > 1 else [], form.wide * _BYTES[form.dtype], launches)
@@ -663,7 +670,7 @@ class Rounds:
     @staticmethod
     def of(form: Form, section: Section) -> Rounds:
         """Return the rounds with the most columns for which the memory of the stages has room."""
-        columns = min(form.plan.tile_n, form.most_columns)
+        columns = min(form.written, form.most_columns)
         if Rounds(form, section, columns).rounded:
             columns = _HALVES
         while (rounds := Rounds(form, section, columns)).size * rounds.bytes > form.sums_bytes:
@@ -676,9 +683,9 @@ class Rounds:
 
         With 128 sums a thread has no registers for the channels of columns that are found by divisions.
         """
-        form, plan, channels = self.form, self.form.plan, self.section.geometry.out_channels
+        form, channels = self.form, self.section.geometry.out_channels
         divided = channels & (channels - 1) > 0 and form.sums > _MOST_SUMS
-        halves = element_bytes(form.problem.output_dtype) == _WORD // 2 and plan.tile_n % _HALVES == 0
+        halves = element_bytes(form.problem.output_dtype) == _WORD // 2 and form.written % _HALVES == 0
         pairs = self.section.channels_last and _stored(form, self.section, _HALVES) % 2 == self.together % 2 == 0
         return halves and pairs and not divided
 
@@ -743,7 +750,7 @@ class Rounds:
                 yield self._words(places, self.together)
         line = self.columns if self.section.channels_last else self.form.plan.tile_m * self.inner
         numbers = [lane * self.read for lane in lanes]
-        for _ in range(self.form.sums // self.read):
+        for _ in range(self.form.sums // self.form.sharing_k // self.read):
             yield self._words([number // line * pitch + number % line for number in numbers], self.read)
 
     def _words(self, places: list[int], count: int) -> Access:
@@ -762,8 +769,8 @@ def gaps(form: Form, section: Section) -> float:
     """Return the bytes of the gaps in the sectors that a block stores; parts of split sums are accumulators."""
     plan = form.plan
     size = _BYTES[form.accumulator] if plan.split > 1 else element_bytes(form.problem.output_dtype)
-    share = sectors(section, min(plan.tile_n, form.most_columns), size)
-    return plan.tile_m * plan.tile_n * size * (share - 1)
+    share = sectors(section, min(form.written, form.most_columns), size)
+    return plan.tile_m * form.written * size * (share - 1)
 
 
 def accesses(form: Form) -> tuple[list[Access], list[Access]]:
@@ -793,13 +800,13 @@ def _write(args: Arguments, block: Block, form: Form, memory: Expr, sums: Expr) 
         """Bring a thread's sums of neighbouring columns to shared memory."""
         values, first = sums, number
         if rounds.rounded:
-            channel, _ = block.section.column(block.tile_n * block.section.tile_n + column)
+            channel, _ = block.section.column(block.tile_n * block.section.tile_n + block.column + column)
             channel = block.group * block.section.geometry.out_channels + channel
             values, first = args.finished(channel, [sums[number + lane] for lane in range(rounds.together)]), 0
         with build.vectorized(rounds.together) if rounds.together > 1 else nullcontext(0) as lane:
             build.buffer_store(memory, values[first + lane], [place + lane])
 
-    for first in range(0, plan.tile_n, rounds.columns):
+    for first in range(0, form.written, rounds.columns):
         if first:
             barrier()
         forget(block.thread)
@@ -807,7 +814,7 @@ def _write(args: Arguments, block: Block, form: Form, memory: Expr, sums: Expr) 
             # All columns that one gives are in the same round.
             with (
                 when(
-                    holds + ([start >= first, start < first + rounds.columns] if rounds.columns < plan.tile_n else [])
+                    holds + ([start >= first, start < first + rounds.columns] if rounds.columns < form.written else [])
                 ),
                 build.unroll(extents[0]) as i,
                 build.unroll(extents[1] // rounds.together) as j,
@@ -816,7 +823,8 @@ def _write(args: Arguments, block: Block, form: Form, memory: Expr, sums: Expr) 
                 bring(start + column, number, rounds.place(row, start - first + column))
         barrier()
         forget(block.thread)
-        store = partial(store_tile, args, block, (plan.tile_m, rounds.columns), first, form.threads, plan.split)
+        extents, begin = (plan.tile_m, rounds.columns), block.column + first
+        store = partial(store_tile, args, block, extents, begin, form.threads, plan.split)
         if rounds.read == 1:
             store(1, rounds.rounded, value)
             continue

@@ -96,6 +96,14 @@ __device__ __forceinline__ void tvm_deconv_arrive_at(void* barrier, int block) {
                :: "r"((unsigned)__cvta_generic_to_shared(barrier)), "r"(block) : "memory");
 }
 
+// ---- take
+__device__ __forceinline__ void tvm_deconv_take(float* to, const void* at, int block) {
+  asm volatile("{\n\t.reg .b32 there;\n\tmapa.shared::cluster.u32 there, %4, %5;\n\t"
+               "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n\t}"
+               : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
+               : "r"((unsigned)__cvta_generic_to_shared(at)), "r"(block) : "memory");
+}
+
 // ---- meet
 __device__ __forceinline__ void tvm_deconv_meet${blocks}() {
   asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");

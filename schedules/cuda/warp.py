@@ -197,6 +197,11 @@ def arrive_at(memory: Expr, barrier: Expr, block: Index) -> None:
     _call("arrive_at", _address(memory, barrier), block)
 
 
+def take(registers: Expr, to: int, memory: Expr, at: Index, block: Index) -> None:
+    """Load four floats to `registers` from `to` on, of what is at a place in the memory of a block of the cluster."""
+    _call("take", _address(registers, to), _address(memory, at), block)
+
+
 def meet(blocks: int) -> None:
     """Wait for all threads of the `blocks` of a cluster, and for what they did to each other's memory.
 

@@ -16,6 +16,7 @@ tile.
 4. A block may have several tiles of rows by turns: it loads the next while sums of the last go to the output.
 5. Blocks that follow each other may be a cluster of rows and columns of tiles. Each then loads a slice of A for all
    blocks of its row, and a slice of B for those of its column. A stage is `empty` when all of these have read it.
+6. Or several of a cluster have parts of the terms of a tile: each then adds up some columns of all of them, in order.
 
 If the caller's data do not begin at a multiple of 16 bytes, the lanes of that warp copy A by elements.
 """
@@ -56,6 +57,7 @@ from tvm_deconv.schedules.cuda.warp import (
     meet,
     publish,
     roundings_of,
+    take,
     tf32,
     wait_phase,
     wgmma,
@@ -74,23 +76,30 @@ _TERMS, _ROWS = 32, 64  # of one wgmma, the former in bytes
 _GROUP = 128  # threads of a warpgroup
 _BARRIER = 8  # bytes
 _EIGHT = 8  # columns of a warpgroup's sums that lie side by side
+_FOUR = 4  # sums that a thread takes at a time from other blocks
 _MOST_POSITIONS = 1 << 31
 MOST_SHARED, BARRIERS = 227 << 10, 1 << 10
 _COLUMNS = (256, 128, 64, 32)
 _STAGES = (3, 4, 6)
+_SHARING, _MOST_BLOCKS = (2, 4), 8  # of a cluster: blocks that share terms, and all
 _CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (2, 4))
-#: In multiply-adds of CUDA cores: one of wgmma.
-_MMA = 1 / 12
+#: In multiply-adds of CUDA cores: one of wgmma; a sum from another block of a cluster; until all blocks are there,
+#: twice.
+_MMA, _TAKEN, _MEETING = 1 / 12, 37, 600 * 128
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan(Plan):
-    """A plan whose blocks are clusters of rows and columns of tiles; each has several of one of these by turns."""
+    """A plan whose blocks are clusters of rows and columns of tiles; each has several of one of these by turns.
+
+    Or `cluster_k` blocks have parts of the terms of each.
+    """
 
     cluster_m: int = 1
     cluster_n: int = 1
     turns_m: int = 1
     turns_n: int = 1
+    cluster_k: int = 1
 
 
 class Warpgroups(Form):
@@ -103,9 +112,10 @@ class Warpgroups(Form):
         super().__init__(problem, plan, storage_dtype(problem.dtype), _GROUP * plan.parts + 32)
         self.holders = _GROUP * plan.parts
         self.rows, self.columns = self.cluster = plan.cluster_m, plan.cluster_n
-        assert 1 in (plan.turns_m, plan.turns_n)
+        assert sorted((plan.turns_m, plan.turns_n, plan.cluster_k))[1] == 1
         self.turns = plan.turns_m, plan.turns_n
-        self.blocks = self.rows * self.columns
+        self.sharing_k = plan.cluster_k
+        self.blocks = self.rows * self.columns * self.sharing_k
         self.line, self.each, self.barrier = (size // (16 // self.lanes) for size in (_LINE, _TERMS, _BARRIER))
         self.single, self.triple = multiplied_type(problem) == "tf32", problem.precision == "tf32x3"
 
@@ -202,7 +212,28 @@ class Warpgroups(Form):
     @property
     def fits(self) -> bool:
         """See Form."""
-        return self.memory_elements * (16 // self.lanes) <= MOST_SHARED
+        kept = self.plan.tile_m * self.plan.tile_n * 4 if self.sharing_k > 1 else 0
+        return self.memory_elements * (16 // self.lanes) <= MOST_SHARED and kept <= self.memory_bytes
+
+    @property
+    def shares(self) -> bool:
+        """True if all sums can be cut into as many parts as blocks share, of some tiles of k, and columns."""
+        tiles = [section.tiles_k for section in self.sections]
+        whole = all(count % self.sharing_k == 0 and count > self.sharing_k for count in tiles)
+        return whole and self.written % _EIGHT == 0
+
+    @property
+    def few(self) -> bool:
+        """True if there are no more blocks than multiprocessors."""
+        return sum(blocks_of(self, section) for section in self.sections) <= MULTIPROCESSORS
+
+    def tiles(self, section: Section) -> int:
+        """Return the tiles of k that a block multiplies."""
+        return section.tiles_k // self.sharing_k
+
+    def opening(self, section: Section) -> float:  # noqa: ARG002
+        """See Form; the parts of sums that a block takes from others."""
+        return _TAKEN * self.plan.tile_m * (self.plan.tile_n - self.written) + _MEETING * (self.sharing_k > 1)
 
     def box(self, section: Section) -> Box:
         """Return the box of positions of a tile's rows that leaves the fewest tiles, the last axis the longest."""
@@ -284,8 +315,15 @@ class Warpgroups(Form):
         write: Callable[[Block], None],
     ) -> None:
         """See Form; of the next tile loads begin before sums are written."""
-        if max(self.turns) == 1:
+        if max(self.turns) == self.sharing_k == 1:
             super().compute(args, block, begun, memory, sums, registers, write)
+            return
+        if self.sharing_k > 1:
+            self.clear(args, block, sums)
+            self.multiply_and_load(self.begun_loads(args, block, begun, memory), memory, sums, registers)
+            barrier()
+            self._add_parts(block, memory, sums)
+            write(replace(block, column=block.part * self.written))
             return
         loads = self.begun_loads(args, block, begun, memory)
         with build.serial(0, self.turns_of(block)) as turn:
@@ -294,6 +332,25 @@ class Warpgroups(Form):
             barrier()
             write(self.tile_of(block, turn))
         self.meet()
+
+    def _add_parts(self, block: Block, memory: Expr, sums: Expr) -> None:
+        """Leave in `sums` those of the columns that the block brings to the output, of the parts of all blocks."""
+        elements, thread = self.memory_bytes // 4, block.thread
+        parts = build.decl_buffer([elements], "float32", data=memory.data, scope=self.scope, layout=None)
+        count, (row, column) = self.sums // _FOUR, block.place
+        with when([thread < self.holders]), build.unroll(count) as i, build.vectorized(_FOUR) as lane:
+            build.buffer_store(parts, sums[_FOUR * i + lane], [(i * self.holders + thread) * _FOUR + lane])
+        meet(self.blocks)
+        taken, own = local(_FOUR * self.sharing_k, "float32"), count // self.sharing_k
+        with when([thread < self.holders]), build.unroll(own) as i:
+            place = ((block.part * own + i) * self.holders + thread) * _FOUR
+            for part in range(self.sharing_k):
+                number = (part * self.rows + row) * self.columns + column
+                take(taken, _FOUR * part, parts, place, number)
+            for lane in range(_FOUR):
+                total = sum((taken[_FOUR * part + lane] for part in range(1, self.sharing_k)), start=taken[lane])
+                build.buffer_store(sums, total, [_FOUR * i + lane])
+        meet(self.blocks)
 
     def turns_of(self, block: Block) -> Index:
         """Return how many tiles a block has: of rows all as many, of columns the last may have fewer."""
@@ -359,12 +416,17 @@ class Warpgroups(Form):
     def give_back(self, block: Block, memory: Expr, stage: Index) -> None:
         """Arrive at the barriers of all blocks that load for this one, a lane of each warp at each of them."""
         empty, lane = self.empty(stage), block.thread % 32
-        if self.blocks == 1:
+        if self.sharing == 1:
             arrive(memory, empty)
             return
         row, column = block.place
         of_column = (row + lane - self.columns + 1) % self.rows * self.columns + column
-        arrive_at(memory, empty, tirx.Select(lane < self.columns, row * self.columns + lane, of_column))
+        number = tirx.Select(lane < self.columns, row * self.columns + lane, of_column)
+        arrive_at(memory, empty, self.first_of(block) + number)
+
+    def first_of(self, block: Block) -> Index:
+        """Return the number in the cluster of the first block that has the same part of the terms."""
+        return block.part * (self.rows * self.columns) if self.sharing_k > 1 else 0
 
     def full(self, stage: Index) -> Index:
         """Return the place of the barrier of a stage that its loads complete."""
@@ -380,7 +442,7 @@ class Warpgroups(Form):
         if self.single:
             self._multiply_rounded(block, memory, sums, turn, *registers)
             return
-        stages, tiles, positions = self.plan.stages, block.section.tiles_k, self.positions(block.section)
+        stages, tiles, positions = self.plan.stages, self.tiles(block.section), self.positions(block.section)
         first, before = block.thread // _GROUP * (_ROWS * self.line), turn * tiles
         with build.serial(0, tiles) as step:
             base = self.filled(memory, before + step)
@@ -402,7 +464,7 @@ class Warpgroups(Form):
         The first terms of a tile are rounded while the last ones of the tile before are multiplied. Sums of three
         products are of one tile, in registers of their own, and then added to the others.
         """
-        stages, tiles, added = self.plan.stages, block.section.tiles_k, of_tile[0] if self.triple else sums
+        stages, tiles, added = self.plan.stages, self.tiles(block.section), of_tile[0] if self.triple else sums
         round_terms, before = partial(self._round, block, memory, rounded), turn * tiles
         round_terms(self.filled(memory, before), 0)
         with build.serial(0, tiles) as step:
@@ -471,7 +533,7 @@ class Warpgroups(Form):
     def cells(self, thread: Index) -> Iterator[Cells]:
         """See Form."""
         row = thread // 32 * 16 + thread % 32 // 4
-        for j in range(self.plan.tile_n // 8):
+        for j in range(self.written // 8):
 
             def cell(i: Index, part: Index, j: int = j) -> tuple[Index, Index, Index]:
                 return row + 8 * i, thread % 4 * 2 + part, 4 * j + 2 * i + part
@@ -501,6 +563,11 @@ class Loads:
             init(self.memory, form.empty(stage), form.holders // 32 * form.sharing)
 
     @property
+    def first(self) -> Index:
+        """The first tile of k that the block multiplies."""
+        return self.block.part * self.form.tiles(self.section) if self.form.sharing_k > 1 else 0
+
+    @property
     def arrivals(self) -> int:
         """Threads that arrive at a barrier of a full stage."""
         return 32 if self.by_elements else 1
@@ -512,7 +579,7 @@ class Loads:
         with when([] if self.by_elements else [lane == 0]), build.serial(*self.numbers(turn)) as number:
             base, full = form.begin_stages + number % stages * form.stage, form.full(number % stages)
             wait_phase(self.memory, form.empty(number % stages), (number // stages + 1) % 2)
-            block, tile = self.block, number
+            block, tile = self.block, self.first + number
             if max(form.turns) > 1:
                 block, tile = form.tile_of(block, number // self.section.tiles_k), number % self.section.tiles_k
             if self.by_elements:
@@ -529,7 +596,7 @@ class Loads:
 
         The last stage of a turn is given back in the next.
         """
-        form, tiles, ahead = self.form, self.section.tiles_k, self.form.plan.stages - 1
+        form, tiles, ahead = self.form, self.form.tiles(self.section), self.form.plan.stages - 1
         if max(form.turns) == 1:
             return 0, tiles
         turns = form.turns_of(self.block)
@@ -539,7 +606,7 @@ class Loads:
     def _load_slices(self, block: Block, tile: Index, base: Index, full: Index) -> None:
         """Begin to load the block's slices of tiles of A and B, for all blocks of the cluster that read these."""
         form, (row, column) = self.form, block.place
-        of_row = ((1 << form.columns) - 1) << (row * form.columns)
+        of_row = ((1 << form.columns) - 1) << (form.first_of(block) + row * form.columns)
         rows, positions = form.plan.tile_m // form.columns, self.slice[-1]
         if self.map is not None:
             # Of more positions than a line has, a box for each line.
@@ -552,7 +619,7 @@ class Loads:
     def load_b(self, tile: Index, base: Index, full: Index) -> None:
         """Begin to load the block's slice of a tile of B, for all blocks of its column of the cluster."""
         form, (row, column) = self.form, self.block.place
-        of_column = sum(1 << (form.columns * other) for other in range(form.rows)) << column
+        of_column = sum(1 << (form.columns * other) for other in range(form.rows)) << form.first_of(self.block) + column
         first = row * (form.plan.tile_n // form.rows)
         for part in range(len(form.roundings)):
             to = base + form.b_first + (part * form.plan.tile_n + first) * form.line
@@ -679,8 +746,17 @@ def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, Cluste
     ):
         plan = ClusterPlan(rows, columns, _line(problem), _ROWS, columns, stages, 1, axes, *cluster)
         turned = [replace(plan, turns_m=turns) for turns in turns_of_rows(Warpgroups(problem, plan))]
-        found += [(cost(form), one) for one in (plan, *turned) if (form := Warpgroups(problem, one)).fits]
+        shared = sharing(Warpgroups, problem, plan)
+        found += [(cost(form), one) for one in (plan, *turned, *shared) if (form := Warpgroups(problem, one)).fits]
     return sorted(found, key=lambda pair: pair[0])
+
+
+def sharing(form: type[Warpgroups], problem: Problem, plan: ClusterPlan) -> list[ClusterPlan]:
+    """Return plans like `plan` whose blocks share the terms of tiles, if there are fewer tiles than multiprocessors."""
+    made = form(problem, plan)
+    clusters = [count for count in _SHARING if made.few and count * made.blocks <= _MOST_BLOCKS]
+    plans = [replace(plan, cluster_k=count) for count in clusters]
+    return [one for one in plans if form(problem, one).shares]
 
 
 def turns_of_rows(form: Warpgroups) -> list[int]:

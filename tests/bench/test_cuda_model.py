@@ -131,6 +131,22 @@ def test_blocks_of_several_tiles_begin_once(model):
     assert all_places < one_place
 
 
+def test_blocks_that_share_terms_pay_where_tiles_are_few(model):
+    """Of long sums; what they take from each other, and until all are there, counts, and is all that they cost more."""
+    problem = td.Problem(1, 1, 4096, 64, (64, 32), (1, 1), (1, 1), (1, 1), (0, 0), (64, 32), "float16", "NXC")
+    plan = model.wgmma.ClusterPlan(64, 64, 64, 64, 64, 6)
+    short = problem.replace(in_channels=256)
+    long, brief = (
+        [model.predicted(one, replace(plan, cluster_k=count), "cuda_wgmma").seconds for count in (1, 2)]
+        for one in (problem, short)
+    )
+    assert long[1] < 0.75 * long[0]
+    assert brief[1] > brief[0]
+    form = model.form_of(problem, replace(plan, cluster_k=2), "cuda_wgmma")
+    assert model.taking_clocks(form) > model.MEETING + 64 * 32 * 4 / model.TAKEN[2]
+    assert any(one.cluster_k > 1 for _, one in model.wgmma.ALGORITHM.candidates(problem, model.HOPPER)[:10])
+
+
 def test_means_name_what_limits_those_behind(model, monkeypatch):
     ours = model.Predicted(1.0, "output", 1.0, 1.0)
     monkeypatch.setattr(model, "fastest", lambda problem: ours._replace(seconds=4.0) if problem is SMALL else ours)

@@ -570,6 +570,15 @@ TURN_MISTAKES_OF_LOADS = {
     "a last stage that nobody gives back": (r"1 <= \(\(v_1 \* 6\) \+ (v_\d+)\)", r"1 <= \1"),
     "loads that wait for the next turn": (r"(?<=min\(\(\(v_1 \* 6\) \+ )9", "10"),
 }
+#: Of blocks of a cluster that share the terms of a tile.
+SHARING_MISTAKES = {
+    "the same terms": (r"\(\(\(\(int\)blockIdx\.x\) & 1\) \* 128\)", "0"),
+    "the same columns": (r"\(\(\(\(int\)blockIdx\.x\) & 1\) \* 1024\)", "0"),
+    "parts that are taken before they are there": (r"tvm_deconv_meet2\(\);(?=\s*alignas)", ""),
+    "an output before others have taken parts": (r"tvm_deconv_meet2\(\);(?=\s*tvm_deconv_forget)", ""),
+    "a part that is left out": (r"\((_ptr_2\[\d\]) \+ _ptr_2\[\d\]\)", r"\1"),
+    "a part that comes twice": (r"(tvm_deconv_take\([^;]*), 1\);", r"\1, 0);"),
+}
 HOPPER_PRODUCT = td.Problem(1, 1, 64, 32, (8, 4), (3, 2), (1, 2), (1, 1), (0, 0), (10, 8), "float16", "NXC")
 #: Mistakes, and the family, problem and plan of the kernel that has them.
 MISTAKEN = {
@@ -591,6 +600,12 @@ MISTAKEN = {
         "cuda_wgmma",
         HOPPER_PRODUCT.replace(in_channels=136, data_spatial=(20, 7), kernel=(2, 2), output_spatial=(21, 14)),
         ClusterPlan(64, 32, 64, 64, 32, 4, turns_m=2),
+    ),
+    "shared terms": (
+        SHARING_MISTAKES,
+        "cuda_wgmma",
+        HOPPER_PRODUCT.replace(in_channels=256),
+        ClusterPlan(64, 32, 64, 64, 32, 2, cluster_k=2),
     ),
     "alone": (HOPPER_MISTAKES, "cuda_wgmma", HOPPER_PRODUCT, ClusterPlan(64, 32, 64, 64, 32, 2)),
     "cluster": (
@@ -679,6 +694,32 @@ def test_blocks_have_several_tiles_of_rows(tmp_path):
     ]
     given, plans = zip(*chosen, strict=True)
     batch = Batch(given, tmp_path, "turns", FAMILIES["cuda_wgmma"], plans)
+    for number in range(len(plans)):
+        check(batch, number, offset=number % 2)
+
+
+@pytest.mark.parametrize("family", ["cuda_wgmma", "cuda_held"])
+def test_blocks_of_a_cluster_share_the_terms_of_a_tile(family, tmp_path):
+    """Two or four of them, beside those that share loads; all types of operands, boxes that end in a line."""
+    problem = td.Problem(3, 1, 256, 40, (3, 5), (4, 3), (2, 2), (1, 1), (1, 1), (6, 9), "bfloat16", "NXC")
+    problem = problem.replace(epilogue=td.Epilogue(True, "silu"))
+    rows = problem.replace(data_format="NCX", data_spatial=(9, 16), output_spatial=(18, 31), dtype="float16")
+    plan = ClusterPlan(64, 64, 64, 64, 64, 3, cluster_k=2)
+    chosen = {
+        "cuda_wgmma": [
+            (problem, replace(plan, tile_n=32, part_n=32, cluster_m=2, cluster_n=2)),
+            (rows, replace(plan, cluster_n=2)),
+            (rows.replace(dtype="float32", precision="tf32"), replace(plan, tile_k=32, cluster_k=4)),
+            (problem.replace(dtype="float32", precision="tf32x3"), ClusterPlan(64, 32, 32, 64, 32, 2, cluster_k=2)),
+        ],
+        "cuda_held": [
+            (problem, plan),
+            (problem.replace(in_channels=504), ClusterPlan(128, 96, 64, 64, 96, 3, cluster_k=4)),
+            (problem.replace(in_channels=120), ClusterPlan(64, 32, 64, 64, 32, 3, cluster_m=4, cluster_k=2)),
+        ],
+    }
+    given, plans = zip(*chosen[family], strict=True)
+    batch = Batch(given, tmp_path, "shared", FAMILIES[family], plans)
     for number in range(len(plans)):
         check(batch, number, offset=number % 2)
 

@@ -57,11 +57,15 @@ void tvm_deconv_wait_phase(void* at, int parity) {
 void tvm_deconv_publish() {}
 
 // What is at the place of `at` in the memory of another block of the cluster.
-static void* shim_in(unsigned block, void* at) {
+static char* shim_in(unsigned block, const void* at) {
   if (block >= shim_dynamics.size() || shim_ended(block)) shim_fail("a block that its cluster lacks, or that has ended");
   return shim_dynamics[block % shim_dynamics.size()] + ((char*)at - shim_dynamic);
 }
 void tvm_deconv_arrive_at(void* at, int block) { tvm_deconv_arrive(shim_in(block, at)); }
+void tvm_deconv_take(float* to, const void* at, int block) {
+  if ((uintptr_t)at % 16) shim_fail("four floats at an odd address");
+  std::memcpy(to, shim_in(block, at), 16);
+}
 void tvm_deconv_meet2() { shim_meet(); }
 void tvm_deconv_meet4() { shim_meet(); }
 void tvm_deconv_meet8() { shim_meet(); }

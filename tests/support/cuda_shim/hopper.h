@@ -9,6 +9,7 @@ void tvm_deconv_init(void* barrier, int arrivals);
 void tvm_deconv_expect(void* at, int bytes);
 void tvm_deconv_arrive(void* at);
 void tvm_deconv_arrive_at(void* at, int block);
+void tvm_deconv_take(float* to, const void* at, int block);
 void tvm_deconv_meet2();
 void tvm_deconv_meet4();
 void tvm_deconv_meet8();
