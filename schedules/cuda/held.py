@@ -58,7 +58,7 @@ from tvm_deconv.schedules.cuda.wgmma import (
     Loads,
     Warpgroups,
     cluster_algorithm,
-    sharing,
+    sharing_terms,
     turns_of_rows,
 )
 from tvm_deconv.targets import CudaTarget
@@ -587,14 +587,14 @@ def _candidates(
         narrow = [columns for columns in _COLUMNS if columns < widest]
         for columns, stages, cluster in itertools.product(_COLUMNS[: len(narrow) + 1], _STAGES, _CLUSTERS):
             plan = ClusterPlan(rows, columns, _LINE, 64, columns, stages, 1, axes, cluster)
-            # A block that is alone waits for its tiles.
-            if columns % (_EIGHT * cluster) or (stages > _FEW_STAGES and not form(problem, plan).few):
+            if columns % (_EIGHT * cluster):
                 continue
-            turned = [replace(plan, turns_m=down, turns_n=across) for down, across in _turns(form(problem, plan))]
-            for one in (plan, *turned, *sharing(form, problem, plan)):
-                made = form(problem, one)
-                if made.fits and made.has_registers:
-                    found.append((cost(made), one))
+            alone = form(problem, plan)
+            if stages > _FEW_STAGES and not alone.few:  # a block that is alone waits for its tiles
+                continue
+            turned = [replace(plan, turns_m=down, turns_n=across) for down, across in _turns(alone)]
+            others = (form(problem, one) for one in (*turned, *sharing_terms(alone)))
+            found += [(cost(made), made.plan) for made in (alone, *others) if made.fits and made.has_registers]
     return sorted(found, key=lambda pair: pair[0])
 
 

@@ -108,6 +108,8 @@ class Warpgroups(Form):
     algorithm = "cuda_wgmma"
     most_columns, most_stages = 64, 6
 
+    plan: ClusterPlan
+
     def __init__(self, problem: Problem, plan: ClusterPlan) -> None:
         super().__init__(problem, plan, storage_dtype(problem.dtype), _GROUP * plan.parts + 32)
         self.holders = _GROUP * plan.parts
@@ -223,9 +225,14 @@ class Warpgroups(Form):
         return whole and self.written % _EIGHT == 0
 
     @property
+    def launched(self) -> int:
+        """Blocks of a launch."""
+        return sum(blocks_of(self, section) for section in self.sections)
+
+    @property
     def few(self) -> bool:
         """True if there are no more blocks than multiprocessors."""
-        return sum(blocks_of(self, section) for section in self.sections) <= MULTIPROCESSORS
+        return self.launched <= MULTIPROCESSORS
 
     def tiles(self, section: Section) -> int:
         """Return the tiles of k that a block multiplies."""
@@ -315,15 +322,9 @@ class Warpgroups(Form):
         write: Callable[[Block], None],
     ) -> None:
         """See Form; of the next tile loads begin before sums are written."""
-        if max(self.turns) == self.sharing_k == 1:
+        if max(self.turns) == 1:
+            block = replace(block, column=block.part * self.written) if self.sharing_k > 1 else block
             super().compute(args, block, begun, memory, sums, registers, write)
-            return
-        if self.sharing_k > 1:
-            self.clear(args, block, sums)
-            self.multiply_and_load(self.begun_loads(args, block, begun, memory), memory, sums, registers)
-            barrier()
-            self._add_parts(block, memory, sums)
-            write(replace(block, column=block.part * self.written))
             return
         loads = self.begun_loads(args, block, begun, memory)
         with build.serial(0, self.turns_of(block)) as turn:
@@ -377,10 +378,14 @@ class Warpgroups(Form):
         sums: Expr,
         registers: Sequence[Expr],
     ) -> None:
-        """See Form; the last warp loads."""
+        """See Form; the last warp loads. Blocks that share terms add up their parts."""
         loads = self.begun_loads(args, block, begun, memory)
         self.multiply_and_load(loads, memory, sums, registers)
-        self.meet()
+        if self.sharing_k == 1:
+            self.meet()
+        else:
+            barrier()
+            self._add_parts(block, memory, sums)
 
     def begun_loads(self, args: Arguments, block: Block, begun: Any, memory: Expr) -> Loads:
         """Return the work of the last warp, whose barriers all threads of the cluster may use from here on."""
@@ -745,18 +750,18 @@ def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, Cluste
         _choices(problem), (128, 64), most, _STAGES, _CLUSTERS
     ):
         plan = ClusterPlan(rows, columns, _line(problem), _ROWS, columns, stages, 1, axes, *cluster)
-        turned = [replace(plan, turns_m=turns) for turns in turns_of_rows(Warpgroups(problem, plan))]
-        shared = sharing(Warpgroups, problem, plan)
-        found += [(cost(form), one) for one in (plan, *turned, *shared) if (form := Warpgroups(problem, one)).fits]
+        alone = Warpgroups(problem, plan)
+        turned = [replace(plan, turns_m=turns) for turns in turns_of_rows(alone)]
+        others = (Warpgroups(problem, one) for one in (*turned, *sharing_terms(alone)))
+        found += [(cost(form), form.plan) for form in (alone, *others) if form.fits]
     return sorted(found, key=lambda pair: pair[0])
 
 
-def sharing(form: type[Warpgroups], problem: Problem, plan: ClusterPlan) -> list[ClusterPlan]:
-    """Return plans like `plan` whose blocks share the terms of tiles, if there are fewer tiles than multiprocessors."""
-    made = form(problem, plan)
-    clusters = [count for count in _SHARING if made.few and count * made.blocks <= _MOST_BLOCKS]
-    plans = [replace(plan, cluster_k=count) for count in clusters]
-    return [one for one in plans if form(problem, one).shares]
+def sharing_terms(form: Warpgroups) -> list[ClusterPlan]:
+    """Return plans like that of `form` whose blocks share the terms of tiles, if few blocks have one each."""
+    clusters = [count for count in _SHARING if form.few and count * form.blocks <= _MOST_BLOCKS]
+    plans = [replace(form.plan, cluster_k=count) for count in clusters]
+    return [plan for plan in plans if type(form)(form.problem, plan).shares]
 
 
 def turns_of_rows(form: Warpgroups) -> list[int]:
@@ -764,9 +769,8 @@ def turns_of_rows(form: Warpgroups) -> list[int]:
 
     One or all blocks of a multiprocessor then have the tiles that there are for it.
     """
-    blocks = sum(blocks_of(form, section) for section in form.sections)
     places = {MULTIPROCESSORS, MULTIPROCESSORS * (form.resident // form.threads)}
-    return [turns for count in places if (turns := ceil_div(blocks, count)) > 1]
+    return [turns for count in places if (turns := ceil_div(form.launched, count)) > 1]
 
 
 def cluster_algorithm(
