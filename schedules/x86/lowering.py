@@ -10,21 +10,24 @@ from tvm_deconv.schedules.x86.loop_marks import lower_loop_marks
 from tvm_deconv.schedules.x86.stores import (
     import_functions,
     lower_conversions,
+    lower_cut_rows,
     lower_row_copies,
     lower_streaming_stores,
 )
+from tvm_deconv.targets import CpuTarget
 
 
 def lower(
     func: PrimFunc,
     end: End | None,
+    target: CpuTarget,
     *,
     streams: bool,
     functions: str = "",
     products: str = "",
     conversions: RowConversions = AS_THEY_ARE,
 ) -> PrimFunc:
-    """Return `func` as "deconv", with the marks of its schedule replaced.
+    """Return `func` for `target` as "deconv", with the marks of its schedule replaced.
 
     With an `end`, that of a dynamic axis, rows are copied by calls. If it `streams`, the output goes past the caches;
     `functions` are further ones in LLVM IR that it calls then. `products` are those that it calls always. Rows
@@ -32,8 +35,11 @@ def lower(
     """
     func = lower_loop_marks(lower_row_copies(func, conversions.usual) if end else func, end)
     stored = lower_streaming_stores(func, functions, conversions.past) if streams else func
-    if conversions.usual and not end and stored is func:
-        stored = lower_conversions(func, conversions.usual)
+    if stored is func and not end:
+        if conversions.usual:
+            stored = lower_conversions(func, conversions.usual)
+        elif target.vector_bits < 512:
+            stored = lower_cut_rows(func)
     func = stored
     if products:  # last: what it wraps is not looked into
         func = import_functions(func, products)

@@ -1,8 +1,30 @@
 ; Copies of rows whose length a call decides, for `stores.lower_row_copies`. A vector is 64 bytes.
 
-; Copy %length bytes.
+; Copy %length bytes. The last vector ends with them, and may write again what the one before it wrote.
 define hidden i32 @tvm_deconv_copy(ptr noalias %to, ptr noalias %from, i32 %length) {
+entry:
   %bytes = zext i32 %length to i64
+  %long = icmp uge i64 %bytes, 64
+  br i1 %long, label %begin, label %short
+begin:
+  %last = sub i64 %bytes, 64
+  br label %vector
+vector:
+  %at = phi i64 [ 0, %begin ], [ %next, %vector ]
+  %source = getelementptr i8, ptr %from, i64 %at
+  %target = getelementptr i8, ptr %to, i64 %at
+  %value = load <16 x i32>, ptr %source, align 1
+  store <16 x i32> %value, ptr %target, align 1
+  %next = add i64 %at, 64
+  %more = icmp ult i64 %next, %last
+  br i1 %more, label %vector, label %end
+end:
+  %final.source = getelementptr i8, ptr %from, i64 %last
+  %final.target = getelementptr i8, ptr %to, i64 %last
+  %final = load <16 x i32>, ptr %final.source, align 1
+  store <16 x i32> %final, ptr %final.target, align 1
+  ret i32 0
+short:
   call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %bytes, i1 false)
   ret i32 0
 }

@@ -77,6 +77,22 @@ def test_only_large_outputs_of_known_size_stream():
     assert not stores.outgrows_caches(large.replace(batch="any"))
 
 
+@pytest.mark.parametrize(("algorithm", "uncropped"), [("direct_rows", 0), ("winograd", 1)])
+def test_parts_of_rows_are_copied_by_their_length(algorithm, uncropped):
+    """Under masks, which are slow stores in AVX2, they took a fourth of a waveform's call."""
+    problem = td.Problem(2, 1, 5, 9, (100,), (4,), (2,), (1,), (1,), (199,))
+    (record,) = (record for record in ALGORITHMS if record.name == algorithm)
+    target = CPU_TARGETS["x86-64-v3"]
+    plans = [plan for _, plan in record.candidates(problem, target) if plan.tile.uncropped == uncropped]
+    plan = next(plan for plan in plans if 30 < plan.tile.width < 90)
+    text = X86.build(problem, target, record, plan).deconv.script()
+    assert "tvm_deconv_copy" in text
+    data, weights, bias = operands(problem, 7)
+    found = run_kernel(problem, target, data, weights, bias, record, plan).astype(np.float64)
+    wanted = reference(problem, data, weights, bias)
+    assert_norm_close(found, wanted, problem.dtype, WINOGRAD, message=(problem.key, algorithm, plan))
+
+
 @pytest.mark.usefixtures("always")
 def test_sums_of_words_stream():
     """The functions that multiply words are imported around what is copied."""

@@ -220,17 +220,17 @@ class _Finish:
         products = self.fetching + (self.products or source)
         if form == INPUTS:
             finished = register_inputs.finish_inputs(self.scheduled, problem, definition, rounding)
-            return lower(finished, definition.end, streams=False, products=products)
+            return lower(finished, definition.end, self.target, streams=False, products=products)
         if register_channels.supports(problem, geometry, form):
             source, joinings = ("", {2: self.joining}) if self.joining else byte_joining(problem, lanes)
             finished = register_channels.finish_channels(self.scheduled, problem, definition, rounding, joinings)
-            return lower(finished, definition.end, streams=False, products=products + source)
+            return lower(finished, definition.end, self.target, streams=False, products=products + source)
         if form == ROWS and register_rows.supports_tile(problem, geometry, tile, lanes):
             return self.whole_rows(products, rounding)
         if form == ROWS and register_parts.supports_tile(problem, geometry, tile, self.target, lanes):
             finished = register_parts.finish_rows(self.scheduled, problem, definition, rounding, self.joining)
             stores = register_parts.store_functions(storage_dtype(problem.output_dtype), self.stored_lanes)
-            return lower(finished, definition.end, streams=False, products=products + stores)
+            return lower(finished, definition.end, self.target, streams=False, products=products + stores)
         return self.from_memory()
 
     @property
@@ -260,7 +260,8 @@ class _Finish:
         """Return the function with results that pass through memory."""
         conversions = row_conversions(self.problem, self.target, stored=self.whole or self.definition.narrows)
         past, end = self.streams and not self.whole, self.definition.end
-        return lower(self.scheduled, end, streams=past, products=self.fetching + self.products, conversions=conversions)
+        products = self.fetching + self.products
+        return lower(self.scheduled, end, self.target, streams=past, products=products, conversions=conversions)
 
     def whole_rows(self, products: str, rounding: str) -> PrimFunc:
         """Return the function with whole rows stored from registers; where they stream, if their lines begin evenly."""
@@ -269,5 +270,6 @@ class _Finish:
         )
         stored = storage_dtype(self.problem.output_dtype)
         functions = register_epilogue.store_functions(stored, self.stored_lanes) if self.streams else ""
-        finished = lower(finished, self.definition.end, streams=self.streams, functions=functions, products=products)
+        end, streams = self.definition.end, self.streams
+        finished = lower(finished, end, self.target, streams=streams, functions=functions, products=products)
         return register_epilogue.select_by_alignment(finished, self.from_memory()) if self.streams else finished

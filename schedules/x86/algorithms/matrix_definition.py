@@ -101,7 +101,8 @@ class _Transforms:
         func, functions = _in_words(scheduled.mod["main"], problem, words, lanes, whole)
         streams = outgrows_caches(problem) and not whole
         conversions = row_conversions(problem, target, stored=whole or narrows)
-        deconv = lower(func, definition.end, streams=streams, products=narrowing + functions, conversions=conversions)
+        products = narrowing + functions
+        deconv = lower(func, definition.end, target, streams=streams, products=products, conversions=conversions)
         deconv = lower_prefetches(deconv, target)
         if tiled(words):
             deconv = lower_matrices(deconv, words)
