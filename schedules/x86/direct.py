@@ -35,17 +35,20 @@ from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, interleave_intrinsi
 from tvm_deconv.schedules.x86.loop_marks import SkipMarks, mark_tasks
 from tvm_deconv.schedules.x86.prefetching import mark_filter
 from tvm_deconv.schedules.x86.tiles import Plan
+from tvm_deconv.schedules.x86.unrolling import unroll_steps
+from tvm_deconv.targets import CpuTarget
 
 
 def schedule_direct(
     definition: DirectDefinition,
     plan: Plan,
+    target: CpuTarget,
     problem: Problem,
     whole_vectors: bool,
     words: Words | None = None,
     joining: str = "",
 ) -> Schedule:
-    """Schedule a direct `definition` of `problem`, whose factors are in `words` if given, by `plan`.
+    """Schedule a direct `definition` of `problem`, whose factors are in `words` if given, by `plan` for `target`.
 
     If `whole_vectors`, finished vectors are stored straight into the output: each row is whole chunks, or each position
     whole vectors of channels. `joining`, if not empty, is the function of `rounding.row_joining` for a definition that
@@ -57,6 +60,7 @@ def schedule_direct(
         sch=sch,
         definition=definition,
         plan=plan,
+        target=target,
         problem=problem,
         whole_vectors=whole_vectors,
         words=words,
@@ -75,6 +79,7 @@ class _Steps:
     sch: Schedule
     definition: DirectDefinition
     plan: Plan
+    target: CpuTarget
     problem: Problem
     whole_vectors: bool
     words: Words | None
@@ -289,6 +294,14 @@ class _Steps:
             part, vectors = sch.split(vectors, [None, layout.tile.part // layout.lanes])
             outer.append(part)
         sch.reorder(fd, fh, fw, *outer, *reduction, row, phase, broadcast, vectors, product)
+        broadcasts = [row, phase, broadcast] if layout.form == ROWS else [broadcast]
+        reduction = unroll_steps(
+            sch,
+            reduction,
+            self.target,
+            products=self._count(row, phase, broadcast, vectors),
+            broadcasts=self._count(*broadcasts),
+        )
         if layout.form == CHANNELS:
             mark_filter(sch, reduction)
         self._skip_positions(tile, layout.tile.positions)
@@ -348,6 +361,10 @@ class _Steps:
         sch.vectorize(lane)
         self._unroll(*inner)
         sch.decompose_reduction(block, reduction[0])
+
+    def _count(self, *loops: LoopRV) -> int:
+        """Return the iterations of nested `loops`."""
+        return math.prod(int(self.sch.get(loop).extent) for loop in loops)
 
     def _unroll(self, *loops: LoopRV) -> None:
         for loop in reversed(loops):

@@ -28,6 +28,8 @@ from tvm_deconv.schedules.x86.interleave import transpose_intrinsic
 from tvm_deconv.schedules.x86.loop_marks import SkipMarks, mark_tasks
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
 from tvm_deconv.schedules.x86.prefetching import mark_filter
+from tvm_deconv.schedules.x86.unrolling import unroll_steps
+from tvm_deconv.targets import CpuTarget
 
 #: Lines of a row from which on rows are kept apart: of shorter ones, several lines are in a page, and more of them.
 _LONG_ROW = 32
@@ -36,12 +38,13 @@ _LONG_ROW = 32
 def schedule_matrix(
     definition: MatrixDefinition,
     plan: MatrixPlan,
+    target: CpuTarget,
     dtype: str,
     whole_vectors: bool,
     words: Words | None = None,
     transposition: str = "",
 ) -> Schedule:
-    """Schedule `definition`, which was made for the tile of `plan` and these `words`, with accumulators of `dtype`.
+    """Schedule `definition`, made for `target`, the tile of `plan` and these `words`, with accumulators of `dtype`.
 
     If `whole_vectors`, each position is whole vectors of channels, and results are stored straight into the output.
     `transposition`, if not empty, is the intrinsic that makes rows of finished squares in another type.
@@ -52,6 +55,7 @@ def schedule_matrix(
         sch=sch,
         definition=definition,
         plan=plan,
+        target=target,
         dtype=dtype,
         whole_vectors=whole_vectors,
         words=words,
@@ -77,6 +81,7 @@ class _Steps:
     sch: Schedule
     definition: MatrixDefinition
     plan: MatrixPlan
+    target: CpuTarget
     dtype: str
     whole_vectors: bool
     words: Words | None
@@ -298,6 +303,8 @@ class _Steps:
         row, tile_row = sch.split(row, [None, tile.rows])
         column, vector, product = sch.split(column, [None, tile.vectors, self.layout.lanes])
         sch.reorder(column, row, *reduction, tile_row, vector, product)
+        products = tile.rows * tile.vectors
+        reduction = unroll_steps(sch, reduction, self.target, products=products, broadcasts=tile.rows)
         mark_filter(sch, reduction)
         self._skip_rows(row, section, section.parts * tile.rows)
         store = sch.cache_write(block, 0, "global")

@@ -156,7 +156,7 @@ class _Form:
         streams = outgrows_caches(problem)
         whole = self.form != INPUTS and has_whole_vectors(problem, self.form, plan.tile, lanes)
         whole = whole and not (self.form == ROWS and (streams or (rounds_rows(problem) and not narrows)))
-        scheduled = schedule_direct(definition, plan, problem, whole, words, joining).mod["main"]
+        scheduled = schedule_direct(definition, plan, target, problem, whole, words, joining).mod["main"]
         whole_rows, fetching = plan.tile.width >= Geometry.of(problem).axes[2].positions, ""
         if self._fetches_rows(problem) and words is None and not whole_rows:
             scheduled, fetching = fetch_rows_ahead(scheduled), llvm_source("fetch_row.ll")

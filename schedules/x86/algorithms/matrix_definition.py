@@ -97,7 +97,7 @@ class _Transforms:
         whole = has_whole_vectors(problem, CHANNELS, plan.tile, lanes) and not definition.layout.contiguous_phases
         narrows = definition.layout.interleaves and narrows_squares(problem, words)
         transposition, narrowing = _narrowing(problem, target, lanes) if narrows else ("", "")
-        scheduled = schedule_matrix(definition, plan, problem.accumulate_dtype, whole, words, transposition)
+        scheduled = schedule_matrix(definition, plan, target, problem.accumulate_dtype, whole, words, transposition)
         func, functions = _in_words(scheduled.mod["main"], problem, words, lanes, whole)
         streams = outgrows_caches(problem) and not whole
         conversions = row_conversions(problem, target, stored=whole or narrows)
