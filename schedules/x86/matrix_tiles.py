@@ -423,8 +423,9 @@ class _Arithmetic:
         integers = self.problem.accumulate_dtype == "int32"
         slack = self.costs.integer_slack if integers else self.costs.slack
         sums = LATENCY_ACCUMULATORS + max(self.strassen, slack)
-        hidden = np.maximum(self.costs.load * (tiles.rows + tiles.vectors) / products, sums / products)
-        step = np.maximum(1.0, hidden)
+        loads = tiles.rows + tiles.vectors
+        waiting = np.maximum(self.costs.load * loads, (products + loads + 1) / self.costs.issue)
+        step = np.maximum(1.0, np.maximum(waiting, sums) / products)
         panel_bytes = work.taps * self.terms * tiles.vectors * self.lanes * self._element_bytes
         # A panel that is too large comes from the second-level cache for each tile of rows.
         far = np.maximum(step, self.costs.panel / tiles.rows)
