@@ -294,14 +294,10 @@ class _Steps:
             part, vectors = sch.split(vectors, [None, layout.tile.part // layout.lanes])
             outer.append(part)
         sch.reorder(fd, fh, fw, *outer, *reduction, row, phase, broadcast, vectors, product)
-        broadcasts = [row, phase, broadcast] if layout.form == ROWS else [broadcast]
-        reduction = unroll_steps(
-            sch,
-            reduction,
-            self.target,
-            products=self._count(row, phase, broadcast, vectors),
-            broadcasts=self._count(*broadcasts),
-        )
+        if self.words is None:
+            products = self._count(row, phase, broadcast, vectors)
+            broadcasts = self._count(row, phase, broadcast) if layout.form == ROWS else self._count(broadcast)
+            reduction = unroll_steps(sch, reduction, self.target, products=products, broadcasts=broadcasts)
         if layout.form == CHANNELS:
             mark_filter(sch, reduction)
         self._skip_positions(tile, layout.tile.positions)

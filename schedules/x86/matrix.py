@@ -303,8 +303,9 @@ class _Steps:
         row, tile_row = sch.split(row, [None, tile.rows])
         column, vector, product = sch.split(column, [None, tile.vectors, self.layout.lanes])
         sch.reorder(column, row, *reduction, tile_row, vector, product)
-        products = tile.rows * tile.vectors
-        reduction = unroll_steps(sch, reduction, self.target, products=products, broadcasts=tile.rows)
+        if self.words is None:
+            products = tile.rows * tile.vectors
+            reduction = unroll_steps(sch, reduction, self.target, products=products, broadcasts=tile.rows)
         mark_filter(sch, reduction)
         self._skip_rows(row, section, section.parts * tile.rows)
         store = sch.cache_write(block, 0, "global")

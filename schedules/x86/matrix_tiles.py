@@ -424,7 +424,9 @@ class _Arithmetic:
         slack = self.costs.integer_slack if integers else self.costs.slack
         sums = LATENCY_ACCUMULATORS + max(self.strassen, slack)
         loads = tiles.rows + tiles.vectors
-        waiting = np.maximum(self.costs.load * loads, (products + loads + 1) / self.costs.issue)
+        waiting = self.costs.load * loads
+        if self.words is None:  # a product of words is several instructions
+            waiting = np.maximum(waiting, (products + loads + 1) / self.costs.issue)
         step = np.maximum(1.0, np.maximum(waiting, sums) / products)
         panel_bytes = work.taps * self.terms * tiles.vectors * self.lanes * self._element_bytes
         # A panel that is too large comes from the second-level cache for each tile of rows.

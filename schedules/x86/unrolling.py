@@ -2,7 +2,7 @@
 
 A register tile of 16 registers has 8 to 12 multiply-adds, and a step of its loop a third as many instructions that
 count, compare, and branch. Threads that share a core share its instructions too. LLVM unrolls few of these loops, and
-none with prefetches. docs/design.md has the measurements.
+none with prefetches. docs/design.md has the measurements. Words, whose products are several instructions, gain nothing.
 """
 
 from __future__ import annotations
