@@ -59,7 +59,8 @@ class OnDevice:
         return capsule
 
 
-FLAGS = ("-fPIC", "-O0", "-std=c++17", "-w", f"-I{SHIM}", f"-I{Path(tvm_ffi.__file__).parent / 'include'}")
+INCLUDES = (f"-I{SHIM}", f"-I{Path(tvm_ffi.__file__).parent / 'include'}")
+FLAGS = ("-fPIC", "-O0", "-std=c++17", "-w", *INCLUDES)
 FLAGS += ("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
 
 
@@ -83,8 +84,8 @@ def compile_shim(folder):
     """Write the precompiled headers and the object file of the shim into `folder`."""
     cc = find_compiler()
     subprocess.run([cc, *FLAGS, "-x", "c++-header", str(SHIM / "all.h"), "-o", f"{folder}/all.h.gch"], check=True)
-    parts = [str(SHIM / f"{name}.cc") for name in ("runtime", "warp", "hopper")]
-    hidden = ["-fPIC", "-O1", "-std=c++17", "-fvisibility=hidden", "-r", "-nostdlib", f"-I{SHIM}"]
+    parts = [str(SHIM / f"{name}.cc") for name in ("runtime", "warp", "hopper", "host")]
+    hidden = ["-fPIC", "-O2", "-std=c++17", "-fvisibility=hidden", "-r", "-nostdlib", *INCLUDES]
     subprocess.run([cc, *hidden, *parts, "-o", f"{folder}/runtime.o"], check=True)
 
 

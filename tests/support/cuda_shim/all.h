@@ -7,3 +7,13 @@
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/extra/cuda/device_guard.h>
 #include <tvm/ffi/function.h>
+
+// Exceptions are turned into errors by one function, which is compiled once.
+#undef TVM_FFI_SAFE_CALL_END
+#define TVM_FFI_SAFE_CALL_END() \
+  return 0; \
+  } \
+  catch (...) { \
+    return shim_raised(); \
+  } \
+  TVM_FFI_UNREACHABLE()

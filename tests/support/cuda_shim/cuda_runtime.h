@@ -5,9 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <dlfcn.h>
-#include <functional>
-#include <map>
+#include <type_traits>
 
 #define __global__
 #define __device__
@@ -59,12 +57,17 @@ inline float __uint_as_float(unsigned bits) { float value; std::memcpy(&value, &
 extern const char* shim_failure;  // what a kernel did that a device does not define
 extern size_t shim_shared;  // bytes of a block, on all devices; those of 9.0 have more
 extern char* shim_dynamic;  // what a launch gives a block
-extern std::map<const void*, unsigned> shim_clusters;  // blocks of a kernel that are a cluster, if several
 extern uint3 blockIdx;
 extern unsigned shim_current;  // a thread
-extern std::map<const void*, int> shim_permitted;  // bytes of shared memory that a kernel may be given
 void __syncthreads();
-cudaError_t shim_launch(const cudaLaunchConfig_t& config, const void* kernel, const std::function<void()>& body);
+void shim_cluster(const void* kernel, unsigned blocks);  // of a kernel, if several
+void shim_permit(const void* kernel, int bytes);  // of shared memory that a kernel may be given
+void shim_load(const void* kernel);
+// Launches a kernel: each thread has `run` called with `size` bytes at `body`.
+cudaError_t shim_launch(
+    const cudaLaunchConfig_t& config, const void* kernel, const void* body, size_t size, void (*run)(const void* body));
+int shim_raised();  // sets the exception that is being handled as the error of a call
+int shim_raise(const char* kind, const char* text);
 #pragma GCC visibility pop
 
 #define threadIdx (uint3{shim_current, 0, 0})
@@ -74,35 +77,21 @@ inline const char* cudaGetErrorString(cudaError_t error) { return error ? shim_f
 
 template <typename Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int bytes) {
-  shim_permitted[(const void*)kernel] = bytes;
+  shim_permit((const void*)kernel, bytes);
   return cudaSuccess;
-}
-
-// Calls a function of the shim's driver; without that nothing happens, and the result is false.
-template <typename Result = bool, typename... Args>
-Result shim_driver(const char* function, Args... args) {
-  void* driver = dlopen("libshim_driver.so", RTLD_LAZY | RTLD_NOLOAD);
-  void* found = driver ? dlsym(driver, function) : nullptr;
-  return found ? ((Result(*)(Args...))found)(args...) : Result();
 }
 
 template <typename Kernel>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Kernel* kernel) {
-  shim_driver<void>("shim_load", (const void*)kernel);
+  shim_load((const void*)kernel);
   return cudaSuccess;
 }
 
+// Little is made for each kernel's types, since every test compiles it.
 template <typename... Params, typename... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args... args) {
-  auto launched = (const void*)kernel;
-  std::function<void()> body = [=] { kernel(args...); };
-  if (shim_driver("shim_captures", config->stream)) {
-    shim_failure = "a kernel that is loaded while its stream captures";
-    if (!shim_driver("shim_loaded", launched)) return cudaErrorStreamCaptureUnsupported;
-    std::function<int()> node = [=, config = *config] { return shim_launch(config, launched, body); };
-    shim_driver<void>("shim_node", config->stream, &node);
-    return cudaSuccess;
-  }
-  shim_driver<void>("shim_load", launched);
-  return shim_launch(*config, launched, body);
+  auto body = [=] { kernel(args...); };
+  using Body = decltype(body);
+  static_assert(std::is_trivially_copyable<Body>::value, "");
+  return shim_launch(*config, (const void*)kernel, &body, sizeof body, [](const void* body) { (*(const Body*)body)(); });
 }

@@ -147,10 +147,12 @@ static void shim_wgmma(float* c, ShimOperand a, const void* lines, int columns, 
   ShimOperand b = shim_operand(lines, 1, 64, 1, false);
   int warp = shim_current / 32 % 4, lane = shim_current % 32;
   fiber.products.back().push_back([=] {
+    float rows[2][16];
+    for (int half = 0; half < 2; ++half)
+      for (int k = 0; k < 16; ++k) rows[half][k] = number(a.element<unsigned short>(16 * warp + lane / 4 + half * 8, k));
     for (int i = 0; i < columns / 2; ++i) {
-      int row = 16 * warp + lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-      for (int k = 0; k < 16; ++k) 
-        c[i] += number(a.element<unsigned short>(row, k)) * number(b.element<unsigned short>(column, k));
+      int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      for (int k = 0; k < 16; ++k) c[i] += rows[i / 2 % 2][k] * number(b.element<unsigned short>(column, k));
     }
   });
 }

@@ -8,17 +8,19 @@
 #include "runtime.h"
 #include <csignal>
 #include <cstdlib>
+#include <dlfcn.h>
+#include <memory>
 #include <sys/mman.h>
 
 const char* shim_failure;
 size_t shim_shared = 99 << 10;
 char* shim_dynamic;
-std::map<const void*, unsigned> shim_clusters;
+static std::map<const void*, unsigned> shim_clusters;
 std::vector<char*> shim_dynamics;
 ShimFiber* shim_running;
 uint3 blockIdx;
 unsigned shim_current;
-std::map<const void*, int> shim_permitted;
+static std::map<const void*, int> shim_permitted;
 std::vector<ShimFiber> shim_fibers;
 
 static std::vector<char> shim_stacks;
@@ -157,7 +159,7 @@ void shim_meet() {
   shim_yield();
 }
 
-cudaError_t shim_launch(const cudaLaunchConfig_t& config, const void* kernel, const std::function<void()>& body) {
+static cudaError_t shim_execute(const cudaLaunchConfig_t& config, const void* kernel, const std::function<void()>& body) {
   unsigned threads = config.blockDim.x;
   shim_failure = nullptr;
   size_t given = config.dynamicSmemBytes, permitted = std::max(48 << 10, shim_permitted[kernel]);
@@ -207,4 +209,32 @@ cudaError_t shim_launch(const cudaLaunchConfig_t& config, const void* kernel, co
     if (shim_failure) return cudaErrorOfShim;
   }
   return cudaSuccess;
+}
+
+void shim_cluster(const void* kernel, unsigned blocks) { shim_clusters[kernel] = blocks; }
+void shim_permit(const void* kernel, int bytes) { shim_permitted[kernel] = bytes; }
+
+// Calls a function of the shim's driver; without that nothing happens, and the result is false.
+template <typename Result = bool, typename... Args>
+static Result shim_driver(const char* function, Args... args) {
+  void* driver = dlopen("libshim_driver.so", RTLD_LAZY | RTLD_NOLOAD);
+  void* found = driver ? dlsym(driver, function) : nullptr;
+  return found ? ((Result(*)(Args...))found)(args...) : Result();
+}
+
+void shim_load(const void* kernel) { shim_driver<void>("shim_load", kernel); }
+
+cudaError_t shim_launch(
+    const cudaLaunchConfig_t& config, const void* kernel, const void* body, size_t size, void (*run)(const void*)) {
+  if (shim_driver("shim_captures", config.stream)) {
+    shim_failure = "a kernel that is loaded while its stream captures";
+    if (!shim_driver("shim_loaded", kernel)) return cudaErrorStreamCaptureUnsupported;
+    std::shared_ptr<void> kept(aligned_alloc(64, (size + 63) / 64 * 64), free);  // maps of tensors are aligned
+    std::memcpy(kept.get(), body, size);
+    std::function<int()> node = [=] { return shim_execute(config, kernel, [=] { run(kept.get()); }); };
+    shim_driver<void>("shim_node", config.stream, &node);
+    return cudaSuccess;
+  }
+  shim_load(kernel);
+  return shim_execute(config, kernel, [=] { run(body); });
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include "cuda_runtime.h"
 #include <deque>
+#include <functional>
 #include <map>
 #include <setjmp.h>
 #include <ucontext.h>

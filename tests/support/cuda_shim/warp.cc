@@ -28,7 +28,18 @@ static void shim_ldmatrix(unsigned* r, const void* row, int count, bool transpos
   }
 }
 
-float shim_f16(unsigned short bits) { _Float16 value; std::memcpy(&value, &bits, 2); return value; }
+// All numbers of 16 bits: to convert one takes a call.
+static const std::vector<float> shim_halves = [] {
+  std::vector<float> halves(1 << 16);
+  for (unsigned number = 0; number < halves.size(); ++number) {
+    unsigned short bits = number;
+    _Float16 value;
+    std::memcpy(&value, &bits, 2);
+    halves[number] = value;
+  }
+  return halves;
+}();
+float shim_f16(unsigned short bits) { return shim_halves[bits]; }
 float shim_bf16(unsigned short bits) { unsigned wide = (unsigned)bits << 16; float value; std::memcpy(&value, &wide, 4); return value; }
 
 // m16n8k16 of pairs of 16 bits.
@@ -70,7 +81,8 @@ float shim_tf32(unsigned bits) {
 // does the sum, both towards zero.
 float shim_truncated_sum(const double* addends, int count) {
   double largest = 0, sum = 0;
-  for (int i = 0; i < count; ++i) largest = std::fmax(largest, std::fabs(addends[i]));
+  for (int i = 0; i < count; ++i)
+    if (std::fabs(addends[i]) > largest) largest = std::fabs(addends[i]);  // what is no number is not
   if (!(largest > 0x1p-100 && largest < 0x1p127)) {
     for (int i = 0; i < count; ++i) sum += addends[i];
     return sum;
