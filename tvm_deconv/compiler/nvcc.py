@@ -38,6 +38,9 @@ _PRELUDE = """#include <istream>
 #define _GLIBCXX_EXTERN_TEMPLATE 1
 """
 
+#: Where the host's part of a source begins.
+HOST = "#include <tvm/ffi"
+
 _KERNEL = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
@@ -116,7 +119,8 @@ def compile_library(
     """
     nvcc = nvcc or find_nvcc()
     text = path.with_suffix(".cu")
-    text.write_text(_PRELUDE + source, encoding="utf-8")
+    kernels, include, host = source.partition(HOST)
+    text.write_text(_for_host(_PRELUDE) + kernels + _for_host(include + host), encoding="utf-8")
     ffi = Path(tvm_ffi.__file__).parent
     root = Path(nvcc).resolve().parent.parent
     command = [nvcc, *FLAGS, "-ccbin", find_compiler(), f"-L{root / 'lib'}"]
@@ -126,6 +130,11 @@ def compile_library(
         return parse_resources(run_compiler("nvcc", command, f"failed for {target.name}: "))
     finally:
         text.unlink()
+
+
+def _for_host(text: str) -> str:
+    """Return `text` as only the host's compiler sees it: its headers take longer than most kernels, for each device."""
+    return f"#ifndef __CUDA_ARCH__\n{text}#endif\n"
 
 
 def parse_resources(said: str) -> list[Resources]:
