@@ -62,6 +62,15 @@ def compiles_here():
         yield
 
 
+@pytest.fixture
+def searches_here():
+    """Searches compile candidates in this process, and measure in others; see `compiles_here`."""
+    from support.here import searching_here
+
+    with searching_here():
+        yield
+
+
 @pytest.fixture(scope="session")
 def artifacts():
     """A directory with an artifact for each of `artifacts.PROBLEMS`, made once for all processes of pytest-xdist."""

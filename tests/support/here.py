@@ -1,4 +1,4 @@
-"""Builds of `td.compile` in this process, for tests whose subject is not the process."""
+"""Builds of `td.compile` and of searches in this process, for tests whose subject is not the process."""
 
 import contextlib
 import threading
@@ -8,6 +8,8 @@ from support.artifacts import toolchain_of
 
 from tvm_deconv.compiler import build
 from tvm_deconv.compiler.backends.x86 import X86Backend
+from tvm_deconv.compiler.process import Refusal, WorkerError
+from tvm_deconv.tuning import builders
 
 
 class Here:
@@ -29,11 +31,33 @@ class Here:
             return getattr(self._made, method)(*arguments)
 
 
+class HereForCandidates(Here):
+    """The same for candidates: those that do not compile are errors of a worker."""
+
+    def ask(self, method, *arguments, **_):
+        try:
+            return super().ask(method, *arguments)
+        except Refusal as refusal:
+            raise WorkerError(str(refusal)) from refusal
+        except Exception as error:
+            raise WorkerError(f"{type(error).__name__}: {error}") from error
+
+
 @contextlib.contextmanager
 def compiling_here():
     """`td.compile` builds in this process, with one launcher for all: another takes two seconds to start."""
     toolchain = toolchain_of()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "Worker", Here)
+        patch.setattr(X86Backend, "toolchain", lambda *_: toolchain)
+        yield
+
+
+@contextlib.contextmanager
+def searching_here():
+    """Searches compile candidates in this process, which has imported TVM, with one launcher for all."""
+    toolchain = toolchain_of()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builders, "Worker", HereForCandidates)
         patch.setattr(X86Backend, "toolchain", lambda *_: toolchain)
         yield

@@ -59,7 +59,14 @@ def device(driver, tmp_path, monkeypatch):
     nvcc.find_nvcc.cache_clear()
 
 
-@pytest.mark.usefixtures("device")
+@pytest.fixture(scope="module")
+def default(tmp_path_factory):
+    """The default schedule of the problem as a builder makes it, once: only what measures it differs."""
+    folder = tmp_path_factory.mktemp("default")
+    return Builder(SM_90, folder, CudaToolchain(str(write_nvcc(folder)))).build(PROBLEM.artifact_key, _default())
+
+
+@pytest.mark.usefixtures("device", "searches_here")
 def test_a_search_and_what_follows_it(tmp_path):
     logs = tmp_path / "logs"
     told = []
@@ -178,16 +185,14 @@ def test_the_device_as_a_machine():
     ("level2", "memory"), [(0, 1 << 24), (2**31 - 1, 1 << 24), (2**31, 1 << 24), (1 << 20, 60_000)], ids=str
 )
 @pytest.mark.usefixtures("device")
-def test_a_device_that_lies_about_its_memory(level2, memory, tmp_path, monkeypatch):
+def test_a_device_that_lies_about_its_memory(level2, memory, default, monkeypatch):
     """It says that its cache is nothing, more than its memory, or less than nothing: what fits is timed."""
     monkeypatch.setenv("SHIM_LEVEL2", str(level2))
-    builder = Builder(SM_90, tmp_path, CudaToolchain(nvcc.find_nvcc()))
-    built = builder.build(PROBLEM.artifact_key, _default())
     monkeypatch.setenv("SHIM_MEMORY", str(memory))
     harness = Harness(CudaMachine, 0)
     assert 0 < harness.copy(60.0) < float("inf")
-    harness.prepare(Baseline(PROBLEM.artifact_key, 1, built), 60.0)
-    assert harness.measure(built, 1.0, 60.0).ratio > 0
+    harness.prepare(Baseline(PROBLEM.artifact_key, 1, default), 60.0)
+    assert harness.measure(default, 1.0, 60.0).ratio > 0
 
 
 @pytest.mark.usefixtures("device")
@@ -260,14 +265,13 @@ def test_calls_that_make_no_graph_are_timed_one_by_one(why, monkeypatch):
 
 
 @pytest.mark.usefixtures("device")
-def test_candidates_are_timed_by_graphs(tmp_path):
+def test_candidates_are_timed_by_graphs(default):
     machine = CudaMachine(0)
-    built = Builder(SM_90, tmp_path, CudaToolchain(nvcc.find_nvcc())).build(PROBLEM.artifact_key, _default())
     data = machine.put(np.ones(PROBLEM.data_shape, np.float32))
     bias = machine.put(np.ones(PROBLEM.bias_shape, np.float32))
-    packed = machine.put(np.ones(built.packed_elements, built.packed_dtype))
+    packed = machine.put(np.ones(default.packed_elements, default.packed_dtype))
     output = machine.output(PROBLEM.output_shape, np.dtype(np.float32))
-    bound = machine.bind(built.deconv, "deconv", (data, packed, bias, output.argument))
+    bound = machine.bind(default.deconv, "deconv", (data, packed, bias, output.argument))
     bound.run()
     wanted = output.read()
     output.poison(0xFF)
@@ -299,7 +303,7 @@ def _hold(prepared, logs, scratch, seconds=60.0):
     return done.stdout.splitlines()
 
 
-@pytest.mark.usefixtures("device")
+@pytest.mark.usefixtures("device", "searches_here")
 def test_a_tournament_without_a_compiler(tmp_path, monkeypatch):
     """Plans that are compiled here become records of an ordinary log there."""
     monkeypatch.setattr(targets.cuda, "DRIVER", "libcuda-that-is-not-there.so.1")

@@ -18,6 +18,7 @@ from tvm_deconv.tuning.search import Search
 ZEN_0 = msgspec.structs.replace(ZEN3, microarchitecture="zen0")
 
 
+@pytest.mark.usefixtures("searches_here")
 @runs_v3
 def test_records_take_turns_with_the_default_once(tmp_path):
     first, broken = schedules_of(SMALL, 2)[1], Schedule.of("direct_rows", {**record().knobs, "channels": 0})
@@ -194,6 +195,7 @@ def test_nothing_is_measured_for_a_target_that_cannot_run_here(changes, status, 
     assert all(kept[one.microarchitecture].threads == one.threads for one in same)
 
 
+@pytest.mark.usefixtures("searches_here")
 @runs_v3
 def test_what_an_interrupt_left_is_measured_again(tmp_path):
     here = {"host": Cpu.of(detect_host()), "sources": kernel_digest("x86")}
@@ -218,6 +220,7 @@ def test_what_is_kept(ratio, kept):
     assert Remeasured(SMALL.artifact_key, V3.name, None, default, *rest).kept == "default"
 
 
+@pytest.mark.usefixtures("searches_here")
 def test_a_target_that_cannot_run_here_is_compiled_for(tmp_path, monkeypatch):
     """The filter does not stay in caches, and servers of Intel prefetch it in another way than other kinds."""
     problem = Problem(1, 1, 256, 256, (4, 4), (4, 4), (2, 2), (1, 1), (1, 1), (8, 8))
