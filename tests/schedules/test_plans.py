@@ -276,6 +276,9 @@ def test_winograd_keeps_the_precision_of_the_direct_algorithm(kernel):
         algorithm = named(name)
         plans = {plan.tile.outputs: plan for _, plan in reversed(algorithm.candidates(problem, target))}
         assert max(max(outputs) for outputs in plans) >= 3
+        if min(kernel) > 1 and rank == 2:
+            # Along both axes errors multiply. The matrices of fewer outputs are tested along one, with the same taps.
+            plans = {outputs: plans[outputs] for outputs in [max(plans, key=math.prod)]}
         for plan in plans.values():
             result = run_kernel(problem, target, data, weights, bias, algorithm, plan)
             assert 0 < np.linalg.norm(result - wanted) <= bound, (name, plan)
