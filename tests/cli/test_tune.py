@@ -27,7 +27,7 @@ def source(tmp_path):
 
 
 @runs_v3
-@pytest.mark.usefixtures("compiles_here")
+@pytest.mark.usefixtures("compiles_here", "searches_here")
 def test_tune_prints_what_it_found(source, tmp_path):
     log = tmp_path / "log"
     result = command("tune", source, "--target", V3.name, "--trials", 2, "--logs", log, "--jobs", 1)
@@ -62,7 +62,7 @@ def test_an_interrupt_says_how_to_continue(measured, said, source, tmp_path, mon
 
 
 @runs_v3
-@pytest.mark.usefixtures("compiles_here")
+@pytest.mark.usefixtures("compiles_here", "searches_here")
 def test_compile_with_tune_searches_and_follows_what_it_found_from_then_on(source, tmp_path):
     made = tmp_path / "made"
     result = command("compile", source, "--target", V3.name, "--output", made, "--tune", "--trials", 2, "--jobs", 1)
@@ -139,6 +139,7 @@ def test_logs_merge_best_and_prune(tmp_path):
 
 
 @runs_v3
+@pytest.mark.usefixtures("searches_here")
 def test_logs_remeasure(tmp_path):
     Log(tmp_path).append(record(schedule=schedules_of(SMALL, 2)[1]))
     Log(tmp_path).append(record(target="cuda-sm_90"))

@@ -327,7 +327,7 @@ class TestLayer:
         assert verify.verify(buckets, one).status == "ok"
         assert called == [(1, 40, 5), (1, 40, 40), (1, 40, 200)]
 
-    @pytest.mark.usefixtures("compiles_here")
+    @pytest.mark.usefixtures("compiles_here", "searches_here")
     def test_each_bucket_is_tuned_and_built_with_its_own_record(self, tmp_path):
         problem = td.Problem.from_torch((1, 8, [6, 90]), (8, 3, 4), stride=2)
         tuned = tune([problem], TARGET, 1, tmp_path / "logs", jobs=1, timeout=600)

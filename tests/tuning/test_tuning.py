@@ -36,7 +36,7 @@ def patient(monkeypatch):
 
 
 @runs_v3
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("patient", "searches_here")
 def test_a_search_keeps_everything_and_resumes(tmp_path):
     heard = []
 
