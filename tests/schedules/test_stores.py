@@ -18,6 +18,7 @@ import tvm_deconv as td
 from tvm_deconv.artifact import regular
 from tvm_deconv.artifact.sources import source_digest
 from tvm_deconv.compiler.build import compile
+from tvm_deconv.compiler.selection import named
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.x86 import stores
 from tvm_deconv.schedules.x86.algorithms import ALGORITHMS, direct_definition, matrix_definition
@@ -77,27 +78,25 @@ def test_only_large_outputs_of_known_size_stream():
     assert not stores.outgrows_caches(large.replace(batch="any"))
 
 
-@pytest.mark.parametrize(("algorithm", "uncropped"), [("direct_rows", 0), ("winograd", 1)])
-def test_parts_of_rows_are_copied_by_their_length(algorithm, uncropped):
+@pytest.mark.parametrize(("name", "uncropped"), [("direct_rows", 0), ("winograd", 1)])
+def test_parts_of_rows_are_copied_by_their_length(name, uncropped):
     """Under masks, which are slow stores in AVX2, they took a fourth of a waveform's call."""
     problem = td.Problem(2, 1, 5, 9, (100,), (4,), (2,), (1,), (1,), (199,))
-    (record,) = (record for record in ALGORITHMS if record.name == algorithm)
-    target = CPU_TARGETS["x86-64-v3"]
-    plans = [plan for _, plan in record.candidates(problem, target) if plan.tile.uncropped == uncropped]
+    algorithm, target = named(name), CPU_TARGETS["x86-64-v3"]
+    plans = [plan for _, plan in algorithm.candidates(problem, target) if plan.tile.uncropped == uncropped]
     plan = next(plan for plan in plans if 30 < plan.tile.width < 90)
-    text = X86.build(problem, target, record, plan).deconv.script()
+    text = X86.build(problem, target, algorithm, plan).deconv.script()
     assert "tvm_deconv_copy" in text
     data, weights, bias = operands(problem, 7)
-    found = run_kernel(problem, target, data, weights, bias, record, plan).astype(np.float64)
+    found = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
     wanted = reference(problem, data, weights, bias)
-    assert_norm_close(found, wanted, problem.dtype, WINOGRAD, message=(problem.key, algorithm, plan))
+    assert_norm_close(found, wanted, problem.dtype, WINOGRAD, message=(problem.key, name, plan))
 
 
 @pytest.mark.usefixtures("always")
 def test_sums_of_words_stream():
     """The functions that multiply words are imported around what is copied."""
-    dot = next(algorithm for algorithm in ALGORITHMS if algorithm.name == "dot")
-    kernel = X86.build(WIDE.replace(dtype="int8"), CPU_TARGETS["x86-64-v3"], dot)
+    kernel = X86.build(WIDE.replace(dtype="int8"), CPU_TARGETS["x86-64-v3"], named("dot"))
     assert kernel.problem.output_dtype == "int32"
     assert "tvm_deconv_stream" in kernel.deconv.script()
 

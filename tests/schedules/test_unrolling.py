@@ -10,8 +10,8 @@ from tvm.s_tir import Schedule
 from tvm.tirx import ForKind
 
 import tvm_deconv as td
+from tvm_deconv.compiler.selection import named
 from tvm_deconv.problem.reference import reference
-from tvm_deconv.schedules.x86.algorithms import ALGORITHMS
 from tvm_deconv.schedules.x86.unrolling import unroll_steps
 from tvm_deconv.targets import CPU_TARGETS
 
@@ -58,17 +58,17 @@ def test_steps_stay_in_a_loop(target, broadcasts):
     assert [*unroll_steps(sch, loops, target, products=12, broadcasts=broadcasts)] == [*loops]
 
 
-@pytest.mark.parametrize("algorithm", ["direct_rows", "direct_channels", "winograd", "strassen"])
-def test_kernels_agree_with_the_reference(algorithm):
+@pytest.mark.parametrize("name", ["direct_rows", "direct_channels", "winograd", "strassen"])
+def test_kernels_agree_with_the_reference(name):
     """Of 66 channels a body takes two or three, of 44 in halves two."""
-    (record,) = (record for record in ALGORITHMS if record.name == algorithm)
+    algorithm = named(name)
     problem = td.Problem(1, 1, 66, 17, (5, 9), (3, 4), (2, 2), (1, 1), (0, 1), (11, 18))
-    if algorithm != "direct_rows":
+    if name != "direct_rows":
         problem = problem.replace(data_format="NXC")
-    if algorithm == "strassen":
+    if name == "strassen":
         problem = problem.replace(in_channels=88, kernel=(2, 2), pads_begin=(0, 0), output_spatial=(10, 18))
     data, weights, bias = operands(problem, 5)
-    plan = X86.build(problem, AVX2, record).knobs
-    found = run_kernel(problem, AVX2, data, weights, bias, record, record.read(plan)).astype(np.float64)
+    plan = X86.build(problem, AVX2, algorithm).knobs
+    found = run_kernel(problem, AVX2, data, weights, bias, algorithm, algorithm.read(plan)).astype(np.float64)
     wanted = reference(problem, data, weights, bias)
     assert_norm_close(found, wanted, problem.dtype, WINOGRAD, message=(problem.key, plan))

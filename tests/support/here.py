@@ -44,20 +44,20 @@ class HereForCandidates(Here):
 
 
 @contextlib.contextmanager
+def _workers_here(module, worker):
+    """Have `module` start a `worker` of this process, with one launcher for all: another takes two seconds to start."""
+    toolchain = toolchain_of()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "Worker", worker)
+        patch.setattr(X86Backend, "toolchain", lambda *_: toolchain)
+        yield
+
+
 def compiling_here():
-    """`td.compile` builds in this process, with one launcher for all: another takes two seconds to start."""
-    toolchain = toolchain_of()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "Worker", Here)
-        patch.setattr(X86Backend, "toolchain", lambda *_: toolchain)
-        yield
+    """`td.compile` builds in this process."""
+    return _workers_here(build, Here)
 
 
-@contextlib.contextmanager
 def searching_here():
-    """Searches compile candidates in this process, which has imported TVM, with one launcher for all."""
-    toolchain = toolchain_of()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(builders, "Worker", HereForCandidates)
-        patch.setattr(X86Backend, "toolchain", lambda *_: toolchain)
-        yield
+    """Searches compile candidates in this process, which has imported TVM."""
+    return _workers_here(builders, HereForCandidates)
