@@ -113,14 +113,15 @@ def output_choices(geometry: Geometry, winograd: bool) -> list[tuple[int, int, i
 
     def along(most: tuple[int, int]) -> list[list[int]]:
         return [
-            outputs_along(axis, most, dilated=not dynamic)
+            outputs_along(axis, most, dilated=not dynamic, pieces=True)
             for axis, dynamic in zip(geometry.axes, geometry.dynamic, strict=True)
         ]
 
+    alone = along(ALONE)
+    if alone.count([]) == 2:
+        first, second, third = (choices or [1] for choices in alone)
+        return [*itertools.product(first, second, third)]
     first, second, third = along(SEVERAL)
-    if [first, second, third].count([]) == 2:
-        alone = [choices or [1] for choices in along(ALONE)]
-        return [*itertools.product(alone[0], alone[1], alone[2])]
     planes = [(m, m) for m in second if m in third] or [*((m, 1) for m in second), *((1, m) for m in third)]
     choices = [(1, *plane) for plane in planes]
     choices += [(m, *plane) for m in first for plane in [*planes, (1, 1)]]

@@ -41,6 +41,10 @@ _AnyTile = TypeVar("_AnyTile")
 #: Winograd's largest m and most products, along each of several axes and along one axis alone. Beyond these, rounding
 #: errors exceed the tolerance.
 SEVERAL, ALONE = (4, 6), (6, 7)
+#: Taps of an axis from which on pieces of them save more products than all of them in one.
+_MANY_TAPS = 6
+#: Taps of a piece at least: with fewer there is less to save.
+_SHORT_PIECE = 3
 #: Lists of candidates that are kept. A build asks repeatedly for those of a problem and of its nearest tuning record.
 ENUMERATIONS = 8
 #: With fewer blocks than this, plans that split tiles of channels over threads are tried too.
@@ -143,17 +147,19 @@ def steps(extent: int) -> list[int]:
     return sorted({ceil_div(extent, ceil_div(extent, size)) for size in sizes})
 
 
-def outputs_along(axis: AxisPhases, most: tuple[int, int], *, dilated: bool) -> list[int]:
+def outputs_along(axis: AxisPhases, most: tuple[int, int], *, dilated: bool, pieces: bool) -> list[int]:
     """Return Winograd's m to try along `axis`.
 
     `most` are the largest m and the most products. The list is empty if no run has several taps, or if they are dilated
-    and may not be so.
+    and may not be so. If there are many, they may be cut into `pieces`.
     """
-    if axis.step > 1 and not dilated:
+    taps = max((run.taps for run in axis.runs), default=1)
+    if taps == 1 or (axis.step > 1 and not dilated):
         return []
-    taps = max((run.taps for run in axis.runs if run.taps > 1), default=0)
-    most_outputs = min(most[0], most[1] + 1 - taps, ceil_div(axis.positions, axis.step)) if taps else 0
-    return [*range(2, most_outputs + 1)]
+    pieces = pieces and taps >= _MANY_TAPS
+    most_outputs = min(most[0], most[1] + 1 - (_SHORT_PIECE if pieces else taps), ceil_div(axis.positions, axis.step))
+    points = {m: max(axis_rows(axis, run, 1, m).points for run in axis.runs) for m in range(2, most_outputs + 1)}
+    return [m for m, products in points.items() if products <= most[1]]
 
 
 def outer_outputs(geometry: Geometry) -> list[tuple[int, int]]:
@@ -163,7 +169,7 @@ def outer_outputs(geometry: Geometry) -> list[tuple[int, int]]:
     """
 
     def along(most: tuple[int, int]) -> list[list[int]]:
-        return [outputs_along(axis, most, dilated=False) for axis in geometry.axes[:2]]
+        return [outputs_along(axis, most, dilated=False, pieces=False) for axis in geometry.axes[:2]]
 
     (first, second), (of_first, of_second) = along(ALONE), along(SEVERAL)
     both = set(of_first).intersection(of_second)

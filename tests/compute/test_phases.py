@@ -9,6 +9,7 @@ from support.strategies import problems
 
 from tvm_deconv import Problem
 from tvm_deconv.compute.phases import Geometry, axis_phases, axis_rows
+from tvm_deconv.compute.winograd import MAX_PRODUCTS
 
 axes = st.fixed_dictionaries(
     {
@@ -90,8 +91,17 @@ def test_rows_read_what_their_outputs_need(axis, positions, outputs):
             assert 0 <= within < rows.outputs
             assert y == rows.first(row) + within * rows.apart
         needed = {run.x0 - tap * run.x_step + y * rows.apart for tap in range(run.taps) for y in range(rows.outputs)}
-        assert {phases.low + rows.start + i * rows.step for i in range(rows.window)} == needed
-        assert (rows.points, rows.taps) == ((rows.window, 1) if rows.transformed else (1, run.taps))
+        lacking = rows.pieces * rows.piece - run.taps
+        read = [phases.low + rows.start + i * rows.step for i in range(rows.window)]
+        assert set(read[: len(read) - lacking]) == needed
+        if not rows.transformed:
+            assert (rows.points, rows.taps, rows.pieces, lacking) == (1, run.taps, 1, 0)
+            assert [rows.first_read(tap) for tap in range(rows.taps)] == [*reversed(range(rows.window))]
+            continue
+        # A piece begins where the one before it ends, and reads as many elements as it has products.
+        assert rows.points == rows.outputs + rows.piece - 1 <= MAX_PRODUCTS
+        assert [rows.first_read(piece) for piece in range(rows.taps)] == [*range(0, run.taps, rows.piece)]
+        assert rows.pieces == 1 or rows.outputs + run.taps - 1 > MAX_PRODUCTS
 
 
 @given(st.lists(axes, min_size=1, max_size=3))

@@ -19,7 +19,7 @@ from tvm_deconv.compute.direct import define_direct
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, ROWS, has_whole_vectors
 from tvm_deconv.compute.matrix import define_matrix
 from tvm_deconv.compute.matrix_layout import MatrixTile, contiguous_phases, finishes_planes, packs_rows, row_unit
-from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.compute.phases import Geometry, axis_rows
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.x86 import matrix_tiles
@@ -259,7 +259,7 @@ def test_short_rows_are_finished_by_planes(name, extent, output, target):
         assert_norm_close(result, wanted, "float32", WINOGRAD, message=plan)
 
 
-@pytest.mark.parametrize("kernel", [(3, 3), (4, 4), (5, 5), (4,), (6,), (8,), (5, 1)])
+@pytest.mark.parametrize("kernel", [(3, 3), (4, 4), (5, 5), (4,), (6,), (8,), (5, 1), (15,)])
 def test_winograd_keeps_the_precision_of_the_direct_algorithm(kernel):
     target = CPU_TARGETS["x86-64-v3"]
     if not target.features <= detect_host().features:
@@ -282,6 +282,37 @@ def test_winograd_keeps_the_precision_of_the_direct_algorithm(kernel):
         for plan in plans.values():
             result = run_kernel(problem, target, data, weights, bias, algorithm, plan)
             assert 0 < np.linalg.norm(result - wanted) <= bound, (name, plan)
+
+
+@in_turn(
+    "problem, data_format, dtype",
+    [
+        # Phases of seven taps and of six, in two pieces each.
+        ((2, 1, 5, 19, (33,), (25,), (4,), (1,), (11,), (132,)), "NXC", "float32"),
+        # Fourteen pieces, two of which are beyond the data.
+        ((1, 1, 64, 32, (96,), (41,), (1,), (1,), (20,), (96,)), "NCX", "float32"),
+        ((1, 1, 6, 9, (29,), (8,), (1,), (3,), (4,), (42,)), "NCX", "float64"),
+        ((1, 2, 9, 7, (11, 13), (7, 7), (1, 1), (1, 1), (3, 3), (11, 13)), "NCX", "float32"),
+        ((1, 1, 5, 17, (9, 10), (14, 3), (2, 1), (1, 1), (2, 1), (26, 10)), "NXC", "bfloat16"),
+        ((1, 1, 3, 9, (4, 6, 5), (3, 7, 6), (1, 1, 1), (1, 1, 1), (1, 3, 2), (4, 6, 6)), "NXC", "float32"),
+    ],
+)
+def test_winograd_of_many_taps(problem, data_format, dtype, target):
+    """Pieces of the taps are filters of their own, whose products are summed before they are transformed."""
+    problem = td.Problem(*problem, dtype, data_format=data_format, epilogue=td.Epilogue(True))
+    algorithm, geometry = named("winograd"), Geometry.of(problem)
+    plans = {plan.tile.outputs: plan for _, plan in reversed(algorithm.candidates(problem, target))}
+
+    def pieces(outputs):
+        axes = zip(geometry.axes, outputs, strict=True)
+        return max(axis_rows(axis, run, 1, m).pieces for axis, m in axes for run in axis.runs)
+
+    assert max(map(pieces, plans)) > 1
+    data, weights, bias = operands(problem, 5)
+    wanted = reference(problem, data, weights, bias)
+    for outputs in {max(plans), max(plans, key=lambda outputs: (pieces(outputs), outputs))}:
+        result = run_kernel(problem, target, data, weights, bias, algorithm, plans[outputs]).astype(np.float64)
+        assert_norm_close(result, wanted, dtype, WINOGRAD, message=plans[outputs])
 
 
 @in_turn(

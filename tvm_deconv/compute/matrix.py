@@ -273,7 +273,7 @@ class _Builder:
         the other axes read.
         """
         matrices, _ = _parted(_data_matrices(section), apart)
-        read = [axis.window if axis.transformed and i != apart else 1 for i, axis in enumerate(section.axes)]
+        read = [axis.points if axis.transformed and i != apart else 1 for i, axis in enumerate(section.axes)]
 
         def element(*index: Expr) -> Expr:
             at, point, row, taps, within, channel = index[:5], index[5], index[6], index[7:10], index[10:13], index[13]
@@ -342,7 +342,7 @@ class _Builder:
         """Return the image of a row, and the first packed element that it reads along each axis, at these taps."""
         image, *places = _unravel(row, (self.layout.tile.images, *(axis.tiles for axis in section.axes)))
         return image, [
-            axis.first(place) + axis.start + (0 if axis.transformed else (axis.window - 1 - tap) * axis.step)
+            axis.first(place) + axis.start + axis.first_read(tap) * axis.step
             for place, axis, tap in zip(places, section.axes, taps, strict=True)
         ]
 

@@ -403,7 +403,7 @@ class MatrixLayout:
         """Return the distance from a row of a product, if nothing is gathered, to what it reads at `taps`."""
         offset: Expr | int = 0
         for axis, tap, extent in zip(section.axes, taps, self.packed, strict=True):
-            offset = offset * extent + axis.start + (axis.window - 1 - tap) * axis.step
+            offset = offset * extent + axis.start + axis.first_read(tap) * axis.step
         return offset
 
     @property

@@ -271,7 +271,8 @@ def _filter_point(
 ) -> Expr:
     """Return one point of the transformed filter in float64.
 
-    An axis without a transform contributes `tap`. If no axis has one, return the filter's element itself.
+    An axis with a transform sums the taps of a piece, whose number is its `tap`. One without contributes its `tap`. If
+    no axis has a transform, return the filter's element itself.
     """
     if not any(rows.transformed for rows in axes):
         return element(tap)
@@ -286,7 +287,10 @@ def _filter_point(
         # The data of a row's window are in the reverse order of the taps.
         for place, coefficient in enumerate(rows.algorithm.filter[points[axis]]):
             if coefficient:
-                inner = along(axis + 1, (*chosen, rows.run.taps - 1 - place))
+                last = rows.run.taps - 1 - place
+                inner = along(axis + 1, (*chosen, last - tap[axis] * rows.piece if rows.pieces > 1 else last))
+                if rows.pieces * rows.piece > rows.run.taps:
+                    inner = tirx.if_then_else(tap[axis] * rows.piece <= last, inner, tirx.const(0, "float64"))
                 total = total + tirx.const(float(coefficient), "float64") * inner
         return total
 

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from tvm.ir import Expr
 
-from tvm_deconv.compute.winograd import Bilinear, winograd
+from tvm_deconv.compute.winograd import MAX_PRODUCTS, Bilinear, winograd
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div
 
@@ -119,15 +119,16 @@ class AxisRows:
 
     There are `tiles` rows of `outputs` positions each. A row reads `window` data elements, `step` apart, the first
     `start` elements after its own first position. Without Winograd these are the taps in reverse order, and are part of
-    the reduction. With it the positions of a row are `step` apart, too: `step` rows lie between each other.
+    the reduction. With it the positions of a row are `step` apart, too: `step` rows lie between each other. The taps
+    are `pieces` filters then, as short as Winograd's transforms need them, whose results are one sum.
     """
 
     outputs: int
     tiles: int
-    window: int
     start: int
     step: int
     run: Run
+    pieces: int
 
     @property
     def transformed(self) -> bool:
@@ -136,8 +137,18 @@ class AxisRows:
 
     @property
     def algorithm(self) -> Bilinear | None:
-        """Winograd's algorithm if it applies."""
-        return winograd(self.outputs, self.run.taps) if self.transformed else None
+        """Winograd's algorithm if it applies: that of a piece."""
+        return winograd(self.outputs, self.piece) if self.transformed else None
+
+    @property
+    def piece(self) -> int:
+        """Taps of a piece; the last one may lack some."""
+        return ceil_div(self.run.taps, self.pieces)
+
+    @property
+    def window(self) -> int:
+        """Data elements of a row."""
+        return self.outputs + self.pieces * self.piece - 1
 
     @property
     def apart(self) -> int:
@@ -159,24 +170,30 @@ class AxisRows:
 
     @property
     def points(self) -> int:
-        """Number of products of a row."""
-        return self.window if self.transformed else 1
+        """Number of products of a row, for each of its `taps`."""
+        return self.outputs + self.piece - 1 if self.transformed else 1
 
     @property
     def taps(self) -> int:
-        """Extent of the reduction over taps."""
-        return 1 if self.transformed else self.window
+        """Extent of the reduction over taps, or over pieces of them."""
+        return self.pieces if self.transformed else self.window
+
+    def first_read(self, tap: IndexT) -> IndexT:
+        """Return the number in the window of the first element that a row reads at a `tap` of the reduction."""
+        return tap * self.piece if self.transformed else self.window - 1 - tap
 
 
 def axis_rows(axis: AxisPhases, run: Run, positions: int, outputs: int) -> AxisRows:
     """Return the rows of `run` along `axis`, for a block of `positions` and Winograd's m of `outputs`.
 
-    Runs without several taps are not transformed.
+    Runs without several taps are not transformed. Taps are cut into the fewest pieces for which
+    there are points enough.
     """
     m = outputs if run.taps > 1 else 1
     start = run.x0 - (run.taps - 1) * run.x_step - axis.low
     apart = run.x_step if m > 1 else 1
-    return AxisRows(m, ceil_div(positions, m * apart) * apart, m + run.taps - 1, start, run.x_step, run)
+    pieces = ceil_div(run.taps, max(MAX_PRODUCTS + 1 - m, 1)) if m > 1 else 1
+    return AxisRows(m, ceil_div(positions, m * apart) * apart, start, run.x_step, run, pieces)
 
 
 def _fewest_runs(kernel: int, stride: int, dilation: int, pad: int, output: int, uncropped: bool) -> AxisPhases:

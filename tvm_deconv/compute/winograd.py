@@ -14,8 +14,8 @@ from functools import cache
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 
-_POINTS = tuple(map(Fraction, ("0", "1", "-1", "2", "-1/2", "-2", "1/2")))
-#: Most products: one for each point, and one for infinity.
+_POINTS = tuple(map(Fraction, ("0", "1", "-1", "2", "-1/2", "-2")))
+#: Most products, one for each point and one for infinity. With more, errors grow past the tolerance.
 MAX_PRODUCTS = len(_POINTS) + 1
 
 
