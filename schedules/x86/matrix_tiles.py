@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -46,6 +46,7 @@ from tvm_deconv.schedules.x86.amx import (
     step_cycles,
 )
 from tvm_deconv.schedules.x86.costs import LAST_CACHE, Costs, costs_of
+from tvm_deconv.schedules.x86.plans import TilePlan
 from tvm_deconv.schedules.x86.ranking import Ranking
 from tvm_deconv.schedules.x86.register_tiles import LATENCY_ACCUMULATORS
 from tvm_deconv.schedules.x86.tiles import (
@@ -54,9 +55,7 @@ from tvm_deconv.schedules.x86.tiles import (
     FEW_TASKS,
     SEVERAL,
     block_count,
-    knobs_of,
     outputs_along,
-    parts_of,
     steps,
     with_filter,
 )
@@ -69,31 +68,10 @@ _ROW_CHOICES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class MatrixPlan:
-    """The knobs of a matrix schedule.
+class MatrixPlan(TilePlan[MatrixTile]):
+    """The knobs of a matrix schedule."""
 
-    If `share_data`, the channel tiles of a block are tasks of their own and share its packed data. If `halves`, vectors
-    are half as wide as the target's.
-    """
-
-    tile: MatrixTile
-    share_data: bool
-    halves: bool = False
-
-    @property
-    def knobs(self) -> dict[str, int]:
-        """The plan as plain integers, as in manifests and logs; see `knobs_of`."""
-        return knobs_of(self.tile, self.share_data, self.halves)
-
-    @staticmethod
-    def from_knobs(knobs: Mapping[str, int]) -> MatrixPlan:
-        """Return the plan with these knobs."""
-        return MatrixPlan(*parts_of(knobs, MatrixTile))
-
-    @staticmethod
-    def of_numbers(share_data: int, halves: int, *tile: int) -> MatrixPlan:
-        """Return the plan of a row of a ranking."""
-        return MatrixPlan(MatrixTile(*tile), bool(share_data), bool(halves))
+    tile_type = MatrixTile
 
     def tasks(self, problem: Problem) -> int:
         """Return the number of independent tasks of a call."""

@@ -7,10 +7,9 @@ caches, filters from beyond these, and the way to the output.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import TypeVar
 
 import numpy as np
 
@@ -21,7 +20,6 @@ from tvm_deconv.compute.direct_layout import (
     transposes_channels,
 )
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS, spans, tiles_of_channels
-from tvm_deconv.compute.matrix_layout import MatrixTile
 from tvm_deconv.compute.phases import AxisPhases, Geometry, axis_rows
 from tvm_deconv.compute.storage import storage_dtype, stores_bytes
 from tvm_deconv.compute.words import Words, tiled
@@ -31,12 +29,11 @@ from tvm_deconv.schedules.x86 import register_channels
 from tvm_deconv.schedules.x86.amx import MATRIX_RATE
 from tvm_deconv.schedules.x86.costs import LAST_CACHE, Costs, costs_of
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
+from tvm_deconv.schedules.x86.plans import TilePlan
 from tvm_deconv.schedules.x86.ranking import Ranking
 from tvm_deconv.schedules.x86.register_tiles import FOLLOWING, LATENCY_ACCUMULATORS, RegisterTile, RegisterTiles
 from tvm_deconv.schedules.x86.stores import LINE, outgrows_caches
 from tvm_deconv.targets import CpuTarget
-
-_AnyTile = TypeVar("_AnyTile")
 
 #: Winograd's largest m and most products, along each of several axes and along one axis alone. Beyond these, rounding
 #: errors exceed the tolerance.
@@ -55,22 +52,6 @@ _WORKSPACE = 1024
 _HIDDEN_STORES = 18
 #: Bytes from one address to the next that competes with it for stores past the caches.
 _PAGE = 2048
-
-
-def knobs_of(tile: Tile | MatrixTile, share_data: bool, halves: bool) -> dict[str, int]:
-    """Return the knobs of a plan of any definition, without those that have their default values."""
-    knobs = {part.name: value for part in fields(tile) if (value := getattr(tile, part.name)) != part.default}
-    return {**knobs, "share_data": int(share_data), **({"halves": 1} if halves else {})}
-
-
-def parts_of(knobs: Mapping[str, int], tile: Callable[..., _AnyTile]) -> tuple[_AnyTile, bool, bool]:
-    """Return the tile of `knobs`, `share_data` and `halves`: the inverse of `knobs_of`.
-
-    Raises KeyError or TypeError if they are not the knobs of a plan with such a `tile`.
-    """
-    numbers = dict(knobs)
-    share_data, halves = bool(numbers.pop("share_data")), bool(numbers.pop("halves", 0))
-    return tile(**numbers), share_data, halves
 
 
 def block_count(geometry: Geometry, block: Sequence[int]) -> int:
@@ -93,31 +74,10 @@ def with_filter(products: Array, fetched: Array, size: Array | int, target: CpuT
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """The knobs of a direct schedule.
+class Plan(TilePlan[Tile]):
+    """The knobs of a direct schedule."""
 
-    If `share_data`, the channel tiles of a block are tasks of their own and share its packed data. If `halves`, vectors
-    are half as wide as the target's.
-    """
-
-    tile: Tile
-    share_data: bool
-    halves: bool = False
-
-    @property
-    def knobs(self) -> dict[str, int]:
-        """The plan as plain integers, as in manifests and logs; see `knobs_of`."""
-        return knobs_of(self.tile, self.share_data, self.halves)
-
-    @staticmethod
-    def from_knobs(knobs: Mapping[str, int]) -> Plan:
-        """Return the plan with these knobs."""
-        return Plan(*parts_of(knobs, Tile))
-
-    @staticmethod
-    def of_numbers(share_data: int, halves: int, *tile: int) -> Plan:
-        """Return the plan of a row of a ranking."""
-        return Plan(Tile(*tile), bool(share_data), bool(halves))
+    tile_type = Tile
 
     def tasks(self, problem: Problem, form: str) -> int:
         """Return the number of independent tasks of a call."""

@@ -52,6 +52,7 @@ from tvm_deconv.compute.indexing import (
     ROWS,
     BlockedData,
     byte_aligned,
+    caller_index,
     ravel,
     split_index,
     within_runs,
@@ -100,12 +101,8 @@ class DirectDefinition:
 
     def caller_index(self, *index: Expr) -> tuple[Expr, ...]:
         """Map an index of the stage ``out``, with a group axis and three spatial axes, to the caller's output."""
-        if self.layout.channels_last:
-            n, *spatial, g, c = index
-        else:
-            n, g, c, *spatial = index
-        channel, place = g * self.layout.geometry.out_channels + c, spatial[3 - self.rank :]
-        return (n, *place, channel) if self.layout.channels_last else (n, channel, *place)
+        last = self.layout.channels_last
+        return caller_index(self.layout.geometry, self.rank, index, channels_inner=last, channels_last=last)
 
 
 def define_direct(

@@ -85,6 +85,20 @@ def split_index(index: Expr, size: int, count: Extent) -> tuple[Expr, Expr]:
     return (index // size, index % size) if several else (tirx.const(0, "int64"), index)
 
 
+def caller_index(
+    geometry: Geometry, rank: int, index: Sequence[Expr], *, channels_inner: bool, channels_last: bool
+) -> tuple[Expr, ...]:
+    """Map an `index` of an output with a group axis and three spatial axes to one of the caller's with `rank` axes.
+
+    It is ``(n, d, h, w, g, c)`` if `channels_inner`, else ``(n, g, c, d, h, w)``. The caller's may have
+    `channels_last`.
+    """
+    n, *others = index
+    *spatial, g, c = others if channels_inner else (*others[2:], *others[:2])
+    channel, place = g * geometry.out_channels + c, spatial[3 - rank :]
+    return (n, *place, channel) if channels_last else (n, channel, *place)
+
+
 def within_runs(phases: Sequence[Expr], runs: Sequence[Run], strides: Sequence[int]) -> tuple[list[Expr], list[Expr]]:
     """Return the number of each axis' phase within its run, and the conditions that all phases are in their runs.
 

@@ -44,6 +44,7 @@ from tvm_deconv.compute.indexing import (
     LEAD,
     BlockedData,
     byte_aligned,
+    caller_index,
     ravel,
     split_index,
     within_runs,
@@ -94,12 +95,10 @@ class MatrixDefinition:
 
     def caller_index(self, *index: Expr) -> tuple[Expr, ...]:
         """Map an index of the stage ``out``, with its own group axis and three spatial axes, to the caller's output."""
-        if self.layout.vectors_are_channels:
-            n, *spatial, g, c = index
-        else:
-            n, g, c, *spatial = index
-        channel, place = g * self.layout.geometry.out_channels + c, spatial[3 - self.rank :]
-        return (n, *place, channel) if self.layout.channels_last else (n, channel, *place)
+        last = self.layout.channels_last
+        return caller_index(
+            self.layout.geometry, self.rank, index, channels_inner=self.layout.vectors_are_channels, channels_last=last
+        )
 
 
 def define_matrix(problem: Problem, tile: MatrixTile, lanes: int, words: Words | None = None) -> MatrixDefinition:
