@@ -122,7 +122,7 @@ class Held(Warpgroups):
         """See Form."""
         return self.phases(self.problem, self.plan.joined)
 
-    @property
+    @cached_property
     def sections(self) -> tuple[Section, ...]:
         """See Form."""
         return _products(self.problem, self.plan.tile_n, self.geometry)

@@ -135,7 +135,7 @@ class Form(abc.ABC):
         self.problem, self.plan, self.dtype, self.threads, self.holders = problem, plan, dtype, threads, threads
         self.lanes = 16 // _BYTES[dtype]
 
-    @property
+    @cached_property
     def sections(self) -> tuple[Section, ...]:
         """The products, those with the most terms first."""
         return sections(self.problem, self.plan.tile_k, self.plan.tile_n, self.geometry)
@@ -396,6 +396,8 @@ _WORD = 4  # bytes
 _HALVES = 2 * BANKS
 #: Sums of a thread whose channels may take divisions, at most.
 _MOST_SUMS = 64
+#: Pitches of lines of sums, and accesses with them, by all that they depend on.
+_WAYS: dict[tuple[Any, ...], tuple[int, list[Access]]] = {}
 #: The relative time of a block that is alone on its multiprocessor: nothing else runs while it waits.
 _ALONE = 1.2
 
@@ -689,7 +691,7 @@ class Rounds:
         pairs = self.section.channels_last and _stored(form, self.section, _HALVES) % 2 == self.together % 2 == 0
         return halves and pairs and not divided
 
-    @property
+    @cached_property
     def dtype(self) -> str:
         """The type of the elements there."""
         return storage_dtype(self.form.problem.output_dtype) if self.rounded else self.form.accumulator
@@ -716,17 +718,33 @@ class Rounds:
         (_, (_, columns), _), *_ = self.form.cells(0)
         return math.gcd(columns, self.inner)
 
-    @property
+    @cached_property
     def read(self) -> int:
         """Sums that a thread takes at a time to the output."""
         return _stored(self.form, self.section, self.columns, 8 if self.rounded else 4)
 
-    @cached_property
+    @property
     def pitch(self) -> int:
         """Elements from one line to the next."""
-        length = self.columns if self.section.channels_last else self.form.plan.tile_m * self.inner
-        each = max(1, _WORD // self.bytes)
-        return each * best_pitch(-(-length // each), _VECTOR, lambda words: self.accesses(each * words))
+        return self._way[0]
+
+    @property
+    def taken(self) -> list[Access]:
+        """The accesses of the first warp."""
+        return self._way[1]
+
+    @cached_property
+    def _way(self) -> tuple[int, list[Access]]:
+        """The pitch and the accesses, which other plans of the same tiles have too."""
+        form, last = self.form, self.section.channels_last
+        parts = form.plan.part_m, form.plan.part_n, form.plan.tile_m, form.plan.tile_n, form.sums, form.sharing_k
+        alike = type(form), parts, self.columns, last, self.inner, self.together, self.read, self.bytes
+        if alike not in _WAYS:
+            length = self.columns if last else form.plan.tile_m * self.inner
+            each = max(1, _WORD // self.bytes)
+            pitch = each * best_pitch(-(-length // each), _VECTOR, lambda words: self.accesses(each * words))
+            _WAYS[alike] = pitch, list(self.accesses(pitch))
+        return _WAYS[alike]
 
     def place(self, row: Index, column: Index, pitch: int | None = None) -> Index:
         """Return the place of a sum."""
@@ -737,27 +755,27 @@ class Rounds:
 
     def accesses(self, pitch: int) -> Iterator[Access]:
         """Yield the accesses of the first warp: what it writes, then what it reads."""
-        lanes = range(32)
+        lanes, together, columns = range(32), self.together, self.columns
         of_lanes = [list(self.form.cells(lane)) for lane in lanes]
-        for group in range(len(of_lanes[0])):
-            rows, columns = of_lanes[0][group][1]
-            for i, j in itertools.product(range(rows), range(0, columns, self.together)):
+        for number, (_, extents, _) in enumerate(of_lanes[0]):
+            for i, j in itertools.product(range(extents[0]), range(0, extents[1], together)):
                 places = []
                 for groups in of_lanes:
-                    start, _, cell = groups[group]
+                    start, _, cell = groups[number]
                     row, column, _ = cell(i, j)
-                    places.append(self.place(row, (start + column) % self.columns, pitch))
-                yield self._words(places, self.together)
-        line = self.columns if self.section.channels_last else self.form.plan.tile_m * self.inner
-        numbers = [lane * self.read for lane in lanes]
-        for _ in range(self.form.sums // self.form.sharing_k // self.read):
-            yield self._words([number // line * pitch + number % line for number in numbers], self.read)
+                    places.append(self.place(row, (start + column) % columns, pitch))
+                yield self._words(places, together)
+        line, read = columns if self.section.channels_last else self.form.plan.tile_m * self.inner, self.read
+        numbers = [lane * read for lane in lanes]
+        taken = self._words([number // line * pitch + number % line for number in numbers], read)
+        yield from itertools.repeat(taken, self.form.sums // self.form.sharing_k // read)
 
     def _words(self, places: list[int], count: int) -> Access:
         """Return the access of so many elements at these places."""
-        if self.bytes >= _WORD:
+        size = self.bytes
+        if size >= _WORD:
             return places, count
-        return [place * self.bytes // _WORD for place in places], count * self.bytes // _WORD
+        return [place * size // _WORD for place in places], count * size // _WORD
 
 
 def _stored(form: Form, section: Section, columns: int, most: int = 8) -> int:
@@ -780,8 +798,7 @@ def accesses(form: Form) -> tuple[list[Access], list[Access]]:
     reads: list[Access] = [
         ([int(place) * size // 4 for place, _ in those], those[0][1] // 4) for those in zip(*lanes, strict=True)
     ]
-    rounds = Rounds.of(form, form.sections[0])
-    return reads, list(rounds.accesses(rounds.pitch))
+    return reads, Rounds.of(form, form.sections[0]).taken
 
 
 def _write(args: Arguments, block: Block, form: Form, memory: Expr, sums: Expr) -> None:
