@@ -1,7 +1,7 @@
 """The algorithms for CUDA devices."""
 
 from tvm_deconv.schedules.contract import AnyAlgorithm
-from tvm_deconv.schedules.cuda import generic, held, held_merged, merged, narrow, product, tensor, wgmma
+from tvm_deconv.schedules.cuda import gathered, generic, held, held_merged, merged, narrow, product, tensor, wgmma
 
 #: In order of preference.
 ALGORITHMS: tuple[AnyAlgorithm, ...] = (
@@ -9,6 +9,7 @@ ALGORITHMS: tuple[AnyAlgorithm, ...] = (
     tensor.ALGORITHM,
     merged.ALGORITHM,
     wgmma.ALGORITHM,
+    gathered.ALGORITHM,
     held.ALGORITHM,
     held_merged.ALGORITHM,
     product.ALGORITHM,

@@ -185,6 +185,11 @@ class Form(abc.ABC):
         """Wavefronts of shared memory for one term of a block's tile, if the `term` does not count them."""
         return 0.0
 
+    @property
+    def ahead(self) -> int:
+        """Tiles of k that are on their way while one is multiplied."""
+        return self.plan.stages - 1
+
     def opening(self, section: Section) -> float:  # noqa: ARG002
         """Return the cost of a block beside its products, in multiply-adds."""
         return 0.0
@@ -336,22 +341,26 @@ class Form(abc.ABC):
         return "shared" if self.memory_bytes <= _DECLARED else "shared.dyn"
 
 
-class Copied(Form):
-    """Tiles come to shared memory by copies of all threads, which then multiply."""
+class Gathered(Form):
+    """Tiles of A come to shared memory by copies of threads."""
 
     @property
     def together(self) -> int:
         """Terms of a row that one thread gathers to registers and stores together, if A is not copied."""
         return 1
 
+    @abc.abstractmethod
+    def a(self, m: Index, k: Index) -> Index:
+        """Return the place of an element of A in its stage."""
+
+
+class Copied(Gathered):
+    """Tiles of B do, too, by all threads, which then multiply."""
+
     @property
     @abc.abstractmethod
     def b_first(self) -> int:
         """The first element of B in a stage."""
-
-    @abc.abstractmethod
-    def a(self, m: Index, k: Index) -> Index:
-        """Return the place of an element of A in its stage."""
 
     @abc.abstractmethod
     def b(self, k: Index, n: Index, part: int = 0) -> Index:
@@ -429,7 +438,7 @@ def cost(form: Form) -> float:
     alike = sum(count * length for count, length in counts) * plan.split / shortest
     waves = -(-blocks // (MULTIPROCESSORS * max(1, form.resident // form.threads)))
     work = MULTIPROCESSORS * max(longest, shortest * math.ceil(alike / MULTIPROCESSORS))
-    arrival = waves * all_sections[0].tiles_k / plan.split / form.sharing_k * _LATENCY / (plan.stages - 1)
+    arrival = waves * all_sections[0].tiles_k / plan.split / form.sharing_k * _LATENCY / form.ahead
     partial = _LAUNCH + _PARTIAL * plan.split * math.prod(problem.output_shape) if plan.split > 1 else 0
     alone = _ALONE if blocks <= MULTIPROCESSORS else 1
     return alone * max(work, arrival) + partial
@@ -550,15 +559,18 @@ def matrix_kernel(form: Form) -> Kernel:
     )
 
 
-class _Gather:
+class Gather:
     """The way of tiles of A to shared memory: `start` one, and `finish` the elements in registers.
 
     If channels are contiguous, neighbouring threads take neighbouring terms, a sector of memory or more, and further
     terms of their few rows; else they take neighbouring rows.
     """
 
-    def __init__(self, args: Arguments, block: Block, form: Copied, memory: Expr, aligned: bool) -> None:
-        plan, thread, threads = form.plan, block.thread, form.threads
+    def __init__(
+        self, args: Arguments, block: Block, form: Gathered, memory: Expr, aligned: bool, threads: int
+    ) -> None:
+        """Take the number of threads; `block.thread` is that of each among these."""
+        plan, thread = form.plan, block.thread
         self.args, self.form, self.memory = args, form, memory
         size = _BYTES[form.dtype]
         copied, again, zero = form.wide * size, math.prod(block.section.taps) > 1, args.zero_point
@@ -618,7 +630,7 @@ def _sum(
 ) -> None:
     """Leave the thread's sums of the block's tile in `sums`: stages go round, one barrier for each tile of k."""
     plan, section, thread = form.plan, block.section, block.thread
-    gather = _Gather(args, block, form, memory, aligned)
+    gather = Gather(args, block, form, memory, aligned, form.threads)
     first, count = parts_of(section, plan.split, block.part)
     ahead = plan.stages - 1
     vectors = plan.tile_k * plan.tile_n // form.lanes

@@ -68,16 +68,14 @@ from tvm_deconv.schedules.cuda.warp import (
 )
 from tvm_deconv.targets import CudaTarget
 
-_LINE, _LEAST = (
-    128,
-    16,
-)  # bytes of a line of terms, which are those of a tile; and of what strides of the data are multiples
+_LINE = 128  # bytes of a line of terms, which are those of a tile
+_LEAST = 16  # bytes of which strides of the data are multiples
 _TERMS, _ROWS = 32, 64  # of one wgmma, the former in bytes
 _GROUP = 128  # threads of a warpgroup
 _BARRIER = 8  # bytes
 _EIGHT = 8  # columns of a warpgroup's sums that lie side by side
 _FOUR = 4  # sums that a thread takes at a time from other blocks
-_MOST_POSITIONS = 1 << 31
+MOST_POSITIONS = 1 << 31
 MOST_SHARED, BARRIERS = 227 << 10, 1 << 10
 _COLUMNS = (256, 128, 64, 32)
 _STAGES = (3, 4, 6)
@@ -107,11 +105,13 @@ class Warpgroups(Form):
 
     algorithm = "cuda_wgmma"
     most_columns, most_stages = 64, 6
+    #: Threads that only load, and shared memory of a multiprocessor that blocks may have.
+    loading, most_shared = 32, MOST_SHARED
 
     plan: ClusterPlan
 
     def __init__(self, problem: Problem, plan: ClusterPlan) -> None:
-        super().__init__(problem, plan, storage_dtype(problem.dtype), _GROUP * plan.parts + 32)
+        super().__init__(problem, plan, storage_dtype(problem.dtype), _GROUP * plan.parts + self.loading)
         self.holders = _GROUP * plan.parts
         self.rows, self.columns = self.cluster = plan.cluster_m, plan.cluster_n
         assert sorted((plan.turns_m, plan.turns_n, plan.cluster_k))[1] == 1
@@ -203,7 +203,7 @@ class Warpgroups(Form):
     @property
     def resident(self) -> int:
         """See Form."""
-        blocks = min(super().resident // self.threads, MOST_SHARED // (self.memory_bytes + BARRIERS))
+        blocks = min(super().resident // self.threads, self.most_shared // (self.memory_bytes + BARRIERS))
         return max(1, blocks) * self.threads
 
     @property
@@ -215,7 +215,7 @@ class Warpgroups(Form):
     def fits(self) -> bool:
         """See Form."""
         kept = self.plan.tile_m * self.plan.tile_n * 4 if self.sharing_k > 1 else 0
-        return self.memory_elements * (16 // self.lanes) <= MOST_SHARED and kept <= self.memory_bytes
+        return self.memory_elements * (16 // self.lanes) <= self.most_shared and kept <= self.memory_bytes
 
     @property
     def shares(self) -> bool:
@@ -698,7 +698,7 @@ def _extents(problem: Problem, section: Section) -> Extents:
 
 def _one_tap(section: Section) -> bool:
     """Return True if there are as many positions as data, each of which reads one tap, at the same place."""
-    same = section.extents[1:] == section.geometry.data and section.m < _MOST_POSITIONS
+    same = section.extents[1:] == section.geometry.data and section.m < MOST_POSITIONS
     return same and all(run.taps == 1 and run.x0 == 0 for run in section.runs)
 
 
@@ -707,49 +707,54 @@ def supports(problem: Problem, target: CudaTarget) -> bool:
     supported = multiplied_type(problem) in ("float16", "bfloat16", "tf32")
     if not on_hopper(target) or problem.batch == 0 or not supported:
         return False
-    return (problem.groups == 1 or problem.in_channels % _line(problem) == 0) and bool(_choices(problem))
+    return (problem.groups == 1 or problem.in_channels % line_of(problem) == 0) and bool(_choices(problem))
 
 
-def _line(problem: Problem) -> int:
+def line_of(problem: Problem) -> int:
     """Return the elements of a line, which are the terms of a tile."""
     return _LINE // element_bytes(problem.dtype)
 
 
 def _choices(problem: Problem) -> list[int]:
-    """Return the numbers of last axes along which phases are joined to few products of many columns and whole lines.
-
-    TMA can load from the data.
-    """
+    """Return what `few_products` does of products for which TMA can load from the data."""
 
     def loads(section: Section) -> bool:
         positions = _extents(problem, section)[-1] if _one_tap(section) else problem.data_spatial[-1]
         fastest = problem.in_channels if problem.data_format == "NXC" else positions
         return fastest % (_LEAST // element_bytes(problem.dtype)) == 0
 
-    def suits(products: Sequence[Section]) -> bool:
-        return (
-            1 <= len(products) <= 8
-            and all(map(loads, products))
-            and all(section.alike for section in products)
-            and max(section.n for section in products) >= _COLUMNS[-1]
-        )
+    return few_products(problem, _COLUMNS[-1], loads)
 
-    return [
-        axes
-        for axes in choices(problem)
-        if suits(sections(problem, _line(problem), _COLUMNS[-1], joined(problem, axes)))
-    ]
+
+def few_products(problem: Problem, columns: int, suits: Callable[[Section], bool]) -> list[int]:
+    """Return the numbers of last axes along which phases are joined to few products of whole lines, all of which suit.
+
+    One has so many `columns` at least.
+    """
+    found = []
+    for axes in choices(problem):
+        products = sections(problem, line_of(problem), columns, joined(problem, axes))
+        whole = all(section.alike and suits(section) for section in products)
+        if whole and 1 <= len(products) <= 8 and max(section.n for section in products) >= columns:
+            found.append(axes)
+    return found
+
+
+def with_registers(problem: Problem, columns: Sequence[int]) -> Sequence[int]:
+    """Return those columns of tiles, the most first, whose sums leave a thread registers.
+
+    With 128 sums it has none for what is rounded, and with 64 none for what is split and its own sums.
+    """
+    return columns[("ieee", "tf32", "tf32x3").index(problem.precision) :]
 
 
 def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, ClusterPlan]]:  # noqa: ARG001
     """Return the plans worth measuring with their costs, the cheapest first."""
-    # With 128 sums a thread has no registers for what is rounded, and with 64 none for what is split and its own sums.
-    most = _COLUMNS[("ieee", "tf32", "tf32x3").index(problem.precision) :]
     found = []
     for axes, rows, columns, stages, cluster in itertools.product(
-        _choices(problem), (128, 64), most, _STAGES, _CLUSTERS
+        _choices(problem), (128, 64), with_registers(problem, _COLUMNS), _STAGES, _CLUSTERS
     ):
-        plan = ClusterPlan(rows, columns, _line(problem), _ROWS, columns, stages, 1, axes, *cluster)
+        plan = ClusterPlan(rows, columns, line_of(problem), _ROWS, columns, stages, 1, axes, *cluster)
         alone = Warpgroups(problem, plan)
         turned = [replace(plan, turns_m=turns) for turns in turns_of_rows(alone)]
         others = (Warpgroups(problem, one) for one in (*turned, *sharing_terms(alone)))

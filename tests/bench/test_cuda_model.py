@@ -102,6 +102,25 @@ def test_data_that_are_held_come_once_for_all_taps(model):
     assert held < 0.6 * loaded
 
 
+def test_what_threads_copy_is_found_in_the_nearest_cache(model):
+    """Of several taps: less of the level-2 cache than by TMA, and more of shared memory and instructions."""
+    problem = LARGE.replace(dtype="float32", precision="tf32x3", kernel=(4, 4), pads_begin=(1, 1))
+    plan = model.wgmma.ClusterPlan(128, 64, 32, 64, 64, 4)
+    clocks = []
+    for name in ("cuda_wgmma", "cuda_gathered"):
+        form = model.form_of(problem, plan, name)
+        clocks.append(model.clocks_of_tile(form, form.sections[0], model.accesses(form)[0], 1))
+    loaded, copied = clocks
+    assert copied["level-2 cache"] < 0.8 * loaded["level-2 cache"]
+    assert copied["shared memory"] == loaded["shared memory"] + 128 * 32 * 4 / model.WAVEFRONT
+    assert copied["instructions"] > loaded["instructions"] + 128 * 32 / 32 * model.COPIED / model.ISSUED
+    assert form.ahead == plan.stages - 2
+    # Plans leave room for that cache.
+    plans = [found for _, found in model.gathered.ALGORITHM.candidates(problem, model.HOPPER)]
+    assert plans
+    assert max(model.form_of(problem, one, "cuda_gathered").memory_bytes for one in plans) < 196 << 10
+
+
 def test_elements_come_later_than_boxes(model):
     """A block whose threads copy the data begins later than one whose data TMA loads."""
     problem = SMALL.replace(data_format="NXC", in_channels=24, kernel=(4, 4), pads_begin=(1, 1))

@@ -22,6 +22,7 @@ from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.cuda import emit
 from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
 from tvm_deconv.schedules.cuda.blocks import sectors
+from tvm_deconv.schedules.cuda.gathered import GatheredGroups
 from tvm_deconv.schedules.cuda.held import Held
 from tvm_deconv.schedules.cuda.lower import source
 from tvm_deconv.schedules.cuda.merged import Merged
@@ -149,6 +150,21 @@ EXAMPLES = {
         td.Problem(1, 1, 44, 40, (5, 9), (4, 3), (2, 2), (1, 1), (1, 2), (9, 14), "float32", "NXC", precision="tf32x3"),
         td.Problem(2, 2, 32, 40, (3, 12), (3, 3), (2, 1), (1, 2), (1, 0), (6, 16), precision="tf32x3"),
     ],
+    "cuda_gathered": [
+        # Pairs and fours of channels that fill no line, odd extents, phases with different taps, cropped ends.
+        td.Problem(2, 1, 58, 40, (5, 7), (4, 3), (2, 2), (1, 1), (1, 1), (10, 13), "float16", "NXC"),
+        td.Problem(1, 2, 60, 12, (9, 7), (3, 5), (2, 2), (2, 1), (3, 0), (14, 15), "bfloat16", "NXC"),
+        # A prime number of channels, single elements; groups; strides beyond the kernel; three axes.
+        td.Problem(3, 1, 37, 17, (5, 7), (2, 3), (2, 3), (1, 1), (0, 0), (10, 21), precision="tf32"),
+        td.Problem(1, 2, 59, 40, (3, 5), (2, 2), (3, 2), (1, 1), (1, 0), (7, 10), precision="tf32x3"),
+        td.Problem(
+            3, 1, 31, 20, (5, 3, 3), (2, 1, 2), (2, 1, 2), *[(1, 1, 1), (0, 0, 1), (10, 3, 5)], precision="tf32x3"
+        ),
+        # Channels last, by 4, 8 and 16 bytes.
+        td.Problem(1, 1, 61, 40, (5, 9), (4, 3), (2, 2), (1, 1), (1, 2), (9, 14), "float32", "NXC", precision="tf32x3"),
+        td.Problem(1, 1, 62, 40, (5, 9), (4, 3), (2, 2), (1, 1), (1, 2), (9, 14), "float32", "NXC", precision="tf32"),
+        td.Problem(1, 1, 64, 9, (7, 9), (3, 4), (2, 2), (1, 1), (1, 2), (12, 15), "float32", "NXC", precision="tf32x3"),
+    ],
     "cuda_held": [
         # Three boxes by turns, channels that fill no line, phases with different taps.
         td.Problem(2, 1, 136, 40, (5, 7), (2, 3), (1, 2), (1, 1), (0, 1), (6, 13), "bfloat16", "NXC"),
@@ -204,6 +220,11 @@ def lines_of_any(problem):
     return st.sampled_from([with_lines(problem), with_rows_of_lines(problem)])
 
 
+def gathered_channels(problem):
+    """An even number of channels, last, that nearly fill a line."""
+    return problem.replace(in_channels=58, out_channels=9, data_format="NXC")
+
+
 def held_channels(problem):
     """Channels last: in whole lines of 16 and 64, padded ones, and odd ones that no load of a box brings."""
     return st.sampled_from([16, 21, 56, 130 // problem.groups // 2 * 2]).map(
@@ -229,6 +250,14 @@ SPACES = {
             problems(dtypes=["float16", "bfloat16"]).flatmap(lines_of_any),
             problems(dtypes=["float32"]).map(as_tf32).flatmap(lines_of_any),
             problems(dtypes=["float32"]).map(as_tf32x3).flatmap(lines_of_any),
+        ),
+        2,
+    ),
+    "cuda_gathered": (
+        st.one_of(
+            problems(dtypes=["float16", "bfloat16"]).map(gathered_channels),
+            problems(dtypes=["float32"]).map(lambda problem: as_tf32(problem).replace(in_channels=29)),
+            problems(dtypes=["float32"]).map(lambda problem: as_tf32x3(problem).replace(in_channels=31)),
         ),
         2,
     ),
@@ -579,6 +608,24 @@ SHARING_MISTAKES = {
     "a part that is left out": (r"\((_ptr_2\[\d\]) \+ _ptr_2\[\d\]\)", r"\1"),
     "a part that comes twice": (r"(tvm_deconv_take\([^;]*), 1\);", r"\1, 0);"),
 }
+#: Of A that threads copy.
+GATHERING_MISTAKES = {
+    "no arrival of readers": (r"tvm_deconv_arrive\(.*\);(?=\s*\}\s*\}\s*tvm_deconv_wgmma_wait0)", ""),
+    "no wait for stages that are full": HOPPER_MISTAKES["no wait for stages that are full"],
+    "no wait for stages that are empty": (r"tvm_deconv_wait_phase\(.*\);(?=\s*if \(thread == 128\))", ""),
+    "stages that are told before copies are there": (r"(?<=  )tvm_deconv_wait2\(\);", ""),
+    "stages that are told one tile too early": (r"(?<=  )tvm_deconv_wait2\(\);", "tvm_deconv_wait3();"),
+    "last stages that are told before copies are there": (r"(?<=  )tvm_deconv_wait0\(\);(?=\s*tvm_deconv_pub)", ""),
+    "last stages that nobody tells": (r"(?<=  )tvm_deconv_wait0\(\);\s*tvm_deconv_publish\(\);[^;]*;", ""),
+    "another stage": (r"(v_\d+) \+ 2(?=\) & 3\) \* 4\) \+ 24576)", r"\1 + 3"),
+    "copies that nobody publishes": (r"(?<=  )tvm_deconv_publish\(\);(?=[^;]*_ptr\[\()", ""),
+    "last copies that nobody publishes": (r"(?<=  )tvm_deconv_publish\(\);(?=[^;]*_ptr\[\d)", ""),
+    "a barrier for too few": (r"(tvm_deconv_init\(.*), 129\);", r"\1, 128);"),
+    "no borders": (r"(tvm_deconv_copy4_again\(.*) && \(\(_ptr_4\[\d+\] .*\);", r"\1));"),
+    "channels beyond the last": (r"(tvm_deconv_copy4_again\(.*, \()\(.* < \d+\) && ", r"\1"),
+    "a swizzle that copies lack": (r"\^ \(\(\(\(\(thread & 15\).*?\* 8\)\)(?=\))", "^ 0"),
+    "the tap of the tile before": (r"- \(\(v_(\d+) % 3\) \* 536\)", r"- (((v_\1 + 2) % 3) * 536)"),
+}
 HOPPER_PRODUCT = td.Problem(1, 1, 64, 32, (8, 4), (3, 2), (1, 2), (1, 1), (0, 0), (10, 8), "float16", "NXC")
 #: Mistakes, and the family, problem and plan of the kernel that has them.
 MISTAKEN = {
@@ -600,6 +647,12 @@ MISTAKEN = {
         "cuda_wgmma",
         HOPPER_PRODUCT.replace(in_channels=136, data_spatial=(20, 7), kernel=(2, 2), output_spatial=(21, 14)),
         ClusterPlan(64, 32, 64, 64, 32, 4, turns_m=2),
+    ),
+    "gathered": (
+        GATHERING_MISTAKES,
+        "cuda_gathered",
+        HOPPER_PRODUCT.replace(in_channels=134, pads_begin=(1, 0), output_spatial=(8, 8)),
+        ClusterPlan(64, 32, 64, 64, 32, 4),
     ),
     "shared terms": (
         SHARING_MISTAKES,
@@ -676,6 +729,28 @@ def test_blocks_of_clusters_share_their_loads(tmp_path):
     batch = Batch(given, tmp_path, "clusters", FAMILIES["cuda_wgmma"], plans)
     for number in range(len(plans)):
         check(batch, number, offset=number % 2)
+
+
+def test_a_warpgroup_gathers_what_others_multiply(tmp_path):
+    """In clusters beyond the last tiles, some whole; fewer tiles of k than stages; shared terms; at any address."""
+    last = td.Problem(2, 1, 58, 40, (11, 7), (4, 3), (2, 2), (1, 1), (1, 1), (22, 13), "float16", "NXC")
+    second = last.replace(dtype="float32", data_format="NCX", precision="tf32x3", in_channels=37)
+    whole = td.Problem(3, 1, 58, 24, (8, 8), (2, 2), (2, 2), (1, 1), (0, 0), (16, 16), "bfloat16", "NXC")
+    plan, single = ClusterPlan(64, 32, 64, 64, 32, 4), ClusterPlan(64, 32, 32, 64, 32, 3)
+    chosen = [
+        (last, replace(plan, cluster_m=4)),
+        (whole, replace(plan, cluster_m=2, stages=6)),
+        (last.replace(in_channels=254), replace(plan, cluster_m=2, cluster_k=4)),
+        (second, replace(single, cluster_m=2)),
+        (second.replace(in_channels=125), replace(single, cluster_k=2)),
+        (second.replace(precision="tf32", out_channels=3), ClusterPlan(128, 16, 32, 64, 16, 3, joined=2)),
+    ]
+    assert GatheredGroups(*chosen[1]).launched > 9  # blocks than tiles
+    given, plans = zip(*chosen, strict=True)
+    batch = Batch(given, tmp_path, "gathered", FAMILIES["cuda_gathered"], plans)
+    for number in range(len(plans)):
+        for offset in range(2 if given[number].data_format == "NXC" else 1):
+            check(batch, number, offset=offset)
 
 
 def test_blocks_have_several_tiles_of_rows(tmp_path):

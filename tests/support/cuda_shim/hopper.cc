@@ -15,7 +15,14 @@ struct ShimBarrier {
   std::vector<std::pair<size_t, std::function<void()>>> loads;
 };
 static std::map<const void*, ShimBarrier> shim_barriers;
-void shim_forget_barriers() { shim_barriers.clear(); }
+// Words in shared memory that copies of threads brought, which wgmma does not see yet.
+static std::unordered_set<const void*> shim_unpublished;
+void shim_forget_barriers() { shim_barriers.clear(), shim_unpublished.clear(); }
+void shim_arrived(const ShimCopy& copy) {
+  if (shim_barriers.empty()) return;
+  shim_fiber().arrived.push_back(copy);
+  for (unsigned at = 0; at < copy.size; at += 4) shim_unpublished.insert((char*)copy.to + at);
+}
 
 static ShimBarrier& shim_barrier(const void* at) {
   if (!shim_barriers.count(at)) shim_fail("a barrier that was not made"), shim_barriers[at] = {1, 1, 0, 0, {}};
@@ -54,7 +61,12 @@ void tvm_deconv_wait_phase(void* at, int parity) {
   shim_fiber().until = [=] { return shim_passed(at, parity); };
   shim_yield();
 }
-void tvm_deconv_publish() {}
+// A thread's copies that have arrived.
+void tvm_deconv_publish() {
+  for (const ShimCopy& copy : shim_fiber().arrived)
+    for (unsigned at = 0; at < copy.size; at += 4) shim_unpublished.erase((char*)copy.to + at);
+  shim_fiber().arrived.clear();
+}
 
 // What is at the place of `at` in the memory of another block of the cluster.
 static char* shim_in(unsigned block, const void* at) {
@@ -136,8 +148,19 @@ template <typename Bits> Bits ShimOperand::element(unsigned line, unsigned k) co
   if (transposed) place = line / wide * along + line % wide * 2 + k / 8 * across + k % 8 * wide * 2;
   else if (swizzle != 3) shim_fail("lines with another swizzle");
   Bits bits;
-  std::memcpy(&bits, shim_generic(shim_swizzled(at + place, swizzle)), sizeof bits);
+  const char* from = shim_generic(shim_swizzled(at + place, swizzle));
+  if (!shim_unpublished.empty() && shim_unpublished.count(from - (uintptr_t)from % 4)) shim_fail("what nobody has published");
+  std::memcpy(&bits, from, sizeof bits);
   return bits;
+}
+
+// What a thread sees of an operand, each `step`th line from `first` on. Products read operands at any time until they are
+// waited for: here at last, and so what is there at first must be the same.
+template <typename Bits> static size_t shim_seen(const ShimOperand& operand, int first, int step, int lines) {
+  size_t seen = 0;
+  for (int line = first; line < lines; line += step)
+    for (unsigned k = 0; k < 32 / sizeof(Bits); ++k) seen = seen * 31 + operand.element<Bits>(line, k);
+  return seen;
 }
 
 // m64nNk16: a warp has 16 rows.
@@ -145,11 +168,15 @@ static void shim_wgmma(float* c, ShimOperand a, const void* lines, int columns, 
   ShimFiber& fiber = shim_fiber();
   if (!fiber.fenced) shim_fail("a product without a fence");
   ShimOperand b = shim_operand(lines, 1, 64, 1, false);
-  int warp = shim_current / 32 % 4, lane = shim_current % 32;
-  fiber.products.back().push_back([=] {
+  int warp = shim_current / 32 % 4, lane = shim_current % 32, first = 16 * warp + lane / 4;
+  auto seen = [=] {
+    return shim_seen<unsigned short>(a, first, 8, first + 16) * 31 + shim_seen<unsigned short>(b, lane, 32, columns);
+  };
+  fiber.products.back().push_back([=, before = seen()] {
+    if (seen() != before) shim_fail("an operand that changes while a product reads it");
     float rows[2][16];
     for (int half = 0; half < 2; ++half)
-      for (int k = 0; k < 16; ++k) rows[half][k] = number(a.element<unsigned short>(16 * warp + lane / 4 + half * 8, k));
+      for (int k = 0; k < 16; ++k) rows[half][k] = number(a.element<unsigned short>(first + half * 8, k));
     for (int i = 0; i < columns / 2; ++i) {
       int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
       for (int k = 0; k < 16; ++k) c[i] += rows[i / 2 % 2][k] * number(b.element<unsigned short>(column, k));
@@ -175,8 +202,9 @@ static void shim_wgmma_of_registers(float* c, const void* registers, const void*
   const ShimShown* shown = shim_show(mine);
   std::vector<ShimShown> warp(shown, shown + 32);
   int lane = shim_current % 32;
-  fiber.products.back().push_back([=] {
+  fiber.products.back().push_back([=, before = shim_seen<unsigned>(b, lane, 32, columns)] {
     if (std::memcmp(a, mine.a, sizeof mine.a)) shim_fail("registers that change while a product reads them");
+    if (shim_seen<unsigned>(b, lane, 32, columns) != before) shim_fail("an operand that changes while a product reads it");
     for (int i = 0; i < columns / 2; ++i) {
       int half = i / 2 % 2, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
       unsigned row[8];
@@ -201,6 +229,7 @@ static void shim_wgmma_tf32(float* c, const void* registers, const void* lines, 
   void tvm_deconv_wgmma_tf32_n##columns##_first(float* c, const void* registers, const void* b) { \
     shim_wgmma_tf32(c, registers, b, columns, true); \
   }
+SHIM_WGMMA_TF32(16)
 SHIM_WGMMA_TF32(32)
 SHIM_WGMMA_TF32(64)
 SHIM_WGMMA_TF32(128)

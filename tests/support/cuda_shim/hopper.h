@@ -30,12 +30,13 @@ void tvm_deconv_wgmma_wait2();
 #define SHIM_WGMMAS_OF(columns) \
   SHIM_WGMMA(f16, columns, , false) SHIM_WGMMA(f16, columns, _rows, true) \
   SHIM_WGMMA(bf16, columns, , false) SHIM_WGMMA(bf16, columns, _rows, true)
-#define SHIM_WGMMAS SHIM_WGMMAS_OF(32) SHIM_WGMMAS_OF(64) SHIM_WGMMAS_OF(128) SHIM_WGMMAS_OF(256)
+#define SHIM_WGMMAS SHIM_WGMMAS_OF(16) SHIM_WGMMAS_OF(32) SHIM_WGMMAS_OF(64) SHIM_WGMMAS_OF(128) SHIM_WGMMAS_OF(256)
 SHIM_WGMMAS
 #undef SHIM_WGMMA
 #define SHIM_WGMMA_TF32(columns) \
   void tvm_deconv_wgmma_tf32_n##columns(float* c, const void* registers, const void* b); \
   void tvm_deconv_wgmma_tf32_n##columns##_first(float* c, const void* registers, const void* b);
+SHIM_WGMMA_TF32(16)
 SHIM_WGMMA_TF32(32)
 SHIM_WGMMA_TF32(64)
 SHIM_WGMMA_TF32(128)

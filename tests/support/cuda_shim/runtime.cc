@@ -104,6 +104,7 @@ static void shim_begin(unsigned number) {
   fiber.products.assign(1, {});
   fiber.operations = 0;
   fiber.copies.assign(1, {});
+  fiber.arrived.clear();
   makecontext(&fiber.context, shim_entry, 0);
 }
 

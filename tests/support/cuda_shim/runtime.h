@@ -6,6 +6,7 @@
 #include <map>
 #include <setjmp.h>
 #include <ucontext.h>
+#include <unordered_set>
 #include <vector>
 
 inline void shim_fail(const char* what) { if (!shim_failure) shim_failure = what; }
@@ -19,6 +20,7 @@ struct ShimFiber {
   bool began, done, waits, fenced;
   unsigned operations;
   std::deque<std::vector<ShimCopy>> copies;
+  std::vector<ShimCopy> arrived;  // and are not published
   std::deque<ShimProducts> products;
   std::function<bool()> until;  // what it waits for, besides barriers of the block
 };
@@ -28,6 +30,7 @@ extern ShimFiber* shim_running;
 inline ShimFiber& shim_fiber() { return *shim_running; }
 void shim_yield();
 void shim_forget_barriers();
+void shim_arrived(const ShimCopy& copy);
 void shim_meet();
 bool shim_ended(unsigned block);
 float shim_f16(unsigned short bits);

@@ -167,8 +167,11 @@ static void shim_wait(size_t left) {
     for (const ShimCopy& copy : groups.front()) {
       if (copy.from) std::memcpy(copy.to, copy.from, copy.size);
       else std::memset(copy.to, 0, copy.size);
+      shim_arrived(copy);
     }
 }
 void tvm_deconv_wait0() { shim_wait(0); }
 void tvm_deconv_wait1() { shim_wait(1); }
 void tvm_deconv_wait2() { shim_wait(2); }
+void tvm_deconv_wait3() { shim_wait(3); }
+void tvm_deconv_wait4() { shim_wait(4); }

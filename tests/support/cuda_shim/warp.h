@@ -30,4 +30,6 @@ void tvm_deconv_commit();
 void tvm_deconv_wait0();
 void tvm_deconv_wait1();
 void tvm_deconv_wait2();
+void tvm_deconv_wait3();
+void tvm_deconv_wait4();
 #pragma GCC visibility pop
