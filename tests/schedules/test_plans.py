@@ -428,6 +428,18 @@ def test_rows_of_dilated_taps_are_transformed_where_an_end_is_known():
         named("winograd_rows").build(problem, target, named("winograd_rows").read(rows))
 
 
+def test_rows_are_transformed_for_all_taps_at_once():
+    target, problem = (
+        CPU_TARGETS["x86-64-v3"],
+        td.Problem(1, 1, 8, 3, (16, 16), (8, 8), (2, 2), (1, 1), (3, 3), (32, 32)),
+    )
+    algorithm = named("winograd_rows")
+    knobs = algorithm.candidates(problem, target)[0][1].knobs
+    assert algorithm.build(problem, target, algorithm.read(knobs | {"outputs_h": 4}))
+    with pytest.raises(ValueError, match="outputs=5: must be at most 4 along an axis with 4 taps"):
+        algorithm.build(problem, target, algorithm.read(knobs | {"outputs_h": 5}))
+
+
 def test_rows_have_products_to_save_only_along_outer_axes():
     algorithm, target = named("winograd_rows"), CPU_TARGETS["x86-64-v3"]
     plane = td.Problem(1, 1, 8, 3, (16, 16), (4, 4), (2, 2), (1, 1), (1, 1), (32, 32))

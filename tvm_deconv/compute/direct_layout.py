@@ -17,6 +17,7 @@ from tvm_deconv.compute.extents import End, Extent, Extents, at_most
 from tvm_deconv.compute.indexing import GROUPS, INPUTS, ROWS, spans, tiles_of_channels
 from tvm_deconv.compute.phases import AxisPhases, AxisRows, Geometry, Run, axis_rows
 from tvm_deconv.compute.storage import sum_dtype
+from tvm_deconv.compute.winograd import MAX_PRODUCTS
 from tvm_deconv.compute.words import Words
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
@@ -306,6 +307,11 @@ class DirectLayout:
         for axis, outputs in zip(geometry.axes, tile.outputs, strict=True):
             if outputs > 1 and axis.step > 1:
                 raise ValueError(f"outputs={outputs}: must be 1 along an axis with dilated taps")
+            taps = max((run.taps for run in axis.runs), default=1)
+            if outputs > 1 and outputs + taps - 1 > MAX_PRODUCTS:
+                # Pieces of taps are not for sums of whole rows.
+                most = max(MAX_PRODUCTS + 1 - taps, 1)
+                raise ValueError(f"outputs={outputs}: must be at most {most} along an axis with {taps} taps")
         if tile.part and (form != GROUPS or tile.part % lanes or tile.channels % tile.part):
             raise ValueError(f"part={tile.part}: must be whole vectors, and of groups a divisor of channels, or 0")
         packed = block_extents(geometry, tile)
