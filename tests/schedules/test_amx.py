@@ -26,7 +26,7 @@ TARGET, BF16 = CPU_TARGETS["x86-64-v4-amx"], CPU_TARGETS["x86-64-v4-bf16"]
 runs_bf16 = pytest.mark.skipif(not BF16.features <= detect_host().features, reason="this CPU has no AVX-512 BF16")
 LAYOUTS = ("NCX", "NXC")
 layouts = pytest.mark.parametrize("data_format", LAYOUTS)
-#: Odd channels, groups, one tap, several products, three axes, few positions, several images, cropped edges.
+#: Odd channels, groups, one tap, several products, three axes, few positions, several images, cropped edges, many taps.
 SHAPES = {
     "odd channels": ((2, 1, 7, 20, (5, 6), (4, 4), (2, 2), (1, 1), (1, 1), (10, 12)), {}),
     "groups": ((1, 3, 5, 9, (11,), (5,), (3,), (1,), (1,), (33,)), {}),
@@ -40,6 +40,7 @@ SHAPES = {
         (1, 1, 64, 20, (5, 6), (4, 4), (2, 2), (1, 1), (1, 1), (10, 12)),
         {"epilogue": td.Epilogue(True, "relu")},
     ),
+    "many taps": ((1, 1, 40, 32, (17,), (25,), (4,), (1,), (11,), (68,)), {}),
 }
 TYPES = ("bfloat16", "int8", "uint8", "float16")
 #: The types of data, filter and output of quantized problems.
