@@ -216,12 +216,12 @@ class Form(abc.ABC):
         memory: Expr,
         sums: Expr,
         registers: Sequence[Expr],
-        write: Callable[[Block], None],
+        output: Output,
     ) -> None:
-        """Compute the block's tile and have `write` bring it to the output; each of its tiles, if there are `turns`."""
+        """Compute the block's tile and `write` it to the output; each of its tiles, if there are `turns`."""
         self.clear(args, block, sums)
         self.accumulate(args, block, begun, memory, sums, registers)
-        write(block)
+        output.write(block)
 
     def box(self, section: Section) -> Box | None:  # noqa: ARG002
         """Return the box that the rows of a tile are, if they are not the next in order."""
@@ -535,10 +535,7 @@ def matrix_kernel(form: Form) -> Kernel:
             begun = form.begin(args, aligned)
 
             def body(block: Block, memory: Expr, rounds: Expr, sums: Expr, *registers: Expr) -> None:
-                def write(tile: Block) -> None:
-                    _write(args, tile, form, rounds, sums)
-
-                form.compute(args, block, begun, memory, sums, registers, write)
+                form.compute(args, block, begun, memory, sums, registers, Output(args, form, rounds, sums))
 
             extents = plan.tile_m, form.turns, (form.sharing_k, *form.cluster)
             each_block(all_sections, extents, form.box, form.threads, plan.split, allocate, body)
@@ -813,51 +810,76 @@ def accesses(form: Form) -> tuple[list[Access], list[Access]]:
     return reads, Rounds.of(form, form.sections[0]).taken
 
 
-def _write(args: Arguments, block: Block, form: Form, memory: Expr, sums: Expr) -> None:
-    """Bring the sums to the output, some columns at a time, through shared memory: in the order of the output."""
-    plan, problem = form.plan, form.problem
-    rounds = Rounds.of(form, block.section)
-    holds = [block.thread < form.holders] if form.holders < form.threads else []
-    if rounds.rounded:
-        elements = int(memory.shape[0]) * _BYTES[form.accumulator] // rounds.bytes
-        memory = build.decl_buffer([elements], rounds.dtype, data=memory.data, scope=form.scope, layout=None)
+class Output:
+    """The way of a block's sums to the output, some columns at a time, through shared memory: in the output's order.
 
-    def value(row: Index, column: Index) -> Expr:
-        return memory[rounds.place(row, column)]
+    Those threads `bring` sums there that have them; others may `store` them.
+    """
 
-    def bring(column: Index, number: Index, place: Index) -> None:
-        """Bring a thread's sums of neighbouring columns to shared memory."""
-        values, first = sums, number
-        if rounds.rounded:
-            channel, _ = block.section.column(block.tile_n * block.section.tile_n + block.column + column)
-            channel = block.group * block.section.geometry.out_channels + channel
-            values, first = args.finished(channel, [sums[number + lane] for lane in range(rounds.together)]), 0
-        with build.vectorized(rounds.together) if rounds.together > 1 else nullcontext(0) as lane:
-            build.buffer_store(memory, values[first + lane], [place + lane])
+    def __init__(self, args: Arguments, form: Form, memory: Expr, sums: Expr) -> None:
+        """Take the memory, an array of accumulators, and a thread's sums."""
+        self.args, self.form, self.memory, self.sums = args, form, memory, sums
 
-    for first in range(0, form.written, rounds.columns):
-        if first:
+    def write(self, block: Block) -> None:
+        """Bring all sums of a block to the output, once its shared memory is free."""
+        form, rounds = self.form, Rounds.of(self.form, block.section)
+        holds = [block.thread < form.holders] if form.holders < form.threads else []
+        for first in range(0, form.written, rounds.columns):
+            if first:
+                barrier()
+            self.bring(block, rounds, first, holds)
             barrier()
+            forget(block.thread)
+            self.store(block, rounds, first, form.threads)
+
+    def _place(self, rounds: Rounds) -> Expr:
+        """Return the memory as an array of what lies there."""
+        if not rounds.rounded:
+            return self.memory
+        elements = int(self.memory.shape[0]) * _BYTES[self.form.accumulator] // rounds.bytes
+        data = self.memory.data
+        return build.decl_buffer([elements], rounds.dtype, data=data, scope=self.form.scope, layout=None)
+
+    def bring(self, block: Block, rounds: Rounds, first: int, holds: Sequence[Expr], begin: int = 0) -> None:
+        """Bring the thread's sums of a round, whose columns are from `first` on, to shared memory from `begin` on."""
+        args, form, memory = self.args, self.form, self._place(rounds)
+
+        def bring(column: Index, number: Index, place: Index) -> None:
+            """Bring sums of neighbouring columns."""
+            values, start = self.sums, number
+            if rounds.rounded:
+                channel, _ = block.section.column(block.tile_n * block.section.tile_n + block.column + column)
+                channel = block.group * block.section.geometry.out_channels + channel
+                values, start = args.finished(channel, [self.sums[number + k] for k in range(rounds.together)]), 0
+            with build.vectorized(rounds.together) if rounds.together > 1 else nullcontext(0) as lane:
+                build.buffer_store(memory, values[start + lane], [place + lane])
+
         forget(block.thread)
+        several = rounds.columns < form.written
         for start, extents, cell in form.cells(block.thread):
             # All columns that one gives are in the same round.
+            within = [start >= first, start < first + rounds.columns] if several else []
             with (
-                when(
-                    holds + ([start >= first, start < first + rounds.columns] if rounds.columns < form.written else [])
-                ),
+                when([*holds, *within]),
                 build.unroll(extents[0]) as i,
                 build.unroll(extents[1] // rounds.together) as j,
             ):
                 row, column, number = cell(i, j * rounds.together)
-                bring(start + column, number, rounds.place(row, start - first + column))
-        barrier()
-        forget(block.thread)
-        extents, begin = (plan.tile_m, rounds.columns), block.column + first
-        store = partial(store_tile, args, block, extents, begin, form.threads, plan.split)
+                bring(start + column, number, begin + rounds.place(row, start - first + column))
+
+    def store(self, block: Block, rounds: Rounds, first: int, threads: int, begin: int = 0) -> None:
+        """Store a round of sums from there to the output by so many threads, among which `block.thread` is each."""
+        args, memory = self.args, self._place(rounds)
+        extents = self.form.plan.tile_m, rounds.columns
+
+        def value(row: Index, column: Index) -> Expr:
+            return memory[begin + rounds.place(row, column)]
+
+        store = partial(store_tile, args, block, extents, block.column + first, threads, self.form.plan.split)
         if rounds.read == 1:
             store(1, rounds.rounded, value)
-            continue
-        size = rounds.read * element_bytes(problem.output_dtype)
+            return
+        size = rounds.read * element_bytes(args.problem.output_dtype)
         with build.If(
             tirx.reinterpret("uint64", args.out.data) % tirx.const(size, "uint64") == tirx.const(0, "uint64")
         ):

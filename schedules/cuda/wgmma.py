@@ -43,7 +43,7 @@ from tvm_deconv.schedules.cuda.blocks import Block, Box, Extents, packed_element
 from tvm_deconv.schedules.cuda.emit import MULTIPROCESSORS, Arguments, Rounding, barrier, local, one_task, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
 from tvm_deconv.schedules.cuda.products import choices, joined
-from tvm_deconv.schedules.cuda.tiles import Cells, Form, Plan, blocks_of, cost, matrix_kernel
+from tvm_deconv.schedules.cuda.tiles import Cells, Form, Output, Plan, blocks_of, cost, matrix_kernel
 from tvm_deconv.schedules.cuda.warp import (
     arrive,
     arrive_at,
@@ -319,19 +319,19 @@ class Warpgroups(Form):
         memory: Expr,
         sums: Expr,
         registers: Sequence[Expr],
-        write: Callable[[Block], None],
+        output: Output,
     ) -> None:
         """See Form; of the next tile loads begin before sums are written."""
         if max(self.turns) == 1:
             block = replace(block, column=block.part * self.written) if self.sharing_k > 1 else block
-            super().compute(args, block, begun, memory, sums, registers, write)
+            super().compute(args, block, begun, memory, sums, registers, output)
             return
         loads = self.begun_loads(args, block, begun, memory)
         with build.serial(0, self.turns_of(block)) as turn:
             self.clear(args, block, sums)
             self.multiply_and_load(loads, memory, sums, registers, turn)
             barrier()
-            write(self.tile_of(block, turn))
+            output.write(self.tile_of(block, turn))
         self.meet()
 
     def _add_parts(self, block: Block, memory: Expr, sums: Expr) -> None:
