@@ -350,10 +350,12 @@ def store_tile(
     together: int,
     rounded: bool,
     value: Callable[[Index, Index], Expr],
+    few: int = 0,
 ) -> None:
     """Write a tile of C, ``extents`` rows by columns from `first_column` of the block's tile on, to the output.
 
     Threads take elements in the order in which they lie in the output, as far as the tile goes, `together` at a time.
+    They do so in a loop of a `few` steps each if that is not 0.
     `value` of a row and a column is the sum, or what it became if it is `rounded`. A part of a split sum goes to the
     workspace, at the place of its output element.
     """
@@ -361,6 +363,7 @@ def store_tile(
     inner = neighbours(section, columns)
     order = (rows, columns) if section.channels_last else (columns // inner, rows, inner)
     total = rows * columns // together
+    steps = few or ceil_div(total, threads)
 
     def cell(number: Index) -> tuple[Index, Index]:
         if section.channels_last:
@@ -370,10 +373,11 @@ def store_tile(
         return row, outer * inner + phase
 
     with (
-        build.unroll(-(-total // threads)) as step,
-        when([step * threads + block.thread < total] if total % threads else []),
+        build.serial(0, ceil_div(total, threads * steps)) if few else nullcontext(0) as turn,
+        build.unroll(steps) as step,
+        when([(turn * steps + step) * threads + block.thread < total] if total % (threads * steps) else []),
     ):
-        number = (step * threads + block.thread) * together
+        number = ((turn * steps + step) * threads + block.thread) * together
         row, column = cell(number)
         n = block.tile_n * section.tile_n + first_column + column
         image, position, exists = block.position(row, block.tile_m * args.const(rows), rows)

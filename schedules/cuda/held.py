@@ -20,7 +20,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
@@ -57,6 +57,7 @@ from tvm_deconv.schedules.cuda.wgmma import (
     ClusterPlan,
     Loads,
     Warpgroups,
+    by_turns,
     cluster_algorithm,
     sharing_terms,
     turns_of_rows,
@@ -592,8 +593,7 @@ def _candidates(
             alone = form(problem, plan)
             if stages > _FEW_STAGES and not alone.few:  # a block that is alone waits for its tiles
                 continue
-            turned = [replace(plan, turns_m=down, turns_n=across) for down, across in _turns(alone)]
-            others = (form(problem, one) for one in (*turned, *sharing_terms(alone)))
+            others = (form(problem, one) for one in (*by_turns(plan, _turns(alone)), *sharing_terms(alone)))
             found += [(cost(made), made.plan) for made in (alone, *others) if made.fits and made.has_registers]
     return sorted(found, key=lambda pair: pair[0])
 

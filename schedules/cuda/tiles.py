@@ -867,8 +867,11 @@ class Output:
                 row, column, number = cell(i, j * rounds.together)
                 bring(start + column, number, begin + rounds.place(row, start - first + column))
 
-    def store(self, block: Block, rounds: Rounds, first: int, threads: int, begin: int = 0) -> None:
-        """Store a round of sums from there to the output by so many threads, among which `block.thread` is each."""
+    def store(self, block: Block, rounds: Rounds, first: int, threads: int, begin: int = 0, few: int = 0) -> None:
+        """Store a round of sums from there to the output by so many threads, among which `block.thread` is each.
+
+        See `store_tile`.
+        """
         args, memory = self.args, self._place(rounds)
         extents = self.form.plan.tile_m, rounds.columns
 
@@ -877,13 +880,13 @@ class Output:
 
         store = partial(store_tile, args, block, extents, block.column + first, threads, self.form.plan.split)
         if rounds.read == 1:
-            store(1, rounds.rounded, value)
+            store(1, rounds.rounded, value, few)
             return
         size = rounds.read * element_bytes(args.problem.output_dtype)
         with build.If(
             tirx.reinterpret("uint64", args.out.data) % tirx.const(size, "uint64") == tirx.const(0, "uint64")
         ):
             with build.Then():
-                store(rounds.read, rounds.rounded, value)
+                store(rounds.read, rounds.rounded, value, few)
             with build.Else():
-                store(1, rounds.rounded, value)
+                store(1, rounds.rounded, value, few)

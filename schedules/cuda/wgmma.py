@@ -13,7 +13,8 @@ tile.
 3. The last warp loads: it waits until a stage is `empty`, and its loads complete the stage's barrier `full`. Warps of
    products wait for that, and arrive at `empty` when the product that read the stage is done: one is under way.
 
-4. A block may have several tiles of rows by turns: it loads the next while sums of the last go to the output.
+4. A block may have several tiles of rows by turns: it loads the next while sums of the last go to the output. Three
+   more warps may store these, which have shared memory of their own, so that the others multiply meanwhile.
 5. Blocks that follow each other may be a cluster of rows and columns of tiles. Each then loads a slice of A for all
    blocks of its row, and a slice of B for those of its column. A stage is `empty` when all of these have read it.
 6. Or several of a cluster have parts of the terms of a tile: each then adds up some columns of all of them, in order.
@@ -27,7 +28,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from tvm import tirx
@@ -43,7 +44,7 @@ from tvm_deconv.schedules.cuda.blocks import Block, Box, Extents, packed_element
 from tvm_deconv.schedules.cuda.emit import MULTIPROCESSORS, Arguments, Rounding, barrier, local, one_task, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
 from tvm_deconv.schedules.cuda.products import choices, joined
-from tvm_deconv.schedules.cuda.tiles import Cells, Form, Output, Plan, blocks_of, cost, matrix_kernel
+from tvm_deconv.schedules.cuda.tiles import Cells, Form, Output, Plan, Rounds, blocks_of, cost, matrix_kernel
 from tvm_deconv.schedules.cuda.warp import (
     arrive,
     arrive_at,
@@ -72,6 +73,8 @@ _LINE = 128  # bytes of a line of terms, which are those of a tile
 _LEAST = 16  # bytes of which strides of the data are multiples
 _TERMS, _ROWS = 32, 64  # of one wgmma, the former in bytes
 _GROUP = 128  # threads of a warpgroup
+STORING = 96  # threads that store what others multiply: those of a warpgroup beside the warp that loads
+_STEPS = 4  # of theirs at a time: more would take registers from all
 _BARRIER = 8  # bytes
 _EIGHT = 8  # columns of a warpgroup's sums that lie side by side
 _FOUR = 4  # sums that a thread takes at a time from other blocks
@@ -90,7 +93,7 @@ _MMA, _TAKEN, _MEETING = 1 / 12, 37, 600 * 128
 class ClusterPlan(Plan):
     """A plan whose blocks are clusters of rows and columns of tiles; each has several of one of these by turns.
 
-    Or `cluster_k` blocks have parts of the terms of each.
+    Or `cluster_k` blocks have parts of the terms of each. Those of several turns may have warps for `storing`.
     """
 
     cluster_m: int = 1
@@ -98,6 +101,7 @@ class ClusterPlan(Plan):
     turns_m: int = 1
     turns_n: int = 1
     cluster_k: int = 1
+    storing: int = 0
 
 
 class Warpgroups(Form):
@@ -111,10 +115,12 @@ class Warpgroups(Form):
     plan: ClusterPlan
 
     def __init__(self, problem: Problem, plan: ClusterPlan) -> None:
-        super().__init__(problem, plan, storage_dtype(problem.dtype), _GROUP * plan.parts + self.loading)
+        beside = self.loading + STORING * plan.storing
+        super().__init__(problem, plan, storage_dtype(problem.dtype), _GROUP * plan.parts + beside)
         self.holders = _GROUP * plan.parts
         self.rows, self.columns = self.cluster = plan.cluster_m, plan.cluster_n
         assert sorted((plan.turns_m, plan.turns_n, plan.cluster_k))[1] == 1
+        assert not plan.storing or max(plan.turns_m, plan.turns_n) > 1
         self.turns = plan.turns_m, plan.turns_n
         self.sharing_k = plan.cluster_k
         self.blocks = self.rows * self.columns * self.sharing_k
@@ -188,7 +194,15 @@ class Warpgroups(Form):
     @property
     def begin_stages(self) -> int:
         """Elements of shared memory before the stages."""
-        return self.sums_bytes // (16 // self.lanes) if max(self.turns) > 1 else 0
+        size = self.stored_bytes if self.plan.storing else self.sums_bytes if max(self.turns) > 1 else 0
+        return size // (16 // self.lanes)
+
+    @cached_property
+    def stored_bytes(self) -> int:
+        """Bytes of all sums of a tile on their way to the output, one round behind the other."""
+        all_rounds = [Rounds.of(self, section) for section in self.sections]
+        most = max((rounds.size * rounds.bytes * (self.written // rounds.columns) for rounds in all_rounds), default=0)
+        return ceil_div(most, 1024) * 1024
 
     @property
     def memory_bytes(self) -> int:
@@ -327,12 +341,47 @@ class Warpgroups(Form):
             super().compute(args, block, begun, memory, sums, registers, output)
             return
         loads = self.begun_loads(args, block, begun, memory)
-        with build.serial(0, self.turns_of(block)) as turn:
-            self.clear(args, block, sums)
-            self.multiply_and_load(loads, memory, sums, registers, turn)
-            barrier()
-            output.write(self.tile_of(block, turn))
+        if self.plan.storing:
+            self._multiply_load_and_store(loads, memory, sums, registers, output)
+        else:
+            with build.serial(0, self.turns_of(block)) as turn:
+                self.clear(args, block, sums)
+                self.multiply_and_load(loads, memory, sums, registers, turn)
+                barrier()
+                output.write(self.tile_of(block, turn))
         self.meet()
+
+    def _multiply_load_and_store(
+        self, loads: Any, memory: Expr, sums: Expr, registers: Sequence[Expr], output: Output
+    ) -> None:
+        """Have the last warp load all tiles, and those before it store the sums of one while others multiply the next.
+
+        Sums are brought to shared memory when those of the tile before are stored.
+        """
+        args, block, turns = loads.args, loads.block, self.turns_of(loads.block)
+        with build.If(block.thread < self.holders):
+            with build.Then(), build.serial(0, turns) as turn:
+                self.clear(args, block, sums)
+                self.multiply(loads, memory, sums, registers, turn)
+                wait_phase(memory, self.sums_empty, (turn + 1) % 2)
+                for rounds, first, begin in self._rounds(block.section):
+                    output.bring(self.tile_of(block, turn), rounds, first, [], begin)
+                arrive(memory, self.sums_full)
+            with build.Else(), build.If(block.thread < self.holders + STORING):
+                with build.Then(), build.serial(0, turns) as turn:
+                    wait_phase(memory, self.sums_full, turn % 2)
+                    tile = replace(self.tile_of(block, turn), thread=block.thread - self.holders)
+                    for rounds, first, begin in self._rounds(block.section):
+                        output.store(tile, rounds, first, STORING, begin, _STEPS)
+                    arrive(memory, self.sums_empty)
+                with build.Else():
+                    loads.emit()
+
+    def _rounds(self, section: Section) -> Iterator[tuple[Rounds, int, int]]:
+        """Yield the rounds of sums to the output, the first column of each, and where it begins in shared memory."""
+        rounds = Rounds.of(self, section)
+        for number in range(self.written // rounds.columns):
+            yield rounds, number * rounds.columns, number * rounds.size
 
     def _add_parts(self, block: Block, memory: Expr, sums: Expr) -> None:
         """Leave in `sums` those of the columns that the block brings to the output, of the parts of all blocks."""
@@ -440,6 +489,16 @@ class Warpgroups(Form):
     def empty(self, stage: Index) -> Index:
         """Return the place of the barrier of a stage that its readers complete."""
         return self.full(stage) + self.plan.stages * self.barrier
+
+    @property
+    def sums_full(self) -> Index:
+        """The place of the barrier that those complete whose sums are in shared memory, for others to store."""
+        return self.memory_elements - self.barrier
+
+    @property
+    def sums_empty(self) -> Index:
+        """The place of the barrier that those complete which have stored them."""
+        return self.sums_full - self.barrier
 
     def multiply(self, loads: Any, memory: Expr, sums: Expr, registers: Sequence[Expr], turn: Index = 0) -> None:
         """Multiply tile by tile; a stage is given back when the product behind its own has begun."""
@@ -566,6 +625,9 @@ class Loads:
         with build.unroll(form.plan.stages) as stage:
             init(self.memory, form.full(stage), self.arrivals)
             init(self.memory, form.empty(stage), form.holders // 32 * form.sharing)
+        if form.plan.storing:
+            init(self.memory, form.sums_full, form.holders)
+            init(self.memory, form.sums_empty, STORING)
 
     @property
     def first(self) -> Index:
@@ -599,12 +661,12 @@ class Loads:
     def numbers(self, turn: Index) -> tuple[Index, Index]:
         """Return the first tile of k of all turns that is loaded in one, and the first that is not.
 
-        The last stage of a turn is given back in the next.
+        The last stage of a turn is given back in the next. If other warps store sums, all are loaded in one.
         """
         form, tiles, ahead = self.form, self.form.tiles(self.section), self.form.plan.stages - 1
-        if max(form.turns) == 1:
-            return 0, tiles
         turns = form.turns_of(self.block)
+        if max(form.turns) == 1 or form.plan.storing:
+            return 0, turns * tiles
         begin = tirx.Select(turn == 0, 0, tirx.min(turn * tiles + ahead, turns * tiles))
         return begin, tirx.min((turn + 1) * tiles + ahead, turns * tiles)
 
@@ -756,8 +818,8 @@ def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, Cluste
     ):
         plan = ClusterPlan(rows, columns, line_of(problem), _ROWS, columns, stages, 1, axes, *cluster)
         alone = Warpgroups(problem, plan)
-        turned = [replace(plan, turns_m=turns) for turns in turns_of_rows(alone)]
-        others = (Warpgroups(problem, one) for one in (*turned, *sharing_terms(alone)))
+        turned = [(turns, 1) for turns in turns_of_rows(alone)]
+        others = (Warpgroups(problem, one) for one in (*by_turns(plan, turned), *sharing_terms(alone)))
         found += [(cost(form), form.plan) for form in (alone, *others) if form.fits]
     return sorted(found, key=lambda pair: pair[0])
 
@@ -767,6 +829,13 @@ def sharing_terms(form: Warpgroups) -> list[ClusterPlan]:
     clusters = [count for count in _SHARING if form.few and count * form.blocks <= _MOST_BLOCKS]
     plans = [replace(form.plan, cluster_k=count) for count in clusters]
     return [plan for plan in plans if type(form)(form.problem, plan).shares]
+
+
+def by_turns(plan: ClusterPlan, turns: Sequence[tuple[int, int]]) -> Iterator[ClusterPlan]:
+    """Yield plans whose blocks have so many tiles of rows and columns, with and without warps for storing."""
+    for (down, across), storing in itertools.product(turns, (0, 1)):
+        if max(down, across) > 1:
+            yield replace(plan, turns_m=down, turns_n=across, storing=storing)
 
 
 def turns_of_rows(form: Warpgroups) -> list[int]:

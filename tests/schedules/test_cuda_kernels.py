@@ -599,6 +599,19 @@ TURN_MISTAKES_OF_LOADS = {
     "a last stage that nobody gives back": (r"1 <= \(\(v_1 \* 6\) \+ (v_\d+)\)", r"1 <= \1"),
     "loads that wait for the next turn": (r"(?<=min\(\(\(v_1 \* 6\) \+ )9", "10"),
 }
+#: Of sums that other warps store.
+STORING_MISTAKES = {
+    "no wait for sums that are there": (r"tvm_deconv_wait_phase\(.*\);(?=\s*if \(\(reinterpret_cast)", ""),
+    "no wait for sums that are stored": (r"tvm_deconv_wait_phase\(.*\);(?=\s*tvm_deconv_forget)", ""),
+    "sums that nobody tells of": (r"tvm_deconv_arrive\(.*\);(?=\s*\}\s*\} else \{\s*if \(thread < 224\))", ""),
+    "stores that nobody tells of": (r"tvm_deconv_arrive\(.*\);(?=\s*\}\s*\} else \{\s*if \(\(thread %)", ""),
+    "sums of a warp alone": (r"(tvm_deconv_init\(.*), 128\);", r"\1, 32);"),
+    "stores of a warp alone": (r"(tvm_deconv_init\(.*), 96\);", r"\1, 32);"),
+    "stores of two warps alone": (r"(tvm_deconv_init\(.*), 96\);", r"\1, 64);"),
+    "a phase of the wrong parity": (r"\(\(v_1 \+ 1\) & 1\)(?=\);\s*tvm_deconv_forget)", "(v_1 & 1)"),
+    "the rows of the first turn": (r"\(v_\d+ \* 3584\)", "0"),
+    "sums of the turn before": TURN_MISTAKES_OF_LOADS["sums of the turn before"],
+}
 #: Of blocks of a cluster that share the terms of a tile.
 SHARING_MISTAKES = {
     "the same terms": (r"\(\(\(\(int\)blockIdx\.x\) & 1\) \* 128\)", "0"),
@@ -647,6 +660,12 @@ MISTAKEN = {
         "cuda_wgmma",
         HOPPER_PRODUCT.replace(in_channels=136, data_spatial=(20, 7), kernel=(2, 2), output_spatial=(21, 14)),
         ClusterPlan(64, 32, 64, 64, 32, 4, turns_m=2),
+    ),
+    "storing": (
+        STORING_MISTAKES,
+        "cuda_wgmma",
+        HOPPER_PRODUCT.replace(data_spatial=(20, 7), kernel=(2, 2), output_spatial=(21, 14)),
+        ClusterPlan(64, 32, 64, 64, 32, 4, turns_m=3, storing=1),
     ),
     "gathered": (
         GATHERING_MISTAKES,
@@ -769,6 +788,32 @@ def test_blocks_have_several_tiles_of_rows(tmp_path):
     ]
     given, plans = zip(*chosen, strict=True)
     batch = Batch(given, tmp_path, "turns", FAMILIES["cuda_wgmma"], plans)
+    for number in range(len(plans)):
+        check(batch, number, offset=number % 2)
+
+
+@pytest.mark.parametrize("family", ["cuda_wgmma", "cuda_held"])
+def test_warps_store_what_others_multiply(family, tmp_path):
+    """In one round and in two, rounded before or not, in both layouts, in clusters; some tiles are beyond the last."""
+    problem = td.Problem(2, 1, 136, 40, (20, 7), (4, 3), (2, 2), (1, 1), (1, 1), (40, 13), "bfloat16", "NXC")
+    second = problem.replace(data_format="NCX", data_spatial=(9, 16), output_spatial=(18, 31))
+    one_tap = td.Problem(3, 1, 24, 32, (11, 13), (2, 2), (2, 2), (1, 1), (0, 0), (22, 26), "float16", "NXC")
+    odd = td.Problem(1, 1, 21, 21, (9, 7), (8, 8), (4, 4), (1, 1), (1, 2), (39, 30), "float16", "NXC")
+    plan = ClusterPlan(64, 32, 64, 64, 32, 3, turns_m=3, storing=1)
+    wide = replace(plan, tile_n=128, part_n=128, turns_m=1, turns_n=2)
+    chosen = {
+        "cuda_wgmma": [
+            (second, replace(plan, cluster_m=2, cluster_n=2)),
+            (problem.replace(dtype="float32", precision="tf32x3"), replace(plan, tile_k=32, stages=2)),
+            (one_tap.replace(epilogue=td.Epilogue(True, "silu")), replace(wide, tile_m=128, turns_m=2, turns_n=1)),
+        ],
+        "cuda_held": [
+            (odd.replace(epilogue=td.Epilogue(True)), replace(wide, cluster_m=2)),
+            (problem.replace(out_channels=3), replace(plan, tile_n=16, part_n=16, joined=2, cluster_m=2)),
+        ],
+    }[family]
+    given, plans = zip(*chosen, strict=True)
+    batch = Batch(given, tmp_path, "stored", FAMILIES[family], plans)
     for number in range(len(plans)):
         check(batch, number, offset=number % 2)
 

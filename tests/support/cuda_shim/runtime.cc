@@ -113,11 +113,12 @@ static bool shim_chooses() {
   return shim_chance >> 31;
 }
 
-// Runs the warps of a block of a cluster, whose first block has this number, until all wait; returns whether any went on.
+// Runs the warps of a block of a cluster, whose first block has this number, each until it waits, all or, by chance, some;
+// returns whether any went on.
 static bool shim_run(unsigned first, unsigned block) {
   unsigned warps = (shim_threads + 31) / 32;
   bool went = false, backwards = shim_chooses();
-  for (unsigned turn = 0; turn < warps; ++turn)
+  for (unsigned turn = 0; turn < warps && !(went && shim_chooses() && shim_chooses()); ++turn)
     for (bool some = true; some;) {
       some = false;
       unsigned warp = 32 * (backwards ? warps - 1 - turn : turn);
