@@ -150,6 +150,25 @@ def test_blocks_of_several_tiles_begin_once(model):
     assert all_places < one_place
 
 
+def test_sums_that_other_warps_store_are_behind_the_next_tile(model):
+    """But for those of the last, and the way to shared memory; short sums wait for the warps that store."""
+    problem = LARGE.replace(data_format="NXC", epilogue=td.Epilogue(True))
+    plan = model.wgmma.ClusterPlan(128, 128, 64, 64, 128, 3, cluster_m=2, turns_m=8)
+    seconds, outputs = [], []
+    for storing in (0, 1):
+        form = model.form_of(problem, replace(plan, storing=storing), "cuda_wgmma")
+        outputs.append(model.clocks_of_output(form, model.accesses(form)[1]))
+        seconds.append(model.predicted(problem, form.plan, "cuda_wgmma").seconds)
+    together, beside = outputs
+    assert together.brought == max(together.issued, together.written) > beside.brought
+    assert together.stored == 0 < beside.stored
+    saved = (together.brought - beside.brought) / model.CLOCK
+    assert 4 * saved < seconds[0] - seconds[1] < 8 * saved
+    short = problem.replace(in_channels=8)
+    least = problem.batch * 32 * 32 * 4 * 128 / (128 * 128 * model.MULTIPROCESSORS) * beside.stored / model.CLOCK
+    assert model.predicted(short, replace(plan, storing=1), "cuda_wgmma").seconds > least
+
+
 def test_blocks_that_share_terms_pay_where_tiles_are_few(model):
     """Of long sums; what they take from each other, and until all are there, counts, and is all that they cost more."""
     problem = td.Problem(1, 1, 4096, 64, (64, 32), (1, 1), (1, 1), (1, 1), (0, 0), (64, 32), "float16", "NXC")
