@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 import tvm_deconv as td
-from tvm_deconv.schedules.cuda import held, product, tensor
+from tvm_deconv.schedules.cuda import held, product, tensor, tiles, wgmma
 from tvm_deconv.schedules.cuda.banks import best_pitch, ideal, wavefronts
 from tvm_deconv.schedules.cuda.tiles import accesses
 from tvm_deconv.schedules.cuda.wgmma import ClusterPlan
@@ -46,6 +46,19 @@ def test_tensor_kernels_have_none(layer, kind, data_format):
         loop, output = accesses(tensor.Warps(problem, plan))
         assert conflicts(loop) <= 1.05, plan
         assert conflicts(output) <= 1.05, plan
+
+
+def test_pitches_of_plans_that_are_alike_are_those_of_each(monkeypatch):
+    """They are found once for all that have the same tiles: never for others."""
+    problems = [layer.replace(data_format=which) for layer in LAYERS.values() for which in td.problem.DATA_FORMATS]
+    problems += [problem.replace(dtype="float16", out_channels=42) for problem in problems]
+    forms = [tensor.Warps(problem.replace(**TYPES["tf32"]), tensor.PLANS[0]) for problem in problems[:6]]
+    forms += [product.Threads(problem, plan) for problem in problems for plan in product.PLANS[:2]]
+    forms += [wgmma.Warpgroups(problem, ClusterPlan(64, 64, 64, 64, 64, 3)) for problem in problems]
+    together = [accesses(form)[1] for form in forms]
+    for form, found in zip(forms, together, strict=True):
+        monkeypatch.setattr(tiles, "_WAYS", {})
+        assert accesses(form)[1] == found
 
 
 @pytest.mark.parametrize("rows", held._ROWS)
