@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from tvm_deconv.compute.direct_layout import Tile
 from tvm_deconv.compute.matrix_layout import MatrixTile
 
 _AnyTile = TypeVar("_AnyTile", Tile, MatrixTile)
+_AnyPlan = TypeVar("_AnyPlan", bound="TilePlan[Any]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +36,13 @@ class TilePlan(Generic[_AnyTile]):
         return {**knobs, "share_data": int(self.share_data), **({"halves": 1} if self.halves else {})}
 
     @classmethod
-    def from_knobs(cls, knobs: Mapping[str, int]) -> Self:
+    def from_knobs(cls: type[_AnyPlan], knobs: Mapping[str, int]) -> _AnyPlan:
         """Return the plan with these knobs; raise KeyError or TypeError if they are not those of such a plan."""
         numbers = dict(knobs)
         share_data, halves = bool(numbers.pop("share_data")), bool(numbers.pop("halves", 0))
         return cls(cls.tile_type(**numbers), share_data, halves)
 
     @classmethod
-    def of_numbers(cls, share_data: int, halves: int, *tile: int) -> Self:
+    def of_numbers(cls: type[_AnyPlan], share_data: int, halves: int, *tile: int) -> _AnyPlan:
         """Return the plan of a row of a ranking."""
         return cls(cls.tile_type(*tile), bool(share_data), bool(halves))
