@@ -28,6 +28,8 @@ from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
 from tvm_deconv.schedules.cuda.tiles import Gather, Gathered, cost
 from tvm_deconv.schedules.cuda.warp import arrive, commit, expect, publish, wait, wait_phase
 from tvm_deconv.schedules.cuda.wgmma import (
+    GROUP,
+    LINE,
     MOST_POSITIONS,
     ClusterPlan,
     Loads,
@@ -40,7 +42,6 @@ from tvm_deconv.schedules.cuda.wgmma import (
 )
 from tvm_deconv.targets import CudaTarget
 
-_GROUP, _LINE = 128, 128  # threads that load; bytes of a line
 _ROWS, _COLUMNS, _STAGES, _CLUSTERS = (128, 64), (256, 128, 64, 32, 16), (3, 4, 6), (1, 2, 4)
 _EIGHT = 8  # threads that copy of one row; lines whose swizzles differ; and columns of an instruction, at least
 
@@ -49,7 +50,7 @@ class GatheredGroups(Warpgroups, Gathered):
     """A part is a warpgroup's; another warpgroup gathers A."""
 
     algorithm = "cuda_gathered"
-    loading = _GROUP
+    loading = GROUP
     #: Beside it a nearest cache of 60 KiB is left for what taps read again.
     most_shared = 196 << 10
 
@@ -111,18 +112,18 @@ class _Copies(Loads):
     @property
     def arrivals(self) -> int:
         """See Loads; one arrives for B, too."""
-        return _GROUP + 1
+        return GROUP + 1
 
     def emit(self, turn: Index = 0) -> None:  # noqa: ARG002
         """See Loads; a stage is full when all copies but those of the latest tiles are waited for."""
         form, memory, stages = self.form, self.memory, self.form.plan.stages
         thread, tiles, ahead = self.block.thread - form.holders, form.tiles(self.section), form.ahead
-        gather = Gather(self.args, self._rows(thread), form, memory, self.aligned, _GROUP)
+        gather = Gather(self.args, self._rows(thread), form, memory, self.aligned, GROUP)
         with build.serial(0, tiles) as number:
             stage = number % stages
             wait_phase(memory, form.empty(stage), (number // stages + 1) % 2)
             with when([thread == 0]):
-                expect(memory, form.full(stage), len(form.roundings) * form.plan.tile_n * _LINE)
+                expect(memory, form.full(stage), len(form.roundings) * form.plan.tile_n * LINE)
                 self.load_b(self.first + number, stage * form.stage, form.full(stage))
             gather.start(self.first + number, stage * form.stage)
             commit()

@@ -629,7 +629,7 @@ def _sum(
     plan, section, thread = form.plan, block.section, block.thread
     gather = Gather(args, block, form, memory, aligned, form.threads)
     first, count = parts_of(section, plan.split, block.part)
-    ahead = plan.stages - 1
+    ahead = form.ahead
     vectors = plan.tile_k * plan.tile_n // form.lanes
 
     def start(tile: Index, base: Index) -> None:

@@ -69,10 +69,10 @@ from tvm_deconv.schedules.cuda.warp import (
 )
 from tvm_deconv.targets import CudaTarget
 
-_LINE = 128  # bytes of a line of terms, which are those of a tile
+LINE = 128  # bytes of a line of terms, which are those of a tile
 _LEAST = 16  # bytes of which strides of the data are multiples
 _TERMS, _ROWS = 32, 64  # of one wgmma, the former in bytes
-_GROUP = 128  # threads of a warpgroup
+GROUP = 128  # threads of a warpgroup
 STORING = 96  # threads that store what others multiply: those of a warpgroup beside the warp that loads
 _STEPS = 4  # of theirs at a time: more would take registers from all
 _BARRIER = 8  # bytes
@@ -116,15 +116,15 @@ class Warpgroups(Form):
 
     def __init__(self, problem: Problem, plan: ClusterPlan) -> None:
         beside = self.loading + STORING * plan.storing
-        super().__init__(problem, plan, storage_dtype(problem.dtype), _GROUP * plan.parts + beside)
-        self.holders = _GROUP * plan.parts
+        super().__init__(problem, plan, storage_dtype(problem.dtype), GROUP * plan.parts + beside)
+        self.holders = GROUP * plan.parts
         self.rows, self.columns = self.cluster = plan.cluster_m, plan.cluster_n
         assert sorted((plan.turns_m, plan.turns_n, plan.cluster_k))[1] == 1
         assert not plan.storing or max(plan.turns_m, plan.turns_n) > 1
         self.turns = plan.turns_m, plan.turns_n
         self.sharing_k = plan.cluster_k
         self.blocks = self.rows * self.columns * self.sharing_k
-        self.line, self.each, self.barrier = (size // (16 // self.lanes) for size in (_LINE, _TERMS, _BARRIER))
+        self.line, self.each, self.barrier = (size // (16 // self.lanes) for size in (LINE, _TERMS, _BARRIER))
         self.single, self.triple = multiplied_type(problem) == "tf32", problem.precision == "tf32x3"
 
     @property
@@ -150,7 +150,7 @@ class Warpgroups(Form):
     @property
     def sums(self) -> int:
         """See Form."""
-        return _ROWS * self.plan.tile_n // _GROUP
+        return _ROWS * self.plan.tile_n // GROUP
 
     @property
     def operands(self) -> int:
@@ -507,7 +507,7 @@ class Warpgroups(Form):
             self._multiply_rounded(block, memory, sums, turn, *registers)
             return
         stages, tiles, positions = self.plan.stages, self.tiles(block.section), self.positions(block.section)
-        first, before = block.thread // _GROUP * (_ROWS * self.line), turn * tiles
+        first, before = block.thread // GROUP * (_ROWS * self.line), turn * tiles
         with build.serial(0, tiles) as step:
             base = self.filled(memory, before + step)
             wgmma_fence()
@@ -655,7 +655,7 @@ class Loads:
                 with when([lane > 0]):
                     arrive(self.memory, full)
             with when([lane == 0] if self.by_elements else []):
-                expect(self.memory, full, lines * _LINE)
+                expect(self.memory, full, lines * LINE)
                 self._load_slices(block, tile, base, full)
 
     def numbers(self, turn: Index) -> tuple[Index, Index]:
@@ -663,7 +663,7 @@ class Loads:
 
         The last stage of a turn is given back in the next. If other warps store sums, all are loaded in one.
         """
-        form, tiles, ahead = self.form, self.form.tiles(self.section), self.form.plan.stages - 1
+        form, tiles, ahead = self.form, self.form.tiles(self.section), self.form.ahead
         turns = form.turns_of(self.block)
         if max(form.turns) == 1 or form.plan.storing:
             return 0, turns * tiles
@@ -774,7 +774,7 @@ def supports(problem: Problem, target: CudaTarget) -> bool:
 
 def line_of(problem: Problem) -> int:
     """Return the elements of a line, which are the terms of a tile."""
-    return _LINE // element_bytes(problem.dtype)
+    return LINE // element_bytes(problem.dtype)
 
 
 def _choices(problem: Problem) -> list[int]:

@@ -289,7 +289,7 @@ def test_winograd_keeps_the_precision_of_the_direct_algorithm(kernel):
     [
         # Phases of seven taps and of six, in two pieces each.
         ((2, 1, 5, 19, (33,), (25,), (4,), (1,), (11,), (132,)), "NXC", "float32"),
-        # Fourteen pieces, two of which are beyond the data.
+        # Many pieces, the last of which lacks a tap.
         ((1, 1, 64, 32, (96,), (41,), (1,), (1,), (20,), (96,)), "NCX", "float32"),
         ((1, 1, 6, 9, (29,), (8,), (1,), (3,), (4,), (42,)), "NCX", "float64"),
         ((1, 2, 9, 7, (11, 13), (7, 7), (1, 1), (1, 1), (3, 3), (11, 13)), "NCX", "float32"),
@@ -429,11 +429,8 @@ def test_rows_of_dilated_taps_are_transformed_where_an_end_is_known():
 
 
 def test_rows_are_transformed_for_all_taps_at_once():
-    target, problem = (
-        CPU_TARGETS["x86-64-v3"],
-        td.Problem(1, 1, 8, 3, (16, 16), (8, 8), (2, 2), (1, 1), (3, 3), (32, 32)),
-    )
-    algorithm = named("winograd_rows")
+    target, algorithm = CPU_TARGETS["x86-64-v3"], named("winograd_rows")
+    problem = td.Problem(1, 1, 8, 3, (16, 16), (8, 8), (2, 2), (1, 1), (3, 3), (32, 32))
     knobs = algorithm.candidates(problem, target)[0][1].knobs
     assert algorithm.build(problem, target, algorithm.read(knobs | {"outputs_h": 4}))
     with pytest.raises(ValueError, match="outputs=5: must be at most 4 along an axis with 4 taps"):
