@@ -32,6 +32,7 @@ from tvm_deconv.compute.matrix_layout import (
 )
 from tvm_deconv.compute.phases import Geometry, Run, axis_rows
 from tvm_deconv.compute.strassen import STRASSEN
+from tvm_deconv.compute.winograd import MAX_INTEGER_PRODUCTS
 from tvm_deconv.compute.words import Words, tiled
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
@@ -63,6 +64,8 @@ from tvm_deconv.targets import CpuTarget
 
 #: Points of an axis for which the cost of a transform is given: four outputs of two taps.
 _USUAL_POINTS = 5
+#: Winograd's largest m and most products of integers, along any number of axes.
+_INTEGERS = MAX_INTEGER_PRODUCTS - 1, MAX_INTEGER_PRODUCTS
 #: Numbers of rows to try for each number of vectors.
 _ROW_CHOICES = 4
 
@@ -80,26 +83,26 @@ class MatrixPlan(TilePlan[MatrixTile]):
         return count * ceil_div(geometry.out_channels, self.tile.channels) if self.share_data else count
 
 
-def output_choices(geometry: Geometry, winograd: bool) -> list[tuple[int, int, int]]:
+def output_choices(geometry: Geometry, winograd: bool, *, integers: bool = False) -> list[tuple[int, int, int]]:
     """Return Winograd's m to try along the three axes; only (1, 1, 1) without `winograd`.
 
     Along the last two axes m is the same if both can be transformed. The first is transformed with or without them.
-    Dynamic axes must have taps that read neighbouring data.
+    Dynamic axes must have taps that read neighbouring data. Of `integers` m is smaller, and taps are not cut.
     """
     if not winograd:
         return [(1, 1, 1)]
 
     def along(most: tuple[int, int]) -> list[list[int]]:
         return [
-            outputs_along(axis, most, dilated=not dynamic, pieces=True)
+            outputs_along(axis, most, dilated=not dynamic, pieces=not integers)
             for axis, dynamic in zip(geometry.axes, geometry.dynamic, strict=True)
         ]
 
-    alone = along(ALONE)
+    alone = along(_INTEGERS if integers else ALONE)
     if alone.count([]) == 2:
         first, second, third = (choices or [1] for choices in alone)
         return [*itertools.product(first, second, third)]
-    first, second, third = along(SEVERAL)
+    first, second, third = along(_INTEGERS if integers else SEVERAL)
     planes = [(m, m) for m in second if m in third] or [*((m, 1) for m in second), *((1, m) for m in third)]
     choices = [(1, *plane) for plane in planes]
     choices += [(m, *plane) for m in first for plane in [*planes, (1, 1)]]
@@ -515,6 +518,6 @@ def candidates(
     plans = (
         arithmetic.plans(outputs)
         for arithmetic in arithmetics
-        for outputs in output_choices(arithmetic.geometry, winograd)
+        for outputs in output_choices(arithmetic.geometry, winograd, integers=problem.accumulate_dtype == "int32")
     )
     return Ranking.of([(cycles / useful, numbers) for cycles, numbers in plans], MatrixPlan.of_numbers)

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import te, tirx
 from tvm.ir import Expr
@@ -169,6 +169,10 @@ class _Builder:
         block = layout.tile.block
         self.cut = words if words and words.cut else None
         whole = None if self.cut else words
+        # Words that are transformed are sums of words, where products are not of the data as they are.
+        self.summed = whole if whole and (layout.transforms or layout.tile.strassen) else None
+        if self.summed:
+            whole = replace(self.summed, borrows=True)
         where = problem, geometry, extents, self.data
         self.blocks = BlockedData(*where, self.accumulator, block, whole, self.zero_point)
 
@@ -246,15 +250,19 @@ class _Builder:
         def row_point(*index: Expr) -> Expr:
             at, points, row, taps, channel = index[:5], index[5:8], index[8], index[9:12], index[12]
             if section.parts == 1:
-                return self.row_element(section, data, at, points, row, taps, channel)
+                return self.settled(self.row_element(section, data, at, points, row, taps, channel))
 
             def quarter(number: Expr) -> Expr:
                 half_rows, half_channels = row * 2 + number // 2, channel + number % 2 * section.part_channels
                 return self.row_element(section, data, at, points, half_rows, taps, half_channels)
 
-            return transform([STRASSEN.data], points, [_zero()], quarter, self.accumulator)
+            return self.settled(transform([STRASSEN.data], points, [_zero()], quarter, self.accumulator))
 
         return te.compute(self.rows_shape(section, section.points), row_point, f"rows_{number}")
+
+    def settled(self, element: Expr) -> Expr:
+        """Return an element of a row as products take it."""
+        return self.summed.settled(element) if self.summed else element
 
     def rows_shape(self, section: MatrixSection, points: Sequence[int], window: Sequence[int] = ()) -> list[Expr]:
         """Return the shape ``[*blocks, g, *points, row, *taps, *window, ci]``."""
@@ -301,7 +309,7 @@ class _Builder:
                 within = [_zero() if axis == apart else offset for axis, offset in enumerate(place)]
                 return rows[(*at, points[apart], row, *taps, *within, channel)]
 
-            return transform(matrices, points, [_zero()] * 3, element, self.accumulator)
+            return self.settled(transform(matrices, points, [_zero()] * 3, element, self.accumulator))
 
         return te.compute(self.rows_shape(section, section.points), row_point, f"rows_{number}")
 
@@ -399,9 +407,12 @@ class _Builder:
             if section.parts > 1:
                 places = (row % 2 * 2 + column // section.part_columns, *places[1:])
                 row, column = row // 2, column % section.part_columns
-            return transform(
+            total = transform(
                 matrices, places, first, lambda *point: product[(*at, *point, row, column)], self.accumulator
             )
+            if self.summed and section.divisor > 1:
+                total = total >> tirx.const(section.divisor.bit_length() - 1, self.accumulator)  # a power of two
+            return total
 
         rows = round_up(self.layout.tile.images * section.rows, section.parts)
         shape = (

@@ -12,6 +12,7 @@ from tvm_deconv.compute.extents import End, Extent, Extents, at_most
 from tvm_deconv.compute.indexing import spans
 from tvm_deconv.compute.phases import AxisRows, Geometry, axis_rows
 from tvm_deconv.compute.strassen import STRASSEN
+from tvm_deconv.compute.winograd import MAX_INTEGER_PRODUCTS
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
 
@@ -129,6 +130,11 @@ class MatrixSection:
         return self.parts > 1 or any(axis.transformed for axis in self.axes)
 
     @property
+    def divisor(self) -> int:
+        """What sums of integers are multiplied by, since their filters are transformed by whole numbers."""
+        return math.prod(axis.algorithm.divisor for axis in self.axes if axis.algorithm)
+
+    @property
     def apart(self) -> int | None:
         """The first of several axes with Winograd's transforms; those along it have stages of their own.
 
@@ -200,6 +206,14 @@ def matrix_sections(geometry: Geometry, tile: MatrixTile, lanes: int, phases_las
         sections.append(MatrixSection(offset, axes, shape, tile.channels, phases_last, tile.parts))
         offset += math.prod(shape)
     return tuple(sections)
+
+
+def _check_integers(sections: Sequence[MatrixSection]) -> None:
+    """Raise ValueError for transforms that integers do not have: of too many points, or of pieces of taps."""
+    for axis in (axis for section in sections for axis in section.axes if axis.transformed):
+        if axis.points > MAX_INTEGER_PRODUCTS or axis.pieces > 1:
+            rule = f"must make at most {MAX_INTEGER_PRODUCTS} products with {axis.run.taps} taps of integers"
+            raise ValueError(f"outputs={axis.outputs}: {rule}")
 
 
 def block_positions(geometry: Geometry, tile: MatrixTile) -> tuple[int, int, int]:
@@ -313,6 +327,9 @@ class MatrixLayout:
         if tile.flat and (tile.flat != 1 or packs or transformed or problem.dynamic):
             raise ValueError(f"flat={tile.flat}: must be 0, or 1 where rows would be gathered as they are")
         geometry, extents = Geometry.of(problem, bool(tile.uncropped)), Extents.of(problem)
+        sections = matrix_sections(geometry, tile, lanes, contiguous_phases(problem, lanes) > 0)
+        if problem.accumulate_dtype == "int32":
+            _check_integers(sections)
         for axis, outputs, dynamic in zip(geometry.axes, tile.outputs, geometry.dynamic, strict=True):
             if outputs > 1 and axis.step > 1 and dynamic:
                 raise ValueError(f"outputs={outputs}: must be 1 along a dynamic axis with dilated taps")
@@ -330,7 +347,7 @@ class MatrixLayout:
             contiguous_phases=phases,
             packs_rows=packs,
             unit=unit,
-            sections=matrix_sections(geometry, tile, lanes, phases > 0),
+            sections=sections,
             blocks=extents.blocks(tile.block),
             spans=spans(geometry, tile.block[1:]),
             packed=flat_positions(packed, 1 if problem.data_format == "NXC" else lanes) if tile.flat else packed,

@@ -110,20 +110,21 @@ def pack_matrix_filter(
                 column = number * panel + place
                 entry = partial(_entry, problem, source, section, (g, tile), tap)
                 for points in itertools.product(*map(range, section.points)):
-                    if words and words.cut:
-                        value = words.join(partial(entry, points, column=column), problem.in_channels, ci)
-                    elif words:
+                    if words and not (words.cut or section.transformed):
                         value = _column_word(problem, source, section, (g, tile), tap, words, ci, column)
-                    elif section.parts == 1:
-                        value = entry(points, ci, column)
                     else:
-                        value = _quarters(section, points[0], partial(entry, points), ci, column).astype(accumulator)
+                        factor = partial(entry, points, column=column)
+                        if section.parts > 1:
+                            step = section.part_channels * (words.factors if words else 1)
+                            factor = partial(_quarters, section, points[0], partial(entry, points), step, column=column)
+                        value = words.join(factor, problem.in_channels, ci) if words else factor(ci).astype(accumulator)
                     where = ravel((g, tile, *points, number, *tap, ci, place), section.shape)
                     build.buffer_store(packed, value, [where + section.offset])
         if words and words.needs_correction(problem):
             counts = [section.all_columns for section in sections]
             for section, begin in zip(sections, corrections_of(counts, elements - sum(counts)), strict=False):
-                shape, terms = (*section.shape[:2], section.part_columns), (*section.shape[6:9], problem.in_channels)
+                shape = *section.shape[:2], section.part_columns
+                terms = *(axis.run.taps for axis in section.axes), problem.in_channels
                 entry = partial(_matrix_entry, problem, source, section)
                 _pack_corrections(problem, packed, words, shape, begin, terms, entry)
     return builder.get()
@@ -168,7 +169,9 @@ def _matrix_entry(
     """Return the filter's element at group, tile and column, and at taps and an input channel, or zero."""
     g, tile, column = place
     *taps, ci = term
-    return _entry(problem, source, section, (g, tile), taps, (0,) * 3, ci, column)
+    phases, channel, exists = _column(problem, section, tile, column)
+    element = _element(problem, source, section.axes, (g, ci, channel), phases, taps)
+    return tirx.if_then_else(exists, element, tirx.const(0, problem.accumulate_dtype))
 
 
 def _entry(
@@ -188,7 +191,8 @@ def _entry(
     local, channel, exists = _column(problem, section, at[1], column)
     exists = tirx.all(exists, ci < problem.in_channels)
     element = partial(_element, problem, source, section.axes, (at[0], ci, channel), local)
-    value = _filter_point(section.axes, points, tap, element).astype(problem.accumulate_dtype)
+    whole = problem.accumulate_dtype == "int32"
+    value = _filter_point(section.axes, points, tap, element, whole=whole).astype(problem.accumulate_dtype)
     return tirx.if_then_else(exists, value, tirx.const(0, problem.accumulate_dtype))
 
 
@@ -229,12 +233,17 @@ def _column(problem: Problem, section: MatrixSection, tile: Expr, column: Expr) 
     return phases, channel, tirx.all(column < section.columns, channel < problem.out_channels)
 
 
-def _quarters(section: MatrixSection, point: int, entry: Callable[[Expr, Expr], Expr], ci: Expr, column: Expr) -> Expr:
-    """Return one of Strassen's points in float64: a sum of one entry of each quarter of the filter."""
+def _quarters(
+    section: MatrixSection, point: int, entry: Callable[[Expr, Expr], Expr], half: int, ci: Expr, column: Expr
+) -> Expr:
+    """Return one of Strassen's points in float64: a sum of one entry of each quarter of the filter.
+
+    The second half of input channels begins at channel `half`.
+    """
     total: Expr = tirx.const(0, "float64")
     for quarter, coefficient in enumerate(STRASSEN.filter[point]):
         if coefficient:
-            value = entry(ci + quarter // 2 * section.part_channels, column + quarter % 2 * section.part_columns)
+            value = entry(ci + quarter // 2 * half, column + quarter % 2 * section.part_columns)
             total = total + tirx.const(float(coefficient), "float64") * value.astype("float64")
     return total
 
@@ -268,11 +277,14 @@ def _filter_point(
     points: Sequence[int],
     tap: Sequence[Expr],
     element: Callable[[Sequence[Expr | int]], Expr],
+    *,
+    whole: bool = False,
 ) -> Expr:
     """Return one point of the transformed filter in float64.
 
     An axis with a transform sums the taps of a piece, whose number is its `tap`. One without contributes its `tap`. If
-    no axis has a transform, return the filter's element itself.
+    no axis has a transform, return the filter's element itself. `whole` ones are of integers: the coefficients are
+    multiplied by what makes them whole, and the outputs so many times too large.
     """
     if not any(rows.transformed for rows in axes):
         return element(tap)
@@ -284,6 +296,7 @@ def _filter_point(
         if rows.algorithm is None:
             return along(axis + 1, (*chosen, tap[axis]))
         total: Expr = tirx.const(0, "float64")
+        scale = rows.algorithm.divisor if whole else 1
         # The data of a row's window are in the reverse order of the taps.
         for place, coefficient in enumerate(rows.algorithm.filter[points[axis]]):
             if coefficient:
@@ -291,7 +304,7 @@ def _filter_point(
                 inner = along(axis + 1, (*chosen, last - tap[axis] * rows.piece if rows.pieces > 1 else last))
                 if rows.pieces * rows.piece > rows.run.taps:
                     inner = tirx.if_then_else(tap[axis] * rows.piece <= last, inner, tirx.const(0, "float64"))
-                total = total + tirx.const(float(coefficient), "float64") * inner
+                total = total + tirx.const(float(coefficient * scale), "float64") * inner
         return total
 
     return along(0, ())

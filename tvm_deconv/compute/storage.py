@@ -34,8 +34,12 @@ def sum_dtype(problem: Problem) -> str:
     """
     if problem.dtype not in ("int8", "uint8"):
         return problem.accumulate_dtype
-    greatest = 255 * (255 if problem.filter_dtype == "uint8" else 128)  # product, less zero points
-    return "float32" if problem.terms * greatest <= _EXACT_IN_FLOAT32 else "int32"
+    return "float32" if largest_sum(problem) <= _EXACT_IN_FLOAT32 else "int32"
+
+
+def largest_sum(problem: Problem) -> int:
+    """Return the largest magnitude of a sum of products of bytes, whose zero points may be taken off."""
+    return problem.terms * 255 * (255 if problem.filter_dtype == "uint8" else 128)
 
 
 def stores_bytes(problem: Problem) -> bool:

@@ -8,6 +8,7 @@ denominators, which keeps rounding errors small.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -17,6 +18,8 @@ Matrix = tuple[tuple[Fraction, ...], ...]
 _POINTS = tuple(map(Fraction, ("0", "1", "-1", "2", "-1/2", "-2")))
 #: Most products, one for each point and one for infinity. With more, errors grow past the tolerance.
 MAX_PRODUCTS = len(_POINTS) + 1
+#: Most products of integers: the first points multiply data and results by whole numbers, and few bits join them.
+MAX_INTEGER_PRODUCTS = 4
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,11 @@ class Bilinear:
     data: Matrix
     filter: Matrix
     outputs: Matrix
+
+    @property
+    def divisor(self) -> int:
+        """The least number that makes all coefficients of `filter` whole: it multiplies outputs then."""
+        return math.lcm(*(coefficient.denominator for row in self.filter for coefficient in row))
 
 
 def _product(roots: tuple[Fraction, ...]) -> list[Fraction]:

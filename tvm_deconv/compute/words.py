@@ -41,6 +41,9 @@ class Words:
     An instruction multiplies matrices if their `depth`, the words of a row that it takes, is more than 1. A position
     then has a multiple of as many words, the last of them zeros.
 
+    Pairs of integers that are added before they are multiplied are numbers of two digits: a negative first factor
+    `borrows` from the second, so that a sum of words is the word of the sums. Instructions take `settled` words.
+
     Factors may be cut into `parts`, for products of matrices alone. There are `depth` words of each part, one part
     after the other, and the channels of a word are `depth` apart.
     """
@@ -50,6 +53,7 @@ class Words:
     shift: int = 0
     depth: int = 1
     parts: int = 1
+    borrows: bool = False
 
     @property
     def cut(self) -> bool:
@@ -106,6 +110,8 @@ class Words:
     def filled(self, factor: Expr) -> Expr:
         """Return the word of which each factor is `factor`."""
         pattern = sum(1 << self.bits * number for number in range(self.factors))
+        if self.borrows:
+            return factor * tirx.const(pattern, WORD)
         return (factor & tirx.const((1 << self.bits) - 1, WORD)) * tirx.const(pattern, WORD)
 
     def problem(self, problem: Problem) -> Problem:
@@ -124,13 +130,19 @@ class Words:
         for number in range(self.factors):
             channel = word * self.factors + number
             value = factor(channel).astype(WORD)
-            if number < self.factors - 1:
+            if number < self.factors - 1 and not self.borrows:
                 value = value & tirx.const((1 << self.bits) - 1, WORD)
             if number >= last:
                 value = tirx.if_then_else(channel < channels, value, tirx.const(0, WORD))
-            joined = joined | (value << tirx.const(self.bits * number, WORD))
+            value = value << tirx.const(self.bits * number, WORD)
+            joined = joined + value if self.borrows else joined | value
         used = ceil_div(channels, self.factors)
         return tirx.if_then_else(word < used, joined, tirx.const(0, WORD)) if used < self.count(channels) else joined
+
+    def settled(self, word: Expr) -> Expr:
+        """Return a pair whose first factor borrows as the bits of both: the second gets back what it lent."""
+        sign = tirx.const(1 << self.bits - 1, WORD)
+        return word + ((word & sign) << tirx.const(1, WORD))
 
     def _join_parts(self, factor: Callable[[Expr], Expr], channels: int, word: Expr) -> Expr:
         step, place = word // (self.depth * self.parts), word % self.depth

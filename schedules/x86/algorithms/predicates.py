@@ -9,11 +9,12 @@ from tvm_deconv.compute.folding import folded
 from tvm_deconv.compute.indexing import CHANNELS, INPUTS
 from tvm_deconv.compute.matrix_layout import contiguous_phases
 from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.compute.storage import largest_sum
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.x86 import matrix_tiles, register_channels, tiles
 from tvm_deconv.schedules.x86.amx import matrix_words
-from tvm_deconv.schedules.x86.dot import words_of
+from tvm_deconv.schedules.x86.dot import INTEGER_PAIRS, words_of
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes
 from tvm_deconv.targets import CpuTarget
 
@@ -188,6 +189,19 @@ def has_taps_to_transform(problem: Problem, target: CpuTarget) -> bool:
     if problem.accumulate_dtype == "int32" or not finishes_in_short_chunks(problem, target):
         return False
     return bool(matrix_tiles.output_choices(Geometry.of(problem), winograd=True))
+
+
+def transforms_integers(problem: Problem, target: CpuTarget) -> bool:
+    """Integers are multiplied in pairs, there are taps to transform, and sums stay within 32 bits when multiplied."""
+    if words_of(problem, target) != INTEGER_PAIRS or not finishes_in_short_chunks(problem, target):
+        return False
+    fits = largest_sum(problem) << problem.rank < 1 << 31
+    return fits and bool(matrix_tiles.output_choices(Geometry.of(problem), winograd=True, integers=True))
+
+
+def saves_integer_products(problem: Problem, target: CpuTarget) -> bool:
+    """There are taps of integers to transform, and products have vectors of columns and of rows."""
+    return transforms_integers(problem, target) and fills_words(problem, target)
 
 
 def saves_products(problem: Problem, target: CpuTarget) -> bool:
