@@ -24,6 +24,7 @@ from tvm_deconv.schedules.x86.calls import for_all_calls
 from tvm_deconv.schedules.x86.conversions import row_conversions
 from tvm_deconv.schedules.x86.dot import BFLOAT16_PAIRS, WordsOf, dot_functions, rounding_function, word_cost
 from tvm_deconv.schedules.x86.interleave import narrowing_intrinsic
+from tvm_deconv.schedules.x86.last_vectors import overlap_last_vectors
 from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.matrix import schedule_matrix
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
@@ -98,7 +99,8 @@ class _Transforms:
         narrows = definition.layout.interleaves and narrows_squares(problem, words)
         transposition, narrowing = _narrowing(problem, target, lanes) if narrows else ("", "")
         scheduled = schedule_matrix(definition, plan, target, problem.accumulate_dtype, whole, words, transposition)
-        func, functions = _in_words(scheduled.mod["main"], problem, words, lanes, whole)
+        func = overlap_last_vectors(scheduled.mod["main"])
+        func, functions = _in_words(func, problem, words, lanes, whole)
         streams = outgrows_caches(problem) and not whole
         conversions = row_conversions(problem, target, stored=whole or narrows)
         products = narrowing + functions
