@@ -159,7 +159,7 @@ class _Builder:
         shape = (extents.batch, *spatial, channels) if layout.channels_last else (extents.batch, channels, *spatial)
         self.data = te.placeholder(shape_of(shape), storage_dtype(problem.dtype), "data")
         corrected = words is not None and words.needs_correction(problem)
-        counts = [section.all_columns for section in layout.sections] if corrected else []
+        counts = [math.prod(section.all_columns) for section in layout.sections] if corrected else []
         self.corrections = corrections_of(counts, layout.packed_elements)
         self.packed_elements = self.corrections[-1]
         factor = WORD if words else self.accumulator
@@ -419,7 +419,7 @@ class _Builder:
             *self.layout.lead,
             rows,
             *(axis.outputs for axis in section.axes),
-            section.part_columns * section.parts,
+            section.all_columns[-1],
         )
         return te.compute(shape_of(shape), results, f"outputs_{number}")
 
@@ -511,7 +511,7 @@ class _Builder:
             column = section.column(local, channel)
             here = self.result(section, results[number], at, image, places, column)
             if self.words is not None and self.words.needs_correction(self.problem):
-                place = ravel((*at[4:6], column), (*section.shape[:2], section.part_columns))
+                place = ravel((*at[4:6], column), section.all_columns)
                 correction = self.packed_filter[place + self.corrections[number]]
                 here = self.words.corrected(here, correction, self.zero_point)
             # Not Select, which loads from both: an index that is invalid in one of them makes results wrong.

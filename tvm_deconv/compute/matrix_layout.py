@@ -100,9 +100,9 @@ class MatrixSection:
         return self.shape[5] * self.shape[-1]
 
     @property
-    def all_columns(self) -> int:
-        """Columns of all groups and tiles of output channels, in whole panels."""
-        return math.prod(self.shape[:2]) * self.part_columns
+    def all_columns(self) -> tuple[int, int, int]:
+        """Groups, tiles of output channels, and the columns of a tile in whole panels of each part."""
+        return *self.shape[:2], self.part_columns * self.parts
 
     @property
     def points(self) -> tuple[int, ...]:

@@ -121,12 +121,11 @@ def pack_matrix_filter(
                     where = ravel((g, tile, *points, number, *tap, ci, place), section.shape)
                     build.buffer_store(packed, value, [where + section.offset])
         if words and words.needs_correction(problem):
-            counts = [section.all_columns for section in sections]
+            counts = [math.prod(section.all_columns) for section in sections]
             for section, begin in zip(sections, corrections_of(counts, elements - sum(counts)), strict=False):
-                shape = *section.shape[:2], section.part_columns
                 terms = *(axis.run.taps for axis in section.axes), problem.in_channels
                 entry = partial(_matrix_entry, problem, source, section)
-                _pack_corrections(problem, packed, words, shape, begin, terms, entry)
+                _pack_corrections(problem, packed, words, section.all_columns, begin, terms, entry)
     return builder.get()
 
 

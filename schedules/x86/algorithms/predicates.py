@@ -199,6 +199,19 @@ def transforms_integers(problem: Problem, target: CpuTarget) -> bool:
     return fits and bool(matrix_tiles.output_choices(Geometry.of(problem), winograd=True, integers=True))
 
 
+def sums_integers(problem: Problem, target: CpuTarget) -> bool:
+    """Integers are multiplied in pairs, and there is nothing to transform."""
+    if words_of(problem, target) != INTEGER_PAIRS or not finishes_in_short_chunks(problem, target):
+        return False
+    return not matrix_tiles.output_choices(Geometry.of(problem), winograd=True, integers=True)
+
+
+def fills_halves_of_integers(problem: Problem, target: CpuTarget) -> bool:
+    """Half of the words are enough terms for the additional sums to pay."""
+    enough = problem.in_channels >= 16 * accumulator_lanes(problem, target)
+    return enough and sums_integers(problem, target) and fills_words(problem, target)
+
+
 def saves_integer_products(problem: Problem, target: CpuTarget) -> bool:
     """There are taps of integers to transform, and products have vectors of columns and of rows."""
     return transforms_integers(problem, target) and fills_words(problem, target)
