@@ -366,6 +366,9 @@ class _Steps:
         if phases or self.plan.tile.channels >= layout.lanes:
             last, lane = sch.split(last, [None, phases or layout.lanes])
             sch.vectorize(lane)
+            if not phases and self.plan.tile.channels % layout.lanes:
+                # The last vector reads results again that the one before has finished, so their memory is not reused.
+                sch.set_scope(self.epilogue, 0, "local")
         if self.whole_vectors:
             _, lane = sch.split(sch.fuse(*sch.get_loops(self.out)[LEAD + 4 :]), [None, layout.lanes])
             sch.vectorize(lane)

@@ -1,6 +1,7 @@
 """Products of words: exact in integers, within bfloat16's bounds, and by the instructions that they are for."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,9 +27,9 @@ from tvm_deconv.problem import testing
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.targets import CPU_TARGETS, detect_host
 
-DOT, CHANNELS, ROWS = (
+DOT, CHANNELS, ROWS, WINOGRAD, STRASSEN = (
     next(algorithm for algorithm in X86.algorithms if algorithm.name == name)
-    for name in ("dot", "dot_channels", "dot_rows")
+    for name in ("dot", "dot_channels", "dot_rows", "dot_winograd", "dot_strassen")
 )
 direct_words = pytest.mark.parametrize("algorithm", [CHANNELS, ROWS], ids=lambda algorithm: algorithm.name)
 LAYOUTS = ("NCX", "NXC")
@@ -142,6 +143,74 @@ def check_integers(problem, target, algorithm, cheapest):
     np.testing.assert_array_equal(found, wanted, err_msg=str((problem.key, plan)))
 
 
+#: Taps of two and one, of three and two, along three axes and one, dilated; for Strassen's algorithm one tap, or four.
+SUMMED = {
+    "two taps": ((2, 1, 7, 20, (5, 6), (4, 4), (2, 2), (1, 1), (1, 1), (10, 12)), {}),
+    "one tap too": ((1, 1, 6, 17, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (9, 11)), {}),
+    "three and two": ((1, 2, 5, 9, (6, 7), (5, 5), (2, 2), (1, 1), (1, 1), (13, 15)), {}),
+    "three axes": ((1, 1, 6, 9, (3, 4, 5), (4, 3, 3), (2, 1, 2), (1, 2, 1), (0, 1, 1), (8, 6, 10)), {}),
+    "a waveform": ((2, 1, 9, 12, (37,), (4,), (2,), (1,), (1,), (74,)), {}),
+    "its groups": ((1, 3, 4, 5, (11,), (6,), (3,), (1,), (1,), (34,)), {}),
+    "kernel is stride": ((1, 1, 37, 21, (6, 16), (2, 2), (2, 2), (1, 1), (0, 0), (12, 32)), {}),
+    "a gap": ((2, 2, 7, 24, (3, 5), (2, 2), (3, 3), (1, 1), (0, 0), (9, 15)), {"epilogue": td.Epilogue(True, "relu")}),
+    "four taps": ((1, 1, 19, 11, (9,), (8,), (2,), (1,), (0,), (24,)), {}),
+}
+#: The types of data and filter, and of the output where it is quantized.
+PAIRS = (("uint8", "int8", "uint8"), ("int8", "int8", "int8"), ("uint8", "uint8", "float32"), ("int8", "uint8", "int32"))
+
+
+@each_shape(SUMMED)
+def test_sums_of_words_are_exact(number, shape, options):
+    """Two types, one of them quantized, each in another layout and by another plan; there are taps to sum, or none."""
+    algorithm = WINOGRAD if number < 6 else STRASSEN
+    for turn in range(2):
+        data, weights, output = turn_of(PAIRS, number, 2 * (number // 4), turn)
+        problem = td.Problem(*shape, dtype=data, data_format=turn_of(LAYOUTS, number // 2, turn), **options)
+        if turn or weights != data:
+            output = "uint8" if problem.epilogue.activation != "none" else output
+            problem = problem.replace(quantization=td.Quantization(weights, output))
+        assert not (STRASSEN if algorithm is WINOGRAD else WINOGRAD).supports(problem, AVX2)
+        check_integers(problem, AVX2, algorithm, cheapest=not turn)
+
+
+def test_the_least_and_the_greatest_integers_are_summed_exactly():
+    """All 16 bits of both halves of a word: the signs of neighbours alternate, and so do the taps'."""
+    problem = td.Problem(1, 1, 8, 8, (7, 7), (6, 6), (2, 2), (1, 1), (0, 0), (18, 18), dtype="int8", data_format="NXC")
+    ends, rng = np.array([-128, 127], np.int8), np.random.default_rng(4)
+    for data, weights in ((ends[::1], ends[::-1]), (ends[:1], ends[:1]), (ends[1:], ends[:1])):
+        arrays = rng.choice(data, problem.data_shape), rng.choice(weights, problem.filter_shape), None
+        for _, plan in WINOGRAD.candidates(problem, AVX2)[:2]:
+            found = run_kernel(problem, AVX2, *arrays, WINOGRAD, plan)
+            np.testing.assert_array_equal(found, reference(problem, *arrays))
+
+
+def test_sums_of_words_serve_any_extents():
+    attributes = (4, 3), (2, 2), (1, 1), (1, 0), ("any+2", "any+3")
+    problem = td.Problem("any", 2, 7, 20, ("any", "any"), *attributes, dtype="uint8", data_format="NCX")
+    kernel, compiled = compile_kernel(problem, AVX2, WINOGRAD, WINOGRAD.candidates(problem, AVX2)[0][1])
+    for batch, spatial in ((1, (30, 41)), (3, (1, 1)), (2, (65, 7))):
+        static = problem.at((batch, 14, *spatial))
+        arrays = operands(static, batch)
+        np.testing.assert_array_equal(call_kernel(static, kernel, compiled, *arrays), reference(static, *arrays))
+
+
+def test_sums_of_words_are_refused_where_they_are_not_exact():
+    """Too many terms for results that are multiplied; points that are no integers; words of four."""
+    problem = td.Problem(1, 1, 2000, 8, (4, 4), (4, 4), (2, 2), (1, 1), (1, 1), (8, 8), dtype="uint8")
+    assert WINOGRAD.supports(problem, AVX2)
+    assert not WINOGRAD.supports(problem.replace(in_channels=2100), AVX2)  # 4 * 2100 * 255 * 255 * 4 > 2 ** 31
+    few = problem.replace(in_channels=8)
+    assert {max(plan.tile.outputs) for _, plan in WINOGRAD.candidates(few, AVX2)} == {2, 3}
+    plan = WINOGRAD.candidates(few, AVX2)[0][1]
+    wider = replace(plan, tile=replace(plan.tile, outputs_h=4, outputs_w=4))
+    with pytest.raises(ValueError, match="outputs=4: must make at most 4 products with 2 taps of integers"):
+        X86.build(few, AVX2, WINOGRAD, wider)
+    byte_words = few.replace(dtype="int8")
+    assert WINOGRAD.supports(byte_words, AVX2)
+    assert not WINOGRAD.supports(byte_words, VNNI)
+    assert not STRASSEN.supports(byte_words.replace(kernel=(2, 2), pads_begin=(0, 0)), VNNI)
+
+
 @runs_bf16
 @direct_words
 @layouts
@@ -249,7 +318,9 @@ def test_it_is_the_default_where_it_multiplies():
     wide = problem.replace(in_channels=1024, out_channels=512, dtype="int8")
     for data_format in ("NCX", "NXC"):
         quantized = wide.replace(data_format=data_format, quantization=td.Quantization("int8", "int8"))
-        assert X86.default(quantized, AVX2)[0].name == "dot"
+        assert X86.default(quantized, AVX2)[0].name == "dot_strassen"
+        taps = quantized.replace(kernel=(4, 4), pads_begin=(1, 1))
+        assert X86.default(taps, AVX2)[0].name == "dot_winograd"
     few = problem.replace(out_channels=3, dtype="uint8", quantization=td.Quantization("int8", "uint8"))
     for target in (AVX2, VNNI):
         assert X86.default(few, target)[0].name == "dot_rows"
