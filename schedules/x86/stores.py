@@ -277,7 +277,7 @@ class Row:
         conditions: list[Expr] = []
         begin, end = tirx.const(0, "int64"), tirx.const(self.length, "int64")
         for condition in _conjuncts(predicate):
-            if self._is_fixed(condition):
+            if self.is_fixed(condition):
                 conditions.append(condition)
                 continue
             bound = self._bound(condition)
@@ -297,9 +297,9 @@ class Row:
         """
         if not isinstance(condition, (tirx.LT, tirx.LE)):
             return None
-        is_end, exclusive = not self._is_fixed(condition.a), int(isinstance(condition, tirx.LT))
+        is_end, exclusive = not self.is_fixed(condition.a), int(isinstance(condition, tirx.LT))
         moving, bound = (condition.a, condition.b) if is_end else (condition.b, condition.a)
-        if not self._is_fixed(bound):
+        if not self.is_fixed(bound):
             return None
         start, outermost = self.first.simplify(moving), self.loops[0]
         if self.ranges.can_prove_equal(moving - start, outermost.loop_var - outermost.min):
@@ -310,7 +310,7 @@ class Row:
             return None
         return is_end, (bound - start + (1 - exclusive if is_end else exclusive)) * unit
 
-    def _is_fixed(self, value: Expr) -> bool:
+    def is_fixed(self, value: Expr) -> bool:
         """Tell whether `value` is the same in all iterations."""
         return bool(structural_equal(self.first.simplify(value), value))
 

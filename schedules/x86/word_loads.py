@@ -9,12 +9,13 @@ from __future__ import annotations
 import numpy as np
 from tvm import tirx
 from tvm.ir import Call, Expr, TensorLoad
-from tvm.s_tir import SBlockRealize
+from tvm.s_tir import SBlock, SBlockRealize
 from tvm.sym import Analyzer
-from tvm.tirx import BufferLoad, BufferStore, PrimFunc, Stmt
+from tvm.tirx import BufferLoad, BufferStore, For, PrimFunc, Stmt
 
-from tvm_deconv.compute.words import WORD
-from tvm_deconv.schedules.x86.loop_marks import rewritten, with_body
+from tvm_deconv.compute.words import WORD, Words
+from tvm_deconv.schedules.x86.loop_marks import outside_of, rewritten, with_body
+from tvm_deconv.schedules.x86.stores import Row, Span
 
 
 def load_words(func: PrimFunc) -> PrimFunc:
@@ -29,6 +30,43 @@ def load_words(func: PrimFunc) -> PrimFunc:
         return with_body(stmt, BufferStore(store.buffer, _whole(store.value), store.indices))
 
     return func.with_body(rewritten(func.body, loaded))
+
+
+def load_pairs(func: PrimFunc, words: Words) -> PrimFunc:
+    """Return the scheduled `func` with vectors of `words`, pairs of neighbouring bytes of the caller's, widened at once.
+
+    A vector is what the innermost loop packs. It must exist as a whole or not at all.
+    """
+
+    def widened(stmt: Stmt) -> Stmt | None:
+        innermost = isinstance(stmt, For) and isinstance(stmt.body, SBlockRealize)
+        return _widened(stmt, words) if innermost and stmt.body.block.name_hint == "data_pack" else None
+
+    return func.with_body(rewritten(func.body, widened))
+
+
+def _widened(loop: For, words: Words) -> Stmt | None:
+    realize, row, one = loop.body, Row.of([loop]), tirx.const(1, "int64")
+    store = realize.block.body
+    value, *place = outside_of(realize, [store.value, *store.indices])
+    exists, word, nothing = value.args if isinstance(value, Call) else (tirx.const(True), value, value)
+    loads = [load for _, load in _factors(word, 0) if isinstance(load, TensorLoad)]
+    if len(loads) != words.factors or not row.is_fixed(exists) or np.dtype(str(loads[0].ty.dtype)).itemsize > 1:
+        return None
+    first, second = (Span.of(load.source, load.indices, row) for load in loads)
+    neighbours = Analyzer().can_prove_equal(second.first[-1] - first.first[-1], 1)
+    if not neighbours or first.reach[-1] != 2 * (row.length - 1):
+        return None
+    lanes = tirx.Ramp(first.first[-1], one, 2 * row.length)
+    pairs = BufferLoad(first.buffer, [*first.first[:-1], lanes]).astype(f"int16x{2 * row.length}")
+    vector = tirx.reinterpret(f"{WORD}x{row.length}", pairs)
+    if isinstance(word, tirx.Add):
+        vector = words.borrowing(vector)
+    vector = tirx.if_then_else(exists, vector, tirx.Broadcast(nothing, row.length))
+    target = Span.of(store.buffer, place, row)
+    packed = BufferStore(store.buffer, vector, [*target.first[:-1], tirx.Ramp(target.first[-1], one, row.length)])
+    regions = [first.region], [target.region]
+    return SBlockRealize([], tirx.const(True), SBlock([], *regions, realize.block.name_hint, packed))
 
 
 def _whole(value: Expr) -> Expr:
@@ -53,7 +91,7 @@ def _whole(value: Expr) -> Expr:
 
 def _factors(value: Expr, shift: int) -> list[tuple[int, Expr]]:
     """Return what the bits of a word are joined from, each with the place of its lowest bit."""
-    if isinstance(value, tirx.BitwiseOr):
+    if isinstance(value, tirx.BitwiseOr | tirx.Add):
         return [*_factors(value.a, shift), *_factors(value.b, shift)]
     if isinstance(value, tirx.LShift):
         return _factors(value.a, shift + int(value.b))

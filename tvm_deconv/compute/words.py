@@ -144,6 +144,10 @@ class Words:
         sign = tirx.const(1 << self.bits - 1, WORD)
         return word + ((word & sign) << tirx.const(1, WORD))
 
+    def borrowing(self, word: Expr) -> Expr:
+        """Return the pair that a `settled` word, or a vector of them, is of."""
+        return word - ((word & tirx.const(1 << self.bits - 1, WORD)) << tirx.const(1, WORD))
+
     def _join_parts(self, factor: Callable[[Expr], Expr], channels: int, word: Expr) -> Expr:
         step, place = word // (self.depth * self.parts), word % self.depth
         joined: Expr = tirx.const(0, "uint32")
