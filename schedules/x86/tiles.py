@@ -22,6 +22,7 @@ from tvm_deconv.compute.direct_layout import (
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS, spans, tiles_of_channels
 from tvm_deconv.compute.phases import AxisPhases, Geometry, axis_rows
 from tvm_deconv.compute.storage import storage_dtype, stores_bytes
+from tvm_deconv.compute.winograd import MAX_PRODUCTS
 from tvm_deconv.compute.words import Words, tiled
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
@@ -37,7 +38,7 @@ from tvm_deconv.targets import CpuTarget
 
 #: Winograd's largest m and most products, along each of several axes and along one axis alone. Beyond these, rounding
 #: errors exceed the tolerance.
-SEVERAL, ALONE = (4, 6), (6, 7)
+SEVERAL, ALONE = (4, 6), (6, MAX_PRODUCTS)
 #: Taps of an axis from which on pieces of them save more products than all of them in one.
 _MANY_TAPS = 6
 #: Taps of a piece at least: with fewer there is less to save.

@@ -33,9 +33,9 @@ def load_words(func: PrimFunc) -> PrimFunc:
 
 
 def load_pairs(func: PrimFunc, words: Words) -> PrimFunc:
-    """Return the scheduled `func` with vectors of `words`, pairs of neighbouring bytes of the caller's, widened at once.
+    """Return the scheduled `func` with vectors of `words`, pairs of the caller's bytes, widened at once.
 
-    A vector is what the innermost loop packs. It must exist as a whole or not at all.
+    A vector is what the innermost loop packs, of neighbours. It must exist as a whole or not at all.
     """
 
     def widened(stmt: Stmt) -> Stmt | None:

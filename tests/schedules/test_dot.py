@@ -156,7 +156,12 @@ SUMMED = {
     "four taps": ((1, 1, 19, 11, (9,), (8,), (2,), (1,), (0,), (24,)), {}),
 }
 #: The types of data and filter, and of the output where it is quantized.
-PAIRS = (("uint8", "int8", "uint8"), ("int8", "int8", "int8"), ("uint8", "uint8", "float32"), ("int8", "uint8", "int32"))
+PAIRS = (
+    ("uint8", "int8", "uint8"),
+    ("int8", "int8", "int8"),
+    ("uint8", "uint8", "float32"),
+    ("int8", "uint8", "int32"),
+)
 
 
 @each_shape(SUMMED)

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 #: The algorithms of all backends, whose modules need TVM.
 ALGORITHMS = (
     "winograd", "amx", "amx_rows", "amx_winograd", "dot", "dot_channels", "dot_folded", "dot_rows",
-    "dot_winograd", "matrix", "strassen", "winograd_rows", "direct_channels", "direct_folded", "direct_groups",
-    "direct_inputs", "direct_rows",
+    "dot_strassen", "dot_winograd", "matrix", "strassen", "winograd_rows", "direct_channels", "direct_folded",
+    "direct_groups", "direct_inputs", "direct_rows",
     "cuda_narrow", "cuda_tensor", "cuda_merged", "cuda_wgmma", "cuda_gathered", "cuda_held", "cuda_held_merged",
     "cuda_product", "cuda_generic",
 )  # fmt: skip

@@ -102,7 +102,7 @@ class MatrixSection:
     @property
     def all_columns(self) -> tuple[int, int, int]:
         """Groups, tiles of output channels, and the columns of a tile in whole panels of each part."""
-        return *self.shape[:2], self.part_columns * self.parts
+        return self.shape[0], self.shape[1], self.part_columns * self.parts
 
     @property
     def points(self) -> tuple[int, ...]:

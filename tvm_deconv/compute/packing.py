@@ -300,7 +300,7 @@ def _filter_point(
         for place, coefficient in enumerate(rows.algorithm.filter[points[axis]]):
             if coefficient:
                 last = rows.run.taps - 1 - place
-                inner = along(axis + 1, (*chosen, last - tap[axis] * rows.piece if rows.pieces > 1 else last))
+                inner = along(axis + 1, (*chosen, last - tap[axis] * rows.piece))
                 if rows.pieces * rows.piece > rows.run.taps:
                     inner = tirx.if_then_else(tap[axis] * rows.piece <= last, inner, tirx.const(0, "float64"))
                 total = total + tirx.const(float(coefficient * scale), "float64") * inner

@@ -193,17 +193,21 @@ def has_taps_to_transform(problem: Problem, target: CpuTarget) -> bool:
 
 def transforms_integers(problem: Problem, target: CpuTarget) -> bool:
     """Integers are multiplied in pairs, there are taps to transform, and sums stay within 32 bits when multiplied."""
-    if words_of(problem, target) != INTEGER_PAIRS or not finishes_in_short_chunks(problem, target):
-        return False
     fits = largest_sum(problem) << problem.rank < 1 << 31
-    return fits and bool(matrix_tiles.output_choices(Geometry.of(problem), winograd=True, integers=True))
+    return fits and _multiplies_pairs(problem, target) and _has_taps_of_integers(problem)
 
 
 def sums_integers(problem: Problem, target: CpuTarget) -> bool:
     """Integers are multiplied in pairs, and there is nothing to transform."""
-    if words_of(problem, target) != INTEGER_PAIRS or not finishes_in_short_chunks(problem, target):
-        return False
-    return not matrix_tiles.output_choices(Geometry.of(problem), winograd=True, integers=True)
+    return _multiplies_pairs(problem, target) and not _has_taps_of_integers(problem)
+
+
+def _multiplies_pairs(problem: Problem, target: CpuTarget) -> bool:
+    return words_of(problem, target) == INTEGER_PAIRS and finishes_in_short_chunks(problem, target)
+
+
+def _has_taps_of_integers(problem: Problem) -> bool:
+    return bool(matrix_tiles.output_choices(Geometry.of(problem), winograd=True, integers=True))
 
 
 def fills_halves_of_integers(problem: Problem, target: CpuTarget) -> bool:
