@@ -25,6 +25,7 @@ to 3,400 plans of 100 layers on Zen 3, those of 512 bits to 3,551 plans on Zen 4
 - AVX2's `direct_slack`: 15 layers on Zen 5; records of three other CPUs agree.
 - AVX2's `issue`: 7 layers on a Zen 3 whose cores are shared. Of 73 defaults that it changed of 278, 14 by another
   algorithm or instead of tiles of one vector take 0.91 of the time there.
+- AVX2's `integer_issue`: 48 plans of 6 quantized layers on a Zen 3 whose cores are shared.
 - `broadcast`, `filter` and `fetches_pairs` of 256 bits: 120 plans of 18 layers in `N *X C` with kernel = stride on
   Zen 3; 12 others confirm them.
 - `part_far` and `part_memory`: 28 layers on Zen 5 in AVX-512, beyond 4 MB of output.
@@ -96,7 +97,8 @@ class Costs:
     - `far`: further cycles to write a vector that does not stay in the second-level cache; `fetch`: to read it again.
     - `channel_task`: to start a tile of channels of a block.
     - `panel`: twice the cycles in which a vector of a panel comes from the second-level cache.
-    - `load`: to load an operand of a register tile, in the time of a multiply-add; `issue`: instructions in that time.
+    - `load`: to load an operand of a register tile, in the time of a multiply-add; `issue`: instructions in that time;
+      `integer_issue`: those in the time of a product of integers, which is two of them, in a tile of four by two.
     - `reduction`: to clear and store the accumulators of a reduction, in steps of it.
     - `rows_share`: the share of the second-level cache for the rows and panels that are read again. `again`: the part
       of the time to fetch rows from beyond it that multiply-adds do not hide.
@@ -173,6 +175,7 @@ class Costs:
     panel: float = 3.0
     load: float = 1.0
     issue: float = 3.0
+    integer_issue: float = 3.1
     reduction: float = 3.0
     rows_share: float = 0.75
     again: float = 1.0

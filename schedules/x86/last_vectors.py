@@ -1,7 +1,7 @@
 """The last vector of channels of a position as a whole one, which begins within the one before it.
 
 A condition on its lanes would make all vectors of a loop single elements: of 21 quantized channels the epilogue took
-half of the time. Channels that two vectors share are finished twice, so the stage must not do it in the results' memory.
+half of the time. Channels that two vectors share are finished twice, and so never in the memory of the results.
 """
 
 from __future__ import annotations

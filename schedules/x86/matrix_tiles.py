@@ -257,7 +257,7 @@ class _Tiles:
     vectors: Array
 
     @staticmethod
-    def of(blocks: _Blocks, out_channels: int, target: CpuTarget, lanes: int, phases: int) -> _Tiles:
+    def of(blocks: _Blocks, out_channels: int, registers: int, lanes: int, phases: int) -> _Tiles:
         """List the tiles to try for each block: register tiles by channels of so many `phases` (`_channel_choices`).
 
         For each number of vectors the register tiles are those that leave the fewest rows over, the largest first.
@@ -265,7 +265,7 @@ class _Tiles:
         counts = np.array([work.rows for work in blocks.works]).reshape(-1, len(blocks.sizes), 1)
         channels, rows, vectors = [], [], []
         for count in (1, 2, 3, 4):
-            most = (target.vector_registers - 1 - count) // count
+            most = (registers - 1 - count) // count
             tried = np.arange(max(1, most // 3), most + 1)
             padded = round_up(counts, tried).sum(axis=0)
             best = tried[np.argsort(padded * (most + 1) - tried, axis=1)[:, :_ROW_CHOICES]]
@@ -323,6 +323,12 @@ class _Arithmetic:
         """Input channels of a row in memory."""
         return row_channels(self.terms, self.lanes)
 
+    @property
+    def _adds(self) -> bool:
+        """True if a register has products of integers before a second instruction adds them."""
+        integers = self.problem.accumulate_dtype == "int32" and "avx_vnni" not in self.target.features
+        return integers and self.target.vector_registers <= 16
+
     def useful(self) -> float:
         """Return the cycles of the products of the direct algorithm without any loss."""
         geometry = self.geometry
@@ -338,7 +344,8 @@ class _Arithmetic:
         if tiled(self.words):
             tiles = _Tiles.of_matrices(blocks, geometry.out_channels, lanes, phases)
         else:
-            tiles = _Tiles.of(blocks, geometry.out_channels, self.target, lanes, phases)
+            registers = self.target.vector_registers - int(self._adds)
+            tiles = _Tiles.of(blocks, geometry.out_channels, registers, lanes, phases)
         of_channels = ceil_div(geometry.out_channels, tiles.channels)
         cycles = blocks.count * (self._block(blocks) + of_channels * self._channels(blocks, tiles))
         tried = np.stack(np.broadcast_arrays(True, (of_channels > 1) & (blocks.count < FEW_TASKS)), axis=-1)
@@ -407,9 +414,13 @@ class _Arithmetic:
         sums = LATENCY_ACCUMULATORS + max(self.strassen, slack)
         loads = tiles.rows + tiles.vectors
         waiting = self.costs.load * loads
-        if self.words is None:  # a product of words is several instructions
+        if self._adds:
+            waiting = np.maximum(waiting, (2 * products + loads + 3) / self.costs.integer_issue)
+        else:
+            waiting = np.maximum(waiting, products)
+        if self.words is None:  # a product of words may be several instructions
             waiting = np.maximum(waiting, (products + loads + 1) / self.costs.issue)
-        step = np.maximum(1.0, np.maximum(waiting, sums) / products)
+        step = np.maximum(waiting, sums) / products
         panel_bytes = work.taps * self.terms * tiles.vectors * self.lanes * self._element_bytes
         # A panel that is too large comes from the second-level cache for each tile of rows.
         far = np.maximum(step, self.costs.panel / tiles.rows)
