@@ -106,8 +106,8 @@ def define_matrix(problem: Problem, tile: MatrixTile, lanes: int, words: Words |
 
     In words, rows and the filter hold these in the place of input channels. What is transformed has words with parts,
     or pairs of integers. The parameters are the caller's data, the packed filter, `epilogue_parameter` if there is one,
-    and the output. The output is ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``; `MatrixDefinition.caller_index` maps it to the
-    caller's. Raises ValueError for a tile that cannot be scheduled.
+    and the output. That is ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``; `MatrixDefinition.caller_index` maps it
+    to the caller's. Raises ValueError for a tile that cannot be scheduled.
     """
     layout = MatrixLayout.of(words.problem(problem) if words else problem, tile, lanes)
     return _Builder(problem, layout, words).definition()
