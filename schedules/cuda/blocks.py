@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -400,6 +401,35 @@ def store_tile(
                 args.finish_vector(image, channel, i, [value(*at) for at in cells])
             else:
                 args.finish(image, channel, i, value(row, column))
+
+
+def store_rows(args: Arguments, block: Block, rows: int, threads: int, sums: Callable[[Index], Expr]) -> None:
+    """Write a tile of C, which has all columns of its section, to the output: each thread all columns of a row.
+
+    So a row's place in the output is found once, and those of its columns are numbers. `sums` of a row is an array.
+    """
+    section, channels = block.section, block.section.geometry.out_channels
+    first, every = block.group * channels, list(itertools.product(*map(range, section.counts)))
+    place = local(1, args.index)
+    with build.serial(0, ceil_div(rows, threads)) as turn:
+        row = turn * threads + block.thread
+        with when([row < rows] if rows % threads else []):
+            image, position, exists = block.position(row, block.tile_m * args.const(rows), rows)
+            with when(exists):
+                of_row = sums(row)
+                values = [
+                    args.finished(first, [of_row[number * channels + channel] for channel in range(channels)])
+                    for number in range(len(every))
+                ]
+                build.buffer_store(place, args.flat(image, first, section.target(position, (0, 0, 0))[0]), [0])
+                for phases, of_phase in zip(every, values, strict=True):
+                    inside = section.target(position, phases)[1]  # of an axis with one position these are numbers
+                    if any(condition is False for condition in inside):
+                        continue
+                    with when([condition for condition in inside if condition is not True]):
+                        for channel in range(channels):
+                            where = place[0] + args.flat(0, channel, phases)
+                            build.buffer_store(args.flat_out(), of_phase[channel], [where])
 
 
 def finish_sums(args: Arguments, split: int) -> None:

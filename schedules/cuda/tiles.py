@@ -47,6 +47,7 @@ from tvm_deconv.schedules.cuda.blocks import (
     packed_elements,
     parts_of,
     sectors,
+    store_rows,
     store_tile,
     stored_together,
     tiles_of,
@@ -403,6 +404,8 @@ _VECTOR = 4
 _WORD = 4  # bytes
 #: Columns that go to the output in one round if they are halves of words: a line is a word of each bank.
 _HALVES = 2 * BANKS
+#: Columns of a row that a thread stores, at most.
+_FEW = 16
 #: Sums of a thread whose channels may take divisions, at most.
 _MOST_SUMS = 64
 #: Pitches of lines of sums, and accesses with them, by all that they depend on.
@@ -732,6 +735,18 @@ class Rounds:
         """Sums that a thread takes at a time to the output."""
         return _stored(self.form, self.section, self.columns, 8 if self.rounded else 4)
 
+    @cached_property
+    def by_rows(self) -> bool:
+        """True if a thread stores all columns of a row, which are few, and none of which are stored together."""
+        form, section = self.form, self.section
+        all_columns = section.channels_last and section.tiles_n == form.sharing_k == form.plan.split == 1
+        return all_columns and self.read == 1 and section.n <= min(self.columns, _FEW) and self.bytes == _WORD
+
+    @property
+    def firsts(self) -> range:
+        """The first column of each round; of few columns there is nothing behind the first round."""
+        return range(0, self.columns if self.by_rows else self.form.written, self.columns)
+
     @property
     def pitch(self) -> int:
         """Elements from one line to the next."""
@@ -747,9 +762,10 @@ class Rounds:
         """The pitch and the accesses, which other plans of the same tiles have too."""
         form, last = self.form, self.section.channels_last
         parts = form.plan.part_m, form.plan.part_n, form.plan.tile_m, form.plan.tile_n, form.sums, form.sharing_k
-        alike = type(form), parts, self.columns, last, self.inner, self.together, self.read, self.bytes
+        each_row = self.by_rows and self.section.n
+        alike = type(form), parts, self.columns, last, self.inner, self.together, self.read, self.bytes, each_row
         if alike not in _WAYS:
-            length = self.columns if last else form.plan.tile_m * self.inner
+            length = self.columns + _VECTOR * self.by_rows if last else form.plan.tile_m * self.inner
             each = max(1, _WORD // self.bytes)
             pitch = each * best_pitch(-(-length // each), _VECTOR, lambda words: self.accesses(each * words))
             _WAYS[alike] = pitch, list(self.accesses(pitch))
@@ -758,6 +774,8 @@ class Rounds:
     def place(self, row: Index, column: Index, pitch: int | None = None) -> Index:
         """Return the place of a sum."""
         pitch = self.pitch if pitch is None else pitch
+        if self.by_rows:  # four rows lie apart from the next four, as threads of both read vectors together
+            return row * pitch + row // _VECTOR % 2 * _VECTOR + column
         if self.section.channels_last:
             return row * pitch + column
         return column // self.inner * pitch + row * self.inner + column % self.inner
@@ -774,6 +792,11 @@ class Rounds:
                     row, column, _ = cell(i, j)
                     places.append(self.place(row, (start + column) % columns, pitch))
                 yield self._words(places, together)
+        if self.by_rows:
+            vectors, shared = ceil_div(self.section.n, _VECTOR), ceil_div(self.form.plan.tile_n, self.form.sums)
+            for vector in range(ceil_div(vectors, shared)):
+                yield [self.place(lane, _VECTOR * vector, pitch) for lane in lanes], _VECTOR
+            return
         line, read = columns if self.section.channels_last else self.form.plan.tile_m * self.inner, self.read
         numbers = [lane * read for lane in lanes]
         taken = self._words([number // line * pitch + number % line for number in numbers], read)
@@ -824,7 +847,7 @@ class Output:
         """Bring all sums of a block to the output, once its shared memory is free."""
         form, rounds = self.form, Rounds.of(self.form, block.section)
         holds = [block.thread < form.holders] if form.holders < form.threads else []
-        for first in range(0, form.written, rounds.columns):
+        for first in rounds.firsts:
             if first:
                 barrier()
             self.bring(block, rounds, first, holds)
@@ -873,6 +896,9 @@ class Output:
         See `store_tile`.
         """
         args, memory = self.args, self._place(rounds)
+        if rounds.by_rows:
+            store_rows(args, block, self.form.plan.tile_m, threads, partial(self._sums_of_row, rounds, memory, begin))
+            return
         extents = self.form.plan.tile_m, rounds.columns
 
         def value(row: Index, column: Index) -> Expr:
@@ -890,3 +916,12 @@ class Output:
                 store(rounds.read, rounds.rounded, value, few)
             with build.Else():
                 store(1, rounds.rounded, value, few)
+
+    def _sums_of_row(self, rounds: Rounds, memory: Expr, begin: int, row: Index) -> Expr:
+        """Return the sums of a row from shared memory, by vectors, as an array."""
+        count = ceil_div(rounds.section.n, _VECTOR)
+        sums = local(_VECTOR * count, rounds.dtype)
+        for vector in range(0, _VECTOR * count, _VECTOR):
+            with build.vectorized(_VECTOR) as lane:
+                build.buffer_store(sums, memory[begin + rounds.place(row, vector + lane)], [vector + lane])
+        return sums

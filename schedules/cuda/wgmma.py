@@ -71,7 +71,7 @@ from tvm_deconv.targets import CudaTarget
 
 LINE = 128  # bytes of a line of terms, which are those of a tile
 _LEAST = 16  # bytes of which strides of the data are multiples
-_TERMS, _ROWS = 32, 64  # of one wgmma, the former in bytes
+_TERMS, ROWS = 32, 64  # of one wgmma, the former in bytes
 GROUP = 128  # threads of a warpgroup
 STORING = 96  # threads that store what others multiply: those of a warpgroup beside the warp that loads
 _STEPS = 4  # of theirs at a time: more would take registers from all
@@ -150,7 +150,7 @@ class Warpgroups(Form):
     @property
     def sums(self) -> int:
         """See Form."""
-        return _ROWS * self.plan.tile_n // GROUP
+        return ROWS * self.plan.tile_n // GROUP
 
     @property
     def operands(self) -> int:
@@ -201,7 +201,7 @@ class Warpgroups(Form):
     def stored_bytes(self) -> int:
         """Bytes of all sums of a tile on their way to the output, one round behind the other."""
         all_rounds = [Rounds.of(self, section) for section in self.sections]
-        most = max((rounds.size * rounds.bytes * (self.written // rounds.columns) for rounds in all_rounds), default=0)
+        most = max((rounds.size * rounds.bytes * len(rounds.firsts) for rounds in all_rounds), default=0)
         return ceil_div(most, 1024) * 1024
 
     @property
@@ -380,8 +380,8 @@ class Warpgroups(Form):
     def _rounds(self, section: Section) -> Iterator[tuple[Rounds, int, int]]:
         """Yield the rounds of sums to the output, the first column of each, and where it begins in shared memory."""
         rounds = Rounds.of(self, section)
-        for number in range(self.written // rounds.columns):
-            yield rounds, number * rounds.columns, number * rounds.size
+        for number, first in enumerate(rounds.firsts):
+            yield rounds, first, number * rounds.size
 
     def _add_parts(self, block: Block, memory: Expr, sums: Expr) -> None:
         """Leave in `sums` those of the columns that the block brings to the output, of the parts of all blocks."""
@@ -507,7 +507,7 @@ class Warpgroups(Form):
             self._multiply_rounded(block, memory, sums, turn, *registers)
             return
         stages, tiles, positions = self.plan.stages, self.tiles(block.section), self.positions(block.section)
-        first, before = block.thread // GROUP * (_ROWS * self.line), turn * tiles
+        first, before = block.thread // GROUP * (ROWS * self.line), turn * tiles
         with build.serial(0, tiles) as step:
             base = self.filled(memory, before + step)
             wgmma_fence()
@@ -816,7 +816,7 @@ def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, Cluste
     for axes, rows, columns, stages, cluster in itertools.product(
         _choices(problem), (128, 64), with_registers(problem, _COLUMNS), _STAGES, _CLUSTERS
     ):
-        plan = ClusterPlan(rows, columns, line_of(problem), _ROWS, columns, stages, 1, axes, *cluster)
+        plan = ClusterPlan(rows, columns, line_of(problem), ROWS, columns, stages, 1, axes, *cluster)
         alone = Warpgroups(problem, plan)
         turned = [(turns, 1) for turns in turns_of_rows(alone)]
         others = (Warpgroups(problem, one) for one in (*by_turns(plan, turned), *sharing_terms(alone)))

@@ -1,6 +1,7 @@
 """Conflicts of shared memory's banks, by the places that lanes take: of main loops, and on the way to the output."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -46,6 +47,23 @@ def test_tensor_kernels_have_none(layer, kind, data_format):
         loop, output = accesses(tensor.Warps(problem, plan))
         assert conflicts(loop) <= 1.05, plan
         assert conflicts(output) <= 1.05, plan
+
+
+@pytest.mark.parametrize("family", [tensor.Warps, held.Held, wgmma.Warpgroups])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_few_columns_of_a_row_are_read_by_one_thread(family, channels):
+    """By vectors, without bank conflicts: 4, 12 and 16 columns of tiles of 16, 32 and more."""
+    problem = LAYERS["phases apart"].replace(data_format="NXC", dtype="float16", out_channels=channels)
+    for rows, columns in ((64, 16), (128, 32), (192, 64)):
+        plan = ClusterPlan(rows, columns, 64, 64, columns, 3, joined=2)
+        form = family(problem, replace(plan, tile_m=128, tile_k=32) if family is tensor.Warps else plan)
+        (section,) = form.sections
+        rounds = tiles.Rounds.of(form, section)
+        assert rounds.by_rows == (channels < 4)
+        assert conflicts(accesses(form)[1]) <= 1.05, plan
+        places = {rounds.place(*at) for at in itertools.product(range(form.plan.tile_m), range(rounds.columns))}
+        assert len(places) == form.plan.tile_m * rounds.columns
+        assert max(places) < rounds.size
 
 
 def test_pitches_of_plans_that_are_alike_are_those_of_each(monkeypatch):

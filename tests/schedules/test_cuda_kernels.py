@@ -26,13 +26,13 @@ from tvm_deconv.schedules.cuda.gathered import GatheredGroups
 from tvm_deconv.schedules.cuda.held import Held
 from tvm_deconv.schedules.cuda.lower import source
 from tvm_deconv.schedules.cuda.merged import Merged
-from tvm_deconv.schedules.cuda.product import PLANS
+from tvm_deconv.schedules.cuda.product import PLANS, Threads
 from tvm_deconv.schedules.cuda.products import choices, merging
 from tvm_deconv.schedules.cuda.tensor import LARGE_PLANS, LARGE_TRIPLE, Warps
 from tvm_deconv.schedules.cuda.tensor import PLANS as TENSOR_PLANS
-from tvm_deconv.schedules.cuda.tiles import Plan
+from tvm_deconv.schedules.cuda.tiles import Plan, Rounds
 from tvm_deconv.schedules.cuda.warp import MMA_TERMS
-from tvm_deconv.schedules.cuda.wgmma import ClusterPlan
+from tvm_deconv.schedules.cuda.wgmma import ClusterPlan, Warpgroups
 from tvm_deconv.targets.cuda import TENSOR_ALGORITHMS
 
 FAMILIES = {algorithm.name: algorithm for algorithm in ALGORITHMS}
@@ -612,6 +612,16 @@ STORING_MISTAKES = {
     "the rows of the first turn": (r"\(v_\d+ \* 3584\)", "0"),
     "sums of the turn before": TURN_MISTAKES_OF_LOADS["sums of the turn before"],
 }
+#: Of few columns, of which a thread stores all of a row.
+FEW_MISTAKES = {
+    "rows that are not there": (r"__syncthreads\(\);(?=\s*tvm_deconv_forget\(thread\);\s*alignas)", ""),
+    "rows that do not lie apart": (r"(?<=\(thread \* 24\)) \+ \(\(\(thread & 7\) >> 2\) \* 4\)", " + 0"),
+    "the next vector": (r"(_ptr_5 \+ 4\) = .*) \+ 4\)\)", r"\1 + 8))"),
+    "another phase": (r"(out_ptr\[\(_ptr_4\[0\] \+ 42\)\] =) _ptr_11", r"\1 _ptr_9"),
+    "a line too far": (r"(?<=_ptr_4\[0\] \+ )42\b", "84"),
+    "phases before the first": (r" && \(1 <= \(thread & 7\)\)", ""),
+    "rows beyond the last": (r"(?<=\(thread >> 3\)\)) < 20\)", " < 21)"),
+}
 #: Of blocks of a cluster that share the terms of a tile.
 SHARING_MISTAKES = {
     "the same terms": (r"\(\(\(\(int\)blockIdx\.x\) & 1\) \* 128\)", "0"),
@@ -666,6 +676,19 @@ MISTAKEN = {
         "cuda_wgmma",
         HOPPER_PRODUCT.replace(data_spatial=(20, 7), kernel=(2, 2), output_spatial=(21, 14)),
         ClusterPlan(64, 32, 64, 64, 32, 4, turns_m=3, storing=1),
+    ),
+    "few columns": (
+        FEW_MISTAKES,
+        "cuda_held",
+        HOPPER_PRODUCT.replace(
+            out_channels=3,
+            data_spatial=(20, 7),
+            kernel=(4, 4),
+            strides=(2, 2),
+            pads_begin=(1, 1),
+            output_spatial=(40, 14),
+        ),
+        ClusterPlan(64, 16, 64, 64, 16, 3, joined=2, turns_m=2),
     ),
     "gathered": (
         GATHERING_MISTAKES,
@@ -905,6 +928,32 @@ def test_channels_of_neighbouring_positions_are_stored_together(family, tmp_path
         False,
     ]
     for number, offset in itertools.product(range(len(given)), range(2)):
+        check(batch, number, offset=offset)
+
+
+FORMS = {"cuda_tensor": Warps, "cuda_product": Threads, "cuda_wgmma": Warpgroups, "cuda_held": Held}
+#: Plans with all columns of few channels in a tile.
+FEW = {
+    "cuda_tensor": replace(TENSOR_PLANS[-2], tile_k=16, stages=4, joined=2),
+    "cuda_product": replace(PLANS[4], joined=2),
+    "cuda_wgmma": ClusterPlan(128, 32, 64, 64, 32, 3, joined=2, cluster_n=2),
+    "cuda_held": ClusterPlan(64, 16, 64, 64, 16, 3, joined=2, turns_m=2, storing=1),
+}
+
+
+@pytest.mark.parametrize("family", FEW)
+def test_a_thread_stores_the_few_columns_of_a_row(family, tmp_path):
+    """Phases at all sides of the output, an axis with one position, groups, images; a bias for each channel."""
+    problem = td.Problem(2, 1, 64, 3, (5, 9), (4, 4), (2, 2), (1, 1), (1, 1), (10, 17), "float16", "NXC")
+    problem = problem.replace(epilogue=td.Epilogue(True, "sigmoid"))
+    given = [problem, problem.replace(groups=2, out_channels=1, dtype="bfloat16", pads_begin=(0, 1))]
+    line = problem.replace(out_channels=1, strides=(3, 3), data_spatial=(1, 9), output_spatial=(1, 26))
+    given.append(line.replace(kernel=(3, 6) if family == "cuda_held" else (3, 3)))  # the former for several taps
+    plans = [FEW[family], FEW[family], replace(FEW[family], joined=1)]
+    forms = [FORMS[family](*one) for one in zip(given, plans, strict=True)]
+    assert all(Rounds.of(form, section).by_rows for form in forms for section in form.sections)
+    batch = Batch(given, tmp_path, "few", FAMILIES[family], plans)
+    for number, offset in ((0, 0), (0, 1), (1, 0), (2, 1)):
         check(batch, number, offset=offset)
 
 
