@@ -19,7 +19,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -71,9 +70,9 @@ _FURTHEST = 256  # extent of a box that TMA loads
 #: Registers of each of the parts that a multiprocessor's warps are spread over, and how many these are; of what number
 #: those of a thread are a multiple; and those for addresses besides those that any form has.
 _REGISTERS, _PARTS, _STEP, _MORE = 16 << 10, 4, 8, 8
-FILLED = 16  # elements that a thread copies to a box at a time
+_FOUR, FILLED = 4, 40  # elements that a thread copies to a box: of a line, at least; and at a time
 #: In multiply-adds of CUDA cores: the time until a load arrives, and more for each element; copying one by a thread.
-_ARRIVAL, _ARRIVING, _FILL = 700 * 128, 4, 36
+_ARRIVAL, _ARRIVING, _FILL = 700 * 128, 4, 12
 _ROWS, _COLUMNS, _STAGES = (64, 128, 192, 256), (16, 32, 64, 96, 128, 192, 256), (3, 4, 6)
 _CLUSTERS, _TURNS, _FEW_STAGES = (1, 2, 4), (2, 4, 8), 4
 
@@ -454,10 +453,10 @@ class _Boxes(Loads):
         wait_phase(self.memory, form.at_full(box), number // form.held % 2)
 
     def _fill(self, number: Index) -> None:
-        """Copy a box by elements, as many together as are neighbours in lines of the data."""
+        """Copy a box by elements: the place of four of a line, or of as many as vectors have, is found once."""
         form, geometry = self.form, self.section.geometry
         (channel, corner), first = self._begins(number), self._channel(number)
-        vector = math.gcd(geometry.in_channels, _LANES)
+        vector = max(_FOUR, math.gcd(geometry.in_channels, _LANES))
         across, lengths, together = form.width // vector, form.lengths(self.section), max(1, FILLED // vector)
         total, data = form.lines(self.section) * across, self.args.flat_data()
         staged, zero = local(together * vector, form.dtype), tirx.const(0, form.dtype)
@@ -475,14 +474,17 @@ class _Boxes(Loads):
                 inside = [element < total, image < geometry.batch, first + term < geometry.in_channels]
                 for y, extent in zip(x, geometry.data, strict=True):
                     inside += [y >= 0, y < extent]
-                source = self.args.place(image, channel + term, x)
+                source, ragged = self.args.place(image, channel + term, x), geometry.in_channels % vector > 0
                 for lane in range(vector):
-                    value = tirx.if_then_else(tirx.all(*inside), data[source + lane], zero)
-                    build.buffer_store(staged, value, [part * vector + lane])
+                    build.buffer_store(staged, zero, [part * vector + lane])
+                with when(inside):
+                    for lane in range(vector):
+                        with when([first + term + lane < geometry.in_channels] if ragged else []):
+                            build.buffer_store(staged, data[source + lane], [part * vector + lane])
             for part in range(together):
                 element, line, term = at(turn, part)
                 to = form.first(number % form.held) + form.swizzled(line * form.width + term)
-                with when([element < total]), build.vectorized(vector) if vector > 1 else nullcontext(0) as lane:
+                with when([element < total]), build.vectorized(vector) as lane:
                     build.buffer_store(self.memory, staged[part * vector + lane], [to + lane])
 
 

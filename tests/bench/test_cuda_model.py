@@ -135,7 +135,7 @@ def test_boxes_that_stay_cost_less(model):
     problem = td.Problem(1, 1, 21, 21, (70, 70), (16, 16), (8, 8), (1, 1), (0, 0), (568, 568), "float16", "NXC")
     alone = model.wgmma.ClusterPlan(64, 128, 64, 64, 128, 3, cluster_m=4)
     seconds = [model.predicted(problem, replace(alone, turns_n=turns), "cuda_held").seconds for turns in (1, 4)]
-    assert seconds[1] < 0.8 * seconds[0]
+    assert seconds[1] < 0.9 * seconds[0]
     assert max(plan.turns_n for _, plan in model.held.ALGORITHM.candidates(problem, model.HOPPER)[:3]) > 1
 
 

@@ -612,6 +612,15 @@ STORING_MISTAKES = {
     "the rows of the first turn": (r"\(v_\d+ \* 3584\)", "0"),
     "sums of the turn before": TURN_MISTAKES_OF_LOADS["sums of the turn before"],
 }
+#: Of a box that threads fill, four neighbouring channels at a time.
+FILLING_MISTAKES = {
+    "a channel too few": (r"(?<=- )146\)\]", "147)]"),
+    "lines before the first": (r" && \(56 <= thread\)", ""),
+    "lines beyond the last": (r" && \(\(\(\(thread >> 3\) \+ 64\) % 77\) < 63\)", ""),
+    "what is outside": (r"(?<=_ptr_4\[18\] = __float2half_rn\()0x0p\+0f", "0x1p+0f"),
+    "another swizzle": (r" \^ \(\(\(thread & 63\) >> 4\) \* 8\)", " ^ 0"),
+    "a box that few have filled": (r"(tvm_deconv_init\(.*), 128\);", r"\1, 32);"),
+}
 #: Of few columns, of which a thread stores all of a row.
 FEW_MISTAKES = {
     "rows that are not there": (r"__syncthreads\(\);(?=\s*tvm_deconv_forget\(thread\);\s*alignas)", ""),
@@ -676,6 +685,12 @@ MISTAKEN = {
         "cuda_wgmma",
         HOPPER_PRODUCT.replace(data_spatial=(20, 7), kernel=(2, 2), output_spatial=(21, 14)),
         ClusterPlan(64, 32, 64, 64, 32, 4, turns_m=3, storing=1),
+    ),
+    "filled boxes": (
+        FILLING_MISTAKES,
+        "cuda_held",
+        HOPPER_PRODUCT.replace(in_channels=21, data_spatial=(8, 7), kernel=(2, 2), output_spatial=(9, 14)),
+        ClusterPlan(64, 32, 64, 64, 32, 4),
     ),
     "few columns": (
         FEW_MISTAKES,
