@@ -72,6 +72,20 @@ def test_blocks_hide_the_latency_of_others_that_exist(model):
     assert two.seconds - model.LAUNCH < 1.95 * (alone.seconds - model.LAUNCH)
 
 
+def test_warpgroups_wait_for_tiles_behind_products(model):
+    """A block alone meets at a barrier for each tile of k, but warpgroups do not, unless products are short."""
+    problem = LARGE.replace(data_format="NXC", kernel=(4, 4), pads_begin=(1, 1))
+    plan = model.wgmma.ClusterPlan(64, 128, 64, 64, 128, 3)
+    narrow = replace(plan, tile_n=16, part_n=16, joined=2)
+    forms = [model.form_of(problem, plan, name) for name in ("cuda_wgmma", "cuda_held")]
+    assert [model.clocks_between_tiles(form, 1) for form in forms] == [0, 0]
+    short = model.clocks_between_tiles(model.form_of(problem, narrow, "cuda_held"), 1)
+    assert short == pytest.approx(model.BARRIER - 2 * 64 * 16 * 16 / model.WGMMA)
+    ((name, chosen),) = model.plans_of(problem, 1)
+    warps = model.form_of(problem, chosen, name)
+    assert [model.clocks_between_tiles(warps, count) for count in (1, 2)] == [model.BARRIER, 0]
+
+
 def test_channels_that_the_data_lack_are_not_read(model):
     problem = LARGE.replace(data_format="NXC", in_channels=64)
     plan = model.wgmma.ClusterPlan(128, 64, 64, 64, 64, 3)
