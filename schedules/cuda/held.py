@@ -8,7 +8,8 @@ time, and each tap reads it at other lines. float16 and bfloat16 with channels l
 2. ``ldmatrix`` reads the rows of a warp at any lines, and wgmma takes them from registers: four terms of 16 by turns,
    so that some are read while others are multiplied. Eight rows are neighbours on the last axis or images of one
    position, so that they are in different banks.
-3. Stages hold B alone, a tile of 64 terms in each: of one tap, or of two or four with few channels.
+3. Stages hold B alone, a tile of 64 terms in each: of one tap, or of two or four with few channels. Where there are as
+   many as tiles, B stays for all tiles of rows of a block.
 
 If lines are no multiples of 16 bytes, or the caller's data do not begin at one, the warps that multiply fill the box by
 elements.
@@ -75,6 +76,7 @@ _FOUR, FILLED = 4, 40  # elements that a thread copies to a box: of a line, at l
 _ARRIVAL, _ARRIVING, _FILL = 700 * 128, 4, 12
 _ROWS, _COLUMNS, _STAGES = (64, 128, 192, 256), (16, 32, 64, 96, 128, 192, 256), (3, 4, 6)
 _CLUSTERS, _TURNS, _FEW_STAGES = (1, 2, 4), (2, 4, 8), 4
+_MOST_KEPT = 12  # stages of tiles of B that stay for all tiles of rows
 
 
 def line_of(channels: int) -> int:
@@ -204,25 +206,33 @@ class Held(Warpgroups):
     @property
     def moved(self) -> float:
         """See Form."""
-        return self._moved(self._share(self.sections[0]))
+        return self._moved(self._share(self.sections[0]), self.loaded(self.sections[0]))
+
+    def keeps(self, section: Section) -> bool:
+        """Return True if stages have all tiles of B of a section, which then stay for all tiles of rows of a block."""
+        return self.turns[0] > 1 and self.tiles(section) <= self.plan.stages
+
+    def loaded(self, section: Section) -> float:
+        """Return the part of B's tiles that a tile of rows loads."""
+        return 1 / self.turns[0] if self.keeps(section) else 1
 
     def _share(self, section: Section) -> float:
         """Return the lines of a box for each tap and each tile of columns."""
         return self.lines(section) / math.prod(section.taps) / min(self.turns[1], section.tiles_n)
 
-    def _moved(self, share: float) -> float:
+    def _moved(self, share: float, loaded: float) -> float:
         """See `moved`; a box comes once for all taps, so many of its lines for each."""
-        return share + self.plan.tile_n / self.rows
+        return share + loaded * self.plan.tile_n / self.rows
 
     @property
     def wavefronts(self) -> float:
         """See Form."""
-        return self._wavefronts(self._share(self.sections[0]))
+        return self._wavefronts(self._share(self.sections[0]), self.loaded(self.sections[0]))
 
-    def _wavefronts(self, share: float) -> float:
+    def _wavefronts(self, share: float, loaded: float) -> float:
         """See `wavefronts`; warps read A, and wgmma reads B once a warpgroup."""
         plan = self.plan
-        return (share + plan.tile_m + plan.tile_n * (1 + plan.parts)) * _SIZE / WAVEFRONT
+        return (share + plan.tile_m + plan.tile_n * (loaded + plan.parts)) * _SIZE / WAVEFRONT
 
     def box(self, section: Section) -> Box:
         """Return the box of positions of a tile's rows for which all tiles cost the least."""
@@ -238,9 +248,9 @@ class Held(Warpgroups):
         boxes = _boxes(self.plan.tile_m, (image, d, h, w), section.taps, _steps(section))
 
         def work(lines: int) -> tuple[float, int]:
-            share = lines / math.prod(section.taps)
-            term = max(self.term, WAVEFRONT_COST * self._wavefronts(share), L2_COST * _SIZE * self._moved(share))
-            return math.prod(boxes[lines].counts) * term, lines
+            of_both = lines / math.prod(section.taps), self.loaded(section)
+            read, moved = WAVEFRONT_COST * self._wavefronts(*of_both), L2_COST * _SIZE * self._moved(*of_both)
+            return math.prod(boxes[lines].counts) * max(self.term, read, moved), lines
 
         return boxes[min(boxes, key=work)]
 
@@ -318,7 +328,7 @@ class Held(Warpgroups):
         block, (fragments, places), steps = self.tile_of(loads.block, turn), registers, _LINE // _TERMS
         tiles, stages, lane = self.tiles(block.section), self.plan.stages, block.thread % 32
         each, before, box = self.readers(block.section), turn * tiles, self.number(turn)
-        first = [turn == 0] if self.turns[1] > 1 else []
+        first, kept = [turn == 0] if self.turns[1] > 1 else [], self.keeps(block.section)
         with when(first):
             loads.wait(box)
         read = partial(self._read, block, memory, box, fragments, places)
@@ -326,14 +336,14 @@ class Held(Warpgroups):
         for k in range(steps if tiles == 1 else 1):
             read(0, k)
         with build.serial(0, tiles) as step:
-            base = self.filled(memory, before + step)
+            base = self.filled(memory, step if kept else before + step)
             for k in range(steps):
                 wgmma_fence()
                 b = base + k * _TERMS
                 wgmma_registers(self.problem.dtype, self.plan.tile_n, sums, fragments, 4 * k, memory, b)
                 wgmma_commit()
                 wgmma_wait(2)
-                if k == 1:
+                if k == 1 and not kept:
                     with when([before + step >= 1, lane < self.sharing]):
                         self.give_back(block, memory, (before + step - 1) % stages)
                 if k + 1 < steps:
@@ -413,11 +423,13 @@ class _Boxes(Loads):
             if not self.by_elements:
                 with when([tile % each == 0, *([tile < self.section.tiles_k] if form.turns[1] > 1 else [])]):
                     self._load(tile // each)
-            stage = tile % form.plan.stages
-            wait_phase(self.memory, form.empty(stage), (tile // form.plan.stages + 1) % 2)
-            expect(self.memory, form.full(stage), form.stage * _SIZE)
-            of_b = tile % self.section.tiles_k if form.turns[0] > 1 else self.first + tile
-            self.load_b(of_b, form.begin_stages + stage * form.stage, form.full(stage))
+            stage, kept = tile % form.plan.stages, form.keeps(self.section)
+            with when([tile < self.section.tiles_k] if kept else []):
+                if not kept:
+                    wait_phase(self.memory, form.empty(stage), (tile // form.plan.stages + 1) % 2)
+                expect(self.memory, form.full(stage), form.stage * _SIZE)
+                of_b = tile % self.section.tiles_k if form.turns[0] > 1 else self.first + tile
+                self.load_b(of_b, form.begin_stages + stage * form.stage, form.full(stage))
 
     def _load(self, number: Index) -> None:
         """Begin to load a box, as soon as the one before the last is read."""
@@ -586,17 +598,21 @@ def _candidates(
     """Return the plans worth measuring with their costs, the cheapest first."""
     found = []
     for axes, rows in itertools.product(_choices(form, problem), _ROWS):
-        widest = max(section.n for section in _products(problem, _COLUMNS[0], form.phases(problem, axes)))
+        products = _products(problem, _COLUMNS[0], form.phases(problem, axes))
+        widest = max(section.n for section in products)
         narrow = [columns for columns in _COLUMNS if columns < widest]
-        for columns, stages, cluster in itertools.product(_COLUMNS[: len(narrow) + 1], _STAGES, _CLUSTERS):
+        kept = max(section.tiles_k for section in products)
+        counts = sorted({*_STAGES, kept if _STAGES[0] < kept <= _MOST_KEPT else _STAGES[0]})
+        for columns, stages, cluster in itertools.product(_COLUMNS[: len(narrow) + 1], counts, _CLUSTERS):
             plan = ClusterPlan(rows, columns, _LINE, 64, columns, stages, 1, axes, cluster)
             if columns % (_EIGHT * cluster):
                 continue
             alone = form(problem, plan)
-            if stages > _FEW_STAGES and not alone.few:  # a block that is alone waits for its tiles
-                continue
             others = (form(problem, one) for one in (*by_turns(plan, _turns(alone)), *sharing_terms(alone)))
-            found += [(cost(made), made.plan) for made in (alone, *others) if made.fits and made.has_registers]
+            # More stages are for a block that is alone and waits for its tiles, or for tiles that stay.
+            many = stages > _FEW_STAGES and not alone.few
+            made = [one for one in (alone, *others) if not many or all(map(one.keeps, one.sections))]
+            found += [(cost(one), one.plan) for one in made if one.fits and one.has_registers]
     return sorted(found, key=lambda pair: pair[0])
 
 

@@ -116,6 +116,20 @@ def test_data_that_are_held_come_once_for_all_taps(model):
     assert held < 0.6 * loaded
 
 
+def test_tiles_of_the_filter_that_stay_come_once(model):
+    """Where stages have all of them, for several tiles of rows: fewer bytes and wavefronts for each."""
+    problem = LARGE.replace(data_format="NXC", in_channels=64, kernel=(4, 4), pads_begin=(1, 1))
+    plan = model.wgmma.ClusterPlan(64, 128, 64, 64, 128, 3, turns_m=4)
+    clocks = []
+    for stages in (3, 4):
+        form = model.form_of(problem, replace(plan, stages=stages), "cuda_held")
+        clocks.append(model.clocks_of_tile(form, form.sections[0], model.accesses(form)[0], 1))
+    again, once = clocks
+    saved = 3 / 4 * 128 * 64 * 2
+    assert once["shared memory"] == pytest.approx(again["shared memory"] - saved / model.WAVEFRONT)
+    assert once["level-2 cache"] == pytest.approx(again["level-2 cache"] - saved / model.L2)
+
+
 def test_what_threads_copy_is_found_in_the_nearest_cache(model):
     """Of several taps: less of the level-2 cache than by TMA, and more of shared memory and instructions."""
     problem = LARGE.replace(dtype="float32", precision="tf32x3", kernel=(4, 4), pads_begin=(1, 1))

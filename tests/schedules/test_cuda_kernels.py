@@ -612,6 +612,14 @@ STORING_MISTAKES = {
     "the rows of the first turn": (r"\(v_\d+ \* 3584\)", "0"),
     "sums of the turn before": TURN_MISTAKES_OF_LOADS["sums of the turn before"],
 }
+#: Of tiles of the filter that stay for all tiles of rows.
+KEPT_MISTAKES = {
+    "no wait for tiles": (r"tvm_deconv_wait_phase\(\(&\(_ptr\[\(\(v_4 \* 4\) \+ 20480\)\]\)\), 0\);", ""),
+    "tiles of another parity": (r"(_ptr\[\(\(v_4 \* 4\) \+ 20480\)\]\)\)), 0\);", r"\1, 1);"),
+    "a tile that does not come": (r"if \(v_5 < 2\)", "if (v_5 < 1)"),
+    "the same tile twice": (r"(?<=\* 64\) \+ )\(v_5 \* 32\)", "0"),
+    "the box of the turn before": (r"(?<=wait_phase\(\(&\(_ptr\[\(\()\(v_2 & 1\)", "(0 & 1)"),
+}
 #: Of a box that threads fill, four neighbouring channels at a time.
 FILLING_MISTAKES = {
     "a channel too few": (r"(?<=- )146\)\]", "147)]"),
@@ -685,6 +693,12 @@ MISTAKEN = {
         "cuda_wgmma",
         HOPPER_PRODUCT.replace(data_spatial=(20, 7), kernel=(2, 2), output_spatial=(21, 14)),
         ClusterPlan(64, 32, 64, 64, 32, 4, turns_m=3, storing=1),
+    ),
+    "kept": (
+        KEPT_MISTAKES,
+        "cuda_held",
+        HOPPER_PRODUCT.replace(data_spatial=(20, 7), kernel=(2, 2), output_spatial=(21, 14)),
+        ClusterPlan(64, 32, 64, 64, 32, 3, turns_m=3),
     ),
     "filled boxes": (
         FILLING_MISTAKES,
@@ -927,6 +941,23 @@ def test_blocks_of_held_data_have_several_tiles(tmp_path):
     batch = Batch([odd.replace(epilogue=td.Epilogue(True)), many], tmp_path, "turns", FAMILIES["cuda_held"], plans)
     for number, offset in ((0, 0), (1, 0), (1, 1)):
         check(batch, number, offset=offset)
+
+
+def test_tiles_of_the_filter_stay_for_all_tiles_of_rows(tmp_path):
+    """Of all sections or some, whose stages have them; in clusters, with warps that store, and at any address."""
+    problem = td.Problem(2, 1, 64, 24, (9, 9), (3, 3), (2, 2), (1, 1), (1, 1), (18, 18), "float16", "NXC")
+    plan = ClusterPlan(64, 32, 64, 64, 32, 4, turns_m=3)
+    plans = [plan, replace(plan, stages=3, storing=1), replace(plan, cluster_m=2, turns_m=2)]
+    kept = [
+        {section.tiles_k: form.keeps(section) for section in form.sections}
+        for form in map(partial(Held, problem), plans)
+    ]
+    assert kept == [{4: True, 2: True, 1: True}, {4: False, 2: True, 1: True}, {4: True, 2: True, 1: True}]
+    batch = Batch([problem] * 3, tmp_path, "kept", FAMILIES["cuda_held"], plans)
+    for number, offset in itertools.product(range(3), range(2)):
+        check(batch, number, offset=offset)
+    few = td.Problem(1, 1, 56, 1, (90, 90), (9, 9), (3, 3), (1, 1), (4, 4), (270, 270), "float16", "NXC")
+    assert {plan.stages for _, plan in FAMILIES["cuda_held"].candidates(few, HOPPER)} == {3, 4, 6, 9}
 
 
 @pytest.mark.parametrize("family", ["cuda_tensor", "cuda_held", "cuda_product"])
