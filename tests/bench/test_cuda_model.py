@@ -217,8 +217,9 @@ def test_means_name_what_limits_those_behind(model, monkeypatch):
     ours = model.Predicted(1.0, "output", 1.0, 1.0)
     monkeypatch.setattr(model, "fastest", lambda problem: ours._replace(seconds=4.0) if problem is SMALL else ours)
     monkeypatch.setattr(model, "of_cudnn", lambda _: 2.0)
+    monkeypatch.setattr(model, "of_known_kernels", lambda _: 3.0)
     assert model.means({"float16-NCX": [SMALL, LARGE]}) == [
-        "float16-NCX: cuDNN by ours 1.00 over 2 layers; behind: 1 by output"
+        "float16-NCX: cuDNN by ours 1.00 over 2 layers, known kernels by ours 1.50; behind cuDNN: 1 by output"
     ]
 
 
@@ -228,6 +229,22 @@ def test_cudnn_is_predicted_above_its_floors(model):
     assert model.of_cudnn(SMALL.replace(dtype="float32", precision="tf32x3")) > model.of_cudnn(
         SMALL.replace(dtype="float32", precision="tf32")
     )
+
+
+def test_known_kernels_add_up_taps_or_have_the_columns_of_a_phase(model):
+    """Of taps that do not overlap the product of all is no worse; adding up others, and few columns, take time."""
+    apart = LARGE.replace(data_format="NXC")
+    assert model.LAUNCH < model.of_known_kernels(apart) < 1.2 * model.of_cudnn(apart)
+    few = apart.replace(out_channels=1, kernel=(9, 9), strides=(3, 3), pads_begin=(4, 4), output_spatial=(94, 94))
+    assert model.of_known_kernels(few) > 1.4 * model.of_cudnn(few)
+    # What a launch more reads and writes is the product of all taps, in the type of the data.
+    overlapping = apart.replace(kernel=(3, 3), output_spatial=(65, 65))
+    rows, columns = 32 * 32 * 32, 9 * 128
+    product = model.seconds_of_library(overlapping, [(rows, columns, 256)])
+    most = 2 * model.LAUNCH + product + 2 * 2 * rows * columns / model.BANDWIDTH
+    assert model.LAUNCH + product < model.of_known_kernels(overlapping) <= most
+    depthwise = td.Problem(1, 64, 1, 1, (64, 64), (4, 4), (2, 2), (1, 1), (1, 1), (128, 128), "float16", "NXC")
+    assert model.of_known_kernels(depthwise) == model.of_cudnn(depthwise)
 
 
 def test_the_table(model, tmp_path, monkeypatch, capsys):
