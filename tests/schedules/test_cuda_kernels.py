@@ -667,6 +667,8 @@ GATHERING_MISTAKES = {
     "the tap of the tile before": (r"- \(\(v_(\d+) % 3\) \* 536\)", r"- (((v_\1 + 2) % 3) * 536)"),
 }
 HOPPER_PRODUCT = td.Problem(1, 1, 64, 32, (8, 4), (3, 2), (1, 2), (1, 1), (0, 0), (10, 8), "float16", "NXC")
+#: Of several tiles of rows, which blocks have by turns.
+SEVERAL_TILES = HOPPER_PRODUCT.replace(data_spatial=(20, 7), kernel=(2, 2), output_spatial=(21, 14))
 #: Mistakes, and the family, problem and plan of the kernel that has them.
 MISTAKEN = {
     "tensor": (MISTAKES, "cuda_tensor", EXAMPLES["cuda_tensor"][-1], replace(TENSOR_PLANS[2], tile_k=16)),
@@ -679,25 +681,25 @@ MISTAKEN = {
     "turns": (
         TURN_MISTAKES,
         "cuda_held",
-        HOPPER_PRODUCT.replace(in_channels=136, data_spatial=(20, 7), kernel=(2, 2), output_spatial=(21, 14)),
+        SEVERAL_TILES.replace(in_channels=136),
         ClusterPlan(64, 32, 64, 64, 32, 4, turns_m=2),
     ),
     "turns of loads": (
         TURN_MISTAKES_OF_LOADS,
         "cuda_wgmma",
-        HOPPER_PRODUCT.replace(in_channels=136, data_spatial=(20, 7), kernel=(2, 2), output_spatial=(21, 14)),
+        SEVERAL_TILES.replace(in_channels=136),
         ClusterPlan(64, 32, 64, 64, 32, 4, turns_m=2),
     ),
     "storing": (
         STORING_MISTAKES,
         "cuda_wgmma",
-        HOPPER_PRODUCT.replace(data_spatial=(20, 7), kernel=(2, 2), output_spatial=(21, 14)),
+        SEVERAL_TILES,
         ClusterPlan(64, 32, 64, 64, 32, 4, turns_m=3, storing=1),
     ),
     "kept": (
         KEPT_MISTAKES,
         "cuda_held",
-        HOPPER_PRODUCT.replace(data_spatial=(20, 7), kernel=(2, 2), output_spatial=(21, 14)),
+        SEVERAL_TILES,
         ClusterPlan(64, 32, 64, 64, 32, 3, turns_m=3),
     ),
     "filled boxes": (
