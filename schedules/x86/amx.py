@@ -31,7 +31,7 @@ from tvm.tirx import Buffer, BufferLoad, Evaluate, For, ForKind, PrimFunc, SeqSt
 from tvm_deconv.compute.storage import filter_storage
 from tvm_deconv.compute.words import Words
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.x86.loop_marks import loops_and_block, outside_of, rewritten, with_body
+from tvm_deconv.schedules.x86.statements import loops_and_block, outside_of, rewritten, with_body
 from tvm_deconv.schedules.x86.stores import Row, Span, import_functions
 from tvm_deconv.targets import CpuTarget
 

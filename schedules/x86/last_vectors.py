@@ -10,23 +10,20 @@ from tvm import tirx
 from tvm.s_tir import SBlockRealize
 from tvm.tirx import For, ForKind, PrimFunc, Stmt
 
-from tvm_deconv.schedules.x86.loop_marks import rewritten, with_body
+from tvm_deconv.schedules.x86.statements import rewritten_loops, with_body
 from tvm_deconv.schedules.x86.stores import Row
 
 
 def overlap_last_vectors(func: PrimFunc) -> PrimFunc:
     """Return the scheduled `func` with no condition on the vectors of its stage ``epilogue``: channels are its last."""
 
-    def overlapped(stmt: Stmt) -> Stmt | None:
-        vectors = isinstance(stmt, For) and stmt.kind == ForKind.VECTORIZED and isinstance(stmt.body, SBlockRealize)
-        if not vectors or stmt.body.block.name_hint != "epilogue":
-            return None
-        realize, row = stmt.body, Row.of([stmt])
+    def overlapped(loop: For) -> Stmt | None:
+        realize, row = loop.body, Row.of([loop])
         if row.ranges.can_prove(realize.predicate):
             return None
         *others, channel = realize.iter_values
         last = realize.block.iter_vars[-1].dom.extent - row.length
-        values = [*others, tirx.min(row.first.simplify(channel), last) + stmt.loop_var]
-        return with_body(stmt, SBlockRealize(values, tirx.const(True), realize.block))
+        values = [*others, tirx.min(row.first.simplify(channel), last) + loop.loop_var]
+        return with_body(loop, SBlockRealize(values, tirx.const(True), realize.block))
 
-    return func.with_body(rewritten(func.body, overlapped))
+    return rewritten_loops(func, "epilogue", ForKind.VECTORIZED, overlapped)

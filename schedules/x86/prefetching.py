@@ -24,7 +24,7 @@ from tvm.tirx import BufferLoad, Evaluate, For, PrimFunc, SeqStmt, Stmt
 
 from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.x86.costs import PREFETCHED
-from tvm_deconv.schedules.x86.loop_marks import loops_and_block, outside_of, rewritten
+from tvm_deconv.schedules.x86.statements import loops_and_block, outside_of, rewritten
 from tvm_deconv.schedules.x86.stores import LINE, import_functions
 from tvm_deconv.targets import CpuTarget
 

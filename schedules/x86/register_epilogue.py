@@ -28,7 +28,7 @@ from tvm_deconv.compute.indexing import LEAD
 from tvm_deconv.compute.requantization import finished, stored
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.x86.loop_marks import first_block, with_body
+from tvm_deconv.schedules.x86.statements import first_block, with_body
 from tvm_deconv.schedules.x86.stores import llvm_source
 from tvm_deconv.schedules.x86.variants import inlined
 

@@ -16,7 +16,7 @@ from tvm.tirx import BufferStore, For, ForKind, IfThenElse, PrimFunc, SeqStmt, S
 
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.x86.loop_marks import outside_of, rewritten
+from tvm_deconv.schedules.x86.statements import outside_of, rewritten_loops
 from tvm_deconv.schedules.x86.stores import Row, Span
 from tvm_deconv.targets import CpuTarget
 
@@ -31,12 +31,7 @@ def loads_unmasked(problem: Problem, target: CpuTarget) -> bool:
 
 def split_row_ends(func: PrimFunc) -> PrimFunc:
     """Return the scheduled `func` with rows of its stage ``data_pack`` in parts, if they end where the block says."""
-
-    def split(stmt: Stmt) -> Stmt | None:
-        innermost = isinstance(stmt, For) and stmt.kind == ForKind.SERIAL and isinstance(stmt.body, SBlockRealize)
-        return _split(stmt) if innermost and stmt.body.block.name_hint == "data_pack" else None
-
-    return func.with_body(rewritten(func.body, split))
+    return rewritten_loops(func, "data_pack", ForKind.SERIAL, _split)
 
 
 def _split(loop: For) -> Stmt | None:

@@ -10,13 +10,12 @@ import math
 
 import numpy as np
 from tvm import tirx
-from tvm.s_tir import SBlockRealize
 from tvm.tirx import BufferLoad, Evaluate, For, ForKind, PrimFunc, SeqStmt, Stmt
 
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.costs import LAST_CACHE
-from tvm_deconv.schedules.x86.loop_marks import outside_of, rewritten
+from tvm_deconv.schedules.x86.statements import outside_of, rewritten_loops
 from tvm_deconv.schedules.x86.stores import Row
 
 
@@ -30,15 +29,12 @@ def fetch_rows_ahead(func: PrimFunc) -> PrimFunc:
     """Return the scheduled `func` with prefetches before the rows of its stage ``data_pack``, by ``fetch_row.ll``."""
     data = func.params[0]
 
-    def fetched(stmt: Stmt) -> Stmt | None:
-        innermost = isinstance(stmt, For) and stmt.kind == ForKind.SERIAL and isinstance(stmt.body, SBlockRealize)
-        if not innermost or stmt.body.block.name_hint != "data_pack":
-            return None
-        row, (read,) = Row.of([stmt]), stmt.body.block.reads
-        image, channel, *position = map(row.first.simplify, outside_of(stmt.body, [part.min for part in read.region]))
+    def fetched(loop: For) -> Stmt:
+        row, (read,) = Row.of([loop]), loop.body.block.reads
+        image, channel, *position = map(row.first.simplify, outside_of(loop.body, [part.min for part in read.region]))
         following = tirx.address_of(BufferLoad(data, [image, channel + 1, *position]))
         size = row.length * np.dtype(data.dtype).itemsize
         fetch = tirx.call_extern("int32", "tvm_deconv_fetch_row", following, tirx.const(size, "int32"))
-        return SeqStmt([Evaluate(fetch), stmt])
+        return SeqStmt([Evaluate(fetch), loop])
 
-    return func.with_body(rewritten(func.body, fetched))
+    return rewritten_loops(func, "data_pack", ForKind.SERIAL, fetched)

@@ -38,7 +38,7 @@ from tvm_ffi import structural_equal
 from tvm_deconv.compute.indexing import ravel
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.x86.loop_marks import with_body
+from tvm_deconv.schedules.x86.statements import with_body
 
 _Place: TypeAlias = tuple[Buffer, list[Expr]]
 

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx import BufferLoad, BufferStore, For, ForKind, PrimFunc, Stmt
 
-from tvm_deconv.schedules.x86.loop_marks import outside_of, rewritten
+from tvm_deconv.schedules.x86.statements import outside_of, rewritten_loops
 from tvm_deconv.schedules.x86.stores import Row, Span
 
 
 def round_vectors(func: PrimFunc, function: str) -> PrimFunc:
     """Return the scheduled `func` with each vectorized loop of its stage ``out`` as one call of `function`."""
-
-    def rounded(stmt: Stmt) -> Stmt | None:
-        vectors = isinstance(stmt, For) and stmt.kind == ForKind.VECTORIZED and isinstance(stmt.body, SBlockRealize)
-        return _rounded(stmt, function) if vectors and stmt.body.block.name_hint == "out" else None
-
-    return func.with_body(rewritten(func.body, rounded))
+    return rewritten_loops(func, "out", ForKind.VECTORIZED, partial(_rounded, function))
 
 
-def _rounded(loop: For, function: str) -> Stmt:
+def _rounded(function: str, loop: For) -> Stmt:
     """Return the stores of `loop` as the store of a vector that `function` returns."""
     realize, row = loop.body, Row.of([loop])
     block = realize.block

@@ -6,15 +6,17 @@ twelfth of the time of a layer of 64 channels.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from tvm import tirx
 from tvm.ir import Call, Expr, TensorLoad
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.sym import Analyzer
-from tvm.tirx import BufferLoad, BufferStore, For, PrimFunc, Stmt
+from tvm.tirx import BufferLoad, BufferStore, For, ForKind, PrimFunc, Stmt
 
 from tvm_deconv.compute.words import WORD, Words
-from tvm_deconv.schedules.x86.loop_marks import outside_of, rewritten, with_body
+from tvm_deconv.schedules.x86.statements import outside_of, rewritten, rewritten_loops, with_body
 from tvm_deconv.schedules.x86.stores import Row, Span
 
 
@@ -33,19 +35,16 @@ def load_words(func: PrimFunc) -> PrimFunc:
 
 
 def load_pairs(func: PrimFunc, words: Words) -> PrimFunc:
-    """Return the scheduled `func` with vectors of `words`, pairs of the caller's bytes, widened at once.
+    """Return the scheduled `func` with vectors of `words`, if these are pairs of the caller's bytes, widened at once.
 
     A vector is what the innermost loop packs, of neighbours. It must exist as a whole or not at all.
     """
-
-    def widened(stmt: Stmt) -> Stmt | None:
-        innermost = isinstance(stmt, For) and isinstance(stmt.body, SBlockRealize)
-        return _widened(stmt, words) if innermost and stmt.body.block.name_hint == "data_pack" else None
-
-    return func.with_body(rewritten(func.body, widened))
+    if words.factors != 2 or words.cut:
+        return func
+    return rewritten_loops(func, "data_pack", ForKind.SERIAL, partial(_widened, words))
 
 
-def _widened(loop: For, words: Words) -> Stmt | None:
+def _widened(words: Words, loop: For) -> Stmt | None:
     realize, row, one = loop.body, Row.of([loop]), tirx.const(1, "int64")
     store = realize.block.body
     value, *place = outside_of(realize, [store.value, *store.indices])

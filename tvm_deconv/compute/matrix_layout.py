@@ -327,13 +327,13 @@ class MatrixLayout:
         if tile.flat and (tile.flat != 1 or packs or transformed or problem.dynamic):
             raise ValueError(f"flat={tile.flat}: must be 0, or 1 where rows would be gathered as they are")
         geometry, extents = Geometry.of(problem, bool(tile.uncropped)), Extents.of(problem)
-        sections = matrix_sections(geometry, tile, lanes, contiguous_phases(problem, lanes) > 0)
+        unit, phases = row_unit(problem, lanes), contiguous_phases(problem, lanes)
+        sections = matrix_sections(geometry, tile, lanes, phases > 0)
         if problem.accumulate_dtype == "int32":
             _check_integers(sections)
         for axis, outputs, dynamic in zip(geometry.axes, tile.outputs, geometry.dynamic, strict=True):
             if outputs > 1 and axis.step > 1 and dynamic:
                 raise ValueError(f"outputs={outputs}: must be 1 along a dynamic axis with dilated taps")
-        unit, phases = row_unit(problem, lanes), contiguous_phases(problem, lanes)
         if (tile.width < geometry.axes[2].positions or geometry.dynamic[2]) and tile.width % unit:
             # In whole vectors its rows would be longer than their share of the output, and spill into the next block's.
             raise ValueError(f"width={tile.width}: must be a multiple of {unit} where a row has several blocks")

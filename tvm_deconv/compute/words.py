@@ -141,12 +141,15 @@ class Words:
 
     def settled(self, word: Expr) -> Expr:
         """Return a pair whose first factor borrows as the bits of both: the second gets back what it lent."""
-        sign = tirx.const(1 << self.bits - 1, WORD)
-        return word + ((word & sign) << tirx.const(1, WORD))
+        return word + self._lent(word)
 
     def borrowing(self, word: Expr) -> Expr:
         """Return the pair that a `settled` word, or a vector of them, is of."""
-        return word - ((word & tirx.const(1 << self.bits - 1, WORD)) << tirx.const(1, WORD))
+        return word - self._lent(word)
+
+    def _lent(self, word: Expr) -> Expr:
+        """Return what the second factor of a pair lends to a negative first one: one of its units, within the word."""
+        return (word & tirx.const(1 << self.bits - 1, WORD)) << tirx.const(1, WORD)
 
     def _join_parts(self, factor: Callable[[Expr], Expr], channels: int, word: Expr) -> Expr:
         step, place = word // (self.depth * self.parts), word % self.depth

@@ -133,7 +133,7 @@ def _in_words(
     """Return the scheduled `func` with loads and products of `words`, if given, and the LLVM IR that it calls."""
     if words is None:
         return func, ""
-    func = load_words(load_pairs(func, words) if words.factors == 2 and not words.cut else func)
+    func = load_words(load_pairs(func, words))
     if not tiled(words):
         return func, dot_functions(words, lanes)
     if whole_vectors and problem.output_dtype == "bfloat16":
