@@ -65,6 +65,11 @@ def _multiplies_bytes(target: CpuTarget) -> bool:
     return flag in target.features
 
 
+def adds_apart(target: CpuTarget) -> bool:
+    """Tell whether a second instruction adds products of integers, which have a register before: AVX2 without VNNI."""
+    return target.vector_registers <= 16 and "avx_vnni" not in target.features
+
+
 def dot_functions(words: Words, lanes: int) -> str:
     """Return the LLVM IR of the function that multiplies vectors of `lanes` words."""
     template = Template(llvm_source(f"{words.name.removeprefix('tvm_deconv_').removesuffix(_SWAPPED)}.ll"))

@@ -31,6 +31,7 @@ from tvm_deconv.compute.matrix_layout import (
     row_unit,
 )
 from tvm_deconv.compute.phases import Geometry, Run, axis_rows
+from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.compute.winograd import MAX_INTEGER_PRODUCTS
 from tvm_deconv.compute.words import Words, tiled
@@ -47,9 +48,11 @@ from tvm_deconv.schedules.x86.amx import (
     step_cycles,
 )
 from tvm_deconv.schedules.x86.costs import LAST_CACHE, Costs, costs_of
+from tvm_deconv.schedules.x86.dot import adds_apart
 from tvm_deconv.schedules.x86.plans import TilePlan
 from tvm_deconv.schedules.x86.ranking import Ranking
 from tvm_deconv.schedules.x86.register_tiles import LATENCY_ACCUMULATORS
+from tvm_deconv.schedules.x86.stores import LINE
 from tvm_deconv.schedules.x86.tiles import (
     ALONE,
     ENUMERATIONS,
@@ -326,8 +329,7 @@ class _Arithmetic:
     @property
     def _adds(self) -> bool:
         """True if a register has products of integers before a second instruction adds them."""
-        integers = self.problem.accumulate_dtype == "int32" and "avx_vnni" not in self.target.features
-        return integers and self.target.vector_registers <= 16
+        return self.problem.accumulate_dtype == "int32" and adds_apart(self.target)
 
     def useful(self) -> float:
         """Return the cycles of the products of the direct algorithm without any loss."""
@@ -486,10 +488,25 @@ class _Arithmetic:
             vectors = blocks.outputs * ceil_div(tiles.channels, self.lanes)
         if self.problem.quantization is not None and self.problem.data_format == "NXC":
             moved += self.costs.matrix_requantized
-        cycles: Array = vectors * (moved + self._far(results))
+        cycles: Array = vectors * (moved + self._waiting_lines(blocks, tiles) + self._far(results))
         if self.problem.data_format == "NCX":
             cycles = cycles + self.costs.row_piece * blocks.pieces * tiles.channels
         return cycles
+
+    def _waiting_lines(self, blocks: _Blocks, tiles: _Tiles) -> Array | float:
+        """Return the cycles that a vector of Winograd's outputs waits for its line from memory, if that lies alone.
+
+        The processor fetches ahead what is stored in order, or lies together: at least two lines.
+        """
+        problem = self.problem
+        in_order = self.strassen or not any(work.transformed for work in blocks.works)
+        if in_order or problem.data_format == "NCX" or problem.dynamic:
+            return 0.0
+        size = np.dtype(storage_dtype(problem.output_dtype)).itemsize
+        from_memory = math.prod(problem.output_shape) * size > LAST_CACHE
+        alone = (tiles.channels * size <= LINE) & (tiles.channels < self.geometry.out_channels)
+        waiting: Array = self.costs.lone_line * (self.lanes * size / LINE) * (from_memory & alone)
+        return waiting
 
     def _far(self, vectors: Array | float) -> Array:
         """Return the further cycles per vector if as many `vectors` do not stay in the second-level cache."""

@@ -41,6 +41,7 @@ from tvm_deconv.schedules.x86.amx import (
     step_cycles,
 )
 from tvm_deconv.schedules.x86.costs import Costs, costs_of
+from tvm_deconv.schedules.x86.dot import adds_apart
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.stores import LINE
 from tvm_deconv.targets import CpuTarget
@@ -131,8 +132,7 @@ class RegisterTiles:
     @cached_property
     def _registers(self) -> int:
         """The registers of a tile: of integers in AVX2 one has products before they are added."""
-        adds = self._sums_integers and "avx_vnni" not in self.target.features
-        return self.target.vector_registers - int(adds and self.target.vector_registers <= 16)
+        return self.target.vector_registers - int(self._sums_integers and adds_apart(self.target))
 
     @property
     def _sums_integers(self) -> bool:

@@ -22,7 +22,7 @@ from tvm_deconv.compute.direct_layout import (
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS, spans, tiles_of_channels
 from tvm_deconv.compute.phases import AxisPhases, Geometry, axis_rows
 from tvm_deconv.compute.storage import storage_dtype, stores_bytes
-from tvm_deconv.compute.winograd import MAX_PRODUCTS
+from tvm_deconv.compute.winograd import MAX_PRODUCTS, winograd
 from tvm_deconv.compute.words import Words, tiled
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
@@ -36,6 +36,8 @@ from tvm_deconv.schedules.x86.register_tiles import FOLLOWING, LATENCY_ACCUMULAT
 from tvm_deconv.schedules.x86.stores import LINE, outgrows_caches
 from tvm_deconv.targets import CpuTarget
 
+#: The outputs and taps of Winograd's for which the cost of a transform is given.
+_USUAL_OUTPUTS_AND_TAPS = 4, 2
 #: Winograd's largest m and most products, along each of several axes and along one axis alone. Beyond these, rounding
 #: errors exceed the tolerance.
 SEVERAL, ALONE = (4, 6), (6, MAX_PRODUCTS)
@@ -168,12 +170,13 @@ class _Work:
     """The work of a position, or of a tile of Winograd's m positions along axes with transforms.
 
     `products` counts those of a pair of channels. `data` are packed elements of an input channel, and `sums` those made
-    of them. A phase of an output channel has at most `results`.
+    of them, which take as long as usual ones times `summed`. A phase of an output channel has at most `results`.
     """
 
     products: int
     data: int
     sums: int
+    summed: float
     results: int
 
     @staticmethod
@@ -196,6 +199,8 @@ class _Work:
             math.prod(taps),
             math.prod(outputs),
             math.prod(map(sum, counts)) - math.prod(untransformed),
+            sum(max((row.algorithm.terms for row in of_axis if row.algorithm), default=0.0) for of_axis in rows)
+            / winograd(*_USUAL_OUTPUTS_AND_TAPS).terms,
             math.prod(max(counts_of_axis, default=1) for counts_of_axis in counts),
         )
 
@@ -432,7 +437,8 @@ class _Arithmetic:
         again = np.where(several, np.maximum(1.0, LINE / (registers.channels * element)), 1.0)
         # Sums of data that were transposed are made when those are no longer near.
         near, sums = (1.0, 2 * costs.sum) if self.transposes else (costs.near, costs.sum)
-        cycles = (self.pack * again * work.data * (near if work.sums else 1.0) + sums * work.sums) * packed / element
+        packing = self.pack * again * work.data * (near if work.sums else 1.0)
+        cycles = (packing + sums * work.sums * work.summed) * packed / element
         finish = np.where(finishes_in_registers, self._register_finish(blocks, registers), self.finish)
         cycles = (cycles + finish * again * made) / self.lanes + costs.task
         if self.form == GROUPS:

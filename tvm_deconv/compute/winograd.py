@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, cached_property
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 
@@ -37,6 +37,11 @@ class Bilinear:
     def divisor(self) -> int:
         """The least number that makes all coefficients of `filter` whole: it multiplies outputs then."""
         return math.lcm(*(coefficient.denominator for row in self.filter for coefficient in row))
+
+    @cached_property
+    def terms(self) -> float:
+        """The mean number of data elements that are summed up for a product."""
+        return sum(coefficient != 0 for row in self.data for coefficient in row) / len(self.data)
 
 
 def _product(roots: tuple[Fraction, ...]) -> list[Fraction]:
