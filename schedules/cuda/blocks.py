@@ -39,6 +39,10 @@ class Term:
     exists: list[Expr]
 
 
+#: The rows and columns that a thread's sums are, from a first column on: extents, and of two indices within them row,
+#: column from the first on, and the number of the sum; columns that are stored together are neighbouring ones.
+Cells: TypeAlias = tuple[Index, tuple[int, int], Callable[[Index, Index], tuple[Index, Index, Index]]]
+
 #: Images and positions along each axis.
 Extents: TypeAlias = tuple[int, int, int, int]
 
@@ -430,6 +434,43 @@ def store_rows(args: Arguments, block: Block, rows: int, threads: int, sums: Cal
                         for channel in range(channels):
                             where = place[0] + args.flat(0, channel, phases)
                             build.buffer_store(args.flat_out(), of_phase[channel], [where])
+
+
+def store_sums(args: Arguments, block: Block, rows: int, sums: Expr, cells: Sequence[Cells]) -> None:
+    """Write a thread's sums of a tile of C to the output from where they are, each of its `cells` at once.
+
+    All have the same rows, whose places in the output are found once. If the output does not begin at a multiple of
+    what is stored at once, its elements are stored one by one.
+    """
+    section, (_, (count, together), row_of) = block.section, cells[0]
+    places, there, positions = local(count, args.index), local(count, "bool"), []
+    first = block.group * section.geometry.out_channels
+    for i in range(count):
+        image, position, exists = block.position(row_of(i, 0)[0], block.tile_m * args.const(rows), rows)
+        build.buffer_store(places, args.flat(image, first, section.target(position, (0, 0, 0))[0]) + args.const(0), [i])
+        build.buffer_store(there, tirx.all(*exists) if exists else tirx.const(True, "bool"), [i])
+        positions.append(position)
+
+    def store(each: int) -> None:
+        out = args.flat_out()
+        for start, _, cell in cells:
+            n = block.tile_n * section.tile_n + block.column + start + cell(0, 0)[1]
+            channel, phases = section.column(n)
+            for i in range(count):
+                inside = section.target(positions[i], phases)[1] + ([n < section.n] if section.n % section.tile_n else [])
+                with when([there[i], *inside]):
+                    values = args.finished(first + channel, [sums[cell(i, part)[2]] for part in range(together)])
+                    for lane in range(0, together, each):
+                        with build.vectorized(each) if each > 1 else nullcontext(0) as within:
+                            to = places[i] + args.flat(0, channel, phases) + lane + within
+                            build.buffer_store(out, values[lane + within], [to])
+
+    size = together * element_bytes(args.problem.output_dtype)
+    with build.If(tirx.reinterpret("uint64", args.out.data) % tirx.const(size, "uint64") == tirx.const(0, "uint64")):
+        with build.Then():
+            store(together)
+        with build.Else():
+            store(1)
 
 
 def finish_sums(args: Arguments, split: int) -> None:

@@ -39,6 +39,7 @@ from tvm_deconv.schedules.cuda.banks import BANKS, Access, best_pitch
 from tvm_deconv.schedules.cuda.blocks import (
     Block,
     Box,
+    Cells,
     Rows,
     each_block,
     finish_sums,
@@ -48,6 +49,7 @@ from tvm_deconv.schedules.cuda.blocks import (
     parts_of,
     sectors,
     store_rows,
+    store_sums,
     store_tile,
     stored_together,
     tiles_of,
@@ -107,11 +109,6 @@ class Plan:
         return asdict(self)
 
 
-#: The rows and columns that a thread's sums are, from a first column on: extents, and of two indices within them row,
-#: column from the first on, and the number of the sum; neighbouring columns are neighbouring sums.
-Cells = tuple[Index, tuple[int, int], Callable[[Index, Index], tuple[Index, Index, Index]]]
-
-
 class Form(abc.ABC):
     """How a block of a plan forms the sums of its tile, and which thread holds which.
 
@@ -130,6 +127,8 @@ class Form(abc.ABC):
     sharing_k: int = 1
     #: Tiles of rows and of columns that a block has one after the other.
     turns: tuple[int, int] = (1, 1)
+    #: Neighbours in the output that a thread stores at once from its sums; 0 if these go through shared memory.
+    side_by_side: int = 0
 
     def __init__(self, problem: Problem, plan: Plan, dtype: str, threads: int) -> None:
         """Take the type of A and B in shared memory, and the number of threads of a block."""
@@ -819,7 +818,7 @@ def gaps(form: Form, section: Section) -> float:
     """Return the bytes of the gaps in the sectors that a block stores; parts of split sums are accumulators."""
     plan = form.plan
     size = _BYTES[form.accumulator] if plan.split > 1 else element_bytes(form.problem.output_dtype)
-    share = sectors(section, min(form.written, form.most_columns), size)
+    share = sectors(section, min(form.written, 4 * form.side_by_side or form.most_columns), size)
     return plan.tile_m * form.written * size * (share - 1)
 
 
@@ -830,7 +829,7 @@ def accesses(form: Form) -> tuple[list[Access], list[Access]]:
     reads: list[Access] = [
         ([int(place) * size // 4 for place, _ in those], those[0][1] // 4) for those in zip(*lanes, strict=True)
     ]
-    return reads, Rounds.of(form, form.sections[0]).taken
+    return reads, [] if form.side_by_side else Rounds.of(form, form.sections[0]).taken
 
 
 class Output:
@@ -845,8 +844,13 @@ class Output:
 
     def write(self, block: Block) -> None:
         """Bring all sums of a block to the output, once its shared memory is free."""
-        form, rounds = self.form, Rounds.of(self.form, block.section)
+        form = self.form
         holds = [block.thread < form.holders] if form.holders < form.threads else []
+        if form.side_by_side:
+            with when(holds):
+                store_sums(self.args, block, form.plan.tile_m, self.sums, list(form.cells(block.thread)))
+            return
+        rounds = Rounds.of(form, block.section)
         for first in rounds.firsts:
             if first:
                 barrier()

@@ -40,11 +40,11 @@ from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.contract import Algorithm
-from tvm_deconv.schedules.cuda.blocks import Block, Box, Extents, packed_elements, tiles_of
+from tvm_deconv.schedules.cuda.blocks import Block, Box, Cells, Extents, packed_elements, stored_together, tiles_of
 from tvm_deconv.schedules.cuda.emit import MULTIPROCESSORS, Arguments, Rounding, barrier, local, one_task, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
 from tvm_deconv.schedules.cuda.products import choices, joined
-from tvm_deconv.schedules.cuda.tiles import Cells, Form, Output, Plan, Rounds, blocks_of, cost, matrix_kernel
+from tvm_deconv.schedules.cuda.tiles import Form, Output, Plan, Rounds, blocks_of, cost, matrix_kernel
 from tvm_deconv.schedules.cuda.warp import (
     arrive,
     arrive_at,
@@ -70,7 +70,7 @@ from tvm_deconv.schedules.cuda.warp import (
 from tvm_deconv.targets import CudaTarget
 
 LINE = 128  # bytes of a line of terms, which are those of a tile
-_LEAST = 16  # bytes of which strides of the data are multiples
+_LEAST, _SECTOR = 16, 32  # bytes of which strides of the data are multiples; those that memory has together
 _TERMS, ROWS = 32, 64  # of one wgmma, the former in bytes
 GROUP = 128  # threads of a warpgroup
 STORING = 96  # threads that store what others multiply: those of a warpgroup beside the warp that loads
@@ -184,11 +184,23 @@ class Warpgroups(Form):
         """See Form; loads pass by the nearest cache, and blocks of a cluster share them."""
         return self.plan.tile_m / self.columns + len(self.roundings) * self.plan.tile_n / self.rows
 
+    @cached_property
+    def side_by_side(self) -> int:
+        """See Form; of a row four lanes have so many columns each, which are whole sectors together."""
+        if not self.k_fastest or self.plan.storing:
+            return 0
+        size, of_lane = element_bytes(self.problem.output_dtype), self.written // 4
+        found = [stored_together(self.problem, section, of_lane, _LEAST // size) for section in self.sections]
+        least = math.gcd(*found)
+        return least if 4 * least * size >= _SECTOR and self.written % (4 * least) == 0 else 0
+
     @property
     def sums_bytes(self) -> int:
         """See Form; they have memory of their own, if stages are loaded meanwhile."""
         if max(self.turns) == 1:
             return super().sums_bytes
+        if self.side_by_side:
+            return 0
         return ceil_div(self.plan.tile_m * (self.most_columns + _EIGHT) * 4, 1024) * 1024
 
     @property
@@ -281,7 +293,16 @@ class Warpgroups(Form):
         group, tile, tile_k, within, k = unravel(number, shape)
         if self.single:
             k = k // 8 * 8 + self._term(k % 8)
-        return group, tile, tile_k * self.line + k, within
+        return group, tile, tile_k * self.line + k, self._column(within)
+
+    def _column(self, packed: Index) -> Index:
+        """Return the column that number `packed` of a tile of B is: of four lanes each has all that it stores at once.
+
+        Of eight columns of a product a lane has two.
+        """
+        each = self.side_by_side or 2
+        first, pair = packed // (4 * each) * (4 * each), packed // _EIGHT % (each // 2)
+        return first + packed % _EIGHT // 2 * each + 2 * pair + packed % 2
 
     def begin(self, args: Arguments, aligned: bool) -> dict[str, Expr]:
         """See Form; encode the map of the packed filter, and of the data for each box, if TMA can load these."""
@@ -343,6 +364,8 @@ class Warpgroups(Form):
         loads = self.begun_loads(args, block, begun, memory)
         if self.plan.storing:
             self._multiply_load_and_store(loads, memory, sums, registers, output)
+        elif self.side_by_side:
+            self._multiply_and_store(loads, memory, sums, registers, output)
         else:
             with build.serial(0, self.turns_of(block)) as turn:
                 self.clear(args, block, sums)
@@ -350,6 +373,19 @@ class Warpgroups(Form):
                 barrier()
                 output.write(self.tile_of(block, turn))
         self.meet()
+
+    def _multiply_and_store(
+        self, loads: Any, memory: Expr, sums: Expr, registers: Sequence[Expr], output: Output
+    ) -> None:
+        """Have the last warp load all tiles, whose sums the others store from registers, each warp when it has them."""
+        block = loads.block
+        with build.If(block.thread < self.holders):
+            with build.Then(), build.serial(0, self.turns_of(block)) as turn:
+                self.clear(loads.args, block, sums)
+                self.multiply(loads, memory, sums, registers, turn)
+                output.write(self.tile_of(block, turn))
+            with build.Else():
+                loads.emit()
 
     def _multiply_load_and_store(
         self, loads: Any, memory: Expr, sums: Expr, registers: Sequence[Expr], output: Output
@@ -596,13 +632,13 @@ class Warpgroups(Form):
 
     def cells(self, thread: Index) -> Iterator[Cells]:
         """See Form."""
-        row = thread // 32 * 16 + thread % 32 // 4
-        for j in range(self.written // 8):
+        row, columns = thread // 32 * 16 + thread % 32 // 4, self.side_by_side or 2
+        for start in range(0, self.written, 4 * columns):
 
-            def cell(i: Index, part: Index, j: int = j) -> tuple[Index, Index, Index]:
-                return row + 8 * i, thread % 4 * 2 + part, 4 * j + 2 * i + part
+            def cell(i: Index, part: Index, first: int = start // 2) -> tuple[Index, Index, Index]:
+                return row + 8 * i, thread % 4 * columns + part, first + part // 2 * 4 + 2 * i + part % 2
 
-            yield 8 * j, (2, 2), cell
+            yield start, (2, columns), cell
 
     def reads(self, thread: int) -> Iterator[tuple[Index, int]]:
         """See Form; tensor cores read the rest themselves, lines of the swizzle without conflicts."""
@@ -661,11 +697,12 @@ class Loads:
     def numbers(self, turn: Index) -> tuple[Index, Index]:
         """Return the first tile of k of all turns that is loaded in one, and the first that is not.
 
-        The last stage of a turn is given back in the next. If other warps store sums, all are loaded in one.
+        The last stage of a turn is given back in the next. If all warps but those that load go on alone, all are loaded
+        in one.
         """
         form, tiles, ahead = self.form, self.form.tiles(self.section), self.form.ahead
         turns = form.turns_of(self.block)
-        if max(form.turns) == 1 or form.plan.storing:
+        if max(form.turns) == 1 or form.plan.storing or form.side_by_side:
             return 0, turns * tiles
         begin = tirx.Select(turn == 0, 0, tirx.min(turn * tiles + ahead, turns * tiles))
         return begin, tirx.min((turn + 1) * tiles + ahead, turns * tiles)
