@@ -456,14 +456,17 @@ def store_sums(args: Arguments, block: Block, rows: int, sums: Expr, cells: Sequ
         for start, _, cell in cells:
             n = block.tile_n * section.tile_n + block.column + start + cell(0, 0)[1]
             channel, phases = section.column(n)
-            for i in range(count):
-                inside = section.target(positions[i], phases)[1] + ([n < section.n] if section.n % section.tile_n else [])
-                with when([there[i], *inside]):
-                    values = args.finished(first + channel, [sums[cell(i, part)[2]] for part in range(together)])
-                    for lane in range(0, together, each):
-                        with build.vectorized(each) if each > 1 else nullcontext(0) as within:
-                            to = places[i] + args.flat(0, channel, phases) + lane + within
-                            build.buffer_store(out, values[lane + within], [to])
+            with when([n < section.n] if section.n % section.tile_n else []):
+                # Of all rows, before any is stored: so what they share is loaded once.
+                rows_of_it = [[sums[cell(i, part)[2]] for part in range(together)] for i in range(count)]
+                values = [args.finished(first + channel, of_row) for of_row in rows_of_it]
+                for i, lane in itertools.product(range(count), range(0, together, each)):
+                    with (
+                        when([there[i], *section.target(positions[i], phases)[1]]),
+                        build.vectorized(each) if each > 1 else nullcontext(0) as within,
+                    ):
+                        to = places[i] + args.flat(0, channel, phases) + lane + within
+                        build.buffer_store(out, values[i][lane + within], [to])
 
     size = together * element_bytes(args.problem.output_dtype)
     with build.If(tirx.reinterpret("uint64", args.out.data) % tirx.const(size, "uint64") == tirx.const(0, "uint64")):

@@ -186,8 +186,13 @@ class Warpgroups(Form):
 
     @cached_property
     def side_by_side(self) -> int:
-        """See Form; of a row four lanes have so many columns each, which are whole sectors together."""
-        if not self.k_fastest or self.plan.storing:
+        """See Form; of a row four lanes have so many columns each, which are whole sectors together.
+
+        Divisions to find channels of columns would take more than the way through shared memory.
+        """
+        channels = self.problem.out_channels
+        divided = channels & (channels - 1) > 0 and channels % self.written > 0
+        if not self.k_fastest or self.plan.storing or divided:
             return 0
         size, of_lane = element_bytes(self.problem.output_dtype), self.written // 4
         found = [stored_together(self.problem, section, of_lane, _LEAST // size) for section in self.sections]
