@@ -34,7 +34,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.contract import Algorithm
 from tvm_deconv.schedules.cuda.banks import WAVEFRONT
-from tvm_deconv.schedules.cuda.blocks import Block, Box, Extents
+from tvm_deconv.schedules.cuda.blocks import Block, Box, Cells, Extents
 from tvm_deconv.schedules.cuda.emit import Arguments, local, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
 from tvm_deconv.schedules.cuda.products import choices, joined
@@ -54,6 +54,7 @@ from tvm_deconv.schedules.cuda.warp import (
 from tvm_deconv.schedules.cuda.wgmma import (
     BARRIERS,
     MOST_SHARED,
+    ROWS,
     ClusterPlan,
     Loads,
     Warpgroups,
@@ -76,6 +77,7 @@ _FOUR, FILLED = 4, 40  # elements that a thread copies to a box: of a line, at l
 _ARRIVAL, _ARRIVING, _FILL = 700 * 128, 4, 12
 _ROWS, _COLUMNS, _STAGES = (64, 128, 192, 256), (16, 32, 64, 96, 128, 192, 256), (3, 4, 6)
 _CLUSTERS, _TURNS, _FEW_STAGES = (1, 2, 4), (2, 4, 8), 4
+_MOST_PARTS = 4  # warpgroups of a block whose warpgroups have strips
 _MOST_KEPT = 12  # stages of tiles of B that stay for all tiles of rows
 
 
@@ -158,8 +160,25 @@ class Held(Warpgroups):
 
     @property
     def operands(self) -> int:
+        """See Form; of strips some are read while others are multiplied."""
+        return 4 * _LINE // _TERMS * min(2, self.strips)
+
+    @property
+    def strips(self) -> int:
+        """Strips of 64 rows that a warpgroup has, each a line further than the one before.
+
+        What is read of a line is for all taps of an axis, each of which adds to the sums of another strip.
+        """
+        return self.plan.part_m // ROWS
+
+    @property
+    def sums(self) -> int:
         """See Form."""
-        return 4 * _LINE // _TERMS
+        return self.strips * super().sums
+
+    def again(self, section: Section) -> float:
+        """Return how often warps read a row of A for each of the taps along the axis of strips."""
+        return (self.strips + section.taps[1] - 1) / (self.strips * section.taps[1]) if self.strips > 1 else 1
 
     def allocate(self) -> tuple[Expr, ...]:
         """See Form."""
@@ -227,12 +246,14 @@ class Held(Warpgroups):
     @property
     def wavefronts(self) -> float:
         """See Form."""
-        return self._wavefronts(self._share(self.sections[0]), self.loaded(self.sections[0]))
+        section = self.sections[0]
+        return self._wavefronts(section, self._share(section))
 
-    def _wavefronts(self, share: float, loaded: float) -> float:
-        """See `wavefronts`; warps read A, and wgmma reads B once a warpgroup."""
-        plan = self.plan
-        return (share + plan.tile_m + plan.tile_n * (loaded + plan.parts)) * _SIZE / WAVEFRONT
+    def _wavefronts(self, section: Section, share: float) -> float:
+        """See `wavefronts`; warps read A, and wgmma reads B for each 64 rows."""
+        rows, columns = self.plan.tile_m, self.plan.tile_n
+        of_b = columns * (self.loaded(section) + rows / ROWS)
+        return (share + rows * self.again(section) + of_b) * _SIZE / WAVEFRONT
 
     def box(self, section: Section) -> Box:
         """Return the box of positions of a tile's rows for which all tiles cost the least."""
@@ -242,14 +263,20 @@ class Held(Warpgroups):
     def _every_box(self) -> dict[Section, Box]:
         return {section: self._box(section) for section in self.sections}
 
+    @property
+    def boxed(self) -> bool:
+        """True if there are boxes of so many rows."""
+        return all(_boxes(self.plan.tile_m, section.extents, section.taps, _steps(section), self.strips) for section in self.sections)
+
     def _box(self, section: Section) -> Box:
         """See `box`."""
         image, d, h, w = section.extents
-        boxes = _boxes(self.plan.tile_m, (image, d, h, w), section.taps, _steps(section))
+        boxes = _boxes(self.plan.tile_m, (image, d, h, w), section.taps, _steps(section), self.strips)
 
         def work(lines: int) -> tuple[float, int]:
-            of_both = lines / math.prod(section.taps), self.loaded(section)
-            read, moved = WAVEFRONT_COST * self._wavefronts(*of_both), L2_COST * _SIZE * self._moved(*of_both)
+            share = lines / math.prod(section.taps)
+            read = WAVEFRONT_COST * self._wavefronts(section, share)
+            moved = L2_COST * _SIZE * self._moved(share, self.loaded(section))
             return math.prod(boxes[lines].counts) * max(self.term, read, moved), lines
 
         return boxes[min(boxes, key=work)]
@@ -325,6 +352,9 @@ class Held(Warpgroups):
 
         Boxes of tiles of columns are there after the first `turn`.
         """
+        if self.strips > 1:
+            self._multiply_strips(loads, memory, sums, registers[0], turn)
+            return
         block, (fragments, places), steps = self.tile_of(loads.block, turn), registers, _LINE // _TERMS
         tiles, stages, lane = self.tiles(block.section), self.plan.stages, block.thread % 32
         each, before, box = self.readers(block.section), turn * tiles, self.number(turn)
@@ -360,6 +390,35 @@ class Held(Warpgroups):
                     read(step + 1, 0)
         wgmma_wait(0)
 
+    def _multiply_strips(self, loads: Any, memory: Expr, sums: Expr, fragments: Expr, turn: Index) -> None:
+        """Multiply box by box: what is read of a line is multiplied by all taps for which a strip has its sums."""
+        block, first, steps = self.tile_of(loads.block, turn), self.number(turn), _LINE // _TERMS
+        section, (depth, high, across) = block.section, block.section.taps
+        with when([turn == 0]), build.serial(0, self.tiles(section)) as tile:
+            self.filled(memory, tile)
+        with build.serial(0, self.boxes) as number:
+            loads.wait(first + number)
+            every = itertools.product(range(depth), range(across), range(self.strips + high - 1))
+            for count, (d, w, line) in enumerate(every):
+                begin = count % 2 * 4 * steps
+                last = ravel((d, high - 1, w), section.taps[1:])
+                place = self.place_of(section, block.thread, last, 0, line) + self.first((first + number) % self.held)
+                for k in range(steps):
+                    ldmatrix(fragments, begin + 4 * k, 4, memory, place ^ k * _TERMS, transposed=False)
+                wgmma_fence()
+                for strip in range(max(0, line - high + 1), min(self.strips, line + 1)):
+                    tap = ravel((d, high - 1 - line + strip, w), section.taps[1:])
+                    b, sum_of = self.begin_stages + (number * math.prod(section.taps) + tap) * self.stage, strip * self.sums // self.strips
+                    for k in range(steps):
+                        at = begin + 4 * k
+                        wgmma_registers(self.problem.dtype, self.plan.tile_n, sums, fragments, at, memory, b + k * _TERMS, first=sum_of)
+                wgmma_commit()
+                wgmma_wait(1)
+            wgmma_wait(0)
+            if self.held > 1:
+                with when([block.thread % 32 == 0]):
+                    arrive(memory, self.at_empty((first + number) % self.held))
+
     def _read(
         self, block: Block, memory: Expr, first: Index, fragments: Expr, places: Expr, tile: Index, k: int
     ) -> None:
@@ -375,20 +434,45 @@ class Held(Warpgroups):
             build.buffer_store(places, place + self.first(box), [line])
         ldmatrix(fragments, 4 * k, 4, memory, places[line] ^ term, transposed=False)
 
-    def place_of(self, section: Section, thread: Index, tap: Index, first: Index) -> Index:
+    def place_of(self, section: Section, thread: Index, tap: Index, first: Index, strip: int = 0) -> Index:
         """Return the place in a box of the row and the terms that a lane gives to ldmatrix, the first of a line.
 
-        The box begins in the line of position `first` of an image, if rows go on in the next line.
+        The box begins in the line of position `first` of an image, if rows go on in the next line. The row is of the
+        `strip`, or of a line as far behind the last one.
         """
         box, lengths, lane, width = self.box(section), self.lengths(section), thread % 32, section.extents[-1]
         row = thread // 32 * _TERMS + lane % _TERMS
         number = first % width + row
-        within = [0, 0, number // width, number % width] if _goes_on(box, section) else box.within(row, box.lengths)
+        within = [0, 0, number // width, number % width] if _goes_on(box, section) else self._within(section, row)
+        within[2] = within[2] + strip
         taps = unravel(tap, section.taps)
         further = [(count - 1 - t) * step for count, t, step in zip(section.taps, taps, _steps(section), strict=True)]
         at = [x + y for x, y in zip(within, [0, *further], strict=True)]
         line = ravel(box.ordered(at), box.ordered(lengths)[1:])
         return self.swizzled(line * self.width + lane // _TERMS * _LANES)
+
+    def _within(self, section: Section, row: Index) -> list[Index]:
+        """Return where in the box of a tile's rows those of the first strip are."""
+        box = self.box(section)
+        image, d, h, w = box.lengths
+        image, d, h, w = box.within(row, (image, d, h // self.strips, w))
+        return [image, d, h * self.strips, w]
+
+    def cells(self, thread: Index) -> Iterator[Cells]:
+        """See Form; of each strip those of a warpgroup."""
+        if self.strips == 1:
+            yield from super().cells(thread)
+            return
+        box = self.box(self.sections[0])
+        for strip, (start, extents, of) in itertools.product(range(self.strips), list(super().cells(thread))):
+
+            def cell(i: Index, part: Index, strip: int = strip, of: Any = of) -> tuple[Index, Index, Index]:
+                row, column, number = of(i, part)
+                image, d, h, w = self._within(self.sections[0], row)
+                full = ravel(box.ordered([image, d, h + strip, w]), box.ordered(box.lengths)[1:])
+                return full, column, strip * (self.sums // self.strips) + number
+
+            yield start, extents, cell
 
     def swizzled(self, at: Index) -> Index:
         """Return the place of an element of a box with the swizzle of its lines."""
@@ -511,17 +595,19 @@ def _steps(section: Section) -> tuple[int, int, int]:
 
 
 @lru_cache(1024)
-def _boxes(rows: int, extents: Extents, taps: tuple[int, int, int], steps: tuple[int, int, int]) -> dict[int, Box]:
+def _boxes(
+    rows: int, extents: Extents, taps: tuple[int, int, int], steps: tuple[int, int, int], strips: int
+) -> dict[int, Box]:
     """Return boxes of so many rows by the lines that taps read of them: of as many lines the box of the fewest tiles.
 
-    Eight rows are in different banks: neighbours on the last axis, or images. Rows may also be all positions of an
-    image in order, which go on in the next line.
+    Eight rows are in different banks: neighbours on the last axis, or images. Rows of one of the `strips` may also be
+    all positions of an image in order, which go on in the next line.
     """
     image, d, h, w = extents
     divisors = [length for length in range(1, rows + 1) if rows % length == 0]
-    boxes = [Box((1, 1, 1, rows), (image, d, 1, h * w))] if h > 1 else []
+    boxes = [Box((1, 1, 1, rows), (image, d, 1, h * w))] if h > 1 and strips == 1 else []
     for image, d, h in itertools.product(divisors, repeat=3):
-        if rows % (image * d * h):
+        if rows % (image * d * h) or h % strips:
             continue
         lengths = image, d, h, rows // (image * d * h)
         fastest = lengths[3] % _EIGHT > 0
@@ -613,7 +699,24 @@ def _candidates(
             many = stages > _FEW_STAGES and not alone.few
             made = [one for one in (alone, *others) if not many or all(map(one.keeps, one.sections))]
             found += [(cost(one), one.plan) for one in made if one.fits and one.has_registers]
+        found += [(cost(one), one.plan) for one in _of_strips(form, problem, axes, rows)]
     return sorted(found, key=lambda pair: pair[0])
+
+
+def _of_strips(form: type[Held], problem: Problem, axes: int, rows: int) -> list[Held]:
+    """Return forms whose warpgroups have strips of `rows` in all, if columns are few and all taps stay there."""
+    products = _products(problem, _COLUMNS[0], form.phases(problem, axes))
+    section = products[0]
+    one_product = len(products) == 1 and section.n <= _COLUMNS[0] and section.tiles_k <= _MOST_KEPT
+    if not one_product or section.taps[1] == 1 or _steps(section)[1] != 1 or line_of(problem.in_channels) < _LINE:
+        return []
+    found, stages = [], max(_STAGES[0], section.tiles_k)
+    for parts in range(1, _MOST_PARTS + 1):
+        plan = ClusterPlan(rows * parts, _COLUMNS[0], _LINE, rows, _COLUMNS[0], stages, 1, axes)
+        alone = form(problem, plan)
+        if rows > ROWS and alone.boxed:
+            found += [alone, *(form(problem, one) for one in by_turns(plan, _turns(alone)) if not one.storing)]
+    return [one for one in found if one.fits and one.has_registers]
 
 
 def algorithm_of(form: type[Held], caveat: str = "") -> Algorithm[CudaTarget, ClusterPlan]:

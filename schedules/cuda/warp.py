@@ -326,11 +326,20 @@ def wgmma(kind: str, columns: int, sums: Expr, memory: Expr, a: Expr, b: Expr, p
 
 
 def wgmma_registers(
-    kind: str, columns: int, sums: Expr, registers: Expr, at: int, memory: Expr, b: Expr, *, begins: bool = False
+    kind: str,
+    columns: int,
+    sums: Expr,
+    registers: Expr,
+    at: int,
+    memory: Expr,
+    b: Expr,
+    *,
+    begins: bool = False,
+    first: int = 0,
 ) -> None:
     """Begin to add such a product with A in registers: a lane holds four of its own, as of `mma`, from `at` on.
 
-    It has the terms of one `mma`. If it `begins` the sums they are zero before.
+    It has the terms of one `mma`. Its sums are from the `first` on; if it `begins` them they are zero before.
     """
     name, count, short = _MMA_TYPES[kind], columns // 2, kind != "tf32"
     suffix = "_first" * begins + "_registers" * short
@@ -346,7 +355,7 @@ def wgmma_registers(
         **{name: count + i for i, name in enumerate(("first", "second", "third", "fourth", "fifth"))},
         sums=", ".join(f'"+f"(c[{i}])' for i in range(count)),
     )
-    operands = _address(sums, 0), _address(registers, at), _address(memory, b)
+    operands = _address(sums, first), _address(registers, at), _address(memory, b)
     build.evaluate(cuda_func_call(f"tvm_deconv_wgmma_{name}_n{columns}{suffix}", *operands, source_code=source))
 
 
