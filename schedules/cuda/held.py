@@ -396,24 +396,30 @@ class Held(Warpgroups):
         section, (depth, high, across) = block.section, block.section.taps
         with when([turn == 0]), build.serial(0, self.tiles(section)) as tile:
             self.filled(memory, tile)
+        count = self.strips + high - 1
         with build.serial(0, self.boxes) as number:
             loads.wait(first + number)
-            every = itertools.product(range(depth), range(across), range(self.strips + high - 1))
-            for count, (d, w, line) in enumerate(every):
-                begin = count % 2 * 4 * steps
-                last = ravel((d, high - 1, w), section.taps[1:])
-                place = self.place_of(section, block.thread, last, 0, line) + self.first((first + number) % self.held)
-                for k in range(steps):
-                    ldmatrix(fragments, begin + 4 * k, 4, memory, place ^ k * _TERMS, transposed=False)
-                wgmma_fence()
-                for strip in range(max(0, line - high + 1), min(self.strips, line + 1)):
-                    tap = ravel((d, high - 1 - line + strip, w), section.taps[1:])
-                    b, sum_of = self.begin_stages + (number * math.prod(section.taps) + tap) * self.stage, strip * self.sums // self.strips
+            box = self.first((first + number) % self.held)
+            with build.serial(0, depth * across) as column:
+                d, w = unravel(column, (depth, across))
+                for line in range(count):
+                    begin = line % 2 * 4 * steps
+                    last = ravel((d, high - 1, w), section.taps[1:])
+                    place = self.place_of(section, block.thread, last, 0, line) + box
                     for k in range(steps):
-                        at = begin + 4 * k
-                        wgmma_registers(self.problem.dtype, self.plan.tile_n, sums, fragments, at, memory, b + k * _TERMS, first=sum_of)
-                wgmma_commit()
-                wgmma_wait(1)
+                        ldmatrix(fragments, begin + 4 * k, 4, memory, place ^ k * _TERMS, transposed=False)
+                    wgmma_fence()
+                    for strip in range(max(0, line - high + 1), min(self.strips, line + 1)):
+                        tap = ravel((d, high - 1 - line + strip, w), section.taps[1:])
+                        b = self.begin_stages + (number * math.prod(section.taps) + tap) * self.stage
+                        for k in range(steps):
+                            at, to = begin + 4 * k, strip * self.sums // self.strips
+                            of_b = b + k * _TERMS
+                            wgmma_registers(
+                                self.problem.dtype, self.plan.tile_n, sums, fragments, at, memory, of_b, first=to
+                            )
+                    wgmma_commit()
+                    wgmma_wait(0 if line == count - 1 and count % 2 else 1)
             wgmma_wait(0)
             if self.held > 1:
                 with when([block.thread % 32 == 0]):

@@ -639,6 +639,25 @@ FEW_MISTAKES = {
     "phases before the first": (r" && \(1 <= \(thread & 7\)\)", ""),
     "rows beyond the last": (r"(?<=\(thread >> 3\)\)) < 20\)", " < 21)"),
 }
+#: Of strips of rows, whose lines are read once for all taps of an axis.
+STRIP_MISTAKES = {
+    "no wait for tiles": (r"tvm_deconv_wait_phase\(\(&\(_ptr\[\(\(v_4 \* 4\) \+ 30720\)\]\)\), 0\);", ""),
+    "no wait for boxes that are full": (r"tvm_deconv_wait_phase\(.*\);(?=\s*for \(int v_6)", ""),
+    "registers that change under way": (r"(?<=  )tvm_deconv_wgmma_wait1\(\);", ""),
+    "the last registers that change under way": (r"(?<=  )tvm_deconv_wgmma_wait0\(\);", ""),
+    "sums of the strip before": (r"(_n16_registers\(\(&\(_ptr_1)\[8\]", r"\1[0]"),
+    "the tap of the line beside": (r"(?<=\(v_6 \* 1024\) \+) 6144", " 8192"),
+    "a line too far": (r"(?<=\* 8\)\) \+) 1216", " 1792"),
+    "rows of the strip before": (r"(?<=\* 2\)\) \+) 192", " 0"),
+}
+#: Of sums that threads store from registers.
+AT_ONCE_MISTAKES = {
+    "columns of other lanes": (r"\(\(\(int\)threadIdx\.x\) & 3\) \* 8", "((int)threadIdx.x ^ 1) % 4 * 8"),
+    "sums of the row beside": (r"(_ptr_\d+\[0\] = _ptr_1)\[2\]", r"\1[0]"),
+    "columns in the order of products": (r"(_ptr_\d+\[2\] = _ptr_1)\[4\]", r"\1[8]"),
+    "the rows of the first turn": (r"\(v_1 \* 3584\)", "0"),
+    "rows beyond the last": (r"(_ptr_3\[[01]\] =) [^;]*;", r"\1 true;"),
+}
 #: Of blocks of a cluster that share the terms of a tile.
 SHARING_MISTAKES = {
     "the same terms": (r"\(\(\(\(int\)blockIdx\.x\) & 1\) \* 128\)", "0"),
@@ -669,6 +688,9 @@ GATHERING_MISTAKES = {
 HOPPER_PRODUCT = td.Problem(1, 1, 64, 32, (8, 4), (3, 2), (1, 2), (1, 1), (0, 0), (10, 8), "float16", "NXC")
 #: Of several tiles of rows, which blocks have by turns.
 SEVERAL_TILES = HOPPER_PRODUCT.replace(data_spatial=(20, 7), kernel=(2, 2), output_spatial=(21, 14))
+FEW_COLUMNS = SEVERAL_TILES.replace(
+    out_channels=3, kernel=(4, 4), strides=(2, 2), pads_begin=(1, 1), output_spatial=(40, 14)
+)
 #: Mistakes, and the family, problem and plan of the kernel that has them.
 MISTAKEN = {
     "tensor": (MISTAKES, "cuda_tensor", EXAMPLES["cuda_tensor"][-1], replace(TENSOR_PLANS[2], tile_k=16)),
@@ -687,7 +709,7 @@ MISTAKEN = {
     "turns of loads": (
         TURN_MISTAKES_OF_LOADS,
         "cuda_wgmma",
-        SEVERAL_TILES.replace(in_channels=136),
+        SEVERAL_TILES.replace(in_channels=136, out_channels=24),
         ClusterPlan(64, 32, 64, 64, 32, 4, turns_m=2),
     ),
     "storing": (
@@ -699,41 +721,48 @@ MISTAKEN = {
     "kept": (
         KEPT_MISTAKES,
         "cuda_held",
-        SEVERAL_TILES,
+        SEVERAL_TILES.replace(out_channels=24),
         ClusterPlan(64, 32, 64, 64, 32, 3, turns_m=3),
     ),
     "filled boxes": (
         FILLING_MISTAKES,
         "cuda_held",
-        HOPPER_PRODUCT.replace(in_channels=21, data_spatial=(8, 7), kernel=(2, 2), output_spatial=(9, 14)),
+        HOPPER_PRODUCT.replace(
+            in_channels=21, out_channels=24, data_spatial=(8, 7), kernel=(2, 2), output_spatial=(9, 14)
+        ),
         ClusterPlan(64, 32, 64, 64, 32, 4),
     ),
     "few columns": (
         FEW_MISTAKES,
         "cuda_held",
-        HOPPER_PRODUCT.replace(
-            out_channels=3,
-            data_spatial=(20, 7),
-            kernel=(4, 4),
-            strides=(2, 2),
-            pads_begin=(1, 1),
-            output_spatial=(40, 14),
-        ),
+        FEW_COLUMNS,
         ClusterPlan(64, 16, 64, 64, 16, 3, joined=2, turns_m=2),
+    ),
+    "strips": (
+        STRIP_MISTAKES,
+        "cuda_held",
+        FEW_COLUMNS,
+        ClusterPlan(128, 16, 64, 128, 16, 4, joined=2, turns_m=2),
+    ),
+    "at once": (
+        AT_ONCE_MISTAKES,
+        "cuda_wgmma",
+        SEVERAL_TILES,
+        ClusterPlan(64, 32, 64, 64, 32, 4, turns_m=3),
     ),
     "gathered": (
         GATHERING_MISTAKES,
         "cuda_gathered",
-        HOPPER_PRODUCT.replace(in_channels=134, pads_begin=(1, 0), output_spatial=(8, 8)),
+        HOPPER_PRODUCT.replace(in_channels=134, out_channels=24, pads_begin=(1, 0), output_spatial=(8, 8)),
         ClusterPlan(64, 32, 64, 64, 32, 4),
     ),
     "shared terms": (
         SHARING_MISTAKES,
         "cuda_wgmma",
-        HOPPER_PRODUCT.replace(in_channels=256),
+        HOPPER_PRODUCT.replace(in_channels=256, out_channels=24),
         ClusterPlan(64, 32, 64, 64, 32, 2, cluster_k=2),
     ),
-    "alone": (HOPPER_MISTAKES, "cuda_wgmma", HOPPER_PRODUCT, ClusterPlan(64, 32, 64, 64, 32, 2)),
+    "alone": (HOPPER_MISTAKES, "cuda_wgmma", HOPPER_PRODUCT.replace(out_channels=24), ClusterPlan(64, 32, 64, 64, 32, 2)),
     "cluster": (
         CLUSTER_MISTAKES,
         "cuda_wgmma",
