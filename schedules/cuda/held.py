@@ -266,7 +266,10 @@ class Held(Warpgroups):
     @property
     def boxed(self) -> bool:
         """True if there are boxes of so many rows."""
-        return all(_boxes(self.plan.tile_m, section.extents, section.taps, _steps(section), self.strips) for section in self.sections)
+        return all(
+            _boxes(self.plan.tile_m, section.extents, section.taps, _steps(section), self.strips)
+            for section in self.sections
+        )
 
     def _box(self, section: Section) -> Box:
         """See `box`."""

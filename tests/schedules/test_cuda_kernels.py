@@ -762,7 +762,12 @@ MISTAKEN = {
         HOPPER_PRODUCT.replace(in_channels=256, out_channels=24),
         ClusterPlan(64, 32, 64, 64, 32, 2, cluster_k=2),
     ),
-    "alone": (HOPPER_MISTAKES, "cuda_wgmma", HOPPER_PRODUCT.replace(out_channels=24), ClusterPlan(64, 32, 64, 64, 32, 2)),
+    "alone": (
+        HOPPER_MISTAKES,
+        "cuda_wgmma",
+        HOPPER_PRODUCT.replace(out_channels=24),
+        ClusterPlan(64, 32, 64, 64, 32, 2),
+    ),
     "cluster": (
         CLUSTER_MISTAKES,
         "cuda_wgmma",
@@ -1046,6 +1051,43 @@ def test_sums_are_rounded_on_their_way_to_the_output(family, tmp_path):
     assert "half2*" in source(batch.kernels[0].functions)
     for number, offset in ((0, 0), (0, 1), (1, 0), (2, 1)):
         check(batch, number, offset=offset)
+
+
+def test_threads_store_sums_from_registers(tmp_path):
+    """Of several phases in a tile, cut at all sides; of groups, of shared terms, of words; at any address."""
+    problem = td.Problem(1, 1, 64, 16, (5, 9), (4, 4), (2, 2), (1, 1), (1, 1), (10, 18), "float16", "NXC")
+    problem = problem.replace(epilogue=td.Epilogue(True, "sigmoid"))
+    wide = problem.replace(out_channels=96, groups=2, dtype="bfloat16")
+    plan = ClusterPlan(64, 64, 64, 64, 64, 3, joined=2)
+    chosen = [
+        (problem, plan),
+        (wide, replace(plan, tile_n=32, part_n=32, joined=0, turns_m=2)),
+        (problem.replace(in_channels=128), replace(plan, cluster_k=2)),
+        (problem.replace(dtype="float32", precision="tf32"), replace(plan, tile_k=32)),
+    ]
+    assert [Warpgroups(*one).side_by_side for one in chosen] == [8, 8, 8, 4]
+    given, plans = zip(*chosen, strict=True)
+    batch = Batch(given, tmp_path, "once", FAMILIES["cuda_wgmma"], plans)
+    for number in range(len(plans)):
+        for offset in range(2 if number == 0 else 1):
+            check(batch, number, offset=offset)
+
+
+def test_strips_read_a_line_once_for_all_taps_of_an_axis(tmp_path):
+    """Of two and four strips, two warpgroups, several boxes of channels, images in the place of neighbours, turns."""
+    problem = td.Problem(2, 1, 56, 1, (20, 11), (9, 9), (3, 3), (1, 1), (4, 4), (60, 33), "float16", "NXC")
+    images = td.Problem(16, 1, 128, 3, (9, 7), (4, 4), (2, 2), (1, 1), (1, 1), (18, 14), "bfloat16", "NXC")
+    plan = ClusterPlan(128, 16, 64, 128, 16, 9, joined=2)
+    chosen = [
+        (problem.replace(epilogue=td.Epilogue(True)), replace(plan, tile_m=512, part_m=256)),
+        (problem, replace(plan, turns_m=2)),
+        (images, replace(plan, tile_m=256, part_m=256, turns_m=3, stages=8)),
+    ]
+    assert [Held(*one).strips for one in chosen] == [4, 2, 4]
+    given, plans = zip(*chosen, strict=True)
+    batch = Batch(given, tmp_path, "strips", FAMILIES["cuda_held"], plans)
+    for number in range(len(plans)):
+        check(batch, number, offset=number % 2)
 
 
 def test_what_permits_tf32_is_within_its_bound(tmp_path):
