@@ -18,10 +18,11 @@ from tvm.script.ir_builder import tirx as build
 
 from tvm_deconv.compute.gather import Index
 from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.cuda.blocks import Cells
 from tvm_deconv.schedules.cuda.emit import local
 from tvm_deconv.schedules.cuda.predicates import few_sections, is_for_cuda_cores
 from tvm_deconv.schedules.cuda.products import choices
-from tvm_deconv.schedules.cuda.tiles import DIVISIONS, Cells, Copied, Plan, matrix_algorithm
+from tvm_deconv.schedules.cuda.tiles import DIVISIONS, Copied, Plan, matrix_algorithm
 
 #: Plans by falling width: a product takes the widest that its columns fill well.
 PLANS = (

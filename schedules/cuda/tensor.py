@@ -29,12 +29,12 @@ from tvm_deconv.compute.gather import Index, Section, unravel
 from tvm_deconv.compute.storage import filter_storage, storage_dtype
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda.banks import WAVEFRONT
-from tvm_deconv.schedules.cuda.blocks import Block, packed_elements
+from tvm_deconv.schedules.cuda.blocks import Block, Cells, packed_elements
 from tvm_deconv.schedules.cuda.emit import Arguments, Rounding, as_it_is, each, local, when
 from tvm_deconv.schedules.cuda.lower import RESIDENT
 from tvm_deconv.schedules.cuda.predicates import fills_tensor_cores, is_for_tensor_cores, multiplied_type
 from tvm_deconv.schedules.cuda.products import choices
-from tvm_deconv.schedules.cuda.tiles import DIVISIONS, Cells, Copied, Plan, matrix_algorithm
+from tvm_deconv.schedules.cuda.tiles import DIVISIONS, Copied, Plan, matrix_algorithm
 from tvm_deconv.schedules.cuda.warp import MMA_TERMS, high, ldmatrix, low, mma, roundings_of, tf32
 
 PLANS = (

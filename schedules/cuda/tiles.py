@@ -127,8 +127,6 @@ class Form(abc.ABC):
     sharing_k: int = 1
     #: Tiles of rows and of columns that a block has one after the other.
     turns: tuple[int, int] = (1, 1)
-    #: Neighbours in the output that a thread stores at once from its sums; 0 if these go through shared memory.
-    side_by_side: int = 0
 
     def __init__(self, problem: Problem, plan: Plan, dtype: str, threads: int) -> None:
         """Take the type of A and B in shared memory, and the number of threads of a block."""
@@ -174,6 +172,11 @@ class Form(abc.ABC):
     def written(self) -> int:
         """Columns of a tile that a block brings to the output."""
         return self.plan.tile_n // self.sharing_k
+
+    @cached_property
+    def side_by_side(self) -> int:
+        """Neighbours in the output that a thread stores at once from its sums; 0 if these go through shared memory."""
+        return 0
 
     @property
     def moved(self) -> float:

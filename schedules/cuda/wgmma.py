@@ -18,6 +18,8 @@ tile.
 5. Blocks that follow each other may be a cluster of rows and columns of tiles. Each then loads a slice of A for all
    blocks of its row, and a slice of B for those of its column. A stage is `empty` when all of these have read it.
 6. Or several of a cluster have parts of the terms of a tile: each then adds up some columns of all of them, in order.
+7. With channels last threads store sums from registers: B has the columns of a tile in an order in which four lanes
+   have neighbours of a row, 8 or 16 bytes each. Sums of other layouts go through shared memory.
 
 If the caller's data do not begin at a multiple of 16 bytes, the lanes of that warp copy A by elements.
 """
