@@ -60,7 +60,7 @@ def test_few_columns_of_a_row_are_read_by_one_thread(family, channels):
         (section,) = form.sections
         rounds = tiles.Rounds.of(form, section)
         assert rounds.by_rows == (channels < 4)
-        assert conflicts(accesses(form)[1]) <= 1.05, plan
+        assert conflicts(rounds.taken) <= 1.05, plan
         places = {rounds.place(*at) for at in itertools.product(range(form.plan.tile_m), range(rounds.columns))}
         assert len(places) == form.plan.tile_m * rounds.columns
         assert max(places) < rounds.size
@@ -93,7 +93,7 @@ def test_rows_of_held_data_are_in_different_banks(extents, rows):
         places = [int(form.place_of(section, lane, tap, first)) // 2 for lane in lanes]
         assert wavefronts(places, 4) == ideal(places, 4), (warp, tap)
         assert len({*places}) == 32
-    assert conflicts(accesses(form)[1]) <= 1.05
+    assert conflicts(tiles.Rounds.of(form, section).taken) <= 1.05
 
 
 @pytest.mark.parametrize("plan", product.PLANS[:4])
