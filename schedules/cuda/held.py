@@ -176,6 +176,11 @@ class Held(Warpgroups):
         """See Form."""
         return self.strips * super().sums
 
+    @cached_property
+    def side_by_side(self) -> int:
+        """See Form; those of strips are of more rows than a thread finds the places of."""
+        return super().side_by_side if self.strips == 1 else 0
+
     def again(self, section: Section) -> float:
         """Return how often warps read a row of A for each of the taps along the axis of strips."""
         return (self.strips + section.taps[1] - 1) / (self.strips * section.taps[1]) if self.strips > 1 else 1

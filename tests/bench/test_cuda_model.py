@@ -180,7 +180,7 @@ def test_blocks_of_several_tiles_begin_once(model):
 
 def test_sums_that_other_warps_store_are_behind_the_next_tile(model):
     """But for those of the last, and the way to shared memory; short sums wait for the warps that store."""
-    problem = LARGE.replace(data_format="NXC", epilogue=td.Epilogue(True))
+    problem = LARGE.replace(data_format="NXC", out_channels=120, epilogue=td.Epilogue(True))
     plan = model.wgmma.ClusterPlan(128, 128, 64, 64, 128, 3, cluster_m=2, turns_m=8)
     seconds, outputs = [], []
     for storing in (0, 1):
@@ -195,6 +195,17 @@ def test_sums_that_other_warps_store_are_behind_the_next_tile(model):
     short = problem.replace(in_channels=8)
     least = problem.batch * 32 * 32 * 4 * 128 / (128 * 128 * model.MULTIPROCESSORS) * beside.stored / model.CLOCK
     assert model.predicted(short, replace(plan, storing=1), "cuda_wgmma").seconds > least
+
+
+def test_sums_that_are_stored_from_registers_take_no_shared_memory(model):
+    """They take fewer instructions than others, and no less time than their bytes."""
+    problem = LARGE.replace(data_format="NXC", epilogue=td.Epilogue(True))
+    plan = model.wgmma.ClusterPlan(128, 128, 64, 64, 128, 3)
+    forms = [model.form_of(problem.replace(out_channels=channels), plan, "cuda_wgmma") for channels in (128, 120)]
+    at_once, through = (model.clocks_of_output(form, model.accesses(form)[1]) for form in forms)
+    assert at_once.written == 0 < through.written
+    assert at_once.issued < through.issued
+    assert at_once.brought >= 128 * 128 * 2 / model.STORED_BYTES
 
 
 def test_blocks_that_share_terms_pay_where_tiles_are_few(model):

@@ -1082,8 +1082,9 @@ def test_strips_read_a_line_once_for_all_taps_of_an_axis(tmp_path):
         (problem.replace(epilogue=td.Epilogue(True)), replace(plan, tile_m=512, part_m=256)),
         (problem, replace(plan, turns_m=2)),
         (images, replace(plan, tile_m=256, part_m=256, turns_m=3, stages=8)),
+        (images.replace(out_channels=4), replace(plan, stages=8)),
     ]
-    assert [Held(*one).strips for one in chosen] == [4, 2, 4]
+    assert [Held(*one).strips for one in chosen] == [4, 2, 4, 2]
     given, plans = zip(*chosen, strict=True)
     batch = Batch(given, tmp_path, "strips", FAMILIES["cuda_held"], plans)
     for number in range(len(plans)):
