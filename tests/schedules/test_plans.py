@@ -607,6 +607,24 @@ def test_matrix_tiles_have_more_sums_than_just_hide_the_latency(layout):
         assert plan.tile.rows * plan.tile.vectors > LATENCY_ACCUMULATORS
 
 
+def test_winograds_outputs_do_not_go_to_memory_by_lone_lines():
+    """Of 64 channels 16 are a line, whose neighbours come with it if a tile has them; caches keep smaller outputs."""
+    large = td.Problem(1, 1, 64, 64, (40, 40), (12, 12), (8, 8), (1, 1), (2, 2), (320, 320), data_format="NXC")
+    algorithm, plan = X86.default(large, CPU_TARGETS["x86-64-v3"])
+    assert algorithm.name == "winograd"
+    assert plan.tile.channels > 16
+    small = large.replace(data_spatial=(12, 12), output_spatial=(96, 96))
+    assert X86.default(small, CPU_TARGETS["x86-64-v3"])[1].tile.channels == 16
+
+
+def test_sums_of_many_terms_take_longer():
+    """Tiles of six rows save more products than those of three, and lose more by sums of twice as many terms."""
+    problem = td.Problem(64, 1, 64, 3, (32, 32), (4, 4), (2, 2), (1, 1), (1, 1), (64, 64))
+    algorithm, plan = X86.default(problem, CPU_TARGETS["x86-64-v3"])
+    assert algorithm.name == "winograd_rows"
+    assert plan.tile.outputs_h <= 4
+
+
 def test_rows_that_just_fill_their_share_of_the_second_level_cache_are_cut():
     """The gathered rows of one of four runs are 350 KB, on a cache of 512."""
     target = CPU_TARGETS["x86-64-v3"]
