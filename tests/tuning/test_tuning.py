@@ -402,9 +402,9 @@ def test_a_search_that_has_ended_stays_so_whatever_its_finalists_take():
     one = search.Search(SMALL, V3, records.Records(V3.name), HERE, None)
     got = []
     session.spend(
-        [one], Arithmetic(lambda p, s: 1e-2 if s in got else got.append(s) or seconds(p, s), lambda _: 1e-9), 99, None
+        [one], Arithmetic(lambda p, s: 1e-1 if s in got else got.append(s) or seconds(p, s), lambda _: 1e-9), 99, None
     )
-    assert one.tried[default].seconds == 1e-2
+    assert one.tried[default].seconds == 1e-1
     assert one.ended == "no gain expected"
     fresh = search.Search(SMALL, V3, records.Records(V3.name), HERE, None)
     fresh.propose(0)
