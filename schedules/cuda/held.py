@@ -271,15 +271,15 @@ class Held(Warpgroups):
     @property
     def boxed(self) -> bool:
         """True if there are boxes of so many rows."""
-        return all(
-            _boxes(self.plan.tile_m, section.extents, section.taps, _steps(section), self.strips)
-            for section in self.sections
-        )
+        return all(map(self._boxes, self.sections))
+
+    def _boxes(self, section: Section) -> dict[int, Box]:
+        """Return boxes of a tile's rows by their lines."""
+        return _boxes(self.plan.tile_m, section.extents, section.taps, _steps(section), self.strips)
 
     def _box(self, section: Section) -> Box:
         """See `box`."""
-        image, d, h, w = section.extents
-        boxes = _boxes(self.plan.tile_m, (image, d, h, w), section.taps, _steps(section), self.strips)
+        boxes = self._boxes(section)
 
         def work(lines: int) -> tuple[float, int]:
             share = lines / math.prod(section.taps)
@@ -478,7 +478,7 @@ class Held(Warpgroups):
             yield from super().cells(thread)
             return
         box = self.box(self.sections[0])
-        for strip, (start, extents, of) in itertools.product(range(self.strips), list(super().cells(thread))):
+        for strip, (start, extents, of) in itertools.product(range(self.strips), super().cells(thread)):
 
             def cell(i: Index, part: Index, strip: int = strip, of: Any = of) -> tuple[Index, Index, Index]:
                 row, column, number = of(i, part)
@@ -722,13 +722,14 @@ def _of_strips(form: type[Held], problem: Problem, axes: int, rows: int) -> list
     products = _products(problem, _COLUMNS[0], form.phases(problem, axes))
     section = products[0]
     one_product = len(products) == 1 and section.n <= _COLUMNS[0] and section.tiles_k <= _MOST_KEPT
-    if not one_product or section.taps[1] == 1 or _steps(section)[1] != 1 or line_of(problem.in_channels) < _LINE:
+    read_again = section.taps[1] > 1 and _steps(section)[1] == 1 and line_of(problem.in_channels) >= _LINE
+    if rows <= ROWS or not one_product or not read_again:
         return []
     found, stages = [], max(_STAGES[0], section.tiles_k)
     for parts in range(1, _MOST_PARTS + 1):
         plan = ClusterPlan(rows * parts, _COLUMNS[0], _LINE, rows, _COLUMNS[0], stages, 1, axes)
         alone = form(problem, plan)
-        if rows > ROWS and alone.boxed:
+        if alone.boxed:
             found += [alone, *(form(problem, one) for one in by_turns(plan, _turns(alone)) if not one.storing)]
     return [one for one in found if one.fits and one.has_registers]
 

@@ -643,7 +643,7 @@ FEW_MISTAKES = {
 STRIP_MISTAKES = {
     "no wait for tiles": (r"tvm_deconv_wait_phase\(\(&\(_ptr\[\(\(v_4 \* 4\) \+ 30720\)\]\)\), 0\);", ""),
     "no wait for boxes that are full": (r"tvm_deconv_wait_phase\(.*\);(?=\s*for \(int v_6)", ""),
-    "registers that change under way": (r"(?<=  )tvm_deconv_wgmma_wait1\(\);", ""),
+    "registers that change under way": ROUNDING_MISTAKES["first registers that change under way"],
     "the last registers that change under way": (r"(?<=  )tvm_deconv_wgmma_wait0\(\);", ""),
     "sums of the strip before": (r"(_n16_registers\(\(&\(_ptr_1)\[8\]", r"\1[0]"),
     "the tap of the line beside": (r"(?<=\(v_6 \* 1024\) \+) 6144", " 8192"),
