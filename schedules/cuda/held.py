@@ -514,6 +514,11 @@ class _Boxes(Loads):
     def arrivals(self) -> int:
         return 1
 
+    @property
+    def ahead(self) -> int:
+        """See Loads; a box waits until the one that was there is read, not later than in this turn."""
+        return min(super().ahead, self.form.held * self.form.readers(self.section))
+
     def emit(self, turn: Index = 0) -> None:
         """See Loads; of several turns those tiles whose stages are given back before the next begins."""
         form, each, lane = self.form, self.form.readers(self.section), self.block.thread % 32

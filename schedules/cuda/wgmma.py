@@ -701,13 +701,18 @@ class Loads:
                 expect(self.memory, full, lines * LINE)
                 self._load_slices(block, tile, base, full)
 
+    @property
+    def ahead(self) -> int:
+        """Tiles of k of the next turn that may be loaded before it begins."""
+        return self.form.ahead
+
     def numbers(self, turn: Index) -> tuple[Index, Index]:
         """Return the first tile of k of all turns that is loaded in one, and the first that is not.
 
         The last stage of a turn is given back in the next. If all warps but those that load go on alone, all are loaded
         in one.
         """
-        form, tiles, ahead = self.form, self.form.tiles(self.section), self.form.ahead
+        form, tiles, ahead = self.form, self.form.tiles(self.section), self.ahead
         turns = form.turns_of(self.block)
         if max(form.turns) == 1 or form.plan.storing or form.side_by_side:
             return 0, turns * tiles

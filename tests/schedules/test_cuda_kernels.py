@@ -996,6 +996,14 @@ def test_tiles_of_the_filter_stay_for_all_tiles_of_rows(tmp_path):
     assert {plan.stages for _, plan in FAMILIES["cuda_held"].candidates(few, HOPPER)} == {3, 4, 6, 9}
 
 
+def test_loads_of_boxes_go_no_further_than_those_that_are_read(tmp_path):
+    """Of more stages than tiles of k: a fourth box would wait for the second, which the next turn reads."""
+    problem = td.Problem(2, 1, 16, 12, (9, 9), (3, 3), (2, 2), (1, 1), (1, 1), (18, 18), "float16", "NXC")
+    plan = ClusterPlan(64, 64, 64, 64, 64, 6, joined=2, turns_m=6)
+    batch = Batch([problem], tmp_path, "ahead", FAMILIES["cuda_held_merged"], [plan])
+    check(batch, 0)
+
+
 @pytest.mark.parametrize("family", ["cuda_tensor", "cuda_held", "cuda_product"])
 def test_channels_of_neighbouring_positions_are_stored_together(family, tmp_path):
     """Odd channels, phases and lines of the output that allow vectors of 8 or 4, or none; a bias for each channel."""
