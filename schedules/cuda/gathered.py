@@ -25,7 +25,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda.blocks import Block, Box, tiles_of
 from tvm_deconv.schedules.cuda.emit import Arguments, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
-from tvm_deconv.schedules.cuda.tiles import Gather, Gathered, cost
+from tvm_deconv.schedules.cuda.tiles import L2_COST, Gather, Gathered, cost
 from tvm_deconv.schedules.cuda.warp import arrive, commit, expect, publish, wait, wait_phase
 from tvm_deconv.schedules.cuda.wgmma import (
     GROUP,
@@ -42,7 +42,7 @@ from tvm_deconv.schedules.cuda.wgmma import (
 )
 from tvm_deconv.targets import CudaTarget
 
-_ROWS, _COLUMNS, _STAGES, _CLUSTERS = (128, 64), (256, 128, 64, 32, 16), (3, 4, 6), (1, 2, 4)
+_ROWS, _COLUMNS, _STAGES, _CLUSTERS = (128, 64), (256, 128, 64, 32, 16), (3, 4, 6), (1, 2)
 _EIGHT = 8  # threads that copy of one row; lines whose swizzles differ; and columns of an instruction, at least
 
 
@@ -58,6 +58,11 @@ class GatheredGroups(Warpgroups, Gathered):
     def wide(self) -> int:
         """See Form; TMA, for which Warpgroups has 16 bytes, loads B alone."""
         return super(Warpgroups, self).wide
+
+    @property
+    def byte_cost(self) -> float:
+        """See Form; threads copy A."""
+        return L2_COST
 
     @property
     def moved(self) -> float:
@@ -169,18 +174,18 @@ def _choices(problem: Problem) -> list[int]:
     return few_products(problem, _EIGHT, lambda section: section.m < MOST_POSITIONS)
 
 
-def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, ClusterPlan]]:  # noqa: ARG001
-    """Return the plans worth measuring with their costs, the cheapest first."""
+def candidates(problem: Problem, alone: bool) -> list[tuple[float, ClusterPlan]]:
+    """Return the plans worth measuring with their costs, the cheapest first; if `alone`, of blocks that share no loads."""
     found = []
     for axes, rows, columns, stages, cluster in itertools.product(
-        _choices(problem), _ROWS, with_registers(problem, _COLUMNS), _STAGES, _CLUSTERS
+        _choices(problem), _ROWS, with_registers(problem, _COLUMNS), _STAGES, _CLUSTERS[: 1 if alone else None]
     ):
         if columns % (_EIGHT * cluster):
             continue
         plan = ClusterPlan(rows, columns, line_of(problem), 64, columns, stages, 1, axes, cluster)
-        alone = GatheredGroups(problem, plan)
-        others = (GatheredGroups(problem, one) for one in sharing_terms(alone))
-        found += [(cost(form), form.plan) for form in (alone, *others) if form.fits]
+        single = GatheredGroups(problem, plan)
+        others = (GatheredGroups(problem, one) for one in sharing_terms(single))
+        found += [(cost(form), form.plan) for form in (single, *others) if form.fits]
     return sorted(found, key=lambda pair: pair[0])
 
 

@@ -38,7 +38,7 @@ from tvm_deconv.schedules.cuda.blocks import Block, Box, Cells, Extents
 from tvm_deconv.schedules.cuda.emit import Arguments, local, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
 from tvm_deconv.schedules.cuda.products import choices, joined
-from tvm_deconv.schedules.cuda.tiles import L2_COST, WAVEFRONT_COST, cost
+from tvm_deconv.schedules.cuda.tiles import LATENCY, TMA_COST, WAVEFRONT_COST, cost
 from tvm_deconv.schedules.cuda.warp import (
     arrive,
     expect,
@@ -73,10 +73,10 @@ _FURTHEST = 256  # extent of a box that TMA loads
 #: those of a thread are a multiple; and those for addresses besides those that any form has.
 _REGISTERS, _PARTS, _STEP, _MORE = 16 << 10, 4, 8, 8
 _FOUR, FILLED = 4, 40  # elements that a thread copies to a box: of a line, at least; and at a time
-#: In multiply-adds of CUDA cores: the time until a load arrives, and more for each element; copying one by a thread.
-_ARRIVAL, _ARRIVING, _FILL = 700 * 128, 4, 12
+#: In multiply-adds of CUDA cores: the time until a box is there, for each element; copying one by a thread.
+_ARRIVING, _FILL = 4, 12
 _ROWS, _COLUMNS, _STAGES = (64, 128, 192, 256), (16, 32, 64, 96, 128, 192, 256), (3, 4, 6)
-_CLUSTERS, _TURNS, _FEW_STAGES = (1, 2, 4), (2, 4, 8), 4
+_CLUSTERS, _TURNS, _FEW_STAGES = (1, 2), (2, 4, 8), 4
 _MOST_PARTS = 4  # warpgroups of a block whose warpgroups have strips
 _MOST_KEPT = 12  # stages of tiles of B that stay for all tiles of rows
 
@@ -155,8 +155,8 @@ class Held(Warpgroups):
         """See Form; until the first box is there: what others that are resident do meanwhile is no loss."""
         elements, others = self.lines(section) * self.width, self.resident // self.threads
         if _loads(self.problem):
-            return super().opening(section) + (_ARRIVAL + _ARRIVING * elements) / others
-        return super().opening(section) + _ARRIVAL / others + _FILL * elements
+            return super().opening(section) + (LATENCY + _ARRIVING * elements) / others
+        return super().opening(section) + LATENCY / others + _FILL * elements
 
     @property
     def operands(self) -> int:
@@ -284,7 +284,7 @@ class Held(Warpgroups):
         def work(lines: int) -> tuple[float, int]:
             share = lines / math.prod(section.taps)
             read = WAVEFRONT_COST * self._wavefronts(section, share)
-            moved = L2_COST * _SIZE * self._moved(share, self.loaded(section))
+            moved = TMA_COST * _SIZE * self._moved(share, self.loaded(section))
             return math.prod(boxes[lines].counts) * max(self.term, read, moved), lines
 
         return boxes[min(boxes, key=work)]
@@ -695,28 +695,24 @@ def _turns(form: Held) -> list[tuple[int, int]]:
     return [(turns, 1) for turns in turns_of_rows(form)]
 
 
-def _candidates(
-    form: type[Held],
-    problem: Problem,
-    target: CudaTarget,  # noqa: ARG001
-) -> list[tuple[float, ClusterPlan]]:
-    """Return the plans worth measuring with their costs, the cheapest first."""
-    found = []
+def _candidates(form: type[Held], problem: Problem, alone: bool) -> list[tuple[float, ClusterPlan]]:
+    """Return the plans worth measuring with their costs, the cheapest first; if `alone`, of blocks that share no loads."""
+    found, clusters = [], _CLUSTERS[: 1 if alone else None]
     for axes, rows in itertools.product(_choices(form, problem), _ROWS):
         products = _products(problem, _COLUMNS[0], form.phases(problem, axes))
         widest = max(section.n for section in products)
         narrow = [columns for columns in _COLUMNS if columns < widest]
         kept = max(section.tiles_k for section in products)
         counts = sorted({*_STAGES, kept if _STAGES[0] < kept <= _MOST_KEPT else _STAGES[0]})
-        for columns, stages, cluster in itertools.product(_COLUMNS[: len(narrow) + 1], counts, _CLUSTERS):
+        for columns, stages, cluster in itertools.product(_COLUMNS[: len(narrow) + 1], counts, clusters):
             plan = ClusterPlan(rows, columns, _LINE, 64, columns, stages, 1, axes, cluster)
             if columns % (_EIGHT * cluster):
                 continue
-            alone = form(problem, plan)
-            others = (form(problem, one) for one in (*by_turns(plan, _turns(alone)), *sharing_terms(alone)))
+            single = form(problem, plan)
+            others = (form(problem, one) for one in (*by_turns(plan, _turns(single)), *sharing_terms(single)))
             # More stages are for a block that is alone and waits for its tiles, or for tiles that stay.
-            many = stages > _FEW_STAGES and not alone.few
-            made = [one for one in (alone, *others) if not many or all(map(one.keeps, one.sections))]
+            many = stages > _FEW_STAGES and not single.few
+            made = [one for one in (single, *others) if not many or all(map(one.keeps, one.sections))]
             found += [(cost(one), one.plan) for one in made if one.fits and one.has_registers]
         found += [(cost(one), one.plan) for one in _of_strips(form, problem, axes, rows)]
     return sorted(found, key=lambda pair: pair[0])

@@ -46,7 +46,9 @@ from tvm_deconv.targets import CudaTarget
 _POSITIONS = (4, 2)  # of a thread, with one group
 _LEAST_THREADS = 64
 _VECTORS = (2, 4)
-_BYTE = 8  # cost of moving one, in multiply-adds
+_AHEAD = (4, 3, 2, 1)  # input channels whose data a thread loads before it needs them
+#: In multiply-adds of the device: the cost of moving a byte, and the time until an input channel's data are there.
+_BYTE, _LATENCY = 10, 900 * 128 * MULTIPROCESSORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,13 @@ def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, Plan]]
     moved = _BYTE * problem.min_bytes
     fitting = [count for count in _POSITIONS if count * sums_of_position(problem) <= MOST_SUMS_TOGETHER]
     counts = [*fitting, 1] if problem.groups == 1 else [1]
-    return [(max(problem.macs * (1 + 1 / count), moved), Plan(count)) for count in counts]
+    waited = _LATENCY * problem.in_channels / _ahead(problem)
+    return [(max(problem.macs * (1 + 1 / count), moved, waited), Plan(count)) for count in counts]
+
+
+def _ahead(problem: Problem) -> int:
+    """Return the input channels whose data a thread loads before it needs them."""
+    return next(count for count in _AHEAD if problem.in_channels % count == 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +211,9 @@ def _compute(args: Arguments, vector: int, packing: list[_Weights], positions: l
     sums, read, weight = local(len(places) * len(positions), dtype), local(len(positions), dtype), local(lanes, dtype)
     with build.unroll(len(places) * len(positions)) as i:
         build.buffer_store(sums, zero, [i])
-    with build.serial(args.const(0), args.const(problem.in_channels)) as ci:
+    ahead = _ahead(problem)
+    with build.serial(args.const(0), args.const(problem.in_channels // ahead)) as several, build.unroll(ahead) as one:
+        ci = several * ahead + one
         for weights in packing:
             section = weights.section
             for use, (*taps, d, h, w, co) in enumerate(itertools.product(*map(range, weights.within))):

@@ -184,6 +184,11 @@ class Form(abc.ABC):
         return self.plan.tile_m * self.fresh(self.sections[0]) + len(self.roundings) * self.plan.tile_n
 
     @property
+    def byte_cost(self) -> float:
+        """The cost of a byte from the level-2 cache, in multiply-adds of CUDA cores."""
+        return L2_COST
+
+    @property
     def wavefronts(self) -> float:
         """Wavefronts of shared memory for one term of a block's tile, if the `term` does not count them."""
         return 0.0
@@ -390,13 +395,14 @@ class Copied(Gathered):
         _sum(args, block, self, begun, memory, sums, registers)
 
 
-#: In multiply-adds of the device, 33 of them a picosecond: a byte from the level-2 cache; a wavefront; a partial sum,
-#: written and read; a second launch; and the least time of a tile of k from its request to its use, of all
-#: multiprocessors.
-L2_COST, WAVEFRONT_COST, _PARTIAL, _LAUNCH = 6, 128, 64, 6e7
-_LATENCY = 700 * 128 * MULTIPROCESSORS
-#: The time of a multiprocessor whose only block meets at a barrier, once for each tile of k.
-_BARRIER = 40 * 128
+#: In multiply-adds of CUDA cores, 128 a clock of a multiprocessor, fitted to plans that an H100 ran: a byte from the
+#: level-2 cache by copies of threads, and by TMA; a wavefront; the time of a tile of k from its request to its use; a sum
+#: on its way to the output; and a wave of blocks by that of one.
+L2_COST, TMA_COST, WAVEFRONT_COST, LATENCY, _OUTPUT, _WAVE = 6, 2.25, 160, 1250 * 128, 18, 1.15
+#: In multiply-adds of all multiprocessors, 33 a picosecond: a partial sum, written and read; a second launch.
+_PARTIAL, _LAUNCH = 64, 6e7
+#: Multiprocessors that have some of the blocks of a cluster, by their number.
+_CLUSTERED = {1: MULTIPROCESSORS, 2: MULTIPROCESSORS, 4: 120, 8: 112}
 #: Threads that gather terms of one row at a time.
 _ACROSS = 8
 #: The cost of gathering an element of A, in multiply-adds, if its place is found by divisions.
@@ -412,41 +418,41 @@ _FEW = 16
 _MOST_SUMS = 64
 #: Pitches of lines of sums, and accesses with them, by all that they depend on.
 _WAYS: dict[tuple[Any, ...], tuple[int, list[Access]]] = {}
-#: The relative time of a block that is alone on its multiprocessor: nothing else runs while it waits.
-_ALONE = 1.2
 
 
 def cost(form: Form) -> float:
     """Return the time of a plan by arithmetic, in multiply-adds of the device.
 
     A term of a tile costs the `term` of the form, the time of shared memory, or that of its operands from the level-2
-    cache, without those that taps find again in the nearest. Gaps in stored sectors take that cache, too.
-    Multiprocessors finish at the same time but for a shortest block, since the longest begin. The longest block bounds
-    the time by its work, and by the arrival of its tiles of k: all stages but one are on their way. Split sums move
-    parts in a second launch.
+    cache, without those that taps find again in the nearest. A block that waits for its tiles takes until they arrive: all
+    stages but one are on their way. Sums go to the output, and gaps in stored sectors take the level-2 cache, too. The
+    time is that of the longest block, of the work of a multiprocessor, or of blocks in waves. Split sums move parts in a
+    second launch.
     """
     problem, plan, all_sections = form.problem, form.plan, form.sections
     if not all_sections:
         return 0.0
-    moved = L2_COST * form.moved * _BYTES[form.dtype]
-    tile = plan.tile_k * max(form.term, WAVEFRONT_COST * form.wavefronts, moved)
-    tile += _BARRIER * (form.resident <= form.threads)
+    moved = form.byte_cost * form.moved * _BYTES[form.dtype]
+    busy = plan.tile_k * max(form.term, WAVEFRONT_COST * form.wavefronts, moved)
 
-    def length(section: Section) -> float:
-        tiles = section.tiles_k / plan.split / form.sharing_k
-        each = max(tiles * tile, tiles * plan.tile_k * moved + L2_COST * gaps(form, section))
-        return form.opening(section) + each * form.turns[0] * min(form.turns[1], section.tiles_n)
+    def length(section: Section, tile: float) -> float:
+        turns = form.turns[0] * min(form.turns[1], section.tiles_n)
+        output = _OUTPUT * plan.tile_m * form.written + form.byte_cost * gaps(form, section)
+        return turns * (section.tiles_k / plan.split / form.sharing_k * tile + output)
 
-    counts = [(blocks_of(form, section), length(section)) for section in all_sections]
-    blocks, longest = sum(count for count, _ in counts) * plan.split, max(length for _, length in counts)
-    shortest = min(length for _, length in counts)
-    alike = sum(count * length for count, length in counts) * plan.split / shortest
-    waves = -(-blocks // (MULTIPROCESSORS * max(1, form.resident // form.threads)))
-    work = MULTIPROCESSORS * max(longest, shortest * math.ceil(alike / MULTIPROCESSORS))
-    arrival = waves * all_sections[0].tiles_k / plan.split / form.sharing_k * _LATENCY / form.ahead
+    counts = [blocks_of(form, section) * plan.split for section in all_sections]
+    worked = [length(section, busy) for section in all_sections]
+    waited = [form.opening(section) + length(section, max(busy, LATENCY / form.ahead)) for section in all_sections]
+    blocks, units = sum(counts), _CLUSTERED[math.prod(form.cluster) * form.sharing_k]
+    together = min(max(1, form.resident // form.threads), ceil_div(blocks, units))
+    work, waves = _mean(counts, worked) * ceil_div(blocks, units), ceil_div(blocks, units * together)
+    in_waves = _mean(counts, waited) * waves * (_WAVE if waves > 1 else 1)
     partial = _LAUNCH + _PARTIAL * plan.split * math.prod(problem.output_shape) if plan.split > 1 else 0
-    alone = _ALONE if blocks <= MULTIPROCESSORS else 1
-    return alone * max(work, arrival) + partial
+    return MULTIPROCESSORS * max([*waited, work, in_waves]) + partial
+
+
+def _mean(counts: Sequence[int], values: Sequence[float]) -> float:
+    return sum(count * value for count, value in zip(counts, values, strict=True)) / sum(counts)
 
 
 def blocks_of(form: Form, section: Section) -> int:

@@ -46,7 +46,7 @@ from tvm_deconv.schedules.cuda.blocks import Block, Box, Cells, Extents, packed_
 from tvm_deconv.schedules.cuda.emit import MULTIPROCESSORS, Arguments, Rounding, barrier, local, one_task, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
 from tvm_deconv.schedules.cuda.products import choices, joined
-from tvm_deconv.schedules.cuda.tiles import Form, Output, Plan, Rounds, blocks_of, cost, matrix_kernel
+from tvm_deconv.schedules.cuda.tiles import TMA_COST, Form, Output, Plan, Rounds, blocks_of, cost, matrix_kernel
 from tvm_deconv.schedules.cuda.warp import (
     arrive,
     arrive_at,
@@ -85,10 +85,10 @@ MOST_SHARED, BARRIERS = 227 << 10, 1 << 10
 _COLUMNS = (256, 128, 64, 32)
 _STAGES = (3, 4, 6)
 _SHARING, _MOST_BLOCKS = (2, 4), 8  # of a cluster: blocks that share terms, and all
-_CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (2, 4))
-#: In multiply-adds of CUDA cores: one of wgmma; a sum from another block of a cluster; until all blocks are there,
-#: twice.
-_MMA, _TAKEN, _MEETING = 1 / 12, 37, 600 * 128
+_CLUSTERS = ((1, 1), (2, 1), (1, 2))
+#: In multiply-adds of CUDA cores: one of wgmma; until a block multiplies; a sum from another block of a cluster; until all
+#: blocks are there, twice.
+_MMA, OPENING, _TAKEN, _MEETING = 1 / 15, 1150 * 128, 37, 600 * 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +182,11 @@ class Warpgroups(Form):
         return (local(self._rounded, "float32"),) if self.single else ()
 
     @property
+    def byte_cost(self) -> float:
+        """See Form."""
+        return TMA_COST
+
+    @property
     def moved(self) -> float:
         """See Form; loads pass by the nearest cache, and blocks of a cluster share them."""
         return self.plan.tile_m / self.columns + len(self.roundings) * self.plan.tile_n / self.rows
@@ -272,8 +277,8 @@ class Warpgroups(Form):
         return section.tiles_k // self.sharing_k
 
     def opening(self, section: Section) -> float:  # noqa: ARG002
-        """See Form; the parts of sums that a block takes from others."""
-        return _TAKEN * self.plan.tile_m * (self.plan.tile_n - self.written) + _MEETING * (self.sharing_k > 1)
+        """See Form; with the parts of sums that a block takes from others."""
+        return OPENING + _TAKEN * self.plan.tile_m * (self.plan.tile_n - self.written) + _MEETING * (self.sharing_k > 1)
 
     def box(self, section: Section) -> Box:
         """Return the box of positions of a tile's rows that leaves the fewest tiles, the last axis the longest."""
@@ -827,12 +832,18 @@ def line_of(problem: Problem) -> int:
 
 
 def _choices(problem: Problem) -> list[int]:
-    """Return what `few_products` does of products for which TMA can load from the data."""
+    """Return what `few_products` does of products for which TMA can load from the data: 16 bytes, from multiples of 16."""
+
+    least = _LEAST // element_bytes(problem.dtype)
 
     def loads(section: Section) -> bool:
-        positions = _extents(problem, section)[-1] if _one_tap(section) else problem.data_spatial[-1]
-        fastest = problem.in_channels if problem.data_format == "NXC" else positions
-        return fastest % (_LEAST // element_bytes(problem.dtype)) == 0
+        if problem.data_format == "NXC":
+            return problem.in_channels % least == 0
+        if _one_tap(section):
+            return _extents(problem, section)[-1] % least == 0
+        run = section.runs[-1]
+        begin_whole = all((run.x0 - tap * run.x_step) % least == 0 for tap in range(run.taps))
+        return begin_whole and problem.data_spatial[-1] % least == 0
 
     return few_products(problem, _COLUMNS[-1], loads)
 
@@ -859,17 +870,17 @@ def with_registers(problem: Problem, columns: Sequence[int]) -> Sequence[int]:
     return columns[("ieee", "tf32", "tf32x3").index(problem.precision) :]
 
 
-def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, ClusterPlan]]:  # noqa: ARG001
-    """Return the plans worth measuring with their costs, the cheapest first."""
+def candidates(problem: Problem, alone: bool) -> list[tuple[float, ClusterPlan]]:
+    """Return the plans worth measuring with their costs, the cheapest first; if `alone`, of blocks that share no loads."""
     found = []
     for axes, rows, columns, stages, cluster in itertools.product(
-        _choices(problem), (128, 64), with_registers(problem, _COLUMNS), _STAGES, _CLUSTERS
+        _choices(problem), (128, 64), with_registers(problem, _COLUMNS), _STAGES, _CLUSTERS[: 1 if alone else None]
     ):
         plan = ClusterPlan(rows, columns, line_of(problem), ROWS, columns, stages, 1, axes, *cluster)
-        alone = Warpgroups(problem, plan)
-        turned = [(turns, 1) for turns in turns_of_rows(alone)]
-        others = (Warpgroups(problem, one) for one in (*by_turns(plan, turned), *sharing_terms(alone)))
-        found += [(cost(form), form.plan) for form in (alone, *others) if form.fits]
+        single = Warpgroups(problem, plan)
+        turned = [(turns, 1) for turns in turns_of_rows(single)]
+        others = (Warpgroups(problem, one) for one in (*by_turns(plan, turned), *sharing_terms(single)))
+        found += [(cost(form), form.plan) for form in (single, *others) if form.fits]
     return sorted(found, key=lambda pair: pair[0])
 
 
@@ -899,15 +910,19 @@ def turns_of_rows(form: Warpgroups) -> list[int]:
 def cluster_algorithm(
     form: type[Warpgroups],
     supports: Callable[[Problem, CudaTarget], bool],
-    candidates: Callable[[Problem, CudaTarget], list[tuple[float, ClusterPlan]]],
+    candidates: Callable[[Problem, bool], list[tuple[float, ClusterPlan]]],
     caveat: str = "",
 ) -> Algorithm[CudaTarget, ClusterPlan]:
-    """Return the record of the algorithm whose kernels have a `form`; until a device has measured it, no default."""
+    """Return the record of the algorithm whose kernels have a `form`, a default unless it has a `caveat`.
+
+    Only a search tries blocks that share loads: on an H100 they were not faster.
+    """
     return Algorithm(
         name=form.algorithm,
         supports=supports,
-        is_default_for=lambda problem, target: False,  # noqa: ARG005
-        candidates=candidates,
+        is_default_for=lambda problem, target: not caveat and supports(problem, target),
+        candidates=lambda problem, target: candidates(problem, False),  # noqa: ARG005
+        default=lambda problem, target: candidates(problem, True)[0],  # noqa: ARG005
         read=lambda knobs: ClusterPlan(**knobs),
         tasks=one_task,
         build=lambda problem, target, plan: matrix_kernel(form(problem, plan)),  # noqa: ARG005

@@ -107,6 +107,7 @@ static void shim_load_box(void* to, unsigned long long map, void* barrier, std::
   const ShimMap m = *(const ShimMap*)map;
   unsigned at = __cvta_generic_to_shared(to);
   if (at % 1024) shim_fail("a box at an odd address");
+  if (first[0] * m.size % 16) shim_fail("a box that begins at an odd place");
   if ((int)first.size() != m.rank || m.box[0] * m.size != 16 << m.swizzle) shim_fail("a box that its map does not say");
   const size_t size = m.lines() * m.box[0] * m.size;
   for (unsigned block = 0; blocks >> block; ++block) {
