@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Show the figures in docs/figures, which `tvm-deconv bench --figures` fills: in tables of documents, in a page.
 
+Those of CUDA devices are docs/cuda-*.json, which `scripts/gpu-check run --figures docs` writes.
+
 scripts/figures.py             # prints the table of all machines
-scripts/figures.py --write     # README.md, docs/performance.md and docs/figures.md
+scripts/figures.py --write     # README.md, docs/performance.md, docs/figures.md and docs/cuda.md
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tvm_deconv.bench import figures
+from tvm_deconv.bench import figures, gpu_figures
 from tvm_deconv.bench.page import as_html
 from tvm_deconv.bench.results import Report
 
@@ -35,8 +37,11 @@ def documents() -> dict[Path, str]:
     """Return the documents that show figures, as they should be."""
     reports = figures.read(ROOT / "docs" / "figures")
     machines, main = figures.machines(reports), figures.machines(figures.of_main_list(reports))
+    devices = gpu_figures.read(ROOT / "docs")
+    means = gpu_figures.means(devices)
     blocks = {
-        "README.md": {"layers": shown(reports[SHOWN]), "machines": main},
+        "README.md": {"layers": shown(reports[SHOWN]), "machines": main, "devices": means},
+        "docs/cuda.md": {"devices": means, "layers": gpu_figures.layers(devices[0])},
         "docs/performance.md": {"machines": machines, "types": figures.low_precision(reports.values())},
         "docs/figures.md": {"machines": figures.page(reports)},
     }

@@ -55,11 +55,17 @@ def with_lines(problem):
 
 
 def with_rows_of_lines(problem):
-    """Channels second: of positions along the last axis that 8 divides."""
-    width, wider = problem.data_spatial[-1], -problem.data_spatial[-1] % 8
-    spatial = (*problem.output_spatial[:-1], problem.output_spatial[-1] + wider * problem.strides[-1])
+    """Channels second: of positions along the last axis that 8 divides, and taps that many apart."""
+    width = -(-problem.data_spatial[-1] // 8) * 8
     lines = with_lines(problem).replace(in_channels=61, data_format="NCX")
-    return lines.replace(data_spatial=(*problem.data_spatial[:-1], width + wider), output_spatial=spatial)
+    last = {"data_spatial": width, "kernel": 2, "strides": 1, "dilations": 8, "pads_begin": 0, "output_spatial": width + 8}
+    return lines.replace(**{name: (*getattr(problem, name)[:-1], value) for name, value in last.items()})
+
+
+def with_channels_second(problem):
+    """Of two axes, and taps of the last one that are multiples of 16 bytes apart."""
+    last = {"dilations": (1, 8), "pads_begin": (1, 0), "output_spatial": (18, 24)}
+    return problem.replace(data_format="NCX", data_spatial=(9, 16), kernel=(4, 2), strides=(2, 1), **last)
 
 
 def with_odd_kernels(problem):
@@ -139,7 +145,7 @@ EXAMPLES = {
         # Groups, one axis.
         td.Problem(1, 2, 64, 32, (70,), (4,), (4,), (1,), (0,), (280,), "float16", "NXC", epilogue=td.Epilogue(True)),
         # Channels second: lines of 8 positions, and of 16 that are rounded.
-        td.Problem(2, 1, 136, 40, (5, 8), (4, 3), (2, 2), (1, 1), (1, 1), (10, 15), "bfloat16"),
+        td.Problem(2, 1, 136, 40, (5, 8), (4, 2), (2, 1), (1, 8), (1, 0), (10, 16), "bfloat16"),
         td.Problem(3, 1, 61, 40, (3, 16), (2, 2), (2, 2), (1, 1), (0, 0), (6, 32), precision="tf32"),
         # One tap, whose positions are one axis, of all images with channels last: rows that TMA could not load.
         td.Problem(3, 1, 72, 40, (5, 7), (2, 3), (2, 3), (1, 1), (0, 0), (10, 21), "float16", "NXC"),
@@ -148,7 +154,7 @@ EXAMPLES = {
         ),
         # Filters in two parts, phases with different taps, groups.
         td.Problem(1, 1, 44, 40, (5, 9), (4, 3), (2, 2), (1, 1), (1, 2), (9, 14), "float32", "NXC", precision="tf32x3"),
-        td.Problem(2, 2, 32, 40, (3, 12), (3, 3), (2, 1), (1, 2), (1, 0), (6, 16), precision="tf32x3"),
+        td.Problem(2, 2, 32, 40, (3, 12), (3, 3), (2, 1), (1, 4), (1, 0), (6, 20), precision="tf32x3"),
     ],
     "cuda_gathered": [
         # Pairs and fours of channels that fill no line, odd extents, phases with different taps, cropped ends.
@@ -827,8 +833,9 @@ def test_blocks_of_clusters_share_their_loads(tmp_path):
     clusters = [(2, 1), (1, 2), (2, 2), (4, 2), (2, 4)]
     plans = [ClusterPlan(64, 32, 64, 64, 32, 3, cluster_m=m, cluster_n=n) for m, n in clusters]
     chosen = [(problem, plan) for plan in plans]
-    chosen += [(problem.replace(data_format="NCX"), plan) for plan in [*plans, ClusterPlan(128, 32, 64, 64, 32, 3)]]
-    rounded = problem.replace(dtype="float32", precision="tf32")
+    second = problem.replace(data_format="NCX", strides=(1,), dilations=(8,), pads_begin=(8,), output_spatial=(136,))
+    chosen += [(second, plan) for plan in [*plans, ClusterPlan(128, 32, 64, 64, 32, 3)]]
+    rounded = second.replace(dtype="float32", precision="tf32")
     chosen.append((rounded, ClusterPlan(128, 64, 32, 64, 64, 3, cluster_m=2, cluster_n=2)))
     split = rounded.replace(precision="tf32x3")
     chosen.append((split, ClusterPlan(64, 32, 32, 64, 32, 2, cluster_m=2, cluster_n=2)))
@@ -863,7 +870,7 @@ def test_a_warpgroup_gathers_what_others_multiply(tmp_path):
 def test_blocks_have_several_tiles_of_rows(tmp_path):
     """Some beyond the last, in clusters, in both layouts, of one tap and several, of data that begin at any address."""
     problem = td.Problem(2, 1, 136, 40, (20, 7), (4, 3), (2, 2), (1, 1), (1, 1), (40, 13), "bfloat16", "NXC")
-    second = problem.replace(data_format="NCX", data_spatial=(9, 16), output_spatial=(18, 31))
+    second = with_channels_second(problem)
     alone = ClusterPlan(64, 32, 64, 64, 32, 3, turns_m=3)
     cluster, single = replace(alone, cluster_m=2, cluster_n=2), replace(alone, tile_k=32)
     one_tap = td.Problem(3, 1, 24, 24, (11, 13), (2, 2), (2, 2), (1, 1), (0, 0), (22, 26), "float16", "NXC")
@@ -884,7 +891,7 @@ def test_blocks_have_several_tiles_of_rows(tmp_path):
 def test_warps_store_what_others_multiply(family, tmp_path):
     """In one round and in two, rounded before or not, in both layouts, in clusters; some tiles are beyond the last."""
     problem = td.Problem(2, 1, 136, 40, (20, 7), (4, 3), (2, 2), (1, 1), (1, 1), (40, 13), "bfloat16", "NXC")
-    second = problem.replace(data_format="NCX", data_spatial=(9, 16), output_spatial=(18, 31))
+    second = with_channels_second(problem)
     one_tap = td.Problem(3, 1, 24, 32, (11, 13), (2, 2), (2, 2), (1, 1), (0, 0), (22, 26), "float16", "NXC")
     odd = td.Problem(1, 1, 21, 21, (9, 7), (8, 8), (4, 4), (1, 1), (1, 2), (39, 30), "float16", "NXC")
     plan = ClusterPlan(64, 32, 64, 64, 32, 3, turns_m=3, storing=1)
@@ -911,7 +918,7 @@ def test_blocks_of_a_cluster_share_the_terms_of_a_tile(family, tmp_path):
     """Two or four of them, beside those that share loads; all types of operands, boxes that end in a line."""
     problem = td.Problem(3, 1, 256, 40, (3, 5), (4, 3), (2, 2), (1, 1), (1, 1), (6, 9), "bfloat16", "NXC")
     problem = problem.replace(epilogue=td.Epilogue(True, "silu"))
-    rows = problem.replace(data_format="NCX", data_spatial=(9, 16), output_spatial=(18, 31), dtype="float16")
+    rows = with_channels_second(problem).replace(dtype="float16")
     plan = ClusterPlan(64, 64, 64, 64, 64, 3, cluster_k=2)
     chosen = {
         "cuda_wgmma": [

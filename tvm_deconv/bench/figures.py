@@ -47,8 +47,8 @@ def write(report: Report, directory: Path) -> Path:
     content = as_json(report)
     layers = content.pop("layers")
     kept = {key: value for key, value in content.items() if key not in _OF_REPORT}
-    head = json.dumps(_rounded(kept), indent=1).removesuffix("\n}")
-    lines = ",\n".join(f"  {json.dumps(_rounded(_measured(layer)))}" for layer in layers)
+    head = json.dumps(rounded(kept), indent=1).removesuffix("\n}")
+    lines = ",\n".join(f"  {json.dumps(rounded(_measured(layer)))}" for layer in layers)
     path = directory / file_name([row.layer for row in report.rows], report.microarchitecture, report.threads)
     directory.mkdir(parents=True, exist_ok=True)
     path.write_text(f'{head},\n "layers": [\n{lines}\n ]\n}}\n', encoding="utf-8")
@@ -63,13 +63,13 @@ def _measured(layer: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in layer.items() if key not in _OF_LAYER} | {"results": results}
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
     """Return a JSON value with the digits of its fractions that measurements have."""
     if isinstance(value, float):
         return float(f"{value:.{_DIGITS}g}")
     if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {key: rounded(each) for key, each in value.items()}
+    return [rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def read(directory: Path) -> dict[str, Report]:
@@ -92,7 +92,7 @@ def machines(reports: Mapping[str, Report]) -> str:
     """Return the Markdown table of reports with peers, by name: where each was measured, and how ours compare."""
     columns = ("microarchitecture", "CPU", "target", "layout", "threads", "date", "layers")
     means = ("default: mean", "worst", "chosen: mean", "worst")
-    lines = [_line(*columns, *means), f"|{'---|' * 4}{'---:|' * 7}"]
+    lines = [line(*columns, *means), f"|{'---|' * 4}{'---:|' * 7}"]
     for name, report in reports.items():
         if not report.peers:
             continue
@@ -100,7 +100,7 @@ def machines(reports: Mapping[str, Report]) -> str:
         cpu = f"{host.name}, {host.vendor} family {host.family} model {host.model}"
         facts = (report.microarchitecture, cpu, layer.target, _layout(report), report.threads, report.date)
         layers = f"{_folder(name)} {len(report.rows)}".lstrip()
-        lines.append(_line(*facts, layers, *_means(report.default), *_means(report.chosen)))
+        lines.append(line(*facts, layers, *_means(report.default), *_means(report.chosen)))
     return "\n".join(lines)
 
 
@@ -112,20 +112,20 @@ def of_main_list(reports: Mapping[str, Report]) -> dict[str, Report]:
 def some_layers(report: Report, names: Sequence[str]) -> str:
     """Return the Markdown table of the layers called `names`: our time, that of the best peer, and their ratio."""
     rows = {row.layer.name: row for row in report.rows}
-    lines = [_line("layer", "ours, ms", "best peer, ms", "ratio"), "|---|---:|---:|---:|"]
+    lines = [line("layer", "ours, ms", "best peer, ms", "ratio"), "|---|---:|---:|---:|"]
     for row in map(rows.__getitem__, names):
         best = row.results[row.best_peer] if row.best_peer else None
-        lines.append(_line(row.layer.name, time_of(row.ours), time_of(best), two_digits(row.ratio)))
+        lines.append(line(row.layer.name, time_of(row.ours), time_of(best), two_digits(row.ratio)))
     return "\n".join(lines)
 
 
 def ratios(reports: Sequence[Report]) -> str:
     """Return the Markdown table of the ratios of all layers, default and chosen, with a column for each report."""
     names = [f"{report.microarchitecture} {_layout(report)}, threads: {report.threads}" for report in reports]
-    lines = [_line("layer", *names), f"|---|{'---:|' * len(names)}"]
+    lines = [line("layer", *names), f"|---|{'---:|' * len(names)}"]
     rows = [{row.layer.name: row for row in report.rows} for report in reports]
     for name in dict.fromkeys(name for of_report in rows for name in of_report):
-        lines.append(_line(name, *(_both(of_report.get(name)) for of_report in rows)))
+        lines.append(line(name, *(_both(of_report.get(name)) for of_report in rows)))
     return "\n".join(lines)
 
 
@@ -143,15 +143,15 @@ def low_precision(reports: Iterable[Report]) -> str:
 
 
 def _in_types(compared: Sequence[Report]) -> str:
-    lines = [_line("layer", *map(_layout, compared)), f"|---|{'---:|' * len(compared)}"]
+    lines = [line("layer", *map(_layout, compared)), f"|---|{'---:|' * len(compared)}"]
     rows = [{row.layer.name: row for row in report.rows} for report in compared]
     for name in dict.fromkeys(name for of_report in rows for name in of_report):
         found = [of_report.get(name) for of_report in rows]
         pairs = [(row.single_ratio, row.ratio) if row else (None, None) for row in found]
-        lines.append(_line(name, *(" / ".join(map(two_digits, pair)) for pair in pairs)))
-    lines.append(_line("geometric mean", *map(_mean_ratios, compared)))
-    lines.append(_line("error", *(_largest([row.ours for row in report.rows]) for report in compared)))
-    lines.append(_line("error of the best peers", *(_largest(map(_best, report.rows)) for report in compared)))
+        lines.append(line(name, *(" / ".join(map(two_digits, pair)) for pair in pairs)))
+    lines.append(line("geometric mean", *map(_mean_ratios, compared)))
+    lines.append(line("error", *(_largest([row.ours for row in report.rows]) for report in compared)))
+    lines.append(line("error of the best peers", *(_largest(map(_best, report.rows)) for report in compared)))
     return "\n".join(lines)
 
 
@@ -192,9 +192,9 @@ def layers_table(report: Report) -> str:
     """Return the Markdown table of the layers of a report, with every contender."""
     head = ("layer", "algorithm", "default, ms", "chosen, ms", "best peer", "its, ms", "default ratio", "chosen ratio")
     floors = ("of FMA peak", "of copy")
-    lines = [_line(*head, *floors, *(f"{peer}, ms" for peer in report.peers))]
+    lines = [line(*head, *floors, *(f"{peer}, ms" for peer in report.peers))]
     lines.append("|---|---|---:|---:|---|" + "---:|" * (len(head) - 5 + len(floors) + len(report.peers)))
-    lines += [_line(*_layer_cells(report, row)) for row in report.rows]
+    lines += [line(*_layer_cells(report, row)) for row in report.rows]
     return "\n".join(lines)
 
 
@@ -213,7 +213,7 @@ def _layer_cells(report: Report, row: Row) -> Sequence[str]:
     ]
 
 
-def _line(*cells: object) -> str:
+def line(*cells: object) -> str:
     return f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |"
 
 
