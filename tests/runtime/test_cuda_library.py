@@ -497,8 +497,8 @@ def test_a_build_for_a_device(shims, tmp_path, monkeypatch, device):
         layer = td.load(empty, fallback=["compile", "reference"]).bind(PLAIN, *operands_there)
         found = layer(on_device(device, data))
         assert_close(found.array, reference(PLAIN, data, weights, bias))
-        assert layer.manifest.target == "cuda-sm_90"
-    assert targets == ["cuda-sm_90"]
+        assert layer.manifest.target == "cuda-sm_90a"
+    assert targets == ["cuda-sm_90a"]
 
     def fails(*_):
         raise CompilerNotFound("nvcc", "nvcc", "was not found")
@@ -512,7 +512,7 @@ def test_a_build_for_a_device(shims, tmp_path, monkeypatch, device):
 
 
 def test_the_target_for_a_device():
-    wanted = {(8, 0): "cuda-sm_80", (8, 7): "cuda-sm_86", (9, 0): "cuda-sm_90", (10, 3): "cuda-sm_100", (11, 0): "cuda"}
+    wanted = {(8, 0): "cuda-sm_80", (8, 7): "cuda-sm_86", (9, 0): "cuda-sm_90a", (10, 3): "cuda-sm_100", (11, 0): "cuda"}
     assert {capability: targets.cuda_target(capability).name for capability in wanted} == wanted
     with pytest.raises(ProblemError, match=r"target='7.5': must be a device of compute capability 8.0 or later"):
         targets.cuda_target((7, 5))
@@ -594,13 +594,14 @@ def test_the_driver_is_asked_for_the_capability(monkeypatch):
 
 
 def test_selection_by_capability(tmp_path):
-    made = [entry(tmp_path, PLAIN, name, b"x") for name in ("cuda", "cuda-sm_80", "cuda-sm_86", "cuda-sm_90")]
+    names = "cuda", "cuda-sm_80", "cuda-sm_86", "cuda-sm_90", "cuda-sm_90a"
+    made = [entry(tmp_path, PLAIN, name, b"x") for name in names]
 
     def accepted(capability):
         decisions = select(PLAIN, made, Place(Host(frozenset()), capability=capability))
         return [decision.manifest.target for decision in decisions if isinstance(decision, Accepted)]
 
-    assert accepted((9, 0)) == ["cuda", "cuda-sm_90"]
+    assert accepted((9, 0)) == ["cuda-sm_90a", "cuda", "cuda-sm_90"]  # instructions of its own first
     assert accepted((8, 0)) == ["cuda", "cuda-sm_80"]
     assert accepted((8, 9)) == ["cuda-sm_86", "cuda", "cuda-sm_80"]  # the closest code first
     assert accepted((12, 0)) == ["cuda"]

@@ -351,10 +351,11 @@ def test_a_target_says_why_it_does_not_run_at_a_place(name, place, refusal):
 
 
 def test_the_closest_code_for_a_device():
-    assert get("cuda").closeness(DEVICE) == get("cuda-sm_90").closeness(DEVICE) == (9, 0)
-    assert get("cuda").closeness(Place(Host(V3_FLAGS), capability=(12, 1))) == (12, 0)
-    assert get("cuda").closeness(Place(Host(V3_FLAGS), capability=(13, 0))) == (0, 0)
-    assert V3.closeness(Place(Host(V3_FLAGS))) == (0, 0)
+    assert get("cuda").closeness(DEVICE) == get("cuda-sm_90").closeness(DEVICE) == (9, 0, 0)
+    assert get("cuda-sm_90a").closeness(DEVICE) == (9, 0, 1)
+    assert get("cuda").closeness(Place(Host(V3_FLAGS), capability=(12, 1))) == (12, 0, 0)
+    assert get("cuda").closeness(Place(Host(V3_FLAGS), capability=(13, 0))) == (0, 0, 0)
+    assert V3.closeness(Place(Host(V3_FLAGS))) == ()
 
 
 def test_a_microarchitecture_is_known_by_its_flags():

@@ -85,13 +85,11 @@ def _ranked(problem: Problem, manifest: Manifest, exact: bool, place: Place) -> 
     served = "this problem" if exact else f"any extents that are dynamic in {manifest.problem},"
     facts = f"{manifest.target}, {manifest.algorithm}, {manifest.origin} schedule"
     facts += f", precision {manifest.precision}" if problem.precision != "ieee" else ""
-    closeness = target.closeness(place)
     rank = (
         0,
         -len(target.features),
         manifest.parsed.precision != problem.precision,
-        -closeness[0],
-        -closeness[1],
+        *(-part for part in target.closeness(place)),
         len(manifest.parsed.dynamic) * (not exact),
         -ORIGINS.index(manifest.origin),
         manifest.name,

@@ -91,7 +91,7 @@ class Target(abc.ABC):
         """Return why its artifacts do not run at `place`; None if they do."""
 
     @abc.abstractmethod
-    def closeness(self, place: Place) -> tuple[int, int]:
+    def closeness(self, place: Place) -> tuple[int, ...]:
         """Return how close its code is to the device at `place`, of targets that run there: the higher, the closer."""
 
     def _lack(self, place: Place) -> str | None:

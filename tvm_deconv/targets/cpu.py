@@ -108,9 +108,9 @@ class CpuTarget(Target):
             return "runs on the CPU; these arrays are in the memory of a CUDA device"
         return self._lack(place)
 
-    def closeness(self, place: Place) -> tuple[int, int]:  # noqa: ARG002
+    def closeness(self, place: Place) -> tuple[int, ...]:  # noqa: ARG002
         """See Target; among CPUs flags alone decide."""
-        return 0, 0
+        return ()
 
 
 def _level(name: str, features: frozenset[str], bits: int, registers: int, multiply_adds: int, l2: int) -> CpuTarget:

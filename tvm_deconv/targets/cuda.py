@@ -55,9 +55,9 @@ class CudaTarget(Target):
             return f"runs on {self.machines}; this device has {dotted(place.capability)}"
         return self._lack(place)
 
-    def closeness(self, place: Place) -> tuple[int, int]:
-        """See Target."""
-        return (0, 0) if place.capability is None else self.fit(place.capability)
+    def closeness(self, place: Place) -> tuple[int, ...]:
+        """See Target; of the same code, that with instructions of its own is closer."""
+        return () if place.capability is None else (*self.fit(place.capability), int(self.own))
 
     def runs_on(self, capability: Capability) -> bool:
         """Return True if a device of `capability` runs it: machine code serves its major version from its minor on."""
@@ -101,7 +101,7 @@ def cuda_target(capability: Capability) -> CudaTarget:
         least = min(known for target in CUDA_TARGETS.values() for known in target.code)
         rule = f"must be a device of compute capability {dotted(least)} or later"
         raise ProblemError("target", dotted(capability), rule)
-    return max(fitting, key=lambda target: (target.fit(capability), not target.own, -len(target.code)))
+    return max(fitting, key=lambda target: (target.fit(capability), target.own, -len(target.code)))
 
 
 def cuda_driver(device: int = 0) -> ctypes.CDLL:
