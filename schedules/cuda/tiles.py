@@ -197,6 +197,16 @@ class Form(abc.ABC):
         """Return the cost of a block beside its products, in multiply-adds."""
         return 0.0
 
+    @property
+    def prepared(self) -> tuple[int, Callable[[Arguments], None] | None]:
+        """The words of the workspace for data that products read there, and what launches what brings them."""
+        return 0, None
+
+    @property
+    def preparing(self) -> float:
+        """The cost of that launch, in multiply-adds of the device."""
+        return 0.0
+
     def allocate(self) -> tuple[Expr, ...]:
         """Return the registers that products need besides the sums."""
         return ()
@@ -393,7 +403,7 @@ class Copied(Gathered):
 #: In multiply-adds of the device, 33 of them a picosecond: a byte from the level-2 cache; a wavefront; a partial sum,
 #: written and read; a second launch; and the least time of a tile of k from its request to its use, of all
 #: multiprocessors.
-L2_COST, WAVEFRONT_COST, _PARTIAL, _LAUNCH = 6, 128, 64, 6e7
+L2_COST, WAVEFRONT_COST, _PARTIAL, LAUNCH = 6, 128, 64, 6e7
 _LATENCY = 700 * 128 * MULTIPROCESSORS
 #: The time of a multiprocessor whose only block meets at a barrier, once for each tile of k.
 _BARRIER = 40 * 128
@@ -444,9 +454,9 @@ def cost(form: Form) -> float:
     waves = -(-blocks // (MULTIPROCESSORS * max(1, form.resident // form.threads)))
     work = MULTIPROCESSORS * max(longest, shortest * math.ceil(alike / MULTIPROCESSORS))
     arrival = waves * all_sections[0].tiles_k / plan.split / form.sharing_k * _LATENCY / form.ahead
-    partial = _LAUNCH + _PARTIAL * plan.split * math.prod(problem.output_shape) if plan.split > 1 else 0
+    partial = LAUNCH + _PARTIAL * plan.split * math.prod(problem.output_shape) if plan.split > 1 else 0
     alone = _ALONE if blocks <= MULTIPROCESSORS else 1
-    return alone * max(work, arrival) + partial
+    return alone * max(work, arrival) + partial + form.preparing
 
 
 def blocks_of(form: Form, section: Section) -> int:
@@ -526,7 +536,9 @@ def matrix_kernel(form: Form) -> Kernel:
     problem, plan, all_sections = form.problem, form.plan, form.sections
     elements = len(form.roundings) * packed_elements(all_sections) + form.tail[0]
     outputs = math.prod(problem.replace(batch=max(problem.batch, 1)).output_shape) if plan.split > 1 else 0
-    with deconv(problem, elements, form.dtype, plan.split * outputs) as (function, args):
+    words, prepare = form.prepared
+    workspace = plan.split * outputs + words
+    with deconv(problem, elements, form.dtype, workspace) as (function, args):
 
         def allocate() -> tuple[Expr, ...]:
             memory = shared(form.memory_elements, form.dtype, form.scope)
@@ -545,6 +557,8 @@ def matrix_kernel(form: Form) -> Kernel:
             extents = plan.tile_m, form.turns, (form.sharing_k, *form.cluster)
             each_block(all_sections, extents, form.box, form.threads, plan.split, allocate, body)
 
+        if prepare is not None:
+            prepare(args)
         aligned_or_not([args.data] if form.wide > 1 else [], form.wide * _BYTES[form.dtype], launches)
         finish_sums(args, plan.split)
     pack = pack_sections(problem, all_sections, form.dtype, form.roundings, form.packed_order, *form.tail)
@@ -556,7 +570,7 @@ def matrix_kernel(form: Form) -> Kernel:
         knobs=plan.knobs,
         packed_elements=elements,
         packed_dtype=form.dtype,
-        workspace_elements=plan.split * outputs,
+        workspace_elements=workspace,
         dynamic_bytes=form.memory_elements * _BYTES[form.dtype] if form.scope == "shared.dyn" else 0,
     )
 

@@ -199,6 +199,39 @@ EXAMPLES = {
         # Four taps of all phases are a tile of 64 terms.
         td.Problem(1, 1, 16, 12, (9, 10), (3, 3), (2, 2), (1, 1), (1, 1), (17, 19), "float16", "NXC"),
     ],
+    "cuda_wgmma_turned": [
+        # Channels that fill no line, odd extents, phases with different taps.
+        td.Problem(2, 1, 116, 40, (5, 7), (4, 3), (2, 2), (1, 1), (1, 1), (10, 13), "bfloat16"),
+        # Groups, each of channels that fill no vector; pairs of positions; one axis.
+        td.Problem(2, 2, 61, 32, (70,), (5,), (2,), (1,), (1,), (141,), "float16", epilogue=td.Epilogue(True)),
+        # One tap, whose positions are one axis of all images, of groups too; vectors of positions.
+        td.Problem(3, 2, 60, 40, (5, 8), (2, 3), (2, 3), (1, 1), (0, 0), (10, 24), "float16"),
+        # Three axes, dilations; fours of positions.
+        td.Problem(1, 1, 56, 32, (3, 4, 5), (2, 3, 2), (1, 2, 2), (2, 1, 1), (1, 0, 1), (4, 9, 9), "float16"),
+        # Words, single ones and vectors.
+        td.Problem(2, 1, 29, 40, (5, 9), (4, 3), (2, 2), (1, 1), (1, 2), (9, 14), precision="tf32"),
+        td.Problem(1, 2, 61, 40, (3, 12), (3, 3), (2, 1), (1, 2), (1, 0), (6, 16), precision="tf32x3"),
+    ],
+    "cuda_held_turned": [
+        # Three boxes by turns, channels that fill no line, phases with different taps; single positions.
+        td.Problem(2, 1, 135, 40, (5, 7), (2, 3), (1, 2), (1, 1), (0, 1), (6, 13), "bfloat16"),
+        # Eight rows are images; vectors of positions.
+        td.Problem(
+            9, 1, 56, 3, (6, 4), (9, 9), (3, 3), *[(1, 1), (4, 4), (18, 11)], "float16", epilogue=td.Epilogue(True)
+        ),
+        # Groups of channels that are no multiple of a vector, dilations, kernels beyond the stride and below it.
+        td.Problem(1, 2, 61, 24, (9, 17), (3, 4), (1, 5), (2, 3), (1, 0), (11, 90), "float16"),
+        # Lines of few channels.
+        td.Problem(1, 1, 15, 12, (9, 20), (6, 6), (3, 3), (1, 1), (1, 1), (27, 60), "bfloat16"),
+        # Rows that go on in the next line; one axis and three.
+        td.Problem(1, 1, 64, 9, (17, 17), (3, 4), (2, 2), (1, 1), (0, 0), (35, 36), "bfloat16"),
+        td.Problem(2, 1, 70, 17, (50,), (10,), (5,), (1,), (3,), (249,), "float16", epilogue=td.Epilogue(True)),
+        td.Problem(1, 1, 72, 8, (3, 9, 5), (2, 3, 3), (1, 2, 2), (1, 1, 1), (1, 0, 1), (2, 18, 9), "float16"),
+    ],
+    "cuda_held_merged_turned": [
+        # Four taps of all phases are a tile of 64 terms.
+        td.Problem(1, 1, 16, 12, (9, 10), (3, 3), (2, 2), (1, 1), (1, 1), (17, 19), "float16"),
+    ],
     "cuda_product": [
         # All that the taps read is outside of the data.
         td.Problem(1, 1, 2, 3, (5,), (7,), (1,), (3,), (40,), (9,), epilogue=td.Epilogue(True, "sigmoid")),
@@ -232,6 +265,17 @@ def held_channels(problem):
     )
 
 
+def second_channels(problem):
+    """Channels second: in whole lines of 16 and 64, padded ones, and odd ones."""
+    return st.sampled_from([16, 21, 57, 61]).map(
+        lambda channels: problem.replace(in_channels=channels, out_channels=10, data_format="NCX")
+    )
+
+
+def second_lines(problem):
+    return problem.replace(in_channels=59, out_channels=33, data_format="NCX")
+
+
 #: The space of each family, and how many of it are drawn.
 SPACES = {
     "cuda_generic": (problems(), 12),
@@ -263,6 +307,19 @@ SPACES = {
     ),
     "cuda_held": (problems(dtypes=["float16", "bfloat16"]).flatmap(held_channels), 1),
     "cuda_held_merged": (problems(dtypes=["float16", "bfloat16"]).map(with_odd_kernels).flatmap(held_channels), 1),
+    "cuda_wgmma_turned": (
+        st.one_of(
+            problems(dtypes=["float16", "bfloat16"]),
+            problems(dtypes=["float32"]).map(as_tf32),
+            problems(dtypes=["float32"]).map(as_tf32x3),
+        ).map(second_lines),
+        2,
+    ),
+    "cuda_held_turned": (problems(dtypes=["float16", "bfloat16"]).flatmap(second_channels), 2),
+    "cuda_held_merged_turned": (
+        problems(dtypes=["float16", "bfloat16"]).map(with_odd_kernels).flatmap(second_channels),
+        1,
+    ),
     "cuda_product": (problems(max_macs=60_000), 6),
 }
 
