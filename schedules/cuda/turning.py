@@ -92,18 +92,10 @@ class Turning:
         """Bring a tile to shared memory; all of a thread's loads are begun before the first is stored."""
         (group, image, first, channel), together = corner, self.lanes // _FOUR
         (groups, _, positions, _), channels = self.shape, self.problem.in_channels
-        across = _POSITIONS // wide
-        steps, data = across * _WORDS // THREADS, args.flat_data()
+        steps, data = _POSITIONS // wide * _WORDS // THREADS, args.flat_data()
         loaded, words = local(steps * together * wide, self.dtype), local(together, self.dtype)
-
-        def at(step: int) -> tuple[Index, Index]:
-            """Return the first position and the word of channels of what a thread loads at once."""
-            order = _WORDS // _FOUR, across // _EIGHT, _FOUR, _EIGHT
-            word, position, in_vector, lane = unravel(step * THREADS + thread, order)
-            return (position * _EIGHT + lane) * wide, word * _FOUR + in_vector
-
         for step, part in itertools.product(range(steps), range(together)):
-            position, word = at(step)
+            position, word = loaded_at(step * THREADS + thread, wide)
             of, x, to = channel + word * together + part, first + position, (step * together + part) * wide
             with build.unroll(wide) as i:
                 build.buffer_store(loaded, tirx.const(0, self.dtype), [to + i])
@@ -113,11 +105,11 @@ class Turning:
             with when(inside), build.vectorized(wide) if wide > 1 else nullcontext(0) as lane:
                 build.buffer_store(loaded, data[place + lane], [to + lane])
         for step, i in itertools.product(range(steps), range(wide)):
-            position, word = at(step)
+            position, word = loaded_at(step * THREADS + thread, wide)
             for part in range(together):
                 build.buffer_store(words, loaded[(step * together + part) * wide + i], [part])
             with build.vectorized(together) if together > 1 else nullcontext(0) as part:
-                build.buffer_store(memory, words[part], [_place(position + i, word) * together + part])
+                build.buffer_store(memory, words[part], [place_of(position + i, word) * together + part])
 
     def _store(self, args: Arguments, thread: Expr, corner: tuple[Index, ...], memory: Expr) -> None:
         """Bring a tile from shared memory to the workspace, a vector at a time."""
@@ -127,17 +119,30 @@ class Turning:
         extents = [tirx.IntImm(args.index, math.prod(self.shape))]
         turned = build.decl_buffer(extents, self.dtype, data=workspace.data, scope="global", layout=None)
         for step in range(_POSITIONS * _EIGHT // THREADS):
-            line, vector = unravel(step * THREADS + thread, (_POSITIONS, _EIGHT))
+            line, vector = stored_at(step * THREADS + thread)
             x, of = first + line, channel + vector * lanes
             inside = [x < positions] if positions % _POSITIONS else []
             inside += [of < pitch] if pitch % (_EIGHT * lanes) else []
             place = ravel((group, image, x, of), (images, positions, pitch))
-            source = _place(line, vector * _FOUR) * (lanes // _FOUR)
+            source = place_of(line, vector * _FOUR) * (lanes // _FOUR)
             with when(inside), build.vectorized(lanes) as lane:
                 build.buffer_store(turned, memory[source + lane], [place + lane])
 
 
-def _place(line: Index, word: Index) -> Index:
+def loaded_at(number: Index, wide: int) -> tuple[Index, Index]:
+    """Return the first of `wide` positions that a thread loads at once, and their word of channels."""
+    order = _WORDS // _FOUR, _POSITIONS // wide // _EIGHT, _FOUR, _EIGHT
+    vector, position, word, lane = unravel(number, order)
+    return (position * _EIGHT + lane) * wide, vector * _FOUR + word
+
+
+def stored_at(number: Index) -> tuple[Index, Index]:
+    """Return the line and the number of the vector there that a thread stores at once."""
+    line, vector = unravel(number, (_POSITIONS, _EIGHT))
+    return line, vector
+
+
+def place_of(line: Index, word: Index) -> Index:
     """Return the place of a word of a line in shared memory."""
     vector = word // _FOUR ^ (line ^ line // _EIGHT) % _EIGHT
     return line * _WORDS + vector * _FOUR + word % _FOUR

@@ -24,6 +24,7 @@ from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
 from tvm_deconv.schedules.cuda.blocks import sectors
 from tvm_deconv.schedules.cuda.gathered import GatheredGroups
 from tvm_deconv.schedules.cuda.held import Held
+from tvm_deconv.schedules.cuda.held_turned import TurnedHeld
 from tvm_deconv.schedules.cuda.lower import source
 from tvm_deconv.schedules.cuda.merged import Merged
 from tvm_deconv.schedules.cuda.product import PLANS, Threads
@@ -935,6 +936,49 @@ def test_blocks_have_several_tiles_of_rows(tmp_path):
     batch = Batch(given, tmp_path, "turns", FAMILIES["cuda_wgmma"], plans)
     for number in range(len(plans)):
         check(batch, number, offset=number % 2)
+
+
+@pytest.mark.parametrize("family", ["cuda_wgmma_turned", "cuda_held_turned"])
+def test_data_with_channels_second_are_turned(family, tmp_path):
+    """By vectors of each length, at any address; groups of several images; turns, warps that store, shared terms."""
+    problem = td.Problem(2, 2, 61, 40, (9, 16), (4, 4), (2, 2), (1, 1), (1, 1), (18, 32), "float16")
+    problem = problem.replace(epilogue=td.Epilogue(True, "silu"))
+    four, two, one = (
+        problem.replace(data_spatial=spatial, output_spatial=tuple(2 * x for x in spatial))
+        for spatial in ((5, 4), (5, 6), (15, 9))
+    )
+    plan = ClusterPlan(64, 64, 64, 64, 64, 3)
+    chosen = [
+        (problem, replace(plan, turns_m=2, joined=1)),
+        (four.replace(dtype="bfloat16"), plan),
+        (two.replace(in_channels=125, groups=1), replace(plan, cluster_k=2)),
+        (one, replace(plan, turns_m=3, storing=1)),
+    ]
+    if family == "cuda_held_turned":
+        few = td.Problem(2, 1, 121, 3, (20, 11), (4, 4), (2, 2), (1, 1), (1, 1), (40, 22), "float16")
+        chosen.append((few, ClusterPlan(128, 16, 64, 128, 16, 8, joined=2, turns_m=2)))
+        assert TurnedHeld(*chosen[-1]).strips == 2
+    else:
+        words = problem.replace(dtype="float32", precision="tf32", data_spatial=(9, 6), output_spatial=(18, 12))
+        chosen.append((words, replace(plan, tile_k=32)))
+    given, plans = zip(*chosen, strict=True)
+    batch = Batch(given, tmp_path, "turned", FAMILIES[family], plans)
+    for number in range(len(plans)):
+        for offset in range(2):
+            check(batch, number, offset=offset)
+
+
+@pytest.mark.parametrize("family", ["cuda_wgmma_turned", "cuda_held_turned"])
+def test_what_is_not_finite_stays_in_its_group(family, tmp_path):
+    """Where terms beyond a group's channels would be those of the next."""
+    problem = td.Problem(2, 2, 61, 40, (5, 7), (4, 4), (2, 2), (1, 1), (1, 1), (10, 14), "float16")
+    batch = Batch([problem], tmp_path, "finite", FAMILIES[family])
+    data, weights, _ = operands(problem, 1)
+    alone = batch.run(0, data, weights, None)
+    data[:, 61:] = np.nan
+    found = batch.run(0, data, weights, None)
+    np.testing.assert_array_equal(found[:, :40], alone[:, :40])
+    assert np.isnan(found[:, 40:]).all()
 
 
 @pytest.mark.parametrize("family", ["cuda_wgmma", "cuda_held"])
