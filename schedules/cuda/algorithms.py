@@ -1,7 +1,20 @@
 """The algorithms for CUDA devices."""
 
 from tvm_deconv.schedules.contract import AnyAlgorithm
-from tvm_deconv.schedules.cuda import gathered, generic, held, held_merged, merged, narrow, product, tensor, wgmma
+from tvm_deconv.schedules.cuda import (
+    gathered,
+    generic,
+    held,
+    held_merged,
+    held_merged_turned,
+    held_turned,
+    merged,
+    narrow,
+    product,
+    tensor,
+    turned,
+    wgmma,
+)
 
 #: In order of preference.
 ALGORITHMS: tuple[AnyAlgorithm, ...] = (
@@ -12,6 +25,9 @@ ALGORITHMS: tuple[AnyAlgorithm, ...] = (
     gathered.ALGORITHM,
     held.ALGORITHM,
     held_merged.ALGORITHM,
+    turned.ALGORITHM,
+    held_turned.ALGORITHM,
+    held_merged_turned.ALGORITHM,
     product.ALGORITHM,
     generic.ALGORITHM,
 )

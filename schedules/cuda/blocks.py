@@ -479,16 +479,17 @@ def store_sums(args: Arguments, block: Block, rows: int, sums: Expr, cells: Sequ
 def finish_sums(args: Arguments, split: int) -> None:
     """Add up the parts of split sums in order, and write the outputs that no tap reaches."""
     workspace = args.workspace
-    if workspace is None and not args.holes:
+    if split == 1 and not args.holes:
         return
     accumulator = args.problem.accumulate_dtype
     with each(args.outputs) as flat:
         n, channel, i = args.output_at(flat)
         conditions = reached(args.geometry, i)
-        if workspace is None:
+        if split == 1:
             with when([tirx.Not(tirx.all(*conditions))]):
                 args.finish(n, channel, i, tirx.const(0, accumulator))
             return
+        assert workspace is not None
         total = local(1, accumulator)
         build.buffer_store(total, tirx.const(0, accumulator), [0])
         with when(conditions), build.serial(args.const(0), args.const(split)) as part:

@@ -214,7 +214,8 @@ def deconv(
     spatial = geometry.output[3 - problem.rank :]
     channels = geometry.groups * geometry.out_channels
     out_shape = (geometry.batch, *((*spatial, channels) if problem.data_format == "NXC" else (channels, *spatial)))
-    index = index_dtype(math.prod(data_shape), math.prod(out_shape), packed_elements, workspace_elements)
+    # The workspace may hold elements of two bytes.
+    index = index_dtype(math.prod(data_shape), math.prod(out_shape), packed_elements, 2 * workspace_elements)
     accumulator, function = problem.accumulate_dtype, Function()
     parameter = epilogue_parameter(problem)
 

@@ -134,7 +134,7 @@ class Held(Warpgroups):
     @property
     def wide(self) -> int:
         """See Form; 1 if TMA can not load lines."""
-        return self.lanes if _loads(self.problem) else 1
+        return super().wide if _loads(type(self), self.problem) else 1
 
     @property
     def copies(self) -> bool:
@@ -154,7 +154,7 @@ class Held(Warpgroups):
     def opening(self, section: Section) -> float:
         """See Form; until the first box is there: what others that are resident do meanwhile is no loss."""
         elements, others = self.lines(section) * self.width, self.resident // self.threads
-        if _loads(self.problem):
+        if _loads(type(self), self.problem):
             return super().opening(section) + (LATENCY + _ARRIVING * elements) / others
         return super().opening(section) + LATENCY / others + _FILL * elements
 
@@ -299,7 +299,7 @@ class Held(Warpgroups):
 
     def begin(self, args: Arguments, aligned: bool) -> dict[str, Expr]:
         """See Form; data that TMA does not load have no map."""
-        return super().begin(args, aligned and _loads(self.problem))
+        return super().begin(args, aligned and _loads(type(self), self.problem))
 
     def slice(self, section: Section) -> Extents:
         """See Warpgroups; each block loads its own boxes."""
@@ -557,7 +557,7 @@ class _Boxes(Loads):
         if _goes_on(self.form.box(section), section):
             h, w = w // section.extents[-1], 0
         at = [y + low for y, low in zip((image, d, h, w), [0, *lows], strict=True)]
-        return self.block.group * section.geometry.in_channels + self._channel(number), at
+        return self.form.of_group(section, self.block.group, self._channel(number), at)
 
     def wait(self, number: Index) -> None:
         """Wait for a box; fill it before, if TMA does not."""
@@ -603,9 +603,9 @@ class _Boxes(Loads):
                     build.buffer_store(self.memory, staged[part * vector + lane], [to + lane])
 
 
-def _loads(problem: Problem) -> bool:
+def _loads(form: type[Held], problem: Problem) -> bool:
     """Return True if TMA can load lines of the data."""
-    return problem.in_channels % _LANES == 0
+    return form.turned or problem.in_channels % _LANES == 0
 
 
 def _steps(section: Section) -> tuple[int, int, int]:
@@ -661,11 +661,12 @@ def _lengths(box: Box, width: int, taps: tuple[int, int, int], steps: tuple[int,
 
 def _supports(form: type[Held], problem: Problem, target: CudaTarget) -> bool:
     """Return True if the target is a Hopper's own, lines are told from other groups', and several taps share them."""
-    short = multiplied_type(problem) in ("float16", "bfloat16") and problem.data_format == "NXC"
-    if not (short and on_hopper(target)) or problem.batch == 0:
+    short = multiplied_type(problem) in ("float16", "bfloat16")
+    served = problem.data_format == ("NCX" if form.turned else "NXC")
+    if not (short and served and on_hopper(target)) or problem.batch == 0:
         return False
-    whole = problem.groups == 1 or problem.in_channels % line_of(problem.in_channels) == 0
-    return whole and (_loads(problem) or problem.in_channels <= _LINE) and bool(_choices(form, problem))
+    whole = form.turned or problem.groups == 1 or problem.in_channels % line_of(problem.in_channels) == 0
+    return whole and (_loads(form, problem) or problem.in_channels <= _LINE) and bool(_choices(form, problem))
 
 
 def _choices(form: type[Held], problem: Problem) -> list[int]:
@@ -690,14 +691,14 @@ def _turns(form: Held) -> list[tuple[int, int]]:
     Boxes that come slowly, by elements, are for several tiles of columns; else one or all blocks of a multiprocessor
     have the tiles of rows that there are for it.
     """
-    if not _loads(form.problem):
+    if not _loads(type(form), form.problem):
         return [(1, turns) for turns in _TURNS if turns * form.plan.tile_n < form.sections[0].n + form.plan.tile_n]
     return [(turns, 1) for turns in turns_of_rows(form)]
 
 
 def _candidates(form: type[Held], problem: Problem, alone: bool) -> list[tuple[float, ClusterPlan]]:
     """Return the plans worth measuring with their costs, the cheapest first; if `alone`, of blocks that share no loads."""
-    found, clusters = [], _CLUSTERS[: 1 if alone else None]
+    found, clusters = [], _CLUSTERS[: 1 if alone or form.turned else None]
     for axes, rows in itertools.product(_choices(form, problem), _ROWS):
         products = _products(problem, _COLUMNS[0], form.phases(problem, axes))
         widest = max(section.n for section in products)

@@ -202,6 +202,16 @@ class Form(abc.ABC):
         """Return the cost of a block beside its products, in multiply-adds."""
         return 0.0
 
+    @property
+    def prepared(self) -> tuple[int, Callable[[Arguments], None] | None]:
+        """The words of the workspace for data that products read there, and what launches what brings them."""
+        return 0, None
+
+    @property
+    def preparing(self) -> float:
+        """The cost of that launch, in multiply-adds of the device."""
+        return 0.0
+
     def allocate(self) -> tuple[Expr, ...]:
         """Return the registers that products need besides the sums."""
         return ()
@@ -400,7 +410,7 @@ class Copied(Gathered):
 #: on its way to the output; and a wave of blocks by that of one.
 L2_COST, TMA_COST, WAVEFRONT_COST, LATENCY, _OUTPUT, _WAVE = 6, 2.25, 160, 1250 * 128, 18, 1.15
 #: In multiply-adds of all multiprocessors, 33 a picosecond: a partial sum, written and read; a second launch.
-_PARTIAL, _LAUNCH = 64, 6e7
+_PARTIAL, LAUNCH = 64, 6e7
 #: Multiprocessors that have some of the blocks of a cluster, by their number.
 _CLUSTERED = {1: MULTIPROCESSORS, 2: MULTIPROCESSORS, 4: 120, 8: 112}
 #: Threads that gather terms of one row at a time.
@@ -447,8 +457,8 @@ def cost(form: Form) -> float:
     together = min(max(1, form.resident // form.threads), ceil_div(blocks, units))
     work, waves = _mean(counts, worked) * ceil_div(blocks, units), ceil_div(blocks, units * together)
     in_waves = _mean(counts, waited) * waves * (_WAVE if waves > 1 else 1)
-    partial = _LAUNCH + _PARTIAL * plan.split * math.prod(problem.output_shape) if plan.split > 1 else 0
-    return MULTIPROCESSORS * max([*waited, work, in_waves]) + partial
+    partial = LAUNCH + _PARTIAL * plan.split * math.prod(problem.output_shape) if plan.split > 1 else 0
+    return MULTIPROCESSORS * max([*waited, work, in_waves]) + partial + form.preparing
 
 
 def _mean(counts: Sequence[int], values: Sequence[float]) -> float:
@@ -532,7 +542,9 @@ def matrix_kernel(form: Form) -> Kernel:
     problem, plan, all_sections = form.problem, form.plan, form.sections
     elements = len(form.roundings) * packed_elements(all_sections) + form.tail[0]
     outputs = math.prod(problem.replace(batch=max(problem.batch, 1)).output_shape) if plan.split > 1 else 0
-    with deconv(problem, elements, form.dtype, plan.split * outputs) as (function, args):
+    words, prepare = form.prepared
+    workspace = plan.split * outputs + words
+    with deconv(problem, elements, form.dtype, workspace) as (function, args):
 
         def allocate() -> tuple[Expr, ...]:
             memory = shared(form.memory_elements, form.dtype, form.scope)
@@ -551,6 +563,8 @@ def matrix_kernel(form: Form) -> Kernel:
             extents = plan.tile_m, form.turns, (form.sharing_k, *form.cluster)
             each_block(all_sections, extents, form.box, form.threads, plan.split, allocate, body)
 
+        if prepare is not None:
+            prepare(args)
         aligned_or_not([args.data] if form.wide > 1 else [], form.wide * _BYTES[form.dtype], launches)
         finish_sums(args, plan.split)
     pack = pack_sections(problem, all_sections, form.dtype, form.roundings, form.packed_order, *form.tail)
@@ -562,7 +576,7 @@ def matrix_kernel(form: Form) -> Kernel:
         knobs=plan.knobs,
         packed_elements=elements,
         packed_dtype=form.dtype,
-        workspace_elements=plan.split * outputs,
+        workspace_elements=workspace,
         dynamic_bytes=form.memory_elements * _BYTES[form.dtype] if form.scope == "shared.dyn" else 0,
     )
 

@@ -82,7 +82,7 @@ _EIGHT = 8  # columns of a warpgroup's sums that lie side by side
 _FOUR = 4  # sums that a thread takes at a time from other blocks
 MOST_POSITIONS = 1 << 31
 MOST_SHARED, BARRIERS = 227 << 10, 1 << 10
-_COLUMNS = (256, 128, 64, 32)
+COLUMNS = (256, 128, 64, 32)
 _STAGES = (3, 4, 6)
 _SHARING, _MOST_BLOCKS = (2, 4), 8  # of a cluster: blocks that share terms, and all
 _CLUSTERS = ((1, 1), (2, 1), (1, 2))
@@ -113,6 +113,8 @@ class Warpgroups(Form):
     most_columns, most_stages = 64, 6
     #: Threads that only load, and shared memory of a multiprocessor that blocks may have.
     loading, most_shared = 32, MOST_SHARED
+    #: True if a launch before turns the data, whose channels are second, to channels last.
+    turned = False
 
     plan: ClusterPlan
 
@@ -199,7 +201,7 @@ class Warpgroups(Form):
         """
         channels = self.problem.out_channels
         divided = channels & (channels - 1) > 0 and channels % self.written > 0
-        if not self.k_fastest or self.plan.storing or divided:
+        if self.problem.data_format == "NCX" or self.plan.storing or divided:
             return 0
         size, of_lane = element_bytes(self.problem.output_dtype), self.written // 4
         found = [stored_together(self.problem, section, of_lane, _LEAST // size) for section in self.sections]
@@ -282,8 +284,12 @@ class Warpgroups(Form):
 
     def box(self, section: Section) -> Box:
         """Return the box of positions of a tile's rows that leaves the fewest tiles, the last axis the longest."""
-        extents = _extents(self.problem, section)
+        extents = self.extents(section)
         return Box(_lengths(self.plan.tile_m, extents, 1 if self.k_fastest else self.lanes), extents)
+
+    def extents(self, section: Section) -> Extents:
+        """Return the extents of rows, as of `box`."""
+        return _extents(self.problem, section)
 
     def slice(self, section: Section) -> Extents:
         """Return the lengths of the box of A that a block loads, in the order of rows a part of the tile's."""
@@ -341,20 +347,32 @@ class Warpgroups(Form):
         *outer, w = place
         return (channel, w, *reversed(outer)) if self.k_fastest else (w, channel, *reversed(outer))
 
+    def of_group(
+        self, section: Section, group: Index, channel: Index, at: Sequence[Index]
+    ) -> tuple[Index, list[Index]]:
+        """Return where a group's channel and an image and position are in the data's map."""
+        return group * section.geometry.in_channels + channel, list(at)
+
     def flat(self, section: Section) -> bool:
         """Return True if the positions of rows are one axis."""
         return _one_tap(section)
 
+    @property
+    def channels(self) -> tuple[int, int]:
+        """The channels of a map, and how many there are from one position to the next."""
+        channels = self.problem.groups * self.problem.in_channels
+        return channels, channels
+
     def axes(self, section: Section) -> Sequence[tuple[int, int]]:
         """Return the axes of the data's map, channels behind the last one if that is fastest: extents and strides."""
-        geometry = section.geometry
-        channels, (d, h, w) = geometry.groups * geometry.in_channels, geometry.data
-        inner = channels if self.k_fastest else 1
-        image, extents = d * h * w * channels, (geometry.batch, d, h, w)
+        (channels, pitch), batch, (d, h, w) = self.channels, section.geometry.batch, section.geometry.data
+        inner = pitch if self.k_fastest else 1
+        image, extents = d * h * w * pitch, (batch, d, h, w)
         strides = image, h * w * inner, w * inner, inner
         if self.flat(section):
             # Axes with one element have any stride.
-            extents, strides = _extents(self.problem, section), (image, image, image, inner)
+            extents = self.extents(section)
+            strides = image * batch // extents[0], image, image, inner
         places = list(zip(extents, strides, strict=True))
         return self.ordered((channels, 1 if self.k_fastest else d * h * w), places)
 
@@ -749,19 +767,18 @@ class Loads:
             load_box(self.memory, to, self.maps["packed"], full, corner, of_column if form.rows > 1 else None)
 
     def _tap(self, tile: Index) -> tuple[Index, list[Index]]:
-        """Return the first channel of a tile of k, and how far from the positions its tap reads."""
+        """Return the first channel of a tile of k in its group, and how far from the positions its tap reads."""
         section = self.section
         first, tap = section.tap(tile)
         taps = unravel(tap, section.taps)
-        channel = self.block.group * section.geometry.in_channels + first
-        return channel, [run.x0 - t * run.x_step for t, run in zip(taps, section.runs, strict=True)]
+        return first, [run.x0 - t * run.x_step for t, run in zip(taps, section.runs, strict=True)]
 
     def _corner(self, block: Block, tile: Index, row: Index) -> Sequence[Index]:
         """Return where a slice of a tile of A, from a row on, begins in the data, the fastest axis first."""
         channel, shifts = self._tap(tile)
         within = unravel(row, self.form.box(self.section).lengths)
         at = [first + y + shift for first, y, shift in zip(block.corner, within, [0, *shifts], strict=True)]
-        return self.form.ordered(channel, at)
+        return self.form.ordered(*self.form.of_group(self.section, self.block.group, channel, at))
 
     def _line(self, tile: Index) -> Index:
         """Return the first line of a tile of B in the packed filter."""
@@ -782,8 +799,8 @@ class Loads:
             for at, extent in zip(x, geometry.data, strict=True):
                 inside = [*inside, at >= 0, at < extent]
             if self.section.channels > geometry.in_channels:
-                inside = [*inside, channel - block.group * geometry.in_channels + of < geometry.in_channels]
-            element = data[self.args.place(image, channel + of, x)]
+                inside = [*inside, channel + of < geometry.in_channels]
+            element = data[self.args.place(image, block.group * geometry.in_channels + channel + of, x)]
             to = base + form.place(row, of, positions)
             if positions:
                 element = tirx.if_then_else(tirx.all(*inside), element, tirx.const(0, form.dtype))
@@ -845,7 +862,7 @@ def _choices(problem: Problem) -> list[int]:
         begin_whole = all((run.x0 - tap * run.x_step) % least == 0 for tap in range(run.taps))
         return begin_whole and problem.data_spatial[-1] % least == 0
 
-    return few_products(problem, _COLUMNS[-1], loads)
+    return few_products(problem, COLUMNS[-1], loads)
 
 
 def few_products(problem: Problem, columns: int, suits: Callable[[Section], bool]) -> list[int]:
@@ -872,21 +889,29 @@ def with_registers(problem: Problem, columns: Sequence[int]) -> Sequence[int]:
 
 def candidates(problem: Problem, alone: bool) -> list[tuple[float, ClusterPlan]]:
     """Return the plans worth measuring with their costs, the cheapest first; if `alone`, of blocks that share no loads."""
+    return plans_of(Warpgroups, problem, _choices(problem), _CLUSTERS[: 1 if alone else None])
+
+
+def plans_of(
+    made: type[Warpgroups], problem: Problem, axes: Sequence[int], clusters: Sequence[tuple[int, int]]
+) -> list[tuple[float, ClusterPlan]]:
+    """Return plans of these `clusters`, whose phases are joined along so many `axes`, with their costs in order."""
     found = []
-    for axes, rows, columns, stages, cluster in itertools.product(
-        _choices(problem), (128, 64), with_registers(problem, _COLUMNS), _STAGES, _CLUSTERS[: 1 if alone else None]
+    for along, rows, columns, stages, cluster in itertools.product(
+        axes, (128, 64), with_registers(problem, COLUMNS), _STAGES, clusters
     ):
-        plan = ClusterPlan(rows, columns, line_of(problem), ROWS, columns, stages, 1, axes, *cluster)
-        single = Warpgroups(problem, plan)
-        turned = [(turns, 1) for turns in turns_of_rows(single)]
-        others = (Warpgroups(problem, one) for one in (*by_turns(plan, turned), *sharing_terms(single)))
+        plan = ClusterPlan(rows, columns, line_of(problem), ROWS, columns, stages, 1, along, *cluster)
+        single = made(problem, plan)
+        several = [(turns, 1) for turns in turns_of_rows(single)]
+        others = (made(problem, one) for one in (*by_turns(plan, several), *sharing_terms(single)))
         found += [(cost(form), form.plan) for form in (single, *others) if form.fits]
     return sorted(found, key=lambda pair: pair[0])
 
 
 def sharing_terms(form: Warpgroups) -> list[ClusterPlan]:
     """Return plans like that of `form` whose blocks share the terms of tiles, if few blocks have one each."""
-    clusters = [count for count in _SHARING if form.few and count * form.blocks <= _MOST_BLOCKS]
+    counts = _SHARING[:1] if form.turned else _SHARING
+    clusters = [count for count in counts if form.few and count * form.blocks <= _MOST_BLOCKS]
     plans = [replace(form.plan, cluster_k=count) for count in clusters]
     return [plan for plan in plans if type(form)(form.problem, plan).shares]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 import tvm_deconv as td
-from tvm_deconv.schedules.cuda import held, product, tensor, tiles, wgmma
+from tvm_deconv.schedules.cuda import held, product, tensor, tiles, turning, wgmma
 from tvm_deconv.schedules.cuda.banks import best_pitch, ideal, wavefronts
 from tvm_deconv.schedules.cuda.tiles import accesses
 from tvm_deconv.schedules.cuda.wgmma import ClusterPlan
@@ -47,6 +47,20 @@ def test_tensor_kernels_have_none(layer, kind, data_format):
         loop, output = accesses(tensor.Warps(problem, plan))
         assert conflicts(loop) <= 1.05, plan
         assert conflicts(output) <= 1.05, plan
+
+
+@pytest.mark.parametrize("wide", [1, 2, 4, 8])
+def test_turning_has_none(wide):
+    """Neither as words of channels come, of one to eight positions at once, nor as vectors of a line leave."""
+    for first in range(0, 64 // wide * 32, 32):
+        loaded = [turning.loaded_at(first + lane, wide) for lane in range(32)]
+        for i in range(wide):
+            assert wavefronts([turning.place_of(position + i, word) for position, word in loaded], 1) == 1
+    for first in range(0, 512, 32):
+        stored = [turning.stored_at(first + lane) for lane in range(32)]
+        assert wavefronts([turning.place_of(line, 4 * vector) for line, vector in stored], 4) == 4
+    places = {turning.place_of(line, word) for line in range(64) for word in range(32)}
+    assert places == set(range(64 * 32))
 
 
 @pytest.mark.parametrize("family", [tensor.Warps, held.Held, wgmma.Warpgroups])

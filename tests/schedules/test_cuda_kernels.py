@@ -24,6 +24,7 @@ from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
 from tvm_deconv.schedules.cuda.blocks import sectors
 from tvm_deconv.schedules.cuda.gathered import GatheredGroups
 from tvm_deconv.schedules.cuda.held import Held
+from tvm_deconv.schedules.cuda.held_turned import TurnedHeld
 from tvm_deconv.schedules.cuda.lower import source
 from tvm_deconv.schedules.cuda.merged import Merged
 from tvm_deconv.schedules.cuda.product import PLANS, Threads
@@ -205,6 +206,39 @@ EXAMPLES = {
         # Four taps of all phases are a tile of 64 terms.
         td.Problem(1, 1, 16, 12, (9, 10), (3, 3), (2, 2), (1, 1), (1, 1), (17, 19), "float16", "NXC"),
     ],
+    "cuda_wgmma_turned": [
+        # Channels that fill no line, odd extents, phases with different taps.
+        td.Problem(2, 1, 116, 40, (5, 7), (4, 3), (2, 2), (1, 1), (1, 1), (10, 13), "bfloat16"),
+        # Groups, each of channels that fill no vector; pairs of positions; one axis.
+        td.Problem(2, 2, 61, 32, (70,), (5,), (2,), (1,), (1,), (141,), "float16", epilogue=td.Epilogue(True)),
+        # One tap, whose positions are one axis of all images, of groups too; vectors of positions.
+        td.Problem(3, 2, 60, 40, (5, 8), (2, 3), (2, 3), (1, 1), (0, 0), (10, 24), "float16"),
+        # Three axes, dilations; fours of positions.
+        td.Problem(1, 1, 56, 32, (3, 4, 5), (2, 3, 2), (1, 2, 2), (2, 1, 1), (1, 0, 1), (4, 9, 9), "float16"),
+        # Words, single ones and vectors.
+        td.Problem(2, 1, 29, 40, (5, 9), (4, 3), (2, 2), (1, 1), (1, 2), (9, 14), precision="tf32"),
+        td.Problem(1, 2, 61, 40, (3, 12), (3, 3), (2, 1), (1, 2), (1, 0), (6, 16), precision="tf32x3"),
+    ],
+    "cuda_held_turned": [
+        # Three boxes by turns, channels that fill no line, phases with different taps; single positions.
+        td.Problem(2, 1, 135, 40, (5, 7), (2, 3), (1, 2), (1, 1), (0, 1), (6, 13), "bfloat16"),
+        # Eight rows are images; vectors of positions.
+        td.Problem(
+            9, 1, 56, 3, (6, 4), (9, 9), (3, 3), *[(1, 1), (4, 4), (18, 11)], "float16", epilogue=td.Epilogue(True)
+        ),
+        # Groups of channels that are no multiple of a vector, dilations, kernels beyond the stride and below it.
+        td.Problem(1, 2, 61, 24, (9, 17), (3, 4), (1, 5), (2, 3), (1, 0), (11, 90), "float16"),
+        # Lines of few channels.
+        td.Problem(1, 1, 15, 12, (9, 20), (6, 6), (3, 3), (1, 1), (1, 1), (27, 60), "bfloat16"),
+        # Rows that go on in the next line; one axis and three.
+        td.Problem(1, 1, 64, 9, (17, 17), (3, 4), (2, 2), (1, 1), (0, 0), (35, 36), "bfloat16"),
+        td.Problem(2, 1, 70, 17, (50,), (10,), (5,), (1,), (3,), (249,), "float16", epilogue=td.Epilogue(True)),
+        td.Problem(1, 1, 72, 8, (3, 9, 5), (2, 3, 3), (1, 2, 2), (1, 1, 1), (1, 0, 1), (2, 18, 9), "float16"),
+    ],
+    "cuda_held_merged_turned": [
+        # Four taps of all phases are a tile of 64 terms.
+        td.Problem(1, 1, 16, 12, (9, 10), (3, 3), (2, 2), (1, 1), (1, 1), (17, 19), "float16"),
+    ],
     "cuda_product": [
         # All that the taps read is outside of the data.
         td.Problem(1, 1, 2, 3, (5,), (7,), (1,), (3,), (40,), (9,), epilogue=td.Epilogue(True, "sigmoid")),
@@ -238,6 +272,17 @@ def held_channels(problem):
     )
 
 
+def second_channels(problem):
+    """Channels second: in whole lines of 16 and 64, padded ones, and odd ones."""
+    return st.sampled_from([16, 21, 57, 61]).map(
+        lambda channels: problem.replace(in_channels=channels, out_channels=10, data_format="NCX")
+    )
+
+
+def second_lines(problem):
+    return problem.replace(in_channels=59, out_channels=33, data_format="NCX")
+
+
 #: The space of each family, and how many of it are drawn.
 SPACES = {
     "cuda_generic": (problems(), 12),
@@ -269,6 +314,19 @@ SPACES = {
     ),
     "cuda_held": (problems(dtypes=["float16", "bfloat16"]).flatmap(held_channels), 1),
     "cuda_held_merged": (problems(dtypes=["float16", "bfloat16"]).map(with_odd_kernels).flatmap(held_channels), 1),
+    "cuda_wgmma_turned": (
+        st.one_of(
+            problems(dtypes=["float16", "bfloat16"]),
+            problems(dtypes=["float32"]).map(as_tf32),
+            problems(dtypes=["float32"]).map(as_tf32x3),
+        ).map(second_lines),
+        2,
+    ),
+    "cuda_held_turned": (problems(dtypes=["float16", "bfloat16"]).flatmap(second_channels), 2),
+    "cuda_held_merged_turned": (
+        problems(dtypes=["float16", "bfloat16"]).map(with_odd_kernels).flatmap(second_channels),
+        1,
+    ),
     "cuda_product": (problems(max_macs=60_000), 6),
 }
 
@@ -885,6 +943,49 @@ def test_blocks_have_several_tiles_of_rows(tmp_path):
     batch = Batch(given, tmp_path, "turns", FAMILIES["cuda_wgmma"], plans)
     for number in range(len(plans)):
         check(batch, number, offset=number % 2)
+
+
+@pytest.mark.parametrize("family", ["cuda_wgmma_turned", "cuda_held_turned"])
+def test_data_with_channels_second_are_turned(family, tmp_path):
+    """By vectors of each length, at any address; groups of several images; turns, warps that store, shared terms."""
+    problem = td.Problem(2, 2, 61, 40, (9, 16), (4, 4), (2, 2), (1, 1), (1, 1), (18, 32), "float16")
+    problem = problem.replace(epilogue=td.Epilogue(True, "silu"))
+    four, two, one = (
+        problem.replace(data_spatial=spatial, output_spatial=tuple(2 * x for x in spatial))
+        for spatial in ((5, 4), (5, 6), (15, 9))
+    )
+    plan = ClusterPlan(64, 64, 64, 64, 64, 3)
+    chosen = [
+        (problem, replace(plan, turns_m=2, joined=1)),
+        (four.replace(dtype="bfloat16"), plan),
+        (two.replace(in_channels=125, groups=1), replace(plan, cluster_k=2)),
+        (one, replace(plan, turns_m=3, storing=1)),
+    ]
+    if family == "cuda_held_turned":
+        few = td.Problem(2, 1, 121, 3, (20, 11), (4, 4), (2, 2), (1, 1), (1, 1), (40, 22), "float16")
+        chosen.append((few, ClusterPlan(128, 16, 64, 128, 16, 8, joined=2, turns_m=2)))
+        assert TurnedHeld(*chosen[-1]).strips == 2
+    else:
+        words = problem.replace(dtype="float32", precision="tf32", data_spatial=(9, 6), output_spatial=(18, 12))
+        chosen.append((words, replace(plan, tile_k=32)))
+    given, plans = zip(*chosen, strict=True)
+    batch = Batch(given, tmp_path, "turned", FAMILIES[family], plans)
+    for number in range(len(plans)):
+        for offset in range(2):
+            check(batch, number, offset=offset)
+
+
+@pytest.mark.parametrize("family", ["cuda_wgmma_turned", "cuda_held_turned"])
+def test_what_is_not_finite_stays_in_its_group(family, tmp_path):
+    """Where terms beyond a group's channels would be those of the next."""
+    problem = td.Problem(2, 2, 61, 40, (5, 7), (4, 4), (2, 2), (1, 1), (1, 1), (10, 14), "float16")
+    batch = Batch([problem], tmp_path, "finite", FAMILIES[family])
+    data, weights, _ = operands(problem, 1)
+    alone = batch.run(0, data, weights, None)
+    data[:, 61:] = np.nan
+    found = batch.run(0, data, weights, None)
+    np.testing.assert_array_equal(found[:, :40], alone[:, :40])
+    assert np.isnan(found[:, 40:]).all()
 
 
 @pytest.mark.parametrize("family", ["cuda_wgmma", "cuda_held"])

@@ -24,7 +24,10 @@ from tvm_deconv.targets import CUDA_TARGETS
 CUDA = BACKENDS["cuda"]
 TARGET, HOPPER = CUDA_TARGETS["cuda"], CUDA_TARGETS["cuda-sm_90a"]
 #: The algorithms of `HOPPER` alone.
-HOPPER_FAMILIES = ("cuda_wgmma", "cuda_gathered", "cuda_held", "cuda_held_merged")
+HOPPER_FAMILIES = (
+    *("cuda_wgmma", "cuda_gathered", "cuda_held", "cuda_held_merged"),
+    *("cuda_wgmma_turned", "cuda_held_turned", "cuda_held_merged_turned"),
+)
 SHIM = Path(__file__).parent / "cuda_shim"
 _LIBC = ctypes.CDLL(None)
 _NORESERVE = 0x4000  # of Linux, MAP_NORESERVE

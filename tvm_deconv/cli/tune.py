@@ -37,6 +37,7 @@ ALGORITHMS = (
     "dot_strassen", "dot_winograd", "matrix", "strassen", "winograd_rows", "direct_channels", "direct_folded",
     "direct_groups", "direct_inputs", "direct_rows",
     "cuda_narrow", "cuda_tensor", "cuda_merged", "cuda_wgmma", "cuda_gathered", "cuda_held", "cuda_held_merged",
+    "cuda_wgmma_turned", "cuda_held_turned", "cuda_held_merged_turned",
     "cuda_product", "cuda_generic",
 )  # fmt: skip
 _Command = TypeVar("_Command", bound=Callable[..., None])

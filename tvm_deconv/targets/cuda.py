@@ -18,7 +18,17 @@ _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 LOAD_SYMBOL = "__tvm_ffi_load"
 #: The algorithms whose products tensor cores compute.
 TENSOR_ALGORITHMS = frozenset(
-    {"cuda_tensor", "cuda_merged", "cuda_wgmma", "cuda_gathered", "cuda_held", "cuda_held_merged"}
+    {
+        "cuda_tensor",
+        "cuda_merged",
+        "cuda_wgmma",
+        "cuda_gathered",
+        "cuda_held",
+        "cuda_held_merged",
+        "cuda_wgmma_turned",
+        "cuda_held_turned",
+        "cuda_held_merged_turned",
+    }
 )
 _CODE: tuple[Capability, ...] = ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
 
