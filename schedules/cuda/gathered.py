@@ -25,7 +25,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda.blocks import Block, Box, tiles_of
 from tvm_deconv.schedules.cuda.emit import Arguments, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
-from tvm_deconv.schedules.cuda.tiles import L2_COST, Gather, Gathered, cost
+from tvm_deconv.schedules.cuda.tiles import Gather, Gathered, cost
 from tvm_deconv.schedules.cuda.warp import arrive, commit, expect, publish, wait, wait_phase
 from tvm_deconv.schedules.cuda.wgmma import (
     GROUP,
@@ -43,6 +43,8 @@ from tvm_deconv.schedules.cuda.wgmma import (
 from tvm_deconv.targets import CudaTarget
 
 _ROWS, _COLUMNS, _STAGES, _CLUSTERS = (128, 64), (256, 128, 64, 32, 16), (3, 4, 6), (1, 2)
+#: In multiply-adds of CUDA cores: a byte that threads copy, and the time until it is there, of which the former has the most.
+_COPIED, _LATENCY = 8, 300 * 128
 _EIGHT = 8  # threads that copy of one row; lines whose swizzles differ; and columns of an instruction, at least
 
 
@@ -61,8 +63,13 @@ class GatheredGroups(Warpgroups, Gathered):
 
     @property
     def byte_cost(self) -> float:
-        """See Form; threads copy A."""
-        return L2_COST
+        """See Form; threads copy A, as fast as they get to it."""
+        return _COPIED
+
+    @property
+    def latency(self) -> float:
+        """See Form."""
+        return _LATENCY
 
     @property
     def moved(self) -> float:

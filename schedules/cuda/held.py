@@ -38,7 +38,7 @@ from tvm_deconv.schedules.cuda.blocks import Block, Box, Cells, Extents
 from tvm_deconv.schedules.cuda.emit import Arguments, local, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
 from tvm_deconv.schedules.cuda.products import choices, joined
-from tvm_deconv.schedules.cuda.tiles import LATENCY, TMA_COST, WAVEFRONT_COST, cost
+from tvm_deconv.schedules.cuda.tiles import TMA_COST, WAVEFRONT_COST, cost
 from tvm_deconv.schedules.cuda.warp import (
     arrive,
     expect,
@@ -53,6 +53,7 @@ from tvm_deconv.schedules.cuda.warp import (
 )
 from tvm_deconv.schedules.cuda.wgmma import (
     BARRIERS,
+    LATENCY,
     MOST_SHARED,
     ROWS,
     ClusterPlan,

@@ -104,8 +104,8 @@ def is_for_tensor_cores(problem: Problem, target: CudaTarget) -> bool:
 
 
 def is_for_cuda_cores(problem: Problem, target: CudaTarget) -> bool:
-    """Arithmetic bounds the problem, and tensor cores do not do it."""
-    special = bound_by_memory(problem, target) or fills_tensor_cores(problem, target)
+    """Arithmetic may bound the problem, and tensor cores do not do it."""
+    special = narrow_groups(problem) or fills_tensor_cores(problem, target)
     return few_sections(problem, target) and not special
 
 

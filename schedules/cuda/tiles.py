@@ -189,6 +189,15 @@ class Form(abc.ABC):
         return L2_COST
 
     @property
+    def latency(self) -> float:
+        """The time of a tile of k from its request to its use, in the same."""
+        return _LATENCY
+
+    def output_cost(self, section: Section) -> float:  # noqa: ARG002
+        """Return the cost of a sum on its way to the output, in the same."""
+        return _OUTPUT
+
+    @property
     def wavefronts(self) -> float:
         """Wavefronts of shared memory for one term of a block's tile, if the `term` does not count them."""
         return 0.0
@@ -406,11 +415,11 @@ class Copied(Gathered):
 
 
 #: In multiply-adds of CUDA cores, 128 a clock of a multiprocessor, fitted to plans that an H100 ran: a byte from the
-#: level-2 cache by copies of threads, and by TMA; a wavefront; the time of a tile of k from its request to its use; a sum
-#: on its way to the output; and a wave of blocks by that of one.
-L2_COST, TMA_COST, WAVEFRONT_COST, LATENCY, _OUTPUT, _WAVE = 6, 2.25, 160, 1250 * 128, 18, 1.15
+#: level-2 cache by copies of threads, and by TMA; one of the gaps in stored sectors; a wavefront; the time of a tile of k
+#: from its request to its use; a sum on its way to the output.
+L2_COST, TMA_COST, _GAP, WAVEFRONT_COST, _LATENCY, _OUTPUT = 3, 2.7, 14, 180, 1300 * 128, 30
 #: In multiply-adds of all multiprocessors, 33 a picosecond: a partial sum, written and read; a second launch.
-_PARTIAL, LAUNCH = 64, 6e7
+_PARTIAL, _LAUNCH = 64, 3.4e7
 #: Multiprocessors that have some of the blocks of a cluster, by their number.
 _CLUSTERED = {1: MULTIPROCESSORS, 2: MULTIPROCESSORS, 4: 120, 8: 112}
 #: Threads that gather terms of one row at a time.
@@ -447,17 +456,17 @@ def cost(form: Form) -> float:
 
     def length(section: Section, tile: float) -> float:
         turns = form.turns[0] * min(form.turns[1], section.tiles_n)
-        output = _OUTPUT * plan.tile_m * form.written + form.byte_cost * gaps(form, section)
+        output = form.output_cost(section) * plan.tile_m * form.written + _GAP * gaps(form, section)
         return turns * (section.tiles_k / plan.split / form.sharing_k * tile + output)
 
     counts = [blocks_of(form, section) * plan.split for section in all_sections]
     worked = [length(section, busy) for section in all_sections]
-    waited = [form.opening(section) + length(section, max(busy, LATENCY / form.ahead)) for section in all_sections]
+    waited = [form.opening(section) + length(section, max(busy, form.latency / form.ahead)) for section in all_sections]
     blocks, units = sum(counts), _CLUSTERED[math.prod(form.cluster) * form.sharing_k]
     together = min(max(1, form.resident // form.threads), ceil_div(blocks, units))
     work, waves = _mean(counts, worked) * ceil_div(blocks, units), ceil_div(blocks, units * together)
-    in_waves = _mean(counts, waited) * waves * (_WAVE if waves > 1 else 1)
-    partial = LAUNCH + _PARTIAL * plan.split * math.prod(problem.output_shape) if plan.split > 1 else 0
+    in_waves = _mean(counts, waited) * waves
+    partial = _LAUNCH + _PARTIAL * plan.split * math.prod(problem.output_shape) if plan.split > 1 else 0
     return MULTIPROCESSORS * max([*waited, work, in_waves]) + partial + form.preparing
 
 

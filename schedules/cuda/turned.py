@@ -18,12 +18,12 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda.blocks import Extents
 from tvm_deconv.schedules.cuda.emit import Arguments
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
-from tvm_deconv.schedules.cuda.tiles import L2_COST, LAUNCH
 from tvm_deconv.schedules.cuda.turning import Turning
 from tvm_deconv.schedules.cuda.wgmma import COLUMNS, ClusterPlan, Warpgroups, cluster_algorithm, few_products, plans_of
 from tvm_deconv.targets import CudaTarget
 
-_WORD = 4  # bytes
+#: In multiply-adds of the device: a word of data that is turned, and its launch.
+_WORD, _LAUNCH = 88, 1.1e8
 
 
 class Turned(Warpgroups):
@@ -55,7 +55,7 @@ class Turned(Warpgroups):
     @property
     def preparing(self) -> float:
         """See Form; words are read and written."""
-        return LAUNCH + 2 * _WORD * L2_COST * self.turning.words
+        return _LAUNCH + _WORD * self.turning.words
 
     def begin(self, args: Arguments, aligned: bool) -> dict[str, Expr]:
         """See Form; maps are of the turned data."""

@@ -86,9 +86,12 @@ COLUMNS = (256, 128, 64, 32)
 _STAGES = (3, 4, 6)
 _SHARING, _MOST_BLOCKS = (2, 4), 8  # of a cluster: blocks that share terms, and all
 _CLUSTERS = ((1, 1), (2, 1), (1, 2))
-#: In multiply-adds of CUDA cores: one of wgmma; until a block multiplies; a sum from another block of a cluster; until all
-#: blocks are there, twice.
-_MMA, OPENING, _TAKEN, _MEETING = 1 / 15, 1150 * 128, 37, 600 * 128
+#: In multiply-adds of CUDA cores, as those of tiles.py: one of wgmma, and of three products by one; a sum from another block
+#: of a cluster; until a block multiplies; until all blocks are there, twice; until a tile of k is.
+_MMA, _TRIPLE, _TAKEN, _OPENING, _MEETING, LATENCY = 1 / 12.5, 5, 37, 2300 * 128, 600 * 128, 1800 * 128
+#: Of a sum on its way to the output, through shared memory: of few columns that a thread stores by rows, stored alone, or four
+#: together; and stored from where it is.
+_BY_ROWS, _SINGLE, _TOGETHER, _AT_ONCE = 110, 62, 33, 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +172,7 @@ class Warpgroups(Form):
     @property
     def term(self) -> float:
         """See Form."""
-        products = 3 if self.triple else 1
+        products = _TRIPLE if self.triple else 1
         return self.plan.tile_m * self.plan.tile_n * _MMA * (1 + self.single) * products
 
     @property
@@ -187,6 +190,18 @@ class Warpgroups(Form):
     def byte_cost(self) -> float:
         """See Form."""
         return TMA_COST
+
+    @property
+    def latency(self) -> float:
+        """See Form."""
+        return LATENCY
+
+    def output_cost(self, section: Section) -> float:
+        """See Form."""
+        if self.side_by_side:
+            return _AT_ONCE
+        rounds = Rounds.of(self, section)
+        return _BY_ROWS if rounds.by_rows else _TOGETHER if rounds.read >= _FOUR else _SINGLE
 
     @property
     def moved(self) -> float:
@@ -280,7 +295,7 @@ class Warpgroups(Form):
 
     def opening(self, section: Section) -> float:  # noqa: ARG002
         """See Form; with the parts of sums that a block takes from others."""
-        return OPENING + _TAKEN * self.plan.tile_m * (self.plan.tile_n - self.written) + _MEETING * (self.sharing_k > 1)
+        return _OPENING + _TAKEN * self.plan.tile_m * (self.plan.tile_n - self.written) + _MEETING * (self.sharing_k > 1)
 
     def box(self, section: Section) -> Box:
         """Return the box of positions of a tile's rows that leaves the fewest tiles, the last axis the longest."""
