@@ -29,7 +29,7 @@ from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.cuda.emit import THREADS, Arguments, aligned_or_not, barrier, launch, local, shared, when
 
 _POSITIONS, _WORDS = 64, 32  # of a tile: lines in shared memory, and what each has
-_VECTOR, _WORD = 16, 4  # bytes
+_VECTOR = 16  # bytes
 _FOUR, _EIGHT = 4, 8  # words of a vector; vectors of a line, and lanes with neighbouring positions
 
 
@@ -50,6 +50,11 @@ class Turning:
         return _VECTOR // element_bytes(self.problem.dtype)
 
     @property
+    def together(self) -> int:
+        """Channels of a word."""
+        return self.lanes // _FOUR
+
+    @property
     def pitch(self) -> int:
         """Elements from one position to the next: the channels of a group, and up to a whole vector."""
         return ceil_div(self.problem.in_channels, self.lanes) * self.lanes
@@ -63,7 +68,7 @@ class Turning:
     @property
     def words(self) -> int:
         """Words of 32 bits of all of them."""
-        return math.prod(self.shape) // (self.lanes // _FOUR)
+        return math.prod(self.shape) // self.together
 
     def emit(self, args: Arguments) -> None:
         """Launch what turns the data into the workspace."""
@@ -77,8 +82,7 @@ class Turning:
 
     def _launch(self, args: Arguments, wide: int) -> None:
         """Launch a block for each tile, whose threads load `wide` neighbours at once."""
-        groups, images, positions, pitch = self.shape
-        together = self.lanes // _FOUR
+        (groups, images, positions, pitch), together = self.shape, self.together
         tiles = groups, images, ceil_div(positions, _POSITIONS), ceil_div(pitch, together * _WORDS)
         with launch(math.prod(tiles), THREADS) as (block, thread):
             memory = shared(_POSITIONS * _WORDS * together, self.dtype)
@@ -90,7 +94,7 @@ class Turning:
 
     def _load(self, args: Arguments, thread: Expr, corner: tuple[Index, ...], memory: Expr, wide: int) -> None:
         """Bring a tile to shared memory; all of a thread's loads are begun before the first is stored."""
-        (group, image, first, channel), together = corner, self.lanes // _FOUR
+        (group, image, first, channel), together = corner, self.together
         (groups, _, positions, _), channels = self.shape, self.problem.in_channels
         steps, data = _POSITIONS // wide * _WORDS // THREADS, args.flat_data()
         loaded, words = local(steps * together * wide, self.dtype), local(together, self.dtype)
@@ -124,7 +128,7 @@ class Turning:
             inside = [x < positions] if positions % _POSITIONS else []
             inside += [of < pitch] if pitch % (_EIGHT * lanes) else []
             place = ravel((group, image, x, of), (images, positions, pitch))
-            source = place_of(line, vector * _FOUR) * (lanes // _FOUR)
+            source = place_of(line, vector * _FOUR) * self.together
             with when(inside), build.vectorized(lanes) as lane:
                 build.buffer_store(turned, memory[source + lane], [place + lane])
 

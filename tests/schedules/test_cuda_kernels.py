@@ -731,6 +731,16 @@ SHARING_MISTAKES = {
     "a part that is left out": (r"\((_ptr_2\[\d\]) \+ _ptr_2\[\d\]\)", r"\1"),
     "a part that comes twice": (r"(tvm_deconv_take\([^;]*), 1\);", r"\1, 0);"),
 }
+#: Of data that a launch before turns, in groups.
+TURNING_MISTAKES = {
+    "words that are not there": (r"__syncthreads\(\);(?=\s*if \(\(+\(int\)blockIdx)", ""),
+    "vectors in another order": (r" \^ \(\(\(\(\(int\)threadIdx\.x\) >> 3\) \^ \S+ >> 6\)\) & 7\)", " ^ 0"),
+    "the channel beside": (r"(_ptr_2\[0\] = _ptr_1)\[1\]", r"\1[9]"),
+    "channels of the first group": (r"(?<=>> 2\) \* )4320", "0"),
+    "images that lie closer": (r"(?<=>> 1\) \* )8640", "4320"),
+    "positions of the tile before": (r"(?<=& 1\) \* )4096", "0"),
+    "boxes of the first group": (r"(load_box5\([^;]*, )[^,;]* / 10\) \* 2\)\);", r"\1 0);"),
+}
 #: Of A that threads copy.
 GATHERING_MISTAKES = {
     "no arrival of readers": (r"tvm_deconv_arrive\(.*\);(?=\s*\}\s*\}\s*tvm_deconv_wgmma_wait0)", ""),
@@ -819,6 +829,12 @@ MISTAKEN = {
         "cuda_gathered",
         HOPPER_PRODUCT.replace(in_channels=134, out_channels=24, pads_begin=(1, 0), output_spatial=(8, 8)),
         ClusterPlan(64, 32, 64, 64, 32, 4),
+    ),
+    "turned data": (
+        TURNING_MISTAKES,
+        "cuda_wgmma_turned",
+        td.Problem(2, 2, 60, 32, (8, 9), (3, 2), (1, 2), (1, 1), (0, 0), (10, 18), "float16"),
+        ClusterPlan(64, 32, 64, 64, 32, 2),
     ),
     "shared terms": (
         SHARING_MISTAKES,
