@@ -43,8 +43,7 @@ from tvm_deconv.schedules.cuda.wgmma import (
 from tvm_deconv.targets import CudaTarget
 
 _ROWS, _COLUMNS, _STAGES, _CLUSTERS = (128, 64), (256, 128, 64, 32, 16), (3, 4, 6), (1, 2)
-#: In multiply-adds of CUDA cores: a byte that threads copy, and the time until it is there, of which the former has the most.
-_COPIED, _LATENCY = 8, 300 * 128
+_COPIED = 9  # the cost of a byte that threads copy, in multiply-adds of CUDA cores
 _EIGHT = 8  # threads that copy of one row; lines whose swizzles differ; and columns of an instruction, at least
 
 
@@ -65,12 +64,6 @@ class GatheredGroups(Warpgroups, Gathered):
     def byte_cost(self) -> float:
         """See Form; threads copy A, as fast as they get to it."""
         return _COPIED
-
-    @property
-    def latency(self) -> float:
-        """See Form."""
-        return _LATENCY
-
     @property
     def moved(self) -> float:
         """See Form; the nearest cache has what taps read again."""

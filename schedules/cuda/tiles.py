@@ -417,7 +417,7 @@ class Copied(Gathered):
 #: In multiply-adds of CUDA cores, 128 a clock of a multiprocessor, fitted to plans that an H100 ran: a byte from the
 #: level-2 cache by copies of threads, and by TMA; one of the gaps in stored sectors; a wavefront; the time of a tile of k
 #: from its request to its use; a sum on its way to the output.
-L2_COST, TMA_COST, _GAP, WAVEFRONT_COST, _LATENCY, _OUTPUT = 3, 2.7, 14, 180, 1300 * 128, 30
+L2_COST, TMA_COST, _GAP, WAVEFRONT_COST, _LATENCY, _OUTPUT = 6, 2.8, 7, 200, 1350 * 128, 33
 #: In multiply-adds of all multiprocessors, 33 a picosecond: a partial sum, written and read; a second launch.
 _PARTIAL, _LAUNCH = 64, 3.4e7
 #: Multiprocessors that have some of the blocks of a cluster, by their number.

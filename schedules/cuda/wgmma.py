@@ -86,12 +86,12 @@ COLUMNS = (256, 128, 64, 32)
 _STAGES = (3, 4, 6)
 _SHARING, _MOST_BLOCKS = (2, 4), 8  # of a cluster: blocks that share terms, and all
 _CLUSTERS = ((1, 1), (2, 1), (1, 2))
-#: In multiply-adds of CUDA cores, as those of tiles.py: one of wgmma, and of three products by one; a sum from another block
-#: of a cluster; until a block multiplies; until all blocks are there, twice; until a tile of k is.
-_MMA, _TRIPLE, _TAKEN, _OPENING, _MEETING, LATENCY = 1 / 12.5, 5, 37, 2300 * 128, 600 * 128, 1800 * 128
-#: Of a sum on its way to the output, through shared memory: of few columns that a thread stores by rows, stored alone, or four
-#: together; and stored from where it is.
-_BY_ROWS, _SINGLE, _TOGETHER, _AT_ONCE = 110, 62, 33, 15
+#: In multiply-adds of CUDA cores, as those of tiles.py: one of wgmma; to split an element of A; a sum from another block of a
+#: cluster; until a block multiplies; until all blocks are there, twice; until a tile of k is.
+_MMA, _SPLIT, _TAKEN, _OPENING, _MEETING, LATENCY = 1 / 13, 22, 37, 2300 * 128, 600 * 128, 1530 * 128
+#: Of a sum on its way to the output, through shared memory: of few columns that a thread stores by rows, stored alone, the same
+#: by a block of several tiles, or four together; and stored from where it is.
+_BY_ROWS, _SINGLE, _SINGLE_BY_TURNS, _TOGETHER, _AT_ONCE = 110, 73, 300, 31, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +172,8 @@ class Warpgroups(Form):
     @property
     def term(self) -> float:
         """See Form."""
-        products = _TRIPLE if self.triple else 1
-        return self.plan.tile_m * self.plan.tile_n * _MMA * (1 + self.single) * products
+        products = _MMA * (1 + self.single) * (3 if self.triple else 1)
+        return self.plan.tile_m * (self.plan.tile_n * products + _SPLIT * self.triple)
 
     @property
     def roundings(self) -> Sequence[Rounding]:
@@ -201,7 +201,9 @@ class Warpgroups(Form):
         if self.side_by_side:
             return _AT_ONCE
         rounds = Rounds.of(self, section)
-        return _BY_ROWS if rounds.by_rows else _TOGETHER if rounds.read >= _FOUR else _SINGLE
+        if rounds.by_rows or rounds.read >= _FOUR:
+            return _BY_ROWS if rounds.by_rows else _TOGETHER
+        return _SINGLE_BY_TURNS if max(self.turns) > 1 else _SINGLE
 
     @property
     def moved(self) -> float:
