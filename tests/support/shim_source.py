@@ -18,7 +18,7 @@ _REFUSAL = re.compile(
 )
 _BETWEEN = re.compile(r'(?<!\\)", "')
 _EXPORTED = "#define TVM_DLL TVM_FFI_DLL_EXPORT"
-_HOPPER = "static const size_t shim_hopper = shim_shared = 227 << 10;\n"
+_HOPPER = "static const size_t shim_hopper = shim_most_shared = 227 << 10;\n"
 
 
 def for_cpu(text):

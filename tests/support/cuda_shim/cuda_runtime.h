@@ -55,7 +55,7 @@ inline float __uint_as_float(unsigned bits) { float value; std::memcpy(&value, &
 // A library has a runtime of its own.
 #pragma GCC visibility push(hidden)
 extern const char* shim_failure;  // what a kernel did that a device does not define
-extern size_t shim_shared;  // bytes of a block, on all devices; those of 9.0 have more
+extern size_t shim_most_shared;  // bytes of a block, on all devices; those of 9.0 have more
 extern char* shim_dynamic;  // what a launch gives a block
 extern uint3 blockIdx;
 extern unsigned shim_current;  // a thread

@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 
 const char* shim_failure;
-size_t shim_shared = 99 << 10;
+size_t shim_most_shared = 99 << 10;
 char* shim_dynamic;
 static std::map<const void*, unsigned> shim_clusters;
 std::vector<char*> shim_dynamics;
@@ -165,7 +165,7 @@ static cudaError_t shim_execute(const cudaLaunchConfig_t& config, const void* ke
   unsigned threads = config.blockDim.x;
   shim_failure = nullptr;
   size_t given = config.dynamicSmemBytes, permitted = std::max(48 << 10, shim_permitted[kernel]);
-  if (threads > 1024 || !config.gridDim.x || config.gridDim.x > 0x7fffffff || given > shim_shared || given > permitted) {
+  if (threads > 1024 || !config.gridDim.x || config.gridDim.x > 0x7fffffff || given > shim_most_shared || given > permitted) {
     shim_fail("a launch beyond what devices have");
     return cudaErrorOfShim;
   }
