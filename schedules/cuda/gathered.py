@@ -43,7 +43,7 @@ from tvm_deconv.schedules.cuda.wgmma import (
 from tvm_deconv.targets import CudaTarget
 
 _ROWS, _COLUMNS, _STAGES, _CLUSTERS = (128, 64), (256, 128, 64, 32, 16), (3, 4, 6), (1, 2)
-_COPIED = 9  # the cost of a byte that threads copy, in multiply-adds of CUDA cores
+_COPIED = 11  # the cost of a byte that threads copy, in multiply-adds of CUDA cores
 _EIGHT = 8  # threads that copy of one row; lines whose swizzles differ; and columns of an instruction, at least
 
 
@@ -175,7 +175,7 @@ def _choices(problem: Problem) -> list[int]:
 
 
 def candidates(problem: Problem, alone: bool) -> list[tuple[float, ClusterPlan]]:
-    """Return the plans worth measuring with their costs, the cheapest first; if `alone`, of blocks that share no loads."""
+    """Return plans to measure with their costs, the cheapest first; if `alone`, of blocks that share no loads."""
     found = []
     for axes, rows, columns, stages, cluster in itertools.product(
         _choices(problem), _ROWS, with_registers(problem, _COLUMNS), _STAGES, _CLUSTERS[: 1 if alone else None]

@@ -698,7 +698,7 @@ def _turns(form: Held) -> list[tuple[int, int]]:
 
 
 def _candidates(form: type[Held], problem: Problem, alone: bool) -> list[tuple[float, ClusterPlan]]:
-    """Return the plans worth measuring with their costs, the cheapest first; if `alone`, of blocks that share no loads."""
+    """Return plans to measure with their costs, the cheapest first; if `alone`, of blocks that share no loads."""
     found, clusters = [], _CLUSTERS[: 1 if alone or form.turned else None]
     for axes, rows in itertools.product(_choices(form, problem), _ROWS):
         products = _products(problem, _COLUMNS[0], form.phases(problem, axes))

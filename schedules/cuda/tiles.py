@@ -415,8 +415,8 @@ class Copied(Gathered):
 
 
 #: In multiply-adds of CUDA cores, 128 a clock of a multiprocessor, fitted to plans that an H100 ran: a byte from the
-#: level-2 cache by copies of threads, and by TMA; one of the gaps in stored sectors; a wavefront; the time of a tile of k
-#: from its request to its use; a sum on its way to the output.
+#: level-2 cache by copies of threads, and by TMA; one of the gaps in stored sectors; a wavefront; the time of a tile of
+#: k from its request to its use; a sum on its way to the output.
 L2_COST, TMA_COST, _GAP, WAVEFRONT_COST, _LATENCY, _OUTPUT = 6, 2.8, 7, 200, 1350 * 128, 33
 #: In multiply-adds of all multiprocessors, 33 a picosecond: a partial sum, written and read; a second launch.
 _PARTIAL, _LAUNCH = 64, 3.4e7
@@ -443,10 +443,10 @@ def cost(form: Form) -> float:
     """Return the time of a plan by arithmetic, in multiply-adds of the device.
 
     A term of a tile costs the `term` of the form, the time of shared memory, or that of its operands from the level-2
-    cache, without those that taps find again in the nearest. A block that waits for its tiles takes until they arrive: all
-    stages but one are on their way. Sums go to the output, and gaps in stored sectors take the level-2 cache, too. The
-    time is that of the longest block, of the work of a multiprocessor, or of blocks in waves. Split sums move parts in a
-    second launch.
+    cache, without those that taps find again in the nearest. A block that waits for its tiles takes until they arrive:
+    all stages but one are on their way. Sums go to the output, and gaps in stored sectors take the level-2 cache, too.
+    The time is that of the longest block, of the work of a multiprocessor, or of blocks in waves. Split sums move parts
+    in a second launch.
     """
     problem, plan, all_sections = form.problem, form.plan, form.sections
     if not all_sections:

@@ -86,11 +86,11 @@ COLUMNS = (256, 128, 64, 32)
 _STAGES = (3, 4, 6)
 _SHARING, _MOST_BLOCKS = (2, 4), 8  # of a cluster: blocks that share terms, and all
 _CLUSTERS = ((1, 1), (2, 1), (1, 2))
-#: In multiply-adds of CUDA cores, as those of tiles.py: one of wgmma; to split an element of A; a sum from another block of a
-#: cluster; until a block multiplies; until all blocks are there, twice; until a tile of k is.
+#: In multiply-adds of CUDA cores, as those of tiles.py: one of wgmma; to split an element of A; a sum from another
+#: block of a cluster; until a block multiplies; until all blocks are there, twice; until a tile of k is.
 _MMA, _SPLIT, _TAKEN, _OPENING, _MEETING, LATENCY = 1 / 13, 22, 37, 2300 * 128, 600 * 128, 1530 * 128
-#: Of a sum on its way to the output, through shared memory: of few columns that a thread stores by rows, stored alone, the same
-#: by a block of several tiles, or four together; and stored from where it is.
+#: Of a sum on its way to the output, through shared memory: of few columns that a thread stores by rows, stored alone,
+#: the same by a block of several tiles, or four together; and stored from where it is.
 _BY_ROWS, _SINGLE, _SINGLE_BY_TURNS, _TOGETHER, _AT_ONCE = 110, 73, 300, 31, 16
 
 
@@ -297,7 +297,8 @@ class Warpgroups(Form):
 
     def opening(self, section: Section) -> float:  # noqa: ARG002
         """See Form; with the parts of sums that a block takes from others."""
-        return _OPENING + _TAKEN * self.plan.tile_m * (self.plan.tile_n - self.written) + _MEETING * (self.sharing_k > 1)
+        taken = _TAKEN * self.plan.tile_m * (self.plan.tile_n - self.written)
+        return _OPENING + taken + _MEETING * (self.sharing_k > 1)
 
     def box(self, section: Section) -> Box:
         """Return the box of positions of a tile's rows that leaves the fewest tiles, the last axis the longest."""
@@ -866,8 +867,7 @@ def line_of(problem: Problem) -> int:
 
 
 def _choices(problem: Problem) -> list[int]:
-    """Return what `few_products` does of products for which TMA can load from the data: 16 bytes, from multiples of 16."""
-
+    """Return what `few_products` does of products whose data TMA can load: 16 bytes, from multiples of 16."""
     least = _LEAST // element_bytes(problem.dtype)
 
     def loads(section: Section) -> bool:
@@ -905,7 +905,7 @@ def with_registers(problem: Problem, columns: Sequence[int]) -> Sequence[int]:
 
 
 def candidates(problem: Problem, alone: bool) -> list[tuple[float, ClusterPlan]]:
-    """Return the plans worth measuring with their costs, the cheapest first; if `alone`, of blocks that share no loads."""
+    """Return plans to measure with their costs, the cheapest first; if `alone`, of blocks that share no loads."""
     return plans_of(Warpgroups, problem, _choices(problem), _CLUSTERS[: 1 if alone else None])
 
 

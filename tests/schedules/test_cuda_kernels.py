@@ -59,7 +59,8 @@ def with_rows_of_lines(problem):
     """Channels second: of positions along the last axis that 8 divides, and taps that many apart."""
     width = -(-problem.data_spatial[-1] // 8) * 8
     lines = with_lines(problem).replace(in_channels=61, data_format="NCX")
-    last = {"data_spatial": width, "kernel": 2, "strides": 1, "dilations": 8, "pads_begin": 0, "output_spatial": width + 8}
+    last = {"data_spatial": width, "kernel": 2, "strides": 1, "dilations": 8, "pads_begin": 0}
+    last["output_spatial"] = width + 8
     return lines.replace(**{name: (*getattr(problem, name)[:-1], value) for name, value in last.items()})
 
 

@@ -85,7 +85,7 @@ def _ranked(problem: Problem, manifest: Manifest, exact: bool, place: Place) -> 
     served = "this problem" if exact else f"any extents that are dynamic in {manifest.problem},"
     facts = f"{manifest.target}, {manifest.algorithm}, {manifest.origin} schedule"
     facts += f", precision {manifest.precision}" if problem.precision != "ieee" else ""
-    rank = (
+    rank: _Rank = (
         0,
         -len(target.features),
         manifest.parsed.precision != problem.precision,

@@ -214,6 +214,7 @@ def _layer_cells(report: Report, row: Row) -> Sequence[str]:
 
 
 def line(*cells: object) -> str:
+    """Return a line of a table."""
     return f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |"
 
 

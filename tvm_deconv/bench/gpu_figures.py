@@ -1,4 +1,4 @@
-"""Figures of CUDA devices that are kept: a file for each device, from what ``gpu-check`` measured, and tables of them."""
+"""Figures of CUDA devices that are kept: a file for each, from what ``gpu-check`` measured, and tables of them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tvm_deconv.bench.figures import line, rounded
-from tvm_deconv.bench.gpu import SETTINGS
+from tvm_deconv.bench.gpu import INTEGERS, SETTINGS
 from tvm_deconv.problem import Problem
 
 #: The fields of a result, and of its rows, that are kept.
 _OF_RESULT = ("device", "capability", "torch", "cudnn", "copy", "when")
-_OF_ROW = ("name", "key", "type", "algorithm", "seconds", "of_floor", "speedup")
+_OF_ROW = ("name", "key", "type", "algorithm", "peers", "seconds", "of_floor", "speedup")
 _PREFIX = "cuda-"
 _LAYOUTS = {"NCX": "N C *X", "NXC": "N *X C"}
+_EVERY = (*SETTINGS, *INTEGERS)
 
 Row: TypeAlias = Mapping[str, Any]
 
 
 def write(result: Row, directory: Path) -> Path:
-    """Write the times in a result of ``gpu-check`` to a file in `directory` that is named after the device; return it."""
-    head = json.dumps(rounded({key: result[key] for key in _OF_RESULT if key in result}), indent=1).removesuffix("\n}")
+    """Write the times in a result of ``gpu-check`` to a file in `directory`, named after the device; return it."""
+    kept = rounded({key: result[key] for key in _OF_RESULT if key in result})
+    head = json.dumps(kept, indent=1).removesuffix("\n}")
     rows = [rounded({key: row[key] for key in _OF_ROW if key in row}) for row in result["rows"] if "of_floor" in row]
     name = re.sub(r"[^a-z0-9]+", "-", result["device"].lower())
     path = directory / f"{_PREFIX}{name}.json"
@@ -41,33 +43,38 @@ def read(directory: Path) -> list[Row]:
 
 
 def means(results: Iterable[Row]) -> str:
-    """Return a table: of each device, type and layout the mean time of PyTorch's faster format by ours, and the least."""
+    """Return a table of each device, type and layout: the time of PyTorch's faster format by ours, mean and least."""
     lines = [
         line("device", "type", "layout", "layers", "PyTorch by ours: mean", "worst", "slower"),
         line("---", "---", "---", "---:", "---:", "---:", "---:"),
     ]
     for result in results:
-        for kind, layout in SETTINGS:
-            ratios = {row["name"]: row["speedup"] for row in _of(result, kind, layout) if "speedup" in row}
+        for setting in _EVERY:
+            ratios = [row["speedup"] for row in _of(result, *setting) if "speedup" in row]
             if ratios:
-                mean = math.exp(statistics.fmean(map(math.log, ratios.values())))
-                slower = sum(ratio < 1 for ratio in ratios.values())
-                cells = f"{mean:.2f}", f"{min(ratios.values()):.2f}", slower
-                lines.append(line(result["device"], kind, f"`{_LAYOUTS[layout]}`", len(ratios), *cells))
+                mean, slower = math.exp(statistics.fmean(map(math.log, ratios))), sum(ratio < 1 for ratio in ratios)
+                cells = len(ratios), f"{mean:.2f}", f"{min(ratios):.2f}", slower
+                lines.append(line(result["device"], *_words(setting), *cells))
     return "\n".join(lines)
 
 
 def layers(result: Row) -> str:
     """Return a table of a device: of each layer, in every type and layout, our microseconds and PyTorch's by ours."""
-    settings = [setting for setting in SETTINGS if any("speedup" in row for row in _of(result, *setting))]
+    settings = [setting for setting in _EVERY if any("speedup" in row for row in _of(result, *setting))]
     lines = [
-        line("layer", *(f"{kind} `{_LAYOUTS[layout]}`" for kind, layout in settings)),
+        line("layer", *(" ".join(_words(setting)) for setting in settings)),
         line("---", *["---:"] * len(settings)),
     ]
     cells = [{row["name"]: _cell(row) for row in _of(result, *setting)} for setting in settings]
     names = dict.fromkeys(name for column in cells for name in column)
     lines += [line(name, *(column.get(name, "") for column in cells)) for name in names]
     return "\n".join(lines)
+
+
+def _words(setting: tuple[str, str]) -> tuple[str, str]:
+    """Return a type, and what it races if that is another, and a layout."""
+    kind, layout = setting
+    return f"{kind}, beside float16" if setting in INTEGERS else kind, f"`{_LAYOUTS[layout]}`"
 
 
 def _cell(row: Row) -> str:
