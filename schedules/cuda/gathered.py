@@ -64,6 +64,7 @@ class GatheredGroups(Warpgroups, Gathered):
     def byte_cost(self) -> float:
         """See Form; threads copy A, as fast as they get to it."""
         return _COPIED
+
     @property
     def moved(self) -> float:
         """See Form; the nearest cache has what taps read again."""

@@ -842,8 +842,16 @@ class Rounds:
 
 
 def _stored(form: Form, section: Section, columns: int, most: int = 8) -> int:
-    """Return how many sums of a tile are stored together, at `most`; those of a part of a split sum are not."""
-    return 1 if form.plan.split > 1 else stored_together(form.problem, section, columns, most)
+    """Return how many sums of a tile are stored together, at `most`; those of a part of a split sum are not.
+
+    Where positions are neighbours in the output, those of a line of a box of rows are, or none if the next row is an image.
+    """
+    if form.plan.split > 1:
+        return 1
+    together, box = stored_together(form.problem, section, columns, most), form.box(section)
+    if section.channels_last or box is None:
+        return together
+    return math.gcd(together, neighbours(section, columns) * (1 if box.fastest else box.lengths[-1]))
 
 
 def gaps(form: Form, section: Section) -> float:

@@ -24,6 +24,7 @@ from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
 from tvm_deconv.schedules.cuda.blocks import sectors
 from tvm_deconv.schedules.cuda.gathered import GatheredGroups
 from tvm_deconv.schedules.cuda.held import Held
+from tvm_deconv.schedules.cuda.held_merged_turned import TurnedHeldMerged
 from tvm_deconv.schedules.cuda.held_turned import TurnedHeld
 from tvm_deconv.schedules.cuda.lower import source
 from tvm_deconv.schedules.cuda.merged import Merged
@@ -1119,6 +1120,16 @@ def test_tiles_of_the_filter_stay_for_all_tiles_of_rows(tmp_path):
         check(batch, number, offset=offset)
     few = td.Problem(1, 1, 56, 1, (90, 90), (9, 9), (3, 3), (1, 1), (4, 4), (270, 270), "float16", "NXC")
     assert {plan.stages for _, plan in FAMILIES["cuda_held"].candidates(few, HOPPER)} == {3, 4, 6, 9}
+
+
+def test_rows_that_are_images_are_no_neighbours_in_the_output(tmp_path):
+    """With channels second: phases of a position are stored together, and no positions."""
+    problem = td.Problem(32, 1, 64, 96, (6, 6), (3, 3), (2, 2), (1, 1), (1, 1), (12, 12), "float16")
+    plan = ClusterPlan(192, 96, 64, 64, 96, 3, joined=1)
+    form = TurnedHeldMerged(problem, plan)
+    assert all(form.box(section).fastest and Rounds.of(form, section).read == 2 for section in form.sections)
+    batch = Batch([problem.replace(epilogue=td.Epilogue(True))], tmp_path, "images", FAMILIES[form.algorithm], [plan])
+    check(batch, 0)
 
 
 def test_loads_of_boxes_go_no_further_than_those_that_are_read(tmp_path):
