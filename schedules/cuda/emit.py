@@ -36,6 +36,8 @@ from tvm_deconv.problem import Problem
 THREADS = 256
 #: Multiprocessors that a launch should fill; those of an H100 or H200.
 MULTIPROCESSORS = 132
+#: The time until data are there that a thread waits for, in multiply-adds of the device, by an H100.
+ARRIVAL = 820 * 128 * MULTIPROCESSORS
 #: A tile may reach this many elements beyond the end of an argument while its index is computed.
 _BEYOND = 1 << 24
 

@@ -15,8 +15,10 @@ from tvm.script.ir_builder import tirx as build
 
 from tvm_deconv.compute.gather import Index, unravel
 from tvm_deconv.problem import Problem
+from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.cuda.emit import (
+    ARRIVAL,
     MULTIPROCESSORS,
     THREADS,
     Arguments,
@@ -48,7 +50,8 @@ def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, Plan]]
     """Return the only plan with its cost."""
     blocks = max(1, -(-math.prod(problem.output_shape) // THREADS))
     imbalance = -(-blocks // MULTIPROCESSORS) * MULTIPROCESSORS / blocks
-    return [(_PRODUCT * problem.macs * imbalance, Plan())]
+    taps = math.prod(ceil_div(k, stride) for k, stride in zip(problem.kernel, problem.strides, strict=True))
+    return [(max(_PRODUCT * problem.macs * imbalance, ARRIVAL * problem.in_channels * taps), Plan())]
 
 
 def build_kernel(problem: Problem, target: CudaTarget, plan: Plan) -> Kernel:  # noqa: ARG001

@@ -28,6 +28,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
 from tvm_deconv.schedules.cuda.blocks import finish_sums
 from tvm_deconv.schedules.cuda.emit import (
+    ARRIVAL,
     MULTIPROCESSORS,
     THREADS,
     Arguments,
@@ -47,9 +48,7 @@ _POSITIONS = (4, 2)  # of a thread, with one group
 _LEAST_THREADS = 64
 _VECTORS = (2, 4)
 _AHEAD = (4, 3, 2, 1)  # input channels whose data a thread loads before it needs them
-#: In multiply-adds of the device, by an H100: a product, with its share of a load of the filter; a byte that is moved;
-#: the time until an input channel's data are there.
-_PRODUCT, _BYTE, _LATENCY = 3, 10, 820 * 128 * MULTIPROCESSORS
+_PRODUCT, _BYTE = 3, 10  # costs of a product, with its share of a load of the filter, and of moving a byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ def candidates(problem: Problem, target: CudaTarget) -> list[tuple[float, Plan]]
     moved = _BYTE * problem.min_bytes
     fitting = [count for count in _POSITIONS if count * sums_of_position(problem) <= MOST_SUMS_TOGETHER]
     counts = [*fitting, 1] if problem.groups == 1 else [1]
-    waited = _LATENCY * problem.in_channels
+    waited = ARRIVAL * problem.in_channels
     return [(max(_PRODUCT * problem.macs * (1 + 1 / count), moved, waited), Plan(count)) for count in counts]
 
 

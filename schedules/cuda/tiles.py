@@ -844,7 +844,7 @@ class Rounds:
 def _stored(form: Form, section: Section, columns: int, most: int = 8) -> int:
     """Return how many sums of a tile are stored together, at `most`; those of a part of a split sum are not.
 
-    Where positions are neighbours in the output, those of a line of a box of rows are, or none if the next row is an image.
+    Where positions are neighbours in the output, those of a line of a box are, or none if the next row is an image.
     """
     if form.plan.split > 1:
         return 1

@@ -80,7 +80,7 @@ def test_a_search_and_what_follows_it(tmp_path):
     assert {record.host for record in records} == {"Shim GPU"}
     for record in records:
         if record.knobs.get("stages") == 4:
-            assert "spills 16 bytes" in record.error
+            assert "spills 260 bytes" in record.error
         else:
             assert record.error == "", record
     assert len(told) == tuned.trials
@@ -112,7 +112,7 @@ def test_candidates_are_held_against_the_default(tmp_path):
     wrong = builder.build(problem.artifact_key, three)
     with pytest.raises(Exception, match="a copy that nothing waits for"):
         harness.measure(wrong, 1.0, 60.0)
-    with pytest.raises(Refusal, match="deconv_kernel spills 16 bytes, its stack has 0"):
+    with pytest.raises(Refusal, match="deconv_kernel spills 260 bytes, its stack has 0"):
         builder.build(problem.artifact_key, four)
 
 

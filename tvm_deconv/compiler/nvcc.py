@@ -23,6 +23,9 @@ from tvm_deconv.targets import Capability, CudaTarget
 #: The place of nvcc in NVIDIA's packages for Python, below site-packages: CUDA 13, CUDA 12.
 _IN_PACKAGES = ("nvidia/cu*/bin/nvcc", "nvidia/cuda_nvcc/bin/nvcc")
 
+#: Bytes that a kernel may spill and read again: a few registers, which cost nothing that an H100 showed.
+MOST_SPILLED = 256
+
 #: IEEE arithmetic, the CUDA runtime inside without its table of symbols, and a report of resources.
 FLAGS = (
     *("-shared", "-O3", "-std=c++17", "-w", "-Xcompiler", "-fPIC,-fvisibility=hidden"),

@@ -12,7 +12,7 @@ from tvm.tirx import PrimFunc
 
 from tvm_deconv.compiler import floor
 from tvm_deconv.compiler.launcher import find_compiler
-from tvm_deconv.compiler.nvcc import FLAGS, compile_library, find_nvcc, known_code, options, version
+from tvm_deconv.compiler.nvcc import FLAGS, MOST_SPILLED, compile_library, find_nvcc, known_code, options, version
 from tvm_deconv.errors import BuildError
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Backend, Kernel, Linked, Toolchain, Workspace
@@ -55,12 +55,12 @@ class CudaToolchain(Toolchain[CudaTarget]):
     stubs: tuple[Path, ...] = ()
 
     def link(self, functions: Mapping[str, PrimFunc], target: CudaTarget, path: Path) -> Linked:
-        """See Toolchain; a kernel that spills registers is not worth measuring."""
+        """See Toolchain; a kernel that spills more than a few registers is not worth measuring."""
         text = translation_unit(functions)
         refused = [
             f"{kernel.kernel} spills {kernel.spill_bytes} bytes, its stack has {kernel.stack_bytes}"
             for kernel in compile_library(text, path.absolute(), target, self.nvcc, self.stubs)
-            if kernel.spill_bytes or kernel.stack_bytes
+            if kernel.spill_bytes > MOST_SPILLED or kernel.stack_bytes > MOST_SPILLED
         ]
         deciding = text, FLAGS, options(target, self.nvcc), version(self.nvcc)
         return Linked.of(repr(deciding).encode(), refused)
