@@ -848,8 +848,9 @@ def _stored(form: Form, section: Section, columns: int, most: int = 8) -> int:
     """
     if form.plan.split > 1:
         return 1
-    together, box = stored_together(form.problem, section, columns, most), form.box(section)
-    if section.channels_last or box is None:
+    together = stored_together(form.problem, section, columns, most)
+    box = None if section.channels_last else form.box(section)
+    if box is None:
         return together
     return math.gcd(together, neighbours(section, columns) * (1 if box.fastest else box.lengths[-1]))
 

@@ -143,7 +143,7 @@ def test_documents_show_what_the_files_say():
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     documents = script.documents()
-    assert len(documents) == 3
+    assert len(documents) == 4
     for path, expected in documents.items():
         assert path.read_text(encoding="utf-8") == expected, path.name
     readme, performance = documents[ROOT / "README.md"], documents[ROOT / "docs" / "performance.md"]
