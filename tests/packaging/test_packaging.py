@@ -193,7 +193,7 @@ def test_a_wheel_works(wheels, tmp_path):
     assert "x86-64-v3" in done.stdout
 
 
-@pytest.mark.parametrize("script", ["gpu-check", "cuda-resources", "cuda-tournament"])
+@pytest.mark.parametrize("script", ["gpu-check", "cuda-resources", "cuda-model", "cuda-tournament"])
 def test_a_script_of_a_checkout_that_is_not_installed(tmp_path, script):
     """Without site's .pth files an editable install is not there, while what it depends on is."""
     for folder in ("tvm_deconv", "scripts", "examples"):
