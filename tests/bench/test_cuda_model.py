@@ -61,8 +61,8 @@ def test_what_limits_a_plan(model):
 def test_a_table_of_layers(model, tmp_path, monkeypatch, capsys):
     path = tmp_path / "layers.json"
     path.write_text(
-        '[{"name": "one", "data": [1, 24, 10, 10], "filter": [1, 24, 24, 2, 2], "strides": [2, 2], "pads_begin": [0, 0],'
-        ' "pads_end": [0, 0], "dilations": [1, 1], "output_padding": [0, 0], "bias": false}]'
+        '[{"name": "one", "data": [1, 24, 10, 10], "filter": [1, 24, 24, 2, 2], "strides": [2, 2],'
+        ' "pads_begin": [0, 0], "pads_end": [0, 0], "dilations": [1, 1], "output_padding": [0, 0], "bias": false}]'
     )
     monkeypatch.setattr("sys.argv", ["cuda-model", str(path), "--types", "float16-NXC", "--plans", "3"])
     model.main()
