@@ -17,7 +17,17 @@ from tvm.tirx import PrimFunc
 from tvm_deconv.compute.gather import Index, Section, ravel, reached, unravel
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.problem.arithmetic import ceil_div
-from tvm_deconv.schedules.cuda.emit import Arguments, Place, Rounding, each, launch, local, pack_filter, when
+from tvm_deconv.schedules.cuda.emit import (
+    Arguments,
+    Place,
+    Rounding,
+    aligned_or_not,
+    each,
+    launch,
+    local,
+    pack_filter,
+    when,
+)
 
 #: Sections in one launch: each is a copy of the kernel's body, and nvcc's time grows with it.
 _TOGETHER = 8
@@ -469,11 +479,7 @@ def store_sums(args: Arguments, block: Block, rows: int, sums: Expr, cells: Sequ
                         build.buffer_store(out, values[i][lane + within], [to])
 
     size = together * element_bytes(args.problem.output_dtype)
-    with build.If(tirx.reinterpret("uint64", args.out.data) % tirx.const(size, "uint64") == tirx.const(0, "uint64")):
-        with build.Then():
-            store(together)
-        with build.Else():
-            store(1)
+    aligned_or_not([args.out], size, lambda aligned: store(together if aligned else 1))
 
 
 def finish_sums(args: Arguments, split: int) -> None:

@@ -253,20 +253,20 @@ def launch(blocks: int, threads: int = THREADS) -> Iterator[tuple[Expr, Expr]]:
         yield block, thread
 
 
-def aligned_or_not(buffers: Sequence[Expr], size: int, launches: Callable[[bool], None]) -> None:
-    """Emit `launches` for `buffers` that begin at multiples of `size` bytes, and others for those that do not.
+def aligned_or_not(buffers: Sequence[Expr], size: int, code: Callable[[bool], None]) -> None:
+    """Emit `code` for `buffers` that begin at multiples of `size` bytes, and other code for those that do not.
 
-    The host decides at every call; without `buffers` there is nothing to decide.
+    The host decides at every call, or a thread, in a kernel; without `buffers` there is nothing to decide.
     """
     if not buffers:
-        launches(True)
+        code(True)
         return
     rests = [tirx.reinterpret("uint64", buffer.data) % tirx.const(size, "uint64") for buffer in buffers]
     with build.If(tirx.all(*(rest == tirx.const(0, "uint64") for rest in rests))):
         with build.Then():
-            launches(True)
+            code(True)
         with build.Else():
-            launches(False)
+            code(False)
 
 
 @contextlib.contextmanager

@@ -954,13 +954,9 @@ class Output:
             store(1, rounds.rounded, value, few)
             return
         size = rounds.read * element_bytes(args.problem.output_dtype)
-        with build.If(
-            tirx.reinterpret("uint64", args.out.data) % tirx.const(size, "uint64") == tirx.const(0, "uint64")
-        ):
-            with build.Then():
-                store(rounds.read, rounds.rounded, value, few)
-            with build.Else():
-                store(1, rounds.rounded, value, few)
+        aligned_or_not(
+            [args.out], size, lambda aligned: store(rounds.read if aligned else 1, rounds.rounded, value, few)
+        )
 
     def _sums_of_row(self, rounds: Rounds, memory: Expr, begin: int, row: Index) -> Expr:
         """Return the sums of a row from shared memory, by vectors, as an array."""
