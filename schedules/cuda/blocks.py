@@ -191,6 +191,9 @@ def each_block(
 
     The extents are the rows of a tile, the tiles of rows and of columns of a block, and those whose blocks are a
     cluster, behind the blocks that have parts of the terms of each: these follow each other.
+
+    With channels second several sections store to the same sectors. There blocks of the same rows follow each other,
+    so that sectors are whole before they leave the cache.
     """
     tile_m, turns, (parts, *cluster) = extents_of
     down, across = cluster
@@ -203,31 +206,39 @@ def each_block(
         clusters = (ceil_div(count, of) for count, of in zip(tiles_in(section), cluster, strict=True))
         return split, section.geometry.groups, *clusters, *[parts] * (parts > 1), down, across
 
-    def choose(rest: Sequence[Section], first: int, block: Expr, thread: Expr, memory: tuple[Expr, ...]) -> None:
-        section = rest[0]
-        end = first + math.prod(extents(section))
+    def choose(
+        rest: Sequence[Section], of_all: Sequence[Index], first: int, number: Expr, thread: Expr, memory: Sequence[Expr]
+    ) -> None:
+        section, common = rest[0], len(of_all)
+        end = first + math.prod(extents(section)[common:])
 
         def here() -> None:
-            part, group, m, n, *of_cluster, row, column = unravel(block - first, extents(section))
+            own = unravel(number - first, extents(section)[common:])
+            part, group, m, n, *of_cluster, row, column = (*of_all, *own)
             part, place = (of_cluster or [part])[0], (row, column)
             at = m * down + place[0], n * across + place[1]
             exists = [x < count for x, count, of in zip(at, tiles_in(section), cluster, strict=True) if count % of]
             at = at[0] * turns[0], at[1] * turns[1]
-            body(Block(section, part, group, *at, thread, box(section), place, tuple(exists)), *memory)
+            with when([m < extents(section)[2]] if common and extents(section)[2] < most else []):
+                body(Block(section, part, group, *at, thread, box(section), place, tuple(exists)), *memory)
 
         if len(rest) == 1:
             here()
             return
-        with build.If(block < end):
+        with build.If(number < end):
             with build.Then():
                 here()
             with build.Else():
-                choose(rest[1:], end, block, thread, memory)
+                choose(rest[1:], of_all, end, number, thread, memory)
 
     for start in range(0, len(all_sections), _TOGETHER):
         together = all_sections[start : start + _TOGETHER]
-        with launch(sum(math.prod(extents(section)) for section in together), threads) as (block, thread):
-            choose(together, 0, block, thread, allocate())
+        most = max(extents(section)[2] for section in together)
+        outer = () if len(together) == 1 or together[0].channels_last else (*extents(together[0])[:2], most)
+        each_of_outer = sum(math.prod(extents(section)[len(outer) :]) for section in together)
+        with launch(math.prod(outer) * each_of_outer, threads) as (block, thread):
+            *of_all, number = unravel(block, (*outer, each_of_outer))
+            choose(together, of_all, 0, number, thread, allocate())
 
 
 def parts_of(section: Section, split: int, part: Index) -> tuple[Index, Index]:
