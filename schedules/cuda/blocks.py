@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -61,17 +62,23 @@ Extents: TypeAlias = tuple[int, int, int, int]
 class Box:
     """The box that a tile's rows are, and that of all rows, whose last axis may be all positions, of all images too.
 
-    Rows that follow each other are neighbours on the last axis, or images if these are `fastest`.
+    Rows that follow each other are neighbours on the last axis, or images if these are `fastest`. The last axis may
+    also be all positions of turned data, which are `padded`: some are beyond an axis, and no rows.
     """
 
     lengths: Extents
     extents: Extents
     fastest: bool = False
+    padded: Extents | None = None
 
     @property
     def counts(self) -> list[int]:
         """How many boxes there are along images and each axis."""
         return [-(-extent // length) for extent, length in zip(self.extents, self.lengths, strict=True)]
+
+    def neighbours(self, section: Section) -> int:
+        """Return how many rows that follow each other are neighbours on the last axis, at most."""
+        return 1 if self.fastest else min(self.lengths[-1], section.extents[-1])
 
     def ordered(self, place: Sequence[Any]) -> list[Any]:
         """Return what there is of images and axes in the order of rows, the fastest last."""
@@ -121,7 +128,9 @@ class Block:
         at = [corner + within for corner, within in zip(self.corner, self.box.within(row, lengths), strict=True)]
         inside = [x < extent for x, extent, length in zip(at, extents, lengths, strict=True) if extent % length]
         if extents != self.section.extents:
-            at = unravel(ravel(at, extents[1:]), self.section.extents)
+            counted = self.box.padded or self.section.extents
+            at = unravel(ravel(at, extents[1:]), counted)
+            inside += [x < extent for x, extent, of in zip(at, self.section.extents, counted, strict=True) if extent < of]
         return at[0], at[1:], [*inside, *self.exists]
 
 
@@ -350,10 +359,11 @@ def stored_together(problem: Problem, section: Section, columns: int, most: int)
     return math.gcd(whole, columns if section.channels_last else most, most)
 
 
-def sectors(section: Section, columns: int, size: int) -> float:
+def sectors(section: Section, columns: int, rows: int, size: int) -> float:
     """Return how many bytes the sectors of memory have that a tile is stored to, for each byte of it.
 
-    `columns` of elements of `size` bytes go to the output at a time. Phases that lie apart leave gaps in sectors.
+    `columns` of elements of `size` bytes go to the output at a time, of so many `rows` that are neighbours on the last
+    axis. Phases that lie apart leave gaps in sectors, and so do few neighbours.
     """
     stride, channels = section.geometry.axes[2].stride, section.geometry.out_channels
     if section.channels_last:
@@ -362,7 +372,10 @@ def sectors(section: Section, columns: int, size: int) -> float:
     else:
         side_by_side, apart = neighbours(section, columns), stride
     elements = _SECTOR // size
-    taken = apart / elements if apart <= elements else -(-side_by_side // elements)
+    if apart > elements:
+        taken: float = ceil_div(side_by_side, elements)
+    else:
+        taken = apart / elements if section.channels_last else max(apart / elements, 1 / rows)
     return max(1.0, taken * elements / side_by_side)
 
 
@@ -381,30 +394,16 @@ def store_tile(
     """Write a tile of C, ``extents`` rows by columns from `first_column` of the block's tile on, to the output.
 
     Threads take elements in the order in which they lie in the output, as far as the tile goes, `together` at a time.
-    They do so in a loop of a `few` steps each if that is not 0.
+    They do so in a loop of a `few` steps each if that is not 0. With channels second a thread has few rows, of many
+    channels, so that their places are found once.
     `value` of a row and a column is the sum, or what it became if it is `rounded`. A part of a split sum goes to the
     workspace, at the place of its output element.
     """
-    section, (rows, columns) = block.section, extents
-    inner = neighbours(section, columns)
-    order = (rows, columns) if section.channels_last else (columns // inner, rows, inner)
-    total = rows * columns // together
-    steps = few or ceil_div(total, threads)
+    section, (rows, columns), thread = block.section, extents, block.thread
 
-    def cell(number: Index) -> tuple[Index, Index]:
-        if section.channels_last:
-            row, column = unravel(number, order)
-            return row, column
-        outer, row, phase = unravel(number, order)
-        return row, outer * inner + phase
-
-    with (
-        build.serial(0, ceil_div(total, threads * steps)) if few else nullcontext(0) as turn,
-        build.unroll(steps) as step,
-        when([(turn * steps + step) * threads + block.thread < total] if total % (threads * steps) else []),
-    ):
-        number = ((turn * steps + step) * threads + block.thread) * together
-        row, column = cell(number)
+    def store(cells: Sequence[tuple[Index, Index]]) -> None:
+        """Store neighbours, whose rows and columns are these."""
+        row, column = cells[0]
         n = block.tile_n * section.tile_n + first_column + column
         image, position, exists = block.position(row, block.tile_m * args.const(rows), rows)
         co, phases = section.column(n)
@@ -422,10 +421,41 @@ def store_tile(
                     where = args.flat(image, channel, i) + lane
                     build.buffer_store(args.flat_out(), value(row, column + lane), [where])
             elif together > 1:
-                cells = (cell(number + other) for other in range(together))
                 args.finish_vector(image, channel, i, [value(*at) for at in cells])
             else:
                 args.finish(image, channel, i, value(row, column))
+
+    if section.channels_last:
+        total = rows * columns // together
+        with _steps(total, threads, few, thread) as number:
+            numbers = [number * together + lane for lane in range(together)]
+            store([(row, column) for row, column in (unravel(each, (rows, columns)) for each in numbers)])
+        return
+    # Of a line, which is all rows and phases of one channel, threads have parts by turns; or they have several lines.
+    inner = neighbours(section, columns)
+    line, lines = rows * inner // together, columns // inner
+    at_once = max(1, threads // line)
+    with _steps(line, threads, 1 if few else 0, thread) if at_once == 1 else nullcontext(thread % line) as cell:
+        first, end = (thread // line, at_once * line) if at_once > 1 else (0, threads)
+        with when([thread < end] if end < threads else []), _steps(lines, at_once, few, first) as number:
+            places = [unravel(cell * together + lane, (rows, inner)) for lane in range(together)]
+            store([(row, number * inner + phase) for row, phase in places])
+
+
+@contextlib.contextmanager
+def _steps(count: int, at_once: int, few: int, first: Index) -> Iterator[Index]:
+    """Take numbers from `first` on, `at_once` further in each step, if they are less than `count`.
+
+    Steps are in a loop of a `few` each if that is not 0.
+    """
+    steps = few or ceil_div(count, at_once)
+    with (
+        build.serial(0, ceil_div(count, at_once * steps)) if few else nullcontext(0) as turn,
+        build.unroll(steps) as step,
+    ):
+        number = (turn * steps + step) * at_once + first
+        with when([number < count] if count % (at_once * steps) else []):
+            yield number
 
 
 def store_rows(args: Arguments, block: Block, rows: int, threads: int, sums: Callable[[Index], Expr]) -> None:

@@ -38,7 +38,7 @@ from tvm_deconv.schedules.cuda.blocks import Block, Box, Cells, Extents
 from tvm_deconv.schedules.cuda.emit import Arguments, local, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
 from tvm_deconv.schedules.cuda.products import choices, joined
-from tvm_deconv.schedules.cuda.tiles import TMA_COST, WAVEFRONT_COST, cost
+from tvm_deconv.schedules.cuda.tiles import TMA_COST, WAVEFRONT_COST, cost, gaps_cost
 from tvm_deconv.schedules.cuda.warp import (
     arrive,
     expect,
@@ -274,21 +274,22 @@ class Held(Warpgroups):
         """True if there are boxes of so many rows."""
         return all(map(self._boxes, self.sections))
 
-    def _boxes(self, section: Section) -> dict[int, Box]:
-        """Return boxes of a tile's rows by their lines."""
+    def _boxes(self, section: Section) -> dict[Box, int]:
+        """Return boxes of a tile's rows, and the lines that taps read of each."""
         return _boxes(self.plan.tile_m, section.extents, section.taps, _steps(section), self.strips)
 
     def _box(self, section: Section) -> Box:
         """See `box`."""
         boxes = self._boxes(section)
 
-        def work(lines: int) -> tuple[float, int]:
-            share = lines / math.prod(section.taps)
+        def work(box: Box) -> tuple[float, int]:
+            share = boxes[box] / math.prod(section.taps)
             read = WAVEFRONT_COST * self._wavefronts(section, share)
             moved = TMA_COST * _SIZE * self._moved(share, self.loaded(section))
-            return math.prod(boxes[lines].counts) * max(self.term, read, moved), lines
+            each = max(self.term, read, moved) * section.k / self.sharing_k
+            return math.prod(box.counts) * (each + gaps_cost(self, section, box)), boxes[box]
 
-        return boxes[min(boxes, key=work)]
+        return min(boxes, key=work)
 
     def lengths(self, section: Section) -> Extents:
         """Return the lengths of the box of the data that a tile reads: with what further taps read."""
@@ -617,8 +618,8 @@ def _steps(section: Section) -> tuple[int, int, int]:
 @lru_cache(1024)
 def _boxes(
     rows: int, extents: Extents, taps: tuple[int, int, int], steps: tuple[int, int, int], strips: int
-) -> dict[int, Box]:
-    """Return boxes of so many rows by the lines that taps read of them: of as many lines the box of the fewest tiles.
+) -> dict[Box, int]:
+    """Return boxes of so many rows, and the lines that taps read of each: of boxes alike that of the fewest tiles.
 
     Eight rows are in different banks: neighbours on the last axis, or images. Rows of one of the `strips` may also be
     all positions of an image in order, which go on in the next line.
@@ -633,14 +634,14 @@ def _boxes(
         fastest = lengths[3] % _EIGHT > 0
         if lengths[0 if fastest else 3] % _EIGHT == 0:
             boxes.append(Box(lengths, extents, fastest))
-    found: dict[int, Box] = {}
+    found: dict[tuple[int, int, bool], Box] = {}
     for box in boxes:
         read = _lengths(box, extents[-1], taps, steps)
-        lines = math.prod(read)
-        fewer = lines not in found or math.prod(box.counts) < math.prod(found[lines].counts)
+        alike = math.prod(read), box.lengths[-1], box.fastest
+        fewer = alike not in found or math.prod(box.counts) < math.prod(found[alike].counts)
         if fewer and max(read) <= _FURTHEST:
-            found[lines] = box
-    return found
+            found[alike] = box
+    return {box: lines for (lines, *_), box in found.items()}
 
 
 def _goes_on(box: Box, section: Section) -> bool:

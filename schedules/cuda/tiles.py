@@ -203,6 +203,12 @@ class Form(abc.ABC):
         return 0.0
 
     @property
+    def busy(self) -> float:
+        """The cost of one term of a block's tile, or of its operands, in multiply-adds."""
+        moved = self.byte_cost * self.moved * _BYTES[self.dtype]
+        return max(self.term, WAVEFRONT_COST * self.wavefronts, moved)
+
+    @property
     def ahead(self) -> int:
         """Tiles of k that are on their way while one is multiplied."""
         return self.plan.stages - 1
@@ -451,12 +457,12 @@ def cost(form: Form) -> float:
     problem, plan, all_sections = form.problem, form.plan, form.sections
     if not all_sections:
         return 0.0
-    moved = form.byte_cost * form.moved * _BYTES[form.dtype]
-    busy = plan.tile_k * max(form.term, WAVEFRONT_COST * form.wavefronts, moved)
+    busy = plan.tile_k * form.busy
 
     def length(section: Section, tile: float) -> float:
         turns = form.turns[0] * min(form.turns[1], section.tiles_n)
-        output = form.output_cost(section) * plan.tile_m * form.written + _GAP * gaps(form, section)
+        output = form.output_cost(section) * plan.tile_m * form.written
+        output += gaps_cost(form, section, form.box(section))
         return turns * (section.tiles_k / plan.split / form.sharing_k * tile + output)
 
     counts = [blocks_of(form, section) * plan.split for section in all_sections]
@@ -845,6 +851,7 @@ def _stored(form: Form, section: Section, columns: int, most: int = 8) -> int:
     """Return how many sums of a tile are stored together, at `most`; those of a part of a split sum are not.
 
     Where positions are neighbours in the output, those of a line of a box are, or none if the next row is an image.
+    Lines of padded positions are longer.
     """
     if form.plan.split > 1:
         return 1
@@ -852,15 +859,20 @@ def _stored(form: Form, section: Section, columns: int, most: int = 8) -> int:
     box = None if section.channels_last else form.box(section)
     if box is None:
         return together
-    return math.gcd(together, neighbours(section, columns) * (1 if box.fastest else box.lengths[-1]))
+    line = box.padded[-1] if box.padded else 1 if box.fastest else box.lengths[-1]
+    return math.gcd(together, neighbours(section, columns) * line)
 
 
-def gaps(form: Form, section: Section) -> float:
-    """Return the bytes of the gaps in the sectors that a block stores; parts of split sums are accumulators."""
+def gaps_cost(form: Form, section: Section, box: Box | None) -> float:
+    """Return the cost of the gaps in the sectors that a block stores if its rows are a `box`, in multiply-adds.
+
+    Parts of split sums are accumulators.
+    """
     plan = form.plan
+    rows = min(plan.tile_m, section.extents[-1]) if box is None else box.neighbours(section)
     size = _BYTES[form.accumulator] if plan.split > 1 else element_bytes(form.problem.output_dtype)
-    share = sectors(section, min(form.written, 4 * form.side_by_side or form.most_columns), size)
-    return plan.tile_m * form.written * size * (share - 1)
+    share = sectors(section, min(form.written, 4 * form.side_by_side or form.most_columns), rows, size)
+    return _GAP * plan.tile_m * form.written * size * (share - 1)
 
 
 def accesses(form: Form) -> tuple[list[Access], list[Access]]:

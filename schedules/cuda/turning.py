@@ -1,7 +1,8 @@
 """The launch that turns data to channels last, for products that read them so.
 
-It brings ``[N, G * C, *X]`` to ``[G, N, *X, C]``. Lines of channels there are of whole 16 bytes, as TMA wants them, and
-zero behind a group's channels. A block turns 64 positions of 64 channels, of 32 if these are float32.
+It brings ``[N, G * C, *X]`` to ``[G, N, *X, C]``, where extents of X may be larger, with zeros behind the data. Lines
+of channels there are of whole 16 bytes, as TMA wants them, and zero behind a group's channels. A block turns 64
+positions of 64 channels, of 32 if these are float32.
 
 1. A thread loads up to 16 bytes of neighbouring positions, of each of the channels that a word has, and stores words of
    channels to shared memory, where each position has a line.
@@ -23,6 +24,7 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 
 from tvm_deconv.compute.gather import Index, ravel, unravel
+from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.problem.arithmetic import ceil_div
@@ -35,9 +37,13 @@ _FOUR, _EIGHT = 4, 8  # words of a vector; vectors of a line, and lanes with nei
 
 @dataclass(frozen=True, slots=True)
 class Turning:
-    """The data of a problem as they are turned: ``[groups, images, positions, pitch]``."""
+    """The data of a problem as they are turned: ``[groups, images, positions, pitch]``.
+
+    Positions are those of three axes, whose extents may be larger than those of the data: the others are zero.
+    """
 
     problem: Problem
+    extents: tuple[int, int, int]
 
     @property
     def dtype(self) -> str:
@@ -63,7 +69,22 @@ class Turning:
     def shape(self) -> tuple[int, int, int, int]:
         """Groups, images, positions and the pitch."""
         problem = self.problem
-        return problem.groups, problem.batch, math.prod(problem.data_spatial), self.pitch
+        return problem.groups, problem.batch, math.prod(self.extents), self.pitch
+
+    @property
+    def data(self) -> tuple[int, int, int]:
+        """The extents of an image of the data."""
+        return Geometry.of(self.problem).data
+
+    @property
+    def of_data(self) -> int:
+        """The positions of an image of the data."""
+        return math.prod(self.data)
+
+    @property
+    def padded(self) -> bool:
+        """True if there are zeros behind the data."""
+        return self.extents != self.data
 
     @property
     def words(self) -> int:
@@ -72,7 +93,7 @@ class Turning:
 
     def emit(self, args: Arguments) -> None:
         """Launch what turns the data into the workspace."""
-        wide = math.gcd(self.shape[2], self.lanes)
+        wide = math.gcd(self.of_data, self.lanes)
         size = wide * element_bytes(self.problem.dtype)
 
         def launches(aligned: bool) -> None:
@@ -82,8 +103,8 @@ class Turning:
 
     def _launch(self, args: Arguments, wide: int) -> None:
         """Launch a block for each tile, whose threads load `wide` neighbours at once."""
-        (groups, images, positions, pitch), together = self.shape, self.together
-        tiles = groups, images, ceil_div(positions, _POSITIONS), ceil_div(pitch, together * _WORDS)
+        (groups, images, _, pitch), together = self.shape, self.together
+        tiles = groups, images, ceil_div(self.of_data, _POSITIONS), ceil_div(pitch, together * _WORDS)
         with launch(math.prod(tiles), THREADS) as (block, thread):
             memory = shared(_POSITIONS * _WORDS * together, self.dtype)
             group, image, position, channel = unravel(block.astype(args.index), tiles)
@@ -95,7 +116,7 @@ class Turning:
     def _load(self, args: Arguments, thread: Expr, corner: tuple[Index, ...], memory: Expr, wide: int) -> None:
         """Bring a tile to shared memory; all of a thread's loads are begun before the first is stored."""
         (group, image, first, channel), together = corner, self.together
-        (groups, _, positions, _), channels = self.shape, self.problem.in_channels
+        groups, positions, channels = self.problem.groups, self.of_data, self.problem.in_channels
         steps, data = _POSITIONS // wide * _WORDS // THREADS, args.flat_data()
         loaded, words = local(steps * together * wide, self.dtype), local(together, self.dtype)
         for step, part in itertools.product(range(steps), range(together)):
@@ -116,21 +137,41 @@ class Turning:
                 build.buffer_store(memory, words[part], [place_of(position + i, word) * together + part])
 
     def _store(self, args: Arguments, thread: Expr, corner: tuple[Index, ...], memory: Expr) -> None:
-        """Bring a tile from shared memory to the workspace, a vector at a time."""
+        """Bring a tile from shared memory to the workspace, a vector at a time, and the zeros behind its positions."""
         (group, image, first, channel), lanes, workspace = corner, self.lanes, args.workspace
         assert workspace is not None
         _, images, positions, pitch = self.shape
         extents = [tirx.IntImm(args.index, math.prod(self.shape))]
         turned = build.decl_buffer(extents, self.dtype, data=workspace.data, scope="global", layout=None)
-        for step in range(_POSITIONS * _EIGHT // THREADS):
+        begin, end, at_once = first, positions, THREADS // _EIGHT
+        if self.padded:
+            begin, behind = self._place(first), self._place(first + _POSITIONS)
+            end = tirx.Select(first + _POSITIONS < self.of_data, behind, args.const(positions))
+        steps = (end - begin + at_once - 1) // at_once if self.padded else _POSITIONS // at_once
+        with build.serial(0, steps) if self.padded else build.unroll(steps) as step:
             line, vector = stored_at(step * THREADS + thread)
-            x, of = first + line, channel + vector * lanes
-            inside = [x < positions] if positions % _POSITIONS else []
+            x, of = begin + line, channel + vector * lanes
+            inside = [x < end] if self.padded or positions % _POSITIONS else []
             inside += [of < pitch] if pitch % (_EIGHT * lanes) else []
             place = ravel((group, image, x, of), (images, positions, pitch))
-            source = place_of(line, vector * _FOUR) * self.together
-            with when(inside), build.vectorized(lanes) as lane:
-                build.buffer_store(turned, memory[source + lane], [place + lane])
+            at = unravel(x, self.extents)
+            of_data = [y < extent for y, extent, all_ in zip(at, self.data, self.extents, strict=True) if extent < all_]
+            source = place_of(ravel(at, self.data[1:]) - first if of_data else line, vector * _FOUR) * self.together
+            with when(inside):
+                if of_data:
+                    with build.If(tirx.all(*of_data)):
+                        with build.Then(), build.vectorized(lanes) as lane:
+                            build.buffer_store(turned, memory[source + lane], [place + lane])
+                        with build.Else(), build.vectorized(_FOUR) as word:
+                            zero = tirx.const(0, workspace.dtype)
+                            build.buffer_store(workspace, zero, [place // self.together + word])
+                else:
+                    with build.vectorized(lanes) as lane:
+                        build.buffer_store(turned, memory[source + lane], [place + lane])
+
+    def _place(self, position: Index) -> Index:
+        """Return the number of a position of an image of the data among all."""
+        return ravel(unravel(position, self.data), self.extents[1:])
 
 
 def loaded_at(number: Index, wide: int) -> tuple[Index, Index]:

@@ -46,7 +46,17 @@ from tvm_deconv.schedules.cuda.blocks import Block, Box, Cells, Extents, packed_
 from tvm_deconv.schedules.cuda.emit import MULTIPROCESSORS, Arguments, Rounding, barrier, local, one_task, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
 from tvm_deconv.schedules.cuda.products import choices, joined
-from tvm_deconv.schedules.cuda.tiles import TMA_COST, Form, Output, Plan, Rounds, blocks_of, cost, matrix_kernel
+from tvm_deconv.schedules.cuda.tiles import (
+    TMA_COST,
+    Form,
+    Output,
+    Plan,
+    Rounds,
+    blocks_of,
+    cost,
+    gaps_cost,
+    matrix_kernel,
+)
 from tvm_deconv.schedules.cuda.warp import (
     arrive,
     arrive_at,
@@ -90,8 +100,8 @@ _CLUSTERS = ((1, 1), (2, 1), (1, 2))
 #: block of a cluster; until a block multiplies; until all blocks are there, twice; until a tile of k is.
 _MMA, _SPLIT, _TAKEN, _OPENING, _MEETING, LATENCY = 1 / 13, 22, 37, 2300 * 128, 600 * 128, 1530 * 128
 #: Of a sum on its way to the output, through shared memory: of few columns that a thread stores by rows, stored alone,
-#: the same by a block of several tiles, or four together; and stored from where it is.
-_BY_ROWS, _SINGLE, _SINGLE_BY_TURNS, _TOGETHER, _AT_ONCE = 110, 73, 300, 31, 16
+#: or four together; and stored from where it is.
+_BY_ROWS, _SINGLE, _TOGETHER, _AT_ONCE = 110, 73, 31, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +213,7 @@ class Warpgroups(Form):
         rounds = Rounds.of(self, section)
         if rounds.by_rows or rounds.read >= _FOUR:
             return _BY_ROWS if rounds.by_rows else _TOGETHER
-        return _SINGLE_BY_TURNS if max(self.turns) > 1 else _SINGLE
+        return _SINGLE
 
     @property
     def moved(self) -> float:
@@ -301,9 +311,23 @@ class Warpgroups(Form):
         return _OPENING + taken + _MEETING * (self.sharing_k > 1)
 
     def box(self, section: Section) -> Box:
-        """Return the box of positions of a tile's rows that leaves the fewest tiles, the last axis the longest."""
+        """Return the box of positions of a tile's rows for which all tiles cost the least."""
+        return self._every_box[section]
+
+    @cached_property
+    def _every_box(self) -> dict[Section, Box]:
+        return {section: self._box(section) for section in self.sections}
+
+    def _box(self, section: Section) -> Box:
+        """See `box`; of several the longest along the last axes."""
         extents = self.extents(section)
-        return Box(_lengths(self.plan.tile_m, extents, 1 if self.k_fastest else self.lanes), extents)
+        lengths = _lengths(self.plan.tile_m, extents, 1 if self.k_fastest else self.lanes)
+        return min((Box(each, extents) for each in lengths), key=lambda box: (self.work(section, box), box.lengths))
+
+    def work(self, section: Section, box: Box) -> float:
+        """Return the cost of all tiles of a section whose rows are such boxes, and of gaps in what they store."""
+        each = self.busy * section.k / self.sharing_k + gaps_cost(self, section, box)
+        return math.prod(box.counts) * each
 
     def extents(self, section: Section) -> Extents:
         """Return the extents of rows, as of `box`."""
@@ -375,15 +399,24 @@ class Warpgroups(Form):
         """Return True if the positions of rows are one axis."""
         return _one_tap(section)
 
+    def shifted(self, section: Section, shifts: Sequence[Index]) -> Sequence[Index]:  # noqa: ARG002
+        """Return how far from the positions of rows a tap reads, whose `shifts` along the axes are these."""
+        return [0, *shifts]
+
     @property
     def channels(self) -> tuple[int, int]:
         """The channels of a map, and how many there are from one position to the next."""
         channels = self.problem.groups * self.problem.in_channels
         return channels, channels
 
+    @property
+    def extents_of_data(self) -> tuple[int, int, int]:
+        """The extents of an image of the data along each axis."""
+        return self.geometry.data
+
     def axes(self, section: Section) -> Sequence[tuple[int, int]]:
         """Return the axes of the data's map, channels behind the last one if that is fastest: extents and strides."""
-        (channels, pitch), batch, (d, h, w) = self.channels, section.geometry.batch, section.geometry.data
+        (channels, pitch), batch, (d, h, w) = self.channels, section.geometry.batch, self.extents_of_data
         inner = pitch if self.k_fastest else 1
         image, extents = d * h * w * pitch, (batch, d, h, w)
         strides = image, h * w * inner, w * inner, inner
@@ -795,7 +828,8 @@ class Loads:
         """Return where a slice of a tile of A, from a row on, begins in the data, the fastest axis first."""
         channel, shifts = self._tap(tile)
         within = unravel(row, self.form.box(self.section).lengths)
-        at = [first + y + shift for first, y, shift in zip(block.corner, within, [0, *shifts], strict=True)]
+        further = self.form.shifted(self.section, shifts)
+        at = [first + y + shift for first, y, shift in zip(block.corner, within, further, strict=True)]
         return self.form.ordered(*self.form.of_group(self.section, self.block.group, channel, at))
 
     def _line(self, tile: Index) -> Index:
@@ -828,12 +862,19 @@ class Loads:
 
 
 @lru_cache(256)
-def _lengths(rows: int, extents: Extents, least: int) -> Extents:
-    """Return the lengths of a box of so many positions, the `least` of the last axis or more; see `box`."""
+def _lengths(rows: int, extents: Extents, least: int) -> Sequence[Extents]:
+    """Return the lengths of the boxes of so many positions that leave the fewest tiles, for each of the last axis.
+
+    That is the `least` or more.
+    """
     powers = [2**power for power in range(rows.bit_length())]
-    boxes = (box for box in itertools.product(powers, repeat=4) if math.prod(box) == rows and box[-1] >= least)
-    image, d, h, w = min(boxes, key=lambda box: (math.prod(map(ceil_div, extents, box)), box))
-    return image, d, h, w
+    found = {}
+    for image, d, h, w in itertools.product(powers, repeat=4):
+        if image * d * h * w == rows and w >= least:
+            box = image, d, h, w
+            count = math.prod(map(ceil_div, extents, box))
+            found[w] = min(found.get(w, (count, box)), (count, box))
+    return [box for _, box in found.values()]
 
 
 def _extents(problem: Problem, section: Section) -> Extents:

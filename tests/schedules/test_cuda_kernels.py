@@ -3,15 +3,32 @@
 import itertools
 import math
 import re
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
+import tvm_ffi
 from hypothesis import strategies as st
-from support.cuda_kernels import CUDA, HOPPER, HOPPER_FAMILIES, TARGET, Batch, build_kernel, drawn, sparse, target_of
+from support.cuda_kernels import (
+    CUDA,
+    HOPPER,
+    HOPPER_FAMILIES,
+    TARGET,
+    Batch,
+    OnDevice,
+    build_kernel,
+    compile_for_cpu,
+    drawn,
+    sparse,
+    target_of,
+)
 from support.strategies import not_empty, operands, problems
 from support.tolerances import norm_bound
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as build
 
 import tvm_deconv as td
 from tvm_deconv.bench.gpu import of_type as as_type
@@ -21,11 +38,12 @@ from tvm_deconv.problem import FAST_TERMS
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.cuda import emit
 from tvm_deconv.schedules.cuda.algorithms import ALGORITHMS
-from tvm_deconv.schedules.cuda.blocks import sectors
+from tvm_deconv.schedules.cuda.blocks import each_block, sectors
 from tvm_deconv.schedules.cuda.gathered import GatheredGroups
 from tvm_deconv.schedules.cuda.held import Held
 from tvm_deconv.schedules.cuda.held_merged_turned import TurnedHeldMerged
 from tvm_deconv.schedules.cuda.held_turned import TurnedHeld
+from tvm_deconv.schedules.cuda.turned import PaddedTurned
 from tvm_deconv.schedules.cuda.lower import source
 from tvm_deconv.schedules.cuda.merged import Merged
 from tvm_deconv.schedules.cuda.product import PLANS, Threads
@@ -487,12 +505,14 @@ def test_joined_phases_are_fewer_and_wider_products():
 def test_gaps_in_sectors_are_counted():
     """Of stores of 4 bytes, sectors of 32: phases apart leave every other element, those of whole strides none."""
 
-    def share(problem, columns, axes=0):
+    def share(problem, columns, axes=0, rows=16):
         plan = Plan(64, 64, 16, 32, 32, joined=axes)
-        return sectors(Warps(problem, plan).sections[0], columns, 4)
+        return sectors(Warps(problem, plan).sections[0], columns, rows, 4)
 
     problem = td.Problem(1, 1, 40, 24, (9, 16), (4, 4), (2, 2), (1, 1), (1, 1), (18, 32), precision="tf32")
     assert (share(problem, 32), share(problem, 32, 1)) == (2, 1)
+    # Few neighbours do not fill a sector: one of eight elements, or two of eight, four of eight.
+    assert (share(problem, 32, rows=1), share(problem, 32, 1, rows=1), share(problem, 32, 1, rows=2)) == (8, 4, 2)
     assert share(problem.replace(data_format="NXC"), 32) == 1
     assert share(problem.replace(data_format="NXC", out_channels=9), 32) == pytest.approx(16 / 9)
     # Strides beyond a sector: four of eight elements, or all.
@@ -751,13 +771,22 @@ SHARING_MISTAKES = {
 }
 #: Of data that a launch before turns, in groups.
 TURNING_MISTAKES = {
-    "words that are not there": (r"__syncthreads\(\);(?=\s*if \(\(+\(int\)blockIdx)", ""),
-    "vectors in another order": (r" \^ \(\(\(\(\(int\)threadIdx\.x\) >> 3\) \^ \S+ >> 6\)\) & 7\)", " ^ 0"),
+    "words that are not there": (r"__syncthreads\(\);(?=\s*#pragma unroll\s*for [^{]*\{\s*\*\(uint4\*\)\(\(\(half)", ""),
+    "vectors in another order": (r" \^ \(\(\(\(v_\d+ \* 32\) [^;^]*\^ [^;^]* >> 6\)\)\) & 7\)", " ^ 0"),
     "the channel beside": (r"(_ptr_2\[0\] = _ptr_1)\[1\]", r"\1[9]"),
-    "channels of the first group": (r"(?<=>> 2\) \* )4320", "0"),
-    "images that lie closer": (r"(?<=>> 1\) \* )8640", "4320"),
-    "positions of the tile before": (r"(?<=& 1\) \* )4096", "0"),
-    "boxes of the first group": (r"(load_box5\([^;]*, )[^,;]* / 10\) \* 2\)\);", r"\1 0);"),
+    "channels of the first group": (r"(?<=>> 2\) \* )7680", "0"),
+    "images that lie closer": (r"(?<=>> 1\) \* )15360", "7680"),
+    "positions of the tile before": (r"\(\(int\)blockIdx\.x\)(?= \* 4096)", "(((int)blockIdx.x) & 1022)"),
+    "boxes of the first group": (r"(load_box5\([^;]*, .*) >> 2\)\);", r"\1 >> 2 & 1));"),
+}
+#: Of turned data with zeros behind each axis.
+PADDING_MISTAKES = {
+    "no zeros": (r"(?<=else \{)\s*\*\(float4\*\)\(workspace[^;]*;", ""),
+    "positions of the tile before": (r"(?<=& 1\) \* )4544", "0"),
+    "taps of another line": (r"(load_box5\([^;]*>> 1\) \* )10", r"\g<1>9"),
+    "rows beyond a line": (r"% 10\) < 9\)\) \{(?=\s*alignas)", "% 10) < 10)) {"),
+    "rows beyond an image": (r"% 90\) < 80(?=[^;{]*\{\s*alignas)", "% 90) < 90"),
+    "images of the first group": (r"(load_box5\([^;]*, \(\(\(int\)blockIdx\.x\)) / 12\)\);", r"\1 / 1024));"),
 }
 #: Of A that threads copy.
 GATHERING_MISTAKES = {
@@ -851,8 +880,14 @@ MISTAKEN = {
     "turned data": (
         TURNING_MISTAKES,
         "cuda_wgmma_turned",
-        td.Problem(2, 2, 60, 32, (8, 9), (3, 2), (1, 2), (1, 1), (0, 0), (10, 18), "float16"),
+        td.Problem(2, 2, 60, 32, (16, 8), (3, 2), (1, 2), (1, 1), (1, 0), (16, 16), "float16"),
         ClusterPlan(64, 32, 64, 64, 32, 2),
+    ),
+    "padded data": (
+        PADDING_MISTAKES,
+        "cuda_wgmma_turned",
+        td.Problem(2, 2, 60, 32, (8, 9), (4, 3), (2, 2), (1, 1), (1, 1), (16, 17), "float16"),
+        ClusterPlan(64, 32, 64, 64, 32, 2, joined=1),
     ),
     "shared terms": (
         SHARING_MISTAKES,
@@ -914,6 +949,46 @@ def test_the_emulation_shows_mistakes(blocks, tmp_path):
         return True
 
     assert [right(number) for number in range(count)] == [False] * len(mistakes) + [True]
+
+
+def order_of_blocks(problem, directory, monkeypatch):
+    """The number of the section and the first tile of rows of each block, as they follow each other."""
+    blocks_of = []
+
+    @contextmanager
+    def noted(blocks, threads):
+        with emit.launch(blocks, threads) as (block, thread):
+            blocks_of.append((blocks, block))
+            yield block, thread
+
+    monkeypatch.setattr("tvm_deconv.schedules.cuda.blocks.launch", noted)
+    form = Warps(problem, Plan(64, 64, 32, 32, 32))
+    with IRBuilder() as builder:
+        with build.prim_func():
+            build.func_name("order")
+            build.func_attr({"global_symbol": "order", "tirx.noalias": True})
+            out = build.arg("out", build.buffer([1000, 2], "int32", layout=None))
+
+            def body(block):
+                with emit.when([block.thread == 0]):
+                    for column, value in enumerate((form.sections.index(block.section), block.tile_m)):
+                        build.buffer_store(out, tirx.IntImm("int32", 0) + value, [blocks_of[-1][1], column])
+
+            each_block(form.sections, (64, (1, 1), (1, 1, 1)), form.box, 32, 1, tuple, body)
+        functions = {"order": builder.get()}
+    module = compile_for_cpu(source(functions), directory, problem.data_format)
+    found = np.full((1000, 2), -1, np.int32)
+    module.get_function("order")(tvm_ffi.from_dlpack(OnDevice(found)))
+    return found[: blocks_of[0][0]].tolist()
+
+
+def test_blocks_that_store_to_the_same_sectors_follow_each_other(tmp_path, monkeypatch):
+    """Those of all phases of the same rows, with channels second; with channels last those of a filter do."""
+    problem = td.Problem(1, 1, 16, 24, (12, 16), (4, 4), (2, 2), (1, 1), (1, 1), (24, 32), "float16")
+    of_rows = [[section, tile] for tile in range(3) for section in range(4)]
+    assert order_of_blocks(problem, tmp_path, monkeypatch) == of_rows
+    of_filters = [[section, tile] for section in range(4) for tile in range(3)]
+    assert order_of_blocks(problem.replace(data_format="NXC"), tmp_path, monkeypatch) == of_filters
 
 
 def test_blocks_of_clusters_share_their_loads(tmp_path):
@@ -1002,7 +1077,10 @@ def test_data_with_channels_second_are_turned(family, tmp_path):
         assert TurnedHeld(*chosen[-1]).strips == 2
     else:
         words = problem.replace(dtype="float32", precision="tf32", data_spatial=(9, 6), output_spatial=(18, 12))
-        chosen.append((words, replace(plan, tile_k=32)))
+        # Zeros behind three axes and groups; outputs that are cropped at both ends, so that data are there for nothing.
+        axes = td.Problem(2, 2, 56, 33, (3, 5, 6), (3, 4, 3), (2, 2, 1), *[(1, 1, 2), (3, 1, 2), (2, 9, 7)], "float16")
+        chosen += [(words, replace(plan, tile_k=32)), (axes, replace(plan, joined=2, turns_m=2)), (axes, plan)]
+        assert {PaddedTurned(*of).padded is None for of in chosen} == {True, False}
     given, plans = zip(*chosen, strict=True)
     batch = Batch(given, tmp_path, "turned", FAMILIES[family], plans)
     for number in range(len(plans)):
