@@ -130,7 +130,9 @@ class Block:
         if extents != self.section.extents:
             counted = self.box.padded or self.section.extents
             at = unravel(ravel(at, extents[1:]), counted)
-            inside += [x < extent for x, extent, of in zip(at, self.section.extents, counted, strict=True) if extent < of]
+            inside += [
+                x < extent for x, extent, of in zip(at, self.section.extents, counted, strict=True) if extent < of
+            ]
         return at[0], at[1:], [*inside, *self.exists]
 
 

@@ -868,7 +868,7 @@ def _lengths(rows: int, extents: Extents, least: int) -> Sequence[Extents]:
     That is the `least` or more.
     """
     powers = [2**power for power in range(rows.bit_length())]
-    found = {}
+    found: dict[int, tuple[int, Extents]] = {}
     for image, d, h, w in itertools.product(powers, repeat=4):
         if image * d * h * w == rows and w >= least:
             box = image, d, h, w

@@ -43,7 +43,6 @@ from tvm_deconv.schedules.cuda.gathered import GatheredGroups
 from tvm_deconv.schedules.cuda.held import Held
 from tvm_deconv.schedules.cuda.held_merged_turned import TurnedHeldMerged
 from tvm_deconv.schedules.cuda.held_turned import TurnedHeld
-from tvm_deconv.schedules.cuda.turned import PaddedTurned
 from tvm_deconv.schedules.cuda.lower import source
 from tvm_deconv.schedules.cuda.merged import Merged
 from tvm_deconv.schedules.cuda.product import PLANS, Threads
@@ -51,6 +50,7 @@ from tvm_deconv.schedules.cuda.products import choices, merging
 from tvm_deconv.schedules.cuda.tensor import LARGE_PLANS, LARGE_TRIPLE, Warps
 from tvm_deconv.schedules.cuda.tensor import PLANS as TENSOR_PLANS
 from tvm_deconv.schedules.cuda.tiles import Plan, Rounds
+from tvm_deconv.schedules.cuda.turned import PaddedTurned
 from tvm_deconv.schedules.cuda.warp import MMA_TERMS
 from tvm_deconv.schedules.cuda.wgmma import ClusterPlan, Warpgroups
 from tvm_deconv.targets.cuda import TENSOR_ALGORITHMS
@@ -771,7 +771,7 @@ SHARING_MISTAKES = {
 }
 #: Of data that a launch before turns, in groups.
 TURNING_MISTAKES = {
-    "words that are not there": (r"__syncthreads\(\);(?=\s*#pragma unroll\s*for [^{]*\{\s*\*\(uint4\*\)\(\(\(half)", ""),
+    "words that are not there": (r"__syncthreads\(\);(?=\s*#pragma unroll\s*for [^{]*\{\s*\*\(uint4)", ""),
     "vectors in another order": (r" \^ \(\(\(\(v_\d+ \* 32\) [^;^]*\^ [^;^]* >> 6\)\)\) & 7\)", " ^ 0"),
     "the channel beside": (r"(_ptr_2\[0\] = _ptr_1)\[1\]", r"\1[9]"),
     "channels of the first group": (r"(?<=>> 2\) \* )7680", "0"),
@@ -1219,7 +1219,7 @@ def test_tiles_of_the_filter_stay_for_all_tiles_of_rows(tmp_path):
 
 def test_rows_that_are_images_are_no_neighbours_in_the_output(tmp_path):
     """With channels second: phases of a position are stored together, and no positions."""
-    problem = td.Problem(32, 1, 64, 96, (6, 6), (3, 3), (2, 2), (1, 1), (1, 1), (12, 12), "float16")
+    problem = td.Problem(64, 1, 64, 96, (2, 2), (3, 3), (2, 2), (1, 1), (1, 1), (4, 4), "float16")
     plan = ClusterPlan(192, 96, 64, 64, 96, 3, joined=1)
     form = TurnedHeldMerged(problem, plan)
     assert all(form.box(section).fastest and Rounds.of(form, section).read == 2 for section in form.sections)
