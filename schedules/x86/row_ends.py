@@ -40,7 +40,7 @@ def _split(loop: For) -> Stmt | None:
     if row.length < _SHORTEST:
         return None
     store = realize.block.body
-    written = outside_of(realize, [*_cases(store.value), *store.indices])
+    written = outside_of(realize, [*cases(store.value), *store.indices])
     value, condition, other, *indices = map(row.ranges.simplify, written)
     limits = row.limits(condition)
     if limits is None:
@@ -66,15 +66,15 @@ def _split(loop: For) -> Stmt | None:
     return IfThenElse(tirx.all(*conditions), within, part(start, length, other)) if conditions else within
 
 
-def _cases(value: Expr) -> tuple[Expr, Expr, Expr]:
+def cases(value: Expr) -> tuple[Expr, Expr, Expr]:
     """Return `value` where its condition holds, the condition, and `value` elsewhere."""
     if isinstance(value, Call) and value.op.name == "prim.if_then_else":
         condition, inner, other = value.args
         return inner, condition, other
     if isinstance(value, tirx.Cast):
-        inner, condition, other = _cases(value.value)
+        inner, condition, other = cases(value.value)
         return tirx.Cast(value.ty.dtype, inner), condition, tirx.Cast(value.ty.dtype, other)
     if isinstance(value, tirx.Sub):  # of a zero point
-        inner, condition, other = _cases(value.a)
+        inner, condition, other = cases(value.a)
         return inner - value.b, condition, other - value.b
     return value, tirx.const(1, "bool"), value

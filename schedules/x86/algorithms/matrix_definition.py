@@ -30,6 +30,7 @@ from tvm_deconv.schedules.x86.matrix import schedule_matrix
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
 from tvm_deconv.schedules.x86.prefetching import lower_prefetches
 from tvm_deconv.schedules.x86.rounding import row_joining
+from tvm_deconv.schedules.x86.row_widening import widen_rows
 from tvm_deconv.schedules.x86.stores import outgrows_caches
 from tvm_deconv.schedules.x86.vector_rounding import round_vectors
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
@@ -101,9 +102,10 @@ class _Transforms:
         scheduled = schedule_matrix(definition, plan, target, problem.accumulate_dtype, whole, words, transposition)
         func = overlap_last_vectors(scheduled.mod["main"])
         func, functions = _in_words(func, problem, words, lanes, whole)
+        func, widening = widen_rows(func, problem, target)
         streams = outgrows_caches(problem) and not whole
         conversions = row_conversions(problem, target, stored=whole or narrows)
-        products = narrowing + functions
+        products = narrowing + functions + widening
         deconv = lower(func, definition.end, target, streams=streams, products=products, conversions=conversions)
         deconv = lower_prefetches(deconv, target)
         if tiled(words):
