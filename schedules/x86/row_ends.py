@@ -37,9 +37,10 @@ def split_row_ends(func: PrimFunc) -> PrimFunc:
 def _split(loop: For) -> Stmt | None:
     """Return the parts of `loop`, or None: it is short, or its condition sets no bounds, or constant ones."""
     realize, row = loop.body, Row.of([loop])
+    block = realize.block
     if row.length < _SHORTEST:
         return None
-    store = realize.block.body
+    store = block.body
     written = outside_of(realize, [*cases(store.value), *store.indices])
     value, condition, other, *indices = map(row.ranges.simplify, written)
     limits = row.limits(condition)
@@ -58,9 +59,10 @@ def _split(loop: For) -> Stmt | None:
         # From zero on: of nested loops that begin elsewhere, TVM loses where the outer ones do.
         analyzer.bind(loop.loop_var, first + element)
         copy = BufferStore(store.buffer, analyzer.simplify(written), [*map(analyzer.simplify, indices)])
-        block = SBlock(realize.block.iter_vars, [], [region], realize.block.name_hint, copy)
-        block = SBlockRealize(values, realize.predicate, block)
-        return For(element, start, analyzer.simplify(last - first), ForKind.SERIAL, block)
+        # With its annotations: they keep rows of a packed array apart in memory.
+        inner = SBlock(block.iter_vars, [], [region], block.name_hint, copy, annotations=block.annotations)
+        placed = SBlockRealize(values, realize.predicate, inner)
+        return For(element, start, analyzer.simplify(last - first), ForKind.SERIAL, placed)
 
     within = SeqStmt([part(start, begin, other), part(begin, end, value), part(end, length, other)])
     return IfThenElse(tirx.all(*conditions), within, part(start, length, other)) if conditions else within

@@ -90,5 +90,6 @@ def _widened(dtype: str, calls: list[Stmt], loop: For) -> Stmt | None:
     call = Evaluate(tirx.call_extern("int32", "tvm_deconv_widen", *addresses, *sizes))
     calls.append(call)
     values = [row.first.simplify(value) for value in realize.iter_values]
-    inner = SBlock(block.iter_vars, [source.region], [target.region], block.name_hint, call)
+    regions = [source.region], [target.region]
+    inner = SBlock(block.iter_vars, *regions, block.name_hint, call, annotations=block.annotations)
     return SBlockRealize(values, tirx.all(*exists) if exists else tirx.const(1, "bool"), inner)
