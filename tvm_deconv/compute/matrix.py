@@ -59,7 +59,7 @@ from tvm_deconv.compute.requantization import (
     scale_at,
     stored,
 )
-from tvm_deconv.compute.storage import storage_dtype, stores_bytes
+from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.compute.transforms import transform
 from tvm_deconv.compute.winograd import Matrix
@@ -106,10 +106,11 @@ def define_matrix(
 ) -> MatrixDefinition:
     """Define `problem` blocked by `tile`, for vectors of `lanes` accumulators, with factors in `words` if given.
 
-    If it `narrows`, squares of results become the type of the output as they are transposed, not while copied. In words, rows and the filter hold these in the place of input channels. What is transformed has words with parts,
-    or pairs of integers. The parameters are the caller's data, the packed filter, `epilogue_parameter` if there is one,
-    and the output. That is ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``; `MatrixDefinition.caller_index` maps it
-    to the caller's. Raises ValueError for a tile that cannot be scheduled.
+    In words, rows and the filter hold these in the place of input channels. What is transformed has words with parts,
+    or pairs of integers. If it `narrows`, squares of results become the type of the output as they are transposed, not
+    while copied. The parameters are the caller's data, the packed filter, `epilogue_parameter` if there is one, and the
+    output. That is ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``; `MatrixDefinition.caller_index` maps it to the
+    caller's. Raises ValueError for a tile that cannot be scheduled.
     """
     layout = MatrixLayout.of(words.problem(problem) if words else problem, tile, lanes)
     return _Builder(problem, layout, words, narrows).definition()

@@ -130,7 +130,7 @@ def _narrows_squares(problem: Problem, words: Words | None, target: CpuTarget) -
     """
     if problem.output_dtype not in ("float16", "bfloat16"):
         return stores_bytes(problem)
-    return tiled(words) and problem.output_dtype == "bfloat16" or target.vector_bits < 512
+    return (tiled(words) and problem.output_dtype == "bfloat16") or target.vector_bits < 512
 
 
 def _narrowing(problem: Problem, target: CpuTarget, lanes: int, words: Words | None) -> tuple[str, str]:
