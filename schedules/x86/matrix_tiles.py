@@ -52,7 +52,7 @@ from tvm_deconv.schedules.x86.dot import adds_apart
 from tvm_deconv.schedules.x86.plans import TilePlan
 from tvm_deconv.schedules.x86.ranking import Ranking
 from tvm_deconv.schedules.x86.register_tiles import LATENCY_ACCUMULATORS
-from tvm_deconv.schedules.x86.stores import LINE
+from tvm_deconv.schedules.x86.stores import LINE, outgrows_caches
 from tvm_deconv.schedules.x86.tiles import (
     ALONE,
     ENUMERATIONS,
@@ -496,7 +496,8 @@ class _Arithmetic:
     def _waiting_lines(self, blocks: _Blocks, tiles: _Tiles) -> Array | float:
         """Return the cycles that a vector of Winograd's outputs waits for its line from memory, if that lies alone.
 
-        The processor fetches ahead what is stored in order, or lies together: at least two lines.
+        The processor fetches ahead what is stored in order, or lies together: at least two lines. A part of one waits
+        for the last cache as well.
         """
         problem = self.problem
         in_order = self.strassen or not any(work.transformed for work in blocks.works)
@@ -504,8 +505,9 @@ class _Arithmetic:
             return 0.0
         size = np.dtype(storage_dtype(problem.output_dtype)).itemsize
         from_memory = math.prod(problem.output_shape) * size > LAST_CACHE
+        far = from_memory | (outgrows_caches(problem) & (tiles.channels * size < LINE))
         alone = (tiles.channels * size <= LINE) & (tiles.channels < self.geometry.out_channels)
-        waiting: Array = self.costs.lone_line * (self.lanes * size / LINE) * (from_memory & alone)
+        waiting: Array = self.costs.lone_line * (self.lanes * size / LINE) * (far & alone)
         return waiting
 
     def _far(self, vectors: Array | float) -> Array:

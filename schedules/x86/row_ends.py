@@ -37,10 +37,11 @@ def split_row_ends(func: PrimFunc) -> PrimFunc:
 def _split(loop: For) -> Stmt | None:
     """Return the parts of `loop`, or None: it is short, or its condition sets no bounds, or constant ones."""
     realize, row = loop.body, Row.of([loop])
+    block = realize.block
     if row.length < _SHORTEST:
         return None
-    store = realize.block.body
-    written = outside_of(realize, [*_cases(store.value), *store.indices])
+    store = block.body
+    written = outside_of(realize, [*cases(store.value), *store.indices])
     value, condition, other, *indices = map(row.ranges.simplify, written)
     limits = row.limits(condition)
     if limits is None:
@@ -58,23 +59,24 @@ def _split(loop: For) -> Stmt | None:
         # From zero on: of nested loops that begin elsewhere, TVM loses where the outer ones do.
         analyzer.bind(loop.loop_var, first + element)
         copy = BufferStore(store.buffer, analyzer.simplify(written), [*map(analyzer.simplify, indices)])
-        block = SBlock(realize.block.iter_vars, [], [region], realize.block.name_hint, copy)
-        block = SBlockRealize(values, realize.predicate, block)
-        return For(element, start, analyzer.simplify(last - first), ForKind.SERIAL, block)
+        # With its annotations: they keep rows of a packed array apart in memory.
+        inner = SBlock(block.iter_vars, [], [region], block.name_hint, copy, annotations=block.annotations)
+        placed = SBlockRealize(values, realize.predicate, inner)
+        return For(element, start, analyzer.simplify(last - first), ForKind.SERIAL, placed)
 
     within = SeqStmt([part(start, begin, other), part(begin, end, value), part(end, length, other)])
     return IfThenElse(tirx.all(*conditions), within, part(start, length, other)) if conditions else within
 
 
-def _cases(value: Expr) -> tuple[Expr, Expr, Expr]:
+def cases(value: Expr) -> tuple[Expr, Expr, Expr]:
     """Return `value` where its condition holds, the condition, and `value` elsewhere."""
     if isinstance(value, Call) and value.op.name == "prim.if_then_else":
         condition, inner, other = value.args
         return inner, condition, other
     if isinstance(value, tirx.Cast):
-        inner, condition, other = _cases(value.value)
+        inner, condition, other = cases(value.value)
         return tirx.Cast(value.ty.dtype, inner), condition, tirx.Cast(value.ty.dtype, other)
     if isinstance(value, tirx.Sub):  # of a zero point
-        inner, condition, other = _cases(value.a)
+        inner, condition, other = cases(value.a)
         return inner - value.b, condition, other - value.b
     return value, tirx.const(1, "bool"), value

@@ -617,6 +617,18 @@ def test_winograds_outputs_do_not_go_to_memory_by_lone_lines():
     assert X86.default(small, CPU_TARGETS["x86-64-v3"])[1].tile.channels == 16
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_winograds_outputs_do_not_go_to_the_last_cache_by_parts_of_lines(dtype):
+    """Of 16 bits 16 channels are half of a line; caches of a core keep smaller outputs."""
+    extents = (1, 1, 64, 64, (40, 40), (12, 12), (8, 8), (1, 1), (2, 2), (320, 320))
+    large = td.Problem(*extents, data_format="NXC", dtype=dtype)
+    algorithm, plan = X86.default(large, CPU_TARGETS["x86-64-v3"])
+    assert algorithm.name == "winograd"
+    assert plan.tile.channels > 16
+    small = large.replace(data_spatial=(12, 12), output_spatial=(96, 96))
+    assert X86.default(small, CPU_TARGETS["x86-64-v3"])[1].tile.channels == 16
+
+
 def test_sums_of_many_terms_take_longer():
     """Tiles of six rows save more products than those of three, and lose more by sums of twice as many terms."""
     problem = td.Problem(64, 1, 64, 3, (32, 32), (4, 4), (2, 2), (1, 1), (1, 1), (64, 64))

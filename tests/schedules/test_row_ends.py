@@ -60,6 +60,16 @@ def test_rows_that_are_cut(types, algorithm):
     check(in_type(ROW, types), algorithm, Tile(1, 1, 1, 48, 1, 16, 4), parts=True)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_channels_of_rows_in_parts_stay_apart(dtype):
+    """Each begins an odd number of lines behind the one before, in every type."""
+    problem = td.Problem(1, 1, 12, 6, (64, 128), (2, 2), (2, 2), (1, 1), (0, 0), (128, 256), dtype=dtype)
+    plan = Plan(Tile(1, 1, 2, 128, 1, 24, 4), False)
+    kernel = X86.build(problem, CPU_TARGETS["x86-64-v3"], named("direct_rows"), plan)
+    text = kernel.deconv.script()
+    assert text.count('T.sblock("data_pack")') == text.count("buffer_dim_align") > 0
+
+
 def check(problem, algorithm, tile, parts):
     """Packing has no conditions where rows are in `parts`, and the results are those of the reference."""
     target = CPU_TARGETS["x86-64-v3"]

@@ -59,7 +59,7 @@ from tvm_deconv.compute.requantization import (
     scale_at,
     stored,
 )
-from tvm_deconv.compute.storage import storage_dtype, stores_bytes
+from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.compute.transforms import transform
 from tvm_deconv.compute.winograd import Matrix
@@ -101,24 +101,19 @@ class MatrixDefinition:
         )
 
 
-def define_matrix(problem: Problem, tile: MatrixTile, lanes: int, words: Words | None = None) -> MatrixDefinition:
+def define_matrix(
+    problem: Problem, tile: MatrixTile, lanes: int, words: Words | None = None, *, narrows: bool = False
+) -> MatrixDefinition:
     """Define `problem` blocked by `tile`, for vectors of `lanes` accumulators, with factors in `words` if given.
 
     In words, rows and the filter hold these in the place of input channels. What is transformed has words with parts,
-    or pairs of integers. The parameters are the caller's data, the packed filter, `epilogue_parameter` if there is one,
-    and the output. That is ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``; `MatrixDefinition.caller_index` maps it
-    to the caller's. Raises ValueError for a tile that cannot be scheduled.
+    or pairs of integers. If it `narrows`, squares of results become the type of the output as they are transposed, not
+    while copied. The parameters are the caller's data, the packed filter, `epilogue_parameter` if there is one, and the
+    output. That is ``[N, G, Co, D, H, W]`` or ``[N, D, H, W, G, Co]``; `MatrixDefinition.caller_index` maps it to the
+    caller's. Raises ValueError for a tile that cannot be scheduled.
     """
     layout = MatrixLayout.of(words.problem(problem) if words else problem, tile, lanes)
-    return _Builder(problem, layout, words).definition()
-
-
-def narrows_squares(problem: Problem, words: Words | None) -> bool:
-    """Tell whether squares of results are narrowed to the output's type as they are transposed, not while copied.
-
-    So are those that become bfloat16 behind products of matrices, which are so fast that this takes the time.
-    """
-    return stores_bytes(problem) or (tiled(words) and problem.output_dtype == "bfloat16")
+    return _Builder(problem, layout, words, narrows).definition()
 
 
 def _zero() -> Expr:
@@ -152,8 +147,9 @@ def _parted(matrices: Matrices, apart: int) -> tuple[list[Matrix | None], list[M
 class _Builder:
     """The stages of a definition, in the order in which data flow."""
 
-    def __init__(self, problem: Problem, layout: MatrixLayout, words: Words | None) -> None:
-        self.problem, self.layout, self.words, self.accumulator = problem, layout, words, problem.accumulate_dtype
+    def __init__(self, problem: Problem, layout: MatrixLayout, words: Words | None, narrows: bool) -> None:
+        self.problem, self.layout, self.words, self.narrows = problem, layout, words, narrows
+        self.accumulator = problem.accumulate_dtype
         geometry, extents = layout.geometry, layout.extents
         channels, spatial = geometry.groups * problem.in_channels, extents.spatial(problem.rank)
         shape = (extents.batch, *spatial, channels) if layout.channels_last else (extents.batch, channels, *spatial)
@@ -477,19 +473,19 @@ class _Builder:
         return te.compute(shape_of((*layout.lead, layout.channel_vectors, *pieces, lanes)), element, "epilogue")
 
     def interleave(self, finished: te.Tensor) -> te.Tensor:
-        """Transpose chunks into rows of channels, in the type of the output if the layout narrows them.
+        """Transpose chunks into rows of channels, in the type of the output if it narrows them.
 
         The shape is ``[*lead, vector, n, lane, d, h, w]``. The rows of a channel lie together, so whole ones are a
         single piece of the output.
         """
-        layout, chunks, narrows = self.layout, self.layout.chunks, narrows_squares(self.problem, self.words)
+        layout, chunks = self.layout, self.layout.chunks
         images, depth, height, _ = layout.block_outputs
 
         def interleaved(*index: Expr) -> Expr:
             *at, n, lane, place = index
             piece = _unravel(place // chunks.chunk, (depth, chunks.heights, chunks.chunks))
             value = finished[(*at, n, *piece, place % chunks.chunk, lane)]
-            return stored(self.problem, value) if narrows else value
+            return stored(self.problem, value) if self.narrows else value
 
         shape, rows = (*layout.lead, layout.channel_vectors, images, layout.lanes), (depth, height, chunks.width)
         flat = te.compute(shape_of((*shape, math.prod(rows))), interleaved, "interleave")

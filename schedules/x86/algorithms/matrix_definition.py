@@ -10,7 +10,7 @@ from functools import partial
 from tvm.tirx import PrimFunc
 
 from tvm_deconv.compute.indexing import CHANNELS, has_whole_vectors
-from tvm_deconv.compute.matrix import define_matrix, narrows_squares
+from tvm_deconv.compute.matrix import define_matrix
 from tvm_deconv.compute.matrix_layout import row_unit
 from tvm_deconv.compute.packing import pack_matrix_filter
 from tvm_deconv.compute.phases import Geometry
@@ -30,6 +30,7 @@ from tvm_deconv.schedules.x86.matrix import schedule_matrix
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
 from tvm_deconv.schedules.x86.prefetching import lower_prefetches
 from tvm_deconv.schedules.x86.rounding import row_joining
+from tvm_deconv.schedules.x86.row_widening import widen_rows
 from tvm_deconv.schedules.x86.stores import outgrows_caches
 from tvm_deconv.schedules.x86.vector_rounding import round_vectors
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
@@ -94,16 +95,18 @@ class _Transforms:
     def build(self, problem: Problem, target: CpuTarget, plan: MatrixPlan) -> Kernel:
         lanes = accumulator_lanes(problem, target) // (1 + plan.halves)
         words = self.words(problem, target) if self.words else None
-        definition = define_matrix(problem, plan.tile, lanes, words)
+        narrows = _narrows_squares(problem, words, target)
+        definition = define_matrix(problem, plan.tile, lanes, words, narrows=narrows)
         whole = has_whole_vectors(problem, CHANNELS, plan.tile, lanes) and not definition.layout.contiguous_phases
-        narrows = definition.layout.interleaves and narrows_squares(problem, words)
-        transposition, narrowing = _narrowing(problem, target, lanes) if narrows else ("", "")
+        narrows = narrows and definition.layout.interleaves
+        transposition, narrowing = _narrowing(problem, target, lanes, words) if narrows else ("", "")
         scheduled = schedule_matrix(definition, plan, target, problem.accumulate_dtype, whole, words, transposition)
         func = overlap_last_vectors(scheduled.mod["main"])
         func, functions = _in_words(func, problem, words, lanes, whole)
+        func, widening = widen_rows(func, problem, target)
         streams = outgrows_caches(problem) and not whole
         conversions = row_conversions(problem, target, stored=whole or narrows)
-        products = narrowing + functions
+        products = narrowing + functions + widening
         deconv = lower(func, definition.end, target, streams=streams, products=products, conversions=conversions)
         deconv = lower_prefetches(deconv, target)
         if tiled(words):
@@ -119,11 +122,22 @@ class _Transforms:
         )
 
 
-def _narrowing(problem: Problem, target: CpuTarget, lanes: int) -> tuple[str, str]:
+def _narrows_squares(problem: Problem, words: Words | None, target: CpuTarget) -> bool:
+    """Tell whether squares of results are narrowed to the output's type as they are transposed, not while copied.
+
+    So are those that become bfloat16 behind products of matrices, which are so fast that this takes the time, and those
+    that become 16 bits in AVX2.
+    """
+    if problem.output_dtype not in ("float16", "bfloat16"):
+        return stores_bytes(problem)
+    return (tiled(words) and problem.output_dtype == "bfloat16") or target.vector_bits < 512
+
+
+def _narrowing(problem: Problem, target: CpuTarget, lanes: int, words: Words | None) -> tuple[str, str]:
     """Return the intrinsic that narrows squares of results as it transposes them, and the LLVM IR that it calls."""
     source, joining = "", ""
     if not stores_bytes(problem):
-        source, joining = row_joining(problem, target, lanes, flushed=True)
+        source, joining = row_joining(problem, target, lanes, flushed=tiled(words))
     return narrowing_intrinsic(problem, lanes, joining), source
 
 
