@@ -261,39 +261,40 @@ class Held(Warpgroups):
         of_b = columns * (self.loaded(section) + rows / ROWS)
         return (share + rows * self.again(section) + of_b) * _SIZE / WAVEFRONT
 
-    def box(self, section: Section) -> Box:
-        """Return the box of positions of a tile's rows for which all tiles cost the least."""
-        return self._every_box[section]
-
-    @cached_property
-    def _every_box(self) -> dict[Section, Box]:
-        return {section: self._box(section) for section in self.sections}
-
     @property
     def boxed(self) -> bool:
         """True if there are boxes of so many rows."""
         return all(map(self._boxes, self.sections))
 
-    def _boxes(self, section: Section) -> dict[Box, int]:
-        """Return boxes of a tile's rows, and the lines that taps read of each."""
+    def _boxes(self, section: Section) -> Sequence[Box]:
+        """Return boxes of a tile's rows."""
         return _boxes(self.plan.tile_m, section.extents, section.taps, _steps(section), self.strips)
 
-    def _box(self, section: Section) -> Box:
-        """See `box`."""
-        boxes = self._boxes(section)
+    def cheapest(self, those: Sequence[Section]) -> Box:
+        """See Warpgroups; of several the one of the fewest lines."""
 
         def work(box: Box) -> tuple[float, int]:
-            share = boxes[box] / math.prod(section.taps)
-            read = WAVEFRONT_COST * self._wavefronts(section, share)
-            moved = TMA_COST * _SIZE * self._moved(share, self.loaded(section))
-            each = max(self.term, read, moved) * section.k / self.sharing_k
-            return math.prod(box.counts) * (each + gaps_cost(self, section, box)), boxes[box]
+            return sum(self.work(section, box) for section in those), math.prod(self._read_of(those[0], box))
 
+        boxes = (box for box in self._boxes(those[0]) if all(max(self._read_of(of, box)) <= _FURTHEST for of in those))
         return min(boxes, key=work)
+
+    def work(self, section: Section, box: Box) -> float:
+        """See Warpgroups; lines of the box come for all taps."""
+        share = math.prod(self._read_of(section, box)) / math.prod(section.taps)
+        read = WAVEFRONT_COST * self._wavefronts(section, share)
+        moved = TMA_COST * _SIZE * self._moved(share, self.loaded(section))
+        each = max(self.term, read, moved) * section.k / self.sharing_k
+        return math.prod(box.counts) * (each + gaps_cost(self, section, box))
 
     def lengths(self, section: Section) -> Extents:
         """Return the lengths of the box of the data that a tile reads: with what further taps read."""
-        return _lengths(self.box(section), section.extents[-1], section.taps, _steps(section))
+        return self._read_of(section, self.box(section))
+
+    @staticmethod
+    def _read_of(section: Section, box: Box) -> Extents:
+        """See `lengths`."""
+        return _lengths(box, section.extents[-1], section.taps, _steps(section))
 
     def lines(self, section: Section) -> int:
         """Return the lines of that box."""
@@ -618,8 +619,8 @@ def _steps(section: Section) -> tuple[int, int, int]:
 @lru_cache(1024)
 def _boxes(
     rows: int, extents: Extents, taps: tuple[int, int, int], steps: tuple[int, int, int], strips: int
-) -> dict[Box, int]:
-    """Return boxes of so many rows, and the lines that taps read of each: of boxes alike that of the fewest tiles.
+) -> Sequence[Box]:
+    """Return boxes of so many rows: of those with as many lines and neighbours the one of the fewest tiles.
 
     Eight rows are in different banks: neighbours on the last axis, or images. Rows of one of the `strips` may also be
     all positions of an image in order, which go on in the next line.
@@ -641,7 +642,7 @@ def _boxes(
         fewer = alike not in found or math.prod(box.counts) < math.prod(found[alike].counts)
         if fewer and max(read) <= _FURTHEST:
             found[alike] = box
-    return {box: lines for (lines, *_), box in found.items()}
+    return list(found.values())
 
 
 def _goes_on(box: Box, section: Section) -> bool:

@@ -79,6 +79,10 @@ class Turned(Warpgroups):
         """See Warpgroups; those of a group."""
         return self.problem.in_channels, self.turning.pitch
 
+    def flat(self, section: Section) -> bool:  # noqa: ARG002
+        """See Warpgroups; all sections have the same rows."""
+        return all(map(super().flat, self.sections))
+
     def extents(self, section: Section) -> Extents:
         """See Warpgroups; neighbours are of all images."""
         image, d, h, w = section.extents

@@ -311,18 +311,26 @@ class Warpgroups(Form):
         return _OPENING + taken + _MEETING * (self.sharing_k > 1)
 
     def box(self, section: Section) -> Box:
-        """Return the box of positions of a tile's rows for which all tiles cost the least."""
+        """Return the box of positions of a tile's rows for which all tiles cost the least.
+
+        With channels second it is the same for all sections, whose blocks of the same rows follow each other.
+        """
         return self._every_box[section]
 
     @cached_property
     def _every_box(self) -> dict[Section, Box]:
-        return {section: self._box(section) for section in self.sections}
+        together: dict[Any, list[Section]] = {}
+        for section in self.sections:
+            together.setdefault(section if section.channels_last else self.extents(section), []).append(section)
+        return {section: box for those in together.values() for box in [self.cheapest(those)] for section in those}
 
-    def _box(self, section: Section) -> Box:
-        """See `box`; of several the longest along the last axes."""
-        extents = self.extents(section)
-        lengths = _lengths(self.plan.tile_m, extents, 1 if self.k_fastest else self.lanes)
-        return min((Box(each, extents) for each in lengths), key=lambda box: (self.work(section, box), box.lengths))
+    def cheapest(self, those: Sequence[Section]) -> Box:
+        """Return the box for which all tiles of sections cost the least, of several the longest along the last axes."""
+        extents = self.extents(those[0])
+        boxes = (
+            Box(each, extents) for each in _lengths(self.plan.tile_m, extents, 1 if self.k_fastest else self.lanes)
+        )
+        return min(boxes, key=lambda box: (sum(self.work(section, box) for section in those), box.lengths))
 
     def work(self, section: Section, box: Box) -> float:
         """Return the cost of all tiles of a section whose rows are such boxes, and of gaps in what they store."""
