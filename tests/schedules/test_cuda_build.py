@@ -320,4 +320,5 @@ def test_what_ptxas_says():
     assert second == nvcc.Resources("deconv_kernel", "sm_90", 128, 33280, 16, 84)
     assert first.blocks(256) == 8  # by threads
     assert second.blocks(256) == 2  # by registers
-    assert nvcc.Resources("x", "sm_80", 32, 48 << 10, 0, 0).blocks(256) == 3  # by shared memory
+    # By shared memory.
+    assert [nvcc.Resources("x", of, 32, 48 << 10, 0, 0).blocks(256) for of in ("sm_80", "sm_90", "sm_90a")] == [3, 4, 4]
