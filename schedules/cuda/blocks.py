@@ -203,8 +203,8 @@ def each_block(
     The extents are the rows of a tile, the tiles of rows and of columns of a block, and those whose blocks are a
     cluster, behind the blocks that have parts of the terms of each: these follow each other.
 
-    With channels second several sections store to the same sectors. There blocks of the same rows follow each other,
-    so that sectors are whole before they leave the cache.
+    With channels second sections store to the same sectors. There blocks of the same rows follow each other, if all
+    sections have the same tiles of rows, so that sectors are whole before they leave the cache.
     """
     tile_m, turns, (parts, *cluster) = extents_of
     down, across = cluster
@@ -230,8 +230,7 @@ def each_block(
             at = m * down + place[0], n * across + place[1]
             exists = [x < count for x, count, of in zip(at, tiles_in(section), cluster, strict=True) if count % of]
             at = at[0] * turns[0], at[1] * turns[1]
-            with when([m < extents(section)[2]] if common and extents(section)[2] < most else []):
-                body(Block(section, part, group, *at, thread, box(section), place, tuple(exists)), *memory)
+            body(Block(section, part, group, *at, thread, box(section), place, tuple(exists)), *memory)
 
         if len(rest) == 1:
             here()
@@ -244,11 +243,11 @@ def each_block(
 
     for start in range(0, len(all_sections), _TOGETHER):
         together = all_sections[start : start + _TOGETHER]
-        most = max(extents(section)[2] for section in together)
-        outer = () if len(together) == 1 or together[0].channels_last else (*extents(together[0])[:2], most)
-        each_of_outer = sum(math.prod(extents(section)[len(outer) :]) for section in together)
-        with launch(math.prod(outer) * each_of_outer, threads) as (block, thread):
-            *of_all, number = unravel(block, (*outer, each_of_outer))
+        rows = {extents(section)[:3] for section in together}
+        outer = () if together[0].channels_last or len(rows) > 1 else rows.pop()
+        inner = sum(math.prod(extents(section)[len(outer) :]) for section in together)
+        with launch(math.prod(outer) * inner, threads) as (block, thread):
+            *of_all, number = unravel(block, (*outer, inner))
             choose(together, of_all, 0, number, thread, allocate())
 
 

@@ -852,7 +852,9 @@ class Loads:
         data, geometry, form = self.args.flat_data(), self.section.geometry, self.form
         positions = form.positions(self.section)
         vector = 1 if positions else form.lanes
-        with build.serial(0, form.plan.tile_m // 32) as turn, build.serial(0, form.line // vector) as part:
+        turns, parts = form.plan.tile_m // 32, form.line // vector
+
+        def copied(turn: Expr, part: Expr) -> None:
             row, of = turn * 32 + lane, part * vector
             image, position, inside = block.position(row, 0, form.plan.tile_m)
             x = [y + shift for y, shift in zip(position, shifts, strict=True)]
@@ -867,6 +869,13 @@ class Loads:
                 build.buffer_store(self.memory, element, [to])
             else:
                 copy_by_elements(16, 16 // form.lanes, self.memory, to, element, inside)
+
+        if positions:  # in one loop: of an inner one nvcc would begin all loads at once, and spill
+            with build.serial(0, turns * parts) as number:
+                copied(number // parts, number % parts)
+        else:
+            with build.serial(0, turns) as turn, build.serial(0, parts) as part:
+                copied(turn, part)
 
 
 @lru_cache(256)
