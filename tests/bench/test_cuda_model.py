@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import tvm_deconv as td
+from tvm_deconv.compiler.backends import backend_of
 from tvm_deconv.compiler.records import Record, Records
 from tvm_deconv.targets import CUDA_TARGETS
 
@@ -48,6 +49,19 @@ def test_the_cheapest_plans_come_first_and_measured_ones_say_so(model):
     found = list(model.rows(SMALL, HOPPER, 6, records))
     assert [row[3] for row in found] == ["", "", "12.3", "", "", ""]
     assert {row[4] for row in found} <= {"memory", "products", "shared memory", "level-2 cache", "latency", "threads"}
+
+
+def test_plans_cost_what_their_algorithms_say(model):
+    """Of every kernel with tiles, and of turned data whose rows are the next positions."""
+    second = td.Problem(32, 1, 64, 256, (32, 24), (4, 4), (2, 2), (1, 1), (1, 1), (64, 48), "float16")
+    compared = set()
+    for problem in (SMALL, second, second.replace(kernel=(3, 3), output_spatial=(63, 47))):
+        for algorithm in backend_of(HOPPER).algorithms:
+            if algorithm.name in model.FORMS and algorithm.supports(problem, HOPPER):
+                work, plan = algorithm.default(problem, HOPPER)
+                assert model.cost_of(problem, HOPPER, algorithm, plan) == work, algorithm.name
+                compared.add(algorithm.name)
+    assert {"cuda_wgmma", "cuda_wgmma_turned", "cuda_held_turned", "cuda_tensor"} <= compared
 
 
 def test_what_limits_a_plan(model):
