@@ -301,6 +301,8 @@ class Row:
         moving, bound = (condition.a, condition.b) if is_end else (condition.b, condition.a)
         if not self.is_fixed(bound):
             return None
+        limit = bound + (1 - exclusive if is_end else exclusive)  # of what is less, or what is not
+        moving, limit = self._multiplied(moving, limit)
         start, outermost = self.first.simplify(moving), self.loops[0]
         if self.ranges.can_prove_equal(moving - start, outermost.loop_var - outermost.min):
             unit = self.length // int(outermost.extent)
@@ -308,7 +310,19 @@ class Row:
             unit = 1
         else:
             return None
-        return is_end, (bound - start + (1 - exclusive if is_end else exclusive)) * unit
+        return is_end, (limit - start) * unit
+
+    def _multiplied(self, moving: Expr, limit: Expr) -> tuple[Expr, Expr]:
+        """Return both sides of a comparison without a division that TVM has made of what they have in common.
+
+        As integers, ``a + x // d < b`` is ``x < (b - a) * d``.
+        """
+        terms = _terms(moving)
+        fixed = [term for term in terms if self.is_fixed(term)]
+        others = [term for term in terms if not any(term is one for one in fixed)]
+        if len(others) != 1 or not isinstance(others[0], tirx.FloorDiv) or not self.is_fixed(others[0].b):
+            return moving, limit
+        return others[0].a, (limit - sum(fixed, tirx.const(0, "int64"))) * others[0].b
 
     def is_fixed(self, value: Expr) -> bool:
         """Tell whether `value` is the same in all iterations."""
@@ -368,6 +382,11 @@ def _in_loops(stmt: Stmt, nest: Sequence[For]) -> Stmt:
     for loop in reversed(nest):
         stmt = with_body(loop, stmt)
     return stmt
+
+
+def _terms(value: Expr) -> list[Expr]:
+    """Return the terms that `value` is the sum of."""
+    return [*_terms(value.a), *_terms(value.b)] if isinstance(value, tirx.Add) else [value]
 
 
 def _conjuncts(predicate: Expr) -> list[Expr]:

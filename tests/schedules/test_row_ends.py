@@ -1,10 +1,10 @@
-"""Packed rows that end within a block, on AVX2, which has no masked loads of 16 bits and bytes."""
+"""Packed rows that end within a block: in parts without conditions."""
 
 import re
 
 import numpy as np
 import pytest
-from support.kernels import X86, bound, call_kernel, compiled_kernel, turn_of
+from support.kernels import X86, bound, call_kernel, compiled_kernel, targets, turn_of
 
 import tvm_deconv as td
 from tvm_deconv.bench.layers import in_type
@@ -37,6 +37,8 @@ NARROW = {
 }
 #: A row of 101 positions in three blocks, the last of 5, with pads at both ends.
 ROW = td.Problem(2, 1, 6, 3, (101,), (9,), (4,), (1,), (3,), (403,), epilogue=td.Epilogue(True))
+#: Rows of 61 positions with pads at both ends of both axes, for Winograd's transforms.
+PLANE = td.Problem(2, 2, 21, 19, (9, 61), (3, 4), (2, 2), (1, 1), (1, 1), (17, 122), epilogue=td.Epilogue(True))
 
 
 @pytest.mark.parametrize("types", TYPES)
@@ -60,6 +62,18 @@ def test_rows_that_are_cut(types, algorithm):
     check(in_type(ROW, types), algorithm, Tile(1, 1, 1, 48, 1, 16, 4), parts=True)
 
 
+@targets
+@pytest.mark.parametrize(
+    ("algorithm", "problem"),
+    [("direct_rows", ROW), ("winograd", ROW), ("winograd_rows", PLANE), ("winograd", PLANE)],
+    ids=["row direct", "row transformed", "plane in rows", "plane transformed"],
+)
+def test_rows_that_are_cut_in_float32(algorithm, problem, target):
+    row = problem.data_spatial[-1]
+    plans = (plan for _, plan in named(algorithm).candidates(problem, target) if 32 <= plan.tile.width < row)
+    check(problem, algorithm, next(plans), True, target)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_channels_of_rows_in_parts_stay_apart(dtype):
     """Each begins an odd number of lines behind the one before, in every type."""
@@ -70,11 +84,11 @@ def test_channels_of_rows_in_parts_stay_apart(dtype):
     assert text.count('T.sblock("data_pack")') == text.count("buffer_dim_align") > 0
 
 
-def check(problem, algorithm, tile, parts):
+def check(problem, algorithm, plan, parts, target=CPU_TARGETS["x86-64-v3"]):
     """Packing has no conditions where rows are in `parts`, and the results are those of the reference."""
-    target = CPU_TARGETS["x86-64-v3"]
-    kernel = X86.build(problem, target, named(algorithm), Plan(tile, False))
-    packing = re.search(r"data_pack\[.*\] = .*data\[.*", kernel.deconv.script())[0]
+    plan = Plan(plan, False) if isinstance(plan, Tile) else plan
+    kernel = X86.build(problem, target, named(algorithm), plan)
+    packing = re.search(r"data_(?:pack|rows)\[.*\] = .*data\[.*", kernel.deconv.script())[0]
     assert ("if_then_else" in packing) != parts
     arrays = operands(problem, 3)
     found = call_kernel(problem, kernel, compiled_kernel(kernel, target), *bound(problem, arrays))

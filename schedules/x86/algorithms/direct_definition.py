@@ -36,7 +36,7 @@ from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.prefetching import lower_prefetches
 from tvm_deconv.schedules.x86.rounding import byte_joining, exact_rounding, row_joining
-from tvm_deconv.schedules.x86.row_ends import loads_unmasked, split_row_ends
+from tvm_deconv.schedules.x86.row_ends import split_row_ends, splits_rows
 from tvm_deconv.schedules.x86.row_prefetching import comes_from_memory, fetch_rows_ahead
 from tvm_deconv.schedules.x86.stores import llvm_source, outgrows_caches
 from tvm_deconv.schedules.x86.variants import with_output
@@ -162,7 +162,7 @@ class _Form:
             scheduled, fetching = fetch_rows_ahead(scheduled), llvm_source("fetch_row.ll")
         scheduled = load_words(scheduled) if words or pairs else scheduled
         # Words of whole rows LLVM makes as fast.
-        if loads_unmasked(problem, target) and (words is None or not whole_rows):
+        if splits_rows(problem, target) and (words is None or not whole_rows):
             scheduled = split_row_ends(scheduled)
         finish = _Finish(
             problem=problem,

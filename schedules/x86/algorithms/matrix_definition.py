@@ -30,6 +30,7 @@ from tvm_deconv.schedules.x86.matrix import schedule_matrix
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
 from tvm_deconv.schedules.x86.prefetching import lower_prefetches
 from tvm_deconv.schedules.x86.rounding import row_joining
+from tvm_deconv.schedules.x86.row_ends import split_row_ends, splits_rows
 from tvm_deconv.schedules.x86.row_widening import widen_rows
 from tvm_deconv.schedules.x86.stores import outgrows_caches
 from tvm_deconv.schedules.x86.vector_rounding import round_vectors
@@ -104,6 +105,7 @@ class _Transforms:
         func = overlap_last_vectors(scheduled.mod["main"])
         func, functions = _in_words(func, problem, words, lanes, whole)
         func, widening = widen_rows(func, problem, target)
+        func = split_row_ends(func) if splits_rows(problem, target) else func
         streams = outgrows_caches(problem) and not whole
         conversions = row_conversions(problem, target, stored=whole or narrows)
         products = narrowing + functions + widening
