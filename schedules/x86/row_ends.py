@@ -1,13 +1,12 @@
 """Rows of packed data that end where the block says, as loops without conditions: what is copied, and what is around.
 
-A condition on each element costs most where its own arithmetic is vectors: TVM divides by what block, position and end
-have in common, so that a row in blocks of 768 that ends at 8193 has a division by 3 for each element. In `N C *X` rows
-in parts made FSRCNN 1.43 times as fast, a vocoder's layer 1.17, FlowNetC 1.04; 45 layers 1.00 to 1.02 elsewhere (AVX-512,
-one core of a Zen 5 server).
+Vectors of conditions take arithmetic of their own, and loads under masks. In `N C *X` rows in parts made FSRCNN 1.43
+times as fast, a vocoder's layer 1.14, FlowNetC 1.05, and 28 other layers 1.01 in the mean, 0.95 at least (AVX-512, one
+core of a Zen 5 server). One call for each row, as where calls decide the length, took 1.03 of the time.
 
 Without masked loads, which AVX2 has of 32 bits and more, LLVM makes no vectors of such a loop at all. 16 bits and bytes
-were copied one by one: depthwise layers whose groups do not fill all blocks of channels spent half of their time so, and
-rows of waveforms that are cut into blocks up to 40 %.
+were copied one by one: depthwise layers whose groups do not fill all blocks of channels spent half of their time so,
+and rows of waveforms that are cut into blocks up to 40 %.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _SHORTEST = 32
 def splits_rows(problem: Problem, target: CpuTarget) -> bool:
     """Tell whether rows of `problem` are split.
 
-    They are in `N C *X`, where calls do not decide the length, and everywhere if the target has no masked loads of them.
+    They are in `N C *X`, unless calls decide their length, and everywhere if the target has no masked loads of them.
     """
     unmasked = target.vector_bits < 512 and np.dtype(storage_dtype(problem.dtype)).itemsize < 4
     return unmasked or (problem.data_format == "NCX" and not problem.dynamic)
