@@ -375,6 +375,9 @@ class _Steps:
             for axis in range(LEAD, LEAD + 5):  # n, d, h, w, vectors
                 self._merge((self.epilogue, self.out), axis)
             self.skips.mark_outputs(self.epilogue, LEAD + 1, stride)
+            if stride > 2 and len(layout.geometry.axes[2].runs) > 1 and not self.definition.end:
+                # A phase then has its product known; LLVM tells those of two phases apart by itself.
+                sch.unroll(sch.split(sch.get_loops(self.out)[LEAD + 3], [None, stride])[1])
             # A vector in a scope of its own is never written to memory: the copy vanishes.
             sch.set_scope(self.epilogue, 0, "local")
 

@@ -6,11 +6,12 @@ Outputs, the packed filter and the memory around them are poisoned beforehand.
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
-from support.kernels import call_kernel, compile_kernel, run_kernel, targets
+from support.kernels import X86, call_kernel, compile_kernel, compiled_kernel, run_kernel, targets
 from support.strategies import not_empty, operands, problems
 from support.tolerances import assert_norm_close
 
 import tvm_deconv as td
+from tvm_deconv.compiler.selection import named
 from tvm_deconv.compute.direct import define_direct
 from tvm_deconv.compute.direct_layout import Tile
 from tvm_deconv.compute.indexing import ROWS
@@ -51,6 +52,21 @@ def test_nan_and_infinity_pass(target, data_format):
         found = call_kernel(problem, *kernel, data, weights, None)
         np.testing.assert_allclose(found, reference(problem, data, weights), rtol=1e-4, atol=1e-5)
         assert not np.isfinite(found).all()
+
+
+@targets
+def test_products_of_eight_phases_are_known_when_they_are_finished(target):
+    """Four phases have two taps and four have one: their outputs lie in loops over five positions and eight phases."""
+    problem = td.Problem(1, 1, 16, 16, (3, 5), (12, 12), (8, 8), (1, 1), (2, 2), (24, 40), data_format="NXC")
+    algorithm = named("winograd")
+    plans = (plan for _, plan in algorithm.candidates(problem, target))
+    plan = next(plan for plan in plans if not plan.tile.uncropped and plan.tile.width == 5)
+    kernel = X86.build(problem, target, algorithm, plan)
+    before, _, _ = kernel.deconv.script().partition('T.sblock("epilogue")')
+    assert "T.unroll(T.int64(8))" in before.rpartition("T.grid")[2]
+    arrays = operands(problem, 2)
+    found = call_kernel(problem, kernel, compiled_kernel(kernel, target), *arrays)
+    assert_norm_close(found, reference(problem, *arrays), problem.dtype)
 
 
 @targets
