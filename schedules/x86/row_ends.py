@@ -17,6 +17,7 @@ from tvm.ir import Call, Expr
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.sym import Analyzer
 from tvm.tirx import BufferStore, For, ForKind, IfThenElse, PrimFunc, SeqStmt, Stmt
+from tvm_ffi import structural_equal
 
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
@@ -53,13 +54,14 @@ def _split(loop: For) -> Stmt | None:
     store = block.body
     written = outside_of(realize, [*cases(store.value), *store.indices])
     value, condition, other, *indices = map(row.ranges.simplify, written)
-    limits, written_limits = row.limits(condition), row.limits(realize.predicate)
-    if limits is None or written_limits is None:
+    limits, placed = row.limits(condition), row.limits(realize.predicate)
+    if limits is None or placed is None or not structural_equal(placed[1], tirx.const(0, "int64")):
         return None
     conditions, (begin, end) = limits[0], map(row.ranges.simplify, limits[1:])
     if isinstance(begin, tirx.IntImm) and isinstance(end, tirx.IntImm):
         return None
-    start, length = tirx.const(0, "int64"), row.ranges.simplify(written_limits[2])
+    exists = tirx.all(*placed[0]) if placed[0] else tirx.const(1, "bool")
+    start, length = placed[1], row.ranges.simplify(placed[2])
     begin = tirx.min(begin, length)
     end = tirx.max(tirx.min(end, length), begin)
     region, values = Span.of(store.buffer, indices, row).region, [*map(row.first.simplify, realize.iter_values)]
@@ -71,8 +73,8 @@ def _split(loop: For) -> Stmt | None:
         copy = BufferStore(store.buffer, analyzer.simplify(written), [*map(analyzer.simplify, indices)])
         # With its annotations: they keep rows of a packed array apart in memory.
         inner = SBlock(block.iter_vars, [], [region], block.name_hint, copy, annotations=block.annotations)
-        placed = SBlockRealize(values, tirx.const(1, "bool"), inner)
-        return For(element, start, analyzer.simplify(last - first), ForKind.SERIAL, placed)
+        realized = SBlockRealize(values, exists, inner)
+        return For(element, start, analyzer.simplify(last - first), ForKind.SERIAL, realized)
 
     within = SeqStmt([part(start, begin, other), part(begin, end, value), part(end, length, other)])
     return IfThenElse(tirx.all(*conditions), within, part(start, length, other)) if conditions else within

@@ -39,6 +39,8 @@ NARROW = {
 ROW = td.Problem(2, 1, 6, 3, (101,), (9,), (4,), (1,), (3,), (403,), epilogue=td.Epilogue(True))
 #: Rows of 61 positions with pads at both ends of both axes, for Winograd's transforms.
 PLANE = td.Problem(2, 2, 21, 19, (9, 61), (3, 4), (2, 2), (1, 1), (1, 1), (17, 122), epilogue=td.Epilogue(True))
+#: Rows of 37 positions that are packed with those which fill the last vector: as a second, most of which is not there.
+FILLED = td.Problem(1, 1, 32, 16, (7, 37), (2, 2), (2, 2), (1, 1), (0, 0), (14, 74), epilogue=td.Epilogue(True))
 
 
 @pytest.mark.parametrize("types", TYPES)
@@ -72,6 +74,14 @@ def test_rows_that_are_cut_in_float32(algorithm, problem, target):
     row = problem.data_spatial[-1]
     plans = (plan for _, plan in named(algorithm).candidates(problem, target) if 32 <= plan.tile.width < row)
     check(problem, algorithm, next(plans), True, target)
+
+
+@targets
+@pytest.mark.parametrize("algorithm", ["matrix", "strassen"])
+def test_rows_whose_last_vector_is_filled(algorithm, target):
+    plans = (plan for _, plan in named(algorithm).candidates(FILLED, target))
+    plan = next(plan for plan in plans if plan.tile.block == (1, 1, 1, 37))
+    check(FILLED, algorithm, plan, True, target)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
