@@ -22,7 +22,7 @@ from tvm_ffi import structural_equal
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.statements import outside_of, rewritten_loops
-from tvm_deconv.schedules.x86.stores import Row, Span
+from tvm_deconv.schedules.x86.stores import Row, Span, all_of
 from tvm_deconv.targets import CpuTarget
 
 #: The shortest rows, in elements, that are split: of shorter ones three loops take longer than their conditions.
@@ -54,14 +54,14 @@ def _split(loop: For) -> Stmt | None:
     store = block.body
     written = outside_of(realize, [*cases(store.value), *store.indices])
     value, condition, other, *indices = map(row.ranges.simplify, written)
-    limits, placed = row.limits(condition), row.limits(realize.predicate)
-    if limits is None or placed is None or not structural_equal(placed[1], tirx.const(0, "int64")):
+    start = tirx.const(0, "int64")
+    data, whole = row.limits(condition), row.limits(realize.predicate)
+    if data is None or whole is None or not structural_equal(whole[1], start):
         return None
-    conditions, (begin, end) = limits[0], map(row.ranges.simplify, limits[1:])
+    conditions, (begin, end) = data[0], map(row.ranges.simplify, data[1:])
     if isinstance(begin, tirx.IntImm) and isinstance(end, tirx.IntImm):
         return None
-    exists = tirx.all(*placed[0]) if placed[0] else tirx.const(1, "bool")
-    start, length = placed[1], row.ranges.simplify(placed[2])
+    exists, length = all_of(whole[0]), row.ranges.simplify(whole[2])
     begin = tirx.min(begin, length)
     end = tirx.max(tirx.min(end, length), begin)
     region, values = Span.of(store.buffer, indices, row).region, [*map(row.first.simplify, realize.iter_values)]

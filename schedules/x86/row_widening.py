@@ -23,7 +23,7 @@ from tvm_deconv.compute.storage import storage_dtype, to_accumulator
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.row_ends import cases
 from tvm_deconv.schedules.x86.statements import outside_of, rewritten_loops
-from tvm_deconv.schedules.x86.stores import Row, Span, llvm_source
+from tvm_deconv.schedules.x86.stores import Row, Span, all_of, llvm_source
 from tvm_deconv.targets import CpuTarget
 
 #: The stage that packs rows.
@@ -92,4 +92,4 @@ def _widened(dtype: str, calls: list[Stmt], loop: For) -> Stmt | None:
     values = [row.first.simplify(value) for value in realize.iter_values]
     regions = [source.region], [target.region]
     inner = SBlock(block.iter_vars, *regions, block.name_hint, call, annotations=block.annotations)
-    return SBlockRealize(values, tirx.all(*exists) if exists else tirx.const(1, "bool"), inner)
+    return SBlockRealize(values, all_of(exists), inner)

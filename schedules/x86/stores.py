@@ -211,7 +211,7 @@ class _Lowering:
         conditions, begin, end = limits
         if self.cut and isinstance(end, tirx.IntImm):
             return None
-        everywhere = tirx.all(*conditions) if conditions else tirx.const(1, "bool")
+        everywhere = all_of(conditions)
         count = tirx.max(end - begin, 0)
         target, source = (Span.of(*place, row) for place in places)
         if realize.block.name_hint in _PACKING:
@@ -317,12 +317,15 @@ class Row:
 
         As integers, ``a + x // d < b`` is ``x < (b - a) * d``.
         """
-        terms = _terms(moving)
-        fixed = [term for term in terms if self.is_fixed(term)]
-        others = [term for term in terms if not any(term is one for one in fixed)]
+        fixed, others = tirx.const(0, "int64"), []
+        for term in _terms(moving):
+            if self.is_fixed(term):
+                fixed = fixed + term
+            else:
+                others.append(term)
         if len(others) != 1 or not isinstance(others[0], tirx.FloorDiv) or not self.is_fixed(others[0].b):
             return moving, limit
-        return others[0].a, (limit - sum(fixed, tirx.const(0, "int64"))) * others[0].b
+        return others[0].a, (limit - fixed) * others[0].b
 
     def is_fixed(self, value: Expr) -> bool:
         """Tell whether `value` is the same in all iterations."""
@@ -360,6 +363,11 @@ class Span:
         """Return the address of the last element."""
         last = [at + distance for at, distance in zip(self.first, self.reach, strict=True)]
         return tirx.address_of(BufferLoad(self.buffer, last))
+
+
+def all_of(conditions: Sequence[Expr]) -> Expr:
+    """Return the condition that all of `conditions` hold, which it does without any."""
+    return tirx.all(*conditions) if conditions else tirx.const(1, "bool")
 
 
 def _only_element(regions: Sequence[BufferRegion]) -> TensorLoad | None:

@@ -47,21 +47,21 @@ FILLED = td.Problem(1, 1, 32, 16, (7, 37), (2, 2), (2, 2), (1, 1), (0, 0), (14, 
 @pytest.mark.parametrize("name", CASES)
 def test_groups_that_do_not_fill_the_last_block(name, types):
     problem, tile = CASES[name]
-    check(in_type(problem, types), "direct_groups", tile, parts=True)
+    check(in_type(problem, types), "direct_groups", Plan(tile, False), parts=True)
 
 
 @pytest.mark.parametrize("number", range(len(NARROW)), ids=NARROW)
 def test_few_groups_that_do_not_fill_the_last_block(number):
     """The types take turns."""
     problem, tile = [*NARROW.values()][number]
-    check(in_type(problem, turn_of(TYPES, number)), "direct_groups", tile, parts=False)
+    check(in_type(problem, turn_of(TYPES, number)), "direct_groups", Plan(tile, False), parts=False)
 
 
 @pytest.mark.parametrize(
     ("types", "algorithm"), [("float16", "direct_rows"), ("bfloat16", "direct_rows"), ("uint8.int8.uint8", "dot_rows")]
 )
 def test_rows_that_are_cut(types, algorithm):
-    check(in_type(ROW, types), algorithm, Tile(1, 1, 1, 48, 1, 16, 4), parts=True)
+    check(in_type(ROW, types), algorithm, Plan(Tile(1, 1, 1, 48, 1, 16, 4), False), parts=True)
 
 
 @targets
@@ -96,7 +96,6 @@ def test_channels_of_rows_in_parts_stay_apart(dtype):
 
 def check(problem, algorithm, plan, parts, target=CPU_TARGETS["x86-64-v3"]):
     """Packing has no conditions where rows are in `parts`, and the results are those of the reference."""
-    plan = Plan(plan, False) if isinstance(plan, Tile) else plan
     kernel = X86.build(problem, target, named(algorithm), plan)
     packing = re.search(r"data_(?:pack|rows)\[.*\] = .*data\[.*", kernel.deconv.script())[0]
     assert ("if_then_else" in packing) != parts
