@@ -29,7 +29,7 @@ _TURNS = 3
 _MOST_RUNS = 50  # of a turn
 _SAMPLE_SECONDS = 2e-4  # shorter calls are timed several at a time
 _TURN_SECONDS = 0.005
-_SLOW = 2 * _TURN_SECONDS  # a call that takes longer is its own average, and a turn
+_LAST_TURN_SECONDS = 0.03  # of a turn that decides, as long as one of the benchmark
 _HOPELESS = 1.3  # a candidate this many times slower than the best has had its chance after one short turn
 _VERY_SLOW = 0.1  # by the reference: one such call may be enough
 _SLOW_HOPELESS = 1.15  # for it
@@ -184,12 +184,12 @@ def raced(
     """Let a candidate take turns with the reference, both by their `Bound.sample`.
 
     Other programs slow a machine down for longer than a turn takes, and so both alike. The first turns are short. Those
-    behind them last long enough, unless `best` is out of reach. What is measured `again` has one turn, which is long
-    enough. Slow calls have two turns of one call; very slow ones that are out of reach or come again have one.
-    `first` is the time of a call that is over.
+    behind them last long enough, unless `best` is out of reach. What is measured `again` has one long turn, in which a
+    call does not pay for what the other has left in the caches. Slow calls have two turns of one call; very slow ones
+    that are out of reach or come again have one. `first` is the time of a call that is over.
     """
     racers = _Racer(sample, first), _Racer(reference)
-    turns = (_slow_turns if racers[0].is_slow else _turns)(racers, best, again)
+    turns = (_slow_turns if racers[0].is_slow(again) else _turns)(racers, best, again)
     ratios = [statistics.median(own) / statistics.median(others) for own, others in turns]
     relative = [time / statistics.median(others) for own, others in turns for time in own]
     runs = racers[0].calls * len(relative)
@@ -200,13 +200,13 @@ def raced(
 def alone(sample: _Sample) -> Measured:
     """Time the reference, which is as fast as itself."""
     racer = _Racer(sample)
-    times = racer.first if racer.is_slow else racer.turn(_TURN_SECONDS)
+    times = racer.first if racer.is_slow(again=True) else racer.turn(_LAST_TURN_SECONDS)
     return Measured(1.0, statistics.median(times), _spread(times), racer.calls * len(times))
 
 
 def _turns(racers: tuple[_Racer, _Racer], best: float, again: bool) -> list[_Turn]:
     if again:
-        return [_turn(racers, _TURN_SECONDS)]
+        return [_turn(racers, _LAST_TURN_SECONDS)]
     first = _turn(racers, 0.0)
     if _is_behind(first, _HOPELESS * best):
         return [first, *(_turn(racers, 0.0) for _ in range(_TURNS))]
@@ -238,10 +238,9 @@ class _Racer:
         self.calls = max(1, min(1000, int(_SAMPLE_SECONDS / max(self._seconds, 1e-7))))
         self._sample = sample
 
-    @property
-    def is_slow(self) -> bool:
-        """Whether a call is a turn."""
-        return self.first[0] > _SLOW
+    def is_slow(self, again: bool) -> bool:
+        """Return whether a call is a turn, since it is as long as one, or as two short ones."""
+        return self.first[0] > (_LAST_TURN_SECONDS if again else 2 * _TURN_SECONDS)
 
     def turn(self, seconds: float) -> Sequence[float]:
         """Return the times of a turn of so many `seconds`. The first, when caches change hands, counts only alone."""
