@@ -299,7 +299,7 @@ class _Steps:
             broadcasts = self._count(row, phase, broadcast) if layout.form == ROWS else self._count(broadcast)
             reduction = unroll_steps(sch, reduction, self.target, products=products, broadcasts=broadcasts)
         if layout.form == CHANNELS:
-            mark_filter(sch, reduction)
+            mark_filter(sch, reduction, passes=None if layout.tile.part else tile)
         self._skip_positions(tile, layout.tile.positions)
         store = sch.cache_write(block, 0, "global")
         sch.reverse_compute_at(store, outer[-1], preserve_unit_loops=True)

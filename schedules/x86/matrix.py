@@ -306,7 +306,7 @@ class _Steps:
         if self.words is None:
             products = tile.rows * tile.vectors
             reduction = unroll_steps(sch, reduction, self.target, products=products, broadcasts=tile.rows)
-        mark_filter(sch, reduction)
+        mark_filter(sch, reduction, passes=row)
         self._skip_rows(row, section, section.parts * tile.rows)
         store = sch.cache_write(block, 0, "global")
         sch.reverse_compute_at(store, row, preserve_unit_loops=True)

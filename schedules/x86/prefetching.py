@@ -1,12 +1,16 @@
-"""Prefetches of the filter: the reduction of a register tile asks for what it multiplies by some steps later.
+"""Prefetches of the filter: the reduction of a register tile asks for what is multiplied later.
 
 TVM has no such instruction. A schedule marks the innermost loop of a reduction that streams the packed filter, and
 `lower_prefetches` puts a call of a function in LLVM IR at the end of its body. The instruction is inline assembly that
 touches no memory as far as LLVM knows: beside LLVM's own prefetch it stores accumulators at every step.
 
-A filter that comes from memory has them, and on targets with a mesh one that comes from the last cache: the processor's
-own prefetching does not hide that latency. What a register tile reads of it must exceed half of the first-level cache.
-docs/design.md has the measurements.
+All register tiles of rows read a panel of the filter before the next panel. So each of these passes asks for a share of
+the next panel, and the filter comes evenly, not in the first pass alone. Where there is one pass, a step asks for what
+is read some steps later.
+
+A filter that comes from memory has prefetches, and so has a smaller one where there are several passes. On targets with
+a mesh it is one that comes from the last cache, and a step asks for what comes some steps later: passes have not been
+measured there. docs/design.md has the measurements.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from tvm.ir import Expr
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 from tvm.sym import Analyzer
-from tvm.tirx import BufferLoad, Evaluate, For, PrimFunc, SeqStmt, Stmt
+from tvm.tirx import BufferLoad, Evaluate, For, IntImm, PrimFunc, SeqStmt, Stmt, floordiv
 
 from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.x86.costs import PREFETCHED
@@ -30,39 +34,108 @@ from tvm_deconv.targets import CpuTarget
 
 #: Bytes from what a step reads to what it asks for: from memory, and through a mesh.
 _AHEAD, _AHEAD_ON_A_MESH = 8192, 2048
-_MARK = "tvm_deconv.filter"
-_FUNCTION = "tvm_deconv_prefetch"
+#: Bytes of a filter from which on several passes ask for the next panel.
+_SHARED = PREFETCHED // 2
+#: Bytes of a panel from which on it pays to ask.
+_PANEL = 4096
+_MARK, _PASSES = "tvm_deconv.filter", "tvm_deconv.filter_passes"
 #: With these LLVM keeps accumulators in registers across the instruction.
 _UNSEEN = "nounwind willreturn nosync memory(inaccessiblemem: readwrite)"
 
 
-def mark_filter(sch: Schedule, reduction: Sequence[LoopRV]) -> None:
-    """Mark the loops of a `reduction`, each step of which reads the next elements of the packed filter."""
+def mark_filter(sch: Schedule, reduction: Sequence[LoopRV], passes: LoopRV | None = None) -> None:
+    """Mark the loops of a `reduction`, each step of which reads the next elements of the packed filter.
+
+    Each of the `passes` around it reads the same.
+    """
     sch.annotate(reduction[-1], _MARK, math.prod(int(sch.get(loop).extent) for loop in reduction))
+    if passes is not None:
+        sch.annotate(passes, _PASSES, True)
 
 
 def lower_prefetches(func: PrimFunc, target: CpuTarget) -> PrimFunc:
     """Return the lowered `func` without marks, and with prefetches in the marked loops where `target` gains by them."""
-    filter_bytes = int(func.params[1].shape[0]) * np.dtype(func.params[1].dtype).itemsize
-    ahead = _AHEAD_ON_A_MESH if target.mesh else _AHEAD
-    far = filter_bytes > (target.l2_bytes // 2 if target.mesh else PREFETCHED)
-    counts: set[int] = set()
+    lowering = _Lowering(func, target)
+    func = func.with_body(rewritten(func.body, lowering.lowered))
+    functions = "".join(_function(lines, ahead) for lines, ahead in sorted(lowering.functions))
+    return import_functions(func, functions) if functions else func
 
-    def lowered(stmt: Stmt) -> Stmt | None:
-        if not isinstance(stmt, For) or _MARK not in stmt.annotations:
+
+class _Lowering:
+    """Replaces marked loops, and notes the `functions` that they call: lines, and bytes ahead of an address."""
+
+    def __init__(self, func: PrimFunc, target: CpuTarget) -> None:
+        self.functions: set[tuple[int, int]] = set()
+        self._func = func
+        self._target = target
+        self._filter = func.params[1]
+        self._element_bytes = np.dtype(self._filter.dtype).itemsize
+        self._filter_bytes = int(self._filter.shape[0]) * self._element_bytes
+        self._inside: list[For] = []  # the loop of the passes, and loops in it
+
+    def lowered(self, stmt: Stmt) -> Stmt | None:
+        """Return a loop without its mark, with all loops in it as well; None of what has no mark."""
+        if not isinstance(stmt, For):
             return None
-        kept = {key: value for key, value in stmt.annotations.items() if key != _MARK}
-        body = stmt.body
-        first, lines = _read(func, body) if far else (tirx.const(0, "int64"), 0)
-        if int(stmt.annotations[_MARK]) * lines * LINE > target.l1_bytes // 2:
-            counts.add(lines)
-            address = tirx.address_of(BufferLoad(func.params[1], [first]))
-            # At the end of a step: before it, LLVM moves loads behind the call, and spills accumulators.
-            body = SeqStmt([body, Evaluate(tirx.call_extern("int32", f"{_FUNCTION}_{lines}", address))])
-        return For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, kept)
+        if _PASSES in stmt.annotations:
+            self._inside = [stmt]
+            body = rewritten(stmt.body, self.lowered)
+            self._inside = []
+            return _without(stmt, _PASSES, body)
+        if _MARK in stmt.annotations:
+            return _without(stmt, _MARK, self._fetching(stmt))
+        if self._inside:
+            self._inside.append(stmt)
+        return None
 
-    func = func.with_body(rewritten(func.body, lowered))
-    return import_functions(func, "".join(_function(lines, ahead) for lines in sorted(counts))) if counts else func
+    def _fetching(self, loop: For) -> Stmt:
+        """Return the body of a marked loop, with a prefetch where that pays."""
+        target, passes = self._target, self._passes
+        first, lines = _read(self._func, loop.body)
+        panel = int(loop.annotations[_MARK]) * lines * LINE
+        returns = passes != 1 and panel <= target.l1_bytes // 2  # the next pass finds it in the first-level cache
+        if target.mesh:
+            far = self._filter_bytes > target.l2_bytes // 2 and panel > target.l1_bytes // 2
+            return self._asking(loop.body, first, lines, _AHEAD_ON_A_MESH) if far else loop.body
+        from_memory = self._filter_bytes > PREFETCHED
+        most = target.l2_bytes // (2 if from_memory else 8)
+        if passes > 1 and self._filter_bytes > _SHARED and _PANEL <= panel <= most:
+            share = self._share(loop, first, lines * LINE // self._element_bytes)
+            return self._asking(loop.body, share, ceil_div(lines, passes), 0)
+        return self._asking(loop.body, first, lines, _AHEAD) if from_memory and not returns else loop.body
+
+    @property
+    def _passes(self) -> int:
+        """The passes over a panel, 0 if that is not known."""
+        extent = self._inside[0].extent if self._inside else 0
+        return int(extent) if isinstance(extent, (int, IntImm)) else 0
+
+    def _share(self, loop: For, first: Expr, elements: int) -> Expr:
+        """Return the first element of the next panel that a step asks for; a step reads `elements` from the `first`."""
+        begin = Analyzer()
+        for inside in (*self._inside[1:], loop):
+            begin.bind(inside.loop_var, inside.min)
+        panel, steps = begin.simplify(first), int(loop.annotations[_MARK])
+        step = floordiv(first - panel, elements)
+        number = self._inside[0].loop_var * steps + step  # of all steps of all passes
+        return Analyzer().simplify(panel + steps * elements + number * ceil_div(elements, self._passes))
+
+    def _asking(self, body: Stmt, first: Expr, lines: int, ahead: int) -> Stmt:
+        """Return a step that asks for cache `lines` at its end, so many bytes `ahead` of the element `first`."""
+        self.functions.add((lines, ahead))
+        address = tirx.address_of(BufferLoad(self._filter, [first]))
+        # At the end of a step: before it, LLVM moves loads behind the call, and spills accumulators.
+        return SeqStmt([body, Evaluate(tirx.call_extern("int32", _name(lines, ahead), address))])
+
+
+def _without(loop: For, mark: str, body: Stmt) -> For:
+    """Return a loop with another `body` and without an annotation."""
+    kept = {key: value for key, value in loop.annotations.items() if key != mark}
+    return For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, kept)
+
+
+def _name(lines: int, ahead: int) -> str:
+    return f"tvm_deconv_prefetch_{lines}_{ahead}"
 
 
 def _function(lines: int, ahead: int) -> str:
@@ -72,7 +145,7 @@ def _function(lines: int, ahead: int) -> str:
         body += f"""  %line{line} = getelementptr i8, ptr %at, i64 {ahead + LINE * line}
   call void asm sideeffect "prefetcht0 $0", "*m"(ptr elementtype(i8) %line{line}) {_UNSEEN}
 """
-    return f"define hidden i32 @{_FUNCTION}_{lines}(ptr %at) alwaysinline {{\n{body}  ret i32 0\n}}\n"
+    return f"define hidden i32 @{_name(lines, ahead)}(ptr %at) alwaysinline {{\n{body}  ret i32 0\n}}\n"
 
 
 def _read(func: PrimFunc, body: Stmt) -> tuple[Expr, int]:

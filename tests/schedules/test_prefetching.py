@@ -1,17 +1,21 @@
 """Prefetches of the packed filter and of rows: where they are, and that results are the same beside them."""
 
 import dataclasses
+import itertools
 import re
+import types
 
 import numpy as np
 import pytest
 from support.kernels import X86, all_targets, call_kernel, code_of, compile_kernel, targets
 from support.strategies import operands
 from support.tolerances import WINOGRAD, assert_close
+from tvm.tirx import Evaluate, For, SeqStmt
 
 import tvm_deconv as td
 from tvm_deconv.problem.reference import reference
-from tvm_deconv.schedules.x86 import row_prefetching
+from tvm_deconv.schedules.x86 import prefetching, row_prefetching
+from tvm_deconv.schedules.x86.statements import loops_and_block, outside_of, rewritten
 from tvm_deconv.targets import CPU_TARGETS
 
 ALGORITHMS = {algorithm.name: algorithm for algorithm in X86.algorithms}
@@ -88,6 +92,64 @@ def test_results_are_the_same_with_prefetches(name, target):
     )
     np.testing.assert_array_equal(found, plain)
     assert_close(found, reference(problem, *arrays), problem.dtype, WINOGRAD)
+
+
+def steps_of(kernel):
+    """The lines of the packed filter that each step of the reductions reads and asks for, in their order."""
+    fetching, outside = [], []
+
+    def visit(stmt):
+        if not isinstance(stmt, For):
+            return None
+        outside.append(stmt)
+        last = stmt.body.seq[-1] if isinstance(stmt.body, SeqStmt) else None
+        if isinstance(last, Evaluate) and "prefetch" in str(last.value):
+            fetching.append(([*outside], *stmt.body.seq))
+        rewritten(stmt.body, visit)
+        outside.pop()
+        return stmt
+
+    rewritten(kernel.deconv.body, visit)
+    for loops, body, call in fetching:
+        tile, block = loops_and_block(body)
+        (region,) = next(read.region for read in block.block.reads if read.source.same_as(kernel.deconv.params[1]))
+        read = compile(str(outside_of(block, [region.min])[0]), "read", "eval")
+        name, address = call.value.args
+        lines = int(re.search(r"prefetch_(\d+)_0", str(name)).group(1))
+        asked = compile(str(address.args[0].indices[0]), "asked", "eval")
+        T = types.SimpleNamespace(int64=int, Cast=lambda _, value: value)
+        first = {loop.loop_var.name: int(loop.min) for loop in tile}
+        ends = {loop.loop_var.name: int(loop.extent) - 1 for loop in tile}
+        for values in itertools.product(*(range(int(loop.extent)) for loop in loops)):
+            place = dict(zip((loop.loop_var.name for loop in loops), values, strict=True))
+            begin, end = (eval(read, {"T": T, **place, **inner}) for inner in (first, ends))
+            ahead = eval(asked, {"T": T, **place})
+            yield range(begin // 16, end // 16 + 1), [(ahead + 16 * line) // 16 for line in range(lines)]
+
+
+@pytest.mark.parametrize("vectors", [1, 2, 3])
+@pytest.mark.parametrize(("name", "kernel"), [("matrix", 2), ("winograd", 3)])
+def test_passes_share_the_next_panel(name, kernel, vectors, monkeypatch):
+    """Whatever is read has been asked for, and not long before; a step asks for no more than its share."""
+    monkeypatch.setattr(prefetching, "_SHARED", 0)
+    stride = 2 if name == "matrix" else 1
+    problem = td.Problem.from_torch((1, 64, 9, 18), (64, 96, kernel, kernel), stride=stride)
+    problem = problem.replace(data_format="NXC")
+    algorithm, target = ALGORITHMS[name], CPU_TARGETS["x86-64-v4"]
+    plans = (plan for _, plan in algorithm.candidates(problem, target) if plan.tile.vectors == vectors)
+    plans = [plan for plan in itertools.islice(plans, 500) if plan.tasks(problem) == 1 and 4 <= plan.tile.rows <= 12]
+    steps = [*steps_of(algorithm.build(problem, target, plans[0]))]
+    first, last, asked = {}, {}, {}
+    for time, (lines, ahead) in enumerate(steps):
+        for line in lines:
+            first.setdefault(line, time)
+            last[line] = time
+        for line in ahead:
+            asked.setdefault(line, time)
+    panel = max(last[line] - first[line] for line in first)
+    assert panel >= 64, "there is one pass"
+    assert set(first) - set(asked) == set(range(64 * vectors)), "more than the first panel is not asked for"
+    assert all(0 < first[line] - asked[line] <= 2 * panel for line in first if line in asked)
 
 
 @all_targets
