@@ -43,9 +43,6 @@ from tvm_deconv.targets import CpuTarget
 
 #: Bytes of an array that the last cache does not keep from call to call: beyond these costs count the rate of memory.
 LAST_CACHE = 16 << 20
-#: Bytes of a filter from which on it is prefetched, where cores do not share their last cache by a mesh. These were
-#: measured, and not derived from `LAST_CACHE`: of smaller filters prefetches gained nothing (docs/design.md).
-PREFETCHED = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)

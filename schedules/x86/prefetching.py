@@ -8,9 +8,9 @@ All register tiles of rows read a panel of the filter before the next panel. So 
 the next panel, and the filter comes evenly, not in the first pass alone. Where there is one pass, a step asks for what
 is read some steps later.
 
-A filter that comes from memory has prefetches, and so has a smaller one where there are several passes. On targets with
-a mesh it is one that comes from the last cache, and a step asks for what comes some steps later: passes have not been
-measured there. docs/design.md has the measurements.
+A filter has prefetches if it comes from beyond the second-level cache: other layers have often taken the last one. On
+targets with a mesh passes have not been measured, and a step asks for what comes soon. docs/design.md has the
+measurements.
 """
 
 from __future__ import annotations
@@ -27,16 +27,13 @@ from tvm.sym import Analyzer
 from tvm.tirx import BufferLoad, Evaluate, For, IntImm, PrimFunc, SeqStmt, Stmt, floordiv
 
 from tvm_deconv.problem.arithmetic import ceil_div
-from tvm_deconv.schedules.x86.costs import PREFETCHED
 from tvm_deconv.schedules.x86.statements import loops_and_block, outside_of, rewritten
 from tvm_deconv.schedules.x86.stores import LINE, import_functions
 from tvm_deconv.targets import CpuTarget
 
-#: Bytes from what a step reads to what it asks for: from memory, and through a mesh.
+#: Bytes from what a step reads to what it asks for: in one pass, and through a mesh.
 _AHEAD, _AHEAD_ON_A_MESH = 8192, 2048
-#: Bytes of a filter from which on several passes ask for the next panel.
-_SHARED = PREFETCHED // 2
-#: Bytes of a panel from which on it pays to ask.
+#: Bytes of a panel from which on passes ask for the next one.
 _PANEL = 4096
 _MARK, _PASSES = "tvm_deconv.filter", "tvm_deconv.filter_passes"
 #: With these LLVM keeps accumulators in registers across the instruction.
@@ -91,23 +88,21 @@ class _Lowering:
     def _fetching(self, loop: For) -> Stmt:
         """Return the body of a marked loop, with a prefetch where that pays."""
         target, passes = self._target, self._passes
+        if self._filter_bytes <= target.l2_bytes // 2:
+            return loop.body
         first, lines = _read(self._func, loop.body)
         panel = int(loop.annotations[_MARK]) * lines * LINE
-        returns = passes != 1 and panel <= target.l1_bytes // 2  # the next pass finds it in the first-level cache
-        if target.mesh:
-            far = self._filter_bytes > target.l2_bytes // 2 and panel > target.l1_bytes // 2
-            return self._asking(loop.body, first, lines, _AHEAD_ON_A_MESH) if far else loop.body
-        from_memory = self._filter_bytes > PREFETCHED
-        most = target.l2_bytes // (2 if from_memory else 8)
-        if passes > 1 and self._filter_bytes > _SHARED and _PANEL <= panel <= most:
+        if passes > 1 and _PANEL <= panel <= target.l2_bytes // 2:
             share = self._share(loop, first, lines * LINE // self._element_bytes)
             return self._asking(loop.body, share, ceil_div(lines, passes), 0)
-        return self._asking(loop.body, first, lines, _AHEAD) if from_memory and not returns else loop.body
+        if passes != 1 and panel <= target.l1_bytes // 2:  # the next pass finds it in the first-level cache
+            return loop.body
+        return self._asking(loop.body, first, lines, _AHEAD_ON_A_MESH if target.mesh else _AHEAD)
 
     @property
     def _passes(self) -> int:
-        """The passes over a panel, 0 if that is not known."""
-        extent = self._inside[0].extent if self._inside else 0
+        """The passes over a panel, 0 if that is not known or on a mesh."""
+        extent = self._inside[0].extent if self._inside and not self._target.mesh else 0
         return int(extent) if isinstance(extent, (int, IntImm)) else 0
 
     def _share(self, loop: For, first: Expr, elements: int) -> Expr:

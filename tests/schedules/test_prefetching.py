@@ -14,12 +14,12 @@ from tvm.tirx import Evaluate, For, SeqStmt
 
 import tvm_deconv as td
 from tvm_deconv.problem.reference import reference
-from tvm_deconv.schedules.x86 import prefetching, row_prefetching
+from tvm_deconv.schedules.x86 import row_prefetching
 from tvm_deconv.schedules.x86.statements import loops_and_block, outside_of, rewritten
 from tvm_deconv.targets import CPU_TARGETS
 
 ALGORITHMS = {algorithm.name: algorithm for algorithm in X86.algorithms}
-#: 8 MiB of filter or less, of which each register tile reads 32 KiB or more.
+#: 2 to 8 MiB of filter, of which each register tile reads 32 KiB or more.
 FAR = td.Problem.from_torch((1, 512, 9, 10), (512, 256, 4, 4), stride=2, padding=1)
 SQUARE = td.Problem.from_torch((1, 512, 9, 10), (512, 256, 2, 2), stride=2)
 PROBLEMS = {
@@ -43,24 +43,24 @@ def loops(code):
     return [body for _, body in found if "prefetcht0" in body]
 
 
+def without_prefetches(target):
+    """The target as if its second-level cache held every filter."""
+    return dataclasses.replace(target, l2_bytes=1 << 30)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [CPU_TARGETS["x86-64-v3"], CPU_TARGETS["x86-64-v4-bf16"], on_a_mesh("x86-64-v4-bf16"), on_a_mesh("x86-64-v4-amx")],
+    ids=["AVX2", "AVX-512", "AVX-512 and a mesh", "AMX and a mesh"],
+)
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_filter_from_beyond_a_mesh_is_fetched_ahead(name):
-    level = CPU_TARGETS["x86-64-v4-amx" if name == "amx" else "x86-64-v4-bf16"]
-    mesh = on_a_mesh(level)
-    plan = ALGORITHMS[name].candidates(PROBLEMS[name], mesh)[0][1]
-    assert loops(code_of(PROBLEMS[name], mesh, ALGORITHMS[name], plan))
-    assert "prefetcht0" not in code_of(PROBLEMS[name], level, ALGORITHMS[name], plan)
-
-
-@pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4-bf16"])
-@pytest.mark.parametrize("name", ["matrix", "strassen", "winograd", "direct_channels", "dot"])
-def test_filter_from_memory_is_fetched_ahead_everywhere(name, level):
-    problem = PROBLEMS[name].replace(in_channels=2048, out_channels=640)
-    target, algorithm = CPU_TARGETS[level], ALGORITHMS[name]
-    if name == "dot" and level == "x86-64-v3":
+def test_filter_from_beyond_the_second_cache_is_fetched_ahead(name, target):
+    algorithm, problem = ALGORITHMS[name], PROBLEMS[name]
+    if not algorithm.supports(problem, target):
         pytest.skip("has no such instructions")
     plan = algorithm.candidates(problem, target)[0][1]
     assert loops(code_of(problem, target, algorithm, plan))
+    assert "prefetcht0" not in code_of(problem, without_prefetches(target), algorithm, plan)
 
 
 @pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v4"])
@@ -71,11 +71,11 @@ def test_accumulators_stay_in_registers_beside_prefetches(name):
         assert not re.search(r"vmovups\s+%[yz]mm\d+, ", body), body
 
 
-def test_small_filters_are_not_fetched_ahead():
-    mesh = on_a_mesh("x86-64-v4")
+@pytest.mark.parametrize("target", [CPU_TARGETS["x86-64-v4"], on_a_mesh("x86-64-v4")], ids=["", "mesh"])
+def test_small_filters_are_not_fetched_ahead(target):
     for name in ("matrix", "winograd", "direct_channels"):
         problem = PROBLEMS[name].replace(in_channels=8)
-        assert "prefetcht0" not in code_of(problem, mesh, ALGORITHMS[name]), name
+        assert "prefetcht0" not in code_of(problem, target, ALGORITHMS[name]), name
 
 
 @pytest.mark.parametrize("name", ["matrix", "strassen", "winograd", "direct_channels", "dot"])
@@ -86,12 +86,13 @@ def test_results_are_the_same_with_prefetches(name, target):
         pytest.skip("has no such instructions")
     arrays = operands(problem, 7)
     plan = algorithm.candidates(problem, target)[0][1]
-    found, plain = (
+    plain, *found = (
         call_kernel(problem, *compile_kernel(problem, on, algorithm, plan), *arrays)
-        for on in (on_a_mesh(target), target)
+        for on in (without_prefetches(target), target, on_a_mesh(target))
     )
-    np.testing.assert_array_equal(found, plain)
-    assert_close(found, reference(problem, *arrays), problem.dtype, WINOGRAD)
+    for output in found:
+        np.testing.assert_array_equal(output, plain)
+    assert_close(plain, reference(problem, *arrays), problem.dtype, WINOGRAD)
 
 
 def steps_of(kernel):
@@ -129,13 +130,12 @@ def steps_of(kernel):
 
 @pytest.mark.parametrize("vectors", [1, 2, 3])
 @pytest.mark.parametrize(("name", "kernel"), [("matrix", 2), ("winograd", 3)])
-def test_passes_share_the_next_panel(name, kernel, vectors, monkeypatch):
+def test_passes_share_the_next_panel(name, kernel, vectors):
     """Whatever is read has been asked for, and not long before; a step asks for no more than its share."""
-    monkeypatch.setattr(prefetching, "_SHARED", 0)
     stride = 2 if name == "matrix" else 1
     problem = td.Problem.from_torch((1, 64, 9, 18), (64, 96, kernel, kernel), stride=stride)
     problem = problem.replace(data_format="NXC")
-    algorithm, target = ALGORITHMS[name], CPU_TARGETS["x86-64-v4"]
+    algorithm, target = ALGORITHMS[name], dataclasses.replace(CPU_TARGETS["x86-64-v4"], l2_bytes=64 << 10)
     plans = (plan for _, plan in algorithm.candidates(problem, target) if plan.tile.vectors == vectors)
     plans = [plan for plan in itertools.islice(plans, 500) if plan.tasks(problem) == 1 and 4 <= plan.tile.rows <= 12]
     steps = [*steps_of(algorithm.build(problem, target, plans[0]))]
