@@ -117,7 +117,7 @@ def test_records_of_the_same_code_are_not_measured(changes, codes, status, tmp_p
 
 def test_records_of_another_machine_took_turns_with_its_own_default(tmp_path):
     """Arithmetic knows that a Zen 5 makes twice the multiply-adds of a Zen 4, and has other defaults for it."""
-    problem = Problem(1, 1, 256, 256, (64, 64), (4, 4), (2, 2), (1, 1), (1, 1), (128, 128))
+    problem = Problem(1, 1, 512, 256, (128,), (16,), (8,), (1,), (4,), (1024,))
     targets = {name: get("x86-64-v4").on(name) for name in ("zen4", "zen5")}
     defaults = {name: default_schedule(problem, target) for name, target in targets.items()}
     assert defaults["zen4"] != defaults["zen5"]
