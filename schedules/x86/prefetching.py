@@ -130,7 +130,7 @@ def _without(loop: For, mark: str, body: Stmt) -> For:
 
 
 def _name(lines: int, ahead: int) -> str:
-    return f"tvm_deconv_prefetch_{lines}_{ahead}"
+    return f"tvm_deconv_prefetch_{lines}" if ahead else f"tvm_deconv_prefetch_share_{lines}"
 
 
 def _function(lines: int, ahead: int) -> str:
