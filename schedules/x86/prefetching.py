@@ -90,11 +90,11 @@ class _Lowering:
         target, passes = self._target, self._passes
         if self._filter_bytes <= target.l2_bytes // 2:
             return loop.body
-        first, lines = _read(self._func, loop.body)
-        panel = int(loop.annotations[_MARK]) * lines * LINE
+        first, elements = _read(self._func, loop.body)
+        lines = ceil_div(elements * self._element_bytes, LINE)
+        panel = int(loop.annotations[_MARK]) * elements * self._element_bytes
         if passes > 1 and _PANEL <= panel <= target.l2_bytes // 2:
-            share = self._share(loop, first, lines * LINE // self._element_bytes)
-            return self._asking(loop.body, share, ceil_div(lines, passes), 0)
+            return self._asking(loop.body, self._share(loop, first, elements), ceil_div(lines, passes), 0)
         if passes != 1 and panel <= target.l1_bytes // 2:  # the next pass finds it in the first-level cache
             return loop.body
         return self._asking(loop.body, first, lines, _AHEAD_ON_A_MESH if target.mesh else _AHEAD)
@@ -106,14 +106,18 @@ class _Lowering:
         return int(extent) if isinstance(extent, (int, IntImm)) else 0
 
     def _share(self, loop: For, first: Expr, elements: int) -> Expr:
-        """Return the first element of the next panel that a step asks for; a step reads `elements` from the `first`."""
+        """Return the first element of the next panel that a step asks for; a step reads `elements` from the `first`.
+
+        Of more passes than that, several ask for the same share: what comes behind the next panel would come too early.
+        """
         begin = Analyzer()
         for inside in (*self._inside[1:], loop):
             begin.bind(inside.loop_var, inside.min)
         panel, steps = begin.simplify(first), int(loop.annotations[_MARK])
-        step = floordiv(first - panel, elements)
-        number = self._inside[0].loop_var * steps + step  # of all steps of all passes
-        return Analyzer().simplify(panel + steps * elements + number * ceil_div(elements, self._passes))
+        alike = max(1, self._passes // elements)
+        number = floordiv(self._inside[0].loop_var, alike) * steps + floordiv(first - panel, elements)
+        share = ceil_div(elements, ceil_div(self._passes, alike))
+        return Analyzer().simplify(panel + steps * elements + number * share)
 
     def _asking(self, body: Stmt, first: Expr, lines: int, ahead: int) -> Stmt:
         """Return a step that asks for cache `lines` at its end, so many bytes `ahead` of the element `first`."""
@@ -144,7 +148,7 @@ def _function(lines: int, ahead: int) -> str:
 
 
 def _read(func: PrimFunc, body: Stmt) -> tuple[Expr, int]:
-    """Return the index of the first element of the packed filter that the loops of `body` read, and the cache lines."""
+    """Return the index of the first element of the packed filter that the loops of `body` read, and how many."""
     loops, realize = loops_and_block(body)
     packed_filter, first, last = func.params[1], Analyzer(), Analyzer()
     (region,) = next(read.region for read in realize.block.reads if read.source.same_as(packed_filter))
@@ -153,5 +157,4 @@ def _read(func: PrimFunc, body: Stmt) -> tuple[Expr, int]:
         first.bind(loop.loop_var, loop.min)
         last.bind(loop.loop_var, loop.min + loop.extent - 1)
     begin = first.simplify(place)
-    elements = int(Analyzer().simplify(last.simplify(place) - begin + region.extent))
-    return begin, ceil_div(elements * np.dtype(packed_filter.dtype).itemsize, LINE)
+    return begin, int(Analyzer().simplify(last.simplify(place) - begin + region.extent))
