@@ -7,8 +7,8 @@ to 3,400 plans of 100 layers on Zen 3, those of 512 bits to 3,551 plans on Zen 4
 
 - `slack`: of 512 bits, records of 89 problems on Zen 5; of 256 bits, with `far_share`, 38 plans of 27 layers on Zen 4.
 - `memory_bytes` of two multiply-adds in a cycle: 3,000 plans of 158 problems on Zen 5.
-- `filter_memory_bytes` and `memory_waiting` of 256 bits: 2,320 plans of 82 layers on Zen 5 with filters prefetched. 12
-  bytes are as good there; 10 leave room to machines with slower memory.
+- `filter_memory_bytes` of 256 bits and of two multiply-adds in a cycle, `memory_waiting` of 256 bits: 2,320 plans of 82
+  layers on Zen 5 with filters prefetched. 12 bytes are as good there; 10 leave room to machines with slower memory.
 - `load`, `slack` and `memory_waiting` of two multiply-adds in a cycle, where passes over a panel prefetch the next:
   2,208 plans of 76 layers in both layouts on Zen 5, and 160 defaults in turns with those before. Of the plans that were
   measured, that of least cost took 1.058 of the time of the fastest, and takes 1.049.

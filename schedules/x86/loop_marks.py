@@ -25,7 +25,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import AttrStmt, For, ForKind, IfThenElse, PrimFunc, SeqStmt, Stmt
 
 from tvm_deconv.compute.extents import End
-from tvm_deconv.schedules.x86.statements import first_block, with_body
+from tvm_deconv.schedules.x86.statements import first_block, unmarked, with_body
 
 _TASKS = "tvm_deconv.tasks"
 _SKIP = "tvm_deconv.skip"
@@ -109,8 +109,7 @@ class _Lowering:
         body = self.lower(stmt.body, (*nest, stmt.loop_var))
         if _SKIP in stmt.annotations:
             body = IfThenElse(self._is_needed(stmt, nest), body, None)
-        kept = {key: value for key, value in stmt.annotations.items() if key != _SKIP}
-        return For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, kept)
+        return unmarked(stmt, _SKIP, body)
 
     def _is_needed(self, loop: For, nest: tuple[Expr, ...]) -> Expr:
         """Return the condition that an iteration of the marked `loop` begins before the end of the output."""

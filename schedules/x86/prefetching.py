@@ -27,7 +27,7 @@ from tvm.sym import Analyzer
 from tvm.tirx import BufferLoad, Evaluate, For, IntImm, PrimFunc, SeqStmt, Stmt, floordiv
 
 from tvm_deconv.problem.arithmetic import ceil_div
-from tvm_deconv.schedules.x86.statements import loops_and_block, outside_of, rewritten
+from tvm_deconv.schedules.x86.statements import loops_and_block, outside_of, rewritten, unmarked
 from tvm_deconv.schedules.x86.stores import LINE, import_functions
 from tvm_deconv.targets import CpuTarget
 
@@ -78,9 +78,9 @@ class _Lowering:
             self._inside = [stmt]
             body = rewritten(stmt.body, self.lowered)
             self._inside = []
-            return _without(stmt, _PASSES, body)
+            return unmarked(stmt, _PASSES, body)
         if _MARK in stmt.annotations:
-            return _without(stmt, _MARK, self._fetching(stmt))
+            return unmarked(stmt, _MARK, self._fetching(stmt))
         if self._inside:
             self._inside.append(stmt)
         return None
@@ -125,12 +125,6 @@ class _Lowering:
         address = tirx.address_of(BufferLoad(self._filter, [first]))
         # At the end of a step: before it, LLVM moves loads behind the call, and spills accumulators.
         return SeqStmt([body, Evaluate(tirx.call_extern("int32", _name(lines, ahead), address))])
-
-
-def _without(loop: For, mark: str, body: Stmt) -> For:
-    """Return a loop with another `body` and without an annotation."""
-    kept = {key: value for key, value in loop.annotations.items() if key != mark}
-    return For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, kept)
 
 
 def _name(lines: int, ahead: int) -> str:

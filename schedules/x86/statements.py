@@ -22,6 +22,12 @@ def with_body(stmt: For | SBlockRealize, body: Stmt) -> Stmt:
     return SBlockRealize(stmt.iter_values, stmt.predicate, inner)
 
 
+def unmarked(loop: For, mark: str, body: Stmt) -> For:
+    """Return the `loop` with another body and without the annotation `mark`."""
+    kept = {key: value for key, value in loop.annotations.items() if key != mark}
+    return For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, kept)
+
+
 def rewritten(stmt: Stmt, replaced: Callable[[Stmt], Stmt | None]) -> Stmt:
     """Return `stmt` with every statement, from the outside in, for which `replaced` returns another as that."""
     other = replaced(stmt)
