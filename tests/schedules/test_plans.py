@@ -544,6 +544,24 @@ def test_winograd_is_the_default_where_phases_of_the_uncropped_output_fill_vecto
     assert plan.tile.uncropped
 
 
+@pytest.mark.parametrize(
+    ("data", "filter", "stride", "name"),
+    [
+        ((1, 20, 35), (1, 6, 256, 7, 7), 1, "winograd"),
+        ((8, 32, 32), (1, 6, 6, 5, 5), 3, "direct_channels"),
+        ((2, 16, 16), (3, 64, 8, 5, 5), 4, "direct_inputs"),
+    ],
+    ids=["few inputs", "few outputs", "half a vector of outputs in groups"],
+)
+def test_vectors_need_not_be_full(data, filter, stride, name):
+    """The fastest by measurement, by 1.2 to 2.7 times: few channels of one end leave lanes empty and save products."""
+    (batch, *extents), (groups, in_channels, out_channels, *kernel) = data, filter
+    output = tuple((extent - 1) * stride + kernel[0] for extent in extents)
+    square = [tuple(kernel), (stride, stride), (1, 1), (0, 0)]
+    problem = td.Problem(batch, groups, in_channels, out_channels, tuple(extents), *square, output, data_format="NXC")
+    assert X86.default(problem, CPU_TARGETS["x86-64-v4"])[0].name == name
+
+
 def test_register_tiles_store_little_at_once_past_the_caches():
     """More stores than the next tile's products hide stop it. In the caches larger tiles save loads."""
     target = CPU_TARGETS["x86-64-v4"]

@@ -30,10 +30,10 @@ def always(problem: Problem, target: CpuTarget) -> bool:  # noqa: ARG001
 
 
 def fills_vectors_with_channels(problem: Problem, target: CpuTarget) -> bool:
-    """Channels are contiguous, at least half a vector of them in a group; or positions fill at most half a vector."""
+    """Channels are contiguous, at least a quarter of a vector in a group; or positions fill at most half a vector."""
     lanes = accumulator_lanes(problem, target)
     if problem.data_format == "NXC":
-        return 2 * problem.out_channels >= lanes
+        return 4 * problem.out_channels >= lanes
     return 2 * _positions(problem) <= lanes <= problem.out_channels
 
 
@@ -79,14 +79,19 @@ def stores_sums(problem: Problem, target: CpuTarget) -> bool:  # noqa: ARG001
 
 
 def fills_vectors_with_inputs(problem: Problem, target: CpuTarget) -> bool:
-    """Channels are contiguous; those of the input fill half a vector, and those of the output do not."""
+    """Channels are contiguous; those of the input fill half a vector, and those of the output do not.
+
+    In groups these may, too: each group would leave the other half of its vectors empty.
+    """
     lanes = accumulator_lanes(problem, target)
-    return 2 * problem.out_channels < lanes <= 2 * problem.in_channels and stores_sums(problem, target)
+    fewest = 2 * problem.out_channels - int(problem.groups > 1)
+    return fewest < lanes <= 2 * problem.in_channels and stores_sums(problem, target)
 
 
 def fills_panels(problem: Problem, target: CpuTarget) -> bool:
-    """Every product has vectors of columns and of rows: enough output channels, input channels and positions."""
-    return 2 * problem.in_channels >= accumulator_lanes(problem, target) and _fills_columns(problem, target)
+    """Every product has vectors of columns and of rows; and half a vector of terms, or a whole one of columns."""
+    lanes = accumulator_lanes(problem, target)
+    return max(2 * problem.in_channels, problem.out_channels) >= lanes and _fills_columns(problem, target)
 
 
 def _fills_columns(problem: Problem, target: CpuTarget) -> bool:
