@@ -31,7 +31,8 @@ to 3,400 plans of 100 layers on Zen 3, those of 512 bits to 3,551 plans on Zen 4
 - AVX2's `integer_issue`: 48 plans of 6 quantized layers on a Zen 3 whose cores are shared.
 - `broadcast`, `filter` and `fetches_pairs` of 256 bits: 120 plans of 18 layers in `N *X C` with kernel = stride on
   Zen 3; 12 others confirm them.
-- `part_far` and `part_memory`: 28 layers on Zen 5 in AVX-512, beyond 4 MB of output.
+- `part_memory`: 28 layers on Zen 5 in AVX-512, beyond 4 MB of output. `part_far`, and `piece_memory` of both widths: 8
+  and 17 defaults of 270 random layers there, in turns with those before.
 - AVX2's `sum`, `near`, `rows_share` and `lone_line`: 490 plans of 49 layers on a Zen 3 whose cores are shared. The plan
   of least cost took 1.069 of the time of the fastest that was measured, and takes 1.043. Of 100 other layers, a pair of
   plans each, it took 1.028 and takes 1.027.
@@ -85,9 +86,9 @@ class Costs:
       whose sums LLVM unrolls wholly.
     - `tile`: of groups, to start on a register tile; `fetched`: on top of each multiply-add, divided by the phases of a
       tile and the taps of a row. Both are in halves of a cycle.
-    - `piece`: to start on another piece of the caller's memory, which begins with a cache miss. `position` is the same
-      where each position is a piece, since vectors are of groups. `task`: to start a task; `register_task`: one
-      whose data stay in registers.
+    - `piece`: to start on another piece of the caller's memory, which begins with a cache miss, and `piece_memory` on
+      top for data that come from memory. `position` is the same as `piece` where each position is one, since vectors
+      are of groups. `task`: to start a task; `register_task`: one whose data stay in registers.
     - `sum`: to make a vector of sums of rows, and to add a vector of results into the output. `near` is the share of
       `pack` if sums are made of the data while they are near.
     - `l2_share`: the share of the second-level cache in which a block should stay, `groups_share` that of a block of
@@ -137,8 +138,8 @@ class Costs:
     scattered: float = 2.0
     register_finish: float = 1.0
     aliased: float = 0.0
-    part_far: float = 3.0
-    part_memory: float = 20.0
+    part_far: float = 1.5
+    part_memory: float = 10.0
     channel_finish: float = 1.0
     apart: float = 2.0
     line_again: float = 18.0
@@ -161,6 +162,7 @@ class Costs:
     storing: int = 7
     lane_sum: float = 1.5
     piece: float = 100.0
+    piece_memory: float = 200.0
     position: float = 2.3
     task: float = 100.0
     register_task: float = 10.0

@@ -59,6 +59,7 @@ from tvm_deconv.schedules.x86.tiles import (
     FEW_TASKS,
     SEVERAL,
     block_count,
+    missed_pages,
     outputs_along,
     steps,
     with_filter,
@@ -368,6 +369,8 @@ class _Arithmetic:
         if self.problem.data_format == "NCX":
             pack += costs.transpose + (costs.joined if self.words else 0.0)
         cycles: Array = blocks.packed * channels * self.parts * pack
+        if self.problem.data_format == "NCX":
+            cycles = cycles + missed_pages(self.problem, costs) * blocks.pieces * self.geometry.in_channels
         for work in blocks.works:
             vectors = work.rows * work.points * work.taps * channels
             gather = vectors * (costs.move + self._far(vectors) + costs.transform * work.transformed)

@@ -158,6 +158,11 @@ class RegisterTiles:
         """True if tiles of rows are in vector registers, not in those of matrices."""
         return self.form == ROWS and not tiled(self.words)
 
+    @property
+    def _halved(self) -> bool:
+        """True if vectors are halves of AVX-512's."""
+        return self.target.vector_registers > 16 and self.target.vector_bits < 8 * LINE
+
     @cached_property
     def most_phases(self) -> int:
         """The most phases of the last two axes that runs share."""
@@ -214,7 +219,9 @@ class RegisterTiles:
         # Several phases serve where the channels of one phase do not fill the registers, or where their results do not
         # stay in the cache.
         several = phases > 1 and 1 < channels < most
-        return not several or (self.row_phases > 0 and phases % self.row_phases == 0)
+        # Short vectors are for short rows, of which most are parts.
+        stored = self.row_phases > 0 or (self.stores_parts and not self._halved)
+        return not several or (stored and phases % stride == 0)
 
     def _rated(self, scalars: int, vectors: int, phases: int) -> RegisterTile:
         """Return the register tile with its cost.
@@ -293,7 +300,6 @@ class RegisterTiles:
         geometry, target, costs, row_taps = self.geometry, self.target, self.costs, self._row_taps
         groups = geometry.groups
         taps = max(geometry.taps, 1) / math.prod(axis.stride for axis in geometry.axes)
-        halves = target.vector_registers > 16 and target.vector_bits < 8 * LINE
         for vectors, phases in itertools.product(range(1, _MOST_VECTORS + 1), _divisors(self.most_phases)):
             part = vectors * self.lanes
             data = vectors // 2 if self.pairs and vectors % 2 == 0 else vectors
@@ -310,7 +316,7 @@ class RegisterTiles:
                 if products + vectors + kept > target.vector_registers:
                     cost *= costs.spilled
                 wide = round_up(ceil_div(groups, ceil_div(groups, _MOST_GROUPS)), part)
-                has_parts = phases >= costs.part_phases and not halves
+                has_parts = phases >= costs.part_phases and not self._halved
                 for channels in dict.fromkeys((part, wide) if has_parts else (part,)):
                     padded = cost * round_up(groups, channels) / groups
                     yield RegisterTile(channels, positions, phases, padded, padded, part if channels > part else 0)

@@ -76,6 +76,12 @@ def with_filter(products: Array, fetched: Array, size: Array | int, target: CpuT
     return cycles
 
 
+def missed_pages(problem: Problem, costs: Costs) -> float:
+    """Return the further cycles to start on another piece of the data, if they come from memory."""
+    size = np.dtype(storage_dtype(problem.dtype)).itemsize
+    return costs.piece_memory if math.prod(problem.data_shape) * size > LAST_CACHE else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Plan(TilePlan[Tile]):
     """The knobs of a direct schedule."""
@@ -449,7 +455,8 @@ class _Arithmetic:
         # Memory that is contiguous in the caller's arrays is fetched ahead. Each piece of it starts with a miss.
         if self.problem.data_format == "NCX":
             pieces = np.where(blocks.rows, blocks.size(0), blocks.size(0) * blocks.size(1) * blocks.size(2))
-            cycles += np.where(blocks.whole, 0.0, costs.piece * pieces * (geometry.in_channels + channels))
+            missed = costs.piece + missed_pages(self.problem, costs)
+            cycles += np.where(blocks.whole, 0.0, pieces * (missed * geometry.in_channels + costs.piece * channels))
         kept = finish * made / self.lanes + costs.register_task
         outside: Array = np.where(self._keeps_data(registers, packed // element), kept, cycles)
         return outside

@@ -20,6 +20,8 @@ from tvm_deconv.targets import CpuTarget
 
 #: Outputs of a row that the matrix definition finishes at once, at most: its code grows with them.
 MAX_CHUNK = 160
+#: Output channels of a group that are worth a vector of them, however long it is.
+_FEWEST_CHANNELS = 4
 #: Output channels of a group for which lanes are added up, at most: each is a vector of partial sums.
 MAX_SUMS = 8
 
@@ -30,10 +32,10 @@ def always(problem: Problem, target: CpuTarget) -> bool:  # noqa: ARG001
 
 
 def fills_vectors_with_channels(problem: Problem, target: CpuTarget) -> bool:
-    """Channels are contiguous, at least a quarter of a vector in a group; or positions fill at most half a vector."""
+    """Channels are contiguous, half a vector or four of them in a group; or positions fill at most half a vector."""
     lanes = accumulator_lanes(problem, target)
     if problem.data_format == "NXC":
-        return 4 * problem.out_channels >= lanes
+        return problem.out_channels >= min(lanes // 2, _FEWEST_CHANNELS)
     return 2 * _positions(problem) <= lanes <= problem.out_channels
 
 
@@ -81,11 +83,11 @@ def stores_sums(problem: Problem, target: CpuTarget) -> bool:  # noqa: ARG001
 def fills_vectors_with_inputs(problem: Problem, target: CpuTarget) -> bool:
     """Channels are contiguous; those of the input fill half a vector, and those of the output do not.
 
-    In groups these may, too: each group would leave the other half of its vectors empty.
+    In groups half a vector of 16 is no more than that, since the other half would be empty in each group.
     """
-    lanes = accumulator_lanes(problem, target)
-    fewest = 2 * problem.out_channels - int(problem.groups > 1)
-    return fewest < lanes <= 2 * problem.in_channels and stores_sums(problem, target)
+    half = accumulator_lanes(problem, target) // 2
+    most = half if problem.groups > 1 and half >= MAX_SUMS else half - 1
+    return problem.out_channels <= most and half <= problem.in_channels and stores_sums(problem, target)
 
 
 def fills_panels(problem: Problem, target: CpuTarget) -> bool:
