@@ -16,6 +16,7 @@ import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 MULTIPLY_ADDS = range(500_000, 1_500_000_000)
 MOST_BYTES = 60_000_000
@@ -31,7 +32,7 @@ HEIGHTS = (4, 7, 8, 10, 14, 16, 20, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 16
 DEPTHS = (4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
 
 
-def drawn(rng: random.Random, weights: dict) -> object:
+def drawn(rng: random.Random, weights: dict[Any, int]) -> Any:
     """Return a key of `weights`, drawn by them."""
     return rng.choices(list(weights), list(weights.values()))[0]
 

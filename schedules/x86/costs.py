@@ -31,8 +31,8 @@ to 3,400 plans of 100 layers on Zen 3, those of 512 bits to 3,551 plans on Zen 4
 - AVX2's `integer_issue`: 48 plans of 6 quantized layers on a Zen 3 whose cores are shared.
 - `broadcast`, `filter` and `fetches_pairs` of 256 bits: 120 plans of 18 layers in `N *X C` with kernel = stride on
   Zen 3; 12 others confirm them.
-- `part_memory`: 28 layers on Zen 5 in AVX-512, beyond 4 MB of output. `part_far`, and `piece_memory` of both widths: 8
-  and 17 defaults of 270 random layers there, in turns with those before.
+- `part_far` and `part_memory`: 28 layers on Zen 5 in AVX-512, beyond 4 MB of output; then 13 defaults of random layers
+  there that they change, in turns with those before. `piece_memory` of both widths: 17 such defaults.
 - AVX2's `sum`, `near`, `rows_share` and `lone_line`: 490 plans of 49 layers on a Zen 3 whose cores are shared. The plan
   of least cost took 1.069 of the time of the fastest that was measured, and takes 1.043. Of 100 other layers, a pair of
   plans each, it took 1.028 and takes 1.027.

@@ -365,12 +365,11 @@ class _Arithmetic:
         """Return the cycles to pack the data of a block and to gather its rows, once for all tiles of channels."""
         channels = self.channels / self.lanes
         costs = self.costs
-        pack = costs.move
+        pack, pieces = costs.move, 0.0
         if self.problem.data_format == "NCX":
             pack += costs.transpose + (costs.joined if self.words else 0.0)
-        cycles: Array = blocks.packed * channels * self.parts * pack
-        if self.problem.data_format == "NCX":
-            cycles = cycles + missed_pages(self.problem, costs) * blocks.pieces * self.geometry.in_channels
+            pieces = missed_pages(self.problem, costs) * self.geometry.in_channels
+        cycles: Array = blocks.packed * channels * self.parts * pack + blocks.pieces * pieces
         for work in blocks.works:
             vectors = work.rows * work.points * work.taps * channels
             gather = vectors * (costs.move + self._far(vectors) + costs.transform * work.transformed)
