@@ -142,10 +142,9 @@ class RegisterTiles:
         )
 
     @cached_property
-    def row_phases(self) -> int:
-        """The phases of a row if tiles of rows hold vectors of the output, else 0."""
-        rows = self._in_registers and register_rows.supports(self.problem, self.geometry, self.lanes)
-        return self.geometry.axes[2].stride if rows else 0
+    def stores_vectors(self) -> bool:
+        """True if tiles of rows hold whole vectors of the output, where they hold all phases of a row."""
+        return self._in_registers and register_rows.supports(self.problem, self.geometry, self.lanes)
 
     @cached_property
     def stores_parts(self) -> bool:
@@ -220,7 +219,7 @@ class RegisterTiles:
         # stay in the cache.
         several = phases > 1 and 1 < channels < most
         # Short vectors are for short rows, of which most are parts.
-        stored = self.row_phases > 0 or (self.stores_parts and not self._halved)
+        stored = self.stores_vectors or (self.stores_parts and not self._halved)
         return not several or (stored and phases % stride == 0)
 
     def _rated(self, scalars: int, vectors: int, phases: int) -> RegisterTile:

@@ -20,9 +20,9 @@ from tvm_deconv.schedules.x86.stores import Row
 
 
 def comes_from_memory(problem: Problem) -> bool:
-    """Tell whether no cache keeps the data from call to call; False for dynamic extents."""
+    """Tell whether no cache keeps the data from call to call, at the extents that plans are made for."""
     size = np.dtype(storage_dtype(problem.dtype)).itemsize
-    return not problem.dynamic and math.prod(problem.data_shape) * size > LAST_CACHE
+    return math.prod(problem.data_shape) * size > LAST_CACHE
 
 
 def fetch_rows_ahead(func: PrimFunc) -> PrimFunc:

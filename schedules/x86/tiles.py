@@ -33,6 +33,7 @@ from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.plans import TilePlan
 from tvm_deconv.schedules.x86.ranking import Ranking
 from tvm_deconv.schedules.x86.register_tiles import FOLLOWING, LATENCY_ACCUMULATORS, RegisterTile, RegisterTiles
+from tvm_deconv.schedules.x86.row_prefetching import comes_from_memory
 from tvm_deconv.schedules.x86.stores import LINE, outgrows_caches
 from tvm_deconv.targets import CpuTarget
 
@@ -78,8 +79,7 @@ def with_filter(products: Array, fetched: Array, size: Array | int, target: CpuT
 
 def missed_pages(problem: Problem, costs: Costs) -> float:
     """Return the further cycles to start on another piece of the data, if they come from memory."""
-    size = np.dtype(storage_dtype(problem.dtype)).itemsize
-    return costs.piece_memory if math.prod(problem.data_shape) * size > LAST_CACHE else 0.0
+    return costs.piece_memory if comes_from_memory(problem) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +401,7 @@ class _Arithmetic:
     def cost(self, blocks: _Blocks, registers: _Registers) -> Array:
         """Return the cycles per useful product, relative to two vector multiply-adds per cycle."""
         geometry, work, lanes, costs = self.geometry, self.work, self.lanes, self.costs
-        stores_rows = (blocks.aligned & (self.registers.row_phases > 0)) | (blocks.rows & self.registers.stores_parts)
+        stores_rows = (blocks.aligned & self.registers.stores_vectors) | (blocks.rows & self.registers.stores_parts)
         finishes_in_registers = np.bool_(self.stores_channels) | (
             stores_rows & (max(self.outputs) == 1) & (registers.phases % geometry.axes[2].stride == 0)
         )
@@ -491,7 +491,7 @@ class _Arithmetic:
         plane = row * math.prod(axis.positions * axis.stride for axis in axes[:2])
         several_rows = (registers.phases > axes[2].stride) & (row % _PAGE == 0)
         several_planes = (registers.channels > 1) & (plane % _PAGE == 0)
-        whole = blocks.aligned & (self.registers.row_phases > 0)
+        whole = blocks.aligned & self.registers.stores_vectors
         past = outgrows_caches(self.problem)
         stored: Array = self.costs.register_finish + self.costs.aliased * (
             past & whole & (several_rows | several_planes)

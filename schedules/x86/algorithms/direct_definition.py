@@ -125,7 +125,8 @@ class _Form:
 
     def _fetches_rows(self, problem: Problem) -> bool:
         """Tell whether rows of data that are cut into blocks are prefetched."""
-        return self.form == ROWS and problem.data_format == "NCX" and comes_from_memory(problem)
+        static_rows = self.form == ROWS and problem.data_format == "NCX" and not problem.dynamic
+        return static_rows and comes_from_memory(problem)
 
     def _row_unit(self, problem: Problem, target: CpuTarget) -> int:
         return accumulator_lanes(problem, target) if self.form == ROWS else 1
