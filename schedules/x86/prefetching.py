@@ -5,8 +5,8 @@ TVM has no such instruction. A schedule marks the innermost loop of a reduction 
 touches no memory as far as LLVM knows: beside LLVM's own prefetch it stores accumulators at every step.
 
 All register tiles of rows read a panel of the filter before the next panel. So each of these passes asks for a share of
-the next panel, and the filter comes evenly, not in the first pass alone. Where there is one pass, a step asks for what
-is read some steps later.
+the next panel, and the filter comes evenly, not in the first pass alone. The next one comes too late where panels are
+short: passes ask for a later one then. Where there is one pass, a step asks for what is read some steps later.
 
 A filter has prefetches if it comes from beyond the second-level cache: other layers have often taken the last one. On
 targets with a mesh passes have not been measured, and a step asks for what comes soon. docs/design.md has the
@@ -33,8 +33,8 @@ from tvm_deconv.targets import CpuTarget
 
 #: Bytes from what a step reads to what it asks for: in one pass, and through a mesh.
 _AHEAD, _AHEAD_ON_A_MESH = 8192, 2048
-#: Bytes of a panel from which on passes ask for the next one.
-_PANEL = 4096
+#: Bytes of a panel from which on passes ask for the next one, and for a later one.
+_PANEL, _SHORT_PANEL = 4096, 1024
 _MARK, _PASSES = "tvm_deconv.filter", "tvm_deconv.filter_passes"
 #: With these LLVM keeps accumulators in registers across the instruction.
 _UNSEEN = "nounwind willreturn nosync memory(inaccessiblemem: readwrite)"
@@ -93,8 +93,9 @@ class _Lowering:
         first, elements = _read(self._func, loop.body)
         lines = ceil_div(elements * self._element_bytes, LINE)
         panel = int(loop.annotations[_MARK]) * elements * self._element_bytes
-        if passes > 1 and _PANEL <= panel <= target.l2_bytes // 2:
-            return self._asking(loop.body, self._share(loop, first, elements), ceil_div(lines, passes), 0)
+        if passes > 1 and _SHORT_PANEL <= panel <= target.l2_bytes // 2:
+            later = 1 if panel >= _PANEL else ceil_div(_AHEAD, panel)
+            return self._asking(loop.body, self._share(loop, first, elements, later), ceil_div(lines, passes), 0)
         if passes != 1 and panel <= target.l1_bytes // 2:  # the next pass finds it in the first-level cache
             return loop.body
         return self._asking(loop.body, first, lines, _AHEAD_ON_A_MESH if target.mesh else _AHEAD)
@@ -105,10 +106,11 @@ class _Lowering:
         extent = self._inside[0].extent if self._inside and not self._target.mesh else 0
         return int(extent) if isinstance(extent, (int, IntImm)) else 0
 
-    def _share(self, loop: For, first: Expr, elements: int) -> Expr:
-        """Return the first element of the next panel that a step asks for; a step reads `elements` from the `first`.
+    def _share(self, loop: For, first: Expr, elements: int, later: int) -> Expr:
+        """Return the first element that a step asks for of a panel, so many panels `later`.
 
-        Of more passes than that, several ask for the same share: what comes behind the next panel would come too early.
+        A step reads `elements` from the `first`. Of more passes than these, several ask for the same share: what comes
+        behind that panel would come too early.
         """
         begin = Analyzer()
         for inside in (*self._inside[1:], loop):
@@ -117,7 +119,7 @@ class _Lowering:
         alike = max(1, self._passes // elements)
         number = floordiv(self._inside[0].loop_var, alike) * steps + floordiv(first - panel, elements)
         share = ceil_div(elements, ceil_div(self._passes, alike))
-        return Analyzer().simplify(panel + steps * elements + number * share)
+        return Analyzer().simplify(panel + later * steps * elements + number * share)
 
     def _asking(self, body: Stmt, first: Expr, lines: int, ahead: int) -> Stmt:
         """Return a step that asks for cache `lines` at its end, so many bytes `ahead` of the element `first`."""
