@@ -69,6 +69,7 @@ class Costs:
       of a vector of channels that passes through memory.
     - `register_finish`: to store a vector of the output straight from its accumulators. `aliased` comes on top where a
       register tile stores past the caches to several rows at the same offset in a page.
+    - `part_across`: further cycles to store a vector, times the square of the share of vectors that lie in two rows.
     - `part_far`: further cycles to store a part of a vector where the output outgrows a core's share of the caches.
       Where it outgrows the last one, what products leave of `part_memory` is added.
     - `channel_finish`: to store a vector of channels straight from its accumulators. `across` comes on top in groups,
@@ -138,6 +139,7 @@ class Costs:
     scattered: float = 2.0
     register_finish: float = 1.0
     aliased: float = 0.0
+    part_across: float = 6.0
     part_far: float = 1.5
     part_memory: float = 10.0
     channel_finish: float = 1.0

@@ -63,8 +63,9 @@ def store_functions(dtype: str, lanes: int) -> str:
     """Return the LLVM IR of stores of parts of vectors of `lanes` outputs, stored as `dtype`."""
     name, size = LLVM_TYPES[dtype]
     short = name if name[0] == "i" else f"f{8 * size}"  # as in the names of intrinsics
-    wide = 64 if lanes < 64 else 128
-    return Template(llvm_source("part_store.ll")).substitute(lanes=lanes, wide=wide, type=name, short=short, bytes=size)
+    numbers = ", ".join(f"i32 {lane}" for lane in range(lanes))
+    values = {"lanes": lanes, "numbers": numbers, "type": name, "short": short, "bytes": size}
+    return Template(llvm_source("part_store.ll")).substitute(values)
 
 
 def finish_rows(

@@ -158,7 +158,7 @@ class RegisterTiles:
         return self.form == ROWS and not tiled(self.words)
 
     @property
-    def _halved(self) -> bool:
+    def halved(self) -> bool:
         """True if vectors are halves of AVX-512's."""
         return self.target.vector_registers > 16 and self.target.vector_bits < 8 * LINE
 
@@ -219,7 +219,7 @@ class RegisterTiles:
         # stay in the cache.
         several = phases > 1 and 1 < channels < most
         # Short vectors are for short rows, of which most are parts.
-        stored = self.stores_vectors or (self.stores_parts and not self._halved)
+        stored = self.stores_vectors or (self.stores_parts and not self.halved)
         return not several or (stored and phases % stride == 0)
 
     def _rated(self, scalars: int, vectors: int, phases: int) -> RegisterTile:
@@ -315,7 +315,7 @@ class RegisterTiles:
                 if products + vectors + kept > target.vector_registers:
                     cost *= costs.spilled
                 wide = round_up(ceil_div(groups, ceil_div(groups, _MOST_GROUPS)), part)
-                has_parts = phases >= costs.part_phases and not self._halved
+                has_parts = phases >= costs.part_phases and not self.halved
                 for channels in dict.fromkeys((part, wide) if has_parts else (part,)):
                     padded = cost * round_up(groups, channels) / groups
                     yield RegisterTile(channels, positions, phases, padded, padded, part if channels > part else 0)

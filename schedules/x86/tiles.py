@@ -496,7 +496,7 @@ class _Arithmetic:
         stored: Array = self.costs.register_finish + self.costs.aliased * (
             past & whole & (several_rows | several_planes)
         )
-        stored = stored + np.where(past & ~whole, self._fetched_parts(), 0.0)
+        stored = stored + np.where(whole, 0.0, self._in_two_rows()) + np.where(past & ~whole, self._fetched_parts(), 0.0)
         return stored + (self.costs.register_requantized if self.problem.quantization is not None else 0.0)
 
     def _channel_finish(self, blocks: _Blocks, registers: _Registers) -> Array:
@@ -576,6 +576,16 @@ class _Arithmetic:
         """The cycles of the multiply-adds of a vector of the output."""
         phases = math.prod(axis.stride for axis in self.geometry.axes)
         return self.geometry.taps / phases * self.geometry.in_channels / 2
+
+    def _in_two_rows(self) -> float:
+        """Return the cycles that a vector takes longer to be stored since some lie in two rows of positions.
+
+        Whole vectors have been found to take half as long as halves, and none without a halo.
+        """
+        last, costs = self.geometry.axes[2], self.costs
+        within = max(0, last.positions - self.lanes + 1) / (last.positions + last.halo)
+        longer = costs.part_across if self.registers.halved else costs.part_across / 2 * (last.halo > 0)
+        return longer * (1 - within) ** 2
 
     def _fetched_parts(self) -> float:
         """Return the cycles that a vector of a row that is no whole vectors waits for its lines beyond the caches.

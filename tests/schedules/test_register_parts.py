@@ -165,3 +165,13 @@ def test_several_channels_share_the_data_that_a_tile_reads():
     assert algorithm == ROWS
     assert supports(problem, V4, plan)
     assert plan.tile.channels > 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_that_are_short_for_a_vector_pass_through_memory(dtype):
+    """Halves of vectors, most of them in two rows of ten positions, took twice the time."""
+    problem = td.Problem(4, 192, 1, 2, (10, 10), (4, 4), (2, 2), (1, 1), (1, 1), (20, 20), dtype=dtype)
+    algorithm, plan = X86.default(problem, V4)
+    assert algorithm == ROWS
+    assert not plan.halves
+    assert not supports(problem, V4, plan)
