@@ -69,6 +69,7 @@ class Costs:
       of a vector of channels that passes through memory.
     - `register_finish`: to store a vector of the output straight from its accumulators. `aliased` comes on top where a
       register tile stores past the caches to several rows at the same offset in a page.
+    - `place`: to find the row of a vector of the output, where a vector of positions is part of several rows.
     - `part_across`: further cycles to store a vector, times the square of the share of vectors that lie in two rows.
     - `part_far`: further cycles to store a part of a vector where the output outgrows a core's share of the caches.
       Where it outgrows the last one, what products leave of `part_memory` is added.
@@ -139,6 +140,7 @@ class Costs:
     scattered: float = 2.0
     register_finish: float = 1.0
     aliased: float = 0.0
+    place: float = 0.0
     part_across: float = 6.0
     part_far: float = 1.5
     part_memory: float = 10.0
@@ -216,6 +218,7 @@ NARROW = replace(
     transposed=10.0,
     scattered=1.2,
     register_finish=0.5,
+    place=2.5,
     aliased=6.0,
     channel_finish=0.5,
     apart=0.2,

@@ -496,7 +496,8 @@ class _Arithmetic:
         stored: Array = self.costs.register_finish + self.costs.aliased * (
             past & whole & (several_rows | several_planes)
         )
-        stored = stored + np.where(whole, 0.0, self._in_two_rows()) + np.where(past & ~whole, self._fetched_parts(), 0.0)
+        stored = stored + np.where(whole, self._placing(blocks, registers), self._in_two_rows())
+        stored = stored + np.where(past & ~whole, self._fetched_parts(), 0.0)
         return stored + (self.costs.register_requantized if self.problem.quantization is not None else 0.0)
 
     def _channel_finish(self, blocks: _Blocks, registers: _Registers) -> Array:
@@ -525,6 +526,11 @@ class _Arithmetic:
     def _output_bytes(self) -> int:
         """The bytes of an output in memory."""
         return np.dtype(storage_dtype(self.problem.output_dtype)).itemsize
+
+    @property
+    def _output_size(self) -> int:
+        """The bytes of all outputs in memory."""
+        return math.prod(self.problem.output_shape) * self._output_bytes
 
     @property
     def _ends_in_lines(self) -> bool:
@@ -577,6 +583,18 @@ class _Arithmetic:
         phases = math.prod(axis.stride for axis in self.geometry.axes)
         return self.geometry.taps / phases * self.geometry.in_channels / 2
 
+    def _placing(self, blocks: _Blocks, registers: _Registers) -> Array:
+        """Return the cycles to find the row of a vector, which all rows of phases and channels of a tile share.
+
+        Where vectors of positions are not parts of one row, each vector of outputs has its own. Stores to memory hide
+        that.
+        """
+        last = self.geometry.axes[2]
+        several = (last.positions % self.lanes > 0) | (blocks.size(3) % self.lanes > 0)
+        shown = several & (self._output_size <= LAST_CACHE)
+        cycles: Array = self.costs.place * shown * last.stride / (registers.channels * registers.phases)
+        return cycles
+
     def _in_two_rows(self) -> float:
         """Return the cycles that a vector takes longer to be stored since some lie in two rows of positions.
 
@@ -592,7 +610,7 @@ class _Arithmetic:
 
         Those that come from memory are fetched while products are made.
         """
-        if math.prod(self.problem.output_shape) * self._output_bytes <= LAST_CACHE:
+        if self._output_size <= LAST_CACHE:
             return self.costs.part_far
         return self.costs.part_far + max(0.0, self.costs.part_memory - self._products)
 
