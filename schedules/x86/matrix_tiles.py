@@ -507,7 +507,8 @@ class _Arithmetic:
             return 0.0
         size = np.dtype(storage_dtype(problem.output_dtype)).itemsize
         from_memory = math.prod(problem.output_shape) * size > LAST_CACHE
-        far = from_memory | (outgrows_caches(problem) & (tiles.channels * size < LINE))
+        part = (tiles.channels * size < LINE) | (self.geometry.out_channels * size % LINE > 0)
+        far = from_memory | (outgrows_caches(problem) & part)
         alone = (tiles.channels * size <= LINE) & (tiles.channels < self.geometry.out_channels)
         waiting: Array = self.costs.lone_line * (self.lanes * size / LINE) * (far & alone)
         return waiting
