@@ -16,7 +16,9 @@ to 3,400 plans of 100 layers on Zen 3, those of 512 bits to 3,551 plans on Zen 4
   1,152 plans of 92 problems.
 - `waiting` and `filter_bytes`: 285 plans of 32 layers in `N C *X` on Zen 4, to which records of Zen 5 agree; of 256
   bits `waiting` and `row_piece` by records of Zen 3 and Zen 4. Direct tiles take them over.
-- `crowded`: 627 plans of 13 depthwise layers in `N C *X`; 515 in AVX2 neither gain nor lose.
+- `crowded`: 627 plans of 13 depthwise layers in `N C *X`; 515 in AVX2 neither gain nor lose. Of many taps, 21 defaults on
+  Zen 5.
+- `part_across`: 190 plans of 42 layers with rows of 9 to 56 positions on Zen 5. `place`: nine defaults in AVX2.
 - `kept`, `phased`, `across`, `fetched`, `tile`, `position` and `groups_share`: 288 plans of 24 depthwise layers in
   `N *X C` with 256 bits, and 203 with 512.
 - `line_again` and `burst`: 651 plans of 18 layers. `line_near` and `line_far`: 34 plans of 32 groups of 8 channels on
@@ -84,8 +86,8 @@ class Costs:
       bytes that joins no other. Tiles of groups need `kept` for operands of other taps and positions, or `phased` where
       they have several phases; they are parts of a wider tile from `part_phases` on. `crowded` is the factor for tiles
       of rows of one input channel that leave no registers for the filters of all taps, besides those for `storing`
-      parts of vectors. `lane_sum`: to add up the lanes of an accumulator. `unrolled`: the factor for tiles of inputs
-      whose sums LLVM unrolls wholly.
+      parts of vectors, or of many taps that leave none for vectors that LLVM loads early. `lane_sum`: to add up the
+      lanes of an accumulator. `unrolled`: the factor for tiles of inputs whose sums LLVM unrolls wholly.
     - `tile`: of groups, to start on a register tile; `fetched`: on top of each multiply-add, divided by the phases of a
       tile and the taps of a row. Both are in halves of a cycle.
     - `piece`: to start on another piece of the caller's memory, which begins with a cache miss, and `piece_memory` on

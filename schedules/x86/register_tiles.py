@@ -58,6 +58,8 @@ FOLLOWING = 8
 _MOST_GROUPS = 256
 #: Vectors of a register tile of groups, at most.
 _MOST_VECTORS = 4
+#: The taps of a phase from which on LLVM loads vectors of several at once.
+_MANY_TAPS = 9
 #: The cost of a load, relative to that of a multiply-add, where it is not what takes longest.
 _LOAD = 0.1
 #: The cost of making a vector of floats from a word's halves, relative to that of a multiply-add.
@@ -255,9 +257,17 @@ class RegisterTiles:
         held = products + positions + vectors + int(self._sums_integers)
         if not rows and phases > 1 and held > registers:
             factor *= self.costs.spilled
-        if crowded:
+        if crowded or (rows and not alone and self._loads_early(products, vectors)):
             factor *= self.costs.crowded
         return RegisterTile(channels, positions, phases, factor * near, factor * far, few=few)
+
+    def _loads_early(self, products: int, vectors: int) -> bool:
+        """Tell whether vectors of the next taps, which LLVM loads early, push accumulators out of their registers.
+
+        It does where it unrolls many taps, and a vector serves two or three products. In AVX2 that was not measured.
+        """
+        few = 2 * vectors <= products <= 3 * vectors and self._taps >= _MANY_TAPS
+        return few and self.target.vector_registers > 16 and products + 2 * vectors > self.target.vector_registers + 2
 
     def _cycles(
         self, phases: int, step_of: Callable[[int], _Step], latency: float = LATENCY_ACCUMULATORS
