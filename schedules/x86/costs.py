@@ -16,8 +16,8 @@ to 3,400 plans of 100 layers on Zen 3, those of 512 bits to 3,551 plans on Zen 4
   1,152 plans of 92 problems.
 - `waiting` and `filter_bytes`: 285 plans of 32 layers in `N C *X` on Zen 4, to which records of Zen 5 agree; of 256
   bits `waiting` and `row_piece` by records of Zen 3 and Zen 4. Direct tiles take them over.
-- `crowded`: 627 plans of 13 depthwise layers in `N C *X`; 515 in AVX2 neither gain nor lose. Of many taps, 21 defaults on
-  Zen 5.
+- `crowded`: 627 plans of 13 depthwise layers in `N C *X`; 515 in AVX2 neither gain nor lose. Of many taps, 21 defaults
+  on Zen 5.
 - `part_across`: 190 plans of 42 layers with rows of 9 to 56 positions on Zen 5. `place`: nine defaults in AVX2.
 - `kept`, `phased`, `across`, `fetched`, `tile`, `position` and `groups_share`: 288 plans of 24 depthwise layers in
   `N *X C` with 256 bits, and 203 with 512.
