@@ -654,6 +654,14 @@ def test_winograds_outputs_do_not_go_to_the_last_cache_by_parts_of_lines(dtype):
     assert X86.default(small, CPU_TARGETS["x86-64-v3"])[1].tile.channels == 16
 
 
+def test_winograds_outputs_of_positions_that_end_within_a_line_are_more_than_one():
+    """A line's worth of 100 channels lies in two lines wherever a position begins."""
+    problem = td.Problem(2, 1, 16, 100, (28, 28), (9, 9), (5, 5), (1, 1), (2, 2), (140, 140), data_format="NXC")
+    algorithm, plan = X86.default(problem, CPU_TARGETS["x86-64-v3"])
+    assert algorithm.name == "winograd"
+    assert plan.tile.channels > 16
+
+
 def test_sums_of_many_terms_take_longer():
     """Tiles of six rows save more products than those of three, and lose more by sums of twice as many terms."""
     problem = td.Problem(64, 1, 64, 3, (32, 32), (4, 4), (2, 2), (1, 1), (1, 1), (64, 64))
