@@ -85,9 +85,9 @@ class Costs:
       registers. `register_requantized`: to scale and round a vector of integers there, and `narrowed`: to narrow one to
       bytes that joins no other. Tiles of groups need `kept` for operands of other taps and positions, or `phased` where
       they have several phases; they are parts of a wider tile from `part_phases` on. `crowded` is the factor for tiles
-      of rows of one input channel that leave no registers for the filters of all taps, besides those for `storing`
-      parts of vectors, or of many taps that leave none for vectors that LLVM loads early. `lane_sum`: to add up the
-      lanes of an accumulator. `unrolled`: the factor for tiles of inputs whose sums LLVM unrolls wholly.
+      of rows that leave too few registers. Those of one input channel need some for the filters of all taps, and for
+      `storing` parts of vectors; those of many taps, for vectors that LLVM loads early. `lane_sum`: to add up the lanes
+      of an accumulator. `unrolled`: the factor for tiles of inputs whose sums LLVM unrolls wholly.
     - `tile`: of groups, to start on a register tile; `fetched`: on top of each multiply-add, divided by the phases of a
       tile and the taps of a row. Both are in halves of a cycle.
     - `piece`: to start on another piece of the caller's memory, which begins with a cache miss, and `piece_memory` on

@@ -52,7 +52,7 @@ from tvm_deconv.schedules.x86.dot import adds_apart
 from tvm_deconv.schedules.x86.plans import TilePlan
 from tvm_deconv.schedules.x86.ranking import Ranking
 from tvm_deconv.schedules.x86.register_tiles import LATENCY_ACCUMULATORS
-from tvm_deconv.schedules.x86.stores import LINE, outgrows_caches
+from tvm_deconv.schedules.x86.stores import LINE, goes_to_memory, outgrows_caches
 from tvm_deconv.schedules.x86.tiles import (
     ALONE,
     ENUMERATIONS,
@@ -506,9 +506,8 @@ class _Arithmetic:
         if in_order or problem.data_format == "NCX" or problem.dynamic:
             return 0.0
         size = np.dtype(storage_dtype(problem.output_dtype)).itemsize
-        from_memory = math.prod(problem.output_shape) * size > LAST_CACHE
         part = (tiles.channels * size < LINE) | (self.geometry.out_channels * size % LINE > 0)
-        far = from_memory | (outgrows_caches(problem) & part)
+        far = goes_to_memory(problem) | (outgrows_caches(problem) & part)
         alone = (tiles.channels * size <= LINE) & (tiles.channels < self.geometry.out_channels)
         waiting: Array = self.costs.lone_line * (self.lanes * size / LINE) * (far & alone)
         return waiting

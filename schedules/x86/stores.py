@@ -38,6 +38,7 @@ from tvm_ffi import structural_equal
 from tvm_deconv.compute.indexing import ravel
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.x86.costs import LAST_CACHE
 from tvm_deconv.schedules.x86.statements import with_body
 
 _Place: TypeAlias = tuple[Buffer, list[Expr]]
@@ -65,8 +66,17 @@ _CONVERT = "tvm_deconv_convert"
 
 def outgrows_caches(problem: Problem) -> bool:
     """Tell whether the output is larger than a core's share of the caches; False for dynamic extents."""
-    size = np.dtype(storage_dtype(problem.output_dtype)).itemsize
-    return not problem.dynamic and math.prod(problem.output_shape) * size > _SHARE
+    return not problem.dynamic and _output_size(problem) > _SHARE
+
+
+def goes_to_memory(problem: Problem) -> bool:
+    """Tell whether no cache keeps the output from call to call, at the extents that plans are made for."""
+    return _output_size(problem) > LAST_CACHE
+
+
+def _output_size(problem: Problem) -> int:
+    """Return the bytes of the output."""
+    return math.prod(problem.output_shape) * np.dtype(storage_dtype(problem.output_dtype)).itemsize
 
 
 @cache

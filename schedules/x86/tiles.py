@@ -34,7 +34,7 @@ from tvm_deconv.schedules.x86.plans import TilePlan
 from tvm_deconv.schedules.x86.ranking import Ranking
 from tvm_deconv.schedules.x86.register_tiles import FOLLOWING, LATENCY_ACCUMULATORS, RegisterTile, RegisterTiles
 from tvm_deconv.schedules.x86.row_prefetching import comes_from_memory
-from tvm_deconv.schedules.x86.stores import LINE, outgrows_caches
+from tvm_deconv.schedules.x86.stores import LINE, goes_to_memory, outgrows_caches
 from tvm_deconv.targets import CpuTarget
 
 #: The outputs and taps of Winograd's for which the cost of a transform is given.
@@ -528,11 +528,6 @@ class _Arithmetic:
         return np.dtype(storage_dtype(self.problem.output_dtype)).itemsize
 
     @property
-    def _output_size(self) -> int:
-        """The bytes of all outputs in memory."""
-        return math.prod(self.problem.output_shape) * self._output_bytes
-
-    @property
     def _ends_in_lines(self) -> bool:
         """True if the channels of a position, in vectors of channels, end within a line of the output."""
         return self.form == CHANNELS and self.geometry.out_channels * self._output_bytes % LINE > 0
@@ -591,7 +586,7 @@ class _Arithmetic:
         """
         last = self.geometry.axes[2]
         several = (last.positions % self.lanes > 0) | (blocks.size(3) % self.lanes > 0)
-        shown = several & (self._output_size <= LAST_CACHE)
+        shown = several & (not goes_to_memory(self.problem))
         cycles: Array = self.costs.place * shown * last.stride / (registers.channels * registers.phases)
         return cycles
 
@@ -610,7 +605,7 @@ class _Arithmetic:
 
         Those that come from memory are fetched while products are made.
         """
-        if self._output_size <= LAST_CACHE:
+        if not goes_to_memory(self.problem):
             return self.costs.part_far
         return self.costs.part_far + max(0.0, self.costs.part_memory - self._products)
 
