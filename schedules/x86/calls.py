@@ -31,7 +31,7 @@ def for_all_calls(
     A row that is dynamic may always have a next block, so it is cut into multiples of `unit` positions. Whole register
     tiles compute it, which costs more for calls of other lengths than for the representative one.
     """
-    if problem.dynamic in ((), (0,)):
+    if not problem.dynamic_axes:
         return candidates
     geometry, unit = Geometry.of(problem), unit if problem.rank in problem.dynamic else 1
     adapted = [

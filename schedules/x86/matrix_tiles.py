@@ -503,7 +503,7 @@ class _Arithmetic:
         """
         problem = self.problem
         in_order = self.strassen or not any(work.transformed for work in blocks.works)
-        if in_order or problem.data_format == "NCX" or problem.dynamic:
+        if in_order or problem.data_format == "NCX" or problem.dynamic_axes:
             return 0.0
         size = np.dtype(storage_dtype(problem.output_dtype)).itemsize
         part = (tiles.channels * size < LINE) | (self.geometry.out_channels * size % LINE > 0)
@@ -527,7 +527,7 @@ class _Arithmetic:
 
 def _gathers(problem: Problem, geometry: Geometry) -> bool:
     """Return True if products of words may read rows without a gather, which all plans would need otherwise."""
-    return not problem.dynamic and any(axis.taps > 1 for runs in geometry.runs for axis in runs)
+    return not problem.dynamic_axes and any(axis.taps > 1 for runs in geometry.runs for axis in runs)
 
 
 @lru_cache(maxsize=ENUMERATIONS)

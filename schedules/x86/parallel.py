@@ -19,7 +19,7 @@ from tvm_deconv.compute.matrix_layout import MatrixTile
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import AnyAlgorithm, Kernel, imbalance
-from tvm_deconv.schedules.x86.variants import filter_offsets, inlined, pack_all, packed_filter
+from tvm_deconv.schedules.x86.variants import call_extents, filter_offsets, inlined, pack_all, packed_filter
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes
 from tvm_deconv.targets import CpuTarget
 
@@ -131,7 +131,7 @@ def select_by_threads(serial: Kernel, others: Sequence[tuple[int, Kernel]]) -> K
     offsets, elements = filter_offsets(packs, [kernel.packed_elements for kernel in kernels])
     data, packed, *further = serial.deconv.params
     parameters = [data, packed_filter(elements, packed.dtype), *further]
-    extents = {extent.name: extent for extent in data.shape if isinstance(extent, tirx.Var)}
+    extents = call_extents(serial.deconv)
     body, *bodies = (
         inlined(kernel.deconv, parameters, extents, offset) for kernel, offset in zip(kernels, offsets, strict=True)
     )

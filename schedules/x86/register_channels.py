@@ -35,7 +35,6 @@ def supports(problem: Problem, geometry: Geometry, form: str) -> bool:
     """
     return (
         form != ROWS
-        and not problem.dynamic
         and problem.data_format == "NXC"
         and (form != GROUPS or problem.out_channels == 1)
         and all(

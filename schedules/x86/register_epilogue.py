@@ -20,7 +20,7 @@ from string import Template
 from tvm import ir, tirx
 from tvm.ir import Expr
 from tvm.s_tir import SBlock, SBlockRealize
-from tvm.tirx import Buffer, BufferLoad, BufferStore, For, ForKind, IfThenElse, PrimFunc, SeqStmt, Stmt
+from tvm.tirx import Bind, Buffer, BufferLoad, BufferStore, For, ForKind, IfThenElse, IntImm, PrimFunc, SeqStmt, Stmt
 
 from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.direct_layout import FilterSection
@@ -30,7 +30,7 @@ from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.statements import first_block, with_body
 from tvm_deconv.schedules.x86.stores import llvm_source
-from tvm_deconv.schedules.x86.variants import inlined
+from tvm_deconv.schedules.x86.variants import call_extents, inlined
 
 _MISALIGNMENT = "tvm_deconv_misalignment"  # of `vector_store.ll`
 #: The buffer of a schedule that is still used, besides the accumulators and those of `Terms`.
@@ -63,7 +63,8 @@ def select_by_alignment(streaming: PrimFunc, ordinary: PrimFunc) -> PrimFunc:
     begin = address(out, [tirx.const(0, "int64") for _ in out.shape])
     misalignment = tirx.call_extern("int32", _MISALIGNMENT, begin)
     other = ir.load_json(ir.save_json(ordinary))  # with variables and buffers of its own
-    return streaming.with_body(IfThenElse(misalignment == 0, streaming.body, inlined(other, streaming.params, {}, 0)))
+    body = inlined(other, streaming.params, call_extents(streaming), 0)
+    return streaming.with_body(IfThenElse(misalignment == 0, streaming.body, body))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,8 @@ class RegisterTile:
 
     The `accumulators` have the indices `lead`, a phase of each axis, and those of a channel and a position. `phases`
     are the loop variables over tiles of phases, and `number` is that over tiles of positions. `part` is the number of
-    the register tile among those of a tile of channels.
+    the register tile among those of a tile of channels. `ends` are the extents of the output along three axes; of a
+    dynamic one, the outputs that the block has.
     """
 
     section: FilterSection
@@ -81,6 +83,7 @@ class RegisterTile:
     phases: Sequence[Expr]
     number: Expr
     part: Expr
+    ends: Sequence[Expr]
 
     def phase(self, row: int, column: int) -> list[Expr]:
         """Return the phase of each axis, counted within its run, of a `row` and `column` of the tile's phases."""
@@ -151,21 +154,35 @@ class RegisterEpilogue(abc.ABC):
             return stmt
         if isinstance(stmt.body, SeqStmt) and first_block(stmt).block.name_hint == "run_0_init":
             reductions = zip(self.definition.sections, stmt.body.seq, strict=False)
-            return with_body(stmt, sequence([self._tiles(section, loop, []) for section, loop in reductions]))
+            named, ends = self._block_ends(first_block(stmt).iter_values[:LEAD])
+            return with_body(stmt, sequence([*named, *(self._tiles(*loop, [], ends) for loop in reductions)]))
         return with_body(stmt, self._nest(stmt.body))
 
-    def _tiles(self, section: FilterSection, stmt: For, outer: Sequence[Expr]) -> For:
+    def _block_ends(self, lead: Sequence[Expr]) -> tuple[list[Bind], list[Expr]]:
+        """Return the `ends` of a block's register tiles, and statements that give those of dynamic axes their names."""
+        layout = self.definition.layout
+        geometry, named, ends = layout.geometry, [], []
+        for axis, (extent, dynamic) in enumerate(zip(geometry.output, geometry.dynamic, strict=True)):
+            end: Expr = tirx.const(extent, "int64")
+            if dynamic:
+                size, end = layout.tile.block[1 + axis] * layout.strides[axis], tirx.Var("end", "int64")
+                left = self._extent(axis) - lead[1 + axis] * size
+                named.append(Bind(end, tirx.Min(tirx.const(size, "int64"), left)))
+            ends.append(end)
+        return named, ends
+
+    def _tiles(self, section: FilterSection, stmt: For, outer: Sequence[Expr], ends: Sequence[Expr]) -> For:
         """Return the loops over register tiles, from `stmt` on, with stores at the end of a tile.
 
-        `outer` are the variables of the loops around `stmt`.
+        `outer` are the variables of the loops around `stmt`, and `ends` those of the block.
         """
         loops = [*outer, stmt.loop_var]
         if isinstance(stmt.body, For):
-            return with_body(stmt, self._tiles(section, stmt.body, loops))
+            return with_body(stmt, self._tiles(section, stmt.body, loops, ends))
         init, update, _ = stmt.body.seq
         cleared, (fd, fh, fw, number, *part) = first_block(init), loops
         place = (fd, fh, fw), number, part[0] if part else tirx.const(0, "int64")
-        tile = RegisterTile(section, cleared.block.body.buffer, cleared.iter_values[:LEAD], *place)
+        tile = RegisterTile(section, cleared.block.body.buffer, cleared.iter_values[:LEAD], *place, ends)
         return with_body(stmt, SeqStmt([init, update, *self.stores(tile)]))
 
     @property
@@ -236,18 +253,32 @@ class RegisterEpilogue(abc.ABC):
         conditions: list[Expr] = []
         if layout.positions > images * math.prod(layout.packed):
             conditions.append(n < images)
-        if geometry.batch % images:
-            conditions.append(tile.lead[0] * images + n < geometry.batch)
+        conditions += self.image_exists(tile.lead[0] * images + n)
         for i, (axis, run) in enumerate(zip(geometry.axes[: len(first)], tile.section.runs, strict=False)):
             size, extent = layout.tile.block[1 + i] * axis.stride, geometry.output[i]
             reach = (layout.packed[i] - 1) * axis.stride + run.start + run.count - axis.shift
             if run.start < axis.shift:
                 conditions.append(first[i] >= 0)
+            if geometry.dynamic[i]:
+                conditions.append(last[i] < tile.ends[i])
+                continue
             if reach > min(size, extent):
                 conditions.append(last[i] < min(size, extent))
             if extent > size and extent % size:
                 conditions.append(tile.lead[1 + i] * size + last[i] < extent)
         return conditions
+
+    def _extent(self, axis: int) -> Expr:
+        """Return the output's extent along one of three axes, one that the caller has."""
+        first = 1 if self.definition.layout.channels_last else 2
+        return self.out.shape[first + axis - (3 - self.problem.rank)]
+
+    def image_exists(self, image: Expr) -> list[Expr]:
+        """Return the condition that an `image` of a call exists; none if every block is full of images."""
+        batch, images = self.out.shape[0], self.definition.layout.tile.images
+        if images == 1 or (isinstance(batch, IntImm) and batch.value % images == 0):
+            return []
+        return [image < batch]
 
     def in_call(self, tile: RegisterTile, n: Expr, outputs: Sequence[Expr]) -> list[Expr]:
         """Return image and output along each axis of a call, of `outputs` of image `n` of a block.

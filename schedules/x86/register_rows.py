@@ -41,7 +41,7 @@ def supports(problem: Problem, geometry: Geometry, lanes: int) -> bool:
     """
     last = geometry.axes[2]
     return (
-        not problem.dynamic
+        not problem.dynamic_axes
         and problem.data_format == "NCX"
         and len(geometry.runs) == 1
         and all(axis.low == axis.halo == axis.shift == 0 for axis in geometry.axes)
@@ -137,17 +137,18 @@ class RowEpilogue(RegisterEpilogue):
         geometry, layout = self.definition.layout.geometry, self.definition.layout
         columns = tile.section.phases[1]
         sizes = [*layout.tile.block[:3], layout.tile.width * columns]
-        counts = (geometry.batch, *(axis.positions for axis in geometry.axes[:2]), geometry.output[2])
+        counts = (*(axis.positions for axis in geometry.axes[:2]), geometry.output[2])
         capacity = math.prod(sizes)
         exists = [output < capacity] if layout.positions * columns > capacity else []
         index: list[Expr] = []
         left = output
-        for number, size, count in reversed([*zip(tile.lead[:4], sizes, counts, strict=True)]):
+        for number, size, count in reversed([*zip(tile.lead[1:4], sizes[1:], counts, strict=True)]):
             index.insert(0, number * size + left % size)
             left = left // size
             if count % size:
                 exists.append(index[0] < count)
-        return _Place(index, exists)
+        image = tile.lead[0] * sizes[0] + left % sizes[0]
+        return _Place([image, *index], [*exists, *self.image_exists(image)])
 
     def _row_stores(self, tile: RegisterTile, position: Expr, places: Sequence[_Place]) -> list[list[Stmt]]:
         """Return the stores of the vectors from flat `position` on, by the rows of the output in a register tile.

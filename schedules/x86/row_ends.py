@@ -35,7 +35,7 @@ def splits_rows(problem: Problem, target: CpuTarget) -> bool:
     They are in `N C *X`, unless calls decide their length, and everywhere if the target has no masked loads of them.
     """
     unmasked = target.vector_bits < 512 and np.dtype(storage_dtype(problem.dtype)).itemsize < 4
-    return unmasked or (problem.data_format == "NCX" and not problem.dynamic)
+    return unmasked or (problem.data_format == "NCX" and not problem.dynamic_axes)
 
 
 def split_row_ends(func: PrimFunc) -> PrimFunc:

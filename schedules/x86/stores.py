@@ -66,12 +66,15 @@ _CONVERT = "tvm_deconv_convert"
 
 def outgrows_caches(problem: Problem) -> bool:
     """Tell whether the output is larger than a core's share of the caches; False for dynamic extents."""
-    return not problem.dynamic and _output_size(problem) > _SHARE
+    return not problem.dynamic_axes and _output_size(problem) > _SHARE
 
 
 def goes_to_memory(problem: Problem) -> bool:
-    """Tell whether no cache keeps the output from call to call, at the extents that plans are made for."""
-    return _output_size(problem) > LAST_CACHE
+    """Tell whether no cache keeps the output from call to call, at the extents that plans are made for.
+
+    Dynamic ones may be longer: it is told for twice as long ones.
+    """
+    return _output_size(problem) << len(problem.dynamic_axes) > LAST_CACHE
 
 
 def _output_size(problem: Problem) -> int:

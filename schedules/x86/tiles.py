@@ -401,7 +401,8 @@ class _Arithmetic:
     def cost(self, blocks: _Blocks, registers: _Registers) -> Array:
         """Return the cycles per useful product, relative to two vector multiply-adds per cycle."""
         geometry, work, lanes, costs = self.geometry, self.work, self.lanes, self.costs
-        stores_rows = (blocks.aligned & self.registers.stores_vectors) | (blocks.rows & self.registers.stores_parts)
+        ended = blocks.rows | geometry.dynamic[2]
+        stores_rows = (blocks.aligned & self.registers.stores_vectors) | (ended & self.registers.stores_parts)
         finishes_in_registers = np.bool_(self.stores_channels) | (
             stores_rows & (max(self.outputs) == 1) & (registers.phases % geometry.axes[2].stride == 0)
         )

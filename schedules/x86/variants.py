@@ -17,6 +17,7 @@ from tvm.script.ir_builder import tirx as build
 from tvm.tirx import Bind, DeclBuffer, IfThenElse, PrimFunc, SeqStmt, Stmt
 from tvm_ffi import structural_equal
 
+from tvm_deconv.compute.extents import Extent, shape_of
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import round_up
 from tvm_deconv.schedules.contract import Kernel
@@ -103,7 +104,7 @@ def dispatch(
     """
     data, packed, *others = functions[0].params
     parameters = [data, packed_filter(size, packed.dtype), *others]
-    extents = _extents(functions[0])
+    extents = call_extents(functions[0])
     body: Stmt | None = None
     for function, bound, offset in reversed(list(zip(functions, bounds, offsets, strict=True))):
         branch = inlined(function, parameters, extents, offset)
@@ -130,22 +131,22 @@ def packed_filter(elements: int, dtype: str) -> Any:
     return _parameter("packed_filter", (elements,), dtype)
 
 
-def _parameter(name: str, shape: Sequence[int], dtype: str) -> Any:
+def _parameter(name: str, shape: Sequence[Extent], dtype: str) -> Any:
     with IRBuilder(), build.prim_func():
         build.func_name(name)
-        extents = [tirx.const(extent, "int64") for extent in shape]
-        return build.arg(name, build.buffer(extents, dtype, align=1, layout=None))
+        return build.arg(name, build.buffer(shape_of(shape), dtype, align=1, layout=None))
 
 
-def with_output(function: PrimFunc, shape: Sequence[int]) -> PrimFunc:
-    """Return `function` with an output of another `shape`, of as many elements in the same order."""
+def unfolded_output(function: PrimFunc, channels: int) -> PrimFunc:
+    """Return `function`, of a folded problem, with the output of one with as many `channels`: its elements in order."""
     own = function.params[-1]
-    out = _parameter("out", shape, own.dtype)
+    *outer, width, folded = own.shape
+    out = _parameter("out", (*outer, width * (int(folded) // channels), channels), own.dtype)
     body = SeqStmt([DeclBuffer(own, data=tirx.buffer_data(out)), function.body])
     return PrimFunc([*function.params[:-1], out], body).with_attrs(function.attrs)
 
 
-def _extents(function: PrimFunc) -> dict[str, Any]:
+def call_extents(function: PrimFunc) -> dict[str, Any]:
     """Return the variables in the shape of the data by their names."""
     return {extent.name: extent for extent in function.params[0].shape if isinstance(extent, tirx.Var)}
 
@@ -156,7 +157,7 @@ def inlined(function: PrimFunc, parameters: Sequence[Any], extents: Mapping[str,
     Its packed filter begins at element `offset` of the second of `parameters`.
     """
     stmts: list[Stmt] = []
-    for name, extent in _extents(function).items():
+    for name, extent in call_extents(function).items():
         if not extent.same_as(extents[name]):
             stmts.append(Bind(extent, extents[name]))
     for own, given in zip(function.params, parameters, strict=True):

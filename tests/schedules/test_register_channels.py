@@ -201,7 +201,6 @@ def test_groups_in_pairs_are_packed_as_they_are():
         ({"groups": 40}, "x86-64-v3", 16),
         ({"in_channels": 2}, "x86-64-v3", 16),
         ({"dtype": "float16"}, "x86-64-v3", 16),
-        ({"dynamic": (0,)}, "x86-64-v3", 16),
         ({}, "x86-64-v3", 8),
         ({}, "x86-64-v4", 32),
     ],

@@ -127,7 +127,6 @@ def test_blocks_of_rows_store_no_outputs_that_do_not_exist():
     [
         ({"data_format": "NXC"}, "x86-64-v4"),
         ({"kernel": (4, 3)}, "x86-64-v4"),
-        ({"batch": "any"}, "x86-64-v4"),
         ({"data_spatial": (5, 6), "output_spatial": (10, 12)}, "x86-64-v4"),
         ({}, "x86-64-v3"),
     ],

@@ -98,7 +98,7 @@ def test_partial_blocks_store_no_outputs_that_do_not_exist(target, width, monkey
         {"pads_begin": (0, 1)},
         {"output_spatial": (14, 95)},
         {"output_spatial": (13, 96)},
-        {"batch": "any"},
+        {"dynamic": (1,)},
         {"data_spatial": (7, 44), "output_spatial": (14, 88)},
     ],
     ids=str,

@@ -1,5 +1,6 @@
 """Stores past the caches: outputs agree with the reference for any length and address of rows."""
 
+import math
 import random
 import re
 import shutil
@@ -22,6 +23,7 @@ from tvm_deconv.compiler.selection import named
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.x86 import stores
 from tvm_deconv.schedules.x86.algorithms import ALGORITHMS, direct_definition, matrix_definition
+from tvm_deconv.schedules.x86.costs import LAST_CACHE
 from tvm_deconv.targets import CPU_TARGETS
 
 WIDE = td.Problem(1, 1, 3, 20, (40, 64), (2, 2), (2, 2), (1, 1), (0, 0), (80, 128))
@@ -70,12 +72,21 @@ def test_every_algorithm_streams_its_copies(algorithm, data_format):
     assert 'T.sblock("out")' in text
 
 
-def test_only_large_outputs_of_known_size_stream():
+def test_only_large_outputs_of_rows_of_known_size_stream():
     large = WIDE.replace(data_spatial=(400, 640), output_spatial=(800, 1280))
     assert "tvm_deconv_stream" in X86.build(large, CPU_TARGETS["x86-64-v3"]).deconv.script()
     assert "tvm_deconv_stream" not in X86.build(WIDE, CPU_TARGETS["x86-64-v3"]).deconv.script()
     assert stores.outgrows_caches(large)
-    assert not stores.outgrows_caches(large.replace(batch="any"))
+    assert stores.outgrows_caches(large.replace(batch="any"))
+    assert not stores.outgrows_caches(WIDE.replace(batch="any"))
+    assert not stores.outgrows_caches(large.replace(dynamic=(2,)))
+
+
+def test_a_dynamic_output_goes_to_memory_if_one_of_twice_the_extents_does():
+    rows = WIDE.replace(data_spatial=(300, 640), output_spatial=(600, 1280), out_channels=3)
+    assert rows.batch * math.prod(rows.output_shape[1:]) * 4 < LAST_CACHE
+    assert not stores.goes_to_memory(rows)
+    assert stores.goes_to_memory(rows.replace(dynamic=(1, 2)))
 
 
 @pytest.mark.parametrize(("name", "uncropped"), [("direct_rows", 0), ("winograd", 1)])

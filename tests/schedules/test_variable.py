@@ -14,12 +14,15 @@ from support.tolerances import WINOGRAD, assert_close, assert_norm_close
 import tvm_deconv as td
 from tvm_deconv.artifact.select import select
 from tvm_deconv.compiler.selection import named
+from tvm_deconv.compute.direct_layout import Tile
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.problem.testing import deviation
 from tvm_deconv.problem.testing import operands as whole_operands
 from tvm_deconv.runtime import verify
-from tvm_deconv.schedules.x86.algorithms import ALGORITHMS
+from tvm_deconv.schedules.x86.algorithms import ALGORITHMS, direct_definition
+from tvm_deconv.schedules.x86.tiles import Plan
 from tvm_deconv.schedules.x86.variants import filter_offsets, join
+from tvm_deconv.schedules.x86.vectors import accumulator_lanes
 from tvm_deconv.targets import CPU_TARGETS, Host, Place, detect_host
 from tvm_deconv.tuning import tune
 
@@ -401,6 +404,80 @@ def test_variable_artifacts_come_before_those_of_a_lower_target():
     assert order == [((), wide), ((1,), wide), ((0, 1), wide), ((), narrow), ((1,), narrow), ((0, 1), narrow)]
 
 
+#: Layers that register tiles store, with their algorithms; plans are made for these extents.
+STORED = {
+    "rows with a halo": ("direct_rows", td.Problem(1, 2, 3, 5, (20, 24), (4, 4), (2, 2), (1, 1), (1, 1), (40, 48))),
+    "rows, uncropped": ("direct_rows", td.Problem(1, 6, 1, 1, (7, 40), (6, 6), (3, 3), (1, 1), (2, 2), (20, 119))),
+    "whole rows": ("direct_rows", td.Problem(1, 1, 6, 3, (8, 32), (2, 2), (2, 2), (1, 1), (0, 0), (16, 64))),
+    "bfloat16": (
+        "direct_rows",
+        td.Problem(1, 3, 2, 2, (50,), (8,), (4,), (1,), (2,), (200,), dtype="bfloat16"),
+    ),
+    "channels": (
+        "direct_channels",
+        td.Problem(1, 1, 5, 21, (9, 6), (3, 5), (2, 2), (1, 1), (1, 2), (17, 11), data_format="NXC"),
+    ),
+    "groups": (
+        "direct_groups",
+        td.Problem(1, 37, 1, 1, (6, 20), (4, 4), (2, 2), (1, 1), (1, 1), (12, 40), data_format="NXC"),
+    ),
+    "sums of inputs": (
+        "direct_inputs",
+        td.Problem(1, 1, 40, 2, (30,), (7,), (3,), (1,), (2,), (90,), data_format="NXC"),
+    ),
+    "folded": (
+        "direct_folded",
+        td.Problem(1, 1, 9, 3, (7, 12), (2, 4), (2, 4), (1, 1), (0, 0), (14, 48), data_format="NXC"),
+    ),
+}
+
+
+@pytest.mark.parametrize("dynamic", ["images", "rows", "all"])
+@pytest.mark.parametrize(("name", "problem"), STORED.values(), ids=STORED)
+def test_register_tiles_store_outputs_of_any_extents(name, problem, dynamic):
+    target, algorithm = CPU_TARGETS["x86-64-v4"], named(name)
+    if not target.features <= detect_host().features:
+        pytest.skip("this CPU has no AVX-512")
+    extents = problem.data_spatial
+    axes = {"images": (0,), "rows": (problem.rank,), "all": tuple(range(problem.rank + 1))}[dynamic]
+    buckets = tuple((extent,) if axis + 1 in axes else () for axis, extent in enumerate(extents))
+    problem = problem.replace(dynamic=axes, buckets=buckets, epilogue=td.Epilogue(True, "relu"))
+    plans = [plan for _, plan in algorithm.candidates(problem, target)]
+    stride = problem.strides[-1]
+    plans = [plan for plan in plans if name != "direct_rows" or plan.tile.phases % stride == 0]
+    plan = plans[0] if dynamic == "rows" else random.Random(len(plans)).choice(plans)
+    kernel, compiled = compile_kernel(problem, target, algorithm, plan)
+    assert 'T.sblock("interleave")' not in kernel.deconv.script()
+    for spatial in (extents, [1] * problem.rank, [2 * x + 1 for x in extents], [x - 1 for x in extents]):
+        for batch in (1, 3):
+            call = at(problem, batch, spatial)
+            data, weights, bias = operands(call, batch)
+            found = call_kernel(call, kernel, compiled, data, weights, bias).astype(np.float64)
+            wanted = reference(call, data, weights, bias)
+            assert_norm_close(found, wanted, problem.dtype, message=(call.key, plan))
+
+
+@targets
+@pytest.mark.parametrize("streams", [False, True])
+def test_rows_of_any_number_of_images_are_stored_whole(streams, target, monkeypatch):
+    """Blocks of two images, of which the last may have one; and outputs past the caches, at any address."""
+    monkeypatch.setattr(direct_definition, "outgrows_caches", lambda _: streams)
+    problem = td.Problem("any", 1, 4, 3, (3, 32), (2, 2), (2, 2), (1, 1), (0, 0), (6, 64), epilogue=td.Epilogue(True))
+    lanes = accumulator_lanes(problem, target)
+    algorithm = named("direct_rows")
+    for images in (1, 2):
+        plan = Plan(Tile(images, 1, 3, 32, 2, 2 * lanes, 2), share_data=False)
+        kernel = X86.build(problem, target, algorithm, plan)
+        assert ("tvm_deconv_store" in kernel.deconv.script()) == streams
+        for batch in (1, 2, 5):
+            call = problem.at((batch, 4, 3, 32))
+            for aligned in (False, True):
+                data, weights, bias = operands(call, batch)
+                compiled = compiled_kernel(kernel, target)
+                found = call_kernel(call, kernel, compiled, data, weights, bias, aligned=aligned)
+                assert_close(found, reference(call, data, weights, bias))
+
+
 def test_keys_and_calls():
     assert VOCODER.key == "nany-g2-i20-o24-xany-k16-s8-d1-p4-yany+8-float32-NCX-IOX-bias"
     assert td.Problem.from_key(VOCODER.key) == VOCODER
@@ -423,6 +500,16 @@ def test_buckets():
     assert [one.variants for one in BUCKETS.variants] == [(one,) for one in BUCKETS.variants]
     assert [one.data_spatial for one in VOCODER.variants] == [(16,), (128,), (1024,)]
     assert [one.data_spatial for one in PLANE.variants] == [(4, 9), (4, 40), (20, 9), (20, 40)]
+    # Of two axes of any extents, buckets are squares.
+    square = PLANE.replace(data_spatial=("any", "any"), output_spatial=("any+2", "any+1"), buckets=())
+    assert [one.data_spatial for one in square.variants] == [(8, 8), (16, 16), (32, 32), (64, 64)]
+    assert [one.data_spatial for one in square.replace(buckets=((), (9, 40))).variants] == [(64, 9), (64, 40)]
+    assert [one.data_spatial for one in PLANE.replace(dynamic=(2,), buckets=()).variants] == [
+        (20, 8),
+        (20, 16),
+        (20, 32),
+        (20, 64),
+    ]
     static = BUCKETS.at((3, 40, 1000))
     assert static == VOCODER.at((3, 40, 1000))
     assert (static.variants, static.buckets) == ((static,), ())

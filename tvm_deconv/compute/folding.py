@@ -20,7 +20,7 @@ def folded(problem: Problem) -> Problem | None:
     stride, extent = problem.strides[-1], problem.data_spatial[-1]
     equal = problem.kernel[-1] == stride > 1 and problem.dilations[-1] == 1
     whole = problem.pads_begin[-1] == 0 and problem.output_spatial[-1] == stride * extent
-    if not (equal and whole) or problem.groups > 1 or problem.data_format != "NXC" or problem.dynamic:
+    if not (equal and whole) or problem.groups > 1 or problem.data_format != "NXC":
         return None
     return problem.replace(
         out_channels=stride * problem.out_channels,

@@ -324,7 +324,7 @@ class MatrixLayout:
         if tile.strassen and (tile.strassen != 1 or max(tile.outputs) > 1):
             raise ValueError(f"strassen={tile.strassen}: must be 0, or 1 where outputs of all axes are 1")
         packs, transformed = packs_rows(problem, tile, lanes), max(tile.outputs) > 1 or tile.strassen
-        if tile.flat and (tile.flat != 1 or packs or transformed or problem.dynamic):
+        if tile.flat and (tile.flat != 1 or packs or transformed or problem.dynamic_axes):
             raise ValueError(f"flat={tile.flat}: must be 0, or 1 where rows would be gathered as they are")
         geometry, extents = Geometry.of(problem, bool(tile.uncropped)), Extents.of(problem)
         unit, phases = row_unit(problem, lanes), contiguous_phases(problem, lanes)

@@ -15,8 +15,8 @@ from tvm_deconv.problem.checks import integers
 ANY = "any"
 #: What a problem with a dynamic batch holds in its place.
 REPRESENTATIVE_BATCH = 1
-#: The buckets of "any", by the number of spatial axes.
-DEFAULT_BUCKETS = {1: (16, 128, 1024), 2: (64,)}
+#: The buckets of "any", by the number of spatial axes. Along two axes they are squares.
+DEFAULT_BUCKETS = {1: (16, 128, 1024), 2: (8, 16, 32, 64)}
 #: The most combinations of buckets that a problem may have.
 MOST_VARIANTS = 16
 

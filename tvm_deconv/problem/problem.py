@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec
 
@@ -80,8 +80,8 @@ class Problem:
 
     In place of ``"any"`` may stand *buckets*, a list of extents. Calls of every extent are served all the same. Each
     takes the schedule of the smallest bucket that holds it, or else of the largest bucket. ``"any"`` has the buckets
-    (16, 128, 1024) with one axis and (64,) with two. `buckets` has one tuple per spatial axis, empty for "any", and
-    `variants` are the problems of the single buckets.
+    (16, 128, 1024) with one axis and (8, 16, 32, 64) with two: squares, where both are any; beside a list, 64 alone.
+    `buckets` has one tuple per spatial axis, empty for "any", and `variants` are the problems of the single buckets.
 
     The fields of dynamic axes, and all that follows from them, are those of a representative call: a batch of 1, and
     the largest bucket. `at` gives the problem of a call.
@@ -244,8 +244,9 @@ class Problem:
         return self.buckets or ((),) * self.rank
 
     def _buckets_along(self, axis: int) -> tuple[int, ...]:
-        """Return the buckets along a dynamic spatial `axis`, rising."""
-        return self._all_buckets[axis] or DEFAULT_BUCKETS[self.rank]
+        """Return the buckets along a dynamic spatial `axis`, rising: of "any" beside a list the largest alone."""
+        buckets = DEFAULT_BUCKETS[self.rank]
+        return self._all_buckets[axis] or (buckets[-1:] if self.buckets else buckets)
 
     @property
     def variants(self) -> tuple[Problem, ...]:
@@ -254,16 +255,20 @@ class Problem:
         A call belongs to the first one that holds its extents; the last axis varies first. Buckets that give no output
         are left out, except the largest. Without dynamic spatial extents it is the problem itself.
         """
+        listed = [(axis,) for axis in self.dynamic_axes if self._all_buckets[axis]]
+        free = tuple(axis for axis in self.dynamic_axes if not self._all_buckets[axis])
         problems = [self]
-        for axis in self.dynamic_axes:
-            stride, constant = self.strides[axis], self.output_constant(axis)
-            *small, largest = self._buckets_along(axis)
-            extents = [*(extent for extent in small if stride * (extent - 1) + constant > 0), largest]
-            problems = [problem._with_bucket(axis, extent) for problem in problems for extent in extents]
+        for axes in [free, *listed] if free else listed:
+            *small, largest = self._buckets_along(axes[0])
+            extents = [*(extent for extent in small if self._gives_output(axes, extent)), largest]
+            problems = [problem._with_bucket(axes, extent) for problem in problems for extent in extents]
         return tuple(problems)
 
-    def _with_bucket(self, axis: int, bucket: int) -> Problem:
-        buckets = tuple((bucket,) if i == axis else old for i, old in enumerate(self._all_buckets))
+    def _gives_output(self, axes: Sequence[int], extent: int) -> bool:
+        return all(self.strides[axis] * (extent - 1) + self.output_constant(axis) > 0 for axis in axes)
+
+    def _with_bucket(self, axes: Sequence[int], bucket: int) -> Problem:
+        buckets = tuple((bucket,) if i in axes else old for i, old in enumerate(self._all_buckets))
         return dataclasses.replace(self, buckets=buckets)
 
     @property

@@ -39,7 +39,7 @@ from tvm_deconv.schedules.x86.rounding import byte_joining, exact_rounding, row_
 from tvm_deconv.schedules.x86.row_ends import split_row_ends, splits_rows
 from tvm_deconv.schedules.x86.row_prefetching import comes_from_memory, fetch_rows_ahead
 from tvm_deconv.schedules.x86.stores import llvm_source, outgrows_caches
-from tvm_deconv.schedules.x86.variants import with_output
+from tvm_deconv.schedules.x86.variants import unfolded_output
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
 from tvm_deconv.schedules.x86.word_loads import load_words
 from tvm_deconv.targets import CpuTarget
@@ -125,7 +125,7 @@ class _Form:
 
     def _fetches_rows(self, problem: Problem) -> bool:
         """Tell whether rows of data that are cut into blocks are prefetched."""
-        static_rows = self.form == ROWS and problem.data_format == "NCX" and not problem.dynamic
+        static_rows = self.form == ROWS and problem.data_format == "NCX" and not problem.dynamic_axes
         return static_rows and comes_from_memory(problem)
 
     def _row_unit(self, problem: Problem, target: CpuTarget) -> int:
@@ -181,7 +181,7 @@ class _Form:
         deconv = lower_matrices(deconv, words) if tiled(words) else deconv
         return Kernel(
             problem=unfolded,
-            deconv=deconv if problem is unfolded else with_output(deconv, unfolded.output_shape),
+            deconv=deconv if problem is unfolded else unfolded_output(deconv, unfolded.out_channels),
             pack=pack_filter(problem, definition.sections, definition.packed_elements, words, unfolded=unfolded),
             algorithm=self.name,
             knobs=plan.knobs,
