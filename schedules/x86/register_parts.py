@@ -136,7 +136,7 @@ class PartEpilogue(RowEpilogue):
         """Return the stores of the parts of `vectors` within a row that may not exist; see `_store_whole`."""
         row, length = self._row(tile, cc, n, outputs), self._length(tile, vectors)
         begin = address(self.out, [*row, self._row_begin(tile)])
-        extent = tirx.Cast("int32", tile.ends[2])
+        extent = tile.ends[2].astype("int32")
         calls: list[Stmt] = []
         for i, vector in enumerate(vectors):
             first = tirx.Cast("int32", outputs[2] + i * length)
