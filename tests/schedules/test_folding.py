@@ -65,7 +65,6 @@ def test_it_is_the_default_for_few_channels():
         {"kernel": (2, 3)},
         {"dilations": (1, 2)},
         {"strides": (3, 2), "output_spatial": (14, 18)},  # rows without a tap
-        {"dynamic": (0,)},
     ],
     ids=str,
 )

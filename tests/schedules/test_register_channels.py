@@ -247,7 +247,6 @@ def test_all_groups_of_a_position_are_stored_together(groups, level):
     [
         ({"data_format": "NCX"}, CHANNELS),
         ({"kernel": (3, 1)}, CHANNELS),
-        ({"dynamic": (0,)}, CHANNELS),
         ({"groups": 2}, GROUPS),
     ],
     ids=str,

@@ -104,8 +104,8 @@ def test_few_outputs_of_many_inputs_are_the_default():
         {"out_channels": 8},
         {"in_channels": 3},
         {"kernel": (1, 4)},
-        {"dynamic": (0,)},
     ):
         assert X86.default(layer.replace(**other), target)[0].name != "direct_inputs"
+    assert X86.default(layer.replace(dynamic=(0,)), target)[0].name == "direct_inputs"
     for changed in ({"out_channels": 9}, {"kernel": (1, 4)}, {"data_format": "NCX"}):
         assert not INPUTS.supports(layer.replace(**changed), target)

@@ -500,16 +500,6 @@ def test_buckets():
     assert [one.variants for one in BUCKETS.variants] == [(one,) for one in BUCKETS.variants]
     assert [one.data_spatial for one in VOCODER.variants] == [(16,), (128,), (1024,)]
     assert [one.data_spatial for one in PLANE.variants] == [(4, 9), (4, 40), (20, 9), (20, 40)]
-    # Of two axes of any extents, buckets are squares.
-    square = PLANE.replace(data_spatial=("any", "any"), output_spatial=("any+2", "any+1"), buckets=())
-    assert [one.data_spatial for one in square.variants] == [(8, 8), (16, 16), (32, 32), (64, 64)]
-    assert [one.data_spatial for one in square.replace(buckets=((), (9, 40))).variants] == [(64, 9), (64, 40)]
-    assert [one.data_spatial for one in PLANE.replace(dynamic=(2,), buckets=()).variants] == [
-        (20, 8),
-        (20, 16),
-        (20, 32),
-        (20, 64),
-    ]
     static = BUCKETS.at((3, 40, 1000))
     assert static == VOCODER.at((3, 40, 1000))
     assert (static.variants, static.buckets) == ((static,), ())
