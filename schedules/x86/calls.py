@@ -46,9 +46,16 @@ def for_all_calls(
 
 
 def _unevenness(problem: Problem, tile: Tile | MatrixTile) -> float:
-    """Return the cost of calls of other lengths relative to that of the representative one."""
-    rows = problem.rank in problem.dynamic and tile.images == tile.depth == tile.height == 1
-    return _mean_padding(min(problem.data_spatial[-1], tile.width), tile.positions) if rows else 1.0
+    """Return the cost of calls of other lengths relative to that of the representative one.
+
+    A block of one row ends with it, one of several rows computes them to their end.
+    """
+    if problem.rank not in problem.dynamic:
+        return 1.0
+    representative = problem.data_spatial[-1]
+    if tile.images == tile.depth == tile.height == 1:
+        return _mean_padding(min(representative, tile.width), tile.positions)
+    return _mean_padding(representative, tile.width)
 
 
 @cache

@@ -478,6 +478,17 @@ def test_rows_of_any_number_of_images_are_stored_whole(streams, target, monkeypa
                 assert_close(found, reference(call, data, weights, bias))
 
 
+def test_blocks_of_rows_of_any_length_are_one_row_or_short():
+    """A block computes all positions of its rows, however few a call has in them."""
+    layer = td.Problem.from_torch((8, 192, 64, 64), (192, 100, 2, 2), stride=2).replace(data_format="NXC")
+    target = CPU_TARGETS["x86-64-v4"]
+    assert X86.default(layer, target)[1].tile.height > 1
+    variant = layer.replace(dynamic=(1, 2)).variants[-1]
+    assert variant.data_spatial == layer.data_spatial
+    tile = X86.default(variant, target)[1].tile
+    assert tile.height == 1 or tile.width < 32
+
+
 def test_keys_and_calls():
     assert VOCODER.key == "nany-g2-i20-o24-xany-k16-s8-d1-p4-yany+8-float32-NCX-IOX-bias"
     assert td.Problem.from_key(VOCODER.key) == VOCODER
