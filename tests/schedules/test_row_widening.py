@@ -51,11 +51,10 @@ def test_rows_are_widened_by_calls(name, dtype):
     problem, algorithm, cut = CASES[name]
     problem = problem.replace(dtype=dtype)
     width = Geometry.of(problem).axes[2].positions
-    tiles = ((plan.tile, plan) for _, plan in named(algorithm).candidates(problem, TARGET))
     # A single row of a dynamic length is packed in parts, up to its end.
-    several = 2 if problem.dynamic_axes else 1
-    plans = (plan for tile, plan in tiles if (tile.width < width) == cut and tile.height >= several)
-    kernel = X86.build(problem, TARGET, named(algorithm), next(plans))
+    fewest = 2 if problem.dynamic_axes else 1
+    plans = (plan for _, plan in named(algorithm).candidates(problem, TARGET) if plan.tile.height >= fewest)
+    kernel = X86.build(problem, TARGET, named(algorithm), next(p for p in plans if (p.tile.width < width) == cut))
     text = kernel.deconv.script()
     assert "tvm_deconv_widen" in text
     assert not re.search(r"data_rows\[.*\] = ", text)

@@ -409,10 +409,7 @@ STORED = {
     "rows with a halo": ("direct_rows", td.Problem(1, 2, 3, 5, (20, 24), (4, 4), (2, 2), (1, 1), (1, 1), (40, 48))),
     "rows, uncropped": ("direct_rows", td.Problem(1, 6, 1, 1, (7, 40), (6, 6), (3, 3), (1, 1), (2, 2), (20, 119))),
     "whole rows": ("direct_rows", td.Problem(1, 1, 6, 3, (8, 32), (2, 2), (2, 2), (1, 1), (0, 0), (16, 64))),
-    "bfloat16": (
-        "direct_rows",
-        td.Problem(1, 3, 2, 2, (50,), (8,), (4,), (1,), (2,), (200,), dtype="bfloat16"),
-    ),
+    "bfloat16": ("direct_rows", td.Problem(1, 3, 2, 2, (50,), (8,), (4,), (1,), (2,), (200,), dtype="bfloat16")),
     "channels": (
         "direct_channels",
         td.Problem(1, 1, 5, 21, (9, 6), (3, 5), (2, 2), (1, 1), (1, 2), (17, 11), data_format="NXC"),
@@ -469,13 +466,13 @@ def test_rows_of_any_number_of_images_are_stored_whole(streams, target, monkeypa
         plan = Plan(Tile(images, 1, 3, 32, 2, 2 * lanes, 2), share_data=False)
         kernel = X86.build(problem, target, algorithm, plan)
         assert ("tvm_deconv_store" in kernel.deconv.script()) == streams
+        compiled = compiled_kernel(kernel, target)
         for batch in (1, 2, 5):
             call = problem.at((batch, 4, 3, 32))
+            data, weights, bias = operands(call, batch)
+            wanted = reference(call, data, weights, bias)
             for aligned in (False, True):
-                data, weights, bias = operands(call, batch)
-                compiled = compiled_kernel(kernel, target)
-                found = call_kernel(call, kernel, compiled, data, weights, bias, aligned=aligned)
-                assert_close(found, reference(call, data, weights, bias))
+                assert_close(call_kernel(call, kernel, compiled, data, weights, bias, aligned=aligned), wanted)
 
 
 def test_blocks_of_rows_of_any_length_are_one_row_or_short():
