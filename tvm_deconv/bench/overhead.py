@@ -22,6 +22,7 @@ import numpy as np
 from tvm_deconv.artifact.manifest import Manifest, library_name, stem
 from tvm_deconv.compiler.build import export
 from tvm_deconv.problem import Problem
+from tvm_deconv.problem.arrays import empty_lines
 from tvm_deconv.runtime import loader, threads
 from tvm_deconv.runtime.layer import Layer
 from tvm_deconv.runtime.library import load
@@ -121,7 +122,7 @@ def _smallest(call: Callable[[], object], calls: int = 2000, batches: int = 20) 
 
 
 def _calls(layer: Layer, artifact: Artifact) -> list[Figure]:
-    packed = np.empty(*artifact.packed)
+    packed = empty_lines(artifact.packed[0], np.dtype(artifact.packed[1]))
     artifact.pack(np.ones(_SMALL.replace(filter_format="GIOX").filter_shape, np.float32), packed)
     data, out = np.ones(_SMALL.data_shape, np.float32), np.empty(_SMALL.output_shape, np.float32)
     constant, deconv = artifact.constant(packed), artifact.deconv

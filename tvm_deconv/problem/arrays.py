@@ -44,9 +44,13 @@ def storage(dtype: str) -> np.dtype[Any]:
 
 def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     """Return an array without values; from 64 KiB on, it begins at a cache line, which suits vectors."""
+    small = math.prod(shape) * dtype.itemsize < _SMALL
+    return np.empty(shape, dtype) if small else empty_lines(shape, dtype)
+
+
+def empty_lines(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+    """Return an array without values that begins at a cache line, so that no vector of it lies in two."""
     size = math.prod(shape) * dtype.itemsize
-    if size < _SMALL:
-        return np.empty(shape, dtype)
     memory = np.empty(size + _CACHE_LINE, np.uint8)
     start = -memory.ctypes.data % _CACHE_LINE
     return memory[start : start + size].view(dtype).reshape(shape)

@@ -10,7 +10,7 @@ import numpy as np
 from tvm_deconv.artifact.manifest import Manifest
 from tvm_deconv.errors import ArtifactError, ProblemError, TensorError, TensorTypeError
 from tvm_deconv.problem import Array, Problem, Scaling, integer
-from tvm_deconv.problem.arrays import BFLOAT16, empty, storage
+from tvm_deconv.problem.arrays import BFLOAT16, empty, empty_lines, storage
 from tvm_deconv.problem.checks import INT64_MAX
 from tvm_deconv.problem.quantization import bound_arrays
 from tvm_deconv.runtime import arrays
@@ -201,7 +201,7 @@ def _packed(artifact: Artifact, filter: Array) -> Array:
     canonical = np.require(filter, requirements=["C", "A"])
     shape, dtype = artifact.packed
     try:
-        packed = empty(shape, np.dtype(dtype))
+        packed = empty_lines(shape, np.dtype(dtype))
         artifact.pack(arrays.readable(canonical), packed)
     except (RuntimeError, ValueError, TypeError, MemoryError) as error:
         raise ArtifactError(artifact.path, f"must take the filter as its manifest says: {error}") from error

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tvm_deconv.problem import Array, Problem
-from tvm_deconv.problem.arrays import empty, numpy_dtype, storage
+from tvm_deconv.problem.arrays import empty_lines, numpy_dtype, storage
 from tvm_deconv.problem.quantization import bound_arrays
 from tvm_deconv.problem.testing import deviation, operands
 from tvm_deconv.targets import Host
@@ -152,7 +152,7 @@ class Harness:
         problem = self._problem
         assert problem is not None
         if built.pack not in self._packed:
-            packed = self._machine.put(empty((built.packed_elements,), np.dtype(built.packed_dtype)))
+            packed = self._machine.put(empty_lines((built.packed_elements,), np.dtype(built.packed_dtype)))
             self._machine.bind(built.pack, "pack", (self._filter, packed)).run()
             self._packed[built.pack] = packed
         arguments = (self._data, self._packed[built.pack], *self._bias, *self._workspace(built), self._out.argument)
