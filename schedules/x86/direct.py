@@ -28,12 +28,13 @@ from tvm_deconv.compute.direct_layout import DirectLayout, FilterSection
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, LEAD, ROWS
 from tvm_deconv.compute.words import WORD, Words, tiled
 from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.x86 import data_in_place
 from tvm_deconv.schedules.x86.amx import MATRIX_ROWS, REGISTER_TILES, mark_matrices
 from tvm_deconv.schedules.x86.cache_sets import keep_apart
 from tvm_deconv.schedules.x86.dot import dot_intrinsic
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS, interleave_intrinsic, join_intrinsic, transpose_intrinsic
 from tvm_deconv.schedules.x86.loop_marks import SkipMarks, mark_tasks
-from tvm_deconv.schedules.x86.prefetching import mark_filter
+from tvm_deconv.schedules.x86.prefetching import mark_data, mark_filter
 from tvm_deconv.schedules.x86.tiles import Plan
 from tvm_deconv.schedules.x86.unrolling import unroll_steps
 from tvm_deconv.targets import CpuTarget
@@ -132,6 +133,9 @@ class _Steps:
         """
         sch, layout = self.sch, self.layout
         data_pack = sch.get_sblock("data_pack")
+        if self.in_place:
+            sch.compute_inline(data_pack)
+            return
         points = [sch.get_sblock(f"points_{i}") for i in range(self.definition.points)]
         made = list(points)  # of packed rows
         if self.words is not None and self.words.cut:
@@ -300,6 +304,8 @@ class _Steps:
             reduction = unroll_steps(sch, reduction, self.target, products=products, broadcasts=broadcasts)
         if layout.form == CHANNELS:
             mark_filter(sch, reduction, passes=None if layout.tile.part else tile)
+        if self.in_place:
+            mark_data(sch, row, layout.tile.positions)
         self._skip_positions(tile, layout.tile.positions)
         store = sch.cache_write(block, 0, "global")
         sch.reverse_compute_at(store, outer[-1], preserve_unit_loops=True)
@@ -395,6 +401,12 @@ class _Steps:
         """Make tasks of blocks and groups, and of tiles of channels where these share the packed data."""
         lead = self.sch.get_loops(self.out)[:LEAD]
         mark_tasks(self.sch, lead[self.layout.extents.serial :] if self.plan.share_data else lead[:-1])
+
+    @property
+    def in_place(self) -> bool:
+        """True if register tiles read the caller's data."""
+        layout = self.layout
+        return data_in_place.supports_tile(self.problem, layout.geometry, layout.form, layout.tile, self.target)
 
     @property
     def _height(self) -> int:

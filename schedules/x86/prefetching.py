@@ -1,4 +1,4 @@
-"""Prefetches of the filter: the reduction of a register tile asks for what is multiplied later.
+"""Prefetches of the filter, and of data in place: the reduction of a register tile asks for what is multiplied later.
 
 TVM has no such instruction. A schedule marks the innermost loop of a reduction that streams the packed filter, and
 `lower_prefetches` puts a call of a function in LLVM IR at the end of its body. The instruction is inline assembly that
@@ -11,6 +11,8 @@ short: passes ask for a later one then. Where there is one pass, a step asks for
 A filter has prefetches if it comes from beyond the second-level cache: other layers have often taken the last one. On
 targets with a mesh passes have not been measured, and a step asks for what comes soon. docs/design.md has the
 measurements.
+
+Register tiles that read the caller's data (`data_in_place`) ask for those of a later tile, channel by channel.
 """
 
 from __future__ import annotations
@@ -36,6 +38,9 @@ _AHEAD, _AHEAD_ON_A_MESH = 8192, 2048
 #: Bytes of a panel from which on passes ask for the next one, and for a later one.
 _PANEL, _SHORT_PANEL = 4096, 1024
 _MARK, _PASSES = "tvm_deconv.filter", "tvm_deconv.filter_passes"
+_DATA = "tvm_deconv.data"
+#: Register tiles from one that reads the caller's data to that whose data it asks for.
+_TILES_AHEAD = 2
 #: With these LLVM keeps accumulators in registers across the instruction.
 _UNSEEN = "nounwind willreturn nosync memory(inaccessiblemem: readwrite)"
 
@@ -48,6 +53,11 @@ def mark_filter(sch: Schedule, reduction: Sequence[LoopRV], passes: LoopRV | Non
     sch.annotate(reduction[-1], _MARK, math.prod(int(sch.get(loop).extent) for loop in reduction))
     if passes is not None:
         sch.annotate(passes, _PASSES, True)
+
+
+def mark_data(sch: Schedule, step: LoopRV, positions: int) -> None:
+    """Mark the outermost loop of a `step` of a reduction, which reads `positions` of an input channel of the data."""
+    sch.annotate(step, _DATA, positions)
 
 
 def lower_prefetches(func: PrimFunc, target: CpuTarget) -> PrimFunc:
@@ -81,6 +91,8 @@ class _Lowering:
             return unmarked(stmt, _PASSES, body)
         if _MARK in stmt.annotations:
             return unmarked(stmt, _MARK, self._fetching(stmt))
+        if _DATA in stmt.annotations:
+            return self._fetching_data(unmarked(stmt, _DATA, stmt.body), int(stmt.annotations[_DATA]))
         if self._inside:
             self._inside.append(stmt)
         return None
@@ -95,10 +107,25 @@ class _Lowering:
         panel = int(loop.annotations[_MARK]) * elements * self._element_bytes
         if passes > 1 and _SHORT_PANEL <= panel <= target.l2_bytes // 2:
             later = 1 if panel >= _PANEL else ceil_div(_AHEAD, panel)
-            return self._asking(loop.body, self._share(loop, first, elements, later), ceil_div(lines, passes), 0)
+            share = self._share(loop, first, elements, later)
+            return self._asking(loop.body, BufferLoad(self._filter, [share]), ceil_div(lines, passes), 0)
         if passes != 1 and panel <= target.l1_bytes // 2:  # the next pass finds it in the first-level cache
             return loop.body
-        return self._asking(loop.body, first, lines, _AHEAD_ON_A_MESH if target.mesh else _AHEAD)
+        ahead = _AHEAD_ON_A_MESH if target.mesh else _AHEAD
+        return self._asking(loop.body, BufferLoad(self._filter, [first]), lines, ahead)
+
+    def _fetching_data(self, step: For, positions: int) -> Stmt:
+        """Return the marked loop of a `step`, and behind it a prefetch of the data of a later register tile."""
+        data, (loops, realize) = self._func.params[0], loops_and_block(step)
+        read = next((read for read in realize.block.reads if read.source.same_as(data)), None)
+        if read is None:  # it clears accumulators
+            return step
+        begin = Analyzer()
+        for loop in loops:
+            begin.bind(loop.loop_var, loop.min)
+        *outer, last = map(begin.simplify, outside_of(realize, [part.min for part in read.region]))
+        lines = ceil_div(positions * np.dtype(data.dtype).itemsize, LINE)
+        return self._asking(step, BufferLoad(data, [*outer, last + _TILES_AHEAD * positions]), lines, 0)
 
     @property
     def _passes(self) -> int:
@@ -121,10 +148,10 @@ class _Lowering:
         share = ceil_div(elements, ceil_div(self._passes, alike))
         return Analyzer().simplify(panel + later * steps * elements + number * share)
 
-    def _asking(self, body: Stmt, first: Expr, lines: int, ahead: int) -> Stmt:
+    def _asking(self, body: Stmt, first: BufferLoad, lines: int, ahead: int) -> Stmt:
         """Return a step that asks for cache `lines` at its end, so many bytes `ahead` of the element `first`."""
         self.functions.add((lines, ahead))
-        address = tirx.address_of(BufferLoad(self._filter, [first]))
+        address = tirx.address_of(first)
         # At the end of a step: before it, LLVM moves loads behind the call, and spills accumulators.
         return SeqStmt([body, Evaluate(tirx.call_extern("int32", _name(lines, ahead), address))])
 

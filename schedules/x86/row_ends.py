@@ -21,7 +21,7 @@ from tvm_ffi import structural_equal
 
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
-from tvm_deconv.schedules.x86.statements import outside_of, rewritten_loops
+from tvm_deconv.schedules.x86.statements import first_block, outside_of, rewritten, rewritten_loops
 from tvm_deconv.schedules.x86.stores import Row, Span, all_of
 from tvm_deconv.targets import CpuTarget
 
@@ -43,6 +43,43 @@ def split_row_ends(func: PrimFunc) -> PrimFunc:
     for stage in ("data_rows", "data_pack"):
         func = rewritten_loops(func, stage, ForKind.SERIAL, _split)
     return func
+
+
+def cut_last_rows(func: PrimFunc) -> PrimFunc:
+    """Return the scheduled `func` with a last row of ``data_pack`` that is not whole in loops of its own.
+
+    Register tiles may read behind the rows of a block. Whole rows are then copied without a condition on that end.
+    """
+    return func.with_body(rewritten(func.body, _cut))
+
+
+def _cut(rows: Stmt) -> Stmt | None:
+    """Return loops over the whole `rows` of packed data and over the last one, or None if that is whole, too."""
+    if not isinstance(rows, For):
+        return None
+    realize = first_block(rows)
+    if realize.block.name_hint != "data_pack" or Row.of([rows]).is_fixed(realize.predicate):
+        return None
+    last, behind = rows.extent - 1, Analyzer()
+    behind.bind(rows.loop_var, last)
+    whole = _part(rows.body, tirx.const(1, "bool"), Analyzer())
+    kept = For(rows.loop_var, rows.min, last, rows.kind, whole, rows.thread_binding, rows.annotations)
+    return SeqStmt([kept, _part(rows.body, behind.simplify(realize.predicate), behind)])
+
+
+def _part(stmt: Stmt, predicate: Expr, values: Analyzer) -> Stmt:
+    """Return nested loops `stmt` with variables of their own, as far as `predicate` holds.
+
+    `values` has those of variables around them.
+    """
+    if isinstance(stmt, SBlockRealize):
+        return SBlockRealize([*map(values.simplify, stmt.iter_values)], tirx.const(1, "bool"), stmt.block)
+    row, variable = Row.of([stmt]), tirx.Var(stmt.loop_var.name, "int64")
+    limits = row.limits(predicate)
+    assert limits is not None
+    values.bind(stmt.loop_var, variable)
+    body, end = _part(stmt.body, predicate, values), row.ranges.simplify(limits[2])
+    return For(variable, stmt.min, end, stmt.kind, body, stmt.thread_binding, stmt.annotations)
 
 
 def _split(loop: For) -> Stmt | None:

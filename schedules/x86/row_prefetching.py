@@ -25,12 +25,14 @@ def comes_from_memory(problem: Problem) -> bool:
     return math.prod(problem.data_shape) * size > LAST_CACHE
 
 
-def fetch_rows_ahead(func: PrimFunc) -> PrimFunc:
-    """Return the scheduled `func` with prefetches before the rows of its stage ``data_pack``, by ``fetch_row.ll``."""
+def fetch_rows_ahead(func: PrimFunc, length: int) -> PrimFunc:
+    """Return the scheduled `func` with prefetches before rows of `length` of ``data_pack``, by ``fetch_row.ll``."""
     data = func.params[0]
 
-    def fetched(loop: For) -> Stmt:
+    def fetched(loop: For) -> Stmt | None:
         row, (read,) = Row.of([loop]), loop.body.block.reads
+        if row.length < length:  # behind a block's rows
+            return None
         image, channel, *position = map(row.first.simplify, outside_of(loop.body, [part.min for part in read.region]))
         following = tirx.address_of(BufferLoad(data, [image, channel + 1, *position]))
         size = row.length * np.dtype(data.dtype).itemsize

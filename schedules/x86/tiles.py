@@ -26,7 +26,7 @@ from tvm_deconv.compute.winograd import MAX_PRODUCTS, winograd
 from tvm_deconv.compute.words import Words, tiled
 from tvm_deconv.problem import Array, Problem
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
-from tvm_deconv.schedules.x86 import register_channels
+from tvm_deconv.schedules.x86 import data_in_place, register_channels
 from tvm_deconv.schedules.x86.amx import MATRIX_RATE
 from tvm_deconv.schedules.x86.costs import LAST_CACHE, Costs, costs_of
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
@@ -408,7 +408,8 @@ class _Arithmetic:
         )
         useful = geometry.batch * math.prod(axis.positions for axis in geometry.axes)
         positions = round_up(blocks.positions, registers.positions)
-        packed = self._packed_bytes(blocks, registers)
+        in_place = self._in_place(blocks, registers)
+        packed = np.where(in_place, 0, self._packed_bytes(blocks, registers))
         # The products of a point need its own sums only.
         needed = packed * max(work.data, work.sums) // work.results
         results = np.where(finishes_in_registers, 0, self._result_bytes(registers, positions) * work.results)
@@ -426,11 +427,13 @@ class _Arithmetic:
         vector = lanes * _element_bytes(self.target, lanes)
         cost *= with_filter(np.ones(1), 2 * vector * self.rate / positions, self.filter_size, self.target)
         ties = costs.ties * (1.0 if self.form == ROWS or self.stores_channels else costs.channels)
-        outside = self._outside(blocks, registers, packed, finishes_in_registers)
+        outside = self._outside(blocks, registers, packed, in_place, finishes_in_registers)
         total: Array = cost * (ties + outside / np.maximum(inside, 1)) / self.rate
         return total
 
-    def _outside(self, blocks: _Blocks, registers: _Registers, packed: Array, finishes_in_registers: Array) -> Array:
+    def _outside(
+        self, blocks: _Blocks, registers: _Registers, packed: Array, in_place: Array, finishes_in_registers: Array
+    ) -> Array:
         """Return the cycles of a block outside of the reduction.
 
         They go to packing with the halo, interleaving, copying and the start of a task.
@@ -457,10 +460,23 @@ class _Arithmetic:
         if self.problem.data_format == "NCX":
             pieces = np.where(blocks.rows, blocks.size(0), blocks.size(0) * blocks.size(1) * blocks.size(2))
             missed = costs.piece + missed_pages(self.problem, costs)
-            cycles += np.where(blocks.whole, 0.0, pieces * (missed * geometry.in_channels + costs.piece * channels))
+            started = pieces * (missed * geometry.in_channels + costs.piece * channels)
+            cycles += np.where(blocks.whole | in_place, 0.0, started)
         kept = finish * made / self.lanes + costs.register_task
         outside: Array = np.where(self._keeps_data(registers, packed // element), kept, cycles)
         return outside
+
+    def _in_place(self, blocks: _Blocks, registers: _Registers) -> Array:
+        """Tell whether register tiles read the caller's data, as `data_in_place.supports_tile` does."""
+        geometry = self.geometry
+        if not data_in_place.supports(self.problem, geometry, self.form, self.target) or max(self.outputs) > 1:
+            return np.zeros((1, 1), np.bool_)
+        (runs,), extents = geometry.runs, np.array([axis.positions for axis in geometry.axes])
+        phases = math.prod(run.count for run in runs)
+        whole = np.all(extents % blocks.sizes[:, 1:] == 0, axis=1)[:, None] & (blocks.size(0) == 1)
+        once = (registers.channels >= geometry.out_channels) & (registers.phases == phases)
+        in_place: Array = whole & once & (blocks.block % registers.positions == 0)
+        return in_place
 
     def _keeps_data(self, registers: _Registers, packed: Array) -> Array:
         """Tell whether the `packed` elements of a block stay in registers from the caller's data to the products.

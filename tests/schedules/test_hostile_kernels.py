@@ -1,46 +1,19 @@
 """Kernels of any plan between pages that nobody may touch: one element beyond an array ends the process."""
 
-import ctypes
 import functools
-import math
-import mmap
 
 import numpy as np
 from hypothesis import strategies as st
+from support.fences import copied, fenced
 from support.hostile import hostile
-from support.kernels import X86, bits, compile_kernel, poison_of
+from support.kernels import X86, bits, compile_kernel
 from support.strategies import operands, problems
 from support.tolerances import assert_close
 
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.targets import CPU_LEVELS, detect_host
 
-PAGE = mmap.PAGESIZE
-PROT_NONE = 0
 TARGETS = [target for target in CPU_LEVELS.values() if target.features <= detect_host().features]
-
-
-def fenced(shape, dtype, at_end):
-    """A poisoned array with a forbidden page before and behind its pages, whose last or first bytes it has."""
-    dtype = np.dtype(dtype)
-    size = math.prod(shape) * dtype.itemsize
-    inner = max(-(-size // PAGE), 1) * PAGE
-    memory = mmap.mmap(-1, inner + 2 * PAGE)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    protect = ctypes.CDLL(None, use_errno=True).mprotect
-    protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    for page in (address, address + PAGE + inner):
-        assert protect(page, PAGE, PROT_NONE) == 0
-    offset = PAGE + inner - size if at_end else PAGE
-    array = np.frombuffer(memory, dtype, math.prod(shape), offset).reshape(shape)
-    array[...] = poison_of(dtype)
-    return array
-
-
-def copied(array, at_end):
-    inside = fenced(array.shape, array.dtype, at_end)
-    inside[...] = array
-    return inside
 
 
 KERNELS = st.fixed_dictionaries(

@@ -199,3 +199,13 @@ def test_whole_rows_from_memory_are_not_fetched_ahead(monkeypatch):
     algorithm, target = ALGORITHMS[algorithm], CPU_TARGETS["x86-64-v3"]
     plan = next(plan for _, plan in algorithm.candidates(problem, target) if plan.tile.width >= 131)
     assert "prefetcht0" not in code_of(problem, target, algorithm, plan)
+
+
+@pytest.mark.parametrize("target", CPU_TARGETS.values(), ids=CPU_TARGETS)
+def test_nothing_behind_the_rows_of_a_block_is_fetched_ahead(target, monkeypatch):
+    monkeypatch.setattr(row_prefetching, "LAST_CACHE", 0)
+    algorithm, problem = ALGORITHMS["direct_rows"], td.Problem.from_torch((1, 5, 301), (5, 3, 4), stride=2)
+    plans = (plan for _, plan in algorithm.candidates(problem, target) if 1 < plan.tile.width < 301)
+    plan = next(plan for plan in plans if plan.tile.width % plan.tile.positions)
+    text = algorithm.build(problem, target, plan).deconv.script()
+    assert text.count('T.sblock("data_pack")') > text.count("tvm_deconv_fetch_row") == 1

@@ -9,7 +9,8 @@ from support.kernels import X86, bound, call_kernel, compiled_kernel, targets, t
 import tvm_deconv as td
 from tvm_deconv.bench.layers import in_type
 from tvm_deconv.compiler.selection import named
-from tvm_deconv.compute.direct_layout import Tile
+from tvm_deconv.compute.direct_layout import DirectLayout, Tile
+from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.problem.testing import deviation, operands
 from tvm_deconv.schedules.x86.tiles import Plan
@@ -41,6 +42,15 @@ ROW = td.Problem(2, 1, 6, 3, (101,), (9,), (4,), (1,), (3,), (403,), epilogue=td
 PLANE = td.Problem(2, 2, 21, 19, (9, 61), (3, 4), (2, 2), (1, 1), (1, 1), (17, 122), epilogue=td.Epilogue(True))
 #: Rows of 37 positions that are packed with those which fill the last vector: as a second, most of which is not there.
 FILLED = td.Problem(1, 1, 32, 16, (7, 37), (2, 2), (2, 2), (1, 1), (0, 0), (14, 74), epilogue=td.Epilogue(True))
+#: Layers whose register tiles reach behind the rows of a block.
+BEHIND = {
+    "row": ("direct_rows", ROWS, ROW.replace(in_channels=5)),
+    "rows": ("direct_rows", ROWS, td.Problem(2, 1, 5, 3, (5, 37), (3, 3), (2, 2), (1, 1), (1, 1), (10, 73))),
+    "transformed": ("winograd_rows", ROWS, PLANE),
+    "channels": ("direct_channels", CHANNELS, ROW.replace(data_format="NXC", out_channels=40)),
+    "inputs": ("direct_inputs", INPUTS, ROW.replace(data_format="NXC", in_channels=40, out_channels=1)),
+    "groups": ("direct_groups", GROUPS, ROW.replace(data_format="NXC", groups=40, in_channels=1, out_channels=1)),
+}
 
 
 @pytest.mark.parametrize("types", TYPES)
@@ -99,6 +109,22 @@ def check(problem, algorithm, plan, parts, target=CPU_TARGETS["x86-64-v3"]):
     kernel = X86.build(problem, target, named(algorithm), plan)
     packing = re.search(r"data_(?:pack|rows)\[.*\] = .*data\[.*", kernel.deconv.script())[0]
     assert ("if_then_else" in packing) != parts
+    arrays = operands(problem, 3)
+    found = call_kernel(problem, kernel, compiled_kernel(kernel, target), *bound(problem, arrays))
+    assert deviation(problem, np.asarray(found), reference(problem, *arrays)).allowed
+
+
+@pytest.mark.parametrize(("algorithm", "form", "problem"), BEHIND.values(), ids=BEHIND)
+@targets
+def test_no_more_is_packed_than_is_read(algorithm, form, problem, target):
+    """The last of the packed rows ends where the last register tile does."""
+    algorithm, lanes = named(algorithm), target.lanes(4)
+    plans = (plan for _, plan in algorithm.candidates(problem, target) if not plan.halves)
+    layouts = ((plan, DirectLayout.of(problem, form, plan.tile, lanes)) for plan in plans)
+    plan, layout = next((plan, layout) for plan, layout in layouts if layout.needed % layout.packed[2])
+    kernel = X86.build(problem, target, algorithm, plan)
+    (packed,) = re.findall(r"data_pack = T.sblock_alloc_buffer\(.*", kernel.deconv.script())
+    assert f"T.int64({layout.needed})" in packed
     arrays = operands(problem, 3)
     found = call_kernel(problem, kernel, compiled_kernel(kernel, target), *bound(problem, arrays))
     assert deviation(problem, np.asarray(found), reference(problem, *arrays)).allowed

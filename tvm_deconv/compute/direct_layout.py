@@ -267,8 +267,8 @@ class DirectLayout:
     `blocks` counts blocks of images and positions. Along the three spatial axes, `spans` are the positions of a block,
     `packed` the extents of an image of its packed data (`block_extents`), and `halos` the tiles of its halo. Products
     are computed at `positions` flat positions, whole register tiles. They read the data of `needed` flat positions, for
-    matrices whole vectors; `packed_positions` are these in whole rows. `pairs` is that of `FilterSection`. Sums of
-    products are of `sum_dtype`.
+    matrices whole vectors. `packed_positions` are these, and whole rows where a call may end within a block. `pairs` is
+    that of `FilterSection`. Sums of products are of `sum_dtype`.
     """
 
     form: str
@@ -327,6 +327,9 @@ class DirectLayout:
             reach += lanes  # sums of rows are made by whole vectors
         if depth > 1:
             reach = round_up(reach, lanes)
+        end = extents.end(tile.block, span)
+        if end and tile.images == packed[0] == packed[1] == 1:
+            packed = (1, 1, round_up(reach, lanes))  # no second row for what the last register tile reads
         return DirectLayout(
             form=form,
             tile=tile,
@@ -341,7 +344,7 @@ class DirectLayout:
             halos=(first, second, third),
             positions=positions,
             needed=reach,
-            packed_positions=round_up(reach, packed[2]),
+            packed_positions=round_up(reach, packed[2]) if end else reach,
             pairs=pairs,
             sum_dtype=sums,
         )

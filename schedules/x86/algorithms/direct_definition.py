@@ -36,7 +36,7 @@ from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.prefetching import lower_prefetches
 from tvm_deconv.schedules.x86.rounding import byte_joining, exact_rounding, row_joining
-from tvm_deconv.schedules.x86.row_ends import split_row_ends, splits_rows
+from tvm_deconv.schedules.x86.row_ends import cut_last_rows, split_row_ends, splits_rows
 from tvm_deconv.schedules.x86.row_prefetching import comes_from_memory, fetch_rows_ahead
 from tvm_deconv.schedules.x86.stores import llvm_source, outgrows_caches
 from tvm_deconv.schedules.x86.variants import unfolded_output
@@ -158,9 +158,10 @@ class _Form:
         whole = self.form != INPUTS and has_whole_vectors(problem, self.form, plan.tile, lanes)
         whole = whole and not (self.form == ROWS and (streams or (rounds_rows(problem) and not narrows)))
         scheduled = schedule_direct(definition, plan, target, problem, whole, words, joining).mod["main"]
+        scheduled = cut_last_rows(scheduled)
         whole_rows, fetching = plan.tile.width >= Geometry.of(problem).axes[2].positions, ""
         if self._fetches_rows(problem) and words is None and not whole_rows:
-            scheduled, fetching = fetch_rows_ahead(scheduled), llvm_source("fetch_row.ll")
+            scheduled, fetching = fetch_rows_ahead(scheduled, definition.layout.packed[2]), llvm_source("fetch_row.ll")
         scheduled = load_words(scheduled) if words or pairs else scheduled
         # Words of whole rows LLVM makes as fast.
         if splits_rows(problem, target) and (words is None or not whole_rows):
@@ -273,4 +274,7 @@ class _Finish:
         functions = register_epilogue.store_functions(stored, self.stored_lanes) if self.streams else ""
         end, streams = self.definition.end, self.streams
         finished = lower(finished, end, self.target, streams=streams, functions=functions, products=products)
-        return register_epilogue.select_by_alignment(finished, self.from_memory()) if self.streams else finished
+        if not self.streams:
+            return finished
+        both = (lower_prefetches(func, self.target) for func in (finished, self.from_memory()))
+        return register_epilogue.select_by_alignment(*both)
