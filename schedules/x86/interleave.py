@@ -5,8 +5,13 @@ Interleaving turns ``streams`` vectors into ``streams`` vectors whose elements a
     out[lane * streams + stream] = in[stream, lane]
 
 LLVM compiles a loop of this store to permutes in some cases and to element-wise scatters in others, a factor of two in
-the time of a whole layer. A tensor intrinsic of two-source shuffles always compiles to `vpermt2` and unpacks. An even
-number of streams is halved (``log2`` rounds of one shuffle a vector), an odd one merged one stream at a time.
+the time of a whole layer. So a tensor intrinsic has shuffles of two vectors, in rounds. Of four streams, two rounds in
+each lane of 128 bits make vectors whose lanes are four elements of one place, and further rounds bring these lanes to
+their places: one instruction each of the kind that every CPU has. Else an even number of streams is halved, an odd one
+merged one stream at a time.
+
+Between rounds stands a fence. Without it LLVM merges rounds with the one before, and makes up to 3.5 times as many
+instructions (docs/design.md).
 """
 
 from __future__ import annotations
@@ -39,12 +44,78 @@ def shuffle_network(streams: list[Expr], lanes: int) -> list[Expr]:
         return streams
     if count % 2:
         return [_merged(streams, lanes, vector * lanes) for vector in range(count)]
-    even, odd = shuffle_network(streams[0::2], lanes), shuffle_network(streams[1::2], lanes)
+    if count % 4 == 0 and _has_quads(streams[0], lanes, count):
+        return _by_quads(streams, lanes)
+    even, odd = (shuffle_network(half, lanes) for half in (streams[0::2], streams[1::2]))
+    if count > 2:
+        even, odd = [*map(_fenced, even)], [*map(_fenced, odd)]
     return [
         _shuffle(first, second, [half + i // 2 + (i % 2) * lanes for i in range(lanes)])
         for first, second in zip(even, odd, strict=True)
         for half in (0, lanes // 2)
     ]
+
+
+def _has_quads(stream: Expr, lanes: int, count: int) -> bool:
+    """Tell whether `count` streams like this are interleaved by lanes of 128 bits: four elements of 32 bits.
+
+    Of AVX-512's whole vectors that takes four shuffles a vector, where one of any elements takes two of four streams.
+    """
+    return _bits(stream) == 32 and lanes in (8, 16) and (lanes == 8 or count > 4)
+
+
+def _by_quads(streams: list[Expr], lanes: int) -> list[Expr]:
+    """Return the interleaved vectors of `streams`, a multiple of four, by rounds in and of lanes of 128 bits."""
+    quads = [_quads(streams[first : first + 4], lanes) for first in range(0, len(streams), 4)]
+    # In the order of the output: of the first four places, which are the first lanes, and so on.
+    ordered = [quad[place] for place in range(4) for quad in quads]
+    width, turned = lanes // 4, []
+    for first in range(0, len(ordered), width):
+        turned.append(_turned(ordered[first : first + width], lanes))
+    return [vectors[lane] for lane in range(width) for vectors in turned]
+
+
+def _quads(streams: list[Expr], lanes: int) -> list[Expr]:
+    """Return four vectors: of place ``i`` in each lane of four `streams`, those of all streams, for ``i`` up to 3."""
+
+    def unpacked(first: Expr, second: Expr, half: int, order: tuple[tuple[int, int], ...]) -> Expr:
+        """Return one half of each lane of both vectors, in the `order` of pairs of a vector and a place."""
+        begins = range(2 * half, lanes, 4)
+        places = [source * lanes + begin + place for begin in begins for source, place in order]
+        return _fenced(_shuffle(first, second, places))
+
+    a, b, c, d = streams
+    in_turn, in_pairs = ((0, 0), (1, 0), (0, 1), (1, 1)), ((0, 0), (0, 1), (1, 0), (1, 1))
+    halves = [(unpacked(a, b, half, in_turn), unpacked(c, d, half, in_turn)) for half in (0, 1)]
+    return [unpacked(*pair, half, in_pairs) for pair in halves for half in (0, 1)]
+
+
+def _turned(vectors: list[Expr], lanes: int) -> list[Expr]:
+    """Return the transposed lanes of 128 bits of as many `vectors` as each has: two, or four."""
+
+    def lanes_of(first: Expr, second: Expr, *chosen: int) -> Expr:
+        of_each = [4 * lane + i for lane in chosen for i in range(4)]
+        return _shuffle(first, second, [*of_each, *(lanes + i for i in of_each)])
+
+    if len(vectors) == 2:
+        return [lanes_of(*vectors, lane) for lane in (0, 1)]
+    pairs = [[_fenced(lanes_of(*vectors[i : i + 2], *half)) for i in (0, 2)] for half in ((0, 1), (2, 3))]
+    return [lanes_of(*pair, *chosen) for pair in pairs for chosen in ((0, 2), (1, 3))]
+
+
+def _fenced(vector: Expr) -> Expr:
+    """Return `vector` behind a fence: an instruction for LLVM alone, which has one for floats."""
+    bits = _bits(vector)
+    if bits not in (32, 64):
+        return vector
+    dtype, floats = str(vector.ty.dtype), f"float{bits}x{vector.ty.dtype.lanes}"
+    fenced = tirx.call_llvm_pure_intrin(floats, "llvm.arithmetic.fence", tirx.reinterpret(floats, vector))
+    return tirx.reinterpret(dtype, fenced)
+
+
+def _bits(vector: Expr) -> int:
+    """Return the bits of an element."""
+    return int(vector.ty.dtype.bits)
 
 
 def _merged(streams: list[Expr], lanes: int, begin: int) -> Expr:
