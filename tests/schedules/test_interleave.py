@@ -42,7 +42,7 @@ def interleaved(streams, lanes, dtype, target):
 def test_elements_alternate(dtype, target):
     whole = target.lanes(np.dtype(dtype).itemsize)
     for lanes in (whole, whole // 2):
-        for streams in range(1, MAX_STREAMS + 1):
+        for streams in (1, 2, 3, 4, 6, 7, 8, 12, MAX_STREAMS):
             given = np.arange(3 * streams * lanes).astype(dtype).reshape(3, streams, lanes)
             found = np.zeros_like(given)
             interleaved(streams, lanes, dtype, target)["interleave"](given, found)
