@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from tvm_deconv.compute.direct_layout import Tile, phases_together
 from tvm_deconv.compute.indexing import ROWS
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import storage_dtype, sum_dtype
 from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.x86.row_prefetching import data_bytes
 from tvm_deconv.targets import CpuTarget
 
 #: Bytes of data that the caches keep, next to all else.
@@ -28,12 +27,11 @@ def supports(problem: Problem, geometry: Geometry, form: str, target: CpuTarget)
 
     The tiles of AVX2 read a line or two of a channel at a time: what stays in caches comes as fast through a copy.
     """
-    size = math.prod(problem.data_shape) * np.dtype(storage_dtype(problem.dtype)).itemsize
     return (
         form == ROWS
         and problem.data_format == "NCX"
         and not problem.dynamic_axes
-        and (target.vector_registers > 16 or size > _CACHED)
+        and (target.vector_registers > 16 or data_bytes(problem) > _CACHED)
         and problem.quantization is None
         and storage_dtype(problem.dtype) == sum_dtype(problem)
         and len(geometry.runs) == 1

@@ -21,8 +21,12 @@ from tvm_deconv.schedules.x86.stores import Row
 
 def comes_from_memory(problem: Problem) -> bool:
     """Tell whether no cache keeps the data from call to call, at the extents that plans are made for."""
-    size = np.dtype(storage_dtype(problem.dtype)).itemsize
-    return math.prod(problem.data_shape) * size > LAST_CACHE
+    return data_bytes(problem) > LAST_CACHE
+
+
+def data_bytes(problem: Problem) -> int:
+    """Return the bytes of the data, at the extents that plans are made for."""
+    return math.prod(problem.data_shape) * np.dtype(storage_dtype(problem.dtype)).itemsize
 
 
 def fetch_rows_ahead(func: PrimFunc, length: int) -> PrimFunc:

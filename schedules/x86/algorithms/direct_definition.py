@@ -276,5 +276,6 @@ class _Finish:
         finished = lower(finished, end, self.target, streams=streams, functions=functions, products=products)
         if not self.streams:
             return finished
+        # As functions of their own: behind the choice between them, nothing can be imported.
         both = (lower_prefetches(func, self.target) for func in (finished, self.from_memory()))
         return register_epilogue.select_by_alignment(*both)
