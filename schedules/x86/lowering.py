@@ -7,6 +7,7 @@ from tvm.tirx import PrimFunc
 from tvm_deconv.compute.extents import End
 from tvm_deconv.schedules.x86.conversions import AS_THEY_ARE, RowConversions
 from tvm_deconv.schedules.x86.loop_marks import lower_loop_marks
+from tvm_deconv.schedules.x86.prefetching import lower_prefetches
 from tvm_deconv.schedules.x86.stores import (
     import_functions,
     lower_conversions,
@@ -43,4 +44,4 @@ def lower(
     func = stored
     if products:  # last: what it wraps is not looked into
         func = import_functions(func, products)
-    return func.with_attr("global_symbol", "deconv")
+    return lower_prefetches(func, target).with_attr("global_symbol", "deconv")

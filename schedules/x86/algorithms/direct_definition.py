@@ -34,7 +34,6 @@ from tvm_deconv.schedules.x86.direct import schedule_direct
 from tvm_deconv.schedules.x86.dot import BFLOAT16_PAIRS, WordsOf, dot_functions, rounding_function, word_cost
 from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.lowering import lower
-from tvm_deconv.schedules.x86.prefetching import lower_prefetches
 from tvm_deconv.schedules.x86.rounding import byte_joining, exact_rounding, row_joining
 from tvm_deconv.schedules.x86.row_ends import cut_last_rows, split_row_ends, splits_rows
 from tvm_deconv.schedules.x86.row_prefetching import comes_from_memory, fetch_rows_ahead
@@ -178,7 +177,7 @@ class _Form:
             streams=streams,
             whole=whole,
         )
-        deconv = lower_prefetches(finish.deconv(), target)
+        deconv = finish.deconv()
         deconv = lower_matrices(deconv, words) if tiled(words) else deconv
         return Kernel(
             problem=unfolded,
@@ -277,5 +276,4 @@ class _Finish:
         if not self.streams:
             return finished
         # As functions of their own: behind the choice between them, nothing can be imported.
-        both = (lower_prefetches(func, self.target) for func in (finished, self.from_memory()))
-        return register_epilogue.select_by_alignment(*both)
+        return register_epilogue.select_by_alignment(finished, self.from_memory())

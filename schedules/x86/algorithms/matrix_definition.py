@@ -28,7 +28,6 @@ from tvm_deconv.schedules.x86.last_vectors import overlap_last_vectors
 from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.matrix import schedule_matrix
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
-from tvm_deconv.schedules.x86.prefetching import lower_prefetches
 from tvm_deconv.schedules.x86.rounding import row_joining
 from tvm_deconv.schedules.x86.row_ends import split_row_ends, splits_rows
 from tvm_deconv.schedules.x86.row_widening import widen_rows
@@ -110,7 +109,6 @@ class _Transforms:
         conversions = row_conversions(problem, target, stored=whole or narrows)
         products = narrowing + functions + widening
         deconv = lower(func, definition.end, target, streams=streams, products=products, conversions=conversions)
-        deconv = lower_prefetches(deconv, target)
         if tiled(words):
             deconv = lower_matrices(deconv, words)
         return Kernel(
