@@ -31,11 +31,10 @@ from tvm_deconv.compute.matrix_layout import (
     row_unit,
 )
 from tvm_deconv.compute.phases import Geometry, Run, axis_rows
-from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.compute.strassen import STRASSEN
 from tvm_deconv.compute.winograd import MAX_INTEGER_PRODUCTS
 from tvm_deconv.compute.words import Words, tiled
-from tvm_deconv.problem import Array, Problem
+from tvm_deconv.problem import Array, Problem, element_bytes
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
 from tvm_deconv.schedules.x86.amx import (
     GATHER_CYCLES,
@@ -52,7 +51,7 @@ from tvm_deconv.schedules.x86.dot import adds_apart
 from tvm_deconv.schedules.x86.plans import TilePlan
 from tvm_deconv.schedules.x86.ranking import Ranking
 from tvm_deconv.schedules.x86.register_tiles import LATENCY_ACCUMULATORS
-from tvm_deconv.schedules.x86.stores import LINE, goes_to_memory, outgrows_caches
+from tvm_deconv.schedules.x86.stores import LINE, ends_within_line, goes_to_memory, outgrows_caches
 from tvm_deconv.schedules.x86.tiles import (
     ALONE,
     ENUMERATIONS,
@@ -505,8 +504,8 @@ class _Arithmetic:
         in_order = self.strassen or not any(work.transformed for work in blocks.works)
         if in_order or problem.data_format == "NCX" or problem.dynamic_axes:
             return 0.0
-        size = np.dtype(storage_dtype(problem.output_dtype)).itemsize
-        part = (tiles.channels * size < LINE) | (self.geometry.out_channels * size % LINE > 0)
+        size = element_bytes(problem.output_dtype)
+        part = (tiles.channels * size < LINE) | ends_within_line(problem)
         far = goes_to_memory(problem) | (outgrows_caches(problem) & part)
         alone = (tiles.channels * size <= LINE) & (tiles.channels < self.geometry.out_channels)
         waiting: Array = self.costs.lone_line * (self.lanes * size / LINE) * (far & alone)

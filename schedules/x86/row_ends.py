@@ -11,7 +11,6 @@ and rows of waveforms that are cut into blocks up to 40 %.
 
 from __future__ import annotations
 
-import numpy as np
 from tvm import tirx
 from tvm.ir import Call, Expr
 from tvm.s_tir import SBlock, SBlockRealize
@@ -19,8 +18,7 @@ from tvm.sym import Analyzer
 from tvm.tirx import BufferStore, For, ForKind, IfThenElse, PrimFunc, SeqStmt, Stmt
 from tvm_ffi import structural_equal
 
-from tvm_deconv.compute.storage import storage_dtype
-from tvm_deconv.problem import Problem
+from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.schedules.x86.statements import first_block, outside_of, rewritten, rewritten_loops
 from tvm_deconv.schedules.x86.stores import Row, Span, all_of
 from tvm_deconv.targets import CpuTarget
@@ -34,7 +32,7 @@ def splits_rows(problem: Problem, target: CpuTarget) -> bool:
 
     They are in `N C *X`, unless calls decide their length, and everywhere if the target has no masked loads of them.
     """
-    unmasked = target.vector_bits < 512 and np.dtype(storage_dtype(problem.dtype)).itemsize < 4
+    unmasked = target.vector_bits < 512 and element_bytes(problem.dtype) < 4
     return unmasked or (problem.data_format == "NCX" and not problem.dynamic_axes)
 
 

@@ -12,8 +12,7 @@ import numpy as np
 from tvm import tirx
 from tvm.tirx import BufferLoad, Evaluate, For, ForKind, PrimFunc, SeqStmt, Stmt
 
-from tvm_deconv.compute.storage import storage_dtype
-from tvm_deconv.problem import Problem
+from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.schedules.x86.costs import LAST_CACHE
 from tvm_deconv.schedules.x86.statements import outside_of, rewritten_loops
 from tvm_deconv.schedules.x86.stores import Row
@@ -26,7 +25,7 @@ def comes_from_memory(problem: Problem) -> bool:
 
 def data_bytes(problem: Problem) -> int:
     """Return the bytes of the data, at the extents that plans are made for."""
-    return math.prod(problem.data_shape) * np.dtype(storage_dtype(problem.dtype)).itemsize
+    return math.prod(problem.data_shape) * element_bytes(problem.dtype)
 
 
 def fetch_rows_ahead(func: PrimFunc, length: int) -> PrimFunc:

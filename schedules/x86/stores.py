@@ -36,8 +36,7 @@ from tvm.tirx import Buffer, BufferLoad, BufferRegion, BufferStore, Evaluate, Fo
 from tvm_ffi import structural_equal
 
 from tvm_deconv.compute.indexing import ravel
-from tvm_deconv.compute.storage import storage_dtype
-from tvm_deconv.problem import Problem
+from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.schedules.x86.costs import LAST_CACHE
 from tvm_deconv.schedules.x86.statements import with_body
 
@@ -77,9 +76,14 @@ def goes_to_memory(problem: Problem) -> bool:
     return _output_size(problem) << len(problem.dynamic_axes) > LAST_CACHE
 
 
+def ends_within_line(problem: Problem) -> bool:
+    """Tell whether the channels of a position, of one group, end within a line of the output."""
+    return problem.out_channels * element_bytes(problem.output_dtype) % LINE > 0
+
+
 def _output_size(problem: Problem) -> int:
     """Return the bytes of the output."""
-    return math.prod(problem.output_shape) * np.dtype(storage_dtype(problem.output_dtype)).itemsize
+    return math.prod(problem.output_shape) * element_bytes(problem.output_dtype)
 
 
 @cache

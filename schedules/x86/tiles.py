@@ -21,10 +21,10 @@ from tvm_deconv.compute.direct_layout import (
 )
 from tvm_deconv.compute.indexing import CHANNELS, GROUPS, INPUTS, ROWS, spans, tiles_of_channels
 from tvm_deconv.compute.phases import AxisPhases, Geometry, axis_rows
-from tvm_deconv.compute.storage import storage_dtype, stores_bytes
+from tvm_deconv.compute.storage import stores_bytes
 from tvm_deconv.compute.winograd import MAX_PRODUCTS, winograd
 from tvm_deconv.compute.words import Words, tiled
-from tvm_deconv.problem import Array, Problem
+from tvm_deconv.problem import Array, Problem, element_bytes
 from tvm_deconv.problem.arithmetic import ceil_div, round_up
 from tvm_deconv.schedules.x86 import data_in_place, register_channels
 from tvm_deconv.schedules.x86.amx import MATRIX_RATE
@@ -34,7 +34,7 @@ from tvm_deconv.schedules.x86.plans import TilePlan
 from tvm_deconv.schedules.x86.ranking import Ranking
 from tvm_deconv.schedules.x86.register_tiles import FOLLOWING, LATENCY_ACCUMULATORS, RegisterTile, RegisterTiles
 from tvm_deconv.schedules.x86.row_prefetching import comes_from_memory
-from tvm_deconv.schedules.x86.stores import LINE, goes_to_memory, outgrows_caches
+from tvm_deconv.schedules.x86.stores import LINE, ends_within_line, goes_to_memory, outgrows_caches
 from tvm_deconv.targets import CpuTarget
 
 #: The outputs and taps of Winograd's for which the cost of a transform is given.
@@ -522,13 +522,14 @@ class _Arithmetic:
         costs, channels = self.costs, self.geometry.out_channels
         apart = registers.phases % self.geometry.axes[2].stride != 0
         again: Array | float = 0.0
-        if self._ends_in_lines:
+        shares_lines = self.form == CHANNELS and ends_within_line(self.problem)
+        if shares_lines:
             # Tiles of channels of a position share lines.
             shared = registers.channels < channels
             apart, again = apart | shared, shared * self._shared_line(blocks, channels, 0.0, costs.line_again)
         finish: Array = costs.channel_finish + costs.apart * apart + again + self._quantizing(registers)
         finish += self._waiting_lines(registers)
-        if self._ends_in_lines and self.geometry.groups > 1:
+        if shares_lines and self.geometry.groups > 1:
             # Groups of a position share lines.
             of_groups = self.geometry.groups * channels
             finish = finish + self._shared_line(blocks, of_groups, costs.line_near, costs.line_far)
@@ -542,12 +543,7 @@ class _Arithmetic:
     @property
     def _output_bytes(self) -> int:
         """The bytes of an output in memory."""
-        return np.dtype(storage_dtype(self.problem.output_dtype)).itemsize
-
-    @property
-    def _ends_in_lines(self) -> bool:
-        """True if the channels of a position, in vectors of channels, end within a line of the output."""
-        return self.form == CHANNELS and self.geometry.out_channels * self._output_bytes % LINE > 0
+        return element_bytes(self.problem.output_dtype)
 
     def _shared_line(self, blocks: _Blocks, channels: int, near: float, far: float) -> Array:
         """Return the cycles to fetch a line again that was stored to in part.
