@@ -36,15 +36,14 @@ _STORE = "tvm_deconv_store"  # of `vector_store.ll`
 def supports(problem: Problem, geometry: Geometry, lanes: int) -> bool:
     """Tell whether some tile in rows holds whole vectors of `lanes` outputs.
 
-    That takes one run of phases with one tap each, at the phase's own position, outputs of all phases, and rows of the
-    output that are whole vectors.
+    That takes one run of phases with one tap each, outputs of all phases, and rows of the output that are whole
+    vectors.
     """
     last = geometry.axes[2]
     return (
         not problem.dynamic_axes
         and problem.data_format == "NCX"
-        and len(geometry.runs) == 1
-        and all(axis.low == axis.halo == axis.shift == 0 for axis in geometry.axes)
+        and geometry.pointwise
         and all(axis.runs[0].count == axis.stride for axis in geometry.axes)
         and _is_whole(problem, geometry, last.positions, lanes)
         and all(y == axis.positions * axis.stride for y, axis in zip(geometry.output, geometry.axes, strict=True))

@@ -467,16 +467,12 @@ class _Arithmetic:
         return outside
 
     def _in_place(self, blocks: _Blocks, registers: _Registers) -> Array:
-        """Tell whether register tiles read the caller's data, as `data_in_place.supports_tile` does."""
-        geometry = self.geometry
-        if not data_in_place.supports(self.problem, geometry, self.form, self.target) or max(self.outputs) > 1:
-            return np.zeros((1, 1), np.bool_)
-        (runs,), extents = geometry.runs, np.array([axis.positions for axis in geometry.axes])
-        phases = math.prod(run.count for run in runs)
-        whole = np.all(extents % blocks.sizes[:, 1:] == 0, axis=1)[:, None] & (blocks.size(0) == 1)
-        once = (registers.channels >= geometry.out_channels) & (registers.phases == phases)
-        in_place: Array = whole & once & (blocks.block % registers.positions == 0)
-        return in_place
+        """Tell whether register tiles read the caller's data."""
+        geometry, sizes = self.geometry, [*map(blocks.size, range(4))]
+        in_place = data_in_place.supports(self.problem, geometry, self.form, self.target) and data_in_place.reads_once(
+            geometry, sizes, registers.channels, registers.positions, registers.phases
+        )
+        return np.asarray(in_place)
 
     def _keeps_data(self, registers: _Registers, packed: Array) -> Array:
         """Tell whether the `packed` elements of a block stay in registers from the caller's data to the products.

@@ -281,6 +281,11 @@ class Geometry:
         return int(any(axis.shift for axis in self.axes))
 
     @property
+    def pointwise(self) -> bool:
+        """True if all phases are one run and have one tap, which reads the data at the phase's own position."""
+        return len(self.runs) == 1 and all(axis.low == axis.halo == axis.shift == 0 for axis in self.axes)
+
+    @property
     def taps(self) -> int:
         """Number of taps of all phases together."""
         return math.prod(sum(run.count * run.taps for run in axis.runs) for axis in self.axes)
