@@ -26,7 +26,7 @@ from tvm.ir import Expr
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 from tvm.sym import Analyzer
-from tvm.tirx import BufferLoad, Evaluate, For, IntImm, PrimFunc, SeqStmt, Stmt, floordiv
+from tvm.tirx import Buffer, BufferLoad, Evaluate, For, IntImm, PrimFunc, SeqStmt, Stmt, floordiv
 
 from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.x86.statements import loops_and_block, outside_of, rewritten, unmarked
@@ -73,9 +73,8 @@ class _Lowering:
 
     def __init__(self, func: PrimFunc, target: CpuTarget) -> None:
         self.functions: set[tuple[int, int]] = set()
-        self._func = func
         self._target = target
-        self._filter = func.params[1]
+        self._data, self._filter = func.params[:2]
         self._element_bytes = np.dtype(self._filter.dtype).itemsize
         self._filter_bytes = int(self._filter.shape[0]) * self._element_bytes
         self._inside: list[For] = []  # the loop of the passes, and loops in it
@@ -102,7 +101,8 @@ class _Lowering:
         target, passes = self._target, self._passes
         if self._filter_bytes <= target.l2_bytes // 2:
             return loop.body
-        first, elements = _read(self._func, loop.body)
+        (first,), (last,) = _read(self._filter, loop.body)
+        elements = int(Analyzer().simplify(last - first)) + 1
         lines = ceil_div(elements * self._element_bytes, LINE)
         panel = int(loop.annotations[_MARK]) * elements * self._element_bytes
         if passes > 1 and _SHORT_PANEL <= panel <= target.l2_bytes // 2:
@@ -116,16 +116,12 @@ class _Lowering:
 
     def _fetching_data(self, step: For, positions: int) -> Stmt:
         """Return the marked loop of a `step`, and behind it a prefetch of the data of a later register tile."""
-        data, (loops, realize) = self._func.params[0], loops_and_block(step)
-        read = next((read for read in realize.block.reads if read.source.same_as(data)), None)
-        if read is None:  # it clears accumulators
+        first, _ = _read(self._data, step)
+        if not first:  # it clears accumulators
             return step
-        begin = Analyzer()
-        for loop in loops:
-            begin.bind(loop.loop_var, loop.min)
-        *outer, last = map(begin.simplify, outside_of(realize, [part.min for part in read.region]))
-        lines = ceil_div(positions * np.dtype(data.dtype).itemsize, LINE)
-        return self._asking(step, BufferLoad(data, [*outer, last + _TILES_AHEAD * positions]), lines, 0)
+        lines = ceil_div(positions * np.dtype(self._data.dtype).itemsize, LINE)
+        later = BufferLoad(self._data, [*first[:-1], first[-1] + _TILES_AHEAD * positions])
+        return self._asking(step, later, lines, 0)
 
     @property
     def _passes(self) -> int:
@@ -170,14 +166,13 @@ def _function(lines: int, ahead: int) -> str:
     return f"define hidden i32 @{_name(lines, ahead)}(ptr %at) alwaysinline {{\n{body}  ret i32 0\n}}\n"
 
 
-def _read(func: PrimFunc, body: Stmt) -> tuple[Expr, int]:
-    """Return the index of the first element of the packed filter that the loops of `body` read, and how many."""
+def _read(array: Buffer, body: Stmt) -> tuple[list[Expr], list[Expr]]:
+    """Return where the loops of `body` read the first and the last element of `array`; nothing if they read none."""
     loops, realize = loops_and_block(body)
-    packed_filter, first, last = func.params[1], Analyzer(), Analyzer()
-    (region,) = next(read.region for read in realize.block.reads if read.source.same_as(packed_filter))
-    (place,) = outside_of(realize, [region.min])
+    region = [part for read in realize.block.reads if read.source.same_as(array) for part in read.region]
+    first, last = Analyzer(), Analyzer()
     for loop in loops:
         first.bind(loop.loop_var, loop.min)
         last.bind(loop.loop_var, loop.min + loop.extent - 1)
-    begin = first.simplify(place)
-    return begin, int(Analyzer().simplify(last.simplify(place) - begin + region.extent))
+    begin, end = [part.min for part in region], [part.min + part.extent - 1 for part in region]
+    return [*map(first.simplify, outside_of(realize, begin))], [*map(last.simplify, outside_of(realize, end))]
