@@ -57,6 +57,7 @@ from tvm_deconv.schedules.x86.tiles import (
     ENUMERATIONS,
     FEW_TASKS,
     SEVERAL,
+    USUAL,
     block_count,
     missed_pages,
     outputs_along,
@@ -65,8 +66,6 @@ from tvm_deconv.schedules.x86.tiles import (
 )
 from tvm_deconv.targets import CpuTarget
 
-#: Points of an axis for which the cost of a transform is given: four outputs of two taps.
-_USUAL_POINTS = 5
 #: Winograd's largest m and most products of integers, along any number of axes.
 _INTEGERS = MAX_INTEGER_PRODUCTS - 1, MAX_INTEGER_PRODUCTS
 #: Numbers of rows to try for each number of vectors.
@@ -244,7 +243,7 @@ def _work(
         math.prod(axis.taps for axis in axes),
         math.prod(run.count for run in runs),
         math.prod(axis.outputs for axis in axes) * tile.parts**2,
-        sum(axis.points for axis in axes if axis.transformed) / _USUAL_POINTS + tile.strassen,
+        sum(axis.points for axis in axes if axis.transformed) / len(USUAL.data) + tile.strassen,
     )
 
 

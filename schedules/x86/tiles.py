@@ -37,8 +37,8 @@ from tvm_deconv.schedules.x86.row_prefetching import comes_from_memory
 from tvm_deconv.schedules.x86.stores import LINE, ends_within_line, goes_to_memory, outgrows_caches
 from tvm_deconv.targets import CpuTarget
 
-#: The outputs and taps of Winograd's for which the cost of a transform is given.
-_USUAL_OUTPUTS_AND_TAPS = 4, 2
+#: Winograd's algorithm for which the cost of a transform is given: four outputs of two taps.
+USUAL = winograd(4, 2)
 #: Winograd's largest m and most products, along each of several axes and along one axis alone. Beyond these, rounding
 #: errors exceed the tolerance.
 SEVERAL, ALONE = (4, 6), (6, MAX_PRODUCTS)
@@ -206,7 +206,7 @@ class _Work:
             math.prod(outputs),
             math.prod(map(sum, counts)) - math.prod(untransformed),
             sum(max((row.algorithm.terms for row in of_axis if row.algorithm), default=0.0) for of_axis in rows)
-            / winograd(*_USUAL_OUTPUTS_AND_TAPS).terms,
+            / USUAL.terms,
             math.prod(max(counts_of_axis, default=1) for counts_of_axis in counts),
         )
 
