@@ -402,7 +402,7 @@ def store_tile(
     """
     section, (rows, columns), thread = block.section, extents, block.thread
 
-    def store(cells: Sequence[tuple[Index, Index]]) -> None:
+    def store(cells: Sequence[Sequence[Index]]) -> None:
         """Store neighbours, whose rows and columns are these."""
         row, column = cells[0]
         n = block.tile_n * section.tile_n + first_column + column
@@ -429,8 +429,7 @@ def store_tile(
     if section.channels_last:
         total = rows * columns // together
         with _steps(total, threads, few, thread) as number:
-            numbers = [number * together + lane for lane in range(together)]
-            store([(row, column) for row, column in (unravel(each, (rows, columns)) for each in numbers)])
+            store([unravel(number * together + lane, (rows, columns)) for lane in range(together)])
         return
     # Of a line, which is all rows and phases of one channel, threads have parts by turns; or they have several lines.
     inner = neighbours(section, columns)
