@@ -157,17 +157,13 @@ class Turning:
             at = unravel(x, self.extents)
             of_data = [y < extent for y, extent, all_ in zip(at, self.data, self.extents, strict=True) if extent < all_]
             source = place_of(ravel(at, self.data[1:]) - first if of_data else line, vector * _FOUR) * self.together
-            with when(inside):
+            with when(inside), build.If(tirx.all(*of_data)) if of_data else nullcontext():
+                with build.Then() if of_data else nullcontext(), build.vectorized(lanes) as lane:
+                    build.buffer_store(turned, memory[source + lane], [place + lane])
                 if of_data:
-                    with build.If(tirx.all(*of_data)):
-                        with build.Then(), build.vectorized(lanes) as lane:
-                            build.buffer_store(turned, memory[source + lane], [place + lane])
-                        with build.Else(), build.vectorized(_FOUR) as word:
-                            zero = tirx.const(0, workspace.dtype)
-                            build.buffer_store(workspace, zero, [place // self.together + word])
-                else:
-                    with build.vectorized(lanes) as lane:
-                        build.buffer_store(turned, memory[source + lane], [place + lane])
+                    with build.Else(), build.vectorized(_FOUR) as word:
+                        zero = tirx.const(0, workspace.dtype)
+                        build.buffer_store(workspace, zero, [place // self.together + word])
 
     def _place(self, position: Index) -> Index:
         """Return the number of a position of an image of the data among all."""
