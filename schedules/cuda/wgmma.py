@@ -854,7 +854,9 @@ class Loads:
         vector = 1 if positions else form.lanes
         turns, parts = form.plan.tile_m // 32, form.line // vector
 
-        def copied(turn: Expr, part: Expr) -> None:
+        # Single elements in one loop: of an inner one nvcc would begin all loads at once, and spill.
+        with build.grid(*([turns * parts] if positions else [turns, parts])) as number:
+            turn, part = unravel(number, (turns, parts)) if positions else number
             row, of = turn * 32 + lane, part * vector
             image, position, inside = block.position(row, 0, form.plan.tile_m)
             x = [y + shift for y, shift in zip(position, shifts, strict=True)]
@@ -869,13 +871,6 @@ class Loads:
                 build.buffer_store(self.memory, element, [to])
             else:
                 copy_by_elements(16, 16 // form.lanes, self.memory, to, element, inside)
-
-        if positions:  # in one loop: of an inner one nvcc would begin all loads at once, and spill
-            with build.serial(0, turns * parts) as number:
-                copied(number // parts, number % parts)
-        else:
-            with build.serial(0, turns) as turn, build.serial(0, parts) as part:
-                copied(turn, part)
 
 
 @lru_cache(256)
