@@ -12,7 +12,6 @@ bfloat16 with an even number of channels last; on ``sm_90a``.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +24,7 @@ from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda.blocks import Block, Box, tiles_of
 from tvm_deconv.schedules.cuda.emit import Arguments, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
-from tvm_deconv.schedules.cuda.tiles import Gather, Gathered, cost
+from tvm_deconv.schedules.cuda.tiles import Gather, Gathered
 from tvm_deconv.schedules.cuda.warp import arrive, commit, expect, publish, wait, wait_phase
 from tvm_deconv.schedules.cuda.wgmma import (
     GROUP,
@@ -36,13 +35,11 @@ from tvm_deconv.schedules.cuda.wgmma import (
     Warpgroups,
     cluster_algorithm,
     few_products,
-    line_of,
-    sharing_terms,
-    with_registers,
+    plans_of,
 )
 from tvm_deconv.targets import CudaTarget
 
-_ROWS, _COLUMNS, _STAGES, _CLUSTERS = (128, 64), (256, 128, 64, 32, 16), (3, 4, 6), (1, 2)
+_CLUSTERS = ((1, 1), (2, 1))
 _COPIED = 11  # the cost of a byte that threads copy, in multiply-adds of CUDA cores
 _EIGHT = 8  # threads that copy of one row; lines whose swizzles differ; and columns of an instruction, at least
 
@@ -52,6 +49,8 @@ class GatheredGroups(Warpgroups, Gathered):
 
     algorithm = "cuda_gathered"
     loading = GROUP
+    widths = (256, 128, 64, 32, 16)
+    takes_turns = False
     #: Beside it a nearest cache of 60 KiB is left for what taps read again.
     most_shared = 196 << 10
 
@@ -177,17 +176,7 @@ def _choices(problem: Problem) -> list[int]:
 
 def candidates(problem: Problem, alone: bool) -> list[tuple[float, ClusterPlan]]:
     """Return plans to measure with their costs, the cheapest first; if `alone`, of blocks that share no loads."""
-    found = []
-    for axes, rows, columns, stages, cluster in itertools.product(
-        _choices(problem), _ROWS, with_registers(problem, _COLUMNS), _STAGES, _CLUSTERS[: 1 if alone else None]
-    ):
-        if columns % (_EIGHT * cluster):
-            continue
-        plan = ClusterPlan(rows, columns, line_of(problem), 64, columns, stages, 1, axes, cluster)
-        single = GatheredGroups(problem, plan)
-        others = (GatheredGroups(problem, one) for one in sharing_terms(single))
-        found += [(cost(form), form.plan) for form in (single, *others) if form.fits]
-    return sorted(found, key=lambda pair: pair[0])
+    return plans_of(GatheredGroups, problem, _choices(problem), _CLUSTERS[: 1 if alone else None])
 
 
 ALGORITHM = cluster_algorithm(GatheredGroups, supports, candidates)

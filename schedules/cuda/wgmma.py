@@ -128,6 +128,9 @@ class Warpgroups(Form):
     loading, most_shared = 32, MOST_SHARED
     #: True if a launch before turns the data, whose channels are second, to channels last.
     turned = False
+    #: Columns of tiles to try, and whether a block may have several tiles by turns.
+    widths: Sequence[int] = COLUMNS
+    takes_turns = True
 
     plan: ClusterPlan
 
@@ -949,7 +952,7 @@ def few_products(problem: Problem, columns: int, suits: Callable[[Section], bool
     return found
 
 
-def with_registers(problem: Problem, columns: Sequence[int]) -> Sequence[int]:
+def _with_registers(problem: Problem, columns: Sequence[int]) -> Sequence[int]:
     """Return those columns of tiles, the most first, whose sums leave a thread registers.
 
     With 128 sums it has none for what is rounded, and with 64 none for what is split and its own sums.
@@ -968,11 +971,13 @@ def plans_of(
     """Return plans of these `clusters`, whose phases are joined along so many `axes`, with their costs in order."""
     found = []
     for along, rows, columns, stages, cluster in itertools.product(
-        axes, (128, 64), with_registers(problem, COLUMNS), _STAGES, clusters
+        axes, (128, 64), _with_registers(problem, made.widths), _STAGES, clusters
     ):
+        if columns % (_EIGHT * cluster[0]):  # of those that blocks of a cluster load
+            continue
         plan = ClusterPlan(rows, columns, line_of(problem), ROWS, columns, stages, 1, along, *cluster)
         single = made(problem, plan)
-        several = [(turns, 1) for turns in turns_of_rows(single)]
+        several = [(turns, 1) for turns in turns_of_rows(single)] if made.takes_turns else []
         others = (made(problem, one) for one in (*by_turns(plan, several), *sharing_terms(single)))
         found += [(cost(form), form.plan) for form in (single, *others) if form.fits]
     return sorted(found, key=lambda pair: pair[0])
