@@ -34,7 +34,7 @@ from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import storage_dtype, to_accumulator
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.problem.arithmetic import ceil_div
-from tvm_deconv.schedules.contract import Algorithm, Kernel
+from tvm_deconv.schedules.contract import Algorithm, Kernel, PlanT
 from tvm_deconv.schedules.cuda.banks import BANKS, Access, best_pitch
 from tvm_deconv.schedules.cuda.blocks import (
     Block,
@@ -530,6 +530,13 @@ def searched(
     return sorted(((cost(form(problem, plan)), plan) for plan in plans), key=lambda pair: pair[0])
 
 
+@dataclass(frozen=True, kw_only=True)
+class TiledAlgorithm(Algorithm[CudaTarget, PlanT]):
+    """An algorithm whose kernels have tiles: plans have a `form`."""
+
+    form: Callable[[Problem, PlanT], Form]
+
+
 def matrix_algorithm(
     name: str,
     form: Callable[[Problem, Plan], Form],
@@ -537,10 +544,11 @@ def matrix_algorithm(
     supports: Callable[[Problem, CudaTarget], bool],
     is_default_for: Callable[[Problem, CudaTarget], bool],
     caveat: str = "",
-) -> Algorithm[CudaTarget, Plan]:
+) -> TiledAlgorithm[Plan]:
     """Return the record of the algorithm `name`: its kernels have a `form`, its plans are like a problem's `shapes`."""
-    return Algorithm(
+    return TiledAlgorithm(
         name=name,
+        form=form,
         supports=supports,
         is_default_for=is_default_for,
         candidates=lambda problem, target: searched(shapes(problem), form, problem),  # noqa: ARG005

@@ -41,7 +41,6 @@ from tvm_deconv.compute.gather import Index, Section, sections, unravel
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.problem.arithmetic import ceil_div
-from tvm_deconv.schedules.contract import Algorithm
 from tvm_deconv.schedules.cuda.blocks import Block, Box, Cells, Extents, packed_elements, stored_together, tiles_of
 from tvm_deconv.schedules.cuda.emit import MULTIPROCESSORS, Arguments, Rounding, barrier, local, one_task, when
 from tvm_deconv.schedules.cuda.predicates import multiplied_type, on_hopper
@@ -52,6 +51,7 @@ from tvm_deconv.schedules.cuda.tiles import (
     Output,
     Plan,
     Rounds,
+    TiledAlgorithm,
     blocks_of,
     cost,
     gaps_cost,
@@ -1012,13 +1012,14 @@ def cluster_algorithm(
     supports: Callable[[Problem, CudaTarget], bool],
     candidates: Callable[[Problem, bool], list[tuple[float, ClusterPlan]]],
     caveat: str = "",
-) -> Algorithm[CudaTarget, ClusterPlan]:
+) -> TiledAlgorithm[ClusterPlan]:
     """Return the record of the algorithm whose kernels have a `form`, a default unless it has a `caveat`.
 
     Only a search tries blocks that share loads: on an H100 they were not faster.
     """
-    return Algorithm(
+    return TiledAlgorithm(
         name=form.algorithm,
+        form=form,
         supports=supports,
         is_default_for=lambda problem, target: not caveat and supports(problem, target),
         candidates=lambda problem, target: candidates(problem, False),  # noqa: ARG005
