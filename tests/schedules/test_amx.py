@@ -156,11 +156,10 @@ def of_each_kind(problem):
 
 @runs_bf16
 @pytest.mark.parametrize("kind", [*TYPES, "float32"])
-@layouts
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), place=st.floats(0, 1, exclude_max=True), seed=st.integers(0, 1000))
-def test_matrices_of_any_problem(kind, data_format, instructions, data, place, seed):
-    drawn = data.draw(problems(data_formats=[data_format], max_macs=20_000).filter(not_empty))
+def test_matrices_of_any_problem(kind, instructions, data, place, seed):
+    drawn = data.draw(problems(max_macs=20_000).filter(not_empty))
     epilogue = td.Epilogue() if kind.endswith("int8") else drawn.epilogue
     problem = drawn.replace(precision="ieee", quantization=None, epilogue=epilogue, dtype=kind)
     for algorithm in (AMX, AMX_ROWS, AMX_WINOGRAD):

@@ -28,7 +28,7 @@ def check(problem, target, seed=0):
 
 
 @targets
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(problem=problems().filter(not_empty))
 @example(problem=td.Problem(64, 1, 7, 33, (1, 1), (4, 4), (1, 1), (1, 1), (0, 0), (4, 4)))
 @example(problem=td.Problem(1, 1, 2, 3, (5,), (7,), (1,), (3,), (40,), (9,)))

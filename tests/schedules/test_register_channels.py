@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support.kernels import X86, call_kernel, compile_kernel, compiled_kernel, in_turn, targets, turn_of
+from support.kernels import X86, call_kernel, compile_kernel, compiled_kernel, targets, turn_of
 from support.strategies import not_empty, operands, problems
 from support.tolerances import assert_norm_close
 
@@ -21,7 +21,7 @@ from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.x86 import register_channels
 from tvm_deconv.schedules.x86.tiles import Plan
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes
-from tvm_deconv.targets import CPU_TARGETS
+from tvm_deconv.targets import CPU_LEVELS, CPU_TARGETS
 
 PLAIN = td.Problem(2, 1, 5, 21, (5, 7), (3, 3), (2, 2), (1, 1), (1, 1), (10, 13), data_format="NXC")
 CASES = {
@@ -127,8 +127,12 @@ def test_blocks_and_tiles_of_any_extent(block, positions, target):
 PARTS = [(1, 5, 3, 0), (1, 3, 2, 1), (2, 2, 2, 0)]
 
 
-@in_turn("problem, vectors, parts, positions, uncropped", [(case,) for case in WIDE_CASES.values()], PARTS)
-def test_register_tiles_have_part_of_the_groups_of_a_block(problem, vectors, parts, positions, uncropped, target):
+@targets
+@pytest.mark.parametrize("case", WIDE_CASES)
+def test_register_tiles_have_part_of_the_groups_of_a_block(case, target):
+    """Parts take turns between the cases and the targets."""
+    problem, number = WIDE_CASES[case], list(WIDE_CASES).index(case)
+    vectors, parts, positions, uncropped = turn_of(PARTS, number, list(CPU_LEVELS).index(target.name))
     part = vectors * accumulator_lanes(problem, target)
     block = (2, 2, 3, 5 if problem.rank == 2 else 9)
     plan = Plan(Tile(*block, parts * part, positions, 2, uncropped, part=part), share_data=False)
@@ -159,12 +163,13 @@ PAIRED_CASES = {
 PAIRED_TILES = [(16, 0, 2), (48, 16, 1), (64, 32, 1), (32, 16, 3)]
 
 
-@pytest.mark.parametrize("number", range(len(PAIRED_TILES)))
+@pytest.mark.parametrize("turn", range(2))
 @pytest.mark.parametrize("case", PAIRED_CASES)
-def test_two_vectors_of_groups_are_rounded_to_one(case, number):
-    """Phases of the output and of the uncropped output, with blocks of their own, take turns."""
-    problem, (channels, part, positions) = PAIRED_CASES[case], PAIRED_TILES[number]
-    uncropped, height = turn_of([(0, 2), (1, 3)], list(PAIRED_CASES).index(case), number)
+def test_two_vectors_of_groups_are_rounded_to_one(case, turn):
+    """Two tiles of each case; phases of the output and of the uncropped output, with blocks of their own."""
+    number = list(PAIRED_CASES).index(case)
+    problem, (channels, part, positions) = PAIRED_CASES[case], turn_of(PAIRED_TILES, number, 2 * turn)
+    uncropped, height = turn_of([(0, 2), (1, 3)], number // 2, turn)
     block = (2, 1, height if problem.rank == 2 else 1, 5)
     plan = Plan(Tile(*block, channels, positions, 2, uncropped, part=part), share_data=False)
     assert "tvm_deconv_join_integers_x8" in check(problem, CPU_TARGETS["x86-64-v3"], plan, 11)

@@ -39,7 +39,7 @@ def always(monkeypatch):
 
 @pytest.mark.usefixtures("always")
 @targets
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(problem=problems(max_macs=60_000).filter(not_empty), seed=st.integers(0, 2**20))
 @example(problem=WIDE, seed=1)
 @example(problem=td.Problem(2, 1, 17, 33, (7, 9), (4, 4), (2, 2), (1, 1), (1, 1), (14, 18)), seed=3)
