@@ -1,4 +1,4 @@
-; Prefetches of a row of data, for `row_prefetching.fetch_rows_ahead`.
+; Prefetches of a row of data, for `row_prefetching.fetch_ahead`.
 
 ; Ask for the %bytes from %first on.
 define hidden i32 @tvm_deconv_fetch_row(ptr %first, i32 %bytes) alwaysinline {

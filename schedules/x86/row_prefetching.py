@@ -1,21 +1,29 @@
-"""Prefetches of data in `N C *X` whose rows are cut into blocks: each row asks for that of the next channel.
+"""Prefetches of data that a block packs, if the caches do not keep them. docs/design.md has the measurements.
 
-The processor's own prefetching goes on behind the end of a block's row, where nothing is wanted, and begins anew with
-each channel. Where the data come from memory, that was a fifth of the time (docs/design.md).
+Rows of `N C *X` ask for those of a later channel: the processor's own prefetching goes on behind the end of a row,
+where nothing may be wanted, and begins anew with each channel. Positions of `N *X C` ask for later ones: the processor
+looks ahead by a few vectors, and by fewer past the arithmetic of indices where vectors of channels become rows.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from tvm import tirx
-from tvm.tirx import BufferLoad, Evaluate, For, ForKind, PrimFunc, SeqStmt, Stmt
+from tvm.ir import Expr
+from tvm.tirx import Buffer, BufferLoad, Evaluate, For, ForKind, PrimFunc, SeqStmt, Stmt
 
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.schedules.x86.costs import LAST_CACHE
 from tvm_deconv.schedules.x86.statements import outside_of, rewritten_loops
 from tvm_deconv.schedules.x86.stores import Row
+
+#: Bytes of data that the caches keep, next to all else, and bytes from what is packed to what is asked for.
+_CACHED, _AHEAD = {"NCX": 8 << 20, "NXC": 4 << 20}, 8192
 
 
 def comes_from_memory(problem: Problem) -> bool:
@@ -28,18 +36,64 @@ def data_bytes(problem: Problem) -> int:
     return math.prod(problem.data_shape) * element_bytes(problem.dtype)
 
 
-def fetch_rows_ahead(func: PrimFunc, length: int) -> PrimFunc:
-    """Return the scheduled `func` with prefetches before rows of `length` of ``data_pack``, by ``fetch_row.ll``."""
+def fetches_ahead(problem: Problem) -> bool:
+    """Tell whether prefetches of the data pay: no cache keeps them, and rows of `N C *X` are the same in all calls."""
+    fixed = problem.data_format == "NXC" or not problem.dynamic_axes
+    return fixed and data_bytes(problem) > _CACHED[problem.data_format]
+
+
+def fetch_ahead(func: PrimFunc, problem: Problem, rows: int = 1, length: int = 1) -> PrimFunc:
+    """Return the scheduled `func` with prefetches before the data are packed, by ``fetch_row.ll``.
+
+    In `N C *X` these are before rows of `length` elements at least. So many `rows` are packed between two channels.
+    """
+    data = func.params[0]
+    if problem.data_format == "NXC":
+        return _before_loops(func, (ForKind.VECTORIZED, ForKind.SERIAL), partial(_later_position, data))
+    return _before_loops(func, (ForKind.SERIAL,), partial(_later_channel, data, rows, length))
+
+
+def _before_loops(
+    func: PrimFunc, kinds: Sequence[ForKind], later: Callable[[Row, Sequence[Expr]], Sequence[Expr] | None]
+) -> PrimFunc:
+    """Return `func` with prefetches before the innermost loops that read the data.
+
+    `later` returns the first element that is asked for, of the loop and the element that it begins with, or None.
+    """
     data = func.params[0]
 
     def fetched(loop: For) -> Stmt | None:
-        row, (read,) = Row.of([loop]), loop.body.block.reads
-        if row.length < length:  # behind a block's rows
+        row, reads = Row.of([loop]), loop.body.block.reads
+        if not any(read.source.same_as(data) for read in reads):
             return None
-        image, channel, *position = map(row.first.simplify, outside_of(loop.body, [part.min for part in read.region]))
-        following = tirx.address_of(BufferLoad(data, [image, channel + 1, *position]))
-        size = row.length * np.dtype(data.dtype).itemsize
-        fetch = tirx.call_extern("int32", "tvm_deconv_fetch_row", following, tirx.const(size, "int32"))
+        element = later(row, outside_of(loop.body, [part.min for part in reads[0].region]))
+        if element is None:
+            return None
+        size = tirx.const(row.length * np.dtype(data.dtype).itemsize, "int32")
+        fetch = tirx.call_extern("int32", "tvm_deconv_fetch_row", tirx.address_of(BufferLoad(data, [*element])), size)
         return SeqStmt([Evaluate(fetch), loop])
 
-    return rewritten_loops(func, "data_pack", ForKind.SERIAL, fetched)
+    for stage, kind in itertools.product(("data_rows", "data_pack"), kinds):
+        func = rewritten_loops(func, stage, kind, fetched)
+    return func
+
+
+def _later_position(data: Buffer, row: Row, element: Sequence[Expr]) -> Sequence[Expr] | None:
+    """Return the same channel of a later position, or None if the `row` is not one of channels."""
+    if not row.is_contiguous(data, element):
+        return None
+    *outer, position, channel = map(row.first.simplify, element)
+    return *outer, position + _ahead(data, int(data.shape[-1])), channel
+
+
+def _later_channel(data: Buffer, rows: int, length: int, row: Row, element: Sequence[Expr]) -> Sequence[Expr] | None:
+    """Return the same position of a later channel, or None of a `row` behind a block's rows, which are longer."""
+    if row.length < length:
+        return None
+    image, channel, *position = map(row.first.simplify, element)
+    return image, channel + _ahead(data, rows * row.length), *position
+
+
+def _ahead(data: Buffer, elements: int) -> int:
+    """Return the steps of so many `elements` from what is packed to what is asked for."""
+    return max(1, _AHEAD // (elements * int(np.dtype(data.dtype).itemsize)))

@@ -302,10 +302,10 @@ class _Registers:
 class _Arithmetic:
     """The costs of plans for one problem on one target, with Winograd's `outputs` along the first two axes.
 
-    `pack` and `finish` are the cycles to pack a vector and to finish one of the output. If it `stores_channels`, all
-    `registers` are finished there, with vectors of channels. If it `transposes`, vectors of channels become vectors of
-    positions. The filter has `filter_size` bytes. `rate` is that at which products are made, relative to two vectors in
-    a cycle.
+    `pack` and `finish` are the cycles to pack a vector and to finish one of the output, of which a network of shuffles
+    saves `shuffled`. If it `stores_channels`, all `registers` are finished there, with vectors of channels. If it
+    `transposes`, vectors of channels become vectors of positions. The filter has `filter_size` bytes. `rate` is that at
+    which products are made, relative to two vectors in a cycle.
     """
 
     problem: Problem
@@ -318,6 +318,7 @@ class _Arithmetic:
     work: _Work
     pack: float
     finish: float
+    shuffled: float
     stores_channels: bool
     transposes: bool
     filter_size: int
@@ -348,6 +349,8 @@ class _Arithmetic:
         scatters = foreign and problem.groups * problem.out_channels > 1
         scatters = scatters or (rows and geometry.axes[2].stride > MAX_STREAMS)
         finish = costs.finish * (lanes / costs.scattered if scatters else 1.0)
+        # Winograd's in `N *X C` were measured as if they had none.
+        shuffled = finish - costs.finish - costs.transpose if scatters and max(outputs) == 1 else 0.0
         finish += costs.sum * (work.results - 1)
         if any(len(axis.runs) > 1 for axis in geometry.axes[:2]):
             finish += costs.chosen
@@ -372,6 +375,7 @@ class _Arithmetic:
             work,
             pack,
             finish,
+            shuffled,
             stores_channels,
             transposes,
             filter_size,
@@ -449,7 +453,7 @@ class _Arithmetic:
         near, sums = (1.0, 2 * costs.sum) if self.transposes else (costs.near, costs.sum)
         packing = self.pack * again * work.data * (near if work.sums else 1.0)
         cycles = (packing + sums * work.sums * work.summed) * packed / element
-        finish = np.where(finishes_in_registers, self._register_finish(blocks, registers), self.finish)
+        finish = np.where(finishes_in_registers, self._register_finish(blocks, registers), self._finish(registers))
         cycles = (cycles + finish * again * made) / self.lanes + costs.task
         if self.form == GROUPS:
             cycles += costs.position * (1 + phases) * blocks.block
@@ -465,6 +469,14 @@ class _Arithmetic:
         kept = finish * made / self.lanes + costs.register_task
         outside: Array = np.where(self._keeps_data(registers, packed // element), kept, cycles)
         return outside
+
+    def _finish(self, registers: _Registers) -> Array:
+        """Return the cycles to finish a vector of rows or channels that passes through memory."""
+        geometry = self.geometry
+        streams, whole = geometry.axes[2].stride * geometry.out_channels, registers.channels >= geometry.out_channels
+        shuffles = whole & (self.form == ROWS) & (geometry.groups == 1) & (streams <= MAX_STREAMS)
+        finish: Array = self.finish - self.shuffled * shuffles
+        return finish
 
     def _in_place(self, blocks: _Blocks, registers: _Registers) -> Array:
         """Tell whether register tiles read the caller's data."""

@@ -170,41 +170,75 @@ def test_problems_of_any_length_are_fetched_ahead(target):
         assert_close(call_kernel(call, kernel, compiled, *arrays), reference(call, *arrays))
 
 
-CUT = {
-    "rows that pass through memory": ("direct_rows", td.Problem.from_torch((2, 5, 7, 131), (5, 3, 3, 3), stride=2)),
-    "rows from registers": ("direct_rows", td.Problem.from_torch((2, 5, 7, 131), (5, 2, 2, 2), stride=2)),
+IN_ROWS, LAST = td.Problem.from_torch((2, 40, 7, 131), (40, 3, 4, 4), stride=2, padding=1), {"data_format": "NXC"}
+#: Data of either layout on their way into blocks, with halos, cut rows, transforms, and in parts of types.
+PACKED = {
+    "rows that pass through memory": ("direct_rows", IN_ROWS),
+    "rows from registers": ("direct_rows", td.Problem.from_torch((2, 40, 7, 131), (40, 2, 2, 2), stride=2)),
     "transformed rows": ("winograd_rows", td.Problem.from_torch((1, 5, 13, 131), (5, 1, 6, 6), stride=2, padding=1)),
-    "bfloat16": ("direct_rows", td.Problem.from_torch((2, 5, 131), (5, 3, 4), stride=2, dtype="bfloat16")),
+    "rows of bfloat16": ("direct_rows", IN_ROWS.replace(dtype="bfloat16")),
+    "rows that become channels": ("winograd", IN_ROWS.replace(out_channels=20)),
+    "planes that become channels": ("strassen", td.Problem.from_torch((2, 40, 7, 16), (40, 32, 2, 2), stride=2)),
+    "channels that become rows": ("direct_rows", IN_ROWS.replace(**LAST)),
+    "channels of sums": ("direct_inputs", IN_ROWS.replace(**LAST)),
+    "channels of vectors": ("direct_channels", IN_ROWS.replace(out_channels=20, groups=1, **LAST)),
+    "channels of matrices": ("winograd", IN_ROWS.replace(out_channels=20, **LAST)),
+    "channels of float16": ("winograd", IN_ROWS.replace(dtype="float16", out_channels=20, **LAST)),
+    "channels of groups": ("direct_channels", IN_ROWS.replace(groups=2, in_channels=20, out_channels=20, **LAST)),
+    "any extents": (
+        "direct_channels",
+        td.Problem.from_torch(("any", 40, [7, 9], [29, 31]), (40, 20, 4, 4), stride=2, padding=1).replace(**LAST),
+    ),
 }
 
 
-@pytest.mark.parametrize(("name", "problem"), CUT.values(), ids=CUT)
+@pytest.fixture
+def beyond_caches(monkeypatch):
+    monkeypatch.setattr(row_prefetching, "_CACHED", dict.fromkeys(row_prefetching._CACHED, 0))
+
+
+@pytest.mark.parametrize("name", PACKED)
 @targets
-def test_rows_from_memory_that_are_cut_are_fetched_ahead(name, problem, target, monkeypatch):
+def test_data_from_beyond_the_caches_are_fetched_ahead(name, target, request):
+    name, problem = PACKED[name]
     algorithm = ALGORITHMS[name]
-    plan = next(plan for _, plan in algorithm.candidates(problem, target) if plan.tile.width < 131)
-    arrays = operands(problem, 3)
+    plans = [plan for _, plan in algorithm.candidates(problem, target)]
+    plan = next((plan for plan in plans if plan.tile.width < problem.data_spatial[-1]), plans[0])
     kernel, plain = compile_kernel(problem, target, algorithm, plan)
-    monkeypatch.setattr(row_prefetching, "LAST_CACHE", 0)
+    request.getfixturevalue("beyond_caches")
     _, fetching = compile_kernel(problem, target, algorithm, plan)
-    assert "prefetcht0" not in plain.mod.inspect_source("asm")
-    assert "prefetcht0" in fetching.mod.inspect_source("asm")
-    found, expected = (call_kernel(problem, kernel, compiled, *arrays) for compiled in (fetching, plain))
+    # Some ask for the filter too.
+    before, after = (compiled.mod.inspect_source("asm").count("prefetcht0") for compiled in (plain, fetching))
+    assert before < after
+    call = problem.at((3, 9, 31, 40)) if problem.dynamic else problem
+    arrays = operands(call, 3)
+    found, expected = (call_kernel(call, kernel, compiled, *arrays) for compiled in (fetching, plain))
     np.testing.assert_array_equal(found, expected)
-    assert_close(found, reference(problem, *arrays), problem.dtype, WINOGRAD)
+    assert_close(found, reference(call, *arrays), problem.dtype, WINOGRAD)
 
 
-def test_whole_rows_from_memory_are_not_fetched_ahead(monkeypatch):
-    monkeypatch.setattr(row_prefetching, "LAST_CACHE", 0)
-    algorithm, problem = CUT["rows that pass through memory"]
-    algorithm, target = ALGORITHMS[algorithm], CPU_TARGETS["x86-64-v3"]
-    plan = next(plan for _, plan in algorithm.candidates(problem, target) if plan.tile.width >= 131)
-    assert "prefetcht0" not in code_of(problem, target, algorithm, plan)
+@pytest.mark.usefixtures("beyond_caches")
+def test_groups_of_one_channel_are_not_fetched_ahead():
+    problem = IN_ROWS.replace(groups=40, in_channels=1, out_channels=1, **LAST)
+    assert "prefetcht0" not in code_of(problem, CPU_TARGETS["x86-64-v3"], ALGORITHMS["direct_groups"])
 
 
+@pytest.mark.usefixtures("beyond_caches")
+@pytest.mark.parametrize(("data_format", "axis", "ahead"), [("NCX", 1, 15), ("NXC", 2, 51)])
+def test_8_kib_ahead(data_format, axis, ahead):
+    """Fifteen channels of a row of 132 elements, or 51 positions of 40 channels."""
+    problem = td.Problem.from_torch((2, 40, 1, 131), (40, 3, 1, 4), stride=(1, 2), padding=(0, 1))
+    problem = problem.replace(data_format=data_format)
+    text = X86.build(problem, CPU_TARGETS["x86-64-v3"], ALGORITHMS["direct_rows"]).deconv.script()
+    fetches = re.findall(r'"tvm_deconv_fetch_row", T.address_of\(data\[(.*)\]\)', text)
+    assert fetches
+    for element in fetches:
+        assert element.split(", ")[axis].endswith(f" + T.int64({ahead})")
+
+
+@pytest.mark.usefixtures("beyond_caches")
 @pytest.mark.parametrize("target", CPU_TARGETS.values(), ids=CPU_TARGETS)
-def test_nothing_behind_the_rows_of_a_block_is_fetched_ahead(target, monkeypatch):
-    monkeypatch.setattr(row_prefetching, "LAST_CACHE", 0)
+def test_nothing_behind_the_rows_of_a_block_is_fetched_ahead(target):
     algorithm, problem = ALGORITHMS["direct_rows"], td.Problem.from_torch((1, 5, 301), (5, 3, 4), stride=2)
     plans = (plan for _, plan in algorithm.candidates(problem, target) if 1 < plan.tile.width < 301)
     plan = next(plan for plan in plans if plan.tile.width % plan.tile.positions)

@@ -36,7 +36,7 @@ from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.rounding import byte_joining, exact_rounding, row_joining
 from tvm_deconv.schedules.x86.row_ends import cut_last_rows, split_row_ends, splits_rows
-from tvm_deconv.schedules.x86.row_prefetching import comes_from_memory, fetch_rows_ahead
+from tvm_deconv.schedules.x86.row_prefetching import fetch_ahead, fetches_ahead
 from tvm_deconv.schedules.x86.stores import llvm_source, outgrows_caches
 from tvm_deconv.schedules.x86.variants import unfolded_output
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
@@ -122,11 +122,6 @@ class _Form:
         rounds = register_channels.rounds_pairs(problem, geometry, self.form, target, lanes)
         return lanes if whole and rounds else 0
 
-    def _fetches_rows(self, problem: Problem) -> bool:
-        """Tell whether rows of data that are cut into blocks are prefetched."""
-        static_rows = self.form == ROWS and problem.data_format == "NCX" and not problem.dynamic_axes
-        return static_rows and comes_from_memory(problem)
-
     def _row_unit(self, problem: Problem, target: CpuTarget) -> int:
         return accumulator_lanes(problem, target) if self.form == ROWS else 1
 
@@ -158,11 +153,14 @@ class _Form:
         whole = whole and not (self.form == ROWS and (streams or (rounds_rows(problem) and not narrows)))
         scheduled = schedule_direct(definition, plan, target, problem, whole, words, joining).mod["main"]
         scheduled = cut_last_rows(scheduled)
-        whole_rows, fetching = plan.tile.width >= Geometry.of(problem).axes[2].positions, ""
-        if self._fetches_rows(problem) and words is None and not whole_rows:
-            scheduled, fetching = fetch_rows_ahead(scheduled, definition.layout.packed[2]), llvm_source("fetch_row.ll")
+        fetching = ""
+        if self.form != GROUPS and words is None and fetches_ahead(problem):  # groups of one channel gain nothing
+            depth, height, width = definition.layout.packed
+            scheduled = fetch_ahead(scheduled, problem, depth * height, width)
+            fetching = llvm_source("fetch_row.ll")
         scheduled = load_words(scheduled) if words or pairs else scheduled
         # Words of whole rows LLVM makes as fast.
+        whole_rows = plan.tile.width >= Geometry.of(problem).axes[2].positions
         if splits_rows(problem, target) and (words is None or not whole_rows):
             scheduled = split_row_ends(scheduled)
         finish = _Finish(
