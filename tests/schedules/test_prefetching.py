@@ -197,7 +197,7 @@ def beyond_caches(monkeypatch):
     monkeypatch.setattr(row_prefetching, "_CACHED", dict.fromkeys(row_prefetching._CACHED, 0))
 
 
-@in_turn("name, problem", PACKED.values())
+@in_turn("name, problem", [*PACKED.values()])
 def test_data_from_beyond_the_caches_are_fetched_ahead(name, problem, target, request):
     algorithm = ALGORITHMS[name]
     plans = [plan for _, plan in algorithm.candidates(problem, target)]

@@ -1,7 +1,7 @@
 """Rows of `N *X C`: vectors of input channels become vectors of positions."""
 
 import pytest
-from support.kernels import run_kernel, targets
+from support.kernels import in_turn, run_kernel
 from support.strategies import operands
 from support.tolerances import assert_norm_close
 
@@ -22,9 +22,7 @@ PROBLEMS = {
 }
 
 
-@targets
-@pytest.mark.parametrize("name", ["direct_rows", "winograd_rows"])
-@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
+@in_turn("problem, name", [(problem,) for problem in PROBLEMS.values()], [("direct_rows",), ("winograd_rows",)])
 def test_transposed_rows(problem, name, target):
     """The plans take turns in sharing their data."""
     problem, algorithm = problem.replace(data_format="NXC"), named(name)
