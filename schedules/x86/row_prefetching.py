@@ -20,7 +20,7 @@ from tvm.tirx import Buffer, BufferLoad, Evaluate, For, ForKind, PrimFunc, SeqSt
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.schedules.x86.costs import LAST_CACHE
 from tvm_deconv.schedules.x86.statements import outside_of, rewritten_loops
-from tvm_deconv.schedules.x86.stores import Row
+from tvm_deconv.schedules.x86.stores import Row, llvm_source
 
 #: Bytes of data that the caches keep, next to all else, and bytes from what is packed to what is asked for.
 _CACHED, _AHEAD = {"NCX": 8 << 20, "NXC": 4 << 20}, 8192
@@ -36,29 +36,28 @@ def data_bytes(problem: Problem) -> int:
     return math.prod(problem.data_shape) * element_bytes(problem.dtype)
 
 
-def fetches_ahead(problem: Problem) -> bool:
-    """Tell whether prefetches of the data pay: no cache keeps them, and rows of `N C *X` are the same in all calls."""
-    fixed = problem.data_format == "NXC" or not problem.dynamic_axes
-    return fixed and data_bytes(problem) > _CACHED[problem.data_format]
-
-
-def fetch_ahead(func: PrimFunc, problem: Problem, rows: int = 1, length: int = 1) -> PrimFunc:
-    """Return the scheduled `func` with prefetches before the data are packed, by ``fetch_row.ll``.
+def fetch_ahead(func: PrimFunc, problem: Problem, rows: int = 1, length: int = 1) -> tuple[PrimFunc, str]:
+    """Return the scheduled `func` with prefetches before the data are packed, and the LLVM IR that it calls.
 
     In `N C *X` these are before rows of `length` elements at least. So many `rows` are packed between two channels.
+    The LLVM IR is empty if the caches keep the data, or rows of `N C *X` differ between calls.
     """
-    data = func.params[0]
-    if problem.data_format == "NXC":
-        return _before_loops(func, (ForKind.VECTORIZED, ForKind.SERIAL), partial(_later_position, data))
-    return _before_loops(func, (ForKind.SERIAL,), partial(_later_channel, data, rows, length))
+    last = problem.data_format == "NXC"
+    if data_bytes(problem) <= _CACHED[problem.data_format] or (problem.dynamic_axes and not last):
+        return func, ""
+    if last:
+        func = _before_loops(func, (ForKind.VECTORIZED, ForKind.SERIAL), _later_position)
+    else:
+        func = _before_loops(func, (ForKind.SERIAL,), partial(_later_channel, rows, length))
+    return func, llvm_source("fetch_row.ll")
 
 
 def _before_loops(
-    func: PrimFunc, kinds: Sequence[ForKind], later: Callable[[Row, Sequence[Expr]], Sequence[Expr] | None]
+    func: PrimFunc, kinds: Sequence[ForKind], later: Callable[[Buffer, Row, Sequence[Expr]], Sequence[Expr] | None]
 ) -> PrimFunc:
     """Return `func` with prefetches before the innermost loops that read the data.
 
-    `later` returns the first element that is asked for, of the loop and the element that it begins with, or None.
+    `later` returns the first element that is asked for, of the data, a loop and where it reads them, or None.
     """
     data = func.params[0]
 
@@ -66,7 +65,7 @@ def _before_loops(
         row, reads = Row.of([loop]), loop.body.block.reads
         if not any(read.source.same_as(data) for read in reads):
             return None
-        element = later(row, outside_of(loop.body, [part.min for part in reads[0].region]))
+        element = later(data, row, outside_of(loop.body, [part.min for part in reads[0].region]))
         if element is None:
             return None
         size = tirx.const(row.length * np.dtype(data.dtype).itemsize, "int32")
@@ -86,7 +85,7 @@ def _later_position(data: Buffer, row: Row, element: Sequence[Expr]) -> Sequence
     return *outer, position + _ahead(data, int(data.shape[-1])), channel
 
 
-def _later_channel(data: Buffer, rows: int, length: int, row: Row, element: Sequence[Expr]) -> Sequence[Expr] | None:
+def _later_channel(rows: int, length: int, data: Buffer, row: Row, element: Sequence[Expr]) -> Sequence[Expr] | None:
     """Return the same position of a later channel, or None of a `row` behind a block's rows, which are longer."""
     if row.length < length:
         return None

@@ -36,8 +36,8 @@ from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.rounding import byte_joining, exact_rounding, row_joining
 from tvm_deconv.schedules.x86.row_ends import cut_last_rows, split_row_ends, splits_rows
-from tvm_deconv.schedules.x86.row_prefetching import fetch_ahead, fetches_ahead
-from tvm_deconv.schedules.x86.stores import llvm_source, outgrows_caches
+from tvm_deconv.schedules.x86.row_prefetching import fetch_ahead
+from tvm_deconv.schedules.x86.stores import outgrows_caches
 from tvm_deconv.schedules.x86.variants import unfolded_output
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
 from tvm_deconv.schedules.x86.word_loads import load_words
@@ -154,10 +154,9 @@ class _Form:
         scheduled = schedule_direct(definition, plan, target, problem, whole, words, joining).mod["main"]
         scheduled = cut_last_rows(scheduled)
         fetching = ""
-        if self.form != GROUPS and words is None and fetches_ahead(problem):  # groups of one channel gain nothing
+        if self.form != GROUPS and words is None:  # neither gains
             depth, height, width = definition.layout.packed
-            scheduled = fetch_ahead(scheduled, problem, depth * height, width)
-            fetching = llvm_source("fetch_row.ll")
+            scheduled, fetching = fetch_ahead(scheduled, problem, depth * height, width)
         scheduled = load_words(scheduled) if words or pairs else scheduled
         # Words of whole rows LLVM makes as fast.
         whole_rows = plan.tile.width >= Geometry.of(problem).axes[2].positions

@@ -30,9 +30,9 @@ from tvm_deconv.schedules.x86.matrix import schedule_matrix
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
 from tvm_deconv.schedules.x86.rounding import row_joining
 from tvm_deconv.schedules.x86.row_ends import split_row_ends, splits_rows
-from tvm_deconv.schedules.x86.row_prefetching import fetch_ahead, fetches_ahead
+from tvm_deconv.schedules.x86.row_prefetching import fetch_ahead
 from tvm_deconv.schedules.x86.row_widening import widen_rows
-from tvm_deconv.schedules.x86.stores import llvm_source, outgrows_caches
+from tvm_deconv.schedules.x86.stores import outgrows_caches
 from tvm_deconv.schedules.x86.vector_rounding import round_vectors
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
 from tvm_deconv.schedules.x86.word_loads import load_pairs, load_words
@@ -104,9 +104,7 @@ class _Transforms:
         scheduled = schedule_matrix(definition, plan, target, problem.accumulate_dtype, whole, words, transposition)
         func = overlap_last_vectors(scheduled.mod["main"])
         func, functions = _in_words(func, problem, words, lanes, whole)
-        fetching = ""
-        if words is None and fetches_ahead(problem):
-            func, fetching = fetch_ahead(func, problem), llvm_source("fetch_row.ll")
+        func, fetching = (func, "") if words else fetch_ahead(func, problem)  # words gain nothing
         func, widening = widen_rows(func, problem, target)
         func = split_row_ends(func) if splits_rows(problem, target) else func
         streams = outgrows_caches(problem) and not whole
