@@ -26,7 +26,8 @@ to 3,400 plans of 100 layers on Zen 3, those of 512 bits to 3,551 plans on Zen 4
 - `lane_sum` and `unrolled`: 414 plans, both widths, of 21 layers with one to three output channels.
 - `transpose`: shuffles of a network, one or two in a cycle. Of 50 defaults in `N C *X` that it changes on Zen 5, in all
   types and both widths, the mean takes 0.90 of the time of those before. What a network saves where channels are last
-  (`tiles`): 21 defaults, 0.90; with `transposed` of two multiply-adds in a cycle 10 more, 0.96.
+  (`tiles`): 21 defaults, 0.90; with `transposed` of two multiply-adds in a cycle 10 more, 0.96. On Zen 3 17 and four
+  defaults of AVX2 that these two change take 0.94 and 0.87.
 - `joined`: profiles of four layers in words of bfloat16 (11 to 23 cycles). Integers and AVX2 take it over.
 - `requantized`: 44 quantized layers on AMX, both widths. `register_requantized`, `narrowed` and `matrix_requantized`:
   660 plans of 78 quantized layers in `N *X C` on Zen 5; AVX2's `narrowed` 60 plans of 17, with sums in float32.
