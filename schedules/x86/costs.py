@@ -24,10 +24,15 @@ to 3,400 plans of 100 layers on Zen 3, those of 512 bits to 3,551 plans on Zen 4
 - `line_again` and `burst`: 651 plans of 18 layers. `line_near` and `line_far`: 34 plans of 32 groups of 8 channels on
   Zen 5, both widths.
 - `lane_sum` and `unrolled`: 414 plans, both widths, of 21 layers with one to three output channels.
+- AVX2's `ties`, `pack`, `finish`, `transposed`, `scattered`, `shuffles_sums`, `lane_sum`, `piece`, `sum`, `near`,
+  `l2_share`, `overfull`, `groups_share`, `move`, `transpose`, `transform` and `reduction`: 3,150 plans of 450 layers in
+  both layouts on Zen 3, since rows are prefetched and shuffled as they are. Of 914 problems 134 defaults change and
+  take 0.97 of the time of those before; of 390 in other types 39, 0.94; of 120 that nothing was fitted to 22, 0.99.
+  What lies beyond the second-level cache keeps its constants: with those that fit best, defaults had blocks larger than
+  any that were measured, and were slower.
 - `transpose`: shuffles of a network, one or two in a cycle. Of 50 defaults in `N C *X` that it changes on Zen 5, in all
   types and both widths, the mean takes 0.90 of the time of those before. What a network saves where channels are last
-  (`tiles`): 21 defaults, 0.90; with `transposed` of two multiply-adds in a cycle 10 more, 0.96. On Zen 3 17 and four
-  defaults of AVX2 that these two change take 0.94 and 0.87.
+  (`tiles`): 21 defaults, 0.90; with `transposed` of two multiply-adds in a cycle 10 more, 0.96.
 - `joined`: profiles of four layers in words of bfloat16 (11 to 23 cycles). Integers and AVX2 take it over.
 - `requantized`: 44 quantized layers on AMX, both widths. `register_requantized`, `narrowed` and `matrix_requantized`:
   660 plans of 78 quantized layers in `N *X C` on Zen 5; AVX2's `narrowed` 60 plans of 17, with sums in float32.
@@ -39,9 +44,7 @@ to 3,400 plans of 100 layers on Zen 3, those of 512 bits to 3,551 plans on Zen 4
   Zen 3; 12 others confirm them.
 - `part_far` and `part_memory`: 28 layers on Zen 5 in AVX-512, beyond 4 MB of output; then 13 defaults of random layers
   there that they change, in turns with those before. `piece_memory` of both widths: 17 such defaults.
-- AVX2's `sum`, `near`, `rows_share` and `lone_line`: 490 plans of 49 layers on a Zen 3 whose cores are shared. The plan
-  of least cost took 1.069 of the time of the fastest that was measured, and takes 1.043. Of 100 other layers, a pair of
-  plans each, it took 1.028 and takes 1.027.
+- AVX2's `rows_share` and `lone_line`: 490 plans of 49 layers on a Zen 3 whose cores are shared.
 - `channel_finish`, `apart`, `spilled`, `register_task` and AVX2's `chosen`: times of a few layers.
 """
 
@@ -70,6 +73,7 @@ class Costs:
     - `pack`: to pack a vector of data. Element by element it takes as long as `lanes / gathered` vectors; `transposed`
       comes on top where vectors of channels become vectors of positions.
     - `finish`: to finish a vector of the output and copy it. Element by element it is `lanes / scattered` vectors.
+      `shuffles_sums` tells that a network of shuffles saves as much for Winograd's rows as for others.
       `chosen` comes on top where its row is that of one of several runs of phases, since it is loaded behind a branch.
       `requantized` comes on top for sums of integers that are scaled and rounded, twice where a position ends in part
       of a vector of channels that passes through memory.
@@ -144,6 +148,7 @@ class Costs:
     chosen: float = 0.3
     requantized: float = 1.2
     scattered: float = 2.0
+    shuffles_sums: bool = False
     register_finish: float = 1.0
     aliased: float = 0.0
     place: float = 0.0
@@ -214,15 +219,18 @@ class Costs:
 WIDE = Costs()
 NARROW = replace(
     WIDE,
+    ties=0.91,
     broadcast=0.23,
     filter=0.4,
     fetches_pairs=True,
     direct_slack=0.4,
     channels=1.3,
-    pack=1.9,
+    pack=1.75,
+    finish=3.5,
     requantized=6.0,
-    transposed=10.0,
-    scattered=1.2,
+    transposed=4.0,
+    scattered=1.4,
+    shuffles_sums=True,
     register_finish=0.5,
     place=2.5,
     aliased=6.0,
@@ -232,7 +240,7 @@ NARROW = replace(
     burst=0.0,
     spilled=1.3,
     unrolled=1.3,
-    lane_sum=1.8,
+    lane_sum=2.15,
     kept=6,
     phased=6,
     part_phases=1,
@@ -242,20 +250,21 @@ NARROW = replace(
     narrowed=1.5,
     paired=0.5,
     tile=10.0,
-    piece=130.0,
+    piece=100.0,
     task=14.0,
-    sum=1.8,
-    near=2.0,
-    l2_share=0.18,
-    overfull=0.08,
-    move=1.5,
-    transpose=3.0,
-    transform=2.4,
+    sum=1.1,
+    near=1.9,
+    l2_share=0.16,
+    groups_share=0.4,
+    overfull=0.04,
+    move=2.45,
+    transpose=2.2,
+    transform=1.2,
     far=8.5,
     fetch=5.7,
     panel=3.3,
     issue=1.75,
-    reduction=1.4,
+    reduction=2.0,
     rows_share=0.65,
     again=0.59,
     memory_bytes=5.0,

@@ -349,8 +349,8 @@ class _Arithmetic:
         scatters = foreign and problem.groups * problem.out_channels > 1
         scatters = scatters or (rows and geometry.axes[2].stride > MAX_STREAMS)
         finish = costs.finish * (lanes / costs.scattered if scatters else 1.0)
-        # Winograd's rows in `N *X C` take longer to pack than is counted, and would be chosen where they lose.
-        shuffled = finish - costs.finish - costs.transpose if scatters and max(outputs) == 1 else 0.0
+        in_networks = scatters and (max(outputs) == 1 or costs.shuffles_sums)
+        shuffled = finish - costs.finish - costs.transpose if in_networks else 0.0
         finish += costs.sum * (work.results - 1)
         if any(len(axis.runs) > 1 for axis in geometry.axes[:2]):
             finish += costs.chosen

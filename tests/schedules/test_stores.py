@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support.kernels import X86, run_kernel, targets
+from support.kernels import X86, code_of, run_kernel, targets
 from support.strategies import not_empty, operands, problems
 from support.tolerances import WINOGRAD, assert_norm_close
 
@@ -70,6 +70,15 @@ def test_every_algorithm_streams_its_copies(algorithm, data_format):
     assert "tvm_deconv_stream" in text
     assert "tvm_deconv_fence" in text
     assert 'T.sblock("out")' in text
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_the_line_in_which_the_next_row_ends_is_asked_for(streams, monkeypatch):
+    """Nothing else is: these data and filters stay in the caches."""
+    monkeypatch.setattr(direct_definition, "outgrows_caches", lambda _: streams)
+    problem = WIDE.replace(kernel=(4, 4), output_spatial=(82, 130))
+    code = code_of(problem, CPU_TARGETS["x86-64-v3"], named("direct_rows"))
+    assert ("prefetch" in code) is streams
 
 
 def test_only_large_outputs_of_rows_of_known_size_stream():
