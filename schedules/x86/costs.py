@@ -73,7 +73,8 @@ class Costs:
     - `pack`: to pack a vector of data. Element by element it takes as long as `lanes / gathered` vectors; `transposed`
       comes on top where vectors of channels become vectors of positions.
     - `finish`: to finish a vector of the output and copy it. Element by element it is `lanes / scattered` vectors.
-      `shuffles_sums` tells that a network of shuffles saves as much for Winograd's rows as for others.
+      `shuffles_sums` tells that a network of shuffles saves as much for Winograd's rows as for others. Where it is
+      false, packing these takes longer than is counted, and they would be chosen where they lose.
       `chosen` comes on top where its row is that of one of several runs of phases, since it is loaded behind a branch.
       `requantized` comes on top for sums of integers that are scaled and rounded, twice where a position ends in part
       of a vector of channels that passes through memory.

@@ -7,12 +7,12 @@ ordinary stores, 28 GB/s with these. A layer that does little else (16 to 20 cha
 output) is 1.45 times as fast. Where products take most of the time, ordinary stores hide behind them, and the gain is a
 few per cent.
 
-Where a row ends within a line, the rest of the line is the next row's, and both are stored as usual: they wait for the
-line, which comes from memory since all others go past the caches. Each copy therefore asks for the line in which the
-next row ends. Measured on one core of a Zen 3 server, rows of 600 to 2,400 bytes: 0.75 to 0.95 of a layer's time.
-
 TVM has no such store. `lower_streaming_stores` replaces the loops of the stage ``out`` by calls of a function in LLVM
 IR (``streaming_copy.ll``), which the code generator links into the module. It takes any address and length.
+
+Where a row ends within a line, the rest of the line is the next row's, and both are stored as usual: they wait for the
+line, which comes from memory since all others go past the caches. Each plain copy therefore asks for the line in which
+the next row ends. Measured on one core of a Zen 3 server, rows of 600 to 2,400 bytes: 0.75 to 0.96 of a layer's time.
 
 With a dynamic extent, the length of a row is known at the call only. A loop that tests each element becomes scattered
 stores under masks, two thirds of the time of a call with few positions. `lower_row_copies` copies rows by their length
