@@ -13,7 +13,7 @@ from support.here import compiling_here
 import tvm_deconv as td
 from tvm_deconv import targets
 from tvm_deconv.artifact import sources
-from tvm_deconv.compiler.fingerprint import code_digest, recipe
+from tvm_deconv.compiler.fingerprint import code_digest, kernel_digest, recipe
 from tvm_deconv.compiler.records import Schedule
 from tvm_deconv.compiler.selection import Choice
 
@@ -259,3 +259,8 @@ def test_records_outlive_moves_between_files(tmp_path):
 def test_text_in_other_languages_is_code(tmp_path):
     assert written(tmp_path, a_py=MODULE, b_ll="; one") != written(tmp_path, a_py=MODULE, b_ll="; two")
     assert written(tmp_path, a_py=MODULE, b_ll="; one") == written(tmp_path, c_ll="; one", a_py=MODULE)
+
+
+def test_only_a_backend_has_kernels():
+    with pytest.raises(ModuleNotFoundError, match=r"tvm_deconv\.schedules\.x86-64-v3 is not a package"):
+        kernel_digest("x86-64-v3")

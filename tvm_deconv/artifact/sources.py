@@ -22,11 +22,16 @@ _VERSIONS = ("tvm_deconv", "apache-tvm", "apache-tvm-ffi")
 
 
 def files_of(packages: Sequence[str], suffixes: Sequence[str] = ()) -> list[Path]:
-    """Return the files of `packages`, sorted within each, by default of every suffix; nothing is imported for it."""
+    """Return the files of `packages`, sorted within each, by default of every suffix; nothing is imported for it.
+
+    Raises ModuleNotFoundError for a name that is no package of this one.
+    """
     found: list[Path] = []
     for package in packages:
-        spec = importlib.util.find_spec(f"tvm_deconv.{package}")
-        for folder in (spec and spec.submodule_search_locations) or ():
+        spec = importlib.util.find_spec(name := f"tvm_deconv.{package}")
+        if spec is None or not spec.submodule_search_locations:
+            raise ModuleNotFoundError(f"{name} is not a package", name=name)
+        for folder in spec.submodule_search_locations:
             every = (path for path in sorted(Path(folder).rglob("*")) if path.is_file() and path.suffix != ".pyc")
             found += [path for path in every if not suffixes or path.suffix in suffixes]
     return found

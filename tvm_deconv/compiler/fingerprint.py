@@ -57,7 +57,8 @@ def _facts(target: Target) -> list[tuple[str, object]]:
 def kernel_digest(backend: str) -> str:
     """Return the digest of the code that decides kernels, the `sources` of tuning records: 12 hexadecimal digits.
 
-    It is of the definitions, of the schedules of one backend and of what all schedules share.
+    It is of the definitions, of the schedules of one backend and of what all schedules share. Raises
+    ModuleNotFoundError for a name that is no backend's.
     """
     shared = [path for path in files_of(["schedules"]) if path.parent.name == "schedules"]
     return code_digest([*files_of(["compute", f"schedules.{backend}"]), *shared])
