@@ -119,6 +119,23 @@ def test_the_nearest_is_not_used_against_arithmetic():
     assert [choice.reason for choice in choice_of(SMALL, record(OTHER, dear))[0]] == ["the default"]
 
 
+def test_the_nearest_is_not_used_of_another_algorithm():
+    """Where arithmetic sees little difference, which of two algorithms is faster is a matter of the extents."""
+    square = td.Problem(1, 1, 128, 64, (64, 64), (2, 2), (2, 2), (1, 1), (0, 0), (128, 128))
+    oblong = square.replace(data_spatial=(64, 60), output_spatial=(128, 120))
+    own = selection.default_schedule(square, V3).algorithm
+    algorithms = {candidate.algorithm for candidate in space(oblong, V3)}
+    used = {}
+    for name in algorithms:
+        kept = records.Records(V3.name)
+        kept.add(record(oblong, candidates_of(oblong, named(name), V3)[0].schedule))
+        _, adapted = nearest(square, V3, kept)
+        if selection.agrees(square, adapted, V3):
+            used[name] = selection.trusted(square, V3, kept) is not None
+    assert used == {name: name == own for name in used}
+    assert {*used.values()} == {True, False}
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

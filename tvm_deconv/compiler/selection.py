@@ -258,9 +258,14 @@ def agrees(problem: Problem, schedule: Schedule, target: Target, algorithms: Col
 def trusted(
     problem: Problem, target: Target, records: Records, algorithms: Collection[str] | None = None
 ) -> tuple[Record, Schedule] | None:
-    """Return the `nearest` if arithmetic agrees with it, else None."""
+    """Return the `nearest` if its algorithm is that of the default and arithmetic agrees with it, else None.
+
+    Which algorithm is best is a matter of the extents, in which the other problem differs.
+    """
     near = nearest(problem, target, records, algorithms)
-    return near if near is not None and agrees(problem, near[1], target, algorithms) else None
+    if near is None or near[1].algorithm != default_schedule(problem, target, algorithms).algorithm:
+        return None
+    return near if agrees(problem, near[1], target, algorithms) else None
 
 
 def allowed(record: Record, algorithms: Collection[str] | None) -> bool:
