@@ -7,6 +7,7 @@ import pytest
 import tvm
 
 from tvm_deconv.compiler.backends import BACKENDS
+from tvm_deconv.compiler.named_values import PIPELINE
 from tvm_deconv.problem.quantization import bound_arrays
 from tvm_deconv.targets import CPU_LEVELS, CPU_TARGETS, detect_host
 
@@ -88,7 +89,7 @@ def compile_kernel(problem, target, algorithm=None, plan=None):
 def compiled_kernel(kernel, target):
     """The functions of a kernel."""
     module = tvm.IRModule(kernel.functions)
-    return tvm.compile(module, target=tvm.target.Target(target.llvm))
+    return tvm.compile(module, target=tvm.target.Target(target.llvm), tir_pipeline=PIPELINE)
 
 
 def code_of(problem, target, algorithm, plan=None):

@@ -13,6 +13,7 @@ from tvm.tirx import PrimFunc
 
 from tvm_deconv.compiler import floor
 from tvm_deconv.compiler.launcher import FLAGS, find_compiler, launcher_object
+from tvm_deconv.compiler.named_values import PIPELINE
 from tvm_deconv.compiler.toolchain import direct_linker, run_compiler, version_text
 from tvm_deconv.compiler.workspace import Counted
 from tvm_deconv.errors import BuildError
@@ -55,7 +56,7 @@ class X86Toolchain(Toolchain[CpuTarget]):
         self, functions: Mapping[str, PrimFunc], options: dict[str, Any], path: Path, command: Sequence[str]
     ) -> Linked:
         """Compile with these options of LLVM, and link: `command` is a linker and what comes behind the objects."""
-        compiled = tvm.compile(tvm.IRModule(dict(functions)), target=tvm.target.Target(options))
+        compiled = tvm.compile(tvm.IRModule(dict(functions)), target=tvm.target.Target(options), tir_pipeline=PIPELINE)
         made = path.with_suffix(".o")
         linker, *behind = command
         try:
