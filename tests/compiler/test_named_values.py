@@ -2,11 +2,10 @@
 
 import pytest
 import tvm
-from support.kernels import X86
+from support.kernels import compile_kernel
 
 import tvm_deconv as td
 from tvm_deconv.bench.layers import in_type
-from tvm_deconv.compiler.named_values import PIPELINE
 from tvm_deconv.problem import ACTIVATIONS, Epilogue
 from tvm_deconv.targets import CPU_TARGETS
 
@@ -35,29 +34,23 @@ def of_activation(problem, name):
     return problem.replace(epilogue=Epilogue(bias=True, activation=name, **PARAMETERS.get(name, {})))
 
 
-def compiled(problem, target=V3, **options):
-    functions = X86.build(problem, target).functions
-    return tvm.compile(tvm.IRModule(functions), target=tvm.target.Target(target.llvm), **options)
-
-
-def code(problem, **options):
-    lines = compiled(problem, **options).mod.inspect_source("asm").splitlines()
-    return [line for line in lines if line.startswith("\tv")]
+def code(compiled):
+    return [line for line in compiled.mod.inspect_source("asm").splitlines() if line.startswith("\tv")]
 
 
 def names_of(problem):
     names = Names()
     with tvm.transform.PassContext(instruments=[names]):
-        compiled(problem, tir_pipeline=PIPELINE)
+        compile_kernel(problem, V3)
     return names
 
 
 @pytest.mark.parametrize("name", sorted({*ACTIVATIONS} - {"none"}))
 def test_the_code_is_the_same(name):
-    problem = of_activation(SMALL, name)
-    ours = code(problem, tir_pipeline=PIPELINE)
-    assert len(ours) > 20
-    assert ours == code(problem)
+    kernel, ours = compile_kernel(of_activation(SMALL, name), V3)
+    usual = tvm.compile(tvm.IRModule(kernel.functions), target=tvm.target.Target(V3.llvm))
+    assert len(code(ours)) > 20
+    assert code(ours) == code(usual)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])

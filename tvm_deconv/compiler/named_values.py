@@ -17,6 +17,7 @@ from tvm.target import Target
 from tvm.tirx import AllocBuffer, Bind, Broadcast, BufferLoad, BufferStore, Let, PrimFunc, Stmt
 from tvm.tirx.compilation_pipeline import get_default_tir_pipeline, register_tir_pipeline
 
+from tvm_deconv.schedules.x86.register_epilogue import ramp
 from tvm_deconv.schedules.x86.statements import rewritten
 
 #: The name of these passes, for `tvm.compile`.
@@ -54,9 +55,9 @@ def _stored_apart(stmt: Stmt) -> Stmt | None:
 def _unnamed(value: Expr, named: list[Stmt]) -> Expr:
     """Return `value` without the names around it; `named` gets what stores their values and binds them to these."""
     if isinstance(value, Let):
-        dtype, first = value.var.ty.dtype, tirx.const(0, "int32")
+        dtype = value.var.ty.dtype
         array = tirx.decl_buffer((dtype.lanes,), dtype.with_lanes(1), value.var.name, scope="local")
-        place = [first if dtype.lanes == 1 else tirx.Ramp(first, tirx.const(1, "int32"), dtype.lanes)]
+        place = [ramp(tirx.const(0, "int64"), dtype.lanes)]
         stored = BufferStore(array, value.value, place)
         named += [AllocBuffer(array), stored, Bind(value.var, BufferLoad(array, place))]
         return _unnamed(value.body, named)
