@@ -1,5 +1,6 @@
 """Phases, checked tap by tap against their definition."""
 
+import itertools
 import math
 
 import pytest
@@ -25,7 +26,7 @@ axes = st.fixed_dictionaries(
 @given(axes, st.integers(0, 8))
 def test_runs_hold_every_tap_of_every_phase_once(axis, shift):
     shift %= axis["stride"]
-    phases = axis_phases(**axis, shift=shift)
+    phases = axis_phases(**axis, data=None, shift=shift)
     taps = []
     for run in phases.runs:
         assert run.taps > 0
@@ -48,15 +49,33 @@ def test_runs_hold_every_tap_of_every_phase_once(axis, shift):
     assert sorted(taps) == sorted(expected)
 
 
+@given(axes, st.integers(0, 8), st.integers(1, 12))
+def test_taps_that_read_no_data_are_left_out(axis, shift, data):
+    """Each product that reaches the output is there, and the first and last tap of a phase read data somewhere."""
+    s, d, p, shift = axis["stride"], axis["dilation"], axis["pad_begin"], shift % axis["stride"]
+    phases = axis_phases(**axis, data=data, shift=shift)
+    found = []
+    for run, y in itertools.product(phases.runs, range(phases.end + 1)):
+        for within, tap in itertools.product(range(run.count), range(run.taps)):
+            i, k = s * y + run.start + within - shift, run.k0 + within + tap * run.k_step
+            x = y + run.x0 - tap * run.x_step
+            found += [(i, k, x)] * (0 <= i < axis["output"] and 0 <= x < data)
+    reached = [(i, k, i + p - d * k) for i in range(axis["output"]) for k in range(axis["kernel"])]
+    assert sorted(found) == [(i, k, at // s) for i, k, at in reached if at % s == 0 and 0 <= at // s < data]
+    for run in phases.runs:
+        for x0 in (run.x0, run.x0 - (run.taps - 1) * run.x_step):
+            assert any(0 <= y + x0 < data for y in range(phases.end + 1))
+
+
 @given(axes)
 def test_positions_cover_the_output(axis):
-    phases = axis_phases(**axis)
+    phases = axis_phases(**axis, data=None)
     assert (phases.positions - 1) * axis["stride"] < axis["output"] <= phases.positions * axis["stride"]
 
 
 @given(axes, st.integers(0, 8), st.integers(1, 40))
 def test_a_block_spans_the_places_of_its_outputs(axis, shift, block):
-    phases = axis_phases(**axis, shift=shift % axis["stride"])
+    phases = axis_phases(**axis, data=None, shift=shift % axis["stride"])
     block = min(block, phases.positions)
     last = min(block * axis["stride"], axis["output"]) - 1
     assert phases.span(block, dynamic=False) > (last + phases.shift) // axis["stride"]
@@ -67,7 +86,7 @@ def test_a_block_spans_the_places_of_its_outputs(axis, shift, block):
 
 @given(axes, st.integers(0, 8), st.integers(0, 50))
 def test_places_of_outputs(axis, shift, index):
-    phases = axis_phases(**axis, shift=shift % axis["stride"])
+    phases = axis_phases(**axis, data=None, shift=shift % axis["stride"])
     phase, y = phases.place(index)
     assert 0 <= phase < axis["stride"]
     assert y * axis["stride"] + phase == index + phases.shift
@@ -76,7 +95,7 @@ def test_places_of_outputs(axis, shift, index):
 
 @given(axes, st.integers(1, 20), st.integers(1, 6))
 def test_rows_read_what_their_outputs_need(axis, positions, outputs):
-    phases = axis_phases(**axis)
+    phases = axis_phases(**axis, data=None)
     for run in phases.runs:
         rows = axis_rows(phases, run, positions, outputs)
         assert rows.transformed == (outputs > 1 and run.taps > 1)
@@ -106,21 +125,15 @@ def test_rows_read_what_their_outputs_need(axis, positions, outputs):
 
 @given(st.lists(axes, min_size=1, max_size=3))
 def test_taps_of_all_phases(given):
-    """As many as pairs of a phase and a tap that reach it."""
+    """As many as pairs of a phase and a tap that reaches it, along each axis."""
     columns = {name: tuple(axis[name] for axis in given) for name in given[0]}
     data = (2,) * len(given)  # an axis of one element is another matter
     problem = Problem(
         1, 1, 1, 1, data, columns["kernel"], columns["stride"], columns["dilation"], columns["pad_begin"],
         columns["output"],
     )  # fmt: skip
-    expected = math.prod(
-        sum(
-            (phase + axis["pad_begin"] - axis["dilation"] * k) % axis["stride"] == 0
-            for phase in range(min(axis["stride"], axis["output"]))
-            for k in range(axis["kernel"])
-        )
-        for axis in given
-    )
+    split = [axis_phases(**axis, data=2).runs for axis in given]
+    expected = math.prod(sum(run.count * run.taps for run in runs) for runs in split)
     assert Geometry.of(problem).taps == expected
 
 
@@ -131,7 +144,8 @@ def check_axis(axis, uncropped, data, kernel, stride, dilation, pad, output, dyn
     elif data == 1:  # the least stride past all indices of the uncropped output
         stride = 1 + max(pad + max(output, 1) - 1, (kernel - 1) * dilation)
         assert all(run.taps == 1 for run in axis.runs)
-    cropped, whole = (axis_phases(kernel, stride, dilation, pad, max(output, 1), shift) for shift in (0, pad % stride))
+    known, extent = None if dynamic else data, max(output, 1)
+    cropped, whole = (axis_phases(kernel, stride, dilation, pad, extent, known, shift) for shift in (0, pad % stride))
     better = uncropped and len(whole.runs) < len(cropped.runs)
     assert axis == (whole if better else cropped)
 
@@ -183,7 +197,7 @@ def test_every_phase_of_a_dynamic_axis_is_computed(data, output, uncropped):
 
 
 def test_an_axis_without_taps_reads_nothing():
-    phases = axis_phases(kernel=1, stride=2, dilation=1, pad_begin=1, output=1)
+    phases = axis_phases(kernel=1, stride=2, dilation=1, pad_begin=1, output=1, data=None)
     assert (phases.runs, phases.low, phases.halo) == ((), 0, 0)
 
 
@@ -207,7 +221,7 @@ def test_phases_of_the_uncropped_output_read_the_same_data():
 @pytest.mark.parametrize(("stride", "runs"), [(1, 1), (2, 2), (8, 2), (32, 1)])
 def test_runs_without_dilation_are_few(stride, runs):
     pad = {1: 1, 2: 1, 8: 4, 32: 0}[stride]
-    assert len(axis_phases(2 * stride, stride, 1, pad, 100).runs) == runs
+    assert len(axis_phases(2 * stride, stride, 1, pad, 100, None).runs) == runs
 
 
 def test_an_axis_of_one_element_becomes_phases_of_one_position():

@@ -33,6 +33,7 @@ def check(problem, target, seed=0):
 @example(problem=td.Problem(64, 1, 7, 33, (1, 1), (4, 4), (1, 1), (1, 1), (0, 0), (4, 4)))
 @example(problem=td.Problem(1, 1, 2, 3, (5,), (7,), (1,), (3,), (40,), (9,)))
 @example(problem=td.Problem(1, 1, 3, 2, (6,), (2,), (5,), (1,), (0,), (31,), epilogue=td.Epilogue(True, "sigmoid")))
+@example(problem=td.Problem(2, 1, 4, 9, (5, 5), (5, 5), (1, 1), (3, 3), (6, 6), (5, 5)))  # most taps read zeros alone
 @example(problem=td.Problem(1, 1, 3, 1, (9,), (64,), (17,), (1,), (5,), (190,)))
 @example(problem=td.Problem(1, 1, 5, 3, (6, 7), (3, 3), (2, 2), (1, 1), (1, 1), (12, 13), data_format="NXC"))
 @example(problem=td.Problem(2, 19, 1, 1, (6, 7), (3, 3), (2, 2), (1, 1), (1, 1), (12, 13), data_format="NXC"))

@@ -9,6 +9,8 @@ zero is ever formed.
 Neighbouring phases with the same number of taps, the same ``x0`` and consecutive ``k0`` form a `Run`. With dilation 1
 an axis has at most three runs whatever its stride, so that a stride of 32 costs three stages and not thirty-two.
 
+Taps that read zeros alone, since pads or dilation take them past both ends of a short axis, are left out.
+
 Phases may also be counted from some elements before the output. With a pad of one, kernel 4 and stride 2 each phase is
 a run of its own; counted from the beginning of the pad both phases read the same two data elements.
 """
@@ -83,12 +85,15 @@ class AxisPhases:
         return block + 1 if dynamic else min(block, self.end) + 1
 
 
-def axis_phases(kernel: int, stride: int, dilation: int, pad_begin: int, output: int, shift: int = 0) -> AxisPhases:
+def axis_phases(
+    kernel: int, stride: int, dilation: int, pad_begin: int, output: int, data: int | None, shift: int = 0
+) -> AxisPhases:
     """Split an axis of extent `output` into phases, counted from `shift` elements before it.
 
-    All arguments are numbers of elements; `shift` is less than the stride.
+    All arguments are numbers of elements; `shift` is less than the stride. The extent of the `data` is None if it is
+    not known.
     """
-    offset = pad_begin - shift
+    offset, end = pad_begin - shift, (output - 1 + shift) // stride
     common = math.gcd(stride, dilation)
     k_step, x_step = stride // common, dilation // common
     inverse = pow(x_step, -1, k_step)
@@ -102,6 +107,13 @@ def axis_phases(kernel: int, stride: int, dilation: int, pad_begin: int, output:
             continue
         taps = (kernel - 1 - k0) // k_step + 1
         x0 = (phase + offset - dilation * k0) // stride
+        if data is not None:
+            # Of y from 0 to `end`, tap t reads some data if x0 - t*x_step is less than `data`, and no less than -end.
+            first = max(ceil_div(x0 + 1 - data, x_step), 0)
+            taps = min((x0 + end) // x_step + 1, taps) - first
+            k0, x0 = k0 + first * k_step, x0 - first * x_step
+            if taps <= 0:
+                continue
         last = runs[-1] if runs else None
         if last and (last.start + last.count, last.k0 + last.count, last.taps, last.x0) == (phase, k0, taps, x0):
             runs[-1] = replace(last, count=last.count + 1)
@@ -109,7 +121,6 @@ def axis_phases(kernel: int, stride: int, dilation: int, pad_begin: int, output:
             runs.append(Run(phase, 1, taps, k0, k_step, x0, x_step))
     low = min((run.x0 - (run.taps - 1) * x_step for run in runs), default=0)
     high = max((run.x0 for run in runs), default=0)
-    end = (output - 1 + shift) // stride
     return AxisPhases(stride, ceil_div(output, stride), tuple(runs), low, high - low, shift, end)
 
 
@@ -196,14 +207,16 @@ def axis_rows(axis: AxisPhases, run: Run, positions: int, outputs: int) -> AxisR
     return AxisRows(m, ceil_div(positions, m * apart) * apart, start, run.x_step, run, pieces)
 
 
-def _fewest_runs(kernel: int, stride: int, dilation: int, pad: int, output: int, uncropped: bool) -> AxisPhases:
+def _fewest_runs(
+    kernel: int, stride: int, dilation: int, pad: int, output: int, data: int | None, uncropped: bool
+) -> AxisPhases:
     """Split an axis into phases of the output, or if `uncropped` into those of the uncropped output if that is better.
 
     It is better if it makes fewer runs.
     """
-    phases = axis_phases(kernel, stride, dilation, pad, output)
+    phases = axis_phases(kernel, stride, dilation, pad, output, data)
     if uncropped:
-        shifted = axis_phases(kernel, stride, dilation, pad, output, pad % stride)
+        shifted = axis_phases(kernel, stride, dilation, pad, output, data, pad % stride)
         return shifted if len(shifted.runs) < len(phases.runs) else phases
     return phases
 
@@ -252,7 +265,15 @@ class Geometry:
         pads = _three(problem.pads_begin, 0)
         dynamic = (False, problem.rank == 2 and 1 in problem.dynamic, problem.rank in problem.dynamic)
         first, second, third = (
-            _fewest_runs(k, s if x > 1 or is_dynamic else max(pad + y, (k - 1) * d + 1), d, pad, y, uncropped)
+            _fewest_runs(
+                k,
+                s if x > 1 or is_dynamic else max(pad + y, (k - 1) * d + 1),
+                d,
+                pad,
+                y,
+                None if is_dynamic else x,
+                uncropped,
+            )
             for x, k, s, d, pad, y, is_dynamic in zip(
                 data, kernel, strides, dilations, pads, output, dynamic, strict=True
             )
