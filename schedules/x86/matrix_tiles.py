@@ -485,13 +485,23 @@ class _Arithmetic:
             moved = (
                 3 * self.costs.move if self.problem.data_format == "NXC" else 4 * self.costs.move + self.costs.transpose
             )
-            vectors = blocks.outputs * ceil_div(tiles.channels, self.lanes)
+            vectors = blocks.outputs * self._vectors(tiles.channels)
         if self.problem.quantization is not None and self.problem.data_format == "NXC":
             moved += self.costs.matrix_requantized
         cycles: Array = vectors * (moved + self._waiting_lines(blocks, tiles) + self._far(results))
         if self.problem.data_format == "NCX":
             cycles = cycles + self.costs.row_piece * blocks.pieces * tiles.channels
         return cycles
+
+    def _vectors(self, channels: Array) -> Array:
+        """Return the vectors that the outputs of a position take, in time: a part of one less, where channels are last.
+
+        In groups other parts share its line.
+        """
+        few = self.problem.data_format == "NXC" and self.problem.groups == 1
+        part = channels % self.lanes * (self.costs.part_element if few else 1.0)
+        vectors: Array = channels // self.lanes + np.minimum(part, 1.0)
+        return vectors
 
     def _waiting_lines(self, blocks: _Blocks, tiles: _Tiles) -> Array | float:
         """Return the cycles that a vector of Winograd's outputs waits for its line from memory, if that lies alone.

@@ -15,6 +15,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx import IfThenElse, PrimFunc
 
+from tvm_deconv.compute.col2im import ColumnTile
 from tvm_deconv.compute.matrix_layout import MatrixTile
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
@@ -103,6 +104,8 @@ def _least_threads(current: _Costed, other: _Costed, counts: Sequence[int]) -> i
 def _sums(problem: Problem, plan: Any) -> tuple[int, ...]:
     """Return what decides the order in which a plan adds up: the transforms, and where their tiles begin."""
     tile = plan.tile
+    if isinstance(tile, ColumnTile):  # input channels, then taps
+        return ()
     axes = Geometry.of(problem, bool(tile.uncropped)).axes
     begins = (
         0 if m == 1 or size % m == 0 or size >= axis.positions else size
@@ -118,6 +121,8 @@ def _sums(problem: Problem, plan: Any) -> tuple[int, ...]:
 def _filter(plan: Any) -> tuple[int, ...]:
     """Return what decides the layout of the packed filter."""
     tile = plan.tile
+    if isinstance(tile, ColumnTile):
+        return (tile.vectors,)
     return tile.channels, tile.vectors if isinstance(tile, MatrixTile) else tile.phases
 
 

@@ -1,4 +1,4 @@
-"""What the plans of both definitions have in common: a tile, knobs, and how these are read back."""
+"""What the plans of all definitions have in common: a tile, knobs, and how these are read back."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Generic, TypeVar
 
+from tvm_deconv.compute.col2im import ColumnTile
 from tvm_deconv.compute.direct_layout import Tile
 from tvm_deconv.compute.matrix_layout import MatrixTile
 
-_AnyTile = TypeVar("_AnyTile", Tile, MatrixTile)
+_AnyTile = TypeVar("_AnyTile", Tile, MatrixTile, ColumnTile)
 _AnyPlan = TypeVar("_AnyPlan", bound="TilePlan[Any]")
 
 

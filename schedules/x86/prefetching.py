@@ -64,7 +64,7 @@ def lower_prefetches(func: PrimFunc, target: CpuTarget) -> PrimFunc:
     """Return the lowered `func` without marks, and with prefetches in the marked loops where `target` gains by them."""
     lowering = _Lowering(func, target)
     func = func.with_body(rewritten(func.body, lowering.lowered))
-    functions = "".join(_function(lines, ahead) for lines, ahead in sorted(lowering.functions))
+    functions = "".join(asking_function(lines, ahead) for lines, ahead in sorted(lowering.functions))
     return import_functions(func, functions) if functions else func
 
 
@@ -147,16 +147,20 @@ class _Lowering:
     def _asking(self, body: Stmt, first: BufferLoad, lines: int, ahead: int) -> Stmt:
         """Return a step that asks for cache `lines` at its end, so many bytes `ahead` of the element `first`."""
         self.functions.add((lines, ahead))
-        address = tirx.address_of(first)
         # At the end of a step: before it, LLVM moves loads behind the call, and spills accumulators.
-        return SeqStmt([body, Evaluate(tirx.call_extern("int32", _name(lines, ahead), address))])
+        return SeqStmt([body, Evaluate(ask_for(first, lines, ahead))])
+
+
+def ask_for(first: BufferLoad, lines: int, ahead: int = 0) -> Expr:
+    """Return the call that asks for cache `lines`, so many bytes `ahead` of the element `first`."""
+    return tirx.call_extern("int32", _name(lines, ahead), tirx.address_of(first))
 
 
 def _name(lines: int, ahead: int) -> str:
     return f"tvm_deconv_prefetch_{lines}" if ahead else f"tvm_deconv_prefetch_share_{lines}"
 
 
-def _function(lines: int, ahead: int) -> str:
+def asking_function(lines: int, ahead: int = 0) -> str:
     """Return the function, in LLVM IR, that asks for as many cache `lines`, so many bytes `ahead`."""
     body = ""
     for line in range(lines):

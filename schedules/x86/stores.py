@@ -97,8 +97,11 @@ def llvm_source(name: str) -> str:
 
 
 def import_functions(func: PrimFunc, source: str) -> PrimFunc:
-    """Return `func` with the functions of `source`, in LLVM IR, beside it."""
-    return func.with_body(with_body(func.body, _importing(source, func.body.block.body)))
+    """Return `func` with the functions of `source`, in LLVM IR, beside it: within its root block, if it has one."""
+    body = func.body
+    if not isinstance(body, SBlockRealize):
+        return func.with_body(_importing(source, body))
+    return func.with_body(with_body(body, _importing(source, body.block.body)))
 
 
 def _importing(source: str, body: Stmt) -> Stmt:

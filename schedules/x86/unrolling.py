@@ -35,7 +35,7 @@ def unroll_steps(
         return left
     while most > 1:
         extent = extents.pop()
-        part = max(size for size in range(1, min(most, extent) + 1) if extent % size == 0)
+        part = _divisor(extent, most)
         if part < extent:
             if part > 1:
                 left[-1], inner = sch.split(left[-1], [None, part])
@@ -44,3 +44,15 @@ def unroll_steps(
         sch.unroll(left.pop())
         most //= extent
     return left
+
+
+def steps_at_once(extent: int, target: CpuTarget, *, products: int, broadcasts: int) -> int:
+    """Return the steps of one body of a loop of `extent` steps, each as in `unroll_steps`."""
+    if target.vector_registers > 16 or products == broadcasts:
+        return 1
+    return _divisor(extent, max(min(_PRODUCTS // products, extent // _ITERATIONS), 1))
+
+
+def _divisor(extent: int, most: int) -> int:
+    """Return the largest divisor of `extent` up to `most`."""
+    return max(size for size in range(1, min(most, extent) + 1) if extent % size == 0)

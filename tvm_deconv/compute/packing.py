@@ -20,6 +20,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as build
 from tvm.tirx import PrimFunc
 
+from tvm_deconv.compute.col2im import ColumnLayout
 from tvm_deconv.compute.direct_layout import FilterSection, group_and_channel
 from tvm_deconv.compute.extents import int64
 from tvm_deconv.compute.folding import FoldedFilter
@@ -307,3 +308,23 @@ def _filter_point(
         return total
 
     return along(0, ())
+
+
+def pack_columns(layout: ColumnLayout) -> PrimFunc:
+    """Build ``pack(filter [1, Ci, Co, *K], packed [panels, Ci, panel])`` for a product with all of ``K`` as columns."""
+    problem, dtype = layout.problem, layout.problem.accumulate_dtype
+    channels, panel = problem.out_channels, layout.panel
+    with (
+        _pack_function(problem, layout.packed_elements, dtype) as (builder, source, packed),
+        build.grid(*map(int64, (layout.panels, problem.in_channels, panel))) as (number, ci, lane),
+    ):
+        column = number * panel + lane
+        place: list[Expr] = []
+        left = column // channels
+        for extent in reversed(problem.kernel):
+            place.insert(0, left % extent)
+            left = left // extent
+        element = source[(tirx.const(0, "int64"), ci, column % channels, *place)]
+        value = tirx.if_then_else(column < layout.columns, element, tirx.const(0, dtype))
+        build.buffer_store(packed, value, [(number * problem.in_channels + ci) * panel + lane])
+    return builder.get()

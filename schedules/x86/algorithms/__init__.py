@@ -5,6 +5,7 @@ from tvm_deconv.schedules.x86.algorithms import (
     amx,
     amx_rows,
     amx_winograd,
+    col2im,
     direct_channels,
     direct_folded,
     direct_groups,
@@ -42,4 +43,5 @@ ALGORITHMS: tuple[AnyAlgorithm, ...] = (
     direct_groups.ALGORITHM,
     direct_inputs.ALGORITHM,
     direct_rows.ALGORITHM,
+    col2im.ALGORITHM,
 )

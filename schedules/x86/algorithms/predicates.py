@@ -90,6 +90,20 @@ def fills_vectors_with_inputs(problem: Problem, target: CpuTarget) -> bool:
     return problem.out_channels <= most and half <= problem.in_channels and stores_sums(problem, target)
 
 
+def adds_columns(problem: Problem, target: CpuTarget) -> bool:  # noqa: ARG001
+    """Channels are last and of one group, no extent is dynamic, taps are neighbours, and elements are accumulators."""
+    stored = problem.dtype == problem.output_dtype == problem.accumulate_dtype
+    plain = problem.data_format == "NXC" and problem.groups == 1 and not problem.dynamic
+    return stored and plain and problem.quantization is None and max(problem.dilations) == 1
+
+
+def fills_vectors_with_columns(problem: Problem, target: CpuTarget) -> bool:
+    """Output channels fill no vector, and columns fill one. With AVX-512 that has not been measured."""
+    lanes = accumulator_lanes(problem, target)
+    few = problem.out_channels < lanes <= problem.out_channels * math.prod(problem.kernel)
+    return target.vector_registers <= 16 and few and problem.in_channels >= lanes and adds_columns(problem, target)
+
+
 def fills_panels(problem: Problem, target: CpuTarget) -> bool:
     """Every product has vectors of columns and of rows; and half a vector of terms, or a whole one of columns."""
     lanes = accumulator_lanes(problem, target)

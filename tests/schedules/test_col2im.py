@@ -1,0 +1,135 @@
+"""Columns of the kernel's elements, added up where they overlap: outputs agree with the reference for any tile."""
+
+import dataclasses
+import random
+import re
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+from support.kernels import X86, call_kernel, code_of, compile_kernel, run_kernel, targets
+from support.strategies import not_empty, operands, problems
+from support.tolerances import assert_norm_close
+
+import tvm_deconv as td
+from tvm_deconv.compiler.selection import named
+from tvm_deconv.compute.col2im import ColumnTile, Places
+from tvm_deconv.problem.reference import reference
+from tvm_deconv.schedules.x86.column_tiles import Plan
+from tvm_deconv.targets import CPU_TARGETS
+
+COL2IM = named("col2im")
+AVX2 = CPU_TARGETS["x86-64-v3"]
+PLAIN = td.Problem(2, 1, 21, 3, (5, 7), (4, 4), (2, 2), (1, 1), (1, 1), (10, 14), data_format="NXC")
+CASES = {
+    "pads": PLAIN.replace(epilogue=td.Epilogue(True, "tanh")),
+    "phases with fewer taps": PLAIN.replace(kernel=(5, 3), output_spatial=(11, 13)),
+    "kernel less than the stride": PLAIN.replace(
+        kernel=(1, 2), strides=(2, 3), pads_begin=(0, 0), output_spatial=(9, 20)
+    ),
+    "outputs past all taps": PLAIN.replace(output_spatial=(17, 23), epilogue=td.Epilogue(True)),
+    "pads beyond the kernel": PLAIN.replace(pads_begin=(7, 6), output_spatial=(3, 5), epilogue=td.Epilogue(True)),
+    "one output, whole strides": PLAIN.replace(
+        out_channels=1, kernel=(4, 4), strides=(4, 4), pads_begin=(0, 0), output_spatial=(20, 28)
+    ),
+    "one axis": td.Problem(3, 1, 40, 1, (29,), (16,), (8,), (1,), (5,), (225,), data_format="NXC"),
+    "three axes": td.Problem(
+        2, 1, 17, 2, (3, 2, 5), (3, 2, 4), (2, 1, 2), (1, 1, 1), (1, 1, 1), (5, 2, 9), data_format="NXC"
+    ),
+    "chunks of several vectors": PLAIN.replace(out_channels=11, kernel=(2, 5), epilogue=td.Epilogue(True, "relu")),
+    "doubles": PLAIN.replace(dtype="float64", epilogue=td.Epilogue(True, "sigmoid")),
+}
+
+
+def check(problem, target, plan, seed):
+    data, weights, bias = operands(problem, seed)
+    wanted = reference(problem, data, weights, bias)
+    found = run_kernel(problem, target, data, weights, bias, COL2IM, plan)
+    assert_norm_close(found.astype(np.float64), wanted, problem.dtype, message=(problem.key, plan))
+    return found
+
+
+@targets
+@pytest.mark.parametrize("problem", CASES.values(), ids=CASES)
+def test_outputs_of_any_layer(problem, target):
+    """All plans add up in the same order, so that calls on several threads may take others."""
+    plans = [plan for _, plan in COL2IM.candidates(problem, target)]
+    first, *others = [check(problem, target, plan, 5) for plan in (plans[0], *random.Random(3).sample(plans, 2))]
+    for other in others:
+        np.testing.assert_array_equal(first, other)
+
+
+@targets
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    problem=problems(data_formats=["NXC"], dtypes=["float32", "float64"], max_macs=60_000).filter(not_empty),
+    seed=st.integers(0, 2**20),
+)
+@example(problem=PLAIN.replace(batch=4, kernel=(9, 1), pads_begin=(3, 0)), seed=8)
+def test_outputs_agree_with_the_reference(problem, target, seed):
+    ones = (1,) * problem.rank
+    problem = problem.replace(groups=1, dilations=ones)
+    assume(not_empty(problem) and COL2IM.supports(problem, target))
+    check(problem, target, random.Random(seed).choice(COL2IM.candidates(problem, target))[1], seed)
+
+
+@pytest.mark.parametrize(
+    "shape", [(7, 4, 2, 1, 3, 14, 3), (4, 7, 3, 9, 5, 4, 2), (3, 1, 2, 0, 3, 5, 2), (9, 3, 1, 1, 9, 9, 4)]
+)
+def test_places_of_an_axis(shape):
+    """Blocks have all places with outputs; the whole ones have all outputs, and their taps read data."""
+    data, kernel, stride, pad, _, output, block = shape
+    axis = Places(stride, kernel, pad, data, output, block)
+    of_outputs = [(i + pad) // stride for i in range(output)]
+    assert (axis.first, axis.last) == (of_outputs[0], of_outputs[-1])
+    assert (axis.blocks - 1) * block < axis.count <= axis.blocks * block
+    first, end = axis.whole
+    for place in range(axis.first, axis.last + 1):
+        outputs = [place * stride + phase - pad for phase in range(stride)]
+        whole = all(0 <= i < output for i in outputs) and all(0 <= place - tap < data for tap in range(axis.taps))
+        assert whole == (first <= place < end)
+
+
+def test_few_outputs_take_it_by_default():
+    """On AVX2 alone: on AVX-512 it has not been measured."""
+    problem = PLAIN.replace(in_channels=64, data_spatial=(32, 32), output_spatial=(64, 64))
+    assert X86.default(problem, AVX2)[0] is COL2IM
+    assert X86.default(problem, CPU_TARGETS["x86-64-v4"])[0] is not COL2IM
+    for other in (problem.replace(out_channels=8), problem.replace(in_channels=7), problem.replace(dtype="float16")):
+        assert X86.default(other, AVX2)[0] is not COL2IM
+    for other in (problem.replace(dilations=(2, 1)), problem.replace(data_format="NCX"), problem.replace(groups=2)):
+        assert not COL2IM.supports(other, AVX2)
+
+
+@pytest.mark.parametrize("knobs", [{"share_data": 1}, {"halves": 1}])
+def test_knobs_that_no_plan_has(knobs):
+    plan = Plan(ColumnTile(1, 1, 2, 4, 4, 2), share_data=False)
+    assert COL2IM.read(plan.knobs) == plan
+    with pytest.raises(ValueError, match="must be 0"):
+        COL2IM.read({**plan.knobs, **knobs})
+
+
+def test_data_of_the_next_tile_are_asked_for():
+    """If data leave the second-level cache. Prefetches past the end of the data are of no consequence."""
+    problem = PLAIN.replace(in_channels=48)
+    plan = Plan(ColumnTile(1, 1, 3, 8, 6, 2), share_data=False)
+    assert "prefetcht0" not in code_of(problem, AVX2, COL2IM, plan)
+    small = dataclasses.replace(AVX2, l2_bytes=1 << 10)
+    assert "prefetcht0" in code_of(problem, small, COL2IM, plan)
+    data, weights, bias = operands(problem, 2)
+    found = call_kernel(problem, *compile_kernel(problem, small, COL2IM, plan), data, weights, bias)
+    assert_norm_close(found.astype(np.float64), reference(problem, data, weights, bias), "float32")
+
+
+@pytest.mark.parametrize(("positions", "vectors"), [(6, 2), (4, 3)])
+@pytest.mark.parametrize("channels", [3, 6])
+def test_accumulators_stay_in_registers(positions, vectors, channels):
+    """No loop of products touches the stack, whatever the epilogue holds in registers around it."""
+    problem = PLAIN.replace(in_channels=60, out_channels=channels, data_spatial=(32, 32), output_spatial=(64, 64))
+    plan = Plan(ColumnTile(1, 1, 8, 33, positions, vectors), share_data=False)
+    code = code_of(problem.replace(epilogue=td.Epilogue(True)), AVX2, COL2IM, plan)
+    loops = re.findall(r"^(\.LBB\S+):\n((?:(?!\.LBB)[^\n]*\n)*?)\s+j\w+\s+\1\n", code, re.MULTILINE)
+    products = [body for _, body in loops if body.count("vfmadd") >= 3 * positions * vectors]
+    assert products
+    assert not any("rsp" in body for body in products)
