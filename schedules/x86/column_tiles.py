@@ -23,7 +23,7 @@ _MOST_VECTORS = 4
 #: Cycles to add a vector of columns to its chunk, to finish a chunk's vector, and to add a column to a single output.
 _ADDED, _FINISHED, _SINGLE = 1.0, 2.0, 1.5
 #: Cycles to keep a vector of columns, and further ones beyond the second-level cache and beyond a share of the last.
-_KEPT, _FAR, _FARTHER = 2.0, 1.5, 4.0
+_KEPT, _FAR, _FARTHER = 2.0, 1.5, 10.0
 
 
 @dataclass(frozen=True, slots=True)

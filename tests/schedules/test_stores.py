@@ -57,7 +57,11 @@ def test_streamed_outputs_agree_with_the_reference(problem, target, seed):
 
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.name)
+@pytest.mark.parametrize(
+    "algorithm",
+    [algorithm for algorithm in ALGORITHMS if algorithm.name != "col2im"],  # which copies nothing
+    ids=lambda algorithm: algorithm.name,
+)
 def test_every_algorithm_streams_its_copies(algorithm, data_format):
     if data_format == "NCX" and algorithm.name in ("direct_channels", "direct_groups"):
         pytest.skip("its last stage is a transposition")
