@@ -11,6 +11,7 @@ docs/design.md has the measurements.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +25,7 @@ from tvm.script.ir_builder import tirx as build
 from tvm.tirx import PrimFunc
 
 from tvm_deconv.compute.col2im import ColumnLayout, Places
-from tvm_deconv.compute.extents import int64
+from tvm_deconv.compute.extents import Extent, Extents, int64, shape_of
 from tvm_deconv.compute.requantization import finished
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div
@@ -38,17 +39,18 @@ _FREE = "tvm_deconv_free_registers"
 
 def emit_columns(layout: ColumnLayout, target: CpuTarget) -> PrimFunc:
     """Return ``deconv(data, packed, [bias], out)`` for a problem with channels last, of one group."""
-    problem = layout.problem
+    problem, batch = layout.problem, Extents.of(layout.problem).batch
     with IRBuilder() as builder:
         with build.prim_func():
             build.func_name("deconv")
             build.func_attr({"global_symbol": "deconv", "tirx.noalias": True})
-            data = _argument("data", problem, (max(problem.batch, 1), *problem.data_shape[1:]))
+            data = _argument("data", problem, (batch, *problem.data_shape[1:]))
             packed = _argument("packed", problem, (layout.packed_elements,))
             bias = _argument("bias", problem, problem.bias_shape) if problem.epilogue.bias else None
-            out = _argument("out", problem, (max(problem.batch, 1), *problem.output_shape[1:]))
+            out = _argument("out", problem, (batch, *problem.output_shape[1:]))
             emitter = _Emitter(layout, target, _flat(data), packed, bias, _flat(out))
-            with build.parallel(_const(0), _const(layout.tasks)) as task:
+            tasks = _const(layout.tasks) if isinstance(batch, int) else batch * layout.tasks
+            with build.parallel(_const(0), tasks) as task:
                 emitter.task(task)
         func = builder.get()
     functions = _free_function(target.vector_registers)
@@ -73,15 +75,14 @@ def _const(value: int) -> Expr:
     return tirx.const(value, "int64")
 
 
-def _argument(name: str, problem: Problem, shape: Sequence[int]) -> Any:
-    buffer = build.buffer([int64(extent) for extent in shape], problem.accumulate_dtype, align=1, layout=None)
-    return build.arg(name, buffer)
+def _argument(name: str, problem: Problem, shape: Sequence[Extent]) -> Any:
+    return build.arg(name, build.buffer(shape_of(shape), problem.accumulate_dtype, align=1, layout=None))
 
 
 def _flat(array: Any) -> Any:
     """Return `array` with one axis."""
-    elements = int(np.prod([int(extent) for extent in array.shape], dtype=np.int64))
-    return build.decl_buffer([int64(elements)], array.dtype, data=array.data, align=1, layout=None)
+    elements = math.prod(array.shape)
+    return build.decl_buffer([elements], array.dtype, data=array.data, align=1, layout=None)
 
 
 @dataclass(frozen=True)
@@ -143,8 +144,9 @@ class _Emitter:
 
     @property
     def asks(self) -> bool:
-        """True if the data do not stay in the second-level cache, so that they are asked for ahead."""
-        return int(self.data.shape[0]) * self.element_bytes > self.target.l2_bytes
+        """True if the data may not stay in the second-level cache, so that they are asked for ahead."""
+        size = math.prod(self.problem.data_shape) * self.element_bytes
+        return 0 in self.problem.dynamic or size > self.target.l2_bytes
 
     @property
     def lines_of_a_step(self) -> int:

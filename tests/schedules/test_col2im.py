@@ -102,6 +102,34 @@ def test_few_outputs_take_it_by_default():
         assert not COL2IM.supports(other, AVX2)
 
 
+@targets
+def test_calls_of_any_batch(target):
+    problem = PLAIN.replace(batch="any", epilogue=td.Epilogue(True))
+    plan = random.Random(1).choice(COL2IM.candidates(problem, target))[1]
+    assert plan.tile.images == 1
+    kernel = compile_kernel(problem, target, COL2IM, plan)
+    for batch in (1, 2, 5):
+        call = PLAIN.replace(batch=batch, epilogue=td.Epilogue(True))
+        data, weights, bias = operands(call, batch)
+        found = call_kernel(call, *kernel, data, weights, bias)
+        assert_norm_close(found.astype(np.float64), reference(call, data, weights, bias), "float32")
+
+
+@pytest.mark.parametrize(
+    ("problem", "tile", "message"),
+    [
+        (PLAIN, (3, 1, 2, 4, 4, 2), "images=3: must divide the batch of any call, 2"),
+        (PLAIN.replace(batch="any"), (2, 1, 2, 4, 4, 2), "images=2: must divide the batch of any call, 1"),
+        (PLAIN, (1, 1, 1, 3, 5, 2), "positions=5: must be 4 at most, those of a piece of the data"),
+        (PLAIN, (1, 1, 0, 3, 2, 2), "must be of numbers from 1 on"),
+    ],
+)
+def test_tiles_that_do_not_fit(problem, tile, message):
+    """Such a kernel would leave outputs out, or read what is not there."""
+    with pytest.raises(ValueError, match=message):
+        X86.build(problem, AVX2, COL2IM, Plan(ColumnTile(*tile), share_data=False))
+
+
 @pytest.mark.parametrize("knobs", [{"share_data": 1}, {"halves": 1}])
 def test_knobs_that_no_plan_has(knobs):
     plan = Plan(ColumnTile(1, 1, 2, 4, 4, 2), share_data=False)

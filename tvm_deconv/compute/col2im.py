@@ -22,7 +22,7 @@ from tvm_deconv.problem.arithmetic import ceil_div
 class ColumnTile:
     """The block and the register tile: `positions` of the data by `vectors` of columns.
 
-    A block has the outputs of ``images x depth x height x width`` places. The images divide those of a call.
+    A block has the outputs of ``images x depth x height x width`` places. The images divide those of any call.
     """
 
     images: int
@@ -109,12 +109,23 @@ def places(problem: Problem, tile: ColumnTile) -> tuple[Places, Places, Places]:
 class ColumnLayout:
     """The extents of a product for vectors of `lanes` columns.
 
-    The packed filter is ``[panels, Ci, panel]``, with zeros past the last column.
+    The packed filter is ``[panels, Ci, panel]``, with zeros past the last column. Raises ValueError for a tile that
+    does not fit the problem.
     """
 
     problem: Problem
     tile: ColumnTile
     lanes: int
+
+    def __post_init__(self) -> None:
+        images, batch = self.tile.images, 1 if 0 in self.problem.dynamic else max(self.problem.batch, 1)
+        if min(*self.tile.block, self.tile.positions, self.tile.vectors) < 1:
+            raise ValueError(f"tile={self.tile}: must be of numbers from 1 on")
+        if batch % images:
+            raise ValueError(f"images={images}: must divide the batch of any call, {batch}")
+        length = self.runs[1]
+        if self.tile.positions > length:
+            raise ValueError(f"positions={self.tile.positions}: must be {length} at most, those of a piece of the data")
 
     @property
     def axes(self) -> tuple[Places, Places, Places]:

@@ -91,9 +91,9 @@ def fills_vectors_with_inputs(problem: Problem, target: CpuTarget) -> bool:
 
 
 def adds_columns(problem: Problem, target: CpuTarget) -> bool:  # noqa: ARG001
-    """Channels are last and of one group, no extent is dynamic, taps are neighbours, and elements are accumulators."""
+    """Channels are last and of one group, extents are fixed, taps are neighbours, and elements are accumulators."""
     stored = problem.dtype == problem.output_dtype == problem.accumulate_dtype
-    plain = problem.data_format == "NXC" and problem.groups == 1 and not problem.dynamic
+    plain = problem.data_format == "NXC" and problem.groups == 1 and not problem.dynamic_axes
     return stored and plain and problem.quantization is None and max(problem.dilations) == 1
 
 
