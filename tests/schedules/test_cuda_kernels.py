@@ -129,6 +129,8 @@ EXAMPLES = {
     "cuda_generic": [
         # Strides and dilations that do not divide each other: 64 combinations of phases.
         td.Problem(1, 1, 3, 2, (5, 5), (7, 7), (8, 8), (3, 3), (2, 3), (40, 43)),
+        # All that the taps read is outside of the data.
+        td.Problem(1, 1, 2, 3, (5,), (7,), (1,), (3,), (40,), (9,), epilogue=td.Epilogue(True, "sigmoid")),
         # No tap reaches any output.
         td.Problem(1, 1, 2, 3, (5,), (1,), (2,), (1,), (1,), (1,), epilogue=td.Epilogue(True, "sigmoid")),
     ],
@@ -260,8 +262,8 @@ EXAMPLES = {
         td.Problem(1, 1, 16, 12, (9, 10), (3, 3), (2, 2), (1, 1), (1, 1), (17, 19), "float16"),
     ],
     "cuda_product": [
-        # All that the taps read is outside of the data.
-        td.Problem(1, 1, 2, 3, (5,), (7,), (1,), (3,), (40,), (9,), epilogue=td.Epilogue(True, "sigmoid")),
+        # Most of what the taps read is outside of the data.
+        td.Problem(1, 1, 2, 3, (5,), (7,), (1,), (3,), (14,), (9,), epilogue=td.Epilogue(True, "sigmoid")),
         td.Problem(1, 1, 3, 2, (6,), (2,), (5,), (1,), (0,), (31,), epilogue=td.Epilogue(True, "gelu")),
         td.Problem(1, 1, 1030, 3, (4, 5), (3, 3), (2, 2), (1, 1), (1, 1), (8, 9), epilogue=td.Epilogue(True, "relu")),
         td.Problem(1, 1, 40, 24, (9, 16), (4, 4), (2, 2), (1, 1), (1, 1), (18, 32), data_format="NXC"),
