@@ -47,7 +47,8 @@ def emit_columns(layout: ColumnLayout, target: CpuTarget) -> PrimFunc:
             data = _argument("data", problem, (batch, *problem.data_shape[1:]))
             packed = _argument("packed", problem, (layout.packed_elements,))
             bias = _argument("bias", problem, problem.bias_shape) if problem.epilogue.bias else None
-            out = _argument("out", problem, (batch, *problem.output_shape[1:]))
+            outputs = [axis.output for axis in layout.axes[3 - problem.rank :]]
+            out = _argument("out", problem, (batch, *outputs, problem.out_channels))
             emitter = _Emitter(layout, target, _flat(data), packed, bias, _flat(out))
             tasks = _const(layout.tasks) if isinstance(batch, int) else batch * layout.tasks
             with build.parallel(_const(0), tasks) as task:

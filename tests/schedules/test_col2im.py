@@ -102,6 +102,14 @@ def test_few_outputs_take_it_by_default():
         assert not COL2IM.supports(other, AVX2)
 
 
+@pytest.mark.parametrize("empty", [{"output_spatial": (10, 0)}, {"batch": 0}])
+def test_empty_arrays(empty):
+    """A kernel is built, and never called."""
+    problem = PLAIN.replace(**empty)
+    kernel, _ = compile_kernel(problem, AVX2, COL2IM)
+    assert [int(extent) for extent in kernel.deconv.params[-1].shape] == [max(y, 1) for y in problem.output_shape]
+
+
 @targets
 def test_calls_of_any_batch(target):
     problem = PLAIN.replace(batch="any", epilogue=td.Epilogue(True))

@@ -87,7 +87,7 @@ class Places:
 
 
 def places(problem: Problem, tile: ColumnTile) -> tuple[Places, Places, Places]:
-    """Return those of three axes; missing ones come first and have extents of one."""
+    """Return those of three axes; missing ones come first and have extents of one, and so do empty outputs."""
     missing = 3 - problem.rank
     ones, zeros = (1,) * missing, (0,) * missing
     first, second, third = (
@@ -97,7 +97,7 @@ def places(problem: Problem, tile: ColumnTile) -> tuple[Places, Places, Places]:
             ones + problem.kernel,
             zeros + problem.pads_begin,
             ones + problem.data_spatial,
-            ones + problem.output_spatial,
+            ones + tuple(max(extent, 1) for extent in problem.output_spatial),
             tile.block[1:],
             strict=True,
         )
