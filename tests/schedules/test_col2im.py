@@ -2,13 +2,12 @@
 
 import dataclasses
 import random
-import re
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
-from support.kernels import X86, call_kernel, code_of, compile_kernel, run_kernel, targets
+from support.kernels import X86, call_kernel, code_of, compile_kernel, innermost_loops, run_kernel, targets
 from support.strategies import not_empty, operands, problems
 from support.tolerances import assert_norm_close
 
@@ -165,7 +164,6 @@ def test_accumulators_stay_in_registers(positions, vectors, channels):
     problem = PLAIN.replace(in_channels=60, out_channels=channels, data_spatial=(32, 32), output_spatial=(64, 64))
     plan = Plan(ColumnTile(1, 1, 8, 33, positions, vectors), share_data=False)
     code = code_of(problem.replace(epilogue=td.Epilogue(True)), AVX2, COL2IM, plan)
-    loops = re.findall(r"^(\.LBB\S+):\n((?:(?!\.LBB)[^\n]*\n)*?)\s+j\w+\s+\1\n", code, re.MULTILINE)
-    products = [body for _, body in loops if body.count("vfmadd") >= 3 * positions * vectors]
+    products = [body for body in innermost_loops(code) if body.count("vfmadd") >= 3 * positions * vectors]
     assert products
     assert not any("rsp" in body for body in products)

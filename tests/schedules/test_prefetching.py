@@ -7,7 +7,7 @@ import types
 
 import numpy as np
 import pytest
-from support.kernels import X86, all_targets, call_kernel, code_of, compile_kernel, in_turn, turn_of
+from support.kernels import X86, all_targets, call_kernel, code_of, compile_kernel, in_turn, innermost_loops, turn_of
 from support.strategies import operands
 from support.tolerances import WINOGRAD, assert_close
 from tvm.tirx import Evaluate, For, SeqStmt
@@ -39,8 +39,7 @@ def on_a_mesh(target):
 
 def loops(code):
     """The bodies of innermost loops in assembly that prefetch."""
-    found = re.findall(r"^(\.LBB\S+):\n((?:(?!\.LBB)[^\n]*\n)*?)\s+j\w+\s+\1\n", code, re.MULTILINE)
-    return [body for _, body in found if "prefetcht0" in body]
+    return [body for body in innermost_loops(code) if "prefetcht0" in body]
 
 
 def without_prefetches(target):

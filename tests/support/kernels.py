@@ -1,6 +1,7 @@
 """Compile and run one kernel in this process, around the library: what the tests of schedules share."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -96,6 +97,12 @@ def code_of(problem, target, algorithm, plan=None):
     """The assembly of an algorithm's kernel for `problem`, by default by its cheapest plan; the CPU need not run it."""
     plan = plan or algorithm.candidates(problem, target)[0][1]
     return compile_kernel(problem, target, algorithm, plan)[1].mod.inspect_source("asm")
+
+
+def innermost_loops(code):
+    """The bodies of innermost loops in assembly."""
+    found = re.findall(r"^(\.LBB\S+):\n((?:(?!\.LBB)[^\n]*\n)*?)\s+j\w+\s+\1\n", code, re.MULTILINE)
+    return [body for _, body in found]
 
 
 def call_kernel(problem, kernel, compiled, data, weights, bias, aligned=False):
