@@ -15,7 +15,8 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 from tvm.tirx import PrimFunc
 
-from tvm_deconv.compute.gather import Index, Section, ravel, reached, unravel
+from tvm_deconv.compute.gather import Section, ravel, reached
+from tvm_deconv.compute.indexing import Index, unravel
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.cuda.emit import (

@@ -18,7 +18,8 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as build
 from tvm.tirx import IntImm, PrimFunc
 
-from tvm_deconv.compute.gather import Index, ravel, reached, unravel
+from tvm_deconv.compute.gather import ravel, reached
+from tvm_deconv.compute.indexing import Index, unravel
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.requantization import (
     bias_at,

@@ -19,7 +19,8 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 
-from tvm_deconv.compute.gather import Index, Section
+from tvm_deconv.compute.gather import Section
+from tvm_deconv.compute.indexing import Index
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda.blocks import Block, Box, tiles_of
 from tvm_deconv.schedules.cuda.emit import Arguments, when

@@ -13,7 +13,7 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 
-from tvm_deconv.compute.gather import Index, unravel
+from tvm_deconv.compute.indexing import Index, unravel
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.contract import Algorithm, Kernel

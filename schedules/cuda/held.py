@@ -28,7 +28,8 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 
-from tvm_deconv.compute.gather import Index, Section, ravel, sections, unravel
+from tvm_deconv.compute.gather import Section, ravel, sections
+from tvm_deconv.compute.indexing import Index, unravel
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div

@@ -16,7 +16,7 @@ from dataclasses import replace
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 
-from tvm_deconv.compute.gather import Index
+from tvm_deconv.compute.indexing import Index
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda.blocks import Cells
 from tvm_deconv.schedules.cuda.emit import local

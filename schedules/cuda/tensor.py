@@ -25,7 +25,8 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 
-from tvm_deconv.compute.gather import Index, Section, unravel
+from tvm_deconv.compute.gather import Section
+from tvm_deconv.compute.indexing import Index, unravel
 from tvm_deconv.compute.storage import filter_storage, storage_dtype
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda.banks import WAVEFRONT

@@ -18,7 +18,8 @@ from functools import cached_property
 
 from tvm.ir import Expr
 
-from tvm_deconv.compute.gather import Index, Section, ravel
+from tvm_deconv.compute.gather import Section, ravel
+from tvm_deconv.compute.indexing import Index
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.cuda.blocks import Box, Extents
 from tvm_deconv.schedules.cuda.emit import Arguments

@@ -23,7 +23,8 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 
-from tvm_deconv.compute.gather import Index, ravel, unravel
+from tvm_deconv.compute.gather import ravel
+from tvm_deconv.compute.indexing import Index, unravel
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem, element_bytes

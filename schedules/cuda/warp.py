@@ -23,7 +23,7 @@ from tvm.backend.cuda.op import cuda_func_call
 from tvm.ir import Expr, PointerType
 from tvm.script.ir_builder import tirx as build
 
-from tvm_deconv.compute.gather import Index
+from tvm_deconv.compute.indexing import Index
 from tvm_deconv.schedules.cuda.emit import Rounding, as_it_is
 
 _TEMPLATES = Path(__file__).with_suffix(".cu")

@@ -37,7 +37,8 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 
-from tvm_deconv.compute.gather import Index, Section, sections, unravel
+from tvm_deconv.compute.gather import Section, sections
+from tvm_deconv.compute.indexing import Index, unravel
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.problem.arithmetic import ceil_div

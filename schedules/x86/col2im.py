@@ -26,6 +26,7 @@ from tvm.tirx import PrimFunc
 
 from tvm_deconv.compute.col2im import ColumnLayout, Places
 from tvm_deconv.compute.extents import Extent, Extents, int64, shape_of
+from tvm_deconv.compute.indexing import unravel
 from tvm_deconv.compute.requantization import finished
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div
@@ -162,11 +163,10 @@ class _Emitter:
 
     def task(self, number: Expr) -> None:
         """Emit the task of a `number`."""
-        layout, left = self.layout, number
-        blocks: list[Expr] = []
-        for axis in reversed(self.axes):
-            blocks.insert(0, left % axis.blocks)
-            left = left // axis.blocks
+        layout = self.layout
+        extents = [axis.blocks for axis in self.axes]
+        of_image = math.prod(extents)
+        blocks = unravel(number % of_image, extents)
         begins = [build.bind(block * axis.block + axis.first) for block, axis in zip(blocks, self.axes, strict=True)]
         rows = [*zip(begins, self.axes, strict=True)]
         ends = [build.bind(tirx.min(begin + axis.block, _const(axis.last + 1))) for begin, axis in rows]
@@ -174,17 +174,14 @@ class _Emitter:
             build.bind(tirx.max(tirx.min(begin + (1 - axis.taps), _const(axis.data - axis.rows)), _const(0)))
             for begin, axis in rows
         ]
-        held = layout.tile.images
-        for axis in self.axes:
-            held *= axis.rows
         # A vector of the last chunk may end behind the last column.
-        columns = self._array(held * layout.row + layout.lanes)
+        columns = self._array(layout.held + layout.lanes)
         bias = None
         if self.bias is not None:
             bias = self._array(layout.chunk_vectors * layout.lanes)
             with build.serial(_const(0), _const(layout.chunk_vectors * layout.lanes)) as place:
                 build.buffer_store(bias, self.bias[place % self.problem.out_channels], [place])
-        image = build.bind(left * layout.tile.images)
+        image = build.bind(number // of_image * layout.tile.images)
         block = _Task(image, tuple(begins), tuple(ends), tuple(data), columns, bias)
         build.evaluate(tirx.call_extern("int32", _FREE))
         self.products(block)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tvm_deconv.compute.col2im import ColumnLayout, ColumnTile, places
+from tvm_deconv.compute.col2im import ColumnLayout, ColumnTile, Places, places
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.problem.arithmetic import ceil_div
@@ -70,9 +70,8 @@ def _blocks(problem: Problem) -> Iterator[tuple[int, int, int, int]]:
 
 def _cycles(layout: ColumnLayout, target: CpuTarget) -> float:
     """Return the cycles of a call."""
-    problem, tile, axes = layout.problem, layout.tile, layout.axes
-    costs, batch = costs_of(target), max(problem.batch, 1)
-    blocks = batch // tile.images * math.prod(axis.blocks for axis in axes)
+    problem, tile = layout.problem, layout.tile
+    costs = costs_of(target)
     counts, length = layout.runs
     products, loads = tile.positions * tile.vectors, tile.positions + tile.vectors
     step = max(costs.load * loads, products, (products + loads + 1) / costs.issue, LATENCY_ACCUMULATORS + costs.slack)
@@ -80,31 +79,22 @@ def _cycles(layout: ColumnLayout, target: CpuTarget) -> float:
         step = max(step, costs.panel * tile.vectors)
     reductions = math.prod(counts) * ceil_div(length, tile.positions) * layout.panels
     made = reductions * products / 2 * (step * problem.in_channels / products + costs.reduction)
-    held = tile.images * math.prod(axis.rows for axis in axes) * layout.row
-    size = held * element_bytes(problem.dtype)
+    size = layout.held * element_bytes(problem.dtype)
     kept = _KEPT + _FAR * (size > target.l2_bytes) + _FARTHER * (size > LAST_CACHE // 4)
-    return blocks * (made + kept * held / layout.lanes + costs.task) + batch * _sums(layout)
-
-
-@dataclass(frozen=True, slots=True)
-class _Counted:
-    """Places of an axis, those of them that have all taps and outputs, and sums of its phases' taps."""
-
-    places: int
-    whole: int
-    taps: int
+    return layout.tasks * (made + kept * layout.held / layout.lanes + costs.task) + layout.batch * _sums(layout)
 
 
 def _sums(layout: ColumnLayout) -> float:
     """Return the cycles to make the outputs of an image of its columns."""
-    counted = []
-    for axis in layout.axes:
-        first, end = axis.whole
-        whole = max(min(end, axis.last + 1) - max(first, axis.first), 0)
-        counted.append(_Counted(axis.count, whole, axis.kernel))
-    rows = math.prod(axis.stride for axis in layout.axes[:2])
-    taps, outer = layout.axes[2].taps, counted[0].taps * counted[1].taps
-    chunks = math.prod(axis.whole for axis in counted)
-    single = math.prod(axis.places for axis in counted) - chunks
-    of_chunk = layout.chunk_vectors * (outer * taps * _ADDED + rows * _FINISHED)
-    return chunks * of_chunk + single * layout.problem.out_channels * math.prod(axis.taps for axis in counted) * _SINGLE
+    *outer, last = layout.axes
+    added, finished = math.prod(axis.kernel for axis in outer) * last.taps, math.prod(axis.stride for axis in outer)
+    chunks = math.prod(map(_whole, layout.axes))
+    single = math.prod(axis.count for axis in layout.axes) - chunks
+    of_chunk = layout.chunk_vectors * (added * _ADDED + finished * _FINISHED)
+    return chunks * of_chunk + single * layout.columns * _SINGLE
+
+
+def _whole(axis: Places) -> int:
+    """Return the places of an `axis` that have all taps and outputs."""
+    first, end = axis.whole
+    return max(min(end, axis.last + 1) - max(first, axis.first), 0)

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
+from tvm_deconv.compute.phases import three_axes
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div
 
@@ -88,24 +90,14 @@ class Places:
 
 def places(problem: Problem, tile: ColumnTile) -> tuple[Places, Places, Places]:
     """Return those of three axes; missing ones come first and have extents of one, and so do empty outputs."""
-    missing = 3 - problem.rank
-    ones, zeros = (1,) * missing, (0,) * missing
-    first, second, third = (
-        Places(*values)
-        for values in zip(
-            ones + problem.strides,
-            ones + problem.kernel,
-            zeros + problem.pads_begin,
-            ones + problem.data_spatial,
-            ones + tuple(max(extent, 1) for extent in problem.output_spatial),
-            tile.block[1:],
-            strict=True,
-        )
-    )
+    outputs = tuple(max(extent, 1) for extent in problem.output_spatial)
+    strides, pads = three_axes(problem.strides, 1), three_axes(problem.pads_begin, 0)
+    kernel, data, output = (three_axes(values, 1) for values in (problem.kernel, problem.data_spatial, outputs))
+    first, second, third = map(Places, strides, kernel, pads, data, output, tile.block[1:])
     return first, second, third
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ColumnLayout:
     """The extents of a product for vectors of `lanes` columns.
 
@@ -118,7 +110,7 @@ class ColumnLayout:
     lanes: int
 
     def __post_init__(self) -> None:
-        images, batch = self.tile.images, 1 if 0 in self.problem.dynamic else max(self.problem.batch, 1)
+        images, batch = self.tile.images, 1 if 0 in self.problem.dynamic else self.batch
         if min(*self.tile.block, self.tile.positions, self.tile.vectors) < 1:
             raise ValueError(f"tile={self.tile}: must be of numbers from 1 on")
         if batch % images:
@@ -127,15 +119,20 @@ class ColumnLayout:
         if self.tile.positions > length:
             raise ValueError(f"positions={self.tile.positions}: must be {length} at most, those of a piece of the data")
 
-    @property
+    @cached_property
     def axes(self) -> tuple[Places, Places, Places]:
         """The places of three axes."""
         return places(self.problem, self.tile)
 
     @property
+    def batch(self) -> int:
+        """Images of a call; empty ones count as one."""
+        return max(self.problem.batch, 1)
+
+    @property
     def tasks(self) -> int:
         """Blocks of a call."""
-        return max(self.problem.batch, 1) // self.tile.images * math.prod(axis.blocks for axis in self.axes)
+        return self.batch // self.tile.images * math.prod(axis.blocks for axis in self.axes)
 
     @property
     def columns(self) -> int:
@@ -156,6 +153,11 @@ class ColumnLayout:
     def row(self) -> int:
         """Columns of a position in memory, those that only fill a panel included."""
         return self.panels * self.panel
+
+    @property
+    def held(self) -> int:
+        """Elements of the columns of a block."""
+        return self.tile.images * math.prod(axis.rows for axis in self.axes) * self.row
 
     @property
     def packed_elements(self) -> int:

@@ -22,16 +22,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import TypeAlias
 
 from tvm import tirx
 from tvm.ir import Expr
 
+from tvm_deconv.compute.indexing import Index, unravel
 from tvm_deconv.compute.phases import Geometry, Run
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div
 
-Index: TypeAlias = Expr | int
 #: Terms with padded channels for one of those without, at most.
 _MOST_PADDED = Fraction(4, 3)
 #: Columns of the widest tile, and as how many more of them the gathering of its rows counts.
@@ -212,15 +211,6 @@ def sections(problem: Problem, tile_k: int, tile_n: int, geometry: Geometry | No
         products.append(Section(geometry, runs, last, tile_k, tile_n, offset))
         offset += math.prod(products[-1].shape)
     return tuple(products)
-
-
-def unravel(flat: Index, extents: Sequence[int]) -> list[Index]:
-    """Return the index of element number `flat` of an array of these `extents`; the first axis is never wrapped."""
-    index: list[Index] = []
-    for extent in reversed(extents[1:]):
-        index.append(flat % extent if extent > 1 else 0)
-        flat = flat // extent if extent > 1 else flat
-    return [flat if extents[0] > 1 else 0, *reversed(index)]
 
 
 def ravel(index: Sequence[Index], extents: Sequence[int]) -> Index:

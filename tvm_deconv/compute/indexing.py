@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from tvm import te, tirx
 from tvm.ir import Expr
@@ -18,6 +18,8 @@ from tvm_deconv.compute.storage import to_accumulator
 from tvm_deconv.compute.words import WORD, Words
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div
+
+Index: TypeAlias = Expr | int
 
 ROWS = "rows"
 CHANNELS = "channels"
@@ -73,6 +75,15 @@ def ravel(index: Sequence[Expr | int], shape: Sequence[Expr | int]) -> Expr:
     for i, extent in zip(index, shape, strict=True):
         number = number * extent + i
     return number
+
+
+def unravel(number: Index, shape: Sequence[int]) -> list[Index]:
+    """Return the index of element `number` of an array of `shape`; the first axis is never wrapped."""
+    index: list[Index] = []
+    for extent in reversed(shape[1:]):
+        index.append(number % extent if extent > 1 else 0)
+        number = number // extent if extent > 1 else number
+    return [number if shape[0] > 1 else 0, *reversed(index)]
 
 
 def split_index(index: Expr, size: int, count: Extent) -> tuple[Expr, Expr]:

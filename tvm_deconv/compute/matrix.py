@@ -47,6 +47,7 @@ from tvm_deconv.compute.indexing import (
     caller_index,
     ravel,
     split_index,
+    unravel,
     within_runs,
 )
 from tvm_deconv.compute.matrix_layout import MatrixLayout, MatrixSection, MatrixTile, row_channels
@@ -118,19 +119,6 @@ def define_matrix(
 
 def _zero() -> Expr:
     return tirx.const(0, "int64")
-
-
-def _unravel(number: Expr, extents: Sequence[int]) -> list[Expr]:
-    """Return the index of element `number` of an array of these `extents`: the inverse of `ravel`.
-
-    The first axis is never wrapped.
-    """
-    index = []
-    for axis, extent in enumerate(extents):
-        inner = math.prod(extents[axis + 1 :])
-        place = number // inner if axis + 1 < len(extents) else number
-        index.append(place % extent if axis else place)
-    return index
 
 
 def _data_matrices(section: MatrixSection) -> list[Matrix | None]:
@@ -225,7 +213,7 @@ class _Builder:
                 inside.append(row < layout.packed_rows)
             several = layout.tile.images > 1
             n, position = (row // layout.plane, row % layout.plane) if several else (_zero(), row)
-            within = (n, *_unravel(position, layout.packed))
+            within = (n, *unravel(position, layout.packed))
         if self.cut:
             inside.append(channel < self.problem.in_channels)
         elif layout.packed_channels > geometry.in_channels:
@@ -343,7 +331,7 @@ class _Builder:
 
     def row_start(self, section: MatrixSection, row: Expr, taps: Index) -> tuple[Expr, list[Expr]]:
         """Return the image of a row, and the first packed element that it reads along each axis, at these taps."""
-        image, *places = _unravel(row, (self.layout.tile.images, *(axis.tiles for axis in section.axes)))
+        image, *places = unravel(row, (self.layout.tile.images, *(axis.tiles for axis in section.axes)))
         return image, [
             axis.first(place) + axis.start + axis.first_read(tap) * axis.step
             for place, axis, tap in zip(places, section.axes, taps, strict=True)
@@ -483,7 +471,7 @@ class _Builder:
 
         def interleaved(*index: Expr) -> Expr:
             *at, n, lane, place = index
-            piece = _unravel(place // chunks.chunk, (depth, chunks.heights, chunks.chunks))
+            piece = unravel(place // chunks.chunk, (depth, chunks.heights, chunks.chunks))
             value = finished[(*at, n, *piece, place % chunks.chunk, lane)]
             return stored(self.problem, value) if self.narrows else value
 

@@ -24,7 +24,7 @@ from tvm_deconv.compute.col2im import ColumnLayout
 from tvm_deconv.compute.direct_layout import FilterSection, group_and_channel
 from tvm_deconv.compute.extents import int64
 from tvm_deconv.compute.folding import FoldedFilter
-from tvm_deconv.compute.indexing import ROWS, ravel
+from tvm_deconv.compute.indexing import ROWS, ravel, unravel
 from tvm_deconv.compute.matrix_layout import MatrixSection
 from tvm_deconv.compute.phases import AxisRows, Geometry
 from tvm_deconv.compute.storage import filter_storage, sum_dtype, to_accumulator
@@ -319,12 +319,8 @@ def pack_columns(layout: ColumnLayout) -> PrimFunc:
         build.grid(*map(int64, (layout.panels, problem.in_channels, panel))) as (number, ci, lane),
     ):
         column = number * panel + lane
-        place: list[Expr] = []
-        left = column // channels
-        for extent in reversed(problem.kernel):
-            place.insert(0, left % extent)
-            left = left // extent
-        element = source[(tirx.const(0, "int64"), ci, column % channels, *place)]
+        *place, channel = unravel(column, (*problem.kernel, channels))
+        element = source[(tirx.const(0, "int64"), ci, channel, *place)]
         value = tirx.if_then_else(column < layout.columns, element, tirx.const(0, dtype))
         build.buffer_store(packed, value, [(number * problem.in_channels + ci) * panel + lane])
     return builder.get()

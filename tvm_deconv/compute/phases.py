@@ -221,7 +221,7 @@ def _fewest_runs(
     return phases
 
 
-def _three(values: tuple[int, ...], fill: int) -> tuple[int, int, int]:
+def three_axes(values: tuple[int, ...], fill: int) -> tuple[int, int, int]:
     """Return `values` behind as many of `fill` as make them three."""
     padded = (fill,) * (3 - len(values)) + values
     return padded[0], padded[1], padded[2]
@@ -260,9 +260,9 @@ class Geometry:
             max(y, s if axis + 1 in problem.dynamic else 1)
             for axis, (y, s) in enumerate(zip(problem.output_spatial, problem.strides, strict=True))
         )
-        data, kernel, output = (_three(values, 1) for values in (problem.data_spatial, problem.kernel, outputs))
-        strides, dilations = _three(problem.strides, 1), _three(problem.dilations, 1)
-        pads = _three(problem.pads_begin, 0)
+        data, kernel, output = (three_axes(values, 1) for values in (problem.data_spatial, problem.kernel, outputs))
+        strides, dilations = three_axes(problem.strides, 1), three_axes(problem.dilations, 1)
+        pads = three_axes(problem.pads_begin, 0)
         dynamic = (False, problem.rank == 2 and 1 in problem.dynamic, problem.rank in problem.dynamic)
         first, second, third = (
             _fewest_runs(
