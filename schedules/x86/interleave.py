@@ -7,8 +7,9 @@ Interleaving turns ``streams`` vectors into ``streams`` vectors whose elements a
 LLVM compiles a loop of this store to permutes in some cases and to element-wise scatters in others, a factor of two in
 the time of a whole layer. So a tensor intrinsic has shuffles of two vectors, in rounds. Of four streams, two rounds in
 each lane of 128 bits make vectors whose lanes are four elements of one place, and further rounds bring these lanes to
-their places: one instruction each of the kind that every CPU has. Else an even number of streams is halved, an odd one
-merged one stream at a time.
+their places: one instruction each of the kind that every CPU has. Else an even number of streams is halved. Of an odd
+one each is brought to its lanes by a shuffle, and blended with the others; in AVX-512's whole vectors, which have
+shuffles of two for any lanes, it is merged one stream at a time.
 
 Between rounds stands a fence. Without it LLVM merges rounds with the one before, and makes up to 3.5 times as many
 instructions (docs/design.md).
@@ -35,6 +36,8 @@ from tvm_deconv.problem import Problem
 
 #: The most streams for which a shuffle network is faster than the stores that it replaces.
 MAX_STREAMS = 16
+#: The widest vectors, in bits, in which a blend takes less than a shuffle of two vectors of any elements.
+_SHUFFLED = 256
 
 
 def shuffle_network(streams: list[Expr], lanes: int) -> list[Expr]:
@@ -43,7 +46,8 @@ def shuffle_network(streams: list[Expr], lanes: int) -> list[Expr]:
     if count == 1:
         return streams
     if count % 2:
-        return [_merged(streams, lanes, vector * lanes) for vector in range(count)]
+        narrow = _bits(streams[0]) >= 32 and lanes * _bits(streams[0]) <= _SHUFFLED
+        return _placed(streams, lanes) if narrow else [_merged(streams, lanes, i * lanes) for i in range(count)]
     if count % 4 == 0 and _has_quads(streams[0], lanes, count):
         return _by_quads(streams, lanes)
     even, odd = (shuffle_network(half, lanes) for half in (streams[0::2], streams[1::2]))
@@ -116,6 +120,27 @@ def _fenced(vector: Expr) -> Expr:
 def _bits(vector: Expr) -> int:
     """Return the bits of an element."""
     return int(vector.ty.dtype.bits)
+
+
+def _placed(streams: list[Expr], lanes: int) -> list[Expr]:
+    """Return the interleaved vectors of an odd number of `streams`: one shuffle of each, and then blends.
+
+    In the output the elements of a stream are so many lanes apart, a number that has no factor with that of the lanes:
+    no two are in the same lane of their vectors, and one shuffle brings all to theirs.
+    """
+    count = len(streams)
+    placed = []
+    for number, stream in enumerate(streams):
+        element = {(place * count + number) % lanes: place for place in range(lanes)}
+        indices = [tirx.const(element[lane], "int32") for lane in range(lanes)]
+        placed.append(_fenced(tirx.Shuffle([stream], indices)))
+    vectors = []
+    for begin in range(0, count * lanes, lanes):
+        value = placed[0]
+        for number, stream in enumerate(placed[1:], start=1):
+            value = _shuffle(value, stream, [i + lanes * ((begin + i) % count == number) for i in range(lanes)])
+        vectors.append(value)
+    return vectors
 
 
 def _merged(streams: list[Expr], lanes: int, begin: int) -> Expr:
