@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tvm_deconv.compute.col2im import ColumnLayout, ColumnTile, Places, places
+from tvm_deconv.compute.col2im import ChannelColumns, ColumnTile, Places, RowColumns, places
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.problem.arithmetic import ceil_div
-from tvm_deconv.schedules.x86.costs import LAST_CACHE, costs_of
+from tvm_deconv.schedules.x86.costs import LAST_CACHE, Costs, costs_of
 from tvm_deconv.schedules.x86.plans import TilePlan
 from tvm_deconv.schedules.x86.register_tiles import LATENCY_ACCUMULATORS
+from tvm_deconv.schedules.x86.row_prefetching import comes_from_memory, data_bytes
 from tvm_deconv.schedules.x86.tiles import ENUMERATIONS, steps
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes
 from tvm_deconv.targets import CpuTarget
@@ -23,7 +24,12 @@ _MOST_VECTORS = 4
 #: Cycles to add a vector of columns to its chunk, to finish a chunk's vector, and to add a column to a single output.
 _ADDED, _FINISHED, _SINGLE = 1.0, 2.0, 1.5
 #: Cycles to keep a vector of columns, and further ones beyond the second-level cache and beyond a share of the last.
-_KEPT, _FAR, _FARTHER = 2.0, 1.5, 10.0
+_KEPT, _FAR, _FARTHER = 2.0, 1.5, 20.0
+#: Cycles to start on a row of packed data, and on one of outputs, and to finish a vector of these.
+_ROW, _END, _STORED, _SHUFFLED = 10.0, 20.0, 1.0, 0.7
+#: Further cycles to pack a vector that comes from far, and a piece that comes from memory. So many second-level caches
+#: of data are not far: parts of them stay in one.
+_FETCHED, _PIECE, _NEAR = 3.5, 40.0, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +44,29 @@ def candidates(problem: Problem, target: CpuTarget) -> list[tuple[float, Plan]]:
     """Return all plans to try, cheapest first, each with its cost: cycles per useful product, relative."""
     geometry, lanes = Geometry.of(problem), accumulator_lanes(problem, target)
     positions = geometry.batch * math.prod(axis.positions for axis in geometry.axes)
-    useful = positions * geometry.taps * problem.in_channels * problem.out_channels / (2 * lanes)
+    useful = positions * geometry.taps * problem.groups * problem.in_channels * problem.out_channels / (2 * lanes)
     found = [
-        (_cycles(ColumnLayout(problem, tile, lanes), target) / max(useful, 1), Plan(tile, share_data=False))
+        (_cycles(layout_of(problem, tile, lanes), target) / max(useful, 1), Plan(tile, share_data=False))
         for tile in _tiles(problem, target)
     ]
     return sorted(found, key=lambda candidate: candidate[0])
 
 
+def layout_of(problem: Problem, tile: ColumnTile, lanes: int) -> ChannelColumns | RowColumns:
+    """Return the layout of a product, by which axis of the data is last."""
+    return (ChannelColumns if problem.data_format == "NXC" else RowColumns)(problem, tile, lanes)
+
+
 def _tiles(problem: Problem, target: CpuTarget) -> Iterator[ColumnTile]:
-    """Yield the tiles to try: each block with all register tiles whose positions lie in a piece of its data."""
-    lanes = accumulator_lanes(problem, target)
+    """Yield the tiles to try: each block with the register tiles that have registers for all accumulators."""
+    lanes, last = accumulator_lanes(problem, target), problem.data_format == "NXC"
     for block in _blocks(problem):
-        _, length = ColumnLayout(problem, ColumnTile(*block, 1, 1), lanes).runs
+        length = layout_of(problem, ColumnTile(*block, 1, lanes), lanes).runs[1] if last else target.vector_registers
         for vectors in range(1, _MOST_VECTORS + 1):
             most = (target.vector_registers - 2 - vectors) // vectors  # with all of them LLVM spills some
-            for positions in range(1, min(most, length) + 1):
-                yield ColumnTile(*block, positions, vectors)
+            for others in range(1, min(most, length) + 1):
+                register_tile = (others, vectors * lanes) if last else (vectors * lanes, others)
+                yield ColumnTile(*block, *register_tile)
 
 
 def _blocks(problem: Problem) -> Iterator[tuple[int, int, int, int]]:
@@ -68,23 +80,51 @@ def _blocks(problem: Problem) -> Iterator[tuple[int, int, int, int]]:
     yield from dict.fromkeys(blocks)
 
 
-def _cycles(layout: ColumnLayout, target: CpuTarget) -> float:
+def _cycles(layout: ChannelColumns | RowColumns, target: CpuTarget) -> float:
     """Return the cycles of a call."""
-    problem, tile = layout.problem, layout.tile
-    costs = costs_of(target)
-    counts, length = layout.runs
-    products, loads = tile.positions * tile.vectors, tile.positions + tile.vectors
+    problem, tile, costs = layout.problem, layout.tile, costs_of(target)
+    if isinstance(layout, RowColumns):
+        vectors, broadcasts, tiles = tile.positions // layout.lanes, tile.columns, layout.tiles
+        packed = problem.in_channels * _packed(layout, target)
+        held, near, sums = layout.row * layout.pitch, problem.in_channels * layout.pitch, _row_sums(layout, costs)
+    else:
+        counts, length = layout.runs
+        vectors, broadcasts = tile.columns // layout.lanes, tile.positions
+        tiles, packed = math.prod(counts) * ceil_div(length, tile.positions), 0.0
+        held, near, sums = layout.held, 0, _chunk_sums(layout)
+    products, loads = vectors * broadcasts, vectors + broadcasts
     step = max(costs.load * loads, products, (products + loads + 1) / costs.issue, LATENCY_ACCUMULATORS + costs.slack)
-    if tile.vectors * layout.lanes * problem.in_channels * element_bytes(problem.dtype) > target.l1_bytes // 2:
-        step = max(step, costs.panel * tile.vectors)
-    reductions = math.prod(counts) * ceil_div(length, tile.positions) * layout.panels
-    made = reductions * products / 2 * (step * problem.in_channels / products + costs.reduction)
-    size = layout.held * element_bytes(problem.dtype)
-    kept = _KEPT + _FAR * (size > target.l2_bytes) + _FARTHER * (size > LAST_CACHE // 4)
-    return layout.tasks * (made + kept * layout.held / layout.lanes + costs.task) + layout.batch * _sums(layout)
+    if vectors * layout.lanes * problem.in_channels * element_bytes(problem.dtype) > target.l1_bytes // 2:
+        step = max(step, costs.panel * vectors)
+    made = tiles * layout.panels * products / 2 * (step * problem.in_channels / products + costs.reduction)
+    size = (held + near) * element_bytes(problem.dtype)
+    far = _FAR * (size > target.l2_bytes) + _FARTHER * (size > LAST_CACHE // 4)
+    kept = (_KEPT * held + far * (held + near)) / layout.lanes
+    return layout.tasks * (packed + made + kept + costs.task) + layout.batch * sums
 
 
-def _sums(layout: ColumnLayout) -> float:
+def _packed(layout: RowColumns, target: CpuTarget) -> float:
+    """Return the cycles to pack a channel of a block's data."""
+    problem, costs, (counts, length) = layout.problem, costs_of(target), layout.runs
+    kept = _NEAR * target.l2_bytes / max(data_bytes(problem), 1)
+    vector = costs.pack + _FETCHED * max(0.0, 1 - kept)
+    piece = _ROW + _PIECE * comes_from_memory(problem)
+    return math.prod(counts) * (vector * ceil_div(length, layout.lanes) + piece)
+
+
+def _row_sums(layout: RowColumns, costs: Costs) -> float:
+    """Return the cycles to make the outputs of an image of its columns."""
+    *outer, last = layout.axes
+    rows = math.prod(axis.count for axis in outer) * layout.problem.groups * layout.problem.out_channels
+    added = math.prod(axis.kernel for axis in layout.axes) * _ADDED
+    shuffled = _SHUFFLED * costs.transpose * math.log2(last.stride)
+    finished = math.prod(axis.stride for axis in layout.axes) * (_STORED + shuffled)
+    vectors = last.blocks * ceil_div(last.block, layout.lanes)
+    ends = math.prod(axis.stride for axis in outer) * last.blocks * _END
+    return rows * (vectors * (added + finished) + ends)
+
+
+def _chunk_sums(layout: ChannelColumns) -> float:
     """Return the cycles to make the outputs of an image of its columns."""
     *outer, last = layout.axes
     added, finished = math.prod(axis.kernel for axis in outer) * last.taps, math.prod(axis.stride for axis in outer)

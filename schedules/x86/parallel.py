@@ -122,7 +122,7 @@ def _filter(plan: Any) -> tuple[int, ...]:
     """Return what decides the layout of the packed filter."""
     tile = plan.tile
     if isinstance(tile, ColumnTile):
-        return (tile.vectors,)
+        return (tile.columns,)
     return tile.channels, tile.vectors if isinstance(tile, MatrixTile) else tile.phases
 
 

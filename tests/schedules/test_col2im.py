@@ -1,6 +1,7 @@
 """Columns of the kernel's elements, added up where they overlap: outputs agree with the reference for any tile."""
 
 import dataclasses
+import math
 import random
 
 import numpy as np
@@ -14,6 +15,7 @@ from support.tolerances import assert_norm_close
 import tvm_deconv as td
 from tvm_deconv.compiler.selection import named
 from tvm_deconv.compute.col2im import ColumnTile, Places
+from tvm_deconv.problem.problem import DATA_FORMATS
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.x86.column_tiles import Plan
 from tvm_deconv.targets import CPU_TARGETS
@@ -39,6 +41,18 @@ CASES = {
     "chunks of several vectors": PLAIN.replace(out_channels=11, kernel=(2, 5), epilogue=td.Epilogue(True, "relu")),
     "doubles": PLAIN.replace(dtype="float64", epilogue=td.Epilogue(True, "sigmoid")),
 }
+ROWS = {
+    **{name: problem.replace(data_format="NCX") for name, problem in CASES.items()},
+    "groups": PLAIN.replace(groups=3, data_format="NCX", epilogue=td.Epilogue(True, "relu")),
+    "whole rows of several vectors": PLAIN.replace(
+        data_format="NCX", data_spatial=(5, 40), kernel=(2, 2), pads_begin=(0, 0), output_spatial=(10, 80)
+    ),
+    "rows with a part of a vector": PLAIN.replace(
+        data_format="NCX", data_spatial=(3, 37), kernel=(3, 6), strides=(1, 3), output_spatial=(3, 112)
+    ),
+    "an odd stride": td.Problem(1, 1, 19, 2, (70,), (7,), (7,), (1,), (3,), (485,), data_format="NCX"),
+    "the largest stride": td.Problem(1, 2, 9, 2, (21,), (33,), (16,), (1,), (4,), (345,), data_format="NCX"),
+}
 
 
 def check(problem, target, plan, seed):
@@ -50,7 +64,9 @@ def check(problem, target, plan, seed):
 
 
 @targets
-@pytest.mark.parametrize("problem", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "problem", [*CASES.values(), *ROWS.values()], ids=[*CASES, *(f"rows, {name}" for name in ROWS)]
+)
 def test_outputs_of_any_layer(problem, target):
     """All plans add up in the same order, so that calls on several threads may take others."""
     plans = [plan for _, plan in COL2IM.candidates(problem, target)]
@@ -62,13 +78,14 @@ def test_outputs_of_any_layer(problem, target):
 @targets
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    problem=problems(data_formats=["NXC"], dtypes=["float32", "float64"], max_macs=60_000).filter(not_empty),
+    problem=problems(dtypes=["float32", "float64"], max_macs=60_000).filter(not_empty),
     seed=st.integers(0, 2**20),
 )
 @example(problem=PLAIN.replace(batch=4, kernel=(9, 1), pads_begin=(3, 0)), seed=8)
+@example(problem=PLAIN.replace(batch=4, kernel=(9, 1), pads_begin=(3, 0), data_format="NCX"), seed=8)
 def test_outputs_agree_with_the_reference(problem, target, seed):
-    ones = (1,) * problem.rank
-    problem = problem.replace(groups=1, dilations=ones)
+    groups = 1 if problem.data_format == "NXC" else problem.groups
+    problem = problem.replace(groups=groups, dilations=(1,) * problem.rank)
     assume(not_empty(problem) and COL2IM.supports(problem, target))
     check(problem, target, random.Random(seed).choice(COL2IM.candidates(problem, target))[1], seed)
 
@@ -97,26 +114,38 @@ def test_few_outputs_take_it_by_default():
     assert X86.default(problem, CPU_TARGETS["x86-64-v4"])[0] is not COL2IM
     for other in (problem.replace(out_channels=8), problem.replace(in_channels=7), problem.replace(dtype="float16")):
         assert X86.default(other, AVX2)[0] is not COL2IM
-    for other in (problem.replace(dilations=(2, 1)), problem.replace(data_format="NCX"), problem.replace(groups=2)):
+    for other in (problem.replace(dilations=(2, 1)), problem.replace(groups=2), problem.replace(dtype="float16")):
         assert not COL2IM.supports(other, AVX2)
 
 
+def test_rows_of_few_taps_take_it_by_default():
+    """Also of channels that fill vectors: a packed block serves any number of them."""
+    problem = td.Problem(1, 1, 320, 20, (400,), (2,), (2,), (1,), (0,), (800,), data_format="NCX")
+    assert X86.default(problem, AVX2)[0] is COL2IM
+    assert X86.default(problem, CPU_TARGETS["x86-64-v4"])[0] is not COL2IM
+    taps = problem.replace(kernel=(8,), out_channels=1, in_channels=64)
+    assert X86.default(taps, AVX2)[0] is not COL2IM
+    assert not COL2IM.supports(problem.replace(strides=(17,)), AVX2)
+
+
+@pytest.mark.parametrize("data_format", DATA_FORMATS)
 @pytest.mark.parametrize("empty", [{"output_spatial": (10, 0)}, {"batch": 0}])
-def test_empty_arrays(empty):
+def test_empty_arrays(empty, data_format):
     """A kernel is built, and never called."""
-    problem = PLAIN.replace(**empty)
+    problem = PLAIN.replace(**empty, data_format=data_format)
     kernel, _ = compile_kernel(problem, AVX2, COL2IM)
     assert [int(extent) for extent in kernel.deconv.params[-1].shape] == [max(y, 1) for y in problem.output_shape]
 
 
 @targets
-def test_calls_of_any_batch(target):
-    problem = PLAIN.replace(batch="any", epilogue=td.Epilogue(True))
+@pytest.mark.parametrize("data_format", DATA_FORMATS)
+def test_calls_of_any_batch(target, data_format):
+    problem = PLAIN.replace(batch="any", data_format=data_format, epilogue=td.Epilogue(True))
     plan = random.Random(1).choice(COL2IM.candidates(problem, target))[1]
     assert plan.tile.images == 1
     kernel = compile_kernel(problem, target, COL2IM, plan)
     for batch in (1, 2, 5):
-        call = PLAIN.replace(batch=batch, epilogue=td.Epilogue(True))
+        call = problem.replace(batch=batch)
         data, weights, bias = operands(call, batch)
         found = call_kernel(call, *kernel, data, weights, bias)
         assert_norm_close(found.astype(np.float64), reference(call, data, weights, bias), "float32")
@@ -125,10 +154,12 @@ def test_calls_of_any_batch(target):
 @pytest.mark.parametrize(
     ("problem", "tile", "message"),
     [
-        (PLAIN, (3, 1, 2, 4, 4, 2), "images=3: must divide the batch of any call, 2"),
-        (PLAIN.replace(batch="any"), (2, 1, 2, 4, 4, 2), "images=2: must divide the batch of any call, 1"),
-        (PLAIN, (1, 1, 1, 3, 5, 2), "positions=5: must be 4 at most, those of a piece of the data"),
-        (PLAIN, (1, 1, 0, 3, 2, 2), "must be of numbers from 1 on"),
+        (PLAIN, (3, 1, 2, 4, 4, 16), "images=3: must divide the batch of any call, 2"),
+        (PLAIN.replace(batch="any"), (2, 1, 2, 4, 4, 16), "images=2: must divide the batch of any call, 1"),
+        (PLAIN, (1, 1, 1, 3, 5, 16), "positions=5: must be 4 at most, those of a piece of the data"),
+        (PLAIN, (1, 1, 1, 3, 4, 12), "columns=12: must be a multiple of 8"),
+        (PLAIN.replace(data_format="NCX"), (1, 1, 1, 3, 12, 4), "positions=12: must be a multiple of 8"),
+        (PLAIN, (1, 1, 0, 3, 2, 16), "must be of numbers from 1 on"),
     ],
 )
 def test_tiles_that_do_not_fit(problem, tile, message):
@@ -139,7 +170,7 @@ def test_tiles_that_do_not_fit(problem, tile, message):
 
 @pytest.mark.parametrize("knobs", [{"share_data": 1}, {"halves": 1}])
 def test_knobs_that_no_plan_has(knobs):
-    plan = Plan(ColumnTile(1, 1, 2, 4, 4, 2), share_data=False)
+    plan = Plan(ColumnTile(1, 1, 2, 4, 4, 16), share_data=False)
     assert COL2IM.read(plan.knobs) == plan
     with pytest.raises(ValueError, match="must be 0"):
         COL2IM.read({**plan.knobs, **knobs})
@@ -148,7 +179,7 @@ def test_knobs_that_no_plan_has(knobs):
 def test_data_of_the_next_tile_are_asked_for():
     """If data leave the second-level cache. Prefetches past the end of the data are of no consequence."""
     problem = PLAIN.replace(in_channels=48)
-    plan = Plan(ColumnTile(1, 1, 3, 8, 6, 2), share_data=False)
+    plan = Plan(ColumnTile(1, 1, 3, 8, 6, 16), share_data=False)
     assert "prefetcht0" not in code_of(problem, AVX2, COL2IM, plan)
     small = dataclasses.replace(AVX2, l2_bytes=1 << 10)
     assert "prefetcht0" in code_of(problem, small, COL2IM, plan)
@@ -157,13 +188,19 @@ def test_data_of_the_next_tile_are_asked_for():
     assert_norm_close(found.astype(np.float64), reference(problem, data, weights, bias), "float32")
 
 
-@pytest.mark.parametrize(("positions", "vectors"), [(6, 2), (4, 3)])
+@pytest.mark.parametrize(("positions", "columns"), [(6, 16), (4, 24)])
 @pytest.mark.parametrize("channels", [3, 6])
-def test_accumulators_stay_in_registers(positions, vectors, channels):
+def test_accumulators_stay_in_registers(positions, columns, channels):
     """No loop of products touches the stack, whatever the epilogue holds in registers around it."""
     problem = PLAIN.replace(in_channels=60, out_channels=channels, data_spatial=(32, 32), output_spatial=(64, 64))
-    plan = Plan(ColumnTile(1, 1, 8, 33, positions, vectors), share_data=False)
+    check_products(problem, (positions, columns))
+    check_products(problem.replace(data_format="NCX"), (columns, positions))
+
+
+def check_products(problem, register_tile):
+    plan = Plan(ColumnTile(1, 1, 8, 33, *register_tile), share_data=False)
     code = code_of(problem.replace(epilogue=td.Epilogue(True)), AVX2, COL2IM, plan)
-    products = [body for body in innermost_loops(code) if body.count("vfmadd") >= 3 * positions * vectors]
-    assert products
-    assert not any("rsp" in body for body in products)
+    products = math.prod(register_tile) // 8
+    bodies = [body for body in innermost_loops(code) if body.count("vfmadd") >= 3 * products]
+    assert bodies
+    assert not any("rsp" in body for body in bodies)

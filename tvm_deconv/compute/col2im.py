@@ -1,12 +1,15 @@
 """A matrix product whose columns are all elements of the kernel, and whose results are added up where they overlap.
 
 Each position of the data has ``K * Co`` sums over the input channels, its *columns*: one for each element of the kernel
-and output channel. The rows of the product are the data as the caller has them, if channels are last. The output is
-made of the columns as "col2im" does it. Few output channels, which fill no vector, fill some with those of the kernel.
+and output channel. The output is made of them as "col2im" does it.
 
 Along an axis output ``i`` is phase ``r`` of place ``w``, with ``i = s*w + r - pad``. Its tap ``t`` is the column of
-element ``k = s*t + r`` of the kernel, of the data at ``w - t``. All phases of a place and their channels are neighbours
-in the output, and so are the columns that one tap adds to them.
+element ``k = s*t + r`` of the kernel, of the data at ``w - t``.
+
+In `N *X C` vectors hold columns, so that few output channels fill some with the elements of the kernel. Data are read
+where the caller has them. All phases of a place and their channels are neighbours in the output, and so are the columns
+that one tap adds to them. In `N C *X` vectors hold positions, and a register tile has several columns, whatever phases
+they are of. The data of a block are packed, with zeros around them along the last axis.
 """
 
 from __future__ import annotations
@@ -19,12 +22,16 @@ from tvm_deconv.compute.phases import three_axes
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div
 
+#: Elements of a line of a cache, of four bytes.
+_LINE = 16
+
 
 @dataclass(frozen=True, slots=True)
 class ColumnTile:
-    """The block and the register tile: `positions` of the data by `vectors` of columns.
+    """The block and the register tile: `positions` of the data by `columns`.
 
-    A block has the outputs of ``images x depth x height x width`` places. The images divide those of any call.
+    A block has the outputs of ``images x depth x height x width`` places. The images divide those of any call. Vectors
+    hold the columns in `N *X C`, and the positions in `N C *X`.
     """
 
     images: int
@@ -32,7 +39,7 @@ class ColumnTile:
     height: int
     width: int
     positions: int
-    vectors: int
+    columns: int
 
     @property
     def block(self) -> tuple[int, int, int, int]:
@@ -99,10 +106,10 @@ def places(problem: Problem, tile: ColumnTile) -> tuple[Places, Places, Places]:
 
 @dataclass(frozen=True)
 class ColumnLayout:
-    """The extents of a product for vectors of `lanes` columns.
+    """The extents of a product for vectors of `lanes` elements.
 
-    The packed filter is ``[panels, Ci, panel]``, with zeros past the last column. Raises ValueError for a tile that
-    does not fit the problem.
+    The packed filter is ``[G, panels, Ci, columns]`` for the columns of a register tile, with zeros past the last one.
+    Raises ValueError for a tile that does not fit the problem.
     """
 
     problem: Problem
@@ -111,13 +118,10 @@ class ColumnLayout:
 
     def __post_init__(self) -> None:
         images, batch = self.tile.images, 1 if 0 in self.problem.dynamic else self.batch
-        if min(*self.tile.block, self.tile.positions, self.tile.vectors) < 1:
+        if min(*self.tile.block, self.tile.positions, self.tile.columns) < 1:
             raise ValueError(f"tile={self.tile}: must be of numbers from 1 on")
         if batch % images:
             raise ValueError(f"images={images}: must divide the batch of any call, {batch}")
-        length = self.runs[1]
-        if self.tile.positions > length:
-            raise ValueError(f"positions={self.tile.positions}: must be {length} at most, those of a piece of the data")
 
     @cached_property
     def axes(self) -> tuple[Places, Places, Places]:
@@ -131,8 +135,9 @@ class ColumnLayout:
 
     @property
     def tasks(self) -> int:
-        """Blocks of a call."""
-        return self.batch // self.tile.images * math.prod(axis.blocks for axis in self.axes)
+        """Blocks of a call, in each group."""
+        blocks = math.prod(axis.blocks for axis in self.axes)
+        return self.batch // self.tile.images * self.problem.groups * blocks
 
     @property
     def columns(self) -> int:
@@ -140,29 +145,37 @@ class ColumnLayout:
         return math.prod(self.problem.kernel) * self.problem.out_channels
 
     @property
-    def panel(self) -> int:
-        """Columns of a register tile."""
-        return self.tile.vectors * self.lanes
-
-    @property
     def panels(self) -> int:
         """Register tiles that all columns of a position take."""
-        return ceil_div(self.columns, self.panel)
+        return ceil_div(self.columns, self.tile.columns)
 
     @property
     def row(self) -> int:
         """Columns of a position in memory, those that only fill a panel included."""
-        return self.panels * self.panel
+        return self.panels * self.tile.columns
+
+    @property
+    def packed_elements(self) -> int:
+        """Elements of the packed filter."""
+        return self.problem.groups * self.row * self.problem.in_channels
+
+
+@dataclass(frozen=True)
+class ChannelColumns(ColumnLayout):
+    """Columns of a position that are neighbours, in vectors; the columns of a block are ``[n, d, h, w, row]``."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        length = self.runs[1]
+        if self.tile.columns % self.lanes:
+            raise ValueError(f"columns={self.tile.columns}: must be a multiple of {self.lanes}")
+        if self.tile.positions > length:
+            raise ValueError(f"positions={self.tile.positions}: must be {length} at most, those of a piece of the data")
 
     @property
     def held(self) -> int:
         """Elements of the columns of a block."""
         return self.tile.images * math.prod(axis.rows for axis in self.axes) * self.row
-
-    @property
-    def packed_elements(self) -> int:
-        """Elements of the packed filter."""
-        return self.row * self.problem.in_channels
 
     @property
     def chunk(self) -> int:
@@ -177,15 +190,66 @@ class ColumnLayout:
     @property
     def runs(self) -> tuple[tuple[int, int, int], int]:
         """The pieces of a block's data without gaps, along n, d and h, and the positions of each."""
-        length = self.axes[2].rows
-        counts = [self.tile.images, *(axis.rows for axis in self.axes[:2])]
-        whole = length == self.axes[2].data
-        for outer in (2, 1, 0):
-            if not whole:
-                break
-            length, counts[outer], whole = (
-                length * counts[outer],
-                1,
-                outer > 0 and self.axes[outer - 1].rows == self.axes[outer - 1].data,
-            )
-        return (counts[0], counts[1], counts[2]), length
+        first, second, third = self.axes
+        extents = self.tile.images, first.rows, second.rows, third.rows
+        return _runs(extents, third.rows == third.data, self.axes)
+
+
+@dataclass(frozen=True)
+class RowColumns(ColumnLayout):
+    """Positions of a column that are neighbours, in vectors; the columns of a block are ``[row, pitch]``.
+
+    The positions of a block are ``[n, d, h, w]``, and the packed data ``[Ci, pitch]`` of them. Along the last axis all
+    positions that taps read are there, zeros outside of the data as well.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tile.positions % self.lanes:
+            raise ValueError(f"positions={self.tile.positions}: must be a multiple of {self.lanes}")
+
+    @property
+    def width(self) -> int:
+        """Positions along the last axis."""
+        return self.axes[2].block + self.axes[2].taps - 1
+
+    @property
+    def positions(self) -> int:
+        """Positions of a block."""
+        return self.tile.images * self.axes[0].rows * self.axes[1].rows * self.width
+
+    @property
+    def tiles(self) -> int:
+        """Register tiles that all positions take."""
+        return ceil_div(self.positions, self.tile.positions)
+
+    @property
+    def pitch(self) -> int:
+        """Elements from a column, or channel of the data, to the next: lines of neighbours are in different sets."""
+        lines = ceil_div(self.tiles * self.tile.positions + self.lanes, _LINE)
+        return (lines + 1 - lines % 2) * _LINE
+
+    @property
+    def whole(self) -> bool:
+        """True if rows of packed data are whole ones of the data, with nothing around them."""
+        last = self.axes[2]
+        return last.blocks == 1 and last.taps == 1 and (last.first, self.width) == (0, last.data)
+
+    @property
+    def runs(self) -> tuple[tuple[int, int, int], int]:
+        """The pieces of a channel of a block's data without gaps, along n, d and h, and the positions of each."""
+        (_, d, h), length = _runs((1, self.axes[0].rows, self.axes[1].rows, self.width), self.whole, self.axes)
+        return (self.tile.images, d, h), length
+
+
+def _runs(
+    extents: tuple[int, int, int, int], whole: bool, axes: tuple[Places, Places, Places]
+) -> tuple[tuple[int, int, int], int]:
+    """Return the pieces without gaps of data of these `extents`, if rows of the last axis are `whole` ones or not."""
+    *counts, length = extents
+    for outer in (2, 1, 0):
+        if not whole:
+            break
+        length, counts[outer] = length * counts[outer], 1
+        whole = outer > 0 and axes[outer - 1].rows == axes[outer - 1].data
+    return (counts[0], counts[1], counts[2]), length

@@ -311,16 +311,16 @@ def _filter_point(
 
 
 def pack_columns(layout: ColumnLayout) -> PrimFunc:
-    """Build ``pack(filter [1, Ci, Co, *K], packed [panels, Ci, panel])`` for a product with all of ``K`` as columns."""
-    problem, dtype = layout.problem, layout.problem.accumulate_dtype
-    channels, panel = problem.out_channels, layout.panel
+    """Build ``pack(filter [G, Ci, Co, *K], packed [G, panels, Ci, panel])`` with all of ``K`` as columns."""
+    problem, dtype, panel = layout.problem, layout.problem.accumulate_dtype, layout.tile.columns
+    shape = (problem.groups, layout.panels, problem.in_channels, panel)
     with (
         _pack_function(problem, layout.packed_elements, dtype) as (builder, source, packed),
-        build.grid(*map(int64, (layout.panels, problem.in_channels, panel))) as (number, ci, lane),
+        build.grid(*map(int64, shape)) as (g, number, ci, lane),
     ):
         column = number * panel + lane
-        *place, channel = unravel(column, (*problem.kernel, channels))
-        element = source[(tirx.const(0, "int64"), ci, channel, *place)]
+        *place, channel = unravel(column, (*problem.kernel, problem.out_channels))
+        element = source[(g, ci, channel, *place)]
         value = tirx.if_then_else(column < layout.columns, element, tirx.const(0, dtype))
-        build.buffer_store(packed, value, [(number * problem.in_channels + ci) * panel + lane])
+        build.buffer_store(packed, value, [ravel((g, number, ci, lane), shape)])
     return builder.get()

@@ -1,14 +1,14 @@
-"""Vectors over all elements of the kernel, whose products are added up where they overlap: for few output channels."""
+"""Columns of all elements of the kernel, added up where they overlap: of few output channels, or of few taps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tvm_deconv.compute.col2im import ColumnLayout
+from tvm_deconv.compute.col2im import ColumnLayout, RowColumns
 from tvm_deconv.compute.packing import pack_columns
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.contract import Algorithm, Kernel
-from tvm_deconv.schedules.x86 import col2im, column_tiles
+from tvm_deconv.schedules.x86 import col2im, col2im_rows, column_tiles
 from tvm_deconv.schedules.x86.algorithms.predicates import adds_columns, fills_vectors_with_columns
 from tvm_deconv.schedules.x86.column_tiles import Plan
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes
@@ -27,10 +27,14 @@ def _tasks(problem: Problem, plan: Plan) -> int:
 
 
 def _build(problem: Problem, target: CpuTarget, plan: Plan) -> Kernel:
-    layout = ColumnLayout(problem, plan.tile, accumulator_lanes(problem, target))
+    layout = column_tiles.layout_of(problem, plan.tile, accumulator_lanes(problem, target))
+    if isinstance(layout, RowColumns):
+        deconv = col2im_rows.emit_rows(layout, target)
+    else:
+        deconv = col2im.emit_columns(layout, target)
     return Kernel(
         problem=problem,
-        deconv=col2im.emit_columns(layout, target),
+        deconv=deconv,
         pack=pack_columns(layout),
         algorithm="col2im",
         knobs=plan.knobs,

@@ -15,6 +15,7 @@ from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.x86 import matrix_tiles, register_channels, tiles
 from tvm_deconv.schedules.x86.amx import matrix_words
 from tvm_deconv.schedules.x86.dot import INTEGER_PAIRS, words_of
+from tvm_deconv.schedules.x86.interleave import MAX_STREAMS
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes
 from tvm_deconv.targets import CpuTarget
 
@@ -22,6 +23,8 @@ from tvm_deconv.targets import CpuTarget
 MAX_CHUNK = 160
 #: Output channels of a group that are worth a vector of them, however long it is.
 _FEWEST_CHANNELS = 4
+#: The most taps along an axis of a layer in `N C *X` whose columns are added up.
+_MOST_TAPS = 3
 #: Output channels of a group for which lanes are added up, at most: each is a vector of partial sums.
 MAX_SUMS = 8
 
@@ -91,17 +94,25 @@ def fills_vectors_with_inputs(problem: Problem, target: CpuTarget) -> bool:
 
 
 def adds_columns(problem: Problem, target: CpuTarget) -> bool:  # noqa: ARG001
-    """Channels are last and of one group, extents are fixed, taps are neighbours, and elements are accumulators."""
-    stored = problem.dtype == problem.output_dtype == problem.accumulate_dtype
-    plain = problem.data_format == "NXC" and problem.groups == 1 and not problem.dynamic_axes
-    return stored and plain and problem.quantization is None and max(problem.dilations) == 1
+    """Extents are fixed, taps are neighbours, and elements are accumulators; and in `N *X C` there is one group."""
+    stored = problem.dtype == problem.output_dtype == problem.accumulate_dtype and problem.quantization is None
+    neighbours = max(problem.dilations) == 1 and not problem.dynamic_axes
+    fits = problem.groups == 1 if problem.data_format == "NXC" else problem.strides[-1] <= MAX_STREAMS
+    return stored and neighbours and fits
 
 
 def fills_vectors_with_columns(problem: Problem, target: CpuTarget) -> bool:
-    """Output channels fill no vector, and columns fill one. With AVX-512 that has not been measured."""
+    """Input channels fill a vector; in `N *X C` columns do, and output channels do not; in `N C *X` taps are few.
+
+    With AVX-512 that has not been measured.
+    """
     lanes = accumulator_lanes(problem, target)
-    few = problem.out_channels < lanes <= problem.out_channels * math.prod(problem.kernel)
-    return target.vector_registers <= 16 and few and problem.in_channels >= lanes and adds_columns(problem, target)
+    if problem.data_format == "NXC":
+        fits = problem.out_channels < lanes <= problem.out_channels * math.prod(problem.kernel)
+    else:
+        fits = all(k <= _MOST_TAPS * stride for k, stride in zip(problem.kernel, problem.strides, strict=True))
+    measured = target.vector_registers <= 16
+    return measured and fits and problem.in_channels >= lanes and adds_columns(problem, target)
 
 
 def fills_panels(problem: Problem, target: CpuTarget) -> bool:

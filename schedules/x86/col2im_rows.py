@@ -1,0 +1,236 @@
+"""Kernels of `compute.col2im` for `N C *X`, in vectors of positions, written loop by loop as those of `col2im`.
+
+A task packs the data of its block, makes the columns of it, and then its outputs, row by row. Vectors of the phases of
+a row are interleaved in registers, and those outputs that exist are copied, past the caches if these do not keep them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+from tvm.ir import Expr
+from tvm.script.ir_builder import tirx as build
+from tvm.tirx import PrimFunc
+
+from tvm_deconv.compute.col2im import RowColumns
+from tvm_deconv.compute.extents import int64
+from tvm_deconv.compute.indexing import ravel
+from tvm_deconv.compute.requantization import finished
+from tvm_deconv.problem import Problem, element_bytes
+from tvm_deconv.problem.arithmetic import round_up
+from tvm_deconv.schedules.x86.column_loops import (
+    Arrays,
+    Block,
+    Row,
+    array,
+    column_kernel,
+    const,
+    free_registers,
+    rows_of_outputs,
+    zero,
+)
+from tvm_deconv.schedules.x86.interleave import shuffle_network
+from tvm_deconv.schedules.x86.stores import goes_to_memory, llvm_source
+from tvm_deconv.schedules.x86.unrolling import steps_at_once
+from tvm_deconv.targets import CpuTarget
+
+#: Channels from the one that is packed to the one that is asked for.
+_CHANNELS_AHEAD = 2
+
+
+def emit_rows(layout: RowColumns, target: CpuTarget) -> PrimFunc:
+    """Return ``deconv(data, packed, [bias], out)`` for a problem with positions last."""
+    emitter = _Emitter(layout, target)
+    called = {"row_copy.ll": True, "fetch_row.ll": emitter.asks, "streaming_copy.ll": emitter.streams}
+    return column_kernel(
+        layout, target, emitter.task, *(llvm_source(name) for name, needed in called.items() if needed)
+    )
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A block with arrays: those of the kernel, its packed data, its columns, and a row of outputs of one channel."""
+
+    block: Block
+    arrays: Arrays
+    data: Any
+    columns: Any
+    line: Any
+
+
+@dataclass(frozen=True)
+class _Emitter:
+    """Emits the statements of a kernel."""
+
+    layout: RowColumns
+    target: CpuTarget
+
+    @property
+    def problem(self) -> Problem:
+        """The problem."""
+        return self.layout.problem
+
+    @property
+    def steps(self) -> int:
+        """Input channels of one body of the reduction."""
+        tile = self.layout.tile
+        products = tile.positions // self.layout.lanes * tile.columns
+        return steps_at_once(self.problem.in_channels, self.target, products=products, broadcasts=tile.columns)
+
+    @property
+    def asks(self) -> bool:
+        """True if the data may not stay in the second-level cache, so that they are asked for ahead."""
+        size = math.prod(self.problem.data_shape) * element_bytes(self.problem.dtype)
+        return 0 in self.problem.dynamic or size > self.target.l2_bytes
+
+    @property
+    def streams(self) -> bool:
+        """True if rows of outputs are stored past the caches."""
+        return goes_to_memory(self.problem) and self.layout.axes[2].output * element_bytes(self.problem.dtype) >= 512
+
+    def task(self, arrays: Arrays, block: Block) -> None:
+        """Emit the task that makes a `block`."""
+        layout, problem = self.layout, self.problem
+        data = array(problem, problem.in_channels * layout.pitch)
+        # The last vectors of a row may read behind its columns.
+        columns = array(problem, layout.row * layout.pitch)
+        width = round_up(layout.axes[2].block, layout.lanes)
+        task = _Task(block, arrays, data, columns, array(problem, width * layout.axes[2].stride))
+        self._pack(task)
+        free_registers()
+        self._products(task)
+        free_registers()
+        with rows_of_outputs(layout, block) as row, build.serial(const(0), const(problem.out_channels)) as channel:
+            self._row(task, row, channel)
+        if self.streams:
+            build.evaluate(tirx.call_extern("int32", "tvm_deconv_fence"))
+
+    def _pack(self, task: _Task) -> None:
+        """Emit the copies of the data of a block, channel by channel."""
+        layout, problem, block, (first, second, third) = self.layout, self.problem, task.block, self.layout.axes
+        counts, length = layout.runs
+        extents = layout.tile.images, first.rows, second.rows, layout.width
+        begin = build.bind(block.begins[2] + (1 - third.taps))
+        with build.grid(*map(int64, (problem.in_channels, *counts))) as (ci, n, d, h):
+            to = build.bind(ci * layout.pitch + ravel((n, d, h, 0), extents))
+            channel = ((block.image + n) * problem.groups + block.group) * problem.in_channels + ci
+            row = (channel * first.data + (block.data[0] + d)) * second.data + (block.data[1] + h)
+            source = build.bind(row * third.data)
+            if self.asks:
+                later = task.arrays.data[source + _CHANNELS_AHEAD * math.prod(problem.data_spatial)]
+                self._call("tvm_deconv_fetch_row", (later,), (const(length),))
+            if layout.whole:
+                self._call("tvm_deconv_copy", (task.data[to], task.arrays.data[source]), (const(length),))
+            else:
+                zeros = build.bind(tirx.min(tirx.max(-begin, const(0)), const(length)))
+                end = build.bind(tirx.max(tirx.min(third.data - begin, const(length)), zeros))
+                for first, count in ((const(0), zeros), (end, length - end)):
+                    with build.serial(const(0), count) as place:
+                        build.buffer_store(task.data, zero(problem), [to + first + place])
+                elements = task.data[to + zeros], task.arrays.data[source + tirx.max(begin, const(0))]
+                self._call("tvm_deconv_copy", elements, (end - zeros,))
+
+    def _call(self, name: str, elements: Sequence[Expr], counts: Sequence[Expr]) -> None:
+        """Emit the call of a function with the addresses of `elements`, and `counts` as bytes."""
+        sizes = [(count * element_bytes(self.problem.dtype)).astype("int32") for count in counts]
+        build.evaluate(tirx.call_extern("int32", name, *map(tirx.address_of, elements), *sizes))
+
+    def _products(self, task: _Task) -> None:
+        """Emit the columns of all positions of a block, a register tile at a time."""
+        layout, tile, lanes, channels = self.layout, self.layout.tile, self.layout.lanes, self.problem.in_channels
+        # One loop over tiles and panels: LLVM would unroll one over few panels, and accumulators would leave registers.
+        with build.serial(const(0), const(layout.tiles * layout.panels)) as number:
+            begin = build.bind(number // layout.panels * tile.positions)
+            panel = build.bind(number % layout.panels)
+            filters = build.bind((task.block.group * layout.panels + panel) * (channels * tile.columns))
+            sums = array(self.problem, tile.columns * tile.positions, "local")
+
+            def each(store: Any) -> None:
+                for column in range(tile.columns):
+                    for vector in range(0, tile.positions, lanes):
+                        with build.vectorized(const(0), const(lanes)) as lane:
+                            store(column, lane + vector, lane + (column * tile.positions + vector))
+
+            each(lambda _column, _position, place: build.buffer_store(sums, zero(self.problem), [place]))
+            with build.serial(const(0), const(channels // self.steps)) as step:
+                for within in range(self.steps):
+                    ci = step * self.steps + within
+                    factors, data = filters + ci * tile.columns, ci * layout.pitch + begin
+
+                    def add(
+                        column: int, position: Expr, place: Expr, factors: Expr = factors, data: Expr = data
+                    ) -> None:
+                        product = task.data[data + position] * task.arrays.packed[factors + column]
+                        build.buffer_store(sums, sums[place] + product, [place])
+
+                    each(add)
+
+            def keep(column: int, position: Expr, place: Expr) -> None:
+                at = (panel * tile.columns + column) * layout.pitch + begin + position
+                build.buffer_store(task.columns, sums[place], [at])
+
+            each(keep)
+
+    def _row(self, task: _Task, row: Row, channel: Expr) -> None:
+        """Emit a row of outputs of a `channel`: a vector of places at a time, and then a copy of those that exist."""
+        problem, lanes, third, block = self.problem, self.layout.lanes, self.layout.axes[2], task.block
+        with build.serial(const(0), (block.ends[2] - block.begins[2] + (lanes - 1)) // lanes) as vector:
+            places = build.bind(vector * lanes)
+            for number, value in enumerate(self._vectors(task, row, channel, places)):
+                at = places * third.stride + number * lanes
+                build.buffer_store(task.line, value, [tirx.Ramp(at, const(1), lanes)])
+        image = (block.image + row.image) * problem.groups + block.group
+        start = build.bind(row.number(image * problem.out_channels + channel) * third.output)
+        first = build.bind(block.begins[2] * third.stride - third.pad)
+        begin = build.bind(tirx.max(first, const(0)))
+        end = tirx.min(const(third.output), block.ends[2] * third.stride - third.pad)
+        name = "tvm_deconv_stream" if self.streams else "tvm_deconv_copy"
+        self._call(name, (task.arrays.out[start + begin], task.line[begin - first]), (end - begin,))
+
+    def _vectors(self, task: _Task, row: Row, channel: Expr, within: Expr) -> list[Expr]:
+        """Return the finished outputs of a vector of places of a row, from the place `within` the block on."""
+        problem, lanes, third = self.problem, self.layout.lanes, self.layout.axes[2]
+        sums = array(problem, third.stride * lanes, "local")
+        bias = task.arrays.bias
+        start = zero(problem) if bias is None else bias[task.block.group * problem.out_channels + channel]
+
+        def each(phases: int, value: Callable[[int, Expr], Expr]) -> None:
+            for phase in range(phases):
+                with build.vectorized(const(0), const(lanes)) as lane:
+                    build.buffer_store(sums, value(phase, lane), [lane + phase * lanes])
+
+        each(third.stride, lambda _phase, _lane: start)
+        (d, depths), (h, heights) = self._taps(row, 0), self._taps(row, 1)
+        with build.grid(depths, heights) as (of_d, of_h):
+            for tap in range(third.taps):
+                column = build.bind(self._column(task.block, row, (d + of_d, h + of_h, tap), channel, within))
+                phases = min(third.kernel - tap * third.stride, third.stride)
+                apart = problem.out_channels * self.layout.pitch
+
+                def added(phase: int, lane: Expr, column: Expr = column, apart: int = apart) -> Expr:
+                    return sums[lane + phase * lanes] + task.columns[column + phase * apart + lane]
+
+                each(phases, added)
+        each(third.stride, lambda phase, lane: finished(problem, sums[lane + phase * lanes], None, None))
+        dtype = f"{problem.accumulate_dtype}x{lanes}"
+        return shuffle_network([sums.vload([const(phase * lanes)], dtype) for phase in range(third.stride)], lanes)
+
+    def _taps(self, row: Row, axis: int) -> tuple[Expr, Expr]:
+        """Return the first tap of a `row` along an `axis` that reads data, and their number."""
+        place, data = row.places[axis], self.layout.axes[axis].data
+        first = build.bind(tirx.max(place - (data - 1), const(0)))
+        return first, build.bind(tirx.max(tirx.min(row.taps[axis], place + 1) - first, const(0)))
+
+    def _column(self, block: Block, row: Row, taps: tuple[Expr, Expr, int], channel: Expr, within: Expr) -> Expr:
+        """Return the index of the column of phase 0 of the last axis, of these `taps` and place `within` the block."""
+        layout, axes = self.layout, self.layout.axes
+        first, second = (here - tap - at for here, tap, at in zip(row.places, taps, block.data, strict=False))
+        position = ((row.image * axes[0].rows + first) * axes[1].rows + second) * layout.width
+        place = position + within + (axes[2].taps - 1 - taps[2])
+        d, h = (tap * axis.stride + phase for tap, axis, phase in zip(taps, axes, row.phases, strict=False))
+        element = (d * axes[1].kernel + h) * axes[2].kernel + taps[2] * axes[2].stride
+        return (element * self.problem.out_channels + channel) * layout.pitch + place

@@ -1,0 +1,171 @@
+"""What the kernels of `compute.col2im` have in common: arguments, tasks, and how accumulators stay in registers."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+from tvm.ir import Expr
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as build
+from tvm.tirx import PrimFunc
+
+from tvm_deconv.compute.col2im import ColumnLayout, Places
+from tvm_deconv.compute.extents import Extent, Extents, shape_of
+from tvm_deconv.compute.indexing import unravel
+from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.x86.stores import import_functions
+from tvm_deconv.targets import CpuTarget
+
+_FREE = "tvm_deconv_free_registers"
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """The arguments of a kernel; all but the bias have one axis."""
+
+    data: Any
+    packed: Any
+    bias: Any
+    out: Any
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block: its first image, its group, and of each axis its first place, one behind its last, its first data."""
+
+    image: Expr
+    group: Expr
+    begins: tuple[Expr, ...]
+    ends: tuple[Expr, ...]
+    data: tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Outputs along the last axis: an image of a block, and along the other axes a place, its phase, and its taps."""
+
+    layout: ColumnLayout
+    image: Expr
+    places: tuple[Expr, Expr]
+    phases: tuple[Expr, Expr]
+    taps: tuple[Expr, Expr]
+    outputs: tuple[Expr, Expr]
+
+    def number(self, of_image: Expr) -> Expr:
+        """Return the number of the row in an array of outputs, one of `of_image` for each image, or channel of it."""
+        first, second, _ = self.layout.axes
+        return (of_image * first.output + self.outputs[0]) * second.output + self.outputs[1]
+
+
+@contextlib.contextmanager
+def rows_of_outputs(layout: ColumnLayout, block: Block) -> Iterator[Row]:
+    """Emit loops over the rows of outputs of a `block`; yield what they have inside."""
+    first, second, _ = layout.axes
+    # All from zero on: of nested loops that begin elsewhere, TVM loses where they do.
+    depth, height = (end - begin for begin, end in zip(block.begins[:2], block.ends[:2], strict=True))
+    extents = const(layout.tile.images), depth, const(first.stride), height, const(second.stride)
+    with build.grid(*extents) as (image, plane, of_d, line, of_h):
+        d, h = build.bind(block.begins[0] + plane), build.bind(block.begins[1] + line)
+        y, x = build.bind(d * first.stride + of_d - first.pad), build.bind(h * second.stride + of_h - second.pad)
+        with build.If(tirx.all(y >= 0, y < first.output, x >= 0, x < second.output)), build.Then():
+            of_row = build.bind(taps_of(first, of_d)), build.bind(taps_of(second, of_h))
+            yield Row(layout, image, (d, h), (of_d, of_h), of_row, (y, x))
+
+
+def column_kernel(
+    layout: ColumnLayout, target: CpuTarget, emit: Callable[[Arrays, Block], None], *functions: str
+) -> PrimFunc:
+    """Return ``deconv(data, packed, [bias], out)``, whose tasks are blocks that `emit` emits.
+
+    `functions` are those in LLVM IR that these call, besides `free_registers`.
+    """
+    problem, batch = layout.problem, Extents.of(layout.problem).batch
+    last = problem.data_format == "NXC"
+    channels = problem.groups * problem.out_channels
+    with IRBuilder() as builder:
+        with build.prim_func():
+            build.func_name("deconv")
+            build.func_attr({"global_symbol": "deconv", "tirx.noalias": True})
+            data = _argument("data", problem, (batch, *problem.data_shape[1:]))
+            packed = _argument("packed", problem, (layout.packed_elements,))
+            bias = _argument("bias", problem, problem.bias_shape) if problem.epilogue.bias else None
+            outputs = [axis.output for axis in layout.axes[3 - problem.rank :]]
+            out = _argument("out", problem, (batch, *outputs, channels) if last else (batch, channels, *outputs))
+            arrays = Arrays(_flat(data), packed, bias, _flat(out))
+            tasks = const(layout.tasks) if isinstance(batch, int) else batch * layout.tasks
+            with build.parallel(const(0), tasks) as task:
+                emit(arrays, _block(layout, task))
+        func = builder.get()
+    for source in (_free_function(target.vector_registers), *functions):
+        func = import_functions(func, source)
+    return func
+
+
+def _block(layout: ColumnLayout, number: Expr) -> Block:
+    """Emit what the block of a `number` is."""
+    extents = [axis.blocks for axis in layout.axes]
+    of_group = math.prod(extents)
+    blocks, outer = unravel(number % of_group, extents), number // of_group
+    group, image = outer % layout.problem.groups, outer // layout.problem.groups
+    begins = [build.bind(block * axis.block + axis.first) for block, axis in zip(blocks, layout.axes, strict=True)]
+    rows = [*zip(begins, layout.axes, strict=True)]
+    ends = [build.bind(tirx.min(begin + axis.block, const(axis.last + 1))) for begin, axis in rows]
+    data = [
+        build.bind(tirx.max(tirx.min(begin + (1 - axis.taps), const(axis.data - axis.rows)), const(0)))
+        for begin, axis in rows
+    ]
+    return Block(build.bind(image * layout.tile.images), build.bind(group), tuple(begins), tuple(ends), tuple(data))
+
+
+def _free_function(registers: int) -> str:
+    """Return the function, in LLVM IR, that leaves nothing in vector registers.
+
+    Around the products it keeps LLVM from holding constants of the epilogue in registers, and accumulators in memory.
+    """
+    kind = "ymm" if registers <= 16 else "zmm"
+    clobbers = ",".join(f"~{{{kind}{number}}}" for number in range(registers))
+    return f"""define hidden i32 @{_FREE}() alwaysinline {{
+  call void asm sideeffect "", "{clobbers}"()
+  ret i32 0
+}}
+"""
+
+
+def free_registers() -> None:
+    """Emit the call that leaves nothing in vector registers."""
+    build.evaluate(tirx.call_extern("int32", _FREE))
+
+
+def const(value: int) -> Expr:
+    """Return an index."""
+    return tirx.const(value, "int64")
+
+
+def zero(problem: Problem) -> Expr:
+    """Return zero in the type of all elements."""
+    return tirx.const(0, problem.accumulate_dtype)
+
+
+def array(problem: Problem, elements: int, scope: str = "global") -> Any:
+    """Emit an array of accumulators."""
+    return build.alloc_buffer([elements], problem.accumulate_dtype, scope=scope, layout=None)
+
+
+def taps_of(axis: Places, phase: Expr) -> Expr:
+    """Return the number of taps of a `phase`."""
+    return (const(axis.kernel + axis.stride - 1) - phase) // axis.stride
+
+
+def _argument(name: str, problem: Problem, shape: Sequence[Extent]) -> Any:
+    return build.arg(name, build.buffer(shape_of(shape), problem.accumulate_dtype, align=1, layout=None))
+
+
+def _flat(array: Any) -> Any:
+    """Return `array` with one axis."""
+    elements = math.prod(array.shape)
+    return build.decl_buffer([elements], array.dtype, data=array.data, align=1, layout=None)
