@@ -11,7 +11,6 @@ docs/design.md has the measurements.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,6 +39,7 @@ from tvm_deconv.schedules.x86.column_loops import (
     zero,
 )
 from tvm_deconv.schedules.x86.prefetching import ask_for, asking_function
+from tvm_deconv.schedules.x86.row_prefetching import data_bytes
 from tvm_deconv.schedules.x86.stores import LINE
 from tvm_deconv.schedules.x86.unrolling import steps_at_once
 from tvm_deconv.targets import CpuTarget
@@ -94,8 +94,7 @@ class _Emitter:
     @property
     def asks(self) -> bool:
         """True if the data may not stay in the second-level cache, so that they are asked for ahead."""
-        size = math.prod(self.problem.data_shape) * element_bytes(self.problem.dtype)
-        return 0 in self.problem.dynamic or size > self.target.l2_bytes
+        return 0 in self.problem.dynamic or data_bytes(self.problem) > self.target.l2_bytes
 
     @property
     def lines_of_a_step(self) -> int:

@@ -34,7 +34,8 @@ from tvm_deconv.schedules.x86.column_loops import (
     zero,
 )
 from tvm_deconv.schedules.x86.interleave import shuffle_network
-from tvm_deconv.schedules.x86.stores import goes_to_memory, llvm_source
+from tvm_deconv.schedules.x86.row_prefetching import data_bytes
+from tvm_deconv.schedules.x86.stores import SHORTEST_STREAM, goes_to_memory, llvm_source
 from tvm_deconv.schedules.x86.unrolling import steps_at_once
 from tvm_deconv.targets import CpuTarget
 
@@ -84,13 +85,14 @@ class _Emitter:
     @property
     def asks(self) -> bool:
         """True if the data may not stay in the second-level cache, so that they are asked for ahead."""
-        size = math.prod(self.problem.data_shape) * element_bytes(self.problem.dtype)
-        return 0 in self.problem.dynamic or size > self.target.l2_bytes
+        return 0 in self.problem.dynamic or data_bytes(self.problem) > self.target.l2_bytes
 
     @property
     def streams(self) -> bool:
-        """True if rows of outputs are stored past the caches."""
-        return goes_to_memory(self.problem) and self.layout.axes[2].output * element_bytes(self.problem.dtype) >= 512
+        """True if the outputs of a block's rows are stored past the caches."""
+        last = self.layout.axes[2]
+        row = min(last.block * last.stride, last.output) * element_bytes(self.problem.dtype)
+        return goes_to_memory(self.problem) and row >= SHORTEST_STREAM
 
     def task(self, arrays: Arrays, block: Block) -> None:
         """Emit the task that makes a `block`."""
@@ -128,9 +130,9 @@ class _Emitter:
             else:
                 zeros = build.bind(tirx.min(tirx.max(-begin, const(0)), const(length)))
                 end = build.bind(tirx.max(tirx.min(third.data - begin, const(length)), zeros))
-                for first, count in ((const(0), zeros), (end, length - end)):
+                for start, count in ((const(0), zeros), (end, length - end)):
                     with build.serial(const(0), count) as place:
-                        build.buffer_store(task.data, zero(problem), [to + first + place])
+                        build.buffer_store(task.data, zero(problem), [to + start + place])
                 elements = task.data[to + zeros], task.arrays.data[source + tirx.max(begin, const(0))]
                 self._call("tvm_deconv_copy", elements, (end - zeros,))
 
@@ -149,7 +151,7 @@ class _Emitter:
             filters = build.bind((task.block.group * layout.panels + panel) * (channels * tile.columns))
             sums = array(self.problem, tile.columns * tile.positions, "local")
 
-            def each(store: Any) -> None:
+            def each(store: Callable[[int, Expr, Expr], None]) -> None:
                 for column in range(tile.columns):
                     for vector in range(0, tile.positions, lanes):
                         with build.vectorized(const(0), const(lanes)) as lane:

@@ -53,7 +53,7 @@ LINE = 64
 #: Stages that copy rows of the data with zeros around them.
 _PACKING = ("data_rows", "data_pack")
 #: The shortest rows, in bytes, that are stored past the caches: shorter ones are mostly parts of lines.
-_SHORTEST = 8 * LINE
+SHORTEST_STREAM = 8 * LINE
 #: The same of rows that are converted: their parts of lines take longer.
 _SHORTEST_CONVERTED = 64 * LINE
 #: The shortest, in bytes, that are converted by a call: for less than some lines it costs more than it saves.
@@ -115,7 +115,7 @@ def lower_streaming_stores(func: PrimFunc, functions: str = "", conversion: str 
     LLVM IR that `func` calls already.
     """
     source = llvm_source("streaming_copy.ll") + functions + conversion
-    shortest = _SHORTEST_CONVERTED if conversion else _SHORTEST
+    shortest = _SHORTEST_CONVERTED if conversion else SHORTEST_STREAM
     lowering = _Lowering(source, shortest=shortest, copy=_STREAM, converts=bool(conversion), fence=_FENCE)
     return lowering.lower(func, always=bool(functions))
 
