@@ -25,7 +25,8 @@ _MOST_VECTORS = 4
 _ADDED, _FINISHED, _SINGLE = 1.0, 2.0, 1.5
 #: Cycles to keep a vector of columns, and further ones beyond the second-level cache and beyond a share of the last.
 _KEPT, _FAR, _FARTHER = 2.0, 1.5, 20.0
-#: Cycles to start on a row of packed data, and on one of outputs, and to finish a vector of these.
+#: Cycles to start on a row of packed data, and on one of outputs, and to finish a vector of these; the part of the cost
+#: of a transposed vector that interleaving one takes, for each time that two phases become one stream.
 _ROW, _END, _STORED, _SHUFFLED = 10.0, 20.0, 1.0, 0.7
 #: Further cycles to pack a vector that comes from far, and a piece that comes from memory. So many second-level caches
 #: of data are not far: parts of them stay in one.
