@@ -33,7 +33,7 @@ WIDE = td.Problem(1, 1, 3, 20, (40, 64), (2, 2), (2, 2), (1, 1), (0, 0), (80, 12
 def always(monkeypatch):
     for definition in (direct_definition, matrix_definition):
         monkeypatch.setattr(definition, "outgrows_caches", lambda _: True)
-    monkeypatch.setattr(stores, "_SHORTEST", 0)
+    monkeypatch.setattr(stores, "SHORTEST_STREAM", 0)
     monkeypatch.setattr(stores, "_SHORTEST_CONVERTED", 0)
 
 
