@@ -1,4 +1,4 @@
-"""Kernels of `compute.col2im` for AVX2 and AVX-512, written loop by loop: no stage of them is one of a schedule.
+"""Kernels of `compute.col2im` for `N *X C`, written loop by loop: no stage of them is one of a schedule.
 
 A task makes the columns of a block, and then its outputs. Register tiles read the data where the caller has them, and
 ask for those of the next tile meanwhile. A tile that would end past a piece of the data begins so much earlier, and
@@ -31,15 +31,14 @@ from tvm_deconv.schedules.x86.column_loops import (
     Block,
     Row,
     array,
+    asks_ahead,
     column_kernel,
-    const,
     free_registers,
     rows_of_outputs,
     taps_of,
     zero,
 )
 from tvm_deconv.schedules.x86.prefetching import ask_for, asking_function
-from tvm_deconv.schedules.x86.row_prefetching import data_bytes
 from tvm_deconv.schedules.x86.stores import LINE
 from tvm_deconv.schedules.x86.unrolling import steps_at_once
 from tvm_deconv.targets import CpuTarget
@@ -48,8 +47,8 @@ from tvm_deconv.targets import CpuTarget
 def emit_columns(layout: ChannelColumns, target: CpuTarget) -> PrimFunc:
     """Return ``deconv(data, packed, [bias], out)`` for a problem with channels last, of one group."""
     emitter = _Emitter(layout, target)
-    asking = asking_function(emitter.lines_of_a_step) if emitter.asks else ""
-    return column_kernel(layout, target, emitter.task, asking)
+    asking = [asking_function(emitter.lines_of_a_step)] if emitter.asks else []
+    return column_kernel(layout, target, emitter.task, *asking)
 
 
 @dataclass(frozen=True)
@@ -93,8 +92,8 @@ class _Emitter:
 
     @property
     def asks(self) -> bool:
-        """True if the data may not stay in the second-level cache, so that they are asked for ahead."""
-        return 0 in self.problem.dynamic or data_bytes(self.problem) > self.target.l2_bytes
+        """True if data are asked for ahead."""
+        return asks_ahead(self.problem, self.target)
 
     @property
     def lines_of_a_step(self) -> int:
@@ -109,9 +108,9 @@ class _Emitter:
         columns = array(problem, layout.held + layout.lanes)
         bias = None
         if arrays.bias is not None:
-            length = const(layout.chunk_vectors * layout.lanes)
+            length = int64(layout.chunk_vectors * layout.lanes)
             bias = array(problem, layout.chunk_vectors * layout.lanes)
-            with build.serial(const(0), length) as place:
+            with build.serial(int64(0), length) as place:
                 build.buffer_store(bias, arrays.bias[place % problem.out_channels], [place])
         task = _Task(block, arrays, columns, bias)
         free_registers()
@@ -128,7 +127,7 @@ class _Emitter:
         with build.grid(*map(int64, (*counts, tiles * layout.panels))) as (n, d, h, number):
             begin, panel = number // layout.panels * tile.positions, build.bind(number % layout.panels)
             if length % tile.positions:
-                begin = tirx.min(begin, const(length - tile.positions))
+                begin = tirx.min(begin, int64(length - tile.positions))
             begin = build.bind(begin)
             plane = (at.image + n) * first.data + (at.data[0] + d)
             position = (plane * second.data + (at.data[1] + h)) * third.data + (at.data[2] + begin)
@@ -144,12 +143,12 @@ class _Emitter:
         def each(store: Callable[[int, Expr, Expr], None]) -> None:
             for position in range(tile.positions):
                 for vector in range(0, tile.columns, lanes):
-                    with build.vectorized(const(0), const(lanes)) as lane:
+                    with build.vectorized(int64(0), int64(lanes)) as lane:
                         column = lane + vector
                         store(position, column, column + position * tile.columns)
 
         each(lambda _position, _column, place: build.buffer_store(sums, self.zero, [place]))
-        with build.serial(const(0), const(channels // self.steps)) as step:
+        with build.serial(int64(0), int64(channels // self.steps)) as step:
             for within in range(self.steps):
                 ci = step * self.steps + within
                 row = (panel * channels + ci) * tile.columns
@@ -181,8 +180,8 @@ class _Emitter:
         # A chunk's last vector reaches so many places further, which must be stored later.
         reach = ceil_div(layout.chunk_vectors * layout.lanes - layout.chunk, layout.chunk)
         least, most = third.whole
-        begin = build.bind(tirx.min(tirx.max(block.begins[2], const(least)), block.ends[2]))
-        end = build.bind(tirx.max(begin, tirx.min(block.ends[2] - reach, const(most - reach))))
+        begin = build.bind(tirx.min(tirx.max(block.begins[2], int64(least)), block.ends[2]))
+        end = build.bind(tirx.max(begin, tirx.min(block.ends[2] - reach, int64(most - reach))))
         conditions: list[Expr] = []
         for place, taps, axis in zip(row.places, row.taps, self.axes[:2], strict=True):
             conditions += [place >= taps - 1, place < axis.data]
@@ -210,32 +209,32 @@ class _Emitter:
         sums, bias = array(self.problem, layout.chunk_vectors * lanes, "local"), task.bias
         vectors = [vector * lanes for vector in range(layout.chunk_vectors)]
         for vector in vectors:
-            with build.vectorized(const(0), const(lanes)) as lane:
+            with build.vectorized(int64(0), int64(lanes)) as lane:
                 build.buffer_store(sums, self.zero if bias is None else bias[lane + vector], [lane + vector])
         with build.grid(*row.taps) as (d, h):
             for tap in range(third.taps):
                 column = build.bind(self._column(task.block, row, d, h, place - tap, tap * third.stride))
                 added = min(third.kernel - tap * third.stride, third.stride) * channels
                 for vector in vectors[: ceil_div(added, lanes)]:
-                    with build.vectorized(const(0), const(lanes)) as lane:
+                    with build.vectorized(int64(0), int64(lanes)) as lane:
                         value = task.columns[column + (lane + vector)]
                         if added < min(layout.chunk, vector + lanes):  # the rest are other columns
                             value = tirx.Select(lane + vector < added, value, self.zero)
                         build.buffer_store(sums, sums[lane + vector] + value, [lane + vector])
         out = (row.number(task.block.image + row.image) * third.output + (place * third.stride - third.pad)) * channels
         for vector in vectors:
-            with build.vectorized(const(0), const(lanes)) as lane:
+            with build.vectorized(int64(0), int64(lanes)) as lane:
                 value = finished(self.problem, sums[lane + vector], None, None)
                 build.buffer_store(task.arrays.out, value, [out + (lane + vector)])
 
     def _outputs(self, task: _Task, row: Row, place: Expr) -> None:
         """Emit the outputs of a `place` that exist, one by one, each of the taps that read data."""
         third, channels = self.axes[2], self.problem.out_channels
-        zero = const(0)
-        with build.serial(zero, const(third.stride)) as phase:
+        zero = int64(0)
+        with build.serial(zero, int64(third.stride)) as phase:
             output = build.bind(place * third.stride + phase - third.pad)
             exists = tirx.all(output >= 0, output < third.output)
-            with build.If(exists), build.Then(), build.serial(zero, const(channels)) as channel:
+            with build.If(exists), build.Then(), build.serial(zero, int64(channels)) as channel:
                 total = array(self.problem, 1, "local")
                 build.buffer_store(total, self.zero if task.bias is None else task.bias[channel], [zero])
                 with build.grid(*row.taps, taps_of(third, phase)) as taps:

@@ -27,15 +27,15 @@ from tvm_deconv.schedules.x86.column_loops import (
     Block,
     Row,
     array,
+    asks_ahead,
     column_kernel,
-    const,
     free_registers,
     rows_of_outputs,
     zero,
 )
 from tvm_deconv.schedules.x86.interleave import shuffle_network
-from tvm_deconv.schedules.x86.row_prefetching import data_bytes
-from tvm_deconv.schedules.x86.stores import SHORTEST_STREAM, goes_to_memory, llvm_source
+from tvm_deconv.schedules.x86.row_prefetching import FETCH
+from tvm_deconv.schedules.x86.stores import COPY, FENCE, SHORTEST_STREAM, STREAM, goes_to_memory, llvm_source
 from tvm_deconv.schedules.x86.unrolling import steps_at_once
 from tvm_deconv.targets import CpuTarget
 
@@ -84,8 +84,8 @@ class _Emitter:
 
     @property
     def asks(self) -> bool:
-        """True if the data may not stay in the second-level cache, so that they are asked for ahead."""
-        return 0 in self.problem.dynamic or data_bytes(self.problem) > self.target.l2_bytes
+        """True if data are asked for ahead."""
+        return asks_ahead(self.problem, self.target)
 
     @property
     def streams(self) -> bool:
@@ -106,10 +106,10 @@ class _Emitter:
         free_registers()
         self._products(task)
         free_registers()
-        with rows_of_outputs(layout, block) as row, build.serial(const(0), const(problem.out_channels)) as channel:
+        with rows_of_outputs(layout, block) as row, build.serial(int64(0), int64(problem.out_channels)) as channel:
             self._row(task, row, channel)
         if self.streams:
-            build.evaluate(tirx.call_extern("int32", "tvm_deconv_fence"))
+            build.evaluate(tirx.call_extern("int32", FENCE))
 
     def _pack(self, task: _Task) -> None:
         """Emit the copies of the data of a block, channel by channel."""
@@ -121,20 +121,20 @@ class _Emitter:
             to = build.bind(ci * layout.pitch + ravel((n, d, h, 0), extents))
             channel = ((block.image + n) * problem.groups + block.group) * problem.in_channels + ci
             row = (channel * first.data + (block.data[0] + d)) * second.data + (block.data[1] + h)
-            source = build.bind(row * third.data)
+            source = build.bind(row * third.data + tirx.max(begin, int64(0)))
             if self.asks:
                 later = task.arrays.data[source + _CHANNELS_AHEAD * math.prod(problem.data_spatial)]
-                self._call("tvm_deconv_fetch_row", (later,), (const(length),))
+                self._call(FETCH, (later,), (int64(length),))
             if layout.whole:
-                self._call("tvm_deconv_copy", (task.data[to], task.arrays.data[source]), (const(length),))
+                self._call(COPY, (task.data[to], task.arrays.data[source]), (int64(length),))
             else:
-                zeros = build.bind(tirx.min(tirx.max(-begin, const(0)), const(length)))
-                end = build.bind(tirx.max(tirx.min(third.data - begin, const(length)), zeros))
-                for start, count in ((const(0), zeros), (end, length - end)):
-                    with build.serial(const(0), count) as place:
+                zeros = build.bind(tirx.min(tirx.max(-begin, int64(0)), int64(length)))
+                end = build.bind(tirx.max(tirx.min(third.data - begin, int64(length)), zeros))
+                for start, count in ((int64(0), zeros), (end, length - end)):
+                    with build.serial(int64(0), count) as place:
                         build.buffer_store(task.data, zero(problem), [to + start + place])
-                elements = task.data[to + zeros], task.arrays.data[source + tirx.max(begin, const(0))]
-                self._call("tvm_deconv_copy", elements, (end - zeros,))
+                elements = task.data[to + zeros], task.arrays.data[source]
+                self._call(COPY, elements, (end - zeros,))
 
     def _call(self, name: str, elements: Sequence[Expr], counts: Sequence[Expr]) -> None:
         """Emit the call of a function with the addresses of `elements`, and `counts` as bytes."""
@@ -145,7 +145,7 @@ class _Emitter:
         """Emit the columns of all positions of a block, a register tile at a time."""
         layout, tile, lanes, channels = self.layout, self.layout.tile, self.layout.lanes, self.problem.in_channels
         # One loop over tiles and panels: LLVM would unroll one over few panels, and accumulators would leave registers.
-        with build.serial(const(0), const(layout.tiles * layout.panels)) as number:
+        with build.serial(int64(0), int64(layout.tiles * layout.panels)) as number:
             begin = build.bind(number // layout.panels * tile.positions)
             panel = build.bind(number % layout.panels)
             filters = build.bind((task.block.group * layout.panels + panel) * (channels * tile.columns))
@@ -154,11 +154,11 @@ class _Emitter:
             def each(store: Callable[[int, Expr, Expr], None]) -> None:
                 for column in range(tile.columns):
                     for vector in range(0, tile.positions, lanes):
-                        with build.vectorized(const(0), const(lanes)) as lane:
+                        with build.vectorized(int64(0), int64(lanes)) as lane:
                             store(column, lane + vector, lane + (column * tile.positions + vector))
 
             each(lambda _column, _position, place: build.buffer_store(sums, zero(self.problem), [place]))
-            with build.serial(const(0), const(channels // self.steps)) as step:
+            with build.serial(int64(0), int64(channels // self.steps)) as step:
                 for within in range(self.steps):
                     ci = step * self.steps + within
                     factors, data = filters + ci * tile.columns, ci * layout.pitch + begin
@@ -180,17 +180,17 @@ class _Emitter:
     def _row(self, task: _Task, row: Row, channel: Expr) -> None:
         """Emit a row of outputs of a `channel`: a vector of places at a time, and then a copy of those that exist."""
         problem, lanes, third, block = self.problem, self.layout.lanes, self.layout.axes[2], task.block
-        with build.serial(const(0), (block.ends[2] - block.begins[2] + (lanes - 1)) // lanes) as vector:
+        with build.serial(int64(0), (block.ends[2] - block.begins[2] + (lanes - 1)) // lanes) as vector:
             places = build.bind(vector * lanes)
             for number, value in enumerate(self._vectors(task, row, channel, places)):
                 at = places * third.stride + number * lanes
-                build.buffer_store(task.line, value, [tirx.Ramp(at, const(1), lanes)])
+                build.buffer_store(task.line, value, [tirx.Ramp(at, int64(1), lanes)])
         image = (block.image + row.image) * problem.groups + block.group
         start = build.bind(row.number(image * problem.out_channels + channel) * third.output)
         first = build.bind(block.begins[2] * third.stride - third.pad)
-        begin = build.bind(tirx.max(first, const(0)))
-        end = tirx.min(const(third.output), block.ends[2] * third.stride - third.pad)
-        name = "tvm_deconv_stream" if self.streams else "tvm_deconv_copy"
+        begin = build.bind(tirx.max(first, int64(0)))
+        end = tirx.min(int64(third.output), block.ends[2] * third.stride - third.pad)
+        name = STREAM if self.streams else COPY
         self._call(name, (task.arrays.out[start + begin], task.line[begin - first]), (end - begin,))
 
     def _vectors(self, task: _Task, row: Row, channel: Expr, within: Expr) -> list[Expr]:
@@ -202,7 +202,7 @@ class _Emitter:
 
         def each(phases: int, value: Callable[[int, Expr], Expr]) -> None:
             for phase in range(phases):
-                with build.vectorized(const(0), const(lanes)) as lane:
+                with build.vectorized(int64(0), int64(lanes)) as lane:
                     build.buffer_store(sums, value(phase, lane), [lane + phase * lanes])
 
         each(third.stride, lambda _phase, _lane: start)
@@ -219,13 +219,13 @@ class _Emitter:
                 each(phases, added)
         each(third.stride, lambda phase, lane: finished(problem, sums[lane + phase * lanes], None, None))
         dtype = f"{problem.accumulate_dtype}x{lanes}"
-        return shuffle_network([sums.vload([const(phase * lanes)], dtype) for phase in range(third.stride)], lanes)
+        return shuffle_network([sums.vload([int64(phase * lanes)], dtype) for phase in range(third.stride)], lanes)
 
     def _taps(self, row: Row, axis: int) -> tuple[Expr, Expr]:
         """Return the first tap of a `row` along an `axis` that reads data, and their number."""
         place, data = row.places[axis], self.layout.axes[axis].data
-        first = build.bind(tirx.max(place - (data - 1), const(0)))
-        return first, build.bind(tirx.max(tirx.min(row.taps[axis], place + 1) - first, const(0)))
+        first = build.bind(tirx.max(place - (data - 1), int64(0)))
+        return first, build.bind(tirx.max(tirx.min(row.taps[axis], place + 1) - first, int64(0)))
 
     def _column(self, block: Block, row: Row, taps: tuple[Expr, Expr, int], channel: Expr, within: Expr) -> Expr:
         """Return the index of the column of phase 0 of the last axis, of these `taps` and place `within` the block."""

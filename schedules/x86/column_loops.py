@@ -15,9 +15,10 @@ from tvm.script.ir_builder import tirx as build
 from tvm.tirx import PrimFunc
 
 from tvm_deconv.compute.col2im import ColumnLayout, Places
-from tvm_deconv.compute.extents import Extent, Extents, shape_of
+from tvm_deconv.compute.extents import Extent, Extents, int64, shape_of
 from tvm_deconv.compute.indexing import unravel
 from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.x86.row_prefetching import data_bytes
 from tvm_deconv.schedules.x86.stores import import_functions
 from tvm_deconv.targets import CpuTarget
 
@@ -26,7 +27,7 @@ _FREE = "tvm_deconv_free_registers"
 
 @dataclass(frozen=True)
 class Arrays:
-    """The arguments of a kernel; all but the bias have one axis."""
+    """The arguments of a kernel, of one axis each; the bias may be None."""
 
     data: Any
     packed: Any
@@ -68,7 +69,7 @@ def rows_of_outputs(layout: ColumnLayout, block: Block) -> Iterator[Row]:
     first, second, _ = layout.axes
     # All from zero on: of nested loops that begin elsewhere, TVM loses where they do.
     depth, height = (end - begin for begin, end in zip(block.begins[:2], block.ends[:2], strict=True))
-    extents = const(layout.tile.images), depth, const(first.stride), height, const(second.stride)
+    extents = int64(layout.tile.images), depth, int64(first.stride), height, int64(second.stride)
     with build.grid(*extents) as (image, plane, of_d, line, of_h):
         d, h = build.bind(block.begins[0] + plane), build.bind(block.begins[1] + line)
         y, x = build.bind(d * first.stride + of_d - first.pad), build.bind(h * second.stride + of_h - second.pad)
@@ -82,7 +83,7 @@ def column_kernel(
 ) -> PrimFunc:
     """Return ``deconv(data, packed, [bias], out)``, whose tasks are blocks that `emit` emits.
 
-    `functions` are those in LLVM IR that these call, besides `free_registers`.
+    `functions` are those in LLVM IR that the emitted statements call, besides `free_registers`.
     """
     problem, batch = layout.problem, Extents.of(layout.problem).batch
     last = problem.data_format == "NXC"
@@ -97,8 +98,8 @@ def column_kernel(
             outputs = [axis.output for axis in layout.axes[3 - problem.rank :]]
             out = _argument("out", problem, (batch, *outputs, channels) if last else (batch, channels, *outputs))
             arrays = Arrays(_flat(data), packed, bias, _flat(out))
-            tasks = const(layout.tasks) if isinstance(batch, int) else batch * layout.tasks
-            with build.parallel(const(0), tasks) as task:
+            tasks = int64(layout.tasks) if isinstance(batch, int) else batch * layout.tasks
+            with build.parallel(int64(0), tasks) as task:
                 emit(arrays, _block(layout, task))
         func = builder.get()
     for source in (_free_function(target.vector_registers), *functions):
@@ -114,9 +115,9 @@ def _block(layout: ColumnLayout, number: Expr) -> Block:
     group, image = outer % layout.problem.groups, outer // layout.problem.groups
     begins = [build.bind(block * axis.block + axis.first) for block, axis in zip(blocks, layout.axes, strict=True)]
     rows = [*zip(begins, layout.axes, strict=True)]
-    ends = [build.bind(tirx.min(begin + axis.block, const(axis.last + 1))) for begin, axis in rows]
+    ends = [build.bind(tirx.min(begin + axis.block, int64(axis.last + 1))) for begin, axis in rows]
     data = [
-        build.bind(tirx.max(tirx.min(begin + (1 - axis.taps), const(axis.data - axis.rows)), const(0)))
+        build.bind(tirx.max(tirx.min(begin + (1 - axis.taps), int64(axis.data - axis.rows)), int64(0)))
         for begin, axis in rows
     ]
     return Block(build.bind(image * layout.tile.images), build.bind(group), tuple(begins), tuple(ends), tuple(data))
@@ -141,11 +142,6 @@ def free_registers() -> None:
     build.evaluate(tirx.call_extern("int32", _FREE))
 
 
-def const(value: int) -> Expr:
-    """Return an index."""
-    return tirx.const(value, "int64")
-
-
 def zero(problem: Problem) -> Expr:
     """Return zero in the type of all elements."""
     return tirx.const(0, problem.accumulate_dtype)
@@ -156,9 +152,14 @@ def array(problem: Problem, elements: int, scope: str = "global") -> Any:
     return build.alloc_buffer([elements], problem.accumulate_dtype, scope=scope, layout=None)
 
 
+def asks_ahead(problem: Problem, target: CpuTarget) -> bool:
+    """Tell whether data are asked for ahead, since they may not stay in the second-level cache."""
+    return 0 in problem.dynamic or data_bytes(problem) > target.l2_bytes
+
+
 def taps_of(axis: Places, phase: Expr) -> Expr:
     """Return the number of taps of a `phase`."""
-    return (const(axis.kernel + axis.stride - 1) - phase) // axis.stride
+    return (int64(axis.kernel + axis.stride - 1) - phase) // axis.stride
 
 
 def _argument(name: str, problem: Problem, shape: Sequence[Extent]) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tvm_deconv.compute.col2im import ChannelColumns, ColumnTile, Places, RowColumns, places
+from tvm_deconv.compute.col2im import ChannelColumns, ColumnTile, Places, RowColumns, has_short_rows, places
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.problem.arithmetic import ceil_div
@@ -62,10 +62,14 @@ def _tiles(problem: Problem, target: CpuTarget) -> Iterator[ColumnTile]:
     """Yield the tiles to try: each block with the register tiles that have registers for all accumulators."""
     lanes, last = accumulator_lanes(problem, target), problem.data_format == "NXC"
     for block in _blocks(problem):
-        length = layout_of(problem, ColumnTile(*block, 1, lanes), lanes).runs[1] if last else target.vector_registers
+        smallest = ColumnTile(*block, 1 if last else lanes, lanes if last else 1)
+        if not (last or has_short_rows(problem, smallest)):
+            continue
+        layout = layout_of(problem, smallest, lanes)
+        longest = layout.runs[1] if last else layout.columns
         for vectors in range(1, _MOST_VECTORS + 1):
             most = (target.vector_registers - 2 - vectors) // vectors  # with all of them LLVM spills some
-            for others in range(1, min(most, length) + 1):
+            for others in range(1, min(most, longest) + 1):
                 register_tile = (others, vectors * lanes) if last else (vectors * lanes, others)
                 yield ColumnTile(*block, *register_tile)
 

@@ -1,4 +1,4 @@
-; Prefetches of a row of data, for `row_prefetching.fetch_ahead`.
+; Prefetches of a row of data, for `row_prefetching.fetch_ahead` and `col2im_rows`.
 
 ; Ask for the %bytes from %first on.
 define hidden i32 @tvm_deconv_fetch_row(ptr %first, i32 %bytes) alwaysinline {

@@ -1,4 +1,4 @@
-; Copies of rows whose length a call decides, for `stores.lower_row_copies`. A vector is 64 bytes.
+; Copies of rows whose length a call decides, for `stores.lower_row_copies` and `col2im_rows`. A vector is 64 bytes.
 
 ; Copy %length bytes. The last vector ends with them, and may write again what the one before it wrote.
 define hidden i32 @tvm_deconv_copy(ptr noalias %to, ptr noalias %from, i32 %length) {

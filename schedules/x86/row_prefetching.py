@@ -22,6 +22,8 @@ from tvm_deconv.schedules.x86.costs import LAST_CACHE
 from tvm_deconv.schedules.x86.statements import outside_of, rewritten_loops
 from tvm_deconv.schedules.x86.stores import Row, llvm_source
 
+#: The function of `fetch_row.ll`.
+FETCH = "tvm_deconv_fetch_row"
 #: Bytes of data that the caches keep, next to all else, and bytes from what is packed to what is asked for.
 _CACHED, _AHEAD = {"NCX": 8 << 20, "NXC": 4 << 20}, 8192
 
@@ -69,7 +71,7 @@ def _before_loops(
         if element is None:
             return None
         size = tirx.const(row.length * np.dtype(data.dtype).itemsize, "int32")
-        fetch = tirx.call_extern("int32", "tvm_deconv_fetch_row", tirx.address_of(BufferLoad(data, [*element])), size)
+        fetch = tirx.call_extern("int32", FETCH, tirx.address_of(BufferLoad(data, [*element])), size)
         return SeqStmt([Evaluate(fetch), loop])
 
     for stage, kind in itertools.product(("data_rows", "data_pack"), kinds):

@@ -59,9 +59,9 @@ _SHORTEST_CONVERTED = 64 * LINE
 #: The shortest, in bytes, that are converted by a call: for less than some lines it costs more than it saves.
 SHORTEST_CALL = 4 * LINE
 #: The functions of `streaming_copy.ll` and `row_copy.ll`.
-_STREAM = "tvm_deconv_stream"
-_FENCE = "tvm_deconv_fence"
-_COPY = "tvm_deconv_copy"
+STREAM = "tvm_deconv_stream"
+FENCE = "tvm_deconv_fence"
+COPY = "tvm_deconv_copy"
 _ROW = "tvm_deconv_row"
 #: The function of `convert_row.ll`.
 _CONVERT = "tvm_deconv_convert"
@@ -116,19 +116,19 @@ def lower_streaming_stores(func: PrimFunc, functions: str = "", conversion: str 
     """
     source = llvm_source("streaming_copy.ll") + functions + conversion
     shortest = _SHORTEST_CONVERTED if conversion else SHORTEST_STREAM
-    lowering = _Lowering(source, shortest=shortest, copy=_STREAM, converts=bool(conversion), fence=_FENCE)
+    lowering = _Lowering(source, shortest=shortest, copy=STREAM, converts=bool(conversion), fence=FENCE)
     return lowering.lower(func, always=bool(functions))
 
 
 def lower_row_copies(func: PrimFunc, conversion: str = "") -> PrimFunc:
     """Return `func` with rows of data and of the output copied by their lengths, or converted by `conversion`."""
     source = llvm_source("row_copy.ll") + conversion
-    return _Lowering(source, shortest=LINE, copy=_COPY, converts=bool(conversion), row=_ROW).lower(func)
+    return _Lowering(source, shortest=LINE, copy=COPY, converts=bool(conversion), row=_ROW).lower(func)
 
 
 def lower_cut_rows(func: PrimFunc) -> PrimFunc:
     """Return `func` with those rows of its stage ``out`` copied by calls that a block has a part of."""
-    return _Lowering(llvm_source("row_copy.ll"), shortest=LINE, copy=_COPY, cut=True).lower(func)
+    return _Lowering(llvm_source("row_copy.ll"), shortest=LINE, copy=COPY, cut=True).lower(func)
 
 
 def lower_conversions(func: PrimFunc, conversion: str) -> PrimFunc:

@@ -1,4 +1,4 @@
-; Copies past the caches, for `stores.lower_streaming_stores`. A line of the caches is 64 bytes.
+; Copies past the caches, for `stores.lower_streaming_stores` and `col2im_rows`. A line of the caches is 64 bytes.
 
 ; Copy %length bytes from any address to any other. Whole lines of %to are stored past the caches; the bytes before the
 ; first whole line and after the last are stored as usual. They share their lines with the neighbouring rows. The line

@@ -143,6 +143,7 @@ def by_algorithm(tmp_path_factory):
 
     Each artifact has one plan, so that every call writes to all of its workspace.
     """
+    from tvm_deconv.compiler.selection import named
     from tvm_deconv.schedules.x86 import parallel
     from tvm_deconv.schedules.x86.algorithms import ALGORITHMS
 
@@ -160,10 +161,11 @@ def by_algorithm(tmp_path_factory):
     wanted = [
         (special.get(algorithm.name, plane).replace(batch=20 - 19 * share), algorithm, share)
         for algorithm in ALGORITHMS
-        for share in ((0,) if algorithm.name == "col2im" else (0, 1))  # which packs nothing
+        for share in ((0,) if algorithm.name == "col2im" else (0, 1))  # which shares none
         if algorithm.name not in ("dot_channels", "dot_folded", "dot_rows")  # whose stages `direct_*` have, too
     ]
     wanted.append((cube, ALGORITHMS[0], 1))
+    wanted.append((plane.replace(in_channels=32), named("col2im"), 0))  # in `N C *X` it packs data
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parallel, "_SHORTEST", math.inf)
         return [(export_by(root / str(i), *each), root / str(i)) for i, each in enumerate(wanted)]

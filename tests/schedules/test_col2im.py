@@ -17,6 +17,7 @@ from tvm_deconv.compiler.selection import named
 from tvm_deconv.compute.col2im import ColumnTile, Places
 from tvm_deconv.problem.problem import DATA_FORMATS
 from tvm_deconv.problem.reference import reference
+from tvm_deconv.schedules.x86 import col2im_rows
 from tvm_deconv.schedules.x86.column_tiles import Plan
 from tvm_deconv.targets import CPU_TARGETS
 
@@ -53,6 +54,8 @@ ROWS = {
     "an odd stride": td.Problem(1, 1, 19, 2, (70,), (7,), (7,), (1,), (3,), (485,), data_format="NCX"),
     "the largest stride": td.Problem(1, 2, 9, 2, (21,), (33,), (16,), (1,), (4,), (345,), data_format="NCX"),
 }
+
+LONG = td.Problem(1, 1, 8, 1, (1 << 26,), (16,), (16,), (1,), (0,), (1 << 30,), data_format="NCX")
 
 
 def check(problem, target, plan, seed):
@@ -160,6 +163,7 @@ def test_calls_of_any_batch(target, data_format):
         (PLAIN, (1, 1, 1, 3, 4, 12), "columns=12: must be a multiple of 8"),
         (PLAIN.replace(data_format="NCX"), (1, 1, 1, 3, 12, 4), "positions=12: must be a multiple of 8"),
         (PLAIN, (1, 1, 0, 3, 2, 16), "must be of numbers from 1 on"),
+        (LONG, (1, 1, 1, 1 << 26, 16, 4), "rows of a block must have less than 2147483648 bytes"),
     ],
 )
 def test_tiles_that_do_not_fit(problem, tile, message):
@@ -185,6 +189,27 @@ def test_data_of_the_next_tile_are_asked_for():
     assert "prefetcht0" in code_of(problem, small, COL2IM, plan)
     data, weights, bias = operands(problem, 2)
     found = call_kernel(problem, *compile_kernel(problem, small, COL2IM, plan), data, weights, bias)
+    assert_norm_close(found.astype(np.float64), reference(problem, data, weights, bias), "float32")
+
+
+def test_candidates_have_rows_that_32_bits_count():
+    """Longer ones would be copied in part."""
+    tiles = [plan.tile for _, plan in COL2IM.candidates(LONG, AVX2)]
+    assert 1 << 24 <= max(tile.width for tile in tiles) * 16 < 1 << 29
+
+
+def test_rows_are_fetched_ahead_and_stored_past_the_caches(monkeypatch):
+    """If caches keep neither; each block asks for what it packs, and each task waits for its stores."""
+    monkeypatch.setattr(col2im_rows, "goes_to_memory", lambda _: True)
+    monkeypatch.setattr(col2im_rows, "SHORTEST_STREAM", 0)
+    problem = PLAIN.replace(data_format="NCX", groups=2, data_spatial=(6, 50), output_spatial=(12, 100))
+    plan = Plan(ColumnTile(1, 1, 4, 17, 16, 5), share_data=False)
+    small = dataclasses.replace(AVX2, l2_bytes=1 << 10)
+    kernel, libraries = compile_kernel(problem, small, COL2IM, plan)
+    text = kernel.deconv.script()
+    assert all(name in text for name in ("tvm_deconv_fetch_row", "tvm_deconv_stream", "tvm_deconv_fence"))
+    data, weights, bias = operands(problem, 4)
+    found = call_kernel(problem, kernel, libraries, data, weights, bias)
     assert_norm_close(found.astype(np.float64), reference(problem, data, weights, bias), "float32")
 
 

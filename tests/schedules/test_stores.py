@@ -59,7 +59,7 @@ def test_streamed_outputs_agree_with_the_reference(problem, target, seed):
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 @pytest.mark.parametrize(
     "algorithm",
-    [algorithm for algorithm in ALGORITHMS if algorithm.name != "col2im"],  # which copies nothing
+    [algorithm for algorithm in ALGORITHMS if algorithm.name != "col2im"],  # whose rows have a test of their own
     ids=lambda algorithm: algorithm.name,
 )
 def test_every_algorithm_streams_its_copies(algorithm, data_format):

@@ -19,11 +19,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tvm_deconv.compute.phases import three_axes
-from tvm_deconv.problem import Problem
+from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.problem.arithmetic import ceil_div
 
 #: Elements of a line of a cache, of four bytes.
 _LINE = 16
+#: Bytes that a copy counts.
+_LARGEST_COPY = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,13 @@ def places(problem: Problem, tile: ColumnTile) -> tuple[Places, Places, Places]:
     kernel, data, output = (three_axes(values, 1) for values in (problem.kernel, problem.data_spatial, outputs))
     first, second, third = map(Places, strides, kernel, pads, data, output, tile.block[1:])
     return first, second, third
+
+
+def has_short_rows(problem: Problem, tile: ColumnTile) -> bool:
+    """Tell whether 32 bits count the bytes of what is copied at once: of a channel's data, and of a row of outputs."""
+    first, second, third = places(problem, tile)
+    data = first.rows * second.rows * (third.block + third.taps - 1)
+    return max(data, third.block * third.stride) * element_bytes(problem.dtype) < _LARGEST_COPY
 
 
 @dataclass(frozen=True)
@@ -207,6 +216,8 @@ class RowColumns(ColumnLayout):
         super().__post_init__()
         if self.tile.positions % self.lanes:
             raise ValueError(f"positions={self.tile.positions}: must be a multiple of {self.lanes}")
+        if not has_short_rows(self.problem, self.tile):
+            raise ValueError(f"tile={self.tile}: rows of a block must have less than {_LARGEST_COPY} bytes")
 
     @property
     def width(self) -> int:

@@ -94,7 +94,10 @@ def fills_vectors_with_inputs(problem: Problem, target: CpuTarget) -> bool:
 
 
 def adds_columns(problem: Problem, target: CpuTarget) -> bool:  # noqa: ARG001
-    """Extents are fixed, taps are neighbours, and elements are accumulators; and in `N *X C` there is one group."""
+    """Extents are fixed, taps are neighbours, elements are accumulators.
+
+    In `N *X C` there is one group, and in `N C *X` the phases of the last axis are interleaved.
+    """
     stored = problem.dtype == problem.output_dtype == problem.accumulate_dtype and problem.quantization is None
     neighbours = max(problem.dilations) == 1 and not problem.dynamic_axes
     fits = problem.groups == 1 if problem.data_format == "NXC" else problem.strides[-1] <= MAX_STREAMS
