@@ -11,9 +11,7 @@ docs/design.md has the measurements.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from tvm import tirx
@@ -34,13 +32,14 @@ from tvm_deconv.schedules.x86.column_loops import (
     asks_ahead,
     column_kernel,
     free_registers,
+    reduction_steps,
+    register_tile,
     rows_of_outputs,
     taps_of,
     zero,
 )
 from tvm_deconv.schedules.x86.prefetching import ask_for, asking_function
 from tvm_deconv.schedules.x86.stores import LINE
-from tvm_deconv.schedules.x86.unrolling import steps_at_once
 from tvm_deconv.targets import CpuTarget
 
 
@@ -68,7 +67,7 @@ class _Emitter:
     layout: ChannelColumns
     target: CpuTarget
 
-    @cached_property
+    @property
     def axes(self) -> tuple[Places, Places, Places]:
         """The places of three axes."""
         return self.layout.axes
@@ -79,16 +78,9 @@ class _Emitter:
         return self.layout.problem
 
     @property
-    def zero(self) -> Expr:
-        """Zero in the type of all elements."""
-        return zero(self.problem)
-
-    @property
     def steps(self) -> int:
         """Input channels of one body of the reduction."""
-        tile = self.layout.tile
-        products = tile.positions * tile.columns // self.layout.lanes
-        return steps_at_once(self.problem.in_channels, self.target, products=products, broadcasts=tile.positions)
+        return reduction_steps(self.layout, self.target, self.layout.tile.positions)
 
     @property
     def asks(self) -> bool:
@@ -137,37 +129,22 @@ class _Emitter:
 
     def _register_tile(self, task: _Task, source: Expr, columns: Expr, panel: Expr) -> None:
         """Emit the columns of a `panel`, stored from `columns` on, of the positions whose data begin at `source`."""
-        layout, tile, lanes, channels = self.layout, self.layout.tile, self.layout.lanes, self.problem.in_channels
-        sums, arrays = array(self.problem, tile.positions * tile.columns, "local"), task.arrays
+        layout, tile, channels, arrays = self.layout, self.layout.tile, self.problem.in_channels, task.arrays
 
-        def each(store: Callable[[int, Expr, Expr], None]) -> None:
-            for position in range(tile.positions):
-                for vector in range(0, tile.columns, lanes):
-                    with build.vectorized(int64(0), int64(lanes)) as lane:
-                        column = lane + vector
-                        store(position, column, column + position * tile.columns)
+        def product(ci: Expr, position: int, column: Expr) -> Expr:
+            factor = arrays.packed[(panel * channels + ci) * tile.columns + column]
+            return arrays.data[source + (position * channels + ci)] * factor
 
-        each(lambda _position, _column, place: build.buffer_store(sums, self.zero, [place]))
-        with build.serial(int64(0), int64(channels // self.steps)) as step:
-            for within in range(self.steps):
-                ci = step * self.steps + within
-                row = (panel * channels + ci) * tile.columns
-
-                def add(position: int, column: Expr, place: Expr, ci: Expr = ci, row: Expr = row) -> None:
-                    product = arrays.data[source + (position * channels + ci)] * arrays.packed[row + column]
-                    build.buffer_store(sums, sums[place] + product, [place])
-
-                each(add)
-            if self.asks:
-                turn, asked = panel * (channels // self.steps) + step, self.lines_of_a_step * LINE
-                ahead = tile.positions * channels + turn * (asked // element_bytes(self.problem.dtype))
-                build.evaluate(ask_for(arrays.data[source + ahead], self.lines_of_a_step))
-
-        def keep(position: int, column: Expr, place: Expr) -> None:
+        def keep(position: int, column: Expr, value: Expr) -> None:
             at = columns + (panel * tile.columns + position * layout.row) + column
-            build.buffer_store(task.columns, sums[place], [at])
+            build.buffer_store(task.columns, value, [at])
 
-        each(keep)
+        def ask(step: Expr) -> None:
+            turn, asked = panel * (channels // self.steps) + step, self.lines_of_a_step * LINE
+            ahead = tile.positions * channels + turn * (asked // element_bytes(self.problem.dtype))
+            build.evaluate(ask_for(arrays.data[source + ahead], self.lines_of_a_step))
+
+        register_tile(layout, self.target, tile.positions, product, keep, ask if self.asks else None)
 
     def sums(self, task: _Task) -> None:
         """Emit the outputs of a block, row by row."""
@@ -210,7 +187,7 @@ class _Emitter:
         vectors = [vector * lanes for vector in range(layout.chunk_vectors)]
         for vector in vectors:
             with build.vectorized(int64(0), int64(lanes)) as lane:
-                build.buffer_store(sums, self.zero if bias is None else bias[lane + vector], [lane + vector])
+                build.buffer_store(sums, zero(self.problem) if bias is None else bias[lane + vector], [lane + vector])
         with build.grid(*row.taps) as (d, h):
             for tap in range(third.taps):
                 column = build.bind(self._column(task.block, row, d, h, place - tap, tap * third.stride))
@@ -219,7 +196,7 @@ class _Emitter:
                     with build.vectorized(int64(0), int64(lanes)) as lane:
                         value = task.columns[column + (lane + vector)]
                         if added < min(layout.chunk, vector + lanes):  # the rest are other columns
-                            value = tirx.Select(lane + vector < added, value, self.zero)
+                            value = tirx.Select(lane + vector < added, value, zero(self.problem))
                         build.buffer_store(sums, sums[lane + vector] + value, [lane + vector])
         out = (row.number(task.block.image + row.image) * third.output + (place * third.stride - third.pad)) * channels
         for vector in vectors:
@@ -230,20 +207,20 @@ class _Emitter:
     def _outputs(self, task: _Task, row: Row, place: Expr) -> None:
         """Emit the outputs of a `place` that exist, one by one, each of the taps that read data."""
         third, channels = self.axes[2], self.problem.out_channels
-        zero = int64(0)
-        with build.serial(zero, int64(third.stride)) as phase:
+        origin = int64(0)
+        with build.serial(origin, int64(third.stride)) as phase:
             output = build.bind(place * third.stride + phase - third.pad)
             exists = tirx.all(output >= 0, output < third.output)
-            with build.If(exists), build.Then(), build.serial(zero, int64(channels)) as channel:
+            with build.If(exists), build.Then(), build.serial(origin, int64(channels)) as channel:
                 total = array(self.problem, 1, "local")
-                build.buffer_store(total, self.zero if task.bias is None else task.bias[channel], [zero])
+                build.buffer_store(total, zero(self.problem) if task.bias is None else task.bias[channel], [origin])
                 with build.grid(*row.taps, taps_of(third, phase)) as taps:
                     read = [here - tap for here, tap in zip((*row.places, place), taps, strict=True)]
                     within = [x >= 0 for x in read] + [x < axis.data for x, axis in zip(read, self.axes, strict=True)]
                     with build.If(tirx.all(*within)), build.Then():
                         element = taps[2] * third.stride + phase
                         column = self._column(task.block, row, taps[0], taps[1], read[2], element) + channel
-                        build.buffer_store(total, total[zero] + task.columns[column], [zero])
-                value = finished(self.problem, total[zero], None, None)
+                        build.buffer_store(total, total[origin] + task.columns[column], [origin])
+                value = finished(self.problem, total[origin], None, None)
                 at = (row.number(task.block.image + row.image) * third.output + output) * channels + channel
                 build.buffer_store(task.arrays.out, value, [at])

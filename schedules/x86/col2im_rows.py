@@ -30,13 +30,13 @@ from tvm_deconv.schedules.x86.column_loops import (
     asks_ahead,
     column_kernel,
     free_registers,
+    register_tile,
     rows_of_outputs,
     zero,
 )
 from tvm_deconv.schedules.x86.interleave import shuffle_network
 from tvm_deconv.schedules.x86.row_prefetching import FETCH
 from tvm_deconv.schedules.x86.stores import COPY, FENCE, SHORTEST_STREAM, STREAM, goes_to_memory, llvm_source
-from tvm_deconv.schedules.x86.unrolling import steps_at_once
 from tvm_deconv.targets import CpuTarget
 
 #: Channels from the one that is packed to the one that is asked for.
@@ -74,13 +74,6 @@ class _Emitter:
     def problem(self) -> Problem:
         """The problem."""
         return self.layout.problem
-
-    @property
-    def steps(self) -> int:
-        """Input channels of one body of the reduction."""
-        tile = self.layout.tile
-        products = tile.positions // self.layout.lanes * tile.columns
-        return steps_at_once(self.problem.in_channels, self.target, products=products, broadcasts=tile.columns)
 
     @property
     def asks(self) -> bool:
@@ -143,39 +136,22 @@ class _Emitter:
 
     def _products(self, task: _Task) -> None:
         """Emit the columns of all positions of a block, a register tile at a time."""
-        layout, tile, lanes, channels = self.layout, self.layout.tile, self.layout.lanes, self.problem.in_channels
+        layout, tile, channels = self.layout, self.layout.tile, self.problem.in_channels
         # One loop over tiles and panels: LLVM would unroll one over few panels, and accumulators would leave registers.
         with build.serial(int64(0), int64(layout.tiles * layout.panels)) as number:
             begin = build.bind(number // layout.panels * tile.positions)
             panel = build.bind(number % layout.panels)
             filters = build.bind((task.block.group * layout.panels + panel) * (channels * tile.columns))
-            sums = array(self.problem, tile.columns * tile.positions, "local")
 
-            def each(store: Callable[[int, Expr, Expr], None]) -> None:
-                for column in range(tile.columns):
-                    for vector in range(0, tile.positions, lanes):
-                        with build.vectorized(int64(0), int64(lanes)) as lane:
-                            store(column, lane + vector, lane + (column * tile.positions + vector))
+            def product(ci: Expr, column: int, position: Expr) -> Expr:
+                factor = task.arrays.packed[filters + ci * tile.columns + column]
+                return task.data[ci * layout.pitch + begin + position] * factor
 
-            each(lambda _column, _position, place: build.buffer_store(sums, zero(self.problem), [place]))
-            with build.serial(int64(0), int64(channels // self.steps)) as step:
-                for within in range(self.steps):
-                    ci = step * self.steps + within
-                    factors, data = filters + ci * tile.columns, ci * layout.pitch + begin
-
-                    def add(
-                        column: int, position: Expr, place: Expr, factors: Expr = factors, data: Expr = data
-                    ) -> None:
-                        product = task.data[data + position] * task.arrays.packed[factors + column]
-                        build.buffer_store(sums, sums[place] + product, [place])
-
-                    each(add)
-
-            def keep(column: int, position: Expr, place: Expr) -> None:
+            def keep(column: int, position: Expr, value: Expr) -> None:
                 at = (panel * tile.columns + column) * layout.pitch + begin + position
-                build.buffer_store(task.columns, sums[place], [at])
+                build.buffer_store(task.columns, value, [at])
 
-            each(keep)
+            register_tile(layout, self.target, tile.columns, product, keep)
 
     def _row(self, task: _Task, row: Row, channel: Expr) -> None:
         """Emit a row of outputs of a `channel`: a vector of places at a time, and then a copy of those that exist."""

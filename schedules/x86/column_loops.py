@@ -20,6 +20,7 @@ from tvm_deconv.compute.indexing import unravel
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.row_prefetching import data_bytes
 from tvm_deconv.schedules.x86.stores import import_functions
+from tvm_deconv.schedules.x86.unrolling import steps_at_once
 from tvm_deconv.targets import CpuTarget
 
 _FREE = "tvm_deconv_free_registers"
@@ -150,6 +151,49 @@ def zero(problem: Problem) -> Expr:
 def array(problem: Problem, elements: int, scope: str = "global") -> Any:
     """Emit an array of accumulators."""
     return build.alloc_buffer([elements], problem.accumulate_dtype, scope=scope, layout=None)
+
+
+def reduction_steps(layout: ColumnLayout, target: CpuTarget, broadcasts: int) -> int:
+    """Return the input channels of one body of the reduction of a register tile, each with so many `broadcasts`."""
+    products = layout.tile.positions * layout.tile.columns // layout.lanes
+    return steps_at_once(layout.problem.in_channels, target, products=products, broadcasts=broadcasts)
+
+
+def register_tile(
+    layout: ColumnLayout,
+    target: CpuTarget,
+    broadcasts: int,
+    product: Callable[[Expr, int, Expr], Expr],
+    keep: Callable[[int, Expr, Expr], None],
+    ask: Callable[[Expr], None] | None = None,
+) -> None:
+    """Emit a register tile: the sums of its columns over the input channels.
+
+    Each of the `broadcasts` is multiplied by the elements of the tile's vectors. `product` is that of an input channel,
+    a broadcast and an element, and `keep` stores the sum of the latter two. `ask` ends each body of the reduction.
+    """
+    problem, steps = layout.problem, reduction_steps(layout, target, broadcasts)
+    elements = layout.tile.positions * layout.tile.columns // broadcasts
+    sums = array(problem, broadcasts * elements, "local")
+
+    def each(emit: Callable[[int, Expr, Expr], None]) -> None:
+        for number in range(broadcasts):
+            for vector in range(0, elements, layout.lanes):
+                with build.vectorized(int64(0), int64(layout.lanes)) as lane:
+                    element = lane + vector
+                    emit(number, element, element + number * elements)
+
+    each(lambda _number, _element, place: build.buffer_store(sums, zero(problem), [place]))
+    with build.serial(int64(0), int64(problem.in_channels // steps)) as step:
+        for within in range(steps):
+
+            def add(number: int, element: Expr, place: Expr, ci: Expr = step * steps + within) -> None:
+                build.buffer_store(sums, sums[place] + product(ci, number, element), [place])
+
+            each(add)
+        if ask is not None:
+            ask(step)
+    each(lambda number, element, place: keep(number, element, sums[place]))
 
 
 def asks_ahead(problem: Problem, target: CpuTarget) -> bool:
