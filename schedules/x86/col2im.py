@@ -5,12 +5,13 @@ ask for those of the next tile meanwhile. A tile that would end past a piece of 
 computes some columns twice. What lies outside of the data has no columns, so blocks at the ends have fewer.
 
 The outputs of a place are one chunk, stored by whole vectors. What lies past the chunk is stored too, and then again by
-the next places, which follow. Places at the ends, or with taps outside of the data, are finished one by one.
-docs/design.md has the measurements.
+the next places, which follow. At the ends, and where columns of a tap are no neighbours in a chunk, each output is made
+in vectors of its channels. docs/design.md has the measurements.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ from tvm_deconv.schedules.x86.column_loops import (
     Arrays,
     Block,
     Row,
+    Taps,
     array,
     asks_ahead,
     column_kernel,
@@ -41,6 +43,9 @@ from tvm_deconv.schedules.x86.column_loops import (
 from tvm_deconv.schedules.x86.prefetching import ask_for, asking_function
 from tvm_deconv.schedules.x86.stores import LINE
 from tvm_deconv.targets import CpuTarget
+
+#: Vectors of an output's channels whose sums are in registers at once, at most.
+_AT_ONCE = 8
 
 
 def emit_columns(layout: ChannelColumns, target: CpuTarget) -> PrimFunc:
@@ -156,13 +161,11 @@ class _Emitter:
         layout, third, block = self.layout, self.axes[2], task.block
         # A chunk's last vector reaches so many places further, which must be stored later.
         reach = ceil_div(layout.chunk_vectors * layout.lanes - layout.chunk, layout.chunk)
-        least, most = third.whole
+        least, most = third.whole if layout.follows else (0, 0)
         begin = build.bind(tirx.min(tirx.max(block.begins[2], int64(least)), block.ends[2]))
         end = build.bind(tirx.max(begin, tirx.min(block.ends[2] - reach, int64(most - reach))))
-        conditions: list[Expr] = []
-        for place, taps, axis in zip(row.places, row.taps, self.axes[:2], strict=True):
-            conditions += [place >= taps - 1, place < axis.data]
-        with build.If(tirx.all(*conditions)):
+        # With all taps along the other axes, whose number may be a constant.
+        with build.If(tirx.all(*(taps.count == taps.all for taps in row.taps))):
             with build.Then():
                 with build.serial(begin, end) as place:
                     self._chunk(task, row, place)
@@ -172,12 +175,14 @@ class _Emitter:
             with build.Else(), build.serial(block.begins[2], block.ends[2]) as place:
                 self._outputs(task, row, place)
 
-    def _column(self, block: Block, row: Row, d: Expr, h: Expr, w: Expr, element: Expr | int) -> Expr:
-        """Return the index of a column of channel 0, of taps `d` and `h`, data `w`, and an `element` of the kernel."""
+    def _column(self, block: Block, row: Row, taps: Sequence[Expr], data: Expr, element: Expr | int) -> Expr:
+        """Return the index of a column of channel 0, of these `taps` of the first axes, and of the last one's data."""
         first, second, third = self.axes
-        plane = row.image * first.rows + (row.places[0] - d - block.data[0])
-        position = (plane * second.rows + (row.places[1] - h - block.data[1])) * third.rows + (w - block.data[2])
-        of_plane = (d * first.stride + row.phases[0]) * second.kernel + (h * second.stride + row.phases[1])
+        d, h = (of.data - tap * axis.jump for of, tap, axis in zip(row.taps, taps, self.axes, strict=False))
+        plane = row.image * first.rows + (d - block.data[0])
+        position = (plane * second.rows + (h - block.data[1])) * third.rows + (data - block.data[2])
+        d, h = (of.element + tap * axis.period for of, tap, axis in zip(row.taps, taps, self.axes, strict=False))
+        of_plane = d * second.kernel + h
         return position * self.layout.row + (of_plane * third.kernel + element) * self.problem.out_channels
 
     def _chunk(self, task: _Task, row: Row, place: Expr) -> None:
@@ -188,10 +193,10 @@ class _Emitter:
         for vector in vectors:
             with build.vectorized(int64(0), int64(lanes)) as lane:
                 build.buffer_store(sums, zero(self.problem) if bias is None else bias[lane + vector], [lane + vector])
-        with build.grid(*row.taps) as (d, h):
+        with build.grid(*(taps.all for taps in row.taps)) as taps:
             for tap in range(third.taps):
-                column = build.bind(self._column(task.block, row, d, h, place - tap, tap * third.stride))
-                added = min(third.kernel - tap * third.stride, third.stride) * channels
+                column = build.bind(self._column(task.block, row, taps, place - tap * third.jump, tap * third.period))
+                added = min(third.kernel - tap * third.period, third.stride) * channels
                 for vector in vectors[: ceil_div(added, lanes)]:
                     with build.vectorized(int64(0), int64(lanes)) as lane:
                         value = task.columns[column + (lane + vector)]
@@ -206,21 +211,32 @@ class _Emitter:
 
     def _outputs(self, task: _Task, row: Row, place: Expr) -> None:
         """Emit the outputs of a `place` that exist, one by one, each of the taps that read data."""
-        third, channels = self.axes[2], self.problem.out_channels
-        origin = int64(0)
-        with build.serial(origin, int64(third.stride)) as phase:
+        third, channels, lanes = self.axes[2], self.problem.out_channels, self.layout.lanes
+        with build.serial(int64(0), int64(third.stride)) as phase:
             output = build.bind(place * third.stride + phase - third.pad)
-            exists = tirx.all(output >= 0, output < third.output)
-            with build.If(exists), build.Then(), build.serial(origin, int64(channels)) as channel:
-                total = array(self.problem, 1, "local")
-                build.buffer_store(total, zero(self.problem) if task.bias is None else task.bias[channel], [origin])
-                with build.grid(*row.taps, taps_of(third, phase)) as taps:
-                    read = [here - tap for here, tap in zip((*row.places, place), taps, strict=True)]
-                    within = [x >= 0 for x in read] + [x < axis.data for x, axis in zip(read, self.axes, strict=True)]
-                    with build.If(tirx.all(*within)), build.Then():
-                        element = taps[2] * third.stride + phase
-                        column = self._column(task.block, row, taps[0], taps[1], read[2], element) + channel
-                        build.buffer_store(total, total[origin] + task.columns[column], [origin])
-                value = finished(self.problem, total[origin], None, None)
-                at = (row.number(task.block.image + row.image) * third.output + output) * channels + channel
-                build.buffer_store(task.arrays.out, value, [at])
+            with build.If(tirx.all(output >= 0, output < third.output)), build.Then():
+                taps = taps_of(third, place, phase)
+                out = build.bind((row.number(task.block.image + row.image) * third.output + output) * channels)
+                for first in range(0, channels, _AT_ONCE * lanes):
+                    self._channels(task, row, taps, out, range(first, min(first + _AT_ONCE * lanes, channels)))
+
+    def _channels(self, task: _Task, row: Row, last: Taps, out: Expr, channels: range) -> None:
+        """Emit some `channels` of an output with these taps along the `last` axis; channel 0 is element `out`."""
+        lanes, third = self.layout.lanes, self.axes[2]
+        vectors = range(0, len(channels), lanes)
+        sums, line = (array(self.problem, len(vectors) * lanes, scope) for scope in ("local", "global"))
+
+        def each(array: Any, value: Callable[[Expr], Expr]) -> None:
+            for vector in vectors:
+                with build.vectorized(int64(0), int64(lanes)) as lane:
+                    build.buffer_store(array, value(lane + vector), [lane + vector])
+
+        each(sums, lambda at: zero(self.problem) if task.bias is None else task.bias[at + channels.start])
+        with build.grid(*(taps.count for taps in (*row.taps, last))) as (*taps, tap):
+            data, element = last.data - tap * third.jump, last.element + tap * third.period
+            column = build.bind(self._column(task.block, row, taps, data, element) + channels.start)
+            each(sums, lambda at: sums[at] + task.columns[column + at])
+        # The last vector may have further elements, of other columns.
+        each(line, lambda at: finished(self.problem, sums[at], None, None))
+        with build.serial(int64(0), int64(len(channels))) as channel:
+            build.buffer_store(task.arrays.out, line[channel], [out + channels.start + channel])

@@ -7,8 +7,9 @@ a row are interleaved in registers, and those outputs that exist are copied, pas
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tvm import tirx
@@ -54,13 +55,17 @@ def emit_rows(layout: RowColumns, target: CpuTarget) -> PrimFunc:
 
 @dataclass(frozen=True)
 class _Task:
-    """A block with arrays: those of the kernel, its packed data, its columns, and a row of outputs of one channel."""
+    """A block with arrays: those of the kernel, its packed data, its columns, and a row of outputs of one channel.
+
+    The `mask` of the places of a row, where columns are masked, has all bits where these are in the data.
+    """
 
     block: Block
     arrays: Arrays
     data: Any
     columns: Any
     line: Any
+    mask: Any
 
 
 @dataclass(frozen=True)
@@ -91,10 +96,12 @@ class _Emitter:
         """Emit the task that makes a `block`."""
         layout, problem = self.layout, self.problem
         data = array(problem, problem.in_channels * layout.pitch)
+        last = layout.axes[2]
         # The last vectors of a row may read behind its columns.
-        columns = array(problem, layout.row * layout.pitch)
-        width = round_up(layout.axes[2].block, layout.lanes)
-        task = _Task(block, arrays, data, columns, array(problem, width * layout.axes[2].stride))
+        columns = array(problem, layout.row * layout.pitch + 2 * layout.before)
+        width = round_up(last.block, layout.lanes)
+        mask = self._mask() if layout.masked else None
+        task = _Task(block, arrays, data, columns, array(problem, width * last.stride), mask)
         self._pack(task)
         free_registers()
         self._products(task)
@@ -109,7 +116,7 @@ class _Emitter:
         layout, problem, block, (first, second, third) = self.layout, self.problem, task.block, self.layout.axes
         counts, length = layout.runs
         extents = layout.tile.images, first.rows, second.rows, layout.width
-        begin = build.bind(block.begins[2] + (1 - third.taps))
+        begin = build.bind(self._begin(block))
         with build.grid(*map(int64, (problem.in_channels, *counts))) as (ci, n, d, h):
             to = build.bind(ci * layout.pitch + ravel((n, d, h, 0), extents))
             channel = ((block.image + n) * problem.groups + block.group) * problem.in_channels + ci
@@ -118,7 +125,7 @@ class _Emitter:
             if self.asks:
                 later = task.arrays.data[source + _CHANNELS_AHEAD * math.prod(problem.data_spatial)]
                 self._call(FETCH, (later,), (int64(length),))
-            if layout.whole:
+            if layout.whole or layout.masked:
                 self._call(COPY, (task.data[to], task.arrays.data[source]), (int64(length),))
             else:
                 zeros = build.bind(tirx.min(tirx.max(-begin, int64(0)), int64(length)))
@@ -128,6 +135,10 @@ class _Emitter:
                         build.buffer_store(task.data, zero(problem), [to + start + place])
                 elements = task.data[to + zeros], task.arrays.data[source]
                 self._call(COPY, elements, (end - zeros,))
+
+    def _begin(self, block: Block) -> Expr:
+        """Return the first position of a `block` along the last axis, which may be before the data."""
+        return block.data[2] if self.layout.masked else block.begins[2] - self.layout.axes[2].reach
 
     def _call(self, name: str, elements: Sequence[Expr], counts: Sequence[Expr]) -> None:
         """Emit the call of a function with the addresses of `elements`, and `counts` as bytes."""
@@ -148,7 +159,7 @@ class _Emitter:
                 return task.data[ci * layout.pitch + begin + position] * factor
 
             def keep(column: int, position: Expr, value: Expr) -> None:
-                at = (panel * tile.columns + column) * layout.pitch + begin + position
+                at = (panel * tile.columns + column) * layout.pitch + begin + position + layout.before
                 build.buffer_store(task.columns, value, [at])
 
             register_tile(layout, self.target, tile.columns, product, keep)
@@ -169,46 +180,56 @@ class _Emitter:
         name = STREAM if self.streams else COPY
         self._call(name, (task.arrays.out[start + begin], task.line[begin - first]), (end - begin,))
 
+    def _mask(self) -> Any:
+        """Emit the mask of the places of a row, from `before` places before its data on, and return it."""
+        layout, last = self.layout, self.layout.axes[2]
+        # Places of a block are up to `reach` behind its data, and the last vector may hold further ones.
+        length = int64(layout.before + last.rows + last.reach + layout.lanes)
+        bits = 8 * element_bytes(self.problem.dtype)
+        mask = build.alloc_buffer([length], f"int{bits}", scope="global", layout=None)
+        with build.serial(int64(0), length) as place:
+            within = tirx.all(place >= layout.before, place < layout.before + last.rows)
+            build.buffer_store(
+                mask, tirx.Select(within, tirx.const(-1, mask.dtype), tirx.const(0, mask.dtype)), [place]
+            )
+        return mask
+
     def _vectors(self, task: _Task, row: Row, channel: Expr, within: Expr) -> list[Expr]:
         """Return the finished outputs of a vector of places of a row, from the place `within` the block on."""
-        problem, lanes, third = self.problem, self.layout.lanes, self.layout.axes[2]
+        problem, lanes, third, mask = self.problem, self.layout.lanes, self.layout.axes[2], task.mask
         sums = array(problem, third.stride * lanes, "local")
         bias = task.arrays.bias
         start = zero(problem) if bias is None else bias[task.block.group * problem.out_channels + channel]
 
-        def each(phases: int, value: Callable[[int, Expr], Expr]) -> None:
-            for phase in range(phases):
+        def each(phases: Iterable[int], value: Callable[[int, Expr], Expr]) -> None:
+            for phase in phases:
                 with build.vectorized(int64(0), int64(lanes)) as lane:
                     build.buffer_store(sums, value(phase, lane), [lane + phase * lanes])
 
-        each(third.stride, lambda _phase, _lane: start)
-        (d, depths), (h, heights) = self._taps(row, 0), self._taps(row, 1)
-        with build.grid(depths, heights) as (of_d, of_h):
-            for tap in range(third.taps):
-                column = build.bind(self._column(task.block, row, (d + of_d, h + of_h, tap), channel, within))
-                phases = min(third.kernel - tap * third.stride, third.stride)
-                apart = problem.out_channels * self.layout.pitch
+        def added(element: int, column: Expr, phase: int, lane: Expr) -> Expr:
+            shift = element * third.dilation // third.stride
+            value = task.columns[column + (element * problem.out_channels * self.layout.pitch - shift) + lane]
+            if mask is not None:
+                bits = tirx.reinterpret(mask.dtype, value) & mask[place + (self.layout.before - shift) + lane]
+                value = tirx.reinterpret(problem.accumulate_dtype, bits)
+            return sums[lane + phase * lanes] + value
 
-                def added(phase: int, lane: Expr, column: Expr = column, apart: int = apart) -> Expr:
-                    return sums[lane + phase * lanes] + task.columns[column + phase * apart + lane]
-
-                each(phases, added)
-        each(third.stride, lambda phase, lane: finished(problem, sums[lane + phase * lanes], None, None))
+        each(range(third.stride), lambda _phase, _lane: start)
+        place = build.bind(task.block.begins[2] - self._begin(task.block) + within)
+        with build.grid(*(taps.count for taps in row.taps)) as taps:
+            column = build.bind(self._column(task.block, row, taps, channel) + place)
+            for element in range(third.kernel):
+                each([element * third.dilation % third.stride], partial(added, element, column))
+        each(range(third.stride), lambda phase, lane: finished(problem, sums[lane + phase * lanes], None, None))
         dtype = f"{problem.accumulate_dtype}x{lanes}"
         return shuffle_network([sums.vload([int64(phase * lanes)], dtype) for phase in range(third.stride)], lanes)
 
-    def _taps(self, row: Row, axis: int) -> tuple[Expr, Expr]:
-        """Return the first tap of a `row` along an `axis` that reads data, and their number."""
-        place, data = row.places[axis], self.layout.axes[axis].data
-        first = build.bind(tirx.max(place - (data - 1), int64(0)))
-        return first, build.bind(tirx.max(tirx.min(row.taps[axis], place + 1) - first, int64(0)))
-
-    def _column(self, block: Block, row: Row, taps: tuple[Expr, Expr, int], channel: Expr, within: Expr) -> Expr:
-        """Return the index of the column of phase 0 of the last axis, of these `taps` and place `within` the block."""
+    def _column(self, block: Block, row: Row, taps: Sequence[Expr], channel: Expr) -> Expr:
+        """Return the index of element 0 along the last axis, of these `taps`, at the first position of the row."""
         layout, axes = self.layout, self.layout.axes
-        first, second = (here - tap - at for here, tap, at in zip(row.places, taps, block.data, strict=False))
+        inner = [*zip(row.taps, taps, axes, block.data, strict=False)]
+        first, second = (of.data - tap * axis.jump - begin for of, tap, axis, begin in inner)
         position = ((row.image * axes[0].rows + first) * axes[1].rows + second) * layout.width
-        place = position + within + (axes[2].taps - 1 - taps[2])
-        d, h = (tap * axis.stride + phase for tap, axis, phase in zip(taps, axes, row.phases, strict=False))
-        element = (d * axes[1].kernel + h) * axes[2].kernel + taps[2] * axes[2].stride
-        return (element * self.problem.out_channels + channel) * layout.pitch + place
+        d, h = (of.element + tap * axis.period for of, tap, axis, _ in inner)
+        element = (d * axes[1].kernel + h) * axes[2].kernel
+        return (element * self.problem.out_channels + channel) * layout.pitch + position + layout.before

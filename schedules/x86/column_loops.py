@@ -48,14 +48,22 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Taps:
+    """The taps of an output along an axis that read data, `count` of all: of the first of these, data and element."""
+
+    data: Expr
+    element: Expr
+    count: Expr
+    all: Expr
+
+
+@dataclass(frozen=True)
 class Row:
-    """Outputs along the last axis: an image of a block, and along the other axes a place, its phase, and its taps."""
+    """Outputs along the last axis: an image of a block, and along the other axes their taps and themselves."""
 
     layout: ColumnLayout
     image: Expr
-    places: tuple[Expr, Expr]
-    phases: tuple[Expr, Expr]
-    taps: tuple[Expr, Expr]
+    taps: tuple[Taps, Taps]
     outputs: tuple[Expr, Expr]
 
     def number(self, of_image: Expr) -> Expr:
@@ -75,8 +83,7 @@ def rows_of_outputs(layout: ColumnLayout, block: Block) -> Iterator[Row]:
         d, h = build.bind(block.begins[0] + plane), build.bind(block.begins[1] + line)
         y, x = build.bind(d * first.stride + of_d - first.pad), build.bind(h * second.stride + of_h - second.pad)
         with build.If(tirx.all(y >= 0, y < first.output, x >= 0, x < second.output)), build.Then():
-            of_row = build.bind(taps_of(first, of_d)), build.bind(taps_of(second, of_h))
-            yield Row(layout, image, (d, h), (of_d, of_h), of_row, (y, x))
+            yield Row(layout, image, (taps_of(first, d, of_d), taps_of(second, h, of_h)), (y, x))
 
 
 def column_kernel(
@@ -118,7 +125,7 @@ def _block(layout: ColumnLayout, number: Expr) -> Block:
     rows = [*zip(begins, layout.axes, strict=True)]
     ends = [build.bind(tirx.min(begin + axis.block, int64(axis.last + 1))) for begin, axis in rows]
     data = [
-        build.bind(tirx.max(tirx.min(begin + (1 - axis.taps), int64(axis.data - axis.rows)), int64(0)))
+        build.bind(tirx.max(tirx.min(begin - axis.reach, int64(axis.data - axis.rows)), int64(0)))
         for begin, axis in rows
     ]
     return Block(build.bind(image * layout.tile.images), build.bind(group), tuple(begins), tuple(ends), tuple(data))
@@ -201,9 +208,20 @@ def asks_ahead(problem: Problem, target: CpuTarget) -> bool:
     return 0 in problem.dynamic or data_bytes(problem) > target.l2_bytes
 
 
-def taps_of(axis: Places, phase: Expr) -> Expr:
-    """Return the number of taps of a `phase`."""
-    return (int64(axis.kernel + axis.stride - 1) - phase) // axis.stride
+def taps_of(axis: Places, place: Expr, phase: Expr) -> Taps:
+    """Emit the taps of a `phase` of a `place` that read data."""
+    element, data, common = phase, place, math.gcd(axis.stride, axis.dilation)
+    if axis.dilation > 1:
+        element = build.bind(phase // common * pow(axis.jump, -1, axis.period) % axis.period)
+        data = build.bind(place - (element * axis.dilation - phase) // axis.stride)
+    taps = int64(axis.taps)
+    if axis.kernel % axis.period:
+        taps = (int64(axis.kernel + axis.period - 1) - element) // axis.period
+    if common > 1:
+        taps = tirx.Select(phase % common == 0, taps, int64(0))
+    skipped = build.bind(tirx.max((data + (axis.jump - axis.data)) // axis.jump, int64(0)))
+    count = build.bind(tirx.max(tirx.min(taps, data // axis.jump + 1) - skipped, int64(0)))
+    return Taps(build.bind(data - skipped * axis.jump), build.bind(element + skipped * axis.period), count, taps)
 
 
 def _argument(name: str, problem: Problem, shape: Sequence[Extent]) -> Any:

@@ -21,8 +21,9 @@ from tvm_deconv.targets import CpuTarget
 
 #: Vectors of columns of a register tile, at most.
 _MOST_VECTORS = 4
-#: Cycles to add a vector of columns to its chunk, to finish a chunk's vector, and to add a column to a single output.
-_ADDED, _FINISHED, _SINGLE = 1.0, 2.0, 1.5
+#: Cycles to add a vector of columns, further ones to mask it, to finish a vector of outputs, and to start on a single
+#: output, whose channels are stored one by one.
+_ADDED, _MASKED, _FINISHED, _SINGLE = 1.0, 0.7, 2.0, 10.0
 #: Cycles to keep a vector of columns, and further ones beyond the second-level cache and beyond a share of the last.
 _KEPT, _FAR, _FARTHER = 2.0, 1.5, 20.0
 #: Cycles to start on a row of packed data, and on one of outputs, and to finish a vector of these; the part of the cost
@@ -87,24 +88,20 @@ def _blocks(problem: Problem) -> Iterator[tuple[int, int, int, int]]:
 
 def _cycles(layout: ChannelColumns | RowColumns, target: CpuTarget) -> float:
     """Return the cycles of a call."""
-    problem, tile, costs = layout.problem, layout.tile, costs_of(target)
+    problem, costs, channels = layout.problem, costs_of(target), layout.problem.in_channels
     if isinstance(layout, RowColumns):
-        vectors, broadcasts, tiles = tile.positions // layout.lanes, tile.columns, layout.tiles
-        packed = problem.in_channels * _packed(layout, target)
-        held, near, sums = layout.row * layout.pitch, problem.in_channels * layout.pitch, _row_sums(layout, costs)
+        packed, near, sums = channels * _packed(layout, target), channels * layout.pitch, _row_sums(layout, costs)
     else:
-        counts, length = layout.runs
-        vectors, broadcasts = tile.columns // layout.lanes, tile.positions
-        tiles, packed = math.prod(counts) * ceil_div(length, tile.positions), 0.0
-        held, near, sums = layout.held, 0, _chunk_sums(layout)
-    products, loads = vectors * broadcasts, vectors + broadcasts
+        packed, near, sums = 0.0, 0, _chunk_sums(layout)
+    vectors = layout.vectors
+    products, loads = vectors * layout.broadcasts, vectors + layout.broadcasts
     step = max(costs.load * loads, products, (products + loads + 1) / costs.issue, LATENCY_ACCUMULATORS + costs.slack)
-    if vectors * layout.lanes * problem.in_channels * element_bytes(problem.dtype) > target.l1_bytes // 2:
+    if vectors * layout.lanes * channels * element_bytes(problem.dtype) > target.l1_bytes // 2:
         step = max(step, costs.panel * vectors)
-    made = tiles * layout.panels * products / 2 * (step * problem.in_channels / products + costs.reduction)
-    size = (held + near) * element_bytes(problem.dtype)
+    made = layout.tiles * layout.panels * products / 2 * (step * channels / products + costs.reduction)
+    size = (layout.held + near) * element_bytes(problem.dtype)
     far = _FAR * (size > target.l2_bytes) + _FARTHER * (size > LAST_CACHE // 4)
-    kept = (_KEPT * held + far * (held + near)) / layout.lanes
+    kept = (_KEPT * layout.held + far * (layout.held + near)) / layout.lanes
     return layout.tasks * (packed + made + kept + costs.task) + layout.batch * sums
 
 
@@ -120,23 +117,25 @@ def _packed(layout: RowColumns, target: CpuTarget) -> float:
 def _row_sums(layout: RowColumns, costs: Costs) -> float:
     """Return the cycles to make the outputs of an image of its columns."""
     *outer, last = layout.axes
-    rows = math.prod(axis.count for axis in outer) * layout.problem.groups * layout.problem.out_channels
-    added = math.prod(axis.kernel for axis in layout.axes) * _ADDED
-    shuffled = _SHUFFLED * costs.transpose * math.log2(last.stride)
-    finished = math.prod(axis.stride for axis in layout.axes) * (_STORED + shuffled)
+    channels = layout.problem.groups * layout.problem.out_channels
+    rows = channels * math.prod(axis.output for axis in outer)
+    taps = channels * math.prod(axis.read for axis in outer)
+    added = last.kernel * (_ADDED + _MASKED * layout.masked)
+    finished = last.stride * (_STORED + _SHUFFLED * costs.transpose * math.log2(last.stride))
     vectors = last.blocks * ceil_div(last.block, layout.lanes)
-    ends = math.prod(axis.stride for axis in outer) * last.blocks * _END
-    return rows * (vectors * (added + finished) + ends)
+    return vectors * (taps * added + rows * finished) + rows * last.blocks * _END
 
 
 def _chunk_sums(layout: ChannelColumns) -> float:
     """Return the cycles to make the outputs of an image of its columns."""
     *outer, last = layout.axes
-    added, finished = math.prod(axis.kernel for axis in outer) * last.taps, math.prod(axis.stride for axis in outer)
-    chunks = math.prod(map(_whole, layout.axes))
-    single = math.prod(axis.count for axis in layout.axes) - chunks
-    of_chunk = layout.chunk_vectors * (added * _ADDED + finished * _FINISHED)
-    return chunks * of_chunk + single * layout.columns * _SINGLE
+    rows, taps = math.prod(axis.output for axis in outer), math.prod(axis.read for axis in outer)
+    chunks, vectors = _whole(last) * layout.follows, ceil_div(layout.problem.out_channels, layout.lanes)
+    single = last.output - chunks * last.stride
+    added = chunks * last.taps * layout.chunk_vectors + (last.read - chunks * last.kernel) * vectors
+    finished = (chunks * layout.chunk_vectors + single * vectors) * _FINISHED
+    stored = single * (_SINGLE + layout.problem.out_channels)
+    return taps * added * _ADDED + rows * (finished + stored)
 
 
 def _whole(axis: Places) -> int:

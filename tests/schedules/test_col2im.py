@@ -14,7 +14,7 @@ from support.tolerances import assert_norm_close
 
 import tvm_deconv as td
 from tvm_deconv.compiler.selection import named
-from tvm_deconv.compute.col2im import ColumnTile, Places
+from tvm_deconv.compute.col2im import ColumnTile, Places, RowColumns, places
 from tvm_deconv.problem.problem import DATA_FORMATS
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.x86 import col2im_rows
@@ -41,6 +41,16 @@ CASES = {
     ),
     "chunks of several vectors": PLAIN.replace(out_channels=11, kernel=(2, 5), epilogue=td.Epilogue(True, "relu")),
     "doubles": PLAIN.replace(dtype="float64", epilogue=td.Epilogue(True, "sigmoid")),
+    "dilated": PLAIN.replace(strides=(1, 1), dilations=(2, 3), pads_begin=(1, 2), output_spatial=(10, 13)),
+    "dilated, with strides": PLAIN.replace(
+        dilations=(3, 3), output_spatial=(17, 21), epilogue=td.Epilogue(True, "tanh")
+    ),
+    "dilated, and phases without taps": PLAIN.replace(
+        out_channels=11, strides=(4, 6), dilations=(6, 4), output_spatial=(33, 48), epilogue=td.Epilogue(True)
+    ),
+    "dilated, and phases with fewer taps": PLAIN.replace(
+        out_channels=70, kernel=(2, 5), strides=(3, 4), dilations=(2, 3), output_spatial=(14, 36)
+    ),
 }
 ROWS = {
     **{name: problem.replace(data_format="NCX") for name, problem in CASES.items()},
@@ -52,6 +62,12 @@ ROWS = {
         data_format="NCX", data_spatial=(3, 37), kernel=(3, 6), strides=(1, 3), output_spatial=(3, 112)
     ),
     "an odd stride": td.Problem(1, 1, 19, 2, (70,), (7,), (7,), (1,), (3,), (485,), data_format="NCX"),
+    "masked, several blocks": td.Problem(
+        2, 2, 64, 3, (5, 9), (3, 5), (2, 1), (3, 2), (2, 4), (11, 9), data_format="NCX", epilogue=td.Epilogue(True)
+    ),
+    "masked, interleaved doubles": td.Problem(
+        1, 1, 48, 3, (3, 4), (5, 7), (1, 2), (1, 3), (0, 2), (7, 21), data_format="NCX", dtype="float64"
+    ),
     "the largest stride": td.Problem(1, 2, 9, 2, (21,), (33,), (16,), (1,), (4,), (345,), data_format="NCX"),
 }
 
@@ -73,9 +89,8 @@ def check(problem, target, plan, seed):
 def test_outputs_of_any_layer(problem, target):
     """All plans add up in the same order, so that calls on several threads may take others."""
     plans = [plan for _, plan in COL2IM.candidates(problem, target)]
-    first, *others = [check(problem, target, plan, 5) for plan in (plans[0], *random.Random(3).sample(plans, 2))]
-    for other in others:
-        np.testing.assert_array_equal(first, other)
+    first, other = (check(problem, target, plan, 5) for plan in (plans[0], random.Random(3).choice(plans)))
+    np.testing.assert_array_equal(first, other)
 
 
 @targets
@@ -86,28 +101,36 @@ def test_outputs_of_any_layer(problem, target):
 )
 @example(problem=PLAIN.replace(batch=4, kernel=(9, 1), pads_begin=(3, 0)), seed=8)
 @example(problem=PLAIN.replace(batch=4, kernel=(9, 1), pads_begin=(3, 0), data_format="NCX"), seed=8)
+@example(problem=PLAIN.replace(dilations=(5, 4), pads_begin=(9, 7), output_spatial=(7, 9)), seed=1)
 def test_outputs_agree_with_the_reference(problem, target, seed):
     groups = 1 if problem.data_format == "NXC" else problem.groups
-    problem = problem.replace(groups=groups, dilations=(1,) * problem.rank)
+    problem = problem.replace(groups=groups)
     assume(not_empty(problem) and COL2IM.supports(problem, target))
     check(problem, target, random.Random(seed).choice(COL2IM.candidates(problem, target))[1], seed)
 
 
 @pytest.mark.parametrize(
-    "shape", [(7, 4, 2, 1, 3, 14, 3), (4, 7, 3, 9, 5, 4, 2), (3, 1, 2, 0, 3, 5, 2), (9, 3, 1, 1, 9, 9, 4)]
+    "shape",
+    [
+        *((7, 4, 2, 1, 1, 14, 3), (4, 7, 3, 1, 9, 4, 2), (3, 1, 2, 1, 0, 5, 2), (9, 3, 1, 1, 1, 9, 4)),
+        *((7, 4, 1, 3, 4, 8, 3), (6, 5, 2, 3, 3, 17, 4), (5, 3, 4, 6, 2, 25, 2), (5, 2, 3, 2, 0, 30, 9)),
+    ],
 )
 def test_places_of_an_axis(shape):
     """Blocks have all places with outputs; the whole ones have all outputs, and their taps read data."""
-    data, kernel, stride, pad, _, output, block = shape
-    axis = Places(stride, kernel, pad, data, output, block)
+    data, kernel, stride, dilation, pad, output, block = shape
+    axis = Places(stride, kernel, dilation, pad, data, output, block)
     of_outputs = [(i + pad) // stride for i in range(output)]
     assert (axis.first, axis.last) == (of_outputs[0], of_outputs[-1])
     assert (axis.blocks - 1) * block < axis.count <= axis.blocks * block
     first, end = axis.whole
     for place in range(axis.first, axis.last + 1):
         outputs = [place * stride + phase - pad for phase in range(stride)]
-        whole = all(0 <= i < output for i in outputs) and all(0 <= place - tap < data for tap in range(axis.taps))
+        shifts = [dilation * element // stride for element in range(kernel)]
+        whole = all(0 <= i < output for i in outputs) and all(0 <= place - shift < data for shift in shifts)
         assert whole == (first <= place < end)
+    reads = [(i + pad - dilation * element, stride) for i in range(output) for element in range(kernel)]
+    assert axis.read == sum(at % step == 0 and 0 <= at // step < data for at, step in reads)
 
 
 def test_few_outputs_take_it_by_default():
@@ -117,7 +140,7 @@ def test_few_outputs_take_it_by_default():
     assert X86.default(problem, CPU_TARGETS["x86-64-v4"])[0] is not COL2IM
     for other in (problem.replace(out_channels=8), problem.replace(in_channels=7), problem.replace(dtype="float16")):
         assert X86.default(other, AVX2)[0] is not COL2IM
-    for other in (problem.replace(dilations=(2, 1)), problem.replace(groups=2), problem.replace(dtype="float16")):
+    for other in (problem.replace(groups=2), problem.replace(dtype="float16")):
         assert not COL2IM.supports(other, AVX2)
 
 
@@ -129,6 +152,34 @@ def test_rows_of_few_taps_take_it_by_default():
     taps = problem.replace(kernel=(8,), out_channels=1, in_channels=64)
     assert X86.default(taps, AVX2)[0] is not COL2IM
     assert not COL2IM.supports(problem.replace(strides=(17,)), AVX2)
+
+
+@pytest.mark.parametrize("data_format", DATA_FORMATS)
+def test_dilated_taps_take_it_by_default(data_format):
+    """Most of them are outside of few data: products of data alone are fewer than those of outputs."""
+    problem = td.Problem(1, 1, 160, 32, (4, 7), (5, 5), (2, 2), (3, 3), (0, 0), (19, 25), data_format=data_format)
+    assert X86.default(problem, AVX2)[0] is COL2IM
+    assert X86.default(problem, CPU_TARGETS["x86-64-v4"])[0] is not COL2IM
+    assert X86.default(problem.replace(dilations=(1, 1), output_spatial=(11, 17)), AVX2)[0] is not COL2IM
+
+
+@pytest.mark.parametrize(
+    ("changes", "masked"),
+    [
+        ({}, True),
+        ({"in_channels": 8}, False),
+        ({"data_spatial": (5, 400), "output_spatial": (10, 800)}, False),
+        ({"output_spatial": (10, 40)}, False),
+        ({"kernel": (4, 2)}, False),
+    ],
+)
+def test_columns_are_masked_where_zeros_take_longer(changes, masked):
+    """That is where rows are short, and input channels many; masks reach no place without taps."""
+    problem = PLAIN.replace(in_channels=32, data_format="NCX").replace(**changes)
+    width = places(problem, ColumnTile(1, 1, 1, 1, 8, 1))[2].count
+    layout = RowColumns(problem, ColumnTile(1, 1, 2, width, 8, 1), 8)
+    assert layout.masked == masked
+    assert layout.width == (layout.axes[2].data if masked else width + layout.axes[2].reach)
 
 
 @pytest.mark.parametrize("data_format", DATA_FORMATS)

@@ -3,13 +3,15 @@
 Each position of the data has ``K * Co`` sums over the input channels, its *columns*: one for each element of the kernel
 and output channel. The output is made of them as "col2im" does it.
 
-Along an axis output ``i`` is phase ``r`` of place ``w``, with ``i = s*w + r - pad``. Its tap ``t`` is the column of
-element ``k = s*t + r`` of the kernel, of the data at ``w - t``.
+Along an axis output ``i`` is phase ``r`` of place ``w``, with ``i = s*w + r - pad``. It takes the column of element
+``k`` of the kernel, of the data at ``w - d*k // s``, if ``d*k % s`` is ``r``. These are its taps: each has an element
+`period` further than the one before, and data `jump` places before.
 
 In `N *X C` vectors hold columns, so that few output channels fill some with the elements of the kernel. Data are read
 where the caller has them. All phases of a place and their channels are neighbours in the output, and so are the columns
 that one tap adds to them. In `N C *X` vectors hold positions, and a register tile has several columns, whatever phases
-they are of. The data of a block are packed, with zeros around them along the last axis.
+they are of. The data of a block are packed. Along the last axis zeros are around them, or columns that are outside of
+the data are masked as they are added.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ from functools import cached_property
 
 from tvm_deconv.compute.phases import three_axes
 from tvm_deconv.problem import Problem, element_bytes
-from tvm_deconv.problem.arithmetic import ceil_div
+from tvm_deconv.problem.arithmetic import ceil_div, round_up
 
 #: Elements of a line of a cache, of four bytes.
 _LINE = 16
+#: The cycles to mask a vector of columns as it is added, by those of one of its products.
+_MASK = 2
 #: Bytes that a copy counts.
 _LARGEST_COPY = 1 << 31
 
@@ -55,6 +59,7 @@ class Places:
 
     stride: int
     kernel: int
+    dilation: int
     pad: int
     data: int
     output: int
@@ -81,35 +86,63 @@ class Places:
         return ceil_div(self.count, self.block)
 
     @property
+    def period(self) -> int:
+        """Elements of the kernel from a tap to the next one."""
+        return self.stride // math.gcd(self.stride, self.dilation)
+
+    @property
+    def jump(self) -> int:
+        """Places from the data of a tap to those of the one before."""
+        return self.dilation // math.gcd(self.stride, self.dilation)
+
+    @property
     def taps(self) -> int:
         """Taps of the first phase, which no other has more of."""
-        return ceil_div(self.kernel, self.stride)
+        return ceil_div(self.kernel, self.period)
+
+    @property
+    def reach(self) -> int:
+        """Places from the first data that an output takes to the output's own."""
+        return self.dilation * (self.kernel - 1) // self.stride
+
+    @property
+    def read(self) -> int:
+        """Taps of all outputs that read data."""
+        return sum(map(self._outputs, range(self.kernel)))
+
+    def _outputs(self, element: int) -> int:
+        """Return the outputs that take an `element` of the kernel."""
+        ahead = self.pad - self.dilation * element
+        first, last = ceil_div(ahead, self.stride), (self.output - 1 + ahead) // self.stride
+        return max(min(last, self.data - 1) - max(first, 0) + 1, 0)
 
     @property
     def rows(self) -> int:
         """Neighbours of the data whose columns are made for a block."""
-        return min(self.block + self.taps - 1, self.data)
+        return min(self.block + self.reach, self.data)
 
     @property
     def whole(self) -> tuple[int, int]:
         """The places from the first to before the second, all of whose outputs exist and whose taps all read data."""
-        first = max(self.taps - 1, ceil_div(self.pad, self.stride))
+        first = max(self.reach, ceil_div(self.pad, self.stride))
         return first, min(self.data, (self.output + self.pad) // self.stride)
 
 
 def places(problem: Problem, tile: ColumnTile) -> tuple[Places, Places, Places]:
     """Return those of three axes; missing ones come first and have extents of one, and so do empty outputs."""
     outputs = tuple(max(extent, 1) for extent in problem.output_spatial)
-    strides, pads = three_axes(problem.strides, 1), three_axes(problem.pads_begin, 0)
-    kernel, data, output = (three_axes(values, 1) for values in (problem.kernel, problem.data_spatial, outputs))
-    first, second, third = map(Places, strides, kernel, pads, data, output, tile.block[1:])
+    strides, kernel, dilations = (
+        three_axes(values, 1) for values in (problem.strides, problem.kernel, problem.dilations)
+    )
+    pads, data, output = three_axes(problem.pads_begin, 0), three_axes(problem.data_spatial, 1), three_axes(outputs, 1)
+    first, second, third = map(Places, strides, kernel, dilations, pads, data, output, tile.block[1:])
     return first, second, third
 
 
 def has_short_rows(problem: Problem, tile: ColumnTile) -> bool:
     """Tell whether 32 bits count the bytes of what is copied at once: of a channel's data, and of a row of outputs."""
     first, second, third = places(problem, tile)
-    data = first.rows * second.rows * (third.block + third.taps - 1)
+    data = first.rows * second.rows * (third.block + third.reach)
     return max(data, third.block * third.stride) * element_bytes(problem.dtype) < _LARGEST_COPY
 
 
@@ -182,6 +215,22 @@ class ChannelColumns(ColumnLayout):
             raise ValueError(f"positions={self.tile.positions}: must be {length} at most, those of a piece of the data")
 
     @property
+    def vectors(self) -> int:
+        """Vectors of a register tile that are loaded for an input channel."""
+        return self.tile.columns // self.lanes
+
+    @property
+    def broadcasts(self) -> int:
+        """Elements of a register tile that multiply each of its vectors."""
+        return self.tile.positions
+
+    @property
+    def tiles(self) -> int:
+        """Register tiles that all positions take."""
+        counts, length = self.runs
+        return math.prod(counts) * ceil_div(length, self.tile.positions)
+
+    @property
     def held(self) -> int:
         """Elements of the columns of a block."""
         return self.tile.images * math.prod(axis.rows for axis in self.axes) * self.row
@@ -190,6 +239,11 @@ class ChannelColumns(ColumnLayout):
     def chunk(self) -> int:
         """Neighbours in the output that belong to one place of the last axis."""
         return self.problem.strides[-1] * self.problem.out_channels
+
+    @property
+    def follows(self) -> bool:
+        """True if columns of one tap are neighbours in a chunk, as they are in memory."""
+        return 1 in (self.axes[2].stride, self.axes[2].dilation)
 
     @property
     def chunk_vectors(self) -> int:
@@ -209,7 +263,7 @@ class RowColumns(ColumnLayout):
     """Positions of a column that are neighbours, in vectors; the columns of a block are ``[row, pitch]``.
 
     The positions of a block are ``[n, d, h, w]``, and the packed data ``[Ci, pitch]`` of them. Along the last axis all
-    positions that taps read are there, zeros outside of the data as well.
+    positions that taps read are there, zeros outside of the data as well, unless columns are masked.
     """
 
     def __post_init__(self) -> None:
@@ -219,10 +273,38 @@ class RowColumns(ColumnLayout):
         if not has_short_rows(self.problem, self.tile):
             raise ValueError(f"tile={self.tile}: rows of a block must have less than {_LARGEST_COPY} bytes")
 
+    @cached_property
+    def masked(self) -> bool:
+        """True if columns outside of the data are masked, since those of zeros around it would take longer."""
+        last = self.axes[2]
+        zeros = last.block + last.reach - last.rows
+        taken = last.last < last.data + last.reach  # every place has data that its outputs might take
+        return taken and zeros * self.problem.in_channels > _MASK * last.block
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of a register tile that are loaded for an input channel."""
+        return self.tile.positions // self.lanes
+
+    @property
+    def broadcasts(self) -> int:
+        """Elements of a register tile that multiply each of its vectors."""
+        return self.tile.columns
+
+    @property
+    def held(self) -> int:
+        """Elements of the columns of a block."""
+        return self.row * self.pitch
+
     @property
     def width(self) -> int:
         """Positions along the last axis."""
-        return self.axes[2].block + self.axes[2].taps - 1
+        return self.axes[2].rows if self.masked else self.axes[2].block + self.axes[2].reach
+
+    @property
+    def before(self) -> int:
+        """Elements of memory before the columns that masked ones may read, in whole lines."""
+        return round_up(self.axes[2].reach, _LINE) if self.masked else 0
 
     @property
     def positions(self) -> int:
@@ -244,7 +326,9 @@ class RowColumns(ColumnLayout):
     def whole(self) -> bool:
         """True if rows of packed data are whole ones of the data, with nothing around them."""
         last = self.axes[2]
-        return last.blocks == 1 and last.taps == 1 and (last.first, self.width) == (0, last.data)
+        if self.masked:
+            return last.rows == last.data
+        return last.blocks == 1 and last.reach == 0 and (last.first, self.width) == (0, last.data)
 
     @property
     def runs(self) -> tuple[tuple[int, int, int], int]:

@@ -94,23 +94,24 @@ def fills_vectors_with_inputs(problem: Problem, target: CpuTarget) -> bool:
 
 
 def adds_columns(problem: Problem, target: CpuTarget) -> bool:  # noqa: ARG001
-    """Extents are fixed, taps are neighbours, elements are accumulators.
+    """Extents are fixed, elements are accumulators.
 
     In `N *X C` there is one group, and in `N C *X` the phases of the last axis are interleaved.
     """
     stored = problem.dtype == problem.output_dtype == problem.accumulate_dtype and problem.quantization is None
-    neighbours = max(problem.dilations) == 1 and not problem.dynamic_axes
     fits = problem.groups == 1 if problem.data_format == "NXC" else problem.strides[-1] <= MAX_STREAMS
-    return stored and neighbours and fits
+    return stored and fits and not problem.dynamic_axes
 
 
 def fills_vectors_with_columns(problem: Problem, target: CpuTarget) -> bool:
     """Input channels fill a vector; in `N *X C` columns do, and output channels do not; in `N C *X` taps are few.
 
-    With AVX-512 that has not been measured.
+    With dilations any number of these will do. With AVX-512 that has not been measured.
     """
     lanes = accumulator_lanes(problem, target)
-    if problem.data_format == "NXC":
+    if max(problem.dilations) > 1:
+        fits = True
+    elif problem.data_format == "NXC":
         fits = problem.out_channels < lanes <= problem.out_channels * math.prod(problem.kernel)
     else:
         fits = all(k <= _MOST_TAPS * stride for k, stride in zip(problem.kernel, problem.strides, strict=True))
