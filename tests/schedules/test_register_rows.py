@@ -72,7 +72,8 @@ def test_outputs_agree_with_the_reference(problem, target, seed, streams):
         assert found, problem.key
         text = check(problem, target, choose.choice(found), seed, choose.random() < 0.7).deconv.script()
     assert ("tvm_deconv_store" in text) == streams
-    assert ('T.sblock("epilogue")' in text) == streams  # the usual stages, for outputs at other addresses
+    # Nor have outputs at other addresses a stage in memory: it would be as large as the block.
+    assert 'T.sblock("epilogue")' not in text
 
 
 @pytest.mark.parametrize("width", [48, 40])

@@ -87,8 +87,8 @@ def test_the_line_in_which_the_next_row_ends_is_asked_for(streams, monkeypatch):
 
 def test_only_large_outputs_of_rows_of_known_size_stream():
     large = WIDE.replace(data_spatial=(400, 640), output_spatial=(800, 1280))
-    assert "tvm_deconv_stream" in X86.build(large, CPU_TARGETS["x86-64-v3"]).deconv.script()
-    assert "tvm_deconv_stream" not in X86.build(WIDE, CPU_TARGETS["x86-64-v3"]).deconv.script()
+    assert "tvm_deconv_store" in X86.build(large, CPU_TARGETS["x86-64-v3"]).deconv.script()
+    assert "tvm_deconv_store" not in X86.build(WIDE, CPU_TARGETS["x86-64-v3"]).deconv.script()
     assert stores.outgrows_caches(large)
     assert stores.outgrows_caches(large.replace(batch="any"))
     assert not stores.outgrows_caches(WIDE.replace(batch="any"))

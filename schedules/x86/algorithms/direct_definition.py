@@ -263,14 +263,16 @@ class _Finish:
 
     def whole_rows(self, products: str, rounding: str) -> PrimFunc:
         """Return the function with whole rows stored from registers; where they stream, if their lines begin evenly."""
-        finished = register_rows.finish_rows(
-            self.scheduled, self.problem, self.definition, rounding, self.joining, streams=self.streams
-        )
         stored = storage_dtype(self.problem.output_dtype)
-        functions = register_epilogue.store_functions(stored, self.stored_lanes) if self.streams else ""
-        end, streams = self.definition.end, self.streams
-        finished = lower(finished, end, self.target, streams=streams, functions=functions, products=products)
-        if not self.streams:
-            return finished
+
+        def lowered(*, streams: bool) -> PrimFunc:
+            finished = register_rows.finish_rows(
+                self.scheduled, self.problem, self.definition, rounding, self.joining, streams=streams
+            )
+            functions = register_epilogue.store_functions(stored, self.stored_lanes) if streams else ""
+            end = self.definition.end
+            return lower(finished, end, self.target, streams=streams, functions=functions, products=products)
+
         # As functions of their own: behind the choice between them, nothing can be imported.
-        return register_epilogue.select_by_alignment(finished, self.from_memory())
+        ordinary = lowered(streams=False)
+        return register_epilogue.select_by_alignment(lowered(streams=True), ordinary) if self.streams else ordinary
