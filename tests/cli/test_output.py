@@ -59,6 +59,7 @@ def copy(artifacts, tmp_path):
         (made.PROBLEMS["channels last"], "4->6 k2 s2 2x3x3 NXC"),
         (made.PROBLEMS["bfloat16"], "3->5 k3 s2 4x5 n2 bfloat16 bias"),
         (td.from_onnx(("any", 2, 9, (16, 64)), (2, 3, 4, 2), dilations=[2, 1]), "2->3 k4x2 s1 d2x1 9xany nany"),
+        (td.from_onnx(("any", 2, 9, (16, 64)), (2, 3, 4, 2)).variants[0], "2->3 k4x2 s1 9xany(16) nany"),
     ],
 )
 def test_words(problem, said):

@@ -42,6 +42,27 @@ def test_tune_prints_what_it_found(source, tmp_path):
     assert "the record of this problem" in result.stdout  # it decides, or says that the default is as fast
 
 
+@runs_v3
+@pytest.mark.usefixtures("compiles_here", "searches_here")
+def test_tune_tells_the_variants_of_a_layer_apart(tmp_path):
+    source, log = tmp_path / "free.json", tmp_path / "log"
+    entry = {"data": ["any", 4, "any"], "filter": [1, 4, 3, 5], "strides": [3], "pads_begin": [2], "pads_end": [2]}
+    # In tf32 the second has the variants of the first, since CPUs compute both in float32.
+    layers = [{"name": "up", **entry}, {"name": "fast", **entry, "precision": "tf32"}]
+    source.write_text(json.dumps(layers))
+    arguments = "tune", source, "--target", V3.name, "--trials", 1, "--logs", log, "--jobs", 1
+    result = command(*arguments)
+    assert result.exit_code == 0, result.output
+    _, *rows = (line.split("\t")[:2] for line in result.stdout.splitlines())
+    assert rows == [["up, fast", f"4->3 k5 s3 any({bucket}) nany"] for bucket in (16, 128, 1024)]
+    result = command(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)["problems"]
+    assert [one["layers"] for one in found] == [["up", "fast"]] * 3
+    variants = [f"xany({bucket})" for bucket in (16, 128, 1024)]
+    assert all(variant in one["problem"] for variant, one in zip(variants, found, strict=True))
+
+
 @pytest.mark.parametrize(
     ("measured", "said"),
     [("*.lock", "nothing was measured"), ("one.jsonl", "what was measured is in {}, and the same command continues")],

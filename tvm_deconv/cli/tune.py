@@ -211,11 +211,12 @@ def show_tuned(problems: Mapping[Problem, Sequence[str]], logs: Path, tuned: Seq
 
 
 def _names(problems: Mapping[Problem, Sequence[str]]) -> dict[str, list[str]]:
-    """Return the names of layers by the key of the artifact that serves them."""
+    """Return the names of layers by the keys of what is searched for them: variants, in what targets compute."""
     names: dict[str, list[str]] = {}
     for problem, layers in problems.items():
-        for key in problem.artifact_keys:
-            names.setdefault(key, []).extend(layers)
+        for variant in problem.variants:
+            for key in variant.artifact_keys:
+                names.setdefault(key, []).extend(layers)
     return names
 
 
