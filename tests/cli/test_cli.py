@@ -123,12 +123,18 @@ def test_compile_of_models(built, tmp_path):
     assert len(list(tmp_path.glob("tvm_deconv_operators.*.so"))) == 1  # by which ONNX Runtime calls layers
 
 
-def test_models_with_free_extents(built, tmp_path):
-    nodes = [onnx.helper.make_node("ConvTranspose", ["x", "f"], ["y"], name="up", strides=[2])]
-    value = onnx.helper.make_tensor_value_info("x", 1, ["n", 3, "frames"])
-    filter = onnx.numpy_helper.from_array(np.ones((3, 2, 4), np.float32), "f")
+def save_model(path, shape, scale=1, **attributes):
+    """Write a model of one node "up", with a filter of elements `scale`, and return its path."""
+    nodes = [onnx.helper.make_node("ConvTranspose", ["x", "f"], ["y"], name="up", strides=[2], **attributes)]
+    value = onnx.helper.make_tensor_value_info("x", 1, shape)
+    filter = onnx.numpy_helper.from_array(np.full((3, 2, 4), scale, np.float32), "f")
     graph = onnx.helper.make_graph(nodes, "g", [value], [onnx.ValueInfoProto(name="y")], [filter])
-    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]), tmp_path / "m.onnx")
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]), path)
+    return path
+
+
+def test_models_with_free_extents(built, tmp_path):
+    save_model(tmp_path / "m.onnx", ["n", 3, "frames"])
     result = run("compile", tmp_path / "m.onnx", "--extent", "frames=1..2000", "--output", tmp_path / "made")
     assert result.exit_code == 0, result.output
     assert "yes, any batch and spatial axis 0" in result.stdout
@@ -174,9 +180,35 @@ def test_names_of_several_sources_stay_apart(built, tmp_path):
             (folder / f"upsampling_node{suffix}").write_bytes((EXAMPLES / f"upsampling_node{suffix}").read_bytes())
         folders.append(folder / "upsampling_node.xml")
     assert run("compile", *folders, "--output", tmp_path / "made").exit_code == 0
-    ((names),) = built[0]["problems"].values()
-    assert names == ["upsampling_node", "upsampling_node_2"]
-    assert list(load_file(tmp_path / "made" / "upsampling_node_2.safetensors")) == ["upsampling_node_2.filter"]
+    (names,) = built[0]["problems"].values()
+    assert names == ["upsampling_node:upsampling_node", "upsampling_node_2:upsampling_node"]
+    assert list(td.load(tmp_path / "made")) == names
+
+
+@pytest.mark.parametrize("commands", [[["first", "second"]], [["first"], ["second"]]], ids=["one", "two"])
+def test_models_have_the_same_names_by_one_command_and_by_several(built, tmp_path, commands):
+    scales = {"first": 1, "second": 2}
+    for stems in commands:
+        models = [save_model(tmp_path / f"{stem}.onnx", [scales[stem], 3, 8], scales[stem]) for stem in stems]
+        result = run("compile", *models, "--output", tmp_path / "made")
+        assert result.exit_code == 0, result.output
+        names = [f"{stem}:up" if len(stems) > 1 else "up" for stem in stems]
+        assert [*built[-1]["problems"].values()] == [[name] for name in names]
+        assert [line.split("\t")[0] for line in result.stdout.splitlines()[-len(stems) :]] == names
+    library = td.load(tmp_path / "made")
+    assert {name: problem.batch for name, problem in library.layers.items()} == {"first:up": 1, "second:up": 2}
+    assert library.weights("second:up")[0].min() == 2
+
+
+def test_layers_that_a_library_does_not_have_take_no_name_of_a_model(built, tmp_path):
+    """Not those that are not covered, and not those of a list, which has no filters."""
+    sources = [tmp_path / "list.json", save_model(tmp_path / "odd.onnx", [1, 3, 8], auto_pad="SIDEWAYS")]
+    sources[0].write_text(json.dumps([SMALL[0] | {"name": "up"}]))
+    result = run("compile", *sources, save_model(tmp_path / "model.onnx", [1, 3, 8]), "--output", tmp_path / "made")
+    assert result.exit_code == 0, result.output
+    assert "odd.onnx: 0 of 1 layers covered" in result.stderr
+    assert [*built[0]["problems"].values()] == [["list:up"], ["up"]]
+    assert list(td.load(tmp_path / "made")) == ["up"]
 
 
 def test_warnings_about_a_list(built, tmp_path):

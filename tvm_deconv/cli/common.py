@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shutil
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tvm_deconv.cli.output import Column, Names, Table, console, say, warn
 from tvm_deconv.errors import BuildError, ProblemError, SourceError
-from tvm_deconv.frontends import FoundLayer, scan, with_unique_names
+from tvm_deconv.frontends import FoundLayer, scan
 from tvm_deconv.problem import Problem
 from tvm_deconv.targets import of_names
 
@@ -95,40 +97,68 @@ def echo_warnings(texts: Iterable[str]) -> None:
         warn(text)
 
 
-def scan_sources(
-    sources: Sequence[Path], extents: Mapping[str, tuple[int, int]] | None = None
-) -> list[tuple[Path, list[FoundLayer]]]:
-    """Return the layers of each source, under names that are unique among all; `extents` are ranges of free extents.
+class Scanned(NamedTuple):
+    """A source, the name of its model, which is that of its file of weights, and its layers."""
+
+    source: Path
+    model: str
+    layers: list[FoundLayer]
+
+
+def scan_sources(sources: Sequence[Path], extents: Mapping[str, tuple[int, int]] | None = None) -> list[Scanned]:
+    """Return each source with its layers; `extents` are ranges of free extents.
 
     What is odd about a source is a line on standard error.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        scanned = [(source, scan(source, extents=extents)) for source in sources]
+        models = zip(sources, _model_names(sources), strict=True)
+        scanned = [Scanned(source, model, scan(source, extents=extents)) for source, model in models]
     echo_warnings(f"warning: {one.message}" for one in caught)
-    named = iter(with_unique_names(layer for _, layers in scanned for layer in layers))
-    return [(source, [next(named) for _ in layers]) for source, layers in scanned]
+    return scanned
+
+
+def _model_names(sources: Iterable[Path]) -> list[str]:
+    """Return the names of files without their suffixes, with `_2`, `_3`, ... behind those already given."""
+    given: list[str] = []
+    for source in sources:
+        numbered = (f"{source.stem}_{number}" for number in itertools.count(2))
+        given.append(next(name for name in itertools.chain([source.stem], numbered) if name not in given))
+    return given
 
 
 def problems_of(
-    scanned: Sequence[tuple[Path, Sequence[FoundLayer]]], layouts: Sequence[str] = (), precision: str | None = None
+    scanned: Sequence[Scanned], layouts: Sequence[str] = (), precision: str | None = None
 ) -> dict[Problem, list[str]]:
     """Return the problems of scanned sources with the names of their layers, in each of the `layouts` if there are any.
 
     A `precision` takes the place of that of float32 layers. Raises SourceError if there is none.
     """
     problems: dict[Problem, list[str]] = {}
-    for _, layers in scanned:
-        for layer in layers:
-            if layer.problem is not None:
-                exact = layer.problem.dtype != "float32" or precision is None
-                problem = layer.problem if exact else layer.problem.replace(precision=precision)
-                for layout in layouts or [problem.data_format]:
-                    problems.setdefault(problem.replace(data_format=layout), []).append(layer.name)
+    for name, found in _named(scanned):
+        exact = found.dtype != "float32" or precision is None
+        problem = found if exact else found.replace(precision=precision)
+        for layout in layouts or [problem.data_format]:
+            problems.setdefault(problem.replace(data_format=layout), []).append(name)
     if not problems:
-        sources = ", ".join(str(source) for source, _ in scanned)
+        sources = ", ".join(str(one.source) for one in scanned)
         raise SourceError("source", sources, "must hold a transposed convolution that is covered")
     return problems
+
+
+def _named(scanned: Iterable[Scanned]) -> Iterator[tuple[str, Problem]]:
+    """Yield the name and the problem of each covered layer: a name that several models have is MODEL:NAME.
+
+    A library has names of layers with constant filters. Against these the names of others do not count.
+    """
+    covered = [
+        (one.model, layer, layer.problem) for one in scanned for layer in one.layers if layer.problem is not None
+    ]
+    models = Counter(layer.name for _, layer, _ in covered)
+    in_library = Counter(layer.name for _, layer, _ in covered if layer.filter is not None)
+    for model, layer, problem in covered:
+        several = (models if layer.filter is None else in_library)[layer.name] > 1
+        yield f"{model}:{layer.name}" if several else layer.name, problem
 
 
 class Builds:

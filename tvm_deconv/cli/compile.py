@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from tvm_deconv.cli.common import Builds, problems_of, scan_sources
+from tvm_deconv.cli.common import Builds, Scanned, problems_of, scan_sources
 from tvm_deconv.cli.output import JSON, KEYS, Column, Table, divide, echo_json, say
 from tvm_deconv.cli.tune import BUDGET, LOGS, TRIALS, search, search_options, show_tuned
 from tvm_deconv.frontends import FoundLayer, coverage_table, weights_of, write_weights
@@ -79,12 +79,12 @@ def compile(
     logs = logs or output / OWN_LOGS
     scanned = scan_sources(sources, extents)
     if not as_json:
-        for source, layers in scanned:
+        for source, _, layers in scanned:
             _coverage(source, layers, keys).show()
             divide()
     problems = problems_of(scanned, layouts, precision)
-    for _, layers in scanned:
-        weights_of(layers)  # raises before the work begins
+    for one in scanned:
+        weights_of(one.layers)  # raises before the work begins
     if tunes:
         if budget is None and trials is None:
             budget = SECONDS * len(problems) * len(targets)
@@ -97,7 +97,7 @@ def compile(
     builds.run(problems, targets, jobs=jobs, logs=logs, algorithms=algorithms or None)
     weights = _write_beside(output, scanned)
     if as_json:
-        found = {str(source): [row._asdict() for row in coverage_table(layers)] for source, layers in scanned}
+        found = {str(source): [row._asdict() for row in coverage_table(layers)] for source, _, layers in scanned}
         files = [str(path) for path in weights]
         echo_json({"directory": str(output), "sources": found, "weights": files, "artifacts": builds.as_json()})
     else:
@@ -107,26 +107,17 @@ def compile(
     builds.close()
 
 
-def _write_beside(output: Path, scanned: Sequence[tuple[Path, Sequence[FoundLayer]]]) -> list[Path]:
+def _write_beside(output: Path, scanned: Sequence[Scanned]) -> list[Path]:
     """Write the weights of sources beside the artifacts, and the operator of ONNX Runtime if a model needs it.
 
     Returns the files of weights.
     """
-    taken: set[str] = set()
-    paths = [(output / _free_name(source.stem, taken), layers) for source, layers in scanned]
+    paths = [(output / f"{model}.safetensors", layers) for _, model, layers in scanned]
     written = [path for path, layers in paths if write_weights(layers, path)]
-    if any(source.suffix.lower() == ".onnx" for source, _ in scanned):
+    if any(one.source.suffix.lower() == ".onnx" for one in scanned):
         output.mkdir(parents=True, exist_ok=True)
         write_operator(output)
     return written
-
-
-def _free_name(stem: str, taken: set[str]) -> str:
-    """Return a name for a file of weights that is not among `taken`, and add it."""
-    names = (f"{stem}{suffix}.safetensors" for suffix in ("", *(f"_{number}" for number in range(2, len(taken) + 3))))
-    name = next(name for name in names if name not in taken)
-    taken.add(name)
-    return name
 
 
 def _coverage(source: Path, layers: Sequence[FoundLayer], keys: bool) -> Table:
