@@ -107,8 +107,8 @@ def compile(
     with the outcome of each problem as it is done.
 
     Only `algorithms` are used, by default all: without winograd, winograd_rows and strassen, sums are rounded as those
-    of the direct algorithms are. Schedules come from the tuning logs, those installed and those in the directory
-    `logs`; see `compiler.selection`.
+    of the direct algorithms are. Of several targets, those that have none of them use all of theirs; one must have one.
+    Schedules come from the tuning logs, those installed and those in the directory `logs`; see `compiler.selection`.
 
     With `trials`, or a `budget` of seconds, a search for better schedules precedes the build and keeps its results in
     `logs`; see `tuning.tune`. `on_trial` is called with each trial, and the servers of `rpc_tracker`

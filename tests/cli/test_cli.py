@@ -272,6 +272,10 @@ def test_no_compiler(small, tmp_path):
         (["bench", "{empty}"], "paths='{empty}': must hold a layer that this machine can run"),
         (["bench", "{artifacts}", "--threads", "4000"], "threads=4000: must be from 1 to"),
         (["compile", "{list}", "--output", "/proc/nowhere"], "output=/proc/nowhere: must be a directory"),
+        (
+            ["compile", "{list}", "--output", "{empty}", "--algorithm", "cuda_narrow"],
+            "algorithms=('cuda_narrow',): must name at least one of winograd, ",
+        ),
     ],
 )
 def test_errors_are_one_line(arguments, said, artifacts, small, tmp_path):

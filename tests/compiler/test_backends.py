@@ -7,7 +7,7 @@ import pytest
 import tvm_deconv as td
 from tvm_deconv.compiler.backends import BACKENDS, backend_of, every_algorithm
 from tvm_deconv.compiler.records import Schedule
-from tvm_deconv.compiler.selection import Choice, checked_algorithms, load_imbalance, named
+from tvm_deconv.compiler.selection import Choice, algorithms_for, checked_algorithms, load_imbalance, named
 from tvm_deconv.targets import known_targets
 
 #: Planes with few and many channels, depthwise, kernel = stride, a line, integers, and phases without a common run.
@@ -30,8 +30,19 @@ def test_names_tell_algorithms_apart():
     names = [algorithm.name for algorithm in every_algorithm()]
     assert len(set(names)) == len(names) > 10
     assert [named(name).name for name in names] == names
-    assert checked_algorithms(reversed(names)) == tuple(names)
+    assert checked_algorithms(reversed(names), ["native"]) == tuple(names)
     assert all(algorithm.error_growth >= 1 for algorithm in every_algorithm())
+
+
+def test_algorithms_are_for_one_target_at_least():
+    narrow, rows = ("cuda_narrow",), ("direct_rows",)
+    assert checked_algorithms(narrow, ["native", "cuda"]) == narrow
+    assert checked_algorithms(rows, ["native"]) == checked_algorithms(rows, ["znver4"]) == rows
+    assert algorithms_for(known_targets()["cuda"], narrow) == narrow
+    assert algorithms_for(known_targets()["x86-64-v3"], narrow) is None  # all
+    for algorithms, target in ((narrow, "native"), (narrow, "x86-64-v4"), (rows, "cuda")):
+        with pytest.raises(td.ProblemError, match=f"algorithms=.*{algorithms[0]}.*: must name .*, those for {target}$"):
+            checked_algorithms(algorithms, [target])
 
 
 def test_every_target_has_a_backend():

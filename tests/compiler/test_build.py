@@ -290,6 +290,11 @@ def test_algorithms_are_excluded_by_naming_the_others(tmp_path):
         (WIDE, ["winograd", "fft"], "algorithm='fft': must be one of winograd, amx, amx_rows, amx_winograd, dot"),
         (WIDE, [], r"algorithms=\(\): must name at least one of winograd"),
         (WIDE.replace(kernel=(2, 2)), ["winograd"], "algorithms='winograd': admit no algorithm for n1"),
+        (
+            WIDE,
+            ["cuda_narrow", "cuda_held"],
+            r"algorithms=\('cuda_narrow', 'cuda_held'\): must name at least one of winograd, .*, those for x86-64-v3$",
+        ),
     ],
 )
 def test_algorithms_that_do_not_serve_are_refused(problem, algorithms, rule, tmp_path):

@@ -103,6 +103,17 @@ def test_every_change_is_noticed(made, chosen, monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("compiles_here")
+def test_algorithms_of_another_target_are_refused_again(tmp_path):
+    """A build for that target too, where this one takes all of its own, leaves no note that says otherwise."""
+    variable = td.Problem.from_onnx(("any", 3, 5, 6), (3, 2, 2, 2), strides=(2, 2))
+    with pytest.raises(td.BuildError, match="must have no dynamic extents for cuda") as caught:
+        td.compile([variable], [V3.name, "cuda"], tmp_path, algorithms=["cuda_generic"])
+    assert sorted(outcome.status for outcome in caught.value.outcomes) == ["built", "failed"]
+    with pytest.raises(td.ProblemError, match="algorithms="):
+        statuses([variable], tmp_path, algorithms=["cuda_generic"])
+
+
+@pytest.mark.usefixtures("compiles_here")
 def test_warnings_about_logs_are_told_again(tmp_path):
     logs = tmp_path / "logs"
     (logs / V3.name).mkdir(parents=True)

@@ -107,7 +107,8 @@ def search_options(*known: str, target: str) -> Callable[[_Command], _Command]:
             metavar="NAME",
             multiple=True,
             type=click.Choice(ALGORITHMS),
-            help=f"Use this algorithm only; may be given several times. By default all: {', '.join(ALGORITHMS)}.",
+            help="Use this algorithm only; may be given several times. Of several targets, those that have none of the "
+            f"named ones use all of theirs; one must have one. By default all: {', '.join(ALGORITHMS)}.",
         ),
         click.option(
             "--rpc-tracker", metavar="[HOST:]PORT", help="TVM tracker whose servers measure, in place of this machine."

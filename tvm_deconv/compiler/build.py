@@ -62,7 +62,8 @@ def compile(
     Without the `installed` tuning logs only those in `logs` count. `done` are outcomes of some of the problems that are
     known already. Raises ProblemError, CompilerNotFound, BuildError.
     """
-    targets, allowed, processes = of_names(target), checked_algorithms(algorithms), checked_jobs(jobs)
+    targets, processes = of_names(target), checked_jobs(jobs)
+    allowed = checked_algorithms(algorithms, [chosen.name for chosen in targets])
     asked = requested(checked_problems(problems), layers or {})
     followed = [*([shipped()] if installed else []), *([] if logs is None else [logs])]
     folder = Path(output)

@@ -49,7 +49,8 @@ def compile(
     checked_jobs(jobs)
     allowed = None if algorithms is None else [*algorithms]
     followed = [*([shipped()] if installed else []), *([] if logs is None else [checked_path("logs", logs)])]
-    known, targets = _Known(checked_path("output", output), allowed, followed), of_names(target)
+    targets = of_names(target)
+    known = _Known(checked_path("output", output), allowed, followed, targets)
     wanted = [
         (chosen, problem, names)
         for chosen in targets
@@ -69,19 +70,24 @@ def compile(
     try:
         outcomes = build.compile(problems, target, output, **options)
     except BuildError as error:
-        known.note(getattr(error, "outcomes", ()), targets)
+        known.note(getattr(error, "outcomes", ()))
         raise
-    known.note(outcomes, targets)
+    known.note(outcomes)
     return outcomes
 
 
 class _Known:
-    """The notes of earlier builds into a folder, for these algorithms and logs."""
+    """The notes of earlier builds into a folder, for these algorithms, logs and targets."""
 
-    def __init__(self, folder: Path, algorithms: Sequence[str] | None, logs: Sequence[Path]) -> None:
+    def __init__(
+        self, folder: Path, algorithms: Sequence[str] | None, logs: Sequence[Path], targets: Sequence[Target]
+    ) -> None:
         self._folder = folder
-        self._algorithms = None if algorithms is None else sorted(map(repr, set(algorithms)))
+        self._algorithms = None
+        if algorithms is not None:  # which are refused unless one is for one of the backends
+            self._algorithms = sorted(map(repr, set(algorithms))), sorted({target.backend for target in targets})
         self._logs = logs
+        self._targets = {target.name: target for target in targets}
         self._common: dict[str, str | None] = {}
         self._notes = self._read()
 
@@ -97,12 +103,11 @@ class _Known:
         told = tuple(map(str, warnings)), str(note.get("reason"))
         return Outcome(problem, layers, target.name, "current", manifest, None, 0.0, *told)
 
-    def note(self, outcomes: Iterable[Outcome], targets: Iterable[Target]) -> None:
+    def note(self, outcomes: Iterable[Outcome]) -> None:
         """Add notes on artifacts that are up to date now; it does not matter if they cannot be written."""
-        named = {target.name: target for target in targets}
         notes = self._read()
         for outcome in outcomes:
-            inputs = self._inputs(outcome.problem, named[outcome.target])
+            inputs = self._inputs(outcome.problem, self._targets[outcome.target])
             if outcome.manifest is not None and inputs is not None:
                 told = {"warnings": outcome.warnings, "reason": outcome.reason}
                 notes[outcome.manifest.name] = {"inputs": inputs, "recipe": outcome.manifest.recipe, **told}

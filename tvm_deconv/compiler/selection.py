@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from tvm_deconv.compiler.backends import backend_of, every_algorithm
+from tvm_deconv.compiler.backends import BACKENDS, backend_of, every_algorithm
 from tvm_deconv.compiler.fingerprint import kernel_digest
 from tvm_deconv.compiler.records import Record, Records, Schedule
 from tvm_deconv.errors import DeconvError, ProblemError
@@ -273,15 +273,21 @@ def allowed(record: Record, algorithms: Collection[str] | None) -> bool:
     return algorithms is None or record.algorithm in algorithms
 
 
-def checked_algorithms(algorithms: Iterable[str] | None) -> tuple[str, ...] | None:
-    """Return names of algorithms in order of preference; ProblemError if one is unknown or there is none."""
+def checked_algorithms(algorithms: Iterable[str] | None, targets: Sequence[str]) -> tuple[str, ...] | None:
+    """Return names of algorithms in order of preference, for targets with these names: "native" is any CPU.
+
+    Raises ProblemError if one is unknown, or if none is for any of the targets.
+    """
     if algorithms is None:
         return None
     asked = {named(name).name for name in algorithms}
-    names = [algorithm.name for algorithm in every_algorithm()]
-    if not asked:
-        raise ProblemError("algorithms", (), f"must name at least one of {', '.join(names)}")
-    return tuple(name for name in names if name in asked)
+    backends = {"x86" if name == "native" else get(name).backend for name in targets}
+    theirs = [algorithm.name for name in BACKENDS if name in backends for algorithm in BACKENDS[name].algorithms]
+    chosen = tuple(algorithm.name for algorithm in every_algorithm() if algorithm.name in asked)
+    if asked.isdisjoint(theirs):
+        rule = f"must name at least one of {', '.join(theirs)}, those for {' and '.join(targets)}"
+        raise ProblemError("algorithms", chosen, rule)
+    return chosen
 
 
 def algorithms_for(target: Target, algorithms: Collection[str] | None) -> tuple[str, ...] | None:

@@ -104,7 +104,7 @@ def tune(
 
     `trials` is per problem on average, at most: they are spent where most is to be gained. Each variant of a
     variable problem counts as one, measured at its representative call. Trials that the log has already count.
-    `algorithms` names those to try, by default all.
+    `algorithms` names those to try, by default all. Of several targets, those that have none of them try all of theirs.
 
     With a `budget` of seconds the search ends in about that time, the turns of the finalists included; several targets
     share it. Problems that were not reached keep what they had.
@@ -116,15 +116,16 @@ def tune(
     `rpc_tracker` (HOST:PORT) and `rpc_key`, candidates run on the servers that this TVM tracker has for the key, CUDA's
     on device 0 there. These must be machines of one kind, which "native" then means.
 
-    Raises ProblemError if the machine that measures cannot run a target, DeviceError if there is no such device,
-    BuildError, CompilerNotFound, and RemoteError if no server is left.
+    Raises ProblemError if the machine that measures cannot run a target or no target has one of `algorithms`,
+    DeviceError if there is no such device, BuildError, CompilerNotFound, and RemoteError if no server is left.
     """
     integer("trials", trials, 0)
     integer("threads", threads, 1)
     integer("seed", seed, 0)
     timeout = checked_seconds("timeout", timeout)
     end = math.inf if budget is None else time.monotonic() + checked_seconds("budget", budget)
-    using = checked_algorithms(algorithms)
+    names = names_of(target)
+    using = checked_algorithms(algorithms, names)
     check_callback("on_trial", on_trial)
     if (rpc_tracker is None) != (rpc_key is None):
         raise ProblemError("rpc_key", rpc_key, "must be given where rpc_tracker is, and nowhere else")
@@ -137,7 +138,6 @@ def tune(
     ]
     session = _Session(wanted, trials, Log(checked_path("logs", logs)), seed, jobs, timeout, using, on_trial)
     tuned: list[Tuned] = []
-    names = names_of(target)
     with contextlib.closing(measured_on(names, threads, rpc_tracker, rpc_key)) as places:
         for number, (runner, chosen) in enumerate((runner, chosen) for runner, several in places for chosen in several):
             begun = time.monotonic()
