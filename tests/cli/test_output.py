@@ -29,6 +29,7 @@ from tvm_deconv.problem.words import words
 
 LONG = "decoder/up_blocks.0/upsamplers.0/conv/ConvTranspose"
 COMMAND = [sys.executable, "-c", "from tvm_deconv_command import main; main()"]
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run(*arguments, **environment):
@@ -184,22 +185,36 @@ def test_an_interrupt_is_one_word(artifacts, monkeypatch):
 
 
 @pytest.mark.parametrize("imported", ["numpy", "click"])
-def test_an_interrupt_while_the_command_starts(imported, tmp_path):
+@pytest.mark.parametrize("number", STOPPING)
+def test_an_interrupt_while_the_command_starts(imported, number, tmp_path):
     module = tmp_path / f"{imported}.py"
-    module.write_text("raise KeyboardInterrupt\n")
+    module.write_text(f"import os, signal\nos.kill(os.getpid(), signal.{number.name})\n")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(COMMAND, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped\n")
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "stopped\n")
 
 
-def test_an_interrupted_compile_leaves_nothing(tmp_path):
-    """Ctrl-C on a terminal, while a build runs."""
+def test_an_ignored_hangup_stays_ignored(tmp_path):
+    """nohup starts a command so."""
+    (tmp_path / "numpy.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGHUP)\n1 / 0\n")
+    ignoring = ["env", "--ignore-signal=HUP", *COMMAND]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(ignoring, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_an_interrupted_compile_leaves_nothing(number, tmp_path):
+    """Ctrl-C on a terminal, or another signal to stop, twice as timeout sends it, while a build runs."""
     source = Path(__file__).parents[2] / "examples" / "problems.json"
-    made_at = tmp_path / "new" / "made"
+    made_at, temporary = tmp_path / "new" / "made", tmp_path / "temporary"
+    temporary.mkdir()
     command = [*COMMAND, "compile", str(source), "--output", str(made_at), "--jobs", "1", "--target", "x86-64-v3"]
     terminal, side = pty.openpty()
     streams = {"stdout": subprocess.DEVNULL, "stderr": side}
-    process = subprocess.Popen(command, env=without_torch(), start_new_session=True, **streams)
+    environment = without_torch() | {"TMPDIR": str(temporary)}
+    process = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
     os.close(side)
     said = []
     reader = threading.Thread(target=_read_all, args=(terminal, said))
@@ -210,8 +225,12 @@ def test_an_interrupted_compile_leaves_nothing(tmp_path):
             assert time.monotonic() < end
             assert process.poll() is None
             time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(60) == 130
+        assert {path.name.partition("-")[0] for path in temporary.iterdir()} == {"tvm_deconv"}
+        os.killpg(process.pid, number)
+        if number != signal.SIGINT:
+            time.sleep(0.02)
+            os.killpg(process.pid, number)
+        assert process.wait(60) == 128 + number
     finally:
         process.kill()
         process.wait()
@@ -220,7 +239,8 @@ def test_an_interrupted_compile_leaves_nothing(tmp_path):
     text = b"".join(said).decode()
     assert "stopped; 0 artifacts are built, and the same command continues" in text
     assert "Traceback" not in text
-    assert not list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == [temporary]
+    assert not list(temporary.iterdir())
 
 
 def _read_all(terminal, said):

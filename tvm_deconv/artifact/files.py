@@ -20,8 +20,19 @@ from tvm_deconv.artifact.regular import CAREFUL
 from tvm_deconv.errors import ArtifactError
 
 T = TypeVar("T")
+#: How the names of our folders among the temporary files of the system begin.
+TEMPORARY = "tvm_deconv-"
 _UNFINISHED = ".unfinished-"
 _ABANDONED_SECONDS = 3600.0  # after which a file that is not finished never will be
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Make a folder among the temporary files of the system, and remove it at the end."""
+    import tempfile  # which imports every way to compress
+
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+        yield Path(folder)
 
 
 @contextlib.contextmanager

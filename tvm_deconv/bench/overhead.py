@@ -11,7 +11,6 @@ import dataclasses
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tvm_deconv.artifact.files import temporary_folder
 from tvm_deconv.artifact.manifest import Manifest, library_name, stem
 from tvm_deconv.compiler.build import export
 from tvm_deconv.problem import Problem
@@ -65,8 +65,8 @@ class Figure(NamedTuple):
 
 def measure(rounds: int = 9) -> list[Figure]:
     """Measure everything on this machine, with an artifact that is built for it; medians are of `rounds`."""
-    with tempfile.TemporaryDirectory() as directory:
-        one, many = Path(directory) / "one", Path(directory) / "many"
+    with temporary_folder() as folder:
+        one, many = folder / "one", folder / "many"
         manifest = export(_SMALL, native(), one)
         export(_OTHER, native(), one)
         _multiply(manifest, many)

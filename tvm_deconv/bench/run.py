@@ -11,7 +11,6 @@ import contextlib
 import math
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from tvm_deconv.artifact.files import temporary_folder
 from tvm_deconv.bench.floors import FMA_DTYPES, Floors, beyond_caches, build_fma, cpu_times, stolen_share
 from tvm_deconv.bench.layers import Layer
 from tvm_deconv.bench.peers import DEFAULT, OURS, OWN, SINGLE, Contender, Task, Turn
@@ -108,7 +108,7 @@ def run(
     with contextlib.ExitStack() as stack:
         workers = {name: stack.enter_context(worker(name, cpus)) for name in (*ours, *peers)}
         versions = {name: workers[name].ask("version") for name in workers}
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        scratch = stack.enter_context(temporary_folder())
         machine = _FloorMeasurement(stack.enter_context(worker(OURS, cpus)), native(), scratch)
         machine.measure()
         before = cpu_times(cpus)
@@ -161,12 +161,12 @@ class _Race:
     def prepare(self) -> None:
         """Make the layer ready everywhere, and compare the outputs with the reference."""
         self._notes = {name: self._ask(name, "prepare", task) for name, task in self._tasks.items()}
-        with tempfile.TemporaryDirectory() as directory:
+        with temporary_folder() as folder:
             expected: dict[Problem, Path] = {}
             for name in self._running:
                 task = self._tasks[name]
                 if task.problem not in expected:
-                    expected[task.problem] = Path(directory) / f"expected{len(expected)}.npy"
+                    expected[task.problem] = folder / f"expected{len(expected)}.npy"
                     _write_expected(expected[task.problem], task)
                 self._deviations[name] = self._ask(name, "check", expected[task.problem])
 

@@ -7,13 +7,13 @@ import importlib.util
 import json
 import os
 import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from tvm_deconv.artifact.files import temporary_folder
 from tvm_deconv.cli.common import Builds, advance, problems_of, progress_bar, scan_sources, target_of
 from tvm_deconv.cli.output import JSON, KEYS, Column, Table, echo_json, say
 from tvm_deconv.errors import ProblemError, SourceError
@@ -160,7 +160,7 @@ def bench(
     from tvm_deconv.bench.page import as_html
 
     with contextlib.ExitStack() as stack:
-        scratch = output or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        scratch = output or stack.enter_context(temporary_folder())
         layers = _layers(paths, pattern, scratch, target=target, logs=logs, layout=layout, types=types)
         if figures:
             file_name(layers, "", 1)  # which refuses a mixture before the run

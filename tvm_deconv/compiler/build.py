@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_deconv.artifact import elf, needs
+from tvm_deconv.artifact.files import temporary_folder
 from tvm_deconv.artifact.manifest import Manifest, library_name, stem
 from tvm_deconv.compiler.backends import backend_of
 from tvm_deconv.compiler.fingerprint import recipe
@@ -181,7 +181,7 @@ def _run(pending: Sequence[_Job], folder: Path, count: int, note: Callable[[Outc
     """
     with contextlib.ExitStack() as stack:
         stack.callback(give_up, folder)  # once the processes are gone
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        scratch = stack.enter_context(temporary_folder())
         backends = {job.target.backend: backend_of(job.target) for job in pending}
         toolchains = {name: backend.toolchain(scratch) for name, backend in backends.items()}
         threads = stack.enter_context(ThreadPoolExecutor(count))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 from collections.abc import Hashable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import onnx
 import onnxruntime
 
+from tvm_deconv.artifact.files import temporary_folder
 from tvm_deconv.errors import BuildError, CompilerNotFound, ProblemError
 from tvm_deconv.frontends import FoundLayer, with_unique_names
 from tvm_deconv.frontends.onnx import Place, graphs, placed_layers, read_model
@@ -155,8 +155,8 @@ class Session:
         except Exception:  # ONNX Runtime 1.20 does not optimize a model in memory that has external data
             if not places or any(Path(place).is_absolute() or ".." in Path(place).parts for place in places):
                 raise
-        with tempfile.TemporaryDirectory(prefix="tvm_deconv-") as folder:
-            path = Path(folder) / "model.onnx"
+        with temporary_folder() as folder:
+            path = folder / "model.onnx"
             path.write_bytes(model.SerializeToString())
             for place in places:
                 (path.parent / place).parent.mkdir(parents=True, exist_ok=True)

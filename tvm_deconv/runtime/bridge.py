@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from tvm_deconv.artifact.files import TEMPORARY
+
 
 class Bridge:
     """A library that is loaded once in a process, when it is first asked for, and then by `prepare` made ready.
@@ -38,7 +40,7 @@ class Bridge:
 
 
 def _load(content: bytes) -> ctypes.CDLL:
-    folder = Path(tempfile.mkdtemp(prefix="tvm_deconv-"))
+    folder = Path(tempfile.mkdtemp(prefix=TEMPORARY))
     atexit.register(_remove, folder, os.getpid())
     path = folder / "bridge.so"
     path.write_bytes(content)

@@ -134,10 +134,8 @@ def _private_file(data: bytes, name: str) -> Iterator[str]:
             spelt = f"{next(_loads):b}".replace("0", "/").replace("1", "./")
             yield f"/proc/self/fd/{spelt}{descriptor}"
         return
-    import tempfile  # which imports every way to compress
-
-    with tempfile.TemporaryDirectory(prefix="tvm_deconv-") as directory:
-        path = Path(directory) / name
+    with files.temporary_folder() as folder:
+        path = folder / name
         path.write_bytes(data)
         yield str(path)
 

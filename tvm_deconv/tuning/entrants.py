@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from tvm_deconv.artifact.files import temporary_folder
 from tvm_deconv.compiler.fingerprint import kernel_digest
 from tvm_deconv.compiler.records import Log, Schedule
 from tvm_deconv.compiler.requests import checked_jobs
@@ -45,10 +45,7 @@ def prepare(
         raise ProblemError("target", target, "must be a CUDA target")
     directory.mkdir(parents=True, exist_ok=True)
     matches = _prepared(directory)
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        BuilderPool(chosen, Path(scratch), checked_jobs(jobs)) as builders,
-    ):
+    with temporary_folder() as scratch, BuilderPool(chosen, scratch, checked_jobs(jobs)) as builders:
         for problem in problems:
             if any((problem.artifact_key, target) == (match.key, match.target) for match in matches):
                 continue

@@ -7,13 +7,13 @@ import importlib.metadata
 import math
 import os
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from tvm_deconv.artifact.files import temporary_folder
 from tvm_deconv.compiler.fingerprint import kernel_digest
 from tvm_deconv.compiler.process import WorkerError
 from tvm_deconv.compiler.records import Conditions, Cpu, Log, Record, Schedule
@@ -65,7 +65,7 @@ class Evaluator:
         self._has_another_cpu = jobs > 1 and (not runner.local or runner.threads < cpus)
         self.disturbance = Disturbance(on_this_machine=runner.local)
         with contextlib.ExitStack() as stack:
-            self._scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            self._scratch = stack.enter_context(temporary_folder())
             self._builders = stack.enter_context(BuilderPool(runner.trial_target(target), self._scratch, jobs))
             self._stack = stack.pop_all()
 

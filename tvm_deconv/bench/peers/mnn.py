@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tvm_deconv.artifact.files import temporary_folder
 from tvm_deconv.bench.peers.common import Prepared, Task, Unsupported, as_asked, as_plane, channels_first, single
 from tvm_deconv.bench.peers.model import onnx_model
 from tvm_deconv.problem import Array
@@ -70,8 +69,8 @@ def _interpreter(model: bytes, blocks: bool) -> Any:
     import _tools
     import MNN
 
-    with tempfile.TemporaryDirectory() as directory:
-        given, made = Path(directory, "layer.onnx"), Path(directory, "layer.mnn")
+    with temporary_folder() as folder:
+        given, made = folder / "layer.onnx", folder / "layer.mnn"
         given.write_bytes(model)
         files = ["--modelFile", str(given), "--MNNModel", str(made)]
         keep = f"--keepInputFormat={'false' if blocks else 'true'}"

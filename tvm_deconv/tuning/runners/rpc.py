@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from tvm_deconv.artifact.files import temporary_folder
 from tvm_deconv.compiler.launcher import find_compiler, launcher_object
 from tvm_deconv.compiler.process import WorkerError
 from tvm_deconv.compiler.records import Cpu
@@ -69,7 +69,7 @@ class RpcRunner(Runner):
         self._changed = threading.Condition()
         self._host: Host | None = None
         with contextlib.ExitStack() as stack:
-            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            scratch = stack.enter_context(temporary_folder())
             self._servers = Servers(tracker, self._build_probe(find_compiler(), scratch))
             # The processes end with the threads of this pool, which started them.
             self._pool = stack.enter_context(ThreadPoolExecutor(_MOST_SERVERS))
