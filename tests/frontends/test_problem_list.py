@@ -42,6 +42,22 @@ def test_variable_problems(tmp_path):
     assert found.problem.key == "nany-g1-i8-o4-x5xany(16,64)-k3x3-s2x2-d1x1-p0x0-y11xany+3-float32-NCX-GIOX-none"
 
 
+@pytest.mark.parametrize(
+    ("data", "output_shape"),
+    [(["any", 8, "any"], ["any"]), ([1, 8, "any", 6], ["any", 9]), ([1, 8, 5, [16]], [9, "any"])],
+)
+def test_output_shapes_of_variable_problems(tmp_path, data, output_shape):
+    fields = {"data": data, "filter": [1, 8, 4, *[3] * (len(data) - 2)], "strides": [2] * (len(data) - 2)}
+    (found,) = scan_entries(tmp_path, fields | {"output_shape": output_shape})
+    wanted = from_openvino(data, fields["filter"], strides=fields["strides"], output_shape=output_shape)
+    assert found.problem == wanted
+
+
+def test_strides_of_one(tmp_path):
+    found = scan_entries(tmp_path, *(ENTRY | {"strides": strides} for strides in (None, [], [1, 1])))
+    assert len({layer.problem for layer in found}) == 1
+
+
 def test_example_list():
     image, segmentation, speech, volume = (layer.problem for layer in scan(EXAMPLES / "problems.json"))
     assert image.epilogue == Epilogue(True, "tanh")

@@ -35,14 +35,14 @@ except ImportError:
 class _Entry(msgspec.Struct, kw_only=True):
     data: list[int | str | list[int]]
     filter: list[int]
-    strides: list[int]
+    strides: list[int] | None
     pads_begin: list[int] | None = None
     pads_end: list[int] | None = None
     dilations: list[int] | None = None
     output_padding: list[int] | None = None
     name: str | None = None
     auto_pad: str | None = None
-    output_shape: list[int] | None = None
+    output_shape: list[int | str] | None = None
     data_format: str = "NCX"
     dtype: str = "float32"
     precision: str = "ieee"
