@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import tvm_deconv as td
-from tvm_deconv import Epilogue, Problem, ProblemError
+from tvm_deconv import Epilogue, Problem, ProblemError, Quantization
 from tvm_deconv.problem.dialects import DIALECTS
 
 
@@ -30,6 +30,7 @@ class Layer:
     out_channels: int = 4
     dtype: str = "float32"
     epilogue: Epilogue = Epilogue(True, "silu")  # noqa: RUF009 (frozen)
+    quantization: Quantization | None = None
 
     @property
     def shapes(self):
@@ -38,7 +39,7 @@ class Layer:
 
     @property
     def common(self):
-        return {"dtype": self.dtype, "epilogue": self.epilogue}
+        return {"dtype": self.dtype, "epilogue": self.epilogue, "quantization": self.quantization}
 
     @property
     def named(self):
@@ -97,6 +98,7 @@ def test_is_offered_by_the_class_and_by_the_package(name):
     assert inspect.signature(function).parameters == inspect.signature(DIALECTS[name]).parameters
     assert function.__name__ == f"from_{name}"
     assert function.__doc__
+    assert inspect.signature(function).return_annotation == inspect.get_annotations(function)["return"] == "Problem"
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.data())
@@ -132,6 +134,15 @@ def test_no_batch_at_all(name):
 
 
 @dialects
+def test_quantized(name):
+    layer = Layer(dtype="uint8", quantization=Quantization("int8", "uint8"))
+    assert said(name, layer) == layer.problem
+    assert layer.problem.key == replace(layer, quantization=None, dtype="float32").problem.key.replace(
+        "float32", "uint8.int8.uint8"
+    )
+
+
+@dialects
 @pytest.mark.parametrize("batch", [2, "any"])
 @pytest.mark.parametrize("spatial", [("any", 4), (5, "any"), ("any", "any"), ([8, 3], 4), (5, [6])])
 def test_dynamic_extents(name, batch, spatial):
@@ -160,6 +171,8 @@ def test_dynamic_extents(name, batch, spatial):
         ({"output_padding": (-1, 0)}, r"every element must be at least 0"),
         ({"dtype": "bool"}, r"must be one of float32"),
         ({"epilogue": "relu"}, r"must be an Epilogue"),
+        ({"dtype": "int8", "quantization": "int8.int8"}, r"must be a Quantization"),
+        ({"quantization": Quantization("int8", "int8")}, r"dtype='float32': must be int8 or uint8"),
         ({"spatial": ("any", 4, 4), "kernel": (1, 1, 1)}, r"."),
     ],
 )

@@ -1,6 +1,8 @@
 """Quantized layers: bound with their numbers, verified, computed without an artifact, and refused."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +24,18 @@ def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("artifacts")
     made.export(folder, [PROBLEM, FLOAT.replace(dynamic=(0,))])
     return td.load(folder)
+
+
+@pytest.mark.usefixtures("compiles_here")
+def test_the_example_of_the_documentation(tmp_path, monkeypatch):
+    """As it is printed; it compares with the reference itself."""
+    text = (Path(__file__).parents[2] / "docs" / "semantics.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(code, names)
+    assert names["out"].dtype == np.uint8
+    assert len(np.unique(names["out"])) > 50
 
 
 @pytest.mark.parametrize("filter_format", ["IOX", "XIO"])

@@ -135,13 +135,12 @@ def _problem(entry: _Entry) -> Problem:
         auto_pad=entry.auto_pad,
         output_padding=entry.output_padding,
         output_shape=entry.output_shape,
-        dtype=entry.dtype if entry.quantization is None else "float32",
+        dtype=entry.dtype,
         precision=entry.precision,
         epilogue=_epilogue(entry),
+        quantization=None if entry.quantization is None else Quantization.parse(entry.quantization),
         data_format=entry.data_format,  # type: ignore[arg-type]
     )
-    if entry.quantization is not None:
-        problem = problem.replace(dtype=entry.dtype, quantization=Quantization.parse(entry.quantization))
     if entry.out_spatial is not None and tuple(entry.out_spatial) != problem.output_spatial:
         rule = f"must be the extents that the attributes give, {list(problem.output_spatial)}"
         raise ProblemError("out_spatial", entry.out_spatial, rule)

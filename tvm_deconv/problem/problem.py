@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -58,6 +59,8 @@ def _maker(fields: Callable[_Attributes, dialects.Fields]) -> Callable[_Attribut
     def make(*args: _Attributes.args, **attributes: _Attributes.kwargs) -> Problem:
         return Problem(**fields(*args, **attributes))
 
+    make.__annotations__ = fields.__annotations__ | {"return": "Problem"}
+    make.__signature__ = inspect.signature(fields).replace(return_annotation="Problem")  # type: ignore[attr-defined]
     return make
 
 

@@ -14,6 +14,7 @@ from tvm_deconv.problem.arithmetic import uncropped
 from tvm_deconv.problem.checks import integer, integers, one_of
 from tvm_deconv.problem.dynamic import ANY, read_extents
 from tvm_deconv.problem.epilogue import Epilogue
+from tvm_deconv.problem.quantization import Quantization
 
 Ints = Sequence[int]
 #: A shape of data: an extent may be the word "any", or a list of buckets.
@@ -47,6 +48,7 @@ class Fields(TypedDict):
     dynamic: tuple[int, ...]
     precision: str
     buckets: tuple[tuple[int, ...], ...]
+    quantization: Quantization | None
 
 
 class Data(NamedTuple):
@@ -233,6 +235,7 @@ def fields(
     dtype: str,
     precision: str,
     epilogue: Epilogue,
+    quantization: Quantization | None,
     data_format: str = "NCX",
     filter_format: str = "IOX",
 ) -> Fields:
@@ -255,4 +258,5 @@ def fields(
         "dynamic": data.dynamic,
         "precision": precision,
         "buckets": data.buckets,
+        "quantization": quantization,
     }

@@ -20,6 +20,7 @@ from tvm_deconv.problem.dialects.attributes import (
     read_groups,
 )
 from tvm_deconv.problem.epilogue import Epilogue
+from tvm_deconv.problem.quantization import Quantization
 
 _CONV_TRANSPOSE = ("XOI", "IOX")  # formats of filters of this operator; the others are ConvolutionBackpropData's
 
@@ -41,6 +42,7 @@ def from_onednn(
     dtype: str = "float32",
     precision: str = "ieee",
     epilogue: Epilogue = Epilogue(),  # noqa: B008 (frozen)
+    quantization: Quantization | None = None,
     output_shape_rule: Literal["runtime", "formula"] = "runtime",
 ) -> Fields:
     """Read ConvolutionBackpropData or ConvTranspose of oneDNN Graph.
@@ -63,5 +65,5 @@ def from_onednn(
     ))  # fmt: skip
     return fields(
         data, groups, out_channels, tuple(kernel), axes, dtype=dtype, precision=precision, epilogue=epilogue,
-        data_format=data_format, filter_format=filter_format,
+        quantization=quantization, data_format=data_format, filter_format=filter_format,
     )  # fmt: skip

@@ -24,6 +24,7 @@ from tvm_deconv.problem.dialects.attributes import (
     shared_out,
 )
 from tvm_deconv.problem.epilogue import Epilogue
+from tvm_deconv.problem.quantization import Quantization
 
 
 def from_onnx(
@@ -41,6 +42,7 @@ def from_onnx(
     dtype: str = "float32",
     precision: str = "ieee",
     epilogue: Epilogue = Epilogue(),  # noqa: B008 (frozen)
+    quantization: Quantization | None = None,
 ) -> Fields:
     """Read ConvTranspose of ONNX.
 
@@ -58,7 +60,10 @@ def from_onnx(
     axes = read_axes(output_shape, data, lambda extents: _axes(
         data.spatial, kernel, strides, pads, dilations, auto_pad, output_padding, extents,
     ))  # fmt: skip
-    return fields(data, groups, shape[1], kernel, axes, dtype=dtype, precision=precision, epilogue=epilogue)
+    return fields(
+        data, groups, shape[1], kernel, axes, dtype=dtype, precision=precision, epilogue=epilogue,
+        quantization=quantization,
+    )  # fmt: skip
 
 
 def _axes(

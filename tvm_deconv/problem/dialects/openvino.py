@@ -19,6 +19,7 @@ from tvm_deconv.problem.dialects.attributes import (
     read_filter,
 )
 from tvm_deconv.problem.epilogue import Epilogue
+from tvm_deconv.problem.quantization import Quantization
 
 
 def from_openvino(
@@ -35,6 +36,7 @@ def from_openvino(
     dtype: str = "float32",
     precision: str = "ieee",
     epilogue: Epilogue = Epilogue(),  # noqa: B008 (frozen)
+    quantization: Quantization | None = None,
     output_shape_rule: Literal["runtime", "formula"] = "runtime",
     data_format: Literal["NCX", "NXC"] = "NCX",
 ) -> Fields:
@@ -59,5 +61,5 @@ def from_openvino(
     ))  # fmt: skip
     return fields(
         data, groups, out_channels, kernel, axes, dtype=dtype, precision=precision, epilogue=epilogue,
-        data_format=data_format, filter_format="GIOX" if grouped else "IOX",
+        quantization=quantization, data_format=data_format, filter_format="GIOX" if grouped else "IOX",
     )  # fmt: skip

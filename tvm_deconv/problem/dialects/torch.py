@@ -18,6 +18,7 @@ from tvm_deconv.problem.dialects.attributes import (
     read_groups,
 )
 from tvm_deconv.problem.epilogue import Epilogue
+from tvm_deconv.problem.quantization import Quantization
 
 
 def from_torch(
@@ -33,6 +34,7 @@ def from_torch(
     dtype: str = "float32",
     precision: str = "ieee",
     epilogue: Epilogue = Epilogue(),  # noqa: B008 (frozen)
+    quantization: Quantization | None = None,
 ) -> Fields:
     """Read conv_transpose1d, 2d or 3d of PyTorch; the filter ``[Cin, Cout/G, *K]`` decides the rank.
 
@@ -62,7 +64,10 @@ def from_torch(
     elif any(more >= max(s, d) for more, s, d in zip(extra, steps, spread, strict=True)):
         raise ProblemError("output_padding", extra, "must be smaller than the stride or the dilation of its axis")
     axes = Axes(steps, spread, pads, cropped(whole, pads, pads, extra, "padding", pads))
-    return fields(data, groups, shape[1], kernel, axes, dtype=dtype, precision=precision, epilogue=epilogue)
+    return fields(
+        data, groups, shape[1], kernel, axes, dtype=dtype, precision=precision, epilogue=epilogue,
+        quantization=quantization,
+    )  # fmt: skip
 
 
 def _output_padding(
