@@ -117,6 +117,13 @@ def test_epilogue_text(epilogue, text):
     assert Epilogue.parse(text) == epilogue
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("activation", [name for name, one in ACTIVATIONS.items() if one.parameters])
+def test_a_text_may_leave_defaults_out(activation, bias):
+    epilogue = Epilogue(bias, activation)
+    assert Epilogue.parse(str(epilogue).partition("(")[0]) == epilogue
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_numbers_without_meaning_do_not_count(activation):
     other = Epilogue(activation=activation, alpha=3, minimum=-2, maximum=2)

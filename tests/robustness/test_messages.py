@@ -54,6 +54,9 @@ def problem(**changes):
     return openvino().replace(**changes)
 
 
+FREE = 'where calls decide it, it is "any", and a spatial one may be a list of buckets'
+
+
 @pytest.mark.parametrize(
     ("call", "text"),
     [
@@ -65,7 +68,18 @@ def problem(**changes):
             lambda: openvino((1, 2, 0)),
             "data_shape=(1, 2, 0): must have channels and spatial extents of at least 1 (NCX)",
         ),
-        (lambda: openvino((-1, 2, 5)), "data_shape=(-1, 2, 5): every element must be at least 0"),
+        (lambda: openvino((-1, 2, 5)), f"data_shape=(-1, 2, 5): every element must be at least 0; {FREE}"),
+        (lambda: openvino((1, 2, "X")), f"data_shape=(1, 2, 'X'): every element must be an integer; {FREE}"),
+        (lambda: openvino(([1, 2], 2, 5)), f"data_shape=([1, 2], 2, 5): every element must be an integer; {FREE}"),
+        (lambda: torch((None, 2, 5)), f"data_shape=(None, 2, 5): every element must be an integer; {FREE}"),
+        (
+            lambda: onnx((1, "any", 5)),
+            "data_shape=(1, 'any', 5): axis 1 (NCX) must be a number: the channels are never free",
+        ),
+        (
+            lambda: onednn(("any", 5, None)),
+            "data_shape=('any', 5, None): axis 2 (NXC) must be a number: the channels are never free",
+        ),
         (
             lambda: openvino((1, 0, 5), (0, 3, 4)),
             "data_shape=(1, 0, 5): must have channels and spatial extents of at least 1 (NCX)",
@@ -150,8 +164,15 @@ def problem(**changes):
             lambda: openvino(dtype=np.float32),
             "dtype=<class 'numpy.float32'>: must be one of float32, float64, float16, bfloat16, int8, uint8, int32",
         ),
-        (lambda: openvino(epilogue="relu"), "epilogue='relu': must be an Epilogue"),
-        (lambda: openvino(epilogue=None), "epilogue=None: must be an Epilogue"),
+        (
+            lambda: openvino(epilogue="relu"),
+            "epilogue='relu': must be an Epilogue, which Epilogue.parse makes of a text",
+        ),
+        (lambda: openvino(epilogue=None), "epilogue=None: must be an Epilogue, which Epilogue.parse makes of a text"),
+        (
+            lambda: openvino(dtype="int8", quantization="int8.int8"),
+            "quantization='int8.int8': must be a Quantization, which Quantization.parse makes of a text, or None",
+        ),
         (
             lambda: openvino((2**40, 2**10, 2**10), (2**10, 1, 1)),
             "data_shape=(1099511627776, 1024, 1024): must have a size in bytes that fits in 64 bits",
@@ -265,7 +286,19 @@ def problem(**changes):
             "elu, hardswish, mish, softplus",
         ),
         (lambda: Epilogue.parse("clip(a,b)"), "epilogue='clip(a,b)': what stands in parentheses must be numbers"),
-        (lambda: Epilogue.parse("clip(1.0)"), "epilogue='clip(1.0)': clip takes 2 numbers"),
+        (lambda: Epilogue.parse("clip(1.0)"), "epilogue='clip(1.0)': clip takes minimum and maximum, or no numbers"),
+        (
+            lambda: Epilogue.parse("elu(1.0,2.0)"),
+            "epilogue='elu(1.0,2.0)': elu takes alpha, or no numbers",
+        ),
+        (lambda: Epilogue.parse("relu(1.0)"), "epilogue='relu(1.0)': relu takes no numbers"),
+        (lambda: Epilogue.parse("elu(,)"), "epilogue='elu(,)': must be written elu"),
+        (lambda: Epilogue.parse("elu(1)"), "epilogue='elu(1)': must be written elu(1.0)"),
+        (
+            lambda: Problem.from_key(f"{openvino().key.removesuffix('none')}elu"),
+            f"key='{openvino().key.removesuffix('none')}elu': must be written "
+            f"{openvino().key.removesuffix('none')}elu(1.0)",
+        ),
         (lambda: Epilogue.parse(3), "epilogue=3: must look like none, bias, relu or bias+leaky_relu(0.1)"),
     ],
 )

@@ -33,7 +33,7 @@ except ImportError:
 
 
 class _Entry(msgspec.Struct, kw_only=True):
-    data: list[int | str | list[int]]
+    data: list[int | str | list[int] | None]  # of which the dialect refuses None, with its rule
     filter: list[int]
     strides: list[int] | None
     pads_begin: list[int] | None = None
@@ -126,7 +126,7 @@ def _problem(entry: _Entry) -> Problem:
         rule = f"must be [G, Cin/G, Cout/G, *K]: {len(entry.data) + 1} extents for data of rank {len(entry.data)}"
         raise ProblemError("filter", entry.filter, rule)
     problem = Problem.from_openvino(
-        entry.data,
+        entry.data,  # type: ignore[arg-type]
         entry.filter,
         strides=entry.strides,
         pads_begin=entry.pads_begin,

@@ -60,7 +60,10 @@ class Epilogue:
 
     @staticmethod
     def parse(text: str) -> Epilogue:
-        """Return the epilogue that prints as `text`, such as ``bias+leaky_relu(0.1)``; else raise ProblemError."""
+        """Return the epilogue that prints as `text`, such as ``bias+leaky_relu(0.1)``; else raise ProblemError.
+
+        Without the parentheses the numbers are the activation's defaults.
+        """
         match = _TEXT.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             raise ProblemError("epilogue", text, "must look like none, bias, relu or bias+leaky_relu(0.1)")
@@ -70,9 +73,11 @@ class Epilogue:
             raise ProblemError("epilogue", text, "what stands in parentheses must be numbers") from None
         activation = match["name"] or "none"
         names = [*ACTIVATIONS[activation].parameters] if activation in ACTIVATIONS else []
-        if len(names) != len(numbers):
-            raise ProblemError("epilogue", text, f"{activation} takes {len(names)} numbers")
-        epilogue = Epilogue(match["bias"] is not None, activation, **dict(zip(names, numbers, strict=True)))
-        if str(epilogue) != text:
-            raise ProblemError("epilogue", text, f"must be written {epilogue}")
+        if len(numbers) not in (0, len(names)):
+            parameters = f"{' and '.join(names)}, or " if names else ""
+            raise ProblemError("epilogue", text, f"{activation} takes {parameters}no numbers")
+        epilogue = Epilogue(match["bias"] is not None, activation, **dict(zip(names, numbers, strict=False)))
+        written = str(epilogue) if numbers else str(epilogue).partition("(")[0]
+        if written != text:
+            raise ProblemError("epilogue", text, f"must be written {written}")
         return epilogue

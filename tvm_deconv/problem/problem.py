@@ -185,9 +185,10 @@ class Problem:
         one_of("filter_format", self.filter_format, (*FILTER_FORMATS, *_FILTER_ALIASES))
         self._put("filter_format", _FILTER_ALIASES.get(self.filter_format, self.filter_format))
         if not isinstance(self.epilogue, Epilogue):
-            raise ProblemError("epilogue", self.epilogue, "must be an Epilogue")
+            raise ProblemError("epilogue", self.epilogue, "must be an Epilogue, which Epilogue.parse makes of a text")
         if not isinstance(self.quantization, Quantization | None):
-            raise ProblemError("quantization", self.quantization, "must be a Quantization, or None")
+            rule = "must be a Quantization, which Quantization.parse makes of a text, or None"
+            raise ProblemError("quantization", self.quantization, rule)
         if self.quantization and self.dtype not in STORED:
             raise ProblemError("dtype", self.dtype, f"must be {' or '.join(STORED)} where quantization is given")
 

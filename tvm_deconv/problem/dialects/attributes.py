@@ -7,6 +7,7 @@ op, ``total = max(nat + op - Y, 0)`` is the pad to share out. An output longer t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import NamedTuple, TypedDict, cast
 
 from tvm_deconv.errors import ProblemError
@@ -23,6 +24,7 @@ Shape = Sequence[int | str | Sequence[int]]
 OutputShape = Sequence[int | str]
 
 EXPLICIT = "explicit"
+_FREE_RULE = 'where calls decide it, it is "any", and a spatial one may be a list of buckets'
 _AUTO_PADS = {"none": EXPLICIT, "notset": EXPLICIT} | {
     word: word for word in (EXPLICIT, "valid", "same_upper", "same_lower")
 }
@@ -78,15 +80,24 @@ def auto_pad_mode(value: object) -> str:
     return _AUTO_PADS[word.lower()]
 
 
+def _is_free(extent: object) -> bool:
+    """Tell whether `extent` is what somebody may write for one that calls decide: a word, None, -1, buckets."""
+    return extent is None or isinstance(extent, (str, list, tuple)) or (isinstance(extent, Integral) and extent < 0)
+
+
 def read_data(value: Shape, data_format: str = "NCX") -> Data:
     """Read a shape of data with 1 to 3 spatial axes."""
     one_of("data_format", data_format, ("NCX", "NXC"))
     dynamic: tuple[int, ...] = ()
     buckets: tuple[tuple[int, ...], ...] = ()
     static: Shape = value
+    free = isinstance(value, (list, tuple)) and any(map(_is_free, value))
     if isinstance(value, (list, tuple)) and 3 <= len(value) <= 5:
-        # The channels' extent is a number, which the check below demands.
         first = 2 if data_format == "NCX" else 1
+        axis = 1 if data_format == "NCX" else len(value) - 1
+        if _is_free(value[axis]):
+            rule = f"axis {axis} ({data_format}) must be a number: the channels are never free"
+            raise ProblemError("data_shape", value, rule)
         last = first + len(value) - 2
         batch, extents, dynamic, buckets = read_extents(value[0], value[first:last])
         if dynamic:
@@ -94,7 +105,7 @@ def read_data(value: Shape, data_format: str = "NCX") -> Data:
     try:
         shape = integers("data_shape", static, 0)
     except ProblemError as error:
-        raise ProblemError("data_shape", value, error.rule) from None
+        raise ProblemError("data_shape", value, f"{error.rule}; {_FREE_RULE}" if free else error.rule) from None
     if not 3 <= len(shape) <= 5:
         raise ProblemError("data_shape", shape, "must have rank 3, 4 or 5")
     channels, spatial = (shape[1], shape[2:]) if data_format == "NCX" else (shape[-1], shape[1:-1])
