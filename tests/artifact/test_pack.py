@@ -165,10 +165,11 @@ def test_nothing_is_not_packed(tmp_path):
     assert result.stderr == f"Error: path={tmp_path / 'empty'}: must hold an artifact\n"
 
 
-def test_a_file_that_cannot_be_written_is_named(directory):
-    result = run("pack", directory, "-o", "/proc/model.tdl")
+@pytest.mark.parametrize("path", ["/proc/model.tdl", "/nowhere/model.tdl"])
+def test_a_file_that_cannot_be_written_is_named(directory, path):
+    result = run("pack", directory, "-o", path)
     assert result.exit_code == 1
-    assert result.stderr == "Error: /proc/model.tdl: No such file or directory\n"
+    assert result.stderr == f"Error: output={path}: must be a file that can be written: No such file or directory\n"
 
 
 def test_an_older_file_stays_where_there_is_no_room(packed, directory, tmp_path, monkeypatch):
@@ -179,7 +180,8 @@ def test_an_older_file_stays_where_there_is_no_room(packed, directory, tmp_path,
 
     monkeypatch.setattr(pack.shutil, "copyfileobj", full)
     result = run("pack", directory, "-o", packed)
-    assert (result.exit_code, result.stderr) == (1, "Error: No space left on device\n")
+    rule = "must be a file that can be written: No space left on device"
+    assert (result.exit_code, result.stderr) == (1, f"Error: output={packed}: {rule}\n")
     assert packed.read_bytes() == before
     assert left(tmp_path) == [packed.name]
 

@@ -355,7 +355,7 @@ def test_without_a_package_of_the_extra(package, tmp_path):
 @pytest.mark.parametrize(
     ("output", "code", "said"),
     [
-        ("> /dev/full", 1, "Error: No space left on device\n"),
+        ("> /dev/full", 1, "Error: standard output: No space left on device\n"),
         (">&-", 0, "digest"),
         ("> $OUT", 0, "digest"),
         ("| true", 0, ""),

@@ -123,7 +123,11 @@ def pack(directory: Path, output: Path, as_json: bool) -> None:
     its manifest. The file replaces an older one at once.
     """
     library = load(directory)
-    pack_library(library, output)
+    try:
+        pack_library(library, output)
+    except OSError as error:
+        rule = f"must be a file that can be written: {error.strerror}"
+        raise click.ClickException(f"output={output}: {rule}") from None
     count, size = len(library.manifests), output.stat().st_size
     if as_json:
         echo_json({"file": str(output), "artifacts": count, "bytes": size, "digest": library.digest})

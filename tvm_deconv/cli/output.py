@@ -36,18 +36,27 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, markup=False, highlight=False, emoji=False, width=None if seen else _UNSEEN_WIDTH)
 
 
+def _write(text: str, *, err: bool = False) -> None:
+    """Print lines; an OSError has the name of the stream."""
+    try:
+        click.echo(text, err=err)
+    except OSError as error:
+        error.filename = f"standard {'error' if err else 'output'}"
+        raise
+
+
 def echo(text: str, *, err: bool = False) -> None:
     """Print lines, wrapped at words on a terminal; elsewhere as they are, to standard error if `err`."""
     screen = console()
     if screen.is_terminal:
         screen.print(printable_lines(text))
     else:
-        click.echo(printable_lines(text), err=err)
+        _write(printable_lines(text), err=err)
 
 
 def warn(text: str) -> None:
     """Print lines to standard error."""
-    click.echo(printable_lines(text), err=True)
+    _write(printable_lines(text), err=True)
 
 
 def say(text: str) -> None:
@@ -58,12 +67,12 @@ def say(text: str) -> None:
 def divide() -> None:
     """Print an empty line behind a table that another follows, where another program reads them."""
     if not console().is_terminal:
-        click.echo()
+        _write("")
 
 
 def echo_json(value: object) -> None:
     """Print a value as JSON."""
-    click.echo(json.dumps(value, indent=1))
+    _write(json.dumps(value, indent=1))
 
 
 class Column(NamedTuple):
@@ -93,7 +102,7 @@ class Table:
             if self.title:
                 say(self.title)
             for row in ([column.name for column in self.columns], *self.rows):
-                click.echo("\t".join(printable(cell) for cell in row))
+                _write("\t".join(printable(cell) for cell in row))
             return
         shown, left_out = [*self.columns], list[str]()
         unlimited = screen.options.update(width=_UNSEEN_WIDTH)
