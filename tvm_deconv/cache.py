@@ -87,7 +87,7 @@ def directory() -> Path:
         raise BuildError("fallback", "compile", rule) from None
     try:
         root = Path(platformdirs.user_cache_path("tvm_deconv", appauthor=False))
-    except RuntimeError:  # the user has no home; earlier versions of platformdirs give a relative path
+    except RuntimeError:  # the user has no home; earlier versions of platformdirs give the relative path of either
         root = Path()
     if not root.is_absolute():
         rule = "needs a directory for its cache: HOME or XDG_CACHE_HOME must be the path of one, from the root"

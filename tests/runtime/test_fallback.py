@@ -1,5 +1,6 @@
 """Problems that no artifact serves: built into the user's cache, computed with NumPy, or refused."""
 
+import contextlib
 import os
 import pwd
 import subprocess
@@ -252,6 +253,16 @@ def test_there_is_no_home(artifacts, tmp_path, monkeypatch, given):
     with pytest.raises(td.NoArtifactError, match=rule):
         td.load(artifacts, fallback="compile").bind(WANTED, np.ones(WANTED.filter_shape, np.float32))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_relative_path_is_no_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")
+    with contextlib.suppress(td.BuildError):  # which an older platformdirs leads to
+        assert user_cache.directory().is_relative_to(tmp_path / "home" / ".cache" / "tvm_deconv")
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: "here/tvm_deconv")
+    with pytest.raises(td.BuildError, match="XDG_CACHE_HOME must be the path of one, from the root"):
+        user_cache.directory()
 
 
 def test_home_that_cannot_be_written(artifacts, monkeypatch):
