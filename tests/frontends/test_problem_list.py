@@ -166,6 +166,21 @@ def test_bad_file(tmp_path, text):
         scan(path)
 
 
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        ('{"strides": [1], "data": [1, 4, 5], "strides": [2]}', r"strides=\[\[1\], \[2\]\]"),
+        ('{"note": 1, "note": 1}', r"note=\[1, 1\]"),
+        ('{"epilogue": {"alpha": 1, "alpha": 2}}', r"alpha=\[1, 2\]"),
+    ],
+)
+def test_fields_that_are_given_twice(tmp_path, entry, text):
+    path = tmp_path / "list.json"
+    path.write_text(f"[{json.dumps(ENTRY)}, {entry}]")
+    with pytest.raises(SourceError, match=rf"^{text}: must be given once, in problem 1 of {path}$"):
+        scan(path)
+
+
 def test_bad_path(tmp_path):
     with pytest.raises(SourceError, match=r"source=.*none.json: must be a file that can be read \(No such file"):
         scan(tmp_path / "none.json")

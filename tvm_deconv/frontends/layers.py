@@ -26,8 +26,8 @@ class FoundLayer:
     and dtype, `bias` has one element per output channel in its accumulate dtype; both are None if the file holds no
     constant. `scaling` has the numbers of a quantized layer. `fused` names the nodes that became the epilogue, in their
     order; their work is already folded into filter, bias and epilogue. `note` tells types that the model stores, where
-    they differ from the problem's, and what makes a filter that is no constant. `extra` carries the other fields of a
-    problem in a list.
+    they differ from the problem's, and what makes a filter or a bias that is no constant. `extra` carries the other
+    fields of a problem in a list.
     """
 
     name: str

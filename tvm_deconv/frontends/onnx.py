@@ -308,13 +308,11 @@ class _Graph:
         filter = self._constant(node.input[1])
         bias = self._constant(node.input[2]) if problem.epilogue.bias else None
         if bias is not None:
-            if bias.shape != problem.bias_shape:
-                raise SourceError("bias", bias.shape, f"must have shape {problem.bias_shape} in {name} ({self._path})")
             bias = self._tensors.constants.cast(bias, problem.accumulate_dtype)
         if filter is not None and (filter.shape, filter.dtype.name) != (problem.filter_shape, problem.dtype):
             raise SourceError("filter", filter.shape, f"must be what the graph says of it in {name} ({self._path})")
         steps = [*self._graph.steps(node.output[0], problem.rank + 2, problem.bias_shape[0])]
-        found = FoundLayer(name, OPERATOR, problem, filter, bias, note=self._note(node, problem, filter))
+        found = FoundLayer(name, OPERATOR, problem, filter, bias, note=self._note(node, problem, filter, bias))
         layer = absorb(found, steps, self._tensors.constants.take)
         ends = {sum(len(step.nodes) for step in steps[: i + 1]): str(step.output) for i, step in enumerate(steps)}
         place = Place(self._proto, node, node.input[0], ends.get(len(layer.fused), node.output[0]))
@@ -404,11 +402,15 @@ class _Graph:
         if isinstance(attributes.get("auto_pad"), bytes):
             attributes["auto_pad"] = attributes["auto_pad"].decode(errors="replace")
         biased = len(node.input) == 3 and node.input[2] != ""
+        bias = self._constant(node.input[2]) if biased else None
         try:
-            return Problem.from_onnx(form, filter, **attributes, dtype=dtype, epilogue=Epilogue(bias=biased))
+            problem = Problem.from_onnx(form, filter, **attributes, dtype=dtype, epilogue=Epilogue(bias=biased))
         except ProblemError as error:
             free = not all(isinstance(extent, int) for extent in data)
             return f"{error}; the data are {_shown(data)}" if free else str(error)
+        if bias is not None and bias.shape != problem.bias_shape:
+            return f"bias={bias.shape}: must have shape {problem.bias_shape}"
+        return problem
 
     def _node(self, node: onnx.NodeProto) -> Node:
         """Return `node` in the terms of an epilogue; it uses the tensors that its bodies use."""
@@ -511,11 +513,13 @@ class _Graph:
         self._tensors.constants.take(math.prod(whole) * value.itemsize)
         return np.ascontiguousarray(np.broadcast_to(value, whole))
 
-    def _note(self, node: onnx.NodeProto, problem: Problem, filter: Array | None) -> str:
-        """Return what is to be said of a layer that is covered: types that the model stores, a filter of run time."""
+    def _note(self, node: onnx.NodeProto, problem: Problem, filter: Array | None, bias: Array | None) -> str:
+        """Return what is to be said of a layer that is covered: types that the model stores, arrays of run time."""
         maker, stored = self._root(node.input[1])
         data = self._makers.get(node.input[0])
         notes = []
+        if problem.epilogue.bias and bias is None:
+            notes.append(f"its bias is made by {self._root(node.input[2])[0] or 'an input'} at run time")
         if isinstance(data, onnx.NodeProto) and data.op_type == "DequantizeLinear":
             notes.append(f"as {problem.dtype}: its data are dequantized")
         if filter is None:

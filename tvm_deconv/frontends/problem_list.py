@@ -13,8 +13,11 @@ UserWarning.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import difflib
+import functools
+import json
 import re
 import warnings
 from pathlib import Path
@@ -81,9 +84,22 @@ def scan_list(path: Path) -> list[FoundLayer]:
     content = read_bytes(path, MOST_TEXT)
     try:
         entries = msgspec.json.decode(content, type=list[dict[str, Any]])
+        for index, entry in enumerate(msgspec.json.decode(content, type=list[msgspec.Raw])):
+            check = functools.partial(_check_names, f"in problem {index} of {path}")
+            json.loads(bytes(entry), object_pairs_hook=check)
+    except SourceError:
+        raise
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise SourceError("source", path, f"must be a JSON list of problems: {error}") from None
     return [_layer(index, entry, path) for index, entry in enumerate(entries)]
+
+
+def _check_names(where: str, pairs: list[tuple[str, object]]) -> None:
+    """Raise SourceError if a name stands twice among the fields of an object, of which msgspec takes the last."""
+    for repeated, count in collections.Counter(name for name, _ in pairs).items():
+        if count > 1:
+            values = [value for name, value in pairs if name == repeated]
+            raise SourceError(repeated, values, f"must be given once, {where}")
 
 
 def _warn_of_near_names(fields: dict[str, Any], where: str) -> None:
