@@ -17,9 +17,12 @@ std::vector<char> read(const std::string& path, std::size_t size) {
   return bytes;
 }
 
-void list(const tvm_deconv::Library& library) {
+// What the manifests say: "serves" is of an artifact whose library is verified when a layer is bound.
+void list(const std::string& path, const tvm_deconv::Library& library) {
+  if (library.manifests().empty() && library.broken().empty()) throw tvm_deconv::Error(path + ": must hold an artifact");
   for (const tvm_deconv::Manifest& manifest : library.manifests()) {
     const tvm_deconv::Decision decision = library.select(manifest.problem).front();
+    for (const std::string& layer : manifest.layers) std::cout << layer << (&layer == &manifest.layers.back() ? ": " : ", ");
     std::cout << manifest.problem << " for " << manifest.target << ": " << decision.reason << '\n';
   }
   for (const auto& [name, error] : library.broken()) std::cout << name << " is broken: " << error << '\n';
@@ -80,7 +83,7 @@ int main(int argc, char** argv) {
     const char* digest = std::getenv("DIGEST");
     const tvm_deconv::Library library(argv[1], digest ? digest : "");
     if (argc == 2)
-      list(library);
+      list(argv[1], library);
     else
       compute(library, {argv + 2, argv + argc});
   } catch (const std::exception& error) {

@@ -100,8 +100,14 @@ def test_a_packed_file(run, packed, copy, tmp_path):
 
 def test_the_name_of_a_layer(run, copy, tmp_path):
     made.rewrite(copy, P, layers=["decoder/up 0", "слой"])
+    assert f"decoder/up 0, слой: {P.artifact_key} for x86-64-v3: serves" in run(copy).stdout
     assert_computes(run, copy, P, tmp_path, "decoder/up 0")
     assert_computes(run, copy, P, tmp_path, "слой")
+
+
+def test_a_directory_without_artifacts(run, tmp_path):
+    done = run(tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {tmp_path}: must hold an artifact\n")
 
 
 def test_extents_of_each_call(run, tmp_path):
