@@ -87,7 +87,8 @@ def test_partial_blocks_store_no_outputs_that_do_not_exist(target, width, monkey
         lanes = accumulator_lanes(problem, target)
         plan = Plan(Tile(1, 1, 3, width, 2, 4 * lanes, 2), share_data=streams)
         assert register_rows.supports_tile(problem, Geometry.of(problem), plan.tile, lanes)
-        check(problem, target, plan, 5, aligned=True)
+        for aligned in (True, False):
+            check(problem, target, plan, 5, aligned)
 
 
 @pytest.mark.parametrize(
