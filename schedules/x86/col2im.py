@@ -85,7 +85,7 @@ class _Emitter:
     @property
     def steps(self) -> int:
         """Input channels of one body of the reduction."""
-        return reduction_steps(self.layout, self.target, self.layout.tile.positions)
+        return reduction_steps(self.layout, self.target)
 
     @property
     def asks(self) -> bool:
@@ -149,7 +149,7 @@ class _Emitter:
             ahead = tile.positions * channels + turn * (asked // element_bytes(self.problem.dtype))
             build.evaluate(ask_for(arrays.data[source + ahead], self.lines_of_a_step))
 
-        register_tile(layout, self.target, tile.positions, product, keep, ask if self.asks else None)
+        register_tile(layout, self.target, product, keep, ask if self.asks else None)
 
     def sums(self, task: _Task) -> None:
         """Emit the outputs of a block, row by row."""
@@ -159,11 +159,9 @@ class _Emitter:
     def _row(self, task: _Task, row: Row) -> None:
         """Emit a row of outputs: chunks of places with all taps, and single outputs of the others."""
         layout, third, block = self.layout, self.axes[2], task.block
-        # A chunk's last vector reaches so many places further, which must be stored later.
-        reach = ceil_div(layout.chunk_vectors * layout.lanes - layout.chunk, layout.chunk)
         least, most = third.whole if layout.follows else (0, 0)
         begin = build.bind(tirx.min(tirx.max(block.begins[2], int64(least)), block.ends[2]))
-        end = build.bind(tirx.max(begin, tirx.min(block.ends[2] - reach, int64(most - reach))))
+        end = build.bind(tirx.max(begin, tirx.min(block.ends[2] - layout.spilled, int64(most - layout.spilled))))
         # With all taps along the other axes, whose number may be a constant.
         with build.If(tirx.all(*(taps.count == taps.all for taps in row.taps))):
             with build.Then():
@@ -178,11 +176,10 @@ class _Emitter:
     def _column(self, block: Block, row: Row, taps: Sequence[Expr], data: Expr, element: Expr | int) -> Expr:
         """Return the index of a column of channel 0, of these `taps` of the first axes, and of the last one's data."""
         first, second, third = self.axes
-        d, h = (of.data - tap * axis.jump for of, tap, axis in zip(row.taps, taps, self.axes, strict=False))
+        (d, of_d), (h, of_h) = (of.at(tap) for of, tap in zip(row.taps, taps, strict=True))
         plane = row.image * first.rows + (d - block.data[0])
         position = (plane * second.rows + (h - block.data[1])) * third.rows + (data - block.data[2])
-        d, h = (of.element + tap * axis.period for of, tap, axis in zip(row.taps, taps, self.axes, strict=False))
-        of_plane = d * second.kernel + h
+        of_plane = of_d * second.kernel + of_h
         return position * self.layout.row + (of_plane * third.kernel + element) * self.problem.out_channels
 
     def _chunk(self, task: _Task, row: Row, place: Expr) -> None:
@@ -222,7 +219,7 @@ class _Emitter:
 
     def _channels(self, task: _Task, row: Row, last: Taps, out: Expr, channels: range) -> None:
         """Emit some `channels` of an output with these taps along the `last` axis; channel 0 is element `out`."""
-        lanes, third = self.layout.lanes, self.axes[2]
+        lanes = self.layout.lanes
         vectors = range(0, len(channels), lanes)
         sums, line = (array(self.problem, len(vectors) * lanes, scope) for scope in ("local", "global"))
 
@@ -233,8 +230,7 @@ class _Emitter:
 
         each(sums, lambda at: zero(self.problem) if task.bias is None else task.bias[at + channels.start])
         with build.grid(*(taps.count for taps in (*row.taps, last))) as (*taps, tap):
-            data, element = last.data - tap * third.jump, last.element + tap * third.period
-            column = build.bind(self._column(task.block, row, taps, data, element) + channels.start)
+            column = build.bind(self._column(task.block, row, taps, *last.at(tap)) + channels.start)
             each(sums, lambda at: sums[at] + task.columns[column + at])
         # The last vector may have further elements, of other columns.
         each(line, lambda at: finished(self.problem, sums[at], None, None))

@@ -97,8 +97,8 @@ class _Emitter:
         layout, problem = self.layout, self.problem
         data = array(problem, problem.in_channels * layout.pitch)
         last = layout.axes[2]
-        # The last vectors of a row may read behind its columns.
-        columns = array(problem, layout.row * layout.pitch + 2 * layout.before)
+        # The last vectors of a row may read behind its columns, and masked ones before the first or behind the last.
+        columns = array(problem, layout.array_elements)
         width = round_up(last.block, layout.lanes)
         mask = self._mask() if layout.masked else None
         task = _Task(block, arrays, data, columns, array(problem, width * last.stride), mask)
@@ -159,10 +159,10 @@ class _Emitter:
                 return task.data[ci * layout.pitch + begin + position] * factor
 
             def keep(column: int, position: Expr, value: Expr) -> None:
-                at = (panel * tile.columns + column) * layout.pitch + begin + position + layout.before
+                at = (panel * tile.columns + column) * layout.pitch + begin + position + layout.around
                 build.buffer_store(task.columns, value, [at])
 
-            register_tile(layout, self.target, tile.columns, product, keep)
+            register_tile(layout, self.target, product, keep)
 
     def _row(self, task: _Task, row: Row, channel: Expr) -> None:
         """Emit a row of outputs of a `channel`: a vector of places at a time, and then a copy of those that exist."""
@@ -181,14 +181,13 @@ class _Emitter:
         self._call(name, (task.arrays.out[start + begin], task.line[begin - first]), (end - begin,))
 
     def _mask(self) -> Any:
-        """Emit the mask of the places of a row, from `before` places before its data on, and return it."""
+        """Emit the mask of the places of a row, from `around` places before its data on, and return it."""
         layout, last = self.layout, self.layout.axes[2]
-        # Places of a block are up to `reach` behind its data, and the last vector may hold further ones.
-        length = int64(layout.before + last.rows + last.reach + layout.lanes)
+        length = int64(layout.mask_elements)
         bits = 8 * element_bytes(self.problem.dtype)
         mask = build.alloc_buffer([length], f"int{bits}", scope="global", layout=None)
         with build.serial(int64(0), length) as place:
-            within = tirx.all(place >= layout.before, place < layout.before + last.rows)
+            within = tirx.all(place >= layout.around, place < layout.around + last.rows)
             build.buffer_store(
                 mask, tirx.Select(within, tirx.const(-1, mask.dtype), tirx.const(0, mask.dtype)), [place]
             )
@@ -210,7 +209,7 @@ class _Emitter:
             shift = element * third.dilation // third.stride
             value = task.columns[column + (element * problem.out_channels * self.layout.pitch - shift) + lane]
             if mask is not None:
-                bits = tirx.reinterpret(mask.dtype, value) & mask[place + (self.layout.before - shift) + lane]
+                bits = tirx.reinterpret(mask.dtype, value) & mask[place + (self.layout.around - shift) + lane]
                 value = tirx.reinterpret(problem.accumulate_dtype, bits)
             return sums[lane + phase * lanes] + value
 
@@ -227,9 +226,8 @@ class _Emitter:
     def _column(self, block: Block, row: Row, taps: Sequence[Expr], channel: Expr) -> Expr:
         """Return the index of element 0 along the last axis, of these `taps`, at the first position of the row."""
         layout, axes = self.layout, self.layout.axes
-        inner = [*zip(row.taps, taps, axes, block.data, strict=False)]
-        first, second = (of.data - tap * axis.jump - begin for of, tap, axis, begin in inner)
-        position = ((row.image * axes[0].rows + first) * axes[1].rows + second) * layout.width
-        d, h = (of.element + tap * axis.period for of, tap, axis, _ in inner)
-        element = (d * axes[1].kernel + h) * axes[2].kernel
-        return (element * self.problem.out_channels + channel) * layout.pitch + position + layout.before
+        (d, of_d), (h, of_h) = (of.at(tap) for of, tap in zip(row.taps, taps, strict=True))
+        plane = row.image * axes[0].rows + (d - block.data[0])
+        position = (plane * axes[1].rows + (h - block.data[1])) * layout.width
+        element = (of_d * axes[1].kernel + of_h) * axes[2].kernel
+        return (element * self.problem.out_channels + channel) * layout.pitch + position + layout.around

@@ -14,7 +14,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as build
 from tvm.tirx import PrimFunc
 
-from tvm_deconv.compute.col2im import ColumnLayout, Places
+from tvm_deconv.compute.col2im import ChannelColumns, ColumnLayout, Places, RowColumns
 from tvm_deconv.compute.extents import Extent, Extents, int64, shape_of
 from tvm_deconv.compute.indexing import unravel
 from tvm_deconv.problem import Problem
@@ -49,12 +49,20 @@ class Block:
 
 @dataclass(frozen=True)
 class Taps:
-    """The taps of an output along an axis that read data, `count` of all: of the first of these, data and element."""
+    """The taps of an output along an `axis`: of the first that reads data, these and the kernel's element.
 
+    `count` of these read data, of `all` that the phase has.
+    """
+
+    axis: Places
     data: Expr
     element: Expr
     count: Expr
     all: Expr
+
+    def at(self, tap: Expr) -> tuple[Expr, Expr]:
+        """Return the data and the kernel's element of a `tap`, counted from the first that reads data."""
+        return self.data - tap * self.axis.jump, self.element + tap * self.axis.period
 
 
 @dataclass(frozen=True)
@@ -160,31 +168,30 @@ def array(problem: Problem, elements: int, scope: str = "global") -> Any:
     return build.alloc_buffer([elements], problem.accumulate_dtype, scope=scope, layout=None)
 
 
-def reduction_steps(layout: ColumnLayout, target: CpuTarget, broadcasts: int) -> int:
-    """Return the input channels of one body of the reduction of a register tile, each with so many `broadcasts`."""
-    products = layout.tile.positions * layout.tile.columns // layout.lanes
+def reduction_steps(layout: ChannelColumns | RowColumns, target: CpuTarget) -> int:
+    """Return the input channels of one body of the reduction of a register tile."""
+    products, broadcasts = layout.vectors * layout.broadcasts, layout.broadcasts
     return steps_at_once(layout.problem.in_channels, target, products=products, broadcasts=broadcasts)
 
 
 def register_tile(
-    layout: ColumnLayout,
+    layout: ChannelColumns | RowColumns,
     target: CpuTarget,
-    broadcasts: int,
     product: Callable[[Expr, int, Expr], Expr],
     keep: Callable[[int, Expr, Expr], None],
     ask: Callable[[Expr], None] | None = None,
 ) -> None:
     """Emit a register tile: the sums of its columns over the input channels.
 
-    Each of the `broadcasts` is multiplied by the elements of the tile's vectors. `product` is that of an input channel,
+    Each of the broadcasts is multiplied by the elements of the tile's vectors. `product` is that of an input channel,
     a broadcast and an element, and `keep` stores the sum of the latter two. `ask` ends each body of the reduction.
     """
-    problem, steps = layout.problem, reduction_steps(layout, target, broadcasts)
-    elements = layout.tile.positions * layout.tile.columns // broadcasts
-    sums = array(problem, broadcasts * elements, "local")
+    problem, steps = layout.problem, reduction_steps(layout, target)
+    elements = layout.vectors * layout.lanes
+    sums = array(problem, layout.broadcasts * elements, "local")
 
     def each(emit: Callable[[int, Expr, Expr], None]) -> None:
-        for number in range(broadcasts):
+        for number in range(layout.broadcasts):
             for vector in range(0, elements, layout.lanes):
                 with build.vectorized(int64(0), int64(layout.lanes)) as lane:
                     element = lane + vector
@@ -221,7 +228,8 @@ def taps_of(axis: Places, place: Expr, phase: Expr) -> Taps:
         taps = tirx.Select(phase % common == 0, taps, int64(0))
     skipped = build.bind(tirx.max((data + (axis.jump - axis.data)) // axis.jump, int64(0)))
     count = build.bind(tirx.max(tirx.min(taps, data // axis.jump + 1) - skipped, int64(0)))
-    return Taps(build.bind(data - skipped * axis.jump), build.bind(element + skipped * axis.period), count, taps)
+    data, element = build.bind(data - skipped * axis.jump), build.bind(element + skipped * axis.period)
+    return Taps(axis, data, element, count, taps)
 
 
 def _argument(name: str, problem: Problem, shape: Sequence[Extent]) -> Any:

@@ -130,7 +130,8 @@ def _chunk_sums(layout: ChannelColumns) -> float:
     """Return the cycles to make the outputs of an image of its columns."""
     *outer, last = layout.axes
     rows, taps = math.prod(axis.output for axis in outer), math.prod(axis.read for axis in outer)
-    chunks, vectors = _whole(last) * layout.follows, ceil_div(layout.problem.out_channels, layout.lanes)
+    chunks = max(_whole(last) - last.blocks * layout.spilled, 0) * layout.follows
+    vectors = ceil_div(layout.problem.out_channels, layout.lanes)
     single = last.output - chunks * last.stride
     added = chunks * last.taps * layout.chunk_vectors + (last.read - chunks * last.kernel) * vectors
     finished = (chunks * layout.chunk_vectors + single * vectors) * _FINISHED

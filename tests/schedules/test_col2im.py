@@ -15,6 +15,7 @@ from support.tolerances import assert_norm_close
 import tvm_deconv as td
 from tvm_deconv.compiler.selection import named
 from tvm_deconv.compute.col2im import ColumnTile, Places, RowColumns, places
+from tvm_deconv.problem.arithmetic import round_up
 from tvm_deconv.problem.problem import DATA_FORMATS
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.x86 import col2im_rows
@@ -42,6 +43,9 @@ CASES = {
     "chunks of several vectors": PLAIN.replace(out_channels=11, kernel=(2, 5), epilogue=td.Epilogue(True, "relu")),
     "doubles": PLAIN.replace(dtype="float64", epilogue=td.Epilogue(True, "sigmoid")),
     "dilated": PLAIN.replace(strides=(1, 1), dilations=(2, 3), pads_begin=(1, 2), output_spatial=(10, 13)),
+    "dilated, in chunks": PLAIN.replace(
+        strides=(1, 1), kernel=(2, 3), dilations=(2, 2), data_spatial=(5, 17), pads_begin=(1, 2), output_spatial=(5, 17)
+    ),
     "dilated, with strides": PLAIN.replace(
         dilations=(3, 3), output_spatial=(17, 21), epilogue=td.Epilogue(True, "tanh")
     ),
@@ -49,7 +53,12 @@ CASES = {
         out_channels=11, strides=(4, 6), dilations=(6, 4), output_spatial=(33, 48), epilogue=td.Epilogue(True)
     ),
     "dilated, and phases with fewer taps": PLAIN.replace(
-        out_channels=70, kernel=(2, 5), strides=(3, 4), dilations=(2, 3), output_spatial=(14, 36)
+        out_channels=70,
+        kernel=(2, 5),
+        strides=(3, 4),
+        dilations=(2, 3),
+        output_spatial=(14, 36),
+        epilogue=td.Epilogue(True),
     ),
 }
 ROWS = {
@@ -180,6 +189,26 @@ def test_columns_are_masked_where_zeros_take_longer(changes, masked):
     layout = RowColumns(problem, ColumnTile(1, 1, 2, width, 8, 1), 8)
     assert layout.masked == masked
     assert layout.width == (layout.axes[2].data if masked else width + layout.axes[2].reach)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(problem=problems(dtypes=["float32"], ranks=(2,)).filter(not_empty), seed=st.integers(0, 2**20))
+def test_masked_vectors_are_within_their_arrays(problem, seed):
+    """Those that begin before the data, or end behind them: what they read there is masked, but must exist."""
+    choose = random.Random(seed)
+    problem = problem.replace(data_format="NCX", in_channels=problem.in_channels + 500)
+    assume(problem.strides[-1] <= 16)
+    block = choose.randint(1, places(problem, ColumnTile(1, 1, 1, 1, 8, 1))[2].count)
+    layout = RowColumns(problem, ColumnTile(1, 1, choose.randint(1, 3), block, 8, 2), 8)
+    assume(layout.masked)
+    depth, height, last = layout.axes
+    behind = (layout.row - 1) * layout.pitch + (depth.rows * height.rows - 1) * layout.width
+    for begin in range(last.first, last.last + 1, last.block):
+        data = max(min(begin - last.reach, last.data - last.rows), 0)
+        end = begin - data + round_up(min(last.block, last.last + 1 - begin), layout.lanes)
+        assert layout.around + begin - data - last.reach >= 0
+        assert layout.around + end <= layout.mask_elements
+        assert layout.around + behind + end <= layout.array_elements
 
 
 @pytest.mark.parametrize("data_format", DATA_FORMATS)

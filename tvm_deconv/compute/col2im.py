@@ -26,7 +26,8 @@ from tvm_deconv.problem.arithmetic import ceil_div, round_up
 
 #: Elements of a line of a cache, of four bytes.
 _LINE = 16
-#: The cycles to mask a vector of columns as it is added, by those of one of its products.
+#: The time to mask a vector of columns as it is added, by that of one of its products; what decides about arrays in
+#: memory is the same for every target.
 _MASK = 2
 #: Bytes that a copy counts.
 _LARGEST_COPY = 1 << 31
@@ -111,7 +112,7 @@ class Places:
         return sum(map(self._outputs, range(self.kernel)))
 
     def _outputs(self, element: int) -> int:
-        """Return the outputs that take an `element` of the kernel."""
+        """Return how many outputs take an `element` of the kernel from data that exist."""
         ahead = self.pad - self.dilation * element
         first, last = ceil_div(ahead, self.stride), (self.output - 1 + ahead) // self.stride
         return max(min(last, self.data - 1) - max(first, 0) + 1, 0)
@@ -251,6 +252,11 @@ class ChannelColumns(ColumnLayout):
         return ceil_div(self.chunk, self.lanes)
 
     @property
+    def spilled(self) -> int:
+        """Places behind a chunk that its last vector reaches: they must be stored later."""
+        return ceil_div(self.chunk_vectors * self.lanes - self.chunk, self.chunk)
+
+    @property
     def runs(self) -> tuple[tuple[int, int, int], int]:
         """The pieces of a block's data without gaps, along n, d and h, and the positions of each."""
         first, second, third = self.axes
@@ -302,8 +308,8 @@ class RowColumns(ColumnLayout):
         return self.axes[2].rows if self.masked else self.axes[2].block + self.axes[2].reach
 
     @property
-    def before(self) -> int:
-        """Elements of memory before the columns that masked ones may read, in whole lines."""
+    def around(self) -> int:
+        """Elements of memory before the columns, and behind them, that masked ones may read, in whole lines."""
         return round_up(self.axes[2].reach, _LINE) if self.masked else 0
 
     @property
@@ -321,6 +327,16 @@ class RowColumns(ColumnLayout):
         """Elements from a column, or channel of the data, to the next: lines of neighbours are in different sets."""
         lines = ceil_div(self.tiles * self.tile.positions + self.lanes, _LINE)
         return (lines + 1 - lines % 2) * _LINE
+
+    @property
+    def array_elements(self) -> int:
+        """Elements of the array of the columns, with those around them."""
+        return self.held + 2 * self.around
+
+    @property
+    def mask_elements(self) -> int:
+        """Elements of the mask: of places up to `reach` before the data and behind it, and the rest of a vector."""
+        return self.around + self.axes[2].rows + self.axes[2].reach + self.lanes
 
     @property
     def whole(self) -> bool:

@@ -262,7 +262,10 @@ class _Finish:
         return lower(self.scheduled, end, self.target, streams=past, products=products, conversions=conversions)
 
     def whole_rows(self, products: str, rounding: str) -> PrimFunc:
-        """Return the function with whole rows stored from registers; where they stream, if their lines begin evenly."""
+        """Return the function with whole rows stored from registers.
+
+        Where they stream, they are past the caches if the output begins at a vector's alignment.
+        """
         stored = storage_dtype(self.problem.output_dtype)
 
         def lowered(*, streams: bool) -> PrimFunc:

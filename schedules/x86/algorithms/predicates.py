@@ -104,9 +104,10 @@ def adds_columns(problem: Problem, target: CpuTarget) -> bool:  # noqa: ARG001
 
 
 def fills_vectors_with_columns(problem: Problem, target: CpuTarget) -> bool:
-    """Input channels fill a vector; in `N *X C` columns do, and output channels do not; in `N C *X` taps are few.
+    """Input channels fill a vector.
 
-    With dilations any number of these will do. With AVX-512 that has not been measured.
+    Without dilations columns do in `N *X C`, and output channels do not; in `N C *X` taps are few. With AVX-512 none of
+    it has been measured.
     """
     lanes = accumulator_lanes(problem, target)
     if max(problem.dilations) > 1:
