@@ -186,10 +186,8 @@ class _Emitter:
         """Emit the outputs of a `place` with all taps, by vectors."""
         layout, lanes, third, channels = self.layout, self.layout.lanes, self.axes[2], self.problem.out_channels
         sums, bias = array(self.problem, layout.chunk_vectors * lanes, "local"), task.bias
-        vectors = [vector * lanes for vector in range(layout.chunk_vectors)]
-        for vector in vectors:
-            with build.vectorized(int64(0), int64(lanes)) as lane:
-                build.buffer_store(sums, zero(self.problem) if bias is None else bias[lane + vector], [lane + vector])
+        vectors = range(0, layout.chunk_vectors * lanes, lanes)
+        _store(sums, vectors, lambda at: zero(self.problem) if bias is None else bias[at])
         with build.grid(*(taps.all for taps in row.taps)) as taps:
             for tap in range(third.taps):
                 column = build.bind(self._column(task.block, row, taps, place - tap * third.jump, tap * third.period))
@@ -201,10 +199,7 @@ class _Emitter:
                             value = tirx.Select(lane + vector < added, value, zero(self.problem))
                         build.buffer_store(sums, sums[lane + vector] + value, [lane + vector])
         out = (row.number(task.block.image + row.image) * third.output + (place * third.stride - third.pad)) * channels
-        for vector in vectors:
-            with build.vectorized(int64(0), int64(lanes)) as lane:
-                value = finished(self.problem, sums[lane + vector], None, None)
-                build.buffer_store(task.arrays.out, value, [out + (lane + vector)])
+        _store(task.arrays.out, vectors, lambda at: finished(self.problem, sums[at], None, None), out)
 
     def _outputs(self, task: _Task, row: Row, place: Expr) -> None:
         """Emit the outputs of a `place` that exist, one by one, each of the taps that read data."""
@@ -222,17 +217,20 @@ class _Emitter:
         lanes = self.layout.lanes
         vectors = range(0, len(channels), lanes)
         sums, line = (array(self.problem, len(vectors) * lanes, scope) for scope in ("local", "global"))
-
-        def each(array: Any, value: Callable[[Expr], Expr]) -> None:
-            for vector in vectors:
-                with build.vectorized(int64(0), int64(lanes)) as lane:
-                    build.buffer_store(array, value(lane + vector), [lane + vector])
-
-        each(sums, lambda at: zero(self.problem) if task.bias is None else task.bias[at + channels.start])
+        bias = task.bias
+        _store(sums, vectors, lambda at: zero(self.problem) if bias is None else bias[at + channels.start])
         with build.grid(*(taps.count for taps in (*row.taps, last))) as (*taps, tap):
             column = build.bind(self._column(task.block, row, taps, *last.at(tap)) + channels.start)
-            each(sums, lambda at: sums[at] + task.columns[column + at])
+            _store(sums, vectors, lambda at: sums[at] + task.columns[column + at])
         # The last vector may have further elements, of other columns.
-        each(line, lambda at: finished(self.problem, sums[at], None, None))
+        _store(line, vectors, lambda at: finished(self.problem, sums[at], None, None))
         with build.serial(int64(0), int64(len(channels))) as channel:
             build.buffer_store(task.arrays.out, line[channel], [out + channels.start + channel])
+
+
+def _store(array: Any, vectors: range, value: Callable[[Expr], Expr], begin: Expr | int = 0) -> None:
+    """Emit the store of each of the `vectors` of `value`, counted from the element `begin` of `array` on."""
+    for vector in vectors:
+        with build.vectorized(int64(0), int64(vectors.step)) as lane:
+            at = lane + vector
+            build.buffer_store(array, value(at), [begin + at])
