@@ -21,6 +21,8 @@ from tvm_deconv.targets import CpuTarget
 
 #: Vectors of columns of a register tile, at most.
 _MOST_VECTORS = 4
+#: Lines of a set of the first-level cache, and bytes from a line to the next one of its set.
+_WAYS, _WAY_BYTES = 8, 4096
 #: Cycles to add a vector of columns, further ones to mask it, to finish a vector of outputs, and to start on a single
 #: output, whose channels are stored one by one.
 _ADDED, _MASKED, _FINISHED, _SINGLE = 1.0, 0.7, 2.0, 10.0
@@ -67,12 +69,17 @@ def _tiles(problem: Problem, target: CpuTarget) -> Iterator[ColumnTile]:
         if not (last or has_short_rows(problem, smallest)):
             continue
         layout = layout_of(problem, smallest, lanes)
-        longest = layout.runs[1] if last else layout.columns
+        longest = min(layout.runs[1], _rows_apart(problem)) if last else layout.columns
         for vectors in range(1, _MOST_VECTORS + 1):
             most = (target.vector_registers - 2 - vectors) // vectors  # with all of them LLVM spills some
             for others in range(1, min(most, longest) + 1):
                 register_tile = (others, vectors * lanes) if last else (vectors * lanes, others)
                 yield ColumnTile(*block, *register_tile)
+
+
+def _rows_apart(problem: Problem) -> int:
+    """Return how many neighbouring positions, channels last, have lines that a set of the first-level cache holds."""
+    return _WAYS * _WAY_BYTES // math.gcd(problem.in_channels * element_bytes(problem.dtype), _WAY_BYTES)
 
 
 def _blocks(problem: Problem) -> Iterator[tuple[int, int, int, int]]:

@@ -40,7 +40,9 @@ _PANEL, _SHORT_PANEL = 4096, 1024
 _MARK, _PASSES = "tvm_deconv.filter", "tvm_deconv.filter_passes"
 _DATA = "tvm_deconv.data"
 #: Register tiles from one that reads the caller's data to that whose data it asks for.
-_TILES_AHEAD = 2
+_TILES_AHEAD = 4
+#: Instructions that ask for a line in the first-level cache, and in the second.
+_FIRST, _SECOND = "prefetcht0", "prefetcht1"
 #: With these LLVM keeps accumulators in registers across the instruction.
 _UNSEEN = "nounwind willreturn nosync memory(inaccessiblemem: readwrite)"
 
@@ -64,15 +66,15 @@ def lower_prefetches(func: PrimFunc, target: CpuTarget) -> PrimFunc:
     """Return the lowered `func` without marks, and with prefetches in the marked loops where `target` gains by them."""
     lowering = _Lowering(func, target)
     func = func.with_body(rewritten(func.body, lowering.lowered))
-    functions = "".join(asking_function(lines, ahead) for lines, ahead in sorted(lowering.functions))
+    functions = "".join(asking_function(*function) for function in sorted(lowering.functions))
     return import_functions(func, functions) if functions else func
 
 
 class _Lowering:
-    """Replaces marked loops, and notes the `functions` that they call: lines, and bytes ahead of an address."""
+    """Replaces marked loops, and notes the `functions` that they call by the arguments of `asking_function`."""
 
     def __init__(self, func: PrimFunc, target: CpuTarget) -> None:
-        self.functions: set[tuple[int, int]] = set()
+        self.functions: set[tuple[int, int, str]] = set()
         self._target = target
         self._data, self._filter = func.params[:2]
         self._element_bytes = np.dtype(self._filter.dtype).itemsize
@@ -121,7 +123,8 @@ class _Lowering:
             return step
         lines = ceil_div(positions * np.dtype(self._data.dtype).itemsize, LINE)
         later = BufferLoad(self._data, [*first[:-1], first[-1] + _TILES_AHEAD * positions])
-        return self._asking(step, later, lines, 0)
+        # Lines of many channels are in few sets of the first-level cache.
+        return self._asking(step, later, lines, 0, _SECOND)
 
     @property
     def _passes(self) -> int:
@@ -144,30 +147,30 @@ class _Lowering:
         share = ceil_div(elements, ceil_div(self._passes, alike))
         return Analyzer().simplify(panel + later * steps * elements + number * share)
 
-    def _asking(self, body: Stmt, first: BufferLoad, lines: int, ahead: int) -> Stmt:
+    def _asking(self, body: Stmt, first: BufferLoad, lines: int, ahead: int, instruction: str = _FIRST) -> Stmt:
         """Return a step that asks for cache `lines` at its end, so many bytes `ahead` of the element `first`."""
-        self.functions.add((lines, ahead))
+        self.functions.add((lines, ahead, instruction))
         # At the end of a step: before it, LLVM moves loads behind the call, and spills accumulators.
-        return SeqStmt([body, Evaluate(ask_for(first, lines, ahead))])
+        return SeqStmt([body, Evaluate(ask_for(first, lines, ahead, instruction))])
 
 
-def ask_for(first: BufferLoad, lines: int, ahead: int = 0) -> Expr:
+def ask_for(first: BufferLoad, lines: int, ahead: int = 0, instruction: str = _FIRST) -> Expr:
     """Return the call that asks for cache `lines`, so many bytes `ahead` of the element `first`."""
-    return tirx.call_extern("int32", _name(lines, ahead), tirx.address_of(first))
+    return tirx.call_extern("int32", _name(lines, ahead, instruction), tirx.address_of(first))
 
 
-def _name(lines: int, ahead: int) -> str:
-    return f"tvm_deconv_prefetch_{lines}" if ahead else f"tvm_deconv_prefetch_share_{lines}"
+def _name(lines: int, ahead: int, instruction: str) -> str:
+    return f"tvm_deconv_{instruction}_{lines}_{ahead}"
 
 
-def asking_function(lines: int, ahead: int = 0) -> str:
+def asking_function(lines: int, ahead: int = 0, instruction: str = _FIRST) -> str:
     """Return the function, in LLVM IR, that asks for as many cache `lines`, so many bytes `ahead`."""
     body = ""
     for line in range(lines):
         body += f"""  %line{line} = getelementptr i8, ptr %at, i64 {ahead + LINE * line}
-  call void asm sideeffect "prefetcht0 $0", "*m"(ptr elementtype(i8) %line{line}) {_UNSEEN}
+  call void asm sideeffect "{instruction} $0", "*m"(ptr elementtype(i8) %line{line}) {_UNSEEN}
 """
-    return f"define hidden i32 @{_name(lines, ahead)}(ptr %at) alwaysinline {{\n{body}  ret i32 0\n}}\n"
+    return f"define hidden i32 @{_name(lines, ahead, instruction)}(ptr %at) alwaysinline {{\n{body}  ret i32 0\n}}\n"
 
 
 def _read(array: Buffer, body: Stmt) -> tuple[list[Expr], list[Expr]]:

@@ -24,6 +24,9 @@ from tvm_deconv.targets import CPU_TARGETS
 
 COL2IM = named("col2im")
 AVX2 = CPU_TARGETS["x86-64-v3"]
+#: Targets of which its costs have been measured, and one of which they have not.
+MEASURED = AVX2, CPU_TARGETS["x86-64-v4"]
+NOT_MEASURED = dataclasses.replace(CPU_TARGETS["x86-64-v4"], multiply_adds=2)
 PLAIN = td.Problem(2, 1, 21, 3, (5, 7), (4, 4), (2, 2), (1, 1), (1, 1), (10, 14), data_format="NXC")
 CASES = {
     "pads": PLAIN.replace(epilogue=td.Epilogue(True, "tanh")),
@@ -144,21 +147,29 @@ def test_places_of_an_axis(shape):
 
 
 def test_few_outputs_take_it_by_default():
-    """On AVX2 alone: on AVX-512 it has not been measured."""
     problem = PLAIN.replace(in_channels=64, data_spatial=(32, 32), output_spatial=(64, 64))
-    assert X86.default(problem, AVX2)[0] is COL2IM
-    assert X86.default(problem, CPU_TARGETS["x86-64-v4"])[0] is not COL2IM
-    for other in (problem.replace(out_channels=8), problem.replace(in_channels=7), problem.replace(dtype="float16")):
+    for target in MEASURED:
+        assert X86.default(problem, target)[0] is COL2IM
+    assert X86.default(problem, NOT_MEASURED)[0] is not COL2IM
+    for other in (problem.replace(out_channels=64), problem.replace(in_channels=7), problem.replace(dtype="float16")):
         assert X86.default(other, AVX2)[0] is not COL2IM
     for other in (problem.replace(groups=2), problem.replace(dtype="float16")):
         assert not COL2IM.supports(other, AVX2)
+
+
+@pytest.mark.parametrize(("channels", "most"), [(64, 13), (512, 13), (1024, 8)])
+def test_lines_of_positions_stay_in_the_first_cache(channels, most):
+    """Of neighbours that are pages apart, a set of eight lines holds eight."""
+    problem = PLAIN.replace(in_channels=channels, data_spatial=(8, 8), output_spatial=(16, 16), data_format="NXC")
+    plans = [plan for _, plan in COL2IM.candidates(problem, AVX2)]
+    assert max(plan.tile.positions for plan in plans) == most
 
 
 def test_rows_of_few_taps_take_it_by_default():
     """Also of channels that fill vectors: a packed block serves any number of them."""
     problem = td.Problem(1, 1, 320, 20, (400,), (2,), (2,), (1,), (0,), (800,), data_format="NCX")
     assert X86.default(problem, AVX2)[0] is COL2IM
-    assert X86.default(problem, CPU_TARGETS["x86-64-v4"])[0] is not COL2IM
+    assert X86.default(problem, NOT_MEASURED)[0] is not COL2IM
     taps = problem.replace(kernel=(8,), out_channels=1, in_channels=64)
     assert X86.default(taps, AVX2)[0] is not COL2IM
     assert not COL2IM.supports(problem.replace(strides=(17,)), AVX2)
@@ -168,8 +179,9 @@ def test_rows_of_few_taps_take_it_by_default():
 def test_dilated_taps_take_it_by_default(data_format):
     """Most of them are outside of few data: products of data alone are fewer than those of outputs."""
     problem = td.Problem(1, 1, 160, 32, (4, 7), (5, 5), (2, 2), (3, 3), (0, 0), (19, 25), data_format=data_format)
-    assert X86.default(problem, AVX2)[0] is COL2IM
-    assert X86.default(problem, CPU_TARGETS["x86-64-v4"])[0] is not COL2IM
+    for target in MEASURED:
+        assert X86.default(problem, target)[0] is COL2IM
+    assert X86.default(problem, NOT_MEASURED)[0] is not COL2IM
     assert X86.default(problem.replace(dilations=(1, 1), output_spatial=(11, 17)), AVX2)[0] is not COL2IM
 
 

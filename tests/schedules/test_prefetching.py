@@ -116,7 +116,7 @@ def steps_of(kernel):
         (region,) = next(read.region for read in block.block.reads if read.source.same_as(kernel.deconv.params[1]))
         read = compile(str(outside_of(block, [region.min])[0]), "read", "eval")
         name, address = call.value.args
-        lines = int(re.search(r"prefetch_share_(\d+)", str(name)).group(1))
+        lines = int(re.search(r"prefetcht0_(\d+)_0", str(name)).group(1))
         asked = compile(str(address.args[0].indices[0]), "asked", "eval")
         T = types.SimpleNamespace(int64=int, Cast=lambda _, value: value)
         first = {loop.loop_var.name: int(loop.min) for loop in tile}

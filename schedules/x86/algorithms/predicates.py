@@ -106,17 +106,19 @@ def adds_columns(problem: Problem, target: CpuTarget) -> bool:  # noqa: ARG001
 def fills_vectors_with_columns(problem: Problem, target: CpuTarget) -> bool:
     """Input channels fill a vector.
 
-    Without dilations columns do in `N *X C`, and output channels do not; in `N C *X` taps are few. With AVX-512 none of
-    it has been measured.
+    Without dilations columns do in `N *X C`, and the outputs of a place stay in registers; in `N C *X` taps are few.
+    Of AVX-512, machines with one multiply-add in a cycle have been measured.
     """
     lanes = accumulator_lanes(problem, target)
     if max(problem.dilations) > 1:
         fits = True
     elif problem.data_format == "NXC":
-        fits = problem.out_channels < lanes <= problem.out_channels * math.prod(problem.kernel)
+        vectors = ceil_div(problem.strides[-1] * problem.out_channels, lanes)
+        columns = problem.out_channels * math.prod(problem.kernel)
+        fits = lanes <= columns and vectors <= target.vector_registers * 3 // 4
     else:
         fits = all(k <= _MOST_TAPS * stride for k, stride in zip(problem.kernel, problem.strides, strict=True))
-    measured = target.vector_registers <= 16
+    measured = target.vector_registers <= 16 or (target.multiply_adds == 1 and not target.mesh)
     return measured and fits and problem.in_channels >= lanes and adds_columns(problem, target)
 
 
