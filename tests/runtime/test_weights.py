@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import resource
 
 import numpy as np
@@ -67,6 +68,18 @@ def test_without_weights(artifacts):
     assert not len(library)
     with pytest.raises(td.ProblemError, match=r"must be a layer that was compiled with its weights: there is none$"):
         library.layer("up0")
+
+
+def test_a_layer_whose_bias_is_no_constant(directory):
+    problem = made.PROBLEMS["bias"]
+    data, filter, bias = operands(problem, 3)
+    write_weights([FoundLayer("free", "ConvTranspose", problem, filter)], directory / "free.safetensors")
+    library = td.load(directory)
+    rule = "must be an array of shape (5,), passed to bind with weights('free')[0]: the model has no constant one"
+    with pytest.raises(td.TensorError, match=f"^bias=None: {re.escape(rule)}$"):
+        library.layer("free")
+    layer = library.bind(library.layers["free"], library.weights("free")[0], bias)
+    np.testing.assert_array_equal(layer(data), library.bind(problem, filter, bias)(data))
 
 
 def test_a_name_of_two_models(directory):

@@ -207,10 +207,15 @@ class Library:
         """Return the layer of a model, bound with the filter and the bias that its compile wrote.
 
         `name` is one of `layers`. Raises ProblemError for another, ArtifactError for a file of weights that does not
-        read, IntegrityError for one that is not what was signed, and the errors of `bind`.
+        read, IntegrityError for one that is not what was signed, TensorError if the model has no constant bias for a
+        layer that has one, and the errors of `bind`.
         """
         filter, bias = self.weights(name)
-        return self.bind(self.layers[name], filter, bias, scaling=self.scaling(name), workspace=workspace)
+        problem = self.layers[name]
+        if problem.epilogue.bias and bias is None:
+            rule = f"must be an array of shape {problem.bias_shape}, passed to bind with weights({name!r})[0]"
+            raise TensorError("bias", None, f"{rule}: the model has no constant one")
+        return self.bind(problem, filter, bias, scaling=self.scaling(name), workspace=workspace)
 
     def weights(self, name: str) -> tuple[Array, Array | None]:
         """Return the filter and the bias, None if there is none, of a layer; raises as `layer` does.
