@@ -26,8 +26,11 @@ find_python() {
 }
 
 require_compiler() {
-    local name
-    for name in ${CXX:-g++ c++ clang++ gcc cc}; do
+    local name names=(g++ c++ clang++ gcc cc)
+    if [ -n "${CXX:-}" ]; then
+        names=("$CXX") # a path, with no other words
+    fi
+    for name in "${names[@]}"; do
         if command -v "$name" >/dev/null; then
             return
         fi

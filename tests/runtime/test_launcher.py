@@ -539,9 +539,11 @@ def test_compiler_from_the_environment(monkeypatch, tmp_path):
 
 
 def test_missing_compiler(monkeypatch, tmp_path):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(CompilerNotFound, match=r"^CXX='no-such-compiler': no such program; set CXX to .*"):
-        find_compiler()
+    for wanted in ("no-such-compiler", f"env {find_compiler()}", f"{find_compiler()} -O1"):
+        monkeypatch.setenv("CXX", wanted)
+        rule = "no such program; set CXX to the path of a C++ compiler, with no other words, or unset it"
+        with pytest.raises(CompilerNotFound, match=f"^{re.escape(f'CXX={wanted!r}: {rule}')}$"):
+            find_compiler()
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CompilerNotFound, match=r"no C\+\+ compiler here .*; install g\+\+ or set CXX"):

@@ -21,7 +21,7 @@ COMPILERS = ("g++", "c++", "clang++", "gcc", "cc")
 def find_compiler() -> str:
     """Return the compiler driver: `CXX` if that is set, else the first of `COMPILERS` on `PATH`.
 
-    Raises CompilerNotFound.
+    `CXX` is the name or path of one program: options in it would change the code of artifacts. Raises CompilerNotFound.
     """
     wanted = os.environ.get("CXX")
     for name in (wanted,) if wanted else COMPILERS:
@@ -29,7 +29,8 @@ def find_compiler() -> str:
         if compiler:
             return compiler
     if wanted:
-        raise CompilerNotFound("CXX", wanted, "no such program; set CXX to the path of a C++ compiler, or unset it")
+        rule = "no such program; set CXX to the path of a C++ compiler, with no other words, or unset it"
+        raise CompilerNotFound("CXX", wanted, rule)
     tried = ", ".join(COMPILERS)
     path = os.environ.get("PATH", "")
     raise CompilerNotFound("PATH", path, f"no C++ compiler here ({tried}); install g++ or set CXX to one")
