@@ -302,6 +302,7 @@ def test_errors_are_one_line(arguments, said, artifacts, small, tmp_path):
         ["logs", "prune", "/tmp", "--target", ".."],
         ["compile", "x.json", "--algorithm", "magic"],
         ["tune", "x.json", "--logs", "logs", "--algorithm", "magic"],
+        ["tune", "x.json", "--logs", "logs", "--trials", "0"],
         ["compile", "x.json", "--logs", "missing"],
         ["compile", "x.json", "--extent", "frames=3..1"],
         ["bench", "x.json", "--logs", "missing"],

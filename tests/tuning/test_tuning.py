@@ -705,7 +705,7 @@ def test_an_interrupted_search_has_kept_what_it_measured(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        *({"trials": trials} for trials in (-1, 1.5)),
+        *({"trials": trials} for trials in (-1, 0, 1.5)),
         *({"timeout": timeout} for timeout in ("30", None, 0, math.nan, math.inf)),
         *({"seed": seed} for seed in ("1", None, -1, 1.5)),
         *({"algorithms": algorithms} for algorithms in ((), ["cuda_narrow"])),

@@ -252,7 +252,7 @@ def _as_json(problems: Mapping[Problem, Sequence[str]], logs: Path, tuned: Seque
 @BUDGET
 @click.option(
     "--trials",
-    type=click.IntRange(0),
+    type=click.IntRange(1),
     default=TRIALS,
     show_default=True,
     help="Trials per problem on average, at most.",

@@ -119,7 +119,7 @@ def tune(
     Raises ProblemError if the machine that measures cannot run a target or no target has one of `algorithms`,
     DeviceError if there is no such device, BuildError, CompilerNotFound, and RemoteError if no server is left.
     """
-    integer("trials", trials, 0)
+    integer("trials", trials, 1)
     integer("threads", threads, 1)
     integer("seed", seed, 0)
     timeout = checked_seconds("timeout", timeout)
