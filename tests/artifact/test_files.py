@@ -37,6 +37,25 @@ def test_writers_beside_each_other(tmp_path, monkeypatch):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"mine": b"mine", "other": b"other"}
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_a_file_that_there_is_no_room_for_is_named(tmp_path, monkeypatch, named):
+    """Python names the file if it cannot be opened, and none if it cannot be written."""
+
+    def write_bytes(path, content):
+        with path.open("wb") as file:
+            file.write(content[:1])
+        raise OSError(28, "No space left on device", *([str(path)] if named else []))
+
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    monkeypatch.setattr(files.Path, "write_bytes", write_bytes)
+    with pytest.raises(OSError, match="No space left") as caught:
+        files.write(path, b"new")
+    assert caught.value.filename == str(path)
+    assert path.read_bytes() == b"old"
+    assert [*tmp_path.iterdir()] == [path]
+
+
 class Interrupt(BaseException):
     """Raised by a signal's handler."""
 

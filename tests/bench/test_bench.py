@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import resource
 import time
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from tvm_deconv.bench import figures, floors, page, peers, report, run
 from tvm_deconv.bench.layers import DIRECT, Layer, in_type
 from tvm_deconv.bench.page import as_html
 from tvm_deconv.bench.results import Report, Result, Row
+from tvm_deconv.cli import bench
 from tvm_deconv.cli import main as cli
 from tvm_deconv.compiler import build
 from tvm_deconv.compiler.process import WorkerError
@@ -595,6 +597,41 @@ def test_bench_without_a_compiler(quick, artifacts, monkeypatch):
     done = quick(artifacts, "--threads", 1, "--rounds", 1)
     assert done.exit_code == 0, done.output
     assert "no rate of multiply-adds: CXX='/nowhere/g++': no such program" in done.stderr
+
+
+@pytest.fixture
+def reported(quick, comparison, monkeypatch):
+    """The command in which files may not grow beyond 100 bytes, as on a full disk, from when all is measured."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def measure(*_):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+        return comparison
+
+    monkeypatch.setattr(bench, "_layers", lambda *_, **__: [one.layer for one in comparison.rows])
+    monkeypatch.setattr(bench, "_measure", measure)
+    yield lambda *options: quick("x.json", *options)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("old", [b"old", None])
+@pytest.mark.parametrize("option", ["--json", "--html", "--figures"])
+def test_a_report_that_there_is_no_room_for(option, old, reported, tmp_path):
+    path = tmp_path / "zen3-x86-64-v3-ncx-1.json"
+    if old:
+        path.write_bytes(old)
+    done = reported(option, tmp_path if option == "--figures" else path)
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-1] == f"Error: {path}: File too large"
+    assert [found.read_bytes() for found in tmp_path.iterdir()] == ([old] if old else [])
+
+
+@pytest.mark.parametrize("option", ["--json", "--html"])
+def test_a_report_to_a_device(option, reported):
+    assert reported(option, "/dev/null").exit_code == 0
+    done = reported(option, "/dev/full")
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-1] == "Error: /dev/full: No space left on device"
 
 
 def test_bench_of_what_is_broken(quick, artifacts, tmp_path):

@@ -36,31 +36,39 @@ def temporary_folder() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give an OSError the name `path` if it has none, as on a full disk, or that of an unfinished file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or _UNFINISHED in str(error.filename):
+            error.filename = str(path)
+        raise
+
+
+@contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield the path of an unfinished file, which replaces the file at `path` at the end, at once.
 
     It has the same name and lies in a new directory beside `path`; it gets the permissions of the old file, if there is
-    one. After an error the old file is as it was. What killed processes left beside it is removed.
+    one. After an error, which names `path`, the old file is as it was. What killed processes left beside it is removed.
     """
     import shutil
     import tempfile  # which import every way to compress
 
     for left in abandoned(path.parent):
         shutil.rmtree(left, ignore_errors=True)
-    try:
+    with naming(path):
         unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=path.parent)) / path.name
-    except OSError as error:
-        error.filename = str(path)
-        raise
-    try:
-        yield unfinished
-        with contextlib.suppress(FileNotFoundError):
-            unfinished.chmod(stat.S_IMODE(path.stat().st_mode))
-        unfinished.replace(path)
-    finally:  # not by shutil.rmtree: interrupted, it may close a descriptor twice, which may be another's by then
-        for left in unfinished.parent.iterdir():
-            left.unlink()
-        unfinished.parent.rmdir()
+        try:
+            yield unfinished
+            with contextlib.suppress(FileNotFoundError):
+                unfinished.chmod(stat.S_IMODE(path.stat().st_mode))
+            unfinished.replace(path)
+        finally:  # not by shutil.rmtree: interrupted, it may close a descriptor twice, which may be another's by then
+            for left in unfinished.parent.iterdir():
+                left.unlink()
+            unfinished.parent.rmdir()
 
 
 def abandoned(directory: Path) -> list[Path]:

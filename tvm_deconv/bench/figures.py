@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tvm_deconv.artifact import files
 from tvm_deconv.artifact.regular import MOST_TEXT, content_of
 from tvm_deconv.bench.layers import Layer
 from tvm_deconv.bench.report import as_json, from_json, shares, summary, time_of, two_digits
@@ -51,7 +52,7 @@ def write(report: Report, directory: Path) -> Path:
     lines = ",\n".join(f"  {json.dumps(rounded(_measured(layer)))}" for layer in layers)
     path = directory / file_name([row.layer for row in report.rows], report.microarchitecture, report.threads)
     directory.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'{head},\n "layers": [\n{lines}\n ]\n}}\n', encoding="utf-8")
+    files.write(path, f'{head},\n "layers": [\n{lines}\n ]\n}}\n'.encode())
     return path
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tvm_deconv.artifact.files import temporary_folder
+from tvm_deconv.artifact import files
 from tvm_deconv.cli.common import Builds, advance, problems_of, progress_bar, scan_sources, target_of
 from tvm_deconv.cli.output import JSON, KEYS, Column, Table, echo_json, say
 from tvm_deconv.errors import ProblemError, SourceError
@@ -62,14 +62,29 @@ def _dtypes(context: click.Context, parameter: click.Parameter, value: str | Non
 
 
 def _writable(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
-    """Refuse a file that cannot be written before the run, which may take long."""
-    if value == Path("-"):
+    """Refuse a file that cannot be replaced before the run, which may take long."""
+    if value is None or value == Path("-") or _is_device(value):
         return value
-    if value is not None and not value.absolute().parent.is_dir():
+    folder = value.resolve().parent
+    if not folder.is_dir():
         raise click.BadParameter(f"the directory {value.parent} does not exist", context, parameter)
-    if value is not None and not os.access(value if value.exists() else value.absolute().parent, os.W_OK):
+    if not os.access(folder, os.W_OK):
         raise click.BadParameter(f"{value} cannot be written", context, parameter)
     return value
+
+
+def _is_device(path: Path) -> bool:
+    """Return True of a device or a pipe, which is written to and not replaced."""
+    return path.exists() and not path.is_file()
+
+
+def _save(path: Path, text: str) -> None:
+    """Write a report: a file, also behind a link, is replaced at once. An OSError names it."""
+    if _is_device(path):
+        with files.naming(path):
+            path.write_text(text, encoding="utf-8")
+    else:
+        files.write(path.resolve(), text.encode())
 
 
 def _pattern(context: click.Context, parameter: click.Parameter, value: str | None) -> re.Pattern[str]:
@@ -160,7 +175,7 @@ def bench(
     from tvm_deconv.bench.page import as_html
 
     with contextlib.ExitStack() as stack:
-        scratch = output or stack.enter_context(temporary_folder())
+        scratch = output or stack.enter_context(files.temporary_folder())
         layers = _layers(paths, pattern, scratch, target=target, logs=logs, layout=layout, types=types)
         if figures:
             file_name(layers, "", 1)  # which refuses a mixture before the run
@@ -170,9 +185,9 @@ def bench(
     else:
         _show(report, keys)
         if json_file:
-            json_file.write_text(json.dumps(reports.as_json(report), indent=1) + "\n", encoding="utf-8")
+            _save(json_file, json.dumps(reports.as_json(report), indent=1) + "\n")
     if html_file:
-        html_file.write_text(as_html(report), encoding="utf-8")
+        _save(html_file, as_html(report))
     if figures:
         say(f"figures: {write(report, figures)}")
     wrong = [row.layer.name for row in report.rows if not row.ours.correct or (row.default and not row.default.correct)]
