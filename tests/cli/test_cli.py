@@ -236,6 +236,22 @@ def test_layers_that_are_not_covered(built, tmp_path):
     assert not built
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_strict_compile_refuses_a_layer_that_is_not_covered(options, built, tmp_path):
+    good = save_model(tmp_path / "good.onnx", [1, 3, 8])
+    odd = save_model(tmp_path / "odd.onnx", [1, 3, 8], auto_pad="SIDEWAYS")
+    result = run("compile", good, "--strict", "--output", tmp_path / "made", *options)
+    assert result.exit_code == 0, result.output
+    assert built.pop()
+    result = run("compile", good, odd, "--strict", "--output", tmp_path / "other", *options)
+    assert result.exit_code == 1
+    said = result.stderr.splitlines()[-2:]
+    assert re.fullmatch(rf"not covered: up in {odd}: auto_pad='SIDEWAYS': must be .*", said[0])
+    assert said[1] == "Error: 1 of 2 layers are not covered"
+    assert not built
+    assert not (tmp_path / "other").exists()
+
+
 def test_failing_problems_are_reported_at_the_end(monkeypatch, small, tmp_path):
     def compile(problems, *_, on_outcome, **__):
         for index, (problem, names) in enumerate(problems.items()):

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from tvm_deconv.cli.common import Builds, Scanned, problems_of, scan_sources
-from tvm_deconv.cli.output import JSON, KEYS, Column, Table, divide, echo_json, say
+from tvm_deconv.cli.output import JSON, KEYS, Column, Table, divide, echo_json, say, warn
 from tvm_deconv.cli.tune import BUDGET, LOGS, TRIALS, search, search_options, show_tuned
 from tvm_deconv.frontends import FoundLayer, coverage_table, weights_of, write_weights
 from tvm_deconv.onnxruntime.library import write as write_operator
@@ -44,6 +44,7 @@ OWN_LOGS = "tuning"
     type=LOGS,
     help=f"Tuning logs to follow besides the installed ones, and of the search; by default OUTPUT/{OWN_LOGS}.",
 )
+@click.option("--strict", is_flag=True, help="Build nothing, and exit with 1, if a layer is not covered.")
 @KEYS
 @JSON
 def compile(
@@ -61,6 +62,7 @@ def compile(
     logs: Path | None,
     rpc_tracker: str | None,
     rpc_key: str | None,
+    strict: bool,
     keys: bool,
     as_json: bool,
 ) -> None:
@@ -82,6 +84,8 @@ def compile(
         for source, _, layers in scanned:
             _coverage(source, layers, keys).show()
             divide()
+    if strict:
+        _end_if_uncovered(scanned)
     problems = problems_of(scanned, layouts, precision)
     for one in scanned:
         weights_of(one.layers)  # raises before the work begins
@@ -105,6 +109,16 @@ def compile(
         for path in weights:
             say(f"weights: {path}")
     builds.close()
+
+
+def _end_if_uncovered(scanned: Sequence[Scanned]) -> None:
+    """Name the layers that are not covered, with the reasons, and exit with code 1, if there are any."""
+    layers = [(one.source, layer) for one in scanned for layer in one.layers]
+    uncovered = [(source, layer) for source, layer in layers if layer.problem is None]
+    for source, layer in uncovered:
+        warn(f"not covered: {layer.name} in {source}: {layer.reason}")
+    if uncovered:
+        raise click.ClickException(f"{len(uncovered)} of {len(layers)} layers are not covered")
 
 
 def _write_beside(output: Path, scanned: Sequence[Scanned]) -> list[Path]:
