@@ -6,6 +6,9 @@ A few thousand inputs by default; with `-m slow` 120 000.
 import contextlib
 import json
 import re
+import runpy
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -319,3 +322,24 @@ def test_onnx(folder, content):
     path = folder / "model.onnx"
     path.write_bytes(content)
     covered(path)
+
+
+# ---- scripts/fuzz ----
+
+
+@pytest.mark.parametrize(("given", "told"), [(None, "no input yet"), ("b'this'", "b'this'")])
+def test_an_input_of_an_earlier_run_is_not_taken_for_the_last(given, told, tmp_path, monkeypatch, capsys):
+    fuzz = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "fuzz"))["fuzz"]
+    monkeypatch.setitem(fuzz.__globals__, "ROOT", tmp_path)
+    last = tmp_path / ".fuzz" / "models" / "test_onnx" / "last"
+    last.parent.mkdir(parents=True)
+    last.write_text("b'of a run before'")
+
+    def late(command, **_):
+        if given:
+            last.write_text(given)
+        raise subprocess.TimeoutExpired(command, 1)
+
+    monkeypatch.setattr(subprocess, "run", late)
+    assert fuzz("models", "test_hostile.py::test_onnx", 1) == (0, False)
+    assert capsys.readouterr().out == f"still at work after 1801 s: {told}\n"
