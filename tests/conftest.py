@@ -4,11 +4,15 @@ If CI is set, hypothesis draws the same examples every time, so that a change is
 where a test does not say how many. Otherwise it draws new ones. Processes that tests start can be interrupted, even in
 the background of a shell, which ignores interrupts.
 
+Python looks for unreachable circles of objects less often than it would: TVM makes so many objects that this took tests
+of schedules an eighth of their time. Nearly all objects go without it, so that as much memory is in use.
+
 OpenMP's threads, which are PyTorch's, sleep while they wait: several processes test at once, and threads that spin
 would take the processors from the others. Scripts that test threads leave this out (`support.processes.spinning`).
 """
 
 import functools
+import gc
 import os
 import signal
 
@@ -25,6 +29,8 @@ settings.register_profile(
     derandomize=SAME,
 )
 settings.load_profile("default")
+
+gc.set_threshold(50_000)  # objects that are new; 700 by default
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before anything loads OpenMP
 
