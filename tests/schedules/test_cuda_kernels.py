@@ -924,15 +924,25 @@ MISTAKEN = {
 }
 
 
+#: A declaration or a definition of a kernel, or of a function of the host.
+FUNCTION = re.compile(
+    r'^((?:#ifdef __cplusplus\nextern "C"\n#endif\n)?'
+    r'(?:extern "C" __global__|TVM_DLL int32_t) [^;{]*(?:;|\{\n.*?^\}(?!\n ))\n)',
+    re.MULTILINE | re.DOTALL,
+)
+
+
 def mistaken(mistakes, text):
-    """The text of one problem's kernels for each of the mistakes, and of one without."""
-    parts = re.split(r'^(?=extern "C" __global__|TVM_DLL int32_t|int32_t)', text, flags=re.MULTILINE)
-    for number, (mistake, (pattern, wrong)) in enumerate(mistakes.items()):
-        own = re.compile(rf"[^\n]*\b(deconv_{number}_kernel|__tvm_ffi_deconv_{number}\b)")
-        changed = [re.sub(pattern, wrong, part) if own.match(part) else part for part in parts]
-        assert changed != parts, mistake
-        parts = changed
-    return "".join(parts)
+    """The text of a kernel with each of the mistakes, and without one: each has its number in the place of 0."""
+    pieces = FUNCTION.split(text)
+    functions, made = pieces[1::2], []
+    for mistake, (pattern, wrong) in mistakes.items():
+        made.append([re.sub(pattern, wrong, one) if "deconv_0" in one else one for one in functions])
+        assert made[-1] != functions, mistake
+    made.append(functions)
+    copies = [[re.sub(r"(deconv|pack)_0", rf"\1_{number}", one) for one in all] for number, all in enumerate(made)]
+    pieces[1::2] = map("".join, zip(*copies, strict=True))
+    return "".join(pieces)
 
 
 @pytest.mark.parametrize("blocks", MISTAKEN)
@@ -940,7 +950,8 @@ def test_the_emulation_shows_mistakes(blocks, tmp_path):
     """Wrong swizzles, missing arrivals and waits, wrong phases: each is seen, and without one nothing is."""
     mistakes, family, problem, plan = MISTAKEN[blocks]
     count = len(mistakes) + 1
-    batch = Batch([problem] * count, tmp_path, "wrong", FAMILIES[family], [plan] * count, partial(mistaken, mistakes))
+    batch = Batch([problem], tmp_path, "wrong", FAMILIES[family], [plan], partial(mistaken, mistakes))
+    batch.kernels *= count
 
     def right(number):
         try:

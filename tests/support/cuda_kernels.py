@@ -148,9 +148,8 @@ class Batch:
 
     def __init__(self, problems, directory, name, algorithm=None, plans=None, edit=str):
         """Build by `algorithm` and a list of `plans`; `edit` may change the text."""
-        chosen = list(zip(problems, plans or [None] * len(problems), strict=True))
-        built = {each: build_kernel(each[0], algorithm, each[1]) for each in dict.fromkeys(chosen)}
-        self.kernels = [built[each] for each in chosen]
+        chosen = zip(problems, plans or [None] * len(problems), strict=True)
+        self.kernels = [build_kernel(problem, algorithm, plan) for problem, plan in chosen]
         functions = {}
         for number, kernel in enumerate(self.kernels):
             functions[f"deconv_{number}"] = kernel.deconv

@@ -8,7 +8,9 @@
 #include <tvm/ffi/extra/cuda/device_guard.h>
 #include <tvm/ffi/function.h>
 
-// Exceptions are turned into errors by one function, which is compiled once.
+// Exceptions are thrown and turned into errors by functions that are compiled once.
+#undef TVM_FFI_CHECK
+#define TVM_FFI_CHECK(condition, kind) if (!(condition)) ShimRefusal{#kind}
 #undef TVM_FFI_SAFE_CALL_END
 #define TVM_FFI_SAFE_CALL_END() \
   return 0; \

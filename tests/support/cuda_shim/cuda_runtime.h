@@ -68,6 +68,7 @@ cudaError_t shim_launch(
     const cudaLaunchConfig_t& config, const void* kernel, const void* body, size_t size, void (*run)(const void* body));
 int shim_raised();  // sets the exception that is being handled as the error of a call
 int shim_raise(const char* kind, const char* text);
+struct ShimRefusal { const char* kind; void operator<<(const char* text) const; };  // throws
 #pragma GCC visibility pop
 
 #define threadIdx (uint3{shim_current, 0, 0})

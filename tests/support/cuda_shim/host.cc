@@ -16,3 +16,5 @@ int shim_raise(const char* kind, const char* text) {
   TVMFFIErrorSetRaisedFromCStr(kind, text);
   return -1;
 }
+
+void ShimRefusal::operator<<(const char* text) const { throw tvm::ffi::Error(kind, text, ""); }
