@@ -538,7 +538,7 @@ def test_words_are_joined_where_channels_are_apart():
 
 
 def test_winograd_is_the_default_where_phases_of_the_uncropped_output_fill_vectors():
-    """Four channels are less than half a vector; with four phases that read the same data they are a vector of columns."""
+    """Four channels are less than half a vector; with four phases that read the same data they fill one."""
     problem = td.Problem(64, 1, 64, 4, (32, 32), (4, 4), (2, 2), (1, 1), (1, 1), (64, 64), data_format="NXC")
     algorithm, plan = X86.default(problem, CPU_TARGETS["x86-64-v4"])
     assert algorithm.name == "winograd"
