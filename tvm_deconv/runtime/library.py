@@ -206,9 +206,9 @@ class Library:
     def layer(self, name: str, *, workspace: int | Array | None = None) -> Layer:
         """Return the layer of a model, bound with the filter and the bias that its compile wrote.
 
-        `name` is one of `layers`. Raises ProblemError for another, ArtifactError for a file of weights that does not
-        read, IntegrityError for one that is not what was signed, TensorError if the model has no constant bias for a
-        layer that has one, and the errors of `bind`.
+        `name` is one of `layers`; another raises ProblemError. Raises ArtifactError if its weights do not read, and
+        IntegrityError if they are not what was signed. Raises TensorError if the layer has a bias, and the model no
+        constant one. Raises the errors of `bind` too.
         """
         filter, bias = self.weights(name)
         problem = self.layers[name]
