@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from string import Template
 
@@ -71,14 +71,16 @@ def select_by_alignment(streaming: PrimFunc, ordinary: PrimFunc) -> PrimFunc:
 class RegisterTile:
     """A register tile at the end of its reduction, of one `section` of the filter.
 
-    The `accumulators` have the indices `lead`, a phase of each axis, and those of a channel and a position. `phases`
-    are the loop variables over tiles of phases, and `number` is that over tiles of positions. `part` is the number of
-    the register tile among those of a tile of channels. `ends` are the extents of the output along three axes; of a
-    dynamic one, the outputs that the block has.
+    The `accumulators` have the indices `lead`, a phase of each axis, and those of a channel and a position; `finished`
+    sums have the same ones, and are those of `accumulators` where types allow it. `phases` are the loop variables over
+    tiles of phases, and `number` is that over tiles of positions. `part` is the number of the register tile among those
+    of a tile of channels. `ends` are the extents of the output along three axes; of a dynamic one, the outputs that the
+    block has.
     """
 
     section: FilterSection
     accumulators: Buffer
+    finished: Buffer
     lead: Sequence[Expr]
     phases: Sequence[Expr]
     number: Expr
@@ -142,21 +144,32 @@ class RegisterEpilogue(abc.ABC):
         accumulators = {f"run_{i}_global" for i in range(len(self.definition.sections))}
         kept = [buffer for buffer in block.alloc_buffers if buffer.name in {_DATA, *accumulators}]
         kept += self.terms.buffers
-        body = self._nest(block.body)
+        finished = {buffer.name: self._finished(buffer) for buffer in kept if buffer.name in accumulators}
+        kept += finished.values() if self._retypes else []
+        body = self._nest(block.body, finished)
         inner = SBlock(block.iter_vars, block.reads, block.writes, block.name_hint, body, block.init, kept)
         return SBlockRealize(root.iter_values, root.predicate, inner)
 
-    def _nest(self, stmt: Stmt) -> Stmt:
-        """Return the loops over blocks, groups and tiles of channels in `stmt`, with the new body of the innermost."""
+    def _finished(self, accumulators: Buffer) -> Buffer:
+        """Return the buffer of finished sums: LLVM keeps no array in registers whose elements are read as two types."""
+        dtype = self.problem.accumulate_dtype
+        return tirx.decl_buffer(accumulators.shape, dtype, "finished") if self._retypes else accumulators
+
+    def _nest(self, stmt: Stmt, finished: Mapping[str, Buffer]) -> Stmt:
+        """Return the loops over blocks, groups and tiles of channels in `stmt`, with the new body of the innermost.
+
+        `finished` are the buffers of finished sums, by the names of their accumulators.
+        """
         if isinstance(stmt, SeqStmt):
-            return SeqStmt([self._nest(part) for part in stmt.seq])
+            return SeqStmt([self._nest(part, finished) for part in stmt.seq])
         if not isinstance(stmt, For):
             return stmt
         if isinstance(stmt.body, SeqStmt) and first_block(stmt).block.name_hint == "run_0_init":
             reductions = zip(self.definition.sections, stmt.body.seq, strict=False)
             named, ends = self._block_ends(first_block(stmt).iter_values[:LEAD])
-            return with_body(stmt, sequence([*named, *(self._tiles(*loop, [], ends) for loop in reductions)]))
-        return with_body(stmt, self._nest(stmt.body))
+            tiles = [self._tiles(*loop, [], ends, finished) for loop in reductions]
+            return with_body(stmt, sequence([*named, *tiles]))
+        return with_body(stmt, self._nest(stmt.body, finished))
 
     def _block_ends(self, lead: Sequence[Expr]) -> tuple[list[Bind], list[Expr]]:
         """Return the `ends` of a block's register tiles, and statements that give those of dynamic axes their names."""
@@ -171,37 +184,42 @@ class RegisterEpilogue(abc.ABC):
             ends.append(end)
         return named, ends
 
-    def _tiles(self, section: FilterSection, stmt: For, outer: Sequence[Expr], ends: Sequence[Expr]) -> For:
+    def _tiles(
+        self,
+        section: FilterSection,
+        stmt: For,
+        outer: Sequence[Expr],
+        ends: Sequence[Expr],
+        finished: Mapping[str, Buffer],
+    ) -> For:
         """Return the loops over register tiles, from `stmt` on, with stores at the end of a tile.
 
-        `outer` are the variables of the loops around `stmt`, and `ends` those of the block.
+        `outer` are the variables of the loops around `stmt`, and `ends` those of the block; see `_nest` for `finished`.
         """
         loops = [*outer, stmt.loop_var]
         if isinstance(stmt.body, For):
-            return with_body(stmt, self._tiles(section, stmt.body, loops, ends))
+            return with_body(stmt, self._tiles(section, stmt.body, loops, ends, finished))
         init, update, _ = stmt.body.seq
         cleared, (fd, fh, fw, number, *part) = first_block(init), loops
         place = (fd, fh, fw), number, part[0] if part else tirx.const(0, "int64")
-        tile = RegisterTile(section, cleared.block.body.buffer, cleared.iter_values[:LEAD], *place, ends)
+        buffer = cleared.block.body.buffer
+        tile = RegisterTile(section, buffer, finished[buffer.name], cleared.iter_values[:LEAD], *place, ends)
         return with_body(stmt, SeqStmt([init, update, *self.stores(tile)]))
 
     @property
     def finishes(self) -> bool:
         """True if sums meet terms or an activation, or are integers in float32."""
         several = bool(self.terms.buffers) or self.problem.epilogue.activation != "none"
-        return several or self._integers_in_float32
+        return several or self._retypes
 
     @property
-    def _integers_in_float32(self) -> bool:
-        """True if accumulators hold integers as float32, and the bits of finished ones."""
+    def _retypes(self) -> bool:
+        """True if accumulators hold integers as float32, and finished sums are integers."""
         return self.definition.layout.sum_dtype != self.problem.accumulate_dtype
 
     def finished_sums(self, tile: RegisterTile, place: Sequence[Expr]) -> Expr:
         """Return the vector of finished accumulators at `place`."""
-        sums = BufferLoad(tile.accumulators, place)
-        if not self._integers_in_float32:
-            return sums
-        return tirx.reinterpret(f"{self.problem.accumulate_dtype}x{self.definition.layout.lanes}", sums)
+        return BufferLoad(tile.finished, place)
 
     def finish(self, tile: RegisterTile, place: Callable[[Expr], list[Expr]], channel: Callable[[Expr], Expr]) -> Stmt:
         """Return the loop that finishes a vector of accumulators: with the terms of their channels, and activated.
@@ -218,9 +236,7 @@ class RegisterEpilogue(abc.ABC):
             value = value.astype(self.problem.accumulate_dtype) + BufferLoad(terms.bias, of_channel)
         scale = None if terms.scales is None else BufferLoad(terms.scales, of_channel)
         result = finished(self.problem, value, terms.constants, scale)
-        if self._integers_in_float32:
-            result = tirx.reinterpret("float32", result)
-        store = BufferStore(tile.accumulators, result, index)
+        store = BufferStore(tile.finished, result, index)
         lanes = tirx.const(self.definition.layout.lanes, "int64")
         return For(lane, tirx.const(0, "int64"), lanes, ForKind.VECTORIZED, store)
 

@@ -67,7 +67,8 @@ class CpuTarget(Target):
     @property
     def llvm(self) -> dict[str, Any]:
         """The target in TVM's terms."""
-        return {"kind": "llvm", "mcpu": self.mcpu, "mattr": [f"+{name}" for name in (*self.extensions, *_PREFERENCES)]}
+        attributes = [f"+{name}" for name in (*self.extensions, *_PREFERENCES)]
+        return {"kind": "llvm", "mcpu": self.mcpu, "mattr": attributes, "cl-opt": [*_LIMITS]}
 
     @property
     def logs(self) -> tuple[str, ...]:
@@ -130,6 +131,8 @@ def _level(name: str, features: frozenset[str], bits: int, registers: int, multi
 
 #: LLVM does not scatter: where it made vectors of addresses in a copy, the first layer of DCGAN took 1.4 times as long.
 _PREFERENCES = ("prefer-no-scatter",)
+#: In a loop of more than 250 accesses to memory LLVM keeps accumulators there; register tiles have some 600.
+_LIMITS = ("-licm-mssa-max-acc-promotion:uint=4000",)
 #: Extensions that multiply words of low-precision factors, by the names of /proc/cpuinfo and of LLVM.
 _EXTENSIONS = {
     "avx_vnni": "avxvnni",
