@@ -69,7 +69,7 @@ def _tiles(problem: Problem, target: CpuTarget) -> Iterator[ColumnTile]:
         if not (last or has_short_rows(problem, smallest)):
             continue
         layout = layout_of(problem, smallest, lanes)
-        longest = min(layout.runs[1], _rows_apart(problem)) if last else layout.columns
+        longest = min(layout.runs[1], _positions_in_sets(problem)) if last else layout.columns
         for vectors in range(1, _MOST_VECTORS + 1):
             most = (target.vector_registers - 2 - vectors) // vectors  # with all of them LLVM spills some
             for others in range(1, min(most, longest) + 1):
@@ -77,7 +77,7 @@ def _tiles(problem: Problem, target: CpuTarget) -> Iterator[ColumnTile]:
                 yield ColumnTile(*block, *register_tile)
 
 
-def _rows_apart(problem: Problem) -> int:
+def _positions_in_sets(problem: Problem) -> int:
     """Return how many neighbouring positions, channels last, have lines that a set of the first-level cache holds."""
     return _WAYS * _WAY_BYTES // math.gcd(problem.in_channels * element_bytes(problem.dtype), _WAY_BYTES)
 
